@@ -15,28 +15,28 @@ from simplebus.core.broker.inquire import protocol_version
 from simplebus.core.broker.inquire_positions import PositionReporter, producer_name, truncate_text
 from simplebus.core.broker.wait_reasons import WaitReason, complete_sentence, format_duration
 from simplebus.core.message_class.message_class import MessageClass
-from simplebus.core.protocol.inquiry import Position
+from simplebus.core.protocol.inquiry import PositionInfo
 from simplebus.core.subscription.subscription import BrokerSubscription
-from simplebus.monitor.classes import BusFigures, label
-from simplebus.monitor.facts import Column, Note, Table
+from simplebus.monitor.class_metrics import BusMetrics, class_label
+from simplebus.monitor.snapshot import Column, Note, Table
 
 POSITIONS_MAX = 50
 SESSIONS_MAX = 50
-_POSITIONS_AT_ONCE = 512
-_EXPLAINED_AT_ONCE = 8
-_SLOW_SECONDS = 5.0
+_POSITIONS_PER_STEP = 512
+_DESCRIPTIONS_PER_STEP = 8
+_SLOW_ACK_SECONDS = 5.0
 """A message that is in flight for longer is worth a sentence."""
-_BAD = (WaitReason.BYTES, WaitReason.ROOM)
+_BAD_WAIT_REASONS = (WaitReason.BYTES, WaitReason.ROOM)
 
-Positions = list[tuple[MessageClass, BrokerSubscription]]
+LaggingPositions = list[tuple[MessageClass, BrokerSubscription]]
 
 
-def classes_table(figures: BusFigures) -> Table:
+def build_classes_table(metrics: BusMetrics) -> Table:
     """Of all classes that are told one by one, those that store most first."""
-    told = [each for each in figures.classes if not each.is_dead]
-    told.sort(key=lambda each: (-each.blocked, -each.stored, each.class_id))
-    if figures.others is not None:
-        told.append(figures.others)
+    listed = [each for each in metrics.classes if not each.is_dead]
+    listed.sort(key=lambda each: (-each.blocked, -each.stored, each.class_id))
+    if metrics.others is not None:
+        listed.append(metrics.others)
     return Table(
         "classes",
         "Classes",
@@ -67,14 +67,14 @@ def classes_table(figures: BusFigures) -> Table:
                 sum(each.dropped.values()),
                 each.positions,
             ]
-            for each in told
+            for each in listed
         ],
     )
 
 
-def dead_table(figures: BusFigures) -> Table:
+def build_dead_letters_table(metrics: BusMetrics) -> Table:
     """Of the classes in which dead letters lie."""
-    told = [each for each in figures.classes if each.is_dead and each.stored]
+    listed = [each for each in metrics.classes if each.is_dead and each.stored]
     return Table(
         "dead",
         "Dead letters",
@@ -86,58 +86,60 @@ def dead_table(figures: BusFigures) -> Table:
         ],
         [
             [truncate_text(each.name), each.stored, each.stored_bytes, each.published]
-            for each in told
+            for each in listed
         ],
     )
 
 
-def furthest_behind(classes: Iterable[MessageClass]) -> Generator[None, None, Positions]:
+def find_lagging_positions(
+    classes: Iterable[MessageClass],
+) -> Generator[None, None, LaggingPositions]:
     """The positions with the most unacknowledged messages, in pieces."""
     found: list[tuple[int, int, MessageClass, BrokerSubscription]] = []
-    looked = 0
+    position_count = 0
     for cls in list(classes):
         for position in list(cls.subscriptions):
-            looked += 1
+            position_count += 1
             lag = position.class_ring.head - position.window.floor
-            found.append((lag, -looked, cls, position))
-            if looked % _POSITIONS_AT_ONCE == 0:
-                found = nlargest(POSITIONS_MAX, found, key=_lag)
+            found.append((lag, -position_count, cls, position))
+            if position_count % _POSITIONS_PER_STEP == 0:
+                found = nlargest(POSITIONS_MAX, found, key=_lag_key)
                 yield
-    return [(cls, position) for _, _, cls, position in nlargest(POSITIONS_MAX, found, key=_lag)]
+    return [(cls, position) for _, _, cls, position in nlargest(POSITIONS_MAX, found, key=_lag_key)]
 
 
-def _lag(each: tuple[int, int, MessageClass, BrokerSubscription]) -> tuple[int, int]:
+def _lag_key(each: tuple[int, int, MessageClass, BrokerSubscription]) -> tuple[int, int]:
     return each[:2]
 
 
-def positions(
-    broker: Broker, explaining: PositionReporter
+def build_subscriptions_table(
+    broker: Broker, reporter: PositionReporter
 ) -> Generator[None, None, tuple[Table, list[Note]]]:
     """The subscriptions that are furthest behind, and what there is to say of them, in pieces."""
-    chosen = yield from furthest_behind(broker.classes.values())
+    chosen = yield from find_lagging_positions(broker.classes.values())
     rows: list[list[str | float | None]] = []
     notes: list[Note] = []
     for count, (cls, position) in enumerate(chosen):
         if position not in cls.subscriptions:  # It has gone meanwhile.
             continue
-        said = explaining.describe_position(cls, position)
-        name, oldest = who(said), said.oldest
+        info = reporter.describe_position(cls, position)
+        name, oldest = describe_subscriber(info), info.oldest
         rows.append(
             [
-                truncate_text(label(cls)),
+                truncate_text(class_label(cls)),
                 name,
-                said.lag,
-                said.unsent,
-                said.in_flight,
-                said.again + said.put_off,
-                said.redelivered,
+                info.lag,
+                info.unsent,
+                info.in_flight,
+                info.again + info.put_off,
+                info.redelivered,
                 oldest.first_seconds if oldest is not None else None,
-                complete_sentence(said.waits, said.waits_for),
+                complete_sentence(info.waits, info.waits_for),
             ]
         )
-        if note := _note_of(cls, said, name):
+        if note := _build_note(cls, info, name):
             notes.append(note)
-        if count % _EXPLAINED_AT_ONCE == _EXPLAINED_AT_ONCE - 1:
+        if count % _DESCRIPTIONS_PER_STEP == _DESCRIPTIONS_PER_STEP - 1:
             yield
     total = sum(len(cls.subscriptions) for cls in broker.classes.values())
     table = Table(
@@ -160,29 +162,31 @@ def positions(
     return table, notes
 
 
-def who(said: Position) -> str:
+def describe_subscriber(info: PositionInfo) -> str:
     """What a subscription is called."""
-    if said.durable:
-        return f"durable {said.durable!r}"
-    if said.group:
-        return f"group {said.group!r}, {len(said.members) + said.members_left_out} members"
-    named = f" {said.name!r}" if said.name else ""
-    return f"session {said.session}{named}"
+    if info.durable:
+        return f"durable {info.durable!r}"
+    if info.group:
+        return f"group {info.group!r}, {len(info.members) + info.members_left_out} members"
+    named = f" {info.name!r}" if info.name else ""
+    return f"session {info.session}{named}"
 
 
-def _note_of(cls: MessageClass, said: Position, name: str) -> Note | None:
+def _build_note(cls: MessageClass, info: PositionInfo, name: str) -> Note | None:
     """What should be read of a subscription, if anything."""
-    oldest = said.oldest
-    is_late = oldest is not None and oldest.first_seconds > _SLOW_SECONDS
-    is_bad = said.waits in _BAD or bool(cls.blocked_sessions and said.floor == cls.first_sequence)
-    is_alone = said.waits == WaitReason.NOBODY and said.lag > 0
+    oldest = info.oldest
+    is_late = oldest is not None and oldest.first_seconds > _SLOW_ACK_SECONDS
+    is_bad = info.waits in _BAD_WAIT_REASONS or bool(
+        cls.blocked_sessions and info.floor == cls.first_sequence
+    )
+    is_alone = info.waits == WaitReason.NOBODY and info.lag > 0
     if not (is_bad or is_late or is_alone):
         return None
-    about = f"class {truncate_text(label(cls))!r}, {name}"
-    return Note(about, complete_sentence(said.waits, said.waits_for), is_bad=is_bad)
+    about = f"class {truncate_text(class_label(cls))!r}, {name}"
+    return Note(about, complete_sentence(info.waits, info.waits_for), is_bad=is_bad)
 
 
-def blocked_notes(broker: Broker, figures: BusFigures) -> list[Note]:
+def build_blocked_notes(broker: Broker, metrics: BusMetrics) -> list[Note]:
     """Which classes are full."""
     return [
         Note(
@@ -191,12 +195,12 @@ def blocked_notes(broker: Broker, figures: BusFigures) -> list[Note]:
             f"{each.stored:,} messages are stored",
             is_bad=True,
         )
-        for each in figures.classes
+        for each in metrics.classes
         if each.blocked
     ]
 
 
-def refused_notes(broker: Broker, figures: BusFigures) -> list[Note]:
+def build_unavailable_notes(broker: Broker, metrics: BusMetrics) -> list[Note]:
     """Of which classes nothing is taken where they are kept."""
     return [
         Note(
@@ -204,14 +208,14 @@ def refused_notes(broker: Broker, figures: BusFigures) -> list[Note]:
             f"its stream takes nothing, and who publishes to it waits: {truncate_text(why)}",
             is_bad=True,
         )
-        for each in figures.classes
+        for each in metrics.classes
         if (cls := broker.classes.get(each.class_id)) is not None
         and (why := cls.unavailable_reason)
     ]
 
 
-def sessions(
-    broker: Broker, explaining: PositionReporter
+def build_sessions_table(
+    broker: Broker, reporter: PositionReporter
 ) -> Generator[None, None, tuple[Table, list[Note]]]:
     """The sessions for which most is kept, and what there is to say of them, in pieces."""
     chosen = nlargest(
@@ -225,14 +229,14 @@ def sessions(
         if session.send_blocked_ticks:
             why = (
                 "it has taken no bytes since "
-                f"{format_duration(explaining.ticks_to_seconds(session.send_blocked_ticks))}"
+                f"{format_duration(reporter.ticks_to_seconds(session.send_blocked_ticks))}"
             )
         elif session.parked_messages:
             is_fast = session in broker.store.publish_queue.rate_queue.waiting_sessions
             what = "wait because they come too fast" if is_fast else "wait for room"
             why = (
                 f"its messages {what} since "
-                f"{format_duration(explaining.ticks_to_seconds(session.parked_ticks))}"
+                f"{format_duration(reporter.ticks_to_seconds(session.parked_ticks))}"
             )
         elif session.has_write_backlog:
             why = "the journal is behind: it is not read from until then"

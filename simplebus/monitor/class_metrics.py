@@ -17,16 +17,16 @@ from simplebus.core import dead_letters
 from simplebus.core.errors import Reason
 from simplebus.core.message_class.message_class import MessageClass
 from simplebus.core.store.store import Store
-from simplebus.monitor.counted import Counted
+from simplebus.monitor.metrics_builder import MetricsBuilder
 
-CLASSES_MAX = 100
-OTHERS = "(others)"
+CLASSES_LISTED_MAX = 100
+OTHER_CLASSES_NAME = "(others)"
 """What all classes beyond these are called. They have no id: a class may have that name."""
-_POSITIONS_AT_ONCE = 256
+_POSITIONS_PER_STEP = 256
 
 
 @dataclass(slots=True)
-class ClassFigures:
+class ClassMetrics:
     """Of one class, or of several."""
 
     name: str
@@ -51,122 +51,133 @@ class ClassFigures:
     """Whether dead letters lie in it."""
     dropped: Counter[Reason] = field(default_factory=Counter)
 
-    def add(self, other: ClassFigures) -> None:
+    def add(self, other: ClassMetrics) -> None:
         """Count another one in."""
         self.classes += other.classes
-        for name in _SUMMED:
+        for name in _SUMMED_FIELDS:
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self.lag = max(self.lag, other.lag)
         self.dropped.update(other.dropped)
 
 
-_SUMMED = (
+_SUMMED_FIELDS = (
     *("published", "delivered", "redelivered", "acknowledged", "in_flight"),
     *("stored", "stored_bytes", "memory_bytes", "spilled", "positions", "blocked"),
 )
 
 
 @dataclass(slots=True)
-class BusFigures:
+class BusMetrics:
     """Of all classes."""
 
-    classes: list[ClassFigures]
+    classes: list[ClassMetrics]
     """Those that are told one by one."""
-    others: ClassFigures | None
+    others: ClassMetrics | None
     """The rest; None without any."""
-    total: ClassFigures
+    total: ClassMetrics
     dead_letters: int
     """Messages that lie in classes of dead letters."""
 
 
-def label(cls: MessageClass) -> str:
+def class_label(cls: MessageClass) -> str:
     """What a class is called: by its name, or by its id where it has none."""
     return cls.name or str(cls.class_id)
 
 
-def of_class(cls: MessageClass) -> Generator[None, None, ClassFigures]:
+def collect_class_metrics(cls: MessageClass) -> Generator[None, None, ClassMetrics]:
     """One class, in pieces."""
     ring, spill = cls.ring, cls.spill
-    figures = ClassFigures(
-        name=label(cls),
+    metrics = ClassMetrics(
+        name=class_label(cls),
         class_id=cls.class_id,
         published=ring.head - cls.compacted_count,
-        delivered=cls.delivered,
-        redelivered=cls.redelivered,
-        acknowledged=cls.acknowledged,
+        delivered=cls.delivered_count,
+        redelivered=cls.redelivered_count,
+        acknowledged=cls.acknowledged_count,
         stored=ring.head - cls.first_sequence,
         spilled=spill.message_count if spill is not None else 0,
         positions=len(cls.subscriptions),
         blocked=len(cls.blocked_sessions),
-        is_dead=dead_letters.are_kept_in(cls.name),
-        dropped=cls.dropped.copy(),
+        is_dead=dead_letters.is_dead_letter_class(cls.name),
+        dropped=cls.dropped_counts.copy(),
     )
-    held = ring.statistics()
-    figures.stored_bytes = held.frame_bytes + (spill.frame_bytes if spill is not None else 0)
-    figures.memory_bytes = held.memory_bytes
+    ring_statistics = ring.statistics()
+    metrics.stored_bytes = ring_statistics.frame_bytes + (
+        spill.frame_bytes if spill is not None else 0
+    )
+    metrics.memory_bytes = ring_statistics.memory_bytes
     for count, position in enumerate(list(cls.subscriptions)):
-        if count % _POSITIONS_AT_ONCE == _POSITIONS_AT_ONCE - 1:
+        if count % _POSITIONS_PER_STEP == _POSITIONS_PER_STEP - 1:
             yield
         window = position.window
-        figures.delivered += position.delivered
-        figures.redelivered += position.redelivered
-        figures.acknowledged += position.acknowledged
-        figures.in_flight += window.in_flight
-        figures.lag = max(figures.lag, position.class_ring.head - window.floor)
+        metrics.delivered += position.delivered_count
+        metrics.redelivered += position.redelivered_count
+        metrics.acknowledged += position.acknowledged_count
+        metrics.in_flight += window.in_flight_count
+        metrics.lag = max(metrics.lag, position.class_ring.head - window.floor)
         if position.undelivered_counts:
-            figures.dropped.update(position.undelivered)
+            metrics.dropped.update(position.undelivered_counts)
     if not cls.subscriptions and not cls.is_remote:
-        figures.lag = cls.backlog_window.in_flight + ring.head - cls.backlog_window.cursor
-    return figures
+        metrics.lag = cls.backlog_window.in_flight_count + ring.head - cls.backlog_window.cursor
+    return metrics
 
 
-def of_bus(store: Store, before: Collection[int] = ()) -> Generator[None, None, BusFigures]:
+def collect_bus_metrics(
+    store: Store, previously_listed: Collection[int] = ()
+) -> Generator[None, None, BusMetrics]:
     """All classes, in pieces. `before` are the ids of those that were told one by one last."""
-    told: list[ClassFigures] = []
-    busiest = _busiest(list(store.classes.values()), before)
-    others: ClassFigures | None = None
-    total = ClassFigures("", classes=0)
-    dead = 0
+    listed: list[ClassMetrics] = []
+    busiest = _select_busiest(list(store.classes.values()), previously_listed)
+    others: ClassMetrics | None = None
+    total = ClassMetrics("", classes=0)
+    dead_letter_count = 0
     for cls in list(store.classes.values()):
-        figures = yield from of_class(cls)
+        metrics = yield from collect_class_metrics(cls)
         yield
-        total.add(figures)
-        dead += figures.stored * figures.is_dead
+        total.add(metrics)
+        dead_letter_count += metrics.stored * metrics.is_dead
         if cls.class_id in busiest:
-            told.append(figures)
+            listed.append(metrics)
         elif others is None:
-            figures.name, figures.class_id = OTHERS, -1
-            others = figures
+            metrics.name, metrics.class_id = OTHER_CLASSES_NAME, -1
+            others = metrics
         else:
-            others.add(figures)
-    return BusFigures(told, others, total, dead)
+            others.add(metrics)
+    return BusMetrics(listed, others, total, dead_letter_count)
 
 
-def _busiest(classes: list[MessageClass], before: Collection[int]) -> set[int]:
+def _select_busiest(classes: list[MessageClass], previously_listed: Collection[int]) -> set[int]:
     """The ids of those to be told one by one. Of equal ones, those that were there first."""
 
-    def went_through(cls: MessageClass) -> int:
+    def weighted_message_count(cls: MessageClass) -> int:
         messages = cls.ring.head - min(cls.compacted_count, cls.first_sequence)
-        return messages * (2 if cls.class_id in before else 1)
+        return messages * (2 if cls.class_id in previously_listed else 1)
 
-    most = heapq.nlargest(CLASSES_MAX, classes, key=went_through)
-    return {cls.class_id for cls in most}
+    selected = heapq.nlargest(CLASSES_LISTED_MAX, classes, key=weighted_message_count)
+    return {cls.class_id for cls in selected}
 
 
-def count(counted: Counted, figures: BusFigures) -> None:
+def add_bus_metrics(metrics_builder: MetricsBuilder, metrics: BusMetrics) -> None:
     """The metrics of the bus, and of each class that is told by itself. The others have only what
     comes and goes: which classes they are changes, and a counter must not fall."""
-    for metric, help, value in _counters(figures.total):
-        counted.counter(f"bus_{metric}", f"{help} Of all classes.", value)
-    for reason, lost in figures.total.dropped.items():
-        counted.counter(f"bus_{_DROPPED}", f"{_LOST} Of all classes.", lost, reason=reason.value)
-    for each in figures.classes:
+    for metric, help, value in _counter_values(metrics.total):
+        metrics_builder.counter(f"bus_{metric}", f"{help} Of all classes.", value)
+    for reason, dropped_count in metrics.total.dropped.items():
+        metrics_builder.counter(
+            f"bus_{_DROPPED_METRIC}",
+            f"{_DROPPED_HELP} Of all classes.",
+            dropped_count,
+            reason=reason.value,
+        )
+    for each in metrics.classes:
         labels = {"class": each.name, "class_id": str(each.class_id)}
-        for metric, help, value in _counters(each):
-            counted.counter(metric, help, value, **labels)
-        for reason, lost in each.dropped.items():
-            counted.counter(_DROPPED, _LOST, lost, **labels, reason=reason.value)
-    for each in (*figures.classes, *([figures.others] if figures.others is not None else [])):
+        for metric, help, value in _counter_values(each):
+            metrics_builder.counter(metric, help, value, **labels)
+        for reason, dropped_count in each.dropped.items():
+            metrics_builder.counter(
+                _DROPPED_METRIC, _DROPPED_HELP, dropped_count, **labels, reason=reason.value
+            )
+    for each in (*metrics.classes, *([metrics.others] if metrics.others is not None else [])):
         labels = {"class": each.name, "class_id": str(each.class_id) if each.class_id >= 0 else ""}
         for metric, help, value in (
             ("stored_messages", "Messages stored.", each.stored),
@@ -182,17 +193,17 @@ def count(counted: Counted, figures: BusFigures) -> None:
             ("subscriptions", "Subscriptions, durables and groups included.", each.positions),
             ("blocked_publishers", "Sessions with messages that wait for room.", each.blocked),
         ):
-            counted.gauge(metric, help, value, **labels)
+            metrics_builder.gauge(metric, help, value, **labels)
 
 
-_DROPPED = "dropped_messages"
-_LOST = "Messages that were not kept, or not delivered to some subscription, by reason."
+_DROPPED_METRIC = "dropped_messages"
+_DROPPED_HELP = "Messages that were not kept, or not delivered to some subscription, by reason."
 
 
-def _counters(of: ClassFigures) -> tuple[tuple[str, str, int], ...]:
+def _counter_values(metrics: ClassMetrics) -> tuple[tuple[str, str, int], ...]:
     return (
-        ("published_messages", "Messages accepted.", of.published),
-        ("delivered_messages", "Messages sent for the first time.", of.delivered),
-        ("redelivered_messages", "Messages sent again.", of.redelivered),
-        ("acknowledged_messages", "Messages acknowledged.", of.acknowledged),
+        ("published_messages", "Messages accepted.", metrics.published),
+        ("delivered_messages", "Messages sent for the first time.", metrics.delivered),
+        ("redelivered_messages", "Messages sent again.", metrics.redelivered),
+        ("acknowledged_messages", "Messages acknowledged.", metrics.acknowledged),
     )

@@ -17,19 +17,32 @@ import msgspec
 
 from simplebus.monitor import page
 from simplebus.monitor.exposition import Exposition
-from simplebus.monitor.facts import Facts, Health, Teller, Telling, tell
-from simplebus.monitor.requests import Answer, Answering, Request, Response, Routes, health_answers
+from simplebus.monitor.requests import (
+    Request,
+    RequestHandler,
+    Response,
+    ResponseSteps,
+    Routes,
+    health_handlers,
+)
+from simplebus.monitor.snapshot import (
+    Health,
+    MonitorSnapshot,
+    SnapshotSource,
+    SnapshotSteps,
+    take_snapshot,
+)
 
 TICK_SECONDS = 1.0
-KEPT_TICKS = 180
-FRESH_SECONDS = 0.5
+HISTORY_TICKS = 180
+SNAPSHOT_MAX_AGE_SECONDS = 0.5
 """How long a look is as good as new."""
-READERS_SECONDS = 5.0
+READER_TIMEOUT_SECONDS = 5.0
 """How long somebody who has read the sentences is believed to want them again."""
-_METRICS_AT_ONCE = 4
+_METRICS_PER_STEP = 4
 
 
-class Rates(msgspec.Struct, frozen=True):
+class RateHistory(msgspec.Struct, frozen=True):
     """How fast everything went, second by second."""
 
     first: int
@@ -40,111 +53,118 @@ class Rates(msgspec.Struct, frozen=True):
     """Per second, by what it is; None where it was not there."""
 
 
-class Board:
+class Dashboard:
     """Of one program."""
 
-    def __init__(self, teller: Teller, health: Callable[[], Health] | None = None) -> None:
+    def __init__(self, source: SnapshotSource, health: Callable[[], Health] | None = None) -> None:
         """`health` tells it at any time; without it, it is as of the last look."""
-        self._teller = teller
-        self._ask_health = health
-        self._facts: Facts | None = None
-        self._told_at = float("-inf")
+        self._source = source
+        self._get_health = health
+        self._snapshot: MonitorSnapshot | None = None
+        self._snapshot_at = float("-inf")
         self._is_detailed = False
-        self._read_at = float("-inf")
+        self._last_read_at = float("-inf")
         self._exposition = Exposition()
-        self._encoded: tuple[Facts, bytes] | None = None
-        self._rates: deque[tuple[float, dict[str, float]]] = deque(maxlen=KEPT_TICKS)
-        self._before: tuple[float, Mapping[str, float]] | None = None
-        self._ticks = 0
+        self._encoded_snapshot: tuple[MonitorSnapshot, bytes] | None = None
+        self._rate_history: deque[tuple[float, dict[str, float]]] = deque(maxlen=HISTORY_TICKS)
+        self._previous_flows: tuple[float, Mapping[str, float]] | None = None
+        self._tick_count = 0
         self.now = 0.0
         """In seconds, from whenever. The driver sets it before it asks for anything."""
 
-    def tick(self) -> Telling:
+    def tick(self) -> SnapshotSteps:
         """Once per second, in pieces: how far has everything come?"""
-        at = self.now
-        is_read = at - self._read_at < READERS_SECONDS
-        facts = yield from self._look(detailed=is_read)
-        if self._before is not None and at > self._before[0]:
-            passed, before = at - self._before[0], self._before[1]
-            rates = {
-                name: max(0.0, value - before[name]) / passed
-                for name, value in facts.flows.items()
-                if name in before
+        now = self.now
+        has_reader = now - self._last_read_at < READER_TIMEOUT_SECONDS
+        snapshot = yield from self._take_snapshot(detailed=has_reader)
+        if self._previous_flows is not None and now > self._previous_flows[0]:
+            elapsed_seconds, previous = now - self._previous_flows[0], self._previous_flows[1]
+            get_rate_history = {
+                name: max(0.0, value - previous[name]) / elapsed_seconds
+                for name, value in snapshot.flows.items()
+                if name in previous
             }
-            self._rates.append((passed, rates))
-            self._ticks += 1
-        self._before = at, facts.flows
-        return facts
+            self._rate_history.append((elapsed_seconds, get_rate_history))
+            self._tick_count += 1
+        self._previous_flows = now, snapshot.flows
+        return snapshot
 
-    def look(self, *, detailed: bool) -> Telling:
+    def get_snapshot(self, *, detailed: bool) -> SnapshotSteps:
         """The facts, in pieces, as they are or have just been."""
         if detailed:
-            self._read_at = self.now
-        is_fresh = self.now - self._told_at < FRESH_SECONDS
-        if self._facts is not None and is_fresh and (self._is_detailed or not detailed):
+            self._last_read_at = self.now
+        is_fresh = self.now - self._snapshot_at < SNAPSHOT_MAX_AGE_SECONDS
+        if self._snapshot is not None and is_fresh and (self._is_detailed or not detailed):
             yield
-            return self._facts
-        return (yield from self._look(detailed=detailed))
+            return self._snapshot
+        return (yield from self._take_snapshot(detailed=detailed))
 
-    def _look(self, *, detailed: bool) -> Telling:
-        at = self.now
-        facts = yield from tell(self._teller, detailed=detailed)
-        self._facts, self._told_at, self._is_detailed = facts, at, detailed
-        return facts
+    def _take_snapshot(self, *, detailed: bool) -> SnapshotSteps:
+        now = self.now
+        snapshot = yield from take_snapshot(self._source, detailed=detailed)
+        self._snapshot, self._snapshot_at, self._is_detailed = snapshot, now, detailed
+        return snapshot
 
-    def rates(self, since: int = 0) -> Rates:
+    def get_rate_history(self, since: int = 0) -> RateHistory:
         """Of the last minutes, from the second with this number on."""
-        first = max(self._ticks - len(self._rates), min(since, self._ticks))
-        kept = list(self._rates)[len(self._rates) - (self._ticks - first) :]
-        names = dict.fromkeys(name for _, rates in kept for name in rates)
-        return Rates(
+        first = max(self._tick_count - len(self._rate_history), min(since, self._tick_count))
+        history = list(self._rate_history)[len(self._rate_history) - (self._tick_count - first) :]
+        names = dict.fromkeys(name for _, get_rate_history in history for name in get_rate_history)
+        return RateHistory(
             first,
-            [round(seconds, 3) for seconds, _ in kept],
+            [round(seconds, 3) for seconds, _ in history],
             {
-                name: [None if (rate := r.get(name)) is None else round(rate, 1) for _, r in kept]
+                name: [
+                    None if (rate := r.get(name)) is None else round(rate, 1) for _, r in history
+                ]
                 for name in names
             },
         )
 
     def health(self) -> Health:
         """Whether the program takes work."""
-        if self._ask_health is not None:
-            return self._ask_health()
+        if self._get_health is not None:
+            return self._get_health()
         return (
-            self._facts.health if self._facts is not None else Health(ready=False, why="starting")
+            self._snapshot.health
+            if self._snapshot is not None
+            else Health(ready=False, why="starting")
         )
 
     # Answers -------------------------------------------------------------------------------------
 
-    def routes(self, more: Mapping[str, Answer] | None = None) -> Routes:
+    def build_routes(self, extra_handlers: Mapping[str, RequestHandler] | None = None) -> Routes:
         """Every path, and who answers it; `more` are the program's own."""
-        own: dict[str, Answer] = {
-            **page.answers(),
-            **health_answers(self.health),
-            "/facts": self._answer_facts,
-            "/metrics": self._answer_metrics,
+        handlers: dict[str, RequestHandler] = {
+            **page.build_handlers(),
+            **health_handlers(self.health),
+            "/facts": self._handle_facts,
+            "/metrics": self._handle_metrics,
         }
-        return Routes({**own, **(more or {})})
+        return Routes({**handlers, **(extra_handlers or {})})
 
-    def _answer_facts(self, request: Request) -> Answering:
+    def _handle_facts(self, request: Request) -> ResponseSteps:
         """What the page and `simplebus top` are made of. `since` leaves out the seconds before."""
-        since = request.number("since", 0, most=1 << 53)
-        facts = yield from self.look(detailed=True)
-        if self._encoded is None or self._encoded[0] is not facts:
-            self._encoded = facts, msgspec.json.encode(_without_metrics(facts))
-        said = {"facts": msgspec.Raw(self._encoded[1]), "rates": self.rates(since)}
-        return Response(msgspec.json.encode(said))
+        since = request.get_int("since", 0, maximum=1 << 53)
+        snapshot = yield from self.get_snapshot(detailed=True)
+        if self._encoded_snapshot is None or self._encoded_snapshot[0] is not snapshot:
+            self._encoded_snapshot = snapshot, msgspec.json.encode(_without_metrics(snapshot))
+        body = {
+            "facts": msgspec.Raw(self._encoded_snapshot[1]),
+            "rates": self.get_rate_history(since),
+        }
+        return Response(msgspec.json.encode(body))
 
-    def _answer_metrics(self, request: Request) -> Answering:
-        facts = yield from self.look(detailed=False)
-        kind, lines = self._exposition.of(facts.metrics, request.accept)
+    def _handle_metrics(self, request: Request) -> ResponseSteps:
+        snapshot = yield from self.get_snapshot(detailed=False)
+        content_type, lines = self._exposition.encode(snapshot.metrics, request.accept)
         parts: list[bytes] = []
         for count, part in enumerate(lines):
             parts.append(part)
-            if count % _METRICS_AT_ONCE == _METRICS_AT_ONCE - 1:
+            if count % _METRICS_PER_STEP == _METRICS_PER_STEP - 1:
                 yield
-        return Response(b"".join(parts), kind)
+        return Response(b"".join(parts), content_type)
 
 
-def _without_metrics(facts: Facts) -> Facts:
-    return msgspec.structs.replace(facts, metrics=[])
+def _without_metrics(snapshot: MonitorSnapshot) -> MonitorSnapshot:
+    return msgspec.structs.replace(snapshot, metrics=[])

@@ -17,19 +17,19 @@ from prometheus_client.metrics_core import (
     HistogramMetricFamily,
 )
 from prometheus_client.metrics_core import Metric as Family
-from prometheus_client.openmetrics.exposition import generate_latest as _open
+from prometheus_client.openmetrics.exposition import generate_latest as _generate_openmetrics
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
 from simplebus.core.histogram import HistogramSnapshot
-from simplebus.monitor.facts import Kind, Labels, Metric
+from simplebus.monitor.snapshot import Labels, Metric, MetricKind
 
-PLAIN_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-OPEN_TYPE = "application/openmetrics-text; version=1.0.0; charset=utf-8"
+TEXT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+OPENMETRICS_TYPE = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 PREFIX = "simplebus_"
-_STANDARD = "process_"
+_PROCESS_PREFIX = "process_"
 """What these begin with has no prefix of ours: every client library calls them so."""
-_END = b"# EOF\n"
+_OPENMETRICS_END = b"# EOF\n"
 """Of what an OpenMetrics encoder writes, each time."""
 
 
@@ -37,64 +37,70 @@ class Exposition:
     """Of one program."""
 
     def __init__(self) -> None:
-        self._written: dict[tuple[bool, str], tuple[Metric, bytes]] = {}
+        self._cache: dict[tuple[bool, str], tuple[Metric, bytes]] = {}
         """By format and name: a metric as it was last, and what was written of it."""
 
-    def of(self, metrics: Iterable[Metric], accept: str = "") -> tuple[str, Iterator[bytes]]:
+    def encode(self, metrics: Iterable[Metric], accept: str = "") -> tuple[str, Iterator[bytes]]:
         """The type of the format that an Accept header asks for, and what each metric is in it, to
         be joined: OpenMetrics 1.0 where it is named, or else the text format 0.0.4."""
         # The library's own choice fails at versions that are no numbers.
-        is_open = "application/openmetrics-text" in accept
-        parts = (self._write(metric, is_open) for metric in metrics)
-        return (OPEN_TYPE, chain(parts, [_END])) if is_open else (PLAIN_TYPE, parts)
+        is_openmetrics = "application/openmetrics-text" in accept
+        parts = (self._encode_metric(metric, is_openmetrics) for metric in metrics)
+        return (
+            (OPENMETRICS_TYPE, chain(parts, [_OPENMETRICS_END]))
+            if is_openmetrics
+            else (TEXT_TYPE, parts)
+        )
 
-    def _write(self, metric: Metric, is_open: bool) -> bytes:
-        before, written = self._written.get((is_open, metric.name), (None, b""))
-        if metric != before:
-            encode: Callable[[Collector], bytes] = _open if is_open else generate_latest
-            written = encode(_One(family(metric))).removesuffix(_END)
-            self._written[is_open, metric.name] = metric, written
-        return written
+    def _encode_metric(self, metric: Metric, is_openmetrics: bool) -> bytes:
+        cached, encoded = self._cache.get((is_openmetrics, metric.name), (None, b""))
+        if metric != cached:
+            encode: Callable[[Collector], bytes] = (
+                _generate_openmetrics if is_openmetrics else generate_latest
+            )
+            encoded = encode(_SingleMetric(build_family(metric))).removesuffix(_OPENMETRICS_END)
+            self._cache[is_openmetrics, metric.name] = metric, encoded
+        return encoded
 
 
-class _One(Collector):
+class _SingleMetric(Collector):
     """What the library's encoders take."""
 
-    def __init__(self, only: Family) -> None:
-        self.only = only
+    def __init__(self, build_family: Family) -> None:
+        self.only = build_family
 
     def collect(self) -> Iterable[Family]:
         yield self.only
 
 
-def family(metric: Metric) -> Family:
+def build_family(metric: Metric) -> Family:
     """A metric with its values, in the library's words. Its values have the same labels."""
-    name = full_name(metric)
+    name = metric_full_name(metric)
     names = [each for each, _ in metric.values[0][0]] if metric.values else []
-    if metric.kind is Kind.HISTOGRAM:
+    if metric.kind is MetricKind.HISTOGRAM:
         histograms = HistogramMetricFamily(name, metric.help, labels=names)
         for labels, value in metric.values:
             assert isinstance(value, HistogramSnapshot)
-            histograms.add_metric(_texts(labels), _buckets(value), value.total)
+            histograms.add_metric(_label_values(labels), _cumulative_buckets(value), value.total)
         return histograms
-    kind = CounterMetricFamily if metric.kind is Kind.COUNTER else GaugeMetricFamily
-    figures = kind(name, metric.help, labels=names)
+    kind = CounterMetricFamily if metric.kind is MetricKind.COUNTER else GaugeMetricFamily
+    numbers = kind(name, metric.help, labels=names)
     for labels, value in metric.values:
         assert not isinstance(value, HistogramSnapshot)
-        figures.add_metric(_texts(labels), value)
-    return figures
+        numbers.add_metric(_label_values(labels), value)
+    return numbers
 
 
-def full_name(metric: Metric) -> str:
+def metric_full_name(metric: Metric) -> str:
     """Without what its kind adds."""
-    return metric.name if metric.name.startswith(_STANDARD) else PREFIX + metric.name
+    return metric.name if metric.name.startswith(_PROCESS_PREFIX) else PREFIX + metric.name
 
 
-def _buckets(value: HistogramSnapshot) -> list[tuple[str, float]]:
+def _cumulative_buckets(value: HistogramSnapshot) -> list[tuple[str, float]]:
     bounds = map(floatToGoString, (*value.bounds, float("inf")))
     return list(zip(bounds, accumulate(value.counts), strict=True))
 
 
-def _texts(labels: Labels) -> list[str]:
+def _label_values(labels: Labels) -> list[str]:
     """Values alone. Halves of characters, which no encoding has, are shown as question marks."""
     return [value.encode("utf-8", "replace").decode() for _, value in labels]

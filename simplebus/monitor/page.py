@@ -9,14 +9,14 @@ from __future__ import annotations
 from functools import cache
 from importlib import resources
 
-from simplebus.monitor.requests import Answer, Answering, Request, Response
+from simplebus.monitor.requests import Request, RequestHandler, Response, ResponseSteps
 
 _FILES = {
     "/": ("index.html", "text/html; charset=utf-8"),
     "/page.css": ("page.css", "text/css; charset=utf-8"),
     "/page.js": ("page.js", "text/javascript; charset=utf-8"),
 }
-_POLICY = (
+_CONTENT_SECURITY_POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
@@ -27,14 +27,21 @@ def _read(name: str) -> bytes:
     return resources.files("simplebus.monitor").joinpath("files", name).read_bytes()
 
 
-def answers() -> dict[str, Answer]:
+def build_handlers() -> dict[str, RequestHandler]:
     """The page's paths, and what is answered."""
-    return {path: _answer_with(name, kind) for path, (name, kind) in _FILES.items()}
+    return {
+        path: _create_file_handler(name, content_type)
+        for path, (name, content_type) in _FILES.items()
+    }
 
 
-def _answer_with(name: str, kind: str) -> Answer:
-    def answer(request: Request) -> Answering:
+def _create_file_handler(name: str, content_type: str) -> RequestHandler:
+    def handle(request: Request) -> ResponseSteps:
         yield
-        return Response(_read(name), kind, headers=(("Content-Security-Policy", _POLICY),))
+        return Response(
+            _read(name),
+            content_type,
+            headers=(("Content-Security-Policy", _CONTENT_SECURITY_POLICY),),
+        )
 
-    return answer
+    return handle

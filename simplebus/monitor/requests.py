@@ -14,10 +14,10 @@ from urllib.parse import parse_qsl, unquote
 
 import msgspec
 
-from simplebus.monitor.facts import Health
+from simplebus.monitor.snapshot import Health
 
 METHODS = ("GET", "HEAD")
-OPEN_PATHS = ("/healthz", "/healthz/live", "/healthz/ready")
+PUBLIC_PATHS = ("/healthz", "/healthz/live", "/healthz/ready")
 """Health is everybody's: who asks for it may have no name."""
 JSON = "application/json"
 TEXT = "text/plain; charset=utf-8"
@@ -34,7 +34,7 @@ class Request:
     """What forms of an answer are understood, as they were named; empty for any."""
 
     @classmethod
-    def of(cls, target: str, accept: str = "") -> Request:
+    def parse(cls, target: str, accept: str = "") -> Request:
         """From the target of a request, such as "/connz?limit=10". Raises BadRequestError."""
         path, _, query = target.partition("?")
         try:
@@ -45,16 +45,16 @@ class Request:
             ) from None
         return cls(unquote(path, errors="replace"), dict(fields), accept)
 
-    def number(self, name: str, default: int, *, most: int) -> int:
+    def get_int(self, name: str, default: int, *, maximum: int) -> int:
         """A whole number of the query, no more than so much. Raises BadRequestError."""
         text = self.query.get(name, "")
         if not text:
             return default
         if not (text.isascii() and text.isdigit() and len(text) < 19):
             raise BadRequestError(f"{name} is a whole number, got {text[:40]!r}")
-        return min(int(text), most)
+        return min(int(text), maximum)
 
-    def flag(self, name: str) -> bool:
+    def get_flag(self, name: str) -> bool:
         """Whether something is asked for: by 1, true, or the bare name."""
         return self.query.get(name, "0").lower() not in ("0", "false")
 
@@ -73,60 +73,62 @@ class BadRequestError(Exception):
     """A question that makes no sense; the sentence says why."""
 
 
-Answering: TypeAlias = Generator[None, None, Response]
-Answer: TypeAlias = Callable[[Request], Answering]
+ResponseSteps: TypeAlias = Generator[None, None, Response]
+RequestHandler: TypeAlias = Callable[[Request], ResponseSteps]
 
 
-def as_json(value: object, *, status: int = 200) -> Response:
+def json_response(value: object, *, status: int = 200) -> Response:
     """A value as an answer."""
     return Response(msgspec.json.encode(value), JSON, status)
 
 
-def problem(status: int, sentence: str) -> Response:
+def error_response(status: int, message: str) -> Response:
     """Why there is no answer."""
-    return as_json({"error": sentence}, status=status)
+    return json_response({"error": message}, status=status)
 
 
 class Routes:
     """The answers of one door, by their paths."""
 
-    def __init__(self, answers: Mapping[str, Answer]) -> None:
-        self._answers = dict(answers)
+    def __init__(self, handlers: Mapping[str, RequestHandler]) -> None:
+        self._handlers = dict(handlers)
 
-    def answer(self, request: Request) -> Answering:
+    def handle(self, request: Request) -> ResponseSteps:
         """What is answered, in pieces. Raises nothing that the question may cause."""
-        answer = self._answers.get(request.path)
-        if answer is None:
+        handle = self._handlers.get(request.path)
+        if handle is None:
             yield
-            return problem(404, f"there is no {request.path[:80]!r}; there is {self._known()}")
+            return error_response(
+                404, f"there is no {request.path[:80]!r}; there is {self._known_paths()}"
+            )
         try:
-            return (yield from answer(request))
+            return (yield from handle(request))
         except BadRequestError as error:
-            return problem(400, str(error))
+            return error_response(400, str(error))
 
-    def _known(self) -> str:
-        return ", ".join(sorted(self._answers))
+    def _known_paths(self) -> str:
+        return ", ".join(sorted(self._handlers))
 
 
-def health_answers(health: Callable[[], Health]) -> dict[str, Answer]:
+def health_handlers(health: Callable[[], Health]) -> dict[str, RequestHandler]:
     """The answers about health: /healthz says whether work is taken, by its status too, and
     /healthz/live whether anybody is there."""
 
-    def ready(request: Request) -> Answering:
+    def handle_ready(request: Request) -> ResponseSteps:
         yield
-        now = health()
-        said = {
-            "status": now.status,
+        health_now = health()
+        body = {
+            "status": health_now.status,
             "live": True,
-            "ready": now.ready and not now.draining,
-            "draining": now.draining,
+            "ready": health_now.ready and not health_now.draining,
+            "draining": health_now.draining,
         }
-        if now.why:
-            said["why"] = now.why
-        return as_json(said, status=200 if now.status == "ok" else 503)
+        if health_now.why:
+            body["why"] = health_now.why
+        return json_response(body, status=200 if health_now.status == "ok" else 503)
 
-    def live(request: Request) -> Answering:
+    def handle_live(request: Request) -> ResponseSteps:
         yield
-        return as_json({"status": "ok", "live": True})
+        return json_response({"status": "ok", "live": True})
 
-    return {"/healthz": ready, "/healthz/ready": ready, "/healthz/live": live}
+    return {"/healthz": handle_ready, "/healthz/ready": handle_ready, "/healthz/live": handle_live}

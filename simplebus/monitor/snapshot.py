@@ -31,7 +31,7 @@ class Health(msgspec.Struct, frozen=True):
         return "draining" if self.draining else "ok" if self.ready else "unavailable"
 
 
-class Kind(enum.StrEnum):
+class MetricKind(enum.StrEnum):
     """What a metric is."""
 
     COUNTER = "counter"
@@ -50,7 +50,7 @@ class Metric(msgspec.Struct, frozen=True):
 
     name: str
     """Without "simplebus_" in front, and without what its kind adds: "published_messages"."""
-    kind: Kind
+    kind: MetricKind
     help: str
     values: list[tuple[Labels, Value]]
 
@@ -99,7 +99,7 @@ class Note(msgspec.Struct, frozen=True):
     """Whether messages wait or are lost because of it."""
 
 
-class Facts(msgspec.Struct, frozen=True):
+class MonitorSnapshot(msgspec.Struct, frozen=True):
     """A snapshot of a program."""
 
     title: str
@@ -115,31 +115,33 @@ class Facts(msgspec.Struct, frozen=True):
     notes: list[Note] = []
 
 
-Telling: TypeAlias = Generator[None, None, Facts]
+SnapshotSteps: TypeAlias = Generator[None, None, MonitorSnapshot]
 """Facts that are told in pieces: others have their turn wherever it yields."""
-Teller: TypeAlias = Callable[[bool], Facts | Telling]
+SnapshotSource: TypeAlias = Callable[[bool], MonitorSnapshot | SnapshotSteps]
 """Called when facts are wanted; with whether the sentences are wanted too, which take longer."""
 
 
-def tell(teller: Teller, *, detailed: bool) -> Telling:
+def take_snapshot(source: SnapshotSource, *, detailed: bool) -> SnapshotSteps:
     """The facts of a teller, in pieces, whether it tells them so or not."""
-    told = teller(detailed)
-    if isinstance(told, Facts):
+    result = source(detailed)
+    if isinstance(result, MonitorSnapshot):
         yield
-        return told
-    return (yield from told)
+        return result
+    return (yield from result)
 
 
-def merged(facts: Facts, others: Iterable[Facts]) -> Facts:
+def merge_snapshots(
+    snapshot: MonitorSnapshot, others: Iterable[MonitorSnapshot]
+) -> MonitorSnapshot:
     """A program's facts, with those of what is part of it behind them. It is as healthy as it says
     itself."""
     for other in others:
-        facts = msgspec.structs.replace(
-            facts,
-            metrics=[*facts.metrics, *other.metrics],
-            flows={**facts.flows, **other.flows},
-            tiles=[*facts.tiles, *other.tiles],
-            tables=[*facts.tables, *other.tables],
-            notes=[*facts.notes, *other.notes],
+        snapshot = msgspec.structs.replace(
+            snapshot,
+            metrics=[*snapshot.metrics, *other.metrics],
+            flows={**snapshot.flows, **other.flows},
+            tiles=[*snapshot.tiles, *other.tiles],
+            tables=[*snapshot.tables, *other.tables],
+            notes=[*snapshot.notes, *other.notes],
         )
-    return facts
+    return snapshot

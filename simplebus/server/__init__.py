@@ -1,1 +1,20 @@
-"""The trio server around the engine."""
+"""The trio server: sockets, timers and signals around the broker.
+
+The packages below and `jetstream` have no listeners; every socket, thread and clock of a server
+process is handled here. Modules in reading order:
+
+- `run`: starts and stops the whole server; `reload`, `shutdown` and `signals` are parts of it
+- `server`: `Server` drives one broker and its binary connections
+- `connection`: `Connection` moves bytes between one socket and one session
+- `listeners`: listening sockets and the accept loop
+- `nats_listener`: `NatsListener`, the NATS counterpart of `Server`
+- `local_client`: clients inside the server process, such as bridges
+- `preauth`: limits and fair scheduling for connections that are not authenticated yet
+- `tls`: certificates and handshakes
+- `journal`: threads that write and read the journal
+- `http`: monitoring endpoints over HTTP
+- `observability`: logs, message rates, latencies and the event loop watchdog
+- `process`, `systemd`: resources of the process, and the service manager
+
+May import: console, core, jetstream, monitor, nats, net, storage.
+"""

@@ -1,8 +1,8 @@
-"""One socket's owner: reads into the engine's buffer, writes what the session's outbox shows.
+"""One client connection: moves bytes between a socket and a session.
 
-Rule 1: no decisions here. What bytes mean, what is sent and who waits is the core's business.
-Rule 2: a write is tried at once, by whoever made it possible; only what did not fit waits in a task
-of its own. Reading pauses while this peer's messages wait for room: that is all our back-pressure.
+Decisions are made in the core; this module only reads and writes. A write is tried at once, and
+only what the socket did not accept waits in a task of its own. Reading pauses while the client's
+messages wait for space in a class, which is the only back-pressure on publishers.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ import trio
 
 from simplebus.core.errors import RemoteProtocolError
 from simplebus.core.limits import (
-    FAREWELL_SECONDS,
-    GREETING_BYTES_MAX,
-    HUNG_UP_SECONDS,
+    CLOSE_FLUSH_SECONDS,
+    DISCONNECT_CHECK_SECONDS,
+    HANDSHAKE_FRAME_BYTES_MAX,
     TRICKLE_SECONDS,
 )
 from simplebus.core.protocol.receive_buffer import ReceiveBuffer
@@ -28,25 +28,25 @@ from simplebus.core.protocol.requests import Auth
 from simplebus.core.session.rate_limits import address_network
 from simplebus.net.tls import TlsSocket, has_unread
 from simplebus.server import process
-from simplebus.server.preauth.auth_worker import Gatekeeper
+from simplebus.server.preauth.auth_worker import AuthWorker
 from simplebus.server.preauth.closing import ClosingConnections
-from simplebus.server.preauth.eviction import Strangers
-from simplebus.server.preauth.greeting import Heard
-from simplebus.server.preauth.queue import Anteroom
+from simplebus.server.preauth.eviction import EvictableConnections
+from simplebus.server.preauth.greeting import Greeting
+from simplebus.server.preauth.queue import PreAuthQueue
 
 # Pieces sent in one turn before other connections get theirs.
-_PIECES_PER_TURN = 4
+_SENDS_PER_TURN = 4
 
 _DISCARD_BYTES = 65_536
 
-_TCP_INFO = struct.Struct("24x I 28x I")
-"""From Linux's struct tcp_info: tcpi_unacked, and tcpi_last_ack_recv in milliseconds."""
-_TCP_DATA = struct.Struct("52x I")
-"""And tcpi_last_data_recv."""
+_TCP_UNACKED = struct.Struct("24x I 28x I")
+"""Fields of Linux's `struct tcp_info`: `tcpi_unacked`, and `tcpi_last_ack_recv` in milliseconds."""
+_TCP_LAST_DATA = struct.Struct("52x I")
+"""Field `tcpi_last_data_recv` of the same struct, in milliseconds."""
 
 
-class Outgoing(Protocol):
-    """What waits to be sent to a peer; see `core.outbox.Outbox`."""
+class ConnectionOutbox(Protocol):
+    """Interface of the bytes that wait to be sent to a client; see `core.outbox.Outbox`."""
 
     @property
     def is_idle(self) -> bool: ...
@@ -56,19 +56,19 @@ class Outgoing(Protocol):
     def mark_sent(self, count: int, tick: int) -> None: ...
 
 
-class Conversation(Protocol):
-    """What a connection needs to know of a session, whatever is spoken."""
+class ConnectionSession(Protocol):
+    """Interface of the session that a connection serves, for any protocol."""
 
     peer: str
     address: str
     admission_error: RemoteProtocolError | None
-    """Why it is not to be let in, whoever it says to be."""
+    """Error that refuses the client, whatever its credentials are."""
     is_authenticating: bool
-    """Whether it has said who it is, and that is looked at: it waits for us."""
+    """True while the client's credentials are being checked: it waits for the server."""
     is_closed: bool
 
     @property
-    def outbox(self) -> Outgoing: ...
+    def outbox(self) -> ConnectionOutbox: ...
     @property
     def next_read_bytes(self) -> int: ...
     @property
@@ -79,87 +79,95 @@ class Conversation(Protocol):
 
     @property
     def can_receive_error(self) -> bool:
-        """Whether it is sent what waits for it before it is closed."""
+        """True if the outbox is still sent before the connection is closed."""
 
 
-S = TypeVar("S", bound=Conversation)
+SessionT = TypeVar("SessionT", bound=ConnectionSession)
 
 
-class Door(Protocol[S]):
-    """Where sessions of one protocol come in."""
+class Listener(Protocol[SessionT]):
+    """Interface of the server of one protocol, as its connections see it."""
 
     buffer: ReceiveBuffer
 
     @property
-    def anteroom(self) -> Anteroom:
-        """Where peers are until the door knows who they are."""
+    def preauth_queue(self) -> PreAuthQueue:
+        """Schedules connections that are not authenticated yet."""
 
-    strangers: Strangers
-    farewells: ClosingConnections
+    evictable_connections: EvictableConnections
+    closing_connections: ClosingConnections
 
     @property
-    def gatekeeper(self) -> Gatekeeper | None:
-        """Who hears peers before the door does; None where nobody is asked who it is."""
+    def auth_worker(self) -> AuthWorker | None:
+        """Checks credentials before the session gets them; None if no client needs any."""
 
-    def knows(self, auth: Auth) -> bool:
-        """Whether this shows who one is, as far as it can be told at once."""
+    def is_valid_auth(self, auth: Auth) -> bool:
+        """Return True if these credentials are known to be valid without a slow check."""
 
-    def introduction(self, heard: Heard) -> tuple[bool, Auth | None]:
-        """Whether enough was heard of a peer to know what it says of who it is, and that. Raises
-        RemoteProtocolError."""
+    def parse_greeting(self, greeting: Greeting) -> tuple[bool, Auth | None]:
+        """Return whether the client's first message is complete, and its credentials.
+
+        Raises RemoteProtocolError.
+        """
 
     @property
     def tick_number(self) -> int: ...
-    def receive(self, session: S, count: int) -> None: ...
-    def may_rest(self, session: S) -> bool:
-        """Whether reading on a little later is better; then `rest` is awaited."""
+    def receive(self, session: SessionT, count: int) -> None: ...
+    def should_delay_read(self, session: SessionT) -> bool:
+        """Return True if the next read should be delayed; the caller then awaits `delay_read`."""
 
-    def holds_back(self, session: S) -> bool: ...
-    def fail(self, session: S, error: RemoteProtocolError) -> None: ...
-    def settle(self) -> None: ...
-    def closed(self, connection: Connection[S], reason: str | RemoteProtocolError) -> None: ...
+    def is_blocking_publishers(self, session: SessionT) -> bool: ...
+    def send_fatal_error(self, session: SessionT, error: RemoteProtocolError) -> None: ...
+    def flush_ready(self) -> None: ...
+    def on_closed(
+        self, connection: Connection[SessionT], reason: str | RemoteProtocolError
+    ) -> None: ...
     def start_soon(self, task: Callable[[], Awaitable[object]]) -> None: ...
-    async def rest(self, session: S) -> None: ...
+    async def delay_read(self, session: SessionT) -> None: ...
 
 
-class Connection(Generic[S]):
-    """A peer's socket and its session.
+class Connection(Generic[SessionT]):
+    """A client's socket and its session.
 
-    Resources: owns the socket; `run` closes it. Errors: `run` lets none escape but Cancelled.
+    Owns the socket; `run` closes it and raises nothing but Cancelled.
     """
 
-    def __init__(self, sock: socket.socket, session: S, door: Door[S]) -> None:
+    def __init__(
+        self, sock: socket.socket, session: SessionT, listener: Listener[SessionT]
+    ) -> None:
         self.socket = sock
         self.session = session
-        self.since = time.time()
-        """When it was made."""
-        self.wire: socket.socket | TlsSocket = sock
-        """What is read from and written to: the socket, or TLS on it."""
+        self.connected_at = time.time()
+        """Unix time of the connection, in seconds."""
+        self.transport: socket.socket | TlsSocket = sock
+        """The socket, or TLS on top of it."""
         self.tls: TlsSocket | None = None
-        self.place = address_network(session.address)
-        self.guest = door.anteroom.enter(sock, (type(door), self.place))
-        """As which it waits until it is inside."""
-        self._door = door
-        self._scope = trio.CancelScope()
-        self._room = trio.Event()
-        self._writing = False
-        self._cut_for: RemoteProtocolError | None = None
+        self.network = address_network(session.address)
+        self.preauth = listener.preauth_queue.add(sock, (type(listener), self.network))
+        """Entry in the pre-authentication queue until the client is authenticated."""
+        self._listener = listener
+        self._cancel_scope = trio.CancelScope()
+        self._resumed = trio.Event()
+        self._is_writing = False
+        self._disconnect_error: RemoteProtocolError | None = None
 
-    def makes_room(self) -> None:
-        """Until its peer has said who it is, it goes where another one finds no place."""
-        self._door.strangers.come(self.place, self.cut)
+    def make_evictable(self) -> None:
+        """Allow the listener to close this connection for a newer one until it is authenticated."""
+        self._listener.evictable_connections.add(self.network, self.disconnect)
 
     async def run(self) -> None:
-        """Serve the peer until it leaves, breaks the protocol or is cut off."""
-        door, session, sock = self._door, self.session, self.socket
-        space = door.buffer.space
+        """Serve the client until it closes, violates the protocol or is disconnected."""
+        listener, session, sock = self._listener, self.session, self.socket
+        space = listener.buffer.writable
         reason: str | RemoteProtocolError = "closed by the peer"
         try:
-            with self._scope:
-                await self.begin()
-                wire, tls = self.wire, self.tls
-                is_open = door.gatekeeper is None or await self._introduce(door.gatekeeper)
-                self._is_known()
+            with self._cancel_scope:
+                await self.open_transport()
+                wire, tls = self.transport, self.tls
+                is_open = listener.auth_worker is None or await self._authenticate(
+                    listener.auth_worker
+                )
+                self._leave_preauth()
                 while is_open:
                     if tls is not None and tls.unread:
                         await trio.lowlevel.checkpoint()
@@ -167,7 +175,7 @@ class Connection(Generic[S]):
                         await trio.lowlevel.wait_readable(sock)
                     # Another connection may have taken its place since; and who is cut off is not
                     # heard any more, though something has just come.
-                    if session.is_closed or self._scope.cancel_called:
+                    if session.is_closed or self._cancel_scope.cancel_called:
                         break
                     try:
                         count = wire.recv_into(space[: session.next_read_bytes])
@@ -178,98 +186,110 @@ class Connection(Generic[S]):
                         break
                     if count == 0:
                         break
-                    door.receive(session, count)
+                    listener.receive(session, count)
                     if session.is_reading_paused:
-                        await self._wait_for_room()
-                    elif door.may_rest(session):
-                        await door.rest(session)
+                        await self._wait_until_resumed()
+                    elif listener.should_delay_read(session):
+                        await listener.delay_read(session)
         except RemoteProtocolError as error:
             reason = error
         except Exception as error:
             # A fault of ours costs this peer its connection, and nobody else anything.
-            reason = process.blame(error, session.peer)
+            reason = process.log_connection_fault(error, session.peer)
         finally:
-            self._is_known()
-            reason = self._cut_for or reason
+            self._leave_preauth()
+            reason = self._disconnect_error or reason
             if isinstance(reason, RemoteProtocolError) and not session.is_closed:
-                door.fail(session, reason)
-            door.closed(self, reason)
-            if self._say_farewell():
-                door.farewells.add(self._close)
-                door.start_soon(self._wait_for_hang_up)
+                listener.send_fatal_error(session, reason)
+            listener.on_closed(self, reason)
+            if self._send_final_bytes():
+                listener.closing_connections.add(self._close)
+                listener.start_soon(self._wait_for_peer_close)
             else:
                 self._close()
 
-    def _is_known(self) -> None:
-        """It is inside, or gone."""
-        self.guest.leave()
-        self._door.strangers.go(self.cut)
+    def _leave_preauth(self) -> None:
+        """End the pre-authentication limits: the client is authenticated or gone."""
+        self.preauth.leave()
+        self._listener.evictable_connections.discard(self.disconnect)
 
-    async def _introduce(self, gatekeeper: Gatekeeper) -> bool:
-        """Hear who the peer says it is, and have it checked, before the session hears it. Returns
-        False when the peer has left."""
-        door, session, wire, space = self._door, self.session, self.wire, self._door.buffer.space
-        guest = self.guest
-        greetings = gatekeeper.greetings
-        heard = greetings.open(self.cut)
+    async def _authenticate(self, auth_worker: AuthWorker) -> bool:
+        """Read the greeting and check its credentials, then pass it to the session.
+
+        Returns:
+            False if the client has closed the connection.
+        """
+        listener, session, wire, space = (
+            self._listener,
+            self.session,
+            self.transport,
+            self._listener.buffer.writable,
+        )
+        preauth = self.preauth
+        greeting_buffers = auth_worker.greeting_buffers
+        greeting = greeting_buffers.open(self.disconnect)
         is_whole, auth = False, None
         try:
             while not is_whole:
-                await (guest.turn() if has_unread(wire) else guest.readable())
+                await (preauth.wait_turn() if has_unread(wire) else preauth.wait_readable())
                 try:
-                    count = wire.recv_into(space[:GREETING_BYTES_MAX])
+                    received_bytes = wire.recv_into(space[:HANDSHAKE_FRAME_BYTES_MAX])
                 except BlockingIOError:
                     continue
                 except OSError:
                     return False
-                if count == 0:
+                if received_bytes == 0:
                     return False
-                heard.data += space[:count]
-                is_whole, auth = door.introduction(heard)
-                greetings.count(heard)
+                greeting.data += space[:received_bytes]
+                is_whole, auth = listener.parse_greeting(greeting)
+                greeting_buffers.enforce_limit(greeting)
             session.is_authenticating = True
             try:
-                await gatekeeper.hear(auth, session.address, door.knows)
+                await auth_worker.check(auth, session.address, listener.is_valid_auth)
             except RemoteProtocolError as error:
                 session.admission_error = error  # In whose words it is told, the session knows.
-            await guest.turn()  # What many have said may be known to be wrong at once.
+            await preauth.wait_turn()  # What many have said may be known to be wrong at once.
             session.is_authenticating = False
         finally:
-            greetings.close(heard)
+            greeting_buffers.close(greeting)
         if session.is_closed:
             return False
-        count = len(heard.data)
-        space[:count] = heard.data
-        door.receive(session, count)
+        received_bytes = len(greeting.data)
+        space[:received_bytes] = greeting.data
+        listener.receive(session, received_bytes)
         return True
 
-    async def begin(self) -> None:
-        """What comes before the conversation: nothing here. Raises RemoteProtocolError."""
+    async def open_transport(self) -> None:
+        """Prepare the transport before the greeting; subclasses start TLS here.
 
-    def cut(self, error: RemoteProtocolError | None = None) -> None:
-        """Stop serving this peer, for this reason."""
-        self._cut_for = error
-        self.guest.end(self._scope)
+        Raises RemoteProtocolError.
+        """
 
-    def _say_farewell(self) -> bool:
-        """Send the last answers of a session that hears them, as far as the socket takes them.
-        Returns whether there were any."""
+    def disconnect(self, error: RemoteProtocolError | None = None) -> None:
+        """Close the connection, with `error` as the reason."""
+        self._disconnect_error = error
+        self.preauth.cancel_in_turn(self._cancel_scope)
+
+    def _send_final_bytes(self) -> bool:
+        """Send the last replies as far as the socket accepts them. Returns False if there are none."""
         outbox = self.session.outbox
         if not self.session.can_receive_error or not outbox.pending_bytes:
             return False
         try:
-            while outbox.pending_bytes and (piece := outbox.peek(self._door.tick_number)):
-                count = self.wire.send(piece)
-                outbox.sent(count, self._door.tick_number)
-            self.wire.shutdown(socket.SHUT_WR)
+            while outbox.pending_bytes and (data := outbox.peek(self._listener.tick_number)):
+                count = self.transport.send(data)
+                outbox.mark_sent(count, self._listener.tick_number)
+            self.transport.shutdown(socket.SHUT_WR)
         except OSError:
             return False
         return True
 
-    async def _wait_for_hang_up(self) -> None:
-        """Closing a socket with bytes unread would take back what was just sent."""
+    async def _wait_for_peer_close(self) -> None:
+        """Discard input until the client closes. Closing a socket with unread input would reset the
+        connection, and the client would lose the last replies.
+        """
         try:
-            with trio.move_on_after(FAREWELL_SECONDS):
+            with trio.move_on_after(CLOSE_FLUSH_SECONDS):
                 while self.socket.fileno() >= 0:  # Others need its descriptor, perhaps.
                     await trio.lowlevel.wait_readable(self.socket)
                     if not self.socket.recv(_DISCARD_BYTES):
@@ -277,38 +297,41 @@ class Connection(Generic[S]):
         except (trio.ClosedResourceError, OSError):
             pass
         finally:
-            self._door.farewells.discard(self._close)
+            self._listener.closing_connections.discard(self._close)
             self._close()
 
     def _close(self) -> None:
         if self.socket.fileno() < 0:
             return
         trio.lowlevel.notify_closing(self.socket)
-        self.wire.close()
+        self.transport.close()
 
-    def room(self) -> None:
-        """The messages that waited for room are stored."""
-        self._room.set()
+    def resume_reading(self) -> None:
+        """Read again: the client's queued messages are stored."""
+        self._resumed.set()
 
-    async def _wait_for_room(self) -> None:
-        """Pause reading. A peer whose acks may make the room is read on slowly. Of one that has
-        hung up, what it left is read, so that its socket is not kept."""
-        self._room = trio.Event()
-        seconds = TRICKLE_SECONDS if self.session.can_make_room else HUNG_UP_SECONDS
-        while self.session.is_reading_paused and not self._has_hung_up():
+    async def _wait_until_resumed(self) -> None:
+        """Wait until the client's queued messages are stored.
+
+        A client whose acks may free space is still read from, slowly. If the client has closed its
+        side, the rest of its input is read so that the socket can be closed.
+        """
+        self._resumed = trio.Event()
+        seconds = TRICKLE_SECONDS if self.session.can_free_space else DISCONNECT_CHECK_SECONDS
+        while self.session.is_reading_paused and not self._has_peer_closed():
             with trio.move_on_after(seconds):
-                await self._room.wait()
-            if self._door.holds_back(self.session):
+                await self._resumed.wait()
+            if self._listener.is_blocking_publishers(self.session):
                 return
 
-    def _has_hung_up(self) -> bool:
-        return self._polled(select.POLLRDHUP)
+    def _has_peer_closed(self) -> bool:
+        return self._poll(select.POLLRDHUP)
 
     def has_unread(self) -> bool:
-        """Whether something came, or the end of it, that was not read yet."""
-        return self._polled(select.POLLIN)
+        """Return True if the socket has unread bytes, or the end of the stream."""
+        return self._poll(select.POLLIN)
 
-    def _polled(self, events: int) -> bool:
+    def _poll(self, events: int) -> bool:
         if self.socket.fileno() < 0:
             return False
         poll = select.poll()
@@ -316,83 +339,86 @@ class Connection(Generic[S]):
         return bool(poll.poll(0))
 
     def flush(self) -> None:
-        """Send what can be sent without waiting; a task of its own sends the rest."""
-        if not self._writing and not self._send():
-            self._writing = True
-            self._door.start_soon(self._write)
+        """Send what the socket accepts now; a task of its own sends the rest."""
+        if not self._is_writing and not self._send():
+            self._is_writing = True
+            self._listener.start_soon(self._send_rest)
 
-    def push(self) -> None:
-        """Send what can be sent though the system has not said that there is room: it does so only
-        when there is much."""
+    def retry_send(self) -> None:
+        """Send again before the system reports the socket as writable.
+
+        The system does so only when much of the send buffer is free.
+        """
         left = -1
         outbox = self.session.outbox
-        while self._writing and self.socket.fileno() >= 0 and left != outbox.pending_bytes:
+        while self._is_writing and self.socket.fileno() >= 0 and left != outbox.pending_bytes:
             left = outbox.pending_bytes
             if self._send():
                 return
 
     def _send(self) -> bool:
-        """Send until nothing is left (True), or until it is enough or too much (False)."""
-        outbox, tick, wire = self.session.outbox, self._door.tick_number, self.wire
+        """Send a limited number of pieces. Returns True if the outbox is empty and flushed."""
+        outbox, tick, wire = self.session.outbox, self._listener.tick_number, self.transport
         try:
-            for _ in range(_PIECES_PER_TURN):
-                piece = outbox.peek(tick)
-                if not piece:
+            for _ in range(_SENDS_PER_TURN):
+                data = outbox.peek(tick)
+                if not data:
                     # Or there is more to look at, in another turn.
-                    return outbox.idle and self._is_on_its_way()
-                count = wire.send(piece)
+                    return outbox.is_idle and self._is_flushed()
+                count = wire.send(data)
                 outbox.mark_sent(count, tick)
-                if count < len(piece):
+                if count < len(data):
                     return False
                 if outbox.is_idle:
-                    return self._is_on_its_way()
+                    return self._is_flushed()
         except BlockingIOError:
             return False
         except OSError:
-            self.cut()  # The reader learns the same from its own end, or is asleep.
+            self.disconnect()  # The reader learns the same from its own end, or is asleep.
             return True
-        return outbox.idle and self._is_on_its_way()
+        return outbox.is_idle and self._is_flushed()
 
-    def _is_on_its_way(self) -> bool:
-        """Whether nothing that was taken from the outbox waits in between."""
+    def _is_flushed(self) -> bool:
+        """Return True if the TLS layer holds no unsent bytes."""
         if self.tls is None:
             return True
         self.tls.flush()
         return not self.tls.unsent
 
-    async def _write(self) -> None:
+    async def _send_rest(self) -> None:
         try:
             while self.socket.fileno() >= 0:  # Closed, perhaps, before the first turn.
                 await trio.lowlevel.wait_writable(self.socket)
                 done = self._send()
-                self._door.settle()  # What was passed over may have made room.
+                self._listener.flush_ready()  # What was passed over may have made room.
                 if done:
                     return
         except (trio.ClosedResourceError, OSError):
             return
         except Exception as error:
-            process.blame(error, self.session.peer)
-            self.cut()
+            process.log_connection_fault(error, self.session.peer)
+            self.disconnect()
         finally:
-            self._writing = False
+            self._is_writing = False
 
-    def silent_seconds(self) -> float:
-        """How long nothing has come from the peer's program; 0 if that is not known."""
+    def idle_seconds(self) -> float:
+        """Return the seconds since the last received data; 0 if unknown."""
         try:
-            info = self.socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_DATA.size)
+            info = self.socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_LAST_DATA.size)
         except OSError:
             return 0.0
-        (last_data_ms,) = _TCP_DATA.unpack(info)
+        (last_data_ms,) = _TCP_LAST_DATA.unpack(info)
         return float(last_data_ms) / 1000
 
-    def unanswered_seconds(self) -> float:
-        """How long the peer's host has not acknowledged bytes that are under way to it; 0 if none.
+    def unacked_seconds(self) -> float:
+        """Return for how long the peer's host has not acknowledged sent TCP data; 0 if none is
+        sent.
 
-        A host that lives acknowledges at once, also when its program reads nothing.
+        A running host acknowledges at once, even if its program reads nothing.
         """
         try:
-            info = self.socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO.size)
+            info = self.socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_UNACKED.size)
         except OSError:
             return 0.0
-        unacked, last_ack_ms = _TCP_INFO.unpack(info)
+        unacked, last_ack_ms = _TCP_UNACKED.unpack(info)
         return last_ack_ms / 1000 if unacked else 0.0

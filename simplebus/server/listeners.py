@@ -1,7 +1,4 @@
-"""Listening sockets: bind, accept, hand over.
-
-Rule 1: a listener knows addresses and file descriptors, never the protocol spoken on them.
-"""
+"""Listening sockets: bind, accept, and reserve file descriptors for the journal."""
 
 from __future__ import annotations
 
@@ -14,7 +11,7 @@ from functools import partial
 import trio
 
 from simplebus.server import process
-from simplebus.server.preauth.queue import Anteroom, Guest
+from simplebus.server.preauth.queue import PreAuthConnection, PreAuthQueue
 
 log = logging.getLogger("simplebus.server")
 
@@ -24,17 +21,17 @@ _ACCEPTS_PER_TURN = 4  # Many at once would hold up those who are inside.
 # Out of file descriptors or memory: what is open must close first.
 _EXHAUSTED = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
 _EXHAUSTED_PAUSE_SECONDS = 0.5
-_TRIES_MAX = 8
-"""So many at most are told to make room for one: not all of them go in the same turn."""
+_DESCRIPTOR_ATTEMPTS_MAX = 8
+"""Attempts to free a descriptor for one connection: a closed one may not be free at once."""
 
 # Idle peers whose host is gone are found by the kernel: 30 s of silence, then 3 probes 5 s apart.
 _KEEPALIVE = ((socket.TCP_KEEPIDLE, 30), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 3))
 
 
 async def bind(host: str, port: int) -> list[socket.socket]:
-    """Listening sockets on every address of host. Port 0 picks one free port for all of them.
+    """Return listening sockets on every address of `host`. Port 0 selects one free port for all.
 
-    Raises OSError, naming the address, when one cannot be had.
+    Raises OSError, with the address in its text, if an address is not available.
     """
     infos = await trio.socket.getaddrinfo(
         host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -48,12 +45,13 @@ async def bind(host: str, port: int) -> list[socket.socket]:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             if family == socket.AF_INET6:
                 sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-            chosen = port or (sockets[0].getsockname()[1] if len(sockets) > 1 else 0)
+            chosen_port = port or (sockets[0].getsockname()[1] if len(sockets) > 1 else 0)
             try:
-                sock.bind((address[0], chosen, *address[2:]))
+                sock.bind((address[0], chosen_port, *address[2:]))
             except OSError as error:
                 raise OSError(
-                    error.errno, f"cannot listen on {name((address[0], chosen))}: {error.strerror}"
+                    error.errno,
+                    f"cannot listen on {format_address((address[0], chosen_port))}: {error.strerror}",
                 ) from None
             sock.listen(_BACKLOG)
     except BaseException:
@@ -64,10 +62,9 @@ async def bind(host: str, port: int) -> list[socket.socket]:
 
 
 async def bind_all(hosts: tuple[str, ...], port: int) -> list[socket.socket]:
-    """Listening sockets on several hosts and one port. An IPv6 address that this machine lacks is
-    left out.
+    """Return listening sockets on several hosts and one port.
 
-    Raises OSError when another one cannot be had.
+    An IPv6 address that is not available is skipped. Raises OSError if another one is not.
     """
     sockets: list[socket.socket] = []
     problem: OSError | None = None
@@ -86,88 +83,105 @@ async def bind_all(hosts: tuple[str, ...], port: int) -> list[socket.socket]:
     return sockets
 
 
-def name(address: tuple[object, ...]) -> str:
-    """HOST:PORT, with brackets around an IPv6 host. One of IPv4 is one at every socket."""
+def format_address(address: tuple[object, ...]) -> str:
+    """Return HOST:PORT. IPv6 hosts are in brackets; IPv4-mapped addresses are shown as IPv4."""
     host, port = str(address[0]), address[1]
     if host.startswith(_MAPPED) and "." in host:
         host = host.removeprefix(_MAPPED)
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-def host_of(peer: str) -> str:
-    """The host of a `name`."""
+def host_from_address(peer: str) -> str:
+    """Return the host of a `format_address` text."""
     return peer.rpartition(":")[0].strip("[]")
 
 
 async def accept(
-    listener: socket.socket,
-    serve: Callable[[socket.socket, str], None],
-    room: Anteroom,
+    listening_socket: socket.socket,
+    on_accept: Callable[[socket.socket, str], None],
+    preauth_queue: PreAuthQueue,
     *,
-    spare: int = 0,
-    make_room: Callable[[str], bool] = lambda peer: False,
+    spare_descriptors: int = 0,
+    free_descriptor: Callable[[str], bool] = lambda peer: False,
 ) -> None:
-    """Accept for ever, handing each connected, non-blocking socket over. Closes the listener.
-    `spare` descriptors are for these sockets alone. Where none is left, `make_room` may have
-    somebody leave for this peer.
+    """Accept connections until cancelled, then close the listening socket.
 
-    A listener is a guest of the anteroom: however many come, a few at a time are let in, in turn
-    with what those do who have come. Where descriptors or memory run out, who comes waits in the
-    queue, and who is inside notices nothing: some descriptors are left for what the server itself
-    opens.
+    The listener takes turns with unauthenticated connections in the queue and accepts a few
+    connections per turn. If descriptors or memory run out, clients wait in the system's backlog,
+    and established connections are not affected.
+
+    Args:
+        on_accept: Called with each connected, non-blocking socket and its address.
+        spare_descriptors: Descriptors reserved for this listener alone.
+        free_descriptor: Called with the peer's address if no descriptor is left; may close another
+            connection and return True.
     """
-    says_nothing = False
-    guest = room.enter(listener, f"listener {name(listener.getsockname())}", is_listener=True)
+    has_logged = False
+    queue_entry = preauth_queue.add(
+        listening_socket,
+        f"listener {format_address(listening_socket.getsockname())}",
+        is_listener=True,
+    )
     try:
         while True:
-            await guest.readable()
+            await queue_entry.wait_readable()
             for _ in range(_ACCEPTS_PER_TURN):
                 try:
-                    sock, address = listener.accept()
+                    sock, address = listening_socket.accept()
                 except BlockingIOError:
                     break
                 except OSError as error:
                     if error.errno in _EXHAUSTED:
-                        if not says_nothing:
+                        if not has_logged:
                             log.error("cannot accept: %s; trying again", error.strerror)
-                        says_nothing = True
+                        has_logged = True
                         await trio.sleep(_EXHAUSTED_PAUSE_SECONDS)
                     break  # Otherwise the peer left before it was accepted.
-                with_place = await _placed(sock, guest, spare, partial(make_room, name(address)))
-                if with_place is None:
-                    if not says_nothing:
+                accepted = await _move_below_limit(
+                    sock,
+                    queue_entry,
+                    spare_descriptors,
+                    partial(free_descriptor, format_address(address)),
+                )
+                if accepted is None:
+                    if not has_logged:
                         log.error("cannot accept: too many files are open; see LimitNOFILE")
-                    says_nothing = True
+                    has_logged = True
                     await trio.sleep(_EXHAUSTED_PAUSE_SECONDS)
                     break
-                if says_nothing:
+                if has_logged:
                     log.warning("connections are accepted again")
-                    says_nothing = False
+                    has_logged = False
                 try:
-                    _prepare(with_place)
+                    _set_socket_options(accepted)
                 except OSError:  # It left meanwhile.
-                    with_place.close()
+                    accepted.close()
                     continue
-                serve(with_place, name(address))
+                on_accept(accepted, format_address(address))
     finally:
-        guest.leave()
-        listener.close()
+        queue_entry.leave()
+        listening_socket.close()
 
 
-async def _placed(
-    sock: socket.socket, listener: Guest, spare: int, make_room: Callable[[], bool]
+async def _move_below_limit(
+    sock: socket.socket,
+    queue_entry: PreAuthConnection,
+    spare_descriptors: int,
+    free_descriptor: Callable[[], bool],
 ) -> socket.socket | None:
-    """This socket, with a descriptor that is for peers; None, and it is closed, where none is to be
-    had."""
+    """Return the socket with a descriptor below the limit for peers.
+
+    Closes the socket and returns None if no such descriptor can be freed.
+    """
     try:
-        for _ in range(_TRIES_MAX):
-            if _is_for_peers(sock, spare) or not make_room():
+        for _ in range(_DESCRIPTOR_ATTEMPTS_MAX):
+            if _has_peer_descriptor(sock, spare_descriptors) or not free_descriptor():
                 break
-            sock = _lowered(sock)
-            if not _is_for_peers(sock, spare):
-                await listener.turn()  # Behind those that were told to go.
-                sock = _lowered(sock)
-        if _is_for_peers(sock, spare):
+            sock = _with_lowest_descriptor(sock)
+            if not _has_peer_descriptor(sock, spare_descriptors):
+                await queue_entry.wait_turn()  # Behind those that were told to go.
+                sock = _with_lowest_descriptor(sock)
+        if _has_peer_descriptor(sock, spare_descriptors):
             return sock
     except OSError:
         pass
@@ -178,18 +192,18 @@ async def _placed(
     return None
 
 
-def _is_for_peers(sock: socket.socket, spare: int) -> bool:
-    return sock.fileno() < process.descriptors_for_peers(spare)
+def _has_peer_descriptor(sock: socket.socket, spare_descriptors: int) -> bool:
+    return sock.fileno() < process.peer_descriptor_limit(spare_descriptors)
 
 
-def _lowered(sock: socket.socket) -> socket.socket:
-    """The same with the lowest descriptor that is free. Raises OSError."""
+def _with_lowest_descriptor(sock: socket.socket) -> socket.socket:
+    """Duplicate the socket to the lowest free descriptor. Raises OSError."""
     lower = sock.dup()
     sock.close()
     return lower
 
 
-def _prepare(sock: socket.socket) -> None:
+def _set_socket_options(sock: socket.socket) -> None:
     sock.setblocking(False)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)

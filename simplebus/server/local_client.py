@@ -1,13 +1,11 @@
-"""A client that is part of the server: bytes go from hand to hand, without a socket.
+"""Clients inside the server process, connected without a socket.
 
-Rule 1: to the broker it is a session like others, but nobody asks it who it is: it is the server's
-own, and may do everything.
-Rule 2: what it wrote has happened when `send` returns. What there is for it is taken by its reader,
-in its turn.
+The broker treats such a client as a session without authentication and with all permissions.
+`send` has taken effect when it returns; the client's reader takes replies in its own task.
 
-    Wire ─► InsideLink.send ─────────► Broker
-      ▲                                  │
-      └──── InsideLink.receive_into ◄── Outbox
+    client ─► LocalClient.send ─────────► Broker
+      ▲                                     │
+      └──── LocalClient.receive_into ◄── Outbox
 """
 
 from __future__ import annotations
@@ -18,145 +16,155 @@ from simplebus.core.errors import BusConnectionError, RemoteProtocolError
 from simplebus.core.protocol.frames import FrameBatch
 from simplebus.core.protocol.requests import FetchReply, FetchRequest
 from simplebus.core.session.session import Session
-from simplebus.server.server import Engine
+from simplebus.server.server import Server
 
-_TURNS = 4
-"""So often others have their turns before a publisher of much is read on: what it has said is seen,
-made into something, and on its way then. With none, a burst holds up what is copied meanwhile."""
+_DELAY_LOOP_TURNS = 4
+"""Event loop turns that a fast publisher waits for local readers. Without a delay, a burst would
+hold up the messages that a bridge copies meanwhile.
+"""
 
 
-class Inside:
-    """Where such clients find the server. A `Place`."""
+class LocalEndpoint:
+    """Endpoint of the server for clients in the same process. Implements the client's `Place`."""
 
-    def __init__(self, engine: Engine, name: str) -> None:
-        """`name` says who they are, to operators."""
-        self.engine = engine
+    def __init__(self, server: Server, name: str) -> None:
+        """`name` is shown to operators as the peer of these sessions."""
+        self.server = server
         self._name = name
-        self._is_reading = False
-        """Whether something was seen since a publisher was asked to wait last."""
-        engine.parts.append(self)
+        self._has_fetched = False
+        """True if a fetch returned messages since the last publisher was delayed."""
+        server.local_throttles.append(self)
 
-    async def open(self) -> InsideLink:
-        """A link to the broker, for one client. Raises BusConnectionError when the server ends."""
+    async def open(self) -> LocalClient:
+        """Open a session of the broker. Raises BusConnectionError if the server has ended."""
         await trio.lowlevel.checkpoint()
-        if self.engine.has_ended:
+        if self.server.has_ended:
             raise BusConnectionError("this server has ended")
-        self.engine.read_clock()
-        broker = self.engine.broker
+        self.server.update_clock()
+        broker = self.server.broker
         session = broker.open_session(self._name)
         session.is_authenticated = session.is_internal = True
         session.receiver.frame_bytes_max = broker.settings.limits.frame_bytes
-        link = self.engine.own[session.session_id] = InsideLink(self.engine, session)
-        return link
+        client = self.server.local_clients[session.session_id] = LocalClient(self.server, session)
+        return client
 
-    def see(self, class_id: int, wish: FetchRequest) -> tuple[FetchReply, list[FrameBatch]] | None:
-        """What a Fetch would be answered now, without the way there and back: frames are valid
-        until the next await. None where that takes longer. Raises RemoteProtocolError."""
-        self.engine.read_clock()
-        found = self.engine.broker.fetch_handler.fetch_from_memory(class_id, wish)
-        self._is_reading = self._is_reading or (found is not None and bool(found[1]))
-        return found
+    def fetch_from_memory(
+        self, class_id: int, request: FetchRequest
+    ) -> tuple[FetchReply, list[FrameBatch]] | None:
+        """Answer a Fetch request at once, without encoding it.
+
+        Returns:
+            The reply and its frames, which are valid until the next await; None if the messages are
+            not in memory.
+
+        Raises:
+            RemoteProtocolError: The request is refused.
+        """
+        self.server.update_clock()
+        result = self.server.broker.fetch_handler.fetch_from_memory(class_id, request)
+        self._has_fetched = self._has_fetched or (result is not None and bool(result[1]))
+        return result
 
     # What publishers wait for --------------------------------------------------------------------
 
-    def feeds_anybody(self) -> bool:
+    def has_keeping_up_consumers(self) -> bool:
         return False
 
-    def holds(self, *, others: bool) -> bool:
-        is_reading, self._is_reading = self._is_reading, False
-        return is_reading
+    def should_delay(self, *, has_other_consumers: bool) -> bool:
+        has_fetched, self._has_fetched = self._has_fetched, False
+        return has_fetched
 
-    async def hold(self, publisher: Session) -> None:
-        """Let those who read go on with what they have seen, and see what follows."""
-        for _ in range(_TURNS):
+    async def delay(self, publisher: Session) -> None:
+        """Let local readers process what they have fetched, and fetch more."""
+        for _ in range(_DELAY_LOOP_TURNS):
             await trio.lowlevel.checkpoint()
 
     def __str__(self) -> str:
         return "this server"
 
 
-class InsideLink:
-    """A client's link to the broker. To the client it is a `Link`, to the engine a `Guest`."""
+class LocalClient:
+    """A client's connection to the broker: a `Link` for the client, a session owner for the server."""
 
-    def __init__(self, engine: Engine, session: Session) -> None:
+    def __init__(self, server: Server, session: Session) -> None:
         self.session = session
-        self._engine = engine
-        self._is_over = False
-        """Whether it has ended: what was answered before is still read."""
-        self._cut_for: RemoteProtocolError | None = None
-        self._is_cut = False
-        """Whether the engine wants it ended: its reader does that."""
-        self._arrived = trio.Event()
-        self._room = trio.Event()
+        self._server = server
+        self._has_ended = False
+        """True if the session is closed. Earlier replies can still be read."""
+        self._disconnect_error: RemoteProtocolError | None = None
+        self._is_disconnected = False
+        """True if the server has disconnected the client; its reader then ends the session."""
+        self._readable = trio.Event()
+        self._resumed = trio.Event()
 
     def flush(self) -> bool:
-        """There may be something to read; all that was sent is there."""
+        """Wake the reader if there are bytes to read. Returns True: sent bytes need no flush."""
         if not self.session.outbox.is_idle:
-            self._arrived.set()
+            self._readable.set()
         return True
 
     # What the engine says ------------------------------------------------------------------------
 
-    def room(self) -> None:
-        """It may say more."""
-        self._room.set()
+    def resume_reading(self) -> None:
+        """Let the client send again."""
+        self._resumed.set()
 
-    def cut(self, error: RemoteProtocolError | None = None) -> None:
-        """Stop serving it, for this reason."""
-        self._is_cut, self._cut_for = True, error
-        self._arrived.set()
-        self._room.set()
+    def disconnect(self, error: RemoteProtocolError | None = None) -> None:
+        """End the session, with `error` as the reason."""
+        self._is_disconnected, self._disconnect_error = True, error
+        self._readable.set()
+        self._resumed.set()
 
     # What the client says ------------------------------------------------------------------------
 
     def send(self, data: memoryview) -> int:
-        session, space = self.session, self._engine.buffer.space
-        if self._is_over or self._is_cut or session.is_closed:
+        session, space = self.session, self._server.buffer.writable
+        if self._has_ended or self._is_disconnected or session.is_closed:
             return len(data)  # As a socket's: who reads learns that nobody listens.
         if session.is_reading_paused:
             return 0
         count = min(len(data), len(space))
         space[:count] = data[:count]
         try:
-            self._engine.receive(session, count)
+            self._server.receive(session, count)
         except RemoteProtocolError as error:
             self._end(error)
         return count
 
     async def wait_sendable(self) -> None:
         await trio.lowlevel.checkpoint()
-        while self.session.is_reading_paused and not (self._is_over or self._is_cut):
-            self._room = trio.Event()
-            await self._room.wait()
+        while self.session.is_reading_paused and not (self._has_ended or self._is_disconnected):
+            self._resumed = trio.Event()
+            await self._resumed.wait()
 
     async def receive_into(self, space: memoryview) -> int:
         await trio.lowlevel.checkpoint()
         while True:
-            if (self._is_cut or self.session.is_closed) and not self._is_over:
-                self._end(self._cut_for or "cut off")
-            if count := self._take(space):
+            if (self._is_disconnected or self.session.is_closed) and not self._has_ended:
+                self._end(self._disconnect_error or "cut off")
+            if count := self._read_outbox(space):
                 return count
-            if self._is_over:
+            if self._has_ended:
                 return 0
             if not self.session.outbox.is_idle:  # It has more to look at, in another turn.
-                self._engine.settle()
+                self._server.flush_ready()
                 await trio.lowlevel.checkpoint()
                 continue
-            self._arrived = trio.Event()
-            await self._arrived.wait()
+            self._readable = trio.Event()
+            await self._readable.wait()
 
-    def _take(self, space: memoryview) -> int:
-        """Fill the space with what is there for the client. Returns how much it was."""
-        outbox, tick = self.session.outbox, self._engine.tick_number
-        taken, most = 0, len(space)
-        while taken < most and (piece := outbox.peek(tick)):
-            count = min(len(piece), most - taken)
-            space[taken : taken + count] = piece[:count]
+    def _read_outbox(self, space: memoryview) -> int:
+        """Copy outgoing bytes into `space`. Returns their number."""
+        outbox, tick = self.session.outbox, self._server.tick_number
+        read_bytes, space_bytes = 0, len(space)
+        while read_bytes < space_bytes and (piece := outbox.peek(tick)):
+            count = min(len(piece), space_bytes - read_bytes)
+            space[read_bytes : read_bytes + count] = piece[:count]
             outbox.mark_sent(count, tick)
-            taken += count
-        if taken:
-            self._engine.settle()  # What was passed over may have made room.
-        return taken
+            read_bytes += count
+        if read_bytes:
+            self._server.flush_ready()  # What was passed over may have made room.
+        return read_bytes
 
     def end(self) -> None:
         self._end("closed by the client")
@@ -165,11 +173,11 @@ class InsideLink:
         self._end("closed by the client")
 
     def _end(self, reason: str | RemoteProtocolError) -> None:
-        if self._is_over:
+        if self._has_ended:
             return
-        self._is_over = True
+        self._has_ended = True
         if isinstance(reason, RemoteProtocolError) and not self.session.is_closed:
-            self._engine.fail(self.session, reason)
-        self._engine.closed(self, reason)
-        self._arrived.set()
-        self._room.set()
+            self._server.send_fatal_error(self.session, reason)
+        self._server.on_closed(self, reason)
+        self._readable.set()
+        self._resumed.set()

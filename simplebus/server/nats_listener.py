@@ -1,6 +1,6 @@
-"""The NATS front on a trio clock, beside the engine whose loop, buffer and nursery it shares.
+"""The NATS server on trio, next to `Server`, whose event loop, buffer and nursery it shares.
 
-Rule 1: whatever changes the front ends with the engine's `settle`, which asks every door.
+Every change of the NATS server ends with `flush_ready`, which flushes all listeners.
 """
 
 from __future__ import annotations
@@ -17,136 +17,144 @@ from simplebus.core.errors import Reason, RemoteProtocolError
 from simplebus.core.protocol.requests import Auth
 from simplebus.core.users.users import Users
 from simplebus.nats.errors import NatsError, too_many_connections
-from simplebus.nats.protocol.handshake import introduction
-from simplebus.nats.server.server import Front, adopt
+from simplebus.nats.protocol.handshake import parse_greeting
+from simplebus.nats.server.server import NatsServer
+from simplebus.nats.server.server import apply_settings as apply_nats_settings
 from simplebus.nats.server.session import NatsSession
-from simplebus.nats.server.slow_consumer_count import PublisherStall, StallablePublisher
+from simplebus.nats.server.slow_consumers import PublisherStall, StallablePublisher
 from simplebus.nats.server.users import NatsAuth, certificate_name_index
 from simplebus.nats.settings import NatsSettings
 from simplebus.server import process
 from simplebus.server.connection import Connection
-from simplebus.server.listeners import host_of
-from simplebus.server.preauth.auth_worker import Gatekeeper
-from simplebus.server.preauth.eviction import Strangers
-from simplebus.server.preauth.greeting import Heard
-from simplebus.server.server import Engine
+from simplebus.server.listeners import host_from_address
+from simplebus.server.preauth.auth_worker import AuthWorker
+from simplebus.server.preauth.eviction import EvictableConnections
+from simplebus.server.preauth.greeting import Greeting
+from simplebus.server.server import Server
 from simplebus.server.tls.certificates import ReloadableCertificate
 from simplebus.server.tls.nats_upgrade import NatsTlsConnection
 
 log = logging.getLogger("simplebus.server")
 
-_BEAT_SECONDS = 0.5
+_TICK_SECONDS = 0.5
 # And so often within the shortest time that is measured by it.
-_BEATS_MIN = 4
-_SHOWN_NAME_CHARACTERS = 80
+_TICKS_PER_LIMIT_MIN = 4
+_LOGGED_NAME_CHARACTERS = 80
 # How long a drain reads on from who goes on publishing, and how often it looks.
-_FINISH_SECONDS_MAX = 0.5
-_FINISH_LOOK_SECONDS = 0.005
+_STOP_PUBLISHERS_MAX_SECONDS = 0.5
+_STOP_PUBLISHERS_POLL_SECONDS = 0.005
 # Clients of a lame duck are closed no further apart than this.
-_PAUSE_SECONDS_MAX = 1.0
+_CLOSE_INTERVAL_MAX_SECONDS = 1.0
 
 
-class NatsDoor:
-    """Drives one front. Start `run` in a nursery; then `serve` each accepted socket."""
+class NatsListener:
+    """Drives one NATS server: connections, ticks and flushes.
+
+    Start `run` in a nursery, then call `serve` with each accepted socket.
+    """
 
     def __init__(
         self,
-        engine: Engine,
+        server: Server,
         settings: NatsSettings | None = None,
         tls: ReloadableCertificate | None = None,
     ) -> None:
         self._tls = tls
-        self.front = Front(
+        self.nats_server = NatsServer(
             settings,
             server_id=secrets.token_hex(16).upper(),
             seed=secrets.randbits(64),
-            broker=engine.broker,
+            broker=server.broker,
             secret=secrets.token_bytes(32),
         )
-        self._users = _by_spelling(self.front.settings.auth)
-        self.engine = engine
-        self._own_gatekeeper = Gatekeeper(Users(()))
-        """Of this door's own users, where those of all doors have none."""
-        self.buffer = engine.buffer
-        self.anteroom = engine.anteroom
-        self.strangers = Strangers()
-        self.farewells = engine.farewells
+        self._user_by_spelling = _by_spelling(self.nats_server.settings.auth)
+        self.server = server
+        self._nats_auth_worker = AuthWorker(Users(()))
+        """Checks the credentials of NATS users if the server has no users of its own."""
+        self.buffer = server.buffer
+        self.preauth_queue = server.preauth_queue
+        self.evictable_connections = EvictableConnections()
+        self.closing_connections = server.closing_connections
         self.connections: dict[int, Connection[NatsSession]] = {}
-        """By client id."""
-        self.accepted = 0
-        self._is_tidying = self._is_finishing = False
-        self._paused = trio.lowlevel.ParkingLot()
-        """Clients that are not read from because they have published too fast."""
-        self._freed = False
-        """Whether much memory may be free since the last beat."""
-        self._hold: Hold | None = None
-        """Of a publisher at another door."""
-        self._settled = trio.lowlevel.ParkingLot()
-        """Whoever waits for a change."""
-        engine.doors.append(self.settle_own)
-        engine.holders.append(self)
-        engine.more_strangers.append(self.strangers)
-        engine.guest_finders.append(self._connection_of_guest)
+        """Connections by client id."""
+        self.accepted_count = 0
+        self._is_removing_routes = self._is_draining = False
+        self._rate_limited_clients = trio.lowlevel.ParkingLot()
+        """Clients that are not read from because they exceeded their rate limit."""
+        self._should_trim_memory = False
+        """True if much memory may have been freed since the last tick."""
+        self._delay: PublisherStall | None = None
+        """Delay of the publisher of another listener."""
+        self._state_changed = trio.lowlevel.ParkingLot()
+        """Tasks that wait for any change of the NATS server."""
+        server.listener_flushers.append(self.flush_nats_clients)
+        server.throttles.append(self)
+        server.other_evictable_connections.append(self.evictable_connections)
+        server.connection_finders.append(self._connection_of_session)
 
-    def adopt(self, settings: NatsSettings) -> None:
-        """Behave like this from now on. Clients whose user is not as it was are disconnected."""
-        self.front.now = trio.current_time()
-        adopt(self.front, settings)
-        self._users = _by_spelling(settings.auth)
-        self.settle()
+    def apply_settings(self, settings: NatsSettings) -> None:
+        """Apply new settings and disconnect clients whose user was removed or changed."""
+        self.nats_server.now = trio.current_time()
+        apply_nats_settings(self.nats_server, settings)
+        self._user_by_spelling = _by_spelling(settings.auth)
+        self.flush_ready()
 
-    def adopt_rates(self) -> None:
-        """From now on clients publish no faster than the engine's users and addresses may."""
-        for session in self.front.sessions.values():
+    def apply_rate_limits(self) -> None:
+        """Apply the publish rate limits of the server's users and addresses to all clients."""
+        for session in self.nats_server.sessions.values():
             shared = session.user.shared_user if session.user is not None else None
-            user = self.engine.user_named(shared.name if shared is not None else "")
-            session.adopt(self.engine.broker.rate_limits.token_buckets_for(user, session.address))
-        self._paused.unpark_all()
+            user = self.server.find_user(shared.name if shared is not None else "")
+            session.set_token_buckets(
+                self.server.broker.rate_limits.token_buckets_for(user, session.address)
+            )
+        self._rate_limited_clients.unpark_all()
 
     async def run(self) -> None:
-        """Beat until cancelled."""
-        limits = self.front.settings.limits
+        """Tick until cancelled."""
+        limits = self.nats_server.settings.limits
         seconds = min(limits.auth_seconds, limits.ping_seconds, limits.write_seconds)
         while True:
-            await trio.sleep(min(_BEAT_SECONDS, seconds / _BEATS_MIN))
-            self.front.now = trio.current_time()
+            await trio.sleep(min(_TICK_SECONDS, seconds / _TICKS_PER_LIMIT_MIN))
+            self.nats_server.now = trio.current_time()
             try:
-                self.front.tick()
-                self.settle()
-                if self._freed:
-                    self._freed = False
-                    process.give_back()
+                self.nats_server.tick()
+                self.flush_ready()
+                if self._should_trim_memory:
+                    self._should_trim_memory = False
+                    process.release_free_memory()
             except Exception:
                 log.exception("a beat of the NATS door failed")
 
     def serve(self, sock: socket.socket, peer: str) -> None:
-        """Take over a connected, non-blocking socket, or refuse it."""
-        self.accepted += 1
-        if not self.engine.lets_in(sock, peer):
+        """Serve a connected, non-blocking socket, or refuse it if a limit is reached."""
+        self.accepted_count += 1
+        if not self.server.admit_address(sock, peer):
             return
-        self.front.now = trio.current_time()
+        self.nats_server.now = trio.current_time()
         host, port = sock.getsockname()[:2]
-        ip = host_of(peer)
-        session = self.front.open(peer, ip=ip, host=host, port=port, is_early=self._tls is not None)
-        session.hear_again = partial(self._hear_again, ip)
-        full = too_many_connections(self.front.settings.limits.connections)
-        is_full = len(self.connections) >= self.front.settings.limits.connections
-        is_one_too_many = is_full and not self.strangers.make_room(full)
-        connection = self._connection(sock, session, is_one_too_many=is_one_too_many)
+        ip = host_from_address(peer)
+        session = self.nats_server.open_session(
+            peer, ip=ip, host=host, port=port, is_handshake_pending=self._tls is not None
+        )
+        session.on_repeated_connect = partial(self._recheck_auth, ip)
+        full = too_many_connections(self.nats_server.settings.limits.connections)
+        is_full = len(self.connections) >= self.nats_server.settings.limits.connections
+        is_over_limit = is_full and not self.evictable_connections.evict_one(full)
+        connection = self._create_connection(sock, session, is_over_limit=is_over_limit)
         self.connections[session.client_id] = connection
         self.start_soon(connection.run)
-        if is_one_too_many:
-            self.front.cut(session, full)
-        elif self.gatekeeper is not None or self._tls is not None:
-            connection.makes_room()
-        self.settle()
+        if is_over_limit:
+            self.nats_server.disconnect(session, full)
+        elif self.auth_worker is not None or self._tls is not None:
+            connection.make_evictable()
+        self.flush_ready()
 
-    def _connection(
-        self, sock: socket.socket, session: NatsSession, *, is_one_too_many: bool
+    def _create_connection(
+        self, sock: socket.socket, session: NatsSession, *, is_over_limit: bool
     ) -> Connection[NatsSession]:
         if self._tls is None:
             return Connection(sock, session, self)
-        if is_one_too_many:
+        if is_over_limit:
             # One too many is told so in clear: it is not worth a handshake.
             if self._tls.options.handshake_first:
                 session.discard_output()
@@ -155,86 +163,89 @@ class NatsDoor:
             sock,
             session,
             self,
-            self.front,
+            self.nats_server,
             certificate=self._tls,
-            user_by_spelling=self._users,
-            handshake_seconds=self.front.settings.limits.tls_seconds,
+            user_by_spelling=self._user_by_spelling,
+            handshake_seconds=self.nats_server.settings.limits.tls_seconds,
         )
 
     def receive(self, session: NatsSession, count: int) -> None:
-        """`count` fresh bytes of this session are in the buffer. Raises NatsError."""
-        self.front.now = self.engine.read_clock()
+        """Process `count` bytes of `session` in the receive buffer. Raises NatsError."""
+        self.nats_server.now = self.server.update_clock()
         try:
-            self.front.receive(session, self.buffer, count)
+            self.nats_server.receive(session, self.buffer, count)
         finally:
-            self.settle_own()  # Messages go first, what else there is to do comes behind them.
-            self.settle()
+            self.flush_nats_clients()  # Messages go first, what else there is to do comes behind them.
+            self.flush_ready()
 
     @property
-    def gatekeeper(self) -> Gatekeeper | None:
-        """Of those who have to say who they are."""
-        if self.engine.gatekeeper is not None:
-            return self.engine.gatekeeper
-        return self._own_gatekeeper if self.front.settings.auth.required else None
+    def auth_worker(self) -> AuthWorker | None:
+        """Checks credentials; None if no client needs any."""
+        if self.server.auth_worker is not None:
+            return self.server.auth_worker
+        return self._nats_auth_worker if self.nats_server.settings.auth.is_required else None
 
-    def knows(self, auth: Auth) -> bool:
-        return self.front.settings.auth.knows(auth)
+    def is_valid_auth(self, auth: Auth) -> bool:
+        return self.nats_server.settings.auth.verify_auth(auth)
 
-    def _hear_again(self, address: str, words: Auth) -> None:
-        if (gatekeeper := self.gatekeeper) is not None:
-            gatekeeper.hear_again(words, address, self.knows)
+    def _recheck_auth(self, address: str, auth: Auth) -> None:
+        if (auth_worker := self.auth_worker) is not None:
+            auth_worker.recheck(auth, address, self.is_valid_auth)
 
-    def introduction(self, heard: Heard) -> tuple[bool, Auth | None]:
-        found = introduction(heard.data, heard.searched)
-        heard.searched = len(heard.data)
-        return found
+    def parse_greeting(self, greeting: Greeting) -> tuple[bool, Auth | None]:
+        result = parse_greeting(greeting.data, greeting.searched_bytes)
+        greeting.searched_bytes = len(greeting.data)
+        return result
 
-    async def finish_publishers(self) -> None:
-        """Stop reading from clients that have subscribed to nothing, each as soon as what it has
-        sent so far is read."""
-        self._is_finishing = True
-        self._paused.unpark_all()
-        self._settled.unpark_all()
-        last = trio.current_time() + _FINISH_SECONDS_MAX
+    async def stop_publishers(self) -> None:
+        """Disconnect clients without subscriptions, each when its received bytes are processed."""
+        self._is_draining = True
+        self._rate_limited_clients.unpark_all()
+        self._state_changed.unpark_all()
+        last = trio.current_time() + _STOP_PUBLISHERS_MAX_SECONDS
         while publishers := [c for c in self.connections.values() if not c.session.subscriptions]:
             late = trio.current_time() > last
             for connection in publishers:
                 if late or not connection.has_unread():
-                    connection.cut()
-            await trio.sleep(_FINISH_LOOK_SECONDS)
+                    connection.disconnect()
+            await trio.sleep(_STOP_PUBLISHERS_POLL_SECONDS)
 
-    async def flushed(self) -> None:
-        """Wait until every client has taken what waits for it."""
+    async def wait_flushed(self) -> None:
+        """Wait until all outgoing bytes are sent to the clients."""
         while not all(c.session.outbox.is_idle for c in self.connections.values()):
-            await self._settled.park()
+            await self._state_changed.park()
 
-    async def be_lame_duck(self) -> None:
-        """Ask clients to leave; after a while close those that have not, one after the other."""
-        limits = self.front.settings.limits
-        self.front.say_lame_duck()
-        self.settle()
+    async def run_lame_duck(self) -> None:
+        """Ask clients to leave; after a grace period disconnect the rest one after the other."""
+        limits = self.nats_server.settings.limits
+        self.nats_server.send_lame_duck()
+        self.flush_ready()
         with trio.move_on_after(limits.lame_duck_grace_seconds):
-            await self._empty()
-        left = list(self.connections.values())
-        for closed, connection in enumerate(left):
-            connection.cut()
-            if closed + 1 < len(left):
-                await trio.sleep(min(limits.lame_duck_seconds / len(left), _PAUSE_SECONDS_MAX))
-        await self._empty()
+            await self._wait_all_closed()
+        remaining = list(self.connections.values())
+        for on_closed, connection in enumerate(remaining):
+            connection.disconnect()
+            if on_closed + 1 < len(remaining):
+                await trio.sleep(
+                    min(limits.lame_duck_seconds / len(remaining), _CLOSE_INTERVAL_MAX_SECONDS)
+                )
+        await self._wait_all_closed()
 
-    async def _empty(self) -> None:
+    async def _wait_all_closed(self) -> None:
         while self.connections:
-            await self._settled.park()
+            await self._state_changed.park()
 
-    def settle(self) -> None:
-        self.engine.settle()
+    def flush_ready(self) -> None:
+        self.server.flush_ready()
 
-    def settle_own(self) -> bool:
-        """Send what became ready. Returns whether any was a guest's: then the broker has changed,
-        perhaps."""
-        if self._settled:
-            self._settled.unpark_all()
-        front, connections = self.front, self.connections
+    def flush_nats_clients(self) -> bool:
+        """Send what became ready. Returns True if a session with classes was flushed.
+
+        The broker may have changed in that case.
+        """
+        if self._state_changed:
+            self._state_changed.unpark_all()
+        front, connections = self.nats_server, self.connections
         changed = False
         for session in front.drain_ready():
             if session.client_id in connections:
@@ -243,101 +254,105 @@ class NatsDoor:
                 changed = True
         for session, error in front.drain_disconnecting():
             if session.client_id in connections:
-                connections[session.client_id].cut(error)
-            self._freed |= error.reason in (Reason.SLOW_CONSUMER, Reason.PENDING_LIMIT)
+                connections[session.client_id].disconnect(error)
+            self._should_trim_memory |= error.reason in (Reason.SLOW_CONSUMER, Reason.PENDING_LIMIT)
         for fault in front.drain_errors():
             log.error("what is stored could not be shown to NATS clients", exc_info=fault)
-        if front.routes.has_abandoned and not self._is_tidying:
-            self._is_tidying = True
-            self.start_soon(self._tidy)
+        if front.routes.has_abandoned and not self._is_removing_routes:
+            self._is_removing_routes = True
+            self.start_soon(self._remove_abandoned_routes)
         return changed
 
-    def _connection_of_guest(self, session_id: int) -> Connection[NatsSession] | None:
-        """Whose a guest of the broker is."""
-        assert self.front.classes is not None
-        session = self.front.classes.guests.get(session_id)
+    def _connection_of_session(self, session_id: int) -> Connection[NatsSession] | None:
+        """Return the connection of the NATS client that owns this broker session, or None."""
+        assert self.nats_server.bus_adapter is not None
+        session = self.nats_server.bus_adapter.nats_sessions.get(session_id)
         return None if session is None else self.connections.get(session.client_id)
 
-    async def _tidy(self) -> None:
-        """Others have their turn between any two parts of it."""
-        while self.front.routes.has_abandoned:
-            self.front.routes.tidy()
+    async def _remove_abandoned_routes(self) -> None:
+        """Remove unused routes in small steps, so that other tasks can run between them."""
+        while self.nats_server.routes.has_abandoned:
+            self.nats_server.routes.remove_abandoned()
             await trio.lowlevel.checkpoint()
-        self._is_tidying = False
+        self._is_removing_routes = False
 
     @property
     def tick_number(self) -> int:
-        return self.engine.tick_number
+        return self.server.tick_number
 
-    def may_rest(self, session: NatsSession) -> bool:
-        return session.hold is not None or self.front.limited.is_paused(session)
+    def should_delay_read(self, session: NatsSession) -> bool:
+        return session.stall is not None or self.nats_server.rate_limits.is_paused(session)
 
-    def holds_back(self, session: NatsSession) -> bool:
-        self.front.now = trio.current_time()
-        return self.front.reads_on(session)
+    def is_blocking_publishers(self, session: NatsSession) -> bool:
+        self.nats_server.now = trio.current_time()
+        return self.nats_server.can_read_while_blocked(session)
 
-    def fail(self, session: NatsSession, error: RemoteProtocolError) -> None:
+    def send_fatal_error(self, session: NatsSession, error: RemoteProtocolError) -> None:
         if isinstance(error, NatsError):
-            self.front.fail(session, error)
+            self.nats_server.send_error(session, error)
 
-    def closed(
+    def on_closed(
         self, connection: Connection[NatsSession], reason: str | RemoteProtocolError
     ) -> None:
-        """A connection has ended."""
+        """Remove a connection that has ended."""
         session = connection.session
-        name = session.options.name[:_SHOWN_NAME_CHARACTERS]
+        name = session.options.name[:_LOGGED_NAME_CHARACTERS]
         peer = f"{session.peer} ({name!r})" if name else session.peer
-        self.engine.say_closed(f"client {session.client_id}", peer, reason)
+        self.server.log_closed(f"client {session.client_id}", peer, reason)
         self.connections.pop(session.client_id, None)
-        self.engine.addresses.remove_connection(session.address)
-        self.front.close(session)
-        self.settle()
+        self.server.address_limits.remove_connection(session.address)
+        self.nats_server.close_session(session)
+        self.flush_ready()
 
     def start_soon(self, task: Callable[[], Awaitable[object]]) -> None:
-        self.engine.start_soon(task)
+        self.server.start_soon(task)
 
-    async def rest(self, session: NatsSession) -> None:
-        hold, session.hold = session.hold, None
-        if hold is not None:
-            await self._wait(hold, session)
-        while pause := self.front.limited.pause_seconds(session):
+    async def delay_read(self, session: NatsSession) -> None:
+        delay, session.stall = session.stall, None
+        if delay is not None:
+            await self._wait(delay, session)
+        while pause := self.nats_server.rate_limits.pause_seconds(session):
             with trio.move_on_after(pause):
-                await self._paused.park()
-            self.engine.read_clock()
+                await self._rate_limited_clients.park()
+            self.server.update_clock()
 
-    def feeds_anybody(self) -> bool:
-        return self.front.feeds_anybody()
+    def has_keeping_up_consumers(self) -> bool:
+        return self.nats_server.has_ready_fast_session()
 
-    def holds(self, *, others: bool) -> bool:
-        """Whether a publisher at another door is to wait for clients here that it has just filled:
-        then `hold` is awaited. `others` says whether it has sent something to anybody there."""
-        pace, self._hold = self.front.pace, None
+    def should_delay(self, *, has_other_consumers: bool) -> bool:
+        """Return True if a publisher of another listener should wait for clients that are behind.
+
+        `has_other_consumers` tells whether that publisher also feeds consumers elsewhere. If
+        the result
+        is True, the caller awaits `delay`.
+        """
+        pace, self._delay = self.nats_server.slow_consumer_monitor, None
         if pace.has_new_slow:
             pace.now = trio.current_time()
-            self._hold = pace.hold(others=others)
-        return self._hold is not None
+            self._delay = pace.create_stall(has_fast_receivers=has_other_consumers)
+        return self._delay is not None
 
-    async def hold(self, publisher: Publisher) -> None:
-        """Wait for them."""
-        if self._hold is not None:
-            await self._wait(self._hold, publisher)
+    async def delay(self, publisher: StallablePublisher) -> None:
+        """Wait for the clients that the last `should_delay` found to be behind."""
+        if self._delay is not None:
+            await self._wait(self._delay, publisher)
 
-    async def _wait(self, hold: Hold, publisher: Publisher) -> None:
-        """Wait until those whom a publisher has filled have caught up, or long enough."""
-        pace = self.front.pace
-        if self._is_finishing:
-            hold.shorten()
-        with trio.move_on_after(hold.seconds):
-            while pace.is_worth_it(hold):
-                await self._settled.park()
-                if self._is_finishing:
-                    hold.shorten()
+    async def _wait(self, delay: PublisherStall, publisher: StallablePublisher) -> None:
+        """Wait until the clients that `publisher` filled have caught up, or the time limit passes."""
+        pace = self.nats_server.slow_consumer_monitor
+        if self._is_draining:
+            delay.shorten()
+        with trio.move_on_after(delay.max_seconds):
+            while pace.is_stall_needed(delay):
+                await self._state_changed.park()
+                if self._is_draining:
+                    delay.shorten()
             return
-        for session in hold.sessions:
+        for session in delay.sessions:
             if connection := self.connections.get(session.client_id):
-                connection.push()
+                connection.retry_send()
         pace.now = trio.current_time()
-        pace.waited_in_vain(hold, publisher)
+        pace.stall_timed_out(delay, publisher)
 
 
 def _by_spelling(auth: NatsAuth) -> dict[str, str]:

@@ -1,7 +1,6 @@
-"""What the server asks of the system: memory that stays or goes, as many sockets as may be.
+"""Resources of the process: memory, CPU time and file descriptors.
 
-Rule 1: what the system does not know or does not allow changes nothing.
-Rule 2: where it gives no more memory, who asked for it loses its connection, in a sentence.
+Functions have no effect where the system does not support them.
 """
 
 from __future__ import annotations
@@ -13,42 +12,46 @@ import os
 import resource
 import time
 
-from simplebus.monitor.counted import Counted
+from simplebus.monitor.metrics_builder import MetricsBuilder
 
 _PAGE_BYTES = resource.getpagesize()
-STARTED = time.time()
-"""About when this process has begun: when this was loaded."""
+STARTED_AT = time.time()
+"""Unix time at which this module was loaded, which is about the start of the process."""
 
 
 def resident_bytes() -> int:
-    """Memory that the process has in use; 0 where that is not known."""
+    """Return the resident memory of the process; 0 if unknown."""
     with contextlib.suppress(OSError, ValueError, IndexError), open("/proc/self/statm") as file:
         return int(file.read().split()[1]) * _PAGE_BYTES
     return 0
 
 
 def cpu_seconds() -> float:
-    """Processor time of all its threads."""
+    """Return the CPU time of all threads of the process."""
     used = resource.getrusage(resource.RUSAGE_SELF)
     return used.ru_utime + used.ru_stime
 
 
-def descriptors() -> int:
-    """How many are open; 0 where that cannot be told at once."""
+def open_descriptor_count() -> int:
+    """Return the number of open file descriptors; 0 if it cannot be read cheaply."""
     with contextlib.suppress(OSError):
         return os.stat("/proc/self/fd").st_size
     return 0
 
 
-def count(counted: Counted) -> None:
-    """The metrics that every client library has."""
-    counted.gauge("process_resident_memory_bytes", "Resident memory size.", resident_bytes())
-    counted.counter("process_cpu_seconds", "Processor time spent.", cpu_seconds())
-    counted.gauge("process_start_time_seconds", "When it has begun, since 1970.", STARTED)
-    if opened := descriptors():
-        counted.gauge("process_open_fds", "Open file descriptors.", opened)
+def add_process_metrics(metrics_builder: MetricsBuilder) -> None:
+    """Add the `process_…` metrics that Prometheus client libraries define."""
+    metrics_builder.gauge(
+        "process_resident_memory_bytes", "Resident memory size.", resident_bytes()
+    )
+    metrics_builder.counter("process_cpu_seconds", "Processor time spent.", cpu_seconds())
+    metrics_builder.gauge(
+        "process_start_time_seconds", "When it has begun, since 1970.", STARTED_AT
+    )
+    if opened := open_descriptor_count():
+        metrics_builder.gauge("process_open_fds", "Open file descriptors.", opened)
     most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    counted.gauge("process_max_fds", "As many may be open.", most)
+    metrics_builder.gauge("process_max_fds", "As many may be open.", most)
 
 
 # From glibc's malloc.h.
@@ -57,16 +60,16 @@ _M_MMAP_THRESHOLD = -3
 
 log = logging.getLogger("simplebus.server")
 
-_SPARE_DESCRIPTORS = 64
-SPARE_FOR_OPERATORS = 16
-"""Of these, so many are for who asks how the server is doing."""
+_RESERVED_DESCRIPTORS = 64
+SPARE_HTTP_DESCRIPTORS = 16
+"""Reserved descriptors that HTTP connections may use."""
 
 
-def keep_temporary_arrays_mapped() -> None:
-    """Have the allocator keep what batches free, instead of returning and faulting it in again.
+def keep_freed_memory_mapped() -> None:
+    """Make malloc keep freed memory instead of returning it to the system and faulting it in again.
 
-    Measured with two classes interleaved: 110,000 page faults a second without this, none with it.
-    Rings have mappings of their own and are returned all the same.
+    Measured with two classes interleaved: 110,000 page faults per second without this, none with
+    it. Rings have mappings of their own and are still returned.
     """
     try:
         mallopt = ctypes.CDLL(None).mallopt
@@ -76,31 +79,33 @@ def keep_temporary_arrays_mapped() -> None:
     mallopt(_M_TRIM_THRESHOLD, 32 << 20)
 
 
-def give_back() -> None:
-    """Return to the system what is free, wherever it lies. It takes milliseconds."""
+def release_free_memory() -> None:
+    """Return all free memory to the system. Takes milliseconds."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)
 
 
-def blame(error: Exception, what: str) -> str:
-    """Log what has ended a connection through no fault of its peer. Returns the reason in short."""
+def log_connection_fault(error: Exception, peer: str) -> str:
+    """Log an internal error that ended a connection. Returns a short reason."""
     if isinstance(error, MemoryError):
-        log.error("%s: disconnected: the system has no memory for what it says", what)
+        log.error("%s: disconnected: the system has no memory for what it says", peer)
         return "out of memory"
-    log.error("%s: disconnected by an internal error", what, exc_info=error)
+    log.error("%s: disconnected by an internal error", peer, exc_info=error)
     return "internal error"
 
 
-def descriptors_for_peers(more: int = 0) -> int:
-    """Sockets of peers have descriptors below this one: some are left for the journal's files, and
-    of these up to so many `more` are for other sockets."""
+def peer_descriptor_limit(extra: int = 0) -> int:
+    """Return the limit for descriptors of peers: some are reserved for files of the journal.
+
+    A caller may use up to `extra` of the reserved descriptors, but at most half of them.
+    """
     most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    spare = min(_SPARE_DESCRIPTORS, most // 4)
-    return most - spare + min(more, spare // 2)
+    reserved = min(_RESERVED_DESCRIPTORS, most // 4)
+    return most - reserved + min(extra, reserved // 2)
 
 
-def allow_many_sockets() -> None:
-    """Let this process have as many descriptors as it may ask for."""
+def raise_descriptor_limit() -> None:
+    """Raise the soft limit of file descriptors to the hard limit."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(OSError, ValueError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))

@@ -1,9 +1,8 @@
-"""What a running server takes over of settings that were read again.
+"""Applying changed settings to a running server.
 
-Rule 1: all of it or nothing: what may not be is found out before anything is changed.
-Rule 2: connections stay, and are served by what they were told when they came; who may not be
-inside any more is disconnected.
-Rule 3: nobody waits for a file: it is read and judged beside the event loop, in a bounded time.
+Settings are applied completely or not at all: they are checked before anything changes. Open
+connections keep the limits of their handshake. Files are read and checked in a thread with a
+time limit, because a network file system may not answer.
 """
 
 from __future__ import annotations
@@ -19,24 +18,23 @@ from simplebus.core.errors import BusError, RemoteProtocolError
 from simplebus.core.protocol.requests import NamedClass
 from simplebus.core.settings import Settings
 from simplebus.nats.settings import NatsSettings
-from simplebus.server.nats_listener import NatsDoor
+from simplebus.server.nats_listener import NatsListener
 
 READ_SECONDS_MAX = 30.0
-"""How long what is read again may take."""
+"""Time limit for reading the settings."""
 _READERS_MAX = 4
-"""So many may wait at most for files that do not answer: each has a thread."""
+"""Threads that may wait for files that do not answer."""
 
 T = TypeVar("T")
 _readers: trio.lowlevel.RunVar[trio.CapacityLimiter] = trio.lowlevel.RunVar("readers")
 
 
 class CannotReloadError(BusError):
-    """Settings that a running server cannot take over; says why."""
+    """The running server cannot apply the new settings; the message says why."""
 
 
 async def read_aside(read: Callable[[], T]) -> T:
-    """Have a thread read something. Raises what that does, and CannotReloadError where it takes too
-    long."""
+    """Run `read` in a thread. Raises its errors, and CannotReloadError if it takes too long."""
     try:
         limiter = _readers.get()
     except LookupError:
@@ -48,8 +46,10 @@ async def read_aside(read: Callable[[], T]) -> T:
 
 
 def fitting(broker: Broker, settings: Settings) -> Settings:
-    """Settings as this broker can have them: what peers were told, and what beats go by, stays.
-    Raises CannotReloadError where they do not fit together then."""
+    """Return the settings that this broker can apply: handshake limits and tick length stay.
+
+    Raises CannotReloadError if the combination is invalid.
+    """
     was = broker.settings
     try:
         fresh = replace(
@@ -64,21 +64,23 @@ def fitting(broker: Broker, settings: Settings) -> Settings:
         )
     except ValueError as error:
         raise CannotReloadError(f"this needs a restart: {error}") from None
-    if fresh.spills and not was.spills:
+    if fresh.has_spilling_class and not was.has_spilling_class:
         raise CannotReloadError("a class is to spill where none did: this needs a restart")
     return fresh
 
 
 def adopt(
     broker: Broker,
-    door: NatsDoor | None,
+    nats_listener: NatsListener | None,
     settings: Settings,
     nats: NatsSettings,
     classes: Iterable[NamedClass],
     classes_before: Iterable[NamedClass],
 ) -> None:
-    """Have a broker and its NATS door behave like this from now on. Raises CannotReloadError, and
-    nothing is changed then."""
+    """Apply settings and class declarations to a broker and its NATS listener.
+
+    Raises CannotReloadError, in which case nothing is changed.
+    """
     fresh, table = fitting(broker, settings), broker.store.class_registry
     classes, was = list(classes), table.settings
     table.settings = fresh  # There may be more classes then, or fewer.
@@ -92,13 +94,12 @@ def adopt(
     broker.store.apply_settings(fresh)
     table.declare_classes(classes)
     _unbind(broker, classes, classes_before)
-    if door is not None:
-        door.adopt(nats)
+    if nats_listener is not None:
+        nats_listener.apply_settings(nats)
 
 
 def _unbind(broker: Broker, now: Iterable[NamedClass], before: Iterable[NamedClass]) -> None:
-    """Subjects that were bound by the settings, and are no longer in them. Those that somebody has
-    bound meanwhile stay."""
+    """Unbind subjects that were removed from the settings. Subjects bound by clients stay."""
     table = broker.store.class_registry
     left = _pairs(broker, before) - _pairs(broker, now)
     for class_id, subject in left:

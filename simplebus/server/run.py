@@ -1,7 +1,6 @@
-"""The whole server: listeners in front of an engine, signals, the ready line, the farewell.
+"""The whole server: listeners, signals, the ready line and the shutdown.
 
-Rule 1: nothing is announced before it is true: the ready line and READY=1 come when every listener
-is up. Rule 2: what is lost by stopping is said.
+The ready line and READY=1 are sent when every listener accepts connections.
 """
 
 from __future__ import annotations
@@ -23,108 +22,117 @@ from typing import TYPE_CHECKING
 import trio
 
 from simplebus.core.broker.broker import Settings
-from simplebus.core.commit_log import CommitLog, Durability
+from simplebus.core.commit_log import CommitLog
 from simplebus.core.errors import BusError
+from simplebus.core.protocol.durability import Durability
 from simplebus.core.protocol.requests import NamedClass
-from simplebus.core.users.rate_limit import UNLIMITED, Rate
+from simplebus.core.users.rate_limit import UNLIMITED, RateLimit
 from simplebus.core.users.users import Users
 from simplebus.jetstream.backend import Cluster
 from simplebus.jetstream.limits_check import fitted
 from simplebus.jetstream.settings import EngineOptions, check_settings
 from simplebus.nats.settings import NatsSettings
 from simplebus.server import listeners, process
-from simplebus.server.journal.pump import Keeping, load
-from simplebus.server.loop_watchdog import Stalls
-from simplebus.server.nats_listener import NatsDoor
+from simplebus.server.journal.pump import JournalPump, load
+from simplebus.server.nats_listener import NatsListener
+from simplebus.server.observability.loop_watchdog import LoopWatchdog
+from simplebus.server.observability.message_rates import MessageRates, print_rates
 from simplebus.server.preauth.address_limits import AddressLimits, is_loopback
-from simplebus.server.rate_log import Rates, print_rates
 from simplebus.server.reload import CannotReloadError, adopt, read_aside
-from simplebus.server.server import Engine, new_identity
+from simplebus.server.server import Server, new_bus_id
 from simplebus.server.shutdown import drain
-from simplebus.server.signals import STOPPING, listen, say_ignored
-from simplebus.server.systemd import notify, tell, watchdog_seconds
+from simplebus.server.signals import STOP_SIGNALS, log_ignored_signal, open_signal_receiver
+from simplebus.server.systemd import notify, send_notifications, watchdog_seconds
 from simplebus.server.tls.certificates import ReloadableCertificate, TlsOptions
 from simplebus.storage.directory import take
 
 if TYPE_CHECKING:
-    from simplebus.server.http.metrics import Watch
+    from simplebus.server.http.server_monitor import ServerMonitor
 
 log = logging.getLogger("simplebus.server")
 
 
 @dataclass(frozen=True, slots=True)
 class ServeOptions:
-    """Where and how to serve."""
+    """Addresses, users, storage and limits of a server."""
 
     hosts: tuple[str, ...] = ("127.0.0.1", "::1")
-    """Addresses to listen on. An IPv6 address that this machine lacks is left out."""
+    """Addresses to listen on. An IPv6 address that this machine lacks is skipped."""
     port: int = 8888
-    """0 picks a free one."""
+    """Port for binary clients; 0 selects a free one."""
     nats_port: int | None = None
-    """The same for the NATS door; None keeps it closed."""
+    """Port for NATS clients; None disables the listener."""
     nats: NatsSettings = field(default_factory=NatsSettings)
     nats_tls: TlsOptions | None = None
-    """None for NATS clients in clear."""
+    """TLS for NATS clients; None for plain TCP."""
     http_port: int | None = None
-    """The same for the HTTP door."""
+    """Port for monitoring over HTTP; None disables the listener."""
     http_hosts: tuple[str, ...] = ("127.0.0.1", "::1")
-    """Addresses that it listens on."""
+    """Addresses of the HTTP listener."""
     http_names: tuple[str, ...] = ()
-    """What else it is called, as by a proxy: see `http_names`."""
+    """Further host names that HTTP requests may use, such as that of a proxy."""
     tls: TlsOptions | None = None
-    """None for binary clients in clear."""
+    """TLS for binary clients; None for plain TCP."""
     users: Users | None = None
-    """Who may come in; None for everybody."""
+    """Users that may connect; None admits every client."""
     per_address: int = 0
-    """Connections of one address at once; 0 for any number."""
+    """Maximum of open connections per address; 0 for no limit."""
     connection_rate: float = 0.0
-    """Connections a second of one address; 0 for any number."""
-    publish_rate: Rate = UNLIMITED
-    """How fast all connections of one address together may publish."""
+    """New connections per second and address; 0 for no limit."""
+    publish_rate: RateLimit = UNLIMITED
+    """Publish rate limit of all connections of one address together."""
     classes: tuple[NamedClass, ...] = ()
-    """Classes that are there from the start, and the subjects of the NATS door bound to them."""
+    """Classes that exist from the start, with their bound NATS subjects."""
     data_dir: Path | None = None
-    """Where what the bus holds is kept past its process; None for nowhere."""
+    """Directory of the journal; None stores messages in memory only."""
     cluster: EngineOptions | None = None
-    """The JetStream cluster that keeps what the bus holds; None for this process."""
+    """JetStream cluster that stores all classes; None if this process stores them."""
     durability: Durability = Durability.DISK
-    """What a Confirm promises then."""
+    """Durability that a confirm promises if there is a journal."""
     drain_seconds: float = 10.0
-    """How long SIGTERM waits for what is under way."""
+    """Time limit of a graceful shutdown."""
     owns_process: bool = False
-    """Its process is there for it alone, and ends with it: it is logged where the event loop is
-    when it stands still for long, a signal that comes behind its end changes nothing, and what
-    exists when it is up is never looked through for garbage."""
+    """True if the process runs only this server and ends with it.
+
+    Enables the event loop watchdog, ignores signals after the server ended, and excludes objects
+    that exist at the start from garbage collection.
+    """
     verbose: bool = False
-    """Print rates once a second."""
+    """Print message rates once per second."""
     inherited: Mapping[str, list[socket.socket]] = field(default_factory=dict)
-    """Listening sockets of doors by their names, instead of fresh ones: see `activation`."""
+    """Listening sockets from systemd, by listener name, used instead of new ones."""
     reload: Callable[[], tuple[Settings, ServeOptions, Callable[[], None]]] | None = None
-    """Called on SIGHUP: what the settings are now, and what is called when they are in force, to
-    say what is different. Raises ValueError with a line for each reason why there are none, and
-    nothing is changed then. None where there is nothing to read again."""
+    """Called on SIGHUP: returns the current settings, and a function to log what changed.
+
+    Raises ValueError with one line per problem; then nothing is changed. None if there is no
+    configuration to reload.
+    """
 
 
 @dataclass(frozen=True, slots=True)
-class Serving:
-    """A server that is up."""
+class RunningServer:
+    """A server whose listeners accept connections."""
 
-    engine: Engine
+    server: Server
     addresses: tuple[str, ...]
-    """HOST:PORT of each listener."""
+    """HOST:PORT of each binary listener."""
     nats_addresses: tuple[str, ...] = ()
-    """The same of the NATS door."""
-    nats_door: NatsDoor | None = None
+    """HOST:PORT of each NATS listener."""
+    nats_listener: NatsListener | None = None
     http_addresses: tuple[str, ...] = ()
-    """The same of the HTTP door."""
-    watch: Watch | None = None
-    """What the HTTP door tells; None for a closed one."""
+    """HOST:PORT of each HTTP listener."""
+    monitor: ServerMonitor | None = None
+    """Source of the monitoring data; None without an HTTP listener."""
     certificates: tuple[ReloadableCertificate, ...] = ()
-    """Those of all doors that use TLS."""
+    """Certificates of all listeners with TLS."""
 
-    async def reload_certificates(self, *, says_doubts: bool) -> None:
-        """Read them again, for connections to come. One that is no good is said, and the door goes
-        on with what it had; what clients may have against one that is, where nobody else says that.
+    async def reload_certificates(self, *, log_warnings: bool) -> None:
+        """Read the certificates again for new connections.
+
+        A certificate that cannot be used is logged, and the listener keeps the previous one.
+
+        Args:
+            log_warnings: Also log problems of usable certificates, such as an expired one.
         """
         for each in self.certificates:
             try:
@@ -134,7 +142,7 @@ class Serving:
                 log.error("the certificate is as it was: %s", said)
             else:
                 log.info("the certificate %s is read again", each.options.cert)
-                for warning in warnings if says_doubts else ():
+                for warning in warnings if log_warnings else ():
                     log.warning(warning)
 
 
@@ -143,218 +151,244 @@ async def serve(
     options: ServeOptions,
     *,
     announce: Callable[[str], None] = print,
-    task_status: trio.TaskStatus[Serving] = trio.TASK_STATUS_IGNORED,
+    task_status: trio.TaskStatus[RunningServer] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Serve until SIGTERM or SIGINT (main thread only) or until cancelled.
 
-    Task status: a `Serving` once every listener is up. Resources: all sockets are closed on return.
-    Raises OSError when no listener can be had, RemoteProtocolError for classes that cannot be,
-    JournalError for a data directory that cannot be used, EngineError for a cluster that cannot.
+    All sockets are closed on return.
+
+    Args:
+        settings: Settings of the broker.
+        options: Addresses, users, storage and limits.
+        announce: Called with the ready line, and with rates if `options.verbose` is set.
+        task_status: Receives a `RunningServer` once every listener accepts connections.
+
+    Raises:
+        OSError: A listening socket is not available.
+        RemoteProtocolError: The declared classes are invalid.
+        JournalError: The data directory cannot be used.
+        EngineError: The JetStream cluster cannot be used.
     """
-    identity = ""
+    bus_id = ""
     if options.cluster is not None:
         found = await fitted(settings, options.cluster)
-        settings, identity = found.settings, found.identity
-    with _engine(settings, options, identity) as engine:
-        await _serve(engine, options, announce, task_status)
+        settings, bus_id = found.settings, found.identity
+    with _open_server(settings, options, bus_id) as server:
+        await _run_server(server, options, announce, task_status)
 
 
 @contextlib.contextmanager
-def _engine(settings: Settings, options: ServeOptions, identity: str) -> Iterator[Engine]:
-    """An engine that holds what was kept, and keeps it; of a door, this bus's."""
+def _open_server(settings: Settings, options: ServeOptions, bus_id: str) -> Iterator[Server]:
+    """Create the server and recover its data; close its journal on exit."""
     if options.cluster is not None:
         check_settings(settings)
-        ledger = CommitLog(options.cluster.level, elsewhere=True)
-        engine = Engine(settings, identity=identity, ledger=ledger)
-        engine.cluster = Cluster(engine.broker, options.cluster)
-        engine.cluster.drive(engine.settle, engine.read_clock)
-        yield engine
+        commit_log = CommitLog(options.cluster.level, is_remote=True)
+        server = Server(settings, bus_id=bus_id, commit_log=commit_log)
+        server.jetstream = Cluster(server.broker, options.cluster)
+        server.jetstream.drive(server.flush_ready, server.update_clock)
+        yield server
         return
     if options.data_dir is None:
-        yield Engine(settings)
+        yield Server(settings)
         return
-    with contextlib.closing(take(options.data_dir, new_bus=new_identity())) as directory:
-        engine = Engine(settings, identity=directory.bus, ledger=CommitLog(options.durability))
-        engine.broker.clock.now = time.time()
-        load(engine.broker, directory)
-        engine.keeping = Keeping(engine.broker, directory, engine.settle)
-        with contextlib.closing(engine.keeping) as keeping:
+    with contextlib.closing(take(options.data_dir, new_bus=new_bus_id())) as directory:
+        server = Server(settings, bus_id=directory.bus, commit_log=CommitLog(options.durability))
+        server.broker.clock.now = time.time()
+        load(server.broker, directory)
+        server.journal_pump = JournalPump(server.broker, directory, server.flush_ready)
+        with contextlib.closing(server.journal_pump) as keeping:
             keeping.start()
-            yield engine
+            yield server
 
 
-async def _serve(
-    engine: Engine,
+async def _run_server(
+    server: Server,
     options: ServeOptions,
     announce: Callable[[str], None],
-    task_status: trio.TaskStatus[Serving],
+    task_status: trio.TaskStatus[RunningServer],
 ) -> None:
-    engine.broker.store.class_registry.declare_classes(options.classes)
-    given = {each: ReloadableCertificate(each) for each in (options.tls, options.nats_tls) if each}
+    server.broker.store.class_registry.declare_classes(options.classes)
+    certificates = {
+        each: ReloadableCertificate(each) for each in (options.tls, options.nats_tls) if each
+    }
     if options.tls is not None:
-        engine.certificates = given[options.tls]
+        server.certificate = certificates[options.tls]
     if options.users is not None:
-        engine.adopt_users(options.users)
-    engine.addresses = AddressLimits(options.per_address, options.connection_rate)
-    engine.adopt_rates(options.publish_rate)
-    nats_door = None
+        server.replace_users(options.users)
+    server.address_limits = AddressLimits(options.per_address, options.connection_rate)
+    server.apply_rate_limits(options.publish_rate)
+    nats_listener = None
     if options.nats_port is not None:
-        shown = given[options.nats_tls] if options.nats_tls is not None else None
-        nats_door = NatsDoor(engine, options.nats, shown)
-    async with contextlib.AsyncExitStack() as unless_all_are_up:
-        given_sockets = options.inherited
-        sockets = given_sockets.get("tcp") or await listeners.bind_all(options.hosts, options.port)
-        unless_all_are_up.callback(_close, sockets)
+        certificate = certificates[options.nats_tls] if options.nats_tls is not None else None
+        nats_listener = NatsListener(server, options.nats, certificate)
+    async with contextlib.AsyncExitStack() as close_on_error:
+        inherited_sockets = options.inherited
+        sockets = inherited_sockets.get("tcp") or await listeners.bind_all(
+            options.hosts, options.port
+        )
+        close_on_error.callback(_close_sockets, sockets)
         nats_sockets = await _bind_nats(options)
-        unless_all_are_up.callback(_close, nats_sockets)
+        close_on_error.callback(_close_sockets, nats_sockets)
         http_sockets = await _bind_http(options)
-        unless_all_are_up.pop_all()
-    _warn_of_open_doors(options, _open_at(sockets + nats_sockets), _open_at(http_sockets))
-    process.keep_temporary_arrays_mapped()
-    process.allow_many_sockets()
+        close_on_error.pop_all()
+    _warn_about_unprotected_listeners(
+        options, _public_hosts(sockets + nats_sockets), _public_hosts(http_sockets)
+    )
+    process.keep_freed_memory_mapped()
+    process.raise_descriptor_limit()
     # Signals are caught before anything is announced: who reads that we are ready may stop us.
-    stalls = Stalls()
-    with stalls.watched() if options.owns_process else contextlib.nullcontext():
-        heard = listen(for_good=options.owns_process)
-        async with heard as signals, trio.open_nursery() as engines:
-            engines.start_soon(stalls.run)
-            await engines.start(engine.run)
-            if engine.cluster is not None:
+    watchdog = LoopWatchdog()
+    with watchdog.watch_in_thread() if options.owns_process else contextlib.nullcontext():
+        signal_receiver = open_signal_receiver(ignore_afterwards=options.owns_process)
+        async with signal_receiver as signals, trio.open_nursery() as nursery:
+            nursery.start_soon(watchdog.run)
+            await nursery.start(server.run)
+            if server.jetstream is not None:
                 async with trio.open_nursery() as waiting:
-                    waiting.start_soon(_end_when_told, signals, engines.cancel_scope)
-                    await engines.start(engine.cluster.run)
+                    waiting.start_soon(_cancel_on_stop_signal, signals, nursery.cancel_scope)
+                    await nursery.start(server.jetstream.run)
                     waiting.cancel_scope.cancel()
-            if nats_door is not None:
-                engines.start_soon(nats_door.run)
-            watch = None
+            if nats_listener is not None:
+                nursery.start_soon(nats_listener.run)
+            monitor = None
             if options.http_port is not None:
-                (first, *_) = nats_sockets or sockets
-                called = (*options.http_hosts, *options.http_names)
-                watch = await _open_http(engine, nats_door, first, http_sockets, called, engines)
-                watch.stalls = stalls
-            up = Serving(
-                engine,
-                _names(sockets),
-                _names(nats_sockets),
-                nats_door,
-                _names(http_sockets),
-                watch,
-                tuple(given.values()),
+                (client_socket, *_) = nats_sockets or sockets
+                http_names = (*options.http_hosts, *options.http_names)
+                monitor = await _start_http_server(
+                    server, nats_listener, client_socket, http_sockets, http_names, nursery
+                )
+                monitor.watchdog = watchdog
+            running = RunningServer(
+                server,
+                _format_addresses(sockets),
+                _format_addresses(nats_sockets),
+                nats_listener,
+                _format_addresses(http_sockets),
+                monitor,
+                tuple(certificates.values()),
             )
-            status = Rates(engine.broker, nats_door).line
-            engines.start_soon(partial(tell, status, watchdog=watchdog_seconds(os.environ)))
-            options, is_told_to_end = await _keep_open(
-                up, sockets, nats_sockets, options, signals, announce, task_status
+            nats_server = nats_listener.nats_server if nats_listener is not None else None
+            rates = MessageRates(server.broker, nats_server)
+            watchdog_interval = watchdog_seconds(os.environ)
+            nursery.start_soon(
+                partial(send_notifications, rates.status_line, watchdog_interval=watchdog_interval)
             )
-            if watch is not None:
-                watch.is_draining = True
+            options, is_signaled = await _accept_until_stopped(
+                running, sockets, nats_sockets, options, signals, announce, task_status
+            )
+            if monitor is not None:
+                monitor.is_draining = True
             notify("STOPPING=1", "STATUS=draining")
             await drain(
-                engine, nats_door, options.drain_seconds, signals, is_told_to_end=is_told_to_end
+                server, nats_listener, options.drain_seconds, signals, is_signaled=is_signaled
             )
-            _say_farewell(engine)
-            engines.cancel_scope.cancel()
+            _log_lost_messages(server)
+            nursery.cancel_scope.cancel()
 
 
-async def _end_when_told(signals: AsyncIterator[int], scope: trio.CancelScope) -> None:
-    """Before there is anything to drain."""
+async def _cancel_on_stop_signal(signals: AsyncIterator[int], scope: trio.CancelScope) -> None:
+    """Cancel `scope` if a stop signal arrives before the server has started."""
     async for number in signals:
-        if number in STOPPING:
+        if number in STOP_SIGNALS:
             log.info("%s: ends before it has begun", signal.Signals(number).name)
             scope.cancel()
         else:
-            say_ignored(number)
+            log_ignored_signal(number)
 
 
-async def _keep_open(
-    up: Serving,
+async def _accept_until_stopped(
+    running: RunningServer,
     sockets: list[socket.socket],
     nats_sockets: list[socket.socket],
     options: ServeOptions,
     signals: AsyncIterator[int],
     announce: Callable[[str], None],
-    task_status: trio.TaskStatus[Serving],
+    task_status: trio.TaskStatus[RunningServer],
 ) -> tuple[ServeOptions, bool]:
-    """Accept connections until a signal stops the server, or its last NATS client has left a lame
-    duck. Returns the options as they are then, and whether it was a signal."""
-    is_told_to_end = False
-    engine, nats_door, addresses = up.engine, up.nats_door, up.addresses
-    async with trio.open_nursery() as doors:
+    """Accept connections until a stop signal, or until the last NATS client has left after SIGUSR2.
+
+    Returns:
+        The current options, and True if a signal stopped the server.
+    """
+    is_signaled = False
+    server, nats_listener, addresses = running.server, running.nats_listener, running.addresses
+    async with trio.open_nursery() as listener_nursery:
         for sock in sockets:
-            accept = partial(listeners.accept, make_room=engine.make_room)
-            doors.start_soon(accept, sock, engine.serve, engine.anteroom)
-        nats_listening = [trio.CancelScope() for _ in nats_sockets]
-        for scope, sock in zip(nats_listening, nats_sockets, strict=True):
-            assert nats_door is not None
-            doors.start_soon(_accept_in, scope, sock, nats_door)
+            accept = partial(listeners.accept, free_descriptor=server.free_descriptor)
+            listener_nursery.start_soon(accept, sock, server.serve, server.preauth_queue)
+        nats_accept_scopes = [trio.CancelScope() for _ in nats_sockets]
+        for scope, sock in zip(nats_accept_scopes, nats_sockets, strict=True):
+            assert nats_listener is not None
+            listener_nursery.start_soon(_accept_in_scope, scope, sock, nats_listener)
         if options.owns_process:
             gc.collect()
             gc.freeze()  # What exists now lives for ever: no collection needs to look at it.
-        if up.watch is not None:
-            up.watch.is_ready = True
-        announce(ready_line(up))
-        everywhere = addresses + up.nats_addresses + up.http_addresses
-        notify("READY=1", f"STATUS=listening on {', '.join(everywhere)}")
-        task_status.started(up)
+        if running.monitor is not None:
+            running.monitor.is_ready = True
+        announce(ready_line(running))
+        all_addresses = addresses + running.nats_addresses + running.http_addresses
+        notify("READY=1", f"STATUS=listening on {', '.join(all_addresses)}")
+        task_status.started(running)
         if options.verbose:
-            doors.start_soon(print_rates, engine.broker, nats_door, announce)
+            nats_server = nats_listener.nats_server if nats_listener is not None else None
+            listener_nursery.start_soon(print_rates, server.broker, nats_server, announce)
 
-        async def be_lame_duck() -> None:
+        async def run_lame_duck() -> None:
             log.info("SIGUSR2: no NATS client is let in any more, and those inside are to leave")
-            for scope in nats_listening:
+            for scope in nats_accept_scopes:
                 scope.cancel()
-            assert nats_door is not None
-            await nats_door.be_lame_duck()
+            assert nats_listener is not None
+            await nats_listener.run_lame_duck()
             log.info("the last NATS client has left: draining")
-            doors.cancel_scope.cancel()
+            listener_nursery.cancel_scope.cancel()
 
-        reading = trio.Lock()
+        reload_lock = trio.Lock()
 
-        async def read_again() -> None:
+        async def reload_once() -> None:
             nonlocal options
-            async with reading:
-                options = await reload(up, options)
+            async with reload_lock:
+                options = await reload(running, options)
 
         async for number in signals:
-            if number in STOPPING:
+            if number in STOP_SIGNALS:
                 log.info("%s: draining", signal.Signals(number).name)
-                is_told_to_end = True
-                doors.cancel_scope.cancel()
-            elif number == signal.SIGHUP and (options.reload or up.certificates):
-                if not reading.statistics().tasks_waiting:  # That one will read all there is.
-                    doors.start_soon(read_again)
-            elif number == signal.SIGUSR2 and nats_door is not None and nats_sockets:
+                is_signaled = True
+                listener_nursery.cancel_scope.cancel()
+            elif number == signal.SIGHUP and (options.reload or running.certificates):
+                if not reload_lock.statistics().tasks_waiting:  # That one will read all there is.
+                    listener_nursery.start_soon(reload_once)
+            elif number == signal.SIGUSR2 and nats_listener is not None and nats_sockets:
                 nats_sockets = []
-                doors.start_soon(be_lame_duck)
+                listener_nursery.start_soon(run_lame_duck)
             else:
-                say_ignored(number)
-    return options, is_told_to_end
+                log_ignored_signal(number)
+    return options, is_signaled
 
 
-async def reload(up: Serving, options: ServeOptions) -> ServeOptions:
-    """Read settings and certificates again. Returns the options as they are now."""
+async def reload(running: RunningServer, options: ServeOptions) -> ServeOptions:
+    """Read settings and certificates again. Returns the options that apply from now on."""
     notify("RELOADING=1", f"MONOTONIC_USEC={time.monotonic_ns() // 1000}")
     try:
         if options.reload is not None:
             settings, fresh, say = await read_aside(options.reload)
-            if fresh.users is None and up.engine.broker.users is not None:
+            if fresh.users is None and running.server.broker.users is not None:
                 raise ValueError(
                     "there are no users any more, so everybody could connect: that needs a restart"
                 )
             adopt(
-                up.engine.broker,
-                up.nats_door,
+                running.server.broker,
+                running.nats_listener,
                 settings,
                 fresh.nats,
                 fresh.classes,
                 options.classes,
             )
-            up.engine.adopt_users(fresh.users)
-            up.engine.addresses.set_limits(fresh.per_address, fresh.connection_rate)
-            up.engine.adopt_rates(fresh.publish_rate)
-            if up.nats_door is not None:
-                up.nats_door.adopt_rates()
-            up.engine.settle()
+            running.server.replace_users(fresh.users)
+            running.server.address_limits.set_limits(fresh.per_address, fresh.connection_rate)
+            running.server.apply_rate_limits(fresh.publish_rate)
+            if running.nats_listener is not None:
+                running.nats_listener.apply_rate_limits()
+            running.server.flush_ready()
             options = replace(options, classes=fresh.classes, drain_seconds=fresh.drain_seconds)
             say()
     except (ValueError, BusError) as error:
@@ -362,81 +396,101 @@ async def reload(up: Serving, options: ServeOptions) -> ServeOptions:
             log.error("nothing is changed: %s", line)
     except Exception:  # Whatever it is, it is no reason to end.
         log.exception("what was read again could not be taken over")
-    await up.reload_certificates(says_doubts=options.reload is None)
+    await running.reload_certificates(log_warnings=options.reload is None)
     notify("READY=1")
     return options
 
 
-def ready_line(up: Serving) -> str:
-    """What says that all doors are open, and where."""
-    doors = (("tcp", up.addresses), ("nats", up.nats_addresses), ("http", up.http_addresses))
-    return " ".join(["simplebus ready", *(f"{door}={at[0]}" for door, at in doors if at)])
+def ready_line(running: RunningServer) -> str:
+    """Return the line that tells that all listeners accept connections, with their addresses."""
+    listener_nursery = (
+        ("tcp", running.addresses),
+        ("nats", running.nats_addresses),
+        ("http", running.http_addresses),
+    )
+    return " ".join(
+        [
+            "simplebus ready",
+            *(
+                f"{listener}={client_address[0]}"
+                for listener, client_address in listener_nursery
+                if client_address
+            ),
+        ]
+    )
 
 
-async def _open_http(
-    engine: Engine,
-    nats_door: NatsDoor | None,
+async def _start_http_server(
+    server: Server,
+    nats_listener: NatsListener | None,
     client_socket: socket.socket,
     sockets: list[socket.socket],
-    names: tuple[str, ...],
+    allowed_hosts: tuple[str, ...],
     nursery: trio.Nursery,
-) -> Watch:
-    """Open the HTTP door, which stays open until the nursery ends: also while others drain."""
-    from simplebus.server.http.auth import HttpGate
-    from simplebus.server.http.metrics import Watch
-    from simplebus.server.http.server import HttpDoor  # Loaded when it is wanted.
-    from simplebus.server.http.varz import Zpages
+) -> ServerMonitor:
+    """Serve HTTP until the nursery ends, so that monitoring also works during shutdown."""
+    from simplebus.server.http.auth import HttpAuth
+    from simplebus.server.http.server import HttpServer  # Loaded when it is wanted.
+    from simplebus.server.http.server_monitor import ServerMonitor
+    from simplebus.server.http.varz import VarzEndpoints
 
-    watch = Watch(engine, nats_door)
-    shown = engine.certificates
-    zpages = Zpages(
-        engine,
-        nats_door,
-        at=client_socket.getsockname()[:2],
-        http=sockets[0].getsockname()[:2],
-        version=watch.version,
+    monitor = ServerMonitor(server, nats_listener)
+    certificate = server.certificate
+    varz_endpoints = VarzEndpoints(
+        server,
+        nats_listener,
+        client_address=client_socket.getsockname()[:2],
+        http_address=sockets[0].getsockname()[:2],
+        version=monitor.version,
     )
-    door = HttpDoor(
-        watch.board,
-        zpages.answers(),
-        gate=HttpGate(engine),
-        tls=None if shown is None else lambda: shown.context,
-        names=names,
-        anteroom=engine.anteroom,
+    listener = HttpServer(
+        monitor.dashboard,
+        varz_endpoints.build_handlers(),
+        auth=HttpAuth(server),
+        tls=None if certificate is None else lambda: certificate.context,
+        allowed_hosts=allowed_hosts,
+        preauth_queue=server.preauth_queue,
     )
-    watch.http_connections = lambda: (door.connections, door.accepted)
-    watch.http_seconds = lambda: door.spent_seconds
-    await nursery.start(door.run)
-    nursery.start_soon(watch.timing.beat)
+    monitor.http_connections = lambda: (listener.connections, listener.accepted_count)
+    monitor.http_seconds = lambda: listener.cpu_seconds
+    await nursery.start(listener.run)
+    nursery.start_soon(monitor.latency.measure_loop_delay)
     for sock in sockets:
-        nursery.start_soon(door.accept, sock)
-    return watch
+        nursery.start_soon(listener.accept, sock)
+    return monitor
 
 
-def _close(sockets: list[socket.socket]) -> None:
+def _close_sockets(sockets: list[socket.socket]) -> None:
     for sock in sockets:
         sock.close()
 
 
-async def _accept_in(scope: trio.CancelScope, sock: socket.socket, door: NatsDoor) -> None:
-    """Accept until the scope is cancelled."""
+async def _accept_in_scope(
+    scope: trio.CancelScope, sock: socket.socket, listener: NatsListener
+) -> None:
+    """Accept connections until `scope` is cancelled."""
     with scope:
-        await listeners.accept(sock, door.serve, door.anteroom, make_room=door.engine.make_room)
+        await listeners.accept(
+            sock,
+            listener.serve,
+            listener.preauth_queue,
+            free_descriptor=listener.server.free_descriptor,
+        )
 
 
-def _open_at(sockets: list[socket.socket]) -> str:
-    """Where others than this machine come in, handed over or opened; empty where none do."""
+def _public_hosts(sockets: list[socket.socket]) -> str:
+    """Return the hosts that other machines can reach, joined by "and"; empty if there are none."""
     hosts = dict.fromkeys(str(sock.getsockname()[0]) for sock in sockets)
     return " and ".join(host for host in hosts if not is_loopback(host))
 
 
-def _warn_of_open_doors(options: ServeOptions, bus: str, http: str) -> None:
-    """Say it where the network comes in without being asked who it is."""
-    if http and options.users is None:
+def _warn_about_unprotected_listeners(options: ServeOptions, bus: str, http_address: str) -> None:
+    """Warn about listeners that other machines can reach without authentication or TLS."""
+    if http_address and options.users is None:
         log.warning(
             "whoever reaches %s may see the figures of the bus and the names of who is there: "
             "there are no users (simplebus user add, --users)",
-            http,
+            http_address,
         )
     if bus and options.users is None:
         log.warning(
@@ -448,8 +502,8 @@ def _warn_of_open_doors(options: ServeOptions, bus: str, http: str) -> None:
         log.warning("passwords and messages on %s can be read on the way: there is no TLS", bus)
 
 
-def _names(sockets: list[socket.socket]) -> tuple[str, ...]:
-    return tuple(listeners.name(sock.getsockname()) for sock in sockets)
+def _format_addresses(sockets: list[socket.socket]) -> tuple[str, ...]:
+    return tuple(listeners.format_address(sock.getsockname()) for sock in sockets)
 
 
 async def _bind_nats(options: ServeOptions) -> list[socket.socket]:
@@ -457,7 +511,9 @@ async def _bind_nats(options: ServeOptions) -> list[socket.socket]:
         return []
     if sockets := options.inherited.get("nats"):
         return sockets
-    with _hint("is for NATS clients: --nats-port picks another one, --no-nats goes without"):
+    with _explain_port_in_use(
+        "is for NATS clients: --nats-port picks another one, --no-nats goes without"
+    ):
         return await listeners.bind_all(options.hosts, options.nats_port)
 
 
@@ -466,15 +522,15 @@ async def _bind_http(options: ServeOptions) -> list[socket.socket]:
         return []
     if sockets := options.inherited.get("http"):
         return sockets
-    with _hint(
+    with _explain_port_in_use(
         "is for operators, over HTTP: --http-port picks another one, --no-http goes without"
     ):
         return await listeners.bind_all(options.http_hosts, options.http_port)
 
 
 @contextlib.contextmanager
-def _hint(what: str) -> Iterator[None]:
-    """Have it said of a port that is taken what it is for, and what may be done."""
+def _explain_port_in_use(what: str) -> Iterator[None]:
+    """Add to "address in use" errors what the port is for, and how to change it."""
     try:
         yield
     except OSError as error:
@@ -483,13 +539,14 @@ def _hint(what: str) -> Iterator[None]:
         raise OSError(error.errno, f"{error.strerror}. That port {what}") from None
 
 
-def _say_farewell(engine: Engine) -> None:
-    for cls in engine.broker.statistics().classes:
-        if engine.keeping is None and cls.ring.messages + cls.parked:
+def _log_lost_messages(server: Server) -> None:
+    """Warn about messages that are lost because the server stops."""
+    for cls in server.broker.statistics().classes:
+        if server.journal_pump is None and cls.ring.message_count + cls.parked:
             log.warning(
                 "class %d: %d stored messages are lost: nothing keeps them past the process",
                 cls.class_id,
-                cls.ring.messages + cls.parked,
+                cls.ring.message_count + cls.parked,
             )
         elif cls.parked:
             log.warning(

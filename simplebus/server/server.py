@@ -1,8 +1,7 @@
-"""The broker on a trio clock: connections bring bytes, a timer brings beats.
+"""The trio server of one broker and its binary connections.
 
-Rule 1: whatever changes the broker ends with `settle`: what became ready is sent, who has room
-reads on. Between two awaits the broker belongs to one task.
-Rule 2: one receive buffer serves all connections; nothing in it survives an await.
+Every change of the broker ends with `flush_ready`, which sends what became ready and resumes
+publishers. All connections share one receive buffer; its content is valid until the next await.
 """
 
 from __future__ import annotations
@@ -21,82 +20,82 @@ import trio
 from simplebus.core.broker.broker import Broker, Settings
 from simplebus.core.commit_log import CommitLog
 from simplebus.core.errors import Reason, RemoteProtocolError
-from simplebus.core.limits import ACK_REST_SECONDS
+from simplebus.core.limits import ACK_READ_DELAY_SECONDS
 from simplebus.core.protocol.receive_buffer import ReceiveBuffer
 from simplebus.core.protocol.requests import Auth
 from simplebus.core.session.session import Session
-from simplebus.core.users.rate_limit import Rate
+from simplebus.core.users.rate_limit import RateLimit
 from simplebus.core.users.users import User, Users
 from simplebus.jetstream.backend import Cluster
 from simplebus.server.connection import Connection
-from simplebus.server.journal.pump import Keeping
-from simplebus.server.latency import Timing
-from simplebus.server.listeners import host_of
+from simplebus.server.journal.pump import JournalPump
+from simplebus.server.listeners import host_from_address
+from simplebus.server.observability.latency import LatencyRecorder
 from simplebus.server.preauth.address_limits import AddressLimits
-from simplebus.server.preauth.auth_worker import Gatekeeper
+from simplebus.server.preauth.auth_worker import AuthWorker
 from simplebus.server.preauth.closing import ClosingConnections
-from simplebus.server.preauth.eviction import Strangers
-from simplebus.server.preauth.greeting import Heard, introduction
-from simplebus.server.preauth.queue import Anteroom
+from simplebus.server.preauth.eviction import EvictableConnections
+from simplebus.server.preauth.greeting import Greeting, parse_greeting
+from simplebus.server.preauth.queue import PreAuthQueue
 from simplebus.server.tls.certificates import ReloadableCertificate
 from simplebus.server.tls.handshake import TlsConnection
 
 log = logging.getLogger("simplebus.server")
 
-# A host that leaves bytes unacknowledged this long is gone.
-_UNANSWERED_SECONDS_MAX = 30.0
-_UNANSWERED_CHECK_TICKS = 5
+# A host that does not acknowledge TCP data for this long is gone.
+_UNACKED_SECONDS_MAX = 30.0
+_UNACKED_CHECK_TICKS = 5
 _BULK_BYTES = 64 * 1024
 
-_WORDS = ("frames were refused", "acks were ignored")
-"""What became of frames that counted under a reason: others, and acknowledgements."""
+
+class PublisherThrottle(Protocol):
+    """A source of back-pressure: can delay publishers because its own consumers are behind."""
+
+    def has_keeping_up_consumers(self) -> bool:
+        """Return True if the latest messages also went to a consumer that is not behind."""
+
+    def should_delay(self, *, has_other_consumers: bool) -> bool:
+        """Return True if the publisher should wait for consumers that are behind.
+
+        `has_other_consumers` tells whether the same publisher also feeds consumers elsewhere.
+        """
+
+    async def delay(self, publisher: Session) -> None:
+        """Wait for the consumers that are behind, for a bounded time."""
 
 
-class Holder(Protocol):
-    """A door whose clients may fall behind what is published at another."""
-
-    def feeds_anybody(self) -> bool:
-        """Whether what came last is for somebody there who is not behind."""
-
-    def holds(self, *, others: bool) -> bool:
-        """Whether somebody is behind whom to wait for; `others` are fed by the same publisher."""
-
-    async def hold(self, publisher: Session) -> None:
-        """Wait a little for who is behind."""
-
-
-class Guest(Protocol):
-    """What a door needs to know of whoever has a session."""
+class SessionOwner(Protocol):
+    """Interface of the object that moves the bytes of a broker session."""
 
     @property
     def session(self) -> Session: ...
     def flush(self) -> object:
-        """There is something to be sent."""
+        """Send the session's new outgoing bytes."""
 
-    def room(self) -> None:
-        """What waited for room is stored."""
+    def resume_reading(self) -> None:
+        """Read again: the session's queued messages are stored."""
 
-    def cut(self, error: RemoteProtocolError | None = None) -> None:
-        """Stop serving it, for this reason."""
+    def disconnect(self, error: RemoteProtocolError | None = None) -> None:
+        """Close the connection, with `error` as the reason."""
 
 
-class Part(Guest, Protocol):
-    """A client that is a part of the server."""
+class LocalSessionOwner(SessionOwner, Protocol):
+    """Owner of a session inside the server process."""
 
     def close(self) -> None:
-        """End it, now."""
+        """Close the connection at once."""
 
 
 class Traffic(NamedTuple):
-    """Of some connections."""
+    """Totals of several sessions."""
 
     messages: int = 0
-    """Published by them."""
+    """Published messages."""
     received_bytes: int = 0
     sent_bytes: int = 0
 
-    def with_(self, session: Session) -> Traffic:
-        """And of one more."""
+    def with_session(self, session: Session) -> Traffic:
+        """Return these totals plus those of `session`."""
         return Traffic(
             self.messages + session.handled_count,
             self.received_bytes + session.receiver.received_bytes,
@@ -104,117 +103,124 @@ class Traffic(NamedTuple):
         )
 
 
-def new_identity() -> str:
-    """Of a bus that knows nothing yet."""
+def new_bus_id() -> str:
+    """Return a random id for a bus without a data directory."""
     return secrets.token_hex(8)
 
 
-class Engine:
-    """Drives one broker. Enter `run` in a nursery; then `serve` each accepted socket."""
+class Server:
+    """Drives one broker: connections, ticks and flushes.
+
+    Start `run` in a nursery, then call `serve` with each accepted socket.
+    """
 
     def __init__(
         self,
         settings: Settings | None = None,
         *,
-        identity: str = "",
-        ledger: CommitLog | None = None,
+        bus_id: str = "",
+        commit_log: CommitLog | None = None,
     ) -> None:
-        """See `Broker`; a bus that keeps nothing has an identity of its own."""
-        run = new_identity()
-        self.broker = Broker(settings, identity=identity or run, run_id=run, commit_log=ledger)
-        self.keeping: Keeping | None = None
-        """What the broker's ledger is handed to."""
-        self.cluster: Cluster | None = None
-        """Or, of a door before a cluster, this."""
-        self.certificates: ReloadableCertificate | None = None
-        """With it, clients of the binary door must use TLS."""
-        self.gatekeeper: Gatekeeper | None = None
-        self.anteroom = Anteroom()
-        self.strangers = Strangers()
-        self.more_strangers: list[Strangers] = []
-        """Those at other doors."""
-        self.farewells = ClosingConnections()
-        self.addresses = AddressLimits()
+        """`bus_id` identifies stored data; a server that stores nothing gets a random one."""
+        run = new_bus_id()
+        self.broker = Broker(settings, identity=bus_id or run, run_id=run, commit_log=commit_log)
+        self.journal_pump: JournalPump | None = None
+        """Writes the commit log to the journal; None without a data directory."""
+        self.jetstream: Cluster | None = None
+        """Stores all classes in a JetStream cluster; None if this process stores them."""
+        self.certificate: ReloadableCertificate | None = None
+        """If set, binary clients must use TLS."""
+        self.auth_worker: AuthWorker | None = None
+        self.preauth_queue = PreAuthQueue()
+        self.evictable_connections = EvictableConnections()
+        self.other_evictable_connections: list[EvictableConnections] = []
+        """Unauthenticated connections of the other listeners."""
+        self.closing_connections = ClosingConnections()
+        self.address_limits = AddressLimits()
         self.buffer = ReceiveBuffer()
         self.connections: dict[int, Connection[Session]] = {}
-        """By session id."""
-        self.own: dict[int, Part] = {}
-        """Clients that are parts of this server, likewise."""
-        self.cut_off: Counter[Reason] = Counter()
-        """Connections closed by us, by reason."""
-        self.accepted = 0
-        self._gone = Traffic()
-        self.doors: list[Callable[[], bool]] = []
-        """Called when something has changed: each sends what became ready at another door, and
-        says whether that may have changed the broker."""
-        self.guest_finders: list[Callable[[int], Connection[Any] | None]] = []
-        """Called with the id of a session that has no connection here: each says which one at
-        another door has it."""
-        self.holders: list[Holder] = []
-        """Other doors, whose clients may be filled by what comes through this one."""
-        self.timing: Timing | None = None
-        """Where it is measured how long things take; None where nobody wants to know."""
-        self.parts: list[Holder] = []
-        """Where clients that are parts of this server come in."""
-        self._is_bulk = False
-        """Whether much came last."""
-        self._held_by: Holder | None = None
-        self._feeds_others = False
-        """Whether what came last was for others than those who are behind at another door."""
+        """Binary connections by session id."""
+        self.local_clients: dict[int, LocalSessionOwner] = {}
+        """Clients inside the server process by session id."""
+        self.disconnect_counts: Counter[Reason] = Counter()
+        """Connections that the server closed, by reason."""
+        self.accepted_count = 0
+        self._closed_traffic = Traffic()
+        self.listener_flushers: list[Callable[[], bool]] = []
+        """Flush functions of the other listeners. Each returns True if it may have changed the
+        broker.
+        """
+        self.connection_finders: list[Callable[[int], Connection[Any] | None]] = []
+        """Functions that return another listener's connection for a session id, or None."""
+        self.throttles: list[PublisherThrottle] = []
+        """Other listeners whose consumers may fall behind messages published here."""
+        self.latency: LatencyRecorder | None = None
+        """Latency measurement; None if monitoring is off."""
+        self.local_throttles: list[PublisherThrottle] = []
+        """Throttles of the clients inside the server process."""
+        self._is_bulk_read = False
+        """True if the latest read returned many bytes."""
+        self._active_throttle: PublisherThrottle | None = None
+        self._has_other_consumers = False
+        """True if the latest messages also went to consumers that are not behind."""
         self._nursery: trio.Nursery | None = None
         self.has_ended = False
-        self._settled = trio.Event()
-        self._said: Counter[str] = Counter()
-        self._resting = trio.lowlevel.ParkingLot()
-        self._epoch = 0.0
-        """What is added to the loop's clock to have seconds since 1970."""
-        self._due_scope = trio.CancelScope()
+        self._state_changed = trio.Event()
+        self._logged_counts: Counter[tuple[object, ...]] = Counter()
+        self._delayed_reads = trio.lowlevel.ParkingLot()
+        self._clock_offset = 0.0
+        """Offset from the event loop's clock to Unix time, in seconds."""
+        self._wakeup_scope = trio.CancelScope()
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Serve until cancelled. Every connection is a task in here."""
-        self._epoch = time.time() - trio.current_time()
-        self.read_clock()
+        """Serve until cancelled. Each connection runs as a task of this nursery."""
+        self._clock_offset = time.time() - trio.current_time()
+        self.update_clock()
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
-            nursery.start_soon(self._wake_due)
-            nursery.start_soon(self.anteroom.run)
+            nursery.start_soon(self._run_wakeups)
+            nursery.start_soon(self.preauth_queue.run)
             task_status.started()
             try:
-                await self._beat()
+                await self._run_ticks()
             finally:
                 self.has_ended = True
-                for part in list(self.own.values()):
-                    part.close()
+                for local_client in list(self.local_clients.values()):
+                    local_client.close()
 
-    def read_clock(self) -> float:
-        """Tell the broker what time it is. Every door does, before it brings anything. Returns the
-        loop's time."""
+    def update_clock(self) -> float:
+        """Set the broker's clock and return the event loop's time.
+
+        Every listener calls this before it passes input to the broker.
+        """
         now = trio.current_time()
-        self.broker.clock.now = now + self._epoch
+        self.broker.clock.now = now + self._clock_offset
         return now
 
-    async def _wake_due(self) -> None:
-        """Send what was put off, when its time comes."""
+    async def _run_wakeups(self) -> None:
+        """Send delayed messages when they are due."""
         while True:
-            with trio.CancelScope() as self._due_scope:
-                self._set_alarm()
+            with trio.CancelScope() as self._wakeup_scope:
+                self._update_wakeup_deadline()
                 await trio.sleep_forever()
-            self.read_clock()
+            self.update_clock()
             try:
                 self.broker.run_due_wakeups()
-                self.settle()
+                self.flush_ready()
             except Exception:
-                log.exception("sending what was put off failed")
+                log.exception("sending delayed messages failed")
 
-    def _set_alarm(self) -> None:
-        """Have `_wake_due` go on when the next message that was put off is due."""
+    def _update_wakeup_deadline(self) -> None:
+        """Wake `_run_wakeups` when the broker's next delayed message is due."""
         due = self.broker.next_wakeup
-        at = due - self._epoch if due < math.inf else math.inf
-        if at != self._due_scope.deadline:
-            self._due_scope.deadline = at
+        at = due - self._clock_offset if due < math.inf else math.inf
+        if at != self._wakeup_scope.deadline:
+            self._wakeup_scope.deadline = at
 
-    async def _beat(self) -> None:
-        """The ack timer. Beats missed in a stall are left out: nobody could have acked in it."""
+    async def _run_ticks(self) -> None:
+        """Tick periodically. Ticks missed during a stall are skipped: no client could ack
+        meanwhile.
+        """
         tick_seconds = self.broker.settings.tick_seconds
         due = trio.current_time() + tick_seconds
         while True:
@@ -223,272 +229,291 @@ class Engine:
             try:
                 self.tick()
             except Exception:
-                log.exception("a beat of the ack timer failed")
+                log.exception("a tick of the ack timer failed")
 
     def tick(self) -> None:
-        self.read_clock()
-        self._say_what_was_lost()
-        if self.keeping is not None:
-            self.keeping.tick()
+        """Run one step of the ack timer and the checks that go with it."""
+        self.update_clock()
+        self._log_losses()
+        if self.journal_pump is not None:
+            self.journal_pump.tick()
         for session, error in self.broker.tick():
-            self._cut(session, error)
-        if self.broker.tick_number % _UNANSWERED_CHECK_TICKS == 0:
+            self._disconnect(session, error)
+        if self.broker.tick_number % _UNACKED_CHECK_TICKS == 0:
             for connection in list(self.connections.values()):
-                if connection.unanswered_seconds() > _UNANSWERED_SECONDS_MAX:
-                    self._cut(
+                if connection.unacked_seconds() > _UNACKED_SECONDS_MAX:
+                    self._disconnect(
                         connection.session,
                         RemoteProtocolError(
                             Reason.STALLED,
-                            f"the peer's host has not answered for {_UNANSWERED_SECONDS_MAX:g} s",
+                            f"the peer's host has not acknowledged data for {_UNACKED_SECONDS_MAX:g} s",
                         ),
                     )
-        self.settle()
+        self.flush_ready()
 
-    def _say_what_was_lost(self) -> None:
-        """One line for each reason that counted something since the last beat."""
-        counts = Counter(
-            {
-                _WORDS[r.startswith("ack_")] + f" ({r})": n
-                for r, n in self.broker.refusal_counts.items()
-            }
-        )
+    def _log_losses(self) -> None:
+        """Log one line per reason for frames and messages dropped since the previous tick."""
+        counts: Counter[tuple[object, ...]] = Counter()
+        for reason, count in self.broker.refusal_counts.items():
+            is_ack = reason.startswith("ack_")
+            counts["ignored %d acks (%s)" if is_ack else "refused %d frames (%s)", reason] = count
         for cls in self.broker.classes.values():
             for reason, count in cls.count_undelivered().items():
-                counts[f"messages of class {cls.class_id} were dropped ({reason})"] = count
-        for what, count in (counts - self._said).items():
-            log.warning("%d %s", count, what)
-        self._said = counts
+                text = "dropped %d messages of class %r (%s)"
+                counts[text, cls.name or cls.class_id, reason] = count
+        for (text, *arguments), count in (counts - self._logged_counts).items():
+            log.warning(text, count, *arguments)
+        self._logged_counts = counts
 
     @property
     def is_drained(self) -> bool:
-        """Whether nothing that is stored would be lost to a subscriber who is connected."""
-        if self.keeping is not None:
+        """True if no connected subscriber would lose a stored message when the server stops."""
+        if self.journal_pump is not None:
             return True
         return not any(cls.has_lagging_consumer for cls in self.broker.classes.values())
 
-    async def drained(self) -> None:
-        """Wait until all that is stored for subscribers is acknowledged, unless it is kept past the
-        process."""
+    async def wait_drained(self) -> None:
+        """Wait until stored messages are acknowledged. Returns at once if a journal keeps them."""
         while not self.is_drained:
-            self._settled = trio.Event()
-            await self._settled.wait()
+            self._state_changed = trio.Event()
+            await self._state_changed.wait()
 
-    async def rest(self, session: Session) -> None:
-        """Wait for the clients of another door that this one has filled, or for the common end of
-        a short rest: see ACK_REST_SECONDS."""
-        if self._held_by is not None:
-            await self._held_by.hold(session)
+    async def delay_read(self, session: Session) -> None:
+        """Wait for consumers that are behind, or until the shared end of a short read delay.
+
+        The read delay lets acks accumulate, see ACK_REST_SECONDS.
+        """
+        if self._active_throttle is not None:
+            await self._active_throttle.delay(session)
             return
-        if not self._resting:
-            self.start_soon(self._end_rest)
-        await self._resting.park()
+        if not self._delayed_reads:
+            self.start_soon(self._end_read_delay)
+        await self._delayed_reads.park()
 
-    async def _end_rest(self) -> None:
-        await trio.sleep(ACK_REST_SECONDS)
-        self._resting.unpark_all()
+    async def _end_read_delay(self) -> None:
+        await trio.sleep(ACK_READ_DELAY_SECONDS)
+        self._delayed_reads.unpark_all()
 
     def start_soon(self, task: Callable[[], Awaitable[object]]) -> None:
-        assert self._nursery is not None, "the engine is not running"
+        assert self._nursery is not None, "the server is not running"
         self._nursery.start_soon(task)
 
     def serve(self, sock: socket.socket, peer: str) -> None:
-        """Take over a connected, non-blocking socket, or refuse it."""
-        self.accepted += 1
-        most = self.broker.settings.limits.connections
-        full = RemoteProtocolError(Reason.TOO_MANY_CONNECTIONS, f"{most} connections are open")
-        if not self.lets_in(sock, peer):
+        """Serve a connected, non-blocking socket, or close it if a limit is reached."""
+        self.accepted_count += 1
+        connections_max = self.broker.settings.limits.connections
+        full = RemoteProtocolError(
+            Reason.TOO_MANY_CONNECTIONS, f"{connections_max} connections are open"
+        )
+        if not self.admit_address(sock, peer):
             return
-        if len(self.connections) >= most and not self.strangers.make_room(full):
-            self._count(full.reason, peer, full.sentence)
-            self.addresses.remove_connection(host_of(peer))
+        is_full = len(self.connections) >= connections_max
+        if is_full and not self.evictable_connections.evict_one(full):
+            self._log_disconnect(full.reason, peer, full.sentence)
+            self.address_limits.remove_connection(host_from_address(peer))
             sock.close()
             return
-        session = self.broker.open_session(peer, address=host_of(peer))
+        session = self.broker.open_session(peer, address=host_from_address(peer))
         connection: Connection[Session] = (
             Connection(sock, session, self)
-            if self.certificates is None
-            else TlsConnection(sock, session, self, self.certificates)
+            if self.certificate is None
+            else TlsConnection(sock, session, self, self.certificate)
         )
         self.connections[session.session_id] = connection
-        if self.gatekeeper is not None or self.certificates is not None:
-            connection.makes_room()
+        if self.auth_worker is not None or self.certificate is not None:
+            connection.make_evictable()
         self.start_soon(connection.run)
 
-    def make_room(self, peer: str) -> bool:
-        """Where descriptors run out: close one that was told to go anyway; else have a stranger
-        leave for this peer, of the door that has most of them. Returns whether there was any."""
-        if self.farewells.close_oldest():
+    def free_descriptor(self, peer: str) -> bool:
+        """Close one connection because file descriptors run out. Returns False if there is none.
+
+        Connections that are closing anyway go first, then an unauthenticated connection of the
+        listener that has most of them.
+        """
+        if self.closing_connections.close_oldest():
             return True
         full = RemoteProtocolError(Reason.TOO_MANY_CONNECTIONS, "too many files are open")
-        return max((self.strangers, *self.more_strangers), key=len).make_room(full)
+        return max(
+            (self.evictable_connections, *self.other_evictable_connections), key=len
+        ).evict_one(full)
 
-    def lets_in(self, sock: socket.socket, peer: str) -> bool:
-        """Whether a peer's address may have one more connection; else the socket is closed."""
-        refused = self.addresses.register_connection(host_of(peer), trio.current_time())
+    def admit_address(self, sock: socket.socket, peer: str) -> bool:
+        """Return True if the peer's address may open a connection; otherwise close the socket."""
+        refused = self.address_limits.register_connection(
+            host_from_address(peer), trio.current_time()
+        )
         if refused is not None:
-            self._count(refused[0], peer, refused[1])
+            self._log_disconnect(refused[0], peer, refused[1])
             sock.close()
         return refused is None
 
-    def adopt_users(self, users: Users | None) -> None:
-        """From now on whoever comes has to be one of these. Whoever is inside, and is none of them,
-        or may do something else now, is disconnected."""
+    def replace_users(self, users: Users | None) -> None:
+        """Apply a new user table and disconnect sessions whose user was removed or changed."""
         before, self.broker.users = self.broker.users, users
         if users is not None:
-            users.called = self.broker.store.class_registry.find_dead_letter_sources
-        if users is not None and self.gatekeeper is not None:
-            self.gatekeeper.adopt(users)
+            users.resolve_class_name = self.broker.store.class_registry.find_dead_letter_sources
+        if users is not None and self.auth_worker is not None:
+            self.auth_worker.replace_users(users)
         else:
-            self.gatekeeper = Gatekeeper(users) if users is not None else None
+            self.auth_worker = AuthWorker(users) if users is not None else None
         self.broker.rate_limits.apply_users(users)
         if before == users:
             return
         known = {user.name: user for user in before.users} if before is not None else {}
         for session in list(self.broker.sessions.values()):
             was = known.get(session.user)
-            is_same = users is not None and was is not None and users.still_has(was)
-            is_asked = (
-                session.is_authenticated and not session.is_local and not session.is_internal
-            )
+            is_same = users is not None and was is not None and users.has_unchanged(was)
+            is_asked = session.is_authenticated and not session.is_local and not session.is_internal
             if users is not None and is_asked and not is_same:
-                error = RemoteProtocolError(Reason.UNAUTHORIZED, "its user is not as it was")
-                self._cut(session, error)
+                error = RemoteProtocolError(
+                    Reason.UNAUTHORIZED, f"user {session.user!r} was removed or changed"
+                )
+                self._disconnect(session, error)
 
-    def adopt_rates(self, of_each_address: Rate) -> None:
-        """From now on connections publish no faster than their users may, nor all of one address
-        together than this."""
+    def apply_rate_limits(self, address_rate: RateLimit) -> None:
+        """Apply the publish rate limits of users, and `address_rate` to each address."""
         broker = self.broker
-        broker.rate_limits.set_address_rate(of_each_address)
+        broker.rate_limits.set_address_rate(address_rate)
         for session in broker.sessions.values():
             if not session.is_local:
-                meters = broker.rate_limits.token_buckets_for(
-                    self.user_named(session.user), session.address
+                token_buckets = broker.rate_limits.token_buckets_for(
+                    self.find_user(session.user), session.address
                 )
-                broker.store.publish_queue.rate_queue.set_token_buckets(session, meters)
+                broker.store.publish_queue.rate_queue.set_token_buckets(session, token_buckets)
 
-    def end_rates(self) -> None:
-        """Nobody who has published too fast waits any more."""
+    def remove_rate_limits(self) -> None:
+        """Lift all publish rate limits and resume the publishers that wait for them."""
         self.broker.rate_limits.remove_limits()
-        self.read_clock()
+        self.update_clock()
         self.broker.store.publish_queue.rate_queue.handle_wakeup()
-        self.settle()
+        self.flush_ready()
 
-    def user_named(self, name: str) -> User | None:
-        """Who that is now; None for nobody."""
-        return self.broker.users.named(name) if self.broker.users is not None else None
+    def find_user(self, name: str) -> User | None:
+        """Return the user with this name, or None."""
+        return self.broker.users.find_by_name(name) if self.broker.users is not None else None
 
-    def introduction(self, heard: Heard) -> tuple[bool, Auth | None]:
-        return introduction(heard)
+    def parse_greeting(self, heard: Greeting) -> tuple[bool, Auth | None]:
+        return parse_greeting(heard)
 
-    def knows(self, auth: Auth) -> bool:
+    def is_valid_auth(self, auth: Auth) -> bool:
         users = self.broker.users
-        return users is None or users.knows(auth)
+        return users is None or users.is_authentic(auth)
 
     def receive(self, session: Session, count: int) -> None:
-        """`count` fresh bytes of this session are in the buffer. Raises RemoteProtocolError."""
-        now, timing = self.read_clock(), self.timing
-        self._is_bulk = count >= _BULK_BYTES
+        """Process `count` bytes of `session` in the receive buffer. Raises RemoteProtocolError."""
+        now, latency = self.update_clock(), self.latency
+        self._is_bulk_read = count >= _BULK_BYTES
         try:
             self.broker.receive(session, self.buffer, count)
         finally:
-            if timing is not None:
-                timing.noted(now)
-            self._feeds_others = bool(self.holders) and (
+            if latency is not None:
+                latency.record_applied(now)
+            self._has_other_consumers = bool(self.throttles) and (
                 self.broker.has_other_ready_sessions(session.session_id)
-                or any(holder.feeds_anybody() for holder in self.holders)
+                or any(throttle.has_keeping_up_consumers() for throttle in self.throttles)
             )
-            self.settle()
-            if timing is not None:
-                timing.sent(now, session)
+            self.flush_ready()
+            if latency is not None:
+                latency.record_sent(now, session)
 
     @property
     def tick_number(self) -> int:
         return self.broker.tick_number
 
-    def may_rest(self, session: Session) -> bool:
+    def should_delay_read(self, session: Session) -> bool:
         rests = self.broker.can_delay_read(session)
-        self._held_by = None if rests or not self._is_bulk else self._reading_parts()
-        for holder in self.holders:
-            if holder.holds(others=self._feeds_others):
-                self._held_by = holder
-        return rests or self._held_by is not None
+        self._active_throttle = (
+            None if rests or not self._is_bulk_read else self._busy_local_throttle()
+        )
+        for throttle in self.throttles:
+            if throttle.should_delay(has_other_consumers=self._has_other_consumers):
+                self._active_throttle = throttle
+        return rests or self._active_throttle is not None
 
-    def _reading_parts(self) -> Holder | None:
-        """Whoever of this server's own reads what is published: a publisher that is faster than
-        they are leaves them their turns."""
-        return next((part for part in self.parts if part.holds(others=False)), None)
+    def _busy_local_throttle(self) -> PublisherThrottle | None:
+        """Return a throttle of a local client that has read new messages, or None."""
+        return next(
+            (
+                local_client
+                for local_client in self.local_throttles
+                if local_client.should_delay(has_other_consumers=False)
+            ),
+            None,
+        )
 
-    def holds_back(self, session: Session) -> bool:
+    def is_blocking_publishers(self, session: Session) -> bool:
         return self.broker.is_blocking_publishers(session)
 
-    def fail(self, session: Session, error: RemoteProtocolError) -> None:
+    def send_fatal_error(self, session: Session, error: RemoteProtocolError) -> None:
         self.broker.send_fatal_error(session, error)
 
-    def settle(self) -> None:
-        """Send what became ready, and let those read on whose messages found room."""
-        self._settled.set()
+    def flush_ready(self) -> None:
+        """Send what became ready, on every listener, and resume publishers whose messages are
+        stored.
+        """
+        self._state_changed.set()
         broker = self.broker
-        if self.timing is not None and self.timing.asked:
-            self.timing.reached()
+        if self.latency is not None and self.latency.pending_batches:
+            self.latency.record_durable()
         busy = True
         while busy:
             while ready := broker.drain_writable():
                 for session_id in ready:
-                    if connection := self._connection(session_id):
+                    if connection := self._find_session_owner(session_id):
                         connection.flush()
             busy = False
-            for settle in self.doors:
-                if settle():
+            for flush_ready in self.listener_flushers:
+                if flush_ready():
                     busy = True
         for session, error in broker.drain_closing():
-            self._cut(session, error)
-        self._set_alarm()
+            self._disconnect(session, error)
+        self._update_wakeup_deadline()
         for session in broker.drain_resumed():
-            if connection := self._connection(session.session_id):
-                connection.room()
-        if self.keeping is not None:
-            self.keeping.hand_over()
-        if self.cluster is not None and self.cluster.hand_over():
-            self.settle()
+            if connection := self._find_session_owner(session.session_id):
+                connection.resume_reading()
+        if self.journal_pump is not None:
+            self.journal_pump.submit_pending()
+        if self.jetstream is not None and self.jetstream.hand_over():
+            self.flush_ready()
 
-    def _connection(self, session_id: int) -> Connection[Any] | Guest | None:
-        """Whose a session of the broker is, at whichever door it came in."""
-        found: Connection[Any] | Guest | None = self.connections.get(session_id)
-        found = found or self.own.get(session_id)
+    def _find_session_owner(self, session_id: int) -> Connection[Any] | SessionOwner | None:
+        """Return the owner of a broker session on any listener, or None."""
+        found: Connection[Any] | SessionOwner | None = self.connections.get(session_id)
+        found = found or self.local_clients.get(session_id)
         if found is None:
-            others = (find(session_id) for find in self.guest_finders)
+            others = (find(session_id) for find in self.connection_finders)
             found = next((other for other in others if other is not None), None)
         return found
 
-    def closed(self, connection: Guest, reason: str | RemoteProtocolError) -> None:
-        """A connection has ended."""
+    def on_closed(self, connection: SessionOwner, reason: str | RemoteProtocolError) -> None:
+        """Remove a connection that has ended."""
         session = connection.session
-        self.say_closed(f"session {session.session_id}", session.peer, reason)
-        self._gone = self._gone.with_(session)
-        if self.own.pop(session.session_id, None) is None:
+        self.log_closed(f"session {session.session_id}", session.peer, reason)
+        self._closed_traffic = self._closed_traffic.with_session(session)
+        if self.local_clients.pop(session.session_id, None) is None:
             self.connections.pop(session.session_id, None)
-            self.addresses.remove_connection(session.address)
+            self.address_limits.remove_connection(session.address)
         self.broker.close_session(session)
-        self.settle()
+        self.flush_ready()
 
-    def traffic(self) -> Traffic:
-        """What was read from all connections there ever were, and sent."""
-        total = self._gone
-        for connection in (*self.connections.values(), *self.own.values()):
-            total = total.with_(connection.session)
+    def total_traffic(self) -> Traffic:
+        """Return the totals of all connections since the start."""
+        total = self._closed_traffic
+        for connection in (*self.connections.values(), *self.local_clients.values()):
+            total = total.with_session(connection.session)
         return total
 
-    def say_closed(self, what: str, peer: str, reason: str | RemoteProtocolError) -> None:
-        """Count or log the end of a connection, at whichever door."""
+    def log_closed(self, what: str, peer: str, reason: str | RemoteProtocolError) -> None:
+        """Log the end of a connection of any listener, and count it if the server closed it."""
         if isinstance(reason, RemoteProtocolError):
-            self._count(reason.reason, peer, reason.sentence)
+            self._log_disconnect(reason.reason, peer, reason.sentence)
         else:
             log.debug("%s from %s: %s", what, peer, reason)
 
-    def _cut(self, session: Session, error: RemoteProtocolError) -> None:
-        if connection := self._connection(session.session_id):
-            connection.cut(error)
+    def _disconnect(self, session: Session, error: RemoteProtocolError) -> None:
+        if connection := self._find_session_owner(session.session_id):
+            connection.disconnect(error)
 
-    def _count(self, reason: Reason, peer: str, sentence: str) -> None:
-        self.cut_off[reason] += 1
+    def _log_disconnect(self, reason: Reason, peer: str, sentence: str) -> None:
+        self.disconnect_counts[reason] += 1
         log.warning("%s: disconnected (%s): %s", peer, reason, sentence)

@@ -1,9 +1,7 @@
-"""How a server ends: nobody new comes in, publishers are told to go, and what is under way is
-finished.
+"""Graceful shutdown: publishers are disconnected, and stored messages are delivered.
 
-Rule 1: what is kept past the process waits for nobody: it is there again when the server is.
-Rule 2: the deadline is kept, and a second signal is the deadline: the first one only says what a
-server does that drains because its last client has left.
+A server with a journal does not wait for deliveries, because they continue after the restart.
+The deadline is a limit; a second stop signal ends the wait at once.
 """
 
 from __future__ import annotations
@@ -18,98 +16,106 @@ from simplebus.core.errors import Reason
 from simplebus.core.protocol import frames
 from simplebus.core.protocol.requests import ErrorReply
 from simplebus.core.session.version2 import Version2Decoder
-from simplebus.server.nats_listener import NatsDoor
-from simplebus.server.server import Engine
-from simplebus.server.signals import STOPPING, say_ignored
+from simplebus.server.nats_listener import NatsListener
+from simplebus.server.server import Server
+from simplebus.server.signals import STOP_SIGNALS, log_ignored_signal
 
 # How long is read on from who goes on publishing, and how often that is looked at.
-_FINISH_SECONDS_MAX = 0.5
-_LOOK_SECONDS = 0.005
+_STOP_PUBLISHERS_MAX_SECONDS = 0.5
+_POLL_SECONDS = 0.005
 # Who leaves a subscription for the next one, as bridges do all the time, has that by then.
-_SURE_SECONDS = 0.05
+_SETTLE_SECONDS = 0.05
 
 log = logging.getLogger("simplebus.server")
 
 
 async def drain(
-    engine: Engine,
-    door: NatsDoor | None,
+    server: Server,
+    nats_listener: NatsListener | None,
     seconds: float,
     signals: AsyncIterator[int],
     *,
-    is_told_to_end: bool = True,
+    is_signaled: bool = True,
 ) -> None:
-    """Wait until every subscriber has acknowledged what is stored for it, and every NATS client
-    has taken what waits for it, up to the deadline or a second signal. One has come already if the
-    server `is_told_to_end`."""
-    say_draining(engine, door)
-    engine.end_rates()
+    """Wait until stored messages are acknowledged and NATS clients are flushed.
+
+    Args:
+        server: The server to drain.
+        nats_listener: Its NATS listener, if any.
+        seconds: Time limit.
+        signals: Received signals. A second stop signal ends the wait.
+        is_signaled: True if a stop signal started the shutdown.
+    """
+    announce_draining(server, nats_listener)
+    server.remove_rate_limits()
     with trio.move_on_after(seconds) as scope:
         async with trio.open_nursery() as nursery:
 
             async def stop_at_once() -> None:
-                is_told = is_told_to_end
+                is_stop_expected = is_signaled
                 async for number in signals:
                     name = signal.Signals(number).name
-                    if number in STOPPING and is_told:
+                    if number in STOP_SIGNALS and is_stop_expected:
                         log.info("%s: stopping at once", name)
                         nursery.cancel_scope.cancel()
-                    elif number in STOPPING:
+                    elif number in STOP_SIGNALS:
                         log.info("%s: draining already", name)
-                        is_told = True
+                        is_stop_expected = True
                     elif number == signal.SIGHUP:
                         log.warning("%s: nothing is read again: the server drains", name)
                     else:
-                        say_ignored(number)
+                        log_ignored_signal(number)
 
             nursery.start_soon(stop_at_once)
-            await finish_publishers(engine)
-            if door is not None:
-                await door.finish_publishers()
-            await engine.drained()
-            while engine.connections:
-                await trio.sleep(_SURE_SECONDS)
-                if engine.is_drained:
+            await stop_publishers(server)
+            if nats_listener is not None:
+                await nats_listener.stop_publishers()
+            await server.wait_drained()
+            while server.connections:
+                await trio.sleep(_SETTLE_SECONDS)
+                if server.is_drained:
                     break
-                await engine.drained()
-            if engine.cluster is not None:
-                await engine.cluster.finish()
-            if door is not None:
-                await door.flushed()
+                await server.wait_drained()
+            if server.jetstream is not None:
+                await server.jetstream.finish()
+            if nats_listener is not None:
+                await nats_listener.wait_flushed()
             nursery.cancel_scope.cancel()
     if scope.cancelled_caught:
         log.warning("the %g s of the drain are over: stopping", seconds)
 
 
-async def finish_publishers(engine: Engine) -> None:
-    """Stop reading from peers that only publish, each as soon as what it has sent is read."""
-    last = trio.current_time() + _FINISH_SECONDS_MAX
-    since: dict[int, float] = {}
-    while publishers := [c for c in engine.connections.values() if not c.session.subscriptions]:
+async def stop_publishers(server: Server) -> None:
+    """Disconnect clients without subscriptions, each when its received bytes are processed."""
+    deadline = trio.current_time() + _STOP_PUBLISHERS_MAX_SECONDS
+    first_seen: dict[int, float] = {}
+    while publishers := [c for c in server.connections.values() if not c.session.subscriptions]:
         now = trio.current_time()
-        since = {c.session.session_id: since.get(c.session.session_id, now) for c in publishers}
+        first_seen = {
+            c.session.session_id: first_seen.get(c.session.session_id, now) for c in publishers
+        }
         for connection in publishers:
-            is_sure = now - since[connection.session.session_id] >= _SURE_SECONDS
-            if now > last or (is_sure and not connection.has_unread()):
-                connection.cut()
-        await trio.sleep(_LOOK_SECONDS)
+            is_settled = now - first_seen[connection.session.session_id] >= _SETTLE_SECONDS
+            if now > deadline or (is_settled and not connection.has_unread()):
+                connection.disconnect()
+        await trio.sleep(_POLL_SECONDS)
 
 
-def say_draining(engine: Engine, door: NatsDoor | None) -> None:
-    """Tell peers that have a word for it that the server is about to end."""
+def announce_draining(server: Server, nats_listener: NatsListener | None) -> None:
+    """Tell version 2 clients and NATS clients that the server is about to end."""
     reply = ErrorReply(
         code=Reason.DRAINING,
         message="this server is about to end; what it does not confirm is to be sent again",
         count=0,
     )
     notice = frames.encode(frames.ERROR, content=reply.encode())
-    for connection in list(engine.connections.values()):
+    for connection in list(server.connections.values()):
         if (
             isinstance(connection.session.decoder, Version2Decoder)
             and not connection.session.is_closed
         ):
             connection.session.outbox.queue_reply(notice)
             connection.flush()
-    if door is not None:
-        door.front.say_lame_duck()
-        door.settle()
+    if nats_listener is not None:
+        nats_listener.nats_server.send_lame_duck()
+        nats_listener.flush_ready()

@@ -1,7 +1,6 @@
-"""Signals that the server hears.
+"""Signals of the server process.
 
-Rule 1: none of them kills it without its own doing; what it has no use for is said in the log.
-Rule 2: what nobody has taken when the server has ended asked for nothing else, and has no effect.
+No signal ends the process directly; signals without a function are logged.
 """
 
 from __future__ import annotations
@@ -16,10 +15,10 @@ import trio
 
 log = logging.getLogger("simplebus.server")
 
-STOPPING = (signal.SIGTERM, signal.SIGINT)
-_HEARD = (*STOPPING, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+_HANDLED_SIGNALS = (*STOP_SIGNALS, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
-_USELESS = {
+_IGNORED_REASONS = {
     signal.SIGHUP: "nothing is read again while the server runs; start it again for new settings",
     signal.SIGUSR1: "there is no log file to open again: the log goes to standard error",
     signal.SIGUSR2: "there is no NATS door to close, or it is closed already",
@@ -27,25 +26,30 @@ _USELESS = {
 
 
 @contextlib.asynccontextmanager
-async def listen(*, for_good: bool = False) -> AsyncIterator[AsyncIterator[int]]:
-    """The signals that come. Behind the block they mean again what they did before; or nothing,
-    `for_good`, in a process that ends then: while files are closed and the interpreter ends."""
+async def open_signal_receiver(
+    *, ignore_afterwards: bool = False
+) -> AsyncIterator[AsyncIterator[int]]:
+    """Receive signals for the length of the block.
+
+    Afterwards the previous handlers apply again. With `ignore_afterwards`, signals are ignored
+    instead: the process is about to end and closes its files.
+    """
     if threading.current_thread() is not threading.main_thread():  # That one alone hears signals.
         yield _no_signals()
         return
     # None is lost between their being ignored and their being heard.
-    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, _HEARD)
-    before = {number: signal.signal(number, signal.SIG_IGN) for number in _HEARD}
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, _HANDLED_SIGNALS)
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in _HANDLED_SIGNALS}
     try:
         # Those that are left over trio raises again, and then they are ignored.
-        with trio.open_signal_receiver(*_HEARD) as signals:
+        with trio.open_signal_receiver(*_HANDLED_SIGNALS) as signals:
             signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
             yield signals
         for _ in range(2):  # One may be on its way through the event loop.
             await trio.lowlevel.cancel_shielded_checkpoint()
     finally:
         for number, handler in before.items():
-            signal.signal(number, signal.SIG_IGN if for_good else handler)
+            signal.signal(number, signal.SIG_IGN if ignore_afterwards else handler)
         signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
 
 
@@ -54,6 +58,6 @@ async def _no_signals() -> AsyncIterator[int]:
     yield 0
 
 
-def say_ignored(number: int) -> None:
-    """Say that a signal has no effect, and why."""
-    log.warning("%s: %s", signal.Signals(number).name, _USELESS[signal.Signals(number)])
+def log_ignored_signal(number: int) -> None:
+    """Log that a signal has no effect, and why."""
+    log.warning("%s: %s", signal.Signals(number).name, _IGNORED_REASONS[signal.Signals(number)])

@@ -1,9 +1,7 @@
-"""Listening sockets that systemd hands over, or whoever else holds them: sd_listen_fds(3), without
-its library.
+"""Integration with systemd: readiness, status, watchdog and socket activation (sd_listen_fds(3)).
 
-Rule 1: they stay the activator's. They are closed here and never shut down, so that who connects
-while one server ends and the next begins waits in their queue, and is not refused.
-Rule 2: a socket that no door is for is a sentence: nobody would accept what comes in there.
+Inherited listening sockets belong to systemd. They are closed but never shut down, so that
+clients wait in their backlog while one server ends and the next one starts.
 """
 
 from __future__ import annotations
@@ -16,18 +14,18 @@ from collections.abc import Callable, Mapping, MutableMapping, Sequence
 import trio
 
 from simplebus.core.errors import BusError
-from simplebus.server.listeners import name
+from simplebus.server.listeners import format_address
 
 log = logging.getLogger("simplebus.server")
 
 
-def is_listening() -> bool:
-    """Whether there is anybody to be told."""
+def has_notify_socket() -> bool:
+    """Return True if systemd expects notifications."""
     return bool(os.environ.get("NOTIFY_SOCKET"))
 
 
 def notify(*states: str) -> bool:
-    """Send states such as "READY=1" or "STATUS=…" as one datagram. Returns whether it was sent."""
+    """Send states such as "READY=1" in one datagram. Returns False if nothing was sent."""
     path = os.environ.get("NOTIFY_SOCKET", "")
     if not path:
         return False
@@ -46,103 +44,117 @@ def notify(*states: str) -> bool:
 
 
 FIRST_FD = 3
-DOORS = ("tcp", "nats", "http")
-"""What a socket may be called, FileDescriptorName=; of others, the port says which door it is."""
+LISTENER_NAMES = ("tcp", "nats", "http")
+"""Valid values of FileDescriptorName=. Sockets with another name are assigned by their port."""
 _VARIABLES = ("LISTEN_PID", "LISTEN_FDS", "LISTEN_FDNAMES", "LISTEN_PIDFDID")
 
 
-class ActivationError(BusError):
-    """What was handed over cannot be used; says why."""
+class SocketActivationError(BusError):
+    """An inherited socket cannot be used; the message says why."""
 
 
-def inherited(environment: MutableMapping[str, str]) -> list[tuple[str, socket.socket]]:
-    """The sockets that this process was handed, with their names; none where none were. What says
-    so is taken out of the environment: programs that are started from here have none.
+def take_inherited_sockets(
+    environment: MutableMapping[str, str],
+) -> list[tuple[str, socket.socket]]:
+    """Return the sockets that systemd passed to this process, with their names.
 
-    Raises ActivationError for what is no listening TCP socket.
+    Removes the variables from `environment`, so that child processes do not use them.
+
+    Raises:
+        SocketActivationError: A descriptor is no listening TCP socket.
     """
     pid, count, names, _ = (environment.pop(each, "") for each in _VARIABLES)
     if not (count.isdigit() and pid == str(os.getpid())):
         return []
-    called = names.split(":") if names else []
-    found = []
-    for at in range(int(count)):
-        fd = FIRST_FD + at
-        label = called[at] if at < len(called) else ""
-        found.append((label, _listening(fd, label)))
+    names_by_index = names.split(":") if names else []
+    sockets = []
+    for index in range(int(count)):
+        fd = FIRST_FD + index
+        label = names_by_index[index] if index < len(names_by_index) else ""
+        sockets.append((label, _open_listening_socket(fd, label)))
         os.set_inheritable(fd, False)
-    return found
+    return sockets
 
 
-def _listening(fd: int, label: str) -> socket.socket:
+def _open_listening_socket(fd: int, label: str) -> socket.socket:
     try:
         sock = socket.socket(fileno=fd)
     except OSError as error:
-        raise ActivationError(
+        raise SocketActivationError(
             f"LISTEN_FDS names descriptor {fd}, {label!r}, which is no socket: {error.strerror}"
         ) from None
     is_tcp = sock.family in (socket.AF_INET, socket.AF_INET6) and sock.type == socket.SOCK_STREAM
     if not (is_tcp and sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)):
         sock.close()
-        raise ActivationError(f"descriptor {fd}, {label!r}, is no TCP socket that listens")
+        raise SocketActivationError(f"descriptor {fd}, {label!r}, is no TCP socket that listens")
     sock.setblocking(False)
     return sock
 
 
-def for_doors(
-    found: Sequence[tuple[str, socket.socket]], ports: Mapping[str, int | None]
+def assign_sockets(
+    sockets: Sequence[tuple[str, socket.socket]], ports: Mapping[str, int | None]
 ) -> dict[str, list[socket.socket]]:
-    """The sockets of each door. `ports` are those of the doors by name, None for a closed one.
+    """Return the inherited sockets of each listener.
 
-    Raises ActivationError for a socket that is none's.
+    Args:
+        sockets: Names and sockets.
+        ports: Port of each listener by name; None for a disabled one.
+
+    Raises:
+        SocketActivationError: A socket belongs to no enabled listener.
     """
-    doors: dict[str, list[socket.socket]] = {}
-    for label, sock in found:
+    by_listener: dict[str, list[socket.socket]] = {}
+    for label, sock in sockets:
         address = sock.getsockname()
-        door = label
-        if label not in DOORS:
-            door = next((each for each, port in ports.items() if port == address[1]), "")
-        if not door:
-            raise ActivationError(
-                f"no door is for the socket {label!r} on {name(address)}: expected the port of "
+        listener = label
+        if label not in LISTENER_NAMES:
+            listener = next((each for each, port in ports.items() if port == address[1]), "")
+        if not listener:
+            raise SocketActivationError(
+                f"no door is for the socket {label!r} on {format_address(address)}: expected the port of "
                 "one, or FileDescriptorName=tcp, nats or http"
             )
-        if ports.get(door) is None:
-            raise ActivationError(
-                f"the socket {label!r} on {name(address)} is for the {door} door, which is closed"
+        if ports.get(listener) is None:
+            raise SocketActivationError(
+                f"the socket {label!r} on {format_address(address)} is for the {listener} door, which is closed"
             )
-        doors.setdefault(door, []).append(sock)
-    return doors
+        by_listener.setdefault(listener, []).append(sock)
+    return by_listener
 
 
-STATUS_SECONDS = 10.0
+STATUS_INTERVAL_SECONDS = 10.0
 
 
 def watchdog_seconds(environment: Mapping[str, str]) -> float | None:
-    """How often systemd wants to hear from this process at least; None for never."""
-    asked, pid = environment.get("WATCHDOG_USEC", ""), environment.get("WATCHDOG_PID", "")
-    if not asked.isdigit() or not int(asked) or (pid and pid != str(os.getpid())):
+    """Return the watchdog interval that systemd expects, or None."""
+    interval, pid = environment.get("WATCHDOG_USEC", ""), environment.get("WATCHDOG_PID", "")
+    if not interval.isdigit() or not int(interval) or (pid and pid != str(os.getpid())):
         return None
-    return int(asked) / 1e6
+    return int(interval) / 1e6
 
 
-async def tell(
+async def send_notifications(
     status: Callable[[], str],
     *,
-    watchdog: float | None,
-    say: Callable[..., object] = notify,
+    watchdog_interval: float | None,
+    send: Callable[..., object] = notify,
 ) -> None:
-    """Say that the loop is alive, twice as often as is asked for, and now and then the status,
-    until cancelled. Ends at once where nobody listens."""
-    if not is_listening():
+    """Send watchdog messages at twice the expected rate, and the status periodically.
+
+    Returns at once if systemd expects no notifications.
+    """
+    if not has_notify_socket():
         return
-    pause = min(STATUS_SECONDS, watchdog / 2 if watchdog else STATUS_SECONDS)
-    told = trio.current_time()
+    interval_seconds = min(
+        STATUS_INTERVAL_SECONDS,
+        watchdog_interval / 2 if watchdog_interval else STATUS_INTERVAL_SECONDS,
+    )
+    status_sent_at = trio.current_time()
     while True:
-        await trio.sleep(pause)
-        words = ["WATCHDOG=1"] if watchdog else []
-        if trio.current_time() - told >= STATUS_SECONDS:
-            told = trio.current_time()
-            words.append(f"STATUS={status()}")
-        if words:
-            say(*words)
+        await trio.sleep(interval_seconds)
+        states = ["WATCHDOG=1"] if watchdog_interval else []
+        if trio.current_time() - status_sent_at >= STATUS_INTERVAL_SECONDS:
+            status_sent_at = trio.current_time()
+            states.append(f"STATUS={status()}")
+        if states:
+            send(*states)

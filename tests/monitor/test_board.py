@@ -8,11 +8,11 @@ from typing import Any, TypeVar
 
 import pytest
 
-from simplebus.monitor import board as boards
-from simplebus.monitor.board import Board
-from simplebus.monitor.counted import Counted
-from simplebus.monitor.facts import Facts, Health, Telling, merged
+from simplebus.monitor import dashboard as dashboard_module
+from simplebus.monitor.dashboard import Dashboard
+from simplebus.monitor.metrics_builder import MetricsBuilder
 from simplebus.monitor.requests import BadRequestError, Request, Response
+from simplebus.monitor.snapshot import Health, MonitorSnapshot, SnapshotSteps, merge_snapshots
 
 T = TypeVar("T")
 
@@ -35,138 +35,145 @@ class Program:
         self.asked: list[bool] = []
         self.flow = "said"
 
-    def tell(self, detailed: bool) -> Facts:
+    def tell(self, detailed: bool) -> MonitorSnapshot:
         self.asked.append(detailed)
-        counted = Counted()
-        counted.counter(self.flow, "Said.", self.count)
-        return Facts(title="it", flows={self.flow: self.count}, metrics=counted.metrics())
+        metrics_builder = MetricsBuilder()
+        metrics_builder.counter(self.flow, "Said.", self.count)
+        return MonitorSnapshot(
+            title="it", flows={self.flow: self.count}, metrics=metrics_builder.build()
+        )
 
 
-def ask(board: Board, target: str, accept: str = "") -> Response:
-    return done(board.routes().answer(Request.of(target, accept)))
+def ask(dashboard: Dashboard, target: str, accept: str = "") -> Response:
+    return done(dashboard.build_routes().handle(Request.parse(target, accept)))
 
 
-def ask_json(board: Board, target: str) -> Any:
-    return json.loads(ask(board, target).body)
+def ask_json(dashboard: Dashboard, target: str) -> Any:
+    return json.loads(ask(dashboard, target).body)
 
 
 def test_rates_are_what_has_come_each_second() -> None:
     program = Program()
-    board = Board(program.tell)
+    dashboard = Dashboard(program.tell)
     for second, count in enumerate((0, 10, 10, 40)):
-        board.now, program.count = float(second * 2), count
-        done(board.tick())
-    rates = board.rates()
+        dashboard.now, program.count = float(second * 2), count
+        done(dashboard.tick())
+    rates = dashboard.get_rate_history()
     assert rates.first == 0
     assert rates.seconds == [2.0, 2.0, 2.0]
     assert rates.flows == {"said": [5.0, 0.0, 15.0]}
-    assert board.rates(since=2).flows == {"said": [15.0]}
-    assert board.rates(since=3).flows == {}
-    assert board.rates(since=99).first == 3
+    assert dashboard.get_rate_history(since=2).flows == {"said": [15.0]}
+    assert dashboard.get_rate_history(since=3).flows == {}
+    assert dashboard.get_rate_history(since=99).first == 3
 
 
 def test_only_the_last_minutes_are_kept_and_they_are_numbered_on() -> None:
     program = Program()
-    board = Board(program.tell)
-    for second in range(boards.KEPT_TICKS + 11):
-        board.now = float(second)
-        done(board.tick())
-    rates = board.rates(since=3)
+    dashboard = Dashboard(program.tell)
+    for second in range(dashboard_module.HISTORY_TICKS + 11):
+        dashboard.now = float(second)
+        done(dashboard.tick())
+    rates = dashboard.get_rate_history(since=3)
     assert rates.first == 10
-    assert len(rates.seconds) == boards.KEPT_TICKS
+    assert len(rates.seconds) == dashboard_module.HISTORY_TICKS
 
 
 def test_a_flow_that_begins_late_is_missing_before() -> None:
     program = Program()
-    board = Board(program.tell)
+    dashboard = Dashboard(program.tell)
     for second, flow in enumerate(("said", "said", "heard", "heard")):
-        board.now, program.flow = float(second), flow
-        done(board.tick())
-    assert board.rates().flows == {"said": [0.0, None, None], "heard": [None, None, 0.0]}
+        dashboard.now, program.flow = float(second), flow
+        done(dashboard.tick())
+    assert dashboard.get_rate_history().flows == {
+        "said": [0.0, None, None],
+        "heard": [None, None, 0.0],
+    }
 
 
 def test_a_counter_that_begins_anew_is_no_negative_rate() -> None:
     program = Program()
-    board = Board(program.tell)
+    dashboard = Dashboard(program.tell)
     for second, count in enumerate((10, 5)):
-        board.now, program.count = float(second), count
-        done(board.tick())
-    assert board.rates().flows == {"said": [0.0]}
+        dashboard.now, program.count = float(second), count
+        done(dashboard.tick())
+    assert dashboard.get_rate_history().flows == {"said": [0.0]}
 
 
 def test_however_many_ask_it_is_told_once() -> None:
     program = Program()
-    board = Board(program.tell)
+    dashboard = Dashboard(program.tell)
     for _ in range(5):
-        ask(board, "/metrics")
-        ask(board, "/facts")
-        ask(board, "/facts")
+        ask(dashboard, "/metrics")
+        ask(dashboard, "/facts")
+        ask(dashboard, "/facts")
     assert program.asked == [False, True]
-    board.now = boards.FRESH_SECONDS
-    ask(board, "/metrics")
+    dashboard.now = dashboard_module.SNAPSHOT_MAX_AGE_SECONDS
+    ask(dashboard, "/metrics")
     assert program.asked == [False, True, False]
 
 
 def test_sentences_are_told_while_somebody_reads_them() -> None:
     program = Program()
-    board = Board(program.tell)
-    done(board.tick())
-    board.now = 1.0
-    ask(board, "/facts")
+    dashboard = Dashboard(program.tell)
+    done(dashboard.tick())
+    dashboard.now = 1.0
+    ask(dashboard, "/facts")
     for second in range(2, 10):
-        board.now = float(second)
-        done(board.tick())
+        dashboard.now = float(second)
+        done(dashboard.tick())
     assert program.asked == [False, True, *[True] * 4, *[False] * 4]
 
 
 def test_facts_that_are_told_in_pieces_are_facts() -> None:
-    def tell(detailed: bool) -> Telling:
+    def tell(detailed: bool) -> SnapshotSteps:
         yield
         yield
-        return Facts(title="slowly")
+        return MonitorSnapshot(title="slowly")
 
-    assert ask_json(Board(tell), "/facts")["facts"]["title"] == "slowly"
+    assert ask_json(Dashboard(tell), "/facts")["facts"]["title"] == "slowly"
 
 
 def test_a_reader_is_told_what_it_does_not_know_yet() -> None:
     program = Program()
-    board = Board(program.tell)
+    dashboard = Dashboard(program.tell)
     for second in range(5):
-        board.now = float(second)
-        done(board.tick())
-    assert ask_json(board, "/facts?since=2")["rates"]["first"] == 2
-    assert ask(board, "/facts?since=-1").status == 400
-    assert ask(board, f"/facts?since={'9' * 30}").status == 400
+        dashboard.now = float(second)
+        done(dashboard.tick())
+    assert ask_json(dashboard, "/facts?since=2")["rates"]["first"] == 2
+    assert ask(dashboard, "/facts?since=-1").status == 400
+    assert ask(dashboard, f"/facts?since={'9' * 30}").status == 400
 
 
 def test_health_is_as_of_the_last_look_or_asked_for() -> None:
-    board = Board(lambda detailed: Facts(title="it", health=Health(ready=False, why="a reason")))
-    assert ask(board, "/healthz").status == 503
-    done(board.tick())
-    assert ask_json(board, "/healthz") == {
+    dashboard = Dashboard(
+        lambda detailed: MonitorSnapshot(title="it", health=Health(ready=False, why="a reason"))
+    )
+    assert ask(dashboard, "/healthz").status == 503
+    done(dashboard.tick())
+    assert ask_json(dashboard, "/healthz") == {
         "status": "unavailable",
         "live": True,
         "ready": False,
         "draining": False,
         "why": "a reason",
     }
-    assert ask(Board(lambda detailed: Facts("it"), Health), "/healthz").status == 200
+    assert ask(Dashboard(lambda detailed: MonitorSnapshot("it"), Health), "/healthz").status == 200
 
 
 def test_metrics_come_in_the_format_that_is_asked_for() -> None:
-    board = Board(Program().tell)
-    plain = ask(board, "/metrics")
+    dashboard = Dashboard(Program().tell)
+    plain = ask(dashboard, "/metrics")
     assert plain.content_type.startswith("text/plain; version=0.0.4")
     assert plain.body.endswith(b"simplebus_said_total 0.0\n")
-    opened = ask(board, "/metrics", "application/openmetrics-text; version=1.0.0")
+    opened = ask(dashboard, "/metrics", "application/openmetrics-text; version=1.0.0")
     assert opened.content_type.startswith("application/openmetrics-text")
     assert opened.body.endswith(b"# EOF\n")
 
 
 def test_parts_of_a_program_are_told_with_it_and_its_health_is_its_own() -> None:
-    whole = Facts("it", flows={"a": 1}, health=Health())
-    part = Facts("part", flows={"b": 2}, health=Health(ready=False, why="it is down"))
-    both = merged(whole, [part])
+    whole = MonitorSnapshot("it", flows={"a": 1}, health=Health())
+    part = MonitorSnapshot("part", flows={"b": 2}, health=Health(ready=False, why="it is down"))
+    both = merge_snapshots(whole, [part])
     assert (both.title, both.flows, both.health) == ("it", {"a": 1, "b": 2}, Health())
 
 
@@ -174,9 +181,9 @@ def test_parts_of_a_program_are_told_with_it_and_its_health_is_its_own() -> None
 def test_a_number_of_a_query_that_is_none_is_a_sentence(text: str) -> None:
     request = Request("/connz", {"limit": text})
     with pytest.raises(BadRequestError, match="limit is a whole number, got"):
-        request.number("limit", 1, most=10)
+        request.get_int("limit", 1, maximum=10)
 
 
 def test_a_number_of_a_query_is_bounded() -> None:
-    assert Request("/connz", {"limit": "5000"}).number("limit", 1, most=10) == 10
-    assert Request("/connz", {}).number("limit", 3, most=10) == 3
+    assert Request("/connz", {"limit": "5000"}).get_int("limit", 1, maximum=10) == 10
+    assert Request("/connz", {}).get_int("limit", 3, maximum=10) == 3

@@ -12,9 +12,9 @@ from simplebus.core.broker.inquire_positions import PositionReporter
 from simplebus.core.protocol import frames
 from simplebus.core.protocol.receive_buffer import ReceiveBuffer
 from simplebus.core.session.session import Session
-from simplebus.monitor import classes, waiters
-from simplebus.monitor.counted import Counted
+from simplebus.monitor import bus_tables, class_metrics
 from simplebus.monitor.exposition import Exposition
+from simplebus.monitor.metrics_builder import MetricsBuilder
 
 T = TypeVar("T")
 
@@ -44,7 +44,7 @@ class Bus:
         return session
 
     def say(self, session: Session, data: bytes) -> None:
-        self.buffer.space[: len(data)] = data
+        self.buffer.writable[: len(data)] = data
         self.broker.receive(session, self.buffer, len(data))
         while self.broker.drain_writable():
             for each in self.broker.sessions.values():
@@ -69,12 +69,12 @@ def bus() -> Bus:
 
 
 def test_they_are_those_of_the_broker(bus: Bus) -> None:
-    figures, _ = done(classes.of_bus(bus.broker.store))
+    figures, _ = done(class_metrics.collect_bus_metrics(bus.broker.store))
     for mine, theirs in zip(figures.classes, bus.broker.statistics().classes, strict=True):
         for name in ("class_id", "published", "delivered", "redelivered", "acknowledged"):
             assert getattr(mine, name) == getattr(theirs, name), name
         assert mine.in_flight == theirs.in_flight
-        assert mine.stored == theirs.ring.messages
+        assert mine.stored == theirs.ring.message_count
         assert mine.positions == len(theirs.subscriptions)
     assert [each.lag for each in figures.classes] == [10, 3]
     assert figures.total.published == 13
@@ -83,10 +83,10 @@ def test_they_are_those_of_the_broker(bus: Bus) -> None:
 def test_classes_beyond_so_many_are_told_together(
     bus: Bus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(classes, "CLASSES_MAX", 2)
+    monkeypatch.setattr(class_metrics, "CLASSES_LISTED_MAX", 2)
     bus.peer(3, 4)
     bus.say(bus.peer(3, 4), message(3) + message(4) * 2)
-    figures, _ = done(classes.of_bus(bus.broker.store))
+    figures, _ = done(class_metrics.collect_bus_metrics(bus.broker.store))
     assert [each.class_id for each in figures.classes] == [1, 2]
     assert figures.others is not None
     assert (figures.others.name, figures.others.classes, figures.others.stored) == (
@@ -95,9 +95,9 @@ def test_classes_beyond_so_many_are_told_together(
         3,
     )
     assert figures.total.published == 16
-    counted = Counted()
-    classes.count(counted, figures)
-    text = b"".join(Exposition().of(counted.metrics())[1]).decode()
+    metrics_builder = MetricsBuilder()
+    class_metrics.add_bus_metrics(metrics_builder, figures)
+    text = b"".join(Exposition().encode(metrics_builder.build())[1]).decode()
     assert 'simplebus_stored_messages{class="(others)",class_id=""} 3.0\n' in text
     assert 'published_messages_total{class="(others)"' not in text  # It could fall.
     assert "simplebus_bus_published_messages_total 16.0\n" in text
@@ -106,12 +106,12 @@ def test_classes_beyond_so_many_are_told_together(
 def test_those_through_which_most_went_are_told_one_by_one(
     bus: Bus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(classes, "CLASSES_MAX", 2)
+    monkeypatch.setattr(class_metrics, "CLASSES_LISTED_MAX", 2)
     peer = bus.peer(3, 4)
     bus.say(peer, message(3) * 4)
 
     def told(*before: int) -> list[int]:
-        figures, _ = done(classes.of_bus(bus.broker.store, before))
+        figures, _ = done(class_metrics.collect_bus_metrics(bus.broker.store, before))
         assert figures.others is not None
         assert figures.total.published == figures.others.published + sum(
             each.published for each in figures.classes
@@ -127,7 +127,7 @@ def test_those_through_which_most_went_are_told_one_by_one(
 def test_a_class_with_many_positions_is_told_in_pieces(bus: Bus) -> None:
     for _ in range(600):
         bus.say(bus.peer(2), frames.encode(frames.SUBSCRIBE, class_id=2))
-    figures, pieces = done(classes.of_bus(bus.broker.store))
+    figures, pieces = done(class_metrics.collect_bus_metrics(bus.broker.store))
     assert figures.classes[1].positions == 600
     assert pieces >= 2 + 2
 
@@ -135,9 +135,9 @@ def test_a_class_with_many_positions_is_told_in_pieces(bus: Bus) -> None:
 def test_who_is_furthest_behind_is_shown_with_what_it_waits_for(
     bus: Bus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(waiters, "POSITIONS_MAX", 1)
+    monkeypatch.setattr(bus_tables, "POSITIONS_MAX", 1)
     explaining = PositionReporter(bus.broker.store, bus.broker.sessions)
-    (table, notes), _ = done(waiters.positions(bus.broker, explaining))
+    (table, notes), _ = done(bus_tables.build_subscriptions_table(bus.broker, explaining))
     assert table.left_out == 1
     (row,) = table.rows
     titles = [column.title for column in table.columns]
@@ -149,7 +149,7 @@ def test_who_is_furthest_behind_is_shown_with_what_it_waits_for(
 
 def test_sessions_are_shown_with_what_is_kept_for_them(bus: Bus) -> None:
     explaining = PositionReporter(bus.broker.store, bus.broker.sessions)
-    (table, notes), _ = done(waiters.sessions(bus.broker, explaining))
+    (table, notes), _ = done(bus_tables.build_sessions_table(bus.broker, explaining))
     assert [row[0] for row in table.rows] == ["0", "1", "2"]
     assert {row[3] for row in table.rows} == {"version 1"}
     assert [row[5] for row in table.rows] == [13, 0, 0]

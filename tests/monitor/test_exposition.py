@@ -9,27 +9,27 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as read_plain
 
 from simplebus.core.histogram import Histogram
-from simplebus.monitor.counted import Counted
 from simplebus.monitor.exposition import Exposition
+from simplebus.monitor.metrics_builder import MetricsBuilder
 
 PLAIN = "text/plain"
 OPEN = "application/openmetrics-text;version=1.0.0"
 ANY_TEXT = st.text(st.characters(codec="utf-8"), max_size=20)
 
 
-def told(counted: Counted, accept: str) -> str:
+def told(metrics_builder: MetricsBuilder, accept: str) -> str:
     """What an Accept header brings."""
-    return b"".join(Exposition().of(counted.metrics(), accept)[1]).decode()
+    return b"".join(Exposition().encode(metrics_builder.build(), accept)[1]).decode()
 
 
 @given(st.lists(ANY_TEXT, unique=True, max_size=5), st.floats(0, 1e18), st.booleans())
 def test_labels_come_back_as_they_were_whatever_they_say(
     names: list[str], value: float, is_open: bool
 ) -> None:
-    counted = Counted()
+    metrics_builder = MetricsBuilder()
     for name in names:
-        counted.gauge("things", 'How many "things".\\', value, **{"class": name})
-    text = told(counted, OPEN if is_open else PLAIN)
+        metrics_builder.gauge("things", 'How many "things".\\', value, **{"class": name})
+    text = told(metrics_builder, OPEN if is_open else PLAIN)
     families = list((read_open if is_open else read_plain)(text))
     samples = [sample for family in families for sample in family.samples]
     assert [sample.labels["class"] for sample in samples] == names
@@ -41,12 +41,12 @@ def test_kinds_are_what_they_are_in_both_formats() -> None:
     histogram = Histogram((0.5, 1.0))
     for value in (0.1, 0.7, 3.0):
         histogram.observe(value)
-    counted = Counted()
-    counted.counter("done", "Done.", 7)
-    counted.histogram("seconds", "Took.", histogram.snapshot(), door="tcp")
-    counted.counter("process_cpu_seconds", "Processor.", 1.5)
+    metrics_builder = MetricsBuilder()
+    metrics_builder.counter("done", "Done.", 7)
+    metrics_builder.histogram("seconds", "Took.", histogram.snapshot(), door="tcp")
+    metrics_builder.counter("process_cpu_seconds", "Processor.", 1.5)
     for accept, read in ((PLAIN, read_plain), (OPEN, read_open)):
-        families = {family.name: family for family in read(told(counted, accept))}
+        families = {family.name: family for family in read(told(metrics_builder, accept))}
         assert families["simplebus_done"].type == "counter"
         assert families["simplebus_done"].samples[0].name == "simplebus_done_total"
         assert "process_cpu_seconds" in families
@@ -75,24 +75,26 @@ def test_kinds_are_what_they_are_in_both_formats() -> None:
     ],
 )
 def test_openmetrics_is_for_who_asks_for_it(accept: str, kind: str) -> None:
-    told_kind, _ = Exposition().of([], accept)
+    told_kind, _ = Exposition().encode([], accept)
     assert told_kind.startswith(kind)
 
 
 def test_half_a_character_is_a_question_mark() -> None:
-    counted = Counted()
-    counted.gauge("things", "Things.", 1, door="a\ud800b")
-    assert 'simplebus_things{door="a?b"} 1.0\n' in told(counted, PLAIN)
+    metrics_builder = MetricsBuilder()
+    metrics_builder.gauge("things", "Things.", 1, door="a\ud800b")
+    assert 'simplebus_things{door="a?b"} 1.0\n' in told(metrics_builder, PLAIN)
 
 
 @given(st.lists(st.tuples(st.booleans(), st.lists(st.integers(0, 2), min_size=3, max_size=3))))
 def test_what_is_kept_is_what_would_be_written(looks: list[tuple[bool, list[int]]]) -> None:
     kept = Exposition()
     for is_open, values in looks:
-        counted, histogram = Counted(), Histogram((0.5,))
+        metrics_builder, histogram = MetricsBuilder(), Histogram((0.5,))
         for number, value in enumerate(values):
-            counted.gauge(f"thing_{number % 2}", "Things.", value, number=str(number))
+            metrics_builder.gauge(f"thing_{number % 2}", "Things.", value, number=str(number))
             histogram.observe(value)
-        counted.histogram("seconds", "Took.", histogram.snapshot())
+        metrics_builder.histogram("seconds", "Took.", histogram.snapshot())
         accept = OPEN if is_open else PLAIN
-        assert b"".join(kept.of(counted.metrics(), accept)[1]).decode() == told(counted, accept)
+        assert b"".join(kept.encode(metrics_builder.build(), accept)[1]).decode() == told(
+            metrics_builder, accept
+        )

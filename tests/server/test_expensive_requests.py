@@ -10,7 +10,7 @@ import trio
 import simplebus
 from simplebus.core.protocol import frames
 from simplebus.core.protocol.requests import ConnectRequest
-from simplebus.server.run import Serving
+from simplebus.server.run import RunningServer
 from tests.support.http_peer import http
 from tests.support.nats_peer import greeted, nats
 from tests.support.running_server import Peer, connect, serving
@@ -19,7 +19,7 @@ DEEP = b"[" * 100_000
 WIDE = b'{"version":2,' + b",".join(b'"k%d":[]' % n for n in range(50_000)) + b"}"
 
 
-async def is_alive(server: Serving) -> None:
+async def is_alive(server: RunningServer) -> None:
     """Somebody else is served."""
     async with (
         simplebus.connect(server.addresses[0]) as bus,
@@ -29,7 +29,7 @@ async def is_alive(server: Serving) -> None:
         assert (await messages.get(timeout=60)).payload == b"x"
 
 
-async def version_2(server: Serving) -> Peer:
+async def version_2(server: RunningServer) -> Peer:
     peer = await connect(server)
     await peer.send(frames.encode(frames.CONNECT, content=ConnectRequest(2).encode()))
     assert (await peer.frame())[0] == frames.CONNECT

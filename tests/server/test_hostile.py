@@ -13,7 +13,7 @@ from simplebus.core.broker.broker import Settings
 from simplebus.core.errors import Reason
 from simplebus.core.limits import FRAME_BYTES_MIN, Limits
 from simplebus.core.protocol import frames
-from simplebus.server.run import Serving
+from simplebus.server.run import RunningServer
 from tests.support.running_server import (
     Peer,
     ack,
@@ -65,7 +65,7 @@ OFFENCES = {
 
 
 @contextlib.asynccontextmanager
-async def bystanders(server: Serving):  # type: ignore[no-untyped-def]
+async def bystanders(server: RunningServer):  # type: ignore[no-untyped-def]
     """A publisher and a subscriber whose traffic must go on while something happens."""
     publisher, subscriber = await connect(server, [1]), await connect(server, [1])
     await subscriber.send(subscribe())
@@ -97,12 +97,12 @@ async def test_an_offender_is_cut_off_with_a_reason(
             with contextlib.suppress(trio.BrokenResourceError):
                 await offender.send(message(b"kept", class_id=7) + data)
             assert await offender.hung_up()
-            await until(lambda: server.engine.cut_off[reason] == 1)
+            await until(lambda: server.server.disconnect_counts[reason] == 1)
         assert class_statistics(server, 7).published == 1
         (line,) = [r.getMessage() for r in caplog.records if str(reason) in r.getMessage()]
         assert "127.0.0.1:" in line
-        await until(lambda: len(server.engine.connections) == 2)
-        server.engine.broker.check_invariants()
+        await until(lambda: len(server.server.connections) == 2)
+        server.server.broker.check_invariants()
 
 
 @pytest.mark.parametrize(
@@ -119,7 +119,7 @@ async def test_a_meaningless_ack_is_counted_and_harms_nobody(data: bytes, reason
         await confused.send(subscribe())
         await until(lambda: len(class_statistics(server).subscriptions) == 2)
         await confused.send(data)
-        await until(lambda: server.engine.broker.refusal_counts[reason] == 1)
+        await until(lambda: server.server.broker.refusal_counts[reason] == 1)
         await exchange()
         assert await confused.messages(1)
         await confused.stream.aclose()
@@ -132,7 +132,7 @@ async def test_a_silent_peer_and_one_that_dribbles_are_found() -> None:
         await dribbling.send(message(b"never ended")[:FRAME_BYTES_MIN])
         assert await silent.hung_up()
         assert await dribbling.hung_up()
-        assert server.engine.cut_off == {Reason.HELLO_TIMEOUT: 1, Reason.FRAME_TIMEOUT: 1}
+        assert server.server.disconnect_counts == {Reason.HELLO_TIMEOUT: 1, Reason.FRAME_TIMEOUT: 1}
 
 
 async def test_a_client_that_sends_byte_by_byte_is_served() -> None:
@@ -163,15 +163,15 @@ async def test_a_subscriber_that_never_reads_is_cut_off_when_it_holds_back_other
                 ((message_id, _),) = await reading.messages(1)
                 assert message_id == at
                 await reading.send(ack(at, at + 1))
-        assert server.engine.cut_off == {Reason.STALLED: 1}
-        await until(lambda: class_statistics(server).ring.messages == 0)
+        assert server.server.disconnect_counts == {Reason.STALLED: 1}
+        await until(lambda: class_statistics(server).ring.message_count == 0)
 
 
 async def test_one_connection_too_many_is_refused_and_the_others_stay() -> None:
     async with serving(Settings(Limits(connections=2))) as server, bystanders(server):
         third = await connect(server)
         assert await third.hung_up()
-        assert server.engine.cut_off == {Reason.TOO_MANY_CONNECTIONS: 1}
+        assert server.server.disconnect_counts == {Reason.TOO_MANY_CONNECTIONS: 1}
 
 
 async def test_three_thousand_connections_in_a_row_leave_nothing_behind() -> None:
@@ -182,10 +182,10 @@ async def test_three_thousand_connections_in_a_row_leave_nothing_behind() -> Non
                 stream = await trio.open_tcp_stream(host, int(port))
                 stream.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, bytes([1, *bytes(7)]))
                 stream.socket.close()
-            await until(lambda: len(server.engine.connections) == 2)
-        await until(lambda: server.engine.accepted >= 3_000)
-        await until(lambda: len(server.engine.connections) == 2)
-        assert len(server.engine.broker.sessions) == 2
+            await until(lambda: len(server.server.connections) == 2)
+        await until(lambda: server.server.accepted_count >= 3_000)
+        await until(lambda: len(server.server.connections) == 2)
+        assert len(server.server.broker.sessions) == 2
 
 
 async def test_a_peer_that_resets_its_connection_takes_only_itself_away() -> None:
@@ -194,7 +194,7 @@ async def test_a_peer_that_resets_its_connection_takes_only_itself_away() -> Non
         await rude.send(subscribe() + message(b"x", class_id=1)[:-2])
         rude.stream.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, bytes([1, *bytes(7)]))
         await rude.stream.aclose()
-        await until(lambda: len(server.engine.connections) == 2)
+        await until(lambda: len(server.server.connections) == 2)
 
 
 async def test_memory_is_given_back_after_a_burst() -> None:
@@ -206,4 +206,4 @@ async def test_memory_is_given_back_after_a_burst() -> None:
         await subscriber.send(subscribe())
         await subscriber.messages(20_000)
         await subscriber.send(ack(0, 20_000))
-        await until(lambda: server.engine.broker.statistics().memory_bytes == 0)
+        await until(lambda: server.server.broker.statistics().memory_bytes == 0)

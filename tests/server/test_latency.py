@@ -7,8 +7,8 @@ from pathlib import Path
 import trio
 from prometheus_client.parser import text_string_to_metric_families
 
-from simplebus.server.latency import Recent, Timing
-from simplebus.server.run import Serving
+from simplebus.server.observability.latency import LatencyRecorder, RecentLatencies
+from simplebus.server.run import RunningServer
 from tests.support.http_peer import http
 from tests.support.running_server import (
     ack,
@@ -20,7 +20,7 @@ from tests.support.running_server import (
 )
 
 
-async def told(server: Serving, name: str) -> None:
+async def told(server: RunningServer, name: str) -> None:
     """Wait until /metrics has counted something: what it says may be half a second old."""
     peer = await http(server)
     while True:
@@ -36,12 +36,12 @@ async def test_confirms_and_acknowledgements_are_timed() -> None:
         peer = await connect(server, [1])
         await peer.send(subscribe() + message(b"x") * 3)
         await peer.messages(3)
-        assert server.watch is not None
-        timing = server.watch.timing
-        assert timing.acknowledged_after.snapshot().count == 0
+        assert server.monitor is not None
+        timing = server.monitor.latency
+        assert timing.ack_latency.snapshot().count == 0
         await peer.send(ack(0, 3))
-        await until(lambda: timing.acknowledged_after.snapshot().count == 1)
-        assert timing.confirmed_after.snapshot().count >= 1
+        await until(lambda: timing.ack_latency.snapshot().count == 1)
+        assert timing.confirm_latency.snapshot().count >= 1
         await told(server, "publish_ack_seconds")
 
 
@@ -49,47 +49,47 @@ async def test_what_is_written_is_timed_until_it_is_safe(tmp_path: Path) -> None
     async with serving(http_port=0, data_dir=tmp_path) as server:
         peer = await connect(server, [1])
         await peer.send(message(b"x"))
-        assert server.watch is not None
-        timing = server.watch.timing
-        await until(lambda: timing.confirmed_after.snapshot().count == 1)
+        assert server.monitor is not None
+        timing = server.monitor.latency
+        await until(lambda: timing.confirm_latency.snapshot().count == 1)
         await told(server, "journal_write_seconds")
 
 
 async def test_nothing_is_measured_where_nobody_wants_to_know() -> None:
     async with serving() as server:
-        assert server.engine.timing is None
+        assert server.server.latency is None
         peer = await connect(server, [1])
         await peer.send(subscribe() + message(b"x"))
         await peer.messages(1)
         await peer.send(ack(0, 1))
-        await until(lambda: server.engine.broker.classes[1].statistics().acknowledged == 1)
-        assert server.engine.broker.classes[1].ack_latency is None
+        await until(lambda: server.server.broker.classes[1].statistics().acknowledged == 1)
+        assert server.server.broker.classes[1].ack_latency is None
 
 
 async def test_the_loop_is_late_when_somebody_holds_it_up(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
     async with serving() as server, trio.open_nursery() as nursery:
-        timing = Timing(server.engine.broker)
-        nursery.start_soon(timing.beat)
+        timing = LatencyRecorder(server.server.broker)
+        nursery.start_soon(timing.measure_loop_delay)
         await trio.sleep(1.05)
-        before = timing.late.snapshot()
+        before = timing.loop_delay.snapshot()
         assert before.count == 10
         assert before.quantile(1.0) <= 0.0001
         autojump_clock.jump(3.0)
         await trio.sleep(0.2)
-        late = timing.late.snapshot().since(before)
+        late = timing.loop_delay.snapshot().difference(before)
         assert late.quantile(1.0) > 2.5
         nursery.cancel_scope.cancel()
 
 
 async def test_what_is_told_is_of_the_last_minute(autojump_clock: trio.testing.MockClock) -> None:
     async with serving() as server:
-        timing, recent = Timing(server.engine.broker), Recent()
-        recent.look(timing)
-        timing.late.observe(5.0)
-        assert recent.look(timing)[2].count == 1
+        timing, recent = LatencyRecorder(server.server.broker), RecentLatencies()
+        recent.snapshot(timing)
+        timing.loop_delay.observe(5.0)
+        assert recent.snapshot(timing)[2].count == 1
         for _ in range(14):
             await trio.sleep(5)
-            recent.look(timing)
-        assert recent.look(timing)[2].count == 0
+            recent.snapshot(timing)
+        assert recent.snapshot(timing)[2].count == 0

@@ -9,9 +9,9 @@ import simplebus
 from simplebus.client.aio.connect import open_bus
 from simplebus.core.errors import BusConnectionError, Reason
 from simplebus.core.protocol.requests import FetchRequest
-from simplebus.core.users.passwords import Passwords
+from simplebus.core.users.passwords import PasswordVerifier
 from simplebus.core.users.users import Users
-from simplebus.server.local_client import Inside
+from simplebus.server.local_client import LocalEndpoint
 from tests.support.running_server import serving
 
 PATIENCE_SECONDS = 60.0
@@ -19,9 +19,9 @@ COUNT, SIZE = 40, 300_000  # More than any buffer between them holds.
 
 
 async def test_what_is_said_and_heard_within_is_what_others_say_and_hear() -> None:
-    nobody = Users((), Passwords(b"by chance"))
+    nobody = Users((), PasswordVerifier(b"by chance"))
     async with serving() as server:
-        place = Inside(server.engine, "a part of it")
+        place = LocalEndpoint(server.server, "a part of it")
         address = server.addresses[0]
         async with (
             simplebus.connect(address) as outside,
@@ -39,37 +39,37 @@ async def test_what_is_said_and_heard_within_is_what_others_say_and_hear() -> No
                             while len(got) < COUNT:
                                 got += [m.payload for m in await messages.take(COUNT - len(got))]
                         assert got == sent
-                assert server.engine.traffic().messages == 2 * COUNT
-                server.engine.adopt_users(nobody)  # It is asked nothing, now or later.
+                assert server.server.total_traffic().messages == 2 * COUNT
+                server.server.replace_users(nobody)  # It is asked nothing, now or later.
                 await own.publish(b"still here", class_id="news")
-                assert len(server.engine.own) == 1
+                assert len(server.server.local_clients) == 1
 
 
 async def test_a_part_that_is_cut_off_comes_again_and_one_that_breaks_the_protocol_is_cut_off() -> (
     None
 ):
     async with serving() as server:
-        place = Inside(server.engine, "a part of it")
+        place = LocalEndpoint(server.server, "a part of it")
         with trio.fail_after(PATIENCE_SECONDS):
             async with (
                 open_bus([place], name="own") as own,
                 own.subscribe("news", durable="one") as messages,
             ):
-                (first,) = server.engine.own.values()
-                first.cut()
+                (first,) = server.server.local_clients.values()
+                first.disconnect()
                 await own.publish(b"hello", class_id="news")
                 assert (await messages.get()).payload == b"hello"
-                (second,) = server.engine.own.values()
+                (second,) = server.server.local_clients.values()
                 assert second is not first
-            assert not server.engine.own
+            assert not server.server.local_clients
             link = await place.open()
             assert link.send(memoryview(b"\xffno such frame at all<\r\n>")) > 0
             space = memoryview(bytearray(1000))
             while await link.receive_into(space):
                 pass
             assert link.send(memoryview(b"more")) == 4  # Nobody listens.
-            assert not server.engine.own
-            assert server.engine.cut_off[Reason.UNKNOWN_TYPE] == 1
+            assert not server.server.local_clients
+            assert server.server.disconnect_counts[Reason.UNKNOWN_TYPE] == 1
             link = await place.open()
     assert await link.receive_into(space) == 0  # The server has ended.
     with pytest.raises(BusConnectionError, match="has ended"):
@@ -78,21 +78,21 @@ async def test_a_part_that_is_cut_off_comes_again_and_one_that_breaks_the_protoc
 
 async def test_a_publisher_of_much_leaves_the_server_s_own_readers_their_turns() -> None:
     async with serving() as server:
-        place, engine = Inside(server.engine, "a part of it"), server.engine
+        place, engine = LocalEndpoint(server.server, "a part of it"), server.server
         with trio.fail_after(PATIENCE_SECONDS):
             async with simplebus.connect(server.addresses[0]) as outside:
                 await outside.publish(bytes(SIZE), class_id=1)
                 (connection,) = engine.connections.values()
                 session = connection.session
-                seen = place.see(1, FetchRequest())
+                seen = place.fetch_from_memory(1, FetchRequest())
                 assert seen is not None
                 reply, frames = seen
                 assert (reply.next, [batch.count for batch in frames]) == (1, [1])
-                engine._is_bulk = False  # However it came.
-                assert not engine.may_rest(session)
-                engine._is_bulk = True
-                assert engine.may_rest(session)
-                await engine.rest(session)
-                assert not engine.may_rest(session)  # It has waited.
-                assert place.see(1, FetchRequest(first=1)) is not None
-                assert not engine.may_rest(session)  # There was nothing to be seen.
+                engine._is_bulk_read = False  # However it came.
+                assert not engine.should_delay_read(session)
+                engine._is_bulk_read = True
+                assert engine.should_delay_read(session)
+                await engine.delay_read(session)
+                assert not engine.should_delay_read(session)  # It has waited.
+                assert place.fetch_from_memory(1, FetchRequest(first=1)) is not None
+                assert not engine.should_delay_read(session)  # There was nothing to be seen.

@@ -13,14 +13,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simplebus.server.logs import (
-    BURST,
-    KINDS_MAX,
+from simplebus.server.observability.logs import (
+    EVENT_BURST,
+    EVENT_KINDS_MAX,
     JsonFormatter,
-    Limit,
+    LogRateLimit,
     TextFormatter,
-    is_journal,
-    plain,
+    escape_controls,
+    is_systemd_journal,
 )
 
 
@@ -48,8 +48,8 @@ def test_nothing_that_a_peer_sends_makes_a_line_or_moves_a_cursor(text: str) -> 
 
 
 def test_what_is_harmless_stays_as_it_is() -> None:
-    assert plain("grün, 日本, \\n") == "grün, 日本, \\n"
-    assert plain("a\r\n\x00\u2028\u202e") == "a\\r\\n\\x00\\u2028\\u202e"
+    assert escape_controls("grün, 日本, \\n") == "grün, 日本, \\n"
+    assert escape_controls("a\r\n\x00\u2028\u202e") == "a\\r\\n\\x00\\u2028\\u202e"
 
 
 def test_a_traceback_is_on_the_same_line() -> None:
@@ -70,10 +70,10 @@ def test_a_stream_is_the_journal_s_if_systemd_says_so_of_just_that_one() -> None
     with tempfile.TemporaryFile("w") as file:
         found = os.fstat(file.fileno())
         named = {"JOURNAL_STREAM": f"{found.st_dev}:{found.st_ino}"}
-        assert is_journal(file, named)
-        assert not is_journal(file, {"JOURNAL_STREAM": "1:2"})
-        assert not is_journal(file, {})
-    assert not is_journal(io.StringIO(), named)
+        assert is_systemd_journal(file, named)
+        assert not is_systemd_journal(file, {"JOURNAL_STREAM": "1:2"})
+        assert not is_systemd_journal(file, {})
+    assert not is_systemd_journal(io.StringIO(), named)
 
 
 def test_json_has_the_kind_and_what_differs_apart() -> None:
@@ -95,7 +95,7 @@ class Kept(logging.Handler):
         super().__init__()
         self.now = 0.0
         self.said: list[str] = []
-        self.addFilter(Limit(self, clock=lambda: self.now))
+        self.addFilter(LogRateLimit(self, clock=lambda: self.now))
 
     def emit(self, record: logging.LogRecord) -> None:
         self.said.append(record.getMessage())
@@ -107,37 +107,37 @@ def log() -> Kept:
 
 
 def test_many_alike_are_counted_and_others_are_said(log: Kept) -> None:
-    for at in range(BURST + 7):
+    for at in range(EVENT_BURST + 7):
         log.handle(record("%s: refused", at))
     log.handle(record("something else"))
-    assert log.said == [f"{at}: refused" for at in range(BURST)] + ["something else"]
+    assert log.said == [f"{at}: refused" for at in range(EVENT_BURST)] + ["something else"]
     log.now = 1.0
     log.handle(record("%s: refused", "next"))
     assert log.said[-2:] == ["7 more events were left out: %s: refused", "next: refused"]
 
 
 def test_what_was_asked_for_is_said_however_often(log: Kept) -> None:
-    for at in range(2 * BURST):
+    for at in range(2 * EVENT_BURST):
         heard = record("%s", at)
         heard.is_asked_for = True
         log.handle(heard)
-    assert len(log.said) == 2 * BURST
+    assert len(log.said) == 2 * EVENT_BURST
 
 
 def test_what_was_left_out_is_told_though_it_does_not_come_again(log: Kept) -> None:
-    for _ in range(BURST + 1):
+    for _ in range(EVENT_BURST + 1):
         log.handle(record("flood"))
     log.now = 11.0
     log.handle(record("quiet"))
-    assert log.said[BURST:] == ["1 more events were left out: flood", "quiet"]
+    assert log.said[EVENT_BURST:] == ["1 more events were left out: flood", "quiet"]
 
 
 def test_kinds_without_end_take_no_memory_without_end(log: Kept) -> None:
     limit = log.filters[0]
-    assert isinstance(limit, Limit)
-    for _ in range(BURST + 1):
+    assert isinstance(limit, LogRateLimit)
+    for _ in range(EVENT_BURST + 1):
         log.handle(record("flood"))
-    for at in range(KINDS_MAX + 10):
+    for at in range(EVENT_KINDS_MAX + 10):
         log.handle(record(f"kind {at}"))
-    assert len(limit._kinds) <= KINDS_MAX
+    assert len(limit._event_kinds) <= EVENT_KINDS_MAX
     assert "1 more events were left out: flood" in log.said

@@ -8,7 +8,7 @@ import threading
 import pytest
 import trio
 
-from simplebus.server.loop_watchdog import Stalls
+from simplebus.server.observability.loop_watchdog import LoopWatchdog
 
 
 class Clock:
@@ -29,33 +29,37 @@ def test_one_stall_is_one_line_while_it_lasts_and_one_when_it_is_over(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     clock = Clock()
-    stalls = Stalls(seconds=1.0, clock=clock, where=lambda: "compute (app.py:7)")
+    stalls = LoopWatchdog(
+        threshold_seconds=1.0, clock=clock, describe_stack=lambda: "compute (app.py:7)"
+    )
     for _ in range(20):
         clock.now += 0.2
         stalls.check()
     assert said(caplog) == ["the event loop stands still for 1.0 s: it is in compute (app.py:7)"]
-    assert (stalls.count, stalls.stalled_seconds) == (1, 0.0)
-    stalls.beat()
+    assert (stalls.stall_count, stalls.stalled_seconds) == (1, 0.0)
+    stalls.record_heartbeat()
     assert stalls.stalled_seconds == pytest.approx(4.0)
     assert said(caplog)[1:] == ["the event loop goes on: it stood still for 4.0 s"]
     clock.now += 0.9
     stalls.check()
-    stalls.beat()
-    assert stalls.count == 1
+    stalls.record_heartbeat()
+    assert stalls.stall_count == 1
 
 
 def test_a_process_that_was_stopped_accuses_nobody(caplog: pytest.LogCaptureFixture) -> None:
     clock = Clock()
-    stalls = Stalls(seconds=1.0, clock=clock, where=lambda: "wait (trio.py:1)")
+    stalls = LoopWatchdog(
+        threshold_seconds=1.0, clock=clock, describe_stack=lambda: "wait (trio.py:1)"
+    )
     clock.now += 60
     stalls.check()
     assert said(caplog)[0].startswith("the whole process stood still for 60.0 s: stopped by")
-    assert stalls.count == 1
+    assert stalls.stall_count == 1
 
 
 async def test_the_culprit_is_named(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.ERROR)
-    stalls = Stalls(seconds=0.0)
+    stalls = LoopWatchdog(threshold_seconds=0.0)
 
     def a_greedy_computation() -> None:
         looker = threading.Thread(target=stalls.check)
@@ -74,6 +78,6 @@ async def test_the_culprit_is_named(caplog: pytest.LogCaptureFixture) -> None:
 
 def test_the_thread_ends_with_the_block() -> None:
     before = threading.active_count()
-    with Stalls().watched():
+    with LoopWatchdog().watch_in_thread():
         assert threading.active_count() == before + 1
     assert threading.active_count() == before

@@ -16,10 +16,10 @@ import trio
 from simplebus.core.errors import Reason
 from simplebus.nats.limits import NatsLimits
 from simplebus.nats.server.server import NatsServer
-from simplebus.nats.server.slow_consumer_count import PublisherStall, StallablePublisher
+from simplebus.nats.server.slow_consumers import PublisherStall, StallablePublisher
 from simplebus.nats.settings import NatsSettings
-from simplebus.server.nats_listener import NatsDoor
-from simplebus.server.run import Serving
+from simplebus.server.nats_listener import NatsListener
+from simplebus.server.run import RunningServer
 from tests.support.nats_peer import greeted, nats
 from tests.support.running_server import (
     connect,
@@ -32,15 +32,15 @@ MIB = 1 << 20
 
 
 @contextlib.asynccontextmanager
-async def nats_server(**limits: float) -> AsyncIterator[tuple[Serving, NatsDoor]]:
+async def nats_server(**limits: float) -> AsyncIterator[tuple[RunningServer, NatsListener]]:
     settings = NatsSettings(NatsLimits(**limits))  # type: ignore[arg-type]
     async with serving(nats_port=0, nats=settings) as server:
-        assert server.nats_door is not None
-        yield server, server.nats_door
+        assert server.nats_listener is not None
+        yield server, server.nats_listener
 
 
 @contextlib.asynccontextmanager
-async def bystanders(server: Serving) -> AsyncIterator[Callable[[], Awaitable[None]]]:
+async def bystanders(server: RunningServer) -> AsyncIterator[Callable[[], Awaitable[None]]]:
     """A publisher and a subscriber whose traffic goes on while something happens."""
     publisher, subscriber = await greeted(server), await greeted(server)
     await subscriber.send(b"SUB by.stander 7\r\n")
@@ -121,9 +121,9 @@ async def test_what_is_announced_and_never_comes_costs_nothing() -> None:
         assert sum(kept(door)) == 0
 
 
-def kept(door: NatsDoor) -> list[int]:
+def kept(door: NatsListener) -> list[int]:
     """Bytes kept of what each client has begun to say."""
-    return [session.parser.tail_bytes for session in door.front.sessions.values()]
+    return [session.parser.tail_bytes for session in door.nats_server.sessions.values()]
 
 
 async def test_an_internal_error_costs_one_client_and_nobody_else(
@@ -166,29 +166,29 @@ async def test_one_that_dribbles_a_line_for_ever_harms_nobody_and_is_asked_wheth
             rest = await peer.rest()
             assert rest.count(b"PING\r\n") == 2
             assert rest.endswith(b"-ERR 'Stale Connection'\r\n")
-        assert server.engine.cut_off == {Reason.HEARTBEAT_TIMEOUT: 2}
+        assert server.server.disconnect_counts == {Reason.HEARTBEAT_TIMEOUT: 2}
 
 
 async def test_very_many_subscriptions_of_one_client_are_forgotten_with_it() -> None:
     count = 30_000
     async with nats_server() as (server, door), bystanders(server) as exchange:
         greedy = await greeted(server)
-        before = len(door.front.routes)
+        before = len(door.nats_server.routes)
         said = b"".join(b"SUB a.%d %d\r\n" % (n, n) for n in range(count)) + b"PING\r\n"
         coming = going = 0
         async with trio.open_nursery() as nursery:
             nursery.start_soon(greedy.send, said)
-            while len(door.front.routes) < before + count:
+            while len(door.nats_server.routes) < before + count:
                 await exchange()
                 coming += 1
         assert await greedy.line() == b"PONG"
         await greedy.stream.aclose()
-        while len(door.front.routes) > before:
+        while len(door.nats_server.routes) > before:
             await exchange()
             going += 1
         assert coming > 20
         assert going > 5
-        assert not door.front.routes.has_abandoned
+        assert not door.nats_server.routes.has_abandoned
 
 
 async def test_subscriptions_of_one_client_can_be_limited() -> None:
@@ -229,11 +229,11 @@ async def test_a_subscriber_that_stops_reading_while_a_thousand_publish(
             crowd[-1].sendall(said)
             if number % 50 == 0:
                 await exchange()
-        while not server.engine.cut_off:
+        while not server.server.disconnect_counts:
             await exchange()
-        assert server.engine.cut_off == {Reason.SLOW_CONSUMER: 1}
+        assert server.server.disconnect_counts == {Reason.SLOW_CONSUMER: 1}
         assert b"-ERR" not in await stuck.rest()
-        await until(lambda: sum(s.pending_bytes for s in door.front.sessions.values()) == 0)
+        await until(lambda: sum(s.pending_bytes for s in door.nats_server.sessions.values()) == 0)
         await until(lambda: len(door.connections) == 1002)
         for sock in crowd:
             sock.close()
@@ -258,10 +258,10 @@ async def test_memory_is_given_back_by_one_that_never_reads() -> None:
         await stuck.settled()
         await other.send(b"SUB tick 1\r\n")  # The publisher does not wait for one alone, then.
         await other.settled()
-        while not server.engine.cut_off:
+        while not server.server.disconnect_counts:
             await publisher.send(block)
             await exchange()
-            waited = max(waited, door.front.statistics().pending_bytes)
+            waited = max(waited, door.nats_server.statistics().pending_bytes)
         assert waited > 40 * MIB
         await until(lambda: resident_bytes() - before < 16 * MIB)
         assert len(door.connections) == 4
@@ -279,9 +279,9 @@ async def test_a_subscriber_slower_than_its_publisher_keeps_up_all_the_same() ->
             received = 0
             while received < whole:  # It takes less at a time than the publisher gives.
                 more = await slow.stream.receive_some(20_000)
-                assert more, server.engine.cut_off
+                assert more, server.server.disconnect_counts
                 received += len(more)
-        assert not server.engine.cut_off
+        assert not server.server.disconnect_counts
 
 
 async def test_publishers_of_the_binary_door_wait_for_nats_subscribers_too() -> None:
@@ -296,9 +296,9 @@ async def test_publishers_of_the_binary_door_wait_for_nats_subscribers_too() -> 
             received = 0
             while received < whole:
                 more = await slow.stream.receive_some(20_000)
-                assert more, server.engine.cut_off
+                assert more, server.server.disconnect_counts
                 received += len(more)
-        assert not server.engine.cut_off
+        assert not server.server.disconnect_counts
 
 
 async def test_publishers_of_the_binary_door_do_not_wait_where_others_would_wait_with_them() -> (
@@ -314,20 +314,20 @@ async def test_publishers_of_the_binary_door_do_not_wait_where_others_would_wait
             await peer.send(b"SUB class.1 1\r\n")
             await peer.settled()
         waits = 0
-        wait = door.front.pace.waited_in_vain
+        wait = door.nats_server.slow_consumer_monitor.stall_timed_out
 
         def count(hold: PublisherStall, waiting: StallablePublisher) -> None:
             nonlocal waits
             waits += not hold.has_fast_receivers
             wait(hold, waiting)
 
-        door.front.pace.waited_in_vain = count  # type: ignore[method-assign]
-        while not server.engine.cut_off:
+        door.nats_server.slow_consumer_monitor.stall_timed_out = count  # type: ignore[method-assign]
+        while not server.server.disconnect_counts:
             await publisher.send(message(bytes(1000)) * 100)
             left = 100 * len(b"MSG class.1 1 1000\r\n%b\r\n" % bytes(1000))
             while left:
                 left -= len(await taking.stream.receive_some(left))
-        assert server.engine.cut_off == {Reason.SLOW_CONSUMER: 1}
+        assert server.server.disconnect_counts == {Reason.SLOW_CONSUMER: 1}
         assert waits == 0
 
 
@@ -337,7 +337,7 @@ async def test_one_connection_too_many_is_told_so() -> None:
         await third.info()
         assert await third.rest() == b"-ERR 'maximum connections exceeded'\r\n"
         await until(lambda: len(door.connections) == 2)
-        assert server.engine.cut_off == {Reason.TOO_MANY_CONNECTIONS: 1}
+        assert server.server.disconnect_counts == {Reason.TOO_MANY_CONNECTIONS: 1}
 
 
 async def test_a_flood_of_connections_leaves_nothing_behind() -> None:
@@ -354,8 +354,8 @@ async def test_a_flood_of_connections_leaves_nothing_behind() -> None:
             for sock in flood:
                 sock.close()
         await until(lambda: len(door.connections) == 2)
-        assert len(door.front.sessions) == 2
-        assert door.front.routes.of(b"a.b") == ()
+        assert len(door.nats_server.sessions) == 2
+        assert door.nats_server.routes.match(b"a.b") == ()
 
 
 async def test_one_that_hangs_up_while_others_send_to_it_is_missed_by_nobody() -> None:
@@ -370,4 +370,4 @@ async def test_one_that_hangs_up_while_others_send_to_it_is_missed_by_nobody() -
             await exchange()
         await publisher.settled()
         await until(lambda: len(door.connections) == 3)
-        assert door.front.routes.of(b"flood") == ()
+        assert door.nats_server.routes.match(b"flood") == ()

@@ -17,7 +17,7 @@ from simplebus.nats.server.users import NatsAuth, NatsUser
 from simplebus.nats.settings import NatsSettings
 from simplebus.server import reload as server_reload
 from simplebus.server.reload import CannotReloadError, adopt
-from simplebus.server.run import ServeOptions, Serving, reload
+from simplebus.server.run import RunningServer, ServeOptions, reload
 from tests.support.nats_peer import greeted
 from tests.support.running_server import (
     ack,
@@ -32,11 +32,11 @@ from tests.support.running_server import (
 BEFORE = Settings(Limits(class_messages=100))
 
 
-def now(server: Serving, settings: Settings = BEFORE, **more: Any) -> None:
+def now(server: RunningServer, settings: Settings = BEFORE, **more: Any) -> None:
     """Have a server behave like this."""
     given = {"nats": NatsSettings(), "classes": (), "classes_before": ()} | more
-    adopt(server.engine.broker, server.nats_door, settings, **given)
-    server.engine.settle()
+    adopt(server.server.broker, server.nats_listener, settings, **given)
+    server.server.flush_ready()
 
 
 async def test_who_waits_for_room_is_let_in_when_a_limit_is_raised() -> None:
@@ -70,20 +70,20 @@ async def test_memory_of_all_classes_may_grow_and_shrink() -> None:
     small = Settings(Limits(total_bytes=1 << 20, class_bytes=1 << 20, frame_bytes=1 << 16))
     large = replace(small, limits=replace(small.limits, total_bytes=1 << 24, class_bytes=1 << 24))
     async with serving(small) as server, trio.open_nursery() as nursery:
-        table = server.engine.broker.store.class_registry
+        table = server.server.broker.store.class_registry
         publisher = await connect(server, [1])
         nursery.start_soon(publisher.send, message(bytes(60_000)) * 40)
         await until(lambda: class_statistics(server).blocked_sessions == 1)
         now(server, large)
         await until(lambda: class_statistics(server).published == 40)
         now(server, small)
-        assert (table.budget.limit, table.dead_letter_budget.limit) == (1 << 20, 1 << 18)
-        assert table.budget.aside == (1 << 20) // 8
+        assert (table.budget.limit_bytes, table.dead_letter_budget.limit) == (1 << 20, 1 << 18)
+        assert table.budget.reserved_bytes == (1 << 20) // 8
         subscriber = await connect(server, [1])
         await subscriber.send(subscribe())
         assert len(await subscriber.messages(40)) == 40
         await subscriber.send(ack(0, 40))
-        await until(lambda: class_statistics(server).ring.messages == 0)
+        await until(lambda: class_statistics(server).ring.message_count == 0)
 
 
 async def test_a_class_obeys_other_settings_of_its_own() -> None:
@@ -91,7 +91,7 @@ async def test_a_class_obeys_other_settings_of_its_own() -> None:
         await connect(server, [1])
         own = ClassSettings(keep=Retention(messages=5), full_policy=FullPolicy.DROP_OLDEST)
         now(server, replace(BEFORE, classes={1: own}))
-        cls = server.engine.broker.classes[1]
+        cls = server.server.broker.classes[1]
         assert (cls.full_policy, cls.ring.messages_max) == (FullPolicy.DROP_OLDEST, 100)
         now(server, BEFORE)
         assert cls.full_policy is FullPolicy.BLOCK
@@ -101,7 +101,7 @@ async def test_what_peers_were_told_and_the_beat_stay_as_they_were() -> None:
     async with serving(BEFORE) as server:
         asked = Settings(Limits(frame_bytes=100, credit_bytes=100), ack_timeout=9, tick_seconds=7)
         now(server, asked)
-        broker = server.engine.broker
+        broker = server.server.broker
         assert broker.settings.limits.frame_bytes == BEFORE.limits.frame_bytes
         assert broker.settings.limits.credit_bytes == BEFORE.limits.credit_bytes
         assert (broker.settings.ack_timeout, broker.settings.tick_seconds) == (6, 1.0)
@@ -130,15 +130,15 @@ async def test_what_cannot_be_changes_nothing(
     async with serving(BEFORE) as server:
         with pytest.raises(CannotReloadError, match=why):
             now(server, settings, classes=classes)
-        assert server.engine.broker.settings is BEFORE
-        assert not server.engine.broker.classes
+        assert server.server.broker.settings is BEFORE
+        assert not server.server.broker.classes
 
 
 async def test_subjects_are_bound_and_are_not_any_more() -> None:
     first = [NamedClass(name="orders", subjects=["orders.>"])]
     second = [NamedClass(name="orders", subjects=["shops.>"])]
     async with serving(BEFORE, nats_port=0, classes=tuple(first)) as server:
-        broker = server.engine.broker
+        broker = server.server.broker
         class_id = broker.store.class_id_by_name["orders"]
         broker.store.subject_bindings.bind(class_id, "by.a.client")
         now(server, classes=second, classes_before=first)
@@ -193,7 +193,7 @@ async def test_a_file_with_mistakes_changes_nothing_and_says_why(
         settings, options = Settings(Limits(class_messages=7)), ServeOptions(drain_seconds=5)
         before = replace(before, reload=lambda: (settings, options, lambda: said.append("x")))
         assert ((await reload(server, before)).drain_seconds, said) == (5, ["x"])
-        assert server.engine.broker.settings.limits.class_messages == 7
+        assert server.server.broker.settings.limits.class_messages == 7
 
 
 async def test_while_a_file_does_not_answer_the_bus_does(
@@ -239,5 +239,5 @@ async def test_a_reload_under_load_loses_nothing() -> None:
                 got += len(await subscriber.messages(100))
                 await subscriber.send(ack(got - 100, got))
                 now(server, Settings(Limits(class_messages=300 + got, total_bytes=(1 << 30) - got)))
-        await until(lambda: class_statistics(server).ring.messages == 0)
+        await until(lambda: class_statistics(server).ring.message_count == 0)
         assert class_statistics(server).redelivered == 0

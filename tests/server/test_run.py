@@ -13,7 +13,7 @@ from simplebus.core.broker.broker import FullPolicy, Settings
 from simplebus.core.errors import Reason
 from simplebus.core.limits import Limits
 from simplebus.core.protocol import frames
-from simplebus.server.rate_log import nats_rates, rates_line
+from simplebus.server.observability.message_rates import format_nats_rates, format_rates
 from tests.support.nats_peer import greeted
 from tests.support.running_server import (
     ack,
@@ -71,7 +71,7 @@ async def test_messages_wait_for_the_first_subscriber_and_reach_every_later_one(
         await until(lambda: class_statistics(server).in_flight == 1)
         assert class_statistics(server).ring.floor == 2
         await second.send(ack(2, 3))
-        await until(lambda: class_statistics(server).ring.messages == 0)
+        await until(lambda: class_statistics(server).ring.message_count == 0)
 
 
 async def test_what_is_not_acknowledged_comes_again_and_then_less_often() -> None:
@@ -81,10 +81,10 @@ async def test_what_is_not_acknowledged_comes_again_and_then_less_often() -> Non
         await peer.send(subscribe() + message(b"one") + message(b"two"))
         assert await peer.messages(2) == [(0, b"one"), (1, b"two")]
         await peer.send(ack(0, 1))
-        ticks = [server.engine.broker.tick_number]
+        ticks = [server.server.broker.tick_number]
         for _ in range(3):
             assert await peer.messages(1) == [(1, b"two")]
-            ticks.append(server.engine.broker.tick_number)
+            ticks.append(server.server.broker.tick_number)
         pauses = [after - before for before, after in itertools.pairwise(ticks)]
         assert pauses[0] >= 1
         assert pauses[1] >= 3
@@ -123,7 +123,7 @@ async def test_a_backlog_larger_than_any_socket_buffer_arrives_whole() -> None:
         assert [message_id for message_id, _ in got] == list(range(count))
         assert all(content == payload for _, content in got)
         await subscriber.send(ack(0, count))
-        await until(lambda: class_statistics(server).ring.messages == 0)
+        await until(lambda: class_statistics(server).ring.message_count == 0)
 
 
 async def test_a_slow_subscriber_does_not_slow_another() -> None:
@@ -154,7 +154,7 @@ async def test_a_client_that_fills_its_own_class_before_it_acknowledges_is_not_s
         await peer.send(ack(0, 1000))
         assert await peer.messages(5) == [(n, b"0123456789abcdef") for n in range(1000, 1005)]
         await peer.send(ack(1000, 1005))
-        await until(lambda: class_statistics(server).ring.messages == 0)
+        await until(lambda: class_statistics(server).ring.message_count == 0)
 
 
 async def test_three_million_messages_to_itself_acknowledged_once_a_second_finish() -> None:
@@ -187,7 +187,7 @@ async def test_three_million_messages_to_itself_acknowledged_once_a_second_finis
                 nursery.start_soon(acknowledge)
                 while received < count * stride:
                     received += len(await peer.stream.receive_some(1 << 20))
-        await until(lambda: class_statistics(server).ring.messages == 0)
+        await until(lambda: class_statistics(server).ring.message_count == 0)
         statistics = class_statistics(server)
         assert statistics.delivered == count
         assert statistics.redelivered == 0
@@ -206,8 +206,8 @@ async def test_a_full_class_makes_its_publisher_wait_and_loses_nothing() -> None
             got = await subscriber.messages(min(100, 250 - first))
             assert got[0][0] == first
             await subscriber.send(ack(first, first + len(got)))
-        await until(lambda: class_statistics(server).ring.messages == 0)
-        assert server.engine.broker.statistics().parked_bytes == 0
+        await until(lambda: class_statistics(server).ring.message_count == 0)
+        assert server.server.broker.statistics().parked_bytes == 0
 
 
 @pytest.mark.parametrize(
@@ -233,23 +233,23 @@ async def test_a_full_class_drops_by_policy_and_counts(
 
 async def test_the_line_of_rates_counts_what_happened_in_between() -> None:
     async with serving() as server:
-        before = server.engine.broker.statistics()
+        before = server.server.broker.statistics()
         peer = await connect(server, [1])
         await peer.send(subscribe() + message(b"x") * 3)
         await peer.messages(3)
-        line = rates_line(before, server.engine.broker.statistics())
+        line = format_rates(before, server.server.broker.statistics())
         assert line.startswith("Received: 3. Send: 3. Acknowledged: 0.")
 
 
 async def test_the_line_of_rates_counts_what_came_through_the_nats_door() -> None:
     async with serving(nats_port=0) as server:
-        assert server.nats_door is not None
-        front = server.nats_door.front
+        assert server.nats_listener is not None
+        front = server.nats_listener.nats_server
         peer = await greeted(server)
         before = front.statistics()
         await peer.send(b"SUB a 1\r\nSUB a 2\r\nPUB a 0\r\n\r\n")
         assert (await peer.line()).startswith(b"MSG a")
-        line = nats_rates(before, front.statistics())
+        line = format_nats_rates(before, front.statistics())
         assert line == "NATS: received: 1. Sent: 2. Clients: 1. Slow: 0."
 
 

@@ -12,7 +12,7 @@ import pytest
 import trio
 
 from simplebus.core.protocol import frames
-from simplebus.server.run import _end_when_told
+from simplebus.server.run import _cancel_on_stop_signal
 from simplebus.server.shutdown import drain
 from tests.support.nats_peer import greeted
 from tests.support.running_server import (
@@ -39,7 +39,7 @@ async def test_peers_of_version_2_and_of_nats_are_told() -> None:
         await peer.frame()
         nats = await greeted(server, protocol=1)
         with trio.fail_after(60):
-            await drain(server.engine, server.nats_door, 5, never())
+            await drain(server.server, server.nats_listener, 5, never())
         told = await peer.frame()
         assert told[0] == frames.ERROR
         content = json.loads(told[frames.HEADER_BYTES : -len(frames.DELIMITER)])
@@ -58,10 +58,10 @@ async def test_what_publishers_have_sent_is_read_before_they_are_disconnected() 
         for publisher in publishers:
             await publisher.send(message(b"x" * 100) * 5000)
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(drain, server.engine, None, 60, never())
+            nursery.start_soon(drain, server.server, None, 60, never())
             assert len(await subscriber.messages(15_000)) == 15_000
             await subscriber.send(ack(0, 15_000))
-        assert class_statistics(server).ring.messages == 0
+        assert class_statistics(server).ring.message_count == 0
 
 
 async def test_the_deadline_is_kept(caplog: pytest.LogCaptureFixture) -> None:
@@ -70,9 +70,9 @@ async def test_the_deadline_is_kept(caplog: pytest.LogCaptureFixture) -> None:
         await peer.send(subscribe() + message(b"never acknowledged"))
         await peer.messages(1)
         with trio.fail_after(60):
-            await drain(server.engine, None, 0.2, never())
+            await drain(server.server, None, 0.2, never())
         assert "the 0.2 s of the drain are over: stopping" in caplog.text
-        assert class_statistics(server).ring.messages == 1
+        assert class_statistics(server).ring.message_count == 1
 
 
 async def test_the_first_signal_of_a_server_that_drains_by_itself_is_not_the_second(
@@ -86,12 +86,12 @@ async def test_the_first_signal_of_a_server_that_drains_by_itself_is_not_the_sec
         await peer.messages(1)
         for number in (signal.SIGHUP, signal.SIGTERM):
             send.send_nowait(number)
-        draining = partial(drain, is_told_to_end=False)
-        nursery.start_soon(draining, server.engine, None, 60, signals)
+        draining = partial(drain, is_signaled=False)
+        nursery.start_soon(draining, server.server, None, 60, signals)
         await until(lambda: "SIGTERM: draining already" in caplog.text)
         assert "SIGHUP: nothing is read again: the server drains" in caplog.text
         await peer.send(ack(0, 1))
-        await until(lambda: class_statistics(server).ring.messages == 0)
+        await until(lambda: class_statistics(server).ring.message_count == 0)
     assert "stopping" not in caplog.text
 
 
@@ -105,7 +105,7 @@ async def test_the_second_one_stops_at_once(caplog: pytest.LogCaptureFixture) ->
         for number in (signal.SIGTERM, signal.SIGINT):
             send.send_nowait(number)
         with trio.fail_after(60):
-            await drain(server.engine, None, 1e9, signals, is_told_to_end=False)
+            await drain(server.server, None, 1e9, signals, is_signaled=False)
     assert "SIGINT: stopping at once" in caplog.text
 
 
@@ -118,6 +118,6 @@ async def test_a_server_that_has_not_begun_ends_when_it_is_told(
         send.send_nowait(number)
     send.close()
     with trio.CancelScope() as scope:
-        await _end_when_told(signals, scope)
+        await _cancel_on_stop_signal(signals, scope)
     assert scope.cancel_called
     assert "SIGTERM: ends before it has begun" in caplog.text

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 import trio
 
-from simplebus.server.signals import listen
+from simplebus.server.signals import open_signal_receiver
 
 
 @pytest.fixture
@@ -24,7 +24,7 @@ def outside() -> Iterator[list[int]]:
 
 
 async def test_what_comes_is_heard(outside: list[int]) -> None:
-    async with listen() as signals:
+    async with open_signal_receiver() as signals:
         os.kill(os.getpid(), signal.SIGTERM)
         with trio.fail_after(60):
             assert await anext(signals) == signal.SIGTERM
@@ -36,7 +36,7 @@ async def test_what_nobody_has_taken_in_the_end_does_nothing(
     outside: list[int], turns: int
 ) -> None:
     """However far it has come through the event loop."""
-    async with listen():
+    async with open_signal_receiver():
         os.kill(os.getpid(), signal.SIGUSR2)
         os.kill(os.getpid(), signal.SIGTERM)
         for _ in range(turns):
@@ -46,7 +46,7 @@ async def test_what_nobody_has_taken_in_the_end_does_nothing(
 
 
 async def test_behind_it_signals_are_whose_they_were(outside: list[int]) -> None:
-    async with listen():
+    async with open_signal_receiver():
         pass
     os.kill(os.getpid(), signal.SIGUSR2)
     with trio.fail_after(60):

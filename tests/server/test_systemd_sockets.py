@@ -10,7 +10,7 @@ from contextlib import ExitStack
 import pytest
 
 from simplebus.server import systemd
-from simplebus.server.systemd import ActivationError, for_doors, inherited
+from simplebus.server.systemd import SocketActivationError, assign_sockets, take_inherited_sockets
 from tests.support.running_server import (
     connect,
     message,
@@ -52,7 +52,7 @@ def test_what_is_handed_over_is_found_once(
 ) -> None:
     one, two = listening(stack), listening(stack)
     environment = handed(monkeypatch, *copies(2, one[0], two[0]), names="nats:x")
-    found = inherited(environment)
+    found = take_inherited_sockets(environment)
     assert [(name, sock.getsockname()[1]) for name, sock in found] == [
         ("nats", one[1]),
         ("x", two[1]),
@@ -62,13 +62,13 @@ def test_what_is_handed_over_is_found_once(
         assert not sock.get_inheritable()
         sock.close()
     assert environment == {"OTHER": "x"}
-    assert inherited(environment) == []
+    assert take_inherited_sockets(environment) == []
 
 
 def test_what_was_handed_to_another_process_is_not_ours() -> None:
-    assert inherited({"LISTEN_PID": "1", "LISTEN_FDS": "1"}) == []
-    assert inherited({"LISTEN_FDS": "1"}) == []
-    assert inherited({"LISTEN_PID": str(os.getpid()), "LISTEN_FDS": "many"}) == []
+    assert take_inherited_sockets({"LISTEN_PID": "1", "LISTEN_FDS": "1"}) == []
+    assert take_inherited_sockets({"LISTEN_FDS": "1"}) == []
+    assert take_inherited_sockets({"LISTEN_PID": str(os.getpid()), "LISTEN_FDS": "many"}) == []
 
 
 def test_what_does_not_listen_is_a_sentence(
@@ -76,19 +76,19 @@ def test_what_does_not_listen_is_a_sentence(
 ) -> None:
     sock = stack.enter_context(socket.socket())
     environment = handed(monkeypatch, *copies(1, sock), names="tcp")
-    with pytest.raises(ActivationError, match="descriptor 200, 'tcp', is no TCP socket that"):
-        inherited(environment)
+    with pytest.raises(SocketActivationError, match="descriptor 200, 'tcp', is no TCP socket that"):
+        take_inherited_sockets(environment)
 
 
 def test_a_socket_is_for_the_door_of_its_name_or_else_of_its_port(stack: ExitStack) -> None:
     by_name, by_port, other = listening(stack), listening(stack), listening(stack)
     ports = {"tcp": by_port[1], "nats": 1, "http": None}
-    found = for_doors([("nats", by_name[0]), ("simplebus.socket", by_port[0])], ports)
+    found = assign_sockets([("nats", by_name[0]), ("simplebus.socket", by_port[0])], ports)
     assert found == {"nats": [by_name[0]], "tcp": [by_port[0]]}
-    with pytest.raises(ActivationError, match="no door is for the socket 'x' on 127"):
-        for_doors([("x", other[0])], ports)
-    with pytest.raises(ActivationError, match="is for the http door, which is closed"):
-        for_doors([("http", other[0])], ports)
+    with pytest.raises(SocketActivationError, match="no door is for the socket 'x' on 127"):
+        assign_sockets([("x", other[0])], ports)
+    with pytest.raises(SocketActivationError, match="is for the http door, which is closed"):
+        assign_sockets([("http", other[0])], ports)
 
 
 async def test_who_connects_before_the_server_is_there_waits_for_it(stack: ExitStack) -> None:
@@ -97,7 +97,7 @@ async def test_who_connects_before_the_server_is_there_waits_for_it(stack: ExitS
     early.sendall(b"<")  # Waits in the queue.
     sock.setblocking(False)
     copy = sock.dup()
-    async with serving(inherited={"tcp": [copy]}) as server:
+    async with serving(take_inherited_sockets={"tcp": [copy]}) as server:
         assert server.addresses == (f"127.0.0.1:{port}",)
         peer = await connect(server, [1])
         await peer.send(subscribe() + message(b"x"))
@@ -116,7 +116,7 @@ async def test_a_door_that_is_open_to_the_network_is_said_also_if_it_was_handed_
     sockets = {door: [socket.create_server((host, 0))] for door in ("tcp", "http")}
     for (sock,) in sockets.values():
         sock.setblocking(False)
-    async with serving(inherited=sockets, http_port=0):
+    async with serving(take_inherited_sockets=sockets, http_port=0):
         pass
     for said in (f"{host} may publish, subscribe", f"{host} may see the figures"):
         assert (said in caplog.text) == is_said

@@ -12,7 +12,7 @@ import trio
 from trio.testing import MockClock
 
 from simplebus.server import systemd
-from simplebus.server.systemd import notify, tell, watchdog_seconds
+from simplebus.server.systemd import notify, send_notifications, watchdog_seconds
 
 
 @pytest.fixture
@@ -39,11 +39,11 @@ async def test_it_is_told_twice_as_often_as_it_asks_and_now_and_then_how_things_
     told: list[tuple[float, tuple[str, ...]]] = []
     start = trio.current_time()
 
-    def say(*words: str) -> None:
+    def send(*words: str) -> None:
         told.append((trio.current_time() - start, words))
 
     with trio.move_on_after(16):
-        await tell(lambda: "fine", watchdog=6, say=say)
+        await send_notifications(lambda: "fine", watchdog_interval=6, send=send)
     assert [at for at, _ in told] == pytest.approx([3, 6, 9, 12, 15])
     assert [len(words) for _, words in told] == [1, 1, 1, 2, 1]
     assert told[3][1] == ("WATCHDOG=1", "STATUS=fine")
@@ -54,8 +54,10 @@ async def test_without_a_watchdog_only_the_status_is_told(
     heard: socket.socket, autojump_clock: MockClock
 ) -> None:
     told: list[tuple[str, ...]] = []
-    with trio.move_on_after(systemd.STATUS_SECONDS * 2.5):
-        await tell(lambda: "fine", watchdog=None, say=lambda *words: told.append(words))
+    with trio.move_on_after(systemd.STATUS_INTERVAL_SECONDS * 2.5):
+        await send_notifications(
+            lambda: "fine", watchdog_interval=None, send=lambda *words: told.append(words)
+        )
     assert told == [("STATUS=fine",)] * 2
     heard.close()
 
@@ -63,7 +65,7 @@ async def test_without_a_watchdog_only_the_status_is_told(
 async def test_without_systemd_there_is_nothing_to_tell(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("NOTIFY_SOCKET", raising=False)
     with trio.fail_after(60):
-        await tell(lambda: "fine", watchdog=1)
+        await send_notifications(lambda: "fine", watchdog_interval=1)
 
 
 def test_who_does_not_listen_holds_nobody_up(heard: socket.socket) -> None:

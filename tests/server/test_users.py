@@ -15,8 +15,13 @@ from simplebus.core.errors import Reason
 from simplebus.core.limits import Limits
 from simplebus.core.protocol import frames
 from simplebus.core.protocol.requests import NamedClass
-from simplebus.core.users.passwords import Passwords, quick_hash
-from simplebus.core.users.permissions import Permissions, Right, Rule, Rules
+from simplebus.core.users.passwords import PasswordVerifier, hash_token
+from simplebus.core.users.permissions import (
+    AdminRight,
+    PermissionRule,
+    PermissionRules,
+    Permissions,
+)
 from simplebus.core.users.users import User, Users
 from simplebus.nats.server.users import NatsAuth
 from simplebus.nats.server.users import NatsUser as NatsUser
@@ -36,18 +41,20 @@ from tests.support.running_server import (
 HASH = PasswordHasher(time_cost=1, memory_cost=8, parallelism=1).hash("secret")
 
 
-def rules(*allow: str, deny: tuple[str, ...] = ()) -> Rules:
-    return Rules(tuple(map(Rule.parse, allow)) or None, tuple(map(Rule.parse, deny)))
+def rules(*allow: str, deny: tuple[str, ...] = ()) -> PermissionRules:
+    return PermissionRules(
+        tuple(map(PermissionRule.parse, allow)) or None, tuple(map(PermissionRule.parse, deny))
+    )
 
 
 ADA = User("ada", password=HASH)
 BOB = User(
     "bob",
-    token=quick_hash("bob's token"),
+    token=hash_token("bob's token"),
     permissions=Permissions(
         publish=rules("orders eu.#", "7", deny=("orders eu.test",)),
         subscribe=rules("orders", deny=("orders *.secret",)),
-        admin=((Right.PURGE, "orders"),),
+        admin=((AdminRight.PURGE, "orders"),),
     ),
 )
 OLD = User("old", addresses=("127.0.0.0/8",), permissions=Permissions(publish=rules("9")))
@@ -55,7 +62,7 @@ OLD = User("old", addresses=("127.0.0.0/8",), permissions=Permissions(publish=ru
 
 @contextlib.asynccontextmanager
 async def guarded(*users: User, **more: object) -> AsyncIterator[RunningServer]:
-    known = Users(users, Passwords(b"by chance"))
+    known = Users(users, PasswordVerifier(b"by chance"))
     settings = NatsSettings(auth=NatsAuth(shared_users=known))
     classes = (NamedClass(id=5, name="orders", subjects=["*.paid", "*.secret", "eu.test"]),)
     async with serving(users=known, nats_port=0, nats=settings, classes=classes, **more) as server:
@@ -87,14 +94,14 @@ async def test_who_is_wrong_hears_one_sentence(shown: dict[str, str]) -> None:
         with pytest.raises(simplebus.BusConnectionError) as caught:
             async with simplebus.connect(server.addresses[0], **shown):  # type: ignore[arg-type]
                 pass
-        assert "the user and the password, or the token, are not those" in str(caught.value)
+        assert "wrong user, password or token" in str(caught.value)
         assert server.server.broker.refusal_counts == {Reason.UNAUTHORIZED: 1}
         assert server.server.disconnect_counts == {Reason.UNAUTHORIZED: 1}
 
 
 async def test_who_says_nothing_is_told_what_to_say() -> None:
     async with guarded(ADA) as server:
-        with pytest.raises(simplebus.BusConnectionError, match="this bus asks who one is"):
+        with pytest.raises(simplebus.BusConnectionError, match="this bus requires authentication"):
             async with simplebus.connect(server.addresses[0]):
                 pass
         old = await connect(server)
@@ -235,7 +242,7 @@ async def test_looking_after_the_bus_is_a_right() -> None:
 
 
 async def test_a_user_may_have_so_many_connections() -> None:
-    few = User("few", token=quick_hash("t"), connections=1)
+    few = User("few", token=hash_token("t"), connections=1)
     async with (
         guarded(few) as server,
         simplebus.connect(server.addresses[0], token="t"),
@@ -246,7 +253,7 @@ async def test_a_user_may_have_so_many_connections() -> None:
 
 
 async def test_connections_of_a_user_are_counted_at_both_doors() -> None:
-    few = User("few", token=quick_hash("t"), connections=2)
+    few = User("few", token=hash_token("t"), connections=2)
     async with guarded(few) as server:
         first = await nats_user(server, '"auth_token":"t"')
         second = await nats_user(server, '"auth_token":"t"')
@@ -260,7 +267,7 @@ async def test_connections_of_a_user_are_counted_at_both_doors() -> None:
             async with simplebus.connect(server.addresses[0], token="t"):
                 pass
         await first.stream.aclose()
-        await until(lambda: len(server.nats_door.connections) == 1)
+        await until(lambda: len(server.nats_listener.connections) == 1)
         async with simplebus.connect(server.addresses[0], token="t"):
             pass
 
@@ -309,7 +316,7 @@ async def test_who_has_said_it_waits_as_long_as_it_takes(monkeypatch: pytest.Mon
         await goes_on.wait()
         return True
 
-    monkeypatch.setattr(auth_worker, "_worked_out", worked_out)
+    monkeypatch.setattr(auth_worker, "_verify_in_thread", worked_out)
     async with guarded(ADA) as server:
         peer, client = await connect(server), await nats(server)
         await client.info()
@@ -317,7 +324,7 @@ async def test_who_has_said_it_waits_as_long_as_it_takes(monkeypatch: pytest.Mon
         said = b'{"classes":[],"auth":{"user":"ada","password":"secret"}}'
         await peer.send(frames.encode(frames.CONNECT, content=said))
         (session,) = server.server.broker.sessions.values()
-        front = server.nats_door.front
+        front = server.nats_listener.front
         (other,) = front.sessions.values()
         await until(lambda: asked and session.is_authenticating and other.is_authenticating)
         for _ in range(1000):

@@ -1,8 +1,7 @@
-"""Who may see the figures of a bus that has users: HTTP Basic and Bearer, certificates, addresses.
+"""Authentication of HTTP requests: Basic, Bearer, client certificates and addresses.
 
-Rule 1: users are those of all doors, and are judged as there; who is let in needs the right to
-monitor as well, unless it may do everything.
-Rule 2: health is everybody's: who asks for it may have no name.
+Users are those of the other listeners. A user needs the permission to monitor, unless it has all
+permissions. Health checks need no user.
 """
 
 from __future__ import annotations
@@ -15,29 +14,31 @@ from collections.abc import Iterable, Sequence
 
 from simplebus.core.errors import Reason, RemoteProtocolError
 from simplebus.core.protocol.requests import Auth
-from simplebus.core.users.permissions import Right
-from simplebus.monitor.requests import OPEN_PATHS, Request, Response, problem
-from simplebus.server.server import Engine
+from simplebus.core.users.permissions import AdminRight
+from simplebus.monitor.requests import PUBLIC_PATHS, Request, Response, error_response
+from simplebus.server.server import Server
 
 
-class Names:
-    """Those of one door."""
+class AllowedHosts:
+    """Host names that requests without credentials may use. Protects against DNS rebinding."""
 
-    def __init__(self, more: Iterable[str] = ()) -> None:
-        """`more` are names that it was told."""
-        self._known = {each.lower().rstrip(".") for each in (*more, socket.gethostname())}
+    def __init__(self, extra_hosts: Iterable[str] = ()) -> None:
+        """`extra_hosts` are allowed besides the name of this machine."""
+        self._allowed = {each.lower().rstrip(".") for each in (*extra_hosts, socket.gethostname())}
 
     def refusal(self, host: bytes) -> Response | None:
-        """Why somebody who comes as said above is not answered; None when it is. `host` is what
-        the request calls the door, without any where it says nothing."""
-        called = _without_port(host.decode("latin-1")).lower().rstrip(".")
-        if not host or called == "localhost" or called.endswith(".localhost"):
+        """Return an error response for a request with this Host header, or None if it is allowed.
+
+        IP addresses, localhost and requests without the header are always allowed.
+        """
+        host_name = _without_port(host.decode("latin-1")).lower().rstrip(".")
+        if not host or host_name == "localhost" or host_name.endswith(".localhost"):
             return None
-        if called in self._known or _is_address(called):
+        if host_name in self._allowed or _is_ip_address(host_name):
             return None
-        return problem(
+        return error_response(
             421,
-            f"this port is not called {called[:80]!r}: where it asks nobody who it is, it answers "
+            f"this port is not called {host_name[:80]!r}: where it asks nobody who it is, it answers "
             "to addresses, to localhost and to what --http-name says",
         )
 
@@ -48,7 +49,7 @@ def _without_port(host: str) -> str:
     return host.partition(":")[0]
 
 
-def _is_address(text: str) -> bool:
+def _is_ip_address(text: str) -> bool:
     try:
         ipaddress.ip_address(text)
     except ValueError:
@@ -61,66 +62,75 @@ _CHALLENGE = (
     ("WWW-Authenticate", 'Basic realm="simplebus", charset="UTF-8"'),
     ("WWW-Authenticate", 'Bearer realm="simplebus"'),
 )
-_LATER = (("Retry-After", "2"),)
+_RETRY_AFTER = (("Retry-After", "2"),)
 
 
-class HttpGate:
-    """Of one engine, whose users may change."""
+class HttpAuth:
+    """Checks requests against the current users of a server."""
 
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
+    def __init__(self, server: Server) -> None:
+        self._server = server
 
     async def __call__(
-        self, request: Request, peer: str, authorization: str, certified: Sequence[str]
+        self, request: Request, peer: str, authorization: str, certificate_names: Sequence[str]
     ) -> Response | None:
-        """Why a question is not answered; None when it is. `certified` are the names of the
-        certificate that the peer has shown."""
-        users, gatekeeper = self._engine.broker.users, self._engine.gatekeeper
-        if users is None or request.path in OPEN_PATHS:
+        """Return an error response, or None if the request is allowed.
+
+        Args:
+            request: The request.
+            peer: HOST:PORT of the client.
+            authorization: The Authorization header, or an empty text.
+            certificate_names: Names in the client certificate.
+        """
+        users, auth_worker = self._server.broker.users, self._server.auth_worker
+        if users is None or request.path in PUBLIC_PATHS:
             return None
         address = peer.rpartition(":")[0].strip("[]")
         try:
-            auth = credentials(authorization)
-            if gatekeeper is not None:
-                await gatekeeper.hear(auth, address)
-            user = users.admit(auth, certified=certified, address=address, version=2)
+            auth = parse_authorization(authorization)
+            if auth_worker is not None:
+                await auth_worker.check(auth, address)
+            user = users.authenticate(auth, certified=certificate_names, address=address, version=2)
         except RemoteProtocolError as error:
             if error.reason is Reason.TOO_MANY_ATTEMPTS:
-                return _refused(429, error.sentence, _LATER)
-            return _refused(401, error.sentence, _CHALLENGE)
-        grants = users.grants(user)
-        if grants is None or grants.has(Right.MONITOR):
+                return _auth_error(429, error.sentence, _RETRY_AFTER)
+            return _auth_error(401, error.sentence, _CHALLENGE)
+        grants = users.get_grants(user)
+        if grants is None or grants.has_right(AdminRight.MONITOR):
             return None
-        return problem(403, f"user {user.name!r} has no right to monitor")
+        return error_response(403, f"user {user.name!r} has no right to monitor")
 
-    def decides_by(self, authorization: str) -> bool:
-        """Whether nobody is answered who says this and is not who it says: an address alone is
-        that of any page in a browser there."""
-        if self._engine.broker.users is None:
+    def requires_valid_credentials(self, authorization: str) -> bool:
+        """Return True if a request with this header is allowed only with valid credentials.
+
+        An address alone does not count: any web page in a browser at that address has it, too.
+        """
+        if self._server.broker.users is None:
             return False
         try:
-            auth = credentials(authorization)
+            auth = parse_authorization(authorization)
         except RemoteProtocolError:
             return True
-        return auth is not None and bool(auth.verify_password or auth.token)
+        return auth is not None and bool(auth.user or auth.token)
 
 
-def credentials(authorization: str) -> Auth | None:
-    """What an Authorization header says; None for nothing.
+def parse_authorization(authorization: str) -> Auth | None:
+    """Return the credentials of an Authorization header; None if it is empty.
 
-    Raises RemoteProtocolError (unauthorized) for one that makes no sense.
+    Raises:
+        RemoteProtocolError: The header is invalid (unauthorized).
     """
     if not authorization:
         return None
-    kind, _, said = authorization.partition(" ")
-    said = said.strip()
-    if len(said) <= _SECRET_CHARACTERS_MAX:
-        if kind.lower() == "bearer" and said:
-            return Auth(token=said)
-        if kind.lower() == "basic":
+    scheme, _, credentials_text = authorization.partition(" ")
+    credentials_text = credentials_text.strip()
+    if len(credentials_text) <= _SECRET_CHARACTERS_MAX:
+        if scheme.lower() == "bearer" and credentials_text:
+            return Auth(token=credentials_text)
+        if scheme.lower() == "basic":
             try:
                 user, colon, password = (
-                    base64.b64decode(said, validate=True).decode().partition(":")
+                    base64.b64decode(credentials_text, validate=True).decode().partition(":")
                 )
             except (binascii.Error, UnicodeDecodeError):
                 colon = ""
@@ -131,6 +141,6 @@ def credentials(authorization: str) -> Auth | None:
     )
 
 
-def _refused(status: int, sentence: str, headers: tuple[tuple[str, str], ...]) -> Response:
-    said = problem(status, sentence)
-    return Response(said.body, said.content_type, status, headers)
+def _auth_error(status: int, message: str, headers: tuple[tuple[str, str], ...]) -> Response:
+    body = error_response(status, message)
+    return Response(body.body, body.content_type, status, headers)

@@ -9,62 +9,62 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator
 from heapq import nlargest
-from importlib.metadata import PackageNotFoundError, version
 from itertools import islice
 
+from simplebus.console.installation import installed_version
 from simplebus.core.broker.inquire_positions import PositionReporter, truncate_text
-from simplebus.core.commit_log import Level
-from simplebus.monitor import classes as class_figures
-from simplebus.monitor import waiters
-from simplebus.monitor.board import Board
-from simplebus.monitor.classes import BusFigures
-from simplebus.monitor.counted import Counted
-from simplebus.monitor.facts import Column, Facts, Health, Note, Table, Telling, Tile, merged
-from simplebus.nats.statistics import FrontStatistics
+from simplebus.core.protocol.durability import Durability
+from simplebus.monitor import bus_tables, class_metrics
+from simplebus.monitor.class_metrics import BusMetrics
+from simplebus.monitor.dashboard import Dashboard
+from simplebus.monitor.metrics_builder import MetricsBuilder
+from simplebus.monitor.snapshot import (
+    Column,
+    Health,
+    MonitorSnapshot,
+    Note,
+    SnapshotSteps,
+    Table,
+    Tile,
+    merge_snapshots,
+)
+from simplebus.nats.statistics import NatsServerStatistics
 from simplebus.server import process
 from simplebus.server.journal.pump import JournalStatistics
-from simplebus.server.latency import Recent, Timing
-from simplebus.server.loop_watchdog import Stalls
-from simplebus.server.nats_listener import NatsDoor
-from simplebus.server.server import Engine
+from simplebus.server.nats_listener import NatsListener
+from simplebus.server.observability.latency import LatencyRecorder, RecentLatencies
+from simplebus.server.observability.loop_watchdog import LoopWatchdog
+from simplebus.server.server import Server
 
-_CLIENTS_MAX = 50
-_LATE_SECONDS = 0.25
+_CLIENTS_LISTED_MAX = 50
+_LOOP_DELAY_WARNING_SECONDS = 0.25
 
-More = Callable[[], Facts]
+ExtraSnapshot = Callable[[], MonitorSnapshot]
 """Facts of something that is part of this server."""
 
 
-def installed_version() -> str:
-    """Of this package; empty where it runs without being installed."""
-    try:
-        return version("simplebus")
-    except PackageNotFoundError:
-        return ""
-
-
-class Watch:
+class ServerMonitor:
     """Of one server."""
 
-    def __init__(self, engine: Engine, nats_door: NatsDoor | None) -> None:
-        self._engine = engine
-        self._nats_door = nats_door
-        self._explaining = PositionReporter(engine.broker.store, engine.broker.sessions)
-        self.timing = Timing(engine.broker)
-        engine.timing = self.timing
+    def __init__(self, server: Server, nats_listener: NatsListener | None) -> None:
+        self._server = server
+        self._nats_door = nats_listener
+        self._position_reporter = PositionReporter(server.broker.store, server.broker.sessions)
+        self.latency = LatencyRecorder(server.broker)
+        server.latency = self.latency
         self.is_ready = self.is_draining = False
-        self._told_classes: set[int] = set()
+        self._listed_classes: set[int] = set()
         """Those that were told one by one last."""
         self.http_connections: Callable[[], tuple[int, int]] = lambda: (0, 0)
         self.http_seconds: Callable[[], float] = lambda: 0.0
         """How many are open at the HTTP door, and were ever."""
-        self.stalls: Stalls | None = None
-        self.more: list[More] = []
-        self._recent = Recent()
-        self._front: FrontStatistics | None = None
+        self.watchdog: LoopWatchdog | None = None
+        self.extra_snapshots: list[ExtraSnapshot] = []
+        self._recent_latencies = RecentLatencies()
+        self._nats_statistics: NatsServerStatistics | None = None
         """Of the NATS door, as it was looked at last."""
-        self.version = installed_version()
-        self.board = Board(self.tell, self.health)
+        self.version = installed_version() or ""
+        self.dashboard = Dashboard(self.take_snapshot, self.health)
 
     def health(self) -> Health:
         """Whether the server takes work."""
@@ -72,59 +72,65 @@ class Watch:
             return Health(ready=False, draining=True, why="the server is stopping")
         if not self.is_ready:
             return Health(ready=False, why="not every door is open yet")
-        ledger, cluster = self._engine.broker.commit_log, self._engine.cluster
-        failure = ledger.failure if ledger is not None else None
+        commit_log, cluster = self._server.broker.commit_log, self._server.jetstream
+        failure = commit_log.write_error if commit_log is not None else None
         if failure is not None:
             return Health(ready=False, why=f"{failure[0].value}: {failure[1]}")
         if cluster is not None and not cluster.link.is_ready:
             return Health(ready=False, why="no server of the cluster can be reached")
         return Health()
 
-    def tell(self, detailed: bool) -> Telling:
+    def take_snapshot(self, detailed: bool) -> SnapshotSteps:
         """Everything, in pieces."""
-        broker, counted = self._engine.broker, Counted()
+        broker, builder = self._server.broker, MetricsBuilder()
         if self._nats_door is not None:
-            self._front = self._nats_door.front.statistics()
+            self._nats_statistics = self._nats_door.nats_server.statistics()
             yield
-        figures = yield from class_figures.of_bus(broker.store, self._told_classes)
-        self._told_classes = {each.class_id for each in figures.classes}
-        class_figures.count(counted, figures)
+        bus_metrics = yield from class_metrics.collect_bus_metrics(
+            broker.store, self._listed_classes
+        )
+        self._listed_classes = {each.class_id for each in bus_metrics.classes}
+        class_metrics.add_bus_metrics(builder, bus_metrics)
         yield
-        self._count_bus(counted, figures)
-        self._count_doors(counted)
-        self._count_journal(counted)
-        process.count(counted)
+        self._add_bus_metrics(builder, bus_metrics)
+        self._add_connection_metrics(builder)
+        self._add_journal_metrics(builder)
+        process.add_process_metrics(builder)
         yield
-        tables = [waiters.classes_table(figures)]
+        tables = [bus_tables.build_classes_table(bus_metrics)]
         notes: list[Note] = []
         if detailed:
-            notes += self._notes(figures)
-            positions, said = yield from waiters.positions(broker, self._explaining)
+            notes += self._build_notes(bus_metrics)
+            positions, section_notes = yield from bus_tables.build_subscriptions_table(
+                broker, self._position_reporter
+            )
             tables.append(positions)
-            notes += said
-            sessions, said = yield from waiters.sessions(broker, self._explaining)
+            notes += section_notes
+            sessions, section_notes = yield from bus_tables.build_sessions_table(
+                broker, self._position_reporter
+            )
             tables.append(sessions)
-            notes += said
+            notes += section_notes
             if self._nats_door is not None:
-                tables.append((yield from self._clients()))
-        dead = waiters.dead_table(figures)
-        if dead.rows:
-            tables.append(dead)
-        counted.gauge("info", "What runs here.", 1, version=self.version)
-        facts = Facts(
+                tables.append((yield from self._build_clients_table()))
+        dead_letters_table = bus_tables.build_dead_letters_table(bus_metrics)
+        if dead_letters_table.rows:
+            tables.append(dead_letters_table)
+        builder.gauge("info", "What runs here.", 1, version=self.version)
+        snapshot = MonitorSnapshot(
             title="simplebus",
             subtitle=f"bus {broker.inquiry_handler.identity}",
             health=self.health(),
-            metrics=counted.metrics(),
-            flows=self._flows(figures),
-            tiles=self._tiles(figures),
+            metrics=builder.build(),
+            flows=self._collect_flows(bus_metrics),
+            tiles=self._build_tiles(bus_metrics),
             tables=tables,
             notes=notes,
         )
-        return merged(facts, [more() for more in self.more])
+        return merge_snapshots(snapshot, [get_snapshot() for get_snapshot in self.extra_snapshots])
 
-    def _flows(self, figures: BusFigures) -> dict[str, float]:
-        total = figures.total
+    def _collect_flows(self, bus_metrics: BusMetrics) -> dict[str, float]:
+        total = bus_metrics.total
         flows: dict[str, float] = {
             "published": total.published,
             "delivered": total.delivered,
@@ -132,55 +138,60 @@ class Watch:
             "redelivered": total.redelivered,
             "dropped": total.dropped.total(),
         }
-        if (front := self._front) is not None:
-            flows["NATS in"], flows["NATS out"] = front.in_messages, front.out_messages
+        if (nats_statistics := self._nats_statistics) is not None:
+            flows["NATS in"], flows["NATS out"] = (
+                nats_statistics.in_messages,
+                nats_statistics.out_messages,
+            )
         return flows
 
-    def _tiles(self, figures: BusFigures) -> list[Tile]:
-        broker, total = self._engine.broker, figures.total
-        confirmed, acked, _ = self._recent.look(self.timing)
+    def _build_tiles(self, bus_metrics: BusMetrics) -> list[Tile]:
+        broker, total = self._server.broker, bus_metrics.total
+        confirmed, acked, _ = self._recent_latencies.snapshot(self.latency)
         tiles = [
             Tile("In flight", total.in_flight),
             Tile("Stored", total.stored),
-            Tile("Memory of messages", broker.budget.used, "bytes"),
+            Tile("Memory of messages", broker.budget.used_bytes, "bytes"),
             Tile("Memory of the process", process.resident_bytes(), "bytes"),
-            Tile("Connections", sum(count for _, count, _ in self._doors())),
-            Tile("Dead letters", figures.dead_letters),
+            Tile("Connections", sum(count for _, count, _ in self._connection_counts())),
+            Tile("Dead letters", bus_metrics.dead_letters),
             Tile("Publish to confirm, p99", confirmed.quantile(0.99), "seconds"),
             Tile("Publish to ack, p99", acked.quantile(0.99), "seconds"),
         ]
-        if (keeping := self._engine.keeping) is not None:
-            synced = keeping.statistics().synced_after
-            tiles.append(Tile("Journal write, p99", synced.quantile(0.99), "seconds"))
+        if (journal_pump := self._server.journal_pump) is not None:
+            write_seconds = journal_pump.statistics().write_seconds
+            tiles.append(Tile("Journal write, p99", write_seconds.quantile(0.99), "seconds"))
         return tiles
 
-    def _doors(self) -> list[tuple[str, int, int]]:
+    def _connection_counts(self) -> list[tuple[str, int, int]]:
         """Each door, how many connections it has, and ever had."""
-        engine, nats = self._engine, self._nats_door
-        doors = [("tcp", len(engine.connections), engine.accepted)]
+        server, nats = self._server, self._nats_door
+        connection_counts = [("tcp", len(server.connections), server.accepted_count)]
         if nats is not None:
-            doors.append(("nats", len(nats.connections), nats.accepted))
-        return [*doors, ("http", *self.http_connections())]
+            connection_counts.append(("nats", len(nats.connections), nats.accepted_count))
+        return [*connection_counts, ("http", *self.http_connections())]
 
-    def _notes(self, figures: BusFigures) -> list[Note]:
-        engine = self._engine
-        notes = waiters.blocked_notes(engine.broker, figures)
-        notes += waiters.refused_notes(engine.broker, figures)
+    def _build_notes(self, bus_metrics: BusMetrics) -> list[Note]:
+        server = self._server
+        notes = bus_tables.build_blocked_notes(server.broker, bus_metrics)
+        notes += bus_tables.build_unavailable_notes(server.broker, bus_metrics)
         health = self.health()
         if health.why:
             notes.insert(0, Note("the server", health.why, is_bad=True))
-        late = self._recent.look(self.timing)[2].quantile(0.99)
-        if late > _LATE_SECONDS:
-            sentence = f"in the last minute one in a hundred things was {late:.2f} s late, or more"
+        loop_delay_p99 = self._recent_latencies.snapshot(self.latency)[2].quantile(0.99)
+        if loop_delay_p99 > _LOOP_DELAY_WARNING_SECONDS:
+            sentence = f"in the last minute one in a hundred things was {loop_delay_p99:.2f} s late, or more"
             notes.append(Note("the event loop", sentence, is_bad=True))
         return notes
 
-    def _clients(self) -> Generator[None, None, Table]:
+    def _build_clients_table(self) -> Generator[None, None, Table]:
         """NATS clients, those for which most waits."""
         assert self._nats_door is not None
-        sessions = self._nats_door.front.sessions
-        some = islice(sessions.values(), 10_000)
-        chosen = nlargest(_CLIENTS_MAX, some, key=lambda each: each.outbox.pending_bytes)
+        sessions = self._nats_door.nats_server.sessions
+        candidates = islice(sessions.values(), 10_000)
+        chosen = nlargest(
+            _CLIENTS_LISTED_MAX, candidates, key=lambda each: each.outbox.pending_bytes
+        )
         yield
         return Table(
             "clients",
@@ -213,84 +224,102 @@ class Watch:
 
     # Metrics -------------------------------------------------------------------------------------
 
-    def _count_bus(self, counted: Counted, figures: BusFigures) -> None:
-        broker, timing = self._engine.broker, self.timing
-        counted.gauge("classes", "Classes that there are.", len(broker.classes))
-        counted.gauge("sessions", "Sessions open.", len(broker.sessions))
-        counted.gauge("memory_bytes", "Memory of all rings.", broker.budget.used)
-        counted.gauge("memory_limit_bytes", "What it may be.", broker.budget.limit)
-        counted.gauge(
-            "dead_letters", "Messages that were given up and lie there.", figures.dead_letters
+    def _add_bus_metrics(self, builder: MetricsBuilder, bus_metrics: BusMetrics) -> None:
+        broker, latency = self._server.broker, self.latency
+        builder.gauge("classes", "Classes that there are.", len(broker.classes))
+        builder.gauge("sessions", "Sessions open.", len(broker.sessions))
+        builder.gauge("memory_bytes", "Memory of all rings.", broker.budget.used_bytes)
+        builder.gauge("memory_limit_bytes", "What it may be.", broker.budget.limit_bytes)
+        builder.gauge(
+            "dead_letters", "Messages that were given up and lie there.", bus_metrics.dead_letters
         )
         for reason, count in broker.refusal_counts.items():
-            counted.counter(
+            builder.counter(
                 "refused_frames",
                 "What peers asked for or said in vain, by reason.",
                 count,
                 reason=reason.value,
             )
-        counted.histogram(
+        builder.histogram(
             "publish_confirm_seconds",
             "From reading what was published until it is confirmed; some of all.",
-            timing.confirmed_after.snapshot(),
+            latency.confirm_latency.snapshot(),
         )
-        counted.histogram(
+        builder.histogram(
             "publish_ack_seconds",
             "From accepting a message until every subscription has acknowledged it; some of all.",
-            timing.acknowledged_after.snapshot(),
+            latency.ack_latency.snapshot(),
         )
-        counted.histogram(
+        builder.histogram(
             "event_loop_delay_seconds",
             "How much later than it could the event loop had time for something.",
-            timing.late.snapshot(),
+            latency.loop_delay.snapshot(),
         )
-        if (stalls := self.stalls) is not None:
-            counted.counter("event_loop_stalls", "How often it stood still for long.", stalls.count)
+        if (watchdog := self.watchdog) is not None:
+            builder.counter(
+                "event_loop_stalls", "How often it stood still for long.", watchdog.stall_count
+            )
             help = "For how long altogether, as far as it is over."
-            counted.counter("event_loop_stalled_seconds", help, stalls.stalled_seconds)
+            builder.counter("event_loop_stalled_seconds", help, watchdog.stalled_seconds)
 
-    def _count_doors(self, counted: Counted) -> None:
-        for door, open_now, ever in self._doors():
-            counted.gauge("connections", "Connections open.", open_now, door=door)
-            counted.counter("connections_accepted", "Connections ever made.", ever, door=door)
-        counted.counter(
+    def _add_connection_metrics(self, builder: MetricsBuilder) -> None:
+        for listener, open_count, accepted_count in self._connection_counts():
+            builder.gauge("connections", "Connections open.", open_count, listener=listener)
+            builder.counter(
+                "connections_accepted", "Connections ever made.", accepted_count, listener=listener
+            )
+        builder.counter(
             "http_answers_seconds",
             "Processor time of the event loop for answers at the HTTP port, and for looking at the "
             "figures once a second.",
             self.http_seconds(),
         )
-        for reason, count in self._engine.cut_off.items():
-            counted.counter(
+        for reason, count in self._server.disconnect_counts.items():
+            builder.counter(
                 "disconnected",
                 "Connections closed by the bus, by reason.",
                 count,
                 reason=reason.value,
             )
-        if (front := self._front) is not None:
+        if (nats_statistics := self._nats_statistics) is not None:
             for name, help, value in (
-                ("nats_in_messages", "Messages that NATS clients published.", front.in_messages),
-                ("nats_in_bytes", "Their headers and payloads.", front.in_bytes),
-                ("nats_out_messages", "Messages sent to NATS clients.", front.out_messages),
-                ("nats_denied", "What permissions did not allow.", front.denied),
-                ("nats_slow_consumers", "Clients that took too little.", front.slow_consumers),
+                (
+                    "nats_in_messages",
+                    "Messages that NATS clients published.",
+                    nats_statistics.in_messages,
+                ),
+                ("nats_in_bytes", "Their headers and payloads.", nats_statistics.in_bytes),
+                (
+                    "nats_out_messages",
+                    "Messages sent to NATS clients.",
+                    nats_statistics.out_messages,
+                ),
+                ("nats_denied", "What permissions did not allow.", nats_statistics.denied),
+                (
+                    "nats_slow_consumers",
+                    "Clients that took too little.",
+                    nats_statistics.slow_consumers,
+                ),
             ):
-                counted.counter(name, help, value)
-            counted.gauge("nats_subscriptions", "Of NATS clients.", front.subscriptions)
-            counted.gauge("nats_pending_bytes", "Waiting for NATS clients.", front.pending_bytes)
+                builder.counter(name, help, value)
+            builder.gauge("nats_subscriptions", "Of NATS clients.", nats_statistics.subscriptions)
+            builder.gauge(
+                "nats_pending_bytes", "Waiting for NATS clients.", nats_statistics.pending_bytes
+            )
 
-    def _count_journal(self, counted: Counted) -> None:
-        engine = self._engine
-        if engine.keeping is not None:
-            _count_journal(counted, engine.keeping.statistics())
-        if engine.cluster is not None:
-            cluster = engine.cluster
+    def _add_journal_metrics(self, builder: MetricsBuilder) -> None:
+        server = self._server
+        if server.journal_pump is not None:
+            _add_journal_metrics(builder, server.journal_pump.statistics())
+        if server.jetstream is not None:
+            cluster = server.jetstream
             uplink = cluster.uplink.statistics()
-            counted.gauge("engine_up", "Whether the cluster is reached.", cluster.link.is_ready)
-            counted.gauge("engine_lots", "Lots that have not reached it.", uplink.lots)
-            counted.gauge(
+            builder.gauge("engine_up", "Whether the cluster is reached.", cluster.link.is_ready)
+            builder.gauge("engine_lots", "Lots that have not reached it.", uplink.lots)
+            builder.gauge(
                 "engine_under_way_messages", "Published there, not confirmed.", uplink.under_way
             )
-            counted.gauge(
+            builder.gauge(
                 "engine_refused_classes",
                 "Classes of which it takes nothing: their publishers wait.",
                 len(cluster.refusals),
@@ -300,34 +329,38 @@ class Watch:
                 ("engine_duplicate_messages", "Of these, it had them already.", uplink.duplicates),
                 ("engine_refused_messages", "Not stored, and sent again.", uplink.refused),
             ):
-                counted.counter(name, help, value)
+                builder.counter(name, help, value)
 
 
-def _count_journal(counted: Counted, journal: JournalStatistics) -> None:
-    counted.gauge(
+def _add_journal_metrics(builder: MetricsBuilder, journal: JournalStatistics) -> None:
+    builder.gauge(
         "journal_level",
         "What a confirm promises: 0 memory, 1 the operating system, 2 the disk.",
-        Level(journal.level),
+        Durability(journal.level),
     )
-    counted.gauge("journal_failing", "Whether nothing can be written now.", bool(journal.failure))
+    builder.gauge("journal_failing", "Whether nothing can be written now.", bool(journal.failure))
     for name, help, value in (
-        ("journal_lots", "Lots written.", journal.lots_written),
+        ("journal_lots", "Lots written.", journal.written_batch_count),
         ("journal_written_bytes", "Bytes of records of messages.", journal.written_bytes),
-        ("journal_syncs", "How often files were synced.", journal.syncs),
-        ("journal_failures", "How often something could not be written.", journal.failures),
+        ("journal_syncs", "How often files were synced.", journal.sync_count),
+        ("journal_failures", "How often something could not be written.", journal.failure_count),
         ("journal_read_bytes", "Bytes of frames read back.", journal.read_bytes),
-        ("journal_read_failures", "How often they could not be.", journal.read_failures),
+        ("journal_read_failures", "How often they could not be.", journal.read_failure_count),
     ):
-        counted.counter(name, help, value)
+        builder.counter(name, help, value)
     for name, help, value in (
-        ("journal_pending_lots", "Lots under way.", journal.lots),
+        ("journal_pending_lots", "Lots under way.", journal.pending_batch_count),
         ("journal_held_bytes", "Bytes of frames not written yet.", journal.held_bytes),
-        ("journal_lagging_sessions", "Sessions not read from.", journal.lagging_sessions),
-        ("journal_behind", "Subscriptions that are sent what is read back.", journal.behind),
+        ("journal_lagging_sessions", "Sessions not read from.", journal.lagging_session_count),
+        (
+            "journal_behind",
+            "Subscriptions that are sent what is read back.",
+            journal.spill_reader_count,
+        ),
     ):
-        counted.gauge(name, help, value)
-    counted.histogram(
+        builder.gauge(name, help, value)
+    builder.histogram(
         "journal_write_seconds",
         "How long writing and syncing took, of what was written at once.",
-        journal.synced_after,
+        journal.write_seconds,
     )

@@ -1,7 +1,6 @@
-"""A peer of the HTTP door, as bytes: in clear or over TLS, as a guest until it is known.
+"""Bytes of one HTTP connection, with or without TLS.
 
-Rule 1: until it is known, it hears and is heard in its turn.
-Rule 2: what is sent last arrives: bytes that are unread would take it back.
+Until the client is authenticated, reads wait for a turn in the pre-authentication queue.
 """
 
 from __future__ import annotations
@@ -15,78 +14,88 @@ from typing import Any
 import trio
 
 from simplebus.net.tls import TlsSocket, has_unread, is_flushed
-from simplebus.server.preauth.queue import Guest
+from simplebus.server.preauth.queue import PreAuthConnection
 from simplebus.server.tls.handshake import accept_tls
 
 _READ_BYTES = 8 * 1024
 
 
 class HttpStream:
-    """Resources: owns the socket. Errors: every verb raises OSError, and trio.TooSlowError for a
-    peer that is too slow."""
+    """The transport of an HTTP connection. Owns the socket.
+
+    All methods raise OSError, or trio.TooSlowError for a client that is too slow.
+    """
 
     def __init__(
-        self, sock: socket.socket, guest: Guest, tls: Callable[[], ssl.SSLContext] | None
+        self,
+        sock: socket.socket,
+        preauth: PreAuthConnection,
+        tls: Callable[[], ssl.SSLContext] | None,
     ) -> None:
-        """`tls` gives what the socket is wrapped with; None for HTTP in clear."""
-        self.guest = guest
-        self.is_known = False
-        """Whether it has shown who it is, where it has to."""
+        """`tls` returns the SSL context for the socket; None for plain HTTP."""
+        self.preauth = preauth
+        self.is_authenticated = False
+        """True if the client is authenticated, or authentication is off."""
         self._wire: socket.socket | TlsSocket = sock
         self._socket = sock
-        self._context = tls
+        self._create_context = tls
         self._space = memoryview(bytearray(_READ_BYTES))
 
-    async def begin(self, seconds: float) -> None:
-        """Make the handshake, if there is to be one. Raises HandshakeError."""
-        made = self._context
-        if made is not None:
+    async def open_transport(self, timeout_seconds: float) -> None:
+        """Run the TLS handshake, if any. Raises HandshakeError."""
+        create_context = self._create_context
+        if create_context is not None:
             self._wire = await accept_tls(
-                lambda: TlsSocket(self._socket, made()), self.guest, seconds
+                lambda: TlsSocket(self._socket, create_context()), self.preauth, timeout_seconds
             )
 
-    def certificate(self) -> dict[str, Any]:
-        """That the peer has shown, as `ssl.SSLSocket.getpeercert`; empty for none."""
-        found = self._wire.certificate() if isinstance(self._wire, TlsSocket) else None
-        return found or {}
+    def peer_certificate(self) -> dict[str, Any]:
+        """Return the client certificate as `ssl.SSLSocket.getpeercert` does; empty if there is
+        none.
+        """
+        peer_certificate = self._wire.certificate() if isinstance(self._wire, TlsSocket) else None
+        return peer_certificate or {}
 
-    async def turn(self) -> None:
-        """What comes next takes long: until it is known, it waits for its turn."""
-        if not self.is_known:
-            await self.guest.turn()
+    async def wait_turn(self) -> None:
+        """Wait for a turn before a step that takes long, unless the client is authenticated."""
+        if not self.is_authenticated:
+            await self.preauth.wait_turn()
 
     async def receive(self, deadline: float) -> bytes:
-        """Some bytes; empty at the end."""
+        """Return received bytes; empty at the end of the stream."""
         while True:
             await self._readable(deadline)
             with suppress(BlockingIOError):
                 return bytes(self._space[: self._wire.recv_into(self._space)])
 
     async def _readable(self, deadline: float) -> None:
-        if not self.is_known:
+        if not self.is_authenticated:
             is_here = has_unread(self._wire)
-            await (self.guest.turn() if is_here else self.guest.readable(deadline))
+            await (self.preauth.wait_turn() if is_here else self.preauth.wait_readable(deadline))
         elif has_unread(self._wire):
             await trio.lowlevel.checkpoint()
         else:
             with trio.fail_at(deadline):
                 await trio.lowlevel.wait_readable(self._socket)
 
-    async def send(self, data: bytes, seconds: float) -> None:
-        """Send it all, in so many seconds."""
-        rest = memoryview(data)
-        with trio.fail_after(seconds):
+    async def send(self, data: bytes, timeout_seconds: float) -> None:
+        """Send all of `data` within the time limit."""
+        remaining = memoryview(data)
+        with trio.fail_after(timeout_seconds):
             await trio.lowlevel.checkpoint()
             while True:
                 with suppress(BlockingIOError):
-                    while rest:
-                        rest = rest[self._wire.send(rest) :]
+                    while remaining:
+                        remaining = remaining[self._wire.send(remaining) :]
                     if is_flushed(self._wire):
                         return
                 await trio.lowlevel.wait_writable(self._socket)
 
-    async def end(self) -> None:
-        """Say that nothing more is sent, and let go of what still comes."""
+    async def finish(self) -> None:
+        """Shut down the sending side and discard input until the client closes.
+
+        Closing with unread input would reset the connection, and the response would be lost.
+        """
         self._wire.shutdown(socket.SHUT_WR)
         while True:
             await trio.lowlevel.wait_readable(self._socket)
@@ -94,8 +103,8 @@ class HttpStream:
                 return
 
     def close(self) -> None:
-        """Close the socket, whatever is under way."""
-        self.guest.leave()
+        """Close the socket at once."""
+        self.preauth.leave()
         trio.lowlevel.notify_closing(self._socket)
         with suppress(OSError):
             self._wire.close()

@@ -25,206 +25,236 @@ import msgspec
 
 from simplebus.core.broker.inquire_positions import producer_name
 from simplebus.core.errors import RemoteProtocolError
-from simplebus.core.protocol.inquiry import ClassQuestion
+from simplebus.core.protocol.inquiry import ClassInquiry
 from simplebus.core.session.session import Session
-from simplebus.monitor import classes as class_figures
-from simplebus.monitor.requests import Answer, Answering, BadRequestError, Request, as_json, problem
+from simplebus.monitor import class_metrics
+from simplebus.monitor.requests import (
+    BadRequestError,
+    Request,
+    RequestHandler,
+    ResponseSteps,
+    error_response,
+    json_response,
+)
 from simplebus.nats.protocol.handshake import PROTOCOL_VERSION
 from simplebus.nats.server.session import NatsSession
 from simplebus.server import process
 from simplebus.server.connection import Connection
-from simplebus.server.nats_listener import NatsDoor
-from simplebus.server.server import Engine
+from simplebus.server.nats_listener import NatsListener
+from simplebus.server.server import Server
 
-LIMIT = 1024
+ROWS_MAX = 1024
 """How many connections an answer names if not fewer are asked for, and at most."""
-_ROWS_AT_ONCE = 64
-_SUBJECTS_MAX = 256
+_ROWS_PER_STEP = 64
+_SUBJECTS_PER_CONNECTION_MAX = 256
 """How many subjects of one connection are named."""
-BINARY_CID = 1 << 32
+BINARY_CID_OFFSET = 1 << 32
 _DAY, _YEAR = 86_400, 365 * 86_400
 _NANOSECONDS = 1_000_000_000
 
-Any_: TypeAlias = Connection[Any]
+AnyConnection: TypeAlias = Connection[Any]
 
 
-class Zpages:
+class VarzEndpoints:
     """Of one server."""
 
     def __init__(
         self,
-        engine: Engine,
-        nats_door: NatsDoor | None,
+        server: Server,
+        nats_listener: NatsListener | None,
         *,
-        at: tuple[str, int],
-        http: tuple[str, int],
+        client_address: tuple[str, int],
+        http_address: tuple[str, int],
         version: str,
     ) -> None:
         """Clients connect `at` this address, those of NATS if there are to be any; `http` is where
         the HTTP door is; `version` is that of this package."""
-        self._engine = engine
-        self._nats = nats_door
-        self._at, self._http = at, http
+        self._server = server
+        self._nats_listener = nats_listener
+        self._client_address, self._http_address = client_address, http_address
         self._version = version
-        self._cpu = _Cpu()
+        self._cpu = _CpuUsage()
 
-    def answers(self) -> dict[str, Answer]:
+    def build_handlers(self) -> dict[str, RequestHandler]:
         """The paths, and who answers them."""
         return {
-            "/varz": self._varz,
-            "/connz": self._connz,
-            "/subsz": self._subsz,
-            "/subscriptionsz": self._subsz,
-            "/classz": self._classz,
+            "/varz": self._handle_varz,
+            "/connz": self._handle_connz,
+            "/subsz": self._handle_subsz,
+            "/subscriptionsz": self._handle_subsz,
+            "/classz": self._handle_classz,
         }
 
     # The server ----------------------------------------------------------------------------------
 
-    def _varz(self, request: Request) -> Answering:
-        engine, nats = self._engine, self._nats
-        limits, now = engine.broker.settings.limits, time.time()
-        total = (yield from class_figures.of_bus(engine.broker.store)).total
-        binary = engine.traffic()
+    def _handle_varz(self, request: Request) -> ResponseSteps:
+        server, nats = self._server, self._nats_listener
+        limits, now = server.broker.settings.limits, time.time()
+        total = (yield from class_metrics.collect_bus_metrics(server.broker.store)).total
+        binary_traffic = server.total_traffic()
         yield
-        front = nats.front.statistics() if nats is not None else None
-        ours = nats.front.settings.limits if nats is not None else None
-        in_msgs = binary.messages + (front.in_messages if front is not None else 0)
-        in_bytes = binary.received_bytes + (front.in_bytes if front is not None else 0)
+        nats_statistics = nats.nats_server.statistics() if nats is not None else None
+        nats_limits = nats.nats_server.settings.limits if nats is not None else None
+        in_msgs = binary_traffic.messages + (
+            nats_statistics.in_messages if nats_statistics is not None else 0
+        )
+        received_byte_count = binary_traffic.received_bytes + (
+            nats_statistics.in_bytes if nats_statistics is not None else 0
+        )
         out_msgs = total.delivered + total.redelivered
-        out_msgs += front.out_messages if front is not None else 0
-        out_bytes = binary.sent_bytes + (front.out_bytes if front is not None else 0)
-        slow = front.slow_consumers if front is not None else 0
-        server = self._server_id()
-        return as_json(
+        out_msgs += nats_statistics.out_messages if nats_statistics is not None else 0
+        sent_byte_count = binary_traffic.sent_bytes + (
+            nats_statistics.out_bytes if nats_statistics is not None else 0
+        )
+        slow_consumer_count = nats_statistics.slow_consumers if nats_statistics is not None else 0
+        server_id = self._server_id()
+        return json_response(
             {
-                "server_id": server,
-                "server_name": nats.front.settings.server_name if nats is not None else server,
+                "server_id": server_id,
+                "server_name": nats.nats_server.settings.server_name
+                if nats is not None
+                else server_id,
                 "version": PROTOCOL_VERSION,
                 "simplebus_version": self._version,
                 "proto": 1,
                 "go": "none",
-                "host": self._at[0],
-                "port": self._at[1],
-                "auth_required": nats is not None and nats.front.gate.auth.required,
+                "host": self._client_address[0],
+                "port": self._client_address[1],
+                "auth_required": nats is not None
+                and nats.nats_server.authenticator.auth.is_required,
                 "max_connections": limits.connections
-                + (ours.connections if ours is not None else 0),
-                "ping_interval": int((ours.ping_seconds if ours is not None else 0) * _NANOSECONDS),
-                "ping_max": ours.pings_max if ours is not None else 0,
-                "http_host": self._http[0],
-                "http_port": self._http[1],
+                + (nats_limits.connections if nats_limits is not None else 0),
+                "ping_interval": int(
+                    (nats_limits.ping_seconds if nats_limits is not None else 0) * _NANOSECONDS
+                ),
+                "ping_max": nats_limits.pings_max if nats_limits is not None else 0,
+                "http_host": self._http_address[0],
+                "http_port": self._http_address[1],
                 "http_base_path": "",
                 "https_port": 0,
-                "auth_timeout": ours.auth_seconds if ours is not None else 0,
-                "max_control_line": ours.max_control_line if ours is not None else 0,
-                "max_payload": ours.max_payload if ours is not None else limits.frame_bytes,
-                "max_pending": ours.max_pending if ours is not None else limits.pending_bytes,
-                "tls_timeout": ours.tls_seconds if ours is not None else 0,
+                "auth_timeout": nats_limits.auth_seconds if nats_limits is not None else 0,
+                "max_control_line": nats_limits.max_control_line if nats_limits is not None else 0,
+                "max_payload": nats_limits.max_payload
+                if nats_limits is not None
+                else limits.frame_bytes,
+                "max_pending": nats_limits.max_pending
+                if nats_limits is not None
+                else limits.pending_bytes,
+                "tls_timeout": nats_limits.tls_seconds if nats_limits is not None else 0,
                 "write_deadline": int(
-                    (ours.write_seconds if ours is not None else 0) * _NANOSECONDS
+                    (nats_limits.write_seconds if nats_limits is not None else 0) * _NANOSECONDS
                 ),
-                "start": stamp(process.STARTED),
-                "now": stamp(now),
-                "uptime": span(now - process.STARTED),
+                "start": format_timestamp(process.STARTED_AT),
+                "now": format_timestamp(now),
+                "uptime": format_duration(now - process.STARTED_AT),
                 "mem": process.resident_bytes(),
                 "cores": os.cpu_count() or 1,
                 "gomaxprocs": 1,
                 "cpu": self._cpu.percent(),
-                "connections": len(engine.connections)
+                "connections": len(server.connections)
                 + (len(nats.connections) if nats is not None else 0),
-                "total_connections": engine.accepted + (nats.accepted if nats is not None else 0),
+                "total_connections": server.accepted_count
+                + (nats.accepted_count if nats is not None else 0),
                 "routes": 0,
                 "remotes": 0,
                 "leafnodes": 0,
                 "in_msgs": in_msgs,
-                "in_bytes": in_bytes,
+                "in_bytes": received_byte_count,
                 "in_client_msgs": in_msgs,
-                "in_client_bytes": in_bytes,
+                "in_client_bytes": received_byte_count,
                 "out_msgs": out_msgs,
-                "out_bytes": out_bytes,
+                "out_bytes": sent_byte_count,
                 "out_client_msgs": out_msgs,
-                "out_client_bytes": out_bytes,
-                "slow_consumers": slow,
+                "out_client_bytes": sent_byte_count,
+                "slow_consumers": slow_consumer_count,
                 "stale_connections": 0,
                 "stalled_clients": total.blocked,
                 "subscriptions": total.positions
-                + (front.subscriptions if front is not None else 0),
-                "config_load_time": stamp(process.STARTED),
-                "slow_consumer_stats": {"clients": slow, "routes": 0, "gateways": 0, "leafs": 0},
+                + (nats_statistics.subscriptions if nats_statistics is not None else 0),
+                "config_load_time": format_timestamp(process.STARTED_AT),
+                "slow_consumer_stats": {
+                    "clients": slow_consumer_count,
+                    "routes": 0,
+                    "gateways": 0,
+                    "leafs": 0,
+                },
             }
         )
 
     def _server_id(self) -> str:
-        if self._nats is not None:
-            return self._nats.front.server_id
-        return self._engine.broker.inquiry_handler.identity
+        if self._nats_listener is not None:
+            return self._nats_listener.nats_server.server_id
+        return self._server.broker.inquiry_handler.identity
 
     # Connections ---------------------------------------------------------------------------------
 
-    def _connz(self, request: Request) -> Answering:
-        limit = request.number("limit", LIMIT, most=LIMIT) or LIMIT
-        offset = request.number("offset", 0, most=1 << 40)
-        only = request.number("cid", 0, most=1 << 62)
-        sort, descending = _sorting(request.query.get("sort", ""))
-        found = list(self._connections())
-        if only:
-            found = [each for each in found if cid(each) == only]
+    def _handle_connz(self, request: Request) -> ResponseSteps:
+        limit = request.get_int("limit", ROWS_MAX, maximum=ROWS_MAX) or ROWS_MAX
+        offset = request.get_int("offset", 0, maximum=1 << 40)
+        only_cid = request.get_int("cid", 0, maximum=1 << 62)
+        sort, descending = _parse_sort(request.query.get("sort", ""))
+        connections = list(self._connections())
+        if only_cid:
+            connections = [each for each in connections if connection_id(each) == only_cid]
         yield
         if request.query.get("state", "open") == "closed":
-            found = []
+            connections = []
         if sort is not None:
-            wanted = offset + limit
-            choose = nlargest if descending else nsmallest
-            shown = choose(wanted, found, key=sort)[offset:]
+            page_end = offset + limit
+            select = nlargest if descending else nsmallest
+            page = select(page_end, connections, key=sort)[offset:]
             yield
         else:
-            shown = found[offset : offset + limit]
+            page = connections[offset : offset + limit]
         subs = request.query.get("subs", "").lower()
-        auth = request.flag("auth")
+        auth = request.get_flag("auth")
         rows = []
-        for count, connection in enumerate(shown):
+        for count, connection in enumerate(page):
             if connection.socket.fileno() >= 0:
-                rows.append(self._row(connection, subs=subs, auth=auth))
-            if count % _ROWS_AT_ONCE == _ROWS_AT_ONCE - 1:
+                rows.append(self._connection_row(connection, subs=subs, auth=auth))
+            if count % _ROWS_PER_STEP == _ROWS_PER_STEP - 1:
                 yield
-        return as_json(
+        return json_response(
             {
                 "server_id": self._server_id(),
-                "now": stamp(time.time()),
+                "now": format_timestamp(time.time()),
                 "num_connections": len(rows),
-                "total": len(found),
+                "total": len(connections),
                 "offset": offset,
                 "limit": limit,
                 "connections": rows,
             }
         )
 
-    def _connections(self) -> Iterator[Any_]:
+    def _connections(self) -> Iterator[AnyConnection]:
         """NATS clients first, each door's in the order in which they came."""
-        if self._nats is not None:
-            yield from self._nats.connections.values()
-        yield from self._engine.connections.values()
+        if self._nats_listener is not None:
+            yield from self._nats_listener.connections.values()
+        yield from self._server.connections.values()
 
-    def _row(self, connection: Any_, *, subs: str, auth: bool) -> dict[str, Any]:
+    def _connection_row(
+        self, connection: AnyConnection, *, subs: str, auth: bool
+    ) -> dict[str, Any]:
         session = connection.session
-        now, since = time.time(), connection.since
+        now, since = time.time(), connection.connected_at
         address = session.peer.partition(" (")[0]  # Behind it is what its program is called.
         host, _, port = address.rpartition(":")
         row: dict[str, Any] = {
-            "cid": cid(connection),
+            "cid": connection_id(connection),
             "kind": "Client",
             "type": "nats" if isinstance(session, NatsSession) else "simplebus",
             "ip": host.strip("[]"),
             "port": int(port) if port.isdigit() else 0,
-            "start": stamp(since),
-            "last_activity": stamp(now - idle_seconds(connection)),
-            "rtt": f"{round_trip_us(connection.socket)}µs",
-            "uptime": span(now - since),
-            "idle": span(idle_seconds(connection)),
-            "pending_bytes": pending(connection),
-            "in_msgs": in_messages(connection),
-            "out_msgs": out_messages(connection),
-            "in_bytes": in_bytes(connection),
-            "out_bytes": out_bytes(connection),
+            "start": format_timestamp(since),
+            "last_activity": format_timestamp(now - idle_seconds(connection)),
+            "rtt": f"{round_trip_microseconds(connection.socket)}µs",
+            "uptime": format_duration(now - since),
+            "idle": format_duration(idle_seconds(connection)),
+            "pending_bytes": pending_bytes(connection),
+            "in_msgs": received_message_count(connection),
+            "out_msgs": sent_message_count(connection),
+            "in_bytes": received_byte_count(connection),
+            "out_bytes": sent_byte_count(connection),
             "subscriptions": len(session.subscriptions),
             "name": name(connection),
         }
@@ -234,36 +264,40 @@ class Zpages:
                 row["authorized_user"] = user
         else:
             row |= {"lang": "", "version": ""}
-        if (tls := connection.tls) is not None and (spoken := tls.spoken()):
-            row["tls_version"], row["tls_cipher_suite"] = spoken
+        if (tls := connection.tls) is not None and (protocol_and_cipher := tls.spoken()):
+            row["tls_version"], row["tls_cipher_suite"] = protocol_and_cipher
         if subs and subs not in ("0", "false"):
-            named = islice(_subscriptions(connection), _SUBJECTS_MAX)
+            subscriptions = islice(_subscriptions(connection), _SUBJECTS_PER_CONNECTION_MAX)
             if subs == "detail":
-                row["subscriptions_list_detail"] = list(named)
+                row["subscriptions_list_detail"] = list(subscriptions)
             else:
-                row["subscriptions_list"] = [each["subject"] for each in named]
+                row["subscriptions_list"] = [each["subject"] for each in subscriptions]
         return row
 
     # Subscriptions -------------------------------------------------------------------------------
 
-    def _subsz(self, request: Request) -> Answering:
-        limit = request.number("limit", LIMIT, most=LIMIT) or LIMIT
-        offset = request.number("offset", 0, most=1 << 40)
-        broker = self._engine.broker
-        routes = self._nats.front.routes.statistics() if self._nats is not None else None
+    def _handle_subsz(self, request: Request) -> ResponseSteps:
+        limit = request.get_int("limit", ROWS_MAX, maximum=ROWS_MAX) or ROWS_MAX
+        offset = request.get_int("offset", 0, maximum=1 << 40)
+        broker = self._server.broker
+        routes = (
+            self._nats_listener.nats_server.routes.statistics()
+            if self._nats_listener is not None
+            else None
+        )
         count = sum(len(cls.subscriptions) for cls in broker.classes.values())
-        count += routes.subscription_count if routes is not None else 0
+        count += routes.subscriptions if routes is not None else 0
         yield
-        listed: list[dict[str, Any]] = []
-        if request.flag("subs"):
-            some = islice(self._all_subscriptions(), offset, offset + limit)
-            while part := list(islice(some, _ROWS_AT_ONCE)):
-                listed += part
+        rows: list[dict[str, Any]] = []
+        if request.get_flag("subs"):
+            candidates = islice(self._all_subscriptions(), offset, offset + limit)
+            while batch := list(islice(candidates, _ROWS_PER_STEP)):
+                rows += batch
                 yield
-        return as_json(
+        return json_response(
             {
                 "server_id": self._server_id(),
-                "now": stamp(time.time()),
+                "now": format_timestamp(time.time()),
                 "num_subscriptions": count,
                 "num_cache": routes.results if routes is not None else 0,
                 "num_inserts": routes.inserts if routes is not None else 0,
@@ -272,10 +306,10 @@ class Zpages:
                 "cache_hit_rate": 0.0,
                 "max_fanout": routes.widest if routes is not None else 0,
                 "avg_fanout": routes.mean_width if routes is not None else 0.0,
-                "total": len(listed),
+                "total": len(rows),
                 "offset": offset,
                 "limit": limit,
-                **({"subscriptions_list": listed} if listed else {}),
+                **({"subscriptions_list": rows} if rows else {}),
             }
         )
 
@@ -285,29 +319,31 @@ class Zpages:
 
     # Classes -------------------------------------------------------------------------------------
 
-    def _classz(self, request: Request) -> Answering:
+    def _handle_classz(self, request: Request) -> ResponseSteps:
         """All classes; or with `class`, by its id or name, all that is known of one."""
-        broker = self._engine.broker
-        if asked := request.query.get("class", ""):
-            is_id = asked.isascii() and asked.isdigit() and len(asked) < 6
-            named: int | str = int(asked) if is_id else asked
+        broker = self._server.broker
+        if requested := request.query.get("class", ""):
+            is_id = requested.isascii() and requested.isdigit() and len(requested) < 6
+            class_: int | str = int(requested) if is_id else requested
             yield
             try:
-                return as_json(broker.inquiry_handler.build_report(ClassQuestion(class_=named)))
+                return json_response(
+                    broker.inquiry_handler.build_report(ClassInquiry(class_=class_))
+                )
             except RemoteProtocolError as error:
-                return problem(404, error.sentence)
-        limit = request.number("limit", LIMIT, most=LIMIT) or LIMIT
-        offset = request.number("offset", 0, most=1 << 40)
+                return error_response(404, error.sentence)
+        limit = request.get_int("limit", ROWS_MAX, maximum=ROWS_MAX) or ROWS_MAX
+        offset = request.get_int("offset", 0, maximum=1 << 40)
         rows = []
         for cls in islice(list(broker.classes.values()), offset, offset + limit):
-            figures = yield from class_figures.of_class(cls)
+            figures = yield from class_metrics.collect_class_metrics(cls)
             dropped = {reason.value: count for reason, count in figures.dropped.items() if count}
             rows.append(msgspec.to_builtins(figures) | {"dropped": dropped})
             yield
-        return as_json(
+        return json_response(
             {
                 "bus": broker.inquiry_handler.identity,
-                "now": stamp(time.time()),
+                "now": format_timestamp(time.time()),
                 "num_classes": len(rows),
                 "total": len(broker.classes),
                 "offset": offset,
@@ -320,42 +356,42 @@ class Zpages:
 # One connection ----------------------------------------------------------------------------------
 
 
-def cid(connection: Any_) -> int:
+def connection_id(connection: AnyConnection) -> int:
     """Its number, which no other connection of this server has."""
     session = connection.session
     if isinstance(session, NatsSession):
         return session.client_id
-    return BINARY_CID + int(session.session_id)
+    return BINARY_CID_OFFSET + int(session.session_id)
 
 
-def name(connection: Any_) -> str:
+def name(connection: AnyConnection) -> str:
     """What its program calls itself."""
     session = connection.session
     return session.options.name if isinstance(session, NatsSession) else producer_name(session)
 
 
-def pending(connection: Any_) -> int:
+def pending_bytes(connection: AnyConnection) -> int:
     """Bytes that wait for it."""
     return int(connection.session.outbox.pending_bytes)
 
 
-def in_messages(connection: Any_) -> int:
+def received_message_count(connection: AnyConnection) -> int:
     session = connection.session
     return int(session.in_messages if isinstance(session, NatsSession) else session.handled_count)
 
 
-def out_messages(connection: Any_) -> int:
+def sent_message_count(connection: AnyConnection) -> int:
     """Messages that it was sent. What a group was sent is no member's."""
     session = connection.session
     if isinstance(session, NatsSession):
         return session.out_messages
     return sum(
-        getattr(each, "delivered", 0) + getattr(each, "redelivered", 0)
+        getattr(each, "delivered_count", 0) + getattr(each, "redelivered_count", 0)
         for each in session.subscriptions.values()
     )
 
 
-def in_bytes(connection: Any_) -> int:
+def received_byte_count(connection: AnyConnection) -> int:
     session = connection.session
     received = session.in_bytes if isinstance(session, NatsSession) else _received(session)
     return int(received)
@@ -365,34 +401,34 @@ def _received(session: Session) -> int:
     return session.receiver.received_bytes
 
 
-def out_bytes(connection: Any_) -> int:
+def sent_byte_count(connection: AnyConnection) -> int:
     return int(connection.session.outbox.sent_bytes)
 
 
-def idle_seconds(connection: Any_) -> float:
+def idle_seconds(connection: AnyConnection) -> float:
     """How long nothing has come from it."""
-    return connection.silent_seconds()
+    return connection.idle_seconds()
 
 
-def round_trip_us(sock: socket.socket) -> int:
+def round_trip_microseconds(sock: socket.socket) -> int:
     """How long the system believes that a packet and its answer take; 0 where it does not know."""
     try:
-        info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _RTT_AT + 4)
+        info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCPI_RTT_OFFSET + 4)
     except OSError:
         return 0
-    return int.from_bytes(info[_RTT_AT : _RTT_AT + 4], "little")
+    return int.from_bytes(info[_TCPI_RTT_OFFSET : _TCPI_RTT_OFFSET + 4], "little")
 
 
-_RTT_AT = 68
+_TCPI_RTT_OFFSET = 68
 """Of tcpi_rtt in Linux's struct tcp_info, in microseconds."""
 
 
-def _subscriptions(connection: Any_) -> Iterator[dict[str, Any]]:
+def _subscriptions(connection: AnyConnection) -> Iterator[dict[str, Any]]:
     """What it has subscribed to. A class is shown as `class.<name>`, and its channels behind it."""
-    session, number = connection.session, cid(connection)
+    session, number = connection.session, connection_id(connection)
     if isinstance(session, NatsSession):
         for sid, each in list(session.subscriptions.items()):
-            row = {"subject": _text(each.subject), "sid": _text(sid), "msgs": each.delivered}
+            row = {"subject": _text(each.subject), "sid": _text(sid), "msgs": each.delivered_count}
             if each.queue:
                 row["qgroup"] = _text(each.queue)
             yield row | {"cid": number}
@@ -402,11 +438,11 @@ def _subscriptions(connection: Any_) -> Iterator[dict[str, Any]]:
         group = held.group if isinstance(held.group, str) else held.group.group
         wanted = getattr(held, "channel_filter", None)
         patterns = wanted.patterns if wanted is not None else ("#",)
-        for pattern in patterns[:_SUBJECTS_MAX]:
+        for pattern in patterns[:_SUBJECTS_PER_CONNECTION_MAX]:
             row = {
                 "subject": f"class.{held.class_id} {pattern}",
                 "sid": str(key),
-                "msgs": getattr(position, "delivered", 0),
+                "msgs": getattr(position, "delivered_count", 0),
             }
             if group:
                 row["qgroup"] = group
@@ -419,69 +455,69 @@ def _text(raw: bytes) -> str:
 
 # In which order ----------------------------------------------------------------------------------
 
-Key: TypeAlias = Callable[[Any_], float]
+SortKey: TypeAlias = Callable[[AnyConnection], float]
 
-_SORTS: dict[str, tuple[Key | None, bool]] = {
+_SORT_KEYS: dict[str, tuple[SortKey | None, bool]] = {
     # What each compares, and whether the largest come first: as nats-server has it.
     "": (None, False),
     "cid": (None, False),
-    "start": (lambda each: each.since, False),
+    "start": (lambda each: each.connected_at, False),
     "subs": (lambda each: len(each.session.subscriptions), True),
-    "pending": (pending, True),
-    "msgs_to": (out_messages, True),
-    "msgs_from": (in_messages, True),
-    "bytes_to": (out_bytes, True),
-    "bytes_from": (in_bytes, True),
+    "pending": (pending_bytes, True),
+    "msgs_to": (sent_message_count, True),
+    "msgs_from": (received_message_count, True),
+    "bytes_to": (sent_byte_count, True),
+    "bytes_from": (received_byte_count, True),
     "last": (lambda each: -idle_seconds(each), True),
     "idle": (idle_seconds, True),
-    "uptime": (lambda each: each.since, False),
-    "rtt": (lambda each: round_trip_us(each.socket), True),
+    "uptime": (lambda each: each.connected_at, False),
+    "rtt": (lambda each: round_trip_microseconds(each.socket), True),
 }
 
 
-def _sorting(asked: str) -> tuple[Key | None, bool]:
+def _parse_sort(requested: str) -> tuple[SortKey | None, bool]:
     """Raises BadRequestError."""
-    found = _SORTS.get(asked.lower())
+    found = _SORT_KEYS.get(requested.lower())
     if found is None:
-        known = ", ".join(filter(None, _SORTS))
-        raise BadRequestError(f"sort is one of {known}; got {asked[:40]!r}")
+        known = ", ".join(filter(None, _SORT_KEYS))
+        raise BadRequestError(f"sort is one of {known}; got {requested[:40]!r}")
     return found
 
 
 # How times are said ------------------------------------------------------------------------------
 
 
-def stamp(seconds: float) -> str:
+def format_timestamp(seconds: float) -> str:
     """Seconds since 1970 as RFC 3339 has it."""
     return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
 
-def span(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     """As nats-server says how long something has lasted: 1y2d3h4m5s, from the largest that is
     there."""
-    left = max(0, int(seconds))
-    years, left = divmod(left, _YEAR)
-    days, left = divmod(left, _DAY)
-    hours, left = divmod(left, 3600)
-    minutes, left = divmod(left, 60)
-    said = ""
+    remaining = max(0, int(seconds))
+    years, remaining = divmod(remaining, _YEAR)
+    days, remaining = divmod(remaining, _DAY)
+    hours, remaining = divmod(remaining, 3600)
+    minutes, remaining = divmod(remaining, 60)
+    text = ""
     for count, unit in ((years, "y"), (days, "d"), (hours, "h"), (minutes, "m")):
-        if count or said:
-            said += f"{count}{unit}"
-    return f"{said}{left}s"
+        if count or text:
+            text += f"{count}{unit}"
+    return f"{text}{remaining}s"
 
 
-class _Cpu:
+class _CpuUsage:
     """How much of one processor the process has used since it was asked last."""
 
     def __init__(self) -> None:
         self._before = time.monotonic(), process.cpu_seconds()
-        self._said = 0.0
+        self._last_percent = 0.0
 
     def percent(self) -> float:
         now, used = time.monotonic(), process.cpu_seconds()
         passed = now - self._before[0]
         if passed >= 0.5:
-            self._said = round(100 * (used - self._before[1]) / passed, 1)
+            self._last_percent = round(100 * (used - self._before[1]) / passed, 1)
             self._before = now, used
-        return self._said
+        return self._last_percent

@@ -1,1 +1,8 @@
-"""Package journal."""
+"""The journal of a running server: threads that write and read its files.
+
+- `pump`: `JournalPump` moves write batches from the event loop to the writer thread
+- `writer`: `JournalWriter`, the thread that writes and syncs
+- `spill_read_thread`: `SpillReadThread`, the thread that reads spilled messages back
+
+May import: core and storage.
+"""

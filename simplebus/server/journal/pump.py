@@ -1,7 +1,7 @@
-"""A broker that keeps what it holds: between the event loop and the thread that writes.
+"""Moves commit log entries from the event loop to the journal's writer thread.
 
-Rule 1: at most two lots are with the writer: one is written, one waits. What comes meanwhile grows
-into the next one.
+At most two write batches are with the writer: one is written and one waits. Entries that arrive
+meanwhile form the next batch, so a slow disk gets larger batches.
 """
 
 from __future__ import annotations
@@ -15,11 +15,12 @@ import trio
 
 from simplebus.core.broker.broker import Broker
 from simplebus.core.checkpoint import Checkpointer
-from simplebus.core.commit_log import CommitLog, Durability
+from simplebus.core.commit_log import CommitLog
 from simplebus.core.histogram import HistogramSnapshot
 from simplebus.core.message_class.spill import SpilledRange, SpillRead
-from simplebus.server.journal.reader import Reader
-from simplebus.server.journal.writer import Failure, Needed, Writer
+from simplebus.core.protocol.durability import Durability
+from simplebus.server.journal.spill_read_thread import SpillReadThread
+from simplebus.server.journal.writer import JournalWriter, SegmentFloors, WriteFailure
 from simplebus.storage.directory import Directory
 from simplebus.storage.disk_reserve import Reserve
 from simplebus.storage.errors import JournalError
@@ -29,193 +30,209 @@ from simplebus.storage.segment_reader import JournalReader
 
 log = logging.getLogger("simplebus.server")
 
-_LOTS_MAX = 2
+_BATCHES_IN_FLIGHT_MAX = 2
 
-Soon = Callable[..., None]
-"""Called with a function and what it is given: has it called soon, in the event loop."""
+RunInLoop = Callable[..., None]
+"""Schedules a function with its arguments in the event loop; may be called from any thread."""
 
 
 @dataclass(frozen=True, slots=True)
 class JournalStatistics:
-    """A snapshot of a journal and of what it has to do."""
+    """Snapshot of the counters of a journal."""
 
     level: Durability
-    lots: int
-    """How many lots are under way."""
+    pending_batch_count: int
+    """Write batches that are not durable yet."""
     held_bytes: int
-    """Bytes of frames that have not reached the level."""
+    """Frame bytes that have not reached the promised durability."""
     written_bytes: int
-    """Bytes of records of messages that this process has written."""
-    lots_written: int
-    """How many are written."""
-    syncs: int
-    """How often files were synced."""
-    synced_after: HistogramSnapshot
-    """Seconds that writing and syncing took, of what was written at once."""
-    failures: int
-    """How often something could not be written."""
+    """Bytes of message records written by this process."""
+    written_batch_count: int
+    """Write batches written by this process."""
+    sync_count: int
+    """File syncs by this process."""
+    write_seconds: HistogramSnapshot
+    """Time to write and sync the batches that were written together."""
+    failure_count: int
+    """Failed writes."""
     failure: str
-    """Why nothing can be written now; empty where it can."""
-    lagging_sessions: int
-    """Sessions that are not read from meanwhile, as they cannot be told."""
-    behind: int
-    """Subscriptions for which messages are read back from disk."""
+    """Current write error; empty if writing works."""
+    lagging_session_count: int
+    """Sessions that are not read from until the journal has caught up."""
+    spill_reader_count: int
+    """Subscriptions whose messages are read back from disk."""
     read_bytes: int
-    """Bytes of frames that were read back."""
-    read_failures: int
-    """How often they could not be."""
+    """Frame bytes that were read back."""
+    read_failure_count: int
+    """Failed reads."""
 
 
-class Keeping:
-    """Of one broker with a ledger, in one directory."""
+class JournalPump:
+    """Connects the commit log of one broker with the journal in one directory."""
 
-    def __init__(self, broker: Broker, directory: Directory, settle: Callable[[], None]) -> None:
-        """`settle` is called when confirms have become due."""
+    def __init__(
+        self, broker: Broker, directory: Directory, flush_ready: Callable[[], None]
+    ) -> None:
+        """`flush_ready` is called when confirms have become due."""
         assert broker.commit_log is not None
         self._broker = broker
-        self._ledger: CommitLog = broker.commit_log
-        self._settle = settle
-        self._keeper = Checkpointer(broker)
-        self._give: Soon = _in_no_loop
-        self._journal = Journal(directory, level=broker.commit_log.level)
-        self._writer = Writer(
+        self._commit_log: CommitLog = broker.commit_log
+        self._flush_ready = flush_ready
+        self._checkpointer = Checkpointer(broker)
+        self._call_soon: RunInLoop = _not_started
+        self._journal = Journal(directory, level=broker.commit_log.durability)
+        self._writer = JournalWriter(
             self._journal,
-            reached=lambda lot, has_space: self._soon(self._has_reached, lot, has_space),
-            failed=lambda failure: self._soon(self._has_failed, failure),
-            snapshot=lambda: self._soon(self._want_snapshot),
+            on_durable=lambda batch, has_space: self._call_in_loop(
+                self._on_durable, batch, has_space
+            ),
+            on_failure=lambda failure: self._call_in_loop(self._on_failure, failure),
+            on_snapshot_needed=lambda: self._call_in_loop(self._request_snapshot),
             reserve=Reserve(directory.path),
         )
-        self._spilling = broker.spill_manager
-        self._reader = Reader(
+        self._spill_manager = broker.spill_manager
+        self._reader = SpillReadThread(
             JournalReader(directory.path),
-            given=lambda read, found: self._soon(self._has_read, read, found),
-            failed=lambda read: self._soon(self._has_not_read, read),
+            on_read=lambda read, found: self._call_in_loop(self._on_read, read, found),
+            on_failure=lambda read: self._call_in_loop(self._on_read_failure, read),
         )
-        self._needed = Needed({}, ())
-        self._written = 0
-        """The last lot that is written."""
-        self._is_short = False
-        """Whether it is written with what was kept back for a full disk."""
+        self._segment_floors = SegmentFloors({}, ())
+        self._last_written = 0
+        """Number of the last write batch that is durable."""
+        self._is_space_low = False
+        """True if the disk is full and the reserved space is in use."""
 
-    def _soon(self, what: Callable[..., None], *given: object) -> None:
-        """Have it done in the event loop."""
-        self._give(what, *given)
+    def _call_in_loop(self, function: Callable[..., None], *arguments: object) -> None:
+        """Schedule `function` in the event loop."""
+        self._call_soon(function, *arguments)
 
-    def start(self, soon: Soon | None = None) -> None:
-        """Within the event loop. `soon` has something done there, and is called in other threads;
-        None for trio's way."""
-        self._written = self._ledger.taken
-        self._give = soon or soon_in_trio()
-        self._writer.start(self._written)
-        if self._spilling is not None:
+    def start(self, call_in_loop: RunInLoop | None = None) -> None:
+        """Start the threads, from within the event loop.
+
+        `call_in_loop` schedules functions in the event loop and is called from other threads; None
+        selects trio's.
+        """
+        self._last_written = self._commit_log.last_batch_number
+        self._call_soon = call_in_loop or trio_loop_caller()
+        self._writer.start(self._last_written)
+        if self._spill_manager is not None:
             self._reader.start()
 
     def statistics(self) -> JournalStatistics:
-        ledger, failure = self._ledger, self._ledger.failure
+        commit_log, failure = self._commit_log, self._commit_log.write_error
         return JournalStatistics(
-            level=ledger.level,
-            lots=ledger.taken - self._written,
-            held_bytes=ledger.held_bytes,
+            level=commit_log.durability,
+            pending_batch_count=commit_log.last_batch_number - self._last_written,
+            held_bytes=commit_log.unwritten_bytes,
             written_bytes=self._journal.written_bytes,
-            lots_written=self._writer.lots_written,
-            syncs=self._journal.files_synced,
-            synced_after=self._writer.synced_after.snapshot(),
-            failures=self._writer.failures,
+            written_batch_count=self._writer.written_batch_count,
+            sync_count=self._journal.files_synced,
+            write_seconds=self._writer.write_seconds.snapshot(),
+            failure_count=self._writer.failure_count,
             failure=failure[1] if failure is not None else "",
-            lagging_sessions=len(ledger.lagging),
-            behind=len(self._spilling.readers) if self._spilling is not None else 0,
+            lagging_session_count=len(commit_log.paused_sessions),
+            spill_reader_count=len(self._spill_manager.readers)
+            if self._spill_manager is not None
+            else 0,
             read_bytes=self._reader.read_bytes,
-            read_failures=self._reader.failures,
+            read_failure_count=self._reader.failure_count,
         )
 
     @property
-    def due(self) -> float:
-        """When positions are looked at again, by the broker's clock."""
-        return self._keeper.next_full_scan
+    def next_scan_at(self) -> float:
+        """Time of the next full scan of positions, by the broker's clock."""
+        return self._checkpointer.next_full_scan
 
-    def hand_over(self) -> int:
-        """At the end of a turn: have written what has come, unless enough is under way. Returns how
-        many things were asked of other threads."""
-        asked = 0
-        if self._ledger.taken - self._written < _LOTS_MAX:
-            lot = self._keeper.build_write_batch()
-            if lot is not None:
-                self._writer.put(lot)
-                asked += 1
-        if self._spilling is not None:
-            for read in self._spilling.drain_reads():
+    def submit_pending(self) -> int:
+        """Give new entries and reads to the threads, unless enough batches are in flight.
+
+        Returns:
+            The number of submitted batches and reads.
+        """
+        submitted_count = 0
+        if self._commit_log.last_batch_number - self._last_written < _BATCHES_IN_FLIGHT_MAX:
+            batch = self._checkpointer.build_write_batch()
+            if batch is not None:
+                self._writer.put(batch)
+                submitted_count += 1
+        if self._spill_manager is not None:
+            for read in self._spill_manager.drain_reads():
                 self._reader.put(read)
-                asked += 1
-        return asked
+                submitted_count += 1
+        return submitted_count
 
     def tick(self) -> None:
-        """Once per tick: let go of segments that nobody needs."""
-        needed = Needed(self._keeper.class_floors(), self._keeper.empty_class_ids())
-        if needed != self._needed and (self._ledger.failure is None or self._is_short):
-            self._needed = needed
-            self._writer.put(needed)
+        """Have segments removed that no position needs. Called once per tick."""
+        segment_floors = SegmentFloors(
+            self._checkpointer.class_floors(), self._checkpointer.empty_class_ids()
+        )
+        if segment_floors != self._segment_floors and (
+            self._commit_log.write_error is None or self._is_space_low
+        ):
+            self._segment_floors = segment_floors
+            self._writer.put(segment_floors)
 
     def close(self) -> None:
-        """Write all there is; blocks until it is done. Within the event loop, or behind it."""
-        self._keeper.is_snapshot_due = True
-        lot = self._keeper.build_write_batch()
-        if lot is not None:
-            self._writer.put(lot)
+        """Write all entries and stop the threads. Blocks until this is done."""
+        self._checkpointer.is_snapshot_due = True
+        batch = self._checkpointer.build_write_batch()
+        if batch is not None:
+            self._writer.put(batch)
         self._writer.stop()
-        if self._spilling is not None:
+        if self._spill_manager is not None:
             self._reader.stop()
 
-    def _has_reached(self, lot: int, has_space: bool) -> None:
-        if self._ledger.failure is not None and has_space:
+    def _on_durable(self, batch: int, has_space: bool) -> None:
+        if self._commit_log.write_error is not None and has_space:
             log.warning("the journal is written again")
-        self._written = lot
-        self._is_short = not has_space
-        self._broker.mark_durable(lot, has_space=has_space)
-        self._settle()
+        self._last_written = batch
+        self._is_space_low = not has_space
+        self._broker.mark_durable(batch, has_space=has_space)
+        self._flush_ready()
 
-    def _has_failed(self, failure: Failure) -> None:
-        if self._ledger.failure is None:
+    def _on_failure(self, failure: WriteFailure) -> None:
+        if self._commit_log.write_error is None:
             log.error("%s; publishers are refused until it can be", failure[1])
         self._broker.journal_failed(*failure)
-        self._settle()
+        self._flush_ready()
 
-    def _has_read(self, read: SpillRead, found: Sequence[SpilledRange]) -> None:
-        assert self._spilling is not None
-        self._spilling.complete_read(read, found)
-        self._settle()
+    def _on_read(self, read: SpillRead, found: Sequence[SpilledRange]) -> None:
+        assert self._spill_manager is not None
+        self._spill_manager.complete_read(read, found)
+        self._flush_ready()
 
-    def _has_not_read(self, read: SpillRead) -> None:
-        assert self._spilling is not None
-        self._spilling.fail_read(read)
+    def _on_read_failure(self, read: SpillRead) -> None:
+        assert self._spill_manager is not None
+        self._spill_manager.fail_read(read)
 
-    def _want_snapshot(self) -> None:
-        self._keeper.is_snapshot_due = True
+    def _request_snapshot(self) -> None:
+        self._checkpointer.is_snapshot_due = True
 
 
-def soon_in_trio() -> Soon:
-    """How other threads have something done in the loop of trio that runs here."""
+def trio_loop_caller() -> RunInLoop:
+    """Return a function that schedules calls in the current trio event loop from other threads."""
     token = trio.lowlevel.current_trio_token()
 
-    def soon(what: Callable[..., None], *given: object) -> None:
+    def call_in_loop(function: Callable[..., None], *arguments: object) -> None:
         with contextlib.suppress(trio.RunFinishedError):  # Nobody is there to be told.
-            token.run_sync_soon(what, *given)
+            token.run_sync_soon(function, *arguments)
 
-    return soon
+    return call_in_loop
 
 
-def _in_no_loop(what: Callable[..., None], *given: object) -> None:
+def _not_started(function: Callable[..., None], *arguments: object) -> None:
     raise AssertionError("not started")
 
 
 def load(broker: Broker, directory: Directory) -> None:
-    """Fill a fresh broker with what a directory holds. Raises JournalError."""
+    """Recover a new broker's state from a data directory. Raises JournalError."""
     assert broker.commit_log is not None
     found = recover(directory, broker)
-    broker.commit_log.taken = broker.commit_log.reached = found.lot
+    broker.commit_log.last_batch_number = broker.commit_log.durable_position = found.lot
     for sentence in found.dropped:
         log.warning("left out: %s", sentence)
     try:
-        settle(directory, found, to_disk=broker.commit_log.level is Durability.DISK)
+        settle(directory, found, to_disk=broker.commit_log.durability is Durability.DISK)
     except OSError as error:
         raise JournalError(
             f"{directory.path} cannot be used as a journal: {error.strerror}"

@@ -1,6 +1,6 @@
-"""The thread that reads messages back from disk.
+"""Thread that reads spilled messages back from disk.
 
-Rule 1: what cannot be read is said once, and tried again for as long as somebody wants it.
+A failed read is logged once and retried for as long as a subscription needs the messages.
 """
 
 from __future__ import annotations
@@ -16,44 +16,44 @@ from simplebus.storage.segment_reader import JournalReader
 log = logging.getLogger("simplebus.server")
 
 
-class Reader:
-    """Of one journal. `start`, then `put`; `stop` ends it."""
+class SpillReadThread:
+    """Reads spilled messages in a thread. Call `start`, then `put` for each read, then `stop`."""
 
     def __init__(
         self,
         journal: JournalReader,
         *,
-        given: Callable[[SpillRead, Sequence[SpilledRange]], None],
-        failed: Callable[[SpillRead], None],
+        on_read: Callable[[SpillRead, Sequence[SpilledRange]], None],
+        on_failure: Callable[[SpillRead], None],
     ) -> None:
-        """These are called in the thread, one of them for each read."""
+        """The callbacks are called in the thread, one of them for each read."""
         self._journal = journal
-        self._given = given
-        self._failed = failed
+        self._on_read = on_read
+        self._on_failure = on_failure
         self._queue: queue.SimpleQueue[SpillRead | None] = queue.SimpleQueue()
         self._has_failed = False
-        self.failures = 0
-        """How often something could not be read."""
+        self.failure_count = 0
+        """Failed reads."""
         self.read_bytes = 0
-        """Bytes of frames that were read."""
+        """Frame bytes read so far."""
         self._thread = threading.Thread(target=self._run, name="simplebus reader", daemon=True)
 
     def start(self) -> None:
         self._thread.start()
 
     def put(self, read: SpillRead) -> None:
-        """Have this read."""
+        """Queue a read."""
         self._queue.put(read)
 
     def stop(self) -> None:
-        """Blocks until the thread has ended."""
+        """End the thread and wait for it."""
         self._queue.put(None)
         self._thread.join()
 
     def _run(self) -> None:
         while (read := self._queue.get()) is not None:
             try:
-                found = self._journal.read(read)
+                ranges = self._journal.read(read)
             except OSError as error:
                 self._fail(read, f"{error.strerror or error}: {error.filename or 'a segment'}")
             except Exception:
@@ -66,17 +66,17 @@ class Reader:
                 for problem in self._journal.problems:
                     log.error("%s", problem)
                 self._journal.problems.clear()
-                self.read_bytes += sum(len(stretch.frames) for stretch in found)
-                self._given(read, found)
+                self.read_bytes += sum(len(range_.frames) for range_ in ranges)
+                self._on_read(read, ranges)
 
-    def _fail(self, read: SpillRead, why: str) -> None:
-        self.failures += 1
+    def _fail(self, read: SpillRead, reason: str) -> None:
+        self.failure_count += 1
         if not self._has_failed:
             self._has_failed = True
             log.error(
                 "messages of class %d from %d on cannot be read back: %s; it is tried again",
                 read.class_id,
                 read.first,
-                why,
+                reason,
             )
-        self._failed(read)
+        self._on_failure(read)

@@ -1,12 +1,10 @@
-"""The thread that writes and syncs: the event loop never waits for a disk.
+"""Thread that writes and syncs the journal, so that the event loop never waits for a disk.
 
-Rule 1: lots are written in their order. What comes during a sync shares the next one: the slower a
-disk, the more goes into each.
-Rule 2: on a full disk there is a reserve. With it is written what is under way and what lets go of
-segments, the last ones of classes too; nothing more is accepted until it is there again, nor when a
-disk is found that has no space for it.
-Rule 3: what could not be written is written again, every second, until it is: nothing that was
-accepted is left out.
+Write batches are written in order; batches that arrive during a sync share the next one. A failed
+write is retried every second, so no accepted entry is skipped.
+
+On a full disk, the reserved space is used for batches in flight and for records that let segments
+be removed. New messages are refused until the reserve can be allocated again.
 """
 
 from __future__ import annotations
@@ -30,147 +28,163 @@ log = logging.getLogger("simplebus.server")
 
 _RETRY_SECONDS = 1.0
 
-Failure = tuple[Reason, str]
+WriteFailure = tuple[Reason, str]
 
 
-class Needed(NamedTuple):
-    """How far segments are not needed any more."""
+class SegmentFloors(NamedTuple):
+    """Sequences below which segments can be removed."""
 
     floors: dict[int, int]
-    """By class, the lowest sequence that is."""
-    empty: Collection[int]
-    """Classes of which nothing is."""
+    """Lowest needed sequence, by class id."""
+    empty_classes: Collection[int]
+    """Ids of classes without stored messages."""
 
 
-class Writer:
-    """Of one journal. `start`, then `put`; `stop` ends it when all is written."""
+class JournalWriter:
+    """Writes one journal in a thread. Call `start`, then `put`; `stop` ends it after the last
+    write.
+    """
 
     def __init__(
         self,
         journal: Journal,
         *,
-        reached: Callable[[int, bool], None],
-        failed: Callable[[Failure], None],
-        snapshot: Callable[[], None],
+        on_durable: Callable[[int, bool], None],
+        on_failure: Callable[[WriteFailure], None],
+        on_snapshot_needed: Callable[[], None],
         reserve: Reserve | None = None,
     ) -> None:
-        """These are called in the thread: with the number of a lot up to which all have reached the
-        journal's level, and whether there is space for more; with why nothing can be written now;
-        and when segments wait for a snapshot to be removed."""
+        """Create the writer; the callbacks are called in its thread.
+
+        Args:
+            journal: Files to write to.
+            on_durable: Called with the number of the last durable write batch, and whether new
+                messages can be accepted.
+            on_failure: Called with the reason when a write fails.
+            on_snapshot_needed: Called when segments can be removed only after a snapshot.
+            reserve: Disk space kept for a full disk.
+        """
         self._journal = journal
-        self._reached = reached
-        self._failed = failed
-        self._snapshot = snapshot
+        self._on_durable = on_durable
+        self._on_failure = on_failure
+        self._on_snapshot_needed = on_snapshot_needed
         self._reserve = reserve
-        self._is_short = False
-        """Whether the reserve is given up, or was never there for want of space."""
-        self._needed = Needed({}, ())
-        self._written = 0
-        """The last lot that is written."""
-        self._queue: queue.SimpleQueue[WriteBatch | Needed | None] = queue.SimpleQueue()
-        self.failures = 0
-        """How often something could not be written."""
-        self.lots_written = 0
-        """How many lots were."""
-        self.synced_after = Histogram()
-        """How long writing and syncing took, of what was written at once."""
-        self._stopping = threading.Event()
+        self._is_space_low = False
+        """True if the reserve is in use, or could not be allocated."""
+        self._segment_floors = SegmentFloors({}, ())
+        self._last_written = 0
+        """Number of the last written batch."""
+        self._queue: queue.SimpleQueue[WriteBatch | SegmentFloors | None] = queue.SimpleQueue()
+        self.failure_count = 0
+        """Failed writes."""
+        self.written_batch_count = 0
+        """Write batches written so far."""
+        self.write_seconds = Histogram()
+        """Time to write and sync the batches that were written together."""
+        self._is_stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="simplebus journal", daemon=True)
 
-    def start(self, written: int = 0) -> None:
-        """`written` is the last lot that is there already."""
-        self._written = written
+    def start(self, last_written: int = 0) -> None:
+        """Start the thread. `last_written` is the last batch that the journal already contains."""
+        self._last_written = last_written
         self._thread.start()
 
-    def put(self, work: WriteBatch | Needed) -> None:
-        """A lot to be written, or how far segments are not needed any more."""
-        self._queue.put(work)
+    def put(self, item: WriteBatch | SegmentFloors) -> None:
+        """Queue a write batch, or new floors for the removal of segments."""
+        self._queue.put(item)
 
     def stop(self) -> None:
-        """Write what there is, and end; blocks until then. What cannot be written now is lost, and
-        the log says so."""
-        self._stopping.set()
+        """Write all queued batches and end the thread; blocks. Messages that cannot be written are
+        logged.
+        """
+        self._is_stopping.set()
         self._queue.put(None)
         self._thread.join()
 
     def _run(self) -> None:
         if self._reserve is not None and not self._reserve.take() and self._reserve.finds_no_room:
-            self._is_short = True
-            self._failed((Reason.DISK_FULL, "the journal's disk has no space to be kept back"))
+            self._is_space_low = True
+            self._on_failure((Reason.DISK_FULL, "the journal's disk has no space to be kept back"))
         try:
-            while self._turn():
+            while self._write_pending():
                 pass
         except Exception:
             log.exception("the journal's thread failed")
-            self._failed((Reason.DISK_FAILED, "the journal has failed; the server's log says why"))
+            self._on_failure(
+                (Reason.DISK_FAILED, "the journal has failed; the server's log says why")
+            )
         finally:
             self._journal.close()
 
-    def _turn(self) -> bool:
-        """Write what waits. Returns whether there may be more. Without the reserve nothing is
-        accepted, so nothing may come that would be waited for: it looks by itself."""
-        work: list[WriteBatch | Needed | None] = []
+    def _write_pending(self) -> bool:
+        """Process the queue once. Returns False after the last item.
+
+        While space is low, no messages are accepted and so the queue may stay empty. The wait
+        then has a
+        timeout, to try the reserve again.
+        """
+        items: list[WriteBatch | SegmentFloors | None] = []
         with contextlib.suppress(queue.Empty):
-            work.append(self._queue.get(timeout=_RETRY_SECONDS if self._is_short else None))
+            items.append(self._queue.get(timeout=_RETRY_SECONDS if self._is_space_low else None))
             while True:
-                work.append(self._queue.get_nowait())
-        lots = [each for each in work if isinstance(each, WriteBatch)]
-        if lots and not self._write(lots):
+                items.append(self._queue.get_nowait())
+        batches = [item for item in items if isinstance(item, WriteBatch)]
+        if batches and not self._write_batches(batches):
             return False
-        for each in work:
-            if isinstance(each, Needed):
-                self._needed = each
-        if self._is_short or self._needed in work:
-            self._remove()
-        if self._is_short and self._has_space():
-            self._reached(self._written, True)
-        return None not in work
+        for item in items:
+            if isinstance(item, SegmentFloors):
+                self._segment_floors = item
+        if self._is_space_low or self._segment_floors in items:
+            self._remove_segments()
+        if self._is_space_low and self._refill_reserve():
+            self._on_durable(self._last_written, True)
+        return None not in items
 
-    def _has_space(self) -> bool:
-        """Whether the reserve is there, or there again."""
-        self._is_short = self._reserve is not None and not self._reserve.take()
-        return not self._is_short
+    def _refill_reserve(self) -> bool:
+        """Allocate the reserve if it is in use. Returns True if it is allocated."""
+        self._is_space_low = self._reserve is not None and not self._reserve.take()
+        return not self._is_space_low
 
-    def _write(self, lots: list[WriteBatch]) -> bool:
-        """Write and sync lots, however long it takes. Returns False when it was stopped before."""
-        is_withdrawn = True
+    def _write_batches(self, batches: list[WriteBatch]) -> bool:
+        """Write and sync batches, with retries. Returns False if stopped before it succeeded."""
+        is_clean = True
         while True:
             try:
-                if not is_withdrawn:
+                if not is_clean:
                     self._journal.withdraw()
-                    is_withdrawn = True
-                began = time.perf_counter()
-                for lot in lots:
-                    self._journal.write(lot)
+                    is_clean = True
+                started_at = time.perf_counter()
+                for batch in batches:
+                    self._journal.write(batch)
                 self._journal.sync()
             except OSError as error:
-                is_withdrawn = False
-                self.failures += 1
-                self._failed(_failure(error))
+                is_clean = False
+                self.failure_count += 1
+                self._on_failure(_describe_failure(error))
                 if error.errno in FULL and self._reserve is not None and self._reserve.give_up():
-                    self._is_short = True
+                    self._is_space_low = True
                     continue
-                if self._stopping.wait(_RETRY_SECONDS):
-                    count = sum(entry.count for lot in lots for entry in lot.entries)
-                    log.error("%d messages are lost: %s", count, _failure(error)[1])
+                if self._is_stopping.wait(_RETRY_SECONDS):
+                    count = sum(entry.message_count for batch in batches for entry in batch.entries)
+                    log.error("%d messages are lost: %s", count, _describe_failure(error)[1])
                     return False
             else:
-                self.synced_after.observe(time.perf_counter() - began)
-                self.lots_written += len(lots)
-                self._written = lots[-1].number
-                self._reached(self._written, not self._is_short)
+                self.write_seconds.observe(time.perf_counter() - started_at)
+                self.written_batch_count += len(batches)
+                self._last_written = batches[-1].number
+                self._on_durable(self._last_written, not self._is_space_low)
                 return True
 
-    def _remove(self) -> None:
-        floors, empty = self._needed
+    def _remove_segments(self) -> None:
+        floors, empty_classes = self._segment_floors
         try:
-            if self._journal.remove(floors, empty if self._is_short else ()):
-                self._snapshot()
+            if self._journal.remove(floors, empty_classes if self._is_space_low else ()):
+                self._on_snapshot_needed()
         except OSError as error:
             log.warning("a segment could not be removed: %s", error)
 
 
-def _failure(error: OSError) -> Failure:
+def _describe_failure(error: OSError) -> WriteFailure:
     reason = Reason.DISK_FULL if error.errno in FULL else Reason.DISK_FAILED
     where = f": {error.filename}" if error.filename else ""
     return reason, f"the journal cannot be written: {error.strerror or error}{where}"

@@ -1,8 +1,7 @@
-"""How long things take on the event loop, measured now and then.
+"""Latency measurement: publish to confirm, publish to ack, and event loop delay.
 
-Rule 1: what is measured costs a comparison where it is not: of all turns that publish only some are
-timed, of all messages of a class one at a time.
-Rule 2: times are the loop's, but for the stalls: who stands still cannot tell.
+To keep the cost low, only some reads of published messages are timed, and one message per class
+at a time. Times come from the event loop's clock.
 """
 
 from __future__ import annotations
@@ -18,88 +17,94 @@ from simplebus.core.histogram import Histogram, HistogramSnapshot
 if TYPE_CHECKING:
     from simplebus.core.session.session import Session
 
-_SAMPLE_SECONDS = 0.01
-"""So far apart are the turns that are timed."""
-_ASKED_MAX = 64
-_BEAT_SECONDS = 0.1
+_SAMPLE_INTERVAL_SECONDS = 0.01
+"""Minimum time between two timed reads."""
+_PENDING_BATCHES_MAX = 64
+_LOOP_CHECK_SECONDS = 0.1
 _RECENT_SECONDS = 60.0
 _RECENT_STEP_SECONDS = 5.0
 
 Snapshots: TypeAlias = tuple[HistogramSnapshot, HistogramSnapshot, HistogramSnapshot]
 
 
-class Recent:
-    """What was observed in about the last minute."""
+class RecentLatencies:
+    """Latencies of about the last minute."""
 
     def __init__(self) -> None:
-        self._before: deque[tuple[float, Snapshots]] = deque()
+        self._history: deque[tuple[float, Snapshots]] = deque()
 
-    def look(self, timing: Timing) -> Snapshots:
-        """Of confirms, acknowledgements and the loop's delay."""
-        now, seen = trio.current_time(), timing.snapshots()
-        before = self._before
-        if not before or now - before[-1][0] >= _RECENT_STEP_SECONDS:
-            before.append((now, seen))
-        while len(before) > 1 and now - before[1][0] >= _RECENT_SECONDS:
-            before.popleft()
-        first, second, third = (a.since(b) for a, b in zip(seen, before[0][1], strict=True))
-        return first, second, third
+    def snapshot(self, latency: LatencyRecorder) -> Snapshots:
+        """Return the recent confirm latency, ack latency and event loop delay."""
+        now, current = trio.current_time(), latency.snapshots()
+        history = self._history
+        if not history or now - history[-1][0] >= _RECENT_STEP_SECONDS:
+            history.append((now, current))
+        while len(history) > 1 and now - history[1][0] >= _RECENT_SECONDS:
+            history.popleft()
+        confirm, ack, loop = (a.difference(b) for a, b in zip(current, history[0][1], strict=True))
+        return confirm, ack, loop
 
 
-class Timing:
-    """Of one engine."""
+class LatencyRecorder:
+    """Latency histograms of one server."""
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
-        self.confirmed_after = Histogram()
-        """From reading what was published until it is confirmed."""
-        self.acknowledged_after = Histogram()
-        """From accepting a message until every subscription has acknowledged it."""
-        self.late = Histogram()
-        """How much later than it could the loop had time for something."""
-        self.asked: deque[tuple[int, float]] = deque(maxlen=_ASKED_MAX)
-        """Lots that have not reached what is promised, and since when there is something in
-        them."""
-        self._lot = 0
-        self._sampled_at = float("-inf")
-        broker.store.class_registry.enable_ack_latency(self.acknowledged_after)
+        self.confirm_latency = Histogram()
+        """Time from reading published messages until they are confirmed."""
+        self.ack_latency = Histogram()
+        """Time from accepting a message until every subscription has acknowledged it."""
+        self.loop_delay = Histogram()
+        """Delay of timers in the event loop."""
+        self.pending_batches: deque[tuple[int, float]] = deque(maxlen=_PENDING_BATCHES_MAX)
+        """Write batches that are not durable yet, with the time of their first entry."""
+        self._last_batch = 0
+        self._last_sample_at = float("-inf")
+        broker.store.class_registry.enable_ack_latency(self.ack_latency)
 
-    def noted(self, now: float) -> None:
-        """A turn has been applied, and nothing of it sent yet."""
-        ledger = self._broker.commit_log
-        if ledger is not None and ledger.taken >= self._lot and ledger.noted_bytes:
-            self._lot = ledger.taken + 1
-            self.asked.append((self._lot, now))
+    def record_applied(self, now: float) -> None:
+        """Record that input was processed, before replies are sent."""
+        commit_log = self._broker.commit_log
+        if (
+            commit_log is not None
+            and commit_log.last_batch_number >= self._last_batch
+            and commit_log.next_batch_bytes
+        ):
+            self._last_batch = commit_log.last_batch_number + 1
+            self.pending_batches.append((self._last_batch, now))
 
-    def sent(self, now: float, session: Session) -> None:
-        """The same turn is over: what it made ready is sent, as far as sockets take it."""
-        if now - self._sampled_at < _SAMPLE_SECONDS or self._broker.commit_log is not None:
+    def record_sent(self, now: float, session: Session) -> None:
+        """Record that the replies to the same input were sent."""
+        if (
+            now - self._last_sample_at < _SAMPLE_INTERVAL_SECONDS
+            or self._broker.commit_log is not None
+        ):
             return
         if session.last_publish_tick == self._broker.clock.tick:
-            self._sampled_at = now
-            self.confirmed_after.observe(trio.current_time() - now)
+            self._last_sample_at = now
+            self.confirm_latency.observe(trio.current_time() - now)
 
-    def reached(self) -> None:
-        """Lots may have reached what is promised."""
-        ledger = self._broker.commit_log
-        assert ledger is not None
-        if self.asked[0][0] > ledger.reached:
+    def record_durable(self) -> None:
+        """Record the confirm latency of write batches that are durable now."""
+        commit_log = self._broker.commit_log
+        assert commit_log is not None
+        if self.pending_batches[0][0] > commit_log.durable_position:
             return
         now = trio.current_time()
-        while self.asked and self.asked[0][0] <= ledger.reached:
-            self.confirmed_after.observe(now - self.asked.popleft()[1])
+        while self.pending_batches and self.pending_batches[0][0] <= commit_log.durable_position:
+            self.confirm_latency.observe(now - self.pending_batches.popleft()[1])
 
     def snapshots(self) -> Snapshots:
-        """Of all three."""
+        """Return snapshots of confirm latency, ack latency and event loop delay."""
         return (
-            self.confirmed_after.snapshot(),
-            self.acknowledged_after.snapshot(),
-            self.late.snapshot(),
+            self.confirm_latency.snapshot(),
+            self.ack_latency.snapshot(),
+            self.loop_delay.snapshot(),
         )
 
-    async def beat(self) -> None:
-        """Measure how late the loop is, until cancelled."""
+    async def measure_loop_delay(self) -> None:
+        """Measure the event loop delay until cancelled."""
         while True:
-            due = trio.current_time() + _BEAT_SECONDS
+            due = trio.current_time() + _LOOP_CHECK_SECONDS
             await trio.sleep_until(due)
-            self.late.observe(max(0.0, trio.current_time() - due))
+            self.loop_delay.observe(max(0.0, trio.current_time() - due))

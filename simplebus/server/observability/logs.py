@@ -1,16 +1,14 @@
-"""Logs on standard error: one event, one line, whatever peers have put into it.
+"""Logs on standard error: one line per event.
 
-Rule 1: a line has nothing in it that a terminal obeys, and no line end: who connects cannot write
-lines of his own into a log.
-Rule 2: an event that comes again and again is said some times, then counted: the log of a server
-under attack stays small, and says how much was left out. What was asked for is said however often.
-Rule 3: who does not read the log holds nobody up: see `line_writer`.
+Control characters are escaped, so that clients can neither forge log lines nor control a terminal.
+Repeated events are rate limited and the suppressed ones are counted. A reader that is slow never
+blocks the server: see `LineWriter`.
 
-As text, with a time; to the journal, with its priority instead; or as JSON, an object a line:
+Formats are text with a time, text with a priority for systemd's journal, and JSON:
 
     {"ts": …, "level": …, "logger": …, "event": …, "message": …, "fields": […]}
 
-`event` is the same for all events of one kind, `fields` are what differs in it, `message` is both.
+`event` is the format string that all events of one kind share, `fields` are its arguments.
 """
 
 from __future__ import annotations
@@ -25,18 +23,17 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TextIO
 
-from simplebus.console.line_writer import LEFT_OUT, LineWriter
+from simplebus.console.line_writer import DROPPED_LINES_TEXT, LineWriter
 
-BURST = 20
-"""So many events of one kind are said at once,"""
-PER_SECOND = 1.0
-"""and so many a second from then on."""
-ASKED_FOR = {"is_asked_for": True}
-"""Said with an event, as `extra`: it is said however often it comes."""
-TOLD_SECONDS = 10.0
-"""So long after the last one that was left out, or with the next that is said, it is told how many
-were."""
-KINDS_MAX = 1000
+EVENT_BURST = 20
+"""Events of one kind that are logged at once."""
+EVENTS_PER_SECOND = 1.0
+"""Events of one kind that are logged per second after a burst."""
+UNLIMITED = {"is_asked_for": True}
+"""Value of `extra` for log calls without a rate limit."""
+SUMMARY_SECONDS = 10.0
+"""Delay until the number of suppressed events is logged, if no further event of the kind is."""
+EVENT_KINDS_MAX = 1000
 
 # Priorities of syslog, which the journal reads at the beginning of a line.
 _PRIORITIES = {"DEBUG": 7, "INFO": 6, "WARNING": 4, "ERROR": 3, "CRITICAL": 2}
@@ -50,23 +47,23 @@ _ESCAPED |= {
 }
 
 
-def configure_logging(level: str, how: str = "text") -> None:
-    """Log to standard error from this level up; how is `text` or `json`."""
-    handler = _handler()
+def configure_logging(level: str, log_format: str = "text") -> None:
+    """Log to standard error from `level` up; `log_format` is "text" or "json"."""
+    handler = _stderr_handler()
     if isinstance(handler, LineHandler):
-        handler.writer.begin()
-    if how == "json":
+        handler.writer.start()
+    if log_format == "json":
         handler.setFormatter(JsonFormatter())
-    elif sys.stderr is not None and is_journal(sys.stderr, os.environ):
+    elif sys.stderr is not None and is_systemd_journal(sys.stderr, os.environ):
         handler.setFormatter(TextFormatter(for_journal=True))
     else:
         handler.setFormatter(TextFormatter())
-    handler.addFilter(Limit(handler))
+    handler.addFilter(LogRateLimit(handler))
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
 
 
-def _handler() -> logging.Handler:
-    """What writes to standard error, wherever that leads."""
+def _stderr_handler() -> logging.Handler:
+    """Return a handler for standard error, which may be closed or replaced."""
     if sys.stderr is None:  # It was closed before we began.
         return logging.NullHandler()
     try:
@@ -79,18 +76,18 @@ def _handler() -> logging.Handler:
 _writers: dict[int, LineWriter] = {}
 
 
-def say(line: str) -> None:
-    """Have a line on standard error that is no event, behind those that are said already."""
+def write_line(line: str) -> None:
+    """Write a line that is no event to standard error, after the queued log lines."""
     for handler in logging.getLogger().handlers:
         if isinstance(handler, LineHandler):
-            handler.writer.say(line)
+            handler.writer.write_line(line)
             return
     if sys.stderr is not None:
         print(line, file=sys.stderr, flush=True)
 
 
 class LineHandler(logging.Handler):
-    """Has a thread write events, a line each."""
+    """Log handler that writes lines in a thread."""
 
     def __init__(self, writer: LineWriter) -> None:
         super().__init__()
@@ -98,56 +95,56 @@ class LineHandler(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
-            self.writer.say(self.format(record), self._left_out)
+            self.writer.write_line(self.format(record), self._format_suppressed)
         except Exception:
             self.handleError(record)
 
-    def _left_out(self, count: int) -> str:
-        words = LEFT_OUT.format("%d")
-        record = logging.LogRecord("simplebus", logging.WARNING, "", 0, words, (count,), None)
+    def _format_suppressed(self, count: int) -> str:
+        text = DROPPED_LINES_TEXT.format("%d")
+        record = logging.LogRecord("simplebus", logging.WARNING, "", 0, text, (count,), None)
         return self.format(record)
 
     def flush(self) -> None:
-        """Wait until what was said is written, but not for long."""
-        self.writer.finish()
+        """Wait until queued lines are written, for a limited time."""
+        self.writer.flush()
 
 
-def is_journal(stream: TextIO, environment: Mapping[str, str]) -> bool:
-    """Whether a stream leads straight to systemd's journal."""
+def is_systemd_journal(stream: TextIO, environment: Mapping[str, str]) -> bool:
+    """Return True if the stream is connected to systemd's journal."""
     try:
-        found = os.fstat(stream.fileno())
+        status = os.fstat(stream.fileno())
     except (OSError, ValueError):
         return False
-    return environment.get("JOURNAL_STREAM") == f"{found.st_dev}:{found.st_ino}"
+    return environment.get("JOURNAL_STREAM") == f"{status.st_dev}:{status.st_ino}"
 
 
-def plain(text: str) -> str:
-    """A text on one line, with escapes such as \\n for what is not to be seen."""
+def escape_controls(text: str) -> str:
+    r"""Return the text on one line, with escapes such as \\n for control characters."""
     return text.translate(_ESCAPED)
 
 
 class TextFormatter(logging.Formatter):
-    """Lines for people, or for the journal, which has the time itself."""
+    """Formats log lines for people, or for systemd's journal, which adds the time itself."""
 
     def __init__(self, *, for_journal: bool = False) -> None:
         super().__init__()
         self._for_journal = for_journal
 
     def format(self, record: logging.LogRecord) -> str:
-        text = plain(record.getMessage())
+        text = escape_controls(record.getMessage())
         if record.exc_info:
-            text += f" | {plain(' | '.join(_traceback(self, record)))}"
+            text += f" | {escape_controls(' | '.join(_traceback(self, record)))}"
         if self._for_journal:
             return f"<{_PRIORITIES.get(record.levelname, 6)}>{text}"
         return f"{self.formatTime(record)} {record.levelname} {text}"
 
 
 class JsonFormatter(logging.Formatter):
-    """Objects, one a line."""
+    """Formats log lines as JSON objects."""
 
     def format(self, record: logging.LogRecord) -> str:
         args = record.args if isinstance(record.args, tuple) else (record.args,)
-        said: dict[str, object] = {
+        event: dict[str, object] = {
             "ts": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname.lower(),
             "logger": record.name,
@@ -156,8 +153,8 @@ class JsonFormatter(logging.Formatter):
             "fields": [each if isinstance(each, int | float) else str(each) for each in args or ()],
         }
         if record.exc_info:
-            said["traceback"] = _traceback(self, record)
-        return json.dumps(said)
+            event["traceback"] = _traceback(self, record)
+        return json.dumps(event)
 
 
 def _traceback(formatter: logging.Formatter, record: logging.LogRecord) -> list[str]:
@@ -167,64 +164,64 @@ def _traceback(formatter: logging.Formatter, record: logging.LogRecord) -> list[
 
 
 @dataclass(slots=True)
-class _Kind:
-    """Events of one kind."""
+class _EventKind:
+    """Rate limit of the events with one format string."""
 
-    left: float
-    """How many may be said now."""
-    at: float
-    left_out: int = 0
+    tokens: float
+    """Events that may be logged now."""
+    last_event_at: float
+    suppressed_count: int = 0
     level: int = logging.INFO
     name: str = ""
 
 
-class Limit(logging.Filter):
-    """Lets so many events of each kind through, and says how many it did not."""
+class LogRateLimit(logging.Filter):
+    """Log filter that limits the events of each kind and counts the suppressed ones."""
 
     def __init__(
         self, handler: logging.Handler, clock: Callable[[], float] = time.monotonic
     ) -> None:
         super().__init__()
-        self._handler = handler
+        self._stderr_handler = handler
         self._clock = clock
-        self._kinds: dict[str, _Kind] = {}
-        self._told_at = clock()
+        self._event_kinds: dict[str, _EventKind] = {}
+        self._last_summary_at = clock()
 
     def filter(self, record: logging.LogRecord) -> bool:
         if getattr(record, "is_asked_for", False):  # No event: somebody wants to see each.
             return True
         now, key = self._clock(), str(record.msg)
-        if len(self._kinds) >= KINDS_MAX and key not in self._kinds:
-            self._tell(now, everything=True)
-            self._kinds.clear()
-        kind = self._kinds.setdefault(key, _Kind(BURST, now))
-        kind.left = min(BURST, kind.left + (now - kind.at) * PER_SECOND)
-        kind.at, kind.level, kind.name = now, record.levelno, record.name
-        is_said = kind.left >= 1
-        if is_said:
-            kind.left -= 1
-            if kind.left_out:
-                self._say(key, kind)
+        if len(self._event_kinds) >= EVENT_KINDS_MAX and key not in self._event_kinds:
+            self._report_suppressed(now, is_forced=True)
+            self._event_kinds.clear()
+        kind = self._event_kinds.setdefault(key, _EventKind(EVENT_BURST, now))
+        kind.tokens = min(EVENT_BURST, kind.tokens + (now - kind.last_event_at) * EVENTS_PER_SECOND)
+        kind.last_event_at, kind.level, kind.name = now, record.levelno, record.name
+        is_allowed = kind.tokens >= 1
+        if is_allowed:
+            kind.tokens -= 1
+            if kind.suppressed_count:
+                self._report_kind(key, kind)
         else:
-            kind.left_out += 1
-        if now - self._told_at >= TOLD_SECONDS:
-            self._told_at = now
-            self._tell(now)
-        return is_said
+            kind.suppressed_count += 1
+        if now - self._last_summary_at >= SUMMARY_SECONDS:
+            self._last_summary_at = now
+            self._report_suppressed(now)
+        return is_allowed
 
-    def _tell(self, now: float, *, everything: bool = False) -> None:
-        for key, kind in self._kinds.items():
-            if kind.left_out and (everything or now - kind.at >= TOLD_SECONDS):
-                self._say(key, kind)
+    def _report_suppressed(self, now: float, *, is_forced: bool = False) -> None:
+        for key, kind in self._event_kinds.items():
+            if kind.suppressed_count and (is_forced or now - kind.last_event_at >= SUMMARY_SECONDS):
+                self._report_kind(key, kind)
 
-    def _say(self, key: str, kind: _Kind) -> None:
-        """Past this filter: how many were left out."""
-        count, kind.left_out = kind.left_out, 0
-        words = logging.LogRecord(
+    def _report_kind(self, key: str, kind: _EventKind) -> None:
+        """Log how many events of one kind were suppressed, past this filter."""
+        count, kind.suppressed_count = kind.suppressed_count, 0
+        record = logging.LogRecord(
             kind.name, kind.level, "", 0, "%d more events were left out: %s", (count, key), None
         )
-        self._handler.acquire()
+        self._stderr_handler.acquire()
         try:
-            self._handler.emit(words)
+            self._stderr_handler.emit(record)
         finally:
-            self._handler.release()
+            self._stderr_handler.release()

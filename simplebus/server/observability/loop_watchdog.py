@@ -1,9 +1,7 @@
-"""Who holds the event loop up: a thread that looks at the loop's beat, and at what it does when it
-has none.
+"""Watchdog that reports a stalled event loop from a thread.
 
-Rule 1: one stall is one line in the log, with where the loop is; it is written while it lasts.
-Rule 2: who is stopped together with the loop accuses nobody: where the thread itself could not run,
-it was the system, or a call that lets no thread run.
+Each stall is logged once, while it lasts, with the stack of the loop's thread. If the watchdog's
+own thread did not run either, the whole process was stopped, and the log line says so.
 """
 
 from __future__ import annotations
@@ -22,97 +20,107 @@ import trio
 log = logging.getLogger("simplebus.server")
 
 STALL_SECONDS = 1.0
-"""A loop that stands still for longer is worth a line."""
-_BEAT_SECONDS = 0.2
+"""Duration from which a stall is logged."""
+_HEARTBEAT_SECONDS = 0.2
 _FRAMES_MAX = 12
 
 
-class Stalls:
-    """Of the loop in the thread that makes it. `check` is for any other thread."""
+class LoopWatchdog:
+    """Detects stalls of the event loop that runs in the creating thread.
+
+    The loop calls `record_heartbeat`; another thread calls `check`.
+    """
 
     def __init__(
         self,
         *,
-        seconds: float = STALL_SECONDS,
+        threshold_seconds: float = STALL_SECONDS,
         clock: Callable[[], float] = time.monotonic,
-        where: Callable[[], str] | None = None,
+        describe_stack: Callable[[], str] | None = None,
     ) -> None:
-        """`where` says where the loop is now."""
-        self.count = 0
-        """How often it stood still for longer than so many seconds."""
+        """`describe_stack` returns the current stack of the event loop as text."""
+        self.stall_count = 0
+        """Stalls that were longer than the threshold."""
         self.stalled_seconds = 0.0
-        """For how long altogether, as far as it is over."""
-        self._seconds = seconds
+        """Total duration of the stalls that have ended."""
+        self._threshold_seconds = threshold_seconds
         self._clock = clock
         self._thread_id = threading.get_ident()
-        self._where = where or self._where_is_it
-        self._beat_at = self._checked_at = clock()
+        self._describe_stack = describe_stack or self._describe_loop_stack
+        self._last_heartbeat_at = self._last_check_at = clock()
         self._is_stalled = False
 
-    def beat(self) -> None:
-        """The loop runs."""
+    def record_heartbeat(self) -> None:
+        """Record that the event loop runs."""
         now = self._clock()
-        late = now - self._beat_at
-        self._beat_at = now
+        silence_seconds = now - self._last_heartbeat_at
+        self._last_heartbeat_at = now
         if self._is_stalled:
             self._is_stalled = False
-            self.stalled_seconds += late
-            log.warning("the event loop goes on: it stood still for %.1f s", late)
+            self.stalled_seconds += silence_seconds
+            log.warning("the event loop goes on: it stood still for %.1f s", silence_seconds)
 
     def check(self) -> None:
-        """Look whether it does; about every so often."""
+        """Log a stall if the latest heartbeat is too old."""
         now = self._clock()
-        late, own = now - self._beat_at, now - self._checked_at
-        self._checked_at = now
-        if self._is_stalled or late < self._seconds:
+        silence_seconds, check_gap_seconds = (
+            now - self._last_heartbeat_at,
+            now - self._last_check_at,
+        )
+        self._last_check_at = now
+        if self._is_stalled or silence_seconds < self._threshold_seconds:
             return
         self._is_stalled = True
-        self.count += 1
-        if own >= self._seconds:
+        self.stall_count += 1
+        if check_gap_seconds >= self._threshold_seconds:
             log.error(
                 "the whole process stood still for %.1f s: stopped by the system, or in a call "
                 "that lets no thread run; the event loop is in %s",
-                own,
-                self._where(),
+                check_gap_seconds,
+                self._describe_stack(),
             )
         else:
-            log.error("the event loop stands still for %.1f s: it is in %s", late, self._where())
+            log.error(
+                "the event loop stands still for %.1f s: it is in %s",
+                silence_seconds,
+                self._describe_stack(),
+            )
 
-    def _where_is_it(self) -> str:
+    def _describe_loop_stack(self) -> str:
         frame = sys._current_frames().get(self._thread_id)
-        return "no thread any more" if frame is None else stack(frame)
+        return "no thread any more" if frame is None else format_stack(frame)
 
     async def run(self) -> None:
-        """Beat until cancelled."""
+        """Record heartbeats until cancelled."""
         while True:
-            self.beat()
-            await trio.sleep(_BEAT_SECONDS)
+            self.record_heartbeat()
+            await trio.sleep(_HEARTBEAT_SECONDS)
 
     @contextmanager
-    def watched(self) -> Iterator[None]:
-        """Have a thread look, as long as the block lasts."""
-        over = threading.Event()
+    def watch_in_thread(self) -> Iterator[None]:
+        """Check in a thread for the length of the block."""
+        stopped = threading.Event()
 
-        def look() -> None:
-            while not over.wait(_BEAT_SECONDS):
+        def check_until_stopped() -> None:
+            while not stopped.wait(_HEARTBEAT_SECONDS):
                 self.check()
 
-        thread = threading.Thread(target=look, name="simplebus stalls", daemon=True)
+        thread = threading.Thread(target=check_until_stopped, name="simplebus stalls", daemon=True)
         thread.start()
         try:
             yield
         finally:
-            over.set()
+            stopped.set()
             thread.join()
 
 
-def stack(frame: FrameType) -> str:
-    """Where a thread is, in one line: the innermost call first."""
-    calls: list[str] = []
-    at: FrameType | None = frame
-    while at is not None and len(calls) < _FRAMES_MAX:
-        code = at.f_code
+def format_stack(frame: FrameType) -> str:
+    """Return the calls of a thread in one line, innermost first."""
+    call_texts: list[str] = []
+    caller: FrameType | None = frame
+    while caller is not None and len(call_texts) < _FRAMES_MAX:
+        code = caller.f_code
         file = Path(code.co_filename)
-        calls.append(f"{code.co_name} ({file.parent.name}/{file.name}:{at.f_lineno})")
-        at = at.f_back
-    return " < ".join(calls) + (" < …" if at is not None else "")
+        call_texts.append(f"{code.co_name} ({file.parent.name}/{file.name}:{caller.f_lineno})")
+        caller = caller.f_back
+    return " < ".join(call_texts) + (" < …" if caller is not None else "")

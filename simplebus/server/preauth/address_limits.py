@@ -1,6 +1,7 @@
-"""How many connections one address may have, and how fast it may make them.
+"""Limits on the connections of one address, and token buckets by key.
 
-Rule 1: what is kept of addresses is bounded by the connections that are open.
+Memory is bounded: counters exist only for addresses with open connections, and buckets have a
+maximum number.
 """
 
 from __future__ import annotations
@@ -15,29 +16,30 @@ BUCKETS_MAX = 65_536
 
 
 class KeyedTokenBuckets:
-    """A bucket for each key: full at first, and filled again at a rate. Time is an argument."""
+    """A token bucket per key, full at first. Time is an argument."""
 
     def __init__(self, burst: float, tokens_per_second: float) -> None:
         assert burst >= 1
         self._burst = burst
         self._tokens_per_second = tokens_per_second
         self._tokens: dict[str, tuple[float, float]] = {}
-        """How much is left, and since when that was true."""
+        """Tokens by key, with the time at which that was their number. Least recently used first.
+        """
 
     def __len__(self) -> int:
         return len(self._tokens)
 
     def token_count(self, key: str, now: float) -> float:
-        """How many it has."""
+        """Return the tokens of a key."""
         left, since = self._tokens.get(key, (self._burst, now))
         return min(self._burst, left + (now - since) * self._tokens_per_second)
 
     def has_token(self, key: str, now: float) -> bool:
-        """Whether there is one that could be taken."""
+        """Return True if the key has at least one token."""
         return self.token_count(key, now) >= 1
 
     def take_token(self, key: str, now: float) -> bool:
-        """Take one, if there is one."""
+        """Take a token. Returns False if there is none."""
         left = self.token_count(key, now)
         self._tokens.pop(key, None)
         is_there = left >= 1
@@ -49,7 +51,7 @@ class KeyedTokenBuckets:
         return is_there
 
     def remove_full(self, now: float) -> None:
-        """Forget those that have filled up again."""
+        """Remove buckets that have refilled."""
         for key, (left, since) in list(self._tokens.items()):
             if left + (now - since) * self._tokens_per_second < self._burst:
                 break  # Those behind it were asked for later.
@@ -57,11 +59,11 @@ class KeyedTokenBuckets:
 
 
 _BURST_SECONDS = 10.0
-"""An address that was quiet may make so many seconds' worth of connections at once."""
+"""Burst of an idle address, in seconds of its connection rate."""
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only programs on this machine reach a host."""
+    """Return True if only programs on this machine can reach `host`."""
     if host == "localhost":
         return True
     try:
@@ -71,22 +73,26 @@ def is_loopback(host: str) -> bool:
 
 
 class AddressLimits:
-    """Of all doors of one bus. 0 sets no limit."""
+    """Connection limits per address, for all listeners of a server. 0 means no limit."""
 
     def __init__(self, connections_max: int = 0, connections_per_second: float = 0.0) -> None:
         self._open_counts: Counter[str] = Counter()
         self.set_limits(connections_max, connections_per_second)
 
     def set_limits(self, connections_max: int, connections_per_second: float) -> None:
-        """Have these limits from now on. Connections that are open stay."""
+        """Replace the limits. Open connections stay."""
         self._connections_max = connections_max
         self._rate_buckets: KeyedTokenBuckets | None = None
         if connections_per_second > 0:
-            self._rate_buckets = KeyedTokenBuckets(max(1.0, connections_per_second * _BURST_SECONDS), connections_per_second)
+            self._rate_buckets = KeyedTokenBuckets(
+                max(1.0, connections_per_second * _BURST_SECONDS), connections_per_second
+            )
 
     def register_connection(self, address: str, now: float) -> tuple[Reason, str] | None:
-        """Why a connection from this address is not taken; None when it is, and `left` is to be
-        called at its end."""
+        """Count a new connection, or return why it is refused.
+
+        The caller calls `remove_connection` at the end of each connection that is not refused.
+        """
         address = address_network(address)
         if self._connections_max and self._open_counts[address] >= self._connections_max:
             return (
@@ -99,7 +105,7 @@ class AddressLimits:
         return None
 
     def remove_connection(self, address: str) -> None:
-        """A connection has ended."""
+        """Count the end of a connection."""
         address = address_network(address)
         self._open_counts[address] -= 1
         if self._open_counts[address] <= 0:

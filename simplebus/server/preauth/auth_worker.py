@@ -1,12 +1,9 @@
-"""What peers say of who they are, checked before the bus is told: slow passwords, by a thread.
+"""Checks credentials before the session gets them; slow password hashes run in a thread.
 
-Rule 1: the event loop never works out a slow hash, and no more than one is worked out at a time.
-Rule 2: what is wrong is counted, for who comes from one place and for whom it says to be; who has
-been wrong too often is not looked at for a while. What is right costs nothing.
-Rule 3: who waits for a check waits for others of the same place, and each place has its turn: those
-that have been wrong last. Guessing at speed costs who guesses, and nobody else.
-Rule 4: a password that was right before is known at once, and one that several say is worked out
-once.
+At most one slow hash is computed at a time, and never in the event loop. Failures are counted per
+network and per user; both are refused for a while after too many. Waiting checks take turns by
+network, those with the fewest failures first, so that guessing slows down only who guesses.
+Passwords that were valid before are remembered, and equal checks share one computation.
 """
 
 from __future__ import annotations
@@ -26,188 +23,208 @@ from simplebus.core.protocol.requests import Auth
 from simplebus.core.session.rate_limits import address_network
 from simplebus.core.users.users import Users
 from simplebus.server.preauth.address_limits import KeyedTokenBuckets
-from simplebus.server.preauth.greeting import Greetings
+from simplebus.server.preauth.greeting import GreetingBuffers
 
 log = logging.getLogger("simplebus.server")
 
-_PLACES_MAX = 64
-"""From so many places checks may wait,"""
-_WAITING_MAX = 256
-"""and so many from each."""
-_WRONG_AT_ONCE, _WRONG_PER_SECOND = 5, 0.5
+_NETWORKS_MAX = 64
+"""Networks from which checks may wait."""
+_CHECKS_PER_NETWORK_MAX = 256
+"""Waiting checks per network."""
+_USER_FAILURE_BURST, _USER_FAILURES_PER_SECOND = 5, 0.5
 """How often one place may be wrong about one user."""
-_WRONG_OF_PLACE_AT_ONCE, _WRONG_OF_PLACE_PER_SECOND = 50, 5.0
+_NETWORK_FAILURE_BURST, _NETWORK_FAILURES_PER_SECOND = 50, 5.0
 """And about whomever."""
 
 
 @dataclass(eq=False, slots=True)
-class _Check:
-    """A slow password, and who waits for it."""
+class _PasswordCheck:
+    """A slow password check, shared by all connections that wait for it."""
 
-    place: str
-    kept: str
-    said: str = field(repr=False)
-    turn: trio.Event = field(default_factory=trio.Event)
-    """Set when it is to be worked out, or gives way to others."""
-    gives_way: bool = False
+    network: str
+    password_hash: str
+    password: str = field(repr=False)
+    started: trio.Event = field(default_factory=trio.Event)
+    """Set when the check may run, or was evicted."""
+    is_evicted: bool = False
     done: trio.Event = field(default_factory=trio.Event)
-    is_right: bool | None = None
-    """None if nobody has worked it out."""
+    is_valid: bool | None = None
+    """Result; None if the check did not run."""
 
 
-class Gatekeeper:
-    """Of one bus, for all its doors."""
+class AuthWorker:
+    """Checks credentials for all listeners of a server."""
 
     def __init__(self, users: Users) -> None:
         self.users = users
-        self.greetings = Greetings()
-        """What is heard of those who have not said who they are."""
-        self.checks = 0
-        """Slow passwords that were looked at."""
-        self._wrong = KeyedTokenBuckets(_WRONG_AT_ONCE, _WRONG_PER_SECOND)
-        self._wrong_of_place = KeyedTokenBuckets(_WRONG_OF_PLACE_AT_ONCE, _WRONG_OF_PLACE_PER_SECOND)
-        self._line: dict[str, deque[_Check]] = {}
-        """By place: who has had its turn last is last."""
-        self._asked: dict[tuple[str, str], _Check] = {}
-        self._is_at_work = False
+        self.greeting_buffers = GreetingBuffers()
+        """First messages of connections that are not authenticated yet."""
+        self.check_count = 0
+        """Slow password checks so far."""
+        self._failures_by_user = KeyedTokenBuckets(_USER_FAILURE_BURST, _USER_FAILURES_PER_SECOND)
+        self._failures_by_network = KeyedTokenBuckets(
+            _NETWORK_FAILURE_BURST, _NETWORK_FAILURES_PER_SECOND
+        )
+        self._waiting_checks: dict[str, deque[_PasswordCheck]] = {}
+        """Waiting checks by network. The network that was served last is at the end."""
+        self._active_checks: dict[tuple[str, str], _PasswordCheck] = {}
+        self._is_hashing = False
 
-    def adopt(self, users: Users) -> None:
-        """These are the users from now on. What was learned of their passwords stays known."""
-        users.passwords.adopt(self.users.passwords, {user.password for user in users.users})
+    def replace_users(self, users: Users) -> None:
+        """Use another user table. Passwords that are known to be valid are kept."""
+        users.passwords.copy_remembered(
+            self.users.passwords, {user.password for user in users.users}
+        )
         self.users = users
 
-    async def hear(
-        self, auth: Auth | None, address: str, knows: Callable[[Auth], bool] | None = None
+    async def check(
+        self, auth: Auth | None, address: str, is_valid_auth: Callable[[Auth], bool] | None = None
     ) -> None:
-        """A peer from this address says who it is: work out what the bus is to know before it
-        judges. `knows` says of a door that lets others in as well whether this is one of them.
+        """Check the credentials of a new connection, so that the session can decide without a wait.
 
-        Raises RemoteProtocolError (too_many_attempts).
+        Args:
+            auth: Credentials, if any.
+            address: Address of the client.
+            is_valid_auth: Tells whether a listener with users of its own knows these credentials.
+
+        Raises:
+            RemoteProtocolError: too_many_attempts.
         """
-        if auth is None or not (auth.verify_password or auth.token):
+        if auth is None or not (auth.user or auth.token):
             return
-        place = address_network(address)
-        self._check_may_try(place, auth)
+        network = address_network(address)
+        self._check_failure_limits(network, auth)
         users = self.users
-        is_right = (knows or users.knows)(auth)
-        slow = None if is_right else users.slow_check(auth)
-        if slow is not None and await self._look(place, auth, *slow):
-            self.users.passwords.learn(*slow)
-            is_right = self.users.knows(auth)  # Who is nobody is wrong whatever it says.
-        if not is_right:
-            self._note_wrong(place, auth)
+        is_valid = (is_valid_auth or users.is_authentic)(auth)
+        slow_check = None if is_valid else users.pending_slow_check(auth)
+        if slow_check is not None and await self._run_slow_check(network, auth, *slow_check):
+            self.users.passwords.remember_correct(*slow_check)
+            is_valid = self.users.is_authentic(auth)  # Who is nobody is wrong whatever it says.
+        if not is_valid:
+            self._record_failure(network, auth)
 
-    def hear_again(self, auth: Auth, address: str, knows: Callable[[Auth], bool]) -> None:
-        """The same of a peer that is inside and says to be somebody else. Slow passwords are not
-        worked out for that: they are wrong unless they are known.
+    def recheck(self, auth: Auth, address: str, is_valid_auth: Callable[[Auth], bool]) -> None:
+        """Check new credentials of an authenticated client.
 
-        Raises RemoteProtocolError (too_many_attempts).
+        Slow hashes are not computed: an unknown password counts as wrong.
+
+        Raises:
+            RemoteProtocolError: too_many_attempts.
         """
-        place = address_network(address)
-        self._check_may_try(place, auth)
-        if not knows(auth):
-            self._note_wrong(place, auth)
+        network = address_network(address)
+        self._check_failure_limits(network, auth)
+        if not is_valid_auth(auth):
+            self._record_failure(network, auth)
 
-    def _note_wrong(self, place: str, auth: Auth) -> None:
+    def _record_failure(self, network: str, auth: Auth) -> None:
         now = trio.current_time()
-        self._wrong_of_place.take_token(place, now)
+        self._failures_by_network.take_token(network, now)
         if not auth.token:
-            self._wrong.take_token(_key(place, auth), now)
+            self._failures_by_user.take_token(_bucket_key(network, auth), now)
 
-    def _check_may_try(self, place: str, auth: Auth) -> None:
+    def _check_failure_limits(self, network: str, auth: Auth) -> None:
         now = trio.current_time()
-        may_try = self._wrong_of_place.has_token(place, now)
-        if may_try and (auth.token or self._wrong.has_token(_key(place, auth), now)):
+        can_try = self._failures_by_network.has_token(network, now)
+        if can_try and (
+            auth.token or self._failures_by_user.has_token(_bucket_key(network, auth), now)
+        ):
             return
         raise RemoteProtocolError(
             Reason.TOO_MANY_ATTEMPTS,
             "too many wrong passwords came from this address; wait a little",
         )
 
-    async def _look(self, place: str, auth: Auth, kept: str, said: str) -> bool:
-        """Whether this is what is kept as that hash."""
-        while (check := self._asked.get((kept, said))) is not None:
+    async def _run_slow_check(
+        self, network: str, auth: Auth, password_hash: str, password: str
+    ) -> bool:
+        """Wait for a turn and compare the password with the hash."""
+        while (check := self._active_checks.get((password_hash, password))) is not None:
             await check.done.wait()
-            if check.is_right is not None:
-                return check.is_right
-        check = _Check(place, kept, said)
-        self._stand_in_line(check)
-        self._asked[kept, said] = check
+            if check.is_valid is not None:
+                return check.is_valid
+        check = _PasswordCheck(network, password_hash, password)
+        self._enqueue(check)
+        self._active_checks[password_hash, password] = check
         try:
-            self._go_on()
-            await check.turn.wait()
-            if check.gives_way:
-                raise _too_many_wait()
-            self._check_may_try(place, auth)  # Others of the place may have been wrong meanwhile.
-            check.is_right = await _worked_out(kept, said)
-            self.checks += 1
-            return check.is_right
+            self._start_next()
+            await check.started.wait()
+            if check.is_evicted:
+                raise _queue_full_error()
+            self._check_failure_limits(
+                network, auth
+            )  # Others of the place may have been wrong meanwhile.
+            check.is_valid = await _verify_in_thread(password_hash, password)
+            self.check_count += 1
+            return check.is_valid
         finally:
-            del self._asked[kept, said]
+            del self._active_checks[password_hash, password]
             check.done.set()
-            self._leave_line(check)
-            self._go_on()
+            self._dequeue(check)
+            self._start_next()
 
-    def _stand_in_line(self, check: _Check) -> None:
-        """Raises RemoteProtocolError (too_many_attempts) where there is no room."""
-        waiting = self._line.get(check.place, ())
-        if len(waiting) >= _WAITING_MAX:
-            raise _too_many_wait()
-        if not waiting and len(self._line) >= _PLACES_MAX:
+    def _enqueue(self, check: _PasswordCheck) -> None:
+        """Queue a check. Raises RemoteProtocolError (too_many_attempts) if the queue is full."""
+        waiting = self._waiting_checks.get(check.network, ())
+        if len(waiting) >= _CHECKS_PER_NETWORK_MAX:
+            raise _queue_full_error()
+        if not waiting and len(self._waiting_checks) >= _NETWORKS_MAX:
             # The last one of those that have been wrong most: it may be the newcomer.
-            places = [*self._line, check.place]
-            last = max(reversed(places), key=self._wrongs)
-            if last == check.place:
-                raise _too_many_wait()
-            for other in self._line.pop(last):
-                other.gives_way = True
-                other.turn.set()
-        self._line.setdefault(check.place, deque()).append(check)
+            networks = [*self._waiting_checks, check.network]
+            last = max(reversed(networks), key=self._failure_count)
+            if last == check.network:
+                raise _queue_full_error()
+            for other in self._waiting_checks.pop(last):
+                other.is_evicted = True
+                other.started.set()
+        self._waiting_checks.setdefault(check.network, deque()).append(check)
 
-    def _leave_line(self, check: _Check) -> None:
-        if check.turn.is_set():
-            self._is_at_work = self._is_at_work and check.gives_way
-        elif (waiting := self._line.get(check.place)) is not None:
+    def _dequeue(self, check: _PasswordCheck) -> None:
+        if check.started.is_set():
+            self._is_hashing = self._is_hashing and check.is_evicted
+        elif (waiting := self._waiting_checks.get(check.network)) is not None:
             waiting.remove(check)
             if not waiting:
-                del self._line[check.place]
+                del self._waiting_checks[check.network]
 
-    def _go_on(self) -> None:
-        """The next one, if nobody is at work."""
-        if self._is_at_work or not self._line:
+    def _start_next(self) -> None:
+        """Start the next check unless one runs."""
+        if self._is_hashing or not self._waiting_checks:
             return
-        place = min(self._line, key=self._wrongs)
-        waiting = self._line.pop(place)
+        network = min(self._waiting_checks, key=self._failure_count)
+        waiting = self._waiting_checks.pop(network)
         check = waiting.popleft()
         if waiting:
-            self._line[place] = waiting  # Behind the others.
-        self._is_at_work = True
-        check.turn.set()
+            self._waiting_checks[network] = waiting  # Behind the others.
+        self._is_hashing = True
+        check.started.set()
 
-    def _wrongs(self, place: str) -> int:
-        """How often it has been wrong of late."""
+    def _failure_count(self, network: str) -> int:
+        """Return the recent failures of a network."""
         now = trio.current_time()
-        return _WRONG_OF_PLACE_AT_ONCE - int(self._wrong_of_place.token_count(place, now))
+        return _NETWORK_FAILURE_BURST - int(self._failures_by_network.token_count(network, now))
 
 
-def _key(place: str, auth: Auth) -> str:
-    return f"{place} {auth.user[:NAME_CHARACTERS_MAX]}"
+def _bucket_key(network: str, auth: Auth) -> str:
+    return f"{network} {auth.user[:NAME_CHARACTERS_MAX]}"
 
 
-def _too_many_wait() -> RemoteProtocolError:
+def _queue_full_error() -> RemoteProtocolError:
     return RemoteProtocolError(
         Reason.TOO_MANY_ATTEMPTS, "too many others wait to be let in; try again in a little"
     )
 
 
-async def _worked_out(kept: str, said: str) -> bool:
-    """The same as `is_password`, in a thread of its own. It has no lower priority: others would
-    keep it from its processor while it keeps the event loop from the interpreter."""
+async def _verify_in_thread(password_hash: str, password: str) -> bool:
+    """Run `verify_password` in a thread.
+
+    The thread has normal priority. With a lower one, other processes would take its CPU while it
+    holds the interpreter lock that the event loop needs.
+    """
     token, done, found = trio.lowlevel.current_trio_token(), trio.Event(), [False]
 
     def work() -> None:
         try:
-            found[0] = is_password(kept, said)
+            found[0] = verify_password(password_hash, password)
         except Exception:
             log.exception("a password could not be checked")
         with contextlib.suppress(trio.RunFinishedError):
@@ -219,12 +236,12 @@ async def _worked_out(kept: str, said: str) -> bool:
     return found[0]
 
 
-def is_password(kept: str, said: str) -> bool:
-    """Whether a password is the one that is kept as this slow hash. Takes long."""
+def verify_password(password_hash: str, password: str) -> bool:
+    """Return True if the password matches the Argon2 hash. Slow."""
     from argon2 import PasswordHasher
     from argon2.exceptions import Argon2Error, InvalidHashError
 
     try:
-        return PasswordHasher().verify(kept, said.encode("utf-8", "surrogatepass"))
+        return PasswordHasher().verify(password_hash, password.encode("utf-8", "surrogatepass"))
     except (Argon2Error, InvalidHashError):
         return False

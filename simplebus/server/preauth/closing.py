@@ -1,8 +1,7 @@
-"""Who was told why it goes, and has not hung up: of all doors of one bus.
+"""Refused connections whose clients have not closed yet.
 
-Closing a socket with bytes unread would take back what was just sent: it stays open for a moment.
-Rule 1: no more than a few of them take a descriptor, however many are told to go. The one that was
-told first is closed for one more, and where somebody else needs its descriptor: it is of no use.
+Closing a socket with unread input would reset the connection, and the client would lose the error
+that was just sent. So the socket stays open for a moment.
 """
 
 from __future__ import annotations
@@ -12,32 +11,32 @@ from collections.abc import Callable
 
 CLOSING_CONNECTIONS_MAX = 64
 
-Close = Callable[[], object]
-"""Closes a socket, at once."""
+CloseSocket = Callable[[], object]
+"""Closes a socket at once."""
 
 
 class ClosingConnections:
-    """Invariant: no more of them than FAREWELLS_MAX."""
+    """Sockets that stay open until their clients close; at most CLOSING_CONNECTIONS_MAX."""
 
     def __init__(self) -> None:
-        self._closers: OrderedDict[Close, None] = OrderedDict()
-        """Who was told first comes first."""
+        self._closers: OrderedDict[CloseSocket, None] = OrderedDict()
+        """Close functions, oldest first."""
 
     def __len__(self) -> int:
         return len(self._closers)
 
-    def add(self, close: Close) -> None:
-        """One more has been told. `go` when it has hung up, or has had its time."""
+    def add(self, close: CloseSocket) -> None:
+        """Add a socket; closes the oldest one if there are too many."""
         if len(self._closers) >= CLOSING_CONNECTIONS_MAX:
             self.close_oldest()
         self._closers[close] = None
 
-    def discard(self, close: Close) -> None:
-        """It is closed, perhaps by us."""
+    def discard(self, close: CloseSocket) -> None:
+        """Remove a socket that is closed."""
         self._closers.pop(close, None)
 
     def close_oldest(self) -> bool:
-        """Close one. Returns whether there was any: its descriptor is free then."""
+        """Close the oldest socket to free its descriptor. Returns False if there is none."""
         if not self._closers:
             return False
         close, _ = self._closers.popitem(last=False)

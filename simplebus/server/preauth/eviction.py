@@ -1,9 +1,7 @@
-"""Who has not said who they are, at one door: they make room for others where it is full.
+"""Eviction of unauthenticated connections when a listener is full.
 
-Rule 1: who is inside never makes room. As long as there are strangers, whoever comes is let in.
-Rule 2: of a place that has a good part of them, the one that has been there longest goes; where no
-place has so many, the one that has been there longest of all: who says who it is does so soon.
-Rule 3: it costs the same however many there are.
+Authenticated connections are never evicted. The oldest connection of a network with a large share
+is evicted first; without such a network, the oldest one of all. All operations are O(1).
 """
 
 from __future__ import annotations
@@ -13,63 +11,71 @@ from collections.abc import Callable
 
 from simplebus.core.errors import RemoteProtocolError
 
-Cut = Callable[[RemoteProtocolError], object]
-"""Ends a connection for a reason."""
-PART = 4
-"""Such a part of all is a good part."""
+Disconnect = Callable[[RemoteProtocolError], object]
+"""Closes a connection with an error as the reason."""
+LARGE_NETWORK_FRACTION = 4
+"""A network has a large share if it has more than 1/4 of the connections."""
 
 
-class Strangers:
-    """Of one door."""
+class EvictableConnections:
+    """Unauthenticated connections of one listener, each identified by its disconnect function."""
 
     def __init__(self) -> None:
-        self._all: OrderedDict[Cut, str] = OrderedDict()
-        """With their places. Who has been there longest comes first."""
-        self._places: dict[str, OrderedDict[Cut, None]] = {}
-        """Likewise. No place is empty."""
-        self._sizes: dict[int, dict[str, None]] = {}
-        """Places by how many they have. None is empty."""
-        self._most = 0
-        """How many the fullest has."""
+        self._network_by_connection: OrderedDict[Disconnect, str] = OrderedDict()
+        """Network of each connection, oldest connection first."""
+        self._connections_by_network: dict[str, OrderedDict[Disconnect, None]] = {}
+        """Connections of each network, oldest first. No network is empty."""
+        self._networks_by_size: dict[int, dict[str, None]] = {}
+        """Networks by their number of connections."""
+        self._largest_size = 0
+        """Connections of the largest network."""
 
     def __len__(self) -> int:
-        return len(self._all)
+        return len(self._network_by_connection)
 
-    def come(self, place: str, cut: Cut) -> None:
-        """One more, of a `place_of` an address. `go` when it has said who it is, or is gone."""
-        self._all[cut] = place
-        there = self._places.setdefault(place, OrderedDict())
-        there[cut] = None
-        self._resize(place, len(there) - 1, len(there))
+    def add(self, network: str, disconnect: Disconnect) -> None:
+        """Add a connection from a network, as returned by `address_network`."""
+        self._network_by_connection[disconnect] = network
+        connections = self._connections_by_network.setdefault(network, OrderedDict())
+        connections[disconnect] = None
+        self._move_to_size(network, len(connections) - 1, len(connections))
 
-    def go(self, cut: Cut) -> None:
-        """It is none any more. One that has made room is none either."""
-        if (place := self._all.pop(cut, None)) is None:
+    def discard(self, disconnect: Disconnect) -> None:
+        """Remove a connection that is authenticated, closed or evicted."""
+        if (network := self._network_by_connection.pop(disconnect, None)) is None:
             return
-        there = self._places[place]
-        del there[cut]
-        if not there:
-            del self._places[place]
-        self._resize(place, len(there) + 1, len(there))
+        connections = self._connections_by_network[network]
+        del connections[disconnect]
+        if not connections:
+            del self._connections_by_network[network]
+        self._move_to_size(network, len(connections) + 1, len(connections))
 
-    def _resize(self, place: str, before: int, now: int) -> None:
+    def _move_to_size(self, network: str, before: int, now: int) -> None:
         if before:
-            del self._sizes[before][place]
-            if not self._sizes[before]:
-                del self._sizes[before]
+            del self._networks_by_size[before][network]
+            if not self._networks_by_size[before]:
+                del self._networks_by_size[before]
         if now:
-            self._sizes.setdefault(now, {})[place] = None
-        if now > self._most or self._most not in self._sizes:
-            self._most = now  # It has changed by one.
+            self._networks_by_size.setdefault(now, {})[network] = None
+        if now > self._largest_size or self._largest_size not in self._networks_by_size:
+            self._largest_size = now  # It has changed by one.
 
-    def make_room(self, error: RemoteProtocolError) -> bool:
-        """Cut one off for one that comes. Returns whether there was any. The one that goes may be
-        there a moment longer."""
-        if not self._all:
+    def evict_one(self, error: RemoteProtocolError) -> bool:
+        """Disconnect one connection with `error`. Returns False if there is none.
+
+        Its socket is closed a moment later.
+        """
+        if not self._network_by_connection:
             return False
-        cut = next(iter(self._all))
-        if self._most * PART > len(self._all):
-            cut = next(iter(self._places[next(iter(self._sizes[self._most]))]))
-        self.go(cut)
-        cut(error)
+        disconnect = next(iter(self._network_by_connection))
+        if self._largest_size * LARGE_NETWORK_FRACTION > len(self._network_by_connection):
+            disconnect = next(
+                iter(
+                    self._connections_by_network[
+                        next(iter(self._networks_by_size[self._largest_size]))
+                    ]
+                )
+            )
+        self.discard(disconnect)
+        disconnect(error)
         return True

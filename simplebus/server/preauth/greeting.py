@@ -1,12 +1,10 @@
-"""What is heard of peers that have not said who they are.
+"""First messages of connections that are not authenticated yet.
 
-Rule 1: nobody is asked to wait for others here, and nothing is looked at twice: it costs what it
-weighs, however it comes.
-Rule 2: what all of them have sent is bounded. Beyond that, who has sent its share and more is not
-heard any further; who has sent less makes place of the one that has sent most.
+All greetings together are bounded. Beyond the limit, a client that has sent at least its share is
+refused; otherwise the client that has sent most is disconnected. Bytes are searched only once.
 
-    Heartbeats, a few │ the first frame, as far as it is there
-    let go of           kept, and looked through up to here
+    heartbeats │ first frame, as far as received
+    discarded    buffered and searched up to `searched_bytes`
 """
 
 from __future__ import annotations
@@ -16,105 +14,108 @@ from collections.abc import Callable
 from simplebus.core.errors import Reason, RemoteProtocolError
 from simplebus.core.limits import (
     DELIMITER_BYTES,
-    EARLY_HEARTBEATS_MAX,
-    GREETING_BYTES_MAX,
-    GREETINGS_BYTES_MAX,
+    HANDSHAKE_FRAME_BYTES_MAX,
+    HANDSHAKE_HEARTBEATS_MAX,
+    HANDSHAKES_BYTES_MAX,
     HEADER_BYTES,
 )
 from simplebus.core.protocol import frames
 from simplebus.core.protocol.requests import Auth, ConnectRequest, decode
 
 
-class Heard:
-    """Of one peer. `cut` ends its connection for a reason."""
+class Greeting:
+    """Received bytes of one client, and the function that disconnects it."""
 
-    def __init__(self, cut: Callable[[RemoteProtocolError], object]) -> None:
+    def __init__(self, disconnect: Callable[[RemoteProtocolError], object]) -> None:
         self.data = bytearray()
-        self.cut = cut
-        self.searched = 0
-        """No end of a frame, or of a line, begins before this."""
-        self.heartbeats = 0
-        """How many were let go of."""
+        self.disconnect = disconnect
+        self.searched_bytes = 0
+        """No frame or line ends before this offset."""
+        self.heartbeat_count = 0
+        """Discarded heartbeats."""
 
 
-class Greetings:
-    """Of all doors of one bus. Invariant: what is heard of all <= limit."""
+class GreetingBuffers:
+    """Greetings of all listeners. Invariant: `held_bytes <= bytes_max`."""
 
-    def __init__(self, limit: int = GREETINGS_BYTES_MAX) -> None:
-        self._limit = limit
-        self._all: dict[Heard, int] = {}
-        """With how much of it is counted."""
+    def __init__(self, bytes_max: int = HANDSHAKES_BYTES_MAX) -> None:
+        self._bytes_max = bytes_max
+        self._counted_bytes: dict[Greeting, int] = {}
+        """Counted bytes of each greeting."""
         self.held_bytes = 0
 
-    def open(self, cut: Callable[[RemoteProtocolError], object]) -> Heard:
-        """One more has come. `close` when it has said who it is, or is gone."""
-        heard = Heard(cut)
-        self._all[heard] = 0
-        return heard
+    def open(self, disconnect: Callable[[RemoteProtocolError], object]) -> Greeting:
+        """Add a client. The caller calls `close` when it is authenticated or gone."""
+        greeting = Greeting(disconnect)
+        self._counted_bytes[greeting] = 0
+        return greeting
 
-    def count(self, heard: Heard) -> None:
-        """So much is kept of it now. Raises RemoteProtocolError (pending_limit)."""
-        if heard not in self._all:  # It has made place for others.
-            raise _too_much(len(heard.data))
-        self._note(heard)
-        if self.held_bytes <= self._limit:
+    def enforce_limit(self, greeting: Greeting) -> None:
+        """Count the greeting's new bytes. Raises RemoteProtocolError (pending_limit)."""
+        if greeting not in self._counted_bytes:  # It has made place for others.
+            raise _greeting_too_large(len(greeting.data))
+        self._update_size(greeting)
+        if self.held_bytes <= self._bytes_max:
             return
-        share = self._limit // len(self._all)
-        if len(heard.data) >= share:
-            raise _too_much(len(heard.data))
-        while self.held_bytes > self._limit:
-            most = max(self._all, key=self._all.__getitem__)
-            size = self._all[most]
-            self.close(most)
-            most.cut(_too_much(size))
+        share = self._bytes_max // len(self._counted_bytes)
+        if len(greeting.data) >= share:
+            raise _greeting_too_large(len(greeting.data))
+        while self.held_bytes > self._bytes_max:
+            largest = max(self._counted_bytes, key=self._counted_bytes.__getitem__)
+            size = self._counted_bytes[largest]
+            self.close(largest)
+            largest.disconnect(_greeting_too_large(size))
 
-    def _note(self, heard: Heard) -> None:
-        size = len(heard.data)
-        self.held_bytes += size - self._all[heard]
-        self._all[heard] = size
+    def _update_size(self, greeting: Greeting) -> None:
+        size = len(greeting.data)
+        self.held_bytes += size - self._counted_bytes[greeting]
+        self._counted_bytes[greeting] = size
 
-    def close(self, heard: Heard) -> None:
-        """Nothing is kept of it any more."""
-        self.held_bytes -= self._all.pop(heard, 0)
+    def close(self, greeting: Greeting) -> None:
+        """Remove a greeting."""
+        self.held_bytes -= self._counted_bytes.pop(greeting, 0)
 
 
-def _too_much(size: int) -> RemoteProtocolError:
+def _greeting_too_large(size: int) -> RemoteProtocolError:
     return RemoteProtocolError(
         Reason.PENDING_LIMIT,
         f"peers that have not said who they are have sent too much, and this one {size} bytes",
     )
 
 
-def introduction(heard: Heard) -> tuple[bool, Auth | None]:
-    """Whether a binary peer's first frame but Heartbeats is whole, and what it says of who the peer
-    is. What is wrong with it is for the bus to say.
+def parse_greeting(greeting: Greeting) -> tuple[bool, Auth | None]:
+    """Return whether the first frame of a binary client is complete, and its credentials.
 
-    Raises RemoteProtocolError (frame_too_long, unauthorized).
+    Heartbeats before the frame are skipped. An invalid frame is returned as complete without
+    credentials; the session reports the error.
+
+    Raises:
+        RemoteProtocolError: frame_too_long or unauthorized.
     """
-    data = heard.data
-    while (end := data.find(frames.DELIMITER, max(HEADER_BYTES, heard.searched))) >= 0:
+    data = greeting.data
+    while (end := data.find(frames.DELIMITER, max(HEADER_BYTES, greeting.searched_bytes))) >= 0:
         if data[0] != frames.HEARTBEAT:
-            return True, _auth(data, end)
-        heard.heartbeats += 1
-        if heard.heartbeats > EARLY_HEARTBEATS_MAX:
+            return True, _parse_auth(data, end)
+        greeting.heartbeat_count += 1
+        if greeting.heartbeat_count > HANDSHAKE_HEARTBEATS_MAX:
             raise RemoteProtocolError(
                 Reason.UNAUTHORIZED,
-                f"{heard.heartbeats} Heartbeats came before the peer said who it is, "
-                f"{EARLY_HEARTBEATS_MAX} are allowed",
+                f"{greeting.heartbeat_count} Heartbeats came before the peer said who it is, "
+                f"{HANDSHAKE_HEARTBEATS_MAX} are allowed",
             )
         del data[: end + DELIMITER_BYTES]
-        heard.searched = 0
-    heard.searched = len(data) - DELIMITER_BYTES + 1
-    if len(data) > GREETING_BYTES_MAX:
+        greeting.searched_bytes = 0
+    greeting.searched_bytes = len(data) - DELIMITER_BYTES + 1
+    if len(data) > HANDSHAKE_FRAME_BYTES_MAX:
         raise RemoteProtocolError(
             Reason.FRAME_TOO_LONG,
-            f"{len(data)} bytes came before the peer said who it is, {GREETING_BYTES_MAX} are "
+            f"{len(data)} bytes came before the peer said who it is, {HANDSHAKE_FRAME_BYTES_MAX} are "
             "allowed",
         )
     return False, None
 
 
-def _auth(data: bytearray, end: int) -> Auth | None:
+def _parse_auth(data: bytearray, end: int) -> Auth | None:
     content = bytes(data[HEADER_BYTES:end])
     if data[0] != frames.CONNECT or not content.lstrip().startswith(b"{"):
         return None

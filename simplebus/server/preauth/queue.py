@@ -1,18 +1,17 @@
-"""Where those wait who have not said who they are, or have not come in yet: one of them moves at a
-time.
+"""Queue of unauthenticated connections, processed one at a time.
 
-Rule 1: however many of them have something to say at once, or go at once, or have had their time,
-whoever is inside waits for one step of one of them.
-Rule 2: they take what time the event loop has left. Where it has none left, they take a part of it.
-Rule 3: each place has its turn: many that come from one keep nobody waiting who comes from another.
-A place is an address at one door: whatever stands before the bus, health is told beside it.
-Rule 4: while a crowd is to move that is in already, few are let in for each step that it takes: who
-comes faster than it is dealt with waits in the system's queue, and takes neither descriptors nor
-memory. Never nobody: a crowd that always has something to say shuts no door.
+However many of them send, close or time out at once, authenticated clients wait for at most one
+step of one of them. They use the idle time of the event loop, or a fixed share if it is busy.
 
-    sockets ─► epoll ─► ready, by place ─► one step of one guest ─► the loop has nothing else to do,
-                                  ▲        or has had its time ─┐
-                                  └─────────────────────────────┘
+Origins take turns. An origin is a network at one listener, so a crowd from one network does not
+delay others, and health checks are independent of the message ports.
+
+While many connections are ready, listeners accept only after several steps. New clients then wait
+in the system's backlog, without descriptors or memory. Listeners are never stopped completely.
+
+    sockets ─► epoll ─► ready, by origin ─► one step of one connection ─► the loop is idle, or
+                                  ▲         has had its share ─┐
+                                  └────────────────────────────┘
 """
 
 from __future__ import annotations
@@ -29,202 +28,218 @@ from typing import Self
 import trio
 from trio.testing import wait_all_tasks_blocked
 
-PART_OF_LOOP = 0.25
-"""How much of the loop's time strangers have though others could use it all."""
-CROWD = 256
-"""So many are to move, and a listener has its turn only"""
-STEPS_BETWEEN = 16
-"""after so many steps: who comes and goes takes some three, and a turn lets in a few."""
-_NEWS_MAX = 64
-"""Of so many sockets is heard at once. Each costs a microsecond."""
-_TURNS_MAX = 2
-"""So many turns of the loop later at most whoever was told to move has moved."""
+LOOP_SHARE = 0.25
+"""Share of a busy event loop's time that unauthenticated connections get."""
+CROWD_SIZE = 256
+"""Ready connections from which listeners accept more slowly."""
+STEPS_BETWEEN_ACCEPTS = 16
+"""Steps between two accepts in that case. A short connection takes about three steps, and a
+listener
+accepts a few connections at once.
+"""
+_EVENTS_PER_STEP = 64
+"""Events and deadlines processed per step. Each costs about a microsecond."""
+_LOOP_TURNS_PER_STEP = 2
+"""Event loop turns within which a resumed task has certainly run."""
 
 
-class Anteroom:
-    """Of all doors of one loop. Enter `run` in a nursery: without it nobody moves."""
+class PreAuthQueue:
+    """Schedules the unauthenticated connections of all listeners. Start `run` in a nursery."""
 
     def __init__(self) -> None:
         self._poll = select.epoll()
-        self._ready: dict[Hashable, deque[Guest]] = {}
-        """By place: who is to move. Whose turn it was last is last."""
-        self._crowd = 0
-        """How many those are, but for listeners."""
-        self._watched: dict[int, Guest] = {}
-        """By descriptor: who waits for something to read."""
-        self._deadlines: list[tuple[float, int, Guest]] = []
-        """A heap. Guests that wait no more are in it, too: no more than those who wait."""
-        self._numbers = itertools.count()
-        self._sleep = trio.CancelScope()
-        self.steps = 0
-        """How many were taken."""
+        self._ready_by_origin: dict[Hashable, deque[PreAuthConnection]] = {}
+        """Connections that are ready to run. The origin that was served last is at the end."""
+        self._ready_connection_count = 0
+        """Ready connections, without listeners."""
+        self._polled_by_fd: dict[int, PreAuthConnection] = {}
+        """Connections that wait for input, by file descriptor."""
+        self._deadlines: list[tuple[float, int, PreAuthConnection]] = []
+        """Heap of deadlines. Outdated entries stay in it and are skipped; their number is bounded.
+        """
+        self._tie_breakers = itertools.count()
+        self._sleep_scope = trio.CancelScope()
+        self.step_count = 0
+        """Steps so far."""
 
     @property
-    def waiting(self) -> int:
-        """How many wait, for something to read or for their turn."""
-        return len(self._watched) + sum(map(len, self._ready.values()))
+    def waiting_count(self) -> int:
+        """Connections that wait for input or for their turn."""
+        return len(self._polled_by_fd) + sum(map(len, self._ready_by_origin.values()))
 
-    def enter(self, sock: socket.socket, place: Hashable, *, is_listener: bool = False) -> Guest:
-        """One more has come, from this place. To be used in a `with` block."""
-        return Guest(self, sock, place, is_listener)
+    def add(
+        self, sock: socket.socket, origin: Hashable, *, is_listener: bool = False
+    ) -> PreAuthConnection:
+        """Return the queue entry of a socket, to be used as a context manager."""
+        return PreAuthConnection(self, sock, origin, is_listener)
 
     async def run(self) -> None:
-        """Have them move, until cancelled."""
+        """Run one connection after the other until cancelled."""
         try:
             while True:
-                self._look()
-                if (guest := self._next()) is None:
-                    await self._sleep_on()
+                self._collect_ready()
+                if (connection := self._pop_next()) is None:
+                    await self._wait_for_events()
                     continue
-                self.steps += 1
-                guest.moved_at = self.steps
-                guest.move()
-                for _ in range(_TURNS_MAX):
-                    if guest.is_to_begin:
+                self.step_count += 1
+                connection.last_step_number = self.step_count
+                connection.start_step()
+                for _ in range(_LOOP_TURNS_PER_STEP):
+                    if connection.is_starting:
                         await trio.lowlevel.checkpoint()
-                await give_way(guest.took())
+                await yield_to_others(connection.step_seconds())
         finally:
             self._poll.close()
 
-    def _look(self) -> None:
-        """Who has something to read, or has had its time, is to move."""
-        for fd, _ in self._poll.poll(0, _NEWS_MAX):
-            if (guest := self._watched.pop(fd, None)) is not None:
-                self._queue(guest)
+    def _collect_ready(self) -> None:
+        """Mark connections as ready that have input or whose deadline has passed."""
+        for fd, _ in self._poll.poll(0, _EVENTS_PER_STEP):
+            if (connection := self._polled_by_fd.pop(fd, None)) is not None:
+                self._enqueue(connection)
         now = trio.current_time()
-        for _ in range(_NEWS_MAX):
+        for _ in range(_EVENTS_PER_STEP):
             if not self._deadlines or self._deadlines[0][0] > now:
                 break
-            deadline, _, guest = heapq.heappop(self._deadlines)
-            if guest.listed_at != deadline:
+            deadline, _, connection = heapq.heappop(self._deadlines)
+            if connection.scheduled_at != deadline:
                 continue
-            guest.listed_at = math.inf
-            if guest.is_queued:  # It waits for us.
+            connection.scheduled_at = math.inf
+            if connection.is_queued:  # It waits for us.
                 continue
-            if guest.deadline <= now:
-                guest.is_late = True
-                self.hurry(guest)
+            if connection.deadline <= now:
+                connection.has_timed_out = True
+                self.make_ready(connection)
             else:
-                self._list(guest)
+                self._schedule_deadline(connection)
 
-    def _next(self) -> Guest | None:
-        is_crowded = self._crowd >= CROWD
-        place = next(
-            (at for at, all_ in self._ready.items() if not (is_crowded and self._rests(all_[0]))),
+    def _pop_next(self) -> PreAuthConnection | None:
+        is_crowded = self._ready_connection_count >= CROWD_SIZE
+        origin = next(
+            (
+                at
+                for at, all_ in self._ready_by_origin.items()
+                if not (is_crowded and self._has_just_accepted(all_[0]))
+            ),
             None,
         )
-        if place is None:
+        if origin is None:
             return None
-        waiting = self._ready.pop(place)
-        guest = waiting.popleft()
+        waiting = self._ready_by_origin.pop(origin)
+        connection = waiting.popleft()
         if waiting:
-            self._ready[place] = waiting  # Behind the others.
-        self._unqueued(guest)
-        return guest
+            self._ready_by_origin[origin] = waiting  # Behind the others.
+        self._mark_dequeued(connection)
+        return connection
 
-    def _rests(self, guest: Guest) -> bool:
-        """Whether it has let others in a moment ago."""
-        return guest.is_listener and self.steps - guest.moved_at < STEPS_BETWEEN
+    def _has_just_accepted(self, connection: PreAuthConnection) -> bool:
+        """Return True for a listener that has accepted a few steps ago."""
+        return (
+            connection.is_listener
+            and self.step_count - connection.last_step_number < STEPS_BETWEEN_ACCEPTS
+        )
 
-    async def _sleep_on(self) -> None:
-        """Until somebody is to move."""
-        with trio.CancelScope() as self._sleep:
+    async def _wait_for_events(self) -> None:
+        """Wait until a connection may be ready."""
+        with trio.CancelScope() as self._sleep_scope:
             if self._deadlines:
-                self._sleep.deadline = self._deadlines[0][0]
+                self._sleep_scope.deadline = self._deadlines[0][0]
             await trio.lowlevel.wait_readable(self._poll.fileno())
 
-    def _queue(self, guest: Guest) -> None:
-        self._ready.setdefault(guest.place, deque()).append(guest)
-        guest.is_queued = True
-        self._crowd += not guest.is_listener
+    def _enqueue(self, connection: PreAuthConnection) -> None:
+        self._ready_by_origin.setdefault(connection.origin, deque()).append(connection)
+        connection.is_queued = True
+        self._ready_connection_count += not connection.is_listener
 
-    def _unqueued(self, guest: Guest) -> None:
-        guest.is_queued = False
-        self._crowd -= not guest.is_listener
+    def _mark_dequeued(self, connection: PreAuthConnection) -> None:
+        connection.is_queued = False
+        self._ready_connection_count -= not connection.is_listener
 
     # What guests ask for --------------------------------------------------------------------------
 
-    def watch(self, guest: Guest) -> None:
-        """It is to move when there is something to read, or at its deadline."""
-        fd = guest.socket.fileno()
+    def watch_readable(self, connection: PreAuthConnection) -> None:
+        """Mark the connection as ready when it has input, or at its deadline."""
+        fd = connection.socket.fileno()
         events = select.EPOLLIN | select.EPOLLONESHOT
-        if guest.is_known:
+        if connection.is_registered:
             self._poll.modify(fd, events)
         else:
             self._poll.register(fd, events)
-            guest.is_known = True
-        self._watched[fd] = guest
-        self._list(guest)
-        if guest.deadline < self._sleep.deadline:
-            self._sleep.deadline = guest.deadline
+            connection.is_registered = True
+        self._polled_by_fd[fd] = connection
+        self._schedule_deadline(connection)
+        if connection.deadline < self._sleep_scope.deadline:
+            self._sleep_scope.deadline = connection.deadline
 
-    def _list(self, guest: Guest) -> None:
-        """It is to be looked at when its deadline has passed, if not before that anyway."""
-        if guest.deadline >= guest.listed_at:
+    def _schedule_deadline(self, connection: PreAuthConnection) -> None:
+        """Check the connection when its deadline has passed, unless an earlier check is scheduled."""
+        if connection.deadline >= connection.scheduled_at:
             return
-        guest.listed_at = guest.deadline
-        heapq.heappush(self._deadlines, (guest.deadline, next(self._numbers), guest))
-        if len(self._deadlines) > 2 * (len(self._watched) + self._crowd) + _NEWS_MAX:
+        connection.scheduled_at = connection.deadline
+        heapq.heappush(self._deadlines, (connection.deadline, next(self._tie_breakers), connection))
+        if (
+            len(self._deadlines)
+            > 2 * (len(self._polled_by_fd) + self._ready_connection_count) + _EVENTS_PER_STEP
+        ):
             all_ = self._deadlines
-            self._deadlines = [each for each in all_ if each[2].is_due_at(each[0])]
+            self._deadlines = [each for each in all_ if each[2].is_scheduled_for(each[0])]
             heapq.heapify(self._deadlines)
 
-    def hurry(self, guest: Guest) -> None:
-        """It is to move, whatever it waits for."""
-        if guest.is_queued:
+    def make_ready(self, connection: PreAuthConnection) -> None:
+        """Mark the connection as ready, whatever it waits for."""
+        if connection.is_queued:
             return
-        self._watched.pop(guest.socket.fileno(), None)
-        self._queue(guest)
-        self._sleep.cancel()
+        self._polled_by_fd.pop(connection.socket.fileno(), None)
+        self._enqueue(connection)
+        self._sleep_scope.cancel()
 
-    def forget(self, guest: Guest) -> None:
-        """It waits no more."""
-        if guest.is_queued:
-            self._unqueued(guest)
-            waiting = self._ready[guest.place]
-            waiting.remove(guest)
+    def stop_waiting(self, connection: PreAuthConnection) -> None:
+        """Remove the connection from the queue and from the poll."""
+        if connection.is_queued:
+            self._mark_dequeued(connection)
+            waiting = self._ready_by_origin[connection.origin]
+            waiting.remove(connection)
             if not waiting:
-                del self._ready[guest.place]
-        elif self._watched.get(fd := guest.socket.fileno()) is guest:
-            del self._watched[fd]
+                del self._ready_by_origin[connection.origin]
+        elif self._polled_by_fd.get(fd := connection.socket.fileno()) is connection:
+            del self._polled_by_fd[fd]
 
-    def leave(self, guest: Guest) -> None:
-        """It does not come back."""
-        self.forget(guest)
-        if guest.is_known and not self._poll.closed and guest.socket.fileno() >= 0:
-            guest.is_known = False
-            self._poll.unregister(guest.socket.fileno())
+    def leave(self, connection: PreAuthConnection) -> None:
+        """Remove the connection for good."""
+        self.stop_waiting(connection)
+        if connection.is_registered and not self._poll.closed and connection.socket.fileno() >= 0:
+            connection.is_registered = False
+            self._poll.unregister(connection.socket.fileno())
 
 
-class Guest:
-    """One who waits there; a context manager. Only its own task waits for it."""
+class PreAuthConnection:
+    """Queue entry of a connection or listener; a context manager for use by one task."""
 
     def __init__(
-        self, room: Anteroom, sock: socket.socket, place: Hashable, is_listener: bool = False
+        self, queue: PreAuthQueue, sock: socket.socket, origin: Hashable, is_listener: bool = False
     ) -> None:
         self.socket = sock
-        self.place = place
+        self.origin = origin
         self.is_listener = is_listener
-        """Whether it lets others in."""
+        """True for a listening socket."""
         self.deadline = math.inf
-        """Of what it waits for."""
-        self.listed_at = math.inf
-        """When the room will look at it: no later than at its deadline."""
-        self.is_known = False
-        """Whether the room's epoll has its socket."""
+        """Deadline of the current wait."""
+        self.scheduled_at = math.inf
+        """Time of the scheduled deadline check; never later than `deadline`."""
+        self.is_registered = False
+        """True if the socket is registered with epoll."""
         self.is_queued = False
-        """Whether it is to move when its turn comes."""
-        self.is_late = False
-        """Whether its deadline has passed."""
-        self.is_to_begin = False
-        """Whether it was told to move, and has not had the loop since."""
-        self.moved_at = -STEPS_BETWEEN
-        """How many steps the room had taken then."""
-        self._room = room
+        """True if the connection is ready and waits for its turn."""
+        self.has_timed_out = False
+        """True if the deadline of the latest wait has passed."""
+        self.is_starting = False
+        """True if the task was resumed but has not run yet."""
+        self.last_step_number = -STEPS_BETWEEN_ACCEPTS
+        """Value of the queue's `step_count` at the latest step."""
+        self._queue = queue
         self._task: trio.lowlevel.Task | None = None
-        self._end: trio.CancelScope | None = None
-        """What is cancelled when its turn comes."""
-        self._began = self._ended = 0.0
+        self._cancel_on_turn: trio.CancelScope | None = None
+        """Scope to cancel when the turn comes."""
+        self._step_started = self._step_ended = 0.0
 
     def __enter__(self) -> Self:
         return self
@@ -233,77 +248,80 @@ class Guest:
         self.leave()
 
     def leave(self) -> None:
-        """It is inside, or gone."""
-        self._room.leave(self)
+        """Leave the queue: the connection is authenticated or gone."""
+        self._queue.leave(self)
 
-    async def readable(self, deadline: float = math.inf) -> None:
-        """Wait for something to read, or the end of it, and for its turn. Raises
-        trio.TooSlowError when there is nothing in time."""
-        self.is_late, self.deadline = False, deadline
-        self._room.watch(self)
+    async def wait_readable(self, deadline: float = math.inf) -> None:
+        """Wait for input or the end of the stream, and then for the turn.
+
+        Raises:
+            trio.TooSlowError: The deadline has passed.
+        """
+        self.has_timed_out, self.deadline = False, deadline
+        self._queue.watch_readable(self)
         await self._wait()
-        if self.is_late:
+        if self.has_timed_out:
             raise trio.TooSlowError
 
-    async def turn(self) -> None:
-        """Wait for its turn: what comes next takes long."""
-        self._room.hurry(self)
+    async def wait_turn(self) -> None:
+        """Wait for the turn before a step that takes long."""
+        self._queue.make_ready(self)
         await self._wait()
 
-    def end(self, scope: trio.CancelScope) -> None:
-        """Cancel a scope around what it does: in its turn if it waits here, else at once."""
+    def cancel_in_turn(self, scope: trio.CancelScope) -> None:
+        """Cancel `scope` when the turn comes if the connection waits here, otherwise at once."""
         if self._task is None:
             scope.cancel()
         else:
-            self._end = scope
-            self._room.hurry(self)
+            self._cancel_on_turn = scope
+            self._queue.make_ready(self)
 
     async def _wait(self) -> None:
-        self._ended = trio.current_time()
+        self._step_ended = trio.current_time()
         self._task = trio.lowlevel.current_task()
         try:
-            await trio.lowlevel.wait_task_rescheduled(self._forget)
+            await trio.lowlevel.wait_task_rescheduled(self._abort_wait)
         finally:
-            self._task, self.is_to_begin, self.deadline = None, False, math.inf
-            self._began = trio.current_time()
+            self._task, self.is_starting, self.deadline = None, False, math.inf
+            self._step_started = trio.current_time()
 
-    def _forget(self, _: object) -> trio.lowlevel.Abort:
-        self._room.forget(self)
-        self._wait_no_more()
+    def _abort_wait(self, _: object) -> trio.lowlevel.Abort:
+        self._queue.stop_waiting(self)
+        self._finish_wait()
         return trio.lowlevel.Abort.SUCCEEDED
 
-    def is_due_at(self, deadline: float) -> bool:
-        """Whether it is for this deadline that it will be looked at; if it waits for none any more,
-        it will not be."""
-        is_listed = self.listed_at == deadline
+    def is_scheduled_for(self, deadline: float) -> bool:
+        """Return True if a deadline check is scheduled for this time and still needed."""
+        is_listed = self.scheduled_at == deadline
         if is_listed and self.deadline == math.inf:
-            self.listed_at = math.inf
+            self.scheduled_at = math.inf
             return False
         return is_listed
 
-    def _wait_no_more(self) -> trio.lowlevel.Task:
-        """Its task goes on, though maybe not at once. Until then nothing else may move it: neither
-        its deadline nor who ends it."""
+    def _finish_wait(self) -> trio.lowlevel.Task:
+        """Return the waiting task, which resumes soon. From now on nothing else may resume it."""
         task, self._task, self.deadline = self._task, None, math.inf
         assert task is not None
         return task
 
-    def move(self) -> None:
-        """It is its turn."""
-        self.is_to_begin = True
-        if self._end is not None:
-            self._end.cancel()
+    def start_step(self) -> None:
+        """Resume the waiting task, or cancel its scope."""
+        self.is_starting = True
+        if self._cancel_on_turn is not None:
+            self._cancel_on_turn.cancel()
         elif self._task is not None:
-            trio.lowlevel.reschedule(self._wait_no_more())
+            trio.lowlevel.reschedule(self._finish_wait())
 
-    def took(self) -> float:
-        """How long its last step did, or, if it does not wait here any more, at most did."""
-        ended = self._ended if self._task is not None else trio.current_time()
-        return ended - self._began
+    def step_seconds(self) -> float:
+        """Return the duration of the latest step; an upper bound if the task does not wait here."""
+        ended = self._step_ended if self._task is not None else trio.current_time()
+        return ended - self._step_started
 
 
-async def give_way(took: float, *, part: float = PART_OF_LOOP) -> None:
-    """Behind something that took so long: wait until nobody else has anything to do, or until they
-    have had so much time that it was this part of the loop's."""
-    with trio.move_on_after(took * (1 / part - 1)):
+async def yield_to_others(step_seconds: float, *, loop_share: float = LOOP_SHARE) -> None:
+    """Wait after a step of `step_seconds` until other tasks are idle, or have had their share.
+
+    `loop_share` is the share of the event loop's time that the steps get.
+    """
+    with trio.move_on_after(step_seconds * (1 / loop_share - 1)):
         await wait_all_tasks_blocked()

@@ -1,8 +1,7 @@
-"""TLS for a door: the certificate that it shows, whom it asks for one, and how both are read again.
+"""Certificates of a TLS listener: loading, checks and reloading.
 
-Rule 1: a certificate or key that cannot be used is a sentence that names the file.
-Rule 2: one that is read again is for handshakes to come; connections that are open stay. What
-cannot be used leaves what was there.
+A file that cannot be used raises an error with its path. Reloaded certificates apply to new
+connections only.
 """
 
 from __future__ import annotations
@@ -15,33 +14,33 @@ from pathlib import Path
 from typing import NoReturn
 
 HANDSHAKE_SECONDS = 5.0
-"""How long one may take, unless told otherwise."""
+"""Default time limit of a handshake."""
 
 
 class CertificateError(OSError):
-    """A certificate, or its key, cannot be used; says which file, and why."""
+    """A certificate or key file cannot be used; the message says which one and why."""
 
 
 @dataclass(frozen=True, slots=True)
 class TlsOptions:
-    """How a door speaks TLS."""
+    """TLS options of a listener."""
 
     cert: Path
-    """Its certificate, and those between it and a root, as PEM."""
+    """PEM file with the server certificate and its chain."""
     key: Path
-    """The certificate's private key, as PEM, without a password."""
+    """PEM file with the private key, without a password."""
     ca: Path | None = None
-    """Who may have signed clients' certificates, as PEM; None for whom the system trusts."""
+    """PEM file with the CA certificates for client certificates; None for those of the system."""
     verify: bool = False
-    """Whether clients must have a certificate."""
+    """True if clients must present a certificate."""
     verify_and_map: bool = False
-    """Whether that certificate also says which user they are."""
+    """True if the client certificate also selects the user."""
     handshake_first: bool = False
-    """Whether TLS begins with the first byte, not behind INFO."""
+    """True if TLS starts with the first byte instead of after INFO."""
     optional: bool = False
-    """Whether clients may also go on without."""
+    """True if clients may also continue without TLS."""
     handshake_seconds: float = HANDSHAKE_SECONDS
-    """How long a client of the binary door may take for its handshake."""
+    """Time limit of a binary client's handshake."""
 
     @property
     def requires_client_certificate(self) -> bool:
@@ -49,7 +48,7 @@ class TlsOptions:
 
 
 def create_ssl_context(options: TlsOptions) -> ssl.SSLContext:
-    """What sockets are wrapped with. Raises CertificateError."""
+    """Return the context for server sockets. Raises CertificateError."""
     ssl_context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     ssl_context.minimum_version = ssl.TLSVersion.TLSv1_2
     ssl_context.options |= ssl.OP_NO_RENEGOTIATION
@@ -81,7 +80,7 @@ def create_ssl_context(options: TlsOptions) -> ssl.SSLContext:
 
 
 def check_readable(options: TlsOptions) -> list[CertificateError]:
-    """Those of its files that cannot be read: why, a sentence each."""
+    """Return an error for each file that cannot be read."""
     found = []
     for path, what in (
         (options.cert, "certificate"),
@@ -98,8 +97,11 @@ def check_readable(options: TlsOptions) -> list[CertificateError]:
 
 
 def certificate_warnings(options: TlsOptions) -> list[str]:
-    """Why clients may not trust a certificate that can be used, and whom a key is not safe from:
-    sentences. Raises CertificateError where it cannot be used."""
+    """Return reasons why clients may reject a usable certificate, or why its key is not safe.
+
+    Raises:
+        CertificateError: The certificate cannot be used.
+    """
     found = []
     if (problem := _validity_problem(options)) is not None:
         found.append(f"the certificate {options.cert} {problem}: clients that check it stay away")
@@ -110,11 +112,11 @@ def certificate_warnings(options: TlsOptions) -> list[str]:
 
 
 _VALIDITY_ERRORS = {9: "is not valid yet", 10: "has expired"}
-"""By what OpenSSL calls X509_V_ERR_CERT_NOT_YET_VALID and X509_V_ERR_CERT_HAS_EXPIRED."""
+"""Texts for OpenSSL's X509_V_ERR_CERT_NOT_YET_VALID and X509_V_ERR_CERT_HAS_EXPIRED."""
 
 
 def _validity_problem(options: TlsOptions) -> str | None:
-    """What is wrong with the time of a certificate, as one hears who trusts nothing else."""
+    """Return why the certificate is not valid now, found by a handshake in memory."""
     client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     client.check_hostname = False
     client.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
@@ -133,7 +135,7 @@ def _validity_problem(options: TlsOptions) -> str | None:
 
 
 class _EncryptedKeyError(Exception):
-    """A key is encrypted. Without a way to say so, OpenSSL would ask on the terminal."""
+    """The key is encrypted. Without a password callback OpenSSL would ask on the terminal."""
 
 
 def _raise_encrypted_key() -> NoReturn:
@@ -141,7 +143,7 @@ def _raise_encrypted_key() -> NoReturn:
 
 
 def _describe_ssl_error(error: ssl.SSLError) -> str:
-    """What OpenSSL has against it, in words."""
+    """Return OpenSSL's reason in words."""
     words = (error.reason or str(error)).replace("_", " ").lower()
     return {"pem lib": "no such part in the file", "no start line": "it is no PEM"}.get(
         words, words
@@ -149,16 +151,19 @@ def _describe_ssl_error(error: ssl.SSLError) -> str:
 
 
 class ReloadableCertificate:
-    """What a door shows and asks for, as it was read last. Raises CertificateError."""
+    """The current SSL context of a listener. Raises CertificateError."""
 
     def __init__(self, options: TlsOptions) -> None:
         self.options = options
         self.context = create_ssl_context(options)
-        """For the next handshake."""
+        """Context for the next handshake."""
 
     def reload(self) -> list[str]:
-        """Read the files again, for handshakes to come. Returns `doubts`. Raises CertificateError
-        when one is no good; then nothing has changed."""
+        """Read the files again for new connections. Returns `certificate_warnings`.
+
+        Raises:
+            CertificateError: A file cannot be used; the previous context stays.
+        """
         made = create_ssl_context(self.options)
         found = certificate_warnings(self.options)
         self.context = made

@@ -1,9 +1,8 @@
-"""TLS handshakes, and a binary client's connection that begins with one.
+"""Server-side TLS handshakes, and binary connections over TLS.
 
-Rule 1: who makes no handshake in time is closed without a word: it waits for TLS, or does not speak
-it, and would not understand. Only who begins as a client of version 2 does is told, in clear, what
-is spoken here.
-Rule 2: a step of a handshake takes long, as other things go: its peer is a guest of the anteroom.
+A client without a handshake in time is closed without an error, which it could not understand.
+Only a version 2 client that starts in plain text gets an error frame. Handshake steps are slow, so
+each one waits for a turn in the pre-authentication queue.
 """
 
 from __future__ import annotations
@@ -22,12 +21,12 @@ from simplebus.core.protocol.requests import ErrorReply
 from simplebus.core.session.session import Session
 from simplebus.nats.server.users import certificate_names
 from simplebus.net.tls import TlsSocket
-from simplebus.server.connection import Connection, Door
-from simplebus.server.preauth.queue import Guest
+from simplebus.server.connection import Connection, Listener
+from simplebus.server.preauth.queue import PreAuthConnection
 from simplebus.server.tls.certificates import ReloadableCertificate
 
 _PLAINTEXT_CONNECT = re.compile(rb"%c.{%d}\s*\{" % (frames.CONNECT, HEADER_BYTES - 1), re.DOTALL)
-"""How a client of version 2 begins."""
+"""First bytes of a version 2 client without TLS."""
 _PLAINTEXT_MESSAGE = "this port speaks TLS, and the peer began in clear: expected simplebuss://"
 _PLAINTEXT_ERROR_FRAME = frames.encode(
     frames.ERROR,
@@ -36,21 +35,32 @@ _PLAINTEXT_ERROR_FRAME = frames.encode(
 
 
 class HandshakeError(Exception):
-    """There is none; says why in words behind "the TLS handshake"."""
+    """The handshake failed; the message continues "the TLS handshake"."""
 
     def __init__(self, why: str, opening: bytes) -> None:
         super().__init__(why)
         self.first_bytes = opening
-        """What the peer has said first, as far as it was read."""
+        """First bytes from the client, as far as read."""
 
 
-async def accept_tls(create_tls: Callable[[], TlsSocket], preauth: Guest, timeout_seconds: float) -> TlsSocket:
-    """Make TLS of a guest's socket, and a handshake as a server. Raises HandshakeError."""
+async def accept_tls(
+    create_tls: Callable[[], TlsSocket], preauth: PreAuthConnection, timeout_seconds: float
+) -> TlsSocket:
+    """Run the server side of a handshake and return the TLS socket.
+
+    Args:
+        create_tls: Wraps the connection's socket. Called when the client has sent data.
+        preauth: Queue entry of the connection.
+        timeout_seconds: Time limit.
+
+    Raises:
+        HandshakeError: The handshake failed or took too long.
+    """
     deadline = trio.current_time() + timeout_seconds
     tls: TlsSocket | None = None
     try:
         while True:
-            await preauth.readable(deadline)
+            await preauth.wait_readable(deadline)
             tls = tls or create_tls()  # Nobody who says nothing is worth it.
             with contextlib.suppress(BlockingIOError):
                 tls.handshake()
@@ -67,23 +77,23 @@ async def accept_tls(create_tls: Callable[[], TlsSocket], preauth: Guest, timeou
 
 
 class TlsConnection(Connection[Session]):
-    """Of a binary client, of version 1 or 2, where TLS begins with the first byte."""
+    """A binary client's connection that starts with a TLS handshake."""
 
     def __init__(
         self,
         sock: socket.socket,
         session: Session,
-        listener: Door[Session],
+        listener: Listener[Session],
         certificate: ReloadableCertificate,
     ) -> None:
         super().__init__(sock, session, listener)
         self._certificate = certificate
         self._is_plaintext_client = False
-        """Whether the peer speaks version 2, and no TLS."""
+        """True if the client speaks version 2 without TLS."""
 
-    def _say_farewell(self) -> bool:
+    def _send_final_bytes(self) -> bool:
         if not self._is_plaintext_client:
-            return super()._say_farewell()
+            return super()._send_final_bytes()
         try:
             self.socket.send(_PLAINTEXT_ERROR_FRAME)
             self.socket.shutdown(socket.SHUT_WR)
@@ -95,12 +105,12 @@ class TlsConnection(Connection[Session]):
         if self.tls is not None:  # Nothing is sent in clear.
             super().flush()
 
-    async def begin(self) -> None:
+    async def open_transport(self) -> None:
         certificates = self._certificate
         try:
             tls = await accept_tls(
                 lambda: TlsSocket(self.socket, certificates.context),
-                self.guest,
+                self.preauth,
                 certificates.options.handshake_seconds,
             )
         except HandshakeError as error:
@@ -108,4 +118,4 @@ class TlsConnection(Connection[Session]):
             why = _PLAINTEXT_MESSAGE if self._is_plaintext_client else f"the TLS handshake {error}"
             raise RemoteProtocolError(Reason.TLS_HANDSHAKE, why) from None
         self.session.certificate_names = certificate_names(tls.certificate() or {})
-        self.wire = self.tls = tls
+        self.transport = self.tls = tls

@@ -1,9 +1,8 @@
-"""A NATS client's connection that goes over to TLS, before INFO or behind it.
+"""NATS connections that start TLS, before or after INFO.
 
-Rule 1: between INFO and the end of the handshake nothing is sent in clear, nor is anything read.
-Rule 2: the time in which it is to say who it is begins behind the handshake.
-Rule 3: who makes no handshake is told nothing, as by the reference server: it waits for TLS, and
-would not understand.
+Between INFO and the end of the handshake nothing is sent or read in plain text. The time limit for
+authentication starts after the handshake. As in nats-server, a client without a handshake gets no
+error.
 """
 
 from __future__ import annotations
@@ -26,28 +25,30 @@ from simplebus.server.tls.certificates import ReloadableCertificate
 from simplebus.server.tls.handshake import HandshakeError, accept_tls
 
 if TYPE_CHECKING:
-    from simplebus.server.nats_listener import NatsDoor
+    from simplebus.server.nats_listener import NatsListener
 
 _CLOSE_REASON = "TLS Handshake Failure"
 _HANDSHAKE_RECORD_TYPE = 0x16
-"""The first byte of a TLS client."""
+"""First byte of a TLS client."""
 
 
 class NatsTlsConnection(Connection[NatsSession]):
-    """Of a client that uses TLS, or may."""
+    """Connection of a NATS client that must or may use TLS."""
 
     def __init__(
         self,
         sock: socket.socket,
         session: NatsSession,
-        listener: NatsDoor,
+        listener: NatsListener,
         nats_server: NatsServer,
         *,
         certificate: ReloadableCertificate,
         user_by_spelling: Mapping[str, str],
         handshake_seconds: float,
     ) -> None:
-        """`users` are those who may be mapped to, see `certificates.by_spelling`."""
+        """`user_by_spelling` maps names in client certificates to users; see
+        `certificate_name_index`.
+        """
         super().__init__(sock, session, listener)
         self._nats_server = nats_server
         self._options = certificate.options
@@ -55,22 +56,22 @@ class NatsTlsConnection(Connection[NatsSession]):
         self._user_by_spelling = user_by_spelling
         self._handshake_seconds = handshake_seconds
         self._is_sending_blocked = self._options.handshake_first
-        """Whether nothing may be sent."""
+        """True while nothing may be sent."""
 
     def flush(self) -> None:
         if not self._is_sending_blocked:
             super().flush()
 
-    def _say_farewell(self) -> bool:
-        return not self._is_sending_blocked and super()._say_farewell()
+    def _send_final_bytes(self) -> bool:
+        return not self._is_sending_blocked and super()._send_final_bytes()
 
-    async def begin(self) -> None:
+    async def open_transport(self) -> None:
         await self._run_handshake()
         self._nats_server.now = trio.current_time()
-        self._nats_server.start(self.session)
+        self._nats_server.start_idle_timer(self.session)
 
     async def _run_handshake(self) -> None:
-        """Make the handshake. Raises NatsError when there is none in time."""
+        """Run the handshake. Raises NatsError if it fails or takes too long."""
         if not self._options.handshake_first:
             self.flush()  # INFO, in clear.
         if self._options.optional and not await self._client_starts_tls():
@@ -80,7 +81,9 @@ class NatsTlsConnection(Connection[NatsSession]):
         certificates = self._certificate
         try:
             tls = await accept_tls(
-                lambda: TlsSocket(self.socket, certificates.context), self.guest, self._handshake_seconds
+                lambda: TlsSocket(self.socket, certificates.context),
+                self.preauth,
+                self._handshake_seconds,
             )
         except HandshakeError as error:
             self.session.discard_output()
@@ -90,21 +93,23 @@ class NatsTlsConnection(Connection[NatsSession]):
         certificate = tls.certificate() or {}
         self.session.certificate_names = certificate_names(certificate)
         if self._options.verify_and_map:
-            self.session.certificate_user = find_certificate_user(certificate, self._user_by_spelling)
-        self.wire = self.tls = tls
+            self.session.certificate_user = find_certificate_user(
+                certificate, self._user_by_spelling
+            )
+        self.transport = self.tls = tls
         self._is_sending_blocked = False
         self.flush()
 
     async def _client_starts_tls(self) -> bool:
-        """Whether a client that may use TLS does."""
+        """Return True if a client that may use TLS starts it."""
         with contextlib.suppress(OSError, trio.TooSlowError):
-            await self.guest.readable(trio.current_time() + self._handshake_seconds)
+            await self.preauth.wait_readable(trio.current_time() + self._handshake_seconds)
             first = self.socket.recv(1, socket.MSG_PEEK)
             return bool(first) and first[0] == _HANDSHAKE_RECORD_TYPE
         return False  # If it is gone, whoever reads on will notice.
 
     async def _flush_info(self) -> None:
-        """What is still to be sent of INFO goes first."""
+        """Send the rest of INFO before the handshake."""
         with trio.move_on_after(self._handshake_seconds):
             while not self.session.outbox.is_idle and not self._options.handshake_first:
                 await trio.lowlevel.wait_writable(self.socket)

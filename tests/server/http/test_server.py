@@ -13,12 +13,12 @@ import trio
 
 from simplebus.core.errors import Reason
 from simplebus.core.protocol import frames
-from simplebus.monitor.board import Board
-from simplebus.monitor.facts import Facts
-from simplebus.monitor.requests import OPEN_PATHS, Request
+from simplebus.monitor.dashboard import Dashboard
+from simplebus.monitor.requests import PUBLIC_PATHS, Request
+from simplebus.monitor.snapshot import MonitorSnapshot
 from simplebus.server import process
 from simplebus.server.http import server as http_server
-from simplebus.server.http.server import HttpDoor
+from simplebus.server.http.server import HttpServer
 from tests.support.http_peer import http
 from tests.support.programs import run, server
 from tests.support.running_server import message, serving, until
@@ -30,8 +30,8 @@ async def test_a_server_says_that_it_is_ready_and_then_that_it_drains() -> None:
         said = await peer.ask("/healthz")
         assert said.status == 200
         assert said.json == {"status": "ok", "live": True, "ready": True, "draining": False}
-        assert up.watch is not None
-        up.watch.is_draining = True
+        assert up.monitor is not None
+        up.monitor.is_draining = True
         said = await peer.ask("/healthz")
         assert said.status == 503
         assert said.json["status"] == "draining"
@@ -41,7 +41,7 @@ async def test_a_server_says_that_it_is_ready_and_then_that_it_drains() -> None:
 async def test_a_server_that_can_keep_nothing_is_not_ready(tmp_path: object) -> None:
     async with serving(http_port=0, data_dir=tmp_path) as up:
         peer = await http(up)
-        up.engine.broker.journal_failed(Reason.DISK_FULL, "no space is left")
+        up.server.broker.journal_failed(Reason.DISK_FULL, "no space is left")
         said = await peer.ask("/healthz")
         assert said.status == 503
         assert said.json["why"] == "disk_full: no space is left"
@@ -206,8 +206,8 @@ async def test_answers_cannot_be_framed_sniffed_or_kept() -> None:
         assert said.headers["content-security-policy"].startswith("default-src 'none'")
 
 
-def nothing() -> Board:
-    return Board(lambda detailed: Facts(title="nothing"))
+def nothing() -> Dashboard:
+    return Dashboard(lambda detailed: MonitorSnapshot(title="nothing"))
 
 
 def pair() -> tuple[socket.socket, socket.socket]:
@@ -221,7 +221,7 @@ async def test_who_dribbles_a_request_is_closed_in_time(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
     async with trio.open_nursery() as nursery:
-        door = HttpDoor(nothing())
+        door = HttpServer(nothing())
         await nursery.start(door.run)
         ours, theirs = pair()
         door.serve(theirs, "them")
@@ -238,7 +238,7 @@ async def test_who_dribbles_a_request_is_closed_in_time(
 
 async def test_who_says_nothing_is_closed_in_time(autojump_clock: trio.testing.MockClock) -> None:
     async with trio.open_nursery() as nursery:
-        door = HttpDoor(nothing())
+        door = HttpServer(nothing())
         await nursery.start(door.run)
         ours, theirs = pair()
         door.serve(theirs, "them")
@@ -254,7 +254,7 @@ async def test_of_too_many_connections_the_one_that_was_silent_longest_makes_pla
     autojump_clock: trio.testing.MockClock,
 ) -> None:
     async with trio.open_nursery() as nursery:
-        door = HttpDoor(nothing())
+        door = HttpServer(nothing())
         await nursery.start(door.run)
         silent: list[socket.socket] = []
         for _ in range(http_server.CONNECTIONS_MAX + 10):
@@ -266,7 +266,7 @@ async def test_of_too_many_connections_the_one_that_was_silent_longest_makes_pla
         assert silent[0].recv(1) == b""
         with pytest.raises(BlockingIOError):
             silent[-1].recv(1)
-        assert door.turned_away == 10
+        assert door.rejected_count == 10
         for ours in silent:
             ours.close()
         nursery.cancel_scope.cancel()
@@ -276,7 +276,7 @@ async def test_who_has_had_its_last_answer_and_stays_makes_place_too(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
     async with trio.open_nursery() as nursery:
-        door = HttpDoor(nothing())
+        door = HttpServer(nothing())
         await nursery.start(door.run)
         pairs = [pair() for _ in range(http_server.CONNECTIONS_MAX + 10)]
         for ours, theirs in pairs:
@@ -286,7 +286,7 @@ async def test_who_has_had_its_last_answer_and_stays_makes_place_too(
             assert ours.recv(65_536).startswith(b"HTTP/1.1 400")
         assert sum(theirs.fileno() >= 0 for _, theirs in pairs) == door.connections
         assert [theirs.fileno() >= 0 for _, theirs in pairs[9:11]] == [False, True]
-        await trio.sleep(http_server.FAREWELL_SECONDS_MAX + 1)
+        await trio.sleep(http_server.CLOSE_SECONDS_MAX + 1)
         assert not door.connections
         assert all(theirs.fileno() < 0 for _, theirs in pairs)
         for ours, _ in pairs:
@@ -298,39 +298,39 @@ async def test_who_connects_too_often_waits_and_those_who_wait_are_few(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
     async with trio.open_nursery() as nursery:
-        door = HttpDoor(nothing())
+        door = HttpServer(nothing())
         await nursery.start(door.run)
-        at_once, most = http_server.COMERS_AT_ONCE, http_server.WAITING_MAX
+        at_once, most = http_server.CONNECTION_BURST, http_server.DELAYED_MAX
         theirs = []
-        doorstep = http_server.DOORSTEP_MAX
+        doorstep = http_server.REJECT_QUEUE_MAX
         for count in range(at_once + most + doorstep + 5):
             ours, other = pair()
             theirs.append(other)
             door.serve(other, f"10.0.0.1:{count}")
             ours.close()
-        assert door.turned_away == at_once - http_server.CONNECTIONS_MAX + 5
+        assert door.rejected_count == at_once - http_server.CONNECTIONS_MAX + 5
         closed = [other.fileno() < 0 for other in theirs[at_once:]]
         assert closed == [False] * most + [True] * 5 + [False] * doorstep
         await trio.sleep(1)  # Whoever had come and gone is heard out.
         fine, other = pair()
         door.serve(other, "10.0.0.2:1")
-        await trio.sleep(0.5 / http_server.COMERS_PER_SECOND)
+        await trio.sleep(0.5 / http_server.CONNECTIONS_PER_SECOND)
         assert door.connections == 1
-        await trio.sleep(most / http_server.COMERS_PER_SECOND)
+        await trio.sleep(most / http_server.CONNECTIONS_PER_SECOND)
         assert all(other.fileno() < 0 for other in theirs)
         fine.close()
         nursery.cancel_scope.cancel()
 
 
 @pytest.mark.parametrize("method", ["GET", "HEAD"])
-@pytest.mark.parametrize("path", OPEN_PATHS)
+@pytest.mark.parametrize("path", PUBLIC_PATHS)
 async def test_health_is_told_to_who_is_turned_away(
     method: str, path: str, autojump_clock: trio.testing.MockClock
 ) -> None:
     async with trio.open_nursery() as nursery:
-        door = HttpDoor(nothing())
+        door = HttpServer(nothing())
         await nursery.start(door.run)
-        crowd = [pair() for _ in range(http_server.COMERS_AT_ONCE + http_server.WAITING_MAX)]
+        crowd = [pair() for _ in range(http_server.CONNECTION_BURST + http_server.DELAYED_MAX)]
         for _, other in crowd:
             door.serve(other, "10.0.0.1:1")
         asks, other = pair()
@@ -339,7 +339,7 @@ async def test_health_is_told_to_who_is_turned_away(
         figures, other = pair()  # Closed without an answer.
         figures.send(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n")
         door.serve(other, "10.0.0.1:3")
-        for _ in range(http_server.DOORSTEP_MAX):
+        for _ in range(http_server.REJECT_QUEUE_MAX):
             crowd.append(pair())
             door.serve(crowd[-1][1], "10.0.0.1:1")
         head, _, body = asks.recv(65_536).partition(b"\r\n\r\n")
@@ -354,7 +354,7 @@ async def test_many_that_come_in_one_turn_make_others_leave(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
     async with trio.open_nursery() as nursery:
-        door = HttpDoor(nothing())
+        door = HttpServer(nothing())
         await nursery.start(door.run)
         crowd = [pair() for _ in range(http_server.CONNECTIONS_MAX + 30)]
         for number, (_, other) in enumerate(crowd):
@@ -369,9 +369,9 @@ async def test_many_that_come_in_one_turn_make_others_leave(
 
 async def test_who_is_being_answered_makes_no_place(autojump_clock: trio.testing.MockClock) -> None:
     async with trio.open_nursery() as nursery:
-        door = HttpDoor(nothing())
+        door = HttpServer(nothing())
         await nursery.start(door.run)
-        async with door._turn:  # Answers have to wait.
+        async with door._response_lock:  # Answers have to wait.
             asks, other = pair()
             asks.send(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n")
             door.serve(other, "10.0.0.1:1")
@@ -397,14 +397,14 @@ async def test_whoever_asks_for_how_much_the_bus_has_nine_tenths_of_the_time(
             yield
         return "done"
 
-    door = HttpDoor(nothing())
+    door = HttpServer(nothing())
     began = trio.current_time()
     async with trio.open_nursery() as nursery:
         for _ in range(10):
-            nursery.start_soon(door.make, dear())
+            nursery.start_soon(door.run_steps, dear())
     busy, passed = 10 * 0.3, trio.current_time() - began
     assert passed >= 9 * 3.0 + 0.3
-    assert busy / (passed + 2.7) <= http_server.PART_OF_LOOP + 1e-9
+    assert busy / (passed + 2.7) <= http_server.LOOP_SHARE + 1e-9
 
 
 async def test_health_waits_for_no_other_answer(autojump_clock: trio.testing.MockClock) -> None:
@@ -413,13 +413,13 @@ async def test_health_waits_for_no_other_answer(autojump_clock: trio.testing.Moc
         yield
         return "done"
 
-    door = HttpDoor(nothing())
+    door = HttpServer(nothing())
     async with trio.open_nursery() as nursery:
         for _ in range(10):
-            nursery.start_soon(door.make, dear())
+            nursery.start_soon(door.run_steps, dear())
         await trio.testing.wait_all_tasks_blocked()
         began = trio.current_time()
-        for path in OPEN_PATHS:
+        for path in PUBLIC_PATHS:
             assert (await door.answer(Request(path))).body
         assert trio.current_time() == began
         nursery.cancel_scope.cancel()
@@ -451,14 +451,14 @@ async def test_health_is_told_where_silent_ones_hold_all_descriptors(
     async with serving(http_port=0) as server:
         host, _, port = server.http_addresses[0].rpartition(":")
         silent = [await trio.open_tcp_stream(host, int(port)) for _ in range(5)]
-        assert server.watch is not None
-        await until(lambda: server.watch.http_connections()[0] == 5)
-        of_all = server.watch.http_connections
+        assert server.monitor is not None
+        await until(lambda: server.monitor.http_connections()[0] == 5)
+        of_all = server.monitor.http_connections
 
         def descriptors(more: int = 0) -> int:
             return 0 if of_all()[0] == 5 else 1 << 20
 
-        monkeypatch.setattr(process, "descriptors_for_peers", descriptors)
+        monkeypatch.setattr(process, "peer_descriptor_limit", descriptors)
         asks = await trio.open_tcp_stream(host, int(port))
         await asks.send_all(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
         assert (await asks.receive_some()).startswith(b"HTTP/1.1 200")
@@ -471,12 +471,12 @@ async def test_who_holds_most_makes_room_though_all_of_it_is_answered(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
     async with trio.open_nursery() as nursery:
-        door = HttpDoor(nothing())
+        door = HttpServer(nothing())
         await nursery.start(door.run)
         alone, other = pair()
         door.serve(other, "10.0.0.1:1")
         await trio.testing.wait_all_tasks_blocked()
-        async with door._turn:  # Answers have to wait.
+        async with door._response_lock:  # Answers have to wait.
             crowd = [pair() for _ in range(http_server.CONNECTIONS_MAX + 5)]
             for ours, other in crowd:
                 ours.send(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n")

@@ -19,8 +19,8 @@ from load.ports import free_ports
 from simplebus.core.protocol import frames
 from simplebus.core.statistics import BrokerStatistics
 from simplebus.server.http import varz as http_varz
-from simplebus.server.http.varz import span, stamp
-from simplebus.server.run import Serving
+from simplebus.server.http.varz import format_duration, format_timestamp
+from simplebus.server.run import RunningServer
 from tests.support.http_peer import http
 from tests.support.nats_peer import greeted
 from tests.support.requirements import needed
@@ -33,7 +33,7 @@ from tests.support.running_server import (
 )
 
 
-async def ask(server: Serving, path: str) -> Any:
+async def ask(server: RunningServer, path: str) -> Any:
     return (await (await http(server)).ask(path)).json
 
 
@@ -114,7 +114,7 @@ PATHS = ("/varz", "/connz?subs=1", "/connz?subs=detail", "/subsz", "/subsz?subs=
 
 
 @contextlib.asynccontextmanager
-async def same() -> AsyncIterator[Serving]:
+async def same() -> AsyncIterator[RunningServer]:
     """A server of ours to which the same has happened."""
     async with serving(nats_port=0, http_port=0) as up:
         peer = await greeted(up, name="x", lang="l", version="1")
@@ -212,10 +212,10 @@ async def test_what_connections_have_said_counts_when_they_are_gone() -> None:
     async with serving(http_port=0, nats_port=0) as up:
         bus = await connect(up, [1])
         await bus.send(message(b"x") * 3)
-        await until(lambda: up.engine.broker.statistics().published == 3)
+        await until(lambda: up.server.broker.statistics().published == 3)
         before = await ask(up, "/varz")
         await bus.stream.aclose()
-        await until(lambda: not up.engine.connections)
+        await until(lambda: not up.server.connections)
         after = await ask(up, "/varz")
         for field in ("in_msgs", "in_bytes", "out_bytes"):
             assert after[field] == before[field] > 0
@@ -229,7 +229,7 @@ async def test_an_answer_is_bounded_and_says_what_there_is() -> None:
         said = await ask(up, "/connz?limit=2&offset=1")
         assert [each["cid"] - (1 << 32) for each in said["connections"]] == [1, 2]
         assert (said["num_connections"], said["total"], said["limit"]) == (2, 5, 2)
-        assert (await ask(up, "/connz?limit=1000000"))["limit"] == http_varz.LIMIT
+        assert (await ask(up, "/connz?limit=1000000"))["limit"] == http_varz.ROWS_MAX
         assert (await ask(up, "/connz?state=closed"))["connections"] == []
 
 
@@ -239,13 +239,13 @@ ORDERS_OF_TOP = {
 }
 
 
-@pytest.mark.parametrize("sort", sorted(http_varz._SORTS.keys() | ORDERS_OF_TOP))
+@pytest.mark.parametrize("sort", sorted(http_varz._SORT_KEYS.keys() | ORDERS_OF_TOP))
 async def test_connections_come_in_the_order_that_is_asked_for(sort: str) -> None:
     async with serving(http_port=0) as up:
         for count in (1, 3, 2):
             bus = await connect(up, [1])
             await bus.send(message(b"x") * count)
-        await until(lambda: up.engine.broker.statistics().published == 6)
+        await until(lambda: up.server.broker.statistics().published == 6)
         said = await ask(up, f"/connz?sort={sort}&limit=2")
         assert len(said["connections"]) == 2
         if sort == "msgs_from":
@@ -265,11 +265,11 @@ async def test_classes_are_told_all_or_one() -> None:
         await bus.send(subscribe(1) + message(b"x", 1) * 3 + message(b"y", 2))
         await bus.messages(3)
         said = await ask(up, "/classz")
-        statistics: BrokerStatistics = up.engine.broker.statistics()
+        statistics: BrokerStatistics = up.server.broker.statistics()
         for row, cls in zip(said["classes"], statistics.classes, strict=True):
             for field in ("class_id", "published", "delivered", "in_flight", "acknowledged"):
                 assert row[field] == getattr(cls, field), field
-            assert row["stored"] == cls.ring.messages
+            assert row["stored"] == cls.ring.message_count
         assert (await ask(up, "/classz?limit=1&offset=1"))["classes"][0]["class_id"] == 2
         one = await ask(up, "/classz?class=1")
         assert (one["about"], one["class_id"], one["stored"]) == ("class", 1, 3)
@@ -280,8 +280,8 @@ async def test_classes_are_told_all_or_one() -> None:
 
 
 def test_times_are_said_as_nats_server_says_them() -> None:
-    assert span(0) == "0s"
-    assert span(61.9) == "1m1s"
-    assert span(3600) == "1h0m0s"
-    assert span(400 * 86_400 + 5) == "1y35d0h0m5s"
-    assert datetime.fromisoformat(stamp(1.5)).timestamp() == 1.5
+    assert format_duration(0) == "0s"
+    assert format_duration(61.9) == "1m1s"
+    assert format_duration(3600) == "1h0m0s"
+    assert format_duration(400 * 86_400 + 5) == "1y35d0h0m5s"
+    assert datetime.fromisoformat(format_timestamp(1.5)).timestamp() == 1.5

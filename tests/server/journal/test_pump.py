@@ -11,9 +11,9 @@ import trio
 import trio.lowlevel
 
 import simplebus
-from simplebus.core.commit_log import Durability
 from simplebus.core.errors import RefusedError
 from simplebus.core.limits import Limits
+from simplebus.core.protocol.durability import Durability
 from simplebus.core.settings import ClassSettings, FullPolicy, Settings
 from simplebus.server.journal import writer
 from simplebus.storage.append_file import AppendFile
@@ -42,14 +42,14 @@ async def test_a_server_that_was_stopped_has_its_messages_again(
         peer = await connect(server, [1])
         await peer.send(message(b"a") + message(b"b"))
         await until(lambda: class_statistics(server).published == 2)
-        identity = server.engine.broker.connection_requests.identity
+        identity = server.server.broker.subscription_manager.identity
         url = f"simplebus://{server.addresses[0]}"
         async with simplebus.connect(url) as bus:
             assert bus.durability == level.name.lower()
         assert await trio.to_thread.run_sync(blocking_durability, url) == level.name.lower()
     async with serving(data_dir=tmp_path) as server:
-        assert class_statistics(server).ring.messages == 2
-        assert server.engine.broker.connection_requests.identity == identity
+        assert class_statistics(server).ring.message_count == 2
+        assert server.server.broker.subscription_manager.identity == identity
 
 
 async def test_a_full_disk_refuses_publishers_until_there_is_space(
@@ -66,18 +66,18 @@ async def test_a_full_disk_refuses_publishers_until_there_is_space(
     monkeypatch.setattr(AppendFile, "append", full)
     monkeypatch.setattr(writer, "_RETRY_SECONDS", 0.01)
     async with serving(data_dir=tmp_path) as server:
-        ledger = server.engine.broker.commit_log
-        assert ledger is not None
+        commit_log = server.server.broker.commit_log
+        assert commit_log is not None
         async with simplebus.connect(f"simplebus://{server.addresses[0]}") as bus:
             await bus.publish(b"before", class_id=1)
             is_full.set()
             await bus.publish(b"accepted", class_id=1, confirm=False)
-            await until(lambda: ledger.failure is not None)
+            await until(lambda: commit_log.write_error is not None)
             await until(lambda: "the bus says: disk_full: the journal cannot be" in caplog.text)
             await bus.publish(b"refused", class_id=1, confirm=False)
             await until(lambda: class_statistics(server).dropped != {})
             is_full = trio.Event()
-            await until(lambda: ledger.failure is None)
+            await until(lambda: commit_log.write_error is None)
             with pytest.raises(ExceptionGroup) as caught:
                 await bus.flush()
             assert caught.group_contains(RefusedError, match=r"disk_full: .*[Nn]o space")
@@ -104,7 +104,9 @@ def test_a_class_larger_than_memory_is_served_from_disk_by_one_server_after_the_
                 bus.flush()
                 assert [live.get(timeout=60).payload for _ in range(100)] == PAYLOADS[at : at + 100]
         assert server.statistics().spilled > 1000
-        journal = server.ask(lambda up: up.engine.keeping and up.engine.keeping.statistics())
+        journal = server.ask(
+            lambda up: up.server.journal_pump and up.server.journal_pump.statistics()
+        )
         assert journal is not None
         assert (journal.held_bytes, journal.failures, journal.failure) == (0, 0, "")
         assert journal.written_bytes > len(PAYLOADS) * 19

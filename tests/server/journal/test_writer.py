@@ -10,11 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from simplebus.core.commit_log import CommitLog, Durability
+from simplebus.core.commit_log import CommitLog
 from simplebus.core.errors import Reason
+from simplebus.core.protocol.durability import Durability
 from simplebus.core.snapshot import StateChanges
 from simplebus.server.journal import writer as module
-from simplebus.server.journal.writer import Failure, Needed, Writer
+from simplebus.server.journal.writer import JournalWriter, SegmentFloors, WriteFailure
 from simplebus.storage.directory import take
 from simplebus.storage.disk_reserve import Reserve
 from simplebus.storage.journal import Journal
@@ -45,18 +46,18 @@ class Running:
         self.journal.may_sync = threading.Semaphore(0)
         self.said: list[object] = []
         self.heard = threading.Semaphore(0)
-        self.ledger = CommitLog()
+        self.commit_log = CommitLog()
         self.reserve = Reserve(path, 4096)
-        self.writer = Writer(
+        self.writer = JournalWriter(
             self.journal,
-            reached=lambda lot, has_space: self.say(lot if has_space else -lot),
-            failed=self.say,
-            snapshot=lambda: self.say("snapshot"),
+            on_durable=lambda lot, has_space: self.say(lot if has_space else -lot),
+            on_failure=self.say,
+            on_snapshot_needed=lambda: self.say("snapshot"),
             reserve=self.reserve,
         )
         self.writer.start()
 
-    def say(self, what: int | Failure | str) -> None:
+    def say(self, what: int | WriteFailure | str) -> None:
         self.said.append(what)
         self.heard.release()
 
@@ -66,9 +67,9 @@ class Running:
         return self.said
 
     def put(self, first: int) -> None:
-        self.ledger.note(1, first, 1, b"0" * 13, "", 1.0)
-        snapshot = b"" if self.ledger.taken else StateChanges().encode()
-        lot = self.ledger.take(snapshot=snapshot)
+        self.commit_log.append_messages(1, first, 1, b"0" * 13, "", 1.0)
+        snapshot = b"" if self.commit_log.last_batch_number else StateChanges().encode()
+        lot = self.commit_log.pop_write_batch(snapshot=snapshot)
         assert lot is not None
         self.writer.put(lot)
 
@@ -141,12 +142,12 @@ def test_a_full_disk_takes_what_is_under_way_and_no_more_until_its_reserve_is_th
     assert said[1][0] is Reason.DISK_FULL
     assert said[2:] == [-2]
     running.journal.fails = lambda: None
-    running.writer.put(Needed({1: 0}, ()))  # As at each tick: with it, segments may go.
+    running.writer.put(SegmentFloors({1: 0}, ()))  # As at each tick: with it, segments may go.
     running.put(2)
     running.journal.may_sync.release()
     assert running.hear(1)[-1] == -3
     monkeypatch.undo()
-    running.writer.put(Needed({1: 0}, ()))
+    running.writer.put(SegmentFloors({1: 0}, ()))
     assert running.hear(1)[-1] == 3
     assert running.reserve.is_there
 
@@ -165,7 +166,7 @@ def test_of_a_disk_that_is_full_at_the_start_nothing_is_asked_but_what_makes_spa
     monkeypatch.setattr(Journal, "remove", lambda *given: asked.append(str(given[1:])))
     running = Running(tmp_path)
     try:
-        running.writer.put(Needed({1: 7}, {1}))
+        running.writer.put(SegmentFloors({1: 7}, {1}))
         failure, has_space = running.hear(2)
         assert isinstance(failure, tuple)
         assert failure[0] is Reason.DISK_FULL

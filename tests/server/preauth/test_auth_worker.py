@@ -13,14 +13,14 @@ import trio
 
 from simplebus.core.errors import Reason, RemoteProtocolError
 from simplebus.core.protocol.requests import Auth
-from simplebus.core.users.passwords import Passwords, quick_hash
+from simplebus.core.users.passwords import PasswordVerifier, hash_token
 from simplebus.core.users.users import User, Users
 from simplebus.server.preauth import auth_worker as module
-from simplebus.server.preauth.auth_worker import Gatekeeper
+from simplebus.server.preauth.auth_worker import AuthWorker
 
 SLOW = [User(f"slow{number}", password=f"$argon2id${number}") for number in range(300)]
 QUICK = User("quick", password="right")
-TOKEN = User("token", token=quick_hash("right"))
+TOKEN = User("token", token=hash_token("right"))
 
 
 @dataclass
@@ -39,18 +39,18 @@ class Work:
 @pytest.fixture
 def work(monkeypatch: pytest.MonkeyPatch) -> Work:
     work = Work()
-    monkeypatch.setattr(module, "_worked_out", work)
+    monkeypatch.setattr(module, "_verify_in_thread", work)
     return work
 
 
-def gatekeeper() -> Gatekeeper:
-    return Gatekeeper(Users([*SLOW, QUICK, TOKEN], Passwords(b"by chance")))
+def auth_worker() -> AuthWorker:
+    return AuthWorker(Users([*SLOW, QUICK, TOKEN], PasswordVerifier(b"by chance")))
 
 
-async def is_heard(gate: Gatekeeper, auth: Auth, address: str = "10.0.0.1") -> bool:
+async def is_heard(worker: AuthWorker, auth: Auth, address: str = "10.0.0.1") -> bool:
     """Whether what is said was looked at."""
     try:
-        await gate.hear(auth, address)
+        await worker.check(auth, address)
     except RemoteProtocolError as error:
         return error.reason is not Reason.TOO_MANY_ATTEMPTS
     return True
@@ -68,14 +68,14 @@ async def test_who_is_wrong_too_often_about_a_user_waits_and_is_not_even_looked_
     wrong: Auth, work: Work, autojump_clock: object
 ) -> None:
     work.goes_on.set()
-    gate = gatekeeper()
-    heard = [await is_heard(gate, wrong) for _ in range(9)]
+    worker = auth_worker()
+    heard = [await is_heard(worker, wrong) for _ in range(9)]
     assert heard == [True] * 5 + [False] * 4
-    assert not await is_heard(gate, Auth(user=wrong.user, password="right"))
-    assert await is_heard(gate, Auth(user="slow2", password="right"))  # Others of the place.
-    assert await is_heard(gate, wrong, "10.0.0.2")  # And other places.
+    assert not await is_heard(worker, Auth(user=wrong.user, password="right"))
+    assert await is_heard(worker, Auth(user="slow2", password="right"))  # Others of the place.
+    assert await is_heard(worker, wrong, "10.0.0.2")  # And other places.
     await trio.sleep(2)
-    assert [await is_heard(gate, wrong) for _ in range(2)] == [True, False]
+    assert [await is_heard(worker, wrong) for _ in range(2)] == [True, False]
 
 
 @pytest.mark.parametrize("said", ["token", "user"])
@@ -83,27 +83,27 @@ async def test_whoever_a_place_says_to_be_it_may_not_be_wrong_for_ever(
     said: str, work: Work, autojump_clock: object
 ) -> None:
     work.goes_on.set()
-    gate = gatekeeper()
+    worker = auth_worker()
     heard = [
         await is_heard(
-            gate, Auth(token=str(n)) if said == "token" else Auth(user=str(n), password="x")
+            worker, Auth(token=str(n)) if said == "token" else Auth(user=str(n), password="x")
         )
         for n in range(60)
     ]
     assert heard == [True] * 50 + [False] * 10
-    assert not await is_heard(gate, Auth(token="right"))
-    assert await is_heard(gate, Auth(token="right"), "10.0.0.2")
+    assert not await is_heard(worker, Auth(token="right"))
+    assert await is_heard(worker, Auth(token="right"), "10.0.0.2")
 
 
 async def test_what_is_right_costs_nothing(work: Work, autojump_clock: object) -> None:
     work.goes_on.set()
-    gate = gatekeeper()
+    worker = auth_worker()
     for auth in (
         Auth(user="quick", password="right"),
         Auth(user="slow1", password="right"),
         Auth(token="right"),
     ):
-        assert all([await is_heard(gate, auth) for _ in range(200)])
+        assert all([await is_heard(worker, auth) for _ in range(200)])
     assert work.asked == [("$argon2id$1", "right")]
 
 
@@ -111,63 +111,63 @@ async def test_what_is_right_costs_nothing(work: Work, autojump_clock: object) -
 async def test_addresses_of_one_host_are_one_place(
     address: str, work: Work, autojump_clock: object
 ) -> None:
-    gate = gatekeeper()
+    worker = auth_worker()
     wrong = Auth(user="quick", password="wrong")
     work.goes_on.set()
-    heard = [await is_heard(gate, wrong, address.format(n)) for n in range(9)]
+    heard = [await is_heard(worker, wrong, address.format(n)) for n in range(9)]
     assert heard == [True] * 5 + [False] * 4
-    assert await is_heard(gate, wrong, "2001:db8:1:3::1")
+    assert await is_heard(worker, wrong, "2001:db8:1:3::1")
 
 
 async def test_a_herd_that_says_the_same_is_looked_at_once(
     work: Work, autojump_clock: object
 ) -> None:
-    gate = gatekeeper()
+    worker = auth_worker()
     async with trio.open_nursery() as nursery:
         for _ in range(100):
-            nursery.start_soon(gate.hear, Auth(user="slow1", password="right"), "10.0.0.1")
+            nursery.start_soon(worker.check, Auth(user="slow1", password="right"), "10.0.0.1")
         await trio.testing.wait_all_tasks_blocked()
         work.goes_on.set()
     assert work.asked == [("$argon2id$1", "right")]
-    assert gate.checks == 1
+    assert worker.check_count == 1
 
 
 async def test_who_waits_for_an_answer_of_one_that_has_left_asks_itself(
     work: Work, autojump_clock: object
 ) -> None:
-    gate = gatekeeper()
+    worker = auth_worker()
     right, other = Auth(user="slow1", password="right"), Auth(user="slow2", password="right")
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(gate.hear, other, "10.0.0.1")
+        nursery.start_soon(worker.check, other, "10.0.0.1")
         await trio.testing.wait_all_tasks_blocked()
         leaving = trio.CancelScope()
-        nursery.start_soon(_cancelled, leaving, gate, right)
+        nursery.start_soon(_cancelled, leaving, worker, right)
         await trio.testing.wait_all_tasks_blocked()
-        nursery.start_soon(gate.hear, right, "10.0.0.2")
+        nursery.start_soon(worker.check, right, "10.0.0.2")
         await trio.testing.wait_all_tasks_blocked()
         leaving.cancel()
         await trio.testing.wait_all_tasks_blocked()
         work.goes_on.set()
     assert work.asked == [("$argon2id$2", "right"), ("$argon2id$1", "right")]
-    assert gate.users.knows(right)
+    assert worker.users.is_authentic(right)
 
 
-async def _cancelled(scope: trio.CancelScope, gate: Gatekeeper, auth: Auth) -> None:
+async def _cancelled(scope: trio.CancelScope, worker: AuthWorker, auth: Auth) -> None:
     with scope:
-        await gate.hear(auth, "10.0.0.1")
+        await worker.check(auth, "10.0.0.1")
 
 
-async def _note(gate: Gatekeeper, auth: Auth, address: str, done: Callable[[str], None]) -> None:
-    heard = await is_heard(gate, auth, address)
+async def _note(worker: AuthWorker, auth: Auth, address: str, done: Callable[[str], None]) -> None:
+    heard = await is_heard(worker, auth, address)
     done(f"{address} {auth.user} {heard}")
 
 
 async def test_places_take_turns_and_those_that_were_wrong_come_last(
     work: Work, autojump_clock: object
 ) -> None:
-    gate, done = gatekeeper(), list[str]()
+    worker, done = auth_worker(), list[str]()
     work.goes_on.set()
-    await gate.hear(Auth(user="quick", password="wrong"), "10.0.0.9")
+    await worker.check(Auth(user="quick", password="wrong"), "10.0.0.9")
     work.asked.clear()
     work.goes_on = trio.Event()
     async with trio.open_nursery() as nursery:
@@ -175,7 +175,7 @@ async def test_places_take_turns_and_those_that_were_wrong_come_last(
             ["10.0.0.1", "10.0.0.9", "10.0.0.9", "10.0.0.1", "10.0.0.1", "10.0.0.2", "10.0.0.2"]
         ):
             auth = Auth(user=f"slow{number}", password="right")
-            nursery.start_soon(_note, gate, auth, address, done.append)
+            nursery.start_soon(_note, worker, auth, address, done.append)
             await trio.testing.wait_all_tasks_blocked()
         work.goes_on.set()
     numbers = [int(kept.rpartition("$")[2]) for kept, _ in work.asked]
@@ -186,20 +186,20 @@ async def test_places_take_turns_and_those_that_were_wrong_come_last(
 async def test_where_too_many_places_wait_who_was_never_wrong_is_preferred(
     work: Work, autojump_clock: object
 ) -> None:
-    gate, done = gatekeeper(), list[str]()
+    worker, done = auth_worker(), list[str]()
     for number in range(70):
         for _ in range(2):
-            await gate.hear(Auth(token="wrong"), f"10.1.0.{number}")
+            await worker.check(Auth(token="wrong"), f"10.1.0.{number}")
     async with trio.open_nursery() as nursery:
         for number in range(70):
             auth = Auth(user=f"slow{number}", password="wrong")
-            nursery.start_soon(_note, gate, auth, f"10.1.0.{number}", done.append)
+            nursery.start_soon(_note, worker, auth, f"10.1.0.{number}", done.append)
             await trio.testing.wait_all_tasks_blocked()
         # One is at work and 64 wait: the last five were sent away.
         assert len(done) == 5
         for number in range(3):
             auth = Auth(user=f"slow{100 + number}", password="right")
-            nursery.start_soon(_note, gate, auth, f"10.2.0.{number}", done.append)
+            nursery.start_soon(_note, worker, auth, f"10.2.0.{number}", done.append)
             await trio.testing.wait_all_tasks_blocked()
         assert len(done) == 8
         assert not any(each.startswith("10.2") for each in done)
@@ -210,11 +210,11 @@ async def test_where_too_many_places_wait_who_was_never_wrong_is_preferred(
 
 
 async def test_one_place_may_have_so_many_waiting(work: Work, autojump_clock: object) -> None:
-    gate, done = gatekeeper(), list[str]()
+    worker, done = auth_worker(), list[str]()
     async with trio.open_nursery() as nursery:
         for number in range(260):
             auth = Auth(user=f"slow{number}", password="right")
-            nursery.start_soon(_note, gate, auth, "10.0.0.1", done.append)
+            nursery.start_soon(_note, worker, auth, "10.0.0.1", done.append)
         await trio.testing.wait_all_tasks_blocked()
         assert len(done) == 3
         work.goes_on.set()
@@ -224,12 +224,12 @@ async def test_one_place_may_have_so_many_waiting(work: Work, autojump_clock: ob
 async def test_what_was_learned_stays_known_where_the_hash_did_not_change(
     work: Work, autojump_clock: object
 ) -> None:
-    gate = gatekeeper()
+    worker = auth_worker()
     work.goes_on.set()
     for number in (1, 2):
-        await gate.hear(Auth(user=f"slow{number}", password="right"), "10.0.0.1")
+        await worker.check(Auth(user=f"slow{number}", password="right"), "10.0.0.1")
     changed = User("slow2", password="$argon2id$changed")
-    gate.adopt(Users([SLOW[1], changed], Passwords(b"another chance")))
-    assert gate.users.knows(Auth(user="slow1", password="right"))
-    assert not gate.users.knows(Auth(user="slow2", password="right"))
-    assert gate.checks == 2
+    worker.replace_users(Users([SLOW[1], changed], PasswordVerifier(b"another chance")))
+    assert worker.users.is_authentic(Auth(user="slow1", password="right"))
+    assert not worker.users.is_authentic(Auth(user="slow2", password="right"))
+    assert worker.check_count == 2

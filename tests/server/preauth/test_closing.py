@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import simplebus
 from simplebus.core.settings import Settings
-from simplebus.core.users.passwords import Passwords, quick_hash
+from simplebus.core.users.passwords import PasswordVerifier, hash_token
 from simplebus.core.users.users import User, Users
 from simplebus.nats.server.users import NatsAuth
 from simplebus.nats.settings import NatsLimits, NatsSettings
@@ -20,7 +20,7 @@ from simplebus.server import connection, process
 from simplebus.server.connection import Connection
 from simplebus.server.preauth import closing
 from simplebus.server.preauth.closing import ClosingConnections
-from simplebus.server.run import Serving
+from simplebus.server.run import RunningServer
 from tests.support.nats_peer import NatsPeer, nats
 from tests.support.running_server import serving, until
 
@@ -41,7 +41,7 @@ def test_who_was_told_first_is_closed_for_one_more(done: list[str], most: int) -
     """The same with a list."""
     told, waiting, there = ClosingConnections(), list[Told](), list[Told]()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(closing, "FAREWELLS_MAX", most)
+        patch.setattr(closing, "CLOSING_CONNECTIONS_MAX", most)
         for what in done:
             if what == "come":
                 there.append(Told())
@@ -63,27 +63,29 @@ def test_who_was_told_first_is_closed_for_one_more(done: list[str], most: int) -
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two are waited for, and long."""
-    monkeypatch.setattr(connection, "FAREWELL_SECONDS", 900.0)
-    monkeypatch.setattr(closing, "FAREWELLS_MAX", 2)
+    monkeypatch.setattr(connection, "CLOSE_FLUSH_SECONDS", 900.0)
+    monkeypatch.setattr(closing, "CLOSING_CONNECTIONS_MAX", 2)
 
 
-USERS = Users((User("ada", token=quick_hash("t")),), Passwords(b"by chance"))
+USERS = Users((User("ada", token=hash_token("t")),), PasswordVerifier(b"by chance"))
 
 
 @contextlib.asynccontextmanager
-async def told(places: int) -> AsyncIterator[tuple[Serving, list[Connection[Any]], list[NatsPeer]]]:
+async def told(
+    places: int,
+) -> AsyncIterator[tuple[RunningServer, list[Connection[Any]], list[NatsPeer]]]:
     """A server whose NATS door has so many places, and five more that came than it has: all
     connections there were, and the peers, that know why they go and stay."""
     limits = NatsLimits(connections=places, auth_seconds=900)
     settings = NatsSettings(limits, auth=NatsAuth(shared_users=USERS))
     async with serving(Settings(), users=USERS, nats_port=0, nats=settings) as server:
-        assert server.nats_door is not None
+        assert server.nats_listener is not None
         connections: dict[Connection[Any], None] = {}
         peers = []
         for _ in range(places + 5):
             peers.append(await nats(server))
             await peers[-1].info()
-            connections |= dict.fromkeys(server.nats_door.connections.values())
+            connections |= dict.fromkeys(server.nats_listener.connections.values())
         for peer in peers[:5]:
             assert await peer.line() == b"-ERR 'maximum connections exceeded'"
             assert await peer.line() == b""
@@ -97,10 +99,10 @@ def are_open(connections: list[Connection[Any]]) -> list[bool]:
 @pytest.mark.usefixtures("patient")
 async def test_who_is_told_to_go_and_stays_takes_no_descriptor_for_long() -> None:
     async with told(3) as (server, connections, peers):
-        await until(lambda: len(server.engine.farewells) == 2)
+        await until(lambda: len(server.server.closing_connections) == 2)
         assert are_open(connections) == [False] * 3 + [True] * 5
         await peers[4].stream.aclose()
-        await until(lambda: len(server.engine.farewells) == 1)
+        await until(lambda: len(server.server.closing_connections) == 1)
         assert are_open(connections) == [False] * 3 + [True, False] + [True] * 3
 
 
@@ -109,12 +111,12 @@ async def test_where_descriptors_run_out_they_go_before_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async with told(3) as (server, connections, _):
-        await until(lambda: len(server.engine.farewells) == 2)
+        await until(lambda: len(server.server.closing_connections) == 2)
 
         def descriptors(more: int = 0) -> int:
             return 0 if sum(are_open(connections)) >= 5 else 1 << 20
 
-        monkeypatch.setattr(process, "descriptors_for_peers", descriptors)
+        monkeypatch.setattr(process, "peer_descriptor_limit", descriptors)
         async with simplebus.connect(server.addresses[0], token="t"):
             assert are_open(connections) == [False] * 4 + [True] * 4
 
@@ -122,5 +124,5 @@ async def test_where_descriptors_run_out_they_go_before_others(
 async def test_who_hangs_up_or_has_had_its_time_is_waited_for_no_more() -> None:
     async with told(1) as (server, connections, peers):
         await peers[0].stream.aclose()
-        await until(lambda: not len(server.engine.farewells))
+        await until(lambda: not len(server.server.closing_connections))
         assert are_open(connections) == [False] * 5 + [True]

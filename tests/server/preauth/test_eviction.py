@@ -15,23 +15,23 @@ import simplebus
 from simplebus.core.errors import Reason, RemoteProtocolError
 from simplebus.core.limits import Limits
 from simplebus.core.settings import Settings
-from simplebus.core.users.passwords import Passwords, quick_hash
+from simplebus.core.users.passwords import PasswordVerifier, hash_token
 from simplebus.core.users.users import User, Users
 from simplebus.nats.server.users import NatsAuth
 from simplebus.nats.settings import NatsLimits, NatsSettings
 from simplebus.server import process
 from simplebus.server.preauth import eviction as module
-from simplebus.server.preauth.eviction import Strangers
-from simplebus.server.run import Serving
+from simplebus.server.preauth.eviction import EvictableConnections
+from simplebus.server.run import RunningServer
 from tests.support.nats_peer import nats
 from tests.support.running_server import connect, serving, until
 
 FULL = RemoteProtocolError(Reason.TOO_MANY_CONNECTIONS, "full")
-USERS = Users((User("ada", token=quick_hash("t")),), Passwords(b"by chance"))
+USERS = Users((User("ada", token=hash_token("t")),), PasswordVerifier(b"by chance"))
 DOORS = ("bus", "nats")
 
 
-def crowded(most: int) -> contextlib.AbstractAsyncContextManager[Serving]:
+def crowded(most: int) -> contextlib.AbstractAsyncContextManager[RunningServer]:
     """A server that knows a user, and lets in so many at each door."""
     return serving(
         Settings(Limits(connections=most, hello_seconds=900)),
@@ -43,14 +43,14 @@ def crowded(most: int) -> contextlib.AbstractAsyncContextManager[Serving]:
     )
 
 
-async def come(server: Serving, door: str) -> trio.SocketStream:
+async def come(server: RunningServer, door: str) -> trio.SocketStream:
     """A stranger."""
     address = (server.addresses if door == "bus" else server.nats_addresses)[0]
     host, _, port = address.rpartition(":")
     return await trio.open_tcp_stream(host, int(port))
 
 
-async def come_in(server: Serving, door: str, stack: contextlib.AsyncExitStack) -> None:
+async def come_in(server: RunningServer, door: str, stack: contextlib.AsyncExitStack) -> None:
     """One who has a token, and is let in."""
     if door == "bus":
         bus = simplebus.connect(server.addresses[0], token="t")
@@ -73,15 +73,17 @@ async def is_cut(stream: trio.SocketStream) -> bool:
 @pytest.mark.parametrize("door", DOORS)
 async def test_who_has_a_token_is_let_in_while_strangers_hold_all_places(door: str) -> None:
     async with crowded(3) as server, contextlib.AsyncExitStack() as stack:
-        strangers = [await stack.enter_async_context(await come(server, door)) for _ in range(3)]
-        for stranger in strangers:  # The one that is there longest goes first.
+        evictable_connections = [
+            await stack.enter_async_context(await come(server, door)) for _ in range(3)
+        ]
+        for stranger in evictable_connections:  # The one that is there longest goes first.
             await come_in(server, door, stack)
             assert await is_cut(stranger)
-        assert server.engine.cut_off == {Reason.TOO_MANY_CONNECTIONS: 3}
+        assert server.server.disconnect_counts == {Reason.TOO_MANY_CONNECTIONS: 3}
         late = await stack.enter_async_context(await come(server, door))
         assert await is_cut(late)  # Those inside stay.
-        assert server.nats_door is not None
-        assert len(server.engine.connections) + len(server.nats_door.connections) == 3
+        assert server.nats_listener is not None
+        assert len(server.server.connections) + len(server.nats_listener.connections) == 3
 
 
 @pytest.mark.parametrize("users", [USERS, None], ids=["users", "nobody"])
@@ -99,9 +101,9 @@ async def test_who_is_refused_makes_no_room_for_others(users: Users | None) -> N
         crowd = [
             stack.enter_context(socket.create_connection((host, int(port)))) for _ in range(12)
         ]
-        assert server.nats_door is not None
-        await until(lambda: server.engine.cut_off[Reason.TOO_MANY_CONNECTIONS] == 12)
-        assert len(server.nats_door.connections) == 3
+        assert server.nats_listener is not None
+        await until(lambda: server.server.disconnect_counts[Reason.TOO_MANY_CONNECTIONS] == 12)
+        assert len(server.nats_listener.connections) == 3
         for each in crowd:
             each.close()
 
@@ -111,16 +113,18 @@ async def test_so_it_is_where_descriptors_run_out(
     door: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with crowded(1000) as server, contextlib.AsyncExitStack() as stack:
-        strangers = [await stack.enter_async_context(await come(server, "bus")) for _ in range(20)]
-        await until(lambda: len(server.engine.strangers) == 20)
-        sockets = [each.socket for each in server.engine.connections.values()]
+        evictable_connections = [
+            await stack.enter_async_context(await come(server, "bus")) for _ in range(20)
+        ]
+        await until(lambda: len(server.server.evictable_connections) == 20)
+        sockets = [each.socket for each in server.server.connections.values()]
 
         def descriptors(more: int = 0) -> int:
             return 0 if all(each.fileno() >= 0 for each in sockets) else 1 << 20
 
-        monkeypatch.setattr(process, "descriptors_for_peers", descriptors)
+        monkeypatch.setattr(process, "peer_descriptor_limit", descriptors)
         await come_in(server, door, stack)
-        assert await is_cut(strangers[0])
+        assert await is_cut(evictable_connections[0])
 
 
 async def test_who_is_inside_or_gone_is_no_stranger() -> None:
@@ -128,13 +132,13 @@ async def test_who_is_inside_or_gone_is_no_stranger() -> None:
         for door in DOORS:
             await come_in(server, door, stack)
         async with await come(server, "bus"):
-            await until(lambda: len(server.engine.strangers) == 1)
-        await until(lambda: not len(server.engine.strangers))
-        assert server.nats_door is not None
-        assert not len(server.nats_door.strangers)
+            await until(lambda: len(server.server.evictable_connections) == 1)
+        await until(lambda: not len(server.server.evictable_connections))
+        assert server.nats_listener is not None
+        assert not len(server.nats_listener.evictable_connections)
     async with serving() as open_to_all:
         peer = await connect(open_to_all, [1])
-        assert not len(open_to_all.engine.strangers)
+        assert not len(open_to_all.server.evictable_connections)
         await peer.stream.aclose()
 
 
@@ -159,20 +163,20 @@ def test_of_a_full_place_or_of_all_who_is_there_longest_makes_room(
     done: list[tuple[str, str]], part: int
 ) -> None:
     """The same with a list that is looked through."""
-    strangers, there = Strangers(), list[Stays]()
+    evictable_connections, there = EvictableConnections(), list[Stays]()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "PART", part)
+        patch.setattr(module, "LARGE_NETWORK_FRACTION", part)
         for place, what in done:
             own = [each for each in there if each.place == place]
             if what == "come":
                 there.append(Stays(place))
-                strangers.come(place, there[-1].cut)
+                evictable_connections.add(place, there[-1].cut)
             elif what == "go" and own:
                 there.remove(own[-1])
-                strangers.go(own[-1].cut)
-                strangers.go(own[-1].cut)
+                evictable_connections.discard(own[-1].cut)
+                evictable_connections.discard(own[-1].cut)
             elif what == "room":
-                assert strangers.make_room(FULL) == bool(there)
+                assert evictable_connections.evict_one(FULL) == bool(there)
                 if not there:
                     continue
                 (gone,) = (each for each in there if each.was_cut)
@@ -184,9 +188,9 @@ def test_of_a_full_place_or_of_all_who_is_there_longest_makes_room(
                 else:
                     assert gone is there[0]
                 there.remove(gone)
-                strangers.go(gone.cut)
-            assert len(strangers) == len(there)
+                evictable_connections.discard(gone.cut)
+            assert len(evictable_connections) == len(there)
         while there:
-            assert strangers.make_room(FULL)
+            assert evictable_connections.evict_one(FULL)
             there = [each for each in there if not each.was_cut]
-        assert not strangers.make_room(FULL)
+        assert not evictable_connections.evict_one(FULL)

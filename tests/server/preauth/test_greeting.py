@@ -13,12 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from simplebus.core.errors import Reason, RemoteProtocolError
-from simplebus.core.limits import EARLY_HEARTBEATS_MAX, GREETING_BYTES_MAX
+from simplebus.core.limits import HANDSHAKE_FRAME_BYTES_MAX, HANDSHAKE_HEARTBEATS_MAX
 from simplebus.core.protocol import frames
-from simplebus.core.users.passwords import quick_hash
+from simplebus.core.users.passwords import hash_token
 from simplebus.core.users.users import User, Users
-from simplebus.server.listeners import host_of, name
-from simplebus.server.preauth.greeting import Greetings, Heard, introduction
+from simplebus.server.listeners import format_address, host_from_address
+from simplebus.server.preauth.greeting import Greeting, GreetingBuffers, parse_greeting
 from tests.support.oracles import build_frame
 from tests.support.running_server import (
     Peer,
@@ -46,13 +46,13 @@ class Looked(bytearray):
         return super().find(what, first)
 
 
-def hears(*pieces: bytes) -> tuple[Heard, list[tuple[bool, object]]]:
-    heard = Heard(nobody)
+def hears(*pieces: bytes) -> tuple[Greeting, list[tuple[bool, object]]]:
+    heard = Greeting(nobody)
     heard.data = Looked()
     said = []
     for piece in pieces:
         heard.data += piece
-        said.append(introduction(heard))
+        said.append(parse_greeting(heard))
     return heard, said
 
 
@@ -86,16 +86,16 @@ def test_a_byte_at_a_time_costs_no_more_than_all_at_once() -> None:
 
 
 def test_heartbeats_are_let_go_of_and_so_many_are_too_many() -> None:
-    heard, said = hears(*[HEARTBEAT] * EARLY_HEARTBEATS_MAX, HELLO[:20])
+    heard, said = hears(*[HEARTBEAT] * HANDSHAKE_HEARTBEATS_MAX, HELLO[:20])
     assert not any(is_whole for is_whole, _ in said)
     assert bytes(heard.data) == HELLO[:20]
     with pytest.raises(RemoteProtocolError, match=r"65 Heartbeats .* 64 are allowed") as caught:
-        hears(HEARTBEAT * (EARLY_HEARTBEATS_MAX + 1))
+        hears(HEARTBEAT * (HANDSHAKE_HEARTBEATS_MAX + 1))
     assert caught.value.reason is Reason.UNAUTHORIZED
 
 
 def test_a_greeting_has_a_length() -> None:
-    whole = b"4" * GREETING_BYTES_MAX
+    whole = b"4" * HANDSHAKE_FRAME_BYTES_MAX
     assert hears(whole)[1] == [(False, None)]
     with pytest.raises(RemoteProtocolError, match="frame_too_long"):
         hears(whole, b"4")
@@ -105,21 +105,21 @@ def test_a_greeting_has_a_length() -> None:
 
 
 def test_who_has_sent_most_makes_place_for_who_has_sent_little() -> None:
-    greetings, cut = Greetings(1000), []
+    greetings, cut = GreetingBuffers(1000), []
     many = [greetings.open(cut.append) for _ in range(4)]
     for heard, size in zip(many, (100, 500, 300, 100), strict=True):
         heard.data += bytes(size)
-        greetings.count(heard)
+        greetings.enforce_limit(heard)
     assert greetings.held_bytes == 1000
     late = greetings.open(nobody)
     late.data += bytes(50)
-    greetings.count(late)
+    greetings.enforce_limit(late)
     assert [error.reason for error in cut] == [Reason.PENDING_LIMIT]
     assert "500 bytes" in str(cut[0])
     assert greetings.held_bytes == 550
     many[1].data += b"x"
     with pytest.raises(RemoteProtocolError, match="pending_limit"):
-        greetings.count(many[1])
+        greetings.enforce_limit(many[1])
     greetings.close(many[1])
     for heard in (*many, late):
         greetings.close(heard)
@@ -127,14 +127,14 @@ def test_who_has_sent_most_makes_place_for_who_has_sent_little() -> None:
 
 
 def test_who_has_sent_its_share_is_not_heard_beyond_it() -> None:
-    greetings = Greetings(1000)
+    greetings = GreetingBuffers(1000)
     many = [greetings.open(nobody) for _ in range(10)]
     for heard in many:
         heard.data += bytes(100)
-        greetings.count(heard)
+        greetings.enforce_limit(heard)
     many[3].data += b"x"
     with pytest.raises(RemoteProtocolError, match="pending_limit"):
-        greetings.count(many[3])
+        greetings.enforce_limit(many[3])
     greetings.close(many[3])
     assert greetings.held_bytes == 900
 
@@ -147,7 +147,7 @@ def test_who_has_sent_its_share_is_not_heard_beyond_it() -> None:
     )
 )
 def test_what_is_heard_of_all_stays_bounded(script: list[tuple[int, str, int]]) -> None:
-    greetings, there = Greetings(200), dict[int, Heard]()
+    greetings, there = GreetingBuffers(200), dict[int, Greeting]()
     for who, what, size in script:
         if who not in there:
             there[who] = greetings.open(lambda error: None)
@@ -156,30 +156,30 @@ def test_what_is_heard_of_all_stays_bounded(script: list[tuple[int, str, int]]) 
             continue
         there[who].data += bytes(size)
         try:
-            greetings.count(there[who])
+            greetings.enforce_limit(there[who])
         except RemoteProtocolError:
             greetings.close(there.pop(who))
-        kept = sum(len(heard.data) for heard in there.values() if heard in greetings._all)
+        kept = sum(len(heard.data) for heard in there.values() if heard in greetings._counted_bytes)
         assert kept == greetings.held_bytes <= 200
 
 
 async def test_a_server_hears_no_more_than_that_and_lets_others_in() -> None:
-    users = Users([User("ada", token=quick_hash("ada's token"))])
+    users = Users([User("ada", token=hash_token("ada's token"))])
     async with serving(users=users) as server:
-        gatekeeper = server.engine.gatekeeper
-        assert gatekeeper is not None
-        gatekeeper.greetings._limit = 9_910
+        auth_worker = server.server.auth_worker
+        assert auth_worker is not None
+        auth_worker.greeting_buffers._bytes_max = 9_910
         first = await connect(server)
         await first.send(b"4" * 9_900)
-        await until(lambda: gatekeeper.greetings.held_bytes == 9_900)
+        await until(lambda: auth_worker.greeting_buffers.held_bytes == 9_900)
         second = await connect(server)
         hello = build_frame(frames.CONNECT, content=b'{"auth":{"token":"ada\'s token"}}')
         await second.send(HEARTBEAT + hello[:20])
-        await until(lambda: 0 < gatekeeper.greetings.held_bytes < 100)
+        await until(lambda: 0 < auth_worker.greeting_buffers.held_bytes < 100)
         assert await first.hung_up()
         await second.send(hello[20:])
         assert (await second.frame())[0] == frames.CONNECT
-        assert gatekeeper.greetings.held_bytes == 0
+        assert auth_worker.greeting_buffers.held_bytes == 0
 
 
 # Addresses ---------------------------------------------------------------------------------------
@@ -192,18 +192,18 @@ def test_an_address_of_version_4_is_one_at_a_socket_of_both_versions() -> None:
         (("2001:db8::1", 80, 0, 0), "[2001:db8::1]:80", "2001:db8::1"),
         (("::ffff:1", 80, 0, 0), "[::ffff:1]:80", "::ffff:1"),
     ):
-        assert name(address) == shown
-        assert host_of(name(address)) == host
+        assert format_address(address) == shown
+        assert host_from_address(format_address(address)) == host
 
 
 @pytest.mark.parametrize("written", ["192.0.2.0/24", "::ffff:192.0.2.0/120"])
 @pytest.mark.parametrize("shown", ["192.0.2.7", "::ffff:192.0.2.7"])
 def test_a_rule_for_addresses_holds_however_they_are_written(written: str, shown: str) -> None:
     users = Users([User("till", addresses=(written,)), User("all", addresses=("::/0",))])
-    assert users.admit(None, address=shown, version=1).name == "till"
-    assert users.admit(None, address="2001:db8::1", version=1).name == "all"
+    assert users.authenticate(None, address=shown, version=1).name == "till"
+    assert users.authenticate(None, address="2001:db8::1", version=1).name == "all"
     with pytest.raises(RemoteProtocolError, match="unauthorized"):
-        users.admit(None, address="::ffff:198.51.100.1", version=1)
+        users.authenticate(None, address="::ffff:198.51.100.1", version=1)
 
 
 class OfBothVersions(socket.socket):
@@ -232,4 +232,4 @@ async def test_a_peer_of_version_4_at_a_socket_of_both_versions_is_who_its_addre
             peer = Peer(await trio.open_tcp_stream("127.0.0.1", listener.getsockname()[1]))
             await peer.send(build_frame(frames.CONNECT, content=b"[1]"))
             assert (await peer.frame())[0] == frames.CONNECT
-            assert [each.user for each in server.engine.broker.sessions.values()] == ["till"]
+            assert [each.user for each in server.server.broker.sessions.values()] == ["till"]

@@ -15,8 +15,8 @@ import trio.testing
 from simplebus.core.users.users import Users
 from simplebus.server import listeners
 from simplebus.server.preauth import queue
-from simplebus.server.preauth.queue import Anteroom, Guest, give_way
-from simplebus.server.run import Serving
+from simplebus.server.preauth.queue import PreAuthConnection, PreAuthQueue, yield_to_others
+from simplebus.server.run import RunningServer
 from simplebus.server.tls.certificates import TlsOptions
 from tests.support.certificates import Authority, Pair
 from tests.support.running_server import serving, until
@@ -43,11 +43,11 @@ Sockets = Callable[[], tuple[socket.socket, socket.socket]]
 
 
 @contextlib.asynccontextmanager
-async def a_room() -> AsyncIterator[tuple[Anteroom, trio.Nursery]]:
+async def running_queue() -> AsyncIterator[tuple[PreAuthQueue, trio.Nursery]]:
     async with trio.open_nursery() as nursery:
-        room = Anteroom()
-        nursery.start_soon(room.run)
-        yield room, nursery
+        queue_ = PreAuthQueue()
+        nursery.start_soon(queue_.run)
+        yield queue_, nursery
         nursery.cancel_scope.cancel()
 
 
@@ -57,7 +57,7 @@ async def met(condition: Callable[[], bool]) -> None:
         await trio.lowlevel.checkpoint()
 
 
-class Told:
+class MoveLog:
     """What happened, in order, on a loop where one who is inside has something to do all the
     time."""
 
@@ -69,30 +69,34 @@ class Told:
             self.names.append("inside")
             await trio.lowlevel.checkpoint()
 
-    async def read(self, guest: Guest, name: str, deadline: float = float("inf")) -> None:
-        with guest:
+    async def read(
+        self, connection: PreAuthConnection, name: str, deadline: float = float("inf")
+    ) -> None:
+        with connection:
             try:
-                await guest.readable(deadline)
+                await connection.wait_readable(deadline)
                 self.names.append(name)
             except trio.TooSlowError:
                 self.names.append(f"{name} is late")
 
-    async def be_ended(self, guest: Guest, scope: trio.CancelScope, name: str) -> None:
-        with scope, guest:
-            await guest.readable()
+    async def be_ended(
+        self, connection: PreAuthConnection, scope: trio.CancelScope, name: str
+    ) -> None:
+        with scope, connection:
+            await connection.wait_readable()
         self.names.append(name)
 
-    async def ask(self, guest: Guest, name: str) -> None:
-        with guest:
-            await guest.turn()
+    async def ask(self, connection: PreAuthConnection, name: str) -> None:
+        with connection:
+            await connection.wait_turn()
             self.names.append(name)
 
-    def strangers(self) -> list[str]:
+    def evictable_connections(self) -> list[str]:
         return [name for name in self.names if name != "inside"]
 
     async def all_told(self, count: int) -> None:
         """Wait for them; nobody has moved twice while one inside has not moved."""
-        await met(lambda: len(self.strangers()) >= count)
+        await met(lambda: len(self.evictable_connections()) >= count)
         for one, next_ in zip(self.names, self.names[1:], strict=False):
             assert "inside" in (one, next_), self.names
 
@@ -101,21 +105,21 @@ async def test_few_are_let_in_while_a_crowd_is_to_move(
     sockets: Sockets, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A crowd that always has something to say holds them up, and shuts no door."""
-    monkeypatch.setattr(queue, "CROWD", 3)
-    monkeypatch.setattr(queue, "STEPS_BETWEEN", 10)
+    monkeypatch.setattr(queue, "CROWD_SIZE", 3)
+    monkeypatch.setattr(queue, "STEPS_BETWEEN_ACCEPTS", 10)
     names: list[str] = []
 
-    async def be(guest: Guest, name: str) -> None:
-        with guest:
+    async def be(connection: PreAuthConnection, name: str) -> None:
+        with connection:
             while True:
-                await guest.turn()
+                await connection.wait_turn()
                 names.append(name)
 
-    async with a_room() as (room, nursery):
+    async with running_queue() as (queue_, nursery):
         for door in ("bus", "health"):
-            nursery.start_soon(be, room.enter(sockets()[1], door, is_listener=True), door)
+            nursery.start_soon(be, queue_.add(sockets()[1], door, is_listener=True), door)
         for n in range(5):
-            nursery.start_soon(be, room.enter(sockets()[1], f"place {n % 2}"), "guest")
+            nursery.start_soon(be, queue_.add(sockets()[1], f"place {n % 2}"), "guest")
         await met(lambda: len(names) >= 100)
     for door in ("bus", "health"):
         turns = [n for n, name in enumerate(names) if name == door]
@@ -125,96 +129,96 @@ async def test_few_are_let_in_while_a_crowd_is_to_move(
 
 
 async def test_of_many_that_speak_at_once_one_moves_at_a_time(sockets: Sockets) -> None:
-    told = Told()
-    async with a_room() as (room, nursery):
+    log = MoveLog()
+    async with running_queue() as (queue_, nursery):
         for _ in range(MANY):
             theirs, ours = sockets()
-            nursery.start_soon(told.read, room.enter(ours, "there"), "guest")
+            nursery.start_soon(log.read, queue_.add(ours, "there"), "guest")
             theirs.send(b"x")
-        nursery.start_soon(told.be_inside)
-        await told.all_told(MANY)
-        assert room.steps == MANY
-        assert room.waiting == 0
+        nursery.start_soon(log.be_inside)
+        await log.all_told(MANY)
+        assert queue_.step_count == MANY
+        assert queue_.waiting_count == 0
 
 
 async def test_of_many_that_have_had_their_time_one_moves_at_a_time(
     sockets: Sockets, mock_clock: trio.testing.MockClock
 ) -> None:
-    told = Told()
-    async with a_room() as (room, nursery):
+    log = MoveLog()
+    async with running_queue() as (queue_, nursery):
         for _ in range(MANY):
-            nursery.start_soon(told.read, room.enter(sockets()[1], "there"), "guest", 5.0)
-        await met(lambda: room.waiting == MANY)
+            nursery.start_soon(log.read, queue_.add(sockets()[1], "there"), "guest", 5.0)
+        await met(lambda: queue_.waiting_count == MANY)
         mock_clock.jump(4.9)
         await trio.testing.wait_all_tasks_blocked()
-        assert told.names == []
-        nursery.start_soon(told.be_inside)
+        assert log.names == []
+        nursery.start_soon(log.be_inside)
         mock_clock.jump(0.2)
-        await told.all_told(MANY)
-        assert set(told.strangers()) == {"guest is late"}
+        await log.all_told(MANY)
+        assert set(log.evictable_connections()) == {"guest is late"}
 
 
 async def test_of_many_that_are_ended_one_moves_at_a_time(sockets: Sockets) -> None:
-    told = Told()
-    async with a_room() as (room, nursery):
-        guests = [(room.enter(sockets()[1], "there"), trio.CancelScope()) for _ in range(MANY)]
-        for guest, scope in guests:
-            nursery.start_soon(told.be_ended, guest, scope, "guest")
-        await met(lambda: room.waiting == MANY)
-        for guest, scope in guests:
-            guest.end(scope)
-        nursery.start_soon(told.be_inside)
-        await told.all_told(MANY)
-        assert room.waiting == 0
+    log = MoveLog()
+    async with running_queue() as (queue_, nursery):
+        connections = [(queue_.add(sockets()[1], "there"), trio.CancelScope()) for _ in range(MANY)]
+        for connection, scope in connections:
+            nursery.start_soon(log.be_ended, connection, scope, "guest")
+        await met(lambda: queue_.waiting_count == MANY)
+        for connection, scope in connections:
+            connection.cancel_in_turn(scope)
+        nursery.start_soon(log.be_inside)
+        await log.all_told(MANY)
+        assert queue_.waiting_count == 0
 
 
 async def test_of_many_that_ask_for_a_turn_one_moves_at_a_time(sockets: Sockets) -> None:
-    told = Told()
-    async with a_room() as (room, nursery):
+    log = MoveLog()
+    async with running_queue() as (queue_, nursery):
         for _ in range(MANY):
-            nursery.start_soon(told.ask, room.enter(sockets()[1], "there"), "guest")
-        nursery.start_soon(told.be_inside)
-        await told.all_told(MANY)
+            nursery.start_soon(log.ask, queue_.add(sockets()[1], "there"), "guest")
+        nursery.start_soon(log.be_inside)
+        await log.all_told(MANY)
 
 
 async def test_each_place_has_its_turn(sockets: Sockets) -> None:
-    told = Told()
-    async with a_room() as (room, nursery):
-        nursery.start_soon(told.be_inside)
+    log = MoveLog()
+    async with running_queue() as (queue_, nursery):
+        nursery.start_soon(log.be_inside)
         for name in ["crowd"] * MANY + ["one"]:  # They ask in one turn of the loop, in any order.
-            nursery.start_soon(told.ask, room.enter(sockets()[1], name), name)
-        await told.all_told(MANY + 1)
-        assert told.strangers().index("one") <= 2
+            nursery.start_soon(log.ask, queue_.add(sockets()[1], name), name)
+        await log.all_told(MANY + 1)
+        assert log.evictable_connections().index("one") <= 2
 
 
 async def test_a_guest_reads_again_and_again(sockets: Sockets) -> None:
-    async with a_room() as (room, _):
+    async with running_queue() as (queue_, _):
         theirs, ours = sockets()
-        with room.enter(ours, "there") as guest:
+        with queue_.add(ours, "there") as connection:
             for said in (b"one", b"two", b"three"):
                 theirs.send(said)
-                await guest.readable()
+                await connection.wait_readable()
                 assert ours.recv(10) == said
             theirs.close()
-            await guest.readable()
+            await connection.wait_readable()
             assert ours.recv(10) == b""
 
 
 async def test_one_that_waits_for_its_turn_is_not_late(
     sockets: Sockets, mock_clock: trio.testing.MockClock
 ) -> None:
-    told, room = Told(), Anteroom()
+    log, queue_ = MoveLog(), PreAuthQueue()
     async with trio.open_nursery() as nursery:
         theirs, ours = sockets()
         theirs.send(b"x")
-        nursery.start_soon(told.read, room.enter(ours, "there"), "guest", 1.0)
-        nursery.start_soon(told.read, room.enter(sockets()[1], "there"), "silent", 1.0)
-        await met(lambda: room.waiting == 2)
+        nursery.start_soon(log.read, queue_.add(ours, "there"), "guest", 1.0)
+        nursery.start_soon(log.read, queue_.add(sockets()[1], "there"), "silent", 1.0)
+        await met(lambda: queue_.waiting_count == 2)
         mock_clock.jump(2)  # Nobody was let move so far.
-        nursery.start_soon(room.run)
-        nursery.start_soon(told.be_inside)
-        await told.all_told(2)
-        assert told.strangers() == ["guest", "silent is late"]
+        nursery.start_soon(queue_.run)
+        nursery.start_soon(log.be_inside)
+        await log.all_told(2)
+        assert log.evictable_connections() == ["guest", "silent is late"]
         nursery.cancel_scope.cancel()
 
 
@@ -224,95 +228,95 @@ async def test_who_goes_on_already_is_not_moved_by_its_deadline(
 ) -> None:
     """Cancelled or moved in the very batch of the loop in which its time is over."""
     gone: list[bool] = []
-    async with a_room() as (room, nursery):
-        guest, scope = room.enter(sockets()[1], "place"), trio.CancelScope()
+    async with running_queue() as (queue_, nursery):
+        connection, scope = queue_.add(sockets()[1], "place"), trio.CancelScope()
 
         async def wait() -> None:
-            with scope, guest:
-                await guest.readable(1.0)
+            with scope, connection:
+                await connection.wait_readable(1.0)
             gone.append(scope.cancelled_caught)
 
         nursery.start_soon(wait)
-        await met(lambda: room.waiting == 1)
+        await met(lambda: queue_.waiting_count == 1)
         mock_clock.jump(2)
-        guest.move() if is_moved else scope.cancel()
-        room._look()
-        assert not guest.is_queued
+        connection.start_step() if is_moved else scope.cancel()
+        queue_._collect_ready()
+        assert not connection.is_queued
         await met(lambda: gone == [not is_moved])
 
 
 async def test_a_deadline_is_looked_at_once_however_often_it_is_waited_for(
     sockets: Sockets, mock_clock: trio.testing.MockClock
 ) -> None:
-    async with a_room() as (room, nursery):
-        told = Told()
+    async with running_queue() as (queue_, nursery):
+        log = MoveLog()
         theirs, ours = sockets()
-        with room.enter(ours, "here") as guest:
+        with queue_.add(ours, "here") as connection:
             for deadline in (8.0, 7.0, 9.0):
                 for _ in range(100):
                     theirs.send(b"x")
-                    await guest.readable(deadline)
+                    await connection.wait_readable(deadline)
                     assert ours.recv(1) == b"x"
-            assert len(room._deadlines) == 2  # One that became earlier is there twice.
-            nursery.start_soon(told.read, guest, "guest", 9.0)
-            await met(lambda: room.waiting == 1)
+            assert len(queue_._deadlines) == 2  # One that became earlier is there twice.
+            nursery.start_soon(log.read, connection, "guest", 9.0)
+            await met(lambda: queue_.waiting_count == 1)
             for now, count in ((8.5, 1), (9.5, 0)):
                 mock_clock.jump(now - trio.current_time())
-                await met(lambda count=count: len(room._deadlines) == count)
-            await met(lambda: told.names == ["guest is late"])
+                await met(lambda count=count: len(queue_._deadlines) == count)
+            await met(lambda: log.names == ["guest is late"])
 
 
 async def test_deadlines_of_those_who_are_to_move_are_not_gone_through_again_and_again(
     sockets: Sockets,
 ) -> None:
     async with trio.open_nursery() as nursery:
-        room, told = Anteroom(), Told()
+        queue_, log = PreAuthQueue(), MoveLog()
         pairs = [sockets() for _ in range(200)]
         for _, ours in pairs:
-            nursery.start_soon(told.read, room.enter(ours, "there"), "guest", 1e9)
-        await met(lambda: room.waiting == 200)
+            nursery.start_soon(log.read, queue_.add(ours, "there"), "guest", 1e9)
+        await met(lambda: queue_.waiting_count == 200)
         for theirs, _ in pairs:
             theirs.send(b"x")
         for _ in range(10):
-            room._look()
-        with room.enter(sockets()[1], "here") as one:
+            queue_._collect_ready()
+        with queue_.add(sockets()[1], "here") as one:
             one.deadline = 1e9
-            before = room._deadlines
+            before = queue_._deadlines
             for _ in range(300):
-                room.watch(one)
-            assert room._deadlines is before
+                queue_.watch_readable(one)
+            assert queue_._deadlines is before
         nursery.cancel_scope.cancel()
 
 
 async def test_deadlines_that_are_past_do_not_pile_up(sockets: Sockets) -> None:
-    async with a_room() as (room, nursery):
-        told = Told()
-        nursery.start_soon(told.read, room.enter(sockets()[1], "there"), "silent", 1e9)
+    async with running_queue() as (queue_, nursery):
+        log = MoveLog()
+        nursery.start_soon(log.read, queue_.add(sockets()[1], "there"), "silent", 1e9)
         theirs, ours = sockets()
-        with room.enter(ours, "here") as guest:
+        with queue_.add(ours, "here") as connection:
             for number in range(1000):
                 theirs.send(b"x")
-                await guest.readable(1e9 + number)
+                await connection.wait_readable(1e9 + number)
                 assert ours.recv(1) == b"x"
-        assert len(room._deadlines) <= 2 * 2 + 64
-        await met(lambda: room.waiting == 1)
-        assert told.names == []
+        assert len(queue_._deadlines) <= 2 * 2 + 64
+        await met(lambda: queue_.waiting_count == 1)
+        assert log.names == []
 
 
 async def test_who_is_gone_is_forgotten(sockets: Sockets) -> None:
-    async with a_room() as (room, nursery):
-        told, scopes = Told(), [trio.CancelScope() for _ in range(3)]
+    async with running_queue() as (queue_, nursery):
+        log, scopes = MoveLog(), [trio.CancelScope() for _ in range(3)]
         for scope in scopes:
             theirs, ours = sockets()
-            nursery.start_soon(told.be_ended, room.enter(ours, "there"), scope, "guest")
-        await met(lambda: room.waiting == 3)
+            nursery.start_soon(log.be_ended, queue_.add(ours, "there"), scope, "guest")
+        await met(lambda: queue_.waiting_count == 3)
         for scope in scopes:
             scope.cancel()
         theirs.send(b"x")
-        await met(lambda: len(told.names) == 3)
-        assert room.waiting == 0
+        await met(lambda: len(log.names) == 3)
+        assert queue_.waiting_count == 0
         await trio.testing.wait_all_tasks_blocked()
-        assert room.steps == 0
+        assert queue_.step_count == 0
 
 
 async def test_others_have_their_part_of_a_busy_loop(
@@ -329,7 +333,7 @@ async def test_others_have_their_part_of_a_busy_loop(
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(be_busy)
-        await give_way(1.0, part=0.25)
+        await yield_to_others(1.0, loop_share=0.25)
         assert turns >= 3.0 / 0.125
         nursery.cancel_scope.cancel()
 
@@ -338,7 +342,7 @@ async def test_a_loop_with_nothing_to_do_is_not_waited_for(
     mock_clock: trio.testing.MockClock,
 ) -> None:
     began = trio.current_time()
-    await give_way(1000.0)
+    await yield_to_others(1000.0)
     assert trio.current_time() == began
 
 
@@ -346,21 +350,21 @@ async def test_a_loop_with_nothing_to_do_is_not_waited_for(
 
 
 async def test_of_many_that_come_at_once_few_are_let_in_at_a_time() -> None:
-    told, let_in = Told(), listeners._ACCEPTS_PER_TURN
+    log, let_in = MoveLog(), listeners._ACCEPTS_PER_TURN
     (listener,) = await listeners.bind("127.0.0.1", 0)
     with contextlib.ExitStack() as all_:
 
         def serve(sock: socket.socket, name: str) -> None:
             all_.enter_context(sock)
-            told.names.append("comer")
+            log.names.append("comer")
 
         for _ in range(MANY):
             all_.enter_context(socket.create_connection(listener.getsockname()))
-        async with a_room() as (room, nursery):
-            nursery.start_soon(told.be_inside)
-            nursery.start_soon(listeners.accept, listener, serve, room)
-            await met(lambda: told.names.count("comer") == MANY)
-    together = [len(list(some)) for name, some in groupby(told.names) if name == "comer"]
+        async with running_queue() as (queue_, nursery):
+            nursery.start_soon(log.be_inside)
+            nursery.start_soon(listeners.accept, listener, serve, queue_)
+            await met(lambda: log.names.count("comer") == MANY)
+    together = [len(list(some)) for name, some in groupby(log.names) if name == "comer"]
     assert max(together) <= let_in
     assert len(together) >= MANY / let_in
 
@@ -390,7 +394,7 @@ def hello() -> bytes:
     return goes.read()
 
 
-DOORS: dict[str, Callable[[Serving], tuple[str, ...]]] = {
+DOORS: dict[str, Callable[[RunningServer], tuple[str, ...]]] = {
     "binary": lambda up: up.addresses,
     "nats": lambda up: up.nats_addresses,
     "http": lambda up: up.http_addresses,
@@ -408,15 +412,15 @@ async def test_many_strangers_that_go_on_at_once_take_one_step_in_a_turn(
         host, _, port = DOORS[door](up)[0].rpartition(":")
         listening = len(up.addresses + up.nats_addresses + up.http_addresses)
         there = [socket.create_connection((host, int(port))) for _ in range(many)]
-        await until(lambda: up.engine.anteroom.waiting == listening + many)
-        steps, before = Steps(), up.engine.anteroom.steps
+        await until(lambda: up.server.preauth_queue.waiting_count == listening + many)
+        steps, before = Steps(), up.server.preauth_queue.step_count
         trio.lowlevel.add_instrument(steps)
         for sock in there:
             sock.sendall(words[said])
-        await until(lambda: up.engine.anteroom.steps >= before + many)
+        await until(lambda: up.server.preauth_queue.step_count >= before + many)
         for sock in there:
             sock.close()
-        await until(lambda: up.engine.anteroom.waiting == listening)
+        await until(lambda: up.server.preauth_queue.waiting_count == listening)
         trio.lowlevel.remove_instrument(steps)
         assert steps.all >= many
         assert steps.most == 1
@@ -424,16 +428,16 @@ async def test_many_strangers_that_go_on_at_once_take_one_step_in_a_turn(
 
 async def test_each_door_has_its_turn_for_one_address() -> None:
     async with serving(nats_port=0, http_port=0, users=Users([])) as up:
-        room, there = up.engine.anteroom, []
+        queue_, there = up.server.preauth_queue, []
         listening = len(up.addresses + up.nats_addresses + up.http_addresses)
-        await until(lambda: room.waiting == listening)
-        listeners_at = {guest.place for guest in room._watched.values()}
+        await until(lambda: queue_.waiting_count == listening)
+        listeners_at = {connection.origin for connection in queue_._polled_by_fd.values()}
         for door in DOORS.values():
             host, _, port = door(up)[0].rpartition(":")
             there += [socket.create_connection((host, int(port))) for _ in range(3)]
-        await until(lambda: room.waiting == listening + len(there))
-        places = {guest.place for guest in room._watched.values()}
+        await until(lambda: queue_.waiting_count == listening + len(there))
+        places = {connection.origin for connection in queue_._polled_by_fd.values()}
         assert len(places - listeners_at) == len(DOORS)
         for sock in there:
             sock.close()
-        await until(lambda: room.waiting == listening)
+        await until(lambda: queue_.waiting_count == listening)

@@ -14,7 +14,7 @@ import simplebus
 from simplebus.core.protocol import frames
 from simplebus.core.protocol.requests import NamedClass
 from simplebus.nats.settings import NatsSettings
-from simplebus.server.run import ServeOptions, Serving, reload
+from simplebus.server.run import RunningServer, ServeOptions, reload
 from simplebus.server.tls.certificates import TlsOptions
 from tests.support.certificates import Authority
 from tests.support.nats_peer import NatsPeer, nats
@@ -82,7 +82,7 @@ async def test_whoever_is_inside_stays_and_whoever_comes_sees_the_new_one(tmp_pa
                 its = [each.split() for each in of_one if each.startswith(who.encode())]
                 numbers = [int(number) for _, number in its]
                 assert numbers == sorted(numbers)
-        assert not server.engine.cut_off
+        assert not server.server.disconnect_counts
 
 
 async def test_one_that_is_not_good_yet_is_shown_and_said(
@@ -121,7 +121,7 @@ async def _shown(address: str, trusting: ssl.SSLContext, *, info: bool = False) 
     return str(found).lstrip("0")
 
 
-async def _version_1(server: Serving, trusting: ssl.SSLContext) -> Peer:
+async def _version_1(server: RunningServer, trusting: ssl.SSLContext) -> Peer:
     host, _, port = server.addresses[0].rpartition(":")
     plain = await trio.open_tcp_stream(host, int(port))
     peer = Peer(plain)
@@ -133,7 +133,7 @@ async def _version_1(server: Serving, trusting: ssl.SSLContext) -> Peer:
     return peer
 
 
-async def _nats(server: Serving, trusting: ssl.SSLContext) -> NatsPeer:
+async def _nats(server: RunningServer, trusting: ssl.SSLContext) -> NatsPeer:
     peer = await nats(server)
     await peer.info()
     await peer.use_tls(trusting)

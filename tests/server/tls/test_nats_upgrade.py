@@ -15,9 +15,15 @@ import trio
 from simplebus.core.errors import Reason
 from simplebus.nats.limits import NatsLimits
 from simplebus.nats.server.permissions import SubjectPermissions
-from simplebus.nats.server.users import NatsAuth, NatsUser, certificate_name_index, certificate_names, find_certificate_user
+from simplebus.nats.server.users import (
+    NatsAuth,
+    NatsUser,
+    certificate_name_index,
+    certificate_names,
+    find_certificate_user,
+)
 from simplebus.nats.settings import NatsSettings
-from simplebus.server.run import Serving
+from simplebus.server.run import RunningServer
 from simplebus.server.tls.certificates import TlsOptions, create_ssl_context
 from tests.support.certificates import Authority, Pair, trusting
 from tests.support.nats_peer import NatsPeer, nats
@@ -33,7 +39,7 @@ async def tls_server(
     auth_seconds: float = 2.0,
     auth: NatsAuth | None = None,
     **more: object,
-) -> AsyncIterator[Serving]:
+) -> AsyncIterator[RunningServer]:
     options = TlsOptions(own.cert, own.key, **more)  # type: ignore[arg-type]
     settings = NatsSettings(
         NatsLimits(tls_seconds=seconds, max_pending=max_pending, auth_seconds=auth_seconds),
@@ -75,9 +81,9 @@ async def test_the_end_is_said(authority: Authority, own: Pair) -> None:
             peer.socket, trusting(authority), server_hostname="localhost", https_compatible=False
         )
         await peer.greet()
-        assert server.nats_door is not None
-        (connection,) = server.nats_door.connections.values()
-        connection.cut()
+        assert server.nats_listener is not None
+        (connection,) = server.nats_listener.connections.values()
+        connection.disconnect()
         assert await peer.stream.receive_some() == b""  # Otherwise: somebody may have cut the line.
 
 
@@ -139,12 +145,12 @@ async def test_one_that_stops_reading_behind_tls_is_given_up_as_any_other(
         await stuck.send(b"SUB a 1\r\n")
         await stuck.settled()
         block = b"PUB tick 0\r\n\r\n" + b"PUB a 1000\r\n%b\r\n" % bytes(1000) * 1000
-        while not server.engine.cut_off:
+        while not server.server.disconnect_counts:
             await publisher.send(block)
             await publisher.settled()
-        assert server.engine.cut_off == {Reason.SLOW_CONSUMER: 1}
-        assert server.nats_door is not None
-        await until(lambda: len(server.nats_door.connections) == 2)  # type: ignore[union-attr]
+        assert server.server.disconnect_counts == {Reason.SLOW_CONSUMER: 1}
+        assert server.nats_listener is not None
+        await until(lambda: len(server.nats_listener.connections) == 2)  # type: ignore[union-attr]
         await publisher.settled()
 
 
@@ -178,9 +184,9 @@ async def test_who_makes_no_handshake_is_closed_without_a_word(
             await peer.send(said)
         assert b"-ERR" not in (rest := await peer.rest())
         assert b"INFO" not in rest
-        await until(lambda: server.engine.cut_off[Reason.TLS_HANDSHAKE] == 1)
-        assert server.nats_door is not None
-        assert not server.nats_door.connections
+        await until(lambda: server.server.disconnect_counts[Reason.TLS_HANDSHAKE] == 1)
+        assert server.nats_listener is not None
+        assert not server.nats_listener.connections
 
 
 async def test_the_time_to_say_who_one_is_begins_behind_the_handshake(
@@ -191,7 +197,7 @@ async def test_the_time_to_say_who_one_is_begins_behind_the_handshake(
         late = await nats(server)
         await late.info()
         assert await late.rest() == b""
-        assert server.engine.cut_off == {Reason.TLS_HANDSHAKE: 1}
+        assert server.server.disconnect_counts == {Reason.TLS_HANDSHAKE: 1}
     async with tls_server(own, auth=auth, auth_seconds=0.05) as server:
         silent = await nats(server)
         await silent.info()
@@ -210,7 +216,7 @@ async def test_one_that_hangs_up_in_the_handshake_leaves_nothing_behind(
         if rude:
             peer.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, bytes([1, *bytes(7)]))
         await peer.stream.aclose()
-        door = server.nats_door
+        door = server.nats_listener
         assert door is not None
         await until(lambda: not door.connections)
     assert "internal error" not in caplog.text
@@ -227,13 +233,15 @@ async def test_clients_can_be_asked_for_a_certificate(authority: Authority, own:
         with contextlib.suppress(trio.BrokenResourceError):
             await stranger.use_tls(trusting(authority))
         assert await stranger.rest() == b""
-        await until(lambda: server.engine.cut_off[Reason.TLS_HANDSHAKE] == 1)
+        await until(lambda: server.server.disconnect_counts[Reason.TLS_HANDSHAKE] == 1)
 
 
 async def test_a_certificate_can_say_which_user_a_client_is(
     authority: Authority, own: Pair
 ) -> None:
-    users = (NatsUser("ada@example.com", "x", permissions=SubjectPermissions(publish_deny=("no",))),)
+    users = (
+        NatsUser("ada@example.com", "x", permissions=SubjectPermissions(publish_deny=("no",))),
+    )
     async with tls_server(
         own, verify_and_map=True, ca=authority.path, auth=NatsAuth(users)
     ) as server:
@@ -300,10 +308,18 @@ def test_what_a_certificate_calls_its_holder() -> None:
         "CN=ada\\ ,OU=billing+UID=7,O=Bus\\, Ltd,C=CH",
     )
     assert certificate_names({}) == ()
-    assert find_certificate_user(certificate, certificate_name_index(["A.example", "CN=ada"])) == "A.example"
+    assert (
+        find_certificate_user(certificate, certificate_name_index(["A.example", "CN=ada"]))
+        == "A.example"
+    )
     same = "cn=ada\\20,uid=7+ou=billing,o=Bus\\, Ltd,c=CH"
     assert find_certificate_user(certificate, certificate_name_index(["CN=ada", same])) == same
-    assert find_certificate_user(certificate, certificate_name_index(["ADA@x", "a.example", "A.EXAMPLE"])) == "a.example"
+    assert (
+        find_certificate_user(
+            certificate, certificate_name_index(["ADA@x", "a.example", "A.EXAMPLE"])
+        )
+        == "a.example"
+    )
     assert find_certificate_user(certificate, {}) == "ada@x"
     assert find_certificate_user({}, certificate_name_index(["b"])) == "nobody"
 

@@ -16,7 +16,7 @@ import trio
 import simplebus
 from simplebus.core.errors import Reason
 from simplebus.core.protocol import frames
-from simplebus.server.run import Serving
+from simplebus.server.run import RunningServer
 from simplebus.server.tls.certificates import TlsOptions, certificate_warnings
 from tests.support.certificates import Authority, Pair, trusting
 from tests.support.running_server import (
@@ -29,17 +29,17 @@ from tests.support.running_server import (
 )
 
 
-def url(server: Serving) -> str:
+def url(server: RunningServer) -> str:
     return f"simplebuss://{server.addresses[0]}"
 
 
 @contextlib.asynccontextmanager
-async def tls_server(own: Pair, **more: object) -> AsyncIterator[Serving]:
+async def tls_server(own: Pair, **more: object) -> AsyncIterator[RunningServer]:
     async with serving(tls=TlsOptions(own.cert, own.key, **more)) as server:  # type: ignore[arg-type]
         yield server
 
 
-async def version_1(server: Serving, made: ssl.SSLContext) -> Peer:
+async def version_1(server: RunningServer, made: ssl.SSLContext) -> Peer:
     """One of version 1 that has named class 1."""
     host, _, port = server.addresses[0].rpartition(":")
     plain = await trio.open_tcp_stream(host, int(port))
@@ -123,9 +123,9 @@ async def test_who_makes_no_handshake_is_closed(own: Pair, said: bytes) -> None:
         if said:
             await peer.send(said)
         assert await peer.hung_up()
-        await until(lambda: server.engine.cut_off[Reason.TLS_HANDSHAKE] == 1)
-        assert not server.engine.connections
-        assert not server.engine.broker.sessions
+        await until(lambda: server.server.disconnect_counts[Reason.TLS_HANDSHAKE] == 1)
+        assert not server.server.connections
+        assert not server.server.broker.sessions
 
 
 async def test_who_speaks_version_2_in_clear_is_told_what_is_spoken_here(own: Pair) -> None:
@@ -142,7 +142,7 @@ async def test_who_speaks_version_2_in_clear_is_told_what_is_spoken_here(own: Pa
 
         with pytest.raises(simplebus.BusError, match=said):
             await trio.to_thread.run_sync(connect)
-        await until(lambda: not server.engine.broker.sessions)
+        await until(lambda: not server.server.broker.sessions)
 
 
 async def test_who_trusts_nobody_here_is_told_so(own: Pair) -> None:
@@ -176,7 +176,7 @@ async def test_clients_can_be_asked_for_a_certificate(authority: Authority, own:
         with pytest.raises(simplebus.BusConnectionError):
             async with simplebus.connect(url(server), tls=trusting(authority)):
                 pass
-        await until(lambda: server.engine.cut_off[Reason.TLS_HANDSHAKE] == 1)
+        await until(lambda: server.server.disconnect_counts[Reason.TLS_HANDSHAKE] == 1)
 
 
 async def test_a_certificate_that_is_read_again_disconnects_nobody(
@@ -207,12 +207,12 @@ async def test_a_certificate_that_is_read_again_disconnects_nobody(
                 nursery.start_soon(load)
                 await until(lambda: done > 10)
                 cert.write_text("nonsense")
-                await server.reload_certificates(says_doubts=True)
+                await server.reload_certificates(log_warnings=True)
                 assert "the certificate is as it was" in caplog.text
                 async with simplebus.connect(url(server), tls=trusting(authority)):
                     pass
                 put(second.issue("localhost"))
-                await server.reload_certificates(says_doubts=True)
+                await server.reload_certificates(log_warnings=True)
                 before = done
                 async with simplebus.connect(url(server), tls=trusting(second)):
                     pass
@@ -221,7 +221,7 @@ async def test_a_certificate_that_is_read_again_disconnects_nobody(
                         pass
                 await until(lambda: done > before + 10)
                 stop.set()
-        assert server.engine.broker.statistics().classes[0].published == done
+        assert server.server.broker.statistics().classes[0].published == done
 
 
 @pytest.mark.parametrize(
