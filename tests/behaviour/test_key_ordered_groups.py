@@ -25,7 +25,7 @@ from tests.behaviour.wire_peer_v2 import (
     unsubscribe,
     working,
 )
-from tests.models.key_order_model import World, keyed
+from tests.models.key_order_model import KeyOrderModel, encode_with_key
 
 
 def join_members(bus: BrokerHarness, count: int, **options: object) -> list[Version2Peer]:
@@ -41,7 +41,7 @@ def join_members(bus: BrokerHarness, count: int, **options: object) -> list[Vers
 
 def publish_keys(bus: BrokerHarness, *keys: bytes) -> None:
     """Publish one message for each of these keys, in order."""
-    connect_version2(bus, publish_envelopes(1, 0, *map(keyed, keys)))
+    connect_version2(bus, publish_envelopes(1, 0, *map(encode_with_key, keys)))
 
 
 def receive_by_id(members: list[Version2Peer]) -> dict[int, Version2Peer]:
@@ -227,8 +227,8 @@ def test_expired_message_unblocks_its_key() -> None:
     bus = BrokerHarness()
     bus.broker.clock.now = 50.0
     (only,) = join_members(bus, 1, max_in_flight=2)
-    contents = [keyed(b"a", expires_ms=None if n % 3 else 1000) for n in range(6)]
-    connect_version2(bus, publish_envelopes(1, 0, keyed(b"b"), *contents))
+    contents = [encode_with_key(b"a", expires_ms=None if n % 3 else 1000) for n in range(6)]
+    connect_version2(bus, publish_envelopes(1, 0, encode_with_key(b"b"), *contents))
     bus.broker.clock.now = 51.0  # The assigned message expires before it is written.
     assert only.receive_message_ids() == [0]
     bus.broker.run_due_wakeups()
@@ -249,7 +249,10 @@ def test_expired_waiting_message_frees_space() -> None:
     bus.broker.clock.now = 50.0
     (only,) = join_members(bus, 1)
     connect_version2(
-        bus, publish_envelopes(1, 0, keyed(b"a"), *[keyed(b"a", expires_ms=1000)] * 50)
+        bus,
+        publish_envelopes(
+            1, 0, encode_with_key(b"a"), *[encode_with_key(b"a", expires_ms=1000)] * 50
+        ),
     )
     assert only.receive_message_ids() == [0]
     bus.broker.clock.now = 51.0
@@ -263,7 +266,10 @@ def test_delayed_message_does_not_block_its_key() -> None:
     bus.broker.clock.now = 50.0
     (only,) = join_members(bus, 1)
     connect_version2(
-        bus, publish_envelopes(1, 0, keyed(b"a", not_before_ms=1000), *[keyed(b"a")] * 3)
+        bus,
+        publish_envelopes(
+            1, 0, encode_with_key(b"a", not_before_ms=1000), *[encode_with_key(b"a")] * 3
+        ),
     )
     assert only.receive_message_ids() == [1]
     only.send(ack(5, 1, 2))
@@ -309,7 +315,7 @@ def test_key_ordered_member_in_flight_bytes_are_limited() -> None:
     (only,) = join_members(bus, 1)
     payload = bytes(900_000)
     for number in range(24):
-        connect_version2(bus, publish_envelopes(1, 0, keyed(b"%d" % number, payload)))
+        connect_version2(bus, publish_envelopes(1, 0, encode_with_key(b"%d" % number, payload)))
     bus.broker.check_invariants()
     (position,) = bus.broker.classes[1].groups
     (member,) = position.members
@@ -402,9 +408,9 @@ def test_dropped_message_unblocks_its_key() -> None:
 
 
 def test_sent_messages_precede_due_ones_after_restart() -> None:
-    world = World()
+    world = KeyOrderModel()
     world.publish((b"a", "", None, 1000), (b"a", "", None, None))
-    world.listen(world.members[0])
+    world.receive(world.members[0])
     world.pass_time(1.5)
     world.restart()  # The model checks what may be sent.
     assert [message.sent for message in world.messages] == [0, 2]

@@ -1,7 +1,7 @@
-"""What a group by key promises, in plain Python: who may be sent what, and when.
+"""Model of a key-ordered group: which message may be sent to which member, and when.
 
-Rule 1: the model knows what was published, sent and said; it decides nothing, but says of each
-sending whether it is allowed, and of each message that is gone why it may be.
+The model records publications, deliveries and replies. It predicts nothing; it checks that each
+delivery is allowed and that each missing message has a reason.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from tests.behaviour.wire_peer_v2 import (
     Version2Message,
     Version2Peer,
     ack,
-    publish_envelopes,
-    nack,
     connect_version2,
+    nack,
+    publish_envelopes,
     subscribe,
     working,
 )
@@ -34,8 +34,8 @@ from tests.behaviour.wire_peer_v2 import (
 NEVER = float("inf")
 
 
-def keyed(key: bytes, payload: bytes = b"", **more: object) -> bytes:
-    """An envelope's content with a key."""
+def encode_with_key(key: bytes, payload: bytes = b"", **more: object) -> bytes:
+    """Encode the content of an Envelope frame with a key."""
     return encode(Envelope(key=key, **more), payload)  # type: ignore[arg-type]
 
 
@@ -45,7 +45,7 @@ class Message:
     key: bytes
     channel: str
     expires: float
-    opens: float
+    not_before: float
     sent: int = 0
     """How often."""
     holder: Version2Peer | None = None
@@ -55,8 +55,8 @@ class Message:
     is_purged: bool = False
 
 
-class World:
-    """A bus with one class, one durable group by key in it, its members, and the model."""
+class KeyOrderModel:
+    """A bus with one class and one durable key-ordered group, its members, and the model."""
 
     def __init__(
         self,
@@ -107,7 +107,7 @@ class World:
         self.limited |= max_in_flight is not None
         member = connect_version2(self.bus, wish, **({} if name is None else {"name": name}))
         self.members.append(member)
-        self.heard(member, member.receive_all()[0])
+        self.record_delivery(member, member.receive_all()[0])
 
     def leave(self, member: Version2Peer) -> None:
         self.members.remove(member)
@@ -115,13 +115,13 @@ class World:
             if message.holder is member:
                 message.holder = None
         member.disconnect()
-        self.look()
+        self.check()
 
     def publish(self, *some: tuple[bytes, str, int | None, int | None]) -> None:
         contents = []
         for key, channel, expires_ms, delay_ms in some:
             contents.append(
-                keyed(key, channel=channel, expires_ms=expires_ms, not_before_ms=delay_ms)
+                encode_with_key(key, channel=channel, expires_ms=expires_ms, not_before_ms=delay_ms)
             )
             self.messages.append(
                 Message(
@@ -134,15 +134,15 @@ class World:
             )
         first = len(self.messages) - len(some)
         self.publisher.send(publish_envelopes(1, first, *contents))
-        self.look()
+        self.check()
 
-    def listen(self, member: Version2Peer) -> None:
+    def receive(self, member: Version2Peer) -> None:
         self.bus.broker.run_due_wakeups()
-        self.heard(member, member.receive_deliveries())
-        self.look()
+        self.record_delivery(member, member.receive_deliveries())
+        self.check()
 
-    def heard(self, member: Version2Peer, got: list[Version2Message]) -> None:
-        self.look()
+    def record_delivery(self, member: Version2Peer, got: list[Version2Message]) -> None:
+        self.check()
         for one in got:
             self._was_sent(member, self.messages[one.message_id], one.attempt)
 
@@ -151,18 +151,18 @@ class World:
         for message in self.messages[first:last]:
             if message.holder is member:
                 message.is_acked, message.holder = True, None
-        self.look()
+        self.check()
 
     def nack(self, member: Version2Peer, first: int, last: int, delay_ms: int | None) -> None:
         for message in self.messages[first:last]:
             if message.holder is member:
                 message.holder = None
         member.send(nack(5, first, last, delay_ms))
-        self.look()
+        self.check()
 
     def working(self, member: Version2Peer, first: int, last: int) -> None:
         member.send(working(5, first, last))
-        self.look()
+        self.check()
 
     def purge(self, first: int, last: int) -> None:
         for message in self.messages[first:last]:
@@ -171,12 +171,12 @@ class World:
         purge_messages(cls, first, last, None)
         self.bus.broker.store.trim_class(cls)
         self.bus.check_invariants()
-        self.look()
+        self.check()
 
     def pass_time(self, seconds: float) -> None:
         self.bus.broker.clock.now += seconds
         self.bus.broker.run_due_wakeups()
-        self.look()
+        self.check()
 
     def tick(self, times: int) -> None:
         for _ in range(times):
@@ -186,10 +186,10 @@ class World:
             for sequence, member in held.items():
                 if not self._holds(member, sequence):  # Its time is over.
                     self.messages[sequence].holder = None
-            self.look()
+            self.check()
 
     def restart(self) -> None:
-        """The position is taken up from what is kept of it, by a new group."""
+        """Restore the position from its snapshot with a new group."""
         for member in list(self.members):
             self.leave(member)
         broker, former = self.bus.broker, self.group
@@ -221,29 +221,29 @@ class World:
         assert not message.is_acked, "it was acknowledged"
         assert not message.is_gone, "it was given up"
         assert self._is_wanted(message)
-        assert message.opens <= self.now < message.expires
+        assert message.not_before <= self.now < message.expires
         assert attempt == message.sent + 1, (attempt, message.sent)
         assert not self.max_deliveries or attempt <= self.max_deliveries
         message.sent += 1
         message.holder = member
         if message.key:
             for other in self.messages:
-                if other is not message and other.key == message.key and self._is_open(other):
+                if other is not message and other.key == message.key and self.is_unfinished(other):
                     assert not other.sent, "another one of its key was sent and is not settled"
                     if other.sequence < message.sequence:
-                        assert other.opens, "it overtook another one of its key"
+                        assert other.not_before, "it overtook another one of its key"
 
     def _is_wanted(self, message: Message) -> bool:
         return not self.channels or any(matches(c, message.channel) for c in self.channels)
 
-    def _is_open(self, message: Message) -> bool:
+    def is_unfinished(self, message: Message) -> bool:
         """Whether something is still to be done about it."""
         if message.is_acked or message.is_gone or not self._is_wanted(message):
             return False
         return message.holder is not None or message.expires > self.now
 
-    def look(self) -> None:
-        """What the group has nothing to do with any more it may have nothing to do with."""
+    def check(self) -> None:
+        """Check that the group holds no state of finished messages."""
         group = self.group
         for message in self.messages:
             if message.is_acked or message.is_gone:
@@ -263,34 +263,36 @@ class World:
             if message.is_acked:
                 assert not group.window.unacked_ranges(message.sequence, message.sequence + 1)
 
-    def nothing_waits_in_vain(self) -> None:
-        """Everybody has listened and has room: of each key something is out, or comes later."""
+    def check_nothing_is_stuck(self) -> None:
+        """Check that of each key a message is in flight or delayed. All members have read and have
+        room.
+        """
         if self.limited or not self.members:
             return
         for _ in range(3):
             for member in self.members:
-                self.listen(member)
+                self.receive(member)
         keys: dict[object, list[Message]] = {}
         for message in self.messages:
-            if self._is_open(message) and message.opens <= self.now:
+            if self.is_unfinished(message) and message.not_before <= self.now:
                 keys.setdefault(message.key or message.sequence, []).append(message)
         for some in keys.values():
             assert any(message.sent for message in some), [m.sequence for m in some]
 
     def finish(self) -> None:
-        """Everybody acknowledges what comes: nothing is left."""
+        """Acknowledge everything with every member, until nothing is left."""
         if not self.members:
             self.join()
         for _ in range(400):
             for member in self.members:
-                self.listen(member)
+                self.receive(member)
                 for sequence, holder in self._holders().items():
                     if holder is member:
                         self.ack(member, sequence, sequence + 1)
-            if not any(map(self._is_open, self.messages)):
+            if not any(map(self.is_unfinished, self.messages)):
                 break
             self.tick(1)
-        left = [m.sequence for m in self.messages if self._is_open(m)]
+        left = [m.sequence for m in self.messages if self.is_unfinished(m)]
         assert not left, f"{left} were never sent, or never again"
         self.tick(2)
         assert self.bus.statistics(1).ring.message_count == 0

@@ -1,4 +1,4 @@
-"""A class that keeps last values: who publishes to it, who comes late, and a model of both."""
+"""Writer and late readers of a class that retains last values, and a model of the values."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from tests.behaviour.wire_peer import BrokerHarness
 from tests.behaviour.wire_peer_v2 import (
     Version2Peer,
     ack,
-    publish_envelopes,
     connect_version2,
     publish,
+    publish_envelopes,
     subscribe,
     unsubscribe,
 )
@@ -19,8 +19,8 @@ KEEPS = {"name": "state", "id": 1, "last_values": True}
 CHANNELS = ["", "a", "b", "c.d", "c.e"]
 
 
-class Writer:
-    """Publishes to class 1, and knows its last values."""
+class LastValueWriter:
+    """Publishes to class 1 and records its last values."""
 
     def __init__(self, bus: BrokerHarness, **more: object) -> None:
         self.bus = bus
@@ -43,7 +43,7 @@ class Writer:
             until = float("inf") if expires_ms is None else now + expires_ms / 1000
             self.values[channel] = (payload, until)
 
-    def alive(self) -> set[bytes]:
+    def live_values(self) -> set[bytes]:
         now = self.bus.broker.clock.now
         return {payload for payload, until in self.values.values() if until > now}
 
@@ -56,12 +56,12 @@ def payloads(peer: Version2Peer) -> list[bytes]:
     return [payload(each.content, each.kind) for each in peer.receive_deliveries()]
 
 
-def late(bus: BrokerHarness, number: int = 9, **options: object) -> Version2Peer:
+def open_late_reader(bus: BrokerHarness, number: int = 9, **options: object) -> Version2Peer:
     return connect_version2(bus, subscribe(1, number, start="last_values", **options))
 
 
-def drained(bus: BrokerHarness) -> None:
-    """Somebody takes and acknowledges all there is in class 1, and goes."""
+def drain_class(bus: BrokerHarness) -> None:
+    """Read and acknowledge all messages of class 1 with a new subscriber, and disconnect it."""
     reader = connect_version2(bus, subscribe(1, 3))
     ids = reader.receive_message_ids()
     if ids:
@@ -69,9 +69,11 @@ def drained(bus: BrokerHarness) -> None:
     reader.send(unsubscribe(3))
 
 
-def glance(bus: BrokerHarness, **options: object) -> list[bytes]:
-    """What a late subscriber is sent, who acknowledges it and goes."""
-    reader = late(bus, **options)
+def read_last_values(bus: BrokerHarness, **options: object) -> list[bytes]:
+    """Return what a new subscriber receives from `last_values`; it acknowledges all and
+    disconnects.
+    """
+    reader = open_late_reader(bus, **options)
     got = reader.receive_deliveries()
     if got:
         reader.send(ack(9, got[0].message_id, got[-1].message_id + 1))

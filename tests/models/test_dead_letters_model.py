@@ -1,5 +1,7 @@
-"""Every message that a position is sent ends in one of two places: it is acknowledged, or it is one
-dead letter, with as many attempts as were heard. Never both, never neither, never twice."""
+"""Every message sent to a position is either acknowledged or becomes one dead letter.
+
+The dead letter has as many attempts as the message had deliveries.
+"""
 
 from __future__ import annotations
 
@@ -18,15 +20,15 @@ from tests.behaviour.wire_peer_v2 import (
     ENVELOPE,
     FETCH,
     Version2Peer,
-    json_request,
-    publish_envelopes,
-    nack,
     channel_envelope,
     connect_version2,
+    json_request,
+    nack,
+    publish_envelopes,
     subscribe,
 )
 from tests.behaviour.wire_peer_v2 import ack as ack2
-from tests.core.test_dead_letters import DEAD_1, why
+from tests.core.test_dead_letters import DEAD_1, dead_headers
 
 MAX = {"": 1, "d": 2, "e": 3}
 """How often each position is sent a message, by its name."""
@@ -40,22 +42,22 @@ steps = st.lists(
 )
 
 
-class World:
-    """A bus with a reader of every kind, and what each of them has heard and acknowledged."""
+class DeadLetterModel:
+    """A bus with a reader of every kind, and the messages that each was sent and acknowledged."""
 
     def __init__(self) -> None:
         self.bus = BrokerHarness()
         self.bus.skips_checks = True  # To save time: everything is checked once a round.
         self.published: list[bytes] = []
-        self.heard: Counter[tuple[str, int]] = Counter()
+        self.delivered: Counter[tuple[str, int]] = Counter()
         self.acked: set[tuple[str, int]] = set()
         self.old_acked: set[int] = set()
         self.old = self.bus.peer(connect(1), subscribe1(1))
         self.writer = connect_version2(self.bus)
         self.plain = connect_version2(self.bus, subscribe(1, 5, max_deliveries=1, start="new"))
-        self.named = self.come()
+        self.named = self.connect_readers()
 
-    def come(self) -> Version2Peer:
+    def connect_readers(self) -> Version2Peer:
         return connect_version2(
             self.bus,
             subscribe(1, 6, max_deliveries=2, durable="d", channels=["a", "#"]),
@@ -67,8 +69,8 @@ class World:
         self.writer.send(publish_envelopes(1, len(self.published), *contents))
         self.published += [decode(content)[1] for content in contents]
 
-    def go_on(self, decisions: list[str]) -> None:
-        """Everybody hears what there is, and decides."""
+    def receive_and_decide(self, decisions: list[str]) -> None:
+        """Let every reader receive its messages and decide on them."""
         self.bus.broker.check_invariants()
         self.bus.broker.run_due_wakeups()  # A group goes on giving up in another turn.
         for message in self.old.receive_messages():
@@ -82,9 +84,9 @@ class World:
         said = []
         for n, message in enumerate(reader.receive_deliveries()):
             name, at = NUMBERS[message.number], message.message_id
-            self.heard[name, at] += 1
+            self.delivered[name, at] += 1
             assert (name, at) not in self.acked
-            assert message.attempt == self.heard[name, at] <= MAX[name]
+            assert message.attempt == self.delivered[name, at] <= MAX[name]
             decision = decisions[n % len(decisions)]
             if decision == "ack":
                 self.acked.add((name, at))
@@ -95,17 +97,17 @@ class World:
 
     def settle(self) -> None:
         for _ in range(200):
-            self.go_on(["again"])
+            self.receive_and_decide(["again"])
             self.bus.broker.drain_writable()
             if not len(self.bus.broker.classes[1].ring):
                 return
         raise AssertionError("never given up")
 
     def check(self) -> None:
-        """Compare what lies among the dead letters with what was heard and not acknowledged."""
+        """Compare the dead letters with the messages that were sent and not acknowledged."""
         expected = Counter(
             (name, at, Reason.MAX_DELIVERIES, MAX[name])
-            for name, at in self.heard
+            for name, at in self.delivered
             if (name, at) not in self.acked
         )
         expected += Counter(
@@ -118,7 +120,7 @@ class World:
         for message in self.writer.receive_deliveries():
             assert (message.kind, message.class_id) == (ENVELOPE, DEAD_1)
             letter, payload = decode(message.content)
-            name, at, reason, attempts = why(
+            name, at, reason, attempts = dead_headers(
                 letter, "subscription", "sequence", "reason", "attempts"
             )
             assert payload == self.published[int(at)]
@@ -134,22 +136,22 @@ class World:
 def test_every_message_is_acknowledged_or_one_dead_letter(
     steps: list[tuple[list[bytes], list[str], bool]],
 ) -> None:
-    run(steps)
+    run_steps(steps)
 
 
-def run(steps: list[tuple[list[bytes], list[str], bool]]) -> None:
-    world = World()
+def run_steps(steps: list[tuple[list[bytes], list[str], bool]]) -> None:
+    world = DeadLetterModel()
     for kinds, decisions, goes in steps:
         world.publish(kinds)
-        world.go_on(decisions)
+        world.receive_and_decide(decisions)
         if goes:
             world.named.disconnect()
-            world.named = world.come()
+            world.named = world.connect_readers()
     world.settle()
     world.check()
 
 
-def test_the_model_notices_what_is_given_up_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_model_detects_messages_given_up_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     give_up = BrokerSubscription._give_up_ranges
 
     def twice(self: BrokerSubscription, *arguments: object) -> None:
@@ -158,4 +160,4 @@ def test_the_model_notices_what_is_given_up_twice(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(BrokerSubscription, "_give_up_ranges", twice)
     with pytest.raises(AssertionError):
-        settings(max_examples=50, phases=[Phase.generate], database=None)(given(steps)(run))()
+        settings(max_examples=50, phases=[Phase.generate], database=None)(given(steps)(run_steps))()

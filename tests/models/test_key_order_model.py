@@ -1,4 +1,4 @@
-"""A group by key against what it promises: members come and go, and say all that can be said."""
+"""A key-ordered group against its model, with random members, replies and times."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from tests.models.key_order_model import World
+from tests.models.key_order_model import KeyOrderModel
 
 KEYS = st.sampled_from([b"", b"a", b"a", b"b", b"c", b"d"])
 CHANNELS = st.sampled_from(["", "a.x", "b"])
 TIMES = st.sampled_from([(None, None)] * 6 + [(1500, None), (None, 2500), (4000, 1000)])
-WHO = st.integers(0, 7)
+MEMBER_INDEXES = st.integers(0, 7)
 
 
 class KeyGroupMachine(RuleBasedStateMachine):
-    """Each rule is something that peers or time do; the model checks everything after each."""
+    """Rules are actions of peers or time; the model checks everything after each."""
 
     @initialize(
         max_deliveries=st.sampled_from([0, 0, 2]),
@@ -33,23 +33,23 @@ class KeyGroupMachine(RuleBasedStateMachine):
     def start(
         self, max_deliveries: int, channels: tuple[str, ...], bound: dict[str, object]
     ) -> None:
-        self.world = World(max_deliveries=max_deliveries, channels=channels, **bound)  # type: ignore[arg-type]
+        self.world = KeyOrderModel(max_deliveries=max_deliveries, channels=channels, **bound)  # type: ignore[arg-type]
 
     def member(self, who: int):  # type: ignore[no-untyped-def]
         return self.world.members[who % len(self.world.members)]
 
     @property
-    def somebody_is_there(self) -> bool:
+    def has_members(self) -> bool:
         return bool(self.world.members)
 
     @precondition(lambda self: len(self.world.members) < 5)
     @rule(max_in_flight=st.sampled_from([None, None, None, 1, 2]))
-    def somebody_comes(self, max_in_flight: int | None) -> None:
+    def add_member(self, max_in_flight: int | None) -> None:
         self.world.join(max_in_flight)
 
-    @precondition(lambda self: self.somebody_is_there)
-    @rule(who=WHO)
-    def somebody_goes(self, who: int) -> None:
+    @precondition(lambda self: self.has_members)
+    @rule(who=MEMBER_INDEXES)
+    def remove_member(self, who: int) -> None:
         self.world.leave(self.member(who))
 
     @rule(some=st.lists(st.tuples(KEYS, CHANNELS, TIMES), min_size=1, max_size=8))
@@ -60,17 +60,17 @@ class KeyGroupMachine(RuleBasedStateMachine):
     def publish_a_run(self, key: bytes, count: int) -> None:
         self.world.publish(*((key, "a.x", None, None),) * count)
 
-    @precondition(lambda self: self.somebody_is_there)
-    @rule(who=WHO)
-    def listen(self, who: int) -> None:
-        self.world.listen(self.member(who))
+    @precondition(lambda self: self.has_members)
+    @rule(who=MEMBER_INDEXES)
+    def receive(self, who: int) -> None:
+        self.world.receive(self.member(who))
 
-    @precondition(lambda self: self.somebody_is_there)
-    @rule(who=WHO, data=st.data())
-    def say(self, who: int, data: st.DataObject) -> None:
+    @precondition(lambda self: self.has_members)
+    @rule(who=MEMBER_INDEXES, data=st.data())
+    def send(self, who: int, data: st.DataObject) -> None:
         """Of something that it has, or of more than that."""
         world, member = self.world, self.member(who)
-        self.world.listen(member)
+        self.world.receive(member)
         held = [m.sequence for m in world.messages if m.holder is member]
         if not held:
             return
@@ -110,8 +110,8 @@ class KeyGroupMachine(RuleBasedStateMachine):
         self.world.restart()
 
     @rule()
-    def nothing_waits_in_vain(self) -> None:
-        self.world.nothing_waits_in_vain()
+    def check_nothing_is_stuck(self) -> None:
+        self.world.check_nothing_is_stuck()
 
     def teardown(self) -> None:
         if hasattr(self, "world"):

@@ -1,7 +1,6 @@
-"""Random lives of a class that keeps last values, against a model that is assumed to be perfect.
+"""Random scenarios of a class that retains last values, against a model.
 
-Rule 1: the model knows nothing of sequences and of what is stored anew: only what was published,
-and to whom each of it is owed.
+The model knows nothing of sequences and compaction, only which values each reader must receive.
 """
 
 from __future__ import annotations
@@ -22,16 +21,16 @@ from tests.behaviour.wire_peer import BrokerHarness
 from tests.behaviour.wire_peer_v2 import (
     Version2Peer,
     ack,
-    nack,
     connect_version2,
+    nack,
     subscribe,
     unsubscribe,
 )
 from tests.models.last_value_model import (
     CHANNELS,
-    Writer,
-    glance,
+    LastValueWriter,
     payload,
+    read_last_values,
 )
 
 IN_MEMORY = [policy for policy in FullPolicy if policy is not FullPolicy.SPILL]
@@ -59,31 +58,31 @@ LIFE = st.lists(
 
 
 @dataclass
-class Reader:
-    """A subscription, and what it is owed."""
+class LastValueReader:
+    """A subscription and the messages that it must still receive."""
 
     peer: Version2Peer
     patterns: list[str]
-    owed: set[bytes]
-    seen: list[bytes] = field(default_factory=list)
+    undelivered: set[bytes]
+    delivered: list[bytes] = field(default_factory=list)
     first: set[bytes] = field(default_factory=set)
-    """What it was owed when it came: in no order that the model knows."""
-    open: list[int] = field(default_factory=list)
+    """Messages that it must receive from the start; the model does not know their order."""
+    unacked: list[int] = field(default_factory=list)
     """Message ids that it has not acknowledged."""
 
-    def wants(self, channel: str) -> bool:
+    def is_match(self, channel: str) -> bool:
         if not channel:
             return not self.patterns or "#" in self.patterns
         return not self.patterns or any(matches(each, channel) for each in self.patterns)
 
 
-class Life:
+class LastValueScenario:
     """One bus and its readers."""
 
     def __init__(self, bus: BrokerHarness) -> None:
         self.bus = bus
-        self.writer = Writer(bus)
-        self.readers: list[Reader] = []
+        self.writer = LastValueWriter(bus)
+        self.readers: list[LastValueReader] = []
         self.until: dict[bytes, float] = {}
         """When each payload expires."""
         self.channel_of: dict[bytes, str] = {}
@@ -98,57 +97,59 @@ class Life:
             self.until[text] = now + 3 if is_timed else float("inf")
             self.channel_of[text] = channel
             for reader in self.readers:
-                if reader.wants(channel):
-                    reader.owed.add(text)
+                if reader.is_match(channel):
+                    reader.undelivered.add(text)
 
     def come(self, patterns: list[str], start: str, is_shy: bool) -> None:
         if len(self.readers) == 4:
             return
         options = {"max_in_flight": 2} if is_shy else {}
-        peer = connect_version2(self.bus, subscribe(1, 4, channels=patterns, start=start, **options))
-        reader = Reader(peer, patterns, set())
+        peer = connect_version2(
+            self.bus, subscribe(1, 4, channels=patterns, start=start, **options)
+        )
+        reader = LastValueReader(peer, patterns, set())
         if start == "last_values":
-            values = self.writer.alive()
-            reader.owed = {text for text in values if reader.wants(self.channel_of[text])}
-            reader.first = set(reader.owed)
+            values = self.writer.live_values()
+            reader.undelivered = {text for text in values if reader.is_match(self.channel_of[text])}
+            reader.first = set(reader.undelivered)
         self.readers.append(reader)
 
     def read(self, which: int, how: int) -> None:
-        """Read what there is, and acknowledge all, some, none, or refuse some of it."""
+        """Receive all messages, and acknowledge all, some or none, or reject some."""
         if which >= len(self.readers):
             return
         reader = self.readers[which]
         for got in reader.peer.receive_deliveries():
             text = payload(got.content, got.kind)
-            reader.open.append(got.message_id)
+            reader.unacked.append(got.message_id)
             if text and got.attempt == 1:
-                assert text not in reader.seen, "sent as if it were new, twice"
-                assert text in reader.owed
-                reader.seen.append(text)
-        reader.open = sorted(set(reader.open))
+                assert text not in reader.delivered, "sent as if it were new, twice"
+                assert text in reader.undelivered
+                reader.delivered.append(text)
+        reader.unacked = sorted(set(reader.unacked))
         if how == 0:
             return
-        some = reader.open if how == 1 else reader.open[::2]
+        some = reader.unacked if how == 1 else reader.unacked[::2]
         say = nack if how == 3 else ack
         for number in some:
             reader.peer.send(say(4, number, number + 1))
         if how != 3:
-            reader.open = [number for number in reader.open if number not in some]
+            reader.unacked = [number for number in reader.unacked if number not in some]
 
     def go(self, which: int) -> None:
-        """Read and acknowledge all, and go."""
+        """Receive and acknowledge all, and disconnect."""
         if which < len(self.readers):
             self.end(self.readers.pop(which))
 
-    def end(self, reader: Reader) -> None:
+    def end(self, reader: LastValueReader) -> None:
         self.readers.append(reader)
-        while reader.peer.session.outbox.peek(self.bus.broker.tick_number) or reader.open:
+        while reader.peer.session.outbox.peek(self.bus.broker.tick_number) or reader.unacked:
             self.read(len(self.readers) - 1, 1)
         self.readers.pop()
         now = self.bus.broker.clock.now
-        missing = reader.owed - set(reader.seen)
+        missing = reader.undelivered - set(reader.delivered)
         assert all(self.until[text] <= now for text in missing), missing
-        new = [int(text.split(b".")[0]) for text in reader.seen if text not in reader.first]
+        new = [int(text.split(b".")[0]) for text in reader.delivered if text not in reader.first]
         assert new == sorted(new)
         reader.peer.send(unsubscribe(4))
         reader.peer.disconnect()
@@ -164,33 +165,33 @@ class Life:
 
 
 @pytest.fixture(autouse=True)
-def often() -> object:
-    """Values are stored anew as soon as some bytes between them are nobody's."""
+def compact_early() -> object:
+    """Compact values as soon as some bytes between them can be released."""
     with mock.patch.object(last_values, "COMPACTION_BYTES_MIN", 60):
         yield
 
 
 @settings(max_examples=80)
 @given(LIFE)
-def test_everybody_is_sent_what_is_owed_once_and_in_order(life: list[tuple[object, ...]]) -> None:
+def test_readers_get_each_message_once_and_in_order(life: list[tuple[object, ...]]) -> None:
     bus = BrokerHarness()
-    lived = Life(bus)
+    lived = LastValueScenario(bus)
     lived.come([], "new", False)  # Somebody is there always: else all waits for the first one.
     lived.live(life)
-    late = glance(bus)
-    assert sorted(late) == sorted(lived.writer.alive())
+    late = read_last_values(bus)
+    assert sorted(late) == sorted(lived.writer.live_values())
     for reader in list(lived.readers):
         lived.go(lived.readers.index(reader))
-    assert sorted(glance(bus)) == sorted(late)
+    assert sorted(read_last_values(bus)) == sorted(late)
 
 
 @settings(max_examples=50)
 @given(LIFE, st.sampled_from(IN_MEMORY))
-def test_a_full_class_has_only_last_values_and_counts_those_that_it_has_not(
+def test_full_class_keeps_last_values_and_counts_dropped_ones(
     life: list[tuple[object, ...]], policy: FullPolicy
 ) -> None:
     bus = BrokerHarness(Settings(limits=Limits(class_messages=9), full_policy=policy))
-    writer, reader = Writer(bus), connect_version2(bus, subscribe(1, 4))
+    writer, reader = LastValueWriter(bus), connect_version2(bus, subscribe(1, 4))
     for what, *how in life:
         if what == "publish" and not writer.peer.session.parked_messages:
             channel, size, is_timed = how
@@ -209,7 +210,7 @@ def test_a_full_class_has_only_last_values_and_counts_those_that_it_has_not(
     while got := [each.message_id for each in reader.receive_deliveries()]:
         reader.send(ack(4, min(got), max(got) + 1))
     assert not writer.peer.session.parked_messages
-    late, dropped = glance(bus), bus.statistics(1).dropped
+    late, dropped = read_last_values(bus), bus.statistics(1).dropped
     assert len(set(late)) == len(late)
-    assert set(late) <= writer.alive()
-    assert dropped.get(Reason.LAST_VALUE_DROPPED, 0) >= len(writer.alive()) - len(late)
+    assert set(late) <= writer.live_values()
+    assert dropped.get(Reason.LAST_VALUE_DROPPED, 0) >= len(writer.live_values()) - len(late)

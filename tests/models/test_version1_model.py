@@ -1,4 +1,4 @@
-"""The whole broker against the model, under random peers, full classes and partial writes."""
+"""A broker with version 1 peers against the model: random peers, full classes, partial writes."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 from simplebus.core.broker.broker import FullPolicy
 from simplebus.core.errors import Reason
-from tests.models.version1_model import World
-from tests.models.version1_state import FRAME_BYTES, Talker
+from tests.models.version1_model import Version1Model
+from tests.models.version1_state import FRAME_BYTES, ModelPeer
 from tests.support.oracles import ID_COUNT, build_frame
 from tests.support.strategies import ack_frame
 
@@ -29,10 +29,10 @@ runs = st.tuples(
 )
 long_runs = st.tuples(class_ids, st.integers(1, 5), st.sampled_from([3000, 30_000, 90_000]))
 holds = st.one_of(st.just(0), st.integers(0, 40))
-"""Bytes at the end that are said later."""
+"""Bytes at the end that are sent later."""
 
 
-OFFENCES = {
+INVALID_FRAMES = {
     Reason.UNKNOWN_TYPE: build_frame(ord("x")),
     Reason.BAD_ACK: ack_frame(1, b"5-5"),
     Reason.UNKNOWN_CLASS: build_frame(ord("1"), class_id=9),
@@ -41,8 +41,8 @@ OFFENCES = {
 }
 
 
-class BrokerMachine(RuleBasedStateMachine):
-    """Each rule is something that peers or time do; the model checks everything after each."""
+class Version1Machine(RuleBasedStateMachine):
+    """Rules are actions of peers or time; the model checks everything after each."""
 
     policies = tuple(FullPolicy)
     trusting = False
@@ -63,7 +63,7 @@ class BrokerMachine(RuleBasedStateMachine):
         first_sequence: int,
     ) -> None:
         policy = data.draw(st.sampled_from(self.policies), label="policy")
-        self.world = World(
+        self.world = Version1Model(
             policy=policy,
             ack_timeout=ack_timeout,
             class_messages=class_messages,
@@ -78,70 +78,72 @@ class BrokerMachine(RuleBasedStateMachine):
             self.world.subscribe(talker, class_id)
         self.world.subscribe(talker, CLASSES[0])
 
-    def talker(self, number: int) -> Talker:
-        talkers = self.world.talkers
+    def peer(self, number: int) -> ModelPeer:
+        talkers = self.world.peers
         return talkers[number % len(talkers)]
 
     @property
-    def somebody_is_there(self) -> bool:
-        return bool(self.world.talkers)
+    def has_peers(self) -> bool:
+        return bool(self.world.peers)
 
-    @precondition(lambda self: len(self.world.talkers) < 5)
+    @precondition(lambda self: len(self.world.peers) < 5)
     @rule()
     def somebody_comes(self) -> None:
         self.world.open()
 
-    @precondition(lambda self: self.somebody_is_there)
-    @rule(who=anybody, reason=st.one_of(st.none(), st.none(), st.sampled_from(list(OFFENCES))))
+    @precondition(lambda self: self.has_peers)
+    @rule(
+        who=anybody, reason=st.one_of(st.none(), st.none(), st.sampled_from(list(INVALID_FRAMES)))
+    )
     def somebody_goes(self, who: int, reason: Reason | None) -> None:
         if reason is None:
-            self.world.close(self.talker(who))
+            self.world.close(self.peer(who))
         else:
-            self.world.offend(self.talker(who), OFFENCES[reason], reason)
+            self.world.send_invalid_frame(self.peer(who), INVALID_FRAMES[reason], reason)
 
-    @precondition(lambda self: self.somebody_is_there)
+    @precondition(lambda self: self.has_peers)
     @rule(who=anybody, named=st.lists(class_ids, max_size=3))
     def connect(self, who: int, named: list[int]) -> None:
-        self.world.connect(self.talker(who), *named)
+        self.world.connect(self.peer(who), *named)
 
-    @precondition(lambda self: self.somebody_is_there)
+    @precondition(lambda self: self.has_peers)
     @rule(who=anybody, class_id=class_ids)
     def subscribe(self, who: int, class_id: int) -> None:
-        self.world.subscribe(self.talker(who), class_id)
+        self.world.subscribe(self.peer(who), class_id)
 
-    @precondition(lambda self: self.somebody_is_there)
+    @precondition(lambda self: self.has_peers)
     @rule(who=anybody, some=st.lists(runs, min_size=1, max_size=2), hold=holds)
     def publish(self, who: int, some: list[tuple[int, int, int]], hold: int) -> None:
-        self.world.publish(self.talker(who), *self.known(some), hold=hold)
+        self.world.publish(self.peer(who), *self.known(some), hold=hold)
 
-    @precondition(lambda self: self.somebody_is_there)
+    @precondition(lambda self: self.has_peers)
     @rule(who=anybody, run=long_runs, hold=holds)
     def publish_long_ones(self, who: int, run: tuple[int, int, int], hold: int) -> None:
-        self.world.publish(self.talker(who), *self.known([run]), hold=hold)
+        self.world.publish(self.peer(who), *self.known([run]), hold=hold)
 
-    @precondition(lambda self: self.somebody_is_there)
+    @precondition(lambda self: self.has_peers)
     @rule(who=anybody, count=st.integers(20, 120), random=randoms, hold=holds)
     def publish_to_all_classes_in_turn(
         self, who: int, count: int, random: Random, hold: int
     ) -> None:
-        self.world.mix(self.talker(who), count, random, hold=hold)
+        self.world.send_mixed(self.peer(who), count, random, hold=hold)
 
-    @precondition(lambda self: self.somebody_is_there)
+    @precondition(lambda self: self.has_peers)
     @rule(who=anybody, most=st.one_of(st.integers(1, 60), st.integers(1, 5000)))
     def take_some_bytes(self, who: int, most: int) -> None:
-        self.world.take(self.talker(who), most)
+        self.world.read_bytes(self.peer(who), most)
 
-    @precondition(lambda self: self.somebody_is_there)
+    @precondition(lambda self: self.has_peers)
     @rule(who=anybody)
     def take_everything(self, who: int) -> None:
-        self.world.take(self.talker(who), 1 << 40)
+        self.world.read_bytes(self.peer(who), 1 << 40)
 
-    @precondition(lambda self: self.somebody_is_there)
+    @precondition(lambda self: self.has_peers)
     @rule(who=anybody, class_id=class_ids, random=randoms)
     def acknowledge(self, who: int, class_id: int, random: Random) -> None:
-        self.world.ack(self.talker(who), class_id, random)
+        self.world.ack(self.peer(who), class_id, random)
 
-    @precondition(lambda self: self.somebody_is_there)
+    @precondition(lambda self: self.has_peers)
     @rule(
         who=anybody,
         class_id=class_ids,
@@ -151,28 +153,28 @@ class BrokerMachine(RuleBasedStateMachine):
     def acknowledge_nonsense(
         self, who: int, class_id: int, ranges: list[tuple[int, int]], times: int
     ) -> None:
-        self.world.ack_nonsense(self.talker(who), class_id, *(ranges * times))
+        self.world.ack_invalid_ids(self.peer(who), class_id, *(ranges * times))
 
-    @precondition(lambda self: self.somebody_is_there)
+    @precondition(lambda self: self.has_peers)
     @rule(who=anybody, run=runs, ticks=st.sampled_from([1, 6, 20]), random=randoms)
     def publish_and_everybody_listens_for_a_while(
         self, who: int, run: tuple[int, int, int], ticks: int, random: Random
     ) -> None:
         world = self.world
-        world.publish(self.talker(who), *self.known([run]))
+        world.publish(self.peer(who), *self.known([run]))
         for _ in range(ticks):
             with world.unchecked():
-                for talker in list(world.talkers):
-                    world.take(talker, 1 << 40)
+                for talker in list(world.peers):
+                    world.read_bytes(talker, 1 << 40)
                     if random.random() < 0.1:
-                        world.ack(talker, random.choice(sorted(world.kinds)), random)
+                        world.ack(talker, random.choice(sorted(world.classes)), random)
             world.tick()
 
-    @precondition(lambda self: self.somebody_is_there)
+    @precondition(lambda self: self.has_peers)
     @rule(who=anybody)
     def take_and_acknowledge_everything(self, who: int) -> None:
-        talker = self.talker(who)
-        self.world.take(talker, 1 << 40)
+        talker = self.peer(who)
+        self.world.read_bytes(talker, 1 << 40)
         self.world.ack_everything(talker)
 
     @rule(times=st.sampled_from([1, 1, 1, 7, 31]))
@@ -181,7 +183,7 @@ class BrokerMachine(RuleBasedStateMachine):
 
     def known(self, some: list[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
         """These runs, of classes that were named."""
-        named = sorted(self.world.kinds)
+        named = sorted(self.world.classes)
         return [(named[CLASSES.index(c) % len(named)], count, size) for c, count, size in some]
 
     def teardown(self) -> None:
@@ -189,11 +191,11 @@ class BrokerMachine(RuleBasedStateMachine):
             self.world.settle()
 
 
-class BlockMachine(BrokerMachine):
+class BlockMachine(Version1Machine):
     policies = (FullPolicy.BLOCK,)
 
 
-class DropMachine(BrokerMachine):
+class DropMachine(Version1Machine):
     policies = (FullPolicy.DROP_OLDEST, FullPolicy.DROP_NEWEST)
 
 

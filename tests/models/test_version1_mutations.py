@@ -1,6 +1,6 @@
-"""The model must be able to fail: the engine is broken on purpose, and the model has to notice.
+"""The model of version 1 must detect defects: each test breaks the broker on purpose.
 
-The broker's own checks are left out, so that it is the model that notices, and no other.
+The broker's own checks are disabled, so that only the model can detect the defect.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ BREAKS: list[Callable[[Patch], None]] = [
 
 
 @pytest.mark.parametrize("break_engine", BREAKS, ids=lambda each: each.__name__)
-def test_the_model_notices_an_engine_that(
+def test_model_detects_broker_that(
     break_engine: Callable[[Patch], None], monkeypatch: Patch
 ) -> None:
     break_engine(monkeypatch)

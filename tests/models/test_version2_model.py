@@ -1,5 +1,8 @@
-"""The whole broker in version 2 against the model: publishers with numbers, every kind of
-subscription, lost connections, a full class, the clock, and writes of a few bytes."""
+"""A broker with version 2 peers against the model.
+
+Publishers with numbers, every kind of subscription, lost connections, a full class, the clock, and
+partial writes.
+"""
 
 from __future__ import annotations
 
@@ -12,12 +15,12 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from msgspec.structs import replace
 
 from simplebus.core.protocol.requests import SubscribeRequest
-from tests.models.version2_model import World
+from tests.models.version2_model import Version2Model
 from tests.models.version2_state import (
     CLASSES,
-    Author,
-    Message,
-    Talker,
+    ModelMessage,
+    ModelPublisher,
+    Version2ModelPeer,
 )
 from tests.support.oracles import ID_COUNT
 
@@ -56,7 +59,7 @@ def subscriptions(draw: st.DrawFn) -> SubscribeRequest:
 
 
 class Version2Machine(RuleBasedStateMachine):
-    """Each rule is something that peers or time do; the model checks everything after each."""
+    """Rules are actions of peers or time; the model checks everything after each."""
 
     trusting = False
 
@@ -73,50 +76,50 @@ class Version2Machine(RuleBasedStateMachine):
         first_number: int,
         asked: list[tuple[int, SubscribeRequest]],
     ) -> None:
-        self.world = World(
+        self.world = Version2Model(
             class_messages=class_messages,
             first_sequence=first_sequence,
             first_number=first_number,
             trusting=self.trusting,
         )
         for number, (class_id, wish) in enumerate(asked):
-            talker = self.world.open() if number < 2 else self.talker(number)
+            talker = self.world.open() if number < 2 else self.peer(number)
             self.world.subscribe(talker, class_id, number + 1, wish)
 
-    def talker(self, who: int) -> Talker:
-        talkers = self.world.talkers
+    def peer(self, who: int) -> Version2ModelPeer:
+        talkers = self.world.peers
         return talkers[who % len(talkers)]
 
-    def author(self, who: int) -> Author:
+    def publisher(self, who: int) -> ModelPublisher:
         return self.world.authors[who % len(self.world.authors)]
 
-    def number(self, talker: Talker, which: int) -> int:
+    def number(self, talker: Version2ModelPeer, which: int) -> int:
         """One of its subscriptions."""
         return sorted(talker.subscriptions)[which % len(talker.subscriptions)]
 
     @property
-    def somebody_is_there(self) -> bool:
-        return bool(self.world.talkers)
+    def has_peers(self) -> bool:
+        return bool(self.world.peers)
 
-    @precondition(lambda self: len(self.world.talkers) < 6)
+    @precondition(lambda self: len(self.world.peers) < 6)
     @rule()
     def somebody_comes(self) -> None:
         self.world.open()
 
-    @precondition(lambda self: self.somebody_is_there)
+    @precondition(lambda self: self.has_peers)
     @rule(who=anybody)
     def somebody_goes(self, who: int) -> None:
-        self.world.leave(self.talker(who))
+        self.world.leave(self.peer(who))
 
-    @precondition(lambda self: self.somebody_is_there)
+    @precondition(lambda self: self.has_peers)
     @rule(who=anybody, class_id=class_ids, number=st.integers(1, 3), asked=subscriptions())
     def subscribe(self, who: int, class_id: int, number: int, asked: SubscribeRequest) -> None:
-        self.world.subscribe(self.talker(who), class_id, number, asked)
+        self.world.subscribe(self.peer(who), class_id, number, asked)
 
-    @precondition(lambda self: self.somebody_is_there)
+    @precondition(lambda self: self.has_peers)
     @rule(who=anybody, number=st.integers(1, 3), forget=st.booleans())
     def unsubscribe(self, who: int, number: int, forget: bool) -> None:
-        self.world.unsubscribe(self.talker(who), number, forget=forget)
+        self.world.unsubscribe(self.peer(who), number, forget=forget)
 
     @rule(who=anybody, some=st.lists(st.tuples(class_ids, kinds), min_size=1, max_size=6))
     def publish(self, who: int, some: list[tuple[int, dict[str, object]]]) -> None:
@@ -133,51 +136,51 @@ class Version2Machine(RuleBasedStateMachine):
         self.say(who, [(CLASSES[n % 2], kind if n % 3 else {}) for n in range(count)])
 
     def say(self, who: int, some: list[tuple[int, dict[str, object]]]) -> None:
-        author = self.author(who)
-        messages: list[Message] = []
+        author = self.publisher(who)
+        messages: list[ModelMessage] = []
         for class_id, kind in some:
             messages.append(self.world.message(author, class_id, **kind))
         self.world.publish(author, *messages)
 
     @rule(who=anybody)
     def an_author_comes_again(self, who: int) -> None:
-        self.world.connect(self.author(who))
+        self.world.connect(self.publisher(who))
 
     @rule(who=anybody, lost=st.booleans())
     def an_author_loses_the_connection(self, who: int, lost: bool) -> None:
-        author = self.author(who)
-        if author.talker is not None:
-            self.world.leave(author.talker)
+        author = self.publisher(who)
+        if author.peer is not None:
+            self.world.leave(author.peer)
             if not lost:
                 self.world.connect(author)
 
     @rule(who=anybody, count=st.integers(0, 9), first=st.booleans())
     def another_program_takes_its_name(self, who: int, count: int, first: bool) -> None:
-        author = self.author(who)
-        if first and author.talker is not None:
-            self.world.leave(author.talker)
-        self.world.displace(author, count)
+        author = self.publisher(who)
+        if first and author.peer is not None:
+            self.world.leave(author.peer)
+        self.world.use_name_elsewhere(author, count)
 
     @rule(who=anybody, count=st.integers(1, 9))
     def an_author_repeats_itself(self, who: int, count: int) -> None:
-        self.world.repeat(self.author(who), count)
+        self.world.repeat(self.publisher(who), count)
 
-    @precondition(lambda self: self.somebody_is_there)
+    @precondition(lambda self: self.has_peers)
     @rule(who=anybody, most=st.sampled_from([1, 7, 40, 300]))
     def take_some_bytes(self, who: int, most: int) -> None:
-        self.world.take(self.talker(who), most)
+        self.world.read_bytes(self.peer(who), most)
 
-    @precondition(lambda self: self.somebody_is_there)
+    @precondition(lambda self: self.has_peers)
     @rule(who=anybody)
     def take_everything(self, who: int) -> None:
-        self.world.take(self.talker(who), 1 << 40)
+        self.world.read_bytes(self.peer(who), 1 << 40)
 
     @rule()
     def everybody_takes_everything(self) -> None:
-        for talker in list(self.world.talkers):
-            self.world.take(talker, 1 << 40)
+        for talker in list(self.world.peers):
+            self.world.read_bytes(talker, 1 << 40)
 
-    @precondition(lambda self: self.somebody_is_there)
+    @precondition(lambda self: self.has_peers)
     @rule(
         who=anybody,
         which=anybody,
@@ -186,12 +189,12 @@ class Version2Machine(RuleBasedStateMachine):
         spanning=st.booleans(),
     )
     def acknowledge(self, who: int, which: int, first: int, count: int, spanning: bool) -> None:
-        talker = self.talker(who)
+        talker = self.peer(who)
         if talker.subscriptions:
             number = self.number(talker, which)
             self.world.ack(talker, number, first, count, spanning=spanning)
 
-    @precondition(lambda self: self.somebody_is_there)
+    @precondition(lambda self: self.has_peers)
     @rule(
         who=anybody,
         which=anybody,
@@ -200,14 +203,14 @@ class Version2Machine(RuleBasedStateMachine):
         delay_ms=st.sampled_from([None, 0, 700, 3000]),
     )
     def refuse(self, who: int, which: int, first: int, count: int, delay_ms: int | None) -> None:
-        talker = self.talker(who)
+        talker = self.peer(who)
         if talker.subscriptions:
             self.world.nack(talker, self.number(talker, which), first, count, delay_ms)
 
-    @precondition(lambda self: self.somebody_is_there)
+    @precondition(lambda self: self.has_peers)
     @rule(who=anybody, which=anybody, first=st.integers(0, 3), count=st.sampled_from([1, 2]))
     def terminate(self, who: int, which: int, first: int, count: int) -> None:
-        talker = self.talker(who)
+        talker = self.peer(who)
         if talker.subscriptions:
             self.world.terminate(talker, self.number(talker, which), first, count)
 
@@ -216,9 +219,9 @@ class Version2Machine(RuleBasedStateMachine):
         self, who: int, kind: dict[str, object], count: int, random: Random
     ) -> None:
         self.say(who, [(random.choice(CLASSES), kind) for _ in range(count)])
-        for talker in list(self.world.talkers):
-            self.world.take(talker, 1 << 40)
-        for talker in self.world.talkers:
+        for talker in list(self.world.peers):
+            self.world.read_bytes(talker, 1 << 40)
+        for talker in self.world.peers:
             for number in sorted(talker.subscriptions):
                 first, few = random.randrange(3), random.randrange(4)
                 if random.random() < 0.6:
@@ -226,10 +229,10 @@ class Version2Machine(RuleBasedStateMachine):
                     self.world.ack(talker, number, first, few, spanning=spanning)
                 elif random.random() < 0.6:
                     self.world.nack(talker, number, first, few, random.choice([None, 0, 700]))
-        for talker in list(self.world.talkers):
-            self.world.take(talker, 1 << 40)
+        for talker in list(self.world.peers):
+            self.world.read_bytes(talker, 1 << 40)
 
-    @precondition(lambda self: len(self.world.talkers) < 5)
+    @precondition(lambda self: len(self.world.peers) < 5)
     @rule(
         who=anybody,
         class_id=class_ids,
@@ -254,12 +257,12 @@ class Version2Machine(RuleBasedStateMachine):
             self.world.subscribe(talker, class_id, 1, asked)
         self.say(who, [(class_id, {})] * count)
         for talker in members:
-            self.world.take(talker, 1 << 40)
+            self.world.read_bytes(talker, 1 << 40)
         talker = random.choice(members)
         if talker.subscriptions:
             self.world.ack(talker, 1, random.randrange(2), random.randrange(4), spanning=True)
 
-    @precondition(lambda self: len(self.world.talkers) < 6)
+    @precondition(lambda self: len(self.world.peers) < 6)
     @rule(
         who=anybody,
         class_id=class_ids,
@@ -280,10 +283,10 @@ class Version2Machine(RuleBasedStateMachine):
         self.world.wait(seconds)
         self.world.tick()
 
-    @precondition(lambda self: self.somebody_is_there)
+    @precondition(lambda self: self.has_peers)
     @rule(who=anybody, which=anybody)
     def ask_for_time(self, who: int, which: int) -> None:
-        talker = self.talker(who)
+        talker = self.peer(who)
         if talker.subscriptions:
             self.world.working(talker, self.number(talker, which))
 

@@ -1,5 +1,7 @@
-"""The model of version 2 must be able to fail: the engine is broken on purpose, and the model has
-to notice. The broker's own checks are left out."""
+"""The model of version 2 must detect defects: each test breaks the broker on purpose.
+
+The broker's own checks are disabled, so that only the model can detect the defect.
+"""
 
 from __future__ import annotations
 
@@ -35,22 +37,22 @@ Patch = pytest.MonkeyPatch
 
 @seed(1)  # Of lives as they are now, those that come upon each break soon.
 class TrustingMachine(Version2Machine):
-    """With two more rules for what happens seldom by chance."""
+    """Adds two rules for situations that rarely occur by chance."""
 
     trusting = True
 
-    @precondition(lambda self: len(self.world.talkers) < 6)
+    @precondition(lambda self: len(self.world.peers) < 6)
     @rule(class_id=class_ids)
     def somebody_says_nothing_of_a_message(self, class_id: int) -> None:
         talker = self.world.open()
         self.world.subscribe(talker, class_id, 1, SubscribeRequest(start="new", max_deliveries=2))
         self.say(0, [(class_id, {})])
         for ticks in (8, 16):
-            self.world.take(talker, 1 << 40)
+            self.world.read_bytes(talker, 1 << 40)
             self.world.tick(ticks)
-        self.world.take(talker, 1 << 40)
+        self.world.read_bytes(talker, 1 << 40)
 
-    @precondition(lambda self: len(self.world.talkers) < 6)
+    @precondition(lambda self: len(self.world.peers) < 6)
     @rule(class_id=class_ids)
     def somebody_goes_with_a_message_and_comes_again(self, class_id: int) -> None:
         durable = SubscribeRequest(durable="d")
@@ -58,7 +60,7 @@ class TrustingMachine(Version2Machine):
             talker = self.world.open()
             self.world.subscribe(talker, class_id, 1, durable)
             self.say(0, [(class_id, {})])
-            self.world.take(talker, 1 << 40)
+            self.world.read_bytes(talker, 1 << 40)
             self.world.leave(talker)
 
 
@@ -149,7 +151,9 @@ def leaves_what_it_kept_to_the_next_one(patch: Patch) -> None:
 
 def refuses_more_than_it_is_told(patch: Patch) -> None:
     cut = TimerWheel.remove
-    patch.setattr(TimerWheel, "remove", lambda self, first, last, *of: cut(self, first, last + 1, *of))
+    patch.setattr(
+        TimerWheel, "remove", lambda self, first, last, *of: cut(self, first, last + 1, *of)
+    )
 
 
 def forgets_to_pause(patch: Patch) -> None:
@@ -211,7 +215,7 @@ BREAKS: list[Callable[[Patch], None]] = [
 
 
 @pytest.mark.parametrize("break_engine", BREAKS, ids=lambda each: each.__name__)
-def test_the_model_notices_an_engine_that(
+def test_model_detects_broker_that(
     break_engine: Callable[[Patch], None], monkeypatch: Patch
 ) -> None:
     break_engine(monkeypatch)

@@ -1,15 +1,12 @@
-"""A version 2 bus in plain Python, beside the real one, which it watches at every step.
+"""Model of a bus with version 2 peers, compared with the real one after every step.
 
-Rule 1: the model knows who is to be sent what: a set of sequences for each position. What leaves it
-        was acknowledged after it was heard, or came too late. At the end every set is empty.
-Rule 2: it looks up what it cannot know: in which order messages of several publishers were stored.
-        All else it predicts: that each is stored once, in its publisher's order, and what may
-        be sent to whom at this moment.
-Rule 3: what was copied for a peer before something happened may still come behind it. So much, and
-        no more, is forgiven.
+The model keeps a set of undelivered sequences for each position. A sequence leaves the set when it
+is acknowledged after its delivery, or expires. At the end every set is empty. Only the storage
+order of messages of several publishers is taken from the bus. Copies made for a peer before an
+event may still arrive after it.
 
-    said ─► unconfirmed ─► stored ─► todo of each position ─► heard ─► acknowledged
-                              └────► left, where nobody is there
+    published ─► unconfirmed ─► stored ─► undelivered per position ─► delivered ─► acknowledged
+                                   └────► backlog, if there is no position
 """
 
 from __future__ import annotations
@@ -30,11 +27,11 @@ from tests.core.channel.channel_oracle import is_match
 from tests.models.version2_state import (
     ACK_TIMEOUT,
     CLASSES,
-    Author,
-    Message,
-    Position,
-    Stored,
-    Talker,
+    ModelMessage,
+    ModelPosition,
+    ModelPublisher,
+    StoredMessage,
+    Version2ModelPeer,
 )
 from tests.support.oracles import (
     ID_COUNT,
@@ -44,7 +41,7 @@ from tests.support.oracles import (
 )
 
 
-class World:
+class Version2Model:
     """The bus, its peers, and the model of both."""
 
     def __init__(
@@ -71,14 +68,14 @@ class World:
         self.bus.skips_checks = trusting
         self.broker = self.bus.broker
         self.now = self.broker.clock.now = 1000.0
-        self.talkers: list[Talker] = []
-        self.authors = [Author(name, first_number) for name in ("ann", "bob")]
-        self.stored: dict[int, dict[int, Stored]] = {class_id: {} for class_id in CLASSES}
+        self.peers: list[Version2ModelPeer] = []
+        self.authors = [ModelPublisher(name, first_number) for name in ("ann", "bob")]
+        self.stored: dict[int, dict[int, StoredMessage]] = {class_id: {} for class_id in CLASSES}
         self.seen: set[bytes] = set()
         """Payloads that were stored."""
         self.order: dict[tuple[str, int], int] = {}
         """The last message stored, by author and class."""
-        self.positions: dict[int, list[Position]] = {class_id: [] for class_id in CLASSES}
+        self.positions: dict[int, list[ModelPosition]] = {class_id: [] for class_id in CLASSES}
         self.backlog: dict[int, set[int]] = {class_id: set() for class_id in CLASSES}
         self.dead: list[tuple[str, str, str | None]] = []
         """What was terminated: class, sequence, and why."""
@@ -96,7 +93,7 @@ class World:
             self.broker.subscription_manager.producer_states.mark_disconnected(publisher, self.now)
 
     def begin(self, class_id: int, first: int) -> None:
-        """As if so many had been there before; and watch what is stored from now on."""
+        """Start the class at sequence `first`, and record stored messages from now on."""
         cls = self.broker.classes[class_id]
         ring: Ring = cls.ring
         ring.floor = ring.head = first
@@ -107,19 +104,19 @@ class World:
             head = ring.head
             taken = append(*arguments)  # type: ignore[arg-type]
             for sequence in range(head, ring.head):
-                self.accepted(class_id, sequence, ring.copy_frame(sequence))
+                self.record_stored(class_id, sequence, ring.copy_frame(sequence))
             return taken
 
         def watched_one(*arguments: object) -> bool:
             done = append_one(*arguments)  # type: ignore[arg-type]
             if done:
-                self.accepted(class_id, ring.head - 1, ring.copy_frame(ring.head - 1))
+                self.record_stored(class_id, ring.head - 1, ring.copy_frame(ring.head - 1))
             return done
 
         ring.append, ring.append_one = watched, watched_one  # type: ignore[method-assign]
 
-    def accepted(self, class_id: int, sequence: int, frame: bytes) -> None:
-        """The bus has stored this."""
+    def record_stored(self, class_id: int, sequence: int, frame: bytes) -> None:
+        """Record a message that the bus has stored."""
         kind, there, message_id, _, content = parse_frame(frame)
         assert (there, message_id) == (class_id, sequence % ID_COUNT)
         payload = content[content.index(b"|") :] if kind == wire_peer_v2.ENVELOPE else content
@@ -137,43 +134,45 @@ class World:
         expires = float("inf") if message.expires_ms is None else message.expires_ms / 1000
         opens = 0.0 if message.delay_ms is None else self.now + message.delay_ms / 1000
         assert sequence not in self.stored[class_id]
-        self.stored[class_id][sequence] = Stored(message, self.now + expires, opens)
+        self.stored[class_id][sequence] = StoredMessage(message, self.now + expires, opens)
         for position in self.positions[class_id]:
-            if self.wants(position, message):
-                position.todo.add(sequence)
+            if self.is_match(position, message):
+                position.undelivered.add(sequence)
         if not self.positions[class_id]:
             self.backlog[class_id].add(sequence)
 
-    def wants(self, position: Position, message: Message) -> bool:
-        patterns = position.asked.channels
+    def is_match(self, position: ModelPosition, message: ModelMessage) -> bool:
+        patterns = position.request.channels
         return not patterns or any(is_match(p, message.channel) for p in patterns)
 
     # Publishing ----------------------------------------------------------------------------------
 
-    def message(self, author: Author, class_id: int, **more: object) -> Message:
+    def message(self, author: ModelPublisher, class_id: int, **more: object) -> ModelMessage:
         self.messages += 1
         payload = b"|%s-%d." % (author.name.encode(), self.messages)
-        return Message(class_id, payload, **more)  # type: ignore[arg-type]
+        return ModelMessage(class_id, payload, **more)  # type: ignore[arg-type]
 
-    def publish(self, author: Author, *messages: Message) -> None:
-        if author.talker is None:
+    def publish(self, author: ModelPublisher, *messages: ModelMessage) -> None:
+        if author.peer is None:
             self.connect(author)
-        assert author.talker is not None
+        assert author.peer is not None
         first = author.confirmed + len(author.unconfirmed)
         author.unconfirmed += messages
         frames = [m.frame((first + n) % ID_COUNT) for n, m in enumerate(messages)]
-        author.talker.peer.send(b"".join(frames))
-        self.look()
+        author.peer.peer.send(b"".join(frames))
+        self.observe()
 
-    def connect(self, author: Author) -> None:
-        """(Again.) What is unconfirmed is said again, from where the bus wants it."""
+    def connect(self, author: ModelPublisher) -> None:
+        """Connect or reconnect. Unconfirmed messages are sent again, from the number that the bus
+        expects.
+        """
         talker = self.open(greet=False)
-        former, author.talker = author.talker, talker
+        former, author.peer = author.peer, talker
         known = {"unconfirmed": author.confirmed % ID_COUNT} if author.is_displaced else {}
         talker.peer.send(connect_request(*CLASSES, name=author.name, instance=author.name, **known))
         if former is not None:  # It was taken over from.
             assert self.broker.drain_closing()[0][0] is former.peer.session
-            self.gone(former)
+            self.forget_peer(former)
         [reply] = [said for said in talker.peer.receive_replies() if said.kind == "connect"]
         if author.is_displaced:
             ahead = (reply.content["next"] - author.confirmed) % ID_COUNT
@@ -184,11 +183,11 @@ class World:
         first = author.confirmed
         again = [m.frame((first + n) % ID_COUNT) for n, m in enumerate(author.unconfirmed)]
         talker.peer.send(b"".join(again))
-        self.look()
+        self.observe()
 
-    def displace(self, author: Author, count: int) -> None:
-        """Another program has the name for a while, and uses so many numbers."""
-        if author.talker is None:
+    def use_name_elsewhere(self, author: ModelPublisher, count: int) -> None:
+        """Let another program use the publisher name for a while, with this many numbers."""
+        if author.peer is None:
             peer = Version2Peer(self.bus, self.broker.open_session())
             peer.send(connect_request(name=author.name, instance="another"))
             [reply] = peer.receive_replies()
@@ -198,17 +197,17 @@ class World:
             peer.disconnect()
             author.is_displaced = True
             author.may_be_twice |= {message.payload for message in author.unconfirmed}
-            self.look()
+            self.observe()
 
-    def repeat(self, author: Author, count: int) -> None:
-        """Say again what was confirmed or is under way: it changes nothing."""
-        if author.talker is not None and author.unconfirmed:
+    def repeat(self, author: ModelPublisher, count: int) -> None:
+        """Send confirmed or unconfirmed messages again, without effect."""
+        if author.peer is not None and author.unconfirmed:
             some = author.unconfirmed[:count]
             frames = [m.frame((author.confirmed + n) % ID_COUNT) for n, m in enumerate(some)]
-            author.talker.peer.send(b"".join(frames))
-            self.look()
+            author.peer.peer.send(b"".join(frames))
+            self.observe()
 
-    def confirm(self, author: Author, following: int) -> None:
+    def confirm(self, author: ModelPublisher, following: int) -> None:
         count = (following - author.confirmed) % ID_COUNT
         assert count <= len(author.unconfirmed), "confirmed what was not said"
         for message in author.unconfirmed[:count]:
@@ -218,29 +217,29 @@ class World:
 
     # Coming and going ----------------------------------------------------------------------------
 
-    def open(self, *, greet: bool = True) -> Talker:
-        talker = Talker(Version2Peer(self.bus, self.broker.open_session()))
+    def open(self, *, greet: bool = True) -> Version2ModelPeer:
+        talker = Version2ModelPeer(Version2Peer(self.bus, self.broker.open_session()))
         if greet:
             talker.peer.send(connect_request(*CLASSES))
             talker.peer.receive_replies()
-        self.talkers.append(talker)
+        self.peers.append(talker)
         return talker
 
-    def leave(self, talker: Talker) -> None:
+    def leave(self, talker: Version2ModelPeer) -> None:
         talker.peer.disconnect()
-        self.gone(talker)
-        self.look()
+        self.forget_peer(talker)
+        self.observe()
 
-    def gone(self, talker: Talker) -> None:
-        self.talkers.remove(talker)
+    def forget_peer(self, talker: Version2ModelPeer) -> None:
+        self.peers.remove(talker)
         for author in self.authors:
-            if author.talker is talker:
-                author.talker = None
+            if author.peer is talker:
+                author.peer = None
         for number in list(talker.subscriptions):
-            self.let_go(talker, number, forget=False)
+            self.detach(talker, number, forget=False)
 
     def subscribe(
-        self, talker: Talker, class_id: int, number: int, asked: SubscribeRequest
+        self, talker: Version2ModelPeer, class_id: int, number: int, asked: SubscribeRequest
     ) -> None:
         if number in talker.subscriptions:
             return
@@ -248,17 +247,17 @@ class World:
         there = [
             position
             for position in self.positions[class_id]
-            if any(names) and (position.asked.durable, position.asked.group) == names
+            if any(names) and (position.request.durable, position.request.group) == names
         ]
         clash = asked.durable is not None and any(
-            position.asked.durable == asked.durable and position not in there
+            position.request.durable == asked.durable and position not in there
             for position in self.positions[class_id]
         )
         frame = wire_peer_v2.subscribe(class_id, number, **msgspec.to_builtins(asked))
         if clash or (
             there
             and (
-                set(there[0].asked.channels) != set(asked.channels)
+                set(there[0].request.channels) != set(asked.channels)
                 or (asked.group is None and self.is_served(there[0]))
             )
         ):
@@ -267,7 +266,7 @@ class World:
         if there and not asked.seek:
             position = there[0]
         else:
-            position = Position(asked)
+            position = ModelPosition(asked)
             positions, backlog = self.positions[class_id], self.backlog[class_id]
             ring = self.broker.classes[class_id].ring
             found: Iterable[int] = ()
@@ -277,8 +276,8 @@ class World:
             elif asked.start == "earliest":
                 found = range(ring.floor, ring.head)
             stored = self.stored[class_id]
-            position.todo = {s for s in found if self.wants(position, stored[s].message)}
-            position.left = set(position.todo)
+            position.undelivered = {s for s in found if self.is_match(position, stored[s].message)}
+            position.inherited = set(position.undelivered)
             positions.append(position)
             if there:
                 position.idle_seconds = there[0].idle_seconds
@@ -288,34 +287,34 @@ class World:
         talker.subscriptions[number] = (class_id, position)
         talker.limits[number] = asked.max_in_flight
         talker.peer.send(frame)
-        self.look()
+        self.observe()
 
-    def unsubscribe(self, talker: Talker, number: int, *, forget: bool) -> None:
+    def unsubscribe(self, talker: Version2ModelPeer, number: int, *, forget: bool) -> None:
         if number in talker.subscriptions:
             talker.peer.send(wire_peer_v2.unsubscribe(number, forget=forget))
-            self.let_go(talker, number, forget=forget)
-            self.look()
+            self.detach(talker, number, forget=forget)
+            self.observe()
 
-    def is_served(self, position: Position, *also: Talker) -> bool:
-        talkers = (*self.talkers, *also)
+    def is_served(self, position: ModelPosition, *also: Version2ModelPeer) -> bool:
+        talkers = (*self.peers, *also)
         return any(position is held for t in talkers for _, held in t.subscriptions.values())
 
-    def let_go(self, talker: Talker, number: int, *, forget: bool) -> None:
+    def detach(self, talker: Version2ModelPeer, number: int, *, forget: bool) -> None:
         class_id, position = talker.subscriptions.pop(number)
-        mine = {s for s, (holder, _) in position.out.items() if holder == (talker, number)}
+        mine = {s for s, (holder, _) in position.in_flight.items() if holder == (talker, number)}
         for sequence in mine:  # It comes again, at once or after a pause.
-            del position.out[sequence]
+            del position.in_flight[sequence]
         if self.is_served(position, talker):
             return
-        if position.outlives and not forget:
+        if position.is_durable and not forget:
             position.idle_since = self.now
             return
         self.positions[class_id].remove(position)
         if not self.positions[class_id]:
-            self.leave_behind(class_id, self.backlog[class_id] | position.todo)
+            self.leave_behind(class_id, self.backlog[class_id] | position.undelivered)
 
     def leave_behind(self, class_id: int, expected: set[int]) -> set[int]:
-        """Nobody is there any more: this waits. Returns what does."""
+        """Move undelivered messages to the backlog when the last position ends. Returns them."""
         waiting, stored = self.broker.classes[class_id].backlog_window, self.stored[class_id]
         ranges = waiting.unacked_ranges(waiting.floor, waiting.cursor)
         left = {s for a, b in ranges for s in range(a, b)}
@@ -326,8 +325,10 @@ class World:
         return left
 
     def forget_idle(self, heads: dict[int, int]) -> None:
-        """What nobody has used for so long is gone, and what it kept with it. What waited for room,
-        and finds it now, is behind the heads that there were, and waits for who comes."""
+        """Remove durables that were idle for too long, with their messages.
+
+        Messages that waited for room and are stored now lie behind the earlier `heads` and stay.
+        """
         for class_id, positions in self.positions.items():
             before = self.backlog[class_id]
             for position in list(positions):
@@ -342,38 +343,38 @@ class World:
 
     # Consuming -----------------------------------------------------------------------------------
 
-    def take(self, talker: Talker, most: int) -> None:
+    def read_bytes(self, talker: Version2ModelPeer, most: int) -> None:
         data = talker.peer.read_bytes(most)
         for _ in range(100):  # What gives up messages rests for a turn.
             if len(data) == most or talker.peer.session.outbox.is_idle:
                 break
             data += talker.peer.read_bytes(most - len(data))
-        start = talker.taken - len(talker.begun)
-        talker.taken += len(data)
+        start = talker.received_bytes - len(talker.begun)
+        talker.received_bytes += len(data)
         frames, talker.begun = split_frames(talker.begun + data)
         for frame in frames:
-            self.hear(talker, frame, start)
+            self.receive_frame(talker, frame, start)
             start += len(frame)
-        talker.copied_until = talker.taken + talker.peer.session.outbox.pending_bytes
+        talker.copied_until = talker.received_bytes + talker.peer.session.outbox.pending_bytes
         if len(data) < most:
             assert not talker.begun
-            self.heard_everything(talker)
-        self.look()
+            self.check_all_received(talker)
+        self.observe()
 
-    def hear(self, talker: Talker, frame: bytes, at: int) -> None:
+    def receive_frame(self, talker: Version2ModelPeer, frame: bytes, at: int) -> None:
         kind, class_id, message_id, last_field, content = parse_frame(frame)
         if kind == wire_peer_v2.DELIVER:
             talker.named = (class_id, last_field, message_id)
         elif kind == wire_peer_v2.CONFIRM:
-            [author] = [a for a in self.authors if a.talker is talker]
+            [author] = [a for a in self.authors if a.peer is talker]
             self.confirm(author, message_id)
         elif kind in (wire_peer_v2.MESSAGE, wire_peer_v2.ENVELOPE):
             assert talker.named[0] == class_id
             is_fresh = at >= talker.copied_until
-            self.hear_message(talker, message_id, content, is_fresh=is_fresh)
+            self.receive_message(talker, message_id, content, is_fresh=is_fresh)
 
-    def hear_message(
-        self, talker: Talker, message_id: int, content: bytes, *, is_fresh: bool
+    def receive_message(
+        self, talker: Version2ModelPeer, message_id: int, content: bytes, *, is_fresh: bool
     ) -> None:
         class_id, number, attempt = talker.named
         if number not in talker.subscriptions:
@@ -386,140 +387,154 @@ class World:
         sequence = AckOracle(floor=head).nearest_sequence(message_id)
         it = stored[sequence]
         assert content.endswith(it.message.payload), "another message's payload"
-        sends = position.sends.get(sequence, 0)
+        sends = position.delivery_counts.get(sequence, 0)
         if not is_fresh:
-            position.sends[sequence] = sends + 1
-            if sequence in position.todo and position.asked.group is None:
-                self.note(talker, number, position, sequence, ago=ACK_TIMEOUT)
+            position.delivery_counts[sequence] = sends + 1
+            if sequence in position.undelivered and position.request.group is None:
+                self.record_in_flight(talker, number, position, sequence, ago=ACK_TIMEOUT)
             return
-        assert sequence in position.todo, "not for it, or acknowledged"
-        assert it.opens <= self.now, "too early"
+        assert sequence in position.undelivered, "not for it, or acknowledged"
+        assert it.not_before <= self.now, "too early"
         assert self.now < it.expires, "too late"
-        is_plain = position.asked.group is None
-        if is_plain and not position.outlives and sequence not in position.left:
+        is_plain = position.request.group is None
+        if is_plain and not position.is_durable and sequence not in position.inherited:
             assert attempt == sends + 1
         else:
             assert attempt > sends
-        if sequence in position.out:
-            pause = self.broker.tick_number - position.out[sequence][1]
+        if sequence in position.in_flight:
+            pause = self.broker.tick_number - position.in_flight[sequence][1]
             assert pause >= ACK_TIMEOUT, "sent again too early"
-        assert position.waits.get(sequence, 0.0) <= self.now, "sent again before its delay"
+        assert position.not_before.get(sequence, 0.0) <= self.now, "sent again before its delay"
         tick = self.broker.tick_number
-        assert position.pauses.get(sequence, 0) <= tick, "sent again before its pause"
-        if is_plain and not sends and sequence not in position.left and it.opens == 0.0:
-            for earlier in position.todo:
-                if earlier < sequence and not {earlier} & (position.sends.keys() | position.left):
+        assert position.not_before_tick.get(sequence, 0) <= tick, "sent again before its pause"
+        if is_plain and not sends and sequence not in position.inherited and it.not_before == 0.0:
+            for earlier in position.undelivered:
+                if earlier < sequence and not {earlier} & (
+                    position.delivery_counts.keys() | position.inherited
+                ):
                     before = stored[earlier]
-                    assert before.opens or before.expires <= self.now, "passed over"
-        position.sends[sequence] = sends + 1
-        self.note(talker, number, position, sequence)
+                    assert before.not_before or before.expires <= self.now, "passed over"
+        position.delivery_counts[sequence] = sends + 1
+        self.record_in_flight(talker, number, position, sequence)
         most = talker.limits[number]
-        if most is not None and not position.outlives:
-            _, mine = self.held(talker, number)
+        if most is not None and not position.is_durable:
+            _, mine = self.held_sequences(talker, number)
             mine = [s for s in mine if self.now < stored[s].expires]
             mine = [s for s in mine if not self.is_overdue(position, s)]
             assert len(mine) <= most, "more in flight than allowed"
 
-    def note(
-        self, talker: Talker, number: int, position: Position, sequence: int, *, ago: int = 0
+    def record_in_flight(
+        self,
+        talker: Version2ModelPeer,
+        number: int,
+        position: ModelPosition,
+        sequence: int,
+        *,
+        ago: int = 0,
     ) -> None:
-        """It is in flight, at the latest since so many ticks."""
-        position.free.discard(sequence)
-        position.waits.pop(sequence, None)
-        position.pauses.pop(sequence, None)
-        position.out[sequence] = ((talker, number), self.broker.tick_number - ago)
-        most = position.asked.max_deliveries
-        if most and position.sends[sequence] >= most:
-            position.todo.discard(sequence)  # It is given up when it is due again.
+        """Record a delivery, with the latest tick in which it may have happened."""
+        position.redeliverable.discard(sequence)
+        position.not_before.pop(sequence, None)
+        position.not_before_tick.pop(sequence, None)
+        position.in_flight[sequence] = ((talker, number), self.broker.tick_number - ago)
+        most = position.request.max_deliveries
+        if most and position.delivery_counts[sequence] >= most:
+            position.undelivered.discard(sequence)  # It is given up when it is due again.
 
-    def heard_everything(self, talker: Talker) -> None:
-        """Nothing that may be sent to an unlimited plain subscription is left."""
+    def check_all_received(self, talker: Version2ModelPeer) -> None:
+        """Check that an unlimited plain subscription has received everything that may be sent."""
         for number, (class_id, position) in talker.subscriptions.items():
-            if position.asked.group is not None or talker.limits[number] is not None:
+            if position.request.group is not None or talker.limits[number] is not None:
                 continue
-            for sequence in position.todo:
+            for sequence in position.undelivered:
                 it = self.stored[class_id][sequence]
-                may_come = it.opens <= self.now < it.expires
-                is_known = sequence in position.sends or sequence in position.left
+                may_come = it.not_before <= self.now < it.expires
+                is_known = sequence in position.delivery_counts or sequence in position.inherited
                 assert is_known or not may_come, "not sent"
-                is_due = position.waits.get(sequence, self.now + 1) <= self.now
-                is_due |= sequence in position.free
-                if not position.outlives:
+                is_due = position.not_before.get(sequence, self.now + 1) <= self.now
+                is_due |= sequence in position.redeliverable
+                if not position.is_durable:
                     tick = self.broker.tick_number
-                    is_due |= position.pauses.get(sequence, tick + 1) <= tick
+                    is_due |= position.not_before_tick.get(sequence, tick + 1) <= tick
                 assert not (is_due and may_come), "not sent again"
 
-    def held(self, talker: Talker, number: int) -> tuple[Position, list[int]]:
-        """What a subscription may decide about. A group's member loses what is overdue."""
+    def held_sequences(
+        self, talker: Version2ModelPeer, number: int
+    ) -> tuple[ModelPosition, list[int]]:
+        """Return the sequences that a subscription may decide on. Overdue ones leave a group's
+        member.
+        """
         _, position = talker.subscriptions[number]
-        mine = [s for s, (who, _) in position.out.items() if who == (talker, number)]
-        if position.asked.group is not None:
+        mine = [s for s, (who, _) in position.in_flight.items() if who == (talker, number)]
+        if position.request.group is not None:
             mine = [s for s in mine if not self.is_overdue(position, s)]
         return position, sorted(mine)
 
-    def is_overdue(self, position: Position, sequence: int) -> bool:
-        return self.broker.tick_number - position.out[sequence][1] >= ACK_TIMEOUT
+    def is_overdue(self, position: ModelPosition, sequence: int) -> bool:
+        return self.broker.tick_number - position.in_flight[sequence][1] >= ACK_TIMEOUT
 
-    def ack(self, talker: Talker, number: int, first: int, count: int, *, spanning: bool) -> None:
-        """Acknowledge some of what it holds: each alone, or with what lies between them."""
-        position, mine = self.held(talker, number)
+    def ack(
+        self, talker: Version2ModelPeer, number: int, first: int, count: int, *, spanning: bool
+    ) -> None:
+        """Acknowledge some held messages: each alone, or with everything between them."""
+        position, mine = self.held_sequences(talker, number)
         some = mine[first : first + count]
         between = set(range(some[0], some[-1])) if some else set()
         between -= set(mine)
         # A client's ranges do not span what it was sent and has not processed; but what others
         # of its group hold it knows nothing of. What somebody else left counts as sent.
-        others = {s for s, (who, _) in position.out.items() if who != (talker, number)}
-        sent = position.sends.keys() | (position.left & position.todo)
+        others = {s for s, (who, _) in position.in_flight.items() if who != (talker, number)}
+        sent = position.delivery_counts.keys() | (position.inherited & position.undelivered)
         spanning &= not any(s in sent and s not in others for s in between)
         for a, b in self.ranges(some, spanning=spanning):
             talker.peer.send(wire_peer_v2.ack(number, a, b))
         for sequence in some:
-            self.settled(position, sequence)
-        self.look()
+            self.mark_settled(position, sequence)
+        self.observe()
 
-    def settled(self, position: Position, sequence: int) -> None:
-        del position.out[sequence]
-        position.todo.discard(sequence)
-        position.free.discard(sequence)
-        position.waits.pop(sequence, None)
-        position.pauses.pop(sequence, None)
+    def mark_settled(self, position: ModelPosition, sequence: int) -> None:
+        del position.in_flight[sequence]
+        position.undelivered.discard(sequence)
+        position.redeliverable.discard(sequence)
+        position.not_before.pop(sequence, None)
+        position.not_before_tick.pop(sequence, None)
 
     def nack(
-        self, talker: Talker, number: int, first: int, count: int, delay_ms: int | None
+        self, talker: Version2ModelPeer, number: int, first: int, count: int, delay_ms: int | None
     ) -> None:
-        position, mine = self.held(talker, number)
+        position, mine = self.held_sequences(talker, number)
         for sequence in mine[first : first + count]:
             at = sequence % ID_COUNT
             talker.peer.send(wire_peer_v2.nack(number, at, at + 1, delay_ms, b"not now"))
-            if position.asked.group is None and self.is_overdue(position, sequence):
+            if position.request.group is None and self.is_overdue(position, sequence):
                 continue  # It comes again by itself.
-            del position.out[sequence]
+            del position.in_flight[sequence]
             if delay_ms:
-                position.waits[sequence] = self.now + delay_ms / 1000
+                position.not_before[sequence] = self.now + delay_ms / 1000
             elif delay_ms == 0:
-                position.free.add(sequence)
+                position.redeliverable.add(sequence)
             else:
-                pause = position.pause(position.sends[sequence])
-                position.pauses[sequence] = self.broker.tick_number + pause
-        self.look()
+                pause = position.pause(position.delivery_counts[sequence])
+                position.not_before_tick[sequence] = self.broker.tick_number + pause
+        self.observe()
 
-    def terminate(self, talker: Talker, number: int, first: int, count: int) -> None:
-        """Of some of what it holds, it says that it can never process it."""
+    def terminate(self, talker: Version2ModelPeer, number: int, first: int, count: int) -> None:
+        """Reject some held messages for good."""
         class_id, _ = talker.subscriptions[number]
-        position, mine = self.held(talker, number)
+        position, mine = self.held_sequences(talker, number)
         for sequence in mine[first : first + count]:
-            if sequence not in position.todo:
+            if sequence not in position.undelivered:
                 continue  # It may have been given up already.
             at = sequence % ID_COUNT
             error = f"never {number}"
             talker.peer.send(wire_peer_v2.nack(number, at, at + 1, "terminate", error.encode()))
-            self.settled(position, sequence)
+            self.mark_settled(position, sequence)
             if self.now < self.stored[class_id][sequence].expires:
                 self.dead.append((str(class_id), str(sequence), error))
-        self.look()
+        self.observe()
 
     def check_dead(self) -> None:
-        """What was terminated lies there, with what was said of it."""
+        """Check that terminated messages are dead letters with their reasons."""
         found = []
         for class_id in CLASSES:
             dead = self.broker.store.class_id_by_name.get(f"dead.{class_id}")
@@ -533,17 +548,17 @@ class World:
         assert not set(self.dead) - set(found), "terminated, and no dead letter"
         self.broker.store.failure_reasons.check()
 
-    def working(self, talker: Talker, number: int) -> None:
-        position, mine = self.held(talker, number)
+    def working(self, talker: Version2ModelPeer, number: int) -> None:
+        position, mine = self.held_sequences(talker, number)
         for sequence in mine:
             if not self.is_overdue(position, sequence):
                 at = sequence % ID_COUNT
                 talker.peer.send(wire_peer_v2.working(number, at, at + 1))
-                position.out[sequence] = ((talker, number), self.broker.tick_number)
-        self.look()
+                position.in_flight[sequence] = ((talker, number), self.broker.tick_number)
+        self.observe()
 
     def ranges(self, some: list[int], *, spanning: bool) -> list[tuple[int, int]]:
-        """Ranges of ids."""
+        """Convert ids to ranges."""
         if spanning and some and some[0] // ID_COUNT == some[-1] // ID_COUNT:
             return [(some[0] % ID_COUNT, some[-1] % ID_COUNT + 1)]
         return [(s % ID_COUNT, s % ID_COUNT + 1) for s in some]
@@ -555,17 +570,17 @@ class World:
             heads = {class_id: self.broker.classes[class_id].ring.head for class_id in CLASSES}
             self.broker.tick()
             self.forget_idle(heads)
-            self.look()
+            self.observe()
 
     def wait(self, seconds: float) -> None:
         self.now += seconds
         self.broker.clock.now = self.now
         if self.broker.next_wakeup <= self.now:
             self.broker.run_due_wakeups()
-        self.look()
+        self.observe()
 
-    def look(self) -> None:
-        """Do what a driver does after everything, and have the bus check itself."""
+    def observe(self) -> None:
+        """Process the broker's notifications as the server does, and check its invariants."""
         while self.broker.drain_writable():
             pass
         self.broker.drain_resumed()
@@ -574,20 +589,20 @@ class World:
     # The end -------------------------------------------------------------------------------------
 
     def settle(self) -> None:
-        """Everybody hears and acknowledges everything, until nothing is left."""
+        """Receive and acknowledge everything with all peers, until nothing is left."""
         for author in self.authors:
-            if author.talker is None and author.unconfirmed:
+            if author.peer is None and author.unconfirmed:
                 self.connect(author)
         trusting = self.bus.skips_checks
         idle_rounds = 0
         while idle_rounds < 70:
-            start = sum(talker.taken for talker in self.talkers)
+            start = sum(talker.received_bytes for talker in self.peers)
             self.bus.skips_checks = True  # To save time: everything is checked once a round.
-            self.collect_what_is_left()
+            self.drain_positions_and_backlogs()
             before = -1
-            while before < (before := sum(talker.taken for talker in self.talkers)):
-                for talker in list(self.talkers):
-                    self.take(talker, 1 << 40)
+            while before < (before := sum(talker.received_bytes for talker in self.peers)):
+                for talker in list(self.peers):
+                    self.read_bytes(talker, 1 << 40)
                     for number in list(talker.subscriptions):
                         self.ack(talker, number, 0, 1 << 40, spanning=True)
             self.wait(1.0)
@@ -601,20 +616,24 @@ class World:
         self.check_dead()
         for class_id, positions in self.positions.items():
             for position in positions:
-                late = {s for s in position.todo if self.stored[class_id][s].expires <= self.now}
-                most = position.asked.max_deliveries
-                assert position.todo <= late | (position.left if most else set()), "never sent"
+                late = {
+                    s for s in position.undelivered if self.stored[class_id][s].expires <= self.now
+                }
+                most = position.request.max_deliveries
+                assert position.undelivered <= late | (position.inherited if most else set()), (
+                    "never sent"
+                )
             assert not len(self.broker.classes[class_id].ring), "kept for nobody"
 
     def is_done(self) -> bool:
         return not any(len(self.broker.classes[class_id].ring) for class_id in CLASSES)
 
-    def collect_what_is_left(self) -> None:
-        """Somebody comes for every position that nobody is connected to, and for every backlog."""
+    def drain_positions_and_backlogs(self) -> None:
+        """Connect a peer to every idle position and every backlog."""
         for class_id, positions in self.positions.items():
             for position in positions:
                 if not self.is_served(position):
-                    asked = msgspec.structs.replace(position.asked, seek=False)
+                    asked = msgspec.structs.replace(position.request, seek=False)
                     self.subscribe(self.open(), class_id, 1, asked)
             cls = self.broker.classes[class_id]
             if self.backlog[class_id] or (not positions and len(cls.ring)):

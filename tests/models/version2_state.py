@@ -1,7 +1,4 @@
-"""What the model of a version 2 bus remembers: of messages, positions, peers and publishers.
-
-Rule 1: see version2_model.py, which says what becomes of it.
-"""
+"""State of the version 2 model: messages, positions, peers, publishers. See version2_model.py."""
 
 from __future__ import annotations
 
@@ -16,8 +13,8 @@ CLASSES = (1, 2)
 ACK_TIMEOUT = 3
 
 
-class Message(NamedTuple):
-    """One that somebody publishes. Its payload tells it from every other one."""
+class ModelMessage(NamedTuple):
+    """Message to publish, identified by its unique payload."""
 
     class_id: int
     payload: bytes
@@ -42,74 +39,75 @@ class Message(NamedTuple):
         return wire_peer_v2.publish_envelopes(self.class_id, number, content)
 
 
-class Stored(NamedTuple):
-    """One that a class has accepted."""
+class StoredMessage(NamedTuple):
+    """Message that a class has stored."""
 
-    message: Message
+    message: ModelMessage
     expires: float
-    opens: float
+    not_before: float
 
 
 @dataclass(eq=False)
-class Position:
-    """A subscription's, a durable's or a group's part in one class."""
+class ModelPosition:
+    """Position of a subscription, durable or group in one class."""
 
-    asked: SubscribeRequest
-    todo: set[int] = field(default_factory=set)
-    """What it is to be sent and has not acknowledged."""
-    left: set[int] = field(default_factory=set)
-    """What somebody else left: it may have been sent, and then pauses; so often that it pauses
-    long, or is given up."""
-    sends: dict[int, int] = field(default_factory=dict)
-    """How often each was heard."""
-    out: dict[int, tuple[tuple[Talker, int], int]] = field(default_factory=dict)
-    """In flight: which talker's subscription was sent it, in which tick."""
-    free: set[int] = field(default_factory=set)
-    """What may come again at any time: refused, or its consumer has gone."""
-    waits: dict[int, float] = field(default_factory=dict)
-    """Refused with a delay: not before."""
-    pauses: dict[int, int] = field(default_factory=dict)
-    """Refused without one: not before this tick."""
+    request: SubscribeRequest
+    undelivered: set[int] = field(default_factory=set)
+    """Sequences that it must receive and has not acknowledged."""
+    inherited: set[int] = field(default_factory=set)
+    """Sequences from a predecessor, which may have been sent already and may be delayed or given
+    up.
+    """
+    delivery_counts: dict[int, int] = field(default_factory=dict)
+    """Deliveries of each sequence."""
+    in_flight: dict[int, tuple[tuple[Version2ModelPeer, int], int]] = field(default_factory=dict)
+    """Peer, subscription number and tick of each delivery in flight."""
+    redeliverable: set[int] = field(default_factory=set)
+    """Sequences that may be redelivered at any time: rejected, or their consumer disconnected."""
+    not_before: dict[int, float] = field(default_factory=dict)
+    """Earliest redelivery time of sequences rejected with a delay."""
+    not_before_tick: dict[int, int] = field(default_factory=dict)
+    """Earliest redelivery tick of sequences rejected without a delay."""
     idle_seconds: float | None = None
-    """How long it stays while nobody is there, and since when nobody is."""
+    """Seconds that it is kept while idle, and the time since when it is."""
     idle_since: float = 0.0
 
     @property
-    def outlives(self) -> bool:
-        return self.asked.durable is not None
+    def is_durable(self) -> bool:
+        return self.request.durable is not None
 
     def pause(self, sends: int) -> int:
-        """Ticks until what was refused comes again, or more if it was sent more often."""
-        if self.asked.backoff:
-            return int(self.asked.backoff[min(sends, len(self.asked.backoff)) - 1])
+        """Return the least ticks until a rejected message is redelivered."""
+        if self.request.backoff:
+            return int(self.request.backoff[min(sends, len(self.request.backoff)) - 1])
         return min(ACK_TIMEOUT * 2 ** (sends - 1), 60)
 
 
-class Talker:
+class Version2ModelPeer:
     """One connection."""
 
     def __init__(self, peer: Version2Peer) -> None:
         self.peer = peer
         self.session_id = peer.session.session_id
-        self.taken = 0
+        self.received_bytes = 0
         self.begun = b""
         self.copied_until = 0
         """Up to here in its stream, what comes may have been copied a while ago."""
-        self.subscriptions: dict[int, tuple[int, Position]] = {}
+        self.subscriptions: dict[int, tuple[int, ModelPosition]] = {}
         """Class and position by number."""
         self.limits: dict[int, int | None] = {}
         """How much each may have in flight."""
         self.named: tuple[int, int, int] = (0, 0, 0)
 
 
-class Author:
-    """One program that publishes, over as many connections as it takes."""
+class ModelPublisher:
+    """One publishing program, over any number of connections."""
 
     def __init__(self, name: str, first: int) -> None:
         self.name = name
         self.confirmed = first
-        self.unconfirmed: list[Message] = []
-        self.talker: Talker | None = None
+        self.unconfirmed: list[ModelMessage] = []
+        self.peer: Version2ModelPeer | None = None
         self.is_displaced = False
         """Whether another program had the name since."""
         self.may_be_twice: set[bytes] = set()

@@ -26,9 +26,9 @@ from tests.behaviour.wire_peer_v2 import (
     publish_envelopes,
     subscribe,
 )
-from tests.core.broker.test_inquire import only
+from tests.core.broker.test_inquire import position_report
 from tests.core.test_dead_letters import letters, why
-from tests.models.key_order_model import keyed
+from tests.models.key_order_model import encode_with_key
 
 KINDS: list[dict[str, Any]] = [{}, {"group": "g"}, {"group": "g", "by_key": True}]
 
@@ -73,7 +73,7 @@ def test_message_that_kills_its_consumer_backs_off_and_becomes_a_dead_letter(
     kind: dict[str, Any] | None,
 ) -> None:
     bus = BrokerHarness(Settings(deliveries_max=4))
-    connect_version2(bus, publish_envelopes(1, 0, keyed(b"k")))
+    connect_version2(bus, publish_envelopes(1, 0, encode_with_key(b"k")))
     found = crash_repeatedly(
         bus,
         lambda: reconnect_version1(bus) if kind is None else reconnect_version2(bus, **kind),
@@ -92,10 +92,10 @@ def test_message_that_kills_its_consumer_backs_off_and_becomes_a_dead_letter(
 @pytest.mark.parametrize("kind", KINDS)
 def test_other_messages_are_not_delayed_in_version_2(kind: dict[str, Any]) -> None:
     bus = BrokerHarness()
-    connect_version2(bus, publish_envelopes(1, 0, keyed(b"a")))
+    connect_version2(bus, publish_envelopes(1, 0, encode_with_key(b"a")))
     for _ in range(2):
         assert reconnect_version2(bus, **kind) == [0]
-    peer = connect_version2(bus, subscribe(1, 5, **kind), publish_envelopes(1, 0, keyed(b"b")))
+    peer = connect_version2(bus, subscribe(1, 5, **kind), publish_envelopes(1, 0, encode_with_key(b"b")))
     assert [(m.message_id, m.attempt) for m in peer.receive_deliveries()] == [(1, 1)]
     peer.send(ack(5, 1, 2))
     for _ in range(12):
@@ -221,7 +221,7 @@ def test_inherited_delay_of_version_1_is_limited_to_its_own_delay(
     peer.disconnect()
     heir = bus.peer(wire_peer.connect(1), wire_peer.subscribe(1))
     writer.send(publish(1, 1, b"b"))
-    said, waited = only(bus), min(seconds, 6)
+    said, waited = position_report(bus), min(seconds, 6)
     assert said.session == heir.session.session_id
     assert (said.waits, said.put_off, said.put_off_seconds) == ("time", 1, waited)
     assert said.waits_for.startswith("time: 2 messages are put off"), "and what is behind it"

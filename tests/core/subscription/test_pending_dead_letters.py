@@ -24,10 +24,10 @@ from tests.behaviour.wire_peer_v2 import (
     subscribe,
     timed_envelope,
 )
-from tests.core.broker.test_inquire import only
+from tests.core.broker.test_inquire import position_report
 from tests.core.broker.test_purge import done, purge
 from tests.core.test_dead_letters import DEAD_1, letters, why
-from tests.models.key_order_model import keyed
+from tests.models.key_order_model import encode_with_key
 
 KINDS: list[dict[str, Any]] = [
     {},
@@ -82,7 +82,7 @@ def test_pending_dead_letter_waits_for_space_without_redelivery(
     assert tick_and_receive(bus, peer, times=20) == []
     reason = Reason.TERMINATED if how == "terminate" else Reason.MAX_DELIVERIES
     assert bus.statistics(1).dropped == {reason: 6}
-    said = only(bus)
+    said = position_report(bus)
     assert (said.waits, said.unburied, said.in_flight, said.dead_letters) == ("room", 4, 0, 2)
     assert said.waits_for == "space in 'dead.1': 4 messages were given up"
     peer.send(publish(1, 7, b"new"))
@@ -92,7 +92,7 @@ def test_pending_dead_letter_waits_for_space_without_redelivery(
     assert bus.statistics(1).dropped == {reason: 6}, "each is counted once"
     assert bus.statistics(1).acknowledged == 2
     assert bus.statistics(1).ring.message_count == 0
-    assert only(bus).waits == "nothing"
+    assert position_report(bus).waits == "nothing"
     assert not bus.broker.store.positions_with_pending_dead_letters
 
 
@@ -109,7 +109,7 @@ def test_pending_dead_letter_can_still_be_acknowledged() -> None:
 def test_pending_dead_letter_does_not_block_its_key() -> None:
     bus = BrokerHarness(two_dead_letters_settings())
     peer = connect_version2(bus, subscribe(1, 5, group="g", by_key=True))
-    peer.send(publish_envelopes(1, 0, *map(keyed, [b"a", b"b", b"c", b"c", b"c"])))
+    peer.send(publish_envelopes(1, 0, *map(encode_with_key, [b"a", b"b", b"c", b"c", b"c"])))
     assert peer.receive_message_ids() == [0, 1, 2]
     peer.send(nack(5, 0, 3, "terminate"))
     assert peer.receive_message_ids() == [3]
@@ -140,12 +140,12 @@ def test_purge_and_drop_remove_pending_dead_letters(kind: dict[str, Any]) -> Non
     peer.receive_message_ids()
     peer.send(nack(5, 0, 6, "terminate"))
     done(connect_version2(bus), purge(3, 5))
-    assert only(bus).unburied == 2
+    assert position_report(bus).unburied == 2
     [position] = bus.broker.classes[1].subscriptions
     position.skip_to(3)
     bus.broker.store.trim_class(bus.broker.classes[1])
     bus.check_invariants()
-    assert only(bus).unburied == 1
+    assert position_report(bus).unburied == 1
     purge_dead_letters(bus)
     assert dead_letter_sequences(bus) == ["5"]
 
