@@ -1,4 +1,4 @@
-"""What the keeper tells of messages that wait singly: few rows, and rarely."""
+"""Checkpoints of many individually delayed messages: few rows, and rare scans."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simplebus.core import checkpoint as keeper_module
+from simplebus.core import checkpoint
 from simplebus.core.broker.broker import Broker
 from simplebus.core.checkpoint import Checkpointer
 from simplebus.core.commit_log import CommitLog
@@ -28,47 +28,47 @@ ROWS = st.lists(st.tuples(st.integers(0, 2), st.integers(1, 3), st.integers(0, 9
 
 
 @given(ROWS, st.integers(0, 4))
-def test_merged_rows_say_the_same_to_within_the_slack(
+def test_merged_rows_differ_by_at_most_the_slack(
     steps: list[tuple[int, int, int]], slack: int
 ) -> None:
-    at, rows, said = 0, [], {}
+    sequence, rows, values = 0, [], {}
     for gap, count, value in steps:
-        at += gap
-        rows.append((at, at + count, value))
-        said.update(dict.fromkeys(range(at, at + count), value))
-        at += count
-    found = merge_adjacent(rows, slack)
-    now = {each: value for a, b, value in found for each in range(a, b)}
-    assert now.keys() == said.keys()
-    assert all(0 <= now[each] - said[each] <= slack for each in said)
-    assert len(found) <= len(rows)
+        sequence += gap
+        rows.append((sequence, sequence + count, value))
+        values.update(dict.fromkeys(range(sequence, sequence + count), value))
+        sequence += count
+    merged = merge_adjacent(rows, slack)
+    merged_values = {each: value for a, b, value in merged for each in range(a, b)}
+    assert merged_values.keys() == values.keys()
+    assert all(0 <= merged_values[each] - values[each] <= slack for each in values)
+    assert len(merged) <= len(rows)
     assert slack or all(
-        before[1] < after[0] or before[2] != after[2] for before, after in pairwise(found)
+        before[1] < after[0] or before[2] != after[2] for before, after in pairwise(merged)
     )
 
 
-def test_what_waits_singly_is_told_in_few_rows_and_rarely(
+def test_individual_delays_are_merged_and_scanned_rarely(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     count, few = 150, 50
-    monkeypatch.setattr(keeper_module, "CHECKPOINT_POSITIONS", few)
+    monkeypatch.setattr(checkpoint, "CHECKPOINT_POSITIONS", few)
     bus = BrokerHarness()
     bus.broker = Broker(bus.broker.settings, commit_log=CommitLog(Durability.MEMORY))
-    keeper = Checkpointer(bus.broker)
-    keeper.build_write_batch()
-    assert keeper.next_full_scan - bus.broker.clock.now == CHECKPOINT_SECONDS
+    checkpointer = Checkpointer(bus.broker)
+    checkpointer.build_write_batch()
+    assert checkpointer.next_full_scan - bus.broker.clock.now == CHECKPOINT_SECONDS
     peer = connect_version2(bus)
     peer.send(subscribe(1, 1, durable="d", max_in_flight=count))
-    lot = keeper.build_write_batch()
-    assert lot is not None
-    bus.broker.mark_durable(lot.number)
+    batch = checkpointer.build_write_batch()
+    assert batch is not None
+    bus.broker.mark_durable(batch.number)
     peer.send(publish(1, 0, *[b"x"] * count))
     assert len(peer.receive_message_ids()) == count
     peer.send(*[nack(1, each, each + 1, 60_000) for each in range(count)])
     bus.broker.clock.now += CHECKPOINT_SECONDS
-    lot = keeper.build_write_batch()
-    assert lot is not None
-    (kept,) = decode_changes(lot.changes).positions
+    batch = checkpointer.build_write_batch()
+    assert batch is not None
+    (kept,) = decode_changes(batch.changes).positions
     assert (len(kept.attempts), len(kept.delays)) == (0, 1)
     assert kept.delays[0][:2] == (0, count)
-    assert keeper.next_full_scan - bus.broker.clock.now >= CHECKPOINT_SECONDS * count / few
+    assert checkpointer.next_full_scan - bus.broker.clock.now >= CHECKPOINT_SECONDS * count / few

@@ -1,4 +1,4 @@
-"""What is noted lies in the next lot, and nobody waits for a lot that never comes."""
+"""Commit log: batches, log positions, durability, and write errors."""
 
 from __future__ import annotations
 
@@ -13,38 +13,46 @@ from simplebus.core.protocol.events import FrameRefused
 from simplebus.core.protocol.frames import MESSAGE
 
 
-def note(
-    commit_log: CommitLog, first: int, count: int = 1, publisher: str = "", **more: float
+def append(
+    commit_log: CommitLog, first: int, count: int = 1, producer: str = "", **more: float
 ) -> None:
-    commit_log.append_messages(1, first, count, b"frame" * count, publisher, more.get("now", 5.0))
+    commit_log.append_messages(1, first, count, b"frame" * count, producer, more.get("now", 5.0))
 
 
-def test_what_is_noted_in_a_row_is_one_entry() -> None:
+def test_consecutive_messages_share_an_entry() -> None:
     commit_log = CommitLog()
-    note(commit_log, 10, 2, "till")
-    note(commit_log, 12, 1, "till")
-    note(commit_log, 13, 1, "shop")
-    lot = commit_log.pop_write_batch()
-    assert lot is not None
-    (entry,) = lot.entries
-    assert (entry.first, entry.count, b"".join(entry.frames)) == (10, 4, b"frame" * 4)
-    assert entry.publishers == [(3, "till"), (1, "shop")]
+    append(commit_log, 10, 2, "till")
+    append(commit_log, 12, 1, "till")
+    append(commit_log, 13, 1, "shop")
+    batch = commit_log.pop_write_batch()
+    assert batch is not None
+    (entry,) = batch.entries
+    assert (entry.first_sequence, entry.message_count, b"".join(entry.frames)) == (
+        10,
+        4,
+        b"frame" * 4,
+    )
+    assert entry.producer_runs == [(3, "till"), (1, "shop")]
 
 
-def test_another_time_or_class_is_another_entry() -> None:
+def test_later_messages_and_other_classes_get_entries_of_their_own() -> None:
     commit_log = CommitLog()
-    note(commit_log, 0)
-    note(commit_log, 1, now=5.0 + 2 * TIME_INDEX_STEP_SECONDS)
+    append(commit_log, 0)
+    append(commit_log, 1, now=5.0 + 2 * TIME_INDEX_STEP_SECONDS)
     commit_log.append_messages(2, 0, 1, b"frame", "", 5.0)
-    lot = commit_log.pop_write_batch()
-    assert lot is not None
-    assert [(each.class_id, each.first) for each in lot.entries] == [(1, 0), (1, 1), (2, 0)]
+    batch = commit_log.pop_write_batch()
+    assert batch is not None
+    assert [(each.class_id, each.first_sequence) for each in batch.entries] == [
+        (1, 0),
+        (1, 1),
+        (2, 0),
+    ]
 
 
-def test_the_mark_is_the_lot_that_holds_all_that_was_noted() -> None:
+def test_log_position_is_the_batch_of_the_newest_change() -> None:
     commit_log = CommitLog()
     assert (commit_log.log_position, commit_log.must_defer_confirms) == (0, False)
-    note(commit_log, 0)
+    append(commit_log, 0)
     assert (commit_log.log_position, commit_log.must_defer_confirms) == (1, True)
     assert commit_log.pop_write_batch() is not None
     assert (commit_log.log_position, commit_log.must_defer_confirms) == (1, True)
@@ -53,24 +61,24 @@ def test_the_mark_is_the_lot_that_holds_all_that_was_noted() -> None:
     assert commit_log.pop_write_batch() is None
 
 
-def test_a_mark_that_was_given_out_gets_its_lot() -> None:
+def test_used_log_position_gets_an_empty_batch() -> None:
     commit_log = CommitLog()
-    refused = FrameRefused(Reason.DROP_NEWEST, "no room", MESSAGE, 1, 3, 2)
+    refused = FrameRefused(Reason.DROP_NEWEST, "no space", MESSAGE, 1, 3, 2)
     commit_log.append_refusal("till", refused)
     assert commit_log.log_position == 1
     assert commit_log.pop_refusals() == [("till", refused)]
-    lot = commit_log.pop_write_batch(allow_empty=True)
-    assert lot is not None
-    assert (lot.number, lot.entries) == (1, [])
+    batch = commit_log.pop_write_batch(allow_empty=True)
+    assert batch is not None
+    assert (batch.number, batch.entries) == (1, [])
 
 
-def test_what_is_safe_ends_where_the_first_lot_that_is_not_begins() -> None:
+def test_durable_head_is_the_first_message_of_the_first_pending_batch() -> None:
     commit_log = CommitLog()
-    note(commit_log, 10)
+    append(commit_log, 10)
     commit_log.pop_write_batch()
-    note(commit_log, 11)
+    append(commit_log, 11)
     commit_log.pop_write_batch()
-    note(commit_log, 12)
+    append(commit_log, 12)
     assert commit_log.durable_head(1, 13) == 10
     commit_log.mark_durable(1)
     assert commit_log.durable_head(1, 13) == 11
@@ -82,44 +90,38 @@ def test_what_is_safe_ends_where_the_first_lot_that_is_not_begins() -> None:
     assert commit_log.durable_head(1, 13) == 13
 
 
-def test_memory_elsewhere_is_waited_for_and_ones_own_is_not() -> None:
-    for elsewhere in False, True:
-        commit_log = CommitLog(Durability.MEMORY, is_remote=elsewhere)
-        note(commit_log, 3)
-        assert (commit_log.must_defer_confirms, commit_log.is_pending(commit_log.log_position)) == (
-            elsewhere,
-            elsewhere,
-        )
-        assert commit_log.durable_head(1, 4) == (3 if elsewhere else 4)
+def test_durability_memory_waits_only_for_remote_storage() -> None:
+    for is_remote in False, True:
+        commit_log = CommitLog(Durability.MEMORY, is_remote=is_remote)
+        append(commit_log, 3)
+        assert commit_log.must_defer_confirms == is_remote
+        assert commit_log.is_durable(commit_log.log_position) != is_remote
+        assert commit_log.durable_head(1, 4) == (3 if is_remote else 4)
         assert commit_log.pop_write_batch() is not None
         commit_log.mark_durable(1)
-        assert (
-            commit_log.must_defer_confirms,
-            commit_log.is_pending(1),
-            commit_log.durable_head(1, 4),
-        ) == (
-            False,
-            False,
-            4,
-        )
+        assert not commit_log.must_defer_confirms
+        assert commit_log.is_durable(1)
+        assert commit_log.durable_head(1, 4) == 4
 
 
-def test_too_much_that_is_held_is_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_many_unwritten_bytes_are_a_backlog(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "COMMIT_LOG_BYTES_MAX", 10)
     commit_log = CommitLog(Durability.MEMORY)
-    note(commit_log, 0, 2)
+    append(commit_log, 0, 2)
     assert not commit_log.is_backlogged
     commit_log.pop_write_batch()
-    note(commit_log, 2)
+    append(commit_log, 2)
     assert commit_log.is_backlogged
-    assert commit_log.must_defer_confirms, "not even memory is promised at will"
+    assert commit_log.must_defer_confirms, (
+        "confirms with durability memory wait while the log is backlogged"
+    )
     commit_log.mark_durable(1)
     assert (commit_log.unwritten_bytes, commit_log.is_backlogged) == (5, False)
 
 
-def test_a_failure_is_over_when_something_is_reached() -> None:
+def test_mark_durable_clears_the_write_error() -> None:
     commit_log = CommitLog()
-    note(commit_log, 0)
+    append(commit_log, 0)
     commit_log.pop_write_batch()
     commit_log.write_error = (Reason.DISK_FULL, "no space")
     assert commit_log.is_backlogged
@@ -127,7 +129,7 @@ def test_a_failure_is_over_when_something_is_reached() -> None:
     assert (commit_log.write_error, commit_log.is_backlogged) == (None, False)
 
 
-def test_elsewhere_a_class_waits_for_no_other() -> None:
+def test_remote_classes_become_durable_independently() -> None:
     commit_log = CommitLog(is_remote=True)
     commit_log.append_messages(1, 0, 1, b"frame", "", 5.0)
     assert commit_log.pop_write_batch() is not None
@@ -137,33 +139,26 @@ def test_elsewhere_a_class_waits_for_no_other() -> None:
     assert commit_log.pop_write_batch() is not None
     commit_log.mark_class_durable(2, 3)
     assert (commit_log.durable_position, commit_log.unwritten_bytes) == (0, 10)
-    owed = {1: 3, 2: 2}
-    assert not commit_log.is_producer_durable(3, owed)
-    assert owed == {1: 3, 2: 2}  # It was not asked for further than it takes.
+    positions = {1: 3, 2: 2}
+    assert not commit_log.is_producer_durable(3, positions)
+    assert positions == {1: 3, 2: 2}  # The first pending class ends the check.
     assert commit_log.is_producer_durable(3, {2: 2})
     commit_log.mark_class_durable(1, 1)
-    assert commit_log.is_producer_durable(2, owed)
-    assert not commit_log.is_producer_durable(3, owed)
+    assert commit_log.is_producer_durable(2, positions)
+    assert not commit_log.is_producer_durable(3, positions)
     commit_log.mark_durable(3)
-    assert commit_log.is_producer_durable(3, owed)
-    assert (
-        commit_log.durable_head(1, 2),
-        commit_log.durable_head(2, 1),
-        commit_log.unwritten_bytes,
-    ) == (
-        2,
-        1,
-        0,
-    )
+    assert commit_log.is_producer_durable(3, positions)
+    assert (commit_log.durable_head(1, 2), commit_log.durable_head(2, 1)) == (2, 1)
+    assert commit_log.unwritten_bytes == 0
 
 
-def test_elsewhere_no_durable_is_kept_so_none_is_waited_for() -> None:
+def test_remote_storage_has_no_durable_changes() -> None:
     commit_log = CommitLog(is_remote=True)
     assert commit_log.append_durable_change(1, "d", "") == 0
     assert commit_log.is_empty
 
 
-def test_a_journal_is_one_way_for_all_classes() -> None:
+def test_journal_writes_all_classes_together() -> None:
     commit_log = CommitLog()
-    note(commit_log, 0)
+    append(commit_log, 0)
     assert not commit_log.is_producer_durable(1, {})

@@ -262,8 +262,8 @@ def test_orphaned_messages_are_dropped_when_dead_letters_hold_the_memory() -> No
 def test_message_too_long_with_its_headers_has_no_dead_letter() -> None:
     bus = BrokerHarness(frame_bytes=100_000)
     headers = Envelope(headers=(("h", "x" * 65_500),))
-    said = [encode(headers, b"a"), b"\0" + b"x" * 99_900, b"\0fits"]
-    give_up(bus, publish_envelopes(1, 0, *frames), count=3)
+    contents = [encode(headers, b"a"), b"\0" + b"x" * 99_900, b"\0fits"]
+    give_up(bus, publish_envelopes(1, 0, *contents), count=3)
     assert bus.statistics(1).dropped == {Reason.MAX_DELIVERIES: 3, Reason.NO_DEAD_LETTER: 2}
     assert [payload for _, payload in fetch_dead_letters(bus)] == [b"fits"]
 

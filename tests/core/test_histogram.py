@@ -1,4 +1,4 @@
-"""How often something took how long: against the values themselves."""
+"""Histograms compared with the observed values."""
 
 from __future__ import annotations
 
@@ -12,51 +12,51 @@ VALUES = st.lists(st.floats(1e-6, 100), max_size=50)
 
 
 @given(VALUES)
-def test_every_value_is_counted_at_or_below_the_first_bound_that_it_reaches(
+def test_values_are_counted_in_their_bucket(
     values: list[float],
 ) -> None:
     histogram = Histogram()
     for value in values:
         histogram.observe(value)
-    seen = histogram.snapshot()
+    snapshot = histogram.snapshot()
     at_or_below = [sum(value <= bound for value in values) for bound in LATENCY_BOUNDS_SECONDS]
-    assert [sum(seen.counts[: n + 1]) for n in range(len(LATENCY_BOUNDS_SECONDS))] == at_or_below
-    assert seen.count == len(values)
-    assert seen.total == pytest.approx(sum(values))
+    assert [
+        sum(snapshot.counts[: n + 1]) for n in range(len(LATENCY_BOUNDS_SECONDS))
+    ] == at_or_below
+    assert snapshot.count == len(values)
+    assert snapshot.total == pytest.approx(sum(values))
 
 
 @given(VALUES.filter(bool), st.floats(0.01, 1))
-def test_a_quantile_lies_in_the_stretch_of_the_value_that_it_is(
-    values: list[float], part: float
-) -> None:
+def test_quantile_is_in_the_bucket_of_the_true_value(values: list[float], fraction: float) -> None:
     histogram = Histogram()
     for value in values:
         histogram.observe(value)
-    said = histogram.snapshot().quantile(part)
+    quantile = histogram.snapshot().quantile(fraction)
     ordered = sorted(values)
-    true = ordered[max(0, min(len(ordered) - 1, int(part * len(ordered) + 0.999999) - 1))]
+    true = ordered[max(0, min(len(ordered) - 1, int(fraction * len(ordered) + 0.999999) - 1))]
     bounds = [0.0, *LATENCY_BOUNDS_SECONDS]
     low = max((bound for bound in bounds if bound < true), default=0.0)
     high = min((bound for bound in bounds if bound >= true), default=LATENCY_BOUNDS_SECONDS[-1])
-    assert min(low, LATENCY_BOUNDS_SECONDS[-1]) <= said <= high + 1e-9
+    assert min(low, LATENCY_BOUNDS_SECONDS[-1]) <= quantile <= high + 1e-9
 
 
-def test_without_values_there_is_nothing() -> None:
-    seen = Histogram().snapshot()
-    assert (seen.count, seen.total, seen.quantile(0.5)) == (0, 0.0, 0.0)
+def test_empty_histogram() -> None:
+    snapshot = Histogram().snapshot()
+    assert (snapshot.count, snapshot.total, snapshot.quantile(0.5)) == (0, 0.0, 0.0)
 
 
-def test_what_came_since_is_the_difference() -> None:
+def test_difference_of_snapshots() -> None:
     histogram = Histogram((1.0, 2.0))
     histogram.observe(0.5)
     before = histogram.snapshot()
     histogram.observe(1.0)
     histogram.observe(9.0)
-    since = histogram.snapshot().difference(before)
-    assert since.counts == (1, 0, 1)
-    assert since.total == 10.0
+    difference = histogram.snapshot().difference(before)
+    assert difference.counts == (1, 0, 1)
+    assert difference.total == 10.0
 
 
-def test_bounds_that_do_not_ascend_are_refused() -> None:
+def test_descending_bounds_are_rejected() -> None:
     with pytest.raises(ValueError, match="bounds must ascend, got"):
         Histogram((2.0, 1.0))

@@ -1,4 +1,4 @@
-"""Who publishes under a name, and what is remembered of it."""
+"""Producer states: claiming names, expiry, and stored numbers."""
 
 from __future__ import annotations
 
@@ -19,116 +19,120 @@ from simplebus.core.producer_state import NumberBitmap, ProducerState, ProducerS
 from tests.support.oracles import ID_COUNT
 
 
-def left(
-    publishers: ProducerStates, name: str, ahead: NumberBitmap | None, now: float = 0.0
+def add_disconnected(
+    states: ProducerStates, name: str, ahead: NumberBitmap | None, now: float = 0.0
 ) -> ProducerState:
-    """One that came, had number 7 stored, and went."""
-    publisher = publishers.claim_name(name, "", 1).producer
-    publishers.set_progress(publisher, 8, ahead)
-    publishers.mark_disconnected(publisher, now)
-    return publisher
+    """Add the state of a producer that stored number 7 and disconnected."""
+    producer = states.claim_name(name, "", 1).producer
+    states.set_progress(producer, 8, ahead)
+    states.mark_disconnected(producer, now)
+    return producer
 
 
-def test_a_name_is_taken_over_by_the_same_program_alone() -> None:
-    publishers = ProducerStates()
-    publisher, *rest = publishers.claim_name("a", "i", 1)
+def test_name_is_taken_over_by_the_same_instance_only() -> None:
+    states = ProducerStates()
+    producer, *rest = states.claim_name("a", "i", 1)
     assert rest == [None, False, False]
-    assert publishers.claim_name("a", "i", 2) == (publisher, 1, True, False)
+    assert states.claim_name("a", "i", 2) == (producer, 1, True, False)
     for instance in ("j", ""):
         with pytest.raises(RemoteProtocolError) as caught:
-            publishers.claim_name("a", instance, 3)
+            states.claim_name("a", instance, 3)
         assert caught.value.reason is Reason.NAME_IN_USE
-    publishers.mark_disconnected(publisher, 0.0)
-    assert publishers.claim_name("a", "j", 4) == (publisher, None, True, True)
+    states.mark_disconnected(producer, 0.0)
+    assert states.claim_name("a", "j", 4) == (producer, None, True, True)
 
 
-def test_who_is_there_is_not_forgotten() -> None:
-    publishers = ProducerStates()
-    publishers.claim_name("there", "", 1)
-    gone = publishers.claim_name("gone", "", 2).producer
-    publishers.mark_disconnected(gone, 0.0)
-    publishers.expire(PRODUCER_STATE_SECONDS - 1)
-    assert len(publishers) == 2
-    publishers.expire(PRODUCER_STATE_SECONDS)
-    assert publishers.claim_name("gone", "", 2).producer is not gone
-    assert len(publishers) == 2
+def test_connected_publisher_does_not_expire() -> None:
+    states = ProducerStates()
+    states.claim_name("there", "", 1)
+    disconnected = states.claim_name("gone", "", 2).producer
+    states.mark_disconnected(disconnected, 0.0)
+    states.expire(PRODUCER_STATE_SECONDS - 1)
+    assert len(states) == 2
+    states.expire(PRODUCER_STATE_SECONDS)
+    assert states.claim_name("gone", "", 2).producer is not disconnected
+    assert len(states) == 2
 
 
-def test_of_too_many_the_one_that_is_gone_longest_is_forgotten() -> None:
-    publishers = ProducerStates()
+def test_excess_states_expire_oldest_first() -> None:
+    states = ProducerStates()
     for number in range(PRODUCER_STATES_MAX + 3):
-        publisher = publishers.claim_name(f"{number}", "", number).producer
-        publisher.next_number = 7
-        publishers.mark_disconnected(publisher, 0.0)
-    publishers.expire(1.0)
-    assert len(publishers) == PRODUCER_STATES_MAX
-    assert [publishers.claim_name(f"{n}", "", 1).producer.next_number for n in (0, 2, 3)] == [
+        producer = states.claim_name(f"{number}", "", number).producer
+        producer.next_number = 7
+        states.mark_disconnected(producer, 0.0)
+    states.expire(1.0)
+    assert len(states) == PRODUCER_STATES_MAX
+    assert [states.claim_name(f"{n}", "", 1).producer.next_number for n in (0, 2, 3)] == [
         0,
         0,
         7,
     ]
 
 
-def test_of_too_many_those_are_forgotten_of_whom_there_are_most() -> None:
-    """Who makes up names has nobody else's forgotten."""
-    publishers = ProducerStates()
+def test_excess_states_expire_of_the_user_with_most_names() -> None:
+    states = ProducerStates()
     for user, count in (("ann", 3), ("bob", PRODUCER_STATES_MAX - 1), ("cid", 3)):
         for number in range(count):
-            claim = publishers.claim_name(f"{number}", "", number, user=user)
-            publishers.mark_disconnected(claim.producer, 0.0)
-    publishers.expire(1.0)
-    left = Counter(each.user for each in publishers)
-    assert left == {"ann": 3, "bob": PRODUCER_STATES_MAX - 6, "cid": 3}
-    assert not publishers.claim_name("4", "", 1, user="bob").is_known
-    publishers.expire(PRODUCER_STATE_SECONDS)
-    assert [each.user for each in publishers] == ["bob"]
-    assert not publishers._gone_of
+            claim = states.claim_name(f"{number}", "", number, user=user)
+            states.mark_disconnected(claim.producer, 0.0)
+    states.expire(1.0)
+    names_by_user = Counter(each.user for each in states)
+    assert names_by_user == {"ann": 3, "bob": PRODUCER_STATES_MAX - 6, "cid": 3}
+    assert not states.claim_name("4", "", 1, user="bob").is_known
+    states.expire(PRODUCER_STATE_SECONDS)
+    assert [each.user for each in states] == ["bob"]
+    assert not states._disconnected_by_user
 
 
-def test_a_name_is_its_user_s() -> None:
-    publishers = ProducerStates()
-    found = [
-        publishers.claim_name(name, "", 1, user=user).producer
+def test_users_have_separate_names() -> None:
+    states = ProducerStates()
+    contained = [
+        states.claim_name(name, "", 1, user=user).producer
         for user, name in (("ann", "a"), ("bob", "a"), ("", "a"), ("", "ann\0a"), ("", "\0a"))
     ]
-    assert len(publishers) == len({each.key for each in found}) == 5
-    assert [each.user for each in found] == ["ann", "bob", "", "", ""]
-    for each in found:
+    assert len(states) == len({each.key for each in contained}) == 5
+    assert [each.user for each in contained] == ["ann", "bob", "", "", ""]
+    for each in contained:
         again = ProducerStates()
         again.restore(each.key, 7, None, 0.0)
         assert again.claim_name(each.name, "", 1, user=each.user).producer.next_number == 7
         assert next(iter(again)).name == each.name
 
 
-def test_who_has_left_and_come_again_is_gone_from_then_on() -> None:
-    publishers = ProducerStates()
-    left(publishers, "first", None, 0.0)
-    left(publishers, "second", None, 1.0)
-    left(publishers, "first", None, 2.0)
-    publishers.expire(PRODUCER_STATE_SECONDS + 1)
-    assert len(publishers) == 1
-    assert publishers.claim_name("first", "", 1).producer.next_number == 8
+def test_expiry_counts_from_the_last_disconnect() -> None:
+    states = ProducerStates()
+    add_disconnected(states, "first", None, 0.0)
+    add_disconnected(states, "second", None, 1.0)
+    add_disconnected(states, "first", None, 2.0)
+    states.expire(PRODUCER_STATE_SECONDS + 1)
+    assert len(states) == 1
+    assert states.claim_name("first", "", 1).producer.next_number == 8
 
 
-def test_numbers_that_are_ahead_are_forgotten_alone_when_they_are_too_many() -> None:
+def test_excess_bitmaps_are_dropped_without_their_states() -> None:
     quarter = NumberBitmap(8, np.ones(8 * PRODUCER_BITMAPS_BYTES_MAX // 4, np.bool_))
-    publishers = ProducerStates()
-    there = [left(publishers, "plain", None)]
-    there += [left(publishers, f"{number}", quarter) for number in range(6)]
-    publishers.expire(1.0)
-    assert [publisher.next_number for publisher in there] == [8] * 7
-    assert [publisher.stored_ahead for publisher in there] == [None] * 3 + [quarter] * 4
-    left(publishers, "3", None)
-    left(publishers, "6", quarter)
-    assert [publisher.stored_ahead for publisher in there[3:]] == [quarter, None, quarter, quarter]
+    states = ProducerStates()
+    all_states = [add_disconnected(states, "plain", None)]
+    all_states += [add_disconnected(states, f"{number}", quarter) for number in range(6)]
+    states.expire(1.0)
+    assert [producer.next_number for producer in all_states] == [8] * 7
+    assert [producer.stored_ahead for producer in all_states] == [None] * 3 + [quarter] * 4
+    add_disconnected(states, "3", None)
+    add_disconnected(states, "6", quarter)
+    assert [producer.stored_ahead for producer in all_states[3:]] == [
+        quarter,
+        None,
+        quarter,
+        quarter,
+    ]
 
 
-def test_who_is_forgotten_leaves_no_numbers_that_count() -> None:
-    publishers = ProducerStates()
+def test_expired_states_release_their_bitmaps() -> None:
+    states = ProducerStates()
     for number in range(100):
-        left(publishers, f"{number}", NumberBitmap(8, np.ones(80, np.bool_)), float(number))
-        publishers.expire(number + PRODUCER_STATE_SECONDS)
-    assert (len(publishers), publishers._ahead, publishers._ahead_bytes) == (0, {}, 0)
+        add_disconnected(states, f"{number}", NumberBitmap(8, np.ones(80, np.bool_)), float(number))
+        states.expire(number + PRODUCER_STATE_SECONDS)
+    assert (len(states), states._bitmap_bytes, states._total_bitmap_bytes) == (0, {}, 0)
 
 
 @given(
@@ -136,14 +140,14 @@ def test_who_is_forgotten_leaves_no_numbers_that_count() -> None:
     st.sampled_from([0, 5, ID_COUNT - 20, ID_COUNT - 1]),
     st.lists(st.integers(0, ID_COUNT - 1) | st.integers(0, 70), max_size=40),
 )
-def test_numbers_that_are_ahead_are_found_like_in_a_set(
-    flags: list[bool], first: int, asked: list[int]
+def test_bitmap_contains_the_same_numbers_as_a_set(
+    flags: list[bool], first: int, numbers: list[int]
 ) -> None:
     flags.append(True)
     expected = {(first + k) % ID_COUNT for k, is_stored in enumerate(flags) if is_stored}
     ahead = NumberBitmap(first, np.array(flags))
-    asked += [(first + k - 3) % ID_COUNT for k in range(50)]
-    found = ahead.contains(np.array(asked, np.int64))
-    assert found.tolist() == [number in expected for number in asked]
+    numbers += [(first + k - 3) % ID_COUNT for k in range(50)]
+    contained = ahead.contains(np.array(numbers, np.int64))
+    assert contained.tolist() == [number in expected for number in numbers]
     assert ahead.end == (first + len(flags)) % ID_COUNT
-    assert ahead.size == (len(flags) + 7) // 8
+    assert ahead.size_bytes == (len(flags) + 7) // 8

@@ -1,4 +1,4 @@
-"""A broker as it was: each piece of it comes back as it was kept."""
+"""Restore: publisher numbers, ack windows and delivery counts."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ RANGES = st.lists(st.tuples(st.integers(0, 60), st.integers(1, 12)), max_size=12
 
 
 @given(RANGES, st.sampled_from([0, 1000, MESSAGE_ID_MASK - 20]))
-def test_a_publisher_goes_on_at_the_first_number_that_is_not_stored(
-    ranges: list[tuple[int, int]], following: int
+def test_publisher_continues_at_the_first_number_that_is_not_stored(
+    ranges: list[tuple[int, int]], next_number: int
 ) -> None:
     stored = StoredNumbers()
-    held = set()
+    stored_offsets = set()
     for offset, count in ranges:
-        stored.add_range((following + offset - 10) & MESSAGE_ID_MASK, count)
-        held |= set(range(offset - 10, offset - 10 + count))
-    number, ahead = find_next_number(following, stored)
-    gone = next(n for n in range(200) if n not in held)
-    assert number == (following + gone) & MESSAGE_ID_MASK
-    beyond = np.arange(gone, 100)
-    known = ahead.holds((following + beyond) & MESSAGE_ID_MASK) if ahead else beyond < 0
-    assert beyond[known].tolist() == [n for n in beyond.tolist() if n in held]
+        stored.add_range((next_number + offset - 10) & MESSAGE_ID_MASK, count)
+        stored_offsets |= set(range(offset - 10, offset - 10 + count))
+    number, ahead = find_next_number(next_number, stored)
+    first_missing = next(n for n in range(200) if n not in stored_offsets)
+    assert number == (next_number + first_missing) & MESSAGE_ID_MASK
+    offsets = np.arange(first_missing, 100)
+    is_stored = ahead.contains((next_number + offsets) & MESSAGE_ID_MASK) if ahead else offsets < 0
+    assert offsets[is_stored].tolist() == [n for n in offsets.tolist() if n in stored_offsets]
 
 
-def test_numbers_are_added_in_rows() -> None:
+def test_numbers_are_stored_as_ranges() -> None:
     stored = StoredNumbers()
     stored.add_array(np.array([5, 6, 7, 9, 2, 3]))
     assert np.concatenate(stored.firsts).tolist() == [5, 9, 2]
@@ -40,13 +40,13 @@ def test_numbers_are_added_in_rows() -> None:
 
 
 @given(st.integers(0, 1 << 40), st.sets(st.integers(0, 40)), st.integers(0, 45), st.integers(0, 45))
-def test_a_window_comes_back_as_far_as_its_messages_do(
+def test_window_is_limited_to_recovered_messages(
     floor: int, acked: set[int], lower: int, head: int
 ) -> None:
     window = AckWindow(floor=floor)
     window.cursor = floor + 41
-    for one in acked:
-        window.ack_range(floor + one, floor + one + 1)
+    for offset in acked:
+        window.ack_range(floor + offset, floor + offset + 1)
     before = window.unacked_ranges(floor, window.cursor)
     kept = WindowSnapshot.from_window(window)
     whole = kept.to_window(floor=0, head=floor + 41)
@@ -56,9 +56,9 @@ def test_a_window_comes_back_as_far_as_its_messages_do(
     lower = min(lower, head)
     part = kept.to_window(floor=floor + lower, head=floor + head)
     part.check()
-    there = {n for a, b in before for n in range(a, b)}
+    unacked = {n for a, b in before for n in range(a, b)}
     assert {n for a, b in part.unacked_ranges(0, 1 << 50) for n in range(a, b)} == {
-        n for n in there if floor + lower <= n < floor + head
+        n for n in unacked if floor + lower <= n < floor + head
     }
 
 
@@ -66,7 +66,7 @@ def test_a_window_comes_back_as_far_as_its_messages_do(
     st.integers(0, 30),
     st.lists(st.tuples(st.integers(0, 40), st.integers(1, 9), st.integers(-1, 5)), max_size=5),
 )
-def test_every_message_in_flight_lies_in_one_span(
+def test_each_message_in_flight_is_in_one_span(
     size: int, attempts: list[tuple[int, int, int]]
 ) -> None:
     window = AckWindow(floor=5)
@@ -81,6 +81,6 @@ def test_every_message_in_flight_lies_in_one_span(
             assert span.attempts == (times if first <= span.first < first + count else 1)
 
 
-def test_what_is_known_of_messages_that_a_crash_has_taken_is_no_span() -> None:
-    """Later messages have their sequences: they were never sent."""
+def test_attempts_of_lost_messages_are_ignored() -> None:
+    """Later messages get the sequences of the lost ones."""
     assert spans_by_attempts(0, 0, [(8, 9, 0), (23, 24, 2)], default=1) == []

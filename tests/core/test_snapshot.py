@@ -1,4 +1,4 @@
-"""What is kept past a process: whatever a peer may ask for has a place in it."""
+"""Snapshots can encode every value that a Subscribe request may contain."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ EXTREMES = (2**63 - 1, 2**64, 10**40, -(10**40), 1e308, -1e308, 5e-324, "\ud800"
 
 
 @pytest.mark.parametrize("field", FIELDS)
-def test_what_is_granted_can_be_written_down(field: str) -> None:
-    def asked(value: Any) -> bytes:
+def test_accepted_request_values_can_be_encoded(field: str) -> None:
+    def encode_request(value: Any) -> bytes:
         text = f'"{value}"' if isinstance(value, str) else f"{value}"
         return f'{{"{field}":{text}}}'.encode("utf-8", "surrogatepass")
 
     for value in EXTREMES:
         try:
-            wish = requests.decode(SubscribeRequest, asked(value))
+            request = requests.decode(SubscribeRequest, encode_request(value))
         except RemoteProtocolError:
             continue
-        msgspec.msgpack.encode(msgspec.structs.astuple(wish))
+        msgspec.msgpack.encode(msgspec.structs.astuple(request))

@@ -28,7 +28,6 @@ from tests.behaviour.wire_peer_v2 import (
     PURGE,
     SUBSCRIBE,
     ack,
-    connect_request,
     json_request,
     nack,
     publish,

@@ -1,4 +1,4 @@
-"""What a broker says when it is asked what waits for what: situations made on purpose."""
+"""Inquire: reports on constructed situations, and on random ones."""
 
 from __future__ import annotations
 
@@ -40,32 +40,34 @@ from tests.behaviour.wire_peer_v2 import (
 from tests.models.test_version2_model import Version2Machine
 
 
-def of_class(bus: BrokerHarness, class_: int | str = 1) -> ClassInfo:
+def class_report(bus: BrokerHarness, class_: int | str = 1) -> ClassInfo:
     said = bus.broker.inquiry_handler.build_report(ClassInquiry(class_))
     assert isinstance(said, ClassInfo)
     return said
 
 
-def only(bus: BrokerHarness) -> PositionInfo:
-    """What is said of the only position of class 1."""
-    [said] = of_class(bus).positions
+def position_report(bus: BrokerHarness) -> PositionInfo:
+    """Return the report on the only position of class 1."""
+    [said] = class_report(bus).positions
     return said
 
 
-def of_session(bus: BrokerHarness, peer: wire_peer.WirePeer) -> SessionInfo:
+def session_report(bus: BrokerHarness, peer: wire_peer.WirePeer) -> SessionInfo:
     said = bus.broker.inquiry_handler.build_report(SessionInquiry(peer.session.session_id))
     assert isinstance(said, SessionInfo)
     return said
 
 
-def of_channel(bus: BrokerHarness, channel: str, class_: int | str | None = None) -> ChannelInfo:
+def channel_report(
+    bus: BrokerHarness, channel: str, class_: int | str | None = None
+) -> ChannelInfo:
     said = bus.broker.inquiry_handler.build_report(ChannelInquiry(channel, class_))
     assert isinstance(said, ChannelInfo)
     return said
 
 
-def beats(bus: BrokerHarness, count: int) -> None:
-    """So many seconds pass."""
+def tick(bus: BrokerHarness, count: int) -> None:
+    """Advance the clock by `count` ticks of one second."""
     for _ in range(count):
         bus.broker.clock.now += 1
         bus.tick()
@@ -75,13 +77,13 @@ def beats(bus: BrokerHarness, count: int) -> None:
 # A position --------------------------------------------------------------------------------------
 
 
-def test_who_has_all_in_flight_that_may_be_is_waited_for() -> None:
+def test_full_window_waits_for_acks() -> None:
     bus = BrokerHarness()
     reader = connect_version2(bus, subscribe(1, 5, max_in_flight=4), name="till")
     connect_version2(bus, publish(1, 0, *[b"x"] * 6))
     assert reader.receive_message_ids() == [0, 1, 2, 3]
-    beats(bus, 3)
-    said = only(bus)
+    tick(bus, 3)
+    said = position_report(bus)
     assert (said.in_flight, said.in_flight_max, said.unsent, said.lag) == (4, 4, 2, 6)
     assert said.waits == "acks"
     assert said.waits_for == (
@@ -91,59 +93,59 @@ def test_who_has_all_in_flight_that_may_be_is_waited_for() -> None:
     assert (said.oldest.sequence, said.oldest.attempt, said.oldest.due_seconds) == (0, 1, 3)
     reader.send(ack(5, 0, 1))
     assert reader.receive_message_ids() == [4]
-    assert only(bus).oldest is not None
-    assert only(bus).waits == "acks"
+    assert position_report(bus).oldest is not None
+    assert position_report(bus).waits == "acks"
 
 
-def test_what_was_sent_again_is_as_old_as_its_first_sending() -> None:
+def test_age_in_flight_counts_from_the_first_delivery() -> None:
     bus = BrokerHarness()
     reader = connect_version2(bus, subscribe(1, 5))
     connect_version2(bus, publish(1, 0, b"a", b"b"))
     reader.receive_message_ids()
     reader.send(ack(5, 0, 1))
     for seconds, attempt, first in ((6, 2, 6), (12, 3, 18), (1, 3, 19)):
-        beats(bus, seconds)
+        tick(bus, seconds)
         assert reader.receive_message_ids() == ([1] if seconds > 1 else [])
-        oldest = only(bus).oldest
+        oldest = position_report(bus).oldest
         assert oldest is not None
         assert (oldest.sequence, oldest.attempt, oldest.first_seconds) == (1, attempt, first)
-    assert "for 19 s (sent 3 times)" in only(bus).waits_for
+    assert "for 19 s (sent 3 times)" in position_report(bus).waits_for
 
 
-def test_a_connection_that_takes_nothing_is_named() -> None:
+def test_stalled_connection_is_reported() -> None:
     bus = BrokerHarness()
     reader = connect_version2(bus, subscribe(1, 5))
     reader.receive_replies()
     connect_version2(bus, publish(1, 0, b"a", b"b"))
-    assert only(bus).waits == "turn"
-    beats(bus, 4)
-    said = only(bus)
+    assert position_report(bus).waits == "turn"
+    tick(bus, 4)
+    said = position_report(bus)
     assert said.waits == "bytes"
     assert "read nothing for 3.0 s: session 0" in said.waits_for
-    assert "it has read nothing for 3.0 s" in of_session(bus, reader).waits_for
+    assert "it has read nothing for 3.0 s" in session_report(bus, reader).waits_for
     assert reader.receive_message_ids() == [0, 1]
-    beats(bus, 1)
-    assert only(bus).waits == "acks"
-    assert of_session(bus, reader).waits_for == ""
+    tick(bus, 1)
+    assert position_report(bus).waits == "acks"
+    assert session_report(bus, reader).waits_for == ""
 
 
-def test_a_durable_that_nobody_uses_says_since_when() -> None:
+def test_idle_durable_is_reported_with_its_duration() -> None:
     bus = BrokerHarness()
     reader = connect_version2(bus, subscribe(1, 5, durable="billing"))
     connect_version2(bus, publish(1, 0, b"a", b"b"))
     reader.receive_message_ids()
-    beats(bus, 2)
+    tick(bus, 2)
     reader.disconnect()
-    beats(bus, 200)
-    said = only(bus)
+    tick(bus, 200)
+    said = position_report(bus)
     assert (said.session, said.durable, said.alone_seconds) == (-1, "billing", 200)
     assert said.waits_for == "no subscription has been connected for 3 min; 2 messages wait"
-    assert of_class(bus).waits_for == (
+    assert class_report(bus).waits_for == (
         "the oldest stored message is held by the durable 'billing'; " + said.waits_for
     )
 
 
-def test_what_is_put_off_does_not_count_as_in_flight() -> None:
+def test_delayed_messages_are_not_in_flight() -> None:
     bus = BrokerHarness()
     reader = connect_version2(bus, subscribe(1, 5))
     connect_version2(
@@ -153,25 +155,25 @@ def test_what_is_put_off_does_not_count_as_in_flight() -> None:
     )
     assert reader.receive_message_ids() == [0]
     reader.send(nack(5, 0, 1, 4000))
-    said = only(bus)
+    said = position_report(bus)
     assert (said.in_flight, said.put_off, said.put_off_seconds) == (0, 2, 4)
     assert said.waits_for == "a delay: 2 messages are delayed, the first for another 4.0 s"
 
 
-def test_patterns_that_nothing_matches_are_told_from_nothing_to_send() -> None:
+def test_patterns_without_matches_are_reported() -> None:
     bus = BrokerHarness()
     connect_version2(bus, subscribe(1, 5, channels=["b"]), subscribe(1, 6))
     writer = connect_version2(bus, publish_envelopes(1, 0, channel_envelope("a", b"x")))
     reader = bus.broker.sessions[0]
     wire_peer.WirePeer(bus, reader).receive_frames()
-    filtered, everything = of_class(bus).positions[::-1]
+    filtered, everything = class_report(bus).positions[::-1]
     assert (filtered.patterns, filtered.waits) == (["b"], "match")
     assert everything.waits == "acks"
     writer.send(publish_envelopes(1, 1, channel_envelope("b", b"x")))
-    assert "match" not in [position.waits for position in of_class(bus).positions]
+    assert "match" not in [position.waits for position in class_report(bus).positions]
 
 
-def test_a_group_says_who_has_what() -> None:
+def test_group_report_lists_members() -> None:
     bus = BrokerHarness()
     one, two = (
         connect_version2(bus, subscribe(1, 5, group="g", max_in_flight=2)) for _ in range(2)
@@ -180,8 +182,8 @@ def test_a_group_says_who_has_what() -> None:
     three.disconnect()
     connect_version2(bus, publish(1, 0, *[b"x"] * 6))
     assert len(one.receive_message_ids()) == len(two.receive_message_ids()) == 2
-    beats(bus, 2)
-    said = only(bus)
+    tick(bus, 2)
+    said = position_report(bus)
     assert (said.in_flight, said.in_flight_max, said.unsent) == (4, 4, 2)
     assert said.waits_for.startswith("its acknowledgements: 4 of 4 in flight, the oldest for 2.0")
     assert [(member.session, member.in_flight) for member in said.members] == [(0, 2), (1, 2)]
@@ -192,54 +194,54 @@ def test_a_group_says_who_has_what() -> None:
     three = connect_version2(bus, subscribe(1, 5, group="g"))
     three.receive_message_ids()
     one.send(ack(5, 0, 6))
-    waits = {member.session: member.waits for member in only(bus).members}
+    waits = {member.session: member.waits for member in position_report(bus).members}
     assert waits[0] in ("others", "nothing", "acks")
 
 
-def test_a_group_by_key_says_what_waits_for_others_of_its_key() -> None:
+def test_key_ordered_group_reports_messages_blocked_by_their_key() -> None:
     bus = BrokerHarness()
     reader = connect_version2(bus, subscribe(1, 5, group="g", by_key=True))
     connect_version2(bus, publish_envelopes(1, 0, *[b"\x10\0\1kx"] * 4))
     assert reader.receive_message_ids() == [0]
-    beats(bus, 2)
-    said = only(bus)
+    tick(bus, 2)
+    said = position_report(bus)
     assert (said.in_flight, said.behind, said.again, said.waits) == (1, 3, 0, "acks")
     assert said.waits_for.endswith("; 3 messages wait for earlier messages with the same key")
     assert said.oldest is not None
     assert (said.oldest.sequence, said.oldest.sent_seconds) == (0, 2)
-    check_explained(bus.broker)
+    check_reports(bus.broker)
 
 
-def test_a_group_without_members_waits_for_one() -> None:
+def test_group_without_members_waits_for_one() -> None:
     bus = BrokerHarness()
     reader = connect_version2(bus, subscribe(1, 5, group="g", durable="d"))
     connect_version2(bus, publish(1, 0, b"a"))
     reader.disconnect()
-    assert only(bus).waits == "nobody"
+    assert position_report(bus).waits == "nobody"
 
 
-def test_a_refused_message_of_a_group_pauses() -> None:
+def test_nacked_message_of_a_group_is_delayed() -> None:
     bus = BrokerHarness()
     reader = connect_version2(bus, subscribe(1, 5, group="g"))
     connect_version2(bus, publish(1, 0, b"a"))
     reader.receive_message_ids()
     reader.send(nack(5, 0, 1))
-    said = only(bus)
+    said = position_report(bus)
     assert (said.in_flight, said.put_off, said.waits) == (0, 1, "time")
     assert said.put_off_seconds == 6
 
 
-def test_what_was_not_delivered_is_said_by_reason() -> None:
+def test_undelivered_messages_are_counted_by_reason() -> None:
     bus = BrokerHarness()
     reader = connect_version2(bus, subscribe(1, 5, max_deliveries=1))
     connect_version2(
         bus, publish(1, 0, b"a"), publish_envelopes(1, 1, timed_envelope(b"late", expires_ms=500))
     )
-    beats(bus, 1)
+    tick(bus, 1)
     reader.receive_message_ids()
-    beats(bus, 8)
+    tick(bus, 8)
     reader.receive_message_ids()
-    said = of_class(bus)
+    said = class_report(bus)
     [position] = said.positions
     assert (position.undelivered, position.dead_letters) == (
         {"max_deliveries": 1, "expired": 1},
@@ -253,13 +255,13 @@ def test_what_was_not_delivered_is_said_by_reason() -> None:
 # A class -----------------------------------------------------------------------------------------
 
 
-def test_publishers_that_wait_are_named_with_what_holds_the_room() -> None:
+def test_blocked_publishers_are_reported_with_the_cause() -> None:
     bus = BrokerHarness(class_messages=3)
     connect_version2(bus, subscribe(1, 5, durable="billing")).disconnect()
     old = bus.peer(wire_peer.connect(1), wire_peer.publish(1, *[b"x"] * 5))
     new = connect_version2(bus, publish(1, 0, b"y"), name="till")
-    beats(bus, 5)
-    said = of_class(bus)
+    tick(bus, 5)
+    said = class_report(bus)
     assert [(one.session, one.name, one.messages) for one in said.publishers] == [
         (old.session.session_id, "", 2),
         (new.session.session_id, "till", 1),
@@ -267,35 +269,36 @@ def test_publishers_that_wait_are_named_with_what_holds_the_room() -> None:
     assert {one.seconds for one in said.publishers} == {5}
     assert said.waits_for == (
         "2 publishers wait for space: 3 of 3 messages are stored; the oldest stored message is "
-        "held by the durable 'billing'; no subscription has been connected for 5.0 s; 3 messages wait"
+        "held by the durable 'billing'; no subscription has been connected for 5.0 s; 3 messages "
+        "wait"
     )
     old.receive_frames()
-    beats(bus, 1)
-    held = of_session(bus, old)
+    tick(bus, 1)
+    held = session_report(bus, old)
     assert (held.is_read, held.parked, held.parked_class, held.version) == (False, 2, 1, 1)
     assert held.waits_for == (
         "2 messages have waited for 6.0 s for space in class 1: 3 of 3 messages are stored; "
         "its connection is not read until then"
     )
-    told = of_session(bus, new)
+    told = session_report(bus, new)
     assert (told.is_read, told.parked, told.unconfirmed, told.version) == (True, 1, 1, 2)
 
 
-def test_a_class_without_subscriptions_says_what_waits() -> None:
+def test_class_without_subscriptions_reports_its_backlog() -> None:
     bus = BrokerHarness(Settings(keep=Retention(messages=2, seconds=60)))
     connect_version2(bus, publish(1, 0, *[b"x"] * 4), classes=[{"id": 1, "name": "orders"}])
-    said = of_class(bus, "orders")
+    said = class_report(bus, "orders")
     assert (said.class_id, said.name, said.backlog, said.stored) == (1, "orders", 4, 4)
     assert said.waits_for == "4 messages wait for a first subscription"
     assert said.keeps == "2 messages, 60 s"
     reader = connect_version2(bus, subscribe(1, 5))
     reader.receive_message_ids()
     reader.send(ack(5, 0, 4))
-    assert of_class(bus).waits_for == "the stored messages are kept by retention"
-    assert of_class(bus).stored == 2
+    assert class_report(bus).waits_for == "the stored messages are kept by retention"
+    assert class_report(bus).stored == 2
 
 
-def test_of_many_the_furthest_behind_are_listed_and_the_others_counted() -> None:
+def test_report_lists_the_positions_furthest_behind() -> None:
     bus = BrokerHarness()
     count = INQUIRY_POSITIONS_MAX + 10
     reader = connect_version2(bus, *[subscribe(1, n + 1) for n in range(count)])
@@ -304,7 +307,7 @@ def test_of_many_the_furthest_behind_are_listed_and_the_others_counted() -> None
     connect_version2(bus, publish(1, 0, b"x"))
     reader.receive_deliveries()
     reader.send(ack(count, 0, 1))
-    said = of_class(bus)
+    said = class_report(bus)
     assert len(said.positions) == INQUIRY_POSITIONS_MAX
     assert said.positions_left_out == 11
     assert count not in [position.number for position in said.positions]
@@ -313,11 +316,11 @@ def test_of_many_the_furthest_behind_are_listed_and_the_others_counted() -> None
         bus.broker.classes[1], group
     )
     assert (len(found.members), found.members_left_out) == (INQUIRY_MEMBERS_MAX, 5)
-    told = of_session(bus, reader)
+    told = session_report(bus, reader)
     assert (len(told.positions), told.positions_left_out) == (INQUIRY_POSITIONS_MAX, 10)
 
 
-def test_the_bus_in_short() -> None:
+def test_bus_report() -> None:
     bus = BrokerHarness()
     connect_version2(bus, publish(1, 0, b"x"), classes=[1, "orders"], name="till")
     bus.peer(wire_peer.connect(7))
@@ -333,7 +336,7 @@ def test_the_bus_in_short() -> None:
 # A channel ---------------------------------------------------------------------------------------
 
 
-def test_a_channel_says_who_gets_it_by_which_pattern_and_who_nearly_does() -> None:
+def test_channel_report_lists_matches_and_near_misses() -> None:
     bus = BrokerHarness()
     connect_version2(
         bus,
@@ -345,7 +348,7 @@ def test_a_channel_says_who_gets_it_by_which_pattern_and_who_nearly_does() -> No
         publish_envelopes(1, 0, channel_envelope("orders.eu", b"x")),
         classes=[1, 2, 3],
     )
-    one, two = of_channel(bus, "orders.eu").classes
+    one, two = channel_report(bus, "orders.eu").classes
     assert (one.class_id, one.stored, two.class_id, two.stored) == (1, 1, 2, 0)
     assert [(m.number, m.durable, m.pattern) for m in one.matches] == [
         (1, "", "orders.*"),
@@ -355,14 +358,14 @@ def test_a_channel_says_who_gets_it_by_which_pattern_and_who_nearly_does() -> No
         (2, "orders.us", "segment 2 is 'eu', not 'us'")
     ]
     assert [(m.who, m.pattern) for m in two.matches] == [("group 'g', 1 member", "#")]
-    assert [cls.class_id for cls in of_channel(bus, "orders.eu", 2).classes] == [2]
-    assert [cls.class_id for cls in of_channel(bus, "elsewhere").classes] == [2]
+    assert [cls.class_id for cls in channel_report(bus, "orders.eu", 2).classes] == [2]
+    assert [cls.class_id for cls in channel_report(bus, "elsewhere").classes] == [2]
 
 
-def test_a_subject_that_is_bound_says_where_it_is_stored() -> None:
+def test_channel_report_lists_subject_bindings() -> None:
     bus = BrokerHarness()
     connect_version2(bus, classes=[{"id": 7, "subjects": ["orders.>", "shops"]}])
-    [said] = of_channel(bus, "orders.eu").classes
+    [said] = channel_report(bus, "orders.eu").classes
     assert (said.class_id, said.subjects) == (7, ["orders.>"])
 
 
@@ -377,7 +380,7 @@ def inquire(peer: Version2Peer, **what: object) -> dict[str, object]:
     return found
 
 
-def test_a_peer_is_answered() -> None:
+def test_session_receives_the_report() -> None:
     bus = BrokerHarness()
     peer = connect_version2(bus)
     for what in (
@@ -404,7 +407,7 @@ def test_a_peer_is_answered() -> None:
         ({"about": "session", "session": 9}, "unknown_session", "no session 9 is open; 1 are"),
     ],
 )
-def test_what_is_not_there_is_refused(what: dict[str, object], code: str, says: str) -> None:
+def test_unknown_objects_are_refused(what: dict[str, object], code: str, says: str) -> None:
     bus = BrokerHarness()
     peer = connect_version2(bus)
     peer.send(json_request(INQUIRE, 0, 8, **what))
@@ -413,10 +416,10 @@ def test_what_is_not_there_is_refused(what: dict[str, object], code: str, says: 
     assert said.content["code"] == code
     assert says in said.content["message"]
     assert set(bus.broker.classes) == {1}
-    assert of_session(bus, peer).refused == {code: 1}
+    assert session_report(bus, peer).refused == {code: 1}
 
 
-def test_what_is_answered_is_no_longer_than_a_frame() -> None:
+def test_report_fits_into_a_frame() -> None:
     bus = BrokerHarness()
     patterns = ["€" * 800 + f".{n}" for n in range(10)]
     wishes = [
@@ -427,11 +430,11 @@ def test_what_is_answered_is_no_longer_than_a_frame() -> None:
     connect_version2(
         bus, json_request(INQUIRE, 0, 8, about="class", **{"class": 1})
     ).receive_frames()
-    [said] = [len(broker_said(of_class(bus)))]
+    [said] = [len(encode_report(class_report(bus)))]
     assert said < bus.broker.settings.limits.frame_bytes // 2
 
 
-def test_who_asks_without_listening_is_cut_off() -> None:
+def test_session_that_reads_no_reports_is_closed() -> None:
     bus = BrokerHarness(pending_bytes=4 << 20)
     assert connect_version2(bus).send_refused(
         json_request(INQUIRE, 0, 8, about="bus") * 20_000
@@ -441,8 +444,8 @@ def test_who_asks_without_listening_is_cut_off() -> None:
 # Everything together -----------------------------------------------------------------------------
 
 
-def check_explained(broker: Broker) -> None:
-    """Whatever is asked is answered, and figures are those of `statistics`."""
+def check_reports(broker: Broker) -> None:
+    """Check that all reports can be built and agree with `statistics`."""
     explain = broker.inquiry_handler.build_report
     for cls in broker.classes.values():
         said, figures = explain(ClassInquiry(cls.class_id)), cls.statistics()
@@ -469,28 +472,28 @@ def check_explained(broker: Broker) -> None:
                 assert position.oldest is not None
     for question in (BusInquiry(), ChannelInquiry("a.x"), *map(SessionInquiry, broker.sessions)):
         said = explain(question)
-        assert decode_reply(broker_said(said)) == said
+        assert decode_reply(encode_report(said)) == said
 
 
-def broker_said(said: object) -> bytes:
+def encode_report(said: object) -> bytes:
     import msgspec
 
     return msgspec.json.encode(said)
 
 
-class ExplainedMachine(Version2Machine):
-    """The random lives of the broker, explained after each step."""
+class InquiryMachine(Version2Machine):
+    """Random test of the broker, with reports after each step."""
 
     trusting = True
 
     @invariant()
     def is_explained(self) -> None:
         if hasattr(self, "world"):
-            check_explained(self.world.bus.broker)
+            check_reports(self.world.bus.broker)
 
 
-ExplainedMachine.TestCase.settings = settings(stateful_step_count=30, max_examples=12)
-TestExplained = ExplainedMachine.TestCase
+InquiryMachine.TestCase.settings = settings(stateful_step_count=30, max_examples=12)
+TestExplained = InquiryMachine.TestCase
 
 
 def test_an_error_is_none_of_ours() -> None:

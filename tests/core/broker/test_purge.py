@@ -251,7 +251,7 @@ def test_purge_is_refused_with_too_many_ranges(monkeypatch: pytest.MonkeyPatch) 
     peer.send(purge(6, 7))
     [said] = peer.receive_replies()
     assert said.content["code"] == "memory_limit"
-    assert "2 rows" in said.content["message"]
+    assert "2 purged ranges" in said.content["message"]
     peer.send(purge(last=2))
     assert purged_count(peer) == 2
 

@@ -1,4 +1,4 @@
-"""What a position waits for: every sentence, for values made by hand."""
+"""Wait reasons: every word and sentence."""
 
 from __future__ import annotations
 
@@ -102,12 +102,12 @@ SENTENCES = {
 
 
 @pytest.mark.parametrize("what", SENTENCES)
-def test_what_is_waited_for(what: str) -> None:
+def test_explain_wait(what: str) -> None:
     facts, word, sentence = SENTENCES[what]
     assert explain_wait(facts) == (word, sentence)
 
 
-def test_spans_and_sizes_for_people() -> None:
+def test_format_durations_and_sizes() -> None:
     said = [
         format_duration(s)
         for s in (-1, 0.04, 9.94, 10, 119, 120, 7199, 7200, 172_799, 172_800, 1e7)
@@ -164,5 +164,5 @@ def test_spans_and_sizes_for_people() -> None:
         (">", "orders", ""),
     ],
 )
-def test_why_a_pattern_does_not_match(pattern: str, channel: str, why: str) -> None:
+def test_near_miss_reasons(pattern: str, channel: str, why: str) -> None:
     assert explain(pattern, channel) == why

@@ -1,7 +1,4 @@
-"""Last values that are stored anew, and what becomes of them in a full class.
-
-Rule 1: whatever a class stores anew, it must not show in what anybody is sent.
-"""
+"""Compaction: last values are copied to the head, and subscribers do not notice."""
 
 from __future__ import annotations
 
@@ -16,28 +13,28 @@ from simplebus.core.store import compaction
 from tests.behaviour.wire_peer import BrokerHarness
 from tests.behaviour.wire_peer_v2 import ack, connect_version2, subscribe
 from tests.models.last_value_model import (
-    Writer,
-    drained,
-    glance,
-    late,
+    LastValueWriter,
+    drain_class,
+    read_last_values,
+    open_late_reader,
     payload,
     payloads,
 )
 
 
 @pytest.fixture
-def low(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Values are stored anew as soon as 300 bytes between them are nobody's."""
+def low_compaction_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compact as soon as 300 bytes between the values belong to other messages."""
     monkeypatch.setattr(last_values, "COMPACTION_BYTES_MIN", 300)
 
 
-# Storing them anew -------------------------------------------------------------------------------
+# Copying values --------------------------------------------------------------------------------
 
 
-@pytest.mark.usefixtures("low")
-def test_old_values_are_stored_anew_and_nobody_is_sent_them_again() -> None:
+@pytest.mark.usefixtures("low_compaction_limit")
+def test_copied_values_are_not_delivered_again() -> None:
     bus = BrokerHarness()
-    writer = Writer(bus)
+    writer = LastValueWriter(bus)
     reader = connect_version2(bus, subscribe(1, 4))
     writer.put("cold", b"old")
     for number in range(200):
@@ -50,13 +47,13 @@ def test_old_values_are_stored_anew_and_nobody_is_sent_them_again() -> None:
     assert statistics.ring.frame_bytes < 1000
     assert statistics.carried >= 5
     assert statistics.published == statistics.acknowledged == statistics.delivered == 201
-    assert payloads(late(bus)) in ([b"old", b"199"], [b"199", b"old"])
+    assert payloads(open_late_reader(bus)) in ([b"old", b"199"], [b"199", b"old"])
 
 
-@pytest.mark.usefixtures("low")
-def test_who_is_behind_goes_on_in_order_without_what_was_stored_anew() -> None:
+@pytest.mark.usefixtures("low_compaction_limit")
+def test_slow_subscriber_gets_messages_in_order_without_copies() -> None:
     bus = BrokerHarness()
-    writer = Writer(bus)
+    writer = LastValueWriter(bus)
     quick = connect_version2(
         bus, subscribe(1, 4), subscribe(1, 5, group="g"), subscribe(1, 6, durable="d")
     )
@@ -79,57 +76,59 @@ def test_who_is_behind_goes_on_in_order_without_what_was_stored_anew() -> None:
     assert bus.statistics(1).carried >= 1
 
 
-@pytest.mark.usefixtures("low")
-def test_what_is_stored_anew_expires_when_it_would_have() -> None:
+@pytest.mark.usefixtures("low_compaction_limit")
+def test_copy_expires_with_the_original() -> None:
     bus = BrokerHarness()
-    writer = Writer(bus)
+    writer = LastValueWriter(bus)
     bus.broker.clock.now = 100.0
     writer.put("cold", b"old", expires_ms=50_000)
     for number in range(40):
         bus.broker.clock.now += 1
         writer.put("hot", b"%d" % number)
-        drained(bus)
+        drain_class(bus)
     assert bus.statistics(1).carried >= 1
     (got, _) = sorted(
-        late(bus).receive_deliveries(), key=lambda each: payload(each.content, each.kind)
+        open_late_reader(bus).receive_deliveries(), key=lambda each: payload(each.content, each.kind)
     )[::-1]
     about, text = envelope_batch.decode(got.content)
     assert text == b"old"
     assert about.channel == "cold"
     assert about.expires_ms is not None
-    assert 10_000 <= about.expires_ms < 50_000, "it is accepted later, and expires at the same time"
+    assert 10_000 <= about.expires_ms < 50_000, (
+        "the copy is accepted later and expires at the same time"
+    )
     bus.broker.clock.now = 150.0
-    assert payloads(late(bus)) == [b"39"]
+    assert payloads(open_late_reader(bus)) == [b"39"]
 
 
-@pytest.mark.usefixtures("low")
-def test_what_is_mostly_values_stays_where_it_is() -> None:
+@pytest.mark.usefixtures("low_compaction_limit")
+def test_class_of_mostly_values_is_not_compacted() -> None:
     bus = BrokerHarness()
-    writer = Writer(bus)
+    writer = LastValueWriter(bus)
     for number in range(40):
         writer.put(f"c{number}", b"x" * 20)
-        drained(bus)
+        drain_class(bus)
     assert bus.statistics(1).carried == 0
-    assert len(glance(bus)) == 40
+    assert len(read_last_values(bus)) == 40
 
 
-@pytest.mark.usefixtures("low")
-def test_what_is_stored_anew_while_nobody_is_there_waits_for_nobody(
+@pytest.mark.usefixtures("low_compaction_limit")
+def test_copies_are_not_added_to_the_backlog(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(compaction, "COMPACTION_BATCH_BYTES", 1)  # One value at a time.
     bus = BrokerHarness()
-    writer = Writer(bus)
+    writer = LastValueWriter(bus)
     for channel in "abcdefgh":
         writer.put(channel, channel.encode())
     for number in range(60):
         writer.put("hot", b"%d" % number)
-    drained(bus)
+    drain_class(bus)
     before = bus.statistics(1).carried
     bus.tick(9)
     assert bus.statistics(1).carried > before > 0
     assert payloads(connect_version2(bus, subscribe(1, 4))) == []
-    assert len(glance(bus)) == 9
+    assert len(read_last_values(bus)) == 9
 
 
 IN_MEMORY = [policy for policy in FullPolicy if policy is not FullPolicy.SPILL]
@@ -137,45 +136,45 @@ IN_MEMORY = [policy for policy in FullPolicy if policy is not FullPolicy.SPILL]
 # A full class ------------------------------------------------------------------------------------
 
 
-def full(policy: FullPolicy = FullPolicy.BLOCK, **more: int) -> BrokerHarness:
-    """A bus whose class 1 holds 16 messages."""
+def full_bus(policy: FullPolicy = FullPolicy.BLOCK, **more: int) -> BrokerHarness:
+    """Return a bus whose classes hold 16 messages."""
     limits = Limits(class_messages=16, **more)
     return BrokerHarness(Settings(limits=limits, full_policy=policy))
 
 
-def test_a_full_class_lets_go_of_its_oldest_values_when_nothing_else_is_in_the_way() -> None:
+def test_full_class_of_values_drops_the_oldest_values() -> None:
     for policy in IN_MEMORY:
-        bus = full(policy)
-        writer = Writer(bus)
+        bus = full_bus(policy)
+        writer = LastValueWriter(bus)
         for number in range(40):
             writer.put(f"c{number}", b"%d" % number)
-            drained(bus)
+            drain_class(bus)
         dropped = bus.statistics(1).dropped
         assert dropped == {Reason.LAST_VALUE_DROPPED: 40 - len(bus.broker.classes[1].ring)}
-        left = glance(bus)
+        left = read_last_values(bus)
         assert 8 <= len(left) <= 16
         assert left == [b"%d" % number for number in range(40 - len(left), 40)]
 
 
-def test_a_full_class_finds_room_between_its_values_first() -> None:
-    bus = full()
-    writer = Writer(bus)
+def test_full_class_compacts_before_it_drops_values() -> None:
+    bus = full_bus()
+    writer = LastValueWriter(bus)
     for channel in "abcdefgh":
         writer.put(channel, channel.encode())
     for number in range(40):
         writer.put("hot", b"%d" % number)
-        drained(bus)
-    assert set(glance(bus)) == {*(each.encode() for each in "abcdefgh"), b"39"}
+        drain_class(bus)
+    assert set(read_last_values(bus)) == {*(each.encode() for each in "abcdefgh"), b"39"}
     assert not bus.statistics(1).dropped
     assert bus.statistics(1).carried >= 8
 
 
-def test_values_stay_while_somebody_else_can_make_room() -> None:
-    bus = full()
-    writer = Writer(bus)
+def test_values_stay_while_acks_can_make_space() -> None:
+    bus = full_bus()
+    writer = LastValueWriter(bus)
     for channel in "abcd":
         writer.put(channel, channel.encode())
-    drained(bus)
+    drain_class(bus)
     reader = connect_version2(bus, subscribe(1, 4))
     for number in range(20):
         writer.put(f"n{number}", b"%d" % number)
@@ -190,23 +189,23 @@ def test_values_stay_while_somebody_else_can_make_room() -> None:
     assert set(bus.statistics(1).dropped) == {Reason.LAST_VALUE_DROPPED}
 
 
-def test_who_drops_the_oldest_keeps_the_values_among_them() -> None:
-    bus = full(FullPolicy.DROP_OLDEST)
-    writer = Writer(bus)
+def test_drop_oldest_copies_last_values() -> None:
+    bus = full_bus(FullPolicy.DROP_OLDEST)
+    writer = LastValueWriter(bus)
     for channel in "abcd":
         writer.put(channel, channel.encode())
     for number in range(200):
         writer.put("hot", b"%d" % number)
     dropped = bus.statistics(1).dropped
-    assert dropped == {Reason.DROP_OLDEST: 204 - 16}, "what is stored anew is not lost"
-    got = payloads(late(bus))
+    assert dropped == {Reason.DROP_OLDEST: 204 - 16}, "copied values are not lost"
+    got = payloads(open_late_reader(bus))
     assert set(got) == {b"a", b"b", b"c", b"d", b"199"}
     assert len(got) == 5
 
 
-def test_what_is_dropped_takes_no_values_with_it() -> None:
-    bus = full(FullPolicy.DROP_OLDEST)
-    writer = Writer(bus)
+def test_drop_oldest_keeps_acked_last_values() -> None:
+    bus = full_bus(FullPolicy.DROP_OLDEST)
+    writer = LastValueWriter(bus)
     reader = connect_version2(bus, subscribe(1, 4))
     for channel in ("hot", "a", "b", "c"):
         writer.put(channel, channel.encode())
@@ -215,15 +214,15 @@ def test_what_is_dropped_takes_no_values_with_it() -> None:
     for number in range(13):
         writer.put("hot", b"%d" % number)
     assert bus.statistics(1).dropped == {Reason.DROP_OLDEST: 1}
-    assert set(payloads(late(bus))) == {b"a", b"b", b"c", b"12"}
+    assert set(payloads(open_late_reader(bus))) == {b"a", b"b", b"c", b"12"}
 
 
-def test_who_holds_back_a_class_that_holds_values_too_is_found() -> None:
-    bus = full(stall_seconds=3)
-    writer = Writer(bus)
+def test_stalled_subscriber_of_a_class_with_values_is_found() -> None:
+    bus = full_bus(stall_seconds=3)
+    writer = LastValueWriter(bus)
     for channel in "abcdefghijklm":
         writer.put(channel, channel.encode())
-    drained(bus)
+    drain_class(bus)
     reader = connect_version2(bus, subscribe(1, 4))
     for number in range(20):
         writer.put("hot", b"%d" % number)
@@ -234,16 +233,16 @@ def test_who_holds_back_a_class_that_holds_values_too_is_found() -> None:
     }
 
 
-def test_a_message_that_can_never_fit_drops_what_it_dropped_before() -> None:
+def test_message_that_never_fits_is_dropped() -> None:
     own = {1: ClassSettings(last_values=True, bytes_max=256 * 1024)}
     for policy in (FullPolicy.DROP_OLDEST, FullPolicy.DROP_NEWEST):
         bus = BrokerHarness(Settings(classes=own, full_policy=policy))
-        writer = Writer(bus)
+        writer = LastValueWriter(bus)
         for channel in "abc":
             writer.put(channel, channel.encode())
             writer.put("hot", bytes(1000))
-            drained(bus)
+            drain_class(bus)
         writer.put("big", bytes(300 * 1024))
         assert writer.peer.receive_error_codes() == ["drop_newest"]
         writer.put("d", b"d")
-        assert b"d" in glance(bus)
+        assert b"d" in read_last_values(bus)

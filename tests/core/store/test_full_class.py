@@ -1,4 +1,4 @@
-"""A class that is full: who waits, what is dropped, and what is counted of it."""
+"""Full-class policies: which messages wait or are dropped, and how they are counted."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from tests.behaviour.wire_peer import (
 CLASS_BYTES_MIN = 4 * RING_BYTES_MIN
 
 
-def full(policy: FullPolicy, **limits: int) -> BrokerHarness:
+def full_bus(policy: FullPolicy, **limits: int) -> BrokerHarness:
     return BrokerHarness(
         Settings(limits=Limits(**{"class_messages": 10, **limits}), full_policy=policy)
     )
 
 
-def test_block_keeps_what_does_not_fit_until_it_does() -> None:
-    bus = full(FullPolicy.BLOCK)
+def test_block_queues_messages_until_there_is_space() -> None:
+    bus = full_bus(FullPolicy.BLOCK)
     peer = bus.peer(connect(1), subscribe(1))
     publisher = bus.peer(publish(1, *numbered(14)))
     assert bus.statistics(1).blocked_sessions == 1
@@ -43,28 +43,28 @@ def test_block_keeps_what_does_not_fit_until_it_does() -> None:
     assert bus.broker.statistics().parked_bytes == 0
 
 
-def test_who_waits_longest_goes_first_and_everybody_keeps_its_order() -> None:
-    bus = full(FullPolicy.BLOCK)
+def test_longest_waiting_publisher_is_served_first() -> None:
+    bus = full_bus(FullPolicy.BLOCK)
     peer = bus.peer(connect(1), subscribe(1))
     bus.peer(publish(1, *numbered(12)))
     bus.peer(publish(1, b"second"))
     bus.peer(publish(1, b"third", b"third too"))
-    heard: list[bytes] = []
+    received: list[bytes] = []
     while messages := peer.receive_messages():
-        heard += [message.payload for message in messages]
+        received += [message.payload for message in messages]
         peer.send(ack(1, messages[0].message_id, messages[0].message_id + 1))
         if len(messages) > 1:
             peer.send(ack(1, messages[1].message_id, messages[-1].message_id + 1))
-    assert heard == [*numbered(12), b"second", b"third", b"third too"]
+    assert received == [*numbered(12), b"second", b"third", b"third too"]
 
 
-def test_what_a_blocked_publisher_says_to_other_classes_waits_its_turn() -> None:
-    bus = full(FullPolicy.BLOCK)
+def test_blocked_publisher_waits_with_messages_for_other_classes() -> None:
+    bus = full_bus(FullPolicy.BLOCK)
     peer = bus.peer(connect(1, 2), subscribe(1), subscribe(2))
     blocked = bus.peer(publish(1, *numbered(11)) + publish(2, b"behind"))
     other = bus.peer(publish(2, b"not behind"))
-    heard = peer.receive_messages()
-    assert [m.payload for m in heard if m.class_id == 2] == [b"not behind"]
+    received = peer.receive_messages()
+    assert [m.payload for m in received if m.class_id == 2] == [b"not behind"]
     peer.send(ack(1, 0, 1))
     assert {(m.class_id, m.payload) for m in peer.receive_messages()} == {
         (1, b"10."),
@@ -74,8 +74,8 @@ def test_what_a_blocked_publisher_says_to_other_classes_waits_its_turn() -> None
     assert not other.session.parked_messages
 
 
-def test_two_full_classes_let_go_one_after_the_other() -> None:
-    bus = full(FullPolicy.BLOCK)
+def test_session_waits_for_two_full_classes_in_order() -> None:
+    bus = full_bus(FullPolicy.BLOCK)
     peer = bus.peer(connect(1, 2), subscribe(1), subscribe(2))
     bus.peer(publish(1, *numbered(10)), publish(2, *numbered(10)))
     both = bus.peer(publish(1, b"one"), publish(2, b"two"), publish(1, b"three"))
@@ -90,9 +90,9 @@ def test_two_full_classes_let_go_one_after_the_other() -> None:
     assert bus.broker.drain_resumed() == [both.session]
 
 
-def test_acks_behind_a_blocked_publishers_messages_are_applied_at_once() -> None:
+def test_acks_behind_blocked_messages_are_applied_at_once() -> None:
     # A client that publishes and subscribes on one connection cannot block itself.
-    bus = full(FullPolicy.BLOCK)
+    bus = full_bus(FullPolicy.BLOCK)
     peer = bus.peer(connect(1), subscribe(1), publish(1, *numbered(10)))
     assert len(peer.receive_messages()) == 10
     peer.send(publish(1, *numbered(5, start=10)) + ack(1, 0, 10))
@@ -100,8 +100,8 @@ def test_acks_behind_a_blocked_publishers_messages_are_applied_at_once() -> None
     assert not peer.session.parked_messages
 
 
-def test_who_is_blocked_again_in_the_same_read_is_not_unblocked() -> None:
-    bus = full(FullPolicy.BLOCK)
+def test_session_blocked_again_in_the_same_read_is_not_resumed() -> None:
+    bus = full_bus(FullPolicy.BLOCK)
     peer = bus.peer(connect(1), subscribe(1), publish(1, *numbered(10)))
     assert len(peer.receive_messages()) == 10
     again = publish(1, b"a") + ack(1, 0, 1) + publish(1, b"b") + ack(1, 1, 2) + publish(1, b"c")
@@ -112,22 +112,22 @@ def test_who_is_blocked_again_in_the_same_read_is_not_unblocked() -> None:
     assert bus.broker.drain_resumed() == [peer.session]
 
 
-def test_more_parked_bytes_than_allowed_end_the_session_but_not_its_messages() -> None:
-    bus = full(FullPolicy.BLOCK, frame_bytes=100_000, pending_bytes=100_000 + RECEIVE_BYTES)
+def test_pending_limit_ends_the_session_but_keeps_its_messages() -> None:
+    bus = full_bus(FullPolicy.BLOCK, frame_bytes=100_000, pending_bytes=100_000 + RECEIVE_BYTES)
     peer = bus.peer(connect(1), subscribe(1))
     publisher = bus.peer()
     sent = numbered(15 + 2 * RECEIVE_BYTES // 90_000, size=90_000)
     assert publisher.send_refused(publish(1, *sent)) is Reason.PENDING_LIMIT
-    received = publisher.session.receiver.frame_count
-    heard: list[bytes] = []
+    frame_count = publisher.session.receiver.frame_count
+    received: list[bytes] = []
     while messages := peer.receive_messages():
-        heard += [message.payload for message in messages]
+        received += [message.payload for message in messages]
         peer.send(ack(1, messages[0].message_id, messages[-1].message_id + 1))
-    assert heard == sent[:received]
+    assert received == sent[:frame_count]
 
 
-def test_messages_parked_by_a_peer_that_left_are_stored_when_there_is_room() -> None:
-    bus = full(FullPolicy.BLOCK)
+def test_messages_of_a_closed_session_are_stored_when_there_is_space() -> None:
+    bus = full_bus(FullPolicy.BLOCK)
     peer = bus.peer(connect(1), subscribe(1))
     publisher = bus.peer(publish(1, *numbered(13)))
     publisher.disconnect()
@@ -139,8 +139,8 @@ def test_messages_parked_by_a_peer_that_left_are_stored_when_there_is_room() -> 
     assert bus.broker.budget.used_bytes < used
 
 
-def test_parked_messages_without_memory_to_keep_them_are_counted() -> None:
-    bus = full(
+def test_messages_of_a_closed_session_without_memory_are_counted() -> None:
+    bus = full_bus(
         FullPolicy.BLOCK,
         frame_bytes=100_000,
         class_bytes=CLASS_BYTES_MIN,
@@ -157,13 +157,13 @@ def test_parked_messages_without_memory_to_keep_them_are_counted() -> None:
 
 
 @pytest.mark.parametrize("patterns", [[], ["a.*"]])
-@pytest.mark.parametrize("somebody_waits", [False, True])
-def test_what_is_kept_for_those_who_left_gives_way_before_it_blocks_a_class_for_good(
-    somebody_waits: bool, patterns: list[str]
+@pytest.mark.parametrize("has_waiting_publisher", [False, True])
+def test_messages_of_closed_sessions_do_not_block_a_class_for_ever(
+    has_waiting_publisher: bool, patterns: list[str]
 ) -> None:
     # Two messages are kept that would leave too little memory for the ring to take either of them,
     # or the long message in front of them.
-    bus = full(
+    bus = full_bus(
         FullPolicy.BLOCK,
         class_messages=4,
         frame_bytes=100_000,
@@ -173,7 +173,7 @@ def test_what_is_kept_for_those_who_left_gives_way_before_it_blocks_a_class_for_
     durable = wire_peer_v2.subscribe(2, 5, durable="d", channels=patterns)
     wire_peer_v2.connect_version2(bus, durable, classes=(2,)).disconnect()
     peer = bus.peer(connect(1), subscribe(1), publish(1, *numbered(4)))
-    if somebody_waits:
+    if has_waiting_publisher:
         bus.peer(publish(1, b"y" * 90_000))
     bus.peer(publish(1, *numbered(2, size=95_000))).disconnect()
     assert peer.receive_ids(1) == [0, 1, 2, 3]
@@ -182,13 +182,13 @@ def test_what_is_kept_for_those_who_left_gives_way_before_it_blocks_a_class_for_
     bus.tick(2 * RING_IDLE_TICKS)
     assert bus.statistics(1).dropped == {Reason.UNDELIVERED_AT_CLOSE: 2}
     peer.send(publish(1, b"next"))
-    heard = peer.receive_payloads()
-    assert heard == [b"y" * 90_000, b"next"][1 - somebody_waits :]
+    received = peer.receive_payloads()
+    assert received == [b"y" * 90_000, b"next"][1 - has_waiting_publisher :]
 
 
-def test_a_peer_that_leaves_may_make_the_room_for_its_own_messages() -> None:
+def test_closing_a_subscriber_makes_space_for_its_own_messages() -> None:
     # It subscribes, acknowledges nothing, and has messages parked for the class it holds back.
-    bus = full(FullPolicy.BLOCK)
+    bus = full_bus(FullPolicy.BLOCK)
     peer = bus.peer(connect(1), subscribe(1))
     selfish = bus.peer(subscribe(1), publish(1, *numbered(14)))
     assert peer.receive_ids(1) == list(range(10))
@@ -201,9 +201,9 @@ def test_a_peer_that_leaves_may_make_the_room_for_its_own_messages() -> None:
     assert bus.broker.budget.used_bytes == 0
 
 
-def test_a_peer_that_left_is_neither_ready_nor_unblocked() -> None:
+def test_closed_session_is_neither_writable_nor_resumed() -> None:
     # Its leaving makes room in one class, for messages of another class that it subscribes to.
-    bus = full(FullPolicy.BLOCK)
+    bus = full_bus(FullPolicy.BLOCK)
     other = bus.peer(connect(1, 2), subscribe(1))
     leaving = bus.peer(subscribe(1), subscribe(2), publish(1, *numbered(11)) + publish(2, b"two"))
     assert len(other.receive_messages()) == 10
@@ -216,8 +216,8 @@ def test_a_peer_that_left_is_neither_ready_nor_unblocked() -> None:
     assert bus.peer(subscribe(2)).receive_payloads() == [b"two"]
 
 
-def test_drop_newest_counts_what_it_does_not_store() -> None:
-    bus = full(FullPolicy.DROP_NEWEST)
+def test_drop_newest_counts_dropped_messages() -> None:
+    bus = full_bus(FullPolicy.DROP_NEWEST)
     peer = bus.peer(connect(1), subscribe(1), publish(1, *numbered(14)))
     assert bus.statistics(1).dropped == {Reason.DROP_NEWEST: 4}
     assert peer.receive_payloads() == numbered(10)
@@ -225,8 +225,8 @@ def test_drop_newest_counts_what_it_does_not_store() -> None:
     assert peer.receive_ids(1) == [10]
 
 
-def test_drop_oldest_counts_what_it_takes_away() -> None:
-    bus = full(FullPolicy.DROP_OLDEST)
+def test_drop_oldest_counts_dropped_messages() -> None:
+    bus = full_bus(FullPolicy.DROP_OLDEST)
     peer = bus.peer(connect(1), subscribe(1), publish(1, *numbered(10)))
     peer.send(publish(1, *numbered(4, start=10)))
     assert bus.statistics(1).dropped == {Reason.DROP_OLDEST: 4}
@@ -237,8 +237,8 @@ def test_drop_oldest_counts_what_it_takes_away() -> None:
     assert (subscription.dropped, subscription.delivered) == (4, 10)
 
 
-def test_drop_oldest_takes_away_what_is_in_flight_and_does_not_send_it_again() -> None:
-    bus = full(FullPolicy.DROP_OLDEST)
+def test_drop_oldest_drops_messages_in_flight() -> None:
+    bus = full_bus(FullPolicy.DROP_OLDEST)
     peer = bus.peer(connect(1), subscribe(1), publish(1, *numbered(10)))
     assert len(peer.receive_messages()) == 10
     peer.send(publish(1, b"x", b"y"))
@@ -250,16 +250,16 @@ def test_drop_oldest_takes_away_what_is_in_flight_and_does_not_send_it_again() -
     assert (subscription.dropped, subscription.acknowledged, subscription.in_flight) == (2, 10, 0)
 
 
-def test_drop_oldest_drops_for_nobody_too() -> None:
-    bus = full(FullPolicy.DROP_OLDEST)
+def test_drop_oldest_applies_without_subscriptions() -> None:
+    bus = full_bus(FullPolicy.DROP_OLDEST)
     bus.peer(connect(1), publish(1, *numbered(25)))
     assert bus.statistics(1).dropped == {Reason.DROP_OLDEST: 15}
     assert bus.peer(subscribe(1)).receive_ids(1) == list(range(15, 25))
 
 
-def test_drop_oldest_releases_what_it_reaches_that_is_acknowledged() -> None:
+def test_drop_oldest_releases_acked_messages() -> None:
     # The oldest are in flight, those behind them acknowledged: room is made up to the next gap.
-    bus = full(FullPolicy.DROP_OLDEST)
+    bus = full_bus(FullPolicy.DROP_OLDEST)
     peer = bus.peer(connect(1), subscribe(1), publish(1, *numbered(10)))
     assert len(peer.receive_messages()) == 10
     peer.send(ack(1, 2, 6))
@@ -270,9 +270,9 @@ def test_drop_oldest_releases_what_it_reaches_that_is_acknowledged() -> None:
     assert bus.statistics(1).dropped == {Reason.DROP_OLDEST: 2}
 
 
-def test_drop_oldest_drops_no_more_than_it_must() -> None:
+def test_drop_oldest_drops_no_more_than_needed() -> None:
     # One long message makes the room that many short ones need.
-    bus = full(
+    bus = full_bus(
         FullPolicy.DROP_OLDEST,
         class_messages=10_000,
         frame_bytes=100_000,
@@ -284,8 +284,8 @@ def test_drop_oldest_drops_no_more_than_it_must() -> None:
     assert bus.statistics(1).ring.message_count == 63
 
 
-def test_drop_oldest_drops_the_new_ones_when_other_classes_hold_the_memory() -> None:
-    bus = full(
+def test_drop_oldest_drops_new_messages_if_other_classes_hold_the_memory() -> None:
+    bus = full_bus(
         FullPolicy.DROP_OLDEST,
         frame_bytes=100_000,
         class_bytes=CLASS_BYTES_MIN,
@@ -297,8 +297,8 @@ def test_drop_oldest_drops_the_new_ones_when_other_classes_hold_the_memory() -> 
     assert bus.statistics(2).dropped == {Reason.DROP_NEWEST: 2}
 
 
-def test_a_class_blocked_by_the_memory_of_others_goes_on_when_they_give_it_back() -> None:
-    bus = full(
+def test_class_blocked_by_other_classes_continues_when_memory_is_released() -> None:
+    bus = full_bus(
         FullPolicy.BLOCK,
         frame_bytes=100_000,
         class_bytes=CLASS_BYTES_MIN,
@@ -314,8 +314,8 @@ def test_a_class_blocked_by_the_memory_of_others_goes_on_when_they_give_it_back(
     assert bus.peer(subscribe(2)).receive_payloads() == [b"a"]
 
 
-def test_who_holds_back_a_full_class_and_takes_nothing_is_named() -> None:
-    bus = full(FullPolicy.BLOCK, stall_seconds=10)
+def test_stalled_subscriber_of_a_full_class_is_closed() -> None:
+    bus = full_bus(FullPolicy.BLOCK, stall_seconds=10)
     slow, fast = (bus.peer(connect(1), subscribe(1)) for _ in range(2))
     bus.peer(publish(1, *numbered(11)))
     assert len(fast.receive_messages()) == 10

@@ -1,4 +1,4 @@
-"""What one user may have made: classes, durables and groups."""
+"""Quotas: classes, durables and groups that one user may create."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.behaviour.wire_peer_v2 import (
     unsubscribe,
 )
 
-STAY = "; classes stay once they are made, and max-classes in its user's table says how many"
+HINT = "; classes are never removed; set max-classes in the table of the user to change the limit"
 
 
 def user(name: str, **about: int) -> User:
@@ -31,67 +31,67 @@ USERS = [
 ]
 
 
-def served(**limits: int) -> BrokerHarness:
+def bus_with_users(**limits: int) -> BrokerHarness:
     bus = BrokerHarness(**limits)
     bus.broker.users = Users(USERS)
     return bus
 
 
 def peer(
-    bus: BrokerHarness, who: str, *said: bytes, classes: tuple[int | str, ...] = (1,)
+    bus: BrokerHarness, who: str, *frames: bytes, classes: tuple[int | str, ...] = (1,)
 ) -> Version2Peer:
-    return connect_version2(bus, *said, auth={"token": who}, classes=list(classes))
+    return connect_version2(bus, *frames, auth={"token": who}, classes=list(classes))
 
 
 def refusal(bus: BrokerHarness, who: str, *classes: int | str) -> str:
-    """Why somebody is not let in who names these classes."""
+    """Return the error of a Connect that declares these classes."""
     with pytest.raises(RemoteProtocolError) as caught:
         peer(bus, who, classes=classes)
     assert caught.value.reason is Reason.TOO_MANY_CLASSES
     return caught.value.sentence
 
 
-def told(peer: Version2Peer, *said: bytes) -> list[str]:
-    """What a peer hears: the kind of an answer, or the sentence of an Error."""
-    peer.send(*said)
+def replies_to(peer: Version2Peer, *frames: bytes) -> list[str]:
+    """Return the kinds of the replies, or the messages of errors."""
+    peer.send(*frames)
     return [e.content["message"] if e.kind == "error" else e.kind for e in peer.receive_replies()]
 
 
 @pytest.mark.parametrize(
     ("who", "most"), [("boss", 8), ("ada", 2), ("bob", 1), ("free", 8)], ids=str
 )
-def test_a_user_makes_so_many_classes(who: str, most: int) -> None:
-    bus = served(classes=8)
+def test_class_quota_of_users(who: str, most: int) -> None:
+    bus = bus_with_users(classes=8)
     for number in range(most):
         peer(bus, who, classes=(f"c{number}",)).disconnect()
-    said = refusal(bus, who, "more")
+    error = refusal(bus, who, "more")
     if most < 8:
-        told = f"user {who!r} names 1 new classes; it has made {most}, and may make {most}"
-        assert said == f"{told}{STAY}"
+        detail = f"user {who!r} declares 1 new classes, but has created {most} of at most {most}"
+        assert error == f"{detail}{HINT}"
     assert len(bus.broker.classes) == most
-    peer(bus, who, classes=("c0",)).disconnect()  # Those that are there are nobody's share.
+    peer(bus, who, classes=("c0",)).disconnect()  # Existing classes do not count.
 
 
-def test_who_names_too_many_at_once_has_none() -> None:
-    bus = served(classes=8)
-    said = refusal(bus, "ada", "a", "b", "c")
-    assert said == f"user 'ada' names 3 new classes; it has made 0, and may make 2{STAY}"
+def test_connect_above_the_quota_creates_no_class() -> None:
+    bus = bus_with_users(classes=8)
+    error = refusal(bus, "ada", "a", "b", "c")
+    assert error == f"user 'ada' declares 3 new classes, but has created 0 of at most 2{HINT}"
     assert not bus.broker.classes
     peer(bus, "boss", classes=("a", "b", "c"))
     peer(bus, "ada", classes=("a", "b", "c", "d", "e"))
     assert [cls.creator for cls in bus.broker.classes.values()] == [*["boss"] * 3, *["ada"] * 2]
 
 
-def test_all_who_may_not_do_everything_leave_some_classes() -> None:
-    bus = served(classes=16)
+def test_restricted_users_leave_reserved_classes() -> None:
+    bus = bus_with_users(classes=16)
     bus.broker.users = Users([*USERS, *(user(f"u{n}") for n in range(4))])
     for n in range(14):
         peer(bus, f"u{n // 4}", classes=(f"c{n}",)).disconnect()
     assert refusal(bus, "ada", "more") == (
-        "user 'ada' names 1 new classes; 14 of 16 exist, and the last 2 are for who may do "
-        f"everything{STAY}"
+        "user 'ada' declares 1 new classes, but 14 of 16 exist, and the last 2 are reserved for "
+        f"users without restrictions{HINT}"
     )
-    peer(bus, "bob", classes=("said so",)).disconnect()  # Its user says how many.
+    peer(bus, "bob", classes=("own quota",)).disconnect()  # The quota of its user is set.
     peer(bus, "boss", classes=("orders",)).disconnect()
 
 
@@ -99,59 +99,62 @@ def test_all_who_may_not_do_everything_leave_some_classes() -> None:
 @pytest.mark.parametrize(
     ("who", "most"), [("boss", 8), ("ada", 2), ("bob", 1), ("free", 8)], ids=str
 )
-def test_a_user_has_so_many_durables_and_groups(who: str, most: int, how: str) -> None:
-    bus = served(durables=8)
+def test_durable_quota_of_users(who: str, most: int, how: str) -> None:
+    bus = bus_with_users(durables=8)
     peer(bus, "boss", classes=(1, 2))
-    one = peer(bus, who, classes=(1, 2))
+    client = peer(bus, who, classes=(1, 2))
     for number in range(most):
-        assert told(one, subscribe(1, number + 1, **{how: f"d{number}"})) == ["subscribe"]
-    elsewhere = 2 if most < 8 else 1
-    (said,) = told(one, subscribe(elsewhere, 50, **{how: "more"}))
-    assert said.endswith(
-        f"has {most} durables and groups in all classes, and may have {most}"
+        assert replies_to(client, subscribe(1, number + 1, **{how: f"d{number}"})) == ["subscribe"]
+    other_class = 2 if most < 8 else 1
+    (reply,) = replies_to(client, subscribe(other_class, 50, **{how: "more"}))
+    assert reply.endswith(
+        f"has {most} durables and groups in all classes, at most {most} are allowed"
         if most < 8
-        else "class 1 has 8 durables and groups"
+        else "class 1 has 8 durables and groups, at most 8 are allowed"
     )
-    assert told(one, unsubscribe(1, forget=True)) == ["unsubscribe"]
-    assert told(one, subscribe(elsewhere, 51, **{how: "more"})) == ["subscribe"]
+    assert replies_to(client, unsubscribe(1, forget=True)) == ["unsubscribe"]
+    assert replies_to(client, subscribe(other_class, 51, **{how: "more"})) == ["subscribe"]
     for number in [*range(2, most + 1), 51]:
-        one.send(unsubscribe(number, forget=True))
+        client.send(unsubscribe(number, forget=True))
     assert not bus.broker.subscription_manager.quotas.position_count_by_user
     assert not bus.broker.subscription_manager.quotas.durable_count
 
 
-def test_a_durable_that_is_moved_or_taken_up_counts_once() -> None:
-    bus = served()
+def test_moved_or_resumed_durable_counts_once() -> None:
+    bus = bus_with_users()
     boss = peer(bus, "boss", subscribe(1, 1, durable="d"), unsubscribe(1))
     for seek in (True, False):
         boss.send(subscribe(1, 1, durable="d", seek=seek, start="new"), unsubscribe(1))
     assert bus.broker.subscription_manager.quotas.position_count_by_user == {"boss": 1}
     bus.broker.users = None
-    connect_version2(bus, subscribe(1, 1, durable="nobodys")).disconnect()
+    connect_version2(bus, subscribe(1, 1, durable="unowned")).disconnect()
     bus.broker.users = Users(USERS)
-    peer(bus, "ada", subscribe(1, 1, durable="nobodys"))
+    peer(bus, "ada", subscribe(1, 1, durable="unowned"))
     assert bus.broker.subscription_manager.quotas.position_count_by_user == {"boss": 1, "ada": 1}
 
 
-def test_subscriptions_without_a_name_are_no_share() -> None:
-    bus = served(durables=4)
-    one = peer(bus, "bob")  # Of a class that it has made.
+def test_subscriptions_without_names_do_not_count() -> None:
+    bus = bus_with_users(durables=4)
+    client = peer(bus, "bob")
     for number in range(4):
-        assert told(one, subscribe(1, number + 1)) == ["subscribe"]
+        assert replies_to(client, subscribe(1, number + 1)) == ["subscribe"]
     assert not bus.broker.subscription_manager.quotas.position_count_by_user
 
 
-def test_what_turns_out_to_be_another_ones_is_no_share_of_who_asked_for_it() -> None:
-    bus = served()
+def test_change_owner_moves_the_count() -> None:
+    bus = bus_with_users()
     ada = peer(bus, "ada")
-    assert told(ada, subscribe(1, 1, durable="d"), subscribe(1, 2)) == ["subscribe", "subscribe"]
-    shares = bus.broker.subscription_manager.quotas
+    assert replies_to(ada, subscribe(1, 1, durable="d"), subscribe(1, 2)) == [
+        "subscribe",
+        "subscribe",
+    ]
+    quotas = bus.broker.subscription_manager.quotas
     named, plain = bus.broker.classes[1].subscriptions
-    for owner, made in (("bob", {"bob": 1}), ("", {}), ("bob", {"bob": 1}), ("bob", {"bob": 1})):
+    for owner, counts in (("bob", {"bob": 1}), ("", {}), ("bob", {"bob": 1}), ("bob", {"bob": 1})):
         for position in (named, plain):
-            shares.change_owner(position, owner)
+            quotas.change_owner(position, owner)
             assert position.owner == owner
-        assert shares.position_count_by_user == made
-    shares.remove_position(named)
-    shares.remove_position(plain)
-    assert not shares.position_count_by_user
+        assert quotas.position_count_by_user == counts
+    quotas.remove_position(named)
+    quotas.remove_position(plain)
+    assert not quotas.position_count_by_user
