@@ -12,7 +12,9 @@ from simplebus.core.errors import Reason, RemoteProtocolError
 class NatsError(RemoteProtocolError):
     """The connection is to be closed for this."""
 
-    def __init__(self, reason: Reason, sentence: str, *, error_text: str = "", closed_reason: str = "") -> None:
+    def __init__(
+        self, reason: Reason, sentence: str, *, error_text: str = "", closed_reason: str = ""
+    ) -> None:
         """`says` is between the quotes of the `-ERR` line that goes first; nothing for none."""
         super().__init__(reason, sentence)
         self.error_text = error_text

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from simplebus.nats.server.server import Front
+    from simplebus.nats.server.server import NatsServer
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,18 +38,18 @@ class NatsServerStatistics:
     """Clients cut off because they took too little."""
 
 
-def collect_statistics(server: Front) -> NatsServerStatistics:
+def collect_statistics(server: NatsServer) -> NatsServerStatistics:
     """Of now."""
     sessions = server.sessions.values()
     return NatsServerStatistics(
         clients=len(sessions),
         accepted=server.next_client_id - 1,
         subscriptions=sum(len(session.subscriptions) for session in sessions),
-        in_messages=server.gone_in_messages + sum(session.in_messages for session in sessions),
-        in_bytes=server.gone_in_bytes + sum(session.in_bytes for session in sessions),
-        out_messages=server.gone_out_messages + sum(session.out_messages for session in sessions),
-        out_bytes=server.gone_out_bytes + sum(session.outbox.sent_bytes for session in sessions),
+        in_messages=server.closed_in_messages + sum(session.in_messages for session in sessions),
+        in_bytes=server.closed_in_bytes + sum(session.in_bytes for session in sessions),
+        out_messages=server.closed_out_messages + sum(session.out_messages for session in sessions),
+        out_bytes=server.closed_out_bytes + sum(session.outbox.sent_bytes for session in sessions),
         pending_bytes=sum(session.outbox.pending_bytes for session in sessions),
-        denied=server.denied,
-        slow_consumers=server.slow_consumers,
+        denied=server.denied_count,
+        slow_consumers=server.slow_consumer_count,
     )

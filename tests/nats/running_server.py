@@ -49,7 +49,7 @@ def door(*arguments: str, port: int = 0, conf: str = "", toml: str = "") -> Iter
             yield stack.enter_context(_reference(port, conf))
             return
         if toml:
-            arguments = (*arguments, "--config", str(_kept(stack, "simplebus.core.toml", toml)))
+            arguments = (*arguments, "--config", str(_kept(stack, "simplebus.toml", toml)))
         flags = ("--port", "0", "--nats-port", str(port), *arguments)
         served = stack.enter_context(program("serve", *flags))
         ready = served.line()

@@ -67,7 +67,7 @@ def test_its_configuration_is_understood(tmp_path: Path) -> None:
         auth = nats_door(context).settings.auth
         config = context.params["config"]
     assert [user.name for user in auth.users] == ["billing", "", "guest"]
-    assert auth.silent_user() is auth.users[2]
+    assert auth.anonymous_user() is auth.users[2]
     assert auth.users[2].permissions is not None
     assert auth.users[2].permissions.publish_deny == ("shop.secret",)
     assert config.classes["orders"].subjects == ["orders.>"]

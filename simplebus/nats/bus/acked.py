@@ -44,14 +44,14 @@ from simplebus.core.redelivery.ack_window import nearest_sequence
 from simplebus.core.session.session import Session
 from simplebus.core.subscription.subscription import BrokerSubscription as Position
 from simplebus.nats.bus import subjects
-from simplebus.nats.bus.convert import class_subject, message_of
-from simplebus.nats.bus.subjects import ASKS, FILTER, token
+from simplebus.nats.bus.convert import class_subject, message_from_frame
+from simplebus.nats.bus.subjects import FILTER_TOKEN, SUBSCRIBE_PREFIX, encode_token
 from simplebus.nats.limits import ACKED_IN_FLIGHT_MESSAGES
 from simplebus.nats.protocol import encode
 from simplebus.nats.server.session import NatsSession
-from simplebus.nats.server.subscription import Subscription
+from simplebus.nats.server.subscription import NatsSubscription
 
-ACKS = b"$JS.ACK.>"
+ACK_SUBJECT_PATTERN = b"$JS.ACK.>"
 """What acknowledgements are published on."""
 
 _STARTS = ("earliest", "new", "last", "last_values", "waiting")
@@ -65,72 +65,78 @@ _OPTIONS = {
 }
 """What the broker calls them, and what may stand there."""
 # So many durables that a client has left are remembered.
-_LEFT_MAX = 64
+_RELEASED_POSITIONS_MAX = 64
 # Two of these, of any letters, fit into a line of any length that is likely.
 _TOKEN_CHARACTERS_MAX = 1000
 _DIGITS = re.compile(r"[0-9]{1,18}")
-_MOMENT = re.compile(r"@[0-9]{1,18}(\.[0-9]{1,18})?")
+_TIMESTAMP = re.compile(r"@[0-9]{1,18}(\.[0-9]{1,18})?")
 
 
 # Asking ------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class AckedSubscribeRequest:
     """What a client asks for."""
 
-    class_: int | str
+    class_ref: int | str
     """By its id or its name."""
-    asked: SubscribeRequest
-    behind: tuple[str, ...]
+    request: SubscribeRequest
+    option_tokens: tuple[str, ...]
     """What stands behind the class, in the one spelling of `asking`."""
 
 
-def wish(subject: bytes, queue: bytes) -> Wish:
+def parse_subscribe(subject: bytes, queue: bytes) -> AckedSubscribeRequest:
     """What a subscription to this subject, in this queue group, asks for.
 
     Raises RemoteProtocolError (bad_request) for what is not of the form above.
     """
     try:
-        tokens = subject[len(ASKS) :].decode().split(".")
+        tokens = subject[len(SUBSCRIBE_PREFIX) :].decode().split(".")
         group = queue.decode()
     except UnicodeDecodeError as error:
-        raise _bad(f"it is not UTF-8: {error.reason}") from None
+        raise _bad_request(f"it is not UTF-8: {error.reason}") from None
     channels: list[str] = []
-    behind = tuple(subjects.rest(tokens[1:]))
-    if FILTER in tokens[2:]:
-        at = tokens.index(FILTER, 2)
+    behind = tuple(subjects.normalize_options(tokens[1:]))
+    if FILTER_TOKEN in tokens[2:]:
+        at = tokens.index(FILTER_TOKEN, 2)
         if at + 1 == len(tokens):
-            raise _bad("a subject is expected behind filter")
+            raise _bad_request("a subject is expected behind filter")
         channels = [".".join(tokens[at + 1 :])]
         tokens = tokens[:at]
         if channels[0].rpartition(".")[2] == "#":
-            raise _bad(f"the filter {channels[0]!r} ends with #, expected > for one or more tokens")
+            raise _bad_request(
+                f"the filter {channels[0]!r} ends with #, expected > for one or more tokens"
+            )
     for each in tokens:
         if each in ("*", ">"):
-            raise _bad(f"{each} stands for no class and no option; only a filter may hold it")
-    class_, durable, *options = map(_unquoted, [*tokens, "-"] if len(tokens) == 1 else tokens)
+            raise _bad_request(
+                f"{each} stands for no class and no option; only a filter may hold it"
+            )
+    class_, durable, *options = map(_unquote, [*tokens, "-"] if len(tokens) == 1 else tokens)
     asked: dict[str, object] = {"channels": channels, "max_in_flight": ACKED_IN_FLIGHT_MESSAGES}
     given: dict[str, str] = {}
     for option in options:
         name, equals, value = option.partition("=")
         if name not in _OPTIONS or not equals:
-            raise _bad(f"the option {option!r} is none of {', '.join(_OPTIONS)}, = and a value")
+            raise _bad_request(
+                f"the option {option!r} is none of {', '.join(_OPTIONS)}, = and a value"
+            )
         if name in given:
-            raise _bad(f"the option {name} is there twice: {given[name]!r} and {value!r}")
+            raise _bad_request(f"the option {name} is there twice: {given[name]!r} and {value!r}")
         given[name] = value
         asked[_OPTIONS[name][0]] = value.split(",") if name == "backoff" else value
     start = given.get("start", "waiting")
     if _DIGITS.fullmatch(start):
         asked["start"] = {"sequence": start}
-    elif _MOMENT.fullmatch(start):
+    elif _TIMESTAMP.fullmatch(start):
         asked["start"] = {"time": start[1:]}
     elif start not in _STARTS:
-        raise _bad(f"start is {_OPTIONS['start'][1]}, got {start!r}")
+        raise _bad_request(f"start is {_OPTIONS['start'][1]}, got {start!r}")
     if durable != "-":
-        asked["durable"] = _name("durable", durable)
+        asked["durable"] = _check_name("durable", durable)
     if group:
-        asked["group"] = _name("group", group)
+        asked["group"] = _check_name("group", group)
     try:
         request = msgspec.convert(asked, SubscribeRequest, strict=False)
     except msgspec.ValidationError as error:
@@ -139,52 +145,54 @@ def wish(subject: bytes, queue: bytes) -> Wish:
         for option, value in given.items():
             name, expected = _OPTIONS[option]
             if name == where:
-                raise _bad(f"{option} is {expected}, got {value!r}") from None
-        raise _bad(str(error)) from None
-    return Wish(_class(class_), request, behind)
+                raise _bad_request(f"{option} is {expected}, got {value!r}") from None
+        raise _bad_request(str(error)) from None
+    return AckedSubscribeRequest(_parse_class(class_), request, behind)
 
 
-def _unquoted(text: str) -> str:
+def _unquote(text: str) -> str:
     try:
         return unquote(text, errors="strict")
     except UnicodeDecodeError as error:
-        raise _bad(f"{text[:80]!r} is not UTF-8: {error.reason}") from None
+        raise _bad_request(f"{text[:80]!r} is not UTF-8: {error.reason}") from None
 
 
-def _class(text: str) -> int | str:
+def _parse_class(text: str) -> int | str:
     if text.isascii() and text.isdigit():
         if len(text) > 5 or int(text) > CLASS_ID_MAX:
-            raise _bad(f"a class id is from 0 to {CLASS_ID_MAX}, got {text[:20]}")
+            raise _bad_request(f"a class id is from 0 to {CLASS_ID_MAX}, got {text[:20]}")
         return int(text)
-    return _name("class", text)
+    return _check_name("class", text)
 
 
-def _name(what: str, text: str) -> str:
+def _check_name(what: str, text: str) -> str:
     """The name of a class, a durable or a group, as it is."""
     if not 0 < len(text) <= NAME_CHARACTERS_MAX:
-        raise _bad(f"a {what} has a name of 1 to {NAME_CHARACTERS_MAX} characters, got {len(text)}")
+        raise _bad_request(
+            f"a {what} has a name of 1 to {NAME_CHARACTERS_MAX} characters, got {len(text)}"
+        )
     if not text.isprintable():
-        raise _bad(f"a {what} has a name that can be printed, got {text!r}")
+        raise _bad_request(f"a {what} has a name that can be printed, got {text!r}")
     return text
 
 
-def _bad(sentence: str) -> RemoteProtocolError:
+def _bad_request(sentence: str) -> RemoteProtocolError:
     return RemoteProtocolError(Reason.BAD_REQUEST, sentence)
 
 
 def _short_token(text: str, other: str) -> str:
     """The same, or this one for a name that would make a line too long."""
-    found = token(text)
+    found = encode_token(text)
     return found if 0 < len(found) <= _TOKEN_CHARACTERS_MAX else other
 
 
 # What is sent ------------------------------------------------------------------------------------
 
 
-class AckedSubscription(Subscription):
+class AckedSubscription(NatsSubscription):
     """One of a client's, to a class."""
 
-    __slots__ = ("class_id", "name", "number")
+    __slots__ = ("class_id", "ack_name", "number")
 
     def __init__(
         self,
@@ -195,52 +203,52 @@ class AckedSubscription(Subscription):
         *,
         number: int,
         cls: MessageClass,
-        asked: SubscribeRequest,
+        request: SubscribeRequest,
     ) -> None:
         super().__init__(session, subject, queue, sid)
         self.number = number
         """What the broker knows it by."""
         self.class_id = cls.class_id
-        self.name = (
+        self.ack_name = (
             _short_token(cls.name, str(cls.class_id)),
-            _short_token(asked.durable or asked.group or "", f"_{number}"),
+            _short_token(request.durable or request.group or "", f"_{number}"),
         )
         """Stream and consumer, as clients call a class and a position in it. No two positions of
         one client have the same."""
 
-    def count_one(self) -> None:
+    def count_delivered_message(self) -> None:
         """It is sent one message more, perhaps the last one that it asked for."""
-        self._count(1)
+        self._count_delivered(1)
 
 
-class Deliveries:
+class AckedDeliveries:
     """What one client's acked subscriptions are sent; whatever else goes to it goes first."""
 
-    def __init__(self, session: NatsSession, guest: Session, broker: Broker) -> None:
+    def __init__(self, session: NatsSession, local_session: Session, broker: Broker) -> None:
         self.session = session
-        self.guest = guest
+        self.local_session = local_session
         self.by_number: dict[int, AckedSubscription] = {}
-        self._by_name: dict[tuple[str, str], dict[AckedSubscription, None]] = {}
-        self._left: dict[tuple[str, str], Position] = {}
+        self._by_ack_name: dict[tuple[str, str], dict[AckedSubscription, None]] = {}
+        self._released_positions: dict[tuple[str, str], Position] = {}
         """Durables and groups that it has left, and may still have messages of."""
         self._broker = broker
-        self._announced: tuple[int, int] = (0, 0)
+        self._next_delivery: tuple[int, int] = (0, 0)
         """Whose the messages are that come next, by number, and which attempt it is."""
         self._next_number = 1
 
     @property
     def is_idle(self) -> bool:
         """Whether nothing waits to be sent."""
-        return self.guest.outbox.is_idle
+        return self.local_session.outbox.is_idle
 
     def add(self, subscription: AckedSubscription) -> None:
         """One more."""
-        position, (stream, consumer) = self._position(subscription), subscription.name
-        while self._is_taken(subscription.name, position):
+        position, (stream, consumer) = self._position(subscription), subscription.ack_name
+        while self._is_name_in_use(subscription.ack_name, position):
             consumer = f"{consumer}_{subscription.number}"
-            subscription.name = (stream, consumer)
+            subscription.ack_name = (stream, consumer)
         self.by_number[subscription.number] = subscription
-        self._by_name.setdefault(subscription.name, {})[subscription] = None
+        self._by_ack_name.setdefault(subscription.ack_name, {})[subscription] = None
 
     def remove(self, subscription: AckedSubscription) -> bool:
         """One less. Returns whether it was there."""
@@ -248,126 +256,130 @@ class Deliveries:
             return False
         position = self._position(subscription)
         if position.durable:
-            while len(self._left) >= _LEFT_MAX:
-                del self._left[next(iter(self._left))]
-            self._left[subscription.name] = position
-        namesakes = self._by_name[subscription.name]
+            while len(self._released_positions) >= _RELEASED_POSITIONS_MAX:
+                del self._released_positions[next(iter(self._released_positions))]
+            self._released_positions[subscription.ack_name] = position
+        namesakes = self._by_ack_name[subscription.ack_name]
         del namesakes[subscription]
         if not namesakes:
-            del self._by_name[subscription.name]
+            del self._by_ack_name[subscription.ack_name]
         return True
 
-    def _is_taken(self, name: tuple[str, str], position: Position) -> bool:
+    def _is_name_in_use(self, name: tuple[str, str], position: Position) -> bool:
         """Whether this means another position."""
-        left = self._left.get(name, position)
+        left = self._released_positions.get(name, position)
         return any(
-            self._position(each) is not position for each in self._by_name.get(name, ())
+            self._position(each) is not position for each in self._by_ack_name.get(name, ())
         ) or (left is not position and left in self._broker.classes[left.class_id].subscriptions)
 
     def _position(self, subscription: AckedSubscription) -> Position:
-        held = self.guest.subscriptions[subscription.number]
+        held = self.local_session.subscriptions[subscription.number]
         return held.group if isinstance(held, GroupMember) else held
 
-    def left(self, about: Receipt) -> Position | None:
+    def find_released_position(self, ack: AckSubject) -> Position | None:
         """What a message with this receipt was sent to, if it has left that since, nobody has taken
         it up, and it was sent that message."""
-        position = self._left.get((about.stream, about.consumer))
+        position = self._released_positions.get((ack.stream, ack.consumer))
         if position is None or position.has_consumer:
             return None
         known = self._broker.classes[position.class_id].subscriptions
-        if position not in known or about.sequence >= position.window.cursor:
+        if position not in known or ack.sequence >= position.window.cursor:
             return None
         return position
 
-    def named(self, about: Receipt) -> list[AckedSubscription]:
+    def find_subscriptions(self, ack: AckSubject) -> list[AckedSubscription]:
         """Those that a message with this receipt may have been sent to."""
-        return list(self._by_name.get((about.stream, about.consumer), ()))
+        return list(self._by_ack_name.get((ack.stream, ack.consumer), ()))
 
-    def number(self) -> int:
+    def next_number(self) -> int:
         """One that no subscription has."""
         while self._next_number in self.by_number:
             self._next_number = self._next_number % 0xFFFF + 1
         number, self._next_number = self._next_number, self._next_number % 0xFFFF + 1
         return number
 
-    def take(self, tick: int) -> bytes:
+    def encode_next(self, tick: int) -> bytes:
         """The next messages, written; they count as sent. Empty when there are none, or none were
         found yet."""
-        outbox = self.guest.outbox
+        outbox = self.local_session.outbox
         written: list[bytes] = []
         while not written:
-            self._hold_back()
+            self._limit_last_messages()
             piece = outbox.peek(tick)
             if not piece:
                 break
             data = bytes(piece)
             outbox.mark_sent(len(data), tick)
-            self._write(data, written)
+            self._encode_frames(data, written)
         return b"".join(written)
 
-    def _hold_back(self) -> None:
+    def _limit_last_messages(self) -> None:
         """Who has said after how many messages it ends is to be sent no more: what nobody gets does
         not count as sent. In a group others have what one has no use for."""
         for subscription in self.by_number.values():
-            if subscription.most:
-                held = self.guest.subscriptions[subscription.number]
+            if subscription.max_messages:
+                held = self.local_session.subscriptions[subscription.number]
                 if not isinstance(held, GroupMember):
-                    held.limit_in_flight(subscription.most - subscription.delivered)
+                    held.limit_in_flight(subscription.max_messages - subscription.delivered_count)
 
-    def _write(self, data: bytes, written: list[bytes]) -> None:
+    def _encode_frames(self, data: bytes, encoded: list[bytes]) -> None:
         """What is sent for these frames, which are as version 2 knows them."""
         at = 0
         while at < len(data):
             end = data.index(frames.DELIMITER, at + HEADER_BYTES) + len(frames.DELIMITER)
             kind, _, message_id, last_field = frames.HEADER.unpack_from(data, at)
             if kind == frames.DELIVER:
-                self._announced = (last_field, message_id)
+                self._next_delivery = (last_field, message_id)
             elif kind in (frames.MESSAGE, frames.ENVELOPE):
-                subscription = self.by_number.get(self._announced[0])
+                subscription = self.by_number.get(self._next_delivery[0])
                 if subscription is not None:
-                    written.append(self._message(subscription, data[at:end], message_id))
-                    subscription.count_one()
+                    encoded.append(self._encode_message(subscription, data[at:end], message_id))
+                    subscription.count_delivered_message()
             at = end
 
-    def _message(self, to: AckedSubscription, frame: bytes, message_id: int) -> bytes:
-        cls = self._broker.classes[to.class_id]
-        window = self.guest.subscriptions[to.number].window
+    def _encode_message(
+        self, subscription: AckedSubscription, frame: bytes, message_id: int
+    ) -> bytes:
+        cls = self._broker.classes[subscription.class_id]
+        window = self.local_session.subscriptions[subscription.number].window
         sequence = nearest_sequence(message_id, window.floor)
-        attempt = self._announced[1]
+        attempt = self._next_delivery[1]
         sent_to = sequence + 1 if attempt == 1 else window.cursor
         acks_to = (
-            f"$JS.ACK.{'.'.join(to.name)}.{attempt or 1}.{sequence}.{to.delivered + 1}"
+            f"$JS.ACK.{'.'.join(subscription.ack_name)}.{attempt or 1}.{sequence}.{subscription.delivered_count + 1}"
             f".{int(cls.time_index.time_of(sequence) * 1e9)}.{max(0, cls.ring.head - sent_to)}"
         )
         subject = class_subject(cls.class_id, cls.name)
-        message = message_of(frame, subject, acks_to.encode())
-        if self.session.replies is not None:
-            self.session.replies.heard(message.reply)
-        return encode.encode_message(message, to.sid, headers=self.session.takes_headers)
+        message = message_from_frame(frame, subject, acks_to.encode())
+        if self.session.open_replies is not None:
+            self.session.open_replies.add(message.reply)
+        return encode.encode_message(
+            message, subscription.sid, headers=self.session.accepts_headers
+        )
 
 
 # What comes back ---------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class AckCommand:
     """What a client says of a message."""
 
     kind: str
     """`ack`, `nack`, `working` or `terminate`."""
-    delay: float | None = 0.0
+    delay_seconds: float | None = 0.0
     """Of a nack: seconds until it is to come again; None when nothing is said of that."""
     error: str = ""
     """Of one that is not to come again: what went wrong."""
 
 
-_PLAIN = {
-    b"": Verdict("ack"),
-    b"+ACK": Verdict("ack"),
-    b"+NXT": Verdict("ack"),
-    b"-NAK": Verdict("nack", None),
-    b"+WPI": Verdict("working"),
-    b"+TERM": Verdict("terminate"),
+_COMMANDS = {
+    b"": AckCommand("ack"),
+    b"+ACK": AckCommand("ack"),
+    b"+NXT": AckCommand("ack"),
+    b"-NAK": AckCommand("nack", None),
+    b"+WPI": AckCommand("working"),
+    b"+TERM": AckCommand("terminate"),
 }
 _DURATION = re.compile(r"(?:[0-9]{1,12}(?:\.[0-9]{1,9})?(?:ns|us|µs|ms|s|m|h))+")
 _PART = re.compile(r"([0-9.]+)([a-zµ]+)")
@@ -376,23 +388,25 @@ _DELAY_SECONDS_MAX = 1e9
 _DELAY_CHARACTERS_MAX = 1000
 
 
-def verdict(payload: bytes) -> Verdict | None:
+def parse_ack_payload(payload: bytes) -> AckCommand | None:
     """What an acknowledgement says; None for what says nothing. A delay that makes no sense is
     none, as it is for the reference server."""
-    found = _PLAIN.get(payload)
+    found = _COMMANDS.get(payload)
     if found is not None:
         return found
     if payload.startswith(b"-NAK"):
-        return Verdict("nack", _delay(payload[4:].strip()))
+        return AckCommand("nack", _parse_delay(payload[4:].strip()))
     if payload.startswith(b"+TERM"):
         reason = payload[5:].strip()[:FAILURE_REASON_BYTES_MAX]
-        return Verdict("terminate", error=reason.decode(errors="replace")[:FAILURE_REASON_BYTES_MAX])
+        return AckCommand(
+            "terminate", error=reason.decode(errors="replace")[:FAILURE_REASON_BYTES_MAX]
+        )
     if payload.startswith(b"+NXT"):  # With what is wanted next.
-        return _PLAIN[b"+NXT"]
+        return _COMMANDS[b"+NXT"]
     return None
 
 
-def _delay(text: bytes) -> float:
+def _parse_delay(text: bytes) -> float:
     seconds = 0.0
     if len(text) > _DELAY_CHARACTERS_MAX:
         return seconds
@@ -412,7 +426,7 @@ def _delay(text: bytes) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class Receipt:
+class AckSubject:
     """Which message an acknowledgement is about."""
 
     stream: str
@@ -421,9 +435,9 @@ class Receipt:
     attempt: int
 
 
-def receipt(subject: bytes) -> Receipt | None:
+def parse_ack_subject(subject: bytes) -> AckSubject | None:
     """What a subject that acknowledgements are published on says; None for nothing."""
     tokens = subject.decode("utf-8", "replace").split(".")
     if len(tokens) != 9 or not all(map(_DIGITS.fullmatch, tokens[4:6])):
         return None
-    return Receipt(tokens[2], tokens[3], int(tokens[5]), int(tokens[4]))
+    return AckSubject(tokens[2], tokens[3], int(tokens[5]), int(tokens[4]))

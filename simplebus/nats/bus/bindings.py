@@ -17,41 +17,49 @@ from simplebus.core.message_class.subject_bindings import (
     RESERVED_SUBJECT_PREFIXES,
     ClassSubjectBindings,
 )
-from simplebus.nats.bus.convert import Packer, Parcel
-from simplebus.nats.protocol.events import MixedBatch, Indexes, Pub, UniformBatch
-from simplebus.nats.server.routes import Routes
+from simplebus.nats.bus.convert import MessageBatch, MessageConverter
+from simplebus.nats.protocol.events import Indexes, MixedBatch, Pub, UniformBatch
+from simplebus.nats.server.routes import SubjectRoutes
 from simplebus.nats.server.session import NatsSession
 
 _RESERVED = tuple(start.encode() for start in RESERVED_SUBJECT_PREFIXES)
 
-Store = Callable[[NatsSession, int, Parcel], bool]
+StoreBatch = Callable[[NatsSession, int, MessageBatch], bool]
 """Called with a client and what it has published that is for the class with this id. Returns
 whether any of it is kept."""
 
 
-class Binding:
+class SubjectBinding:
     """One class's sink."""
 
-    def __init__(self, class_id: int, names: list[bytes], store: Store, packer: Packer) -> None:
+    def __init__(
+        self,
+        class_id: int,
+        subject_names: list[bytes],
+        store: StoreBatch,
+        converter: MessageConverter,
+    ) -> None:
         """`names` are the subjects by their numbers."""
         self.class_id = class_id
         self.subjects: dict[bytes, None] = {}
         """Those that are bound."""
-        self._names = names
+        self._subject_names = subject_names
         self._store = store
-        self._packer = packer
+        self._converter = converter
 
     @property
     def is_ordered(self) -> bool:
         """A class keeps the order of a publisher's messages."""
         return True
 
-    def one(self, message: Pub, origin: NatsSession | None) -> bool:
+    def deliver(self, message: Pub, origin: NatsSession | None) -> bool:
         if origin is None or message.subject.startswith(_RESERVED):
             return False
-        return self._store(origin, self.class_id, self._packer.one(message))
+        return self._store(origin, self.class_id, self._converter.convert_message(message))
 
-    def many(self, messages: UniformBatch | MixedBatch, rows: Indexes | None, origin: NatsSession | None) -> None:
+    def deliver_batch(
+        self, messages: UniformBatch | MixedBatch, rows: Indexes | None, origin: NatsSession | None
+    ) -> None:
         if origin is None:
             return
         if isinstance(messages, UniformBatch):
@@ -61,47 +69,56 @@ class Binding:
             rows = self._without_reserved(messages, rows)
             if not rows.size:
                 return
-        parcel = self._packer.many(messages, rows, self._names)
+        parcel = self._converter.convert_batch(messages, rows, self._subject_names)
         self._store(origin, self.class_id, parcel)
 
     def _without_reserved(self, messages: MixedBatch, rows: Indexes | None) -> Indexes:
         numbers = messages.subject_numbers if rows is None else messages.subject_numbers[rows]
-        reserved = [n for n in set(numbers.tolist()) if self._names[n].startswith(_RESERVED)]
+        reserved = [
+            n for n in set(numbers.tolist()) if self._subject_names[n].startswith(_RESERVED)
+        ]
         kept = np.flatnonzero(~np.isin(numbers, reserved))
         return kept if rows is None else rows[kept]
 
 
-class Bindings:
+class SubjectBindings:
     """Of one front."""
 
     def __init__(
-        self, routes: Routes, bound: ClassSubjectBindings, *, store: Store, frame_bytes_max: int
+        self,
+        routes: SubjectRoutes,
+        bound: ClassSubjectBindings,
+        *,
+        store: StoreBatch,
+        frame_bytes_max: int,
     ) -> None:
         self._routes = routes
         self._store = store
         self._frame_bytes_max = frame_bytes_max
-        self._of: dict[int, Binding] = {}
+        self._by_class_id: dict[int, SubjectBinding] = {}
         """By class id."""
-        self.changes = 0
+        self.change_count = 0
         """How often something was bound, or is no longer."""
-        bound.add_observer(self._change)
+        bound.add_observer(self._on_change)
 
     def __len__(self) -> int:
         """Pairs of a class and a subject."""
-        return sum(len(binding.subjects) for binding in self._of.values())
+        return sum(len(binding.subjects) for binding in self._by_class_id.values())
 
-    def _change(self, class_id: int, subject: str, is_bound: bool) -> None:
-        binding = self._of.get(class_id)
+    def _on_change(self, class_id: int, subject: str, is_bound: bool) -> None:
+        binding = self._by_class_id.get(class_id)
         if binding is None:
-            packer = Packer(class_id, frame_bytes_max=self._frame_bytes_max)
-            binding = Binding(class_id, self._routes.table.names, self._store, packer)
-            self._of[class_id] = binding
+            packer = MessageConverter(class_id, frame_bytes_max=self._frame_bytes_max)
+            binding = SubjectBinding(class_id, self._routes.table.names, self._store, packer)
+            self._by_class_id[class_id] = binding
         name = subject.encode()
-        self.changes += 1
+        self.change_count += 1
         if is_bound:
             binding.subjects[name] = None
             self._routes.add(name, binding)
         else:
             del binding.subjects[name]
             self._routes.remove(name, binding)
-        self._routes.has_twins = any(len(each.subjects) > 1 for each in self._of.values())
+        self._routes.has_repeated_sinks = any(
+            len(each.subjects) > 1 for each in self._by_class_id.values()
+        )

@@ -35,19 +35,19 @@ from simplebus.core.session.session import Session
 from simplebus.core.store.store import OnStored as StoreTap
 from simplebus.nats.bus.acked import (
     ACK_SUBJECT_PATTERN,
-    AckedSubscription,
-    AckedDeliveries,
-    AckSubject,
     AckCommand,
+    AckedDeliveries,
     AckedSubscribeRequest,
-    parse_ack_subject,
+    AckedSubscription,
+    AckSubject,
     parse_ack_payload,
+    parse_ack_subject,
     parse_subscribe,
 )
 from simplebus.nats.bus.bindings import SubjectBinding, SubjectBindings
-from simplebus.nats.bus.bus_to_nats import Deliver, BusToNats
+from simplebus.nats.bus.bus_to_nats import BusToNats, Deliver
 from simplebus.nats.bus.convert import MessageBatch
-from simplebus.nats.bus.subjects import SUBSCRIBE_PREFIX, REQUEST_PREFIX
+from simplebus.nats.bus.subjects import REQUEST_PREFIX, SUBSCRIBE_PREFIX
 from simplebus.nats.errors import NatsError, error_line
 from simplebus.nats.limits import ACK_COST_BYTES
 from simplebus.nats.protocol.events import (
@@ -80,8 +80,14 @@ class BusAdapter:
         subject_classes: SubjectClasses,
     ) -> None:
         self.broker = broker
-        subject_classes.of, subject_classes.get_change_count, subject_classes.called = self._find_classes, self._get_change_count, self._resolve_class_subject
-        subject_classes.find_dead_letter_sources = broker.store.class_registry.find_dead_letter_sources
+        (
+            subject_classes.find_classes,
+            subject_classes.get_change_count,
+            subject_classes.resolve_class_subject,
+        ) = self._find_classes, self._get_change_count, self._resolve_class_subject
+        subject_classes.find_dead_letter_sources = (
+            broker.store.class_registry.find_dead_letter_sources
+        )
         self.nats_sessions: dict[int, NatsSession] = {}
         """Whose a guest of the broker is, by its id there."""
         self._routes = routes
@@ -152,7 +158,9 @@ class BusAdapter:
 
     def _has_subscriber(self, subject: bytes) -> bool:
         """Whether a client has subscribed to what matches this subject."""
-        return any(not isinstance(sink, SubjectBinding | _AckSink) for sink in self._routes.match(subject))
+        return any(
+            not isinstance(sink, SubjectBinding | _AckSink) for sink in self._routes.match(subject)
+        )
 
     # Guests --------------------------------------------------------------------------------------
 
@@ -181,7 +189,9 @@ class BusAdapter:
     def is_blocking_publishers(self, session: NatsSession) -> bool:
         """Whether somebody waits for this client's acknowledgements."""
         deliveries = session.deliveries
-        return deliveries is not None and self.broker.is_blocking_publishers(deliveries.local_session)
+        return deliveries is not None and self.broker.is_blocking_publishers(
+            deliveries.local_session
+        )
 
     def has_few_parked_bytes(self, session: NatsSession) -> bool:
         """Whether what waits of this client's messages is far from what may."""
@@ -212,7 +222,9 @@ class BusAdapter:
     def _send_refusal(session: NatsSession, action: str, subject: bytes, reason: str) -> None:
         """Tell a client what is refused. Clients stay connected after no other error than this."""
         reason = reason.replace("'", "`").replace("\r", " ").replace("\n", " ")
-        session.send(error_line(f"Permissions Violation for {what} to {quote(subject)} ({why})"))
+        session.send(
+            error_line(f"Permissions Violation for {action} to {quote(subject)} ({reason})")
+        )
 
     # Subscribing ---------------------------------------------------------------------------------
 
@@ -254,7 +266,9 @@ class BusAdapter:
         deliveries.add(subscription)
         return subscription
 
-    def _check_class_permission(self, session: NatsSession, queue: bytes, request: AckedSubscribeRequest) -> None:
+    def _check_class_permission(
+        self, session: NatsSession, queue: bytes, request: AckedSubscribeRequest
+    ) -> None:
         """Raise RemoteProtocolError (unauthorized) where a client may not ask for this class."""
         grants, table = session.subject_grants, self.broker.store.class_registry
         if grants is None:
@@ -270,7 +284,7 @@ class BusAdapter:
         )
         if not grants.can_request_class(asked, queue):
             raise RemoteProtocolError(
-                Reason.UNAUTHORIZED, f"it may not ask for class {wanted.class_!r} so"
+                Reason.UNAUTHORIZED, f"it may not ask for class {request.class_ref!r} so"
             )
 
     def unsubscribe(self, subscription: AckedSubscription) -> None:
@@ -307,7 +321,9 @@ class BusAdapter:
                         self.broker.apply_event(guest, AckedRange(number, first, first + 1))
                     case "nack":
                         attempt = about.attempt
-                        nack = NackReceived(number, first, first + 1, says.delay_seconds, attempt=attempt)
+                        nack = NackReceived(
+                            number, first, first + 1, says.delay_seconds, attempt=attempt
+                        )
                         self.broker.apply_event(guest, nack)
                     case "working":
                         working = WorkingReceived(number, first, first + 1, about.attempt)
@@ -315,7 +331,11 @@ class BusAdapter:
                     case "terminate":
                         end = TerminateReceived(number, first, first + 1, says.error, about.attempt)
                         self.broker.apply_event(guest, end)
-        if not known and says.kind != "working" and (position := deliveries.find_released_position(about)):
+        if (
+            not known
+            and says.kind != "working"
+            and (position := deliveries.find_released_position(about))
+        ):
             known = True  # To come again is what a nack asks for, and what it will do.
             if says.kind == "ack":
                 position.ack(sequence, sequence + 1)
@@ -335,11 +355,17 @@ class BusAdapter:
             self._deliver(answer)
             return
         for sink in self._routes.match(reply):
-            if isinstance(sink, NatsSubscription) and sink.session is session and not sink.has_ended:
+            if (
+                isinstance(sink, NatsSubscription)
+                and sink.session is session
+                and not sink.has_ended
+            ):
                 sink.deliver(answer, None)
 
     @staticmethod
-    def _is_ack_valid(local_session: Session, number: int, ack: AckSubject, command: AckCommand) -> bool:
+    def _is_ack_valid(
+        local_session: Session, number: int, ack: AckSubject, command: AckCommand
+    ) -> bool:
         """Whether what this subscription says of a message may count, or has counted already. Done
         is done, whichever sending it was of."""
         held, sequence = local_session.subscriptions[number], ack.sequence
@@ -353,12 +379,14 @@ class BusAdapter:
         return held.has_in_flight(sequence, sequence + 1, ack.attempt, include_waiting=is_end)
 
 
-def _check_denied_patterns(session: NatsSession, queue: bytes, request: AckedSubscribeRequest) -> None:
+def _check_denied_patterns(
+    session: NatsSession, queue: bytes, request: AckedSubscribeRequest
+) -> None:
     """Raise RemoteProtocolError (unauthorized) where a class may hold what a client is not to be
     sent: what one subscription passes over is nobody else's, so nothing is left out in silence."""
     if session.subject_grants is None:
         return
-    channels = request.asked.channels
+    channels = request.request.channels
     for channel in channels or [">"]:
         for pattern in session.subject_grants.denied_patterns(channel.encode(), queue):
             if not pattern.startswith(REQUEST_PREFIX):
@@ -385,7 +413,9 @@ class _AckSink:
     def deliver(self, message: Pub, origin: NatsSession | None) -> bool:
         return origin is not None and self._bus_adapter.handle_ack(origin, message)
 
-    def deliver_batch(self, messages: UniformBatch | MixedBatch, rows: Indexes | None, origin: NatsSession | None) -> None:
+    def deliver_batch(
+        self, messages: UniformBatch | MixedBatch, rows: Indexes | None, origin: NatsSession | None
+    ) -> None:
         if origin is None:
             return
         chosen = None if rows is None else set(rows.tolist())

@@ -21,7 +21,7 @@ from simplebus.core.limits import DELIMITER_BYTES, HEADER_BYTES, MESSAGE_ID_MASK
 from simplebus.core.message_class.message_class import MessageClass
 from simplebus.core.protocol import frames
 from simplebus.core.protocol.envelope import CHANNEL, STUFFED
-from simplebus.core.protocol.frames import DELIMITER, ranges_of, strided
+from simplebus.core.protocol.frames import DELIMITER, flags_to_ranges, strided
 from simplebus.core.ring.columns import MessageRows
 from simplebus.core.session.session import Session
 from simplebus.core.store.store import Store
@@ -29,22 +29,22 @@ from simplebus.core.subscription import selection
 from simplebus.core.subscription.delayed_wakeups import DelayedWakeups
 from simplebus.core.subscription.position import NEVER
 from simplebus.core.subscription.selection import Ranges
-from simplebus.nats.bus.convert import class_subject, message_of
+from simplebus.nats.bus.convert import class_subject, message_from_frame
 from simplebus.nats.protocol.events import MixedBatch, Pub, UniformBatch
-from simplebus.nats.server.class_permissions import BoundClasses
-from simplebus.nats.server.routes import Routes
+from simplebus.nats.server.class_permissions import SubjectClasses
+from simplebus.nats.server.routes import SubjectRoutes
 
 _MESSAGE_ID: np.dtype[np.uint32] = np.dtype(">u4")
 _MESSAGE_ID_AT = 3
 
 _NO, _YES, _UNKNOWN = range(3)
-Verdicts = npt.NDArray[np.uint8]
-_NONE: Verdicts = np.zeros(0, np.uint8)
+ChannelFlags = npt.NDArray[np.uint8]
+_NO_FLAGS: ChannelFlags = np.zeros(0, np.uint8)
 
 # So many messages that were put off are seen in one turn.
-_TURN_MAX = 4096
+_MESSAGES_PER_WAKEUP = 4096
 # With so few entries it is not looked which of them are out of date.
-_LATER_MIN = 1024
+_DELAYED_MIN = 1024
 # Fewer messages than these are sent one by one.
 _BATCH_MIN = 8
 
@@ -52,68 +52,70 @@ Deliver = Callable[[Pub | UniformBatch | MixedBatch], None]
 """Sends messages to whoever has subscribed to their subjects; a mix knows these itself."""
 
 
-class Tap:
+class BusToNats:
     """On one store."""
 
     def __init__(
         self,
         store: Store,
-        alarms: DelayedWakeups,
-        routes: Routes,
+        wakeups: DelayedWakeups,
+        routes: SubjectRoutes,
         *,
-        wanted: Callable[[bytes], bool],
+        has_subscriber: Callable[[bytes], bool],
         deliver: Deliver,
-        bound: BoundClasses | None = None,
+        subject_classes: SubjectClasses | None = None,
     ) -> None:
         """`bound` is told which class is being shown."""
-        self._bound = bound or BoundClasses()
+        self._subject_classes = subject_classes or SubjectClasses()
         self.scanned_count = 0
         """Nothing: what it does at once is bounded. See `Waiter`."""
         self._store = store
         self._clock = store.clock
-        self._alarms = alarms
+        self._wakeups = wakeups
         self._routes = routes
-        self._verdicts: dict[MessageClass, tuple[tuple[int, int, str], Verdicts]] = {}
+        self._channel_flags: dict[MessageClass, tuple[tuple[int, int, str], ChannelFlags]] = {}
         """Of each class, by channel number, whether anybody wants it; and for how long that is
         true."""
-        self._wanted = wanted
+        self._has_subscriber = has_subscriber
         """Says whether anybody has subscribed to what matches a subject."""
         self._deliver = deliver
         """Sends messages to whoever has."""
-        self._later: list[tuple[float, int, MessageClass, int, int]] = []
+        self._delayed: list[tuple[float, int, MessageClass, int, int]] = []
         """When messages open, in which order they came, and which ones: a heap."""
-        self._later_max = _LATER_MIN
+        self._delayed_max = _DELAYED_MIN
         self._order = count()
 
-    def see(self, session: Session | None, cls: MessageClass, first: int, last: int) -> None:
+    def on_stored(self, session: Session | None, cls: MessageClass, first: int, last: int) -> None:
         """Messages first..last-1 of a class have just been stored; who has published them, None for
         the bus itself."""
         if session is not None and session.is_local:
             return  # What NATS clients publish, NATS subscriptions have seen.
         ring = cls.ring
         if session is None or first >= ring.special_until:
-            if self._verdicts_of(cls, 0)[0] == _YES:
-                self._send(cls, [(first, last)], is_dead=session is None)
+            if self._get_channel_flags(cls, 0)[0] == _YES:
+                self._send_ranges(cls, [(first, last)], is_dead=session is None)
             return
-        rows = ring.rows(first, last)
-        here = self._wanted_of(cls, rows)
+        rows = ring.read_rows(first, last)
+        here = self._select_subscribed(cls, rows)
         if session.grants is not None:
-            here &= self._allowed(session, cls, rows)
+            here &= self._select_allowed(session, cls, rows)
         if rows.is_timed:
-            self.note(session, cls, first, last)
-            here &= self._is_open(rows)
-        self._send_those(cls, first, here)
+            self.on_delayed_stored(session, cls, first, last)
+            here &= self._select_deliverable(rows)
+        self._send_flagged(cls, first, here)
 
-    def _allowed(self, session: Session, cls: MessageClass, rows: MessageRows) -> frames.Flags:
+    def _select_allowed(
+        self, session: Session, cls: MessageClass, rows: MessageRows
+    ) -> frames.Flags:
         """Which of these messages a session would be allowed to publish at this door."""
         numbers, inverse = np.unique(np.atleast_1d(np.asarray(rows.channels)), return_inverse=True)
         names = [cls.channels.name_of(number).encode() for number in numbers.tolist()]
         may: frames.Flags = np.array(
-            [not name or self._bound.may_speak(session.user, name) for name in names]
+            [not name or self._subject_classes.can_publish(session.user, name) for name in names]
         )[inverse]
         return may if may.size == rows.count else np.repeat(may, rows.count)
 
-    def _is_open(self, rows: MessageRows) -> frames.Flags:
+    def _select_deliverable(self, rows: MessageRows) -> frames.Flags:
         """Which of these messages may be delivered now."""
         here: frames.Flags = np.ones(rows.count, np.bool_)
         if rows.expires is not None:
@@ -122,65 +124,69 @@ class Tap:
             here &= rows.not_before <= self._clock.now
         return here
 
-    def _wanted_of(self, cls: MessageClass, rows: MessageRows) -> frames.Flags:
+    def _select_subscribed(self, cls: MessageClass, rows: MessageRows) -> frames.Flags:
         """Which of these messages anybody wants."""
         numbers = np.atleast_1d(np.asarray(rows.channels))
-        verdicts = self._verdicts_of(cls, int(numbers.max()))
+        verdicts = self._get_channel_flags(cls, int(numbers.max()))
         found = verdicts[numbers]
         unknown = found == _UNKNOWN
         if unknown.any():
             for number in np.unique(numbers[unknown]).tolist():
-                is_wanted = self._wanted(cls.channels.name_of(number).encode())
+                is_wanted = self._has_subscriber(cls.channels.name_of(number).encode())
                 verdicts[number] = _YES if is_wanted else _NO
             found = verdicts[numbers]
         wanted: frames.Flags = found == _YES
         return wanted if numbers.size == rows.count else np.repeat(wanted, rows.count)
 
-    def _verdicts_of(self, cls: MessageClass, number: int) -> Verdicts:
+    def _get_channel_flags(self, cls: MessageClass, number: int) -> ChannelFlags:
         """What is known of a class's channels, up to this number at least."""
         known = (self._routes.generation, cls.channels.generation, cls.name)
-        valid_for, verdicts = self._verdicts.get(cls, (None, _NONE))
+        valid_for, verdicts = self._channel_flags.get(cls, (None, _NO_FLAGS))
         if valid_for != known or number >= verdicts.size:
             size = number + 1 if valid_for != known else max(number + 1, 2 * verdicts.size)
             verdicts = np.full(size, _UNKNOWN, np.uint8)
-            is_wanted = self._wanted(class_subject(cls.class_id, cls.name))
+            is_wanted = self._has_subscriber(class_subject(cls.class_id, cls.name))
             verdicts[0] = _YES if is_wanted else _NO
-            self._verdicts[cls] = (known, verdicts)
+            self._channel_flags[cls] = (known, verdicts)
         return verdicts
 
     # Now -----------------------------------------------------------------------------------------
 
-    def _send_those(self, cls: MessageClass, first: int, here: frames.Flags) -> None:
+    def _send_flagged(self, cls: MessageClass, first: int, here: frames.Flags) -> None:
         """Send those of the messages from `first` on that are flagged."""
         if here.any():
-            self._send(cls, [(first + begin, first + end) for begin, end in ranges_of(here)])
+            self._send_ranges(
+                cls, [(first + begin, first + end) for begin, end in flags_to_ranges(here)]
+            )
 
-    def _send(self, cls: MessageClass, ranges: Ranges, *, is_dead: bool = False) -> None:
+    def _send_ranges(self, cls: MessageClass, ranges: Ranges, *, is_dead: bool = False) -> None:
         """Send these messages to whoever wants them."""
-        self._bound.shown = cls
+        self._subject_classes.source_class = cls
         try:
-            self._send_shown(cls, ranges, is_dead=is_dead)
+            self._encode_ranges(cls, ranges, is_dead=is_dead)
         finally:
-            self._bound.shown = None
+            self._subject_classes.source_class = None
 
-    def _send_shown(self, cls: MessageClass, ranges: Ranges, *, is_dead: bool) -> None:
+    def _encode_ranges(self, cls: MessageClass, ranges: Ranges, *, is_dead: bool) -> None:
         subject = class_subject(cls.class_id, cls.name)
-        gathered = _Gathered(self._deliver)
+        gathered = _PlainMessages(self._deliver)
         for first, last in ranges:
             while first < last:
-                piece, after = cls.ring.piece(first, last, SEND_BYTES)
+                piece, after = cls.ring.view_frames(first, last, SEND_BYTES)
                 run = None
                 if after - first >= _BATCH_MIN and not is_dead:
-                    run = _run_of(piece, first, after, subject)
+                    run = _build_uniform_batch(piece, first, after, subject)
                 if run is None:
-                    self._gather(bytes(piece), subject, gathered, is_dead=is_dead)
+                    self._send_stored_frames(bytes(piece), subject, gathered, is_dead=is_dead)
                 else:
                     gathered.flush()
                     self._deliver(run)
                 first = after
         gathered.flush()
 
-    def _gather(self, data: bytes, subject: bytes, gathered: _Gathered, *, is_dead: bool) -> None:
+    def _send_stored_frames(
+        self, data: bytes, subject: bytes, gathered: _PlainMessages, *, is_dead: bool
+    ) -> None:
         """Messages as they are stored, one after the other."""
         at = 0
         while at < len(data):
@@ -193,7 +199,7 @@ class Tap:
                 gathered.add(data[begin + 3 : payload], data[payload:end])
             else:
                 gathered.flush()
-                message = message_of(data[at : end + DELIMITER_BYTES], subject)
+                message = message_from_frame(data[at : end + DELIMITER_BYTES], subject)
                 if is_dead:
                     message.subject = subject
                 self._deliver(message)
@@ -204,47 +210,51 @@ class Tap:
     @property
     def next_wakeup(self) -> float:
         """When `wake_due` is to be called next."""
-        return self._later[0][0] if self._later else NEVER
+        return self._delayed[0][0] if self._delayed else NEVER
 
-    def note(self, session: Session | None, cls: MessageClass, first: int, last: int) -> None:
+    def on_delayed_stored(
+        self, session: Session | None, cls: MessageClass, first: int, last: int
+    ) -> None:
         """The same as `see`, where nobody is there to see anything now: who is when they open sees
         those of the messages that open later."""
-        rows = cls.ring.rows(first, last)
+        rows = cls.ring.read_rows(first, last)
         if rows.not_before is None:
             return
         later: frames.Flags = rows.not_before > self._clock.now
         if session is not None and session.grants is not None:
-            later &= self._allowed(session, cls, rows)
-        for begin, end in ranges_of(later):
+            later &= self._select_allowed(session, cls, rows)
+        for begin, end in flags_to_ranges(later):
             for opens, a, b in selection.due_times(cls.ring, first + begin, first + end):
-                if len(self._later) >= self._later_max:
-                    self._forget_gone()
-                heapq.heappush(self._later, (opens, next(self._order), cls, a, b))
-                self._alarms.schedule_wakeup(opens, self)
+                if len(self._delayed) >= self._delayed_max:
+                    self._drop_released()
+                heapq.heappush(self._delayed, (opens, next(self._order), cls, a, b))
+                self._wakeups.schedule_wakeup(opens, self)
 
-    def _forget_gone(self) -> None:
+    def _drop_released(self) -> None:
         """Keep no more entries than, about, there are messages that they are about."""
-        self._later = [entry for entry in self._later if entry[4] > entry[2].ring.floor]
-        heapq.heapify(self._later)
-        self._later_max = max(_LATER_MIN, 2 * len(self._later))
+        self._delayed = [entry for entry in self._delayed if entry[4] > entry[2].ring.floor]
+        heapq.heapify(self._delayed)
+        self._delayed_max = max(_DELAYED_MIN, 2 * len(self._delayed))
 
     def handle_wakeup(self) -> bool:
         """Send what has opened by now."""
-        spare = _TURN_MAX
+        spare = _MESSAGES_PER_WAKEUP
         while spare > 0 and self.next_wakeup <= self._clock.now:
-            opens, order, cls, first, last = heapq.heappop(self._later)
+            opens, order, cls, first, last = heapq.heappop(self._delayed)
             first = max(first, cls.ring.floor)
             end = min(last, first + spare)
             if end < last:
-                heapq.heappush(self._later, (opens, order, cls, end, last))
+                heapq.heappush(self._delayed, (opens, order, cls, end, last))
             if first < end:
-                rows = cls.ring.rows(first, end)
-                self._send_those(cls, first, self._wanted_of(cls, rows) & self._is_open(rows))
+                rows = cls.ring.read_rows(first, end)
+                self._send_flagged(
+                    cls, first, self._select_subscribed(cls, rows) & self._select_deliverable(rows)
+                )
             spare -= max(1, end - first)
         return False
 
 
-class _Gathered:
+class _PlainMessages:
     """Messages that have nothing but a subject, to be sent together."""
 
     def __init__(self, deliver: Deliver) -> None:
@@ -264,14 +274,14 @@ class _Gathered:
         parts, self._parts, self._bytes = self._parts, [], 0
         subjects, payloads = parts[::2], parts[1::2]
         if len(subjects) >= _BATCH_MIN:
-            self._deliver(_mix_of(subjects, payloads))
+            self._deliver(_build_mixed_batch(subjects, payloads))
             return
         for subject, payload in zip(subjects, payloads, strict=True):
             size = b"%d" % len(payload)
             self._deliver(Pub(subject, b"", size, b"", 0, memoryview(payload)))
 
 
-def _mix_of(subjects: list[bytes], payloads: list[bytes]) -> MixedBatch:
+def _build_mixed_batch(subjects: list[bytes], payloads: list[bytes]) -> MixedBatch:
     """Messages in one event."""
     numbers: dict[bytes, int] = {}
     parts: list[bytes] = []
@@ -293,7 +303,9 @@ def _mix_of(subjects: list[bytes], payloads: list[bytes]) -> MixedBatch:
     )
 
 
-def _run_of(piece: memoryview, first: int, last: int, subject: bytes) -> UniformBatch | None:
+def _build_uniform_batch(
+    piece: memoryview, first: int, last: int, subject: bytes
+) -> UniformBatch | None:
     """Messages first..last-1, as they are stored, on this subject; None if they are not all plain
     and of one length."""
     count = last - first

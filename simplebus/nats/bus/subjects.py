@@ -12,11 +12,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from urllib.parse import quote, unquote
 
-ASKS = b"$SB.SUB."
+SUBSCRIBE_PREFIX = b"$SB.SUB."
 """How the subject of such a subscription begins."""
-CLASSES = "$SB."
+REQUEST_PREFIX = "$SB."
 """How patterns begin that are about asking for classes, and not about what is in them."""
-FILTER = "filter"
+FILTER_TOKEN = "filter"
 """The token behind which a subject follows that is as it is."""
 
 _TOKEN_SAFE = "!\"#$&'()+,/:;<=?@[\\]^_`{|}~-"
@@ -25,75 +25,81 @@ _ID_CHARACTERS_MAX = 5
 _NO_DURABLE = ("-",)
 
 
-def token(text: str) -> str:
+def encode_token(text: str) -> str:
     """A name as a single token of a subject."""
     return quote(text, safe=_TOKEN_SAFE).replace(".", "%2E")
 
 
-def spelled(pattern: str) -> str:
+def normalize_pattern(pattern: str) -> str:
     """A pattern, perhaps one of subjects that ask for classes: then it is brought to the one
     spelling."""
-    if not pattern.startswith(CLASSES):
+    if not pattern.startswith(REQUEST_PREFIX):
         return pattern
     subject, *queue = pattern.split()
     first, second, *asked = subject.split(".")
     if asked:
-        asked[0] = _class(asked[0])
-        asked[1:] = rest(asked[1:])
+        asked[0] = _normalize_class(asked[0])
+        asked[1:] = normalize_options(asked[1:])
     return " ".join([".".join([first, second, *asked]), *queue])
 
 
-def _class(text: str) -> str:
-    once = _once(text)
+def _normalize_class(text: str) -> str:
+    once = _normalize_token(text)
     if once.isascii() and once.isdigit() and len(once) <= _ID_CHARACTERS_MAX:
         return str(int(once))
     return once
 
 
-def rest(tokens: list[str]) -> list[str]:
+def normalize_options(tokens: list[str]) -> list[str]:
     """What stands behind the class, in the one spelling."""
-    end = tokens.index(FILTER, 1) if FILTER in tokens[1:] else len(tokens)
-    return [*map(_once, tokens[:end]), *tokens[end:]]
+    end = tokens.index(FILTER_TOKEN, 1) if FILTER_TOKEN in tokens[1:] else len(tokens)
+    return [*map(_normalize_token, tokens[:end]), *tokens[end:]]
 
 
-def beginnings(subject: str) -> list[str]:
+def prefixes(subject: str) -> list[str]:
     """How a subject in the one spelling begins, from the class on, and all of it. Of a filter there
     is no beginning: it is one pattern."""
     tokens = subject.split(".")
-    end = tokens.index(FILTER, 4) if FILTER in tokens[4:] else len(tokens)
+    end = tokens.index(FILTER_TOKEN, 4) if FILTER_TOKEN in tokens[4:] else len(tokens)
     return [".".join(tokens[:n]) for n in dict.fromkeys((*range(3, end + 1), len(tokens)))]
 
 
-def _once(text: str) -> str:
+def _normalize_token(text: str) -> str:
     if text in _WILDCARDS:
         return text
     try:
-        return token(unquote(text, errors="strict"))
+        return encode_token(unquote(text, errors="strict"))
     except UnicodeDecodeError:
         return text  # Nobody is granted that.
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class ClassRequest:
     """For which class one asks. All are subjects in the one spelling."""
 
-    own: tuple[str, ...]
+    names: tuple[str, ...]
     """By which it can be asked for in the same way: to be allowed one of them is enough."""
-    others: tuple[str, ...] = ()
+    related: tuple[str, ...] = ()
     """And those by which it, or what is in it, is known besides: none of all may be denied."""
 
 
-def asked(own: Iterable[int | str], others: Iterable[int | str], behind: tuple[str, ...]) -> Asked:
+def make_class_request(
+    names: Iterable[int | str], related: Iterable[int | str], option_tokens: tuple[str, ...]
+) -> ClassRequest:
     """`own` and `others` are ids and names; `behind` is what stands behind the class."""
-    return Asked(_subjects(own, behind), _subjects(others, behind))
+    return ClassRequest(
+        _request_subjects(names, option_tokens), _request_subjects(related, option_tokens)
+    )
 
 
-def _subjects(called: Iterable[int | str], behind: tuple[str, ...]) -> tuple[str, ...]:
+def _request_subjects(
+    names: Iterable[int | str], option_tokens: tuple[str, ...]
+) -> tuple[str, ...]:
     # Who says nothing of a durable has none: both are the same.
-    ways = [(), _NO_DURABLE] if behind in ((), _NO_DURABLE) else [behind]
-    begin = ASKS.decode()
+    ways = [(), _NO_DURABLE] if option_tokens in ((), _NO_DURABLE) else [option_tokens]
+    begin = SUBSCRIBE_PREFIX.decode()
     return tuple(
-        ".".join([begin + (token(each) if isinstance(each, str) else str(each)), *way])
-        for each in called
+        ".".join([begin + (encode_token(each) if isinstance(each, str) else str(each)), *way])
+        for each in names
         for way in ways
     )

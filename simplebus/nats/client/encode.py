@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from simplebus.core.protocol.frames import Bytes, Integers, wide
+from simplebus.core.protocol.frames import Bytes, Integers, view_byte_columns
 
 PING = b"PING\r\n"
 PONG = b"PONG\r\n"
@@ -92,7 +92,7 @@ def table(count: int, columns: Sequence[Column]) -> memoryview:
     for column, width in zip(columns, widths, strict=True):
         if width:
             given = np.frombuffer(column, np.uint8)[None] if isinstance(column, bytes) else column
-            wide(rows, at, width)[:] = wide(given, 0, width)
+            view_byte_columns(rows, at, width)[:] = view_byte_columns(given, 0, width)
             at += width
     return rows.reshape(-1).data
 

@@ -22,14 +22,14 @@ import numpy as np
 
 from simplebus.core.protocol.frames import Bytes, Flags, Integers, Words, unaligned
 from simplebus.nats.limits import (
-    MIX_MESSAGES_LEAST,
-    MIX_MESSAGES_MAX,
-    SUBJECT_BYTES_FAST,
+    BULK_SUBJECT_BYTES_MAX,
+    MIXED_BATCH_MESSAGES_MAX,
+    MIXED_BATCH_MESSAGES_MIN,
     NatsLimits,
 )
 from simplebus.nats.numbers import parse_digits as digits_value
 from simplebus.nats.protocol.events import MixedBatch
-from simplebus.nats.server.subject_table import Numbers, SubjectTable, are_words
+from simplebus.nats.server.subject_table import SubjectNumbers, SubjectTable, have_no_blanks
 
 _VERB = b"PUB "
 _CR_LF = b"\r\n"
@@ -47,7 +47,12 @@ def _repeat_byte(byte: int) -> np.uint64:
     return np.uint64(byte * 0x0101010101010101)
 
 
-_ZEROS, _LOW_BITS, _NINES_UP, _TOPS = _repeat_byte(0x30), _repeat_byte(0x7F), _repeat_byte(0x76), _repeat_byte(0x80)
+_ZEROS, _LOW_BITS, _NINES_UP, _TOPS = (
+    _repeat_byte(0x30),
+    _repeat_byte(0x7F),
+    _repeat_byte(0x76),
+    _repeat_byte(0x80),
+)
 _EIGHT, _TOP_BYTE, _EXPONENT = np.uint64(8), np.uint64(56), np.uint64(52)
 _SEVEN_TOPS = np.uint64(int(_TOPS) >> 8)
 _BIAS = 1023
@@ -150,7 +155,7 @@ class BulkParser:
         lengths += blanks
         lengths -= _SIZE + len(_VERB)
         # A subject, a blank and six digits are no longer than a line may be.
-        longest = min(SUBJECT_BYTES_FAST, limits.max_control_line - 7)
+        longest = min(BULK_SUBJECT_BYTES_MAX, limits.max_control_line - 7)
         plain &= (lengths >= 1) & (lengths <= longest)
         self.ends: Integers = self._lines + sizes
         self.ends += 1 + len(_CR_LF)
@@ -161,11 +166,11 @@ class BulkParser:
     def _look_up_subjects(self) -> None:
         """The numbers of the subjects that are known. Others are seen to have no blank in them."""
         subjects = self.starts + len(_VERB)
-        self._numbers: Numbers = self._table.find(self._words, subjects, self._lengths)
+        self._numbers: SubjectNumbers = self._table.find(self._words, subjects, self._lengths)
         self._generation = self._table.generation
         unknown = np.flatnonzero(self._plain & (self._numbers < 0))
         if unknown.size:
-            good = are_words(self._words, subjects[unknown], self._lengths[unknown])
+            good = have_no_blanks(self._words, subjects[unknown], self._lengths[unknown])
             self._plain[unknown] = good
 
     def _link_candidates(self) -> None:
@@ -196,15 +201,15 @@ class BulkParser:
             following = self._jumps[step]
             if following >= 0 or self._is_complete(stop):
                 stop += 1
-            stop = min(stop, row + MIX_MESSAGES_MAX - count)
+            stop = min(stop, row + MIXED_BATCH_MESSAGES_MAX - count)
             if stop > row:
                 pieces.append((row, stop))
                 count += stop - row
-            if following < 0 or count == MIX_MESSAGES_MAX:
+            if following < 0 or count == MIXED_BATCH_MESSAGES_MAX:
                 break
             row = following
             step = bisect_left(self._breaks, row, step + 1)
-        if count < MIX_MESSAGES_LEAST:
+        if count < MIXED_BATCH_MESSAGES_MIN:
             return None
         return self._build_batch(pieces, offset, int(self.ends[pieces[-1][1] - 1]))
 
@@ -227,13 +232,15 @@ class BulkParser:
         subject_ends = bounds[:-1] + self._lengths[rows]
         subject_ends += len(_VERB)
         bodies = self._lines[rows] - (offset - 1)
-        return MixedBatch(self._data[offset:end], bounds, subject_ends, bodies, self._assign_numbers(rows))
+        return MixedBatch(
+            self._data[offset:end], bounds, subject_ends, bodies, self._assign_numbers(rows)
+        )
 
-    def _assign_numbers(self, rows: slice | Integers) -> Numbers:
+    def _assign_numbers(self, rows: slice | Integers) -> SubjectNumbers:
         """Of all these rows, which are plain; those that had no number get one."""
         numbers = self._numbers[rows]
         unknown = np.flatnonzero(numbers < 0)
-        self._table.make_room(unknown.size)
+        self._table.reserve(unknown.size)
         if self._table.generation != self._generation:
             self._generation = self._table.generation
             self._numbers = self._table.find(self._words, self.starts + len(_VERB), self._lengths)
@@ -247,6 +254,6 @@ class BulkParser:
                 bytes(raw[begin:end])
                 for begin, end in zip(starts.tolist(), (starts + lengths).tolist(), strict=True)
             ]
-            found = self._table.numbers(subjects, self._words, starts, lengths)
+            found = self._table.assign_numbers(subjects, self._words, starts, lengths)
             numbers[unknown] = self._numbers[those] = found
         return numbers

@@ -12,8 +12,8 @@ from typing import TypeAlias
 import numpy as np
 
 from simplebus.core.protocol.frames import unaligned
-from simplebus.nats.limits import MIX_MESSAGES_LEAST
-from simplebus.nats.protocol.events import MixedBatch, Octets, Indexes, Pub, UniformBatch
+from simplebus.nats.limits import MIXED_BATCH_MESSAGES_MIN
+from simplebus.nats.protocol.events import Indexes, MixedBatch, Octets, Pub, UniformBatch
 
 _CR_LF = b"\r\n"
 _VERB = b"MSG "
@@ -26,9 +26,9 @@ _MARKERS = [bytes([n]) for n in (0xFF, 0xFE, 0xC0, 0xC1, *range(0xF5, 0xFE), *ra
 # longer ones are cut in pieces.
 _SHORT_BYTES = 384
 # Messages are few that are less than this part of a batch.
-_FEW = 16
+_SPARSE_DIVISOR = 16
 
-Part: TypeAlias = tuple[bytes, Indexes | None]
+SubscriptionRows: TypeAlias = tuple[bytes, Indexes | None]
 """A sid, and the rows that are for it; None for all."""
 
 
@@ -37,7 +37,7 @@ def encode_message(message: Pub, sid: bytes, *, headers: bool) -> bytes:
     if not (message.reply or message.header_size):  # The same, sooner.
         words = (_VERB, message.subject, b" ", sid, b" ", message.size, _CR_LF)
         return b"".join((*words, message.body, _CR_LF))
-    line, skipped = _line(message, sid, headers=headers)
+    line, skipped = _message_line(message, sid, headers=headers)
     return b"".join([line, message.body[skipped:], _CR_LF])
 
 
@@ -48,7 +48,7 @@ def no_responders_message(message: Pub) -> Pub:
     return Pub(message.reply, b"", size, size, len(status), memoryview(status))
 
 
-def _line(message: Pub, sid: bytes, *, headers: bool) -> tuple[bytes, int]:
+def _message_line(message: Pub, sid: bytes, *, headers: bool) -> tuple[bytes, int]:
     """What stands in front of a message, and how much of its body is left out."""
     words, skipped = [message.subject, sid], 0
     if message.reply:
@@ -65,18 +65,22 @@ def _line(message: Pub, sid: bytes, *, headers: bool) -> tuple[bytes, int]:
     return verb + b" ".join(words) + _CR_LF, skipped
 
 
-def run(messages: UniformBatch, sid: bytes, rows: Indexes | None, *, headers: bool) -> memoryview:
+def encode_uniform(
+    messages: UniformBatch, sid: bytes, rows: Indexes | None, *, headers: bool
+) -> memoryview:
     """The same for those of the messages that are in these rows; None for all."""
     if rows is not None:
         messages = UniformBatch(messages.first_message, messages.rows[rows], messages.body_column)
-    return _whole_run(messages, [sid], headers=headers)
+    return _encode_uniform_for_sids(messages, [sid], headers=headers)
 
 
-def mix(messages: MixedBatch, sid: bytes, rows: Indexes | None) -> bytes | bytearray | memoryview:
+def encode_mixed(
+    messages: MixedBatch, sid: bytes, rows: Indexes | None
+) -> bytes | bytearray | memoryview:
     """The same, also for a client without headers: there are none."""
-    if rows is not None and len(rows) < MIX_MESSAGES_LEAST:
-        return _cut(messages, rows, [b" " + sid] * len(rows))
-    text, begins, words = _taken(messages, rows)
+    if rows is not None and len(rows) < MIXED_BATCH_MESSAGES_MIN:
+        return _encode_rows(messages, rows, [b" " + sid] * len(rows))
+    text, begins, words = _copy_rows(messages, rows)
     data = np.frombuffer(text, np.uint8)
     unaligned(data, _VERB_WORD.dtype)[begins] = _VERB_WORD
     for marker in _MARKERS:
@@ -89,10 +93,10 @@ def mix(messages: MixedBatch, sid: bytes, rows: Indexes | None) -> bytes | bytea
             whole[begin:end] for begin, end in zip([0, *ends], [*ends, len(text)], strict=True)
         ]
         return (b" " + sid).join(pieces)
-    return _around(data, words, np.frombuffer(b" " + sid, np.uint8))
+    return _insert_at(data, words, np.frombuffer(b" " + sid, np.uint8))
 
 
-def _around(data: Octets, places: Indexes, word: Octets) -> memoryview:
+def _insert_at(data: Octets, places: Indexes, word: Octets) -> memoryview:
     """All of the data, with the word at each of these places."""
     written = np.empty(data.size + places.size * word.size, np.uint8)
     seams = places + np.arange(places.size) * word.size
@@ -104,18 +108,23 @@ def _around(data: Octets, places: Indexes, word: Octets) -> memoryview:
     return written.data
 
 
-def several(messages: UniformBatch | MixedBatch, parts: list[Part], *, headers: bool) -> bytes | memoryview:
+def encode_for_subscriptions(
+    messages: UniformBatch | MixedBatch, parts: list[SubscriptionRows], *, headers: bool
+) -> bytes | memoryview:
     """What several subscriptions of one client are sent, message by message."""
     if isinstance(messages, UniformBatch) and all(rows is None for _, rows in parts):
-        return _whole_run(messages, [sid for sid, _ in parts], headers=headers)
+        return _encode_uniform_for_sids(messages, [sid for sid, _ in parts], headers=headers)
     chosen = [np.arange(messages.count) if rows is None else rows for _, rows in parts]
     rows = np.concatenate(chosen)
     numbers = np.repeat(np.arange(len(parts)), [len(those) for those in chosen])
     order = np.argsort(rows, kind="stable")
     rows, numbers = rows[order], numbers[order]
     if isinstance(messages, UniformBatch):
-        lines = [_line(messages.first_message, sid, headers=headers) for sid, _ in parts]
-        begin, data = messages.body_column + lines[0][1], _sliced(messages.rows, rows, messages.count)
+        lines = [_message_line(messages.first_message, sid, headers=headers) for sid, _ in parts]
+        begin, data = (
+            messages.body_column + lines[0][1],
+            _sliceable(messages.rows, rows, messages.count),
+        )
         size = messages.rows.shape[1]
         return b"".join(
             [
@@ -125,12 +134,12 @@ def several(messages: UniformBatch | MixedBatch, parts: list[Part], *, headers: 
             ]
         )
     sids = [b" " + sid for sid, _ in parts]
-    return _cut(messages, rows, [sids[number] for number in numbers.tolist()])
+    return _encode_rows(messages, rows, [sids[number] for number in numbers.tolist()])
 
 
-def _cut(messages: MixedBatch, rows: Indexes, words: list[bytes]) -> bytes:
+def _encode_rows(messages: MixedBatch, rows: Indexes, words: list[bytes]) -> bytes:
     """The messages in these rows, each with a word of its own behind its subject."""
-    data, size = _sliced(messages.data, rows, messages.count), len(_VERB)
+    data, size = _sliceable(messages.data, rows, messages.count), len(_VERB)
     begins = messages.bounds[rows].tolist()
     lines = messages.subject_ends[rows].tolist()
     ends = messages.bounds[rows + 1].tolist()
@@ -143,15 +152,17 @@ def _cut(messages: MixedBatch, rows: Indexes, words: list[bytes]) -> bytes:
     )
 
 
-def _sliced(data: Octets, rows: Indexes, count: int) -> bytes | memoryview:
+def _sliceable(data: Octets, rows: Indexes, count: int) -> bytes | memoryview:
     """What to take the messages in these rows from, of so many. Slices of bytes are cheap, and
     nothing for the garbage collector to look at: a copy pays, unless they are few."""
-    return data.tobytes() if len(rows) * _FEW >= count else data.reshape(-1).data
+    return data.tobytes() if len(rows) * _SPARSE_DIVISOR >= count else data.reshape(-1).data
 
 
-def _whole_run(messages: UniformBatch, sids: list[bytes], *, headers: bool) -> memoryview:
+def _encode_uniform_for_sids(
+    messages: UniformBatch, sids: list[bytes], *, headers: bool
+) -> memoryview:
     """Each message for each of the sids."""
-    lines = [_line(messages.first_message, sid, headers=headers) for sid in sids]
+    lines = [_message_line(messages.first_message, sid, headers=headers) for sid in sids]
     bodies = messages.rows[:, messages.body_column + lines[0][1] :]
     size = bodies.shape[1]
     width = sum(len(line) for line, _ in lines) + len(lines) * size
@@ -165,7 +176,7 @@ def _whole_run(messages: UniformBatch, sids: list[bytes], *, headers: bool) -> m
     return written.reshape(-1).data
 
 
-def _taken(messages: MixedBatch, rows: Indexes | None) -> tuple[bytearray, Indexes, Indexes]:
+def _copy_rows(messages: MixedBatch, rows: Indexes | None) -> tuple[bytearray, Indexes, Indexes]:
     """A copy of these messages; where in it each begins, and where its subject ends."""
     bounds, words = messages.bounds, messages.subject_ends
     if rows is None:

@@ -133,7 +133,9 @@ def row_indexes(batch: UniformBatch | MixedBatch, rows: Indexes | None) -> Index
     return np.arange(batch.count) if rows is None else rows
 
 
-def iter_messages(batch: UniformBatch | MixedBatch, subject_names: Sequence[bytes] = ()) -> Iterator[Pub]:
+def iter_messages(
+    batch: UniformBatch | MixedBatch, subject_names: Sequence[bytes] = ()
+) -> Iterator[Pub]:
     """Each message by itself. `names` are the subjects by their numbers, where a mix has none."""
     if isinstance(batch, UniformBatch):
         head = batch.first_message

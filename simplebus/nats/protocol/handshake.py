@@ -20,7 +20,7 @@ from simplebus.nats.settings import NatsSettings
 PROTOCOL_VERSION = "2.15.1"
 """The reference server's whose behaviour is followed: clients judge by it what they may use."""
 _LINE_BYTES_MAX = 4096
-PROTOCOLS = (0, 1)
+SUPPORTED_PROTOCOLS = (0, 1)
 """What a client may say that it speaks: from 1 on it understands INFO at any time."""
 
 
@@ -51,7 +51,7 @@ class Info(msgspec.Struct, frozen=True, omit_defaults=True):
         return b"INFO " + msgspec.json.encode(self) + b"\r\n"
 
 
-def info(settings: NatsSettings, **about: Any) -> Info:
+def make_info(settings: NatsSettings, **about: Any) -> Info:
     """What the server says to one client. `about` are the fields that are not the door's."""
     return Info(
         server_name=settings.server_name,
@@ -67,7 +67,7 @@ def info(settings: NatsSettings, **about: Any) -> Info:
     )
 
 
-class Options(msgspec.Struct, frozen=True):
+class ConnectOptions(msgspec.Struct, frozen=True):
     """What a client says of itself. What it never said is as here."""
 
     verbose: bool = True
@@ -90,31 +90,33 @@ class Options(msgspec.Struct, frozen=True):
     new_account: bool = False
 
     @property
-    def words(self) -> Auth:
+    def auth(self) -> Auth:
         """What it says of who it is, but for a signature."""
         return Auth(user=self.user, password=self.password, token=self.auth_token)
 
     @property
-    def is_silent(self) -> bool:
+    def has_no_credentials(self) -> bool:
         """Whether it says nothing of who it is."""
         return not (self.user or self.password or self.auth_token or self.nkey or self.jwt)
 
 
-DEFAULTS = Options()
-_FIELDS = {field.encode_name: (field.name, field.type) for field in msgspec.structs.fields(Options)}
+DEFAULT_OPTIONS = ConnectOptions()
+_FIELDS = {
+    field.encode_name: (field.name, field.type) for field in msgspec.structs.fields(ConnectOptions)
+}
 # The only other letter that is one of these fields' in lower case, for the reference server.
 _LONG_S = "\u017f"
 _NUMBER_MAX = (1 << 63) - 1
 
 
-def options(text: bytes, before: Options = DEFAULTS) -> Options:
+def parse_connect(text: bytes, before: ConnectOptions = DEFAULT_OPTIONS) -> ConnectOptions:
     """What is known of a client that says this, and said what was known `before`.
 
     Raises NatsError when it is no JSON object, or a value is of another type than expected.
     """
     changes: dict[str, object] = {}
     try:
-        for name, value in _pairs(text):
+        for name, value in _decode_object(text):
             field, expected = _FIELDS.get(name.lower().replace(_LONG_S, "s"), ("", None))
             if value is None or not field:
                 continue
@@ -131,11 +133,11 @@ def options(text: bytes, before: Options = DEFAULTS) -> Options:
     return msgspec.structs.replace(before, **changes) if changes else before
 
 
-def _pairs(text: bytes) -> list[tuple[str, object]]:
+def _decode_object(text: bytes) -> list[tuple[str, object]]:
     """Names and values in the order in which they come; none for null. Raises ValueError."""
     # The standard library's decoder takes halves of characters as the reference server does.
     pairs = json.loads(
-        text.decode("utf-8", "replace"), object_pairs_hook=_Pairs, parse_constant=_refuse
+        text.decode("utf-8", "replace"), object_pairs_hook=_Pairs, parse_constant=_reject_constant
     )
     if pairs is None:
         return []
@@ -148,11 +150,11 @@ class _Pairs(list[tuple[str, object]]):
     """An object, which is told from a list by this."""
 
 
-def _refuse(constant: str) -> object:
+def _reject_constant(constant: str) -> object:
     raise ValueError(f"{constant} is no JSON")
 
 
-def introduction(heard: bytes | bytearray, searched: int = 0) -> tuple[bool, Auth | None]:
+def parse_greeting(heard: bytes | bytearray, searched: int = 0) -> tuple[bool, Auth | None]:
     """Whether a client's first line is whole, or too long to be waited for, and what it says of who
     the client is. It does not end before `searched`. What is wrong with it is for the front to
     say."""
@@ -163,7 +165,7 @@ def introduction(heard: bytes | bytearray, searched: int = 0) -> tuple[bool, Aut
     if verb.lower() != b"connect":
         return True, None
     try:
-        found = options(said)
+        found = parse_connect(said)
     except NatsError:
         return True, None
-    return True, found.words
+    return True, found.auth

@@ -19,7 +19,7 @@ import msgspec
 from simplebus.core.errors import Reason
 from simplebus.nats.errors import NatsError
 from simplebus.nats.limits import SIZE_DIGITS_MAX, NatsLimits
-from simplebus.nats.protocol.events import Connect, ClientEvent, Ping, Pong, Pub, Sub, Unsub
+from simplebus.nats.protocol.events import ClientEvent, Connect, Ping, Pong, Pub, Sub, Unsub
 
 # What nearly every PUB and HPUB looks like.
 _PUB = re.compile(
@@ -48,7 +48,10 @@ def _shorten(line: bytes | bytearray) -> str:
 
 def _unknown_operation(sentence: str) -> NatsError:
     return NatsError(
-        Reason.UNKNOWN_TYPE, sentence, error_text="Unknown Protocol Operation", closed_reason=_CLOSED
+        Reason.UNKNOWN_TYPE,
+        sentence,
+        error_text="Unknown Protocol Operation",
+        closed_reason=_CLOSED,
     )
 
 
@@ -108,7 +111,9 @@ class LineParser:
         verb = _VERB.match(raw, at, last)
         if verb is None:
             if bytes(raw[at : min(last, at + 8)]).upper() not in _VERB_PREFIXES:
-                raise _unknown_operation(f"{_shorten(raw[at:last])} came, expected a NATS protocol verb")
+                raise _unknown_operation(
+                    f"{_shorten(raw[at:last])} came, expected a NATS protocol verb"
+                )
             return -1
         words = verb.end()
         if verb.lastindex == _NO_ARGUMENTS_GROUP:
@@ -132,7 +137,9 @@ class LineParser:
             line = line[:-1]
         if len(line) > most:
             raise self._line_too_long(line, len(line))
-        return self._parse_arguments(verb[verb.lastindex or 0].upper(), line, raw, at, feed + 1, last)
+        return self._parse_arguments(
+            verb[verb.lastindex or 0].upper(), line, raw, at, feed + 1, last
+        )
 
     def _parse_arguments(
         self, verb: bytes, line: bytes, raw: bytearray, at: int, after: int, last: int
@@ -145,7 +152,9 @@ class LineParser:
             case b"SUB":
                 words = _SUB_WORDS.findall(line)
                 if len(words) not in (2, 3):
-                    raise _protocol_violation(f"SUB {_shorten(line)} came, expected: subject [queue] sid")
+                    raise _protocol_violation(
+                        f"SUB {_shorten(line)} came, expected: subject [queue] sid"
+                    )
                 self.event = Sub(words[0], words[1] if len(words) == 3 else b"", words[-1])
             case b"UNSUB":
                 words = _SUB_WORDS.findall(line)
@@ -171,20 +180,30 @@ class LineParser:
         if len(words) not in (2, 3):
             raise _protocol_violation(f"PUB {_shorten(line)} came, expected: subject [reply] size")
         if not _SIZE.fullmatch(words[-1]):
-            raise _protocol_violation(f"PUB {_shorten(line)} came, expected a size of 1 to 9 digits at its end")
+            raise _protocol_violation(
+                f"PUB {_shorten(line)} came, expected a size of 1 to 9 digits at its end"
+            )
         return Pub(words[0], words[1] if len(words) == 3 else b"", words[-1], b"", 0, _NO_BODY)
 
     def _parse_hpub(self, line: bytes) -> Pub:
         if not self.accepts_headers:
-            raise _protocol_violation("HPUB came from a client that did not announce headers in CONNECT")
+            raise _protocol_violation(
+                "HPUB came from a client that did not announce headers in CONNECT"
+            )
         words = _PUB_WORDS.findall(line)
         if len(words) not in (3, 4):
-            raise _protocol_violation(f"HPUB {_shorten(line)} came, expected: subject [reply] header-size size")
+            raise _protocol_violation(
+                f"HPUB {_shorten(line)} came, expected: subject [reply] header-size size"
+            )
         if not (_SIZE.fullmatch(words[-2]) and _SIZE.fullmatch(words[-1])):
-            raise _protocol_violation(f"HPUB {_shorten(line)} came, expected two sizes of 1 to 9 digits at its end")
+            raise _protocol_violation(
+                f"HPUB {_shorten(line)} came, expected two sizes of 1 to 9 digits at its end"
+            )
         header_bytes = int(words[-2])
         if header_bytes > int(words[-1]):
-            raise _protocol_violation(f"HPUB {_shorten(line)} came: its headers are longer than all of it")
+            raise _protocol_violation(
+                f"HPUB {_shorten(line)} came: its headers are longer than all of it"
+            )
         reply = words[1] if len(words) == 4 else b""
         return Pub(words[0], reply, words[-1], words[-2], header_bytes, _NO_BODY)
 

@@ -18,13 +18,13 @@ from simplebus.core.limits import HEADROOM_BYTES
 from simplebus.core.protocol.frames import Bytes, strided
 from simplebus.core.protocol.receive_buffer import ReceiveBuffer
 from simplebus.nats.limits import (
-    MIX_BYTES_MIN,
-    MIX_MESSAGE_BYTES_MAX,
-    MIX_MESSAGES_MIN,
-    PLAIN_MESSAGES,
-    RUN_BLOCK_MESSAGES,
-    RUN_BLOCK_MESSAGES_MAX,
-    RUN_MESSAGES_MIN,
+    BULK_PARSE_BYTES_MIN,
+    BULK_PARSE_MESSAGE_BYTES_MAX,
+    BULK_PARSE_MESSAGES_MIN,
+    SINGLE_MESSAGES_MAX,
+    UNIFORM_BATCH_MESSAGES_MIN,
+    UNIFORM_BLOCK_MESSAGES,
+    UNIFORM_BLOCK_MESSAGES_MAX,
     NatsLimits,
 )
 from simplebus.nats.protocol.bulk_parser import BulkParser
@@ -120,7 +120,9 @@ class NatsParser:
             self._searched_bytes = 0 if reader.required_bytes else len(tail)
         return first
 
-    def _parse_complete(self, raw: bytearray, at: int, end: int, last: int) -> Generator[ClientEvent, None, int]:
+    def _parse_complete(
+        self, raw: bytearray, at: int, end: int, last: int
+    ) -> Generator[ClientEvent, None, int]:
         """Yield what whole commands in raw[at:last] say. The first one, which was just read, ends
         at `end`; -1 if it is not whole. Returns where they end."""
         reader = self._line_parser
@@ -134,17 +136,19 @@ class NatsParser:
                 else:
                     likely = (last - at) // (end - at)
                     many: UniformBatch | MixedBatch | None = None
-                    if likely >= RUN_MESSAGES_MIN:
+                    if likely >= UNIFORM_BATCH_MESSAGES_MIN:
                         many = _find_uniform_batch(raw, at, end, likely, event)
                     if many is None and (scan is not None or _can_bulk_parse(end - at, last - at)):
                         if scan is None:
                             scan = BulkParser(raw, at, last, self._limits, self._table)
                         many = scan.parse_batch(at)
                         if many is None:
-                            alone, misses = misses, min(2 * misses + 1, PLAIN_MESSAGES)
+                            alone, misses = misses, min(2 * misses + 1, SINGLE_MESSAGES_MAX)
                     if many is not None:
                         event, misses = many, 0
-                        end = at + (many.rows.size if isinstance(many, UniformBatch) else many.data.size)
+                        end = at + (
+                            many.rows.size if isinstance(many, UniformBatch) else many.data.size
+                        )
             at = end
             if event is not None:
                 yield event
@@ -157,30 +161,33 @@ class NatsParser:
 def _can_bulk_parse(size: int, remaining_bytes: int) -> bool:
     """Whether arrays are worth while where a message of this size is followed by others, in so many
     bytes together."""
-    return size <= MIX_MESSAGE_BYTES_MAX and (
-        remaining_bytes >= MIX_MESSAGES_MIN * size or remaining_bytes >= MIX_BYTES_MIN
+    return size <= BULK_PARSE_MESSAGE_BYTES_MAX and (
+        remaining_bytes >= BULK_PARSE_MESSAGES_MIN * size or remaining_bytes >= BULK_PARSE_BYTES_MIN
     )
 
 
-def _find_uniform_batch(raw: bytearray, at: int, end: int, max_count: int, head: Pub) -> UniformBatch | None:
+def _find_uniform_batch(
+    raw: bytearray, at: int, end: int, max_count: int, head: Pub
+) -> UniformBatch | None:
     """Messages with the same line as the one in raw[at:end], from there on: up to `likely`."""
     stride = end - at
     body_at = stride - len(head.body) - len(_CR_LF)
     line = raw[at : at + body_at]
     if not (
-        raw.startswith(line, end) and raw.startswith(line, at + (RUN_MESSAGES_MIN - 1) * stride)
+        raw.startswith(line, end)
+        and raw.startswith(line, at + (UNIFORM_BATCH_MESSAGES_MIN - 1) * stride)
     ):
         return None
     data = np.frombuffer(raw, np.uint8, max_count * stride, at)
-    count, block = 0, RUN_BLOCK_MESSAGES
+    count, block = 0, UNIFORM_BLOCK_MESSAGES
     while count < max_count:
         looked = min(block, max_count - count)
         same = _count_matching(data[count * stride :], line, stride, looked)
         count += same
         if same < looked:
             break
-        block = min(4 * block, RUN_BLOCK_MESSAGES_MAX)
-    if count < RUN_MESSAGES_MIN:
+        block = min(4 * block, UNIFORM_BLOCK_MESSAGES_MAX)
+    if count < UNIFORM_BATCH_MESSAGES_MIN:
         return None
     return UniformBatch(head, data[: count * stride].reshape(count, stride), body_at)
 

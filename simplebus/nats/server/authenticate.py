@@ -12,21 +12,25 @@ from collections.abc import Mapping, Sequence
 
 from simplebus.core.errors import Reason, RemoteProtocolError
 from simplebus.core.session.admission import ConnectionLimits
-from simplebus.core.users.permissions import Grants as Rights
+from simplebus.core.users.permissions import Grants
 from simplebus.nats.errors import NatsError
 from simplebus.nats.protocol import handshake
-from simplebus.nats.protocol.handshake import PROTOCOLS, Options
-from simplebus.nats.server.class_permissions import BoundClasses, ClassGrants, GuestRights
-from simplebus.nats.server.permissions import Grants, Permissions
+from simplebus.nats.protocol.handshake import SUPPORTED_PROTOCOLS, ConnectOptions
+from simplebus.nats.server.class_permissions import (
+    ClassSubjectGrants,
+    LocalSessionGrants,
+    SubjectClasses,
+)
+from simplebus.nats.server.permissions import SubjectGrants, SubjectPermissions
 from simplebus.nats.server.session import NatsSession
 from simplebus.nats.server.subject_table import SubjectTable
-from simplebus.nats.server.users import NatsAuth, NatsUser, is_signed
+from simplebus.nats.server.users import NatsAuth, NatsUser, verify_signature
 
 _NONCE_BYTES = 12
-_SHOWN_CHARACTERS = 400
+_QUOTED_CHARACTERS_MAX = 400
 
 
-class Gate:
+class Authenticator:
     """Of one front."""
 
     def __init__(
@@ -34,51 +38,53 @@ class Gate:
         auth: NatsAuth,
         table: SubjectTable,
         secret: bytes,
-        classes: BoundClasses | None = None,
+        classes: SubjectClasses | None = None,
     ) -> None:
         """`secret` is what nonces are made of: nobody else may know it."""
         self.auth = auth
         self._table = table
         self._secret = secret
-        self._grants: dict[tuple[str, bool], Grants] = {}
+        self._subject_grants: dict[tuple[str, bool], SubjectGrants] = {}
         """By the user's name or key, and whether it is one of all doors."""
-        self._guest_rights: dict[str, Rights] = {}
+        self._local_session_grants: dict[str, Grants] = {}
         """Of users of this door alone, likewise."""
-        self._classes = classes or BoundClasses()
-        self._classes.may_speak = self._may_speak
-        self._has_keys = auth.uses_keys
-        self.silent_user = auth.silent_user()
-        self.asks = auth.required and self.silent_user is None
+        self._classes = classes or SubjectClasses()
+        self._classes.can_publish = self._can_publish
+        self._has_nkeys = auth.has_nkeys
+        self.anonymous_user = auth.anonymous_user()
+        self.requires_connect = auth.is_required and self.anonymous_user is None
         """Whether everybody has to say CONNECT."""
 
-    def _may_speak(self, name: str, subject: bytes) -> bool:
+    def _can_publish(self, name: str, subject: bytes) -> bool:
         """Whether a user of all doors may publish on a subject."""
-        grants = self.grants(self.auth.at_this_door(name))
-        return grants is None or grants.publishing.one(subject)
+        grants = self.subject_grants(self.auth.shared_user_named(name))
+        return grants is None or grants.publish_cache.get(subject)
 
-    def with_auth(self, auth: NatsAuth) -> Gate:
+    def with_auth(self, auth: NatsAuth) -> Authenticator:
         """One that lets others in, with the same nonces."""
-        return Gate(auth, self._table, self._secret, self._classes)
+        return Authenticator(auth, self._table, self._secret, self._classes)
 
-    def nonce(self, client_id: int) -> str:
+    def make_nonce(self, client_id: int) -> str:
         """What a client has to sign who has a key; empty if nobody has."""
-        if not self._has_keys:
+        if not self._has_nkeys:
             return ""
         digest = hashlib.blake2b(
             client_id.to_bytes(8, "little"), key=self._secret[:64], digest_size=_NONCE_BYTES
         )
         return base64.urlsafe_b64encode(digest.digest()).decode()
 
-    def hear(self, session: NatsSession, said: bytes) -> tuple[Options, NatsUser | None]:
+    def handle_connect(
+        self, session: NatsSession, options_json: bytes
+    ) -> tuple[ConnectOptions, NatsUser | None]:
         """What a CONNECT says, and who says it; None where nobody is asked. Raises NatsError when
         it is not let in."""
-        options = handshake.options(said, session.options)
-        is_other = session.is_connected and options.words != session.options.words
+        options = handshake.parse_connect(options_json, session.options)
+        is_other = session.is_identified and options.auth != session.options.auth
         try:
             if session.admission_error is not None:
                 raise session.admission_error
-            if is_other and self.auth.required:
-                session.hear_again(options.words)
+            if is_other and self.auth.is_required:
+                session.on_repeated_connect(options.auth)
         except RemoteProtocolError as error:
             raise NatsError(
                 error.reason,
@@ -86,22 +92,22 @@ class Gate:
                 error_text="Too Many Authentication Attempts",
                 closed_reason="Authentication Failure",
             ) from None
-        user = self.admit(
+        user = self.authenticate(
             options,
             session.info.nonce,
-            certified=session.certified,
-            names=session.certificate_names,
+            certificate_user=session.certificate_user,
+            certificate_names=session.certificate_names,
             address=session.address,
         )
         return options, user
 
-    def admit(
+    def authenticate(
         self,
-        options: Options,
+        options: ConnectOptions,
         nonce: str,
         *,
-        certified: str = "",
-        names: Sequence[str] = (),
+        certificate_user: str = "",
+        certificate_names: Sequence[str] = (),
         address: str = "",
     ) -> NatsUser | None:
         """Who says this of itself; None where nobody is asked.
@@ -110,15 +116,15 @@ class Gate:
         `address` is where it comes from. Raises NatsError when it is not let in.
         """
         user = None
-        if self.auth.required:
-            user = self._shared(options, nonce, names, address)
-            user = user or self._user(options, nonce, certified, names)
+        if self.auth.is_required:
+            user = self._find_shared_user(options, nonce, certificate_names, address)
+            user = user or self._find_nats_user(options, nonce, certificate_user, certificate_names)
         if options.account or options.new_account:
-            raise violation("it asks for an account, and there are none")
-        if options.protocol not in PROTOCOLS:
+            raise authorization_violation("it asks for an account, and there are none")
+        if options.protocol not in SUPPORTED_PROTOCOLS:
             raise NatsError(
                 Reason.BAD_CONNECT,
-                f"it speaks protocol {options.protocol}, expected one of {PROTOCOLS}",
+                f"it speaks protocol {options.protocol}, expected one of {SUPPORTED_PROTOCOLS}",
                 error_text="invalid client protocol",
                 closed_reason="Protocol Violation",
             )
@@ -131,96 +137,104 @@ class Gate:
             )
         return user
 
-    def _shared(
-        self, options: Options, nonce: str, names: Sequence[str], address: str
+    def _find_shared_user(
+        self, options: ConnectOptions, nonce: str, certificate_names: Sequence[str], address: str
     ) -> NatsUser | None:
         """The same of users of all doors; None for none of these."""
-        auth = options.words
+        auth = options.auth
         nkey = options.nkey
-        if nkey and not is_signed(nkey, options.sig, nonce.encode()):
+        if nkey and not verify_signature(nkey, options.sig, nonce.encode()):
             return None
-        return self.auth.at_all_doors(auth, nkey, certified=names, address=address)
+        return self.auth.find_shared_user(auth, nkey, certified=certificate_names, address=address)
 
-    def _user(
-        self, options: Options, nonce: str, certified: str, names: Sequence[str]
+    def _find_nats_user(
+        self,
+        options: ConnectOptions,
+        nonce: str,
+        certificate_user: str,
+        certificate_names: Sequence[str],
     ) -> NatsUser | None:
         auth = self.auth
-        if certified:
-            found = auth.named(certified)
+        if certificate_user:
+            found = auth.user_named(certificate_user)
         elif auth.token:
-            if auth.has_token(options.auth_token):
+            if auth.verify_token(options.auth_token):
                 return None
-            raise violation("it does not know the token")
+            raise authorization_violation("it does not know the token")
         elif not auth.users:
             found = None
         elif options.nkey:
-            found = auth.holder(options.nkey, options.sig, nonce.encode())
-        elif options.is_silent:
-            found = self.silent_user
+            found = auth.verify_nkey(options.nkey, options.sig, nonce.encode())
+        elif options.has_no_credentials:
+            found = self.anonymous_user
         else:
-            found = auth.user(options.user, options.password)
-        if found is None and names and (certified or options.is_silent):
-            shown = ", ".join(map(repr, names))[:_SHOWN_CHARACTERS]
-            raise violation(f"its certificate calls it {shown}, which is nobody here")
+            found = auth.verify_password(options.user, options.password)
+        if found is None and certificate_names and (certificate_user or options.has_no_credentials):
+            shown = ", ".join(map(repr, certificate_names))[:_QUOTED_CHARACTERS_MAX]
+            raise authorization_violation(f"its certificate calls it {shown}, which is nobody here")
         if found is None:
             nkey = options.nkey if options.nkey.startswith("U") else options.nkey and "an nkey"
-            who = nkey or options.user or certified or "nobody"  # A seed is nobody's name.
-            raise violation(f"it says to be {who!r}, and could not show it")
+            who = nkey or options.user or certificate_user or "nobody"  # A seed is nobody's name.
+            raise authorization_violation(f"it says to be {who!r}, and could not show it")
         return found
 
-    def grants(self, user: NatsUser | None) -> Grants | None:
+    def subject_grants(self, user: NatsUser | None) -> SubjectGrants | None:
         """What this user may do; None for everything."""
-        permissions = self.auth.permissions(user) if user else None
-        rights = self.rights(user)
+        permissions = self.auth.permissions_of(user) if user else None
+        rights = self.class_grants(user)
         if user is None or (permissions is None and rights is None):
             return None
-        key = (user.name or user.nkey, user.shared is not None)
-        found = self._grants.get(key)
+        key = (user.name or user.nkey, user.shared_user is not None)
+        found = self._subject_grants.get(key)
         if found is None:
             if rights is None:
-                found = Grants(permissions or Permissions(), self._table)
+                found = SubjectGrants(permissions or SubjectPermissions(), self._table)
             else:
-                found = ClassGrants(permissions, self._table, rights, self._classes)
-            self._grants[key] = found
+                found = ClassSubjectGrants(permissions, self._table, rights, self._classes)
+            self._subject_grants[key] = found
         return found
 
-    def guest_rights(self, user: NatsUser | None) -> Rights | None:
+    def local_session_grants(self, user: NatsUser | None) -> Grants | None:
         """What this user may do as a guest of the broker; None for everything."""
-        grants = self.grants(user)
-        if user is None or user.shared is not None or grants is None:
-            return self.rights(user)
+        grants = self.subject_grants(user)
+        if user is None or user.shared_user is not None or grants is None:
+            return self.class_grants(user)
         key = user.name or user.nkey
-        found = self._guest_rights.get(key)
+        found = self._local_session_grants.get(key)
         if found is None:
-            found = self._guest_rights[key] = GuestRights(grants, self._classes)
+            found = self._local_session_grants[key] = LocalSessionGrants(grants, self._classes)
         return found
 
-    def rights(self, user: NatsUser | None) -> Rights | None:
+    def class_grants(self, user: NatsUser | None) -> Grants | None:
         """What a user of all doors may do with classes; None for everything."""
-        if user is None or user.shared is None or self.auth.shared is None:
+        if user is None or user.shared_user is None or self.auth.shared_users is None:
             return None
-        return self.auth.shared.grants(user.shared)
+        return self.auth.shared_users.get_grants(user.shared_user)
 
 
-def connections_of(sessions: Mapping[int, NatsSession], name: str) -> int:
+def count_user_connections(sessions: Mapping[int, NatsSession], name: str) -> int:
     """How many a user of all doors has at this one."""
     users = (session.user for session in sessions.values())
-    return sum(1 for user in users if user is not None and user.shared and user.name == name)
+    return sum(1 for user in users if user is not None and user.shared_user and user.name == name)
 
 
-def is_same(one: NatsUser | None, other: NatsUser | None) -> bool:
+def is_same_user(user: NatsUser | None, other: NatsUser | None) -> bool:
     """Whether these are one user: of this door alone, or of all doors, whose limits may be others
     meanwhile."""
-    if one is None or other is None:
-        return one is other
-    return one == other if one.shared is None else bool(other.shared) and one.name == other.name
+    if user is None or other is None:
+        return user is other
+    return (
+        user == other
+        if user.shared_user is None
+        else bool(other.shared_user) and user.name == other.name
+    )
 
 
-def check_visits(visits: ConnectionLimits, user: NatsUser | None) -> None:
+def check_user_connections(connection_limits: ConnectionLimits, user: NatsUser | None) -> None:
     """Raises NatsError when a user of all doors has as many connections as it may."""
-    if user is not None and user.shared is not None:
+    if user is not None and user.shared_user is not None:
         try:
-            visits.check_user(user.shared)
+            connection_limits.check_user(user.shared_user)
         except RemoteProtocolError as error:
             raise NatsError(
                 error.reason,
@@ -230,7 +244,7 @@ def check_visits(visits: ConnectionLimits, user: NatsUser | None) -> None:
             ) from None
 
 
-def violation(sentence: str) -> NatsError:
+def authorization_violation(sentence: str) -> NatsError:
     """What a client is told that is not let in."""
     return NatsError(
         Reason.UNAUTHORIZED,

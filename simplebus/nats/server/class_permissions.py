@@ -16,215 +16,230 @@ import numpy.typing as npt
 
 from simplebus.core.message_class.message_class import MessageClass
 from simplebus.core.users.permissions import (
-    DEAD,
-    Called,
-    Right,
-    Rules,
-    Scope,
-    called_so,
-    is_private,
+    DEAD_LETTER_PREFIX,
+    AdminRight,
+    ClassIdentity,
+    ClassPermissions,
+    Grants,
+    PermissionRules,
+    Permissions,
+    has_private_channels,
+    unresolved_class,
 )
-from simplebus.core.users.permissions import Grants as Rights
-from simplebus.core.users.permissions import Permissions as RightsSaid
 from simplebus.nats import subjects
 from simplebus.nats.bus.convert import class_subject
-from simplebus.nats.bus.subjects import Asked, asked
-from simplebus.nats.limits import VERDICTS_MAX
-from simplebus.nats.server.permissions import Grants, Permissions, Verdicts
+from simplebus.nats.bus.subjects import ClassRequest, make_class_request
+from simplebus.nats.limits import CACHED_PERMISSIONS_MAX
+from simplebus.nats.server.permissions import PermissionCache, SubjectGrants, SubjectPermissions
 from simplebus.nats.server.subject_table import SubjectTable
 
 _INBOX, _ACKS, _CLASS = "_INBOX.", "$JS.ACK.", "class."
-_EVERYTHING = Scope(everything=True, allow=(), nothing=False, deny=())
-_NOTHING = Scope(everything=False, allow=(), nothing=True, deny=())
+_EVERYTHING = ClassPermissions(everything=True, allow=(), nothing=False, deny=())
+_NOTHING = ClassPermissions(everything=False, allow=(), nothing=True, deny=())
 
 
-class BoundClasses:
+class SubjectClasses:
     """Which classes a subject is bound to, and which class is being shown."""
 
     def __init__(self) -> None:
-        self.of: Callable[[bytes], Iterable[MessageClass]] = lambda subject: ()
+        self.find_classes: Callable[[bytes], Iterable[MessageClass]] = lambda subject: ()
         """The classes that a subject is bound to."""
-        self.may_speak: Callable[[str, bytes], bool] = lambda user, subject: True
+        self.can_publish: Callable[[str, bytes], bool] = lambda user, subject: True
         """Whether a user of all doors may publish on a subject."""
-        self.called: Callable[[str], tuple[int, str]] = lambda channel: (-1, "")
+        self.resolve_class_subject: Callable[[str], tuple[int, str]] = lambda channel: (-1, "")
         """Id and name of the class whose messages without a channel are on this one."""
-        self.keep_letters_of: Callable[[str], Sequence[Called]] = called_so
+        self.find_dead_letter_sources: Callable[[str], Sequence[ClassIdentity]] = unresolved_class
         """Which classes' dead letters are in the class of this name, without `dead.`."""
-        self.epoch: Callable[[], int] = lambda: 0
+        self.get_change_count: Callable[[], int] = lambda: 0
         """Changes when these, or their names, do."""
-        self.shown: MessageClass | None = None
+        self.source_class: MessageClass | None = None
         """Out of which class what is sent comes; None for what clients of this door publish."""
 
 
-class ClassGrants(Grants):
+class ClassSubjectGrants(SubjectGrants):
     """Grants of a user of all doors."""
 
     def __init__(
         self,
-        permissions: Permissions | None,
+        permissions: SubjectPermissions | None,
         table: SubjectTable,
-        rights: Rights,
-        classes: BoundClasses,
+        class_grants: Grants,
+        classes: SubjectClasses,
     ) -> None:
         """Without permissions of its own, see Rule 2."""
-        super().__init__(permissions or Permissions(), table)
-        self.rights = rights
-        self._has_own = permissions is not None
+        super().__init__(permissions or SubjectPermissions(), table)
+        self.class_grants = class_grants
+        self._has_own_patterns = permissions is not None
         self._classes = classes
-        self._own = self.publishing
-        self.publishing = _Epochs(table, self._may_publish, classes)
-        self._hearing: dict[tuple[tuple[str, ...], bool], Verdicts] = {}
+        self._own_publish_cache = self.publish_cache
+        self.publish_cache = _BindingPermissionCache(table, self._can_publish, classes)
+        self._delivery_filters: dict[tuple[tuple[str, ...], bool], PermissionCache] = {}
 
-    def _may_publish(self, name: str) -> bool:
+    def _can_publish(self, name: str) -> bool:
         subject = name.encode()
-        bound = list(self._classes.of(subject))
+        bound = list(self._classes.find_classes(subject))
         channel = subjects.to_text(subject)
         if bound:
             return all(
-                self.rights.publishing(cls.class_id, cls.name).allows(channel) for cls in bound
+                self.class_grants.publish_permissions(cls.class_id, cls.name).is_allowed(channel)
+                for cls in bound
             )
         if name.startswith(_CLASS):  # Others take it for one of that class.
-            return self.rights.publishing(*self._classes.called(channel)).allows("")
-        if self._has_own:
-            return self._own.one(subject)
-        return name.startswith((_INBOX, _ACKS)) or _is_free(self.rights.permissions.publish)
+            return self.class_grants.publish_permissions(
+                *self._classes.resolve_class_subject(channel)
+            ).is_allowed("")
+        if self._has_own_patterns:
+            return self._own_publish_cache.get(subject)
+        return name.startswith((_INBOX, _ACKS)) or _is_unrestricted(
+            self.class_grants.permissions.publish
+        )
 
-    def may_ask(self, asked: Asked, queue: bytes) -> bool:
-        return not self.is_denied(asked, queue)  # What is allowed is asked of the class itself.
+    def can_request_class(self, request: ClassRequest, queue: bytes) -> bool:
+        return not self.is_request_denied(
+            request, queue
+        )  # What is allowed is asked of the class itself.
 
-    def may_subscribe(self, subject: bytes, queue: bytes) -> bool:
-        if not (self.rights.permissions.wildcards or _is_whole(subject)):
+    def can_subscribe(self, subject: bytes, queue: bytes) -> bool:
+        if not (self.class_grants.permissions.wildcards or _names_one_channel(subject)):
             return False
-        return super().may_subscribe(subject, queue)
+        return super().can_subscribe(subject, queue)
 
-    def denied(self, subject: bytes, queue: bytes) -> tuple[str, ...]:
+    def denied_patterns(self, subject: bytes, queue: bytes) -> tuple[str, ...]:
         return ()  # Of what comes out of a class that says nothing: see Rule 1.
 
-    def filter(self, subject: bytes, queue: bytes) -> Verdicts | None:
-        own = super().denied(subject, queue), subjects.is_literal(subject)
-        found = self._hearing.get(own)
+    def delivery_filter(self, subject: bytes, queue: bytes) -> PermissionCache | None:
+        own = super().denied_patterns(subject, queue), subjects.is_literal(subject)
+        found = self._delivery_filters.get(own)
         if found is None:
-            judge = self._judge(self._filter_of(own[0]))
-            found = _Shown(self._table, judge, self._classes, self.rights, is_whole=own[1])
-            if len(self._hearing) >= VERDICTS_MAX:
-                self._hearing.clear()
-            self._hearing[own] = found
+            judge = self._make_denied_check(self._filter_for_patterns(own[0]))
+            found = _DeliveryPermissionCache(
+                self._table, judge, self._classes, self.class_grants, is_literal=own[1]
+            )
+            if len(self._delivery_filters) >= CACHED_PERMISSIONS_MAX:
+                self._delivery_filters.clear()
+            self._delivery_filters[own] = found
         return found
 
-    def _judge(self, own: Verdicts | None) -> Callable[[str], bool]:
+    def _make_denied_check(self, own: PermissionCache | None) -> Callable[[str], bool]:
         """Says whether a subject is not to be heard."""
-        rights, classes = self.rights, self._classes
+        rights, classes = self.class_grants, self._classes
 
         def is_denied(name: str) -> bool:
             subject = name.encode()
-            bound = list(classes.of(subject))
+            bound = list(classes.find_classes(subject))
             if bound:
                 channel = subjects.to_text(subject)
                 return not all(
-                    rights.subscribing(cls.class_id, cls.name).allows(channel) for cls in bound
+                    rights.subscribe_permissions(cls.class_id, cls.name).is_allowed(channel)
+                    for cls in bound
                 )
-            if own is not None and own.one(subject):
+            if own is not None and own.get(subject):
                 return True
-            if self._has_own or name.startswith(_INBOX):
+            if self._has_own_patterns or name.startswith(_INBOX):
                 return False
-            return not _is_free(rights.permissions.subscribe)
+            return not _is_unrestricted(rights.permissions.subscribe)
 
         return is_denied
 
 
-class GuestRights(Rights):
+class LocalSessionGrants(Grants):
     """What a user of this door alone, who may not do everything, may do as a guest of the broker:
     what it publishes was judged before; which classes it may not ask for, its patterns say."""
 
-    def __init__(self, grants: Grants, classes: BoundClasses) -> None:
-        super().__init__(RightsSaid(), classes.keep_letters_of)
+    def __init__(self, grants: SubjectGrants, classes: SubjectClasses) -> None:
+        super().__init__(Permissions(), classes.find_dead_letter_sources)
         self._grants = grants
 
-    def subscribing(self, class_id: int, name: str) -> Scope:
-        is_denied = self._grants.is_denied(asked_for(class_id, name, classes=self._called))
+    def subscribe_permissions(self, class_id: int, name: str) -> ClassPermissions:
+        is_denied = self._grants.is_request_denied(
+            class_request(class_id, name, find_dead_letter_sources=self._resolve_class_name)
+        )
         return _NOTHING if is_denied else _EVERYTHING
 
 
-class _Epochs(Verdicts):
+class _BindingPermissionCache(PermissionCache):
     """Verdicts that are forgotten when bindings change."""
 
     def __init__(
-        self, table: SubjectTable, judge: Callable[[str], bool], classes: BoundClasses
+        self, table: SubjectTable, judge: Callable[[str], bool], classes: SubjectClasses
     ) -> None:
         super().__init__(table, judge)
         self._classes = classes
-        self._epoch = 0
+        self._change_count = 0
 
-    def one(self, subject: bytes) -> bool:
-        self._renew()
-        return super().one(subject)
+    def get(self, subject: bytes) -> bool:
+        self._clear_if_changed()
+        return super().get(subject)
 
-    def of(self, numbers: npt.NDArray[np.int32]) -> npt.NDArray[np.bool_]:
-        self._renew()
-        return super().of(numbers)
+    def get_many(self, numbers: npt.NDArray[np.int32]) -> npt.NDArray[np.bool_]:
+        self._clear_if_changed()
+        return super().get_many(numbers)
 
-    def _renew(self) -> None:
-        epoch = self._classes.epoch()
-        if epoch != self._epoch:
-            self._epoch = epoch
-            self.forget()
+    def _clear_if_changed(self) -> None:
+        epoch = self._classes.get_change_count()
+        if epoch != self._change_count:
+            self._change_count = epoch
+            self.clear()
 
 
-class _Shown(_Epochs):
+class _DeliveryPermissionCache(_BindingPermissionCache):
     """Of what is heard: what comes out of a class is judged by that."""
 
     def __init__(
         self,
         table: SubjectTable,
         judge: Callable[[str], bool],
-        classes: BoundClasses,
-        rights: Rights,
+        classes: SubjectClasses,
+        class_grants: Grants,
         *,
-        is_whole: bool,
+        is_literal: bool,
     ) -> None:
         """`is_whole` says whether that is one subject, by its whole name."""
         super().__init__(table, judge, classes)
-        self._rights = rights
-        self._is_whole = is_whole
+        self._class_grants = class_grants
+        self._is_literal = is_literal
 
-    def one(self, subject: bytes) -> bool:
-        shown = self._classes.shown
+    def get(self, subject: bytes) -> bool:
+        shown = self._classes.source_class
         if shown is None:
-            return super().one(subject)
-        if is_private(shown.name) and not (
-            self._is_whole or self._rights.has(Right.FETCH, shown.class_id, shown.name)
+            return super().get(subject)
+        if has_private_channels(shown.name) and not (
+            self._is_literal
+            or self._class_grants.has_right(AdminRight.FETCH, shown.class_id, shown.name)
         ):
             return True
-        scope: Scope = self._rights.subscribing(shown.class_id, shown.name)
+        scope: ClassPermissions = self._class_grants.subscribe_permissions(
+            shown.class_id, shown.name
+        )
         is_plain = subject == class_subject(shown.class_id, shown.name)
-        return not scope.allows("" if is_plain else subjects.to_text(subject))
+        return not scope.is_allowed("" if is_plain else subjects.to_text(subject))
 
 
-def asked_for(
+def class_request(
     class_id: int,
     name: str,
     *,
-    classes: Callable[[str], Sequence[Called]],
-    behind: tuple[str, ...] = (),
+    find_dead_letter_sources: Callable[[str], Sequence[ClassIdentity]],
+    option_tokens: tuple[str, ...] = (),
     is_new: bool = False,
-) -> Asked:
+) -> ClassRequest:
     """Of a class: how it is asked for. `classes` says of the name of one without `dead.` whose
     letters it keeps. One that `is_new` is only allowed as it was called."""
     own: list[int | str] = [name] if name else []
     others: list[int | str] = []
     (others if is_new and name else own).append(class_id)
-    if name.startswith(DEAD):
-        for id_, called in classes(name.removeprefix(DEAD)):
+    if name.startswith(DEAD_LETTER_PREFIX):
+        for id_, called in find_dead_letter_sources(name.removeprefix(DEAD_LETTER_PREFIX)):
             others += [each for each in (id_, called) if each not in (-1, "")]
-    return asked([each for each in own if each != -1], others, behind)
+    return make_class_request([each for each in own if each != -1], others, option_tokens)
 
 
-def _is_whole(subject: bytes) -> bool:
+def _names_one_channel(subject: bytes) -> bool:
     """Whether this names each channel that is to be heard, or is one's own inbox."""
     if subject.startswith(_INBOX.encode()):
         subject = b".".join(subject.split(b".")[:2])
     return subjects.is_literal(subject)
 
 
-def _is_free(rules: Rules) -> bool:
+def _is_unrestricted(rules: PermissionRules) -> bool:
     return rules.allow is None

@@ -13,18 +13,18 @@ from typing import Protocol
 from simplebus.nats.limits import OUTPUT_PIECE_BYTES
 
 
-class Source(Protocol):
+class OutboxSource(Protocol):
     """Something that has more to be sent, and writes it when there is room for it."""
 
     @property
     def is_idle(self) -> bool:
         """Whether it has nothing."""
 
-    def take(self, tick: int) -> bytes:
+    def encode_next(self, tick: int) -> bytes:
         """The next bytes; they count as sent. Empty when there are none, or none were found yet."""
 
 
-class Outbox:
+class NatsOutbox:
     """`peek` and `sent` alternate: what peek showed is valid until the next change."""
 
     def __init__(self) -> None:
@@ -32,7 +32,7 @@ class Outbox:
         """Bytes taken so far."""
         self.pending_bytes = 0
         """Bytes that wait."""
-        self.more: Source | None = None
+        self.source: OutboxSource | None = None
         """What goes when nothing else waits."""
         self._pieces: deque[memoryview] = deque()
         self._tail = bytearray()
@@ -41,28 +41,28 @@ class Outbox:
     @property
     def is_idle(self) -> bool:
         """Whether nothing waits to be sent."""
-        return not self.pending_bytes and (self.more is None or self.more.is_idle)
+        return not self.pending_bytes and (self.source is None or self.source.is_idle)
 
-    def put(self, piece: bytes | bytearray | memoryview) -> None:
+    def append(self, piece: bytes | bytearray | memoryview) -> None:
         """Queue bytes."""
         size = len(piece)
         self.pending_bytes += size
         if size < OUTPUT_PIECE_BYTES:
             self._tail += piece
             if len(self._tail) >= OUTPUT_PIECE_BYTES:
-                self._end_tail()
+                self._finish_tail()
             return
-        self._end_tail()
+        self._finish_tail()
         self._pieces.append(memoryview(piece))
 
-    reply = put
+    reply = append
 
-    def _end_tail(self) -> None:
+    def _finish_tail(self) -> None:
         if self._tail:
             self._pieces.append(memoryview(self._tail))
             self._tail = bytearray()
 
-    def buffers(self) -> Iterator[tuple[int, int]]:
+    def iter_buffers(self) -> Iterator[tuple[int, int]]:
         """What is kept, as (identity, bytes): some of it may wait for others, too."""
         for piece in self._pieces:
             yield id(piece.obj), memoryview(piece.obj).nbytes
@@ -71,10 +71,10 @@ class Outbox:
     def peek(self, tick: int) -> memoryview:
         """The next bytes to send; empty when there are none."""
         if not self._pieces:
-            self._end_tail()
-            if not self._pieces and self.more is not None:
-                self.put(self.more.take(tick))
-                self._end_tail()
+            self._finish_tail()
+            if not self._pieces and self.source is not None:
+                self.append(self.source.encode_next(tick))
+                self._finish_tail()
             if not self._pieces:
                 return memoryview(b"")
         return self._pieces[0]

@@ -17,28 +17,33 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from simplebus.core.channel.subscription_index import Sublist
-from simplebus.core.limits import EXPLAINED_CHARACTERS, Limits
-from simplebus.core.protocol.inquiry import Listener
+from simplebus.core.channel.subscription_index import SubscriptionIndex
+from simplebus.core.limits import INQUIRY_TEXT_CHARACTERS_MAX, Limits
+from simplebus.core.protocol.inquiry import ListenerInfo
 from simplebus.nats import subjects
-from simplebus.nats.limits import JOINED_MAX, SCATTERED_PART, SUBJECTS_MAX, TIDIED_AT_ONCE
-from simplebus.nats.protocol.events import MixedBatch, Indexes, UniformBatch
-from simplebus.nats.server.queue_group import Dice, JoinedGroup, QueueGroup
+from simplebus.nats.limits import (
+    MERGED_GROUPS_MAX,
+    REMOVALS_PER_TICK_MAX,
+    SCATTERED_FRACTION,
+    SUBJECTS_MAX,
+)
+from simplebus.nats.protocol.events import Indexes, MixedBatch, UniformBatch
+from simplebus.nats.server.queue_group import MergedQueueGroup, QueueGroup, RandomNumbers
 from simplebus.nats.server.subject_table import SubjectTable
-from simplebus.nats.server.subscription import Sink, Subscription
-from simplebus.nats.server.subscription_memory import Interest, limit_of
+from simplebus.nats.server.subscription import NatsSubscription, SubjectSink
+from simplebus.nats.server.subscription_memory import SubscriptionMemory, memory_limit
 
-Sinks: TypeAlias = tuple[Sink, ...]
+SubjectSinks: TypeAlias = tuple[SubjectSink, ...]
 
 _UNKNOWN = -1
-_NEVER = (-1, -1)
+_NO_GENERATION = (-1, -1)
 
 
-_LOOKED_RESULTS = 4096
+_SAMPLED_RESULTS = 4096
 
 
 @dataclass(frozen=True, slots=True)
-class RoutesStatistics:
+class SubjectRoutesStatistics:
     """A snapshot."""
 
     subscriptions: int
@@ -57,28 +62,30 @@ class RoutesStatistics:
     """and how many it are on average."""
 
 
-class Routes:
+class SubjectRoutes:
     """Of one front."""
 
     def __init__(self, generator: np.random.Generator, bus: Limits | None = None) -> None:
         """`bus` says what the bus may hold, of which subscriptions may take a part."""
         self.table = SubjectTable()
-        self.interest = Interest(limit_of(bus or Limits()))
-        self.subscriptions = 0
+        self.subscription_memory = SubscriptionMemory(memory_limit(bus or Limits()))
+        self.subscription_count = 0
         """How many clients have."""
-        self.heard: Callable[[bool], None] = lambda is_heard: None
+        self.on_has_subscriptions: Callable[[bool], None] = lambda is_heard: None
         """Called when the first one comes, and when the last one goes."""
-        self.has_twins = False
+        self.has_repeated_sinks = False
         """Whether a sink may be there for two subjects that both match."""
-        self._dice = Dice(generator)
-        self._sublist: Sublist[Sink] = Sublist(check=lambda pattern: pattern)
+        self._random = RandomNumbers(generator)
+        self._sublist: SubscriptionIndex[SubjectSink] = SubscriptionIndex(
+            check=lambda pattern: pattern
+        )
         self._groups: dict[tuple[bytes, bytes], QueueGroup] = {}
-        self._abandoned: deque[Subscription] = deque()
-        self._joined: dict[tuple[QueueGroup, ...], JoinedGroup] = {}
-        self._results: dict[Sinks, int] = {}
-        self._sinks: list[Sinks] = []
-        self._result_of = np.full(SUBJECTS_MAX, _UNKNOWN, np.int32)
-        self._valid_for = _NEVER
+        self._abandoned: deque[NatsSubscription] = deque()
+        self._merged_groups: dict[tuple[QueueGroup, ...], MergedQueueGroup] = {}
+        self._results: dict[SubjectSinks, int] = {}
+        self._sinks: list[SubjectSinks] = []
+        self._result_by_subject = np.full(SUBJECTS_MAX, _UNKNOWN, np.int32)
+        self._result_generation = _NO_GENERATION
 
     @property
     def generation(self) -> int:
@@ -89,50 +96,50 @@ class Routes:
         """Pairs of a subject and a sink."""
         return len(self._sublist)
 
-    def statistics(self) -> RoutesStatistics:
+    def statistics(self) -> SubjectRoutesStatistics:
         """A snapshot."""
-        widths = [len(sinks) for sinks in islice(self._sinks, _LOOKED_RESULTS)]
-        return RoutesStatistics(
-            subscriptions=self.subscriptions,
-            inserts=self._sublist.inserts,
-            removes=self._sublist.inserts - len(self._sublist),
-            searches=self._sublist.searches,
+        widths = [len(sinks) for sinks in islice(self._sinks, _SAMPLED_RESULTS)]
+        return SubjectRoutesStatistics(
+            subscriptions=self.subscription_count,
+            inserts=self._sublist.insert_count,
+            removes=self._sublist.insert_count - len(self._sublist),
+            searches=self._sublist.search_count,
             results=len(self._sinks),
             widest=max(widths, default=0),
             mean_width=sum(widths) / len(widths) if widths else 0.0,
         )
 
-    def add(self, subject: bytes, sink: Sink) -> None:
+    def add(self, subject: bytes, sink: SubjectSink) -> None:
         """What matches this legal subject is for the sink."""
         self._sublist.insert(subjects.index_key(subject), sink)
 
-    def remove(self, subject: bytes, sink: Sink) -> None:
+    def remove(self, subject: bytes, sink: SubjectSink) -> None:
         """No longer."""
         self._sublist.remove(subjects.index_key(subject), sink)
 
-    def subscribe(self, subscription: Subscription) -> bool:
+    def subscribe(self, subscription: NatsSubscription) -> bool:
         """The same for a subscription, which may be one of a group. Returns whether there is room
         for it."""
-        if not self.interest.take(subscription):
+        if not self.subscription_memory.reserve(subscription):
             return False
-        self._count(1)
+        self._change_subscription_count(1)
         subject, queue = subscription.subject, subscription.queue
         if not queue:
             self.add(subject, subscription)
             return True
         group = self._groups.get((subject, queue))
         if group is None:
-            group = self._groups[subject, queue] = QueueGroup(self._dice, subject, queue)
+            group = self._groups[subject, queue] = QueueGroup(self._random, subject, queue)
             self.add(subject, group)
-            self._joined.clear()
+            self._merged_groups.clear()
         group.add(subscription)  # It may be one that is empty, and not tidied away yet.
         return True
 
-    def unsubscribe(self, subscription: Subscription) -> None:
+    def unsubscribe(self, subscription: NatsSubscription) -> None:
         """No longer."""
-        self._count(-1)
-        self.interest.leave(subscription)
-        self.interest.give(subscription)
+        self._change_subscription_count(-1)
+        self.subscription_memory.uncharge_account(subscription)
+        self.subscription_memory.free(subscription)
         subject, queue = subscription.subject, subscription.queue
         if not queue:
             self.remove(subject, subscription)
@@ -140,24 +147,24 @@ class Routes:
         group = self._groups[subject, queue]
         group.remove(subscription)
         if not group.members:
-            self._forget(group)
+            self._remove_group(group)
 
-    def _forget(self, group: QueueGroup) -> None:
+    def _remove_group(self, group: QueueGroup) -> None:
         del self._groups[group.subject, group.queue]
         self.remove(group.subject, group)
-        self._joined.clear()
+        self._merged_groups.clear()
 
-    def abandon(self, subscription: Subscription) -> None:
+    def abandon(self, subscription: NatsSubscription) -> None:
         """No longer, and what it leaves behind is forgotten later: see `tidy`."""
-        self._count(-1)
-        self.interest.leave(subscription)
-        subscription.is_over = True
+        self._change_subscription_count(-1)
+        self.subscription_memory.uncharge_account(subscription)
+        subscription.has_ended = True
         subject, queue = subscription.subject, subscription.queue
         if queue:
             group = self._groups[subject, queue]
             group.remove(subscription)
             if group.members:  # Which pay for it.
-                self.interest.give(subscription)
+                self.subscription_memory.free(subscription)
                 return
         self._abandoned.append(subscription)
 
@@ -166,33 +173,33 @@ class Routes:
         """Whether there is something for `tidy` to do."""
         return bool(self._abandoned)
 
-    def tidy(self) -> None:
+    def remove_abandoned(self) -> None:
         """Forget some of what was left behind."""
-        for _ in range(min(TIDIED_AT_ONCE, len(self._abandoned))):
+        for _ in range(min(REMOVALS_PER_TICK_MAX, len(self._abandoned))):
             subscription = self._abandoned.popleft()
             subject, queue = subscription.subject, subscription.queue
             group = self._groups.get((subject, queue)) if queue else None
             if not queue:
                 self.remove(subject, subscription)
             elif group is not None and not group.members:
-                self._forget(group)
-            self.interest.give(subscription)
+                self._remove_group(group)
+            self.subscription_memory.free(subscription)
 
-    def _count(self, more: int) -> None:
-        before, self.subscriptions = self.subscriptions, self.subscriptions + more
-        if not (before and self.subscriptions):
-            self.heard(self.subscriptions > 0)
+    def _change_subscription_count(self, more: int) -> None:
+        before, self.subscription_count = self.subscription_count, self.subscription_count + more
+        if not (before and self.subscription_count):
+            self.on_has_subscriptions(self.subscription_count > 0)
 
-    def of(self, subject: bytes) -> Sinks:
+    def match(self, subject: bytes) -> SubjectSinks:
         """Where a message on this subject goes."""
         sinks = self._sublist.match(subjects.index_key(subject))
-        if self.has_twins:
+        if self.has_repeated_sinks:
             sinks = tuple(dict.fromkeys(sinks))
         if len(sinks) > 1 and len(self._groups) > 1:
-            return self._join(sinks)
+            return self._merge_groups(sinks)
         return sinks
 
-    def _join(self, sinks: Sinks) -> Sinks:
+    def _merge_groups(self, sinks: SubjectSinks) -> SubjectSinks:
         """Groups with the same queue name count as one, whatever their members subscribed to."""
         groups = [sink for sink in sinks if isinstance(sink, QueueGroup)]
         names: dict[bytes, list[QueueGroup]] = {}
@@ -200,25 +207,27 @@ class Routes:
             names.setdefault(group.queue, []).append(group)
         if len(names) == len(groups):
             return sinks
-        joined: list[Sink] = [sink for sink in sinks if not isinstance(sink, QueueGroup)]
+        joined: list[SubjectSink] = [sink for sink in sinks if not isinstance(sink, QueueGroup)]
         for those in names.values():
             key = tuple(those)
             if len(key) == 1:
                 joined.append(key[0])
                 continue
-            found = self._joined.get(key)
+            found = self._merged_groups.get(key)
             if found is None:
-                if len(self._joined) >= JOINED_MAX:
-                    self._joined.clear()
-                    self._valid_for = _NEVER  # Results lead to them, too.
-                found = self._joined[key] = JoinedGroup(self._dice, key)
+                if len(self._merged_groups) >= MERGED_GROUPS_MAX:
+                    self._merged_groups.clear()
+                    self._result_generation = _NO_GENERATION  # Results lead to them, too.
+                found = self._merged_groups[key] = MergedQueueGroup(self._random, key)
             joined.append(found)
         return tuple(joined)
 
-    def split(self, numbers: npt.NDArray[np.int32]) -> Iterator[tuple[Sinks, Indexes | None]]:
+    def split_by_sinks(
+        self, numbers: npt.NDArray[np.int32]
+    ) -> Iterator[tuple[SubjectSinks, Indexes | None]]:
         """Where messages on the subjects with these numbers go: sinks, and the positions of the
         messages that are for them; None for all."""
-        results = self._results_of(numbers)
+        results = self._look_up_results(numbers)
         if (results == results[0]).all():
             yield self._sinks[results[0]], None
             return
@@ -227,47 +236,54 @@ class Routes:
         for rows in np.split(order, cuts):
             yield self._sinks[results[rows[0]]], rows
 
-    def each(self, numbers: npt.NDArray[np.int32]) -> list[Sinks]:
+    def match_each(self, numbers: npt.NDArray[np.int32]) -> list[SubjectSinks]:
         """Where messages on the subjects with these numbers go, one by one."""
-        return [self._sinks[result] for result in self._results_of(numbers).tolist()]
+        return [self._sinks[result] for result in self._look_up_results(numbers).tolist()]
 
     def is_scattered(self, numbers: npt.NDArray[np.int32]) -> bool:
         """Whether subjects with these numbers lead to so many different sinks that a message is
         better put to them by itself."""
-        results = self._results_of(numbers)
-        most = len(numbers) * SCATTERED_PART
+        results = self._look_up_results(numbers)
+        most = len(numbers) * SCATTERED_FRACTION
         return bool((results != results[0]).any()) and len(np.unique(results)) > most
 
-    def _results_of(self, numbers: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
+    def _look_up_results(self, numbers: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
         valid_for = (self._sublist.generation, self.table.generation)
-        if valid_for != self._valid_for:
-            self._valid_for = valid_for
+        if valid_for != self._result_generation:
+            self._result_generation = valid_for
             self._results.clear()
             self._sinks.clear()
-            self._result_of.fill(_UNKNOWN)
-        results = self._result_of[numbers]
+            self._result_by_subject.fill(_UNKNOWN)
+        results = self._result_by_subject[numbers]
         unknown = results == _UNKNOWN
         if unknown.any():
             for number in np.unique(numbers[unknown]).tolist():
-                self._result_of[number] = self._result(self.of(self.table.names[number]))
-            results = self._result_of[numbers]
+                self._result_by_subject[number] = self._result_number(
+                    self.match(self.table.names[number])
+                )
+            results = self._result_by_subject[numbers]
         return results
 
-    def takers(self, messages: UniformBatch | MixedBatch) -> Iterator[tuple[Sink, Indexes | None]]:
+    def iter_sinks(
+        self, messages: UniformBatch | MixedBatch
+    ) -> Iterator[tuple[SubjectSink, Indexes | None]]:
         """Where messages go that come from elsewhere: a sink, and the positions of those that are
         for it; None for all. A mix has its own names."""
         if isinstance(messages, UniformBatch):
-            yield from ((sink, None) for sink in self.of(messages.first_message.subject))
+            yield from ((sink, None) for sink in self.match(messages.first_message.subject))
             return
-        names, numbers = messages.subject_names or (), dict[Sink, list[int]]()
+        names, numbers = messages.subject_names or (), dict[SubjectSink, list[int]]()
         for number, name in enumerate(names):
-            for sink in self.of(name):
+            for sink in self.match(name):
                 numbers.setdefault(sink, []).append(number)
         for sink, those in numbers.items():
             everything = len(those) == len(names)
-            yield sink, None if everything else np.flatnonzero(np.isin(messages.subject_numbers, those))
+            yield (
+                sink,
+                None if everything else np.flatnonzero(np.isin(messages.subject_numbers, those)),
+            )
 
-    def _result(self, sinks: Sinks) -> int:
+    def _result_number(self, sinks: SubjectSinks) -> int:
         number = self._results.get(sinks)
         if number is None:
             number = self._results[sinks] = len(self._sinks)
@@ -275,26 +291,26 @@ class Routes:
         return number
 
 
-class Listening:
+class ChannelListeners:
     """Of one front. See `core.explaining_channels.Hearers`."""
 
-    def __init__(self, routes: Routes) -> None:
+    def __init__(self, routes: SubjectRoutes) -> None:
         self._routes = routes
 
-    def find_listeners(self, channel: str, max_count: int) -> tuple[list[Listener], int]:
+    def find_listeners(self, channel: str, max_count: int) -> tuple[list[ListenerInfo], int]:
         """Subscriptions and queue groups, up to so many, and how many were left out."""
         subject = channel.encode()
-        found: list[Listener] = []
+        found: list[ListenerInfo] = []
         left_out = 0
-        for sink in self._routes.of(subject):
+        for sink in self._routes.match(subject):
             queue, members = b"", 1
-            if isinstance(sink, QueueGroup | JoinedGroup):
-                there = sink.current()
+            if isinstance(sink, QueueGroup | MergedQueueGroup):
+                there = sink.current_members()
                 members = len(there)
                 if not members:
                     continue
                 one, queue = there[0], there[0].queue
-            elif isinstance(sink, Subscription) and sink.takes(subject, None):
+            elif isinstance(sink, NatsSubscription) and sink.accepts(subject, None):
                 one = sink
             else:
                 continue  # A class that the subject is bound to, say.
@@ -302,15 +318,15 @@ class Listening:
                 left_out += 1
                 continue
             found.append(
-                Listener(
-                    pattern=_text(one.subject),
-                    queue=_text(queue),
+                ListenerInfo(
+                    pattern=_to_short_text(one.subject),
+                    queue=_to_short_text(queue),
                     members=members,
-                    peer=one.session.peer[:EXPLAINED_CHARACTERS],
+                    peer=one.session.peer[:INQUIRY_TEXT_CHARACTERS_MAX],
                 )
             )
         return found, left_out
 
 
-def _text(subject: bytes) -> str:
-    return subject.decode("utf-8", "backslashreplace")[:EXPLAINED_CHARACTERS]
+def _to_short_text(subject: bytes) -> str:
+    return subject.decode("utf-8", "backslashreplace")[:INQUIRY_TEXT_CHARACTERS_MAX]

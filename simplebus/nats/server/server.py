@@ -21,46 +21,46 @@ from simplebus.core.limits import HEADROOM_BYTES, Limits
 from simplebus.core.protocol.receive_buffer import ReceiveBuffer
 from simplebus.nats import subjects
 from simplebus.nats.bus.acked import AckedSubscription
-from simplebus.nats.bus.bus_session import Classes
+from simplebus.nats.bus.bus_session import BusAdapter
 from simplebus.nats.errors import NatsError, error_line, stale_connection
 from simplebus.nats.limits import (
-    DROPPED_AT_ONCE,
-    EVENT_BYTES,
+    BLOCKED_READ_INTERVAL_SECONDS,
+    DELIVERY_COST_BYTES,
+    EVENT_COST_BYTES,
     FIRST_PING_SECONDS,
-    HELD_SECONDS,
-    KEPT_BYTES_MIN,
-    SUBSCRIPTION_BYTES,
-    TAKER_BYTES,
+    IMMEDIATE_REMOVALS_MAX,
+    PARTIAL_COMMAND_BYTES_MIN,
+    SUBSCRIBE_COST_BYTES,
 )
 from simplebus.nats.protocol import encode, handshake
 from simplebus.nats.protocol.events import (
-    Connect,
     ClientEvent,
+    Connect,
+    Indexes,
     MixedBatch,
     Ping,
     Pong,
-    Indexes,
     Pub,
-    UniformBatch,
     Sub,
+    UniformBatch,
     Unsub,
     iter_messages,
 )
 from simplebus.nats.protocol.parser import NatsParser
 from simplebus.nats.server.authenticate import (
-    Gate,
-    check_visits,
-    connections_of,
-    is_same,
-    violation,
+    Authenticator,
+    authorization_violation,
+    check_user_connections,
+    count_user_connections,
+    is_same_user,
 )
-from simplebus.nats.server.class_permissions import BoundClasses
-from simplebus.nats.server.permissions import Replies
-from simplebus.nats.server.routes import Routes, Sinks
-from simplebus.nats.server.session import NatsSession, Written
-from simplebus.nats.server.slow_consumers import Limited, Pace
-from simplebus.nats.server.subscription import Sink, Subscription
-from simplebus.nats.server.subscription_memory import limit_of
+from simplebus.nats.server.class_permissions import SubjectClasses
+from simplebus.nats.server.permissions import OpenReplies
+from simplebus.nats.server.routes import SubjectRoutes, SubjectSinks
+from simplebus.nats.server.session import EncodedBatches, NatsSession
+from simplebus.nats.server.slow_consumers import NatsRateLimits, SlowConsumerMonitor
+from simplebus.nats.server.subscription import NatsSubscription, SubjectSink
+from simplebus.nats.server.subscription_memory import memory_limit
 from simplebus.nats.server.users import NatsAuth, NatsUser
 from simplebus.nats.settings import NatsSettings
 from simplebus.nats.statistics import NatsServerStatistics, collect_statistics
@@ -68,10 +68,10 @@ from simplebus.nats.statistics import NatsServerStatistics, collect_statistics
 _OK = b"+OK\r\n"
 _PING = b"PING\r\n"
 _PONG = b"PONG\r\n"
-_TOO_MANY = error_line("maximum subscriptions exceeded")
+_TOO_MANY_SUBSCRIPTIONS = error_line("maximum subscriptions exceeded")
 
 
-class Front:
+class NatsServer:
     """See the module's law for how it is driven."""
 
     def __init__(
@@ -93,87 +93,95 @@ class Front:
         self.sessions: dict[int, NatsSession] = {}
         """By client id."""
         bus = broker.settings.limits if broker else Limits()
-        self.routes = Routes(np.random.default_rng(seed), bus)
-        bound = BoundClasses()
-        self.gate = Gate(self.settings.auth, self.routes.table, secret, bound)
-        self.denied = 0
+        self.routes = SubjectRoutes(np.random.default_rng(seed), bus)
+        bound = SubjectClasses()
+        self.authenticator = Authenticator(self.settings.auth, self.routes.table, secret, bound)
+        self.denied_count = 0
         """How often something was asked for that permissions do not allow."""
-        self.slow_consumers = 0
+        self.slow_consumer_count = 0
         """Clients cut off because they took too little."""
-        self.gone_in_messages = self.gone_in_bytes = 0
-        self.gone_out_messages = self.gone_out_bytes = 0
+        self.closed_in_messages = self.closed_in_bytes = 0
+        self.closed_out_messages = self.closed_out_bytes = 0
         """Of clients that are gone."""
-        self.pace = Pace(self.settings.limits, total=bus.total_pending_bytes)
+        self.slow_consumer_monitor = SlowConsumerMonitor(
+            self.settings.limits, total_pending_bytes=bus.total_pending_bytes
+        )
         self.next_client_id = 1
-        self._ready: dict[NatsSession, None] = {}
-        self._gathering: list[NatsSession] = []
+        self._ready_sessions: dict[NatsSession, None] = {}
+        self._gathering_sessions: list[NatsSession] = []
         """For whom something is gathered of the batch that is looked at."""
-        self._made = 0
+        self._output_bytes = 0
         """Bytes that were written of the read that is looked at."""
-        self._cut: list[tuple[NatsSession, NatsError]] = []
-        self._faults: list[Exception] = []
-        self.classes: Classes | None = None
-        self.limited = Limited(broker)
+        self._disconnecting: list[tuple[NatsSession, NatsError]] = []
+        self._errors: list[Exception] = []
+        self.bus_adapter: BusAdapter | None = None
+        self.rate_limits = NatsRateLimits(broker)
         if broker is not None:
-            self.classes = Classes(
+            self.bus_adapter = BusAdapter(
                 broker,
                 self.routes,
                 deliver=self.deliver,
-                weigh=self._weigh,
-                cut=self.cut,
-                fault=self._note_fault,
-                bound=bound,
+                add_read_cost=self._add_read_cost,
+                disconnect=self.disconnect,
+                on_error=self._on_error,
+                subject_classes=bound,
             )
             broker.connection_limits.external_counters.append(
-                partial(connections_of, self.sessions)
+                partial(count_user_connections, self.sessions)
             )
-        self._due: list[tuple[float, int]] = []
+        self._liveness_checks: list[tuple[float, int]] = []
         """When to look after which client: a heap, with each client once."""
 
     # Sessions ------------------------------------------------------------------------------------
 
-    def open(
-        self, peer: str, *, ip: str = "", host: str = "", port: int = 0, is_early: bool = False
+    def open_session(
+        self,
+        peer: str,
+        *,
+        ip: str = "",
+        host: str = "",
+        port: int = 0,
+        is_handshake_pending: bool = False,
     ) -> NatsSession:
         """A client has connected to this host and port, from this address. If that is early,
         something else comes before it may speak; then `start` says that it may."""
-        settings, gate, client_id = self.settings, self.gate, self.next_client_id
+        settings, gate, client_id = self.settings, self.authenticator, self.next_client_id
         self.next_client_id += 1
-        info = handshake.info(
+        info = handshake.make_info(
             settings,
             server_id=self.server_id,
             host=host,
             port=port,
             client_id=client_id,
             client_ip=ip,
-            auth_required=self.gate.asks,
-            nonce=gate.nonce(client_id),
+            auth_required=self.authenticator.requires_connect,
+            nonce=gate.make_nonce(client_id),
         )
         session = NatsSession(
             info,
             NatsParser(settings.limits, self.routes.table),
             peer=peer,
-            pending_mark=self.pace.mark,
-            ready=self._make_ready,
-            gathers=self._gathering.append,
-            end=self._end,
-            overflow=self._fell_behind,
+            slow_pending_bytes=self.slow_consumer_monitor.slow_pending_bytes,
+            on_ready=self._on_ready,
+            on_gathering=self._gathering_sessions.append,
+            on_subscription_complete=self._end_subscription,
+            on_slow=self._on_slow,
         )
-        session.is_connected = not gate.auth.required
-        self.limited.open(session)
+        session.is_identified = not gate.auth.is_required
+        self.rate_limits.start_session(session)
         self.sessions[client_id] = session
         session.send(info.line())
-        if not is_early:
-            self.start(session)
+        if not is_handshake_pending:
+            self.start_idle_timer(session)
         return session
 
-    def start(self, session: NatsSession) -> None:
+    def start_idle_timer(self, session: NatsSession) -> None:
         """From now on it is measured how long the client says nothing."""
-        session.heard_at = self.now
+        session.last_received_at = self.now
         limits = self.settings.limits
         first = min(FIRST_PING_SECONDS, limits.ping_seconds)
-        first = limits.auth_seconds if self.gate.asks else first
-        heapq.heappush(self._due, (self.now + first, session.client_id))
+        first = limits.auth_seconds if self.authenticator.requires_connect else first
+        heapq.heappush(self._liveness_checks, (self.now + first, session.client_id))
 
     def receive(self, session: NatsSession, buffer: ReceiveBuffer, count: int) -> None:
         """`count` fresh bytes of this session are in the buffer.
@@ -182,112 +190,121 @@ class Front:
         session then.
         """
         assert not session.is_closed
-        self._made = 0
-        session.heard_at = self.pace.now = self.now
-        if not session.is_connected:
-            self._begin(session, buffer.raw[HEADROOM_BYTES])
+        self._output_bytes = 0
+        session.last_received_at = self.slow_consumer_monitor.now = self.now
+        if not session.is_identified:
+            self._identify_without_connect(session, buffer.raw[HEADROOM_BYTES])
         events = 0
         for event in session.parser.receive(buffer, count):
             events += 1
-            self._apply(session, event)
-            if session.is_cut:
+            self._handle_event(session, event)
+            if session.is_disconnecting:
                 break
-        session.took(count, made=self._made, events=events)
-        self.limited.charge(session)
-        if session.parser.tail_bytes > KEPT_BYTES_MIN:
-            for late, error in self.pace.begun(session, min(count, session.parser.tail_bytes)):
-                self._give_up(late, error)
-        if self.pace.has_behind or session.has_held:
-            guest = session.deliveries.guest.session_id if session.deliveries else -1
-            elsewhere = self.classes is not None and self.classes.broker.has_other_ready_sessions(
-                guest
+        session.adapt_read_size(count, output_bytes=self._output_bytes, event_count=events)
+        self.rate_limits.charge(session)
+        if session.parser.tail_bytes > PARTIAL_COMMAND_BYTES_MIN:
+            for late, error in self.slow_consumer_monitor.add_partial_command(
+                session, min(count, session.parser.tail_bytes)
+            ):
+                self._disconnect_slow_consumer(late, error)
+        if self.slow_consumer_monitor.has_new_slow or session.has_stalled:
+            guest = session.deliveries.local_session.session_id if session.deliveries else -1
+            elsewhere = (
+                self.bus_adapter is not None
+                and self.bus_adapter.broker.has_other_ready_sessions(guest)
             )
-            session.hold = self.pace.hold_of(session, self._ready, elsewhere=elsewhere)
+            session.stall = self.slow_consumer_monitor.create_session_stall(
+                session, self._ready_sessions, has_other_receivers=elsewhere
+            )
 
-    def feeds_anybody(self) -> bool:
+    def has_ready_fast_session(self) -> bool:
         """Whether there is something new for anybody who is not behind."""
-        return not all(self.pace.is_behind(session) for session in self._ready)
+        return not all(
+            self.slow_consumer_monitor.is_slow(session) for session in self._ready_sessions
+        )
 
-    def _begin(self, session: NatsSession, first: int) -> None:
+    def _identify_without_connect(self, session: NatsSession, first_byte: int) -> None:
         """A client of which it is not known who it is says something that begins with this byte.
         Where nobody has to say it, it is known by that, unless this is the beginning of CONNECT."""
-        if first in b"cC" or session.parser.tail_bytes:
+        if first_byte in b"cC" or session.parser.tail_bytes:
             return
-        user = self.gate.silent_user or self.gate.auth.at_all_doors(
+        user = self.authenticator.anonymous_user or self.authenticator.auth.find_shared_user(
             None, "", certified=session.certificate_names, address=session.address
         )
         if user is None:
-            raise violation("it said something else before CONNECT")
-        self._let_in(session, user)
+            raise authorization_violation("it said something else before CONNECT")
+        self._set_user(session, user)
 
-    def fail(self, session: NatsSession, error: NatsError) -> None:
+    def send_error(self, session: NatsSession, error: NatsError) -> None:
         """A session is to be closed for this reason: tell its client, if there is a word."""
         if not session.is_closed and error.line:
-            session.outbox.put(error.line)
+            session.outbox.append(error.line)
 
-    def close(self, session: NatsSession) -> None:
+    def close_session(self, session: NatsSession) -> None:
         """The client is gone, and all that it has subscribed to."""
         if session.is_closed:
             return
-        session.is_closed = session.is_cut = True
+        session.is_closed = session.is_disconnecting = True
         del self.sessions[session.client_id]
-        self.gone_in_messages += session.in_messages
-        self.gone_in_bytes += session.in_bytes
-        self.gone_out_messages += session.out_messages
-        self.gone_out_bytes += session.outbox.sent_bytes
-        if self.classes is not None:
-            self.classes.leave(session)  # What it held of classes is given back in one go.
-        self._drop_all(session)
-        self._ready.pop(session, None)
+        self.closed_in_messages += session.in_messages
+        self.closed_in_bytes += session.in_bytes
+        self.closed_out_messages += session.out_messages
+        self.closed_out_bytes += session.outbox.sent_bytes
+        if self.bus_adapter is not None:
+            self.bus_adapter.close_local_session(
+                session
+            )  # What it held of classes is given back in one go.
+        self._end_all_subscriptions(session)
+        self._ready_sessions.pop(session, None)
 
-    def take_ready(self) -> list[NatsSession]:
+    def drain_ready(self) -> list[NatsSession]:
         """Sessions whose outbox has something new. Each is named once until taken."""
-        ready = list(self._ready)
-        self.pace.keep_all(self._ready)
-        self._ready.clear()
+        ready = list(self._ready_sessions)
+        self.slow_consumer_monitor.track(self._ready_sessions)
+        self._ready_sessions.clear()
         return ready
 
-    def take_cut(self) -> list[tuple[NatsSession, NatsError]]:
+    def drain_disconnecting(self) -> list[tuple[NatsSession, NatsError]]:
         """Sessions to be cut off, and why."""
-        cut, self._cut = self._cut, []
+        cut, self._disconnecting = self._disconnecting, []
         return cut
 
     def statistics(self) -> NatsServerStatistics:
         """A snapshot."""
         return collect_statistics(self)
 
-    def take_faults(self) -> list[Exception]:
+    def drain_errors(self) -> list[Exception]:
         """What went wrong through faults of ours, to be logged."""
-        faults, self._faults = self._faults, []
+        faults, self._errors = self._errors, []
         return faults
 
-    def _note_fault(self, error: Exception) -> None:
+    def _on_error(self, error: Exception) -> None:
         """Something went wrong within a batch: what is left of it goes to nobody."""
-        self._faults.append(error)
-        for session in self._gathering:
-            session.forget_gathered()
-        self._gathering.clear()
+        self._errors.append(error)
+        for session in self._gathering_sessions:
+            session.discard_gathered()
+        self._gathering_sessions.clear()
 
     def tick(self) -> None:
         """One beat: who is overdue, and what is to be forgotten?"""
-        self.routes.tidy()
-        self.pace.now = self.now
-        for late, error in self.pace.overdue():
-            self._give_up(late, error)
-        due = self._due
+        self.routes.remove_abandoned()
+        self.slow_consumer_monitor.now = self.now
+        for late, error in self.slow_consumer_monitor.find_slow_consumers():
+            self._disconnect_slow_consumer(late, error)
+        due = self._liveness_checks
         while due and due[0][0] <= self.now:
             _, client_id = heapq.heappop(due)
             session = self.sessions.get(client_id)
-            if session is not None and not session.is_cut:
-                heapq.heappush(due, (self._look_after(session), client_id))
+            if session is not None and not session.is_disconnecting:
+                heapq.heappush(due, (self._check_liveness(session), client_id))
 
-    def _look_after(self, session: NatsSession) -> float:
+    def _check_liveness(self, session: NatsSession) -> float:
         """See whether a client still lives. Returns when to look again."""
         limits, now = self.settings.limits, self.now
         if session.is_authenticating:
             return now + limits.auth_seconds
-        if not session.is_connected and self.gate.asks:
-            self.cut(
+        if not session.is_identified and self.authenticator.requires_connect:
+            self.disconnect(
                 session,
                 NatsError(
                     Reason.HELLO_TIMEOUT,
@@ -297,257 +314,275 @@ class Front:
                 ),
             )
             return now
-        if session.is_reading_paused or self.limited.is_paused(
+        if session.is_reading_paused or self.rate_limits.is_paused(
             session
         ):  # What it may say is not read.
             return now + limits.ping_seconds
-        quiet_until = session.heard_at + limits.ping_seconds
-        if session.is_probed or not session.is_greeted:
+        quiet_until = session.last_received_at + limits.ping_seconds
+        if session.is_first_ping_sent or not session.is_first_pong_sent:
             if now < quiet_until:
                 return quiet_until
-            if session.pings >= limits.pings_max:
-                self.cut(session, stale_connection(session.pings))
+            if session.unanswered_ping_count >= limits.pings_max:
+                self.disconnect(session, stale_connection(session.unanswered_ping_count))
                 return now
-        session.is_probed = True
-        session.pings += 1
+        session.is_first_ping_sent = True
+        session.unanswered_ping_count += 1
         session.send(_PING)
         return now + limits.ping_seconds
 
-    def reads_on(self, session: NatsSession) -> bool:
+    def can_read_while_blocked(self, session: NatsSession) -> bool:
         """Whether a client whose messages wait for room is to be read from all the same: because
         its acknowledgements may make that room; or, now and then and as long as little waits, for
         what else it says."""
-        if self.classes is None or self.classes.holds_back(session):
+        if self.bus_adapter is None or self.bus_adapter.is_blocking_publishers(session):
             return True
-        is_due = self.now - session.heard_at >= HELD_SECONDS
-        return is_due and self.classes.keeps_little(session)
+        is_due = self.now - session.last_received_at >= BLOCKED_READ_INTERVAL_SECONDS
+        return is_due and self.bus_adapter.has_few_parked_bytes(session)
 
-    def say_lame_duck(self) -> None:
+    def send_lame_duck(self) -> None:
         """Tell clients that understand it, behind their first PONG, that this server will close."""
         for session in self.sessions.values():
-            if session.is_informed and session.options.protocol:
+            if session.is_connect_answered and session.options.protocol:
                 session.send(msgspec.structs.replace(session.info, ldm=True).line())
 
-    def cut(self, session: NatsSession, error: NatsError) -> None:
+    def disconnect(self, session: NatsSession, error: NatsError) -> None:
         """Have a session closed, as soon as nothing else is under way. It is sent nothing more."""
-        session.is_cut = True
-        self._cut.append((session, error))
-        self._drop_all(session)
+        session.is_disconnecting = True
+        self._disconnecting.append((session, error))
+        self._end_all_subscriptions(session)
 
-    def _fell_behind(self, session: NatsSession) -> None:
-        error = self.pace.note(session)
+    def _on_slow(self, session: NatsSession) -> None:
+        error = self.slow_consumer_monitor.add_slow(session)
         if error is not None:
-            self._give_up(session, error)
+            self._disconnect_slow_consumer(session, error)
 
-    def _give_up(self, session: NatsSession, error: NatsError) -> None:
+    def _disconnect_slow_consumer(self, session: NatsSession, error: NatsError) -> None:
         """A client is too slow: it is cut off without a word, and with what waits for it."""
-        self.slow_consumers += 1
-        session.forget_all()
-        self.cut(session, error)
+        self.slow_consumer_count += 1
+        session.discard_output()
+        self.disconnect(session, error)
 
-    def _make_ready(self, session: NatsSession) -> None:
-        self._ready[session] = None
+    def _on_ready(self, session: NatsSession) -> None:
+        self._ready_sessions[session] = None
 
     # Events --------------------------------------------------------------------------------------
 
-    def _apply(self, session: NatsSession, event: ClientEvent) -> None:
+    def _handle_event(self, session: NatsSession, event: ClientEvent) -> None:
         match event:
             case Pub():
                 self._publish(session, event)
             case UniformBatch():
-                if self._is_plain_run(session, event):
-                    self._publish_run(session, event)
+                if self._can_publish_uniform(session, event):
+                    self._publish_uniform(session, event)
                 else:
-                    self._publish_each(session, event)
+                    self._publish_singly(session, event)
             case MixedBatch():
-                if self._is_plain_mix(session, event):
-                    self._publish_mix(session, event)
+                if self._can_publish_mixed(session, event):
+                    self._publish_mixed(session, event)
                 else:
-                    self._publish_each(session, event)
+                    self._publish_singly(session, event)
             case Ping():
                 session.send(_PONG)
-                session.is_greeted = True
-                if session.has_said_connect and not session.is_informed:
-                    self._inform(session)
+                session.is_first_pong_sent = True
+                if session.has_sent_connect and not session.is_connect_answered:
+                    self._send_connect_info(session)
             case Pong():
-                session.pings = 0
+                session.unanswered_ping_count = 0
             case Sub():
                 self._subscribe(session, event)
             case Unsub():
                 self._unsubscribe(session, event)
             case Connect():
-                self._connect(session, event)
+                self._handle_connect(session, event)
 
-    def _inform(self, session: NatsSession) -> None:
+    def _send_connect_info(self, session: NatsSession) -> None:
         """The first PONG behind a CONNECT is followed by INFO, for clients that understand it."""
-        session.is_informed = True
+        session.is_connect_answered = True
         if session.options.protocol:
             session.send(msgspec.structs.replace(session.info, connect_info=True).line())
 
-    def _ok(self, session: NatsSession) -> None:
+    def _send_ok(self, session: NatsSession) -> None:
         if session.options.verbose:
             session.send(_OK)
 
-    def _connect(self, session: NatsSession, event: Connect) -> None:
+    def _handle_connect(self, session: NatsSession, event: Connect) -> None:
         """A client says who it is. One that says it again loses its subscriptions."""
-        options, user = self.gate.hear(session, event.options_json)
+        options, user = self.authenticator.handle_connect(session, event.options_json)
         session.options = options
         session.parser.accepts_headers = options.headers
-        if session.has_said_connect:
-            self._drop_all(session)
-        session.has_said_connect = True
-        self._let_in(session, user)
-        self._ok(session)
+        if session.has_sent_connect:
+            self._end_all_subscriptions(session)
+        session.has_sent_connect = True
+        self._set_user(session, user)
+        self._send_ok(session)
 
-    def _let_in(self, session: NatsSession, user: NatsUser | None) -> None:
+    def _set_user(self, session: NatsSession, user: NatsUser | None) -> None:
         """It is known who it is. Raises NatsError for one that is there too often."""
-        if self.classes is not None and not is_same(session.user, user):
-            check_visits(self.classes.broker.connection_limits, user)
-            self.classes.leave(session)  # As a guest of the broker it was somebody else.
-        self.limited.enter(session, user)
-        session.user, session.grants = user, self.gate.grants(user)
-        session.rights = self.gate.guest_rights(user)
-        responses = session.grants.responses if session.grants else None
-        session.replies = Replies(responses, lambda: self.now) if responses else None
+        if self.bus_adapter is not None and not is_same_user(session.user, user):
+            check_user_connections(self.bus_adapter.broker.connection_limits, user)
+            self.bus_adapter.close_local_session(
+                session
+            )  # As a guest of the broker it was somebody else.
+        self.rate_limits.set_user(session, user)
+        session.user, session.subject_grants = user, self.authenticator.subject_grants(user)
+        session.class_grants = self.authenticator.local_session_grants(user)
+        responses = session.subject_grants.responses if session.subject_grants else None
+        session.open_replies = OpenReplies(responses, lambda: self.now) if responses else None
         if user is not None:
-            session.has_said_connect = True
-        session.is_connected = True
+            session.has_sent_connect = True
+        session.is_identified = True
 
     # Publishing ----------------------------------------------------------------------------------
 
-    def _is_plain_run(self, session: NatsSession, event: UniformBatch) -> bool:
+    def _can_publish_uniform(self, session: NatsSession, event: UniformBatch) -> bool:
         """Whether nothing is to be said or judged of each message."""
         head, options = event.first_message, session.options
         return not (
             options.verbose
             or (options.pedantic and not subjects.is_literal(head.subject))
-            or (session.grants and not session.grants.publishing.one(head.subject))
+            or (
+                session.subject_grants
+                and not session.subject_grants.publish_cache.get(head.subject)
+            )
             or (head.reply and (options.no_responders or subjects.is_reserved_reply(head.reply)))
         )
 
-    def _is_plain_mix(self, session: NatsSession, event: MixedBatch) -> bool:
+    def _can_publish_mixed(self, session: NatsSession, event: MixedBatch) -> bool:
         """The same."""
         return not (
             session.options.verbose
             or session.options.pedantic
-            or (session.grants and not session.grants.publishing.of(event.subject_numbers).all())
+            or (
+                session.subject_grants
+                and not session.subject_grants.publish_cache.get_many(event.subject_numbers).all()
+            )
             or self.routes.is_scattered(event.subject_numbers)
         )
 
-    def _publish_each(self, session: NatsSession, event: UniformBatch | MixedBatch) -> None:
+    def _publish_singly(self, session: NatsSession, event: UniformBatch | MixedBatch) -> None:
         """One by one. Where each leads has been looked up for all, and holds until that changes."""
         routes, found = self.routes, None
         generation = routes.generation
         if isinstance(event, MixedBatch):
-            found = routes.each(event.subject_numbers)
+            found = routes.match_each(event.subject_numbers)
         for at, message in enumerate(iter_messages(event, routes.table.names)):
             if found is not None and routes.generation != generation:
                 found = None
             self._publish(session, message, None if found is None else found[at])
 
-    def _publish(self, session: NatsSession, message: Pub, sinks: Sinks | None = None) -> None:
+    def _publish(
+        self, session: NatsSession, message: Pub, sinks: SubjectSinks | None = None
+    ) -> None:
         """`sinks` are where it leads, if that is known."""
         session.in_messages += 1
         session.in_bytes += len(message.body)
         if session.options.pedantic and not subjects.is_literal(message.subject):
             session.send(error_line("Invalid Publish Subject"))
-        if session.grants and not self._may_publish(session, message.subject):
-            self._deny(session, f"Publish to {subjects.quote(message.subject)}")
+        if session.subject_grants and not self._can_publish(session, message.subject):
+            self._send_denied(session, f"Publish to {subjects.quote(message.subject)}")
             return
         if message.reply and subjects.is_reserved_reply(message.reply):
-            self._deny(session, f"Publish with Reply of {subjects.quote(message.reply)}")
+            self._send_denied(session, f"Publish with Reply of {subjects.quote(message.reply)}")
             return
-        self._ok(session)
+        self._send_ok(session)
         taken = False
         if sinks is None:
-            sinks = self.routes.of(message.subject)
-        self._made += EVENT_BYTES + len(sinks) * (TAKER_BYTES + len(message.body))
+            sinks = self.routes.match(message.subject)
+        self._output_bytes += EVENT_COST_BYTES + len(sinks) * (
+            DELIVERY_COST_BYTES + len(message.body)
+        )
         for sink in sinks:
-            taken |= sink.one(message, session)
+            taken |= sink.deliver(message, session)
         if message.reply and not taken and session.options.no_responders:
-            self._say_nobody(session, message)
+            self._send_no_responders(session, message)
 
-    def _may_publish(self, session: NatsSession, subject: bytes) -> bool:
-        assert session.grants is not None
-        return session.grants.publishing.one(subject) or (
-            session.replies is not None and session.replies.may_answer(subject)
+    def _can_publish(self, session: NatsSession, subject: bytes) -> bool:
+        assert session.subject_grants is not None
+        return session.subject_grants.publish_cache.get(subject) or (
+            session.open_replies is not None and session.open_replies.use_reply(subject)
         )
 
-    def _deny(self, session: NatsSession, what: str) -> None:
-        self.denied += 1
-        session.send(error_line(f"Permissions Violation for {what}"))
+    def _send_denied(self, session: NatsSession, action: str) -> None:
+        self.denied_count += 1
+        session.send(error_line(f"Permissions Violation for {action}"))
 
-    def _publish_run(self, session: NatsSession, event: UniformBatch) -> None:
+    def _publish_uniform(self, session: NatsSession, event: UniformBatch) -> None:
         session.in_messages += event.count
         session.in_bytes += event.count * len(event.first_message.body)
-        sinks = self.routes.of(event.first_message.subject)
-        self._made += len(sinks) * TAKER_BYTES
+        sinks = self.routes.match(event.first_message.subject)
+        self._output_bytes += len(sinks) * DELIVERY_COST_BYTES
         for sink in sinks:
-            sink.many(event, None, session)
-        self._write(event)
+            sink.deliver_batch(event, None, session)
+        self._write_gathered(event)
 
-    def _publish_mix(self, session: NatsSession, event: MixedBatch) -> None:
+    def _publish_mixed(self, session: NatsSession, event: MixedBatch) -> None:
         session.in_messages += event.count
         session.in_bytes += int((event.bounds[1:] - event.body_starts).sum()) - 2 * event.count
-        parts: dict[Sink, list[Indexes]] = {}
-        for sinks, rows in self.routes.split(event.subject_numbers):
-            self._made += len(sinks) * TAKER_BYTES
+        parts: dict[SubjectSink, list[Indexes]] = {}
+        for sinks, rows in self.routes.split_by_sinks(event.subject_numbers):
+            self._output_bytes += len(sinks) * DELIVERY_COST_BYTES
             for sink in sinks:
                 if sink.is_ordered and rows is not None:
                     parts.setdefault(sink, []).append(rows)
                 else:
-                    sink.many(event, rows, session)
+                    sink.deliver_batch(event, rows, session)
         for sink, those in parts.items():
-            sink.many(event, np.sort(np.concatenate(those)), session)
-        self._write(event)
+            sink.deliver_batch(event, np.sort(np.concatenate(those)), session)
+        self._write_gathered(event)
 
     def deliver(self, messages: Pub | UniformBatch | MixedBatch) -> None:
         """Send what no client of this door publishes to whoever has subscribed to its subject. A
         mix has its own names."""
         if isinstance(messages, Pub):
-            for sink in self.routes.of(messages.subject):
-                sink.one(messages, None)
-        elif self._gathering:  # Behind another batch.
+            for sink in self.routes.match(messages.subject):
+                sink.deliver(messages, None)
+        elif self._gathering_sessions:  # Behind another batch.
             for message in iter_messages(messages):
                 self.deliver(message)
         else:
-            for sink, rows in self.routes.takers(messages):
-                sink.many(messages, rows, None)
-            self._write(messages)
+            for sink, rows in self.routes.iter_sinks(messages):
+                sink.deliver_batch(messages, rows, None)
+            self._write_gathered(messages)
 
-    def _weigh(self, made: int) -> None:
+    def _add_read_cost(self, output_bytes: int) -> None:
         """What is looked at was as much work as this output is."""
-        self._made += made
+        self._output_bytes += output_bytes
 
-    def _write(self, messages: UniformBatch | MixedBatch) -> None:
+    def _write_gathered(self, messages: UniformBatch | MixedBatch) -> None:
         """Have those sessions write for which something was gathered."""
-        written: Written = {}
-        for session in self._gathering:
-            self._made += session.write(messages, written)
-        self._gathering.clear()
+        written: EncodedBatches = {}
+        for session in self._gathering_sessions:
+            self._output_bytes += session.write_gathered(messages, written)
+        self._gathering_sessions.clear()
 
-    def _say_nobody(self, session: NatsSession, message: Pub) -> None:
+    def _send_no_responders(self, session: NatsSession, message: Pub) -> None:
         """Tell a requester that nobody is there to answer, where it waits for the answer. It does
         not count as a message there."""
         answer = encode.no_responders_message(message)
-        for sink in self.routes.of(message.reply):
-            if isinstance(sink, Subscription) and sink.session is session and not sink.is_over:
+        for sink in self.routes.match(message.reply):
+            if (
+                isinstance(sink, NatsSubscription)
+                and sink.session is session
+                and not sink.has_ended
+            ):
                 session.send(encode.encode_message(answer, sink.sid, headers=True))
                 return
 
     # Subscribing ---------------------------------------------------------------------------------
 
     def _subscribe(self, session: NatsSession, event: Sub) -> None:
-        self._made += SUBSCRIPTION_BYTES
-        limits, grants = self.settings.limits, session.grants
-        asks_class = self.classes is not None and self.classes.are_asked_for(event.subject)
+        self._output_bytes += SUBSCRIBE_COST_BYTES
+        limits, grants = self.settings.limits, session.subject_grants
+        asks_class = self.bus_adapter is not None and self.bus_adapter.is_class_request(
+            event.subject
+        )
         judges = None if asks_class else grants  # Of a class it is judged what it is.
-        if judges and not judges.may_subscribe(event.subject, event.queue):
+        if judges and not judges.can_subscribe(event.subject, event.queue):
             queue = f" using queue {subjects.quote(event.queue)}" if event.queue else ""
-            self._deny(session, f"Subscription to {subjects.quote(event.subject)}{queue}")
+            self._send_denied(session, f"Subscription to {subjects.quote(event.subject)}{queue}")
             return
         if limits.max_subs and len(session.subscriptions) >= limits.max_subs:
-            session.send(_TOO_MANY)
+            session.send(_TOO_MANY_SUBSCRIPTIONS)
             return
         if event.sid not in session.subscriptions:
             if not subjects.is_legal(event.subject):
@@ -555,79 +590,87 @@ class Front:
                 return
             if subjects.is_too_deep(event.subject):
                 what = f"Subscription to {subjects.quote(event.subject)}, too many tokens"
-                self._deny(session, what)
+                self._send_denied(session, what)
                 return
             if asks_class:
-                assert self.classes is not None
-                acked = self.classes.subscribe(session, event)
+                assert self.bus_adapter is not None
+                acked = self.bus_adapter.subscribe(session, event)
                 if acked is None:
                     return
                 session.subscriptions[event.sid] = acked
             else:
-                denied = grants.filter(event.subject, event.queue) if grants else None
-                subscription = Subscription(session, event.subject, event.queue, event.sid, denied)
+                denied = grants.delivery_filter(event.subject, event.queue) if grants else None
+                subscription = NatsSubscription(
+                    session, event.subject, event.queue, event.sid, denied
+                )
                 if not self.routes.subscribe(subscription):
-                    session.send(_TOO_MANY)
+                    session.send(_TOO_MANY_SUBSCRIPTIONS)
                     return
                 session.subscriptions[event.sid] = subscription
-        self._ok(session)
+        self._send_ok(session)
 
     def _unsubscribe(self, session: NatsSession, event: Unsub) -> None:
-        self._made += SUBSCRIPTION_BYTES
+        self._output_bytes += SUBSCRIBE_COST_BYTES
         subscription = session.subscriptions.get(event.sid)
         if subscription is not None:
-            subscription.most = event.max_messages
-            if event.max_messages <= subscription.delivered:
-                self._end(subscription)
-        self._ok(session)
+            subscription.max_messages = event.max_messages
+            if event.max_messages <= subscription.delivered_count:
+                self._end_subscription(subscription)
+        self._send_ok(session)
 
-    def _end(self, subscription: Subscription) -> None:
+    def _end_subscription(self, subscription: NatsSubscription) -> None:
         """A subscription is no more."""
         if subscription.session.subscriptions.pop(subscription.sid, None) is None:
             return
         if isinstance(subscription, AckedSubscription):
-            assert self.classes is not None
-            self.classes.unsubscribe(subscription)
+            assert self.bus_adapter is not None
+            self.bus_adapter.unsubscribe(subscription)
         else:
             self.routes.unsubscribe(subscription)
 
-    def _drop_all(self, session: NatsSession) -> None:
+    def _end_all_subscriptions(self, session: NatsSession) -> None:
         """All that a client has subscribed to ends. Where that is much it is forgotten little by
         little."""
         subscriptions = list(session.subscriptions.values())
-        later = len(subscriptions) > DROPPED_AT_ONCE
+        later = len(subscriptions) > IMMEDIATE_REMOVALS_MAX
         for subscription in subscriptions:
             if later and not isinstance(subscription, AckedSubscription):
                 self.routes.abandon(subscription)
             else:
-                self._end(subscription)
+                self._end_subscription(subscription)
         session.subscriptions.clear()
 
 
-def adopt(front: Front, settings: NatsSettings) -> None:
+def apply_settings(server: NatsServer, settings: NatsSettings) -> None:
     """Have a front behave like this from now on."""
-    before, now = front.gate.auth, settings.auth
-    bus = front.classes.broker.settings.limits if front.classes is not None else Limits()
-    front.settings = settings
-    front.pace.adopt(settings.limits, total=bus.total_pending_bytes)
-    front.routes.interest.limit = limit_of(bus)
+    before, now = server.authenticator.auth, settings.auth
+    bus = server.bus_adapter.broker.settings.limits if server.bus_adapter is not None else Limits()
+    server.settings = settings
+    server.slow_consumer_monitor.set_limits(
+        settings.limits, total_pending_bytes=bus.total_pending_bytes
+    )
+    server.routes.subscription_memory.limit_bytes = memory_limit(bus)
     if before == now:
         return
-    front.gate = front.gate.with_auth(now)
-    for session in list(front.sessions.values()):
-        if not session.is_cut and session.is_connected and not _may_stay(session, before, now):
-            front.cut(session, violation("its user is not as it was"))
+    server.authenticator = server.authenticator.with_auth(now)
+    for session in list(server.sessions.values()):
+        if (
+            not session.is_disconnecting
+            and session.is_identified
+            and not _can_stay_connected(session, before, now)
+        ):
+            server.disconnect(session, authorization_violation("its user is not as it was"))
 
 
-def _may_stay(session: NatsSession, before: NatsAuth, now: NatsAuth) -> bool:
+def _can_stay_connected(session: NatsSession, before: NatsAuth, now: NatsAuth) -> bool:
     user = session.user
-    if user is not None and user.shared is not None:
+    if user is not None and user.shared_user is not None:
         name = user.name
         return (
-            now.shared is not None
-            and now.shared.still_has(user.shared)
+            now.shared_users is not None
+            and now.shared_users.has_unchanged(user.shared_user)
             and before.shared_permissions.get(name) == now.shared_permissions.get(name)
         )
     if user is not None:
-        return user in now.users and before.permissions(user) == now.permissions(user)
-    return not now.required or (bool(now.token) and now.token == before.token)
+        return user in now.users and before.permissions_of(user) == now.permissions_of(user)
+    return not now.is_required or (bool(now.token) and now.token == before.token)

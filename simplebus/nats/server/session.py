@@ -12,34 +12,34 @@ from simplebus.core.errors import RemoteProtocolError
 from simplebus.core.limits import RECEIVE_BYTES, TRICKLE_BYTES
 from simplebus.core.protocol.requests import Auth
 from simplebus.core.session.rate_limits import address_network
-from simplebus.core.users.permissions import Grants as Rights
-from simplebus.core.users.rate_limit import Meter, read_bytes
+from simplebus.core.users.permissions import Grants
+from simplebus.core.users.rate_limit import RateLimiter, read_bytes
 from simplebus.nats.limits import (
     EVENTS_PER_READ,
     OUTPUT_PER_READ_BYTES,
-    READ_BYTES_FIRST,
+    READ_BYTES_INITIAL,
     READ_BYTES_MIN,
 )
 from simplebus.nats.protocol import encode
-from simplebus.nats.protocol.events import MixedBatch, Indexes, UniformBatch
-from simplebus.nats.protocol.handshake import Info, Options
+from simplebus.nats.protocol.events import Indexes, MixedBatch, UniformBatch
+from simplebus.nats.protocol.handshake import ConnectOptions, Info
 from simplebus.nats.protocol.parser import NatsParser
-from simplebus.nats.server.outbox import Outbox
-from simplebus.nats.server.permissions import Grants, Replies
-from simplebus.nats.server.subscription import Subscription
+from simplebus.nats.server.outbox import NatsOutbox
+from simplebus.nats.server.permissions import OpenReplies, SubjectGrants
+from simplebus.nats.server.subscription import NatsSubscription
 
 if TYPE_CHECKING:
-    from simplebus.nats.bus.acked import Deliveries
-    from simplebus.nats.server.slow_consumers import Hold
+    from simplebus.nats.bus.acked import AckedDeliveries
+    from simplebus.nats.server.slow_consumers import PublisherStall
     from simplebus.nats.server.users import NatsUser
 
-Gathered: TypeAlias = list[tuple[bytes, Indexes | None]]
+GatheredRows: TypeAlias = list[tuple[bytes, Indexes | None]]
 """What a client is to be sent of one batch: under which sid, and which messages."""
-Written: TypeAlias = dict[tuple[bytes, bool], memoryview]
+EncodedBatches: TypeAlias = dict[tuple[bytes, bool], memoryview]
 """What was written of one batch, all of it: by sid, and whether with headers."""
 
 
-def _nobody() -> None:
+def _no_session() -> None:
     return None
 
 
@@ -52,11 +52,11 @@ class NatsSession:
         parser: NatsParser,
         *,
         peer: str,
-        pending_mark: int,
-        ready: Callable[[NatsSession], None],
-        gathers: Callable[[NatsSession], None],
-        end: Callable[[Subscription], None],
-        overflow: Callable[[NatsSession], None],
+        slow_pending_bytes: int,
+        on_ready: Callable[[NatsSession], None],
+        on_gathering: Callable[[NatsSession], None],
+        on_subscription_complete: Callable[[NatsSubscription], None],
+        on_slow: Callable[[NatsSession], None],
     ) -> None:
         self.client_id = info.client_id
         self.peer = peer
@@ -64,11 +64,11 @@ class NatsSession:
         self.address = info.client_ip
         """Where it comes from."""
         self.parser = parser
-        self.outbox = Outbox()
-        self.options = Options()
+        self.outbox = NatsOutbox()
+        self.options = ConnectOptions()
         self.info = info
         """What it was told of the server."""
-        self.certified = ""
+        self.certificate_user = ""
         """Name of the user whose certificate it showed."""
         self.user: NatsUser | None = None
         """Who it is; None where nobody is asked, or a token was."""
@@ -76,95 +76,95 @@ class NatsSession:
         """Why it is not to be let in, whoever it says to be."""
         self.is_authenticating = False
         """Whether it has said who it is, and that is looked at: it waits for us."""
-        self.hear_again: Callable[[Auth], None] = lambda words: None
+        self.on_repeated_connect: Callable[[Auth], None] = lambda words: None
         """Called when it says to be somebody else. Raises RemoteProtocolError."""
         self.certificate_names: tuple[str, ...] = ()
         """What that calls its holder."""
-        self.rights: Rights | None = None
+        self.class_grants: Grants | None = None
         """What it may do with classes; None for everything."""
-        self.grants: Grants | None = None
+        self.subject_grants: SubjectGrants | None = None
         """What it may do; None for everything."""
-        self.replies: Replies | None = None
+        self.open_replies: OpenReplies | None = None
         """Where it may answer; None if that is nothing special."""
-        self.meters: tuple[Meter, ...] = ()
+        self.token_buckets: tuple[RateLimiter, ...] = ()
         """How fast it may publish; none for as fast as it can. See `adopt`."""
-        self.paused_until = 0.0
+        self.rate_limited_until = 0.0
         """Until when it is not read from because it has published too fast, by the bus's clock."""
-        self.is_connected = False
+        self.is_identified = False
         """Whether it is known who it is: it has said CONNECT, or need not."""
-        self.has_said_connect = False
+        self.has_sent_connect = False
         """Whether another CONNECT is one too many: subscriptions end with it."""
-        self.is_greeted = False
+        self.is_first_pong_sent = False
         """Whether it was sent its first PONG."""
-        self.is_informed = False
+        self.is_connect_answered = False
         """Whether it was sent the first PONG behind its CONNECT, and the INFO that may follow."""
-        self.heard_at = 0.0
+        self.last_received_at = 0.0
         """When it said anything the last time."""
-        self.is_probed = False
+        self.is_first_ping_sent = False
         """Whether it was sent its first PING."""
-        self.pings = 0
+        self.unanswered_ping_count = 0
         """PINGs that it did not answer."""
-        self.subscriptions: dict[bytes, Subscription] = {}
+        self.subscriptions: dict[bytes, NatsSubscription] = {}
         """By sid."""
-        self.interest_bytes = 0
+        self.subscription_memory_bytes = 0
         """What they take of memory."""
-        self.hold: Hold | None = None
+        self.stall: PublisherStall | None = None
         """Clients that it has filled with its last words, and that are to catch up."""
-        self.has_held = False
+        self.has_stalled = False
         """Whether there were any, ever."""
-        self.fed: Callable[[], NatsSession | None] = _nobody
+        self.last_fast_receiver: Callable[[], NatsSession | None] = _no_session
         """Who was sent something by it and was not behind, the last time that this was looked at,
         if it is still there."""
-        self.fed_at = 0.0
+        self.last_fast_receiver_at = 0.0
         """When that was."""
-        self.taken_bytes = -1
+        self.sent_bytes_at_tick = -1
         """What it had taken at the last beat; -1 if nothing waited for it then."""
-        self.taking_since = 0.0
+        self.progress_at = 0.0
         """When it took something, or had nothing to take, the last time: as of the last beat.
         Means nothing while nothing waits for it."""
-        self.vain_at = -1
+        self.stuck_sent_bytes = -1
         """What it had taken when somebody waited for it in vain; -1 for never."""
-        self.vain_since = 0.0
+        self.stuck_since = 0.0
         """When that was, the first time with so much taken."""
-        self.chance_until = 0.0
+        self.last_chance_until = 0.0
         """How long publishers wait for it though others would wait, too; 0 if it is not known yet:
         it was not about to be given up since it was behind."""
         self.is_closed = False
-        self.is_cut = False
+        self.is_disconnecting = False
         """Whether it is about to be closed: it is sent nothing more."""
-        self.deliveries: Deliveries | None = None
+        self.deliveries: AckedDeliveries | None = None
         """What it is sent with acknowledgements, and what else it has to do with classes, if it
         does."""
         self.in_messages = self.in_bytes = 0
         """What it has published: messages, and their headers and payloads."""
-        self.said_messages = self.said_bytes = 0
+        self.ack_count = self.ack_bytes = 0
         """What of it are acknowledgements."""
         self.out_messages = 0
         """Messages that it was sent, or that wait for it."""
-        self.end = end
+        self.on_subscription_complete = on_subscription_complete
         """Called with a subscription that has been sent all that it asked for."""
-        self._ready = ready
+        self._on_ready = on_ready
         """Called when something waits to be sent."""
-        self._overflow = overflow
+        self._on_slow = on_slow
         """Called when more waits for it than the mark."""
-        self._pending_mark = pending_mark
-        self._gathers = gathers
+        self._slow_pending_bytes = slow_pending_bytes
+        self._on_gathering = on_gathering
         """Called when something is gathered for it, where nothing was."""
         self._gathered_bytes = 0
-        self._gathered: Gathered = []
+        self._gathered: GatheredRows = []
         self._counted_messages = self._counted_bytes = 0
-        self._read_bytes_most = RECEIVE_BYTES
-        self._next_read_bytes = READ_BYTES_FIRST
+        self._max_read_bytes = RECEIVE_BYTES
+        self._next_read_bytes = READ_BYTES_INITIAL
 
     @property
-    def account(self) -> str:
+    def memory_account(self) -> str:
         """Who answers for what it takes: its user, or else its place."""
         return (self.user.name if self.user is not None else "") or address_network(self.address)
 
     @property
     def is_reading_paused(self) -> bool:
         """Whether reading is to pause: what it has published waits for room in a class."""
-        return self.deliveries is not None and self.deliveries.guest.is_reading_paused
+        return self.deliveries is not None and self.deliveries.local_session.is_reading_paused
 
     @property
     def pending_bytes(self) -> int:
@@ -172,14 +172,14 @@ class NatsSession:
         return self.outbox.pending_bytes + self._gathered_bytes
 
     @property
-    def weight(self) -> int:
+    def kept_bytes(self) -> int:
         """Bytes kept for it: what waits to be taken, and what it has begun to say."""
         return self.outbox.pending_bytes + self.parser.tail_bytes
 
     @property
     def next_read_bytes(self) -> int:
         """How much to read from this client at once."""
-        most = TRICKLE_BYTES if self.is_reading_paused else self._read_bytes_most
+        most = TRICKLE_BYTES if self.is_reading_paused else self._max_read_bytes
         return min(self._next_read_bytes, most)
 
     @property
@@ -192,26 +192,26 @@ class NatsSession:
         """Whether it is sent what waits for it before it is closed."""
         return True
 
-    def adopt(self, its: tuple[Meter, ...]) -> None:
+    def set_token_buckets(self, token_buckets: tuple[RateLimiter, ...]) -> None:
         """From now on what it publishes is measured by these."""
-        self.take_published()
-        self.meters, self.paused_until = its, 0.0
-        self._read_bytes_most = read_bytes(its) if its else RECEIVE_BYTES
+        self.drain_published()
+        self.token_buckets, self.rate_limited_until = token_buckets, 0.0
+        self._max_read_bytes = read_bytes(token_buckets) if token_buckets else RECEIVE_BYTES
 
-    def take_published(self) -> tuple[int, int]:
+    def drain_published(self) -> tuple[int, int]:
         """Messages that it has published since the last time, and their bytes."""
-        messages = self.in_messages - self.said_messages - self._counted_messages
-        size = self.in_bytes - self.said_bytes - self._counted_bytes
+        messages = self.in_messages - self.ack_count - self._counted_messages
+        size = self.in_bytes - self.ack_bytes - self._counted_bytes
         self._counted_messages += messages
         self._counted_bytes += size
         return messages, size
 
-    def took(self, count: int, *, made: int, events: int) -> None:
+    def adapt_read_size(self, count: int, *, output_bytes: int, event_count: int) -> None:
         """A read brought so many bytes, that said so many things, and made so many bytes for
         others. Bulk is read in ever larger pieces, as long as not too much has to be done, and
         no read alone fills a client that keeps up."""
-        most = min(OUTPUT_PER_READ_BYTES, self._pending_mark)
-        work = max(made / most, events / EVENTS_PER_READ)
+        most = min(OUTPUT_PER_READ_BYTES, self._slow_pending_bytes)
+        work = max(output_bytes / most, event_count / EVENTS_PER_READ)
         if work > 1:
             self._next_read_bytes = max(READ_BYTES_MIN, int(count / work))
         elif count >= self._next_read_bytes and work <= 0.5:
@@ -222,61 +222,61 @@ class NatsSession:
         self._next_read_bytes = max(READ_BYTES_MIN, self._next_read_bytes // 4)
 
     @property
-    def takes_headers(self) -> bool:
+    def accepts_headers(self) -> bool:
         """Whether it is sent headers."""
         return self.options.headers
 
     def send(self, piece: bytes | bytearray | memoryview) -> None:
         """Queue bytes for it."""
-        if self.is_cut:
+        if self.is_disconnecting:
             return
-        self.outbox.put(piece)
-        self._ready(self)
-        if self.outbox.pending_bytes > self._pending_mark:
-            self._overflow(self)
+        self.outbox.append(piece)
+        self._on_ready(self)
+        if self.outbox.pending_bytes > self._slow_pending_bytes:
+            self._on_slow(self)
 
     def gather(self, sid: bytes, rows: Indexes | None, size: int) -> None:
         """These messages of the batch that is looked at are for it, under this sid: about so many
         bytes."""
         if not self._gathered:
-            self._gathers(self)
+            self._on_gathering(self)
         self._gathered_bytes += size
         self._gathered.append((sid, rows))
-        self._ready(self)
-        if self.outbox.pending_bytes + self._gathered_bytes > self._pending_mark:
-            self._overflow(self)
+        self._on_ready(self)
+        if self.outbox.pending_bytes + self._gathered_bytes > self._slow_pending_bytes:
+            self._on_slow(self)
 
-    def forget_all(self) -> None:
+    def discard_output(self) -> None:
         """Nothing of what waits for it is to be sent."""
-        self.forget_gathered()
+        self.discard_gathered()
         self.outbox.clear()
 
-    def forget_gathered(self) -> None:
+    def discard_gathered(self) -> None:
         """Nothing of the batch that is looked at is to be sent."""
         self._gathered.clear()
         self._gathered_bytes = 0
 
-    def write(self, messages: UniformBatch | MixedBatch, written: Written) -> int:
+    def write_gathered(self, batch: UniformBatch | MixedBatch, encoded: EncodedBatches) -> int:
         """Queue what was gathered of a batch. `written` is what others were sent of it. Returns how
         many bytes that are."""
         if not self._gathered:
             return 0
         gathered, self._gathered = self._gathered, []
         self._gathered_bytes = 0
-        headers = self.takes_headers
+        headers = self.accepts_headers
         if len(gathered) > 1:
-            piece = memoryview(encode.several(messages, gathered, headers=headers))
+            piece = memoryview(encode.encode_for_subscriptions(batch, gathered, headers=headers))
         else:
             sid, rows = gathered[0]
             key = (sid, headers)
-            if rows is None and key in written:
-                piece = written[key]
+            if rows is None and key in encoded:
+                piece = encoded[key]
             else:
-                if isinstance(messages, UniformBatch):
-                    piece = memoryview(encode.run(messages, sid, rows, headers=headers))
+                if isinstance(batch, UniformBatch):
+                    piece = memoryview(encode.encode_uniform(batch, sid, rows, headers=headers))
                 else:
-                    piece = memoryview(encode.mix(messages, sid, rows))
+                    piece = memoryview(encode.encode_mixed(batch, sid, rows))
                 if rows is None:
-                    written[key] = piece
-        self.outbox.put(piece)
+                    encoded[key] = piece
+        self.outbox.append(piece)
         return len(piece)

@@ -18,11 +18,11 @@ import numpy as np
 import numpy.typing as npt
 
 from simplebus.core.protocol.frames import Flags, Words
-from simplebus.nats.limits import SUBJECT_BYTES_FAST, SUBJECTS_MAX
+from simplebus.nats.limits import BULK_SUBJECT_BYTES_MAX, SUBJECTS_MAX
 
-Numbers = npt.NDArray[np.int32]
+SubjectNumbers = npt.NDArray[np.int32]
 Indexes = npt.NDArray[np.int64]
-Parts: TypeAlias = list[tuple[Indexes | None, Words]]
+SubjectWords: TypeAlias = list[tuple[Indexes | None, Words]]
 """Subjects, eight bytes at a time: whose they are, None for everybody's, and the bytes."""
 
 _SIZE = 8
@@ -49,12 +49,12 @@ class SubjectTable:
         self.generation = 0
         """Grows when all are forgotten."""
         self._numbers: dict[bytes, int] = {}
-        self._slots: Numbers = np.zeros(_SLOTS, np.int32)
+        self._slots: SubjectNumbers = np.zeros(_SLOTS, np.int32)
         self._hashes: Words = np.zeros(SUBJECTS_MAX + 1, np.uint64)
         self._lengths: Indexes = np.zeros(SUBJECTS_MAX + 1, np.int64)
         self._columns = [np.zeros(SUBJECTS_MAX + 1, np.uint64)]
 
-    def make_room(self, count: int) -> None:
+    def reserve(self, count: int) -> None:
         """See to it that so many more, at most SUBJECTS_MAX, can come without forgetting any."""
         if len(self.names) + count <= SUBJECTS_MAX:
             return
@@ -63,21 +63,21 @@ class SubjectTable:
         self._slots.fill(0)
         self.generation += 1
 
-    def find(self, words: Words, starts: Indexes, lengths: Indexes) -> Numbers:
+    def find(self, words: Words, starts: Indexes, lengths: Indexes) -> SubjectNumbers:
         """The numbers of many subjects; -1 for one that is not known, or not found by arrays.
 
         `words` are the eight bytes at every byte of a buffer; starts and lengths, shape (n,), are
         in bytes, and lengths from 1 to SUBJECT_BYTES_FAST.
         """
-        parts = _parts(words, starts, lengths)
-        hashes = _hashes(parts, lengths)
-        found = self._slots.take(_slots(hashes, _SHIFTS[0]))
+        parts = _split_words(words, starts, lengths)
+        hashes = _hash_subjects(parts, lengths)
+        found = self._slots.take(_slots_of(hashes, _SHIFTS[0]))
         rest = np.flatnonzero(self._hashes.take(found) != hashes)
         for shift in _SHIFTS[1:]:
             if not rest.size:
                 break
             those = hashes[rest]
-            other = self._slots.take(_slots(those, shift))
+            other = self._slots.take(_slots_of(those, shift))
             found[rest] = other
             rest = rest[self._hashes.take(other) != those]
         equal = self._lengths.take(found) == lengths
@@ -90,7 +90,7 @@ class SubjectTable:
         found -= 1
         return found
 
-    def numbers(
+    def assign_numbers(
         self, subjects: list[bytes], words: Words, starts: Indexes, lengths: Indexes
     ) -> list[int]:
         """The numbers of subjects that `find`, which was asked about the same, did not find. There
@@ -108,13 +108,15 @@ class SubjectTable:
             found.append(number)
         if rows:
             fresh = np.array(rows)
-            self._place(known, _parts(words, starts[fresh], lengths[fresh]), lengths[fresh])
+            self._index_subjects(
+                known, _split_words(words, starts[fresh], lengths[fresh]), lengths[fresh]
+            )
         return found
 
-    def _place(self, number: int, parts: Parts, lengths: Indexes) -> None:
+    def _index_subjects(self, number: int, parts: SubjectWords, lengths: Indexes) -> None:
         """Have arrays find these subjects, which have numbers from this one on."""
         indexes = np.arange(number + 1, number + 1 + lengths.size, dtype=np.int32)
-        hashes = _hashes(parts, lengths)
+        hashes = _hash_subjects(parts, lengths)
         self._hashes[indexes] = hashes
         self._lengths[indexes] = lengths
         for column, (rows, part) in enumerate(parts):
@@ -122,17 +124,17 @@ class SubjectTable:
                 self._columns.append(np.zeros(SUBJECTS_MAX + 1, np.uint64))
             self._columns[column][indexes if rows is None else indexes[rows]] = part
         for shift in _SHIFTS:
-            slots = _slots(hashes, shift)
+            slots = _slots_of(hashes, shift)
             free = np.flatnonzero(self._slots.take(slots) == 0)
             self._slots[slots[free]] = indexes[free]
             left = self._slots.take(slots) != indexes  # Of two in one slot, one is left.
             indexes, hashes = indexes[left], hashes[left]
 
 
-def are_words(words: Words, starts: Indexes, lengths: Indexes) -> Flags:
+def have_no_blanks(words: Words, starts: Indexes, lengths: Indexes) -> Flags:
     """Which of many subjects have neither a blank nor a tab in them. See `SubjectTable.find`."""
     good = np.ones(starts.size, np.bool_)
-    for rows, part in _parts(words, starts, lengths):
+    for rows, part in _split_words(words, starts, lengths):
         for every in (_BLANKS, _TABS):
             other = part ^ every
             here = (((other - _ONES) & ~other) & _TOPS) == 0
@@ -143,20 +145,20 @@ def are_words(words: Words, starts: Indexes, lengths: Indexes) -> Flags:
     return good
 
 
-def _slots(hashes: Words, shift: int) -> Indexes:
+def _slots_of(hashes: Words, shift: int) -> Indexes:
     """Where hashes lead by this shift."""
     slots = hashes >> np.uint64(shift)
     slots &= np.uint64(_SLOTS - 1)
     return slots.view(np.int64)
 
 
-def _parts(words: Words, starts: Indexes, lengths: Indexes) -> Parts:
+def _split_words(words: Words, starts: Indexes, lengths: Indexes) -> SubjectWords:
     """Of subjects that lie at these places."""
     first = words[starts]
     first &= _KEEP.take(lengths, mode="clip")
-    parts: Parts = [(None, first)]
+    parts: SubjectWords = [(None, first)]
     rows: Indexes | None = None
-    for at in range(_SIZE, SUBJECT_BYTES_FAST, _SIZE):
+    for at in range(_SIZE, BULK_SUBJECT_BYTES_MAX, _SIZE):
         longer = np.flatnonzero((lengths if rows is None else lengths[rows]) > at)
         if not longer.size:
             break
@@ -172,7 +174,7 @@ def _parts(words: Words, starts: Indexes, lengths: Indexes) -> Parts:
     return parts
 
 
-def _hashes(parts: Parts, lengths: Indexes) -> Words:
+def _hash_subjects(parts: SubjectWords, lengths: Indexes) -> Words:
     """Of each subject."""
     factor, fold = np.uint64(_FACTOR), np.uint64(_FOLD)
     hashes = lengths.view(np.uint64) * factor

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 from simplebus.nats.protocol import encode
-from simplebus.nats.protocol.events import MixedBatch, Indexes, Pub, UniformBatch, row_indexes
-from simplebus.nats.server.permissions import Verdicts
+from simplebus.nats.protocol.events import Indexes, MixedBatch, Pub, UniformBatch, row_indexes
+from simplebus.nats.server.permissions import PermissionCache
 
 if TYPE_CHECKING:
     from simplebus.nats.server.session import NatsSession
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 _NONE: Indexes = np.empty(0, np.int64)
 
 
-class Sink(Protocol):
+class SubjectSink(Protocol):
     """Something that takes messages. `origin` is whose they are."""
 
     def __hash__(self) -> int: ...
@@ -32,22 +32,24 @@ class Sink(Protocol):
         """Whether all messages of a batch that are for it are to be put to it together: which come
         first matters to it."""
 
-    def one(self, message: Pub, origin: NatsSession | None) -> bool:
+    def deliver(self, message: Pub, origin: NatsSession | None) -> bool:
         """Take a message. Returns whether anybody does."""
 
-    def many(self, messages: UniformBatch | MixedBatch, rows: Indexes | None, origin: NatsSession | None) -> None:
+    def deliver_batch(
+        self, messages: UniformBatch | MixedBatch, rows: Indexes | None, origin: NatsSession | None
+    ) -> None:
         """Take these of the messages, in ascending order; None for all."""
 
 
-class Subscription:
+class NatsSubscription:
     """Of one client."""
 
     __slots__ = (
-        "account",
-        "delivered",
-        "denied",
-        "is_over",
-        "most",
+        "memory_account",
+        "delivered_count",
+        "denied_subjects",
+        "has_ended",
+        "max_messages",
         "queue",
         "session",
         "sid",
@@ -60,95 +62,103 @@ class Subscription:
         subject: bytes,
         queue: bytes,
         sid: bytes,
-        denied: Verdicts | None = None,
+        denied_subjects: PermissionCache | None = None,
     ) -> None:
         self.session = session
         self.subject = subject
         self.queue = queue
         self.sid = sid
-        self.account = ""
+        self.memory_account = ""
         """Who answers for the memory that it takes."""
-        self.delivered = 0
+        self.delivered_count = 0
         """Messages since it began."""
-        self.most = 0
+        self.max_messages = 0
         """With so many delivered it ends; 0 for never."""
-        self.is_over = False
+        self.has_ended = False
         """Whether it has ended, and is still there."""
-        self.denied = denied
+        self.denied_subjects = denied_subjects
         """Subjects of which it is sent nothing; None for none."""
 
     @property
     def is_ordered(self) -> bool:
         """Whether it will end: which messages are its last ones is told by all that are for it."""
-        return self.most > 0
+        return self.max_messages > 0
 
-    def hears(self, origin: NatsSession | None) -> bool:
+    def accepts_from(self, origin: NatsSession | None) -> bool:
         """Whether it is to be sent this client's messages."""
         session = self.session
-        if self.is_over or session.is_cut:
+        if self.has_ended or session.is_disconnecting:
             return False
         return origin is not session or session.options.echo
 
-    def takes(self, subject: bytes, origin: NatsSession | None) -> bool:
+    def accepts(self, subject: bytes, origin: NatsSession | None) -> bool:
         """Whether it is to be sent this client's messages on this subject."""
-        return self.hears(origin) and not (self.denied and self.denied.one(subject))
+        return self.accepts_from(origin) and not (
+            self.denied_subjects and self.denied_subjects.get(subject)
+        )
 
-    def one(self, message: Pub, origin: NatsSession | None) -> bool:
-        if not self.takes(message.subject, origin):
+    def deliver(self, message: Pub, origin: NatsSession | None) -> bool:
+        if not self.accepts(message.subject, origin):
             return False
         session = self.session
-        session.send(encode.encode_message(message, self.sid, headers=session.takes_headers))
-        if message.reply and session.replies is not None:
-            session.replies.heard(message.reply)
-        self._count(1)
+        session.send(encode.encode_message(message, self.sid, headers=session.accepts_headers))
+        if message.reply and session.open_replies is not None:
+            session.open_replies.add(message.reply)
+        self._count_delivered(1)
         return True
 
-    def many(self, messages: UniformBatch | MixedBatch, rows: Indexes | None, origin: NatsSession | None) -> None:
-        self.part(messages, rows, origin)
+    def deliver_batch(
+        self, messages: UniformBatch | MixedBatch, rows: Indexes | None, origin: NatsSession | None
+    ) -> None:
+        self.deliver_rows(messages, rows, origin)
 
-    def part(
+    def deliver_rows(
         self, messages: UniformBatch | MixedBatch, rows: Indexes | None, origin: NatsSession | None
     ) -> Indexes:
         """The same; returns those that it does not take."""
-        if not self.hears(origin):
+        if not self.accepts_from(origin):
             return row_indexes(messages, rows)
         left = _NONE
-        if self.denied is not None:
-            rows, left = self._allowed(messages, rows, self.denied)
+        if self.denied_subjects is not None:
+            rows, left = self._split_denied(messages, rows, self.denied_subjects)
         count = messages.count if rows is None else len(rows)
-        most = self.most - self.delivered
-        if self.most and count > most:
+        most = self.max_messages - self.delivered_count
+        if self.max_messages and count > most:
             rows = row_indexes(messages, rows)
             left = np.sort(np.concatenate((left, rows[most:])))
             rows, count = rows[:most], most
         if count:
             session = self.session
             session.gather(self.sid, rows, count * messages.mean_message_bytes)
-            if isinstance(messages, UniformBatch) and messages.first_message.reply and session.replies is not None:
-                session.replies.heard(messages.first_message.reply)
-            self._count(count)
+            if (
+                isinstance(messages, UniformBatch)
+                and messages.first_message.reply
+                and session.open_replies is not None
+            ):
+                session.open_replies.add(messages.first_message.reply)
+            self._count_delivered(count)
         return left
 
-    def _allowed(
-        self, messages: UniformBatch | MixedBatch, rows: Indexes | None, denied: Verdicts
+    def _split_denied(
+        self, messages: UniformBatch | MixedBatch, rows: Indexes | None, denied: PermissionCache
     ) -> tuple[Indexes | None, Indexes]:
         """Those of the messages that may be delivered, and the others."""
         if isinstance(messages, UniformBatch):
-            if denied.one(messages.first_message.subject):
+            if denied.get(messages.first_message.subject):
                 return _NONE, row_indexes(messages, rows)
             return rows, _NONE
         numbers = messages.subject_numbers if rows is None else messages.subject_numbers[rows]
         if messages.subject_names is None:
-            are_denied = denied.of(numbers)
+            are_denied = denied.get_many(numbers)
         else:
-            are_denied = np.array([denied.one(name) for name in messages.subject_names])[numbers]
+            are_denied = np.array([denied.get(name) for name in messages.subject_names])[numbers]
         if not are_denied.any():
             return rows, _NONE
         rows = row_indexes(messages, rows)
         return rows[~are_denied], rows[are_denied]
 
-    def _count(self, count: int) -> None:
-        self.delivered += count
+    def _count_delivered(self, count: int) -> None:
+        self.delivered_count += count
         self.session.out_messages += count
-        if self.most and self.delivered >= self.most:
-            self.session.end(self)
+        if self.max_messages and self.delivered_count >= self.max_messages:
+            self.session.on_subscription_complete(self)

@@ -11,78 +11,85 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from simplebus.core.channel.pattern_index import HEAD_STEPS
+from simplebus.core.channel.pattern_index import PREFIX_SEGMENTS
 from simplebus.core.limits import Limits
 from simplebus.nats.limits import (
-    INTEREST_LITTLE_BYTES,
-    INTEREST_PART,
-    KEPT_BYTES_OF_BYTE,
-    KEPT_BYTES_OF_PATTERN,
-    KEPT_BYTES_OF_QUEUE,
-    KEPT_BYTES_OF_STEP,
-    KEPT_BYTES_OF_SUBSCRIPTION,
+    CLIENT_SUBSCRIPTION_MEMORY_MIN_BYTES,
+    PATTERN_MEMORY_BYTES,
+    PATTERN_TOKEN_MEMORY_BYTES,
+    QUEUE_MEMBER_MEMORY_BYTES,
+    SUBJECT_CHARACTER_MEMORY_BYTES,
+    SUBSCRIPTION_MEMORY_BYTES,
+    SUBSCRIPTION_MEMORY_DIVISOR,
 )
 from simplebus.nats.subjects import has_wildcard
 
 if TYPE_CHECKING:
-    from simplebus.nats.server.subscription import Subscription
+    from simplebus.nats.server.subscription import NatsSubscription
 
 
-def kept_bytes(subject: bytes, queue: bytes, sid: bytes) -> int:
+def estimate_bytes(subject: bytes, queue: bytes, sid: bytes) -> int:
     """About what a subscription takes."""
-    size = KEPT_BYTES_OF_SUBSCRIPTION + KEPT_BYTES_OF_BYTE * len(subject) + len(queue) + len(sid)
+    size = (
+        SUBSCRIPTION_MEMORY_BYTES
+        + SUBJECT_CHARACTER_MEMORY_BYTES * len(subject)
+        + len(queue)
+        + len(sid)
+    )
     if has_wildcard(subject):
-        behind = max(0, subject.count(b".") + 1 - HEAD_STEPS)
-        size += KEPT_BYTES_OF_PATTERN + KEPT_BYTES_OF_STEP * behind
-    return size + KEPT_BYTES_OF_QUEUE if queue else size
+        behind = max(0, subject.count(b".") + 1 - PREFIX_SEGMENTS)
+        size += PATTERN_MEMORY_BYTES + PATTERN_TOKEN_MEMORY_BYTES * behind
+    return size + QUEUE_MEMBER_MEMORY_BYTES if queue else size
 
 
-def limit_of(bus: Limits) -> int:
+def memory_limit(bus: Limits) -> int:
     """What all together may take at a bus with these limits."""
-    return bus.total_bytes // INTEREST_PART
+    return bus.total_bytes // SUBSCRIPTION_MEMORY_DIVISOR
 
 
-class Interest:
+class SubscriptionMemory:
     """Of one front. Invariant: what all have <= used."""
 
     def __init__(self, limit: int) -> None:
-        self.limit = limit
-        self.little = INTEREST_LITTLE_BYTES
+        self.limit_bytes = limit
+        self.client_min_bytes = CLIENT_SUBSCRIPTION_MEMORY_MIN_BYTES
         """What each client may have as long as there is any."""
-        self.used = 0
+        self.used_bytes = 0
         """What is there; also of those that are gone, as long as not all of it is forgotten."""
-        self._of: dict[str, int] = {}
+        self._bytes_by_account: dict[str, int] = {}
 
-    def take(self, subscription: Subscription) -> bool:
+    def reserve(self, subscription: NatsSubscription) -> bool:
         """Have one more, if there is room for it."""
         session, size = subscription.session, _size(subscription)
-        who, left = session.account, self.limit - self.used - size
-        has = self._of.get(who, 0) + size
-        if left < 0 or (has > left and session.interest_bytes + size > self.little):
+        who, left = session.memory_account, self.limit_bytes - self.used_bytes - size
+        has = self._bytes_by_account.get(who, 0) + size
+        if left < 0 or (
+            has > left and session.subscription_memory_bytes + size > self.client_min_bytes
+        ):
             return False
-        self._of[who] = has
-        self.used += size
-        session.interest_bytes += size
-        subscription.account = who
+        self._bytes_by_account[who] = has
+        self.used_bytes += size
+        session.subscription_memory_bytes += size
+        subscription.memory_account = who
         return True
 
-    def leave(self, subscription: Subscription) -> None:
+    def uncharge_account(self, subscription: NatsSubscription) -> None:
         """Nobody has it any more."""
-        who, size = subscription.account, _size(subscription)
-        subscription.session.interest_bytes -= size
-        self._of[who] -= size
-        if not self._of[who]:
-            del self._of[who]
+        who, size = subscription.memory_account, _size(subscription)
+        subscription.session.subscription_memory_bytes -= size
+        self._bytes_by_account[who] -= size
+        if not self._bytes_by_account[who]:
+            del self._bytes_by_account[who]
 
-    def give(self, subscription: Subscription) -> None:
+    def free(self, subscription: NatsSubscription) -> None:
         """Behind that: nothing of it is left."""
-        self.used -= _size(subscription)
+        self.used_bytes -= _size(subscription)
 
     def check(self) -> None:
         """Raise AssertionError unless the invariant holds."""
-        assert sum(self._of.values()) <= self.used, vars(self)
-        assert all(size > 0 for size in self._of.values()), self._of
+        assert sum(self._bytes_by_account.values()) <= self.used_bytes, vars(self)
+        assert all(size > 0 for size in self._bytes_by_account.values()), self._bytes_by_account
 
 
-def _size(subscription: Subscription) -> int:
-    return kept_bytes(subscription.subject, subscription.queue, subscription.sid)
+def _size(subscription: NatsSubscription) -> int:
+    return estimate_bytes(subscription.subject, subscription.queue, subscription.sid)

@@ -17,12 +17,21 @@ from typing import Any
 
 from simplebus.core.errors import RemoteProtocolError
 from simplebus.core.protocol.requests import Auth
-from simplebus.core.users.certificate_names import Kind, kind_of, spelled, subject
+from simplebus.core.users.certificate_names import (
+    CertificateNameKind,
+    classify_name,
+    format_subject,
+    normalize_name,
+)
 from simplebus.core.users.users import User as SharedUser
 from simplebus.core.users.users import Users
-from simplebus.nats.server.permissions import Permissions
+from simplebus.nats.server.permissions import SubjectPermissions
 
-_KINDS = {"email": Kind.EMAIL, "DNS": Kind.DNS, "URI": Kind.URI}
+_KINDS = {
+    "email": CertificateNameKind.EMAIL,
+    "DNS": CertificateNameKind.DNS,
+    "URI": CertificateNameKind.URI,
+}
 
 
 def certificate_name_index(users: Collection[str]) -> dict[str, str]:
@@ -50,16 +59,16 @@ def certificate_names(certificate: Mapping[str, Any]) -> tuple[str, ...]:
         name
         for key, kind in _KINDS.items()
         for k, written in alternatives
-        if k == key and kind_of(written) is kind and (name := _normalize_name(written))
+        if k == key and classify_name(written) is kind and (name := _normalize_name(written))
     ]
-    own = subject(reversed(certificate.get("subject", ())))
+    own = format_subject(reversed(certificate.get("format_subject", ())))
     return (*found, own) if own else tuple(found)
 
 
 def _normalize_name(name: str) -> str:
     """In the one spelling; empty for what is no name."""
     try:
-        return spelled(name)
+        return normalize_name(name)
     except ValueError:
         return ""
 
@@ -83,9 +92,9 @@ class NatsUser:
     """Empty for one whom nothing that is said shows: by a certificate, or as `no_auth_user`."""
     nkey: str = ""
     """Public key as `nk` prints it: `U` and 55 more letters and digits of base 32."""
-    permissions: Permissions | None = None
+    permissions: SubjectPermissions | None = None
     """What it may do; None for everything."""
-    shared: SharedUser | None = None
+    shared_user: SharedUser | None = None
     """Who it is at all doors; None for a user of this one alone."""
 
     def __post_init__(self) -> None:
@@ -102,7 +111,7 @@ class NatsUser:
             )
 
 
-_NOBODY = NatsUser("nobody", "a password that is compared where there is no such user")
+_UNKNOWN_USER = NatsUser("nobody", "a password that is compared where there is no such user")
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,11 +126,11 @@ class NatsAuth:
     """What anybody may say instead of being a user; empty for none."""
     no_auth_user: str = ""
     """Name of the user that those are who say nothing of who they are; empty for none."""
-    default_permissions: Permissions | None = None
+    default_permissions: SubjectPermissions | None = None
     """Of users that have none of their own."""
-    shared: Users | None = None
+    shared_users: Users | None = None
     """Users of all doors; None for none."""
-    shared_permissions: Mapping[str, Permissions] = field(default_factory=dict)
+    shared_permissions: Mapping[str, SubjectPermissions] = field(default_factory=dict)
     """By name, what they may do with subjects that are bound to no class."""
     _known: dict[str, NatsUser] = field(init=False, repr=False, compare=False, default_factory=dict)
     """By name or nkey."""
@@ -142,12 +151,12 @@ class NatsAuth:
             raise ValueError("the token is a bcrypt hash, which is not supported")
         if self.no_auth_user and self.no_auth_user not in self._known:
             raise ValueError(f"no_auth_user {self.no_auth_user} is none of the users")
-        for other in self.shared.users if self.shared is not None else ():
+        for other in self.shared_users.users if self.shared_users is not None else ():
             for key in {other.name, other.nkey} & self._known.keys():
                 # The bus would take them for one.
                 raise ValueError(f"{key} is a user of [[nats.users]] and of [[users]]")
 
-    def check_words(self) -> None:
+    def check_credentials(self) -> None:
         """Raise ValueError where a user can show by nothing who it is, if no certificate does."""
         for user in self.users:
             if not (user.nkey or user.password or user.name == self.no_auth_user):
@@ -157,89 +166,89 @@ class NatsAuth:
                 )
 
     @property
-    def required(self) -> bool:
+    def is_required(self) -> bool:
         """Whether one has to say who one is."""
-        return bool(self.users or self.token or self.shared)
+        return bool(self.users or self.token or self.shared_users)
 
     @property
-    def uses_keys(self) -> bool:
+    def has_nkeys(self) -> bool:
         """Whether INFO has a nonce to be signed."""
-        if self.shared is not None and any(user.nkey for user in self.shared.users):
+        if self.shared_users is not None and any(user.nkey for user in self.shared_users.users):
             return True
         return any(user.nkey for user in self.users)
 
-    def at_all_doors(
+    def find_shared_user(
         self, auth: Auth | None, nkey: str, *, certified: Sequence[str], address: str
     ) -> NatsUser | None:
         """Who of the users of all doors says this, has signed with this key, shows a certificate
         with these names, or comes from this address; None for nobody."""
-        shared = self.shared
+        shared = self.shared_users
         if shared is None:
             return None
         if nkey:
-            found = shared.of_key(nkey)
+            found = shared.find_by_nkey(nkey)
         else:
             try:
-                found = shared.admit(auth, certified=certified, address=address, version=1)
+                found = shared.authenticate(auth, certified=certified, address=address, version=1)
             except RemoteProtocolError:
                 found = None
-        return None if found is None else self._here(found)
+        return None if found is None else self._to_nats_user(found)
 
-    def at_this_door(self, name: str) -> NatsUser | None:
+    def shared_user_named(self, name: str) -> NatsUser | None:
         """Who of the users of all doors has this name; None for nobody."""
-        found = self.shared.named(name) if self.shared is not None else None
-        return None if found is None else self._here(found)
+        found = self.shared_users.find_by_name(name) if self.shared_users is not None else None
+        return None if found is None else self._to_nats_user(found)
 
-    def _here(self, found: SharedUser) -> NatsUser:
+    def _to_nats_user(self, found: SharedUser) -> NatsUser:
         """A user of all doors at this one."""
         made = self._known_shared.get(found.name)
         if made is None:
             permissions = self.shared_permissions.get(found.name)
-            made = NatsUser(found.name, permissions=permissions, shared=found)
+            made = NatsUser(found.name, permissions=permissions, shared_user=found)
             self._known_shared[found.name] = made
         return made
 
-    def permissions(self, user: NatsUser) -> Permissions | None:
+    def permissions_of(self, user: NatsUser) -> SubjectPermissions | None:
         """What this user may do; None for everything."""
-        if user.shared is not None:
+        if user.shared_user is not None:
             return user.permissions
         return user.permissions or self.default_permissions
 
-    def knows(self, auth: Auth) -> bool:
+    def verify_auth(self, auth: Auth) -> bool:
         """Whether this shows who one is, here or at all doors, as far as it can be told at once."""
-        if self.shared is not None and self.shared.knows(auth):
+        if self.shared_users is not None and self.shared_users.is_authentic(auth):
             return True
         if self.token:
-            return self.has_token(auth.token)
-        return self.user(auth.user, auth.password) is not None
+            return self.verify_token(auth.token)
+        return self.verify_password(auth.user, auth.password) is not None
 
-    def user(self, name: str, password: str) -> NatsUser | None:
+    def verify_password(self, name: str, password: str) -> NatsUser | None:
         """Who has this name and password; None for nobody."""
-        user = self._known.get(name, _NOBODY)
+        user = self._known.get(name, _UNKNOWN_USER)
         if not user.password:  # By words it is nobody: it has a key, or comes by a certificate.
-            user = _NOBODY
-        is_right = _same(user.password, password)
-        return user if is_right and user is not _NOBODY else None
+            user = _UNKNOWN_USER
+        is_right = _equal_constant_time(user.password, password)
+        return user if is_right and user is not _UNKNOWN_USER else None
 
-    def has_token(self, token: str) -> bool:
+    def verify_token(self, token: str) -> bool:
         """Whether this is the token."""
-        return bool(self.token) and _same(self.token, token)
+        return bool(self.token) and _equal_constant_time(self.token, token)
 
-    def holder(self, nkey: str, signature: str, nonce: bytes) -> NatsUser | None:
+    def verify_nkey(self, nkey: str, signature: str, nonce: bytes) -> NatsUser | None:
         """Whose key this is, if it signed the nonce; None for nobody.
 
         The signature is in base 64: for URLs without `=`, or plain with it.
         """
         user = self._known.get(nkey)
-        if user is None or not user.nkey or not is_signed(nkey, signature, nonce):
+        if user is None or not user.nkey or not verify_signature(nkey, signature, nonce):
             return None
         return user
 
-    def silent_user(self) -> NatsUser | None:
+    def anonymous_user(self) -> NatsUser | None:
         """Who those are who say nothing of who they are; None if they have to."""
         return self._known[self.no_auth_user] if self.no_auth_user else None
 
-    def named(self, name: str) -> NatsUser | None:
+    def user_named(self, name: str) -> NatsUser | None:
         """Who has this name, whatever proves it; None for nobody."""
         user = self._known.get(name)
         return user if user is not None and user.name else None
@@ -267,7 +276,7 @@ def decode_user_key(nkey: str) -> bytes:
     return raw[1:-2]
 
 
-def is_signed(nkey: str, signature: str, nonce: bytes) -> bool:
+def verify_signature(nkey: str, signature: str, nonce: bytes) -> bool:
     """Whether the holder of a user's key signed the nonce (Ed25519)."""
     # Loaded when the first one comes: few servers know users by keys.
     from cryptography.exceptions import InvalidSignature
@@ -288,7 +297,7 @@ def _decode_signature(text: bytes) -> bytes:
     return base64.b64decode(text, validate=True)
 
 
-def _same(ours: str, theirs: str) -> bool:
+def _equal_constant_time(ours: str, theirs: str) -> bool:
     return hmac.compare_digest(
         ours.encode("utf-8", "surrogatepass"), theirs.encode("utf-8", "surrogatepass")
     )

@@ -8,21 +8,21 @@ from simplebus.core.broker.broker import Settings
 from simplebus.core.errors import Reason
 from simplebus.core.limits import Limits
 from simplebus.core.settings import ClassSettings
-from simplebus.nats.bus.subjects import token
+from simplebus.nats.bus.subjects import encode_token
 from tests.behaviour.wire_peer import connect as connect1
 from tests.behaviour.wire_peer import numbered
 from tests.behaviour.wire_peer import publish as publish1
 from tests.behaviour.wire_peer import subscribe as subscribe1
 from tests.behaviour.wire_peer_v2 import (
     ack,
-    publish_envelopes,
-    nack,
     channel_envelope,
     connect_version2,
+    nack,
     publish,
+    publish_envelopes,
     subscribe,
 )
-from tests.models.key_order_model import keyed
+from tests.models.key_order_model import encode_with_key
 from tests.nats.bus.two_listeners import (
     DEAD_1,
     Client,
@@ -76,7 +76,11 @@ def test_messages_come_with_what_clients_read_of_them() -> None:
     client = doors.client(b"SUB $SB.SUB.shop.till 4\r\n")
     peer = connect_version2(doors, classes=["shop"])
     shop = doors.broker.store.class_id_by_name["shop"]
-    peer.send(publish_envelopes(shop, 0, channel_envelope("orders.eu", b"a"), b"\0b", channel_envelope("x", b"c")))
+    peer.send(
+        publish_envelopes(
+            shop, 0, channel_envelope("orders.eu", b"a"), b"\0b", channel_envelope("x", b"c")
+        )
+    )
     messages = client.messages()
     assert [(m.subject, m.payload) for m in messages] == [
         ("orders.eu", b"a"),
@@ -104,7 +108,7 @@ def test_what_comes_again_says_how_many_were_never_sent() -> None:
 
 def test_names_that_are_no_tokens_are_escaped_both_ways() -> None:
     doors = holding()
-    name = token("a.b *>%")
+    name = encode_token("a.b *>%")
     assert name == "a%2Eb%20%2A%3E%25"
     client = doors.client(f"SUB $SB.SUB.{name}.{name} 1\r\n".encode())
     class_id = doors.broker.store.class_id_by_name["a.b *>%"]
@@ -112,7 +116,7 @@ def test_names_that_are_no_tokens_are_escaped_both_ways() -> None:
     (message,) = client.messages()
     assert fields(message)[:2] == [name, name]
     client.pub(message.reply)
-    assert doors.statistics(class_id).ring.messages == 0
+    assert doors.statistics(class_id).ring.message_count == 0
 
 
 def test_who_has_names_that_are_very_long_is_sent_lines_that_it_can_answer() -> None:
@@ -123,7 +127,7 @@ def test_who_has_names_that_are_very_long_is_sent_lines_that_it_can_answer() -> 
     (message,) = client.messages()
     assert fields(message)[:2] == [str(class_id), "_1"]
     client.pub(message.reply)
-    assert doors.statistics(class_id).ring.messages == 0
+    assert doors.statistics(class_id).ring.message_count == 0
 
 
 def test_a_client_without_headers_gets_the_payload_alone() -> None:
@@ -138,7 +142,12 @@ def test_a_client_without_headers_gets_the_payload_alone() -> None:
 def test_only_what_the_filter_matches_comes() -> None:
     doors = Doors()
     client = doors.client(b"SUB $SB.SUB.1.-.filter.orders.* 1\r\n")
-    connect_version2(doors, publish_envelopes(1, 0, *[channel_envelope(c, b"x") for c in ("orders.a", "b", "orders.c")]))
+    connect_version2(
+        doors,
+        publish_envelopes(
+            1, 0, *[channel_envelope(c, b"x") for c in ("orders.a", "b", "orders.c")]
+        ),
+    )
     assert [m.subject for m in client.messages()] == ["orders.a", "orders.c"]
 
 
@@ -190,7 +199,7 @@ def test_two_subscriptions_of_one_client_each_get_it_all() -> None:
     for message in messages:
         if message.reply:
             client.pub(message.reply)
-    assert doors.statistics(1).ring.messages == 0
+    assert doors.statistics(1).ring.message_count == 0
 
 
 def test_a_group_shares_and_only_who_holds_a_message_acknowledges_it() -> None:
@@ -217,7 +226,12 @@ def test_in_a_group_by_key_the_next_one_of_a_key_waits_for_the_one_before() -> N
     doors = holding()
     subject = b"SUB $SB.SUB.1.till.by_key=true workers 1\r\n"
     members = [doors.client(subject) for _ in range(2)]
-    connect_version2(doors, publish_envelopes(1, 0, *(keyed(key, b"%d" % n) for n, key in enumerate([b"a"] * 3))))
+    connect_version2(
+        doors,
+        publish_envelopes(
+            1, 0, *(encode_with_key(key, b"%d" % n) for n, key in enumerate([b"a"] * 3))
+        ),
+    )
     for number in range(2):
         ((who, message),) = [(m, got) for m in members for got in m.messages()]
         assert message.payload == b"%d" % number
@@ -240,7 +254,7 @@ def test_two_members_of_one_client_share_too() -> None:
     assert sorted(m.payload for m in messages) == sorted(numbered(24))
     for message in messages:
         client.pub(message.reply)
-    assert doors.statistics(1).ring.messages == 0
+    assert doors.statistics(1).ring.message_count == 0
 
 
 @pytest.mark.parametrize(
@@ -284,7 +298,7 @@ def test_what_is_not_acknowledged_comes_again_after_growing_pauses() -> None:
     client.pub(second.reply, b"+ACK")  # Late, but it is done all the same.
     doors.tick(100)
     assert client.messages() == []
-    assert doors.statistics(1).ring.messages == 0
+    assert doors.statistics(1).ring.message_count == 0
 
 
 def test_ack_seconds_are_the_client_s_own() -> None:
@@ -337,7 +351,7 @@ def test_who_is_still_working_gets_more_time() -> None:
         client.pub(message.reply, b"+WPI")
     assert client.messages() == []
     client.pub(message.reply)
-    assert doors.statistics(1).ring.messages == 0
+    assert doors.statistics(1).ring.message_count == 0
 
 
 @pytest.mark.parametrize("queue", ["", "g"])
@@ -394,7 +408,7 @@ def test_a_word_about_a_former_delivery_does_not_touch_the_present_one(
     assert fields(again)[2] == "3"
     client.pub(former.reply, b"+ACK", reply="_INBOX.me.2")  # Done is done.
     assert [m.subject for m in client.messages()] == ["_INBOX.me.2"]
-    assert doors.statistics(1).ring.messages == 0
+    assert doors.statistics(1).ring.message_count == 0
 
 
 @pytest.mark.parametrize("queue", ["", "g"])
@@ -519,7 +533,7 @@ def test_many_acknowledgements_at_once() -> None:
     client.say(
         b"".join(b"PUB %b 4\r\n+ACK\r\nPUB other 0\r\n\r\n" % m.reply.encode() for m in even)
     )
-    assert doors.statistics(1).ring.messages == 0
+    assert doors.statistics(1).ring.message_count == 0
     assert doors.broker.refusal_counts == {}
 
 

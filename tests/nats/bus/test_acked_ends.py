@@ -64,8 +64,8 @@ def test_who_goes_leaves_nothing_behind() -> None:
     client.messages()
     client.leave()
     assert doors.statistics(1).subscriptions == ()
-    assert doors.front.classes is not None
-    assert doors.front.classes.guests == {}
+    assert doors.front.bus_adapter is not None
+    assert doors.front.bus_adapter.nats_sessions == {}
     assert {s.peer for s in doors.broker.sessions.values()} == {"session 0"}
 
 
@@ -101,9 +101,9 @@ def test_who_holds_back_a_full_class_is_known() -> None:
     client = doors.client(b"SUB $SB.SUB.1 1\r\n")
     idle = doors.client()
     doors.peer(publish1(1, b"a", b"b", b"c"))
-    assert doors.front.classes is not None
-    assert doors.front.classes.holds_back(client.session)
-    assert not doors.front.classes.holds_back(idle.session)
+    assert doors.front.bus_adapter is not None
+    assert doors.front.bus_adapter.is_blocking_publishers(client.session)
+    assert not doors.front.bus_adapter.is_blocking_publishers(idle.session)
 
 
 def test_who_holds_back_a_full_class_and_takes_nothing_is_cut_off() -> None:
@@ -112,8 +112,8 @@ def test_who_holds_back_a_full_class_and_takes_nothing_is_cut_off() -> None:
     doors.peer(publish1(1, b"a", b"b", b"c"))
     ((guest, error),) = doors.tick(4)
     assert error.reason is Reason.STALLED
-    assert doors.front.classes is not None
-    assert doors.front.classes.guests[guest.session_id] is client.session
+    assert doors.front.bus_adapter is not None
+    assert doors.front.bus_adapter.nats_sessions[guest.session_id] is client.session
 
 
 @pytest.mark.parametrize("queue", ["", "g"])
@@ -165,10 +165,10 @@ def test_what_was_left_and_is_gone_is_not_acknowledged() -> None:
     client.say(b"UNSUB 1\r\n")
     client.pub(message.reply.replace(".1.0.1.", ".1.1.1."))  # It was not sent that one.
     (position,) = doors.broker.classes[1].subscriptions
-    doors.broker.connection_requests.end_position(position)
+    doors.broker.subscription_manager.end_position(position)
     client.pub(message.reply)
     assert doors.broker.refusal_counts == {Reason.ACK_UNSUBSCRIBED: 2}
-    assert doors.statistics(1).ring.messages == 2
+    assert doors.statistics(1).ring.message_count == 2
 
 
 def test_so_many_durables_that_were_left_are_remembered() -> None:
@@ -179,4 +179,4 @@ def test_so_many_durables_that_were_left_are_remembered() -> None:
         client.say(b"UNSUB %d\r\n" % number)
     client.messages()
     assert client.session.deliveries is not None
-    assert len(client.session.deliveries._left) == 64
+    assert len(client.session.deliveries._released_positions) == 64

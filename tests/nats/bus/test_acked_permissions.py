@@ -5,19 +5,19 @@ from __future__ import annotations
 import pytest
 
 from simplebus.core.errors import Reason
-from simplebus.core.users.passwords import Passwords, quick_hash
+from simplebus.core.users.passwords import PasswordVerifier, hash_token
+from simplebus.core.users.permissions import PermissionRule, PermissionRules
 from simplebus.core.users.permissions import Permissions as Rights
-from simplebus.core.users.permissions import Rule, Rules
 from simplebus.core.users.users import User as SharedUser
 from simplebus.core.users.users import Users
-from simplebus.nats.server.permissions import Permissions, Responses
+from simplebus.nats.server.permissions import ResponsePermission, SubjectPermissions
 from simplebus.nats.server.users import NatsAuth, NatsUser
 from simplebus.nats.settings import NatsSettings
-from tests.behaviour.wire_peer_v2 import publish_envelopes, channel_envelope, connect_version2
+from tests.behaviour.wire_peer_v2 import channel_envelope, connect_version2, publish_envelopes
 from tests.nats.bus.two_listeners import Client, Doors
 
 
-def one_with(permissions: Permissions) -> tuple[Doors, Client]:
+def one_with(permissions: SubjectPermissions) -> tuple[Doors, Client]:
     """A client that may do this, at doors where all below orders is kept in class 1; a client
     `all` may do everything."""
     users = NatsUser("one", "p", permissions=permissions), NatsUser("all", "p")
@@ -34,8 +34,8 @@ def published(doors: Doors, *subjects: str) -> None:
 
 
 def test_who_may_only_answer_may_acknowledge_what_it_was_sent_so_many_times() -> None:
-    responses = Responses(most=2)
-    doors, client = one_with(Permissions(subscribe_allow=("$SB.>",), responses=responses))
+    responses = ResponsePermission(max_responses=2)
+    doors, client = one_with(SubjectPermissions(subscribe_allow=("$SB.>",), responses=responses))
     client.sub("$SB.SUB.1.d")
     published(doors, "orders.a", "orders.b")
     first, second = client.messages()
@@ -48,7 +48,7 @@ def test_who_may_only_answer_may_acknowledge_what_it_was_sent_so_many_times() ->
     assert [b"Permissions Violation for Publish" in line for line in client.lines()] == [True] * 2
 
 
-DENIED = Permissions(
+DENIED = SubjectPermissions(
     subscribe_allow=("$SB.>", ">"),
     subscribe_deny=("orders.secret", "orders.plans workers", "$SB.SUB.payroll.>"),
 )
@@ -98,7 +98,7 @@ def test_a_filter_beside_what_is_denied_is_granted(
 
 def test_a_class_can_be_denied_and_all_of_the_others_be_granted() -> None:
     doors, client = one_with(
-        Permissions(subscribe_allow=("$SB.>",), subscribe_deny=("$SB.SUB.payroll.>",))
+        SubjectPermissions(subscribe_allow=("$SB.>",), subscribe_deny=("$SB.SUB.payroll.>",))
     )
     client.sub("$SB.SUB.payroll.d", "1")
     assert len(client.lines()) == 1
@@ -110,12 +110,14 @@ def test_a_class_can_be_denied_and_all_of_the_others_be_granted() -> None:
 @pytest.mark.parametrize("known", [0, 50])
 def test_what_the_other_door_publishes_on_a_denied_channel_does_not_come(known: int) -> None:
     denied = "orders.secret", "orders.plans workers"
-    doors, client = one_with(Permissions(subscribe_deny=denied))
+    doors, client = one_with(SubjectPermissions(subscribe_deny=denied))
     published(doors, *(f"other.{number}" for number in range(known)))
     client.sub("orders.>", "1")
     client.sub("orders.>", "2", queue="workers")
     names = ["orders.secret", "orders.eu", "orders.plans", "orders.us"] * 5
-    peer = connect_version2(doors, publish_envelopes(1, 0, *(channel_envelope(name, b"x") for name in names)))
+    peer = connect_version2(
+        doors, publish_envelopes(1, 0, *(channel_envelope(name, b"x") for name in names))
+    )
     assert peer.receive_error_codes() == []
     heard = [(message.sid, message.subject) for message in client.messages()]
     assert [name for sid, name in heard if sid == "1"] == [n for n in names if "secret" not in n]
@@ -123,17 +125,22 @@ def test_what_the_other_door_publishes_on_a_denied_channel_does_not_come(known: 
     assert [name for sid, name in heard if sid == "2"] == eu_and_us
 
 
-@pytest.mark.parametrize("rights", [Rights(), Rights(subscribe=Rules(deny=(Rule("hidden"),)))])
+@pytest.mark.parametrize(
+    "rights", [Rights(), Rights(subscribe=PermissionRules(deny=(PermissionRule("hidden"),)))]
+)
 @pytest.mark.parametrize("covers", [("a.>",), ()])
 def test_what_a_user_of_all_doors_is_denied_here_is_not_delivered(
     rights: Rights, covers: tuple[str, ...]
 ) -> None:
     shared = Users(
-        [SharedUser("own", token=quick_hash("o"), permissions=rights)], Passwords(b"by chance")
+        [SharedUser("own", token=hash_token("o"), permissions=rights)],
+        PasswordVerifier(b"by chance"),
     )
-    denied = Permissions(subscribe_allow=covers, subscribe_deny=("a.secret", "a.plans workers"))
+    denied = SubjectPermissions(
+        subscribe_allow=covers, subscribe_deny=("a.secret", "a.plans workers")
+    )
     users = (NatsUser("all", "p"),)
-    auth = NatsAuth(users, shared=shared, shared_permissions={"own": denied})
+    auth = NatsAuth(users, shared_users=shared, shared_permissions={"own": denied})
     doors = Doors(nats=NatsSettings(auth=auth))
     client = doors.client(auth_token="o")
     client.sub("a.>", "1")

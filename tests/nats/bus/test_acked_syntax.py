@@ -6,7 +6,7 @@ import pytest
 
 from simplebus.core.errors import Reason, RemoteProtocolError
 from simplebus.core.protocol.requests import Start, SubscribeRequest
-from simplebus.nats.bus.acked import Verdict, verdict, wish
+from simplebus.nats.bus.acked import AckCommand, parse_ack_payload, parse_subscribe
 from simplebus.nats.limits import ACKED_IN_FLIGHT_MESSAGES
 from tests.nats.bus.two_listeners import Doors
 
@@ -51,9 +51,9 @@ from tests.nats.bus.two_listeners import Doors
 def test_what_is_asked_for(
     subject: str, queue: str, class_: int | str, asked: dict[str, object]
 ) -> None:
-    found = wish(b"$SB.SUB." + subject.encode(), queue.encode())
+    found = parse_subscribe(b"$SB.SUB." + subject.encode(), queue.encode())
     asked = {"max_in_flight": ACKED_IN_FLIGHT_MESSAGES, **asked}
-    assert (found.class_, found.asked) == (class_, SubscribeRequest(**asked))  # type: ignore[arg-type]
+    assert (found.class_ref, found.request) == (class_, SubscribeRequest(**asked))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -100,10 +100,10 @@ def test_what_cannot_be_asked_for_is_told_and_the_client_stays(subject: str, why
     start = f'-ERR \'Permissions Violation for Subscription to "$SB.SUB.{subject}" ('
     assert line.startswith(start.encode())
     with pytest.raises(RemoteProtocolError, match=why):
-        wish(b"$SB.SUB." + subject.encode(), b"")
+        parse_subscribe(b"$SB.SUB." + subject.encode(), b"")
     assert doors.broker.refusal_counts == {Reason.BAD_REQUEST: 1}
     assert client.session.subscriptions == {}
-    assert not client.session.is_cut
+    assert not client.session.is_disconnecting
 
 
 def test_what_is_not_utf_8_is_no_name() -> None:
@@ -117,35 +117,35 @@ def test_what_is_not_utf_8_is_no_name() -> None:
 @pytest.mark.parametrize(
     ("payload", "expected"),
     [
-        (b"", Verdict("ack")),
-        (b"+ACK", Verdict("ack")),
-        (b"+NXT", Verdict("ack")),
-        (b'+NXT {"batch": 1}', Verdict("ack")),
-        (b"+WPI", Verdict("working")),
-        (b"+TERM", Verdict("terminate")),
-        (b"+TERM because", Verdict("terminate", error="because")),
-        (b"+TERM  \xff ", Verdict("terminate", error="\ufffd")),
-        (b"+TERM " + b"x" * 2000, Verdict("terminate", error="x" * 1024)),
-        (b"-NAK", Verdict("nack", None)),
-        (b'-NAK {"delay": 5000000000}', Verdict("nack", 5.0)),
-        (b'-NAK{"delay": 1500000}', Verdict("nack", 0.0015)),
-        (b"-NAK 1m30s", Verdict("nack", 90.0)),
-        (b"-NAK 1.5s", Verdict("nack", 1.5)),
-        (b"-NAK 20ms", Verdict("nack", 0.02)),
-        (b"-NAK soon", Verdict("nack")),
-        (b"-NAK 1.5", Verdict("nack")),
-        (b'-NAK {"delay": -5}', Verdict("nack")),
-        (b'-NAK {"delay": "1s"}', Verdict("nack")),
-        (b'-NAK {"delay": 1e400}', Verdict("nack")),
-        (b"-NAK [1]", Verdict("nack")),
-        (b"-NAK {", Verdict("nack")),
-        (b"-NAK \xff", Verdict("nack")),
-        (b"-NAK " + b'{"a":' * 100_000, Verdict("nack")),
-        (b'-NAK {"delay": ' + b"9" * 900 + b"}", Verdict("nack")),
+        (b"", AckCommand("ack")),
+        (b"+ACK", AckCommand("ack")),
+        (b"+NXT", AckCommand("ack")),
+        (b'+NXT {"batch": 1}', AckCommand("ack")),
+        (b"+WPI", AckCommand("working")),
+        (b"+TERM", AckCommand("terminate")),
+        (b"+TERM because", AckCommand("terminate", error="because")),
+        (b"+TERM  \xff ", AckCommand("terminate", error="\ufffd")),
+        (b"+TERM " + b"x" * 2000, AckCommand("terminate", error="x" * 1024)),
+        (b"-NAK", AckCommand("nack", None)),
+        (b'-NAK {"delay": 5000000000}', AckCommand("nack", 5.0)),
+        (b'-NAK{"delay": 1500000}', AckCommand("nack", 0.0015)),
+        (b"-NAK 1m30s", AckCommand("nack", 90.0)),
+        (b"-NAK 1.5s", AckCommand("nack", 1.5)),
+        (b"-NAK 20ms", AckCommand("nack", 0.02)),
+        (b"-NAK soon", AckCommand("nack")),
+        (b"-NAK 1.5", AckCommand("nack")),
+        (b'-NAK {"delay": -5}', AckCommand("nack")),
+        (b'-NAK {"delay": "1s"}', AckCommand("nack")),
+        (b'-NAK {"delay": 1e400}', AckCommand("nack")),
+        (b"-NAK [1]", AckCommand("nack")),
+        (b"-NAK {", AckCommand("nack")),
+        (b"-NAK \xff", AckCommand("nack")),
+        (b"-NAK " + b'{"a":' * 100_000, AckCommand("nack")),
+        (b'-NAK {"delay": ' + b"9" * 900 + b"}", AckCommand("nack")),
         (b"+ack", None),
         (b"+ACK ", None),
         (b"hello", None),
     ],
 )
-def test_what_an_acknowledgement_says(payload: bytes, expected: Verdict | None) -> None:
-    assert verdict(payload) == expected
+def test_what_an_acknowledgement_says(payload: bytes, expected: AckCommand | None) -> None:
+    assert parse_ack_payload(payload) == expected

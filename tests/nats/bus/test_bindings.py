@@ -10,7 +10,12 @@ from simplebus.core.broker.broker import FullPolicy, Settings
 from simplebus.core.errors import Reason
 from simplebus.core.limits import Limits
 from simplebus.core.protocol.envelope_batch import Envelope, decode
-from simplebus.nats.limits import ACK_BYTES, HELD_SECONDS, PACKED_ALONE_BYTES, PACKED_BYTES
+from simplebus.nats.limits import (
+    ACK_COST_BYTES,
+    BATCHED_STORE_COST_BYTES,
+    BLOCKED_READ_INTERVAL_SECONDS,
+    SINGLE_STORE_COST_BYTES,
+)
 from tests.behaviour.wire_peer_v2 import ack, connect_version2, subscribe
 from tests.nats.bus.two_listeners import Doors, stored
 
@@ -37,18 +42,18 @@ def test_what_is_published_on_a_bound_subject_is_in_the_class_and_at_subscribers
     wanted = Envelope("orders.eu", headers=(("Nats-Reply-To", "_INBOX.a.1"),))
     assert decode(got.content) == (wanted, b"hello")
     binary.send(ack(3, 0, 1))
-    assert doors.statistics(7).ring.messages == 0
+    assert doors.statistics(7).ring.message_count == 0
     assert publisher.lines() == []
 
 
 def test_an_unbound_subject_never_touches_a_ring() -> None:
     doors = bound()
     client = doors.client(b"SUB > 1\r\n")
-    before = doors.broker.budget.used
+    before = doors.broker.budget.used_bytes
     client.say(pubs(*[("order.eu", b"x" * 100)] * 100, *[("other", b"y")] * 20))
     client.pub("orders", b"z")
     assert len(client.messages()) == 121
-    assert doors.broker.budget.used == before
+    assert doors.broker.budget.used_bytes == before
     assert len(doors.broker.sessions) == 0
     assert doors.statistics(7).published == 0
 
@@ -250,7 +255,7 @@ def test_where_a_class_is_full_its_publisher_waits_and_what_else_it_says_is_hear
             client.pub(message.reply, b"+ACK")
         acked = client.messages()
     assert heard == [b"0", b"1", b"2", b"3", b"4"]
-    assert doors.broker.drain_resumed() == [publisher.session.deliveries.guest]  # type: ignore[union-attr]
+    assert doors.broker.drain_resumed() == [publisher.session.deliveries.local_session]  # type: ignore[union-attr]
     assert not publisher.session.is_reading_paused
 
 
@@ -260,18 +265,18 @@ def test_a_publisher_that_waits_is_not_taken_for_gone_and_heard_now_and_then() -
     publisher = doors.client(pubs(*[("orders.a", b"x")] * 5))
     assert publisher.session.is_reading_paused
     for _ in range(10):
-        assert not front.reads_on(publisher.session)
-        front.now += HELD_SECONDS
-        assert front.reads_on(publisher.session)
+        assert not front.can_read_while_blocked(publisher.session)
+        front.now += BLOCKED_READ_INTERVAL_SECONDS
+        assert front.can_read_while_blocked(publisher.session)
         publisher.say(b"PING\r\n")
         assert publisher.lines() == [b"PONG"]
-    while publisher.session.deliveries.guest.parked_bytes < 1 << 20:  # type: ignore[union-attr]
+    while publisher.session.deliveries.local_session.parked_bytes < 1 << 20:  # type: ignore[union-attr]
         publisher.say(pubs(*[("orders.a", bytes(4000))] * 100))
     front.now += 1000 * front.settings.limits.ping_seconds
     front.tick()
-    assert not front.reads_on(publisher.session)
-    assert front.take_cut() == []
-    assert not publisher.session.is_cut
+    assert not front.can_read_while_blocked(publisher.session)
+    assert front.drain_disconnecting() == []
+    assert not publisher.session.is_disconnecting
 
 
 def test_one_connection_that_publishes_and_acknowledges_is_never_stuck() -> None:
@@ -313,9 +318,9 @@ def test_who_publishes_more_than_may_wait_is_cut_off() -> None:
     doors = bound(class_messages=1, frame_bytes=1000, pending_bytes=2_100_000)
     client = doors.client()
     for _ in range(30):
-        if not client.session.is_cut:
+        if not client.session.is_disconnecting:
             client.say(pubs(*[("orders.a", b"x" * 900)] * 100))
-    ((session, error),) = doors.front.take_cut()
+    ((session, error),) = doors.front.drain_disconnecting()
     assert session is client.session
     assert error.reason is Reason.PENDING_LIMIT
 
@@ -336,10 +341,10 @@ def test_what_is_kept_counts_as_heard() -> None:
 @pytest.mark.parametrize(
     ("line", "weight"),
     [
-        (b"PUB $JS.ACK.1.2.3.%06d.5.6.7 0\r\n\r\n", ACK_BYTES),
-        (b"PUB orders.%06d 5\r\n<\r\n>x\r\n", PACKED_ALONE_BYTES),
-        (b"PUB orders.%06d.* 0\r\n\r\n", PACKED_ALONE_BYTES),
-        (b"PUB orders.%06d 5\r\nhello\r\n", PACKED_BYTES),
+        (b"PUB $JS.ACK.1.2.3.%06d.5.6.7 0\r\n\r\n", ACK_COST_BYTES),
+        (b"PUB orders.%06d 5\r\n<\r\n>x\r\n", SINGLE_STORE_COST_BYTES),
+        (b"PUB orders.%06d.* 0\r\n\r\n", SINGLE_STORE_COST_BYTES),
+        (b"PUB orders.%06d 5\r\nhello\r\n", BATCHED_STORE_COST_BYTES),
     ],
 )
 def test_what_takes_time_counts_so_that_nobody_else_waits_for_long(
@@ -347,6 +352,6 @@ def test_what_takes_time_counts_so_that_nobody_else_waits_for_long(
 ) -> None:
     doors = bound()
     doors.client().say(b"".join(line % number for number in range(300)))
-    assert doors.front._made >= 300 * weight
+    assert doors.front._output_bytes >= 300 * weight
     doors.client().say(b"PUB orders.a 5\r\nhello\r\n" * 300)
-    assert doors.front._made < 300 * PACKED_BYTES
+    assert doors.front._output_bytes < 300 * BATCHED_STORE_COST_BYTES

@@ -15,11 +15,11 @@ from tests.behaviour.wire_peer import publish as publish1
 from tests.behaviour.wire_peer_v2 import (
     Version2Peer,
     ack,
-    publish_envelopes,
-    nack,
     channel_envelope,
     connect_version2,
+    nack,
     publish,
+    publish_envelopes,
     subscribe,
     timed_envelope,
 )
@@ -73,13 +73,15 @@ def test_a_fault_in_showing_what_is_stored_costs_its_publisher_nothing(
     client = doors.client(b"SUB a 1\r\n")
     with monkeypatch.context() as broken:
         broken.setattr(doors.front, "_write", lambda messages: 1 / 0)
-        peer = connect_version2(doors, publish_envelopes(1, 0, *[channel_envelope("a", b"%d" % n) for n in range(60)]))
+        peer = connect_version2(
+            doors, publish_envelopes(1, 0, *[channel_envelope("a", b"%d" % n) for n in range(60)])
+        )
     assert peer.receive_error_codes() == []
     assert doors.broker.classes[1].ring.head == 60
-    assert [type(fault) for fault in doors.front.take_faults()] == [ZeroDivisionError]
+    assert [type(fault) for fault in doors.front.drain_errors()] == [ZeroDivisionError]
     peer.send(publish_envelopes(1, 60, *[channel_envelope("a", b"later")] * 60))
     assert [message.payload for message in client.messages()] == [b"later"] * 60
-    assert doors.front.take_faults() == []
+    assert doors.front.drain_errors() == []
 
 
 def test_a_binary_subscriber_answers_a_nats_request() -> None:
@@ -114,7 +116,9 @@ def test_what_binary_clients_publish_goes_into_no_other_class() -> None:
     doors.broker.store.class_registry.bind_subject("orders.>", 2)
     client = doors.client(b"SUB $SB.SUB.1 1\r\n")
     connect_version2(doors, publish_envelopes(1, 0, channel_envelope("orders.eu", b"x")))
-    connect_version2(doors, publish_envelopes(1, 0, channel_envelope("$JS.ACK.1._1.1.0.1.1.1", b"+ACK")))
+    connect_version2(
+        doors, publish_envelopes(1, 0, channel_envelope("$JS.ACK.1._1.1.0.1.1.1", b"+ACK"))
+    )
     assert doors.statistics(2).published == 0
     assert len(client.messages()) == 2
     assert doors.statistics(1).acknowledged == 0
@@ -205,7 +209,9 @@ def test_one_that_is_gone_when_it_opens_is_not_seen() -> None:
     limits = Limits(class_messages=2)
     doors = Doors(Settings(limits=limits, full_policy=FullPolicy.DROP_OLDEST))
     client = doors.client(b"SUB class.1 1\r\n")
-    peer = connect_version2(doors, publish_envelopes(1, 0, timed_envelope(b"later", not_before_ms=1000)))
+    peer = connect_version2(
+        doors, publish_envelopes(1, 0, timed_envelope(b"later", not_before_ms=1000))
+    )
     peer.send(publish(1, 1, b"a", b"b"))
     assert client.payloads() == [b"a", b"b"]
     doors.wait(2)
@@ -222,8 +228,8 @@ def test_no_more_is_remembered_of_what_opens_later_than_is_stored(count: int) ->
     for at in range(0, count, 50):
         said = [timed_envelope(b"%d" % n, not_before_ms=1000 + n % 2) for n in range(at, at + 50)]
         peer.send(publish_envelopes(1, at, *said))
-    tap = doors.front.classes._tap  # type: ignore[union-attr]
-    assert len(tap._later) <= 2 * 1100
+    tap = doors.front.bus_adapter._bus_to_nats  # type: ignore[union-attr]
+    assert len(tap._delayed) <= 2 * 1100
     doors.wait(2)
     assert sorted(map(int, client.payloads())) == list(range(count - 1100, count))
 
@@ -270,8 +276,8 @@ def test_where_nobody_wants_it_nothing_is_copied(
     client = doors.client(said)
     client.take()
     peer = connect_version2(doors)
-    tap = doors.front.classes._tap  # type: ignore[union-attr]
-    monkeypatch.setattr(tap, "_send", lambda *what, **more: pytest.fail("it was copied"))
+    tap = doors.front.bus_adapter._bus_to_nats  # type: ignore[union-attr]
+    monkeypatch.setattr(tap, "_send_ranges", lambda *what, **more: pytest.fail("it was copied"))
     peer.send(publish(1, 0, *numbered(30)))
     peer.send(publish_envelopes(1, 30, *[channel_envelope(f"a.{n}", b"x") for n in range(30)]))
     peer.send(publish_envelopes(1, 60, timed_envelope(b"x", not_before_ms=5)))
@@ -300,7 +306,11 @@ def test_who_has_subscribed_when_a_message_opens_sees_it() -> None:
     doors = Doors()
     early = doors.client(b"SUB class.1 1\r\n")
     peer = connect_version2(doors)
-    peer.send(publish_envelopes(1, 0, *[timed_envelope(b"%d" % n, not_before_ms=1000) for n in range(5000)]))
+    peer.send(
+        publish_envelopes(
+            1, 0, *[timed_envelope(b"%d" % n, not_before_ms=1000) for n in range(5000)]
+        )
+    )
     early.leave()
     peer.send(publish_envelopes(1, 5000, timed_envelope(b"last", not_before_ms=1000)))
     late = doors.client(b"SUB class.1 1\r\n")
@@ -315,14 +325,14 @@ def test_no_more_is_remembered_of_channels_than_there_are() -> None:
     doors = Doors()
     client = doors.client(b"SUB other 1\r\n")
     peer = connect_version2(doors)
-    tap = doors.front.classes._tap  # type: ignore[union-attr]
+    tap = doors.front.bus_adapter._bus_to_nats  # type: ignore[union-attr]
     for number in range(100):
         client.say(b"UNSUB 2\r\nSUB another.%d 2\r\n" % number)
         peer.send(publish_envelopes(1, number, channel_envelope("a", b"x")))
-    ((_, verdicts),) = tap._verdicts.values()
+    ((_, verdicts),) = tap._channel_flags.values()
     assert verdicts.size == 2
     peer.send(publish_envelopes(1, 100, *[channel_envelope(f"a.{n}", b"x") for n in range(100)]))
-    ((_, verdicts),) = tap._verdicts.values()
+    ((_, verdicts),) = tap._channel_flags.values()
     assert verdicts.size <= 256
 
 
@@ -331,12 +341,23 @@ def test_what_is_remembered_of_channels_is_forgotten_with_them() -> None:
     client = doors.client(b"SUB wanted.> 1\r\n")
     peer = connect_version2(doors, subscribe(1, 5))
     for round_ in range(3):
-        said = [channel_envelope(f"{who}.{round_}.{n}", b"x") for who in ("no", "wanted") for n in (1, 2)]
-        peer.send(publish_envelopes(1, 8 * round_, *said), publish_envelopes(1, 8 * round_ + 4, *reversed(said)))
+        said = [
+            channel_envelope(f"{who}.{round_}.{n}", b"x")
+            for who in ("no", "wanted")
+            for n in (1, 2)
+        ]
+        peer.send(
+            publish_envelopes(1, 8 * round_, *said),
+            publish_envelopes(1, 8 * round_ + 4, *reversed(said)),
+        )
         seen = [message.subject for message in client.messages()]
         assert seen == [f"wanted.{round_}.{n}" for n in (1, 2, 2, 1)]
         peer.send(ack(5, 8 * round_, 8 * round_ + len(peer.receive_message_ids())))
         doors.broker.classes[1].channels.forget_unused(100)
     client.say(b"SUB no.> 2\r\n", b"UNSUB 1\r\n")
-    peer.send(publish_envelopes(1, 24, channel_envelope("no.2.1", b"x"), channel_envelope("wanted.2.1", b"x")))
+    peer.send(
+        publish_envelopes(
+            1, 24, channel_envelope("no.2.1", b"x"), channel_envelope("wanted.2.1", b"x")
+        )
+    )
     assert [message.subject for message in client.messages()] == ["no.2.1"]

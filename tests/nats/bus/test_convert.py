@@ -12,14 +12,14 @@ from simplebus.core.protocol import frames
 from simplebus.core.protocol.envelope_batch import Envelope, encode
 from simplebus.nats.bus import convert
 from simplebus.nats.bus.convert import (
-    BLOCK,
-    REPLY,
-    STATUS,
-    Packer,
-    block_of,
+    BLOCK_HEADER,
+    REPLY_HEADER,
+    STATUS_HEADER,
+    MessageConverter,
     class_subject,
-    headers_of,
-    message_of,
+    format_header_block,
+    message_from_frame,
+    parse_header_block,
 )
 from simplebus.nats.protocol.events import MixedBatch, Pub, UniformBatch, iter_messages
 
@@ -54,23 +54,28 @@ def mix_of(messages: list[tuple[bytes, bytes]]) -> tuple[MixedBatch, list[bytes]
     return MixedBatch(np.frombuffer(whole, np.uint8), *columns, numbers), names
 
 
-def same(packer: Packer, event: UniformBatch | MixedBatch, rows: list[int] | None, names: list[bytes]) -> None:
+def same(
+    packer: MessageConverter,
+    event: UniformBatch | MixedBatch,
+    rows: list[int] | None,
+    names: list[bytes],
+) -> None:
     """Check that a batch is packed as its messages are one by one."""
     chosen = list(iter_messages(event, names))
     expected, refused = b"", 0
     for at in range(event.count) if rows is None else rows:
-        one = packer.one(chosen[at])
+        one = packer.convert_message(chosen[at])
         refused += len(one.refused)
-        if one.batch is not None:
-            one.batch.check()
-            expected += one.batch.data.tobytes()
-    found = packer.many(event, None if rows is None else np.array(rows, np.int64), names)
+        if one.frames is not None:
+            one.frames.check()
+            expected += one.frames.data.tobytes()
+    found = packer.convert_batch(event, None if rows is None else np.array(rows, np.int64), names)
     assert sum(each.count for each in found.refused) == refused
-    if found.batch is None:
+    if found.frames is None:
         assert expected == b""
     else:
-        found.batch.check()
-        assert found.batch.data.tobytes() == expected
+        found.frames.check()
+        assert found.frames.data.tobytes() == expected
 
 
 @settings(max_examples=60, deadline=None)
@@ -86,7 +91,7 @@ def same(packer: Packer, event: UniformBatch | MixedBatch, rows: list[int] | Non
 def test_a_run_is_packed_as_its_messages_are(
     subject: bytes, reply: bytes, block: bytes, payloads: list[bytes], most: int
 ) -> None:
-    packer = Packer(7, frame_bytes_max=most)
+    packer = MessageConverter(7, frame_bytes_max=most)
     run = run_of(subject, reply, block, payloads)
     same(packer, run, None, [])
     same(packer, run, list(range(0, len(payloads), 2)), [])
@@ -101,7 +106,7 @@ def test_a_mix_is_packed_as_its_messages_are(
     messages: list[tuple[bytes, bytes]], most: int
 ) -> None:
     mix, names = mix_of(messages)
-    packer = Packer(7, frame_bytes_max=most)
+    packer = MessageConverter(7, frame_bytes_max=most)
     same(packer, mix, None, names)
     same(packer, mix, list(range(1, mix.count, 2)), names)
 
@@ -113,25 +118,25 @@ def test_a_run_with_different_headers_is_packed_one_by_one() -> None:
     for row, block in zip(rows, blocks, strict=True):
         row[run.body_column : run.body_column + len(block)] = np.frombuffer(block, np.uint8)
     run.rows = rows
-    same(Packer(7, frame_bytes_max=1000), run, None, [])
+    same(MessageConverter(7, frame_bytes_max=1000), run, None, [])
 
 
 def test_many_subjects_are_not_remembered_for_ever() -> None:
-    packer = Packer(7, frame_bytes_max=1000)
+    packer = MessageConverter(7, frame_bytes_max=1000)
     for number in range(5000):
         name = b"a.%d%b" % (number, b"x" * (number % 300))
-        parcel = packer.one(Pub(name, b"", b"1", b"", 0, memoryview(b"x")))
-        assert parcel.batch is not None
+        parcel = packer.convert_message(Pub(name, b"", b"1", b"", 0, memoryview(b"x")))
+        assert parcel.frames is not None
     assert len(convert._prefixes) <= 4096
     assert max(map(len, convert._prefixes)) < 300
 
 
 def test_what_is_refused_says_why() -> None:
-    packer = Packer(7, frame_bytes_max=100)
-    (refused,) = packer.one(Pub(b"a", b"\xff", b"0", b"", 0, memoryview(b""))).refused
+    packer = MessageConverter(7, frame_bytes_max=100)
+    (refused,) = packer.convert_message(Pub(b"a", b"\xff", b"0", b"", 0, memoryview(b""))).refused
     assert refused.reason is Reason.BAD_ENVELOPE
     assert "reply subject b'\\xff' is not UTF-8" in refused.sentence
-    (refused,) = packer.many(run_of(b"a", b"", b"", [b"x" * 100] * 20), None, []).refused
+    (refused,) = packer.convert_batch(run_of(b"a", b"", b"", [b"x" * 100] * 20), None, []).refused
     assert (refused.reason, refused.count) == (Reason.FRAME_TOO_LONG, 20)
     assert refused.sentence == "it is 117 bytes as a frame; at most 100 are accepted"
 
@@ -147,13 +152,13 @@ TEXT = st.text(st.characters(codec="utf-8"), max_size=12)
 @example(b"NATS/1.0\r\nA: b\x0bc\r\n\r\n")
 @example(b"NATS/1.0 404\r\nNats-Status: 1\r\n\r\n")
 def test_any_block_comes_back_as_it_was(block: bytes) -> None:
-    headers = headers_of(block)
+    headers = parse_header_block(block)
     encode(Envelope(headers=headers), b"")
-    assert block_of(headers) == block
+    assert format_header_block(headers) == block
 
 
 def test_blanks_around_values_do_not_come_back() -> None:
-    assert headers_of(b"NATS/1.0\r\nA:b\r\nC: \t d \r\n\r\n") == (("A", "b"), ("C", "d"))
+    assert parse_header_block(b"NATS/1.0\r\nA:b\r\nC: \t d \r\n\r\n") == (("A", "b"), ("C", "d"))
 
 
 @settings(max_examples=100, deadline=None)
@@ -161,7 +166,7 @@ def test_blanks_around_values_do_not_come_back() -> None:
 def test_any_headers_make_a_block_that_cannot_be_mistaken(
     headers: list[tuple[str, str]],
 ) -> None:
-    block = block_of(tuple(headers))
+    block = format_header_block(tuple(headers))
     lines = block.split(b"\r\n")
     assert block.endswith(b"\r\n\r\n")
     assert len(lines) == len(headers) + 3
@@ -169,14 +174,21 @@ def test_any_headers_make_a_block_that_cannot_be_mistaken(
 
 
 def test_what_nats_cannot_carry_in_a_header_is_escaped() -> None:
-    block = block_of((("a b:c", "x\r\ny"), ("é", "é"), ("", "z")))
+    block = format_header_block((("a b:c", "x\r\ny"), ("é", "é"), ("", "z")))
     assert block == "NATS/1.0\r\na%20b%3Ac: x%0D%0Ay\r\n%C3%A9: é\r\n%: z\r\n\r\n".encode()
 
 
 def test_our_names_for_odd_things_are_headers_like_others_where_they_stand_for_none() -> None:
-    assert block_of(((BLOCK, "☃"),)) == "NATS/1.0\r\nNats-Header-Block: ☃\r\n\r\n".encode()
-    assert block_of(((BLOCK, "x"), ("A", "b"))).startswith(b"NATS/1.0\r\nNats-Header-Block: x\r\n")
-    assert block_of((("A", "b"), (STATUS, "503"))).startswith(b"NATS/1.0\r\nA: b\r\nNats-Status")
+    assert (
+        format_header_block(((BLOCK_HEADER, "☃"),))
+        == "NATS/1.0\r\nNats-Header-Block: ☃\r\n\r\n".encode()
+    )
+    assert format_header_block(((BLOCK_HEADER, "x"), ("A", "b"))).startswith(
+        b"NATS/1.0\r\nNats-Header-Block: x\r\n"
+    )
+    assert format_header_block((("A", "b"), (STATUS_HEADER, "503"))).startswith(
+        b"NATS/1.0\r\nA: b\r\nNats-Status"
+    )
 
 
 # Out of a class ----------------------------------------------------------------------------------
@@ -187,8 +199,8 @@ def framed(envelope: Envelope, payload: bytes) -> bytes:
 
 
 def test_a_stored_message_has_its_channel_its_headers_and_where_an_answer_goes() -> None:
-    envelope = Envelope("a.ü", b"key", ((REPLY, "r.1"), ("A", "b")), 1, 2, 3)
-    message = message_of(framed(envelope, b"<\r\n>"), b"class.x")
+    envelope = Envelope("a.ü", b"key", ((REPLY_HEADER, "r.1"), ("A", "b")), 1, 2, 3)
+    message = message_from_frame(framed(envelope, b"<\r\n>"), b"class.x")
     block = b"NATS/1.0\r\nA: b\r\n\r\n"
     assert (message.subject, message.reply) == ("a.ü".encode(), b"r.1")
     assert bytes(message.body) == block + b"<\r\n>"
@@ -200,7 +212,9 @@ def test_a_stored_message_has_its_channel_its_headers_and_where_an_answer_goes()
     "reply", ["", "a b", "a\r\nPUB x 0", "\x00", "long" * 1000, "$JS.ACK.a.d.1.0.1.0.0"]
 )
 def test_what_is_no_subject_is_no_reply(reply: str) -> None:
-    message = message_of(framed(Envelope(headers=((REPLY, reply),)), b""), b"class.1")
+    message = message_from_frame(
+        framed(Envelope(headers=((REPLY_HEADER, reply),)), b""), b"class.1"
+    )
     assert message.reply == b""
     assert bytes(message.body).count(b"\r\n") == 3
     assert message.subject == b"class.1"
@@ -208,13 +222,13 @@ def test_what_is_no_subject_is_no_reply(reply: str) -> None:
 
 def test_a_plain_frame_has_its_payload_and_the_class_s_subject() -> None:
     frame = frames.encode(frames.MESSAGE, class_id=1, content=b"pay")
-    message = message_of(frame, b"class.1", b"$JS.ACK")
+    message = message_from_frame(frame, b"class.1", b"$JS.ACK")
     assert message == Pub(b"class.1", b"$JS.ACK", b"3", b"", 0, memoryview(b"pay"))
 
 
 def test_what_is_acknowledged_keeps_where_an_answer_goes_among_its_headers() -> None:
-    frame = framed(Envelope("a", headers=((REPLY, "r.1"),)), b"")
-    message = message_of(frame, b"class.1", b"$JS.ACK")
+    frame = framed(Envelope("a", headers=((REPLY_HEADER, "r.1"),)), b"")
+    message = message_from_frame(frame, b"class.1", b"$JS.ACK")
     assert message.reply == b"$JS.ACK"
     assert b"Nats-Reply-To: r.1\r\n" in bytes(message.body)
 

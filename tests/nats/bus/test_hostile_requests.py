@@ -12,9 +12,9 @@ from tests.behaviour.wire_peer import connect as connect1
 from tests.behaviour.wire_peer import publish as publish1
 from tests.behaviour.wire_peer_v2 import (
     ack,
-    publish_envelopes,
     channel_envelope,
     connect_version2,
+    publish_envelopes,
     subscribe,
 )
 from tests.nats.bus.two_listeners import Client, Doors
@@ -125,14 +125,14 @@ def test_whatever_is_said_about_classes_harms_nobody(seed: int) -> None:
                     client.say(b"".join(line(dice) for _ in range(dice.randint(1, 20))))
         except NatsError:
             client.leave()
-        if doors.front.take_cut() or client.session.is_closed:
+        if doors.front.drain_disconnecting() or client.session.is_closed:
             client.leave()
             clients[at] = doors.client()
         doors.broker.check_invariants()
     for client in clients:
         client.leave()
     doors.broker.check_invariants()
-    assert doors.front.classes is not None
-    assert doors.front.classes.guests == {}
-    tap = doors.front.classes._tap  # type: ignore[union-attr]
-    assert all(verdicts.size < 64 for _, verdicts in tap._verdicts.values())
+    assert doors.front.bus_adapter is not None
+    assert doors.front.bus_adapter.nats_sessions == {}
+    tap = doors.front.bus_adapter._bus_to_nats  # type: ignore[union-attr]
+    assert all(verdicts.size < 64 for _, verdicts in tap._channel_flags.values())

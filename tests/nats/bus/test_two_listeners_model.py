@@ -14,9 +14,9 @@ from tests.behaviour.wire_peer import publish as publish1
 from tests.behaviour.wire_peer_v2 import (
     Version2Peer,
     ack,
-    publish_envelopes,
     channel_envelope,
     connect_version2,
+    publish_envelopes,
     subscribe,
 )
 from tests.nats.bus.two_listeners import Client, Doors, Msg
@@ -141,6 +141,6 @@ def test_every_kind_of_subscriber_gets_all_in_order_from_every_kind_of_publisher
     assert by_publisher(world.binary_got) == expected
     assert world.binary_got == world.first, "accepted in one order, delivered in another"
     world.doors.broker.drain_writable()
-    assert world.doors.statistics(1).ring.messages == 0
+    assert world.doors.statistics(1).ring.message_count == 0
     assert not world.publisher.session.is_reading_paused
     assert world.doors.broker.refusal_counts == {}

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from simplebus.core.broker.broker import Settings
 from simplebus.core.protocol.envelope_batch import Envelope, decode
 from simplebus.core.protocol.receive_buffer import ReceiveBuffer
-from simplebus.nats.server.server import Front
+from simplebus.nats.server.server import NatsServer
 from simplebus.nats.server.session import NatsSession
 from simplebus.nats.settings import NatsSettings
 from tests.behaviour.wire_peer import BrokerHarness
@@ -45,12 +45,12 @@ class Doors(BrokerHarness):
         self, settings: Settings | None = None, nats: NatsSettings | None = None, **limits: float
     ) -> None:
         super().__init__(settings, **limits)
-        self.front = Front(nats, broker=self.broker)
+        self.front = NatsServer(nats, broker=self.broker)
         self.nats_buffer = ReceiveBuffer()
 
     def client(self, *said: bytes, headers: bool = True, **options: bool | str) -> Client:
         """A NATS client connects and says this."""
-        client = Client(self, self.front.open("a client"))
+        client = Client(self, self.front.open_session("a client"))
         told = {"verbose": False, "pedantic": False, "headers": headers}
         words = json.dumps({**told, "no_responders": headers, **options})
         client.say(b"CONNECT %s\r\nPING\r\n" % words.encode())
@@ -97,12 +97,12 @@ class Client:
         self.say(" ".join(filter(None, ["SUB", subject, queue, sid])).encode() + b"\r\n")
 
     def leave(self) -> None:
-        self.doors.front.close(self.session)
+        self.doors.front.close_session(self.session)
         self.doors.check_invariants()
 
     def take(self, pieces: int = 1 << 30) -> bytes:
         """What waits, or so many pieces of it."""
-        assert self.doors.front.take_faults() == []
+        assert self.doors.front.drain_errors() == []
         outbox, tick, taken = self.session.outbox, self.doors.broker.tick_number, b""
         while pieces and (piece := outbox.peek(tick)):
             taken += piece
@@ -154,7 +154,7 @@ def stored(doors: Doors, class_id: int) -> list[tuple[Envelope, bytes]]:
     ring = doors.broker.classes[class_id].ring
     found = []
     for sequence in range(ring.floor, ring.head):
-        frame = ring.frame(sequence)
+        frame = ring.copy_frame(sequence)
         content = frame[9:-4]
         found.append(decode(content) if frame[:1] == b"5" else (Envelope(), content))
     return found

@@ -20,7 +20,7 @@ from simplebus.nats.client.client import ClientCore, Ready, Replies
 from simplebus.nats.client.credentials import Credentials
 from simplebus.nats.client.events import Complaint, Info, Messages, Pong
 from simplebus.nats.client.parser import Parser
-from simplebus.nats.server.users import is_signed
+from simplebus.nats.server.users import verify_signature
 from simplebus.net.nats_connection import NatsAddress
 
 SEED = "SUAAAAICAMCAKBQHBAEQUCYMBUHA6EARCIJRIFIWC4MBSGQ3DQOR4H776Y"
@@ -83,8 +83,8 @@ def test_messages_alike_are_written_as_one_by_one(
 
 def test_a_key_signs_what_the_server_says() -> None:
     said = Credentials(seed=SEED).fields("a nonce")
-    assert is_signed(said["nkey"], said["sig"], b"a nonce")
-    assert not is_signed(said["nkey"], said["sig"], b"another")
+    assert verify_signature(said["nkey"], said["sig"], b"a nonce")
+    assert not verify_signature(said["nkey"], said["sig"], b"another")
     assert SEED not in repr(Credentials(seed=SEED))
 
 

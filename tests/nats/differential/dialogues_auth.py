@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from simplebus.nats.limits import NatsLimits
-from simplebus.nats.server.permissions import Permissions, Responses
+from simplebus.nats.server.permissions import ResponsePermission, SubjectPermissions
 from simplebus.nats.server.users import NatsAuth, NatsUser
 from tests.nats.differential.compare import Say, Script
 from tests.nats.differential.dialogues import BLOCK, QUIET
@@ -129,7 +129,7 @@ authorization {{
             NatsUser(
                 "publisher",
                 "p",
-                permissions=Permissions(
+                permissions=SubjectPermissions(
                     publish_allow=("foo.*", "bar.>", "#.x"),
                     publish_deny=("foo.bar", "bar.*.deny"),
                     subscribe_allow=("in.>",),
@@ -138,29 +138,34 @@ authorization {{
             NatsUser(
                 "subscriber",
                 "p",
-                permissions=Permissions(
+                permissions=SubjectPermissions(
                     publish_deny=(">",),
                     subscribe_allow=_SUBSCRIBE_ALLOW,
                     subscribe_deny=_SUBSCRIBE_DENY,
                 ),
             ),
-            NatsUser("denied", "p", permissions=Permissions(subscribe_deny=("a.x", "a.b.>", "*.y"))),
+            NatsUser(
+                "denied",
+                "p",
+                permissions=SubjectPermissions(subscribe_deny=("a.x", "a.b.>", "*.y")),
+            ),
             NatsUser(
                 "answerer",
                 "p",
-                permissions=Permissions(
-                    subscribe_allow=("svc.>",), responses=Responses(most=2, seconds=60)
+                permissions=SubjectPermissions(
+                    subscribe_allow=("svc.>",),
+                    responses=ResponsePermission(max_responses=2, expires_seconds=60),
                 ),
             ),
             NatsUser(
                 "answers",
                 "p",
-                permissions=Permissions(
-                    publish_allow=("x",), subscribe_allow=("svc.>",), responses=Responses()
+                permissions=SubjectPermissions(
+                    publish_allow=("x",), subscribe_allow=("svc.>",), responses=ResponsePermission()
                 ),
             ),
-            NatsUser("overruled", "p", permissions=Permissions(subscribe_deny=("a", "a q"))),
-            NatsUser("empty", "p", permissions=Permissions()),
+            NatsUser("overruled", "p", permissions=SubjectPermissions(subscribe_deny=("a", "a q"))),
+            NatsUser("empty", "p", permissions=SubjectPermissions()),
             NatsUser(nkey=nkey(_KEY)),
         )
     ),
@@ -386,7 +391,9 @@ max_pending: 1MB
             NatsUser(
                 "guest",
                 "g",
-                permissions=Permissions(publish_allow=("open.>",), subscribe_allow=("open.>",)),
+                permissions=SubjectPermissions(
+                    publish_allow=("open.>",), subscribe_allow=("open.>",)
+                ),
             ),
             NatsUser("all", "p"),
         ),

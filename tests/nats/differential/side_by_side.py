@@ -179,7 +179,7 @@ def _tell(side: Side, dialogue: Dialogue) -> Any:
 def side_by_side(folder: Path, conf: str, toml: str) -> Iterator[Pair]:
     """The reference server with the one configuration, and ours with the other, which is kept in
     this folder."""
-    path = folder / "simplebus.core.toml"
+    path = folder / "simplebus.toml"
     with open(os.open(path, os.O_CREAT | os.O_WRONLY, 0o600), "w") as file:
         file.write(toml)
     with reference(conf) as theirs, server("--config", str(path)) as (ours, _):

@@ -8,7 +8,17 @@ from collections.abc import Iterable
 from simplebus.core.protocol.receive_buffer import ReceiveBuffer
 from simplebus.nats.errors import NatsError
 from simplebus.nats.limits import NatsLimits
-from simplebus.nats.protocol.events import Connect, ClientEvent, MixedBatch, Ping, Pub, UniformBatch, Sub, Unsub, iter_messages
+from simplebus.nats.protocol.events import (
+    ClientEvent,
+    Connect,
+    MixedBatch,
+    Ping,
+    Pub,
+    Sub,
+    UniformBatch,
+    Unsub,
+    iter_messages,
+)
 from simplebus.nats.protocol.parser import NatsParser
 from simplebus.nats.server.subject_table import SubjectTable
 from tests.nats.protocol.parser_oracle import Oracle

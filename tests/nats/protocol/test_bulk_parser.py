@@ -127,10 +127,10 @@ def test_the_streams_go_every_way() -> None:
         total.batched += reading.batched
         closed += reading.is_closed
     kinds, batched = total.kinds, total.batched
-    assert kinds["Run"] > 25
-    assert batched["Run"] > 3000
-    assert kinds["Mix"] > 30
-    assert batched["Mix"] > 3000
+    assert kinds["UniformBatch"] > 25
+    assert batched["UniformBatch"] > 3000
+    assert kinds["MixedBatch"] > 30
+    assert batched["MixedBatch"] > 3000
     assert kinds["Pub"] > 150
     assert 10 < closed < 40
 
@@ -149,7 +149,7 @@ def test_lines_in_payloads_are_payload(
     data = b"".join(lines) + end
     reading = read([data])
     assert reading.found == truth(data)
-    assert reading.kinds["Mix"] + reading.kinds["Run"] > 0
+    assert reading.kinds["MixedBatch"] + reading.kinds["UniformBatch"] > 0
     assert read([data[:at], data[at:]]).found == truth(data)
 
 
@@ -168,7 +168,7 @@ def test_one_bad_line_among_good_ones_is_seen(liar: bytes) -> None:
     data = b"".join([*good, liar, *good])
     reading = read([data])
     assert reading.found == truth(data)
-    assert reading.kinds["Mix"] > 0
+    assert reading.kinds["MixedBatch"] > 0
 
 
 @pytest.mark.parametrize(
@@ -188,15 +188,15 @@ def test_one_other_line_in_a_run_is_seen(liar: bytes) -> None:
         data = good * before + liar + good * 30
         reading = read([data])
         assert reading.found == truth(data)
-        assert reading.kinds["Run"] + reading.kinds["Mix"] > 0 or reading.is_closed
+        assert reading.kinds["UniformBatch"] + reading.kinds["MixedBatch"] > 0 or reading.is_closed
 
 
 def test_a_message_of_lines_is_one_step_of_a_stretch() -> None:
     liar = b"PUB a 1\r\nx\r\n" * 20
     data = b"".join(pub(Random(), subject, liar) for subject in SUBJECTS * 20)
     reading = read([data])
-    assert reading.kinds == {"Mix": 1}
-    assert reading.batched["Mix"] == 20 * len(SUBJECTS)
+    assert reading.kinds == {"MixedBatch": 1}
+    assert reading.batched["MixedBatch"] == 20 * len(SUBJECTS)
 
 
 def test_a_read_is_searched_once_whatever_ends_its_stretches(
@@ -209,11 +209,11 @@ def test_a_read_is_searched_once_whatever_ends_its_stretches(
             calls["scan"] += 1
             super().__init__(*arguments)  # type: ignore[arg-type]
 
-        def stretch(self, at: int) -> object:  # type: ignore[override]
+        def parse_batch(self, offset: int) -> object:  # type: ignore[override]
             calls["stretch"] += 1
-            return super().parse_batch(at)
+            return super().parse_batch(offset)
 
-    monkeypatch.setattr(parsers, "Scan", Counted)
+    monkeypatch.setattr(parsers, "BulkParser", Counted)
     for length in (10, 20, 40):
         calls.update(scan=0, stretch=0)
         stretch = b"".join(pub(Random(), s, b"x") for s in (SUBJECTS * 6)[:length])
@@ -221,8 +221,10 @@ def test_a_read_is_searched_once_whatever_ends_its_stretches(
         reading = read([data])
         assert len(reading.found) == 100 * (length + 1)
         assert calls["scan"] == 1
-        assert calls["stretch"] <= max(200, 100 * length // bounds.PLAIN_MESSAGES)
-        assert reading.kinds["Mix"] == (100 if length > bounds.MIX_MESSAGES_LEAST else 0)
+        assert calls["stretch"] <= max(200, 100 * length // bounds.SINGLE_MESSAGES_MAX)
+        assert reading.kinds["MixedBatch"] == (
+            100 if length > bounds.MIXED_BATCH_MESSAGES_MIN else 0
+        )
 
 
 def test_a_run_that_breaks_off_is_not_compared_to_the_end(
@@ -235,33 +237,33 @@ def test_a_run_that_breaks_off_is_not_compared_to_the_end(
         compared.append(count)
         return original(data, line, stride, count)
 
-    monkeypatch.setattr(parsers, "_count_same", count_same)
+    monkeypatch.setattr(parsers, "_count_matching", count_same)
     for length, times in ((20, 500), (4000, 10)):
         compared.clear()
         run = b"HPUB a 0 1\r\nx\r\n" * length + b"HPUB b 0 1\r\nx\r\n"
         reading = read([run * times])
-        assert reading.kinds["Run"] == times
-        assert sum(compared) <= times * (5 * length + bounds.RUN_BLOCK_MESSAGES)
+        assert reading.kinds["UniformBatch"] == times
+        assert sum(compared) <= times * (5 * length + bounds.UNIFORM_BLOCK_MESSAGES)
 
 
 def test_an_event_of_many_subjects_has_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("simplebus.nats.protocol.bulk_parser.MIX_MESSAGES_MAX", 100)
+    monkeypatch.setattr("simplebus.nats.protocol.bulk_parser.MIXED_BATCH_MESSAGES_MAX", 100)
     for payload in (b"x", LOOKS_LIKE[0]):
         data = b"".join(pub(Random(), subject, payload) for subject in SUBJECTS * 40)
         reading = read([data])
         assert reading.found == truth(data)
-        assert reading.kinds["Mix"] == 3
+        assert reading.kinds["MixedBatch"] == 3
 
 
 def test_subjects_are_forgotten_between_events_only(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("simplebus.nats.server.subject_table.SUBJECTS_MAX", 150)
-    monkeypatch.setattr("simplebus.nats.protocol.bulk_parser.MIX_MESSAGES_MAX", 100)
+    monkeypatch.setattr("simplebus.nats.protocol.bulk_parser.MIXED_BATCH_MESSAGES_MAX", 100)
     table = SubjectTable()
     data = b"".join(pub(Random(), b"s.%d" % (n * n % 997), b"x" * (n % 7)) for n in range(1000))
     reading = read([data, data], table=table)
     assert reading.found == truth(data + data)
     assert table.generation >= 3
-    assert reading.batched["Mix"] > 1900
+    assert reading.batched["MixedBatch"] > 1900
     few = b"".join(pub(Random(), b"s.%d" % (n % 90), b"x" * (n % 7)) for n in range(60))
     new = b"".join(pub(Random(), b"t.%d" % n, b"x" * (n % 7)) for n in range(140))
     for _ in range(3):  # What was known when the read began is forgotten in the middle of it.

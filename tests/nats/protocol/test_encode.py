@@ -9,7 +9,7 @@ import pytest
 
 from simplebus.nats.limits import NatsLimits
 from simplebus.nats.protocol import encode
-from simplebus.nats.protocol.events import MixedBatch, Indexes, Pub, UniformBatch, iter_messages
+from simplebus.nats.protocol.events import Indexes, MixedBatch, Pub, UniformBatch, iter_messages
 from tests.nats.protocol.parser_driver import BUFFER, Reading
 
 SUBJECTS = [b"a", b"b.c.d", b"s" * 9, b"\xff.\0"]
@@ -75,7 +75,7 @@ def test_a_run_is_written_as_its_messages(verb: bytes, size: int, headers: bool)
         for rows in some_rows(event.count):
             chosen = messages if rows is None else [messages[row] for row in rows]
             expected = b"".join(line(message, sid, headers=headers) for message in chosen)
-            written = encode.run(event, sid, rows, headers=headers)
+            written = encode.encode_uniform(event, sid, rows, headers=headers)
             assert bytes(written) == expected
             assert len(memoryview(written)) == len(expected)
 
@@ -107,7 +107,7 @@ def test_a_mix_is_written_as_its_messages(sid: bytes, kind: str) -> None:
     for rows in some_rows(event.count):
         chosen = messages if rows is None else [messages[row] for row in rows]
         expected = b"".join(line(message, sid, headers=False) for message in chosen)
-        written = encode.mix(event, sid, rows)
+        written = encode.encode_mixed(event, sid, rows)
         assert bytes(written) == expected
 
 
@@ -131,7 +131,7 @@ def test_several_subscriptions_are_sent_message_by_message(kind: str, headers: b
             for sid, rows in parts
             if rows is None or row in rows
         )
-        assert bytes(encode.several(event, parts, headers=headers)) == expected
+        assert bytes(encode.encode_for_subscriptions(event, parts, headers=headers)) == expected
 
 
 def test_what_is_written_outlives_the_buffer() -> None:
@@ -141,9 +141,9 @@ def test_what_is_written_outlives_the_buffer() -> None:
     ):
         event, _ = batch(data)
         written = (
-            encode.run(event, b"1", None, headers=False)
+            encode.encode_uniform(event, b"1", None, headers=False)
             if isinstance(event, UniformBatch)
-            else encode.mix(event, b"1", None)
+            else encode.encode_mixed(event, b"1", None)
         )
         before = bytes(written)
         BUFFER.fill(bytes(len(data)))

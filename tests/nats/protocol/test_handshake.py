@@ -11,18 +11,18 @@ from hypothesis import strategies as st
 
 from simplebus.core.errors import Reason
 from simplebus.nats.errors import NatsError
-from simplebus.nats.protocol.handshake import DEFAULTS, Info, Options, options
+from simplebus.nats.protocol.handshake import DEFAULT_OPTIONS, ConnectOptions, Info, parse_connect
 
 
 def test_what_is_not_said_stays_as_it_was() -> None:
-    said = options(b'{"verbose":false,"name":"n","protocol":1,"pass":"p"}')
-    assert said == Options(verbose=False, name="n", protocol=1, password="p")
-    assert options(b'{"VERBOSE":true,"name":null}', said) == Options(
+    said = parse_connect(b'{"verbose":false,"name":"n","protocol":1,"pass":"p"}')
+    assert said == ConnectOptions(verbose=False, name="n", protocol=1, password="p")
+    assert parse_connect(b'{"VERBOSE":true,"name":null}', said) == ConnectOptions(
         verbose=True, name="n", protocol=1, password="p"
     )
-    assert options('{"verbo\u017fe":true}'.encode(), said).verbose
-    assert options(b"{}") is DEFAULTS
-    assert options(b"null", said) is said
+    assert parse_connect('{"verbo\u017fe":true}'.encode(), said).verbose
+    assert parse_connect(b"{}") is DEFAULT_OPTIONS
+    assert parse_connect(b"null", said) is said
 
 
 @pytest.mark.parametrize(
@@ -51,7 +51,7 @@ def test_what_is_not_said_stays_as_it_was() -> None:
 )
 def test_what_is_no_such_object_is_refused_without_a_word(text: bytes) -> None:
     with pytest.raises(NatsError) as raised:
-        options(text)
+        parse_connect(text)
     assert raised.value.reason is Reason.BAD_CONNECT
     assert raised.value.line == b""
 
@@ -59,20 +59,20 @@ def test_what_is_no_such_object_is_refused_without_a_word(text: bytes) -> None:
 @pytest.mark.parametrize("bomb", [b"[", b'{"a":', b'[{"a":'])
 def test_a_nesting_bomb_is_no_such_object(bomb: bytes) -> None:
     with pytest.raises(NatsError):
-        options(b'{"a":' + bomb * 100_000)
+        parse_connect(b'{"a":' + bomb * 100_000)
     with pytest.raises(NatsError):
-        options(b'{"a":' + b"[" * 50_000 + b"]" * 50_000 + b"}")
+        parse_connect(b'{"a":' + b"[" * 50_000 + b"]" * 50_000 + b"}")
 
 
 @given(st.binary(max_size=40))
 def test_any_bytes_are_options_or_refused(text: bytes) -> None:
     with contextlib.suppress(NatsError):
-        assert isinstance(options(text), Options)
+        assert isinstance(parse_connect(text), ConnectOptions)
 
 
 @given(st.dictionaries(st.sampled_from(["name", "x", "lang"]), st.text(max_size=5)))
 def test_text_is_taken_as_it_is(said: dict[str, str]) -> None:
-    found = options(json.dumps(said).encode())
+    found = parse_connect(json.dumps(said).encode())
     assert (found.name, found.lang) == (said.get("name", ""), said.get("lang", ""))
 
 

@@ -183,7 +183,7 @@ def counting_reads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         looks.append(last - at)
         return original(self, raw, at, last, searched)
 
-    monkeypatch.setattr(LineParser, "read", read)
+    monkeypatch.setattr(LineParser, "parse_command", read)
     return looks
 
 

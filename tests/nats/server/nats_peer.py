@@ -10,7 +10,7 @@ import functools
 from simplebus.core.broker.broker import Broker
 from simplebus.core.protocol.receive_buffer import ReceiveBuffer
 from simplebus.nats.errors import NatsError
-from simplebus.nats.server.server import Front
+from simplebus.nats.server.server import NatsServer
 from simplebus.nats.server.session import NatsSession
 from simplebus.nats.settings import NatsSettings
 from tests.nats.differential.compare import (
@@ -33,14 +33,16 @@ class Client:
 
     def __init__(self, house: Inside) -> None:
         self.house = house
-        self.session: NatsSession = house.front.open("test", ip="127.0.0.1", host="h", port=1)
+        self.session: NatsSession = house.front.open_session(
+            "test", ip="127.0.0.1", host="h", port=1
+        )
         self.heard = bytearray()
         self.closed = False
         self.error: NatsError | None = None
 
     def say(self, data: bytes, chunks: int = 0) -> None:
         """In pieces of so many bytes; 0: whole."""
-        for piece in pieces(data, chunks or len(buffer().space)):
+        for piece in pieces(data, chunks or len(buffer().writable)):
             if self.closed:
                 return
             try:
@@ -52,9 +54,9 @@ class Client:
     def end(self, error: NatsError) -> None:
         """The server ends the conversation."""
         self.error = error
-        self.house.front.fail(self.session, error)
+        self.house.front.send_error(self.session, error)
         self.closed = True
-        self.house.front.close(self.session)
+        self.house.front.close_session(self.session)
         self.take()
 
     def take(self) -> None:
@@ -67,7 +69,7 @@ class Client:
 
     def leave(self) -> None:
         """Hang up."""
-        self.house.front.close(self.session)
+        self.house.front.close_session(self.session)
 
     def lines(self) -> bytes:
         """What was heard since this was asked last."""
@@ -86,7 +88,9 @@ class Inside:
         seed: int = 0,
         broker: Broker | None = None,
     ) -> None:
-        self.front = Front(settings, server_id="ours", seed=seed, secret=b"secret", broker=broker)
+        self.front = NatsServer(
+            settings, server_id="ours", seed=seed, secret=b"secret", broker=broker
+        )
         self.clients: list[Client] = []
 
     def client(self, *said: bytes) -> Client:
@@ -101,8 +105,8 @@ class Inside:
 
     def settle(self) -> None:
         """Have everybody take what waits, and cut off whoever is to be."""
-        self.front.take_ready()
-        for session, error in self.front.take_cut():
+        self.front.drain_ready()
+        for session, error in self.front.drain_disconnecting():
             next(client for client in self.clients if client.session is session).end(error)
         for client in self.clients:
             if not client.closed:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from simplebus.core.protocol.frames import Words, unaligned
-from simplebus.nats.server.subject_table import Numbers, Indexes, SubjectTable
+from simplebus.nats.server.subject_table import Indexes, SubjectNumbers, SubjectTable
 
 
 class Asked(NamedTuple):
@@ -24,7 +24,7 @@ def asked(subjects: list[bytes]) -> Asked:
     return Asked(unaligned(data, np.dtype("<u8")), np.cumsum(lengths) - lengths, lengths)
 
 
-def numbered(table: SubjectTable, subjects: list[bytes]) -> Numbers:
+def numbered(table: SubjectTable, subjects: list[bytes]) -> SubjectNumbers:
     """Their numbers, those that are new included."""
-    table.make_room(len(subjects))
-    return np.array(table.numbers(subjects, *asked(subjects)), np.int32)
+    table.reserve(len(subjects))
+    return np.array(table.assign_numbers(subjects, *asked(subjects)), np.int32)

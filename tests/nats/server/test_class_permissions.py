@@ -5,26 +5,32 @@ from __future__ import annotations
 import pytest
 
 from simplebus.core.protocol.requests import NamedClass
-from simplebus.core.users.passwords import quick_hash
-from simplebus.core.users.permissions import REPLIES, Permissions, Rule, Rules
+from simplebus.core.users.passwords import hash_token
+from simplebus.core.users.permissions import (
+    REPLIES_CLASS,
+    PermissionRule,
+    PermissionRules,
+    Permissions,
+)
 from simplebus.core.users.users import User, Users
-from simplebus.nats.server.permissions import Permissions as NatsPermissions
+from simplebus.nats.server.permissions import SubjectPermissions as NatsPermissions
 from simplebus.nats.server.users import NatsAuth
 from simplebus.nats.settings import NatsSettings
-from tests.behaviour.wire_peer_v2 import publish_envelopes, channel_envelope, connect_version2
+from tests.behaviour.wire_peer_v2 import channel_envelope, connect_version2, publish_envelopes
 from tests.nats.bus.two_listeners import Client, Doors
 
 CLASSES = Permissions(
-    publish=Rules((Rule("orders"),)), subscribe=Rules((Rule("*"),), (Rule("hidden"),))
+    publish=PermissionRules((PermissionRule("orders"),)),
+    subscribe=PermissionRules((PermissionRule("*"),), (PermissionRule("hidden"),)),
 )
 
 
 def at_doors(own: NatsPermissions, classes: Permissions | None = CLASSES) -> tuple[Client, Client]:
     """A user that may do so much, at doors where orders.> and hidden.> are kept; and one that may
     do everything."""
-    one = User("one", token=quick_hash("1"), permissions=classes)
-    known = Users((one, User("all", token=quick_hash("2"))))
-    auth = NatsAuth(shared=known, shared_permissions={"one": own})
+    one = User("one", token=hash_token("1"), permissions=classes)
+    known = Users((one, User("all", token=hash_token("2"))))
+    auth = NatsAuth(shared_users=known, shared_permissions={"one": own})
     doors = Doors(nats=NatsSettings(auth=auth))
     doors.broker.users = known
     named = [NamedClass(name=name, subjects=[f"{name}.>"]) for name in ("orders", "hidden")]
@@ -70,11 +76,11 @@ def test_what_is_denied_may_not_be_asked_for() -> None:
 
 def test_replies_to_others_are_not_heard() -> None:
     client, boss = at_doors(NatsPermissions())
-    for sid, asked in enumerate((">", f"{REPLIES}.>", f"{REPLIES}.ada", "class.*")):
+    for sid, asked in enumerate((">", f"{REPLIES_CLASS}.>", f"{REPLIES_CLASS}.ada", "class.*")):
         client.sub(asked, str(sid))
-    names = [f"{REPLIES}.ada", f"{REPLIES}.bob"]
+    names = [f"{REPLIES_CLASS}.ada", f"{REPLIES_CLASS}.bob"]
     said = publish_envelopes(9, 0, *(channel_envelope(name, b"x") for name in names))
-    replies = [{"id": 9, "name": REPLIES}]
+    replies = [{"id": 9, "name": REPLIES_CLASS}]
     told = connect_version2(boss.doors, said, classes=replies, auth={"token": "2"})
     assert told.receive_error_codes() == []
     assert [(message.sid, message.subject) for message in client.messages()] == [("2", names[0])]

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from simplebus.core.protocol.inquiry import (
-    ChannelQuestion,
-    ChannelSaid,
-    Listener,
-    SessionQuestion,
-    SessionSaid,
+    ChannelInfo,
+    ChannelInquiry,
+    ListenerInfo,
+    SessionInfo,
+    SessionInquiry,
 )
 from tests.nats.bus.two_listeners import Doors
 
 
-def heard(doors: Doors, channel: str) -> ChannelSaid:
-    said = doors.broker.inquiry_handler.build_report(ChannelQuestion(channel))
-    assert isinstance(said, ChannelSaid)
+def heard(doors: Doors, channel: str) -> ChannelInfo:
+    said = doors.broker.inquiry_handler.build_report(ChannelInquiry(channel))
+    assert isinstance(said, ChannelInfo)
     return said
 
 
@@ -24,8 +24,8 @@ def test_subscriptions_and_queue_groups_are_told() -> None:
     doors.client(b"SUB orders.eu q 1\r\nSUB orders.> q 2\r\nSUB \xc3\xbc.> r 3\r\n")
     said = heard(doors, "orders.eu").listeners
     assert sorted(said, key=lambda one: one.queue) == [
-        Listener(pattern="orders.*", peer="a client"),
-        Listener(pattern="orders.eu", queue="q", members=3, peer="a client"),
+        ListenerInfo(pattern="orders.*", peer="a client"),
+        ListenerInfo(pattern="orders.eu", queue="q", members=3, peer="a client"),
     ]
     assert [(one.pattern, one.queue) for one in heard(doors, "ü.x").listeners] == [("ü.>", "r")]
     assert heard(doors, "elsewhere").listeners == []
@@ -53,6 +53,6 @@ def test_a_client_that_acknowledges_is_a_session_of_another_door() -> None:
     doors = Doors()
     doors.client(b"SUB $SB.SUB.7 1\r\n")
     [number] = doors.broker.sessions
-    said = doors.broker.inquiry_handler.build_report(SessionQuestion(number))
-    assert isinstance(said, SessionSaid)
+    said = doors.broker.inquiry_handler.build_report(SessionInquiry(number))
+    assert isinstance(said, SessionInfo)
     assert (said.version, [position.class_id for position in said.positions]) == (-1, [7])

@@ -8,9 +8,15 @@ from hypothesis import strategies as st
 
 from simplebus.core.channel.pattern import matches
 from simplebus.nats import subjects
-from simplebus.nats.bus.subjects import asked
-from simplebus.nats.limits import REPLIES_MAX, VERDICTS_MAX
-from simplebus.nats.server.permissions import Grants, Permissions, Replies, Responses, Verdicts
+from simplebus.nats.bus.subjects import make_class_request
+from simplebus.nats.limits import CACHED_PERMISSIONS_MAX, OPEN_REPLIES_MAX
+from simplebus.nats.server.permissions import (
+    OpenReplies,
+    PermissionCache,
+    ResponsePermission,
+    SubjectGrants,
+    SubjectPermissions,
+)
 from simplebus.nats.server.subject_table import SubjectTable
 from tests.nats.server.numbered_subjects import numbered
 
@@ -23,18 +29,18 @@ SUBJECTS = (
 NAMES = st.lists(st.sampled_from(["a", "b", "c"]), min_size=1, max_size=4).map(".".join)
 
 
-def grants(**lists: tuple[str, ...]) -> Grants:
-    return Grants(Permissions(**lists), SubjectTable())  # type: ignore[arg-type]
+def grants(**lists: tuple[str, ...]) -> SubjectGrants:
+    return SubjectGrants(SubjectPermissions(**lists), SubjectTable())  # type: ignore[arg-type]
 
 
 @given(st.lists(SUBJECTS, max_size=3), st.lists(SUBJECTS, max_size=3), NAMES)
 def test_what_may_be_published_is_allowed_and_not_denied(
     allow: list[str], deny: list[str], name: str
 ) -> None:
-    may = grants(publish_allow=tuple(allow), publish_deny=tuple(deny)).publishing
+    may = grants(publish_allow=tuple(allow), publish_deny=tuple(deny)).publish_cache
     allowed = not allow or any(matches(pattern, name) for pattern in allow)
     denied = any(matches(pattern, name) for pattern in deny)
-    assert may.one(name.encode()) == (allowed and not denied)
+    assert may.get(name.encode()) == (allowed and not denied)
 
 
 @given(st.lists(SUBJECTS, max_size=3), st.lists(SUBJECTS, max_size=3), SUBJECTS, NAMES)
@@ -42,73 +48,73 @@ def test_nothing_reaches_a_subscription_that_is_not_allowed(
     allow: list[str], deny: list[str], subject: str, name: str
 ) -> None:
     these = grants(subscribe_allow=tuple(allow), subscribe_deny=tuple(deny))
-    if not these.may_subscribe(subject.encode(), b"") or not matches(subject, name):
+    if not these.can_subscribe(subject.encode(), b"") or not matches(subject, name):
         return
-    held_back = these.filter(subject.encode(), b"")
-    if held_back is None or not held_back.one(name.encode()):
+    held_back = these.delivery_filter(subject.encode(), b"")
+    if held_back is None or not held_back.get(name.encode()):
         assert not allow or any(matches(pattern, name) for pattern in allow)
         assert not any(matches(pattern, name) for pattern in deny)
 
 
 def test_more_words_than_allowed_are_not_granted() -> None:
     one_word = grants(subscribe_allow=("foo.*",))
-    assert one_word.may_subscribe(b"foo.*", b"")
-    assert not one_word.may_subscribe(b"foo.>", b"")
-    assert not grants(subscribe_allow=("*",)).may_subscribe(b">", b"")
-    assert grants(subscribe_allow=("foo.>",)).may_subscribe(b"foo.*.>", b"")
+    assert one_word.can_subscribe(b"foo.*", b"")
+    assert not one_word.can_subscribe(b"foo.>", b"")
+    assert not grants(subscribe_allow=("*",)).can_subscribe(b">", b"")
+    assert grants(subscribe_allow=("foo.>",)).can_subscribe(b"foo.*.>", b"")
 
 
 def test_a_subscription_that_meets_nothing_denied_is_not_filtered() -> None:
     these = grants(subscribe_deny=("a.x", "b.>"))
-    assert these.filter(b"a.y", b"") is None
-    assert these.filter(b"c.>", b"") is None
-    held_back = these.filter(b"*.x", b"")
+    assert these.delivery_filter(b"a.y", b"") is None
+    assert these.delivery_filter(b"c.>", b"") is None
+    held_back = these.delivery_filter(b"*.x", b"")
     assert held_back is not None
-    assert held_back.one(b"a.x")
-    assert not held_back.one(b"c.x")
-    assert these.filter(b"*.x", b"g") is held_back
+    assert held_back.get(b"a.x")
+    assert not held_back.get(b"c.x")
+    assert these.delivery_filter(b"*.x", b"g") is held_back
 
 
 def test_rules_about_members_of_a_queue_concern_them_alone() -> None:
     these = grants(subscribe_allow=("a.* g.*", "b"), subscribe_deny=("a.x g.1",))
-    assert these.may_subscribe(b"a.y", b"g.1")
-    assert not these.may_subscribe(b"a.x", b"g.1")
-    assert these.may_subscribe(b"a.x", b"g.2")
-    assert not these.may_subscribe(b"a.>", b"g.2")
-    assert not these.may_subscribe(b"a.y", b"h")
-    assert not these.may_subscribe(b"a.y", b"")
-    assert these.may_subscribe(b"b", b"h")
-    held_back = these.filter(b"a.*", b"g.1")
+    assert these.can_subscribe(b"a.y", b"g.1")
+    assert not these.can_subscribe(b"a.x", b"g.1")
+    assert these.can_subscribe(b"a.x", b"g.2")
+    assert not these.can_subscribe(b"a.>", b"g.2")
+    assert not these.can_subscribe(b"a.y", b"h")
+    assert not these.can_subscribe(b"a.y", b"")
+    assert these.can_subscribe(b"b", b"h")
+    held_back = these.delivery_filter(b"a.*", b"g.1")
     assert held_back is not None
-    assert held_back.one(b"a.x")
-    assert these.filter(b"a.*", b"g.2") is None
+    assert held_back.get(b"a.x")
+    assert these.delivery_filter(b"a.*", b"g.2") is None
 
 
 def test_a_hash_in_a_permission_is_a_letter() -> None:
-    may = grants(publish_allow=("a.#",)).publishing
-    assert may.one(b"a.#")
-    assert not may.one(b"a.b")
-    assert not may.one(b"a")
+    may = grants(publish_allow=("a.#",)).publish_cache
+    assert may.get(b"a.#")
+    assert not may.get(b"a.b")
+    assert not may.get(b"a")
 
 
 def test_verdicts_by_number_are_those_by_name_also_when_all_numbers_are_given_anew() -> None:
     table = SubjectTable()
-    verdicts = Verdicts(table, lambda name: name.endswith("1"))
+    verdicts = PermissionCache(table, lambda name: name.endswith("1"))
     names = [b"a.%d" % n for n in range(30)]
     numbers = numbered(table, names)
     expected = [name.endswith(b"1") for name in names]
-    assert verdicts.of(numbers).tolist() == expected
-    assert verdicts.of(numbers[::-1]).tolist() == expected[::-1]
-    assert [verdicts.one(name) for name in names] == expected
+    assert verdicts.get_many(numbers).tolist() == expected
+    assert verdicts.get_many(numbers[::-1]).tolist() == expected[::-1]
+    assert [verdicts.get(name) for name in names] == expected
 
 
 def test_what_is_remembered_of_subjects_is_bounded() -> None:
     asked = []
-    verdicts = Verdicts(SubjectTable(), lambda name: not asked.append(name))
-    for n in range(VERDICTS_MAX + 1):
-        assert verdicts.one(b"%d" % n)
-    assert verdicts.one(b"0")
-    assert len(asked) == VERDICTS_MAX + 2
+    verdicts = PermissionCache(SubjectTable(), lambda name: not asked.append(name))
+    for n in range(CACHED_PERMISSIONS_MAX + 1):
+        assert verdicts.get(b"%d" % n)
+    assert verdicts.get(b"0")
+    assert len(asked) == CACHED_PERMISSIONS_MAX + 2
 
 
 class Clock:
@@ -120,53 +126,53 @@ class Clock:
 
 def test_an_answer_is_allowed_where_one_was_asked_for_so_often_and_so_long() -> None:
     clock = Clock()
-    replies = Replies(Responses(most=2, seconds=10), clock)
-    assert not replies.may_answer(b"in.1")
-    replies.heard(b"in.1")
-    assert [replies.may_answer(b"in.1") for _ in range(3)] == [True, True, False]
-    replies.heard(b"in.1")
+    replies = OpenReplies(ResponsePermission(max_responses=2, expires_seconds=10), clock)
+    assert not replies.use_reply(b"in.1")
+    replies.add(b"in.1")
+    assert [replies.use_reply(b"in.1") for _ in range(3)] == [True, True, False]
+    replies.add(b"in.1")
     clock.now = 10.0
-    assert replies.may_answer(b"in.1")
+    assert replies.use_reply(b"in.1")
     clock.now = 10.1
-    assert not replies.may_answer(b"in.1")
+    assert not replies.use_reply(b"in.1")
     assert len(replies) == 0
 
 
 def test_answers_may_be_allowed_without_end() -> None:
     clock = Clock()
-    replies = Replies(Responses(most=-1, seconds=-1), clock)
-    replies.heard(b"in.1")
+    replies = OpenReplies(ResponsePermission(max_responses=-1, expires_seconds=-1), clock)
+    replies.add(b"in.1")
     clock.now = 1e9
-    assert all(replies.may_answer(b"in.1") for _ in range(100))
+    assert all(replies.use_reply(b"in.1") for _ in range(100))
 
 
 def test_what_may_be_answered_is_bounded_and_forgotten_when_its_time_is_over() -> None:
     clock = Clock()
-    replies = Replies(Responses(seconds=10), clock)
-    for n in range(REPLIES_MAX + 5):
-        replies.heard(b"%d" % n)
-    assert len(replies) == REPLIES_MAX
-    assert not replies.may_answer(b"0")
-    assert replies.may_answer(b"%d" % REPLIES_MAX)
+    replies = OpenReplies(ResponsePermission(expires_seconds=10), clock)
+    for n in range(OPEN_REPLIES_MAX + 5):
+        replies.add(b"%d" % n)
+    assert len(replies) == OPEN_REPLIES_MAX
+    assert not replies.use_reply(b"0")
+    assert replies.use_reply(b"%d" % OPEN_REPLIES_MAX)
     clock.now = 11.0
-    replies.heard(b"x")
+    replies.add(b"x")
     assert len(replies) == 1
 
 
 def test_who_is_asked_again_may_answer_as_if_it_were_asked_the_first_time() -> None:
-    replies = Replies(Responses(), Clock())
-    for n in range(REPLIES_MAX - 1):
-        replies.heard(b"%d" % n)
+    replies = OpenReplies(ResponsePermission(), Clock())
+    for n in range(OPEN_REPLIES_MAX - 1):
+        replies.add(b"%d" % n)
     for reply in (b"0", b"x", b"y"):
-        replies.heard(reply)
-    assert replies.may_answer(b"0")
-    assert not replies.may_answer(b"1")
+        replies.add(reply)
+    assert replies.use_reply(b"0")
+    assert not replies.use_reply(b"1")
 
 
 def test_with_leave_to_answer_nothing_else_may_be_published() -> None:
-    these = Grants(Permissions(responses=Responses()), SubjectTable())
-    assert not these.publishing.one(b"a")
-    assert Grants(Permissions(), SubjectTable()).publishing.one(b"a")
+    these = SubjectGrants(SubjectPermissions(responses=ResponsePermission()), SubjectTable())
+    assert not these.publish_cache.get(b"a")
+    assert SubjectGrants(SubjectPermissions(), SubjectTable()).publish_cache.get(b"a")
 
 
 @pytest.mark.parametrize(
@@ -181,12 +187,12 @@ def test_with_leave_to_answer_nothing_else_may_be_published() -> None:
 )
 def test_a_pattern_that_is_none_is_named(lists: dict[str, tuple[str, ...]], said: str) -> None:
     with pytest.raises(ValueError, match=said.replace(".", r"\.")):
-        Permissions(**lists)  # type: ignore[arg-type]
+        SubjectPermissions(**lists)  # type: ignore[arg-type]
 
 
 def test_classes_are_for_those_who_may_have_everything_or_are_let_have_them_by_name() -> None:
-    def may_ask(these: Grants, name: str, *behind: str, queue: bytes = b"") -> bool:
-        return these.may_ask(asked([name], (), behind), queue)
+    def may_ask(these: SubjectGrants, name: str, *behind: str, queue: bytes = b"") -> bool:
+        return these.can_request_class(make_class_request([name], (), behind), queue)
 
     assert may_ask(grants(publish_deny=("a",)), "orders")
     assert not may_ask(grants(subscribe_deny=("secret.>",)), "orders")

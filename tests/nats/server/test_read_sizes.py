@@ -9,10 +9,10 @@ from simplebus.core.protocol.receive_buffer import ReceiveBuffer
 from simplebus.nats.limits import (
     EVENTS_PER_READ,
     OUTPUT_PER_READ_BYTES,
-    READ_BYTES_FIRST,
+    READ_BYTES_INITIAL,
     READ_BYTES_MIN,
 )
-from simplebus.nats.server.server import Front
+from simplebus.nats.server.server import NatsServer
 
 
 @pytest.fixture(scope="module")
@@ -23,9 +23,9 @@ def buffer() -> ReceiveBuffer:
 HELLO = b'CONNECT {"verbose":false,"pedantic":false}\r\n'
 
 
-def sizes(front: Front, buffer: ReceiveBuffer, words: bytes, reads: int) -> list[int]:
+def sizes(front: NatsServer, buffer: ReceiveBuffer, words: bytes, reads: int) -> list[int]:
     """What is asked for next, each time, as one client says this again and again."""
-    session = front.open("test")
+    session = front.open_session("test")
     front.receive(session, buffer, buffer.fill(HELLO))
     asked: list[int] = []
     at = 0  # In the words, where the next read begins.
@@ -34,27 +34,27 @@ def sizes(front: Front, buffer: ReceiveBuffer, words: bytes, reads: int) -> list
         count = buffer.fill((words * (size // len(words) + 2))[at : at + size])
         at = (at + count) % len(words)
         front.receive(session, buffer, count)
-        for other in front.take_ready():
-            other.forget_all()
+        for other in front.drain_ready():
+            other.discard_output()
         asked.append(session.next_read_bytes)
     return asked
 
 
 def test_bulk_is_read_in_ever_larger_pieces(buffer: ReceiveBuffer) -> None:
-    asked = sizes(Front(), buffer, b"PUB a 16\r\n0123456789abcdef\r\n", 7)
+    asked = sizes(NatsServer(), buffer, b"PUB a 16\r\n0123456789abcdef\r\n", 7)
     assert asked == sorted(asked)
-    assert (asked[0], asked[-1]) == (2 * READ_BYTES_FIRST, RECEIVE_BYTES)
+    assert (asked[0], asked[-1]) == (2 * READ_BYTES_INITIAL, RECEIVE_BYTES)
 
 
 def test_who_says_much_is_read_in_small_pieces(buffer: ReceiveBuffer) -> None:
-    last = sizes(Front(), buffer, b"PING\r\n", 6)[-1]
+    last = sizes(NatsServer(), buffer, b"PING\r\n", 6)[-1]
     assert READ_BYTES_MIN <= last <= 2 * 6 * EVENTS_PER_READ
 
 
 def test_whose_messages_go_to_many_is_read_in_small_pieces(buffer: ReceiveBuffer) -> None:
-    front = Front()
+    front = NatsServer()
     for _ in range(40):
-        other = front.open("other")
+        other = front.open_session("other")
         front.receive(other, buffer, buffer.fill(HELLO + b"SUB a 1\r\n"))
     last = sizes(front, buffer, b"PUB a 100\r\n" + b"x" * 100 + b"\r\n", 8)[-1]
     assert last <= 2 * OUTPUT_PER_READ_BYTES // 40

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simplebus.nats.limits import JOINED_MAX
-from simplebus.nats.server.permissions import Permissions
-from simplebus.nats.server.queue_group import Dice, JoinedGroup, QueueGroup
-from simplebus.nats.server.routes import Routes
-from simplebus.nats.server.subscription import Sink, Subscription
+from simplebus.nats.limits import MERGED_GROUPS_MAX
+from simplebus.nats.server.permissions import SubjectPermissions
+from simplebus.nats.server.queue_group import MergedQueueGroup, QueueGroup, RandomNumbers
+from simplebus.nats.server.routes import SubjectRoutes
+from simplebus.nats.server.subscription import NatsSubscription, SubjectSink
 from simplebus.nats.server.users import NatsAuth, NatsUser
 from simplebus.nats.settings import NatsSettings
 from tests.nats.server.nats_peer import Client, Inside
@@ -50,37 +50,37 @@ NAMES = st.lists(st.sampled_from(["a", "b", "#"]), min_size=1, max_size=3).map(
 def test_a_batch_leads_where_each_of_its_subjects_does(
     subscribed: list[tuple[bytes, bytes]], names: list[bytes]
 ) -> None:
-    routes = Routes(np.random.default_rng(0))
+    routes = SubjectRoutes(np.random.default_rng(0))
     session = Inside().client(QUIET).session
     for at, (subject, queue) in enumerate(subscribed):
-        routes.subscribe(Subscription(session, subject, queue, b"%d" % at))
+        routes.subscribe(NatsSubscription(session, subject, queue, b"%d" % at))
     numbers = numbered(routes.table, names)
-    found: dict[int, tuple[Sink, ...]] = {}
-    for sinks, rows in routes.split(numbers):
+    found: dict[int, tuple[SubjectSink, ...]] = {}
+    for sinks, rows in routes.split_by_sinks(numbers):
         for row in range(len(names)) if rows is None else rows.tolist():
             assert row not in found
             found[row] = sinks
-    assert [found[row] for row in range(len(names))] == [routes.of(name) for name in names]
+    assert [found[row] for row in range(len(names))] == [routes.match(name) for name in names]
 
 
 def test_what_was_remembered_does_not_outlive_a_change() -> None:
-    routes = Routes(np.random.default_rng(0))
+    routes = SubjectRoutes(np.random.default_rng(0))
     session = Inside().client(QUIET).session
     numbers = numbered(routes.table, [b"a.b"])
-    assert [sinks for sinks, _ in routes.split(numbers)] == [()]
-    subscription = Subscription(session, b"a.*", b"", b"1")
+    assert [sinks for sinks, _ in routes.split_by_sinks(numbers)] == [()]
+    subscription = NatsSubscription(session, b"a.*", b"", b"1")
     routes.subscribe(subscription)
-    assert [sinks for sinks, _ in routes.split(numbers)] == [(subscription,)]
+    assert [sinks for sinks, _ in routes.split_by_sinks(numbers)] == [(subscription,)]
     routes.unsubscribe(subscription)
-    assert [sinks for sinks, _ in routes.split(numbers)] == [()]
+    assert [sinks for sinks, _ in routes.split_by_sinks(numbers)] == [()]
     assert len(routes) == 0
 
 
 def test_groups_of_one_name_count_as_one_whatever_they_subscribed_to() -> None:
-    routes = Routes(np.random.default_rng(0))
+    routes = SubjectRoutes(np.random.default_rng(0))
     session = Inside().client(QUIET).session
     subscriptions = [
-        Subscription(session, subject, queue, sid)
+        NatsSubscription(session, subject, queue, sid)
         for subject, queue, sid in [
             (b"a.b", b"g", b"1"),
             (b"a.*", b"g", b"2"),
@@ -90,16 +90,16 @@ def test_groups_of_one_name_count_as_one_whatever_they_subscribed_to() -> None:
     ]
     for subscription in subscriptions:
         routes.subscribe(subscription)
-    plain, joined, other = sorted(routes.of(b"a.b"), key=lambda sink: type(sink).__name__)[::-1]
+    plain, joined, other = sorted(routes.match(b"a.b"), key=lambda sink: type(sink).__name__)[::-1]
     assert plain is subscriptions[3]
     assert isinstance(joined, QueueGroup)
-    assert isinstance(other, JoinedGroup)
-    assert set(other.current()) == set(subscriptions[:2])
-    assert routes.of(b"a.b") == routes.of(b"a.b")
-    assert len(routes.of(b"a.c")) == 2
+    assert isinstance(other, MergedQueueGroup)
+    assert set(other.current_members()) == set(subscriptions[:2])
+    assert routes.match(b"a.b") == routes.match(b"a.b")
+    assert len(routes.match(b"a.c")) == 2
     for subscription in subscriptions:
         routes.unsubscribe(subscription)
-    assert routes.of(b"a.b") == ()
+    assert routes.match(b"a.b") == ()
 
 
 def test_members_of_joined_groups_come_and_go() -> None:
@@ -148,31 +148,31 @@ def test_members_may_end_with_their_parts_of_one_batch(
 
 
 def test_of_many_combinations_of_groups_few_are_remembered() -> None:
-    routes = Routes(np.random.default_rng(0))
+    routes = SubjectRoutes(np.random.default_rng(0))
     session = Inside().client(QUIET).session
     words = 12
     for at in range(words):
         subject = b".".join(b"a" if at == word else b"*" for word in range(words))
-        routes.subscribe(Subscription(session, subject, b"g", b"%d" % at))
+        routes.subscribe(NatsSubscription(session, subject, b"g", b"%d" % at))
     names = [
         b".".join(b"a" if number >> word & 1 else b"b" for word in range(words))
         for number in range(1 << words)
     ]
     numbers = numbered(routes.table, names)
-    found = [sinks for part in np.split(numbers, 4) for sinks in routes.each(part)]
-    assert [sum(len(sink.current()) for sink in sinks) for sinks in found] == [  # type: ignore[attr-defined]
+    found = [sinks for part in np.split(numbers, 4) for sinks in routes.match_each(part)]
+    assert [sum(len(sink.current_members()) for sink in sinks) for sinks in found] == [  # type: ignore[attr-defined]
         number.bit_count() for number in range(1 << words)
     ]
     del found
-    routes.each(numbers[:1])
-    kept = sum(isinstance(thing, JoinedGroup) for thing in gc.get_referrers(JoinedGroup))
-    assert 0 < kept <= JOINED_MAX
+    routes.match_each(numbers[:1])
+    kept = sum(isinstance(thing, MergedQueueGroup) for thing in gc.get_referrers(MergedQueueGroup))
+    assert 0 < kept <= MERGED_GROUPS_MAX
 
 
 def test_members_come_and_go_and_each_message_goes_to_one_of_those_who_are_there() -> None:
-    group = QueueGroup(Dice(np.random.default_rng(1)), b"a", b"g")
+    group = QueueGroup(RandomNumbers(np.random.default_rng(1)), b"a", b"g")
     session = Inside().client(QUIET).session
-    members = [Subscription(session, b"a", b"g", b"%d" % at) for at in range(40)]
+    members = [NatsSubscription(session, b"a", b"g", b"%d" % at) for at in range(40)]
     for member in members:
         group.add(member)
     for member in members[::2]:
@@ -233,7 +233,7 @@ def test_who_ends_within_a_batch_is_sent_the_first_of_it(
 
 
 def test_what_a_member_may_not_have_and_what_comes_behind_its_last_goes_to_others() -> None:
-    denied = NatsUser("some", "p", permissions=Permissions(subscribe_deny=("no.>",)))
+    denied = NatsUser("some", "p", permissions=SubjectPermissions(subscribe_deny=("no.>",)))
     auth = NatsAuth(users=(denied, NatsUser("all", "p")))
     house = Inside(NatsSettings(auth=auth), seed=2)
     some, everything, publisher = (
@@ -252,8 +252,8 @@ def test_what_a_member_may_not_have_and_what_comes_behind_its_last_goes_to_other
 @pytest.mark.parametrize("chunks", [0, 16])
 def test_who_takes_what_others_of_a_group_do_not_depends_on_all_there_is(chunks: int) -> None:
     users = (
-        NatsUser("a", "p", permissions=Permissions(subscribe_deny=("no.a",))),
-        NatsUser("b", "p", permissions=Permissions(subscribe_deny=("no.b",))),
+        NatsUser("a", "p", permissions=SubjectPermissions(subscribe_deny=("no.a",))),
+        NatsUser("b", "p", permissions=SubjectPermissions(subscribe_deny=("no.b",))),
     )
     house = Inside(NatsSettings(auth=NatsAuth(users=users)))
     one, other, third = (
@@ -289,10 +289,10 @@ class Listed:
     def __init__(self) -> None:
         self.batches: list[list[int]] = []
 
-    def one(self, message: object, origin: object) -> bool:
+    def deliver(self, message: object, origin: object) -> bool:
         raise AssertionError("it was to be put a batch")
 
-    def many(self, messages: object, rows: object, origin: object) -> None:
+    def deliver_batch(self, messages: object, rows: object, origin: object) -> None:
         self.batches.append(list(range(64)) if rows is None else rows.tolist())  # type: ignore[attr-defined]
 
 

@@ -8,10 +8,15 @@ from hypothesis import given, settings
 from simplebus.core.broker.broker import Broker
 from simplebus.core.errors import Reason
 from simplebus.core.limits import RECEIVE_BYTES
-from simplebus.nats.limits import DROPPED_AT_ONCE, FIRST_PING_SECONDS, TIDIED_AT_ONCE, NatsLimits
+from simplebus.nats.limits import (
+    FIRST_PING_SECONDS,
+    IMMEDIATE_REMOVALS_MAX,
+    REMOVALS_PER_TICK_MAX,
+    NatsLimits,
+)
 from simplebus.nats.protocol.events import MixedBatch, UniformBatch
 from simplebus.nats.protocol.parser import NatsParser
-from simplebus.nats.server.permissions import Permissions, Responses
+from simplebus.nats.server.permissions import ResponsePermission, SubjectPermissions
 from simplebus.nats.server.subject_table import SubjectTable
 from simplebus.nats.server.users import NatsAuth, NatsUser
 from simplebus.nats.settings import NatsSettings
@@ -116,7 +121,7 @@ def test_timers_of_clients_that_left_are_forgotten() -> None:
     for _ in range(100):
         house.client(QUIET).leave()
     at(house, 1000)
-    assert house.front._due == []
+    assert house.front._liveness_checks == []
 
 
 def test_a_lame_duck_says_so_to_those_who_understand_it() -> None:
@@ -124,7 +129,7 @@ def test_a_lame_duck_says_so_to_those_who_understand_it() -> None:
     old = house.client(b'CONNECT {"verbose":false}\r\n')
     says = b'CONNECT {"verbose":false,"protocol":1}\r\n'
     new, ungreeted = house.client(says + b"PING\r\n"), house.client(says)
-    house.front.say_lame_duck()
+    house.front.send_lame_duck()
     house.settle()
     assert old.lines() == b""
     assert b'"ldm":true' in new.lines()
@@ -144,8 +149,8 @@ def test_info_names_the_client_and_where_it_came() -> None:
 def test_who_may_not_have_everything_needs_leave_for_classes() -> None:
     auth = NatsAuth(
         users=(
-            NatsUser("some", "p", permissions=Permissions(subscribe_deny=("secret.>",))),
-            NatsUser("named", "p", permissions=Permissions(subscribe_allow=("$SB.SUB.*",))),
+            NatsUser("some", "p", permissions=SubjectPermissions(subscribe_deny=("secret.>",))),
+            NatsUser("named", "p", permissions=SubjectPermissions(subscribe_allow=("$SB.SUB.*",))),
         )
     )
     house = Inside(NatsSettings(auth=auth), broker=Broker())
@@ -169,18 +174,18 @@ def test_a_client_for_which_too_much_waits_is_cut_off_without_a_word() -> None:
     house = waiting(NatsLimits(max_payload=1000, max_pending=2000))
     front, slow = house.front, house.client(QUIET + b"SUB a 1\r\n")
     other = house.client(QUIET + b"SUB a 1\r\n")
-    publisher = front.open("test")
+    publisher = front.open_session("test")
     said = QUIET + (b"PUB a 900\r\n" + b"x" * 900 + b"\r\n") * 2
     front.receive(publisher, buffer(), buffer().fill(said))
     other.take()
     front.receive(publisher, buffer(), buffer().fill(said[len(QUIET) :]))
-    cut = front.take_cut()
+    cut = front.drain_disconnecting()
     assert [session for session, _ in cut] == [slow.session]
     assert cut[0][1].line == b""
     assert cut[0][1].closed_reason == "Slow Consumer (Pending Bytes)"
     assert slow.session.outbox.pending_bytes == 0
     assert slow.session.subscriptions == {}
-    assert not other.session.is_cut
+    assert not other.session.is_disconnecting
 
 
 def test_what_clients_that_left_subscribed_to_is_gone() -> None:
@@ -219,7 +224,7 @@ def test_wildcards_among_too_many_words_are_refused() -> None:
 def test_a_client_that_subscribed_to_very_much_leaves_little_by_little() -> None:
     house = waiting()
     before = len(house.front.routes)
-    count = max(DROPPED_AT_ONCE, TIDIED_AT_ONCE // 2)
+    count = max(IMMEDIATE_REMOVALS_MAX, REMOVALS_PER_TICK_MAX // 2)
     said = QUIET + b"".join(
         b"SUB a.%d %d\r\nSUB b.%d g x%d\r\nSUB b g y%d\r\n" % (n, n, n, n, n) for n in range(count)
     )
@@ -238,7 +243,7 @@ def test_a_client_that_subscribed_to_very_much_leaves_little_by_little() -> None
     while len(house.front.routes) > before + 3:
         at(house, 0.0)
         beats += 1
-    assert 1 < beats < 2 + 4 * count / TIDIED_AT_ONCE
+    assert 1 < beats < 2 + 4 * count / REMOVALS_PER_TICK_MAX
     asks.say(b"PUB a.5 1\r\nx\r\nPUB b.5 1\r\ny\r\n")
     assert again.lines() == b"MSG a.5 5 1\r\nx\r\nMSG b.5 x5 1\r\ny\r\n"
     again.leave()
@@ -248,7 +253,7 @@ def test_a_client_that_subscribed_to_very_much_leaves_little_by_little() -> None
 def test_who_says_connect_again_is_told_nothing_at_its_former_inboxes() -> None:
     house = waiting()
     connect = b'CONNECT {"verbose":false,"headers":true,"no_responders":true}\r\n'
-    count = DROPPED_AT_ONCE + 1
+    count = IMMEDIATE_REMOVALS_MAX + 1
     client = house.client(connect + b"".join(b"SUB in.%d %d\r\n" % (n, n) for n in range(count)))
     client.say(b"PUB x in.5 0\r\n\r\n")
     assert client.lines().startswith(b"HMSG in.5 5 33 33\r\n")
@@ -303,12 +308,20 @@ def test_made_dialogues_hold_batches() -> None:
 USERS = NatsAuth(
     users=(
         NatsUser("all", "p"),
-        NatsUser("publisher", "p", permissions=Permissions(publish_deny=("a.>", "x"))),
-        NatsUser("subscriber", "p", permissions=Permissions(subscribe_deny=("a", "*.b"))),
-        NatsUser("denied", "p", permissions=Permissions(publish_allow=("foo.>", "in"))),
-        NatsUser("answerer", "p", permissions=Permissions(responses=Responses(most=3))),
+        NatsUser("publisher", "p", permissions=SubjectPermissions(publish_deny=("a.>", "x"))),
+        NatsUser("subscriber", "p", permissions=SubjectPermissions(subscribe_deny=("a", "*.b"))),
+        NatsUser("denied", "p", permissions=SubjectPermissions(publish_allow=("foo.>", "in"))),
         NatsUser(
-            "answers", "p", permissions=Permissions(publish_allow=("foo.x",), responses=Responses())
+            "answerer",
+            "p",
+            permissions=SubjectPermissions(responses=ResponsePermission(max_responses=3)),
+        ),
+        NatsUser(
+            "answers",
+            "p",
+            permissions=SubjectPermissions(
+                publish_allow=("foo.x",), responses=ResponsePermission()
+            ),
         ),
     )
 )
@@ -370,7 +383,7 @@ def test_who_wants_answers_where_no_client_may_be_is_refused_each_time(count: in
     said = b"-ERR 'Permissions Violation for Publish with Reply of \"_R_.a\"'\r\n"
     assert client.lines() == said * count
     assert listens.lines() == b""
-    assert house.front.denied == count
+    assert house.front.denied_count == count
 
 
 @pytest.mark.parametrize("count", [1, 40])

@@ -6,13 +6,13 @@ from simplebus.core.broker.broker import Broker, Settings
 from simplebus.core.errors import Reason
 from simplebus.core.limits import Limits
 from simplebus.nats.limits import (
-    CHANCE_SECONDS,
-    FED_SECONDS,
+    LAST_CHANCE_SECONDS,
     READ_BYTES_MIN,
+    RECENT_DELIVERY_SECONDS,
     STUCK_SECONDS,
     NatsLimits,
 )
-from simplebus.nats.server.server import Front
+from simplebus.nats.server.server import NatsServer
 from simplebus.nats.server.session import NatsSession
 from simplebus.nats.settings import NatsSettings
 from tests.nats.server.nats_peer import buffer
@@ -21,22 +21,22 @@ KIB = 1024
 QUIET = b'CONNECT {"verbose":false,"pedantic":false}\r\n'
 
 
-def front(**limits: float) -> Front:
+def front(**limits: float) -> NatsServer:
     """One whose clients are behind with more than 64 KiB, and given up with more than 256."""
     chosen = {"max_pending": 256 * KIB, "max_payload": 64 * KIB} | limits
-    return Front(NatsSettings(NatsLimits(**chosen)))  # type: ignore[arg-type]
+    return NatsServer(NatsSettings(NatsLimits(**chosen)))  # type: ignore[arg-type]
 
 
-def say(to: Front, session: NatsSession, data: bytes) -> None:
+def say(to: NatsServer, session: NatsSession, data: bytes) -> None:
     """Bring bytes as the driver does."""
-    session.hold = None
-    for at in range(0, len(data), len(buffer().space)):
-        to.receive(session, buffer(), buffer().fill(data[at : at + len(buffer().space)]))
-        to.take_ready()
+    session.stall = None
+    for at in range(0, len(data), len(buffer().writable)):
+        to.receive(session, buffer(), buffer().fill(data[at : at + len(buffer().writable)]))
+        to.drain_ready()
 
 
-def client(of: Front, *said: bytes) -> NatsSession:
-    session = of.open("somewhere")
+def client(of: NatsServer, *said: bytes) -> NatsSession:
+    session = of.open_session("somewhere")
     say(of, session, QUIET + b"".join(said))
     take(session, session.outbox.pending_bytes)
     return session
@@ -55,32 +55,32 @@ def publish(kibibytes: int, size: int = KIB) -> bytes:
 
 def held(publisher: NatsSession) -> list[NatsSession]:
     """For whom it is to wait; asked once, as the driver does."""
-    hold, publisher.hold = publisher.hold, None
+    hold, publisher.stall = publisher.stall, None
     return hold.sessions if hold else []
 
 
-def wait_in_vain(house: Front, publisher: NatsSession, took: int = 0) -> None:
+def wait_in_vain(house: NatsServer, publisher: NatsSession, took: int = 0) -> None:
     """Wait as long as one may for whom it has filled, who take so much meanwhile."""
-    assert publisher.hold is not None
-    for session in publisher.hold.sessions:
+    assert publisher.stall is not None
+    for session in publisher.stall.sessions:
         take(session, took)
-    house.pace.waited_in_vain(publisher.hold, publisher)
+    house.slow_consumer_monitor.stall_timed_out(publisher.stall, publisher)
 
 
 def test_a_publisher_waits_for_whom_it_has_filled_and_nobody_else_does() -> None:
     house = front()
     slow, publisher, other = client(house, b"SUB a 1\r\n"), client(house), client(house)
     say(house, publisher, publish(32))
-    assert publisher.hold is None
+    assert publisher.stall is None
     say(house, publisher, publish(64))
-    hold = publisher.hold
+    hold = publisher.stall
     assert hold is not None
     assert hold.sessions == [slow]
     say(house, other, b"PUB b 0\r\n\r\n")
-    assert other.hold is None
-    assert house.pace.is_worth_it(hold)
+    assert other.stall is None
+    assert house.slow_consumer_monitor.is_stall_needed(hold)
     take(slow, slow.outbox.pending_bytes - 64 * KIB)
-    assert not house.pace.is_worth_it(hold)
+    assert not house.slow_consumer_monitor.is_stall_needed(hold)
 
 
 def test_single_messages_fill_as_batches_do() -> None:
@@ -98,14 +98,14 @@ def test_a_slow_client_never_slows_another_that_is_sent_the_same() -> None:
     for _ in range(3):
         say(house, publisher, publish(50))
         take(fast, fast.outbox.pending_bytes)
-        assert publisher.hold is None
+        assert publisher.stall is None
     size = publisher.next_read_bytes
     say(house, publisher, publish(60))
-    assert publisher.hold is not None  # A last chance, that costs a moment.
+    assert publisher.stall is not None  # A last chance, that costs a moment.
     wait_in_vain(house, publisher, took=KIB)
     assert publisher.next_read_bytes >= size
     say(house, publisher, publish(60))
-    assert [session for session, _ in house.take_cut()] == [slow]
+    assert [session for session, _ in house.drain_disconnecting()] == [slow]
 
 
 def test_the_last_chance_is_soon_over_and_there_is_another_for_one_that_has_caught_up() -> None:
@@ -122,7 +122,7 @@ def test_the_last_chance_is_soon_over_and_there_is_another_for_one_that_has_caug
     assert is_held(220)
     take(slow, 100 * KIB)
     assert not is_held(20)
-    house.now += 2 * CHANCE_SECONDS
+    house.now += 2 * LAST_CHANCE_SECONDS
     assert not is_held(80)  # It hovers.
     take(slow, slow.outbox.pending_bytes)
     house.tick()
@@ -142,21 +142,21 @@ def test_a_publisher_of_one_waits_long_and_of_others_too_a_moment_at_the_end() -
     slow, fast = client(house, b"SUB a 1\r\n"), client(house, b"SUB b 1\r\n")
     publisher = client(house)
     say(house, publisher, publish(100))
-    alone = publisher.hold
+    alone = publisher.stall
     assert alone is not None
     assert alone.sessions == [slow]
     say(house, publisher, b"PUB b 0\r\n\r\n")
     take(fast, fast.outbox.pending_bytes)
     say(house, publisher, publish(10))
-    assert publisher.hold is None  # The other one would wait for what comes next.
+    assert publisher.stall is None  # The other one would wait for what comes next.
     say(house, publisher, publish(100))
-    assert publisher.hold is not None
-    assert publisher.hold.seconds < alone.seconds
+    assert publisher.stall is not None
+    assert publisher.stall.max_seconds < alone.max_seconds
     take(slow, 100 * KIB)
-    house.now += 2 * FED_SECONDS
+    house.now += 2 * RECENT_DELIVERY_SECONDS
     say(house, publisher, publish(10))
-    assert publisher.hold is not None
-    assert publisher.hold.seconds == alone.seconds
+    assert publisher.stall is not None
+    assert publisher.stall.max_seconds == alone.max_seconds
 
 
 def test_one_that_takes_a_little_now_and_then_is_never_given_up_by_a_publisher_that_waits() -> None:
@@ -164,12 +164,12 @@ def test_one_that_takes_a_little_now_and_then_is_never_given_up_by_a_publisher_t
     slow, publisher = client(house, b"SUB a 1\r\n"), client(house)
     for _ in range(500):
         say(house, publisher, publish(max(1, publisher.next_read_bytes // KIB)))
-        if publisher.hold is not None:
+        if publisher.stall is not None:
             wait_in_vain(house, publisher)
-            house.now += publisher.hold.seconds
+            house.now += publisher.stall.max_seconds
         if int(house.now) % 2:
             take(slow, min(20 * KIB, slow.outbox.pending_bytes))
-    assert not house.take_cut()
+    assert not house.drain_disconnecting()
 
 
 def test_one_that_takes_nothing_is_not_waited_for_long_but_again_when_it_takes() -> None:
@@ -215,9 +215,9 @@ def test_with_more_waiting_than_may_it_is_given_up_and_the_memory_returns() -> N
     house = front()
     stuck, publisher = client(house, b"SUB a 1\r\n", b"SUB b.> 2\r\n"), client(house)
     say(house, publisher, publish(250))
-    assert not house.take_cut()
+    assert not house.drain_disconnecting()
     say(house, publisher, publish(10))
-    ((session, error),) = house.take_cut()
+    ((session, error),) = house.drain_disconnecting()
     assert session is stuck
     assert error.reason is Reason.SLOW_CONSUMER
     assert error.line == b""
@@ -226,7 +226,7 @@ def test_with_more_waiting_than_may_it_is_given_up_and_the_memory_returns() -> N
     assert stuck.pending_bytes == 0
     say(house, publisher, publish(10))
     assert stuck.pending_bytes == 0
-    assert publisher.hold is None
+    assert publisher.stall is None
 
 
 def test_one_that_takes_nothing_for_too_long_is_given_up() -> None:
@@ -241,53 +241,55 @@ def test_one_that_takes_nothing_for_too_long_is_given_up() -> None:
     for now in (101.0, 102.0, 103.0, 104.0):
         house.now = now
         house.tick()
-        cut.append([session for session, _ in house.take_cut()])
+        cut.append([session for session, _ in house.drain_disconnecting()])
         if now == 102.0:
             take(stuck, 10)
     assert cut == [[], [], [], []]
     house.now = 105.5
     house.tick()
-    ((session, error),) = house.take_cut()
+    ((session, error),) = house.drain_disconnecting()
     assert session is stuck
     assert error.closed_reason == "Slow Consumer (Write Deadline)"
     assert "it took none of the" in error.sentence
     house.tick()
-    assert not house.take_cut()
+    assert not house.drain_disconnecting()
 
 
 def test_where_too_much_is_kept_for_all_together_the_heaviest_goes() -> None:
     limits = Limits(pending_bytes=3 << 20, total_pending_bytes=3 << 20)
-    house = Front(NatsSettings(NatsLimits(max_pending=8 << 20)), broker=Broker(Settings(limits)))
+    house = NatsServer(
+        NatsSettings(NatsLimits(max_pending=8 << 20)), broker=Broker(Settings(limits))
+    )
     publisher = client(house)
     crowd = [client(house, b"SUB a %d\r\nSUB b.%d 7\r\n" % (n % 2, n)) for n in range(10)]
     say(house, publisher, publish(1000))
     house.tick()  # All wait for the same two megabytes.
-    assert not house.take_cut()
+    assert not house.drain_disconnecting()
     say(house, publisher, (b"PUB b.3 1000\r\n%b\r\n" % bytes(1000)) * 1500)
     house.tick()
-    ((session, error),) = house.take_cut()
+    ((session, error),) = house.drain_disconnecting()
     assert session is crowd[3]
     assert error.reason is Reason.PENDING_LIMIT
     assert "for all together 3145728 may, and it has the most; it has subscribed to a, b.3" in str(
         error
     )
     house.tick()
-    assert not house.take_cut()
+    assert not house.drain_disconnecting()
 
 
 def test_what_was_begun_and_never_ends_counts_as_what_waits() -> None:
     limits = Limits(pending_bytes=3 << 20, total_pending_bytes=3 << 20)
-    house = Front(broker=Broker(Settings(limits)))
+    house = NatsServer(broker=Broker(Settings(limits)))
     liars = [client(house) for _ in range(5)]
     for liar in liars:
         say(house, liar, b"PUB a 1000000\r\n" + bytes(600_000))
-    assert not house.take_cut()
+    assert not house.drain_disconnecting()
     for liar in liars[:2]:
         say(house, liar, bytes(300_000))  # Nobody waits for a beat: very many may come in one.
-    ((session, error),) = house.take_cut()
+    ((session, error),) = house.drain_disconnecting()
     assert session is liars[0]
     assert error.reason is Reason.PENDING_LIMIT
     for liar in liars[2:]:
         say(house, liar, bytes(300_000))
     house.tick()
-    assert len(house.take_cut()) == 1
+    assert len(house.drain_disconnecting()) == 1

@@ -7,13 +7,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simplebus.nats.limits import SUBJECT_BYTES_FAST
+from simplebus.nats.limits import BULK_SUBJECT_BYTES_MAX
 from simplebus.nats.server import subject_table as tables
-from simplebus.nats.server.subject_table import SubjectTable, are_words
+from simplebus.nats.server.subject_table import SubjectTable, have_no_blanks
 from tests.nats.server.numbered_subjects import asked
 
 SUBJECTS = st.binary(min_size=1, max_size=20) | st.sampled_from(
-    [b"a", b"a\0", b"a" * 8, b"a" * 8 + b"\0", b"a" * 16, b"a" * 17, b"a" * SUBJECT_BYTES_FAST]
+    [b"a", b"a\0", b"a" * 8, b"a" * 8 + b"\0", b"a" * 16, b"a" * 17, b"a" * BULK_SUBJECT_BYTES_MAX]
 )
 
 
@@ -25,9 +25,9 @@ def learn(table: SubjectTable, subjects: list[bytes]) -> list[int]:
     """Number those that are not found, as a stretch of messages has them."""
     found = table.find(*asked(subjects))
     new = [subject for subject, number in zip(subjects, found.tolist(), strict=True) if number < 0]
-    table.make_room(len(new))
+    table.reserve(len(new))
     if new:
-        found[found < 0] = table.numbers(new, *asked(new))
+        found[found < 0] = table.assign_numbers(new, *asked(new))
     return found.tolist()
 
 
@@ -80,9 +80,9 @@ def test_all_are_forgotten_when_there_would_be_too_many(monkeypatch: pytest.Monk
     assert learn(table, [b"new"]) == [0]
     assert (table.generation, table.names) == (1, [b"new"])
     assert find(table, [b"2", b"new"]) == [-1, 0]
-    table.make_room(3)
+    table.reserve(3)
     assert table.generation == 1
-    table.make_room(4)
+    table.reserve(4)
     assert (table.generation, table.names) == (2, [])
 
 
@@ -93,4 +93,4 @@ def test_blanks_and_tabs_are_seen_wherever_they_are() -> None:
             for byte in (b" ", b"\t", b"!"):
                 subjects.append(b"x" * at + byte + b"x" * (length - at - 1))
     good = [not {*b" \t"} & {*subject} for subject in subjects]
-    assert are_words(*asked(subjects)).tolist() == good
+    assert have_no_blanks(*asked(subjects)).tolist() == good

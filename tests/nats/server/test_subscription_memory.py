@@ -12,28 +12,28 @@ from hypothesis import strategies as st
 
 from simplebus.core.broker.broker import Broker, Settings
 from simplebus.core.limits import Limits
-from simplebus.nats.limits import DROPPED_AT_ONCE
-from simplebus.nats.server.server import adopt
-from simplebus.nats.server.subscription_memory import kept_bytes
+from simplebus.nats.limits import IMMEDIATE_REMOVALS_MAX
+from simplebus.nats.server.server import apply_settings
+from simplebus.nats.server.subscription_memory import estimate_bytes
 from simplebus.nats.settings import NatsSettings
 from tests.nats.server.nats_peer import Client, Inside
 
 QUIET = b'CONNECT {"verbose":false,"pedantic":false}\r\n'
 TOO_MANY = b"-ERR 'maximum subscriptions exceeded'\r\n"
-ONE = kept_bytes(b"a.100", b"", b"100")
+ONE = estimate_bytes(b"a.100", b"", b"100")
 
 
 def house_of(limit: int) -> Inside:
     house = Inside()
-    house.front.routes.interest.limit = limit
-    house.front.routes.interest.little = 0
+    house.front.routes.subscription_memory.limit_bytes = limit
+    house.front.routes.subscription_memory.client_min_bytes = 0
     return house
 
 
 def subscribed(client: Client, count: int, first: int = 100) -> int:
     """So many are asked for, of one size each. Returns how many of all that it asked for it has."""
     client.say(b"".join(b"SUB a.%d %d\r\n" % (n, n) for n in range(first, first + count)))
-    client.house.front.routes.interest.check()
+    client.house.front.routes.subscription_memory.check()
     return len(client.session.subscriptions)
 
 
@@ -55,12 +55,12 @@ def test_whoever_subscribes_leaves_as_much_to_others() -> None:
     assert subscribed(second, 1, 200) == 4
     second.say(b"PUB a.102 1\r\nx\r\n")
     assert first.lines() == b"MSG a.102 102 1\r\nx\r\n"
-    assert house.front.routes.interest.used == 8 * ONE
+    assert house.front.routes.subscription_memory.used_bytes == 8 * ONE
 
 
 def test_a_little_is_for_each_client_whatever_others_of_its_address_have() -> None:
     house = house_of(20 * ONE)
-    house.front.routes.interest.little = 3 * ONE
+    house.front.routes.subscription_memory.client_min_bytes = 3 * ONE
     greedy = house.client(QUIET)
     assert subscribed(greedy, 20) == 10
     for _ in range(3):
@@ -71,30 +71,30 @@ def test_a_little_is_for_each_client_whatever_others_of_its_address_have() -> No
 
 
 def test_who_comes_back_has_room_before_all_that_it_left_is_forgotten() -> None:
-    many = [(b"a.%d" % n, b"g" * (n % 2), b"%d" % n) for n in range(DROPPED_AT_ONCE + 1)]
-    house = house_of(3 * sum(kept_bytes(*each) for each in many))
-    interest = house.front.routes.interest
+    many = [(b"a.%d" % n, b"g" * (n % 2), b"%d" % n) for n in range(IMMEDIATE_REMOVALS_MAX + 1)]
+    house = house_of(3 * sum(estimate_bytes(*each) for each in many))
+    interest = house.front.routes.subscription_memory
     for _ in range(2):
         client = house.client(QUIET, b"".join(b"SUB %s %s %s\r\n" % each for each in many))
         assert client.lines() == b""
         client.leave()
         assert house.front.routes.has_abandoned
-    assert interest.used > 0
+    assert interest.used_bytes > 0
     interest.check()
     while house.front.routes.has_abandoned:
         house.front.tick()
     interest.check()
-    assert (interest.used, interest._of) == (0, {})
+    assert (interest.used_bytes, interest._bytes_by_account) == (0, {})
 
 
 def test_the_bound_is_a_part_of_what_the_bus_may_hold() -> None:
     limits = Limits(total_bytes=1 << 30)
     house = Inside(broker=Broker(Settings(limits=limits)))
-    interest = house.front.routes.interest
-    assert interest.limit == 1 << 28
-    house.front.classes.broker.settings = Settings(limits=Limits(total_bytes=1 << 31))  # type: ignore[union-attr]
-    adopt(house.front, NatsSettings())
-    assert interest.limit == 1 << 29
+    interest = house.front.routes.subscription_memory
+    assert interest.limit_bytes == 1 << 28
+    house.front.bus_adapter.broker.settings = Settings(limits=Limits(total_bytes=1 << 31))  # type: ignore[union-attr]
+    apply_settings(house.front, NatsSettings())
+    assert interest.limit_bytes == 1 << 29
 
 
 KINDS: dict[str, Callable[[int], tuple[bytes, bytes]]] = {
@@ -125,7 +125,7 @@ def test_what_subscriptions_take_is_about_what_is_told(kind: str) -> None:
         taken, _ = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    told = sum(kept_bytes(*each) for each in asked[1:])
+    told = sum(estimate_bytes(*each) for each in asked[1:])
     assert len(client.session.subscriptions) == 500
     assert told / 12 < taken < 1.25 * told
 
@@ -144,7 +144,7 @@ def test_what_is_there_is_counted_whatever_clients_do(
     script: list[tuple[int, str, int]],
 ) -> None:
     house = house_of(40 * ONE)
-    interest = house.front.routes.interest
+    interest = house.front.routes.subscription_memory
     clients: dict[int, Client] = {}
     for who, what, number in script:
         client = clients.get(who)
@@ -166,11 +166,16 @@ def test_what_is_there_is_counted_whatever_clients_do(
                 house.front.tick()
         interest.check()
         here = [each for one in clients.values() for each in one.session.subscriptions.values()]
-        told = sum(kept_bytes(each.subject, each.queue, each.sid) for each in here)
-        assert sum(interest._of.values()) == told <= interest.used <= interest.limit
-        assert sum(one.session.interest_bytes for one in clients.values()) == told
+        told = sum(estimate_bytes(each.subject, each.queue, each.sid) for each in here)
+        assert (
+            sum(interest._bytes_by_account.values())
+            == told
+            <= interest.used_bytes
+            <= interest.limit_bytes
+        )
+        assert sum(one.session.subscription_memory_bytes for one in clients.values()) == told
     for client in clients.values():
         client.leave()
     while house.front.routes.has_abandoned:
         house.front.tick()
-    assert (interest.used, interest._of) == (0, {})
+    assert (interest.used_bytes, interest._bytes_by_account) == (0, {})

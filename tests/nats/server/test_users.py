@@ -11,19 +11,19 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from simplebus.core.users.users import User as SharedUser
 from simplebus.core.users.users import Users
 from simplebus.nats.errors import NatsError
-from simplebus.nats.protocol.handshake import Options
-from simplebus.nats.server.authenticate import Gate
-from simplebus.nats.server.permissions import Permissions
+from simplebus.nats.protocol.handshake import ConnectOptions
+from simplebus.nats.server.authenticate import Authenticator
+from simplebus.nats.server.permissions import SubjectPermissions
 from simplebus.nats.server.subject_table import SubjectTable
-from simplebus.nats.server.users import NatsAuth, NatsUser, decode_user_key, is_signed
+from simplebus.nats.server.users import NatsAuth, NatsUser, decode_user_key, verify_signature
 from tests.nats.differential.dialogues_auth import nkey
 
 KEY = Ed25519PrivateKey.from_private_bytes(bytes(32))
 PUBLIC = nkey(KEY)
 
 
-def gate(auth: NatsAuth) -> Gate:
-    return Gate(auth, SubjectTable(), b"secret")
+def gate(auth: NatsAuth) -> Authenticator:
+    return Authenticator(auth, SubjectTable(), b"secret")
 
 
 def test_a_public_key_is_its_32_bytes() -> None:
@@ -51,14 +51,16 @@ def test_what_is_no_public_key_is_said_so(text: str, said: str) -> None:
 
 def test_a_signature_is_of_this_key_and_this_nonce() -> None:
     signature = base64.b64encode(KEY.sign(b"nonce")).decode()
-    assert is_signed(PUBLIC, signature, b"nonce")
-    assert is_signed(PUBLIC, signature.replace("+", "-").replace("/", "_").rstrip("="), b"nonce")
-    assert not is_signed(PUBLIC, signature, b"other")
-    assert not is_signed(PUBLIC, "", b"nonce")
-    assert not is_signed(PUBLIC, "ä", b"nonce")
-    assert not is_signed(PUBLIC, signature[:-8], b"nonce")
+    assert verify_signature(PUBLIC, signature, b"nonce")
+    assert verify_signature(
+        PUBLIC, signature.replace("+", "-").replace("/", "_").rstrip("="), b"nonce"
+    )
+    assert not verify_signature(PUBLIC, signature, b"other")
+    assert not verify_signature(PUBLIC, "", b"nonce")
+    assert not verify_signature(PUBLIC, "ä", b"nonce")
+    assert not verify_signature(PUBLIC, signature[:-8], b"nonce")
     other = Ed25519PrivateKey.from_private_bytes(bytes(31) + b"\1")
-    assert not is_signed(nkey(other), signature, b"nonce")
+    assert not verify_signature(nkey(other), signature, b"nonce")
 
 
 @pytest.mark.parametrize(
@@ -84,11 +86,17 @@ def test_a_user_that_makes_no_sense_is_named(user: dict[str, str], said: str) ->
         ({"users": (NatsUser("a"),), "no_auth_user": "b"}, "no_auth_user b is none of the users"),
         ({"token": "$2b$x"}, "the token is a bcrypt hash"),
         (
-            {"users": (NatsUser("a", "p"),), "shared": Users([SharedUser("a", password="p")])},
+            {
+                "users": (NatsUser("a", "p"),),
+                "shared_users": Users([SharedUser("a", password="p")]),
+            },
             r"a is a user of [[nats.users]] and of [[users]]",
         ),
         (
-            {"users": (NatsUser(nkey=PUBLIC),), "shared": Users([SharedUser("a", nkey=PUBLIC)])},
+            {
+                "users": (NatsUser(nkey=PUBLIC),),
+                "shared_users": Users([SharedUser("a", nkey=PUBLIC)]),
+            },
             f"{PUBLIC} is a user of [[nats.users]] and of [[users]]",
         ),
     ],
@@ -100,73 +108,77 @@ def test_rules_that_contradict_themselves_are_named(auth: dict[str, object], sai
 
 def test_a_user_is_known_by_name_and_password() -> None:
     auth = NatsAuth(users=(NatsUser("a", "p"), NatsUser("b", "é"), NatsUser(nkey=PUBLIC)))
-    assert auth.user("a", "p") == auth.users[0]
-    assert auth.user("b", "é") == auth.users[1]
-    assert auth.user("a", "q") is None
-    assert auth.user("", "") is None
-    assert auth.user(PUBLIC, "") is None
-    assert auth.user("\ud800", "p") is None
+    assert auth.verify_password("a", "p") == auth.users[0]
+    assert auth.verify_password("b", "é") == auth.users[1]
+    assert auth.verify_password("a", "q") is None
+    assert auth.verify_password("", "") is None
+    assert auth.verify_password(PUBLIC, "") is None
+    assert auth.verify_password("\ud800", "p") is None
 
 
 def test_who_has_no_password_is_not_let_in_by_its_name() -> None:
     auth = NatsAuth(users=(NatsUser("a"), NatsUser("b", "p")), no_auth_user="a")
-    assert auth.user("a", "") is None
-    for said in (Options(user="a"), Options(user="c")):
+    assert auth.verify_password("a", "") is None
+    for said in (ConnectOptions(user="a"), ConnectOptions(user="c")):
         with pytest.raises(NatsError, match="could not show it"):
-            gate(auth).admit(said, "")
-    assert gate(auth).admit(Options(), "") == auth.users[0]
-    assert gate(auth).admit(Options(), "", certified="a") == auth.users[0]
-    auth.check_words()
+            gate(auth).authenticate(said, "")
+    assert gate(auth).authenticate(ConnectOptions(), "") == auth.users[0]
+    assert gate(auth).authenticate(ConnectOptions(), "", certificate_user="a") == auth.users[0]
+    auth.check_credentials()
     with pytest.raises(ValueError, match=r"user a of \[\[nats.users\]\] cannot come in: expected"):
-        NatsAuth(users=auth.users).check_words()
+        NatsAuth(users=auth.users).check_credentials()
 
 
 def test_a_seed_that_is_taken_for_a_key_is_not_shown() -> None:
     auth = NatsAuth(users=(NatsUser(nkey=PUBLIC),))
     with pytest.raises(NatsError, match=f"it says to be '{PUBLIC}'"):
-        gate(auth).admit(Options(nkey=PUBLIC), "")
+        gate(auth).authenticate(ConnectOptions(nkey=PUBLIC), "")
     with pytest.raises(NatsError, match="it says to be 'an nkey'"):
-        gate(auth).admit(Options(nkey="SUACSSL3UAHUDXKFSNVUZRF5"), "")
+        gate(auth).authenticate(ConnectOptions(nkey="SUACSSL3UAHUDXKFSNVUZRF5"), "")
 
 
 def test_nobody_is_asked_where_there_is_nobody_to_be() -> None:
-    assert gate(NatsAuth()).admit(Options(user="x", password="y"), "") is None
-    assert not NatsAuth().required
-    assert NatsAuth(token="t").required
+    assert gate(NatsAuth()).authenticate(ConnectOptions(user="x", password="y"), "") is None
+    assert not NatsAuth().is_required
+    assert NatsAuth(token="t").is_required
 
 
 def test_nonces_are_there_for_keys_alone_and_no_two_are_equal() -> None:
-    assert gate(NatsAuth(users=(NatsUser("a"),))).nonce(1) == ""
+    assert gate(NatsAuth(users=(NatsUser("a"),))).make_nonce(1) == ""
     keyed = NatsAuth(users=(NatsUser(nkey=PUBLIC),))
-    nonces = {gate(keyed).nonce(client) for client in range(100)}
+    nonces = {gate(keyed).make_nonce(client) for client in range(100)}
     assert len(nonces) == 100
-    assert Gate(keyed, SubjectTable(), b"other").nonce(1) not in nonces
+    assert Authenticator(keyed, SubjectTable(), b"other").make_nonce(1) not in nonces
 
 
 def test_a_certificate_says_who_one_is_whatever_else_is_said() -> None:
     auth = NatsAuth(users=(NatsUser("a", "p"), NatsUser("b", "p")))
-    admitted = gate(auth).admit(Options(user="b", password="p"), "", certified="a")
+    admitted = gate(auth).authenticate(
+        ConnectOptions(user="b", password="p"), "", certificate_user="a"
+    )
     assert admitted == auth.users[0]
     with pytest.raises(NatsError, match="could not show it") as raised:
-        gate(auth).admit(Options(user="b"), "", certified="c")
+        gate(auth).authenticate(ConnectOptions(user="b"), "", certificate_user="c")
     assert raised.value.line == b"-ERR 'Authorization Violation'\r\n"
     with pytest.raises(NatsError, match=r"its certificate calls it 'c', 'CN=c', which is nobody"):
-        gate(auth).admit(Options(), "", names=("c", "CN=c"))
+        gate(auth).authenticate(ConnectOptions(), "", certificate_names=("c", "CN=c"))
 
 
 def test_permissions_are_the_users_own_or_those_of_everybody() -> None:
-    mine, all_ = Permissions(publish_deny=("a",)), Permissions(publish_deny=("b",))
-    auth = NatsAuth(users=(NatsUser("a", permissions=mine), NatsUser("b")), default_permissions=all_)
-    a, b = (gate(auth).grants(user) for user in auth.users)
+    mine, all_ = SubjectPermissions(publish_deny=("a",)), SubjectPermissions(publish_deny=("b",))
+    auth = NatsAuth(
+        users=(NatsUser("a", permissions=mine), NatsUser("b")), default_permissions=all_
+    )
+    a, b = (gate(auth).subject_grants(user) for user in auth.users)
     assert a is not None
     assert b is not None
-    assert not a.publishing.one(b"a")
-    assert not b.publishing.one(b"b")
-    assert gate(auth).grants(None) is None
-    assert gate(NatsAuth(users=(NatsUser("a"),))).grants(NatsUser("a")) is None
+    assert not a.publish_cache.get(b"a")
+    assert not b.publish_cache.get(b"b")
+    assert gate(auth).subject_grants(None) is None
+    assert gate(NatsAuth(users=(NatsUser("a"),))).subject_grants(NatsUser("a")) is None
 
 
 def test_what_users_may_is_worked_out_once_for_all_their_clients() -> None:
-    auth = NatsAuth(users=(NatsUser("a", permissions=Permissions(publish_deny=("a",))),))
+    auth = NatsAuth(users=(NatsUser("a", permissions=SubjectPermissions(publish_deny=("a",))),))
     it = gate(auth)
-    assert it.grants(auth.users[0]) is it.grants(auth.users[0])
+    assert it.subject_grants(auth.users[0]) is it.subject_grants(auth.users[0])
