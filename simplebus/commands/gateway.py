@@ -212,12 +212,12 @@ async def _open_http(
     running: Gateway, file: Path, http: tuple[str, int], nursery: trio.Nursery
 ) -> str:
     """Answer how it is doing. Returns what the ready line says of it."""
-    from simplebus.gateway.metrics import facts_of, health_of
+    from simplebus.gateway.metrics import gateway_snapshot, gateway_health
     from simplebus.monitor.dashboard import Dashboard
     from simplebus.server.http.server import start_http_server
 
     dashboard = Dashboard(
-        lambda detailed: facts_of(running, subtitle=file.name), lambda: health_of(running)
+        lambda detailed: gateway_snapshot(running, subtitle=file.name), lambda: gateway_health(running)
     )
     (at, *_) = await start_http_server(dashboard, [http[0]], http[1], nursery)
     return f" http={at}"

@@ -1,11 +1,20 @@
-"""A bus between modules of one process, and gateways that are made of modules.
+"""Module bus between the parts of one process, and gateways that are made of modules.
 
-messages errors                     what modules say, and how calls end
-mailbox switchboard waiting         what waits for whom: under one lock, and outside of it
-workers bus plain                   who calls modules, and what programs call
-plan module own_thread life gateway what a gateway is made of, and how its modules live
-of_itself rates facts               how it is doing, for operators
-modules/                            those that come with simplebus
+messages, errors       messages with their byte form, and the errors of the module bus
+blocking               waiting without deadlocks
+mailbox, routing       the queue of each module, and the routes between modules
+workers                a thread or task per module
+bus                    the module bus
+result_codes           the module bus as calls that return result codes
+config                 gateway plans, read from TOML
+module                 the classes Module and BlockingModule, and their ports
+health                 asks a module for its health without blocking
+supervisor             starts, restarts and stops one module
+gateway                modules by name, with their links
+rate_meter, metrics    statistics for operators
+modules/               modules that come with simplebus
+
+May import config, bridge (for the uplink), memory, monitor, client and core.
 """
 
 from __future__ import annotations
@@ -14,10 +23,13 @@ from simplebus.gateway.bus import ModuleBus, ModuleBusStatistics
 from simplebus.gateway.config import EVERYONE, GatewayPlan, ModulePlan
 from simplebus.gateway.errors import MalformedError, ModuleBusError, ModuleBusFullError, Result
 from simplebus.gateway.gateway import Gateway, GatewayStatistics, open_gateway
-from simplebus.gateway.mailbox import Full, ModuleStatistics
+from simplebus.gateway.mailbox import FullQueuePolicy, ModuleStatistics
 from simplebus.gateway.messages import ModuleMessage
 from simplebus.gateway.module import AsyncPort, BlockingModule, BlockingPort, Module
 from simplebus.gateway.supervisor import LifeStatistics, State
+
+Full = FullQueuePolicy
+"""Former name of FullQueuePolicy."""
 
 __all__ = [
     "EVERYONE",
@@ -25,6 +37,7 @@ __all__ = [
     "BlockingModule",
     "BlockingPort",
     "Full",
+    "FullQueuePolicy",
     "Gateway",
     "GatewayPlan",
     "GatewayStatistics",

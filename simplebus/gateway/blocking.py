@@ -1,10 +1,11 @@
-"""Who waits for whom, and how a thread and a task wait.
+"""Waiting of threads and tasks without deadlocks.
 
-Rule 1: nobody inside a module's callback begins to wait for somebody who waits, over whatever
-others, for that callback to end. So there is always one who goes on.
-Rule 2: in the thread of an event loop nothing waits but by `await`.
+A callback never starts to wait for a module that waits, directly or through others, for this
+callback to end. So one of them can always proceed. The thread of an event loop waits only by
+`await`.
 
-    module A, in its callback ── publishes, no room ──► module B, in its callback ── removes ──► A
+    module A, in its callback ── publishes, queue full ──► module B, in its callback ── removes
+    ──► A
                                                                                      refused here
 """
 
@@ -18,72 +19,77 @@ from contextvars import ContextVar
 
 import trio
 
-# One lock for all buses: a callback of one may publish on another. It is only taken to wait.
-_graph = threading.Lock()
+# One lock for all buses, because a callback of one bus may publish on another. It is taken only
+# by callers that are about to wait.
+_wait_lock = threading.Lock()
 
 
-class Waiter:
-    """Somebody who may wait: a module's worker while it is in the callback."""
+class CallbackWaiter:
+    """Worker of a module, as a node in the graph of callbacks that wait for each other."""
 
-    __slots__ = ("_awaited",)
+    __slots__ = ("_awaited_groups",)
 
     def __init__(self) -> None:
-        self._awaited: list[tuple[Waiter, ...]] = []
-        """Whom it waits for; several at once when a callback publishes from several tasks."""
+        self._awaited_groups: list[tuple[CallbackWaiter, ...]] = []
+        """Waiters for which this one waits; several groups if a callback publishes from several
+        tasks.
+        """
 
-    def await_always(self, other: Waiter) -> None:
-        """It waits for another one, wherever it is, until `await_no_more`."""
-        with _graph:
-            self._awaited.append((other,))
+    def add_awaited(self, other: CallbackWaiter) -> None:
+        """Note that this waiter waits for `other` until `remove_awaited`."""
+        with _wait_lock:
+            self._awaited_groups.append((other,))
 
-    def await_no_more(self, other: Waiter) -> None:
-        """That is over."""
-        with _graph:
-            self._awaited.remove((other,))
+    def remove_awaited(self, other: CallbackWaiter) -> None:
+        """Undo `add_awaited`."""
+        with _wait_lock:
+            self._awaited_groups.remove((other,))
 
-    def _leads_to(self, target: Waiter) -> bool:
-        seen: set[Waiter] = set()
-        ahead = [self]
-        while ahead:
-            waiter = ahead.pop()
+    def _waits_for(self, target: CallbackWaiter) -> bool:
+        visited: set[CallbackWaiter] = set()
+        to_visit = [self]
+        while to_visit:
+            waiter = to_visit.pop()
             if waiter is target:
                 return True
-            if waiter not in seen:
-                seen.add(waiter)
-                ahead.extend(next_one for group in waiter._awaited for next_one in group)
+            if waiter not in visited:
+                visited.add(waiter)
+                to_visit.extend(other for awaited in waiter._awaited_groups for other in awaited)
         return False
 
 
-inside: ContextVar[Waiter | None] = ContextVar("inside", default=None)
-"""The module in whose callback this thread or task is."""
+current_callback: ContextVar[CallbackWaiter | None] = ContextVar("current_callback", default=None)
+"""Module in whose callback the current thread or task is."""
 
 
 @contextmanager
-def waiting_for(others: Iterable[Waiter]) -> Iterator[bool]:
-    """A block that waits for them. Gives False if that would never end: then it must not."""
-    me, group = inside.get(), tuple(others)
-    if me is None:
+def can_wait_for(others: Iterable[CallbackWaiter]) -> Iterator[bool]:
+    """Enter a block that waits for `others`. Yields False if waiting would not end, and so must not
+    begin.
+    """
+    current, awaited = current_callback.get(), tuple(others)
+    if current is None:
         yield True
         return
-    with _graph:
-        ends = not any(other._leads_to(me) for other in group)
-        if ends:
-            me._awaited.append(group)
+    with _wait_lock:
+        can_wait = not any(other._waits_for(current) for other in awaited)
+        if can_wait:
+            current._awaited_groups.append(awaited)
     try:
-        yield ends
+        yield can_wait
     finally:
-        if ends:
-            with _graph:
-                me._awaited.remove(group)
+        if can_wait:
+            with _wait_lock:
+                current._awaited_groups.remove(awaited)
 
 
-def in_event_loop() -> bool:
-    """Whether this thread runs trio or asyncio, which must not be blocked."""
+def is_in_event_loop() -> bool:
+    """Return True if the current thread runs trio or asyncio, and so must not block."""
     return trio.lowlevel.in_trio_run() or asyncio._get_running_loop() is not None
 
 
 class ThreadGate:
-    """Where one thread waits until somebody opens."""
+    """Event for one waiting thread, which can be opened once."""
 
     __slots__ = ("_lock", "open")
 
@@ -91,49 +97,51 @@ class ThreadGate:
         self._lock = threading.Lock()
         self._lock.acquire()
         self.open: Callable[[], None] = self._lock.release
-        """To be called once."""
+        """Open the gate."""
 
     def wait(self) -> None:
-        """Return when it is open."""
+        """Wait until the gate is open."""
         self._lock.acquire()
 
 
-class End:
-    """Something that ends once; who waits in a thread meanwhile is told. For any thread."""
+class StopSignal:
+    """Thread-safe flag that calls registered callbacks when it is set."""
 
-    __slots__ = ("_lock", "_told", "is_there")
+    __slots__ = ("_callbacks", "_lock", "is_set")
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._told: list[Callable[[], object]] = []
-        self.is_there = False
+        self._callbacks: list[Callable[[], object]] = []
+        self.is_set = False
 
-    def come(self) -> None:
-        """It ends. More often than once changes nothing."""
+    def set(self) -> None:
+        """Set the flag. Setting it again has no effect."""
         with self._lock:
-            self.is_there, told, self._told = True, self._told, []
-        for tell in told:
-            tell()
+            self.is_set, callbacks, self._callbacks = True, self._callbacks, []
+        for callback in callbacks:
+            callback()
 
     @contextmanager
-    def told(self, tell: Callable[[], object]) -> Iterator[None]:
-        """A block in which `tell` is called when it ends, at once if it has."""
+    def notify(self, callback: Callable[[], object]) -> Iterator[None]:
+        """Enter a block during which `callback` is called when the flag is set, at once if it is
+        set.
+        """
         with self._lock:
-            is_there = self.is_there
-            if not is_there:
-                self._told.append(tell)
-        if is_there:
-            tell()
+            is_set = self.is_set
+            if not is_set:
+                self._callbacks.append(callback)
+        if is_set:
+            callback()
         try:
             yield
         finally:
             with self._lock:
-                if tell in self._told:
-                    self._told.remove(tell)
+                if callback in self._callbacks:
+                    self._callbacks.remove(callback)
 
 
 class TaskGate:
-    """Where one task of trio waits until somebody opens, from whatever thread."""
+    """Event for one waiting trio task, which any thread can open once."""
 
     __slots__ = ("_task", "_thread", "_token")
 
@@ -143,17 +151,21 @@ class TaskGate:
         self._thread = threading.get_ident()
 
     def open(self) -> None:
-        """To be called once, unless the task has given up."""
+        """Open the gate. Must not be called after the task has given up waiting."""
         if threading.get_ident() == self._thread:
             trio.lowlevel.reschedule(self._task)
         else:
             with suppress(trio.RunFinishedError):
                 self._token.run_sync_soon(trio.lowlevel.reschedule, self._task)
 
-    async def wait(self, give_up: Callable[[], bool]) -> None:
-        """Return when it is open. When cancelled, `give_up` says whether nobody will open it."""
+    async def wait(self, cancel: Callable[[], bool]) -> None:
+        """Wait until the gate is open.
+
+        If the task is cancelled, `cancel` is called. It returns True if nobody will open the gate
+        any more.
+        """
 
         def abort(_: object) -> trio.lowlevel.Abort:
-            return trio.lowlevel.Abort.SUCCEEDED if give_up() else trio.lowlevel.Abort.FAILED
+            return trio.lowlevel.Abort.SUCCEEDED if cancel() else trio.lowlevel.Abort.FAILED
 
         await trio.lowlevel.wait_task_rescheduled(abort)

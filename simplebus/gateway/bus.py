@@ -1,16 +1,13 @@
-"""A bus between the modules of one process.
+"""Module bus: messages between the modules of one process.
 
-Rule 1: any call, from any thread, at any time; from inside a callback too. No module's code runs
-under the lock.
-Rule 2: a message is taken for all who hear it at once, or for none. So all modules hear all
-messages in one order, and whoever gets an error may publish again.
-Rule 3: what waits for each module is bounded. Who publishes beyond that waits, unless the module is
-added with another policy.
-Rule 4: waiting always ends. A callback that would wait for somebody who waits for it is told so
-instead, and in an event loop only what is awaited waits.
+Every method can be called from any thread, at any time, also inside a callback. No module's code
+runs under the lock. A message is delivered to all modules of its route at once, or to none, so all
+modules receive all messages in the same order, and a failed publish can be repeated. Queues are
+bounded; a publisher waits for room unless the module has another policy. A callback that would wait
+for a module that waits for it gets an error, so waiting always ends.
 
     publish(source) ── lock: route, room? ──► mailbox ──► worker ──► module.receive
-                              └── no room: wait, and be let in by the worker that makes some
+                              └── full: wait until the worker makes room
 """
 
 from __future__ import annotations
@@ -27,18 +24,25 @@ from typing import Self
 
 import trio
 
-from simplebus.gateway.blocking import End, TaskGate, ThreadGate, in_event_loop, inside, waiting_for
-from simplebus.gateway.errors import MalformedError, ModuleBusError, invalid
-from simplebus.gateway.mailbox import QUEUE_PLACES, Full, Mailbox, ModuleStatistics
+from simplebus.gateway.blocking import (
+    StopSignal,
+    TaskGate,
+    ThreadGate,
+    can_wait_for,
+    current_callback,
+    is_in_event_loop,
+)
+from simplebus.gateway.errors import MalformedError, ModuleBusError, invalid_argument
+from simplebus.gateway.mailbox import QUEUE_UNITS, FullQueuePolicy, Mailbox, ModuleStatistics
 from simplebus.gateway.messages import ModuleMessage
-from simplebus.gateway.routing import Switchboard
+from simplebus.gateway.routing import Router
 from simplebus.gateway.workers import (
-    TURN_MESSAGES,
-    Body,
-    Home,
+    MESSAGES_PER_TURN,
+    ModuleEventLoop,
+    TaskBody,
     deliver_async,
     is_async,
-    receiver,
+    receive_function,
     start_loop,
     start_thread,
 )
@@ -47,109 +51,124 @@ log = logging.getLogger("simplebus.gateway")
 
 _numbers = itertools.count(1)
 
-_ENDLESS = "waiting for it would never end: it waits for the callback that publishes"
-_ENDLESS_QUIET = "waiting for that would never end: a module there waits for this callback"
+_DEADLOCK = "waiting would not end: that module waits for the publishing callback"
+_DEADLOCK_IDLE = "waiting would not end: a module of the bus waits for this callback"
 
 
 @dataclass(frozen=True, slots=True)
 class ModuleBusStatistics:
-    """A snapshot of a module bus."""
+    """Statistics of a module bus."""
 
     references: int
-    """How many hold it; at 0 it is freed."""
+    """Number of references. The bus is freed at 0."""
     modules: tuple[tuple[object, ModuleStatistics], ...]
-    """Those on the bus, in the order in which they came."""
+    """Modules on the bus with their statistics, in the order of `add_module`."""
     published: int
-    """Messages that were taken."""
+    """Messages that were published."""
     malformed: int
-    """Byte forms that were none, and skipped."""
+    """Malformed byte forms, which were skipped."""
     waiting: int
     """Publishers that wait for room."""
     lost: int
-    """Messages that modules were not given any more as they were removed, over all of them."""
+    """Messages that were not delivered because their module was removed."""
 
 
 class ModuleBus:
-    """Modules hear what others publish, each in its own thread or task, one message at a time.
+    """Bus between modules of one process. Each module receives one message at a time.
 
         with ModuleBus() as bus:
             bus.add_module(thermometer)
             bus.add_module(display)
             bus.publish(ModuleMessage(b"21.5"), source=thermometer)
 
-    A module is an object with a method `receive(message)`, or a function. An `async def` is called
-    in a task of the event loop where the bus was entered by `async with`, or in one of its own if
-    it was not; any other in a thread of its own, which it may block; with `quick=True` it never
-    blocks, and shares the loop.
+    A module is an object with a method `receive(message)`, or a function. An `async def` runs in a
+    task of the event loop in which the bus was entered with `async with`, or in a loop of its own.
+    Any other function runs in its own thread and may block; with `quick=True` it shares the event
+    loop.
 
-    Who has the bus holds a reference: the first is that of whoever made it. At zero references
-    its modules are removed, and what is called afterwards raises ModuleBusError. Leaving a `with`
-    gives one back; `async with` also removes the modules that have their task in its loop.
+    The bus counts references, and its creator holds the first one. At zero references its modules
+    are removed, and later calls raise ModuleBusError. Leaving a `with` block releases one
+    reference; leaving `async with` also removes the modules whose tasks run in its loop.
 
-    Every call raises ModuleBusError, whose `result` is ERROR, or INVALIDARG for arguments that make
-    no sense. `publish`, `remove_module`, `dec_ref` and `destroy` may wait: in an event loop await
-    `publish_async` and `remove_module_async`.
+    `publish`, `remove_module`, `dec_ref` and `destroy` may block. In an event loop, await
+    `publish_async` and `remove_module_async` instead.
+
+    Raises:
+        ModuleBusError: From every method. `result` is ERROR, or INVALIDARG for invalid arguments.
     """
 
     def __init__(self) -> None:
         self.id = f"{next(_numbers)}-{secrets.token_hex(8)}"
-        """Unlike that of any other bus."""
+        """Unique id."""
         self.url = f"inproc://{self.id}"
-        """How it is called in texts."""
+        """Name of the bus in messages."""
         try:
-            self._board = Switchboard(self.url)
+            self._router = Router(self.url)
         except (OSError, RuntimeError, MemoryError) as error:
-            raise ModuleBusError(f"the bus cannot be made: {error}") from error
-        self._home: Home | None = None
-        """Where its tasks are, while it is entered."""
+            raise ModuleBusError(f"cannot create the bus: {error}") from error
+        self._event_loop: ModuleEventLoop | None = None
+        """Event loop for tasks, while the bus is entered."""
         self._entered: AbstractAsyncContextManager[None] | None = None
-        self._turn = 0
-        """Messages that tasks have published, by which others get a turn."""
+        self._publish_count = 0
+        """Messages published by tasks. Other tasks get a turn after each MESSAGES_PER_TURN."""
 
     def __repr__(self) -> str:
-        return f"<ModuleBus {self.url}, {len(self._board.boxes)} modules>"
+        return f"<ModuleBus {self.url}, {len(self._router.mailboxes)} modules>"
 
     # References ----------------------------------------------------------------------------------
 
     def inc_ref(self) -> None:
-        """Hold one reference more."""
-        with self._board.lock:
-            self._board.check()
-            self._board.references += 1
+        """Add a reference.
+
+        Raises:
+            ModuleBusError: The bus is freed.
+        """
+        with self._router.lock:
+            self._router.check_open()
+            self._router.references += 1
 
     def dec_ref(self) -> None:
-        """Give a reference back. The last one removes all modules, and waits for their callbacks
-        as `remove_module` does."""
-        board, gone = self._board, []
-        with board.lock:
-            board.check()
-            board.references -= 1
-            if board.references == 0:
-                gone = self._detached()
-        self._wait_ended(gone)
+        """Release a reference. The last one removes all modules and waits like `remove_module`.
+
+        Raises:
+            ModuleBusError: The bus is freed.
+        """
+        router, removed = self._router, []
+        with router.lock:
+            router.check_open()
+            router.references -= 1
+            if router.references == 0:
+                removed = self._detach_all()
+        self._wait_ended(removed)
 
     def destroy(self) -> None:
-        """As `dec_ref`."""
+        """Same as `dec_ref`."""
         self.dec_ref()
 
     @property
     def is_freed(self) -> bool:
-        """Whether nobody holds it any more."""
-        return self._board.references == 0
+        """True if there is no reference any more."""
+        return self._router.references == 0
 
-    def _detached(self, home: Home | None = None) -> list[Mailbox]:
-        """Take all modules off, or those with a task there. Returns whom to wait for. The lock is
-        held."""
-        boxes = self._board.boxes.values()
-        gone = [box for box in boxes if home is None or box.home is home]
-        for box in gone:
-            self._board.detach(box)
-        self._board.reroute()  # Of a bus that is freed, none may be found.
-        return gone
+    def _detach_all(self, event_loop: ModuleEventLoop | None = None) -> list[Mailbox]:
+        """Remove all modules, or those in `event_loop`. Returns the mailboxes to wait for.
+
+        The caller holds the lock.
+        """
+        mailboxes = self._router.mailboxes.values()
+        removed = [
+            mailbox
+            for mailbox in mailboxes
+            if event_loop is None or mailbox.event_loop is event_loop
+        ]
+        for mailbox in removed:
+            self._router.detach(mailbox)
+        self._router.clear_routes()  # A freed bus has no routes.
+        return removed
 
     def __enter__(self) -> Self:
-        with self._board.lock:
-            self._board.check()
+        with self._router.lock:
+            self._router.check_open()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -157,11 +176,11 @@ class ModuleBus:
             self.dec_ref()
 
     async def __aenter__(self) -> Self:
-        with self._board.lock:
-            self._board.check()
+        with self._router.lock:
+            self._router.check_open()
         if self._entered is not None:
-            raise ModuleBusError(f"{self.url} is in an event loop already")
-        self._entered = entered = self._in_loop()
+            raise ModuleBusError(f"{self.url} is already entered in an event loop")
+        self._entered = entered = self._open_event_loop()
         await entered.__aenter__()
         return self
 
@@ -176,29 +195,29 @@ class ModuleBus:
         return await entered.__aexit__(kind, error, traceback)
 
     @asynccontextmanager
-    async def _in_loop(self) -> AsyncIterator[None]:
-        """A block in whose event loop tasks can be."""
+    async def _open_event_loop(self) -> AsyncIterator[None]:
+        """Enter a block in whose event loop tasks can run."""
         raised: Exception | None = None
         async with trio.open_nursery() as nursery:
-            self._home = home = Home(nursery)
+            self._event_loop = event_loop = ModuleEventLoop(nursery)
             try:
                 yield
-            except Exception as error:  # Not to be wrapped: no task of ours ever raises.
+            except Exception as error:  # Raised outside the nursery, which would wrap it.
                 raised = error
                 nursery.cancel_scope.cancel()
             finally:
-                gone = self._leave(home)
-            await self._wait_ended_async(gone)
+                removed = self._leave_event_loop(event_loop)
+            await self._wait_ended_async(removed)
         if raised is not None:
             raise raised
 
-    def _leave(self, home: Home) -> list[Mailbox]:
-        """The event loop is left. Returns whom to wait for."""
-        board = self._board
-        with board.lock:
-            self._home = None
-            board.references -= bool(board.references)
-            return self._detached(home if board.references else None)
+    def _leave_event_loop(self, event_loop: ModuleEventLoop) -> list[Mailbox]:
+        """Leave the event loop. Returns the mailboxes to wait for."""
+        router = self._router
+        with router.lock:
+            self._event_loop = None
+            router.references -= bool(router.references)
+            return self._detach_all(event_loop if router.references else None)
 
     # Modules -------------------------------------------------------------------------------------
 
@@ -208,282 +227,349 @@ class ModuleBus:
         *,
         quick: bool = False,
         hears_all: bool = True,
-        places: int = QUEUE_PLACES,
-        full: Full = Full.BLOCK,
+        places: int = QUEUE_UNITS,
+        full: FullQueuePolicy = FullQueuePolicy.BLOCK,
     ) -> None:
-        """Have the module hear what others publish from now on.
+        """Add a module, which receives the messages published from now on.
 
-        Args: whether its `receive`, without being async, never blocks; whether it hears everyone
-        else, or only those that it is linked to; how many messages may wait for it; what happens
-        to one for which there is no room.
-        Raises ModuleBusError: INVALIDARG for what is no module or on the bus already, ERROR when
-        it can have no worker.
+        Args:
+            module: Object with a method `receive(message)`, or a function.
+            quick: True if `receive` is not async and never blocks.
+            hears_all: True to receive the messages of all other modules; False for linked ones
+                only.
+            places: Size of its queue in queue units of 64 KiB.
+            full: Policy for a message when the queue is full.
+
+        Raises:
+            ModuleBusError: With INVALIDARG for an invalid argument or a module that is on the
+                bus; with
+                ERROR if its thread or task cannot be started.
         """
-        receive = receiver(module)
-        awaits = is_async(receive)
+        receive = receive_function(module)
+        is_awaited = is_async(receive)
         body = None
-        if awaits or quick:
+        if is_awaited or quick:
 
-            async def body(box: Mailbox) -> None:
-                await deliver_async(box, receive, awaits)
+            async def body(mailbox: Mailbox) -> None:
+                await deliver_async(mailbox, receive, is_awaited)
 
-        box = self._attach(module, hears_all, places, full, is_task=body is not None)
+        mailbox = self._attach(module, hears_all, places, full, is_task=body is not None)
         try:
             if body is None:
-                start_thread(box, receive)
+                start_thread(mailbox, receive)
             else:
-                self._start_task(box, body)
+                self._start_task(mailbox, body)
         except RuntimeError as error:
-            box.end()
-            raise ModuleBusError(f"module {box.name} can have no worker: {error}") from error
+            mailbox.end()
+            raise ModuleBusError(
+                f"module {mailbox.name} cannot start its worker: {error}"
+            ) from error
 
     def add_worker(
         self,
         module: object,
-        body: Body,
+        body: TaskBody,
         *,
         hears_all: bool = True,
-        places: int = QUEUE_PLACES,
-        full: Full = Full.BLOCK,
+        places: int = QUEUE_UNITS,
+        full: FullQueuePolicy = FullQueuePolicy.BLOCK,
     ) -> Mailbox:
-        """As `add_module`, for something that takes its messages itself: `body` is a task that
-        takes them from the mailbox, until that gives None. Returns the mailbox."""
-        box = self._attach(module, hears_all, places, full, is_task=True)
+        """Add a module that takes its messages from its mailbox.
+
+        Args:
+            module: Any object that is not on the bus.
+            body: Async function that takes messages from the mailbox until it returns None.
+            hears_all: As in `add_module`.
+            places: As in `add_module`.
+            full: As in `add_module`.
+
+        Returns:
+            The mailbox.
+
+        Raises:
+            ModuleBusError: As in `add_module`.
+        """
+        mailbox = self._attach(module, hears_all, places, full, is_task=True)
         try:
-            self._start_task(box, body)
+            self._start_task(mailbox, body)
         except RuntimeError as error:
-            box.end()
-            raise ModuleBusError(f"module {box.name} can have no worker: {error}") from error
-        return box
+            mailbox.end()
+            raise ModuleBusError(
+                f"module {mailbox.name} cannot start its worker: {error}"
+            ) from error
+        return mailbox
 
     def _attach(
-        self, module: object, hears_all: bool, places: int, full: Full, *, is_task: bool
+        self, module: object, hears_all: bool, places: int, full: FullQueuePolicy, *, is_task: bool
     ) -> Mailbox:
         if module is None:
-            raise invalid("a module must be something, got None")
+            raise invalid_argument("expected a module, got None")
         if not isinstance(places, int) or places < 1:
-            raise invalid(f"places must be 1 or more, got {places!r}")
-        if full not in list(Full):
-            raise invalid(f"full must be one of {', '.join(Full)}, got {full!r}")
-        box = Mailbox(self._board, module, places, Full(full))
-        box.hears_all = hears_all
-        with self._board.lock:
-            self._board.attach(box)
-            box.home = self._home if is_task else None
-        return box
+            raise invalid_argument(f"places must be 1 or more, got {places!r}")
+        if full not in list(FullQueuePolicy):
+            raise invalid_argument(
+                f"full must be one of {', '.join(FullQueuePolicy)}, got {full!r}"
+            )
+        mailbox = Mailbox(self._router, module, places, FullQueuePolicy(full))
+        mailbox.hears_all = hears_all
+        with self._router.lock:
+            self._router.attach(mailbox)
+            mailbox.event_loop = self._event_loop if is_task else None
+        return mailbox
 
-    def _start_task(self, box: Mailbox, body: Body) -> None:
-        if box.home is None:
-            start_loop(box, body)
+    def _start_task(self, mailbox: Mailbox, body: TaskBody) -> None:
+        if mailbox.event_loop is None:
+            start_loop(mailbox, body)
         else:
-            box.home.start(box, body)
+            mailbox.event_loop.start(mailbox, body)
 
     def remove_module(self, module: object) -> None:
-        """Have the module hear no more. None of its callbacks begins after this; what waited for
-        it is given up, and counted as lost.
+        """Remove a module. None of its callbacks begins after this; queued messages count as lost.
 
-        Waits for the callback that it is in; but not inside that callback, nor inside one that it
-        waits for, nor in an event loop.
-        Raises ModuleBusError: ERROR for a module that is not on the bus.
+        Waits for its current callback, except inside that callback, inside one that it waits for,
+        and in an event loop.
+
+        Args:
+            module: Module on the bus.
+
+        Raises:
+            ModuleBusError: With ERROR if the module is not on the bus.
         """
-        self._wait_ended([self._removed(module)])
+        self._wait_ended([self._detach(module)])
 
     async def remove_module_async(self, module: object) -> None:
-        """As `remove_module`; it waits in trio's event loop too."""
-        await self._wait_ended_async([self._removed(module)])
+        """Remove a module like `remove_module`, and wait in trio's event loop, too."""
+        await self._wait_ended_async([self._detach(module)])
 
-    def _removed(self, module: object) -> Mailbox:
+    def _detach(self, module: object) -> Mailbox:
         if module is None:
-            raise invalid("a module must be something, got None")
-        board = self._board
-        with board.lock:
-            box = board.find(module)
-            board.detach(box)
-        return box
+            raise invalid_argument("expected a module, got None")
+        router = self._router
+        with router.lock:
+            mailbox = router.find(module)
+            router.detach(mailbox)
+        return mailbox
 
-    def _wait_ended(self, boxes: Iterable[Mailbox]) -> None:
-        if in_event_loop():
+    def _wait_ended(self, mailboxes: Iterable[Mailbox]) -> None:
+        if is_in_event_loop():
             return
-        for box in boxes:
-            with waiting_for([box]) as ends:
-                if ends and (gate := self._board.gate_of_end(box, ThreadGate)) is not None:
+        for mailbox in mailboxes:
+            with can_wait_for([mailbox]) as can_wait:
+                if (
+                    can_wait
+                    and (gate := self._router.create_end_gate(mailbox, ThreadGate)) is not None
+                ):
                     gate.wait()
 
-    async def _wait_ended_async(self, boxes: Iterable[Mailbox]) -> None:
-        board = self._board
-        for box in boxes:
-            with waiting_for([box]) as ends:
-                if ends and (gate := board.gate_of_end(box, TaskGate)) is not None:
-                    await gate.wait(partial(board.withdraw, box.ends, gate))
+    async def _wait_ended_async(self, mailboxes: Iterable[Mailbox]) -> None:
+        router = self._router
+        for mailbox in mailboxes:
+            with can_wait_for([mailbox]) as can_wait:
+                if can_wait and (gate := router.create_end_gate(mailbox, TaskGate)) is not None:
+                    await gate.wait(partial(router.remove_gate, mailbox.end_gates, gate))
 
     def link(self, source: object | None, sink: object) -> None:
-        """Have one module hear another, or with None everyone else. Raises ModuleBusError:
-        INVALIDARG if it does already, ERROR if one of them is not on the bus."""
-        with self._board.lock:
-            self._board.link(source, sink)
+        """Let one module receive the messages of another one.
+
+        Args:
+            source: Module on the bus; None for all modules.
+            sink: Module on the bus.
+
+        Raises:
+            ModuleBusError: With INVALIDARG if the link exists, ERROR if a module is not on the bus.
+        """
+        with self._router.lock:
+            self._router.link(source, sink)
 
     def unlink(self, source: object | None, sink: object) -> None:
-        """Undo a `link`. Raises ModuleBusError with ERROR if there is none."""
-        with self._board.lock:
-            self._board.unlink(source, sink)
+        """Remove a link.
+
+        Raises:
+            ModuleBusError: With ERROR if there is no such link.
+        """
+        with self._router.lock:
+            self._router.unlink(source, sink)
 
     # Messages ------------------------------------------------------------------------------------
 
     def publish(self, message: ModuleMessage | bytes, *, source: object | None = None) -> None:
-        """Give a message to all who hear its source; without one, to all who hear everyone.
+        """Publish a message to the modules that receive messages of `source`.
 
-        A source does not hear itself, unless it is linked to itself. Bytes are the byte form of a
-        message; malformed ones are skipped and counted.
-        Waits for room. Raises ModuleBusFullError where there is none inside a callback that one of
-        the hearers waits for, or that is one of them, and in an event loop; ModuleBusError with
-        INVALIDARG for what is no message.
+        A source does not receive its own messages, unless it is linked to itself. Waits while a
+        queue is full.
+
+        Args:
+            message: Message, or its byte form. A malformed byte form is skipped and counted.
+            source: Publishing module. Without one, or for a source that is not on the bus, the
+                modules
+                that receive all messages get it.
+
+        Raises:
+            ModuleBusFullError: A queue is full, and waiting would not end because that module
+                waits for
+                this callback, or would block an event loop.
+            ModuleBusError: With INVALIDARG if `message` is not a message.
         """
         if type(message) is not ModuleMessage:
-            if (meant := self._meant(message)) is None:
+            if (parsed := self._parse_message(message)) is None:
                 return
-            message = meant
-        if not self._board.give(message, source):
+            message = parsed
+        if not self._router.publish(message, source):
             self._publish_waiting(message, source, None)
 
     def publish_until(
-        self, message: ModuleMessage, end: End, *, source: object | None = None
+        self, message: ModuleMessage, end: StopSignal, *, source: object | None = None
     ) -> bool:
-        """As `publish`, but not beyond an end. Returns whether it has published."""
-        if end.is_there:
+        """Publish like `publish`, but stop waiting when `end` is set. Returns True if it was
+        published.
+        """
+        if end.is_set:
             return False
-        return self._board.give(message, source) or self._publish_waiting(message, source, end)
+        return self._router.publish(message, source) or self._publish_waiting(message, source, end)
 
     def _publish_waiting(
-        self, message: ModuleMessage, source: object | None, end: End | None
+        self, message: ModuleMessage, source: object | None, end: StopSignal | None
     ) -> bool:
-        board = self._board
-        with board.lock:
-            boxes = board.route(source)
-            if board.takes(message, boxes):
+        router = self._router
+        with router.lock:
+            mailboxes = router.find_route(source)
+            if router.try_deliver(message, mailboxes):
                 return True
-            if in_event_loop():
-                raise board.full_error(boxes, "in an event loop, await publish_async")
+            if is_in_event_loop():
+                raise router.full_error(mailboxes, "in an event loop, await publish_async")
             gate = ThreadGate()
-            outside = board.wait_outside(message, boxes, gate)
-        is_over = False
+            blocked = router.block_publish(message, mailboxes, gate)
+        is_ended = False
 
         def give_up() -> None:
-            nonlocal is_over
-            if board.go_away(outside):
-                is_over = True
+            nonlocal is_ended
+            if router.cancel_blocked(blocked):
+                is_ended = True
                 gate.open()
 
-        with waiting_for(outside.awaited) as ends:
+        with can_wait_for(blocked.full_mailboxes) as can_wait:
             try:
-                if ends:
-                    with end.told(give_up) if end is not None else nullcontext():
+                if can_wait:
+                    with end.notify(give_up) if end is not None else nullcontext():
                         gate.wait()
             finally:
-                is_refused = board.go_away(outside)
+                is_refused = router.cancel_blocked(blocked)
         if is_refused:
-            raise board.full_error(boxes, _ENDLESS)
-        return not is_over
+            raise router.full_error(mailboxes, _DEADLOCK)
+        return not is_ended
 
     async def publish_async(
         self, message: ModuleMessage | bytes, *, source: object | None = None
     ) -> None:
-        """As `publish`, in a task of trio. Others get a turn when it waits, and now and then.
-        Cancelled, it has not published."""
+        """Publish like `publish`, in a trio task. If the call is cancelled, nothing was published."""
         if type(message) is not ModuleMessage:
-            if (meant := self._meant(message)) is None:
+            if (parsed := self._parse_message(message)) is None:
                 return
-            message = meant
-        board = self._board
-        self._turn = turn = self._turn + 1
-        if turn % TURN_MESSAGES == 0:
+            message = parsed
+        router = self._router
+        self._publish_count = publish_count = self._publish_count + 1
+        if publish_count % MESSAGES_PER_TURN == 0:
             await trio.lowlevel.checkpoint()
-        if not board.give(message, source):
+        if not router.publish(message, source):
             await self._publish_waiting_async(message, source)
 
     async def _publish_waiting_async(self, message: ModuleMessage, source: object | None) -> None:
-        board = self._board
-        with board.lock:
-            boxes = board.route(source)
-            if board.takes(message, boxes):
+        router = self._router
+        with router.lock:
+            mailboxes = router.find_route(source)
+            if router.try_deliver(message, mailboxes):
                 return
             gate = TaskGate()
-            outside = board.wait_outside(message, boxes, gate)
-        with waiting_for(outside.awaited) as ends:
-            if not ends and board.go_away(outside):
-                raise board.full_error(boxes, _ENDLESS)
-            await gate.wait(partial(board.go_away, outside))
+            blocked = router.block_publish(message, mailboxes, gate)
+        with can_wait_for(blocked.full_mailboxes) as can_wait:
+            if not can_wait and router.cancel_blocked(blocked):
+                raise router.full_error(mailboxes, _DEADLOCK)
+            await gate.wait(partial(router.cancel_blocked, blocked))
 
     def publish_nowait(
         self, message: ModuleMessage | bytes, *, source: object | None = None
     ) -> None:
-        """As `publish`, from anywhere. Raises ModuleBusFullError if there is no room."""
-        if type(message) is not ModuleMessage:
-            if (meant := self._meant(message)) is None:
-                return
-            message = meant
-        board = self._board
-        if not board.give(message, source):
-            with board.lock:
-                raise board.full_error(board.route(source), "publish would wait for it")
+        """Publish like `publish`, without waiting.
 
-    def _meant(self, message: object) -> ModuleMessage | None:
-        """The message; None for bytes that are none."""
+        Raises:
+            ModuleBusFullError: A queue is full.
+        """
+        if type(message) is not ModuleMessage:
+            if (parsed := self._parse_message(message)) is None:
+                return
+            message = parsed
+        router = self._router
+        if not router.publish(message, source):
+            with router.lock:
+                raise router.full_error(router.find_route(source), "publish would wait for it")
+
+    def _parse_message(self, message: object) -> ModuleMessage | None:
+        """Return the message, or None for a malformed byte form."""
         if isinstance(message, ModuleMessage):
             return message
         if not isinstance(message, bytes):
-            raise invalid(f"a message must be a ModuleMessage or its bytes, got {message!r}")
-        board = self._board
+            raise invalid_argument(
+                f"a message must be a ModuleMessage or its bytes, got {message!r}"
+            )
+        router = self._router
         try:
             return ModuleMessage.from_bytes(message)
         except MalformedError as error:
-            with board.lock:
-                board.check()
-                board.malformed += 1
-            log.warning("%s skipped bytes that are no message: %s", self.url, error)
+            with router.lock:
+                router.check_open()
+                router.malformed += 1
+            log.warning("%s skipped a malformed message: %s", self.url, error)
             return None
 
     def wait_quiet(self) -> None:
-        """Wait until no module has anything to do: nothing waits, and none is in a callback.
-        Raises ModuleBusError in a callback, where that would never end, and in an event loop."""
-        if in_event_loop():
+        """Wait until no queue has messages and no module is in a callback.
+
+        Raises:
+            ModuleBusError: In an event loop, and in a callback where waiting would not end.
+        """
+        if is_in_event_loop():
             raise ModuleBusError("in an event loop, await wait_quiet_async")
-        self._check_outside()
-        board = self._board
-        waited = board.gate_of_quiet(ThreadGate)
+        self._check_not_in_callback()
+        router = self._router
+        waited = router.create_idle_gate(ThreadGate)
         if waited is not None:
             gate, gates = waited
-            with waiting_for(board.all_boxes()) as ends:
-                if ends:
+            with can_wait_for(router.all_mailboxes()) as can_wait:
+                if can_wait:
                     gate.wait()
-                elif board.withdraw(gates, gate):
-                    raise ModuleBusError(f"it is not quiet, and {_ENDLESS_QUIET}")
+                elif router.remove_gate(gates, gate):
+                    raise ModuleBusError(f"modules are busy, and {_DEADLOCK_IDLE}")
 
     async def wait_quiet_async(self) -> None:
-        """As `wait_quiet`, in a task of trio."""
-        self._check_outside()
-        board = self._board
-        waited = board.gate_of_quiet(TaskGate)
+        """Wait like `wait_quiet`, in a trio task."""
+        self._check_not_in_callback()
+        router = self._router
+        waited = router.create_idle_gate(TaskGate)
         if waited is not None:
             gate, gates = waited
-            with waiting_for(board.all_boxes()) as ends:
-                if not ends and board.withdraw(gates, gate):
-                    raise ModuleBusError(f"it is not quiet, and {_ENDLESS_QUIET}")
-                await gate.wait(partial(board.withdraw, gates, gate))
+            with can_wait_for(router.all_mailboxes()) as can_wait:
+                if not can_wait and router.remove_gate(gates, gate):
+                    raise ModuleBusError(f"modules are busy, and {_DEADLOCK_IDLE}")
+                await gate.wait(partial(router.remove_gate, gates, gate))
 
-    def _check_outside(self) -> None:
-        if isinstance(box := inside.get(), Mailbox) and box.is_on(self._board):
-            raise ModuleBusError(f"module {box.name} is in its callback: it is not quiet")
+    def _check_not_in_callback(self) -> None:
+        if isinstance(mailbox := current_callback.get(), Mailbox) and mailbox.is_on(self._router):
+            raise ModuleBusError(
+                f"module {mailbox.name} is in its callback, so the bus is not quiet"
+            )
 
     def statistics(self) -> ModuleBusStatistics:
-        """A snapshot. A freed bus has one too."""
-        board = self._board
-        with board.lock:
-            modules = [(box.module, box.statistics()) for box in board.boxes.values()]
+        """Return the current statistics. A freed bus has some, too."""
+        router = self._router
+        with router.lock:
+            modules = [
+                (mailbox.module, mailbox.statistics()) for mailbox in router.mailboxes.values()
+            ]
             return ModuleBusStatistics(
-                board.references,
+                router.references,
                 tuple(modules),
-                board.published,
-                board.malformed,
-                board.waiting,
-                board.lost,
+                router.published,
+                router.malformed,
+                router.blocked_count,
+                router.lost,
             )

@@ -1,7 +1,7 @@
-"""What a gateway is to be made of: read from a TOML file, and checked.
+"""Gateway plans, read from a TOML file and checked.
 
-Rule 1: a plan that is returned can be carried out: modules were found, settings checked, links lead
-somewhere. Otherwise ConfigError says where in the file what is wrong.
+A returned plan can be carried out: entry points were found, settings checked, and links have both
+ends. Otherwise ConfigError names the place of the mistake in the file.
 
     [modules.clock]
     module = "timer"                  # or package.module:Name
@@ -9,8 +9,8 @@ somewhere. Otherwise ConfigError says where in the file what is wrong.
 
     [modules.log]
     module = "logger"
-    hears = ["clock"]                 # or ["*"]: everyone else
-    places = 1024                     # messages that may wait for it
+    hears = ["clock"]                 # or ["*"]: all other modules
+    places = 1024                     # size of its queue, in units of 64 KiB
     full = "block"                    # or drop_oldest, drop_newest
 """
 
@@ -30,49 +30,65 @@ import msgspec
 
 from simplebus.config.mistakes import ConfigError, once, unknown
 from simplebus.core import toml
-from simplebus.gateway.mailbox import QUEUE_PLACES, Full
+from simplebus.gateway.mailbox import QUEUE_UNITS, FullQueuePolicy
 from simplebus.gateway.modules import SHIPPED
 
 EVERYONE = "*"
-"""As a source of a link: everyone else."""
+"""Source of a link that stands for all other modules."""
 
 Factory = Callable[[Any, Any], Any]
 
 
 @dataclass(frozen=True, slots=True)
 class ModulePlan:
-    """One module. Plans that are equal lead to modules that do the same."""
+    """Plan of one module. Equal plans create modules that do the same."""
 
     name: str
     module: str
-    """A short name of a module that is shipped, or `package.module:Name`."""
+    """Short name of a shipped module, or `package.module:Name`."""
     settings: Any = field(default_factory=dict)
-    """What its entry point is called with."""
-    places: int = QUEUE_PLACES
-    full: Full = Full.BLOCK
+    """Settings for the entry point."""
+    places: int = QUEUE_UNITS
+    full: FullQueuePolicy = FullQueuePolicy.BLOCK
     factory: Factory | None = field(default=None, compare=False, repr=False)
-    """The entry point, if it is found already."""
+    """Entry point, if it was found already."""
 
     @classmethod
     def of(cls, name: str, module: str, settings: Any = None, **options: Any) -> ModulePlan:
-        """One with its entry point found, and its settings checked. Raises ConfigError."""
-        factory = _entry(module)
-        meant = parse_settings(factory, {} if settings is None else settings)
-        return cls(checked_name(name), module, meant, factory=factory, **options)
+        """Create a plan, with its entry point found and its settings checked.
+
+        Args:
+            name: Name of the module in the gateway.
+            module: Short name of a shipped module, or `package.module:Name`.
+            settings: Settings as in a file; None for none.
+            options: `places` and `full`, as in `ModuleBus.add_module`.
+
+        Returns:
+            The plan.
+
+        Raises:
+            ConfigError: The name, the module or a setting is invalid.
+        """
+        factory = _find_callable(module)
+        parsed = parse_settings(factory, {} if settings is None else settings)
+        return cls(check_module_name(name), module, parsed, factory=factory, **options)
 
 
 @dataclass(frozen=True, slots=True)
 class GatewayPlan:
-    """All modules, in the order in which they start, and who hears whom."""
+    """Modules in the order in which they start, and links between them."""
 
     modules: tuple[ModulePlan, ...] = ()
     links: tuple[tuple[str, str], ...] = ()
-    """Source and sink of each; the source may be EVERYONE."""
+    """Source and sink of each link. The source may be EVERYONE."""
 
     def check(self) -> None:
-        """Raise ConfigError for names that are there twice or are none, and for links that lead
-        nowhere."""
-        names = [checked_name(each.name) for each in self.modules]
+        """Check the names and the links.
+
+        Raises:
+            ConfigError: A name is invalid or used twice, or a link has an unknown end.
+        """
+        names = [check_module_name(each.name) for each in self.modules]
         for name in names:
             if names.count(name) > 1:
                 raise ConfigError(f"there are two modules {name!r}")
@@ -84,83 +100,85 @@ class GatewayPlan:
                 raise ConfigError(f"{link[1]!r} hears {link[0]!r} already")
 
 
-class _Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class _ModuleTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     module: str
     settings: dict[str, Any] = {}
     hears: list[str] = []
-    places: int = QUEUE_PLACES
-    full: Full = Full.BLOCK
+    places: int = QUEUE_UNITS
+    full: FullQueuePolicy = FullQueuePolicy.BLOCK
 
 
 def read(path: Path) -> GatewayPlan:
-    """The plan of a file. Raises ConfigError."""
+    """Return the plan in a file. Raises ConfigError."""
     try:
         text = path.read_text(encoding="utf-8-sig")
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
     except UnicodeDecodeError as error:
-        raise ConfigError(f"{path} is no TOML: {error}") from None
+        raise ConfigError(f"{path} is not valid TOML: {error}") from None
     try:
         return parse(text)
-    except _MistakeError as mistake:
-        line = _line_of(text, mistake.where)
-        raise ConfigError(f"{path}{f':{line}' if line else ''}: {mistake}") from None
+    except _LocatedConfigError as error:
+        line = _find_line(text, error.where)
+        raise ConfigError(f"{path}{f':{line}' if line else ''}: {error}") from None
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from None
 
 
 def parse(text: str) -> GatewayPlan:
-    """The plan of a file's text. Raises ConfigError."""
+    """Return the plan in the text of a file. Raises ConfigError."""
     try:
         raw = toml.loads(text)
     except toml.TOMLDecodeError as error:
-        raise ConfigError(f"no TOML: {error}") from None
+        raise ConfigError(f"not valid TOML: {error}") from None
     for name in raw:
         if name != "modules":
-            raise _MistakeError((name,), unknown(name, ["modules"], ""))
+            raise _LocatedConfigError((name,), unknown(name, ["modules"], ""))
     if not raw:
         raise ConfigError(
-            "there is nothing in it: expected [modules.NAME] for each module, or [modules] for none"
+            "the file is empty: expected [modules.NAME] for each module, or [modules] for none"
         )
     tables = raw["modules"]
     if not isinstance(tables, dict):
-        raise _MistakeError(("modules",), "modules: expected tables, [modules.NAME] for each")
+        raise _LocatedConfigError(("modules",), "modules: expected tables, [modules.NAME] for each")
     modules, links = [], []
     for name, table in tables.items():
-        plan, hears = _module(name, table)
+        plan, hears = _parse_module(name, table)
         modules.append(plan)
         links += [(source, name) for source in hears]
     for source, sink in links:
         where = ("modules", sink, "hears")
         if source != EVERYONE and source not in tables:
-            raise _MistakeError(where, unknown(source, tables, _dotted(where)))
+            raise _LocatedConfigError(where, unknown(source, tables, _join_path(where)))
         if links.count((source, sink)) > 1:
-            raise _MistakeError(where, f"{_dotted(where)}: {source!r} is there twice")
+            raise _LocatedConfigError(where, f"{_join_path(where)}: {source!r} is there twice")
     return GatewayPlan(tuple(modules), tuple(links))
 
 
-def checked_name(name: str) -> str:
-    """The name, if a module may be called so. Raises ConfigError."""
+def check_module_name(name: str) -> str:
+    """Return the name. Raises ConfigError if a module cannot have it."""
     if name == EVERYONE:
-        raise ConfigError(f"{EVERYONE!r} stands for everyone else, and is no name of a module")
+        raise ConfigError(
+            f"{EVERYONE!r} stands for all other modules and cannot be a module's name"
+        )
     if not re.fullmatch(r"[A-Za-z0-9_-]{1,64}", name):
         raise ConfigError(f"a module's name has letters, digits, _ and -, up to 64; got {name!r}")
     return name
 
 
-def find(module: str) -> Factory:
-    """The entry point of a module. Raises ConfigError."""
+def find_entry_point(module: str) -> Factory:
+    """Import the entry point of a module. Raises ConfigError."""
     where, _, name = SHIPPED.get(module, module).partition(":")
     if not name:
-        near = unknown(module, SHIPPED, "")
-        raise ConfigError(f"{near}; a module of yours is called package.module:Name")
+        hint = unknown(module, SHIPPED, "")
+        raise ConfigError(f"{hint}; name your own module as package.module:Name")
     try:
         found: Any = importlib.import_module(where)
     except ImportError as error:
         raise ConfigError(f"{where!r} cannot be imported: {error}") from error
     except KeyboardInterrupt:
         raise
-    except BaseException as error:  # Whatever it is.
+    except BaseException as error:  # Foreign code may raise anything.
         raise ConfigError(f"{where!r} fails when it is imported: {error!r}") from error
     for part in name.split("."):
         if not hasattr(found, part):
@@ -172,23 +190,26 @@ def find(module: str) -> Factory:
     return found  # type: ignore[no-any-return]
 
 
-def _entry(module: str) -> Factory:
-    """The entry point of a module, if it can be called as one. Raises ConfigError."""
-    found = find(module)
+def _find_callable(module: str) -> Factory:
+    """Import the entry point of a module, and check its parameters. Raises ConfigError."""
+    found = find_entry_point(module)
     try:
         inspect.signature(found).bind(None, None)
     except TypeError as error:
         raise ConfigError(
-            f"{module!r} is no module: expected what is called with a bus and settings ({error})"
+            f"{module!r} is not a module: expected a class or function with two parameters, bus and "
+            f"settings ({error})"
         ) from None
     except ValueError:
-        pass  # Of what is not written in Python nobody knows.
+        pass  # Functions that are not written in Python may have no signature.
     return found
 
 
 def parse_settings(factory: Factory, raw: Mapping[str, Any]) -> Any:
-    """Settings as the module wants them: what its `parse` makes of them, or its `Settings`, or as
-    they are. Raises ConfigError."""
+    """Convert settings by the module's `parse`, or to its `Settings`, or to a dict.
+
+    Raises ConfigError.
+    """
     wanted = getattr(factory, "Settings", None)
     own = getattr(factory, "parse", None)
     try:
@@ -196,7 +217,7 @@ def parse_settings(factory: Factory, raw: Mapping[str, Any]) -> Any:
             return own(dict(raw))
         if wanted is None:
             return dict(raw)
-        return converted(raw, wanted)
+        return convert_settings(raw, wanted)
     except ConfigError:
         raise
     except msgspec.ValidationError as error:
@@ -204,18 +225,24 @@ def parse_settings(factory: Factory, raw: Mapping[str, Any]) -> Any:
         if missing := re.fullmatch(r"Object missing required field `(.*)`", what):
             what = f"{missing[1].replace('_', '-')!r} is missing"
         if not (key := at.removesuffix("`")):
-            raise _MistakeError((), what) from None
+            raise _LocatedConfigError((), what) from None
         first = re.split(r"[.\[]", key)[0]
-        raise _MistakeError((first,), f"{key}: {what}{_choice(what, wanted, key)}") from None
+        raise _LocatedConfigError(
+            (first,), f"{key}: {what}{_expected_values(what, wanted, key)}"
+        ) from None
     except KeyboardInterrupt:
         raise
-    except BaseException as error:  # Whatever it is.
+    except BaseException as error:  # Foreign code may raise anything.
         raise ConfigError(f"settings: {error or repr(error)}") from error
 
 
-def converted(raw: Mapping[str, Any], wanted: Any) -> Any:
-    """Settings as a `Settings` wants them. Raises ConfigError for a name that it does not know,
-    ValidationError for a value."""
+def convert_settings(raw: Mapping[str, Any], wanted: Any) -> Any:
+    """Convert settings to a `Settings` type.
+
+    Raises:
+        ConfigError: A name is unknown.
+        ValidationError: A value is invalid.
+    """
     if dataclasses.is_dataclass(wanted):
         known = [each.name for each in dataclasses.fields(wanted)]
     else:
@@ -223,12 +250,14 @@ def converted(raw: Mapping[str, Any], wanted: Any) -> Any:
     once(raw, "settings")
     for name in raw:
         if name.replace("-", "_") not in known:
-            raise _MistakeError((name,), unknown(name, known, ""))
+            raise _LocatedConfigError((name,), unknown(name, known, ""))
     return msgspec.convert({name.replace("-", "_"): each for name, each in raw.items()}, wanted)
 
 
-def _choice(what: str, wanted: Any, name: str) -> str:
-    """What is expected where a word is none of some, as the end of a sentence; else empty."""
+def _expected_values(what: str, wanted: Any, name: str) -> str:
+    """Return the allowed values for an invalid word, as the end of a sentence; empty for other
+    errors.
+    """
     if not what.startswith("Invalid enum value"):
         return ""
     kind: Any = get_type_hints(wanted).get(name)
@@ -238,65 +267,67 @@ def _choice(what: str, wanted: Any, name: str) -> str:
     return f", expected one of {', '.join(map(str, words))}" if words else ""
 
 
-def _module(name: str, table: Any) -> tuple[ModulePlan, list[str]]:
+def _parse_module(name: str, table: Any) -> tuple[ModulePlan, list[str]]:
     where: tuple[str, ...] = ("modules", name)
     try:
-        checked_name(name)
+        check_module_name(name)
         if not isinstance(table, dict):
             raise ConfigError(f"expected a table, got {table!r}")
-        known = _Table.__struct_fields__
+        known = _ModuleTable.__struct_fields__
         for key in table:
             if key not in known:
                 where = (*where, key)
                 raise ConfigError(unknown(key, known, ""))
         try:
-            meant = msgspec.convert(table, _Table)
+            parsed = msgspec.convert(table, _ModuleTable)
         except msgspec.ValidationError as error:
             what, _, at = str(error).partition(" - at `$.")
             where = (*where, re.split(r"[.\[`]", at)[0]) if at else where
-            raise ConfigError(what + _choice(what, _Table, where[-1])) from None
-        if meant.places < 1:
+            raise ConfigError(what + _expected_values(what, _ModuleTable, where[-1])) from None
+        if parsed.places < 1:
             where = (*where, "places")
-            raise ConfigError(f"expected 1 or more, got {meant.places}")
+            raise ConfigError(f"expected 1 or more, got {parsed.places}")
         where = (*where, "module")
-        factory = _entry(meant.module)
+        factory = _find_callable(parsed.module)
         where = (*where[:2], "settings")
-        settings = parse_settings(factory, meant.settings)
-    except _MistakeError as mistake:
-        where = (*where, *mistake.where)
-        raise _MistakeError(where, f"{_dotted(where[:3])}: {mistake}") from None
+        settings = parse_settings(factory, parsed.settings)
+    except _LocatedConfigError as error:
+        where = (*where, *error.where)
+        raise _LocatedConfigError(where, f"{_join_path(where[:3])}: {error}") from None
     except ConfigError as error:
-        raise _MistakeError(where, f"{_dotted(where)}: {error}") from None
-    plan = ModulePlan(name, meant.module, settings, meant.places, meant.full, factory)
-    return plan, meant.hears
+        raise _LocatedConfigError(where, f"{_join_path(where)}: {error}") from None
+    plan = ModulePlan(name, parsed.module, settings, parsed.places, parsed.full, factory)
+    return plan, parsed.hears
 
 
-class _MistakeError(ConfigError):
-    """One at a known place."""
+class _LocatedConfigError(ConfigError):
+    """Mistake at a known place."""
 
     def __init__(self, where: tuple[str, ...], sentence: str) -> None:
         super().__init__(sentence)
         self.where = where
 
 
-def _dotted(where: tuple[str, ...]) -> str:
+def _join_path(where: tuple[str, ...]) -> str:
     return ".".join(where)
 
 
-def _line_of(text: str, where: tuple[str, ...]) -> int | None:
-    """The line where a key stands, or else the table around it. Tables that are written otherwise
-    than in the examples may not be found."""
+def _find_line(text: str, where: tuple[str, ...]) -> int | None:
+    """Return the line of a key, or of its table.
+
+    Returns None for tables that are written in another way than in the examples.
+    """
     found, best = None, 0
     table: tuple[str, ...] = ()
     for number, line in enumerate(text.splitlines(), 1):
         if header := re.match(r"\s*\[+\s*([^\]]*?)\s*\]", line):
             table = tuple(part.strip(" \"'") for part in header[1].split("."))
-            here = table
+            key_path = table
         elif key := re.match(r"\s*([A-Za-z0-9_.\"'-]+)\s*=", line):
-            here = (*table, *(part.strip(" \"'") for part in key[1].split(".")))
+            key_path = (*table, *(part.strip(" \"'") for part in key[1].split(".")))
         else:
             continue
-        alike = min(len(here), len(where))
-        if here[:alike] == where[:alike] and alike > best:
-            found, best = number, alike
+        common = min(len(key_path), len(where))
+        if key_path[:common] == where[:common] and common > best:
+            found, best = number, common
     return found

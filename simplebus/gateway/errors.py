@@ -1,10 +1,10 @@
-"""What the module bus raises, and the three results that its calls can have.
+"""Errors and result codes of the module bus.
 
-    ModuleBusError          an error; `result` is ERROR, or INVALIDARG where the caller is wrong
-    ├── ModuleBusFullError  no room, and waiting for it is not wanted or would never end
-    └── MalformedError      bytes that are no message
+    ModuleBusError          `result` is ERROR, or INVALIDARG for invalid arguments
+    ├── ModuleBusFullError  a queue is full, and waiting is not wanted or would not end
+    └── MalformedError      the bytes are not a message
 
-Rule 1: whoever gets one of these knows that nothing of what was asked has happened.
+A call that raises one of them has changed nothing.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from simplebus.core.errors import BusError
 
 
 class Result(enum.StrEnum):
-    """How a call of the module bus ends."""
+    """Result code of a call of the module bus."""
 
     OK = "ok"
     ERROR = "error"
@@ -26,7 +26,12 @@ class Result(enum.StrEnum):
 
 
 class ModuleBusError(BusError):
-    """The module bus did not do what it was asked to."""
+    """A call of the module bus failed.
+
+    Args:
+        sentence: Description of the failure.
+        result: ERROR, or INVALIDARG for invalid arguments.
+    """
 
     result = Result.ERROR
 
@@ -37,31 +42,41 @@ class ModuleBusError(BusError):
 
 
 class ModuleBusFullError(ModuleBusError):
-    """A module that is to hear the message has no room for it. No module was given it."""
+    """A module that should receive the message has no room for it. No module received the message."""
 
 
 class MalformedError(ModuleBusError):
-    """These bytes are no message."""
+    """The bytes are not a message."""
 
     def __init__(self, sentence: str) -> None:
         super().__init__(sentence, Result.INVALIDARG)
 
 
-def invalid(sentence: str) -> ModuleBusError:
-    """The error for arguments that make no sense."""
+def invalid_argument(sentence: str) -> ModuleBusError:
+    """Return the error for invalid arguments."""
     return ModuleBusError(sentence, Result.INVALIDARG)
 
 
-def parted(
+def split_failure(
     error: BaseException, *, in_thread: bool = False, hears_ctrl_c: bool = True
 ) -> tuple[Exception | None, BaseException | None]:
-    """What a module has failed with, as one that can be told and kept; and what is not its own
-    doing: that its task is cancelled, or Ctrl-C, unless that cannot have been raised where it is.
-    In a thread of its own, all is its doing."""
-    theirs: tuple[type[BaseException], ...] = ()
+    """Split an exception into the failure of a module, and the part that is not its fault.
+
+    Cancellation of the task, and Ctrl-C, are not the module's fault. In a thread of its own
+    everything is.
+
+    Args:
+        error: Exception that a module raised.
+        in_thread: True if the module runs in a thread of its own.
+        hears_ctrl_c: False if Ctrl-C cannot be raised in this call.
+
+    Returns:
+        The failure as an Exception, or None; and the rest of the exception, or None.
+    """
+    foreign_types: tuple[type[BaseException], ...] = ()
     if not in_thread:
-        theirs = (trio.Cancelled,) * is_cancelled() + (KeyboardInterrupt,) * hears_ctrl_c
-    own, rest = _split(error, theirs)
+        foreign_types = (trio.Cancelled,) * is_cancelled() + (KeyboardInterrupt,) * hears_ctrl_c
+    own, rest = _split_by_type(error, foreign_types)
     if own is None or isinstance(own, Exception):
         return own, rest
     told = f"it raised {own!r}"
@@ -72,25 +87,24 @@ def parted(
     return failure, rest
 
 
-def described(error: BaseException) -> str:
-    """What a module has failed with, as one line of a report: what an error says of itself may fail
-    as well."""
+def describe_error(error: BaseException) -> str:
+    """Return an exception as one line. Its `str` may fail."""
     try:
         return f"{type(error).__name__}: {error}"
     except Exception:
         return f"{type(error).__name__}, which cannot say what it is"
 
 
-def _split(
-    error: BaseException, theirs: tuple[type[BaseException], ...]
+def _split_by_type(
+    error: BaseException, foreign_types: tuple[type[BaseException], ...]
 ) -> tuple[BaseException | None, BaseException | None]:
-    """What is none of theirs, and what is."""
+    """Return the parts of an exception that have none of the types, and those that do."""
     if isinstance(error, BaseExceptionGroup):
-        rest, own = error.split(theirs)
+        rest, own = error.split(foreign_types)
         return own, rest
-    return (None, error) if isinstance(error, theirs) else (error, None)
+    return (None, error) if isinstance(error, foreign_types) else (error, None)
 
 
 def is_cancelled() -> bool:
-    """Whether this task was, while somebody else had a turn: so the call that it comes from was."""
+    """Return True if the current trio task is cancelled."""
     return trio.lowlevel.in_trio_task() and trio.current_effective_deadline() == -math.inf

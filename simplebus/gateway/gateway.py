@@ -1,10 +1,9 @@
-"""A gateway: modules by their names, who hears whom, and what happens when that changes.
+"""Gateway: modules by name, with links between them, and changes while it runs.
 
-Rule 1: all modules are created, then they start in their order, one after the other; they end in
-the opposite order. A module that comes later starts at once.
-Rule 2: who is told to end first ends what says things by itself, and has what was said heard out.
-Rule 3: a change is made whole: what cannot be is refused before anything is touched.
-Rule 4: a module that does not get ready is waited for, and told, until somebody wants it to go.
+All modules are created, then they start one after the other, and they end in the opposite order. A
+module that is added later starts at once. On shutdown, the modules that produce messages stop first
+and the remaining messages are delivered. A change is checked before anything is touched. A module
+that is slow to start is waited for, and logged, until it is to be removed.
 """
 
 from __future__ import annotations
@@ -19,43 +18,44 @@ import trio
 
 from simplebus.config.mistakes import ConfigError, unknown
 from simplebus.gateway.bus import ModuleBus
-from simplebus.gateway.config import EVERYONE, GatewayPlan, ModulePlan, checked_name
-from simplebus.gateway.log_rate_limit import Rate
+from simplebus.gateway.config import EVERYONE, GatewayPlan, ModulePlan, check_module_name
 from simplebus.gateway.messages import ModuleMessage
-from simplebus.gateway.supervisor import GRACE_S, Life, LifeStatistics, State
+from simplebus.gateway.rate_meter import RateMeter
+from simplebus.gateway.supervisor import GRACE_S, LifeStatistics, ModuleSupervisor, State
 
 log = logging.getLogger("simplebus.gateway")
 
 DRAIN_S = 10.0
-"""How long a gateway that ends has its modules hear out what was said."""
+"""Time to deliver the remaining messages on shutdown."""
 
-IN_ORDER_S = 1.0
-"""Modules end in the opposite order as long as that takes no longer, and then all that are left at
-once: each has its grace, and however many do not end, all do in little more than one."""
+ORDERED_STOP_S = 1.0
+"""Time in which modules end one after the other. Then the rest end at once, so that modules that do
+not end delay the shutdown by little more than one grace time.
+"""
 
-SLOW_S = 10.0
-"""After so long it is told which module is waited for."""
+SLOW_START_S = 10.0
+"""Time after which a module that has not started is logged."""
 
-Listener = Callable[[tuple[str, ...]], None]
+ChangeListener = Callable[[tuple[str, ...]], None]
 
 
 @dataclass(frozen=True, slots=True)
 class GatewayStatistics:
-    """A snapshot of a gateway."""
+    """Statistics of a gateway."""
 
     modules: tuple[LifeStatistics, ...]
-    """In their order."""
+    """Statistics of the modules, in their order."""
     links: tuple[tuple[str, str], ...]
-    """Source and sink of each."""
+    """Source and sink of each link."""
     published: int
-    """Messages that were taken, from anyone."""
+    """Messages that were published."""
     malformed: int
     lost: int
-    """Messages that modules were not given as they were removed first."""
+    """Messages that were not delivered because their module was removed."""
 
     @property
     def failed(self) -> tuple[str, ...]:
-        """Names of modules that have failed and wait to be made again."""
+        """Names of the failed modules, which wait for a restart."""
         return tuple(each.name for each in self.modules if each.state is State.FAILED)
 
     def __str__(self) -> str:
@@ -64,8 +64,8 @@ class GatewayStatistics:
         waiting = sum(each.waiting for each in self.modules)
         dropped = sum(each.dropped for each in self.modules) + self.lost
         text = (
-            f"{running} of {len(self.modules)} modules run; {self.published:,} messages said, "
-            f"{delivered:,} heard, {waiting:,} wait"
+            f"{running} of {len(self.modules)} modules running; {self.published:,} messages published, "
+            f"{delivered:,} delivered, {waiting:,} waiting"
         )
         if dropped:
             text += f", {dropped:,} dropped"
@@ -78,9 +78,25 @@ class GatewayStatistics:
 async def open_gateway(
     plan: GatewayPlan | None = None, *, drain: float = DRAIN_S, grace: float = GRACE_S
 ) -> AsyncIterator[Gateway]:
-    """A gateway with these modules, all started, for as long as the block lasts. Leaving it has
-    them hear out what was said, for `drain` seconds, and ends them in the opposite order. Whoever
-    does not end is given up after `grace` seconds; all who do not, at once."""
+    """Run a gateway for the length of a block.
+
+    Entering starts the modules of the plan. Leaving delivers the remaining messages and ends the
+    modules in the opposite order.
+
+        async with open_gateway(plan) as gateway:
+            await gateway.publish(ModuleMessage(b"21.5"))
+
+    Args:
+        plan: Modules and links; None for an empty gateway.
+        drain: Seconds to deliver the remaining messages.
+        grace: Seconds after which a module that does not end is abandoned.
+
+    Yields:
+        The gateway.
+
+    Raises:
+        ConfigError: The plan cannot be carried out.
+    """
     raised: Exception | None = None
     async with ModuleBus() as bus, trio.open_nursery() as nursery:
         gateway = Gateway(bus, nursery, grace=grace)
@@ -88,57 +104,69 @@ async def open_gateway(
             if plan is not None:
                 await gateway.apply(plan)
             yield gateway
-        except Exception as error:  # Not to be wrapped.
+        except Exception as error:  # Raised outside the nursery, which would wrap it.
             raised = error
         finally:
-            await gateway._end(drain)
+            await gateway._stop(drain)
     if raised is not None:
         raise raised
 
 
 class Gateway:
-    """Modules on a bus. `open_gateway` gives one.
+    """Modules on a bus. Create one with `open_gateway`.
 
-    Every method is called in its event loop. Raises ConfigError for what cannot be, and then
-    nothing has changed.
+    Methods must be called in the gateway's event loop.
+
+    Raises:
+        ConfigError: From every method that makes a change, if it is not possible. Nothing has
+            changed
+            then.
     """
 
     def __init__(self, bus: ModuleBus, nursery: trio.Nursery, *, grace: float) -> None:
-        """What nobody waits for goes on in the nursery."""
+        """Create a gateway. `nursery` runs tasks that outlive a call."""
         self.bus = bus
         self._nursery = nursery
         self._grace = grace
-        self._lives: dict[str, Life] = {}
-        """By name, in their order."""
+        self._supervisors: dict[str, ModuleSupervisor] = {}
+        """Supervisors by module name, in order."""
         self._links: dict[tuple[str, str], None] = {}
-        self._listeners: list[Listener] = []
+        self._listeners: list[ChangeListener] = []
         self._changing = trio.Lock()
-        self._awaited: Life | None = None
-        """Which module a change waits for."""
-        self._waiting = trio.CancelScope()
-        self._rates: dict[tuple[str, str], Rate] = {}
+        self._awaited_supervisor: ModuleSupervisor | None = None
+        """Module for which a change waits."""
+        self._wait_scope = trio.CancelScope()
+        self._rates: dict[tuple[str, str], RateMeter] = {}
         self.is_begun = False
-        """Whether all modules of its first plan have started."""
+        """True once all modules of the first plan have started."""
         self.is_draining = False
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Of the modules, in their order."""
-        return tuple(self._lives)
+        """Names of the modules, in order."""
+        return tuple(self._supervisors)
 
-    def listen(self, listener: Listener) -> None:
-        """Have it called with all names whenever modules have come or gone."""
+    def listen(self, listener: ChangeListener) -> None:
+        """Register a callback for added and removed modules.
+
+        Args:
+            listener: Called with the names of all modules.
+        """
         self._listeners.append(listener)
 
     async def publish(self, message: ModuleMessage | bytes) -> None:
-        """Say something from outside: those hear it that hear everyone."""
+        """Publish a message from outside, to the modules that receive all messages.
+
+        Args:
+            message: Message, or its byte form.
+        """
         await self.bus.publish_async(message)
 
     def statistics(self) -> GatewayStatistics:
-        """A snapshot."""
+        """Return the current statistics."""
         bus = self.bus.statistics()
         return GatewayStatistics(
-            tuple(life.statistics() for life in self._lives.values()),
+            tuple(supervisor.statistics() for supervisor in self._supervisors.values()),
             tuple(self._links),
             bus.published,
             bus.malformed,
@@ -146,18 +174,23 @@ class Gateway:
         )
 
     def health(self) -> dict[str, Any]:
-        """How it is doing, in values that JSON has: whether it is `ready`, and `why` not; what was
-        `published`, `malformed` and `lost`; and for each of `modules` by its name what its
-        statistics say, with messages a second over the last ten seconds or since this was asked."""
+        """Return the health as JSON values.
+
+        Returns:
+            `ready`, `draining` and `why` (the reason if not ready), `published`, `malformed`,
+            `lost`, and
+            under `modules` by name the statistics of each module, with `delivered_per_second` and
+            `published_per_second` over the last ten seconds or since the last call.
+        """
         now, statistics = trio.current_time(), self.statistics()
         modules: dict[str, dict[str, Any]] = {}
-        rates: dict[tuple[str, str], Rate] = {}
+        rates: dict[tuple[str, str], RateMeter] = {}
         for each in statistics.modules:
-            told = modules[each.name] = {**asdict(each), "state": each.state.value}
+            entry = modules[each.name] = {**asdict(each), "state": each.state.value}
             for what in "delivered", "published":
-                rate = rates[each.name, what] = self._rates.get((each.name, what)) or Rate()
-                told[f"{what}_per_second"] = rate.at(now, told[what])
-        self._rates = rates  # Without those of modules that have gone.
+                rate = rates[each.name, what] = self._rates.get((each.name, what)) or RateMeter()
+                entry[f"{what}_per_second"] = rate.update(now, entry[what])
+        self._rates = rates  # Without those of removed modules.
         why = self.problem(statistics)
         return {
             "ready": not why,
@@ -170,10 +203,14 @@ class Gateway:
         }
 
     def problem(self, statistics: GatewayStatistics | None = None) -> str:
-        """Why it is not ready; empty if it is."""
+        """Return the reason why the gateway is not ready; empty if it is.
+
+        Args:
+            statistics: Statistics to use; None for the current ones.
+        """
         statistics = statistics or self.statistics()
         if self.is_draining:
-            return "it is ending"
+            return "shutting down"
         if statistics.failed:
             return f"failed: {', '.join(statistics.failed)}"
         if not self.is_begun:
@@ -183,191 +220,250 @@ class Gateway:
     # Changes -------------------------------------------------------------------------------------
 
     async def add(self, plan: ModulePlan) -> None:
-        """A module more, which hears nobody yet. Returns when it has started; when that is given
-        up, it starts all the same."""
+        """Add a module without links, and wait until it has started.
+
+        If the call is cancelled, the module starts all the same.
+
+        Args:
+            plan: Plan of the module.
+
+        Raises:
+            ConfigError: The name is invalid or in use.
+        """
         async with self._changing:
             self._add(plan)
             try:
-                await self._start(self._lives[plan.name])
+                await self._start(self._supervisors[plan.name])
             finally:
-                self._lives[plan.name].may_start.set()
-                self._say_changed()
+                self._supervisors[plan.name].may_start.set()
+                self._notify_listeners()
 
     async def remove(self, name: str) -> None:
-        """End a module. Its links go with it. Returns when it has ended; for the module itself, at
-        once: it ends when it does nothing more."""
-        self._wait_no_more(lambda awaited: awaited.name == name)
+        """End a module and remove its links. Waits until it has ended.
+
+        A module that removes itself does not wait: it ends when its call returns.
+
+        Args:
+            name: Name of the module.
+
+        Raises:
+            ConfigError: There is no such module.
+        """
+        self._stop_waiting(lambda awaited: awaited.name == name)
         async with self._changing:
-            await self._remove(self._life(name))
-            self._say_changed()
+            await self._remove(self._supervisor(name))
+            self._notify_listeners()
 
     async def replace(self, plan: ModulePlan) -> None:
-        """Have the module of this name made again, by another plan. It keeps its links and its
-        place, and what waits for it."""
-        self._wait_no_more(lambda awaited: awaited.name == plan.name)
+        """Restart a module with another plan. It keeps its links, its position and its queue.
+
+        Args:
+            plan: New plan, with the name of the module.
+
+        Raises:
+            ConfigError: There is no such module, or the plan has another queue.
+        """
+        self._stop_waiting(lambda awaited: awaited.name == plan.name)
         async with self._changing:
-            life = self._life(plan.name)
-            self._check_queue(life, plan)
-            life.become(plan)
+            supervisor = self._supervisor(plan.name)
+            self._check_queue(supervisor, plan)
+            supervisor.restart_with(plan)
 
     def link(self, source: str, sink: str) -> None:
-        """Have one module hear another, or EVERYONE else."""
-        heard = None if source == EVERYONE else self._life(source)
-        hearing = self._life(sink)
+        """Let one module receive the messages of another one.
+
+        Args:
+            source: Name of a module, or EVERYONE.
+            sink: Name of a module.
+
+        Raises:
+            ConfigError: The link exists, or a module does not exist or is being removed.
+        """
+        source_supervisor = None if source == EVERYONE else self._supervisor(source)
+        sink_supervisor = self._supervisor(sink)
         if (source, sink) in self._links:
             raise ConfigError(f"{sink!r} hears {source!r} already")
-        for life in (heard, hearing):
-            if life is not None and life.is_leaving:
-                raise ConfigError(f"{life.plan.name!r} is being removed: it gets no links any more")
-        self.bus.link(heard, hearing)
+        for supervisor in (source_supervisor, sink_supervisor):
+            if supervisor is not None and supervisor.is_stopping:
+                raise ConfigError(
+                    f"{supervisor.plan.name!r} is being removed: no links can be added"
+                )
+        self.bus.link(source_supervisor, sink_supervisor)
         self._links[source, sink] = None
 
     def unlink(self, source: str, sink: str) -> None:
-        """Undo a link."""
+        """Remove a link.
+
+        Args:
+            source: Name of a module, or EVERYONE.
+            sink: Name of a module.
+
+        Raises:
+            ConfigError: There is no such link.
+        """
         if (source, sink) not in self._links:
             raise ConfigError(f"{sink!r} does not hear {source!r}")
-        heard = None if source == EVERYONE else self._life(source)
-        self.bus.unlink(heard, self._life(sink))
+        source_supervisor = None if source == EVERYONE else self._supervisor(source)
+        self.bus.unlink(source_supervisor, self._supervisor(sink))
         del self._links[source, sink]
 
     async def apply(self, plan: GatewayPlan) -> None:
-        """Become what the plan says: modules that it does not have end, others come, those that it
-        has otherwise are replaced, and the rest go on as if nothing had been. Given up before it
-        returns, it is done in part."""
+        """Change the gateway to match a plan.
+
+        Modules that are not in the plan end, new ones start, changed ones restart, and the others
+        continue undisturbed. A cancelled call leaves the change incomplete.
+
+        Args:
+            plan: New plan.
+
+        Raises:
+            ConfigError: The plan is invalid.
+        """
         plan.check()
         self.expect(plan)
         async with self._changing:
             before = self.names
             wanted = {each.name: each for each in plan.modules}
-            lives = self._lives.values()
-            stay = [each for each in lives if _may_become(each, wanted.get(each.plan.name))]
-            await self._remove_all([each for each in lives if each not in stay])
-            for life in reversed(stay):
-                if (new := wanted[life.plan.name]) != life.plan:
-                    life.become(new)
+            supervisors = self._supervisors.values()
+            stay = [each for each in supervisors if _can_stay(each, wanted.get(each.plan.name))]
+            await self._remove_all([each for each in supervisors if each not in stay])
+            for supervisor in reversed(stay):
+                if (new := wanted[supervisor.plan.name]) != supervisor.plan:
+                    supervisor.restart_with(new)
             for link in [link for link in self._links if link not in plan.links]:
                 self.unlink(*link)
-            added = [each for each in plan.modules if each.name not in self._lives]
+            added = [each for each in plan.modules if each.name not in self._supervisors]
             try:
                 for each in added:
                     self._add(each)
-                    await self._wait(self._lives[each.name], "created")
+                    await self._wait(self._supervisors[each.name], "created")
                 for link in plan.links:
                     if link not in self._links:
                         self.link(*link)
                 for each in added:
-                    await self._start(self._lives[each.name])
+                    await self._start(self._supervisors[each.name])
             finally:
                 for each in added:
-                    if each.name in self._lives:
-                        self._lives[each.name].may_start.set()
-            self._lives = {name: self._lives[name] for name in wanted}
+                    if each.name in self._supervisors:
+                        self._supervisors[each.name].may_start.set()
+            self._supervisors = {name: self._supervisors[name] for name in wanted}
             self.is_begun = True
             if self.names != before or added:
-                self._say_changed()
+                self._notify_listeners()
 
     def expect(self, plan: GatewayPlan) -> None:
-        """This plan is to be applied next: a change that waits for a module that is not in it goes
-        on."""
-        self._wait_no_more(lambda awaited: awaited not in plan.modules)
+        """Announce the next plan, so that a change stops waiting for modules that are not in it.
 
-    def _life(self, name: str) -> Life:
-        if name not in self._lives:
-            raise ConfigError(unknown(name, self._lives or ["no modules"], ""))
-        return self._lives[name]
+        Args:
+            plan: Plan that will be applied next.
+        """
+        self._stop_waiting(lambda awaited: awaited not in plan.modules)
 
-    def _check_queue(self, life: Life, plan: ModulePlan) -> None:
-        if not _fits(life, plan):
+    def _supervisor(self, name: str) -> ModuleSupervisor:
+        if name not in self._supervisors:
+            raise ConfigError(unknown(name, self._supervisors or ["no modules"], ""))
+        return self._supervisors[name]
+
+    def _check_queue(self, supervisor: ModuleSupervisor, plan: ModulePlan) -> None:
+        if not _keeps_queue(supervisor, plan):
             raise ConfigError(
-                f"{plan.name!r} keeps its queue, places={life.plan.places} and "
-                f"full={str(life.plan.full)!r}; remove it and add it for another"
+                f"{plan.name!r} has a queue with places={supervisor.plan.places} and "
+                f"full={str(supervisor.plan.full)!r}; remove it and add it again to change that"
             )
 
     def _add(self, plan: ModulePlan) -> None:
-        checked_name(plan.name)
-        if plan.name in self._lives:
+        check_module_name(plan.name)
+        if plan.name in self._supervisors:
             raise ConfigError(f"there is a module {plan.name!r} already")
-        life = Life(self.bus, plan)
-        life.join()
-        self._lives[plan.name] = life
+        supervisor = ModuleSupervisor(self.bus, plan)
+        supervisor.attach()
+        self._supervisors[plan.name] = supervisor
 
-    async def _start(self, life: Life) -> None:
-        await self._wait(life, "created")
-        life.may_start.set()
-        await self._wait(life, "started")
+    async def _start(self, supervisor: ModuleSupervisor) -> None:
+        await self._wait(supervisor, "created")
+        supervisor.may_start.set()
+        await self._wait(supervisor, "started")
 
-    async def _wait(self, life: Life, what: Literal["created", "started"]) -> None:
-        """Until it is, or nobody wants it any more."""
-        if life.is_unwanted:
+    async def _wait(
+        self, supervisor: ModuleSupervisor, what: Literal["created", "started"]
+    ) -> None:
+        """Wait until the module is created or started, or abandoned."""
+        if supervisor.is_abandoned:
             return
-        event = life.created if what == "created" else life.started
-        self._awaited = life
+        event = supervisor.created if what == "created" else supervisor.started
+        self._awaited_supervisor = supervisor
         try:
-            with trio.CancelScope() as self._waiting:
-                with trio.move_on_after(SLOW_S):
+            with trio.CancelScope() as self._wait_scope:
+                with trio.move_on_after(SLOW_START_S):
                     await event.wait()
                 if not event.is_set():
-                    name = life.plan.name
-                    log.warning("module %r is not %s in %g s: it is waited for", name, what, SLOW_S)
+                    name = supervisor.plan.name
+                    log.warning(
+                        "module %r is not %s after %g s; still waiting", name, what, SLOW_START_S
+                    )
                     await event.wait()
         finally:
-            self._awaited = None
+            self._awaited_supervisor = None
 
-    def _wait_no_more(self, is_meant: Callable[[ModulePlan], bool]) -> None:
-        """The module that is waited for, if it is meant, is to go: what waits for it goes on."""
-        if self._awaited is not None and is_meant(self._awaited.plan):
-            self._awaited.is_unwanted = True
-            self._waiting.cancel()
+    def _stop_waiting(self, is_meant: Callable[[ModulePlan], bool]) -> None:
+        """Stop waiting for the awaited module, if `is_meant` returns True for its plan."""
+        if self._awaited_supervisor is not None and is_meant(self._awaited_supervisor.plan):
+            self._awaited_supervisor.is_abandoned = True
+            self._wait_scope.cancel()
 
-    async def _remove_all(self, lives: list[Life]) -> None:
-        """In the opposite order, which nobody who does not end holds up for long."""
+    async def _remove_all(self, supervisors: list[ModuleSupervisor]) -> None:
+        """End modules in the opposite order; after ORDERED_STOP_S the remaining ones at once."""
         async with trio.open_nursery() as nursery:
-            with trio.move_on_after(IN_ORDER_S):
-                while lives:
-                    nursery.start_soon(self._remove, life := lives.pop())
-                    if Life.within.get() is not life:  # It would wait for itself.
-                        await life.wait_ended()
-            while lives:
-                nursery.start_soon(self._remove, lives.pop())
+            with trio.move_on_after(ORDERED_STOP_S):
+                while supervisors:
+                    nursery.start_soon(self._remove, supervisor := supervisors.pop())
+                    if (
+                        ModuleSupervisor.current.get() is not supervisor
+                    ):  # Otherwise it would wait for itself.
+                        await supervisor.wait_ended()
+            while supervisors:
+                nursery.start_soon(self._remove, supervisors.pop())
 
-    async def _remove(self, life: Life) -> None:
-        name = life.plan.name
+    async def _remove(self, supervisor: ModuleSupervisor) -> None:
+        name = supervisor.plan.name
         for link in [link for link in self._links if name in link]:
             del self._links[link]
-        if Life.within.get() is life:  # It would wait for itself.
-            self._nursery.start_soon(life.leave, self._grace)
+        if ModuleSupervisor.current.get() is supervisor:  # Otherwise it would wait for itself.
+            self._nursery.start_soon(supervisor.stop, self._grace)
         else:
-            await life.leave(self._grace)
-        del self._lives[name]  # Only now: whoever is cancelled while it waits may try again.
+            await supervisor.stop(self._grace)
+        del self._supervisors[name]  # Last, so that a cancelled call can be repeated.
 
-    def _say_changed(self) -> None:
+    def _notify_listeners(self) -> None:
         for listener in self._listeners:
             try:
                 listener(self.names)
             except Exception:
-                log.exception("%r failed when it was told which modules there are", listener)
-        for life in self._lives.values():
-            life.tell(self.names)
+                log.exception("%r failed in its callback for changed modules", listener)
+        for supervisor in self._supervisors.values():
+            supervisor.notify_modules_changed(self.names)
 
     # The end -------------------------------------------------------------------------------------
 
-    async def _end(self, drain: float) -> None:
+    async def _stop(self, drain: float) -> None:
         self.is_draining = True
         async with self._changing:
-            for life in self._lives.values():
-                life.stop_running()
+            for supervisor in self._supervisors.values():
+                supervisor.stop_run()
             with trio.move_on_after(drain) as scope:
                 await self.bus.wait_quiet_async()
             if scope.cancelled_caught:
-                log.warning("not all was heard out in %g s: %s", drain, self.statistics())
-            await self._remove_all(list(self._lives.values()))
+                log.warning(
+                    "not all messages were delivered within %g s: %s", drain, self.statistics()
+                )
+            await self._remove_all(list(self._supervisors.values()))
 
 
-def _may_become(life: Life, plan: ModulePlan | None) -> bool:
-    """Whether it stays where this plan is wanted of its name; None for none."""
-    return plan is not None and _fits(life, plan)
+def _can_stay(supervisor: ModuleSupervisor, plan: ModulePlan | None) -> bool:
+    """Return True if a module can continue, or restart, with this plan; None stands for no plan."""
+    return plan is not None and _keeps_queue(supervisor, plan)
 
 
-def _fits(life: Life, plan: ModulePlan) -> bool:
-    """Whether a module can be replaced without another queue."""
-    return replace(plan, places=life.plan.places, full=life.plan.full) == plan
+def _keeps_queue(supervisor: ModuleSupervisor, plan: ModulePlan) -> bool:
+    """Return True if the plan has the same queue as the module."""
+    return replace(plan, places=supervisor.plan.places, full=supervisor.plan.full) == plan

@@ -1,10 +1,8 @@
-"""What a module says of itself, asked so that nobody waits for it.
+"""Health values of a module, requested without blocking the caller.
 
-Rule 1: a `health` that may block is called in a thread of its own, one that is async in a task:
-whoever looks is told what it said last, and has it asked again.
-Rule 2: it is in one call at a time. One that does not return within ANSWER_S does not answer, and
-is told so until it does.
-Rule 3: what it says is plain, and bounded, whatever it is.
+A blocking `health` runs in a thread of its own, an async one in a task. The caller gets the last
+values and triggers a new request. A `health` that does not return within ANSWER_TIMEOUT_S is
+reported as not answering. Values are plain and bounded, whatever `health` returns.
 """
 
 from __future__ import annotations
@@ -16,104 +14,106 @@ from typing import Any
 
 import trio
 
-from simplebus.gateway.blocking import Waiter
-from simplebus.gateway.errors import described, parted
-from simplebus.gateway.workers import OwnThread
+from simplebus.gateway.blocking import CallbackWaiter
+from simplebus.gateway.errors import describe_error, split_failure
+from simplebus.gateway.workers import ModuleThread
 
-Plain = str | int | float | bool
+HealthValue = str | int | float | bool
 
-ANSWER_S = 10.0
-"""How long it may take."""
+ANSWER_TIMEOUT_S = 10.0
+"""Time after which `health` counts as not answering."""
 VALUES_MAX = 32
 CHARACTERS_MAX = 1000
-"""Of each value, and of each name."""
+"""Length of each value and name."""
 _INTEGER_BITS_MAX = 63
-"""A longer one is told as text: not everybody who reads them has such numbers."""
+"""Longer integers are reported as text, because not every reader has such numbers."""
 
-Method = Callable[[], Any]
+HealthMethod = Callable[[], Any]
 
 
-class OfItself:
-    """Of one module that is there. `run` is for its nursery."""
+class HealthProbe:
+    """Calls `health` of a created module. `run` is a task of its nursery."""
 
     def __init__(self, module: Any, *, name: str, is_blocking: bool) -> None:
-        self._health: Method | None = getattr(module, "health", None)
+        self._health: HealthMethod | None = getattr(module, "health", None)
         is_async = inspect.iscoroutinefunction(self._health)
-        self._is_quick = not is_blocking and not is_async
-        self._thread: OwnThread | None = None
+        self._is_immediate = not is_blocking and not is_async
+        self._thread: ModuleThread | None = None
         if self._health is not None and is_blocking and not is_async:
-            self._thread = OwnThread(f"{name} of itself", Waiter())
-        self._told: dict[str, Plain] = {}
-        self._since: float | None = None
-        """When it was asked, while it has not answered."""
-        self._looked = trio.Event()
+            self._thread = ModuleThread(f"{name} of itself", CallbackWaiter())
+        self._latest: dict[str, HealthValue] = {}
+        self._asked_at: float | None = None
+        """Time of the request that has no answer yet."""
+        self._requested = trio.Event()
         self._scope = trio.CancelScope()
 
-    def told(self) -> dict[str, Plain]:
-        """What it says; what it said last where that may take long. Empty for nothing yet."""
+    def latest(self) -> dict[str, HealthValue]:
+        """Return the current values, or the last ones if `health` may take long; empty before the
+        first.
+        """
         if self._health is None:
             return {}
-        if self._is_quick:
-            return _asked(self._health)
-        if self._since is None:
-            self._looked.set()
-        elif trio.current_time() - self._since > ANSWER_S:
+        if self._is_immediate:
+            return _call_health(self._health)
+        if self._asked_at is None:
+            self._requested.set()
+        elif trio.current_time() - self._asked_at > ANSWER_TIMEOUT_S:
             return {"health": "it does not answer"}
-        return self._told
+        return self._latest
 
     @trio.lowlevel.enable_ki_protection
     async def run(self) -> None:
-        """Ask: once, and whenever somebody has looked, until it is ended."""
-        if self._health is None or self._is_quick:
+        """Call `health` once, and again after each use of the values."""
+        if self._health is None or self._is_immediate:
             return
         with self._scope:
             while True:
-                self._since = trio.current_time()
+                self._asked_at = trio.current_time()
                 try:
-                    self._told = await self._ask(self._health)
+                    self._latest = await self._ask(self._health)
                 finally:
-                    self._since = None
-                await self._looked.wait()
-                self._looked = trio.Event()
+                    self._asked_at = None
+                await self._requested.wait()
+                self._requested = trio.Event()
 
-    async def _ask(self, health: Method) -> dict[str, Plain]:
+    async def _ask(self, health: HealthMethod) -> dict[str, HealthValue]:
         try:
             if self._thread is not None:
-                return await self._thread.run(_asked, health)
-            return _plain(await health())
+                return await self._thread.run(_call_health, health)
+            return _to_plain(await health())
         except BaseException as error:
-            return _failed(error, hears_ctrl_c=False)
+            return _describe_failure(error, hears_ctrl_c=False)
 
     def end(self) -> None:
-        """Ask no more."""
+        """Stop calling `health`."""
         self._scope.cancel()
         if self._thread is not None:
             self._thread.end()
 
 
-def _asked(health: Method) -> dict[str, Plain]:
+def _call_health(health: HealthMethod) -> dict[str, HealthValue]:
     try:
-        return _plain(health())
+        return _to_plain(health())
     except BaseException as error:
-        return _failed(error)
+        return _describe_failure(error)
 
 
-def _failed(error: BaseException, *, hears_ctrl_c: bool = True) -> dict[str, Plain]:
-    """What is told of one that raises. Raises what is not its own doing."""
-    failure, rest = parted(error, hears_ctrl_c=hears_ctrl_c)
+def _describe_failure(error: BaseException, *, hears_ctrl_c: bool = True) -> dict[str, HealthValue]:
+    """Return the values for a `health` that raised. Re-raises cancellation and Ctrl-C."""
+    failure, rest = split_failure(error, hears_ctrl_c=hears_ctrl_c)
     if rest is not None:
         raise rest
     assert failure is not None
-    return {"health": plain_text(described(failure))}
+    return {"health": plain_text(describe_error(failure))}
 
 
-def _plain(said: Mapping[Any, Any]) -> dict[str, Plain]:
+def _to_plain(said: Mapping[Any, Any]) -> dict[str, HealthValue]:
     return {
         plain_text(str(name)): _value(value) for name, value in islice(said.items(), VALUES_MAX)
     }
 
 
-def _value(value: Any) -> Plain:
+def _value(value: Any) -> HealthValue:
     if isinstance(value, float) or (
         isinstance(value, int) and value.bit_length() <= _INTEGER_BITS_MAX
     ):
@@ -122,6 +122,7 @@ def _value(value: Any) -> Plain:
 
 
 def plain_text(text: str) -> str:
-    """The beginning of a text, as one that can be written everywhere: a file's name, for example,
-    may hold what is no UTF-8."""
+    """Return the start of a text, without characters that UTF-8 cannot encode, such as in file
+    names.
+    """
     return text[:CHARACTERS_MAX].encode(errors="backslashreplace").decode()

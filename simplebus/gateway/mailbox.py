@@ -1,13 +1,10 @@
-"""What waits for one module, and what its worker does with it.
+"""Queue of one module.
 
-Rule 1: everything here that changes is changed under the bus's lock, except what only the worker
-changes: the counters of deliveries.
-Rule 2: a worker takes all that waits at once. So what is bounded is what waits: at most as much
-again is in the worker's hands.
-Rule 3: a module that was removed in a callback, and added again, is given nothing before that has
-ended.
+The bus's lock guards everything here, except the delivery counters, which only the worker changes.
+A worker takes the whole queue at once, so it can hold as many messages as the queue. A module that
+was removed inside a callback and added again receives nothing before that callback has ended.
 
-    publish ──► queue ──► take: the whole queue ──► receive, one message after the other
+    publish ──► queue ──► wait_batch: the whole queue ──► receive, one message after the other
                   full: block, drop_oldest or drop_newest
 """
 
@@ -20,52 +17,53 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
-from simplebus.gateway.blocking import TaskGate, ThreadGate, Waiter
+from simplebus.gateway.blocking import CallbackWaiter, TaskGate, ThreadGate
 from simplebus.gateway.messages import ModuleMessage
 
 if TYPE_CHECKING:
-    from simplebus.gateway.routing import Switchboard
-    from simplebus.gateway.workers import Home
+    from simplebus.gateway.routing import Router
+    from simplebus.gateway.workers import ModuleEventLoop
 
 Gate = TypeVar("Gate", ThreadGate, TaskGate)
 
-QUEUE_PLACES = 1024
-"""Messages that may wait for a module, unless it is added with another limit; of those that are
-longer than PLACE_BYTES, fewer."""
+QUEUE_UNITS = 1024
+"""Default size of a module's queue. A message uses one unit per QUEUE_UNIT_BYTES."""
 
 
-class Full(enum.StrEnum):
-    """What happens to a message for a module whose queue is full."""
+class FullQueuePolicy(enum.StrEnum):
+    """Treatment of a message for a module whose queue is full."""
 
     BLOCK = "block"
-    """Its publisher waits."""
+    """The publisher waits."""
     DROP_OLDEST = "drop_oldest"
-    """It takes the place of the message that waits longest."""
+    """The oldest message in the queue is dropped."""
     DROP_NEWEST = "drop_newest"
-    """The module does not hear it."""
+    """The new message is dropped."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModuleStatistics:
-    """A snapshot of one module on a bus."""
+    """Statistics of one module on a bus."""
 
     waiting: int
-    """Messages in its queue."""
+    """Messages in the queue."""
     waiting_bytes: int
     delivered: int
-    """Messages that it was given, those on which it failed included."""
+    """Messages that the module received, including those on which it failed."""
     failed: int
-    """Messages on which its `receive` raised."""
+    """Messages on which `receive` raised."""
     dropped: int
-    """Messages that it did not hear because its queue was full."""
+    """Messages that were dropped because the queue was full."""
 
 
 NAME_CHARACTERS_MAX = 200
 
 
-def named(module: object) -> str:
-    """What a module is called in texts: as it calls itself, unless it fails in that. As it is the
-    module's code that says so, nobody asks under a lock."""
+def describe_module(module: object) -> str:
+    """Return the `repr` of a module, shortened.
+
+    This runs code of the module, so it must not be called under a lock.
+    """
     try:
         name = repr(module)
     except Exception:
@@ -73,181 +71,188 @@ def named(module: object) -> str:
     return name if len(name) <= NAME_CHARACTERS_MAX else name[:NAME_CHARACTERS_MAX] + "…"
 
 
-class Mailbox(Waiter):
-    """A module's place on a bus."""
+class Mailbox(CallbackWaiter):
+    """Queue and worker state of a module on a bus."""
 
     __slots__ = (
-        "_board",
-        "blocks",
+        "_router",
+        "blocks_publisher",
+        "capacity",
         "delivered",
         "dropped",
-        "ends",
+        "end_gates",
+        "event_loop",
         "failed",
-        "former",
-        "full",
+        "free_units",
+        "full_policy",
+        "has_ended",
         "hears_all",
-        "home",
         "is_busy",
         "is_closed",
-        "is_ended",
-        "is_poked",
-        "lost",
+        "is_interrupted",
+        "lost_count",
         "module",
         "name",
-        "places",
+        "previous",
         "queue",
-        "room",
         "sources",
-        "wake",
+        "wake_callback",
     )
 
-    def __init__(self, board: Switchboard, module: object, places: int, full: Full) -> None:
+    def __init__(
+        self, router: Router, module: object, capacity: int, full_policy: FullQueuePolicy
+    ) -> None:
         super().__init__()
-        self._board = board
+        self._router = router
         self.module = module
-        self.name = named(module)
-        """What it is called in texts."""
-        self.places = places
-        """How long its queue may be."""
-        self.full = full
-        self.blocks = full is Full.BLOCK
-        """Whether publishers wait when there is no room."""
+        self.name = describe_module(module)
+        """Name of the module in messages."""
+        self.capacity = capacity
+        """Number of queue units."""
+        self.full_policy = full_policy
+        self.blocks_publisher = full_policy is FullQueuePolicy.BLOCK
+        """True if publishers wait while the queue is full."""
         self.queue: deque[ModuleMessage] = deque()
-        self.room = places
-        """How many places are free. A message needs one; a long one takes what is not there."""
+        self.free_units = capacity
+        """Free queue units. Negative if the last message was longer than the free space."""
         self.delivered = 0
         self.failed = 0
         self.dropped = 0
-        self.lost = 0
-        """Messages that it was not given because it was removed."""
+        self.lost_count = 0
+        """Messages that were not delivered because the module was removed."""
         self.hears_all = True
-        """Whether it hears everyone else,"""
+        """True if the module receives the messages of all others."""
         self.sources: dict[int, object] = {}
-        """and whom it hears in any case, by identity."""
-        self.wake: Callable[[], None] | None = None
-        """How to wake its worker, while that waits."""
+        """Modules to which it is linked, by identity."""
+        self.wake_callback: Callable[[], None] | None = None
+        """Function that wakes the worker; None while it does not wait."""
         self.is_busy = True
-        """Whether its worker has something in its hands."""
-        self.is_poked = False
-        """Whether the worker is to look around though there is no message."""
+        """True while the worker has messages in its hands."""
+        self.is_interrupted = False
+        """True if the worker is to wake up without a message."""
         self.is_closed = False
-        """Whether nothing more is to be delivered."""
-        self.is_ended = False
-        """Whether nothing is any more in the module's hands."""
-        self.ends: list[ThreadGate | TaskGate] = []
-        """Who waits for that."""
-        self.former: Mailbox | None = None
-        """The one that the module had before, as long as it has something in its hands."""
-        self.home: Home | None = None
-        """The event loop in which its worker is a task; None for one of its own, and for a thread.
+        """True if no more messages are delivered."""
+        self.has_ended = False
+        """True if the worker has ended."""
+        self.end_gates: list[ThreadGate | TaskGate] = []
+        """Gates of those who wait for the end."""
+        self.previous: Mailbox | None = None
+        """Mailbox of the same module from before, while its worker has not ended."""
+        self.event_loop: ModuleEventLoop | None = None
+        """Event loop of the bus in which the worker is a task; None for a thread or a loop of its
+        own.
         """
 
-    def is_on(self, board: Switchboard) -> bool:
-        """Whether it is of that bus."""
-        return self._board is board
+    def is_on(self, router: Router) -> bool:
+        """Return True if the mailbox belongs to the bus of `router`."""
+        return self._router is router
 
-    def come_behind(self, former: Mailbox) -> None:
-        """The module is in a callback still, of a time when it was on the bus before. The lock is
-        held."""
-        self.former = former
-        self.await_always(former)
+    def wait_for_previous(self, previous: Mailbox) -> None:
+        """Deliver nothing until the previous worker has ended. The caller holds the lock."""
+        self.previous = previous
+        self.add_awaited(previous)
 
     def make_room(self) -> bool:
-        """What the policy does about a queue that is full, for one message more. Returns whether
-        there is room now. The lock is held."""
+        """Apply the policy for a full queue. Returns True if there is room now. The caller holds
+        the lock.
+        """
         if self.is_closed:
             return False
-        if self.full is Full.DROP_NEWEST:
+        if self.full_policy is FullQueuePolicy.DROP_NEWEST:
             self.dropped += 1
             return False
-        while self.room <= 0:
-            self.room += self.queue.popleft().places
+        while self.free_units <= 0:
+            self.free_units += self.queue.popleft().places
             self.dropped += 1
         return True
 
-    def rouse(self) -> None:
-        """Wake the worker, if it waits. The lock is held."""
-        wake, self.wake = self.wake, None
-        if wake is not None:
+    def wake_worker(self) -> None:
+        """Wake the worker if it waits. The caller holds the lock."""
+        wake_callback, self.wake_callback = self.wake_callback, None
+        if wake_callback is not None:
             self.is_busy = True
-            wake()
+            wake_callback()
 
-    def rest(self) -> None:
-        """The worker does nothing for a while, though it does not wait for messages."""
-        with self._board.lock:
-            self._board.fell_idle(self)
+    def mark_idle(self) -> None:
+        """Mark the worker as idle although it does not wait for messages."""
+        with self._router.lock:
+            self._router.note_idle(self)
 
-    def poke(self) -> None:
-        """Have the worker look around, also where there is no message for it."""
-        with self._board.lock:
-            self.is_poked = True
-            self.rouse()
+    def interrupt_wait(self) -> None:
+        """Wake the worker even without a message."""
+        with self._router.lock:
+            self.is_interrupted = True
+            self.wake_worker()
 
     def close(self) -> None:
-        """Nothing more is to be delivered. The lock is held."""
+        """Drop the queue, and deliver nothing more. The caller holds the lock."""
         self.is_closed = True
-        self.lost += len(self.queue)
+        self.lost_count += len(self.queue)
         self.queue.clear()
-        self.room, self.blocks = 0, False
-        self.rouse()
+        self.free_units, self.blocks_publisher = 0, False
+        self.wake_worker()
 
-    def end(self, lost: int = 0) -> None:
-        """The worker has ended, for whatever reason, with so many messages in its hands."""
-        self._board.ended(self, lost)
+    def end(self, lost_count: int = 0) -> None:
+        """Note that the worker has ended, with `lost_count` messages in its hands."""
+        self._router.worker_ended(self, lost_count)
 
-    def _grab(self) -> deque[ModuleMessage]:
-        """All that waits. The lock is held."""
-        batch, self.queue, self.room, self.is_poked = self.queue, deque(), self.places, False
-        self.is_busy = True  # Also of a worker that comes back from a rest.
-        self._board.let_in(self)
+    def _take_all(self) -> deque[ModuleMessage]:
+        """Take the whole queue. The caller holds the lock."""
+        batch, self.queue = self.queue, deque()
+        self.free_units, self.is_interrupted = self.capacity, False
+        self.is_busy = True  # Also after `mark_idle`.
+        self._router.deliver_blocked(self)
         return batch
 
-    def _look(self, gate_type: type[Gate]) -> tuple[Gate | None, deque[ModuleMessage] | None]:
-        """What waits; or a gate that opens once there is something."""
-        with self._board.lock:
+    def _poll(self, gate_type: type[Gate]) -> tuple[Gate | None, deque[ModuleMessage] | None]:
+        """Return the queue, or a gate that opens when there is a message."""
+        with self._router.lock:
             if self.is_closed:
                 return None, None
-            if self.former is not None:
-                if not self.former.is_ended:
+            if self.previous is not None:
+                if not self.previous.has_ended:
                     gate = gate_type()
-                    self.former.ends.append(gate)
+                    self.previous.end_gates.append(gate)
                     return gate, None
-                self.await_no_more(self.former)
-                self.former = None
-            if self.queue or self.is_poked:
-                return None, self._grab()
+                self.remove_awaited(self.previous)
+                self.previous = None
+            if self.queue or self.is_interrupted:
+                return None, self._take_all()
             gate = gate_type()
-            self.wake = gate.open
-            self._board.fell_idle(self)
+            self.wake_callback = gate.open
+            self._router.note_idle(self)
             return gate, None
 
-    def take(self) -> deque[ModuleMessage] | None:
-        """What waits, once there is something, in a thread; empty when the worker was poked, None
-        when the module is removed."""
+    def wait_batch(self) -> deque[ModuleMessage] | None:
+        """Wait for messages in a thread.
+
+        Returns:
+            The whole queue; empty after `interrupt_wait`; None if the module was removed.
+        """
         while True:
-            gate, batch = self._look(ThreadGate)
+            gate, batch = self._poll(ThreadGate)
             if gate is None:
                 return batch
             gate.wait()
 
-    async def take_async(self) -> deque[ModuleMessage] | None:
-        """As `take`, in a task."""
+    async def wait_batch_async(self) -> deque[ModuleMessage] | None:
+        """Do the same in a trio task."""
         while True:
-            gate, batch = self._look(TaskGate)
+            gate, batch = self._poll(TaskGate)
             if gate is None:
                 return batch
-            await gate.wait(partial(self._stop_waiting, gate))
+            await gate.wait(partial(self._cancel_wait, gate))
 
-    def _stop_waiting(self, gate: TaskGate) -> bool:
-        with self._board.lock:
-            if self.former is not None and gate in self.former.ends:
-                self.former.ends.remove(gate)
+    def _cancel_wait(self, gate: TaskGate) -> bool:
+        with self._router.lock:
+            if self.previous is not None and gate in self.previous.end_gates:
+                self.previous.end_gates.remove(gate)
                 return True
-            waited, self.wake = self.wake is not None, None
+            waited, self.wake_callback = self.wake_callback is not None, None
         return waited
 
     def statistics(self) -> ModuleStatistics:
-        """A snapshot."""
+        """Return the statistics of the module."""
         waiting_bytes = sum(message.size for message in self.queue)
         return ModuleStatistics(
             len(self.queue), waiting_bytes, self.delivered, self.failed, self.dropped

@@ -1,73 +1,85 @@
-"""What a gateway tells of itself to operators."""
+"""Metrics and monitoring page of a gateway."""
 
 from __future__ import annotations
 
 from simplebus.gateway.gateway import Gateway
 from simplebus.gateway.supervisor import LifeStatistics, State
-from simplebus.monitor.counted import Counted
-from simplebus.monitor.facts import Column, Facts, Health, Note, Table, Tile
+from simplebus.monitor.metrics_builder import MetricsBuilder
+from simplebus.monitor.snapshot import Column, Health, MonitorSnapshot, Note, Table, Tile
 
 
-def health_of(gateway: Gateway) -> Health:
-    """Whether all modules do their work, at this moment."""
+def gateway_health(gateway: Gateway) -> Health:
+    """Return the health of a gateway: ready if no module has failed."""
     why = gateway.problem()
     return Health(ready=not why, draining=gateway.is_draining, why=why)
 
 
-def facts_of(gateway: Gateway, *, subtitle: str = "") -> MonitorSnapshot:
-    """A snapshot: not ready while a module has failed."""
-    found = gateway.statistics()
+def gateway_snapshot(gateway: Gateway, *, subtitle: str = "") -> MonitorSnapshot:
+    """Return the monitoring snapshot of a gateway."""
+    statistics = gateway.statistics()
     metrics_builder = MetricsBuilder()
-    for module in found.modules:
+    for module in statistics.modules:
         _count(metrics_builder, module)
-    metrics_builder.counter("gateway_published_messages", "Messages that were taken.", found.published)
-    metrics_builder.counter("gateway_malformed_messages", "Byte forms that were none.", found.malformed)
-    metrics_builder.counter("gateway_lost_messages", "Not given: a module was removed.", found.lost)
-    failed = [each for each in found.modules if each.state is State.FAILED]
+    metrics_builder.counter(
+        "gateway_published_messages", "Messages that were published.", statistics.published
+    )
+    metrics_builder.counter(
+        "gateway_malformed_messages", "Malformed byte forms.", statistics.malformed
+    )
+    metrics_builder.counter(
+        "gateway_lost_messages", "Not delivered: the module was removed.", statistics.lost
+    )
+    failed = [each for each in statistics.modules if each.state is State.FAILED]
     return MonitorSnapshot(
         title="simplebus gateway",
         subtitle=subtitle,
-        health=health_of(gateway),
-        metrics=metrics_builder.metrics(),
+        health=gateway_health(gateway),
+        metrics=metrics_builder.build(),
         flows={
-            "said": found.published,
-            "heard": sum(each.delivered for each in found.modules),
-            "dropped": sum(each.dropped for each in found.modules) + found.lost,
+            "said": statistics.published,
+            "heard": sum(each.delivered for each in statistics.modules),
+            "dropped": sum(each.dropped for each in statistics.modules) + statistics.lost,
         },
         tiles=[
-            Tile("Modules", len(found.modules)),
+            Tile("Modules", len(statistics.modules)),
             Tile("Failed", len(failed)),
-            Tile("Waiting", sum(each.waiting for each in found.modules)),
+            Tile("Waiting", sum(each.waiting for each in statistics.modules)),
         ],
-        tables=[_modules(found.modules), _links(found.links)],
+        tables=[_modules(statistics.modules), _links(statistics.links)],
         notes=[Note(f"module {each.name!r}", _failure(each), is_bad=True) for each in failed],
     )
 
 
 def _failure(module: LifeStatistics) -> str:
-    return f"it has failed and is made again: {module.error}"
+    return f"failed and restarting: {module.error}"
 
 
 def _count(metrics_builder: MetricsBuilder, module: LifeStatistics) -> None:
     name = module.name
     metrics_builder.gauge(
         "gateway_module_running",
-        "Whether a module runs.",
+        "1 if the module is running.",
         module.state is State.RUNNING,
         module=name,
     )
-    metrics_builder.gauge("gateway_module_waiting", "Messages in its queue.", module.waiting, module=name)
+    metrics_builder.gauge(
+        "gateway_module_waiting", "Messages in its queue.", module.waiting, module=name
+    )
     for metric, help, value in (
-        ("gateway_module_failures", "How often something of it raised.", module.failures),
-        ("gateway_module_delivered", "Messages that it was given.", module.delivered),
-        ("gateway_module_dropped", "Not heard: its queue was full.", module.dropped),
-        ("gateway_module_published", "Messages that it has said.", module.published),
+        ("gateway_module_failures", "Failures of the module.", module.failures),
+        ("gateway_module_delivered", "Messages that the module received.", module.delivered),
+        ("gateway_module_dropped", "Dropped: its queue was full.", module.dropped),
+        ("gateway_module_published", "Messages that the module published.", module.published),
     ):
         metrics_builder.counter(metric, help, value, module=name)
     for what, own in module.own.items():
         if isinstance(own, int | float):
             metrics_builder.gauge(
-                "gateway_module_value", "What it says of itself.", own, module=name, what=what
+                "gateway_module_value",
+                "Value from the module's health.",
+                own,
+                module=name,
+                what=what,
             )
 
 
@@ -79,13 +91,13 @@ def _modules(modules: tuple[LifeStatistics, ...]) -> Table:
             Column("Module"),
             Column("Kind"),
             Column("State"),
-            Column("Said", "count", "Messages that it has published.", is_flow=True),
-            Column("Heard", "count", "Messages that it was given.", is_flow=True),
+            Column("Published", "count", "Messages that the module published.", is_flow=True),
+            Column("Received", "count", "Messages that the module received.", is_flow=True),
             Column("Waiting", "count", "Messages in its queue."),
-            Column("Dropped", "count", "Messages that it did not hear: its queue was full."),
-            Column("Failures", "count", "How often something of it raised."),
+            Column("Dropped", "count", "Dropped: its queue was full."),
+            Column("Failures", "count", "Failures of the module."),
             Column("Last error"),
-            Column("Of itself", hint="What the module says of itself."),
+            Column("Health", hint="Values from the module's health."),
         ],
         [
             [

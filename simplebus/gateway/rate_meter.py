@@ -1,28 +1,25 @@
-"""How fast something has grown lately.
-
-Rule 1: pure. The clock's reading is an argument; nothing runs in between, so who asks seldom is
-told about a longer while.
-"""
+"""Rate of a counter over the last seconds."""
 
 from __future__ import annotations
 
 from collections import deque
 
 WINDOW_S = 10.0
-"""What lately is, for who asks often."""
+"""Length of the window if the rate is read often."""
 STEP_S = 1.0
-"""Samples are at least so far from each other."""
+"""Shortest distance of two samples."""
 
 
-class Rate:
-    """Of one counter."""
+class RateMeter:
+    """Rate of one counter. The window is longer if the rate is read seldom."""
 
     def __init__(self) -> None:
         self._samples: deque[tuple[float, int]] = deque()
 
-    def at(self, now: float, count: int) -> float:
-        """How much it has grown in a second, since the oldest sample that is not too old; 0.0 when
-        it is asked for the first time."""
+    def update(self, now: float, count: int) -> float:
+        """Add a sample, and return the rate per second since the oldest sample; 0.0 for the first
+        one.
+        """
         samples = self._samples
         while len(samples) > 1 and samples[1][0] <= now - WINDOW_S:
             samples.popleft()

@@ -1,6 +1,6 @@
-"""The module bus as plain calls that return results, for whoever ports a program that has them so.
+"""The module bus as functions that return result codes, for programs that were written for them.
 
-Rule 1: nothing is decided here: an error's result is returned, and None stands for no handle.
+Errors become their result code, and None stands for a missing handle.
 
     bus = create()
     if add_module(bus, display) is Result.OK:
@@ -19,7 +19,7 @@ from simplebus.gateway.messages import ModuleMessage
 
 
 def create() -> ModuleBus | None:
-    """A new bus with one reference. None if it cannot be made."""
+    """Return a new bus with one reference, or None if it cannot be created."""
     try:
         return ModuleBus()
     except ModuleBusError:
@@ -27,36 +27,36 @@ def create() -> ModuleBus | None:
 
 
 def inc_ref(bus: ModuleBus | None) -> None:
-    """Hold one reference more. Does nothing without a bus."""
+    """Add a reference. Does nothing without a bus."""
     if bus is not None:
         bus.inc_ref()
 
 
 def dec_ref(bus: ModuleBus | None) -> None:
-    """Give a reference back: the last one frees the bus. Does nothing without a bus."""
+    """Release a reference; the last one frees the bus. Does nothing without a bus."""
     if bus is not None:
         bus.dec_ref()
 
 
 def destroy(bus: ModuleBus | None) -> None:
-    """As `dec_ref`."""
+    """Same as `dec_ref`."""
     dec_ref(bus)
 
 
 def publish(
     bus: ModuleBus | None, source: object | None, message: ModuleMessage | bytes | None
 ) -> Result:
-    """Give the message to all who hear the source."""
+    """Publish a message of `source` to the modules that receive its messages."""
     return _result(bus, ModuleBus.publish, message, source=source)
 
 
 def add_module(bus: ModuleBus | None, module: object | None) -> Result:
-    """Have the module hear what others publish."""
+    """Add a module, which receives the messages of all others."""
     return _result(bus, ModuleBus.add_module, module)
 
 
 def remove_module(bus: ModuleBus | None, module: object | None) -> Result:
-    """Have the module hear no more."""
+    """Remove a module."""
     return _result(bus, ModuleBus.remove_module, module)
 
 

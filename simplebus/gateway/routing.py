@@ -1,11 +1,9 @@
-"""Who is on a bus, who hears whom, and which messages wait for room: all that its lock guards.
+"""Modules of a bus, the routes between them, and blocked messages: everything that its lock guards.
 
-Rule 1: nothing here waits, and no module's code runs here.
-Rule 2: a message goes into all mailboxes of its route at once, or it waits outside. So all modules
-hear all messages in one order.
-Rule 3: what waits outside comes in once each mailbox that was full has had room, those that came
-first, first: not only when all have at once, which may never be. So a queue is longer than its
-places by what comes in late: one message of each publisher that waits, at most.
+Nothing here waits or runs code of a module. A message enters all mailboxes of its route at once, or
+is blocked, so all modules receive all messages in the same order. A blocked message is delivered
+once each full mailbox has had room, in order of arrival. So a queue can exceed its size by one
+message per blocked publisher.
 """
 
 from __future__ import annotations
@@ -15,7 +13,7 @@ from collections import deque
 from typing import TypeVar
 
 from simplebus.gateway.blocking import TaskGate, ThreadGate
-from simplebus.gateway.errors import ModuleBusError, ModuleBusFullError, invalid
+from simplebus.gateway.errors import ModuleBusError, ModuleBusFullError, invalid_argument
 from simplebus.gateway.mailbox import Mailbox
 from simplebus.gateway.messages import ModuleMessage
 
@@ -23,265 +21,273 @@ Gate = ThreadGate | TaskGate
 G = TypeVar("G", ThreadGate, TaskGate)
 
 
-class Outside:
-    """A message that waits for room, and its publisher."""
+class BlockedPublish:
+    """Message of a publisher that waits for room."""
 
-    __slots__ = ("awaited", "boxes", "gate", "message", "missing")
+    __slots__ = ("awaiting_room", "full_mailboxes", "gate", "mailboxes", "message")
 
-    def __init__(self, message: ModuleMessage, boxes: tuple[Mailbox, ...], gate: Gate) -> None:
+    def __init__(self, message: ModuleMessage, mailboxes: tuple[Mailbox, ...], gate: Gate) -> None:
         self.message = message
-        self.boxes = boxes
-        """Who is to hear it. Those that are removed meanwhile are not."""
+        self.mailboxes = mailboxes
+        """Mailboxes of the route. Modules that are removed meanwhile do not receive the message."""
         self.gate = gate
-        self.awaited = tuple(box for box in boxes if box.room <= 0 and box.blocks)
-        """Whom it waits for,"""
-        self.missing = set(self.awaited)
-        """and those of them that have not had room since."""
+        self.full_mailboxes = tuple(
+            mailbox for mailbox in mailboxes if mailbox.free_units <= 0 and mailbox.blocks_publisher
+        )
+        """Mailboxes that were full."""
+        self.awaiting_room = set(self.full_mailboxes)
+        """Those of them that have not had room since."""
 
 
-class Switchboard:
-    """What the lock of a bus guards. Whoever calls a method holds it, unless it says otherwise."""
+class Router:
+    """State of a bus under its lock. The caller holds the lock, unless a method takes it."""
 
     def __init__(self, url: str) -> None:
         self.lock = threading.Lock()
         self.url = url
         self.references = 1
-        self.boxes: dict[int, Mailbox] = {}
-        """Those of the modules, by identity, in the order in which they came."""
-        self._leaving: dict[int, Mailbox] = {}
-        """Those of modules that were removed in a callback which goes on, the last one of each."""
+        self.mailboxes: dict[int, Mailbox] = {}
+        """Mailboxes by identity of the module, in the order of `add_module`."""
+        self._leaving_mailboxes: dict[int, Mailbox] = {}
+        """Last mailbox of each removed module whose callback has not ended."""
         self.routes: dict[int, tuple[Mailbox, ...]] = {}
-        """Who hears a module that is on the bus, or nobody's messages, as far as found out,"""
-        self.alone: dict[int, Mailbox] = {}
-        """and of those, who is the only one."""
+        """Cached routes by identity of the source; that of None stands for every source without a
+        link.
+        """
+        self.single_routes: dict[int, Mailbox] = {}
+        """The mailbox of each route that has only one."""
         self.published = 0
         self.malformed = 0
         self.lost = 0
-        """Messages that were given up with modules that have ended."""
-        self._outside: deque[Outside] = deque()
-        self._quiet: list[Gate] = []
-        """Who waits until no module has anything to do."""
+        """Messages that were not delivered because modules were removed."""
+        self._blocked: deque[BlockedPublish] = deque()
+        self._idle_gates: list[Gate] = []
+        """Gates of those who wait until all modules are idle."""
 
-    def check(self) -> None:
+    def check_open(self) -> None:
         """Raise ModuleBusError if the bus is freed."""
         if self.references == 0:
             raise ModuleBusError(f"{self.url} is freed: its last reference was given back")
 
     # Modules -------------------------------------------------------------------------------------
 
-    def attach(self, box: Mailbox) -> None:
-        self.check()
-        if id(box.module) in self.boxes:
-            raise invalid(f"module {box.name} is on the bus already")
-        self.boxes[id(box.module)] = box
-        if (former := self._leaving.get(id(box.module))) is not None:
-            box.come_behind(former)
-        self.reroute()
+    def attach(self, mailbox: Mailbox) -> None:
+        self.check_open()
+        if id(mailbox.module) in self.mailboxes:
+            raise invalid_argument(f"module {mailbox.name} is on the bus already")
+        self.mailboxes[id(mailbox.module)] = mailbox
+        if (previous := self._leaving_mailboxes.get(id(mailbox.module))) is not None:
+            mailbox.wait_for_previous(previous)
+        self.clear_routes()
 
     def find(self, module: object) -> Mailbox:
-        """The mailbox of a module. Raises ModuleBusError."""
-        self.check()
-        box = self.boxes.get(id(module))
-        if box is None:
-            raise ModuleBusError(f"module {self.name(module)} is not on the bus")
-        return box
+        """Return the mailbox of a module. Raises ModuleBusError."""
+        self.check_open()
+        mailbox = self.mailboxes.get(id(module))
+        if mailbox is None:
+            raise ModuleBusError(f"module {self.describe(module)} is not on the bus")
+        return mailbox
 
-    def detach(self, box: Mailbox) -> None:
-        """The module hears no more, and is heard by those alone that hear everyone."""
-        del self.boxes[id(box.module)]
-        self._leaving[id(box.module)] = box
-        for other in self.boxes.values():
-            other.sources.pop(id(box.module), None)
-        self.reroute()
-        box.close()
-        self.let_in(box)
+    def detach(self, mailbox: Mailbox) -> None:
+        """Remove a module. Its remaining messages reach only modules that receive all messages."""
+        del self.mailboxes[id(mailbox.module)]
+        self._leaving_mailboxes[id(mailbox.module)] = mailbox
+        for other in self.mailboxes.values():
+            other.sources.pop(id(mailbox.module), None)
+        self.clear_routes()
+        mailbox.close()
+        self.deliver_blocked(mailbox)
 
-    def ended(self, box: Mailbox, lost: int) -> None:
-        """A worker has ended, with so many messages in its hands. Takes the lock."""
+    def worker_ended(self, mailbox: Mailbox, lost: int) -> None:
+        """Note that a worker has ended, with `lost` messages in its hands. Takes the lock."""
         with self.lock:
-            if self.boxes.get(id(box.module)) is box:
-                self.detach(box)
-            box.is_ended = True
-            if self._leaving.get(id(box.module)) is box:
-                del self._leaving[id(box.module)]
-            self.lost += box.lost + lost
-            for gate in box.ends:
+            if self.mailboxes.get(id(mailbox.module)) is mailbox:
+                self.detach(mailbox)
+            mailbox.has_ended = True
+            if self._leaving_mailboxes.get(id(mailbox.module)) is mailbox:
+                del self._leaving_mailboxes[id(mailbox.module)]
+            self.lost += mailbox.lost_count + lost
+            for gate in mailbox.end_gates:
                 gate.open()
-            box.ends.clear()
-            self.fell_idle(box)
+            mailbox.end_gates.clear()
+            self.note_idle(mailbox)
 
-    def gate_of_end(self, box: Mailbox, make: type[G]) -> G | None:
-        """One that opens when the worker has ended; None if it has. Takes the lock."""
+    def create_end_gate(self, mailbox: Mailbox, make: type[G]) -> G | None:
+        """Return a gate that opens when the worker has ended; None if it has. Takes the lock."""
         with self.lock:
-            if box.is_ended:
+            if mailbox.has_ended:
                 return None
             gate = make()
-            box.ends.append(gate)
+            mailbox.end_gates.append(gate)
         return gate
 
-    def withdraw(self, gates: list[Gate], gate: Gate) -> bool:
-        """Whether a gate was closed still, which nobody opens now. Takes the lock."""
+    def remove_gate(self, gates: list[Gate], gate: Gate) -> bool:
+        """Remove a gate. Returns False if it was opened before. Takes the lock."""
         with self.lock:
             if gate in gates:
                 gates.remove(gate)
                 return True
         return False
 
-    def name(self, module: object | None) -> str:
-        """What a source is called in texts, without a call of its code: that may want the lock."""
+    def describe(self, module: object | None) -> str:
+        """Return the name of a source without running its code, which might need the lock."""
         if module is None:
             return "everyone else"
-        box = self.boxes.get(id(module))
-        return object.__repr__(module) if box is None else box.name
+        mailbox = self.mailboxes.get(id(module))
+        return object.__repr__(module) if mailbox is None else mailbox.name
 
     # Links ---------------------------------------------------------------------------------------
 
     def link(self, source: object | None, sink: object) -> None:
-        box = self.find(sink)
+        mailbox = self.find(sink)
         if source is None:
-            there, box.hears_all = box.hears_all, True
+            was_linked, mailbox.hears_all = mailbox.hears_all, True
         else:
             self.find(source)
-            there = id(source) in box.sources
-            box.sources[id(source)] = source
-        if there:
-            raise invalid(f"module {box.name} hears {self.name(source)} already")
-        self.reroute()
+            was_linked = id(source) in mailbox.sources
+            mailbox.sources[id(source)] = source
+        if was_linked:
+            raise invalid_argument(f"module {mailbox.name} hears {self.describe(source)} already")
+        self.clear_routes()
 
     def unlink(self, source: object | None, sink: object) -> None:
-        box = self.find(sink)
+        mailbox = self.find(sink)
         if source is None:
-            there, box.hears_all = box.hears_all, False
+            was_linked, mailbox.hears_all = mailbox.hears_all, False
         else:
-            there = box.sources.pop(id(source), None) is not None
-        if not there:
-            raise ModuleBusError(f"module {box.name} does not hear {self.name(source)}")
-        self.reroute()
+            was_linked = mailbox.sources.pop(id(source), None) is not None
+        if not was_linked:
+            raise ModuleBusError(f"module {mailbox.name} does not hear {self.describe(source)}")
+        self.clear_routes()
 
-    def reroute(self) -> None:
-        """Who hears whom has changed."""
+    def clear_routes(self) -> None:
+        """Forget the cached routes after a change."""
         self.routes.clear()
-        self.alone.clear()
+        self.single_routes.clear()
 
-    def route(self, source: object | None) -> tuple[Mailbox, ...]:
-        """Who hears it. Who is not on the bus is heard as nobody is: by those who hear everyone."""
-        self.check()
-        key = id(source) if id(source) in self.boxes else id(None)
-        boxes = self.routes.get(key)
-        if boxes is None:
-            boxes = self.routes[key] = tuple(
-                box
-                for box in self.boxes.values()
-                if (box.hears_all and id(box.module) != key) or key in box.sources
+    def find_route(self, source: object | None) -> tuple[Mailbox, ...]:
+        """Return the mailboxes for messages of `source`.
+
+        A source that is not on the bus reaches the modules that receive all messages.
+        """
+        self.check_open()
+        key = id(source) if id(source) in self.mailboxes else id(None)
+        mailboxes = self.routes.get(key)
+        if mailboxes is None:
+            mailboxes = self.routes[key] = tuple(
+                mailbox
+                for mailbox in self.mailboxes.values()
+                if (mailbox.hears_all and id(mailbox.module) != key) or key in mailbox.sources
             )
-            if len(boxes) == 1:
-                self.alone[key] = boxes[0]
-        return boxes
+            if len(mailboxes) == 1:
+                self.single_routes[key] = mailboxes[0]
+        return mailboxes
 
     # Messages ------------------------------------------------------------------------------------
 
-    def give(self, message: ModuleMessage, source: object | None) -> bool:
-        """Give it to all who hear its source, if none of them has its publisher wait. Takes the
-        lock."""
+    def publish(self, message: ModuleMessage, source: object | None) -> bool:
+        """Deliver a message, unless a full mailbox blocks its publisher. Takes the lock."""
         with self.lock:
-            box = self.alone.get(id(source))
-            if box is not None and box.room > 0:  # What `takes` does, for most messages.
-                box.queue.append(message)
-                box.room -= message.places
-                if box.wake is not None:
-                    box.rouse()
+            mailbox = self.single_routes.get(id(source))
+            # Fast path of `try_deliver` for the most frequent case.
+            if mailbox is not None and mailbox.free_units > 0:
+                mailbox.queue.append(message)
+                mailbox.free_units -= message.places
+                if mailbox.wake_callback is not None:
+                    mailbox.wake_worker()
                 self.published += 1
                 return True
-            return self.takes(message, self.route(source))
+            return self.try_deliver(message, self.find_route(source))
 
-    def takes(self, message: ModuleMessage, boxes: tuple[Mailbox, ...]) -> bool:
-        """Give it to all of them, if none of them has its publisher wait."""
-        for box in boxes:
-            if box.room <= 0 and box.blocks:
+    def try_deliver(self, message: ModuleMessage, mailboxes: tuple[Mailbox, ...]) -> bool:
+        """Deliver a message, unless a full mailbox blocks its publisher."""
+        for mailbox in mailboxes:
+            if mailbox.free_units <= 0 and mailbox.blocks_publisher:
                 return False
-        self._put(message, boxes)
+        self._deliver_to(message, mailboxes)
         return True
 
-    def _put(self, message: ModuleMessage, boxes: tuple[Mailbox, ...]) -> None:
-        for box in boxes:
-            if box.room > 0 or box.blocks or box.make_room():
-                box.queue.append(message)
-                box.room -= message.places
-                if box.wake is not None:
-                    box.rouse()
+    def _deliver_to(self, message: ModuleMessage, mailboxes: tuple[Mailbox, ...]) -> None:
+        for mailbox in mailboxes:
+            if mailbox.free_units > 0 or mailbox.blocks_publisher or mailbox.make_room():
+                mailbox.queue.append(message)
+                mailbox.free_units -= message.places
+                if mailbox.wake_callback is not None:
+                    mailbox.wake_worker()
         self.published += 1
 
-    def wait_outside(
-        self, message: ModuleMessage, boxes: tuple[Mailbox, ...], gate: Gate
-    ) -> Outside:
-        """Have it wait for room."""
-        outside = Outside(message, boxes, gate)
-        self._outside.append(outside)
-        return outside
+    def block_publish(
+        self, message: ModuleMessage, mailboxes: tuple[Mailbox, ...], gate: Gate
+    ) -> BlockedPublish:
+        """Keep a message until there is room."""
+        blocked = BlockedPublish(message, mailboxes, gate)
+        self._blocked.append(blocked)
+        return blocked
 
-    def go_away(self, outside: Outside) -> bool:
-        """Whether it was outside still, and now never comes in. Takes the lock."""
+    def cancel_blocked(self, blocked: BlockedPublish) -> bool:
+        """Remove a blocked message. Returns False if it was delivered before. Takes the lock."""
         with self.lock:
-            if outside in self._outside:
-                self._outside.remove(outside)
+            if blocked in self._blocked:
+                self._blocked.remove(blocked)
                 return True
         return False
 
-    def let_in(self, box: Mailbox) -> None:
-        """There is room in it, or it is closed."""
-        if self._outside:
-            left: deque[Outside] = deque()
-            for outside in self._outside:
-                if box.room > 0 or box.is_closed:
-                    outside.missing.discard(box)
-                if outside.missing:
-                    left.append(outside)
+    def deliver_blocked(self, mailbox: Mailbox) -> None:
+        """Deliver blocked messages after a mailbox got room or was closed."""
+        if self._blocked:
+            still_blocked: deque[BlockedPublish] = deque()
+            for blocked in self._blocked:
+                if mailbox.free_units > 0 or mailbox.is_closed:
+                    blocked.awaiting_room.discard(mailbox)
+                if blocked.awaiting_room:
+                    still_blocked.append(blocked)
                 else:
-                    self._put(outside.message, outside.boxes)
-                    outside.gate.open()
-            self._outside = left
+                    self._deliver_to(blocked.message, blocked.mailboxes)
+                    blocked.gate.open()
+            self._blocked = still_blocked
 
-    def all_boxes(self) -> tuple[Mailbox, ...]:
-        """Those of all modules. Takes the lock."""
+    def all_mailboxes(self) -> tuple[Mailbox, ...]:
+        """Return the mailboxes of all modules. Takes the lock."""
         with self.lock:
-            return tuple(self.boxes.values())
+            return tuple(self.mailboxes.values())
 
     @property
-    def waiting(self) -> int:
-        """How many messages wait outside."""
-        return len(self._outside)
+    def blocked_count(self) -> int:
+        """Number of blocked messages."""
+        return len(self._blocked)
 
-    def full_error(self, boxes: tuple[Mailbox, ...], why: str) -> ModuleBusFullError:
-        """That there is no room, where, and what to do."""
-        full = [box for box in boxes if box.room <= 0 and box.blocks] or list(boxes)
-        box = full[0]
+    def full_error(self, mailboxes: tuple[Mailbox, ...], why: str) -> ModuleBusFullError:
+        """Return the error for a full queue."""
+        full = [each for each in mailboxes if each.free_units <= 0 and each.blocks_publisher]
+        mailbox = (full or mailboxes)[0]
         return ModuleBusFullError(
-            f"{len(box.queue):,} messages wait for module {box.name}, which is all it has room "
-            f"for; {why}"
+            f"the queue of module {mailbox.name} is full ({len(mailbox.queue):,} messages); {why}"
         )
 
     # Rest ----------------------------------------------------------------------------------------
 
-    def fell_idle(self, box: Mailbox) -> None:
-        """Its worker has nothing in its hands, and waits, or has ended."""
-        box.is_busy = False
-        if self._quiet and self.is_quiet:
-            for gate in self._quiet:
+    def note_idle(self, mailbox: Mailbox) -> None:
+        """Note that a worker has no messages in its hands."""
+        mailbox.is_busy = False
+        if self._idle_gates and self.is_idle:
+            for gate in self._idle_gates:
                 gate.open()
-            self._quiet.clear()
+            self._idle_gates.clear()
 
     @property
-    def is_quiet(self) -> bool:
-        """Whether no module has anything to do."""
-        return not self._outside and not any(
-            box.is_busy or box.queue for box in self.boxes.values()
+    def is_idle(self) -> bool:
+        """True if no module has anything to do."""
+        return not self._blocked and not any(
+            mailbox.is_busy or mailbox.queue for mailbox in self.mailboxes.values()
         )
 
-    def gate_of_quiet(self, make: type[G]) -> tuple[G, list[Gate]] | None:
-        """One that opens when it is quiet, and where it waits; None if it is. Takes the lock."""
+    def create_idle_gate(self, make: type[G]) -> tuple[G, list[Gate]] | None:
+        """Return a gate that opens when all modules are idle, and its list; None if they are. Takes
+        the lock.
+        """
         with self.lock:
-            if self.is_quiet:
+            if self.is_idle:
                 return None
             gate = make()
-            self._quiet.append(gate)
-        return gate, self._quiet
+            self._idle_gates.append(gate)
+        return gate, self._idle_gates

@@ -1,20 +1,16 @@
-"""The life of one module in a gateway: made, started, given its messages, ended, and made again
-when it has failed.
+"""Supervisor of one module: creates and starts it, delivers messages, stops and restarts it.
 
-Rule 1: everything that is the module's is called from here, one call at a time, beside `run` and
-`health` alone.
-Rule 2: a failure is one module's: it is reported, the module is ended and made again after a pause
-that grows, or once it has another plan. Its messages wait meanwhile; only the one on which it
-failed is gone.
-Rule 3: a call that does not return is waited for, and given up after the grace alone; one that is
-awaited, soon after `run` has raised: its message is given again, whatever becomes of the call. What
-was given up publishes nothing.
-Rule 4: Ctrl-C is not raised in what is called from here: it comes to the program, which ends the
-gateway in order. Whoever raises what it raises has failed, as with anything else, whatever it is:
-only that a call is cancelled is not the module's own doing.
+The methods of the module are called from here, one at a time, beside `run` and `health`. After a
+failure the module is destroyed and created again, after a growing delay or when it gets another
+plan. Its messages wait meanwhile; only the one on which it failed is lost.
+
+A call that does not return is abandoned GRACE_S after the module is to end, or AWAITED_GRACE_S
+after `run` has raised if the call is awaited. Its message is delivered again. Abandoned code cannot
+publish. Ctrl-C is not raised in these calls; the program ends the gateway in order. Every other
+exception, of any type, is a failure of the module, except the cancellation of the call.
 
     CREATING ──► STARTING ──► RUNNING ──► ENDED
-        ▲                        │ raised, in whichever state
+        ▲                        │ raised, in any state
         └────── FAILED ◄─────────┘
 """
 
@@ -34,71 +30,71 @@ from typing import Any
 
 import trio
 
-from simplebus.gateway.blocking import inside
+from simplebus.gateway.blocking import current_callback
 from simplebus.gateway.bus import ModuleBus
-from simplebus.gateway.config import ModulePlan, find
-from simplebus.gateway.errors import ModuleBusError, described, is_cancelled, parted
-from simplebus.gateway.health import OfItself, Plain, plain_text
+from simplebus.gateway.config import ModulePlan, find_entry_point
+from simplebus.gateway.errors import ModuleBusError, describe_error, is_cancelled, split_failure
+from simplebus.gateway.health import HealthProbe, HealthValue, plain_text
 from simplebus.gateway.mailbox import Mailbox
 from simplebus.gateway.messages import ModuleMessage
 from simplebus.gateway.module import AsyncPort, BlockingPort
-from simplebus.gateway.workers import TURN_MESSAGES, OwnThread
+from simplebus.gateway.workers import MESSAGES_PER_TURN, ModuleThread
 
 log = logging.getLogger("simplebus.gateway")
 
-PAUSE_S = 1.0
-"""How long a module that has failed is left alone at first; then twice as long each time,"""
-PAUSE_MAX_S = 60.0
-"""up to this; and as at first again once it has run that long."""
+RESTART_DELAY_S = 1.0
+"""Delay before the first restart. It doubles with each failure."""
+RESTART_DELAY_MAX_S = 60.0
+"""Longest delay. A module that ran for this long starts with the first delay again."""
 GRACE_S = 10.0
-"""How long a call that does not return is waited for when a module is to end,"""
+"""Time for a call to return when the module is to end."""
 AWAITED_GRACE_S = 1.0
-"""and one that is awaited when its `run` has raised, on which it may wait."""
+"""Time for an awaited call to return after `run` has raised, because it may wait for `run`."""
 
 
 class State(enum.StrEnum):
-    """Where a module is in its life."""
+    """State of a module in a gateway."""
 
     CREATING = "creating"
     STARTING = "starting"
-    """Created; those before it have not all started."""
+    """Created, but earlier modules have not started yet."""
     RUNNING = "running"
     FAILED = "failed"
-    """It waits to be made again."""
+    """Waiting for the next restart."""
     ENDED = "ended"
 
 
 @dataclass(frozen=True, slots=True)
 class LifeStatistics:
-    """A snapshot of one module of a gateway."""
+    """Statistics of one module of a gateway."""
 
     name: str
     module: str
     state: State
     failures: int
-    """How often it was ended because something of it raised."""
+    """Number of failures."""
     error: str
-    """What it raised last; empty if it never did."""
+    """Last failure; empty if there was none."""
     waiting: int
-    """Messages in its queue."""
+    """Messages in the queue."""
     delivered: int
-    """Messages that it was given."""
+    """Messages that the module received."""
     dropped: int
-    """Messages that it did not hear because its queue was full."""
+    """Messages that were dropped because the queue was full."""
     published: int
-    own: Mapping[str, Plain] = field(default_factory=dict)
-    """What it says of itself, if it has a method `health`."""
+    own: Mapping[str, HealthValue] = field(default_factory=dict)
+    """Values that the module's `health` returned."""
 
 
-class _Again(Exception):  # noqa: N818 - it is no error.
-    """The module is to be made again, by another plan."""
+class _Restart(Exception):  # noqa: N818 - it is no error.
+    """The module is to be restarted with another plan."""
 
 
-class Life:
-    """A module of a gateway. On the bus, this is the module."""
+class ModuleSupervisor:
+    """Supervisor of a module. It is the module that the bus knows."""
 
-    within: ContextVar[Life | None] = ContextVar("within", default=None)
-    """The one whose task, or thread, this is."""
+    current: ContextVar[ModuleSupervisor | None] = ContextVar("within", default=None)
+    """Supervisor whose task or thread is running."""
 
     def __init__(self, bus: ModuleBus, plan: ModulePlan) -> None:
         self.plan = plan
@@ -106,34 +102,34 @@ class Life:
         self.failures = 0
         self.error = ""
         self.created = trio.Event()
-        """Set once it was tried to create it,"""
+        """Set after the first attempt to create the module."""
         self.may_start = trio.Event()
-        """set by the gateway once all others were,"""
+        """Set by the gateway when the module may start."""
         self.started = trio.Event()
-        """and set once it was tried to start it."""
-        self.is_unwanted = False
-        """Whether nobody waits for it to get ready any more."""
+        """Set after the first attempt to start the module."""
+        self.is_abandoned = False
+        """True if nobody waits for the module to start any more."""
         self._bus = bus
-        self._box: Mailbox | None = None
-        self._of_itself: OfItself | None = None
-        """What was made says that, while it is there."""
+        self._mailbox: Mailbox | None = None
+        self._health_probe: HealthProbe | None = None
+        """Probe of the created module."""
         self._port: AsyncPort | BlockingPort | None = None
-        self._published = 0
-        """Messages of ports that are no more."""
+        self._published_before = 0
+        """Messages published through earlier ports."""
         self._batch: deque[ModuleMessage] = deque()
-        """Messages in its hands."""
+        """Messages taken from the mailbox."""
         self._failure: Exception | None = None
-        """What `run` has raised, or how else it is to be interrupted."""
-        self._names: tuple[str, ...] | None = None
-        """Modules that there are now, if it was not told yet."""
-        self._ending = trio.Event()
+        """Exception of `run`, or another reason to interrupt the module."""
+        self._pending_names: tuple[str, ...] | None = None
+        """Names of the modules, if the module has not been notified yet."""
+        self._stopping = trio.Event()
         self._ended = trio.Event()
         self._scope = trio.CancelScope()
-        self._pause = trio.CancelScope()
-        """Around the pause after a failure."""
+        self._restart_delay = trio.CancelScope()
+        """Scope around the delay before a restart."""
         self._run_scope = trio.CancelScope()
         self._deliveries = trio.CancelScope()
-        """Around its calls; what is given up of them has this deadline."""
+        """Scope around the calls. Its deadline limits calls that do not return."""
         self._keeps_running = False
 
     def __repr__(self) -> str:
@@ -141,35 +137,41 @@ class Life:
 
     # From outside ---------------------------------------------------------------------------------
 
-    def join(self) -> None:
-        """Come onto the bus, hearing nobody yet. Raises ModuleBusError."""
+    def attach(self) -> None:
+        """Add the module to the bus, without links. Raises ModuleBusError."""
         plan = self.plan
-        self._box = self._bus.add_worker(
-            self, self._live, hears_all=False, places=plan.places, full=plan.full
+        self._mailbox = self._bus.add_worker(
+            self, self._run_until_stopped, hears_all=False, places=plan.places, full=plan.full
         )
 
-    def stop_running(self) -> None:
-        """End its `run`, unless that is needed for what it hears."""
+    def stop_run(self) -> None:
+        """End `run`, unless it is needed to process messages."""
         if not self._keeps_running:
-            self._stop_running()
+            self._stop_run()
 
-    def _stop_running(self) -> None:
+    def _stop_run(self) -> None:
         if self._port is not None:
             self._port.stop()
         if not self._keeps_running:
             self._run_scope.cancel()
 
-    async def leave(self, grace: float) -> None:
-        """End, and leave the bus."""
-        self._ending.set()
-        self.may_start.set()  # It does not start, if it has not.
-        self.stop_running()
+    async def stop(self, grace: float) -> None:
+        """End the module and remove it from the bus.
+
+        Args:
+            grace: Seconds to wait for it.
+        """
+        self._stopping.set()
+        self.may_start.set()  # A module that has not started does not start.
+        self.stop_run()
         with trio.move_on_after(grace):
-            with suppress(ModuleBusError):  # Who left before has given up waiting.
+            with suppress(ModuleBusError):  # An earlier call removed it, and has given up waiting.
                 await self._bus.remove_module_async(self)
             await self._ended.wait()
         if not self._ended.is_set():
-            log.warning("module %r does not end: given up after %g s", self.plan.name, grace)
+            log.warning(
+                "module %r did not stop within %g s and was abandoned", self.plan.name, grace
+            )
             self._scope.cancel()
             with trio.move_on_after(AWAITED_GRACE_S) as scope:
                 await self._ended.wait()
@@ -177,133 +179,135 @@ class Life:
                 if self._port is not None:
                     self._port.end()
                 log.error(
-                    "module %r shields itself from being given up: it goes on, and the gateway "
-                    "cannot end before it does", self.plan.name,
+                    "module %r shields itself from cancellation; the gateway cannot end before the "
+                    "module does", self.plan.name,
                 )  # fmt: skip
 
     async def wait_ended(self) -> None:
-        """Return when it has."""
+        """Wait until the module has ended."""
         await self._ended.wait()
 
     @property
-    def is_leaving(self) -> bool:
-        """Whether it ends, or has."""
-        return self._ending.is_set()
+    def is_stopping(self) -> bool:
+        """True if the module is ending or has ended."""
+        return self._stopping.is_set()
 
-    def become(self, plan: ModulePlan) -> None:
-        """Be made again, by another plan, between two messages; at once if it has failed."""
+    def restart_with(self, plan: ModulePlan) -> None:
+        """Restart the module with another plan, between two messages; at once if it has failed."""
         self.plan = plan
-        self._pause.cancel()
-        self._interrupt(_Again())
+        self._restart_delay.cancel()
+        self._interrupt(_Restart())
 
-    def tell(self, names: tuple[str, ...]) -> None:
-        """Modules have come or gone."""
-        self._names = names
-        if self._box is not None:
-            self._box.poke()
+    def notify_modules_changed(self, names: tuple[str, ...]) -> None:
+        """Notify the module about added or removed modules."""
+        self._pending_names = names
+        if self._mailbox is not None:
+            self._mailbox.interrupt_wait()
 
     def _interrupt(self, why: Exception) -> None:
         self._failure = why
-        self._bound_calls()
-        if self._box is not None:
-            self._box.poke()
+        self._limit_calls()
+        if self._mailbox is not None:
+            self._mailbox.interrupt_wait()
 
-    def _bound_calls(self) -> None:
-        """Something is to interrupt it: say how long the call that it is in may take."""
+    def _limit_calls(self) -> None:
+        """Limit the time of the current call, because the module is to be interrupted."""
         is_awaited = not isinstance(self._port, BlockingPort)
-        has_failed = not isinstance(self._failure, _Again)
+        has_failed = not isinstance(self._failure, _Restart)
         grace = AWAITED_GRACE_S if is_awaited and has_failed else GRACE_S
         self._deliveries.deadline = min(self._deliveries.deadline, trio.current_time() + grace)
 
     def statistics(self) -> LifeStatistics:
-        """A snapshot."""
-        box = self._box
+        """Return the statistics of the module."""
+        mailbox = self._mailbox
         return LifeStatistics(
             self.plan.name,
             self.plan.module,
             self.state,
             self.failures,
             self.error,
-            0 if box is None else len(box.queue) + len(self._batch),
-            0 if box is None else box.delivered,
-            0 if box is None else box.dropped,
-            self._published + (0 if self._port is None else self._port.published),
-            {} if self._of_itself is None else self._of_itself.told(),
+            0 if mailbox is None else len(mailbox.queue) + len(self._batch),
+            0 if mailbox is None else mailbox.delivered,
+            0 if mailbox is None else mailbox.dropped,
+            self._published_before + (0 if self._port is None else self._port.published),
+            {} if self._health_probe is None else self._health_probe.latest(),
         )
 
     # Inside ---------------------------------------------------------------------------------------
 
     @trio.lowlevel.enable_ki_protection
-    async def _live(self, box: Mailbox) -> None:
-        self.within.set(self)
-        pause, since = PAUSE_S, trio.current_time()
+    async def _run_until_stopped(self, mailbox: Mailbox) -> None:
+        self.current.set(self)
+        pause, failed_at = RESTART_DELAY_S, trio.current_time()
         try:
             with self._scope:
-                while not self._ending.is_set():
+                while not self._stopping.is_set():
                     plan = self.plan
                     try:
-                        await self._live_once(box)
-                    except _Again:
-                        log.info("module %r is made again, by another plan", self.plan.name)
+                        await self._run_once(mailbox)
+                    except _Restart:
+                        log.info("module %r restarts with another plan", self.plan.name)
                         continue
                     except Exception as error:
-                        if trio.current_time() - since > PAUSE_MAX_S:
-                            pause = PAUSE_S
-                        await self._fail(box, error, pause if self.plan is plan else 0.0)
-                        pause, since = min(2 * pause, PAUSE_MAX_S), trio.current_time()
-                        if self.plan is not plan:  # It may be mended.
-                            pause = PAUSE_S
+                        if trio.current_time() - failed_at > RESTART_DELAY_MAX_S:
+                            pause = RESTART_DELAY_S
+                        await self._handle_failure(
+                            mailbox, error, pause if self.plan is plan else 0.0
+                        )
+                        pause, failed_at = min(2 * pause, RESTART_DELAY_MAX_S), trio.current_time()
+                        if self.plan is not plan:  # The new plan may have fixed it.
+                            pause = RESTART_DELAY_S
         finally:
-            box.lost += len(self._batch)
+            mailbox.lost_count += len(self._batch)
             self._batch.clear()
             self.state = State.ENDED
             self.created.set()
             self.started.set()
             self._ended.set()
 
-    async def _fail(self, box: Mailbox, error: Exception, pause: float) -> None:
+    async def _handle_failure(self, mailbox: Mailbox, error: Exception, pause: float) -> None:
         self.state = State.FAILED
         self.failures += 1
-        self.error = plain_text(described(error))
-        log.error(
-            "module %r failed and is made again in %g s", self.plan.name, pause, exc_info=error
-        )
+        self.error = plain_text(describe_error(error))
+        log.error("module %r failed; restarting in %g s", self.plan.name, pause, exc_info=error)
         self.created.set()
         self.started.set()
-        if not self._batch:  # What it has in its hands is still to be heard.
-            box.rest()
-        with trio.move_on_after(pause) as self._pause:
-            await self._ending.wait()
+        if not self._batch:  # Messages that were taken are still to be delivered.
+            mailbox.mark_idle()
+        with trio.move_on_after(pause) as self._restart_delay:
+            await self._stopping.wait()
 
-    async def _live_once(self, box: Mailbox) -> None:
-        """From create to destroy. Raises what the module raises, and _Again."""
+    async def _run_once(self, mailbox: Mailbox) -> None:
+        """Run the module from create to destroy. Raises its failure, or _Restart."""
         self.state, self._failure = State.CREATING, None
-        factory = self.plan.factory or find(self.plan.module)
+        factory = self.plan.factory or find_entry_point(self.plan.module)
         is_blocking = _is_blocking(factory)
         kind = BlockingPort if is_blocking else AsyncPort
         port = self._port = kind(self._bus, self, self.plan.name)
-        thread = OwnThread(self.plan.name, box) if is_blocking else None
+        thread = ModuleThread(self.plan.name, mailbox) if is_blocking else None
         calls = _Calls(thread)
         module = None
         try:
             module = await calls.call(factory, port, self.plan.settings)
             _check_kind(module, is_blocking)
-            of_itself = self._of_itself = OfItself(module, name=port.name, is_blocking=is_blocking)
+            health_probe = self._health_probe = HealthProbe(
+                module, name=port.name, is_blocking=is_blocking
+            )
             self.state = State.STARTING
             self.created.set()
             await self.may_start.wait()
-            if self._ending.is_set():
+            if self._stopping.is_set():
                 return
-            await calls.call(getattr(module, "start", _nothing))
+            await calls.call(getattr(module, "start", _no_operation))
             self.state = State.RUNNING
             self.started.set()
-            await self._work(box, module, calls, of_itself)
+            await self._deliver_and_run(mailbox, module, calls, health_probe)
         finally:
-            if self._of_itself is not None:
-                self._of_itself.end()
-                self._of_itself = None
+            if self._health_probe is not None:
+                self._health_probe.end()
+                self._health_probe = None
             port.stop()
-            self._published += port.published
+            self._published_before += port.published
             self._port = None
             if module is not None:
                 await self._destroy(module, calls)
@@ -312,129 +316,137 @@ class Life:
                 thread.end()
 
     async def _destroy(self, module: Any, calls: _Calls) -> None:
-        if calls.thread is not None and calls.thread.is_given_up:
+        if calls.thread is not None and calls.thread.is_abandoned:
             return
         try:
             with trio.move_on_after(GRACE_S) as scope:
-                await calls.call(getattr(module, "destroy", _nothing))
+                await calls.call(getattr(module, "destroy", _no_operation))
             if scope.cancelled_caught:
-                log.warning("module %r does not end its destroy: given up", self.plan.name)
+                log.warning(
+                    "module %r did not return from destroy and was abandoned", self.plan.name
+                )
         except Exception:
             log.exception("module %r failed in destroy", self.plan.name)
 
-    async def _work(self, box: Mailbox, module: Any, calls: _Calls, of_itself: OfItself) -> None:
-        """Give it its messages, and let it run beside."""
+    async def _deliver_and_run(
+        self, mailbox: Mailbox, module: Any, calls: _Calls, health_probe: HealthProbe
+    ) -> None:
+        """Deliver messages, beside `run`."""
         name = self.plan.name
         self._run_scope = trio.CancelScope()
-        if self._ending.is_set():
+        if self._stopping.is_set():
             return
         self._keeps_running = getattr(module, "keeps_running", False)
         run = getattr(module, "run", None)
         raised: Exception | None = None
         self._deliveries = trio.CancelScope()
         if self._failure is not None:
-            self._bound_calls()
+            self._limit_calls()
         async with trio.open_nursery() as nursery:
             if run is not None:
                 nursery.start_soon(self._run, run)
-            nursery.start_soon(of_itself.run)
+            nursery.start_soon(health_probe.run)
             try:
                 with self._deliveries:
-                    await self._deliver(box, module, calls)
+                    await self._deliver(mailbox, module, calls)
                 if self._deliveries.cancelled_caught:
-                    log.warning("module %r: a call of it that did not return is given up", name)
+                    log.warning("module %r: abandoned a call that did not return", name)
                     self._check_failure()
-            except Exception as error:  # Not to be wrapped.
+            except Exception as error:  # Raised outside the nursery, which would wrap it.
                 raised = error
-            self._stop_running()
-            of_itself.end()
+            self._stop_run()
+            health_probe.end()
             nursery.cancel_scope.deadline = trio.current_time() + GRACE_S
         if raised is not None:
             raise raised
 
     @trio.lowlevel.enable_ki_protection
     async def _run(self, run: Callable[[], Any]) -> None:
-        inside.set(None)  # No callback: it may wait for whomever it likes.
+        current_callback.set(None)  # `run` is not a callback, so it may wait for any module.
         try:
             if inspect.iscoroutinefunction(run):
                 with self._run_scope:
                     await run()
-            else:  # Its port tells it to end.
-                await self._run_beside(run)
+            else:  # Its port tells it to stop.
+                await self._run_blocking(run)
         except BaseException as error:
-            failure, rest = _parted(error)
+            failure, rest = _split_failure(error)
             if failure is not None:
                 self._interrupt(failure)
             if rest is not None:
                 raise rest from None
 
-    async def _run_beside(self, run: Callable[[], Any]) -> None:
-        """In a thread."""
+    async def _run_blocking(self, run: Callable[[], Any]) -> None:
+        """Call `run` in a thread."""
         port = self._port
         assert port is not None
         try:
             await trio.to_thread.run_sync(
                 _run_in_thread, run, abandon_on_cancel=True, limiter=trio.CapacityLimiter(1)
             )
-        except trio.Cancelled:  # It goes on, and nobody waits for it any more.
+        except trio.Cancelled:  # It goes on, but nobody waits for it.
             port.end()
-            log.warning("module %r: its run does not end, and is given up", port.name)
+            log.warning("module %r: abandoned run, which did not end", port.name)
             raise
 
-    async def _deliver(self, box: Mailbox, module: Any, calls: _Calls) -> None:
+    async def _deliver(self, mailbox: Mailbox, module: Any, calls: _Calls) -> None:
         while True:
-            await self._tell(module, calls)
+            await self._notify_modules_changed(module, calls)
             while self._batch:
                 if calls.thread is not None:
-                    await calls.thread.run(self._deliver_batch, box, module.receive, calls.thread)
+                    await calls.thread.run(
+                        self._deliver_batch, mailbox, module.receive, calls.thread
+                    )
                 else:
-                    await self._deliver_turn(box, module.receive)
-                if box.is_closed:
+                    await self._deliver_turn(mailbox, module.receive)
+                if mailbox.is_closed:
                     return
                 self._check_failure()
-                await self._tell(module, calls)
-            batch = await box.take_async()
+                await self._notify_modules_changed(module, calls)
+            batch = await mailbox.wait_batch_async()
             if batch is None:
                 return
             self._batch = batch
             self._check_failure()
 
     def _deliver_batch(
-        self, box: Mailbox, receive: Callable[[ModuleMessage], Any], thread: OwnThread
+        self, mailbox: Mailbox, receive: Callable[[ModuleMessage], Any], thread: ModuleThread
     ) -> None:
-        """In the module's thread."""
+        """Deliver messages in the thread of the module."""
         batch = self._batch
-        while batch and not (box.is_closed or thread.is_given_up) and self._failure is None:
-            box.delivered += 1
+        while batch and not (mailbox.is_closed or thread.is_abandoned) and self._failure is None:
+            mailbox.delivered += 1
             receive(batch.popleft())
 
-    async def _deliver_turn(self, box: Mailbox, receive: Callable[[ModuleMessage], Any]) -> None:
+    async def _deliver_turn(
+        self, mailbox: Mailbox, receive: Callable[[ModuleMessage], Any]
+    ) -> None:
         batch = self._batch
         try:
-            for _ in range(TURN_MESSAGES):
-                if not batch or box.is_closed or self._failure is not None:
+            for _ in range(MESSAGES_PER_TURN):
+                if not batch or mailbox.is_closed or self._failure is not None:
                     break
-                box.delivered += 1
+                mailbox.delivered += 1
                 message = batch.popleft()
                 await receive(message)
-                if (self._failure is not None or self._ending.is_set()) and is_cancelled():
-                    self._take_back(box, message)  # It makes nothing of that.
+                if (self._failure is not None or self._stopping.is_set()) and is_cancelled():
+                    self._requeue(mailbox, message)  # It ignored the cancellation.
                     break
         except BaseException as error:
-            if is_cancelled():  # What it makes of that is its own business.
-                self._take_back(box, message)
-            _raise_own(error)
+            if is_cancelled():  # Whatever it raises after a cancellation.
+                self._requeue(mailbox, message)
+            _raise_failure(error)
             raise
         await trio.lowlevel.checkpoint()
 
-    def _take_back(self, box: Mailbox, message: ModuleMessage) -> None:
-        """It is to be given again, and does not count."""
+    def _requeue(self, mailbox: Mailbox, message: ModuleMessage) -> None:
+        """Put a message back, to be delivered again."""
         self._batch.appendleft(message)
-        box.delivered -= 1
+        mailbox.delivered -= 1
 
-    async def _tell(self, module: Any, calls: _Calls) -> None:
-        if self._names is not None:
-            names, self._names = self._names, None
+    async def _notify_modules_changed(self, module: Any, calls: _Calls) -> None:
+        if self._pending_names is not None:
+            names, self._pending_names = self._pending_names, None
             tell = getattr(module, "modules_changed", None)
             if tell is not None:
                 await calls.call(tell, names)
@@ -445,20 +457,20 @@ class Life:
 
 
 class _Calls:
-    """How a module's methods are called."""
+    """Calls methods of a module."""
 
-    def __init__(self, thread: OwnThread | None) -> None:
+    def __init__(self, thread: ModuleThread | None) -> None:
         self.thread = thread
 
     async def call(self, method: Callable[..., Any], *args: Any) -> Any:
-        """In its thread, or here and awaited."""
+        """Call a method in the module's thread, or here and await it."""
         if self.thread is not None:
             return await self.thread.run(method, *args)
         try:
             answer = method(*args)
             return await answer if inspect.isawaitable(answer) else answer
         except BaseException as error:
-            _raise_own(error)
+            _raise_failure(error)
             raise
 
 
@@ -468,49 +480,59 @@ def _run_in_thread(run: Callable[[], Any]) -> None:
     except Exception:
         raise
     except BaseException as error:
-        failure, _ = parted(error, in_thread=True)
+        failure, _ = split_failure(error, in_thread=True)
         assert failure is not None
         raise failure from error
 
 
-def _raise_own(error: BaseException) -> None:
-    """Raise what a module has failed with as an Exception, if it is its own doing."""
-    failure, rest = _parted(error)
+def _raise_failure(error: BaseException) -> None:
+    """Raise the failure of a module as an Exception, unless it is one already."""
+    failure, rest = _split_failure(error)
     if failure is None or failure is error:
         return
     raise failure if rest is None else BaseExceptionGroup(str(error), [failure, rest])
 
 
-def _parted(error: BaseException) -> tuple[Exception | None, BaseException | None]:
-    """The same in the task of a module. Ctrl-C is raised in tasks that it has begun itself: what
-    was in there has failed, and the program is told."""
+def _split_failure(error: BaseException) -> tuple[Exception | None, BaseException | None]:
+    """Split an exception that was raised in a module's task.
+
+    Ctrl-C can be raised in tasks that the module has started. It is passed on to the program.
+    """
     if isinstance(error, BaseExceptionGroup) and error.subgroup(KeyboardInterrupt):
-        is_raised = getattr(signal.getsignal(signal.SIGINT), "__module__", "") == _RAISES
+        is_raised = (
+            getattr(signal.getsignal(signal.SIGINT), "__module__", "") == _TRIO_SIGNAL_MODULE
+        )
         if is_raised and threading.current_thread() is threading.main_thread():
             signal.raise_signal(signal.SIGINT)
-    return parted(error, hears_ctrl_c=False)
+    return split_failure(error, hears_ctrl_c=False)
 
 
-_RAISES = "trio._core._ki"
-"""Where that is which raises KeyboardInterrupt for Ctrl-C; or else signals are heard otherwise."""
+_TRIO_SIGNAL_MODULE = "trio._core._ki"
+"""Module of trio's SIGINT handler, which raises KeyboardInterrupt. With another handler it is not
+raised.
+"""
 
 
-def _nothing() -> None:
-    """In place of a method that a module does not have."""
+def _no_operation() -> None:
+    """Stand in for a method that a module does not have."""
 
 
 _METHODS = ("receive", "run", "start", "destroy", "modules_changed")
 
 
 def _is_blocking(factory: Callable[..., Any]) -> bool:
-    """Whether a module's methods may block: unless one of them is async, or what makes it is."""
+    """Return True if the methods of a module may block: if neither they nor the entry point are
+    async.
+    """
     methods = [factory, *(getattr(factory, name, None) for name in _METHODS)]
     return not any(map(inspect.iscoroutinefunction, methods))
 
 
 def _check_kind(module: Any, is_blocking: bool) -> None:
-    """Raise TypeError for a module with async methods that nobody would await, and for none."""
+    """Raise TypeError for an object without `receive`, and for async methods that nobody would
+    await.
+    """
     if not callable(getattr(module, "receive", None)):
         raise TypeError(f"a module has a method `receive`; got {module!r}")
     if is_blocking and not _is_blocking(module):
-        raise TypeError("it has async methods: its entry point must be its class, or async too")
+        raise TypeError("the module has async methods: its entry point must be its class, or async")

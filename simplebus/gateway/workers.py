@@ -1,8 +1,8 @@
-"""What calls modules: a thread or a task for each, with one message after the other.
+"""Threads and tasks that call modules, with one message after the other.
 
-Rule 1: a module is in one callback at a time, and its messages come in the order of the bus.
-Rule 2: a callback that raises costs its message, which is counted and logged, and nothing else.
-Rule 3: whatever ends a worker, the bus learns that it has ended.
+A module is in one callback at a time, and receives messages in the order of the bus. A callback
+that raises is counted and logged, and only its message is lost. The bus is told about the end of
+every worker, whatever the reason.
 """
 
 from __future__ import annotations
@@ -19,219 +19,228 @@ from typing import Any, TypeVar, TypeVarTuple
 
 import trio
 
-from simplebus.gateway.blocking import TaskGate, Waiter, inside
-from simplebus.gateway.errors import invalid, parted
-from simplebus.gateway.mailbox import Mailbox, named
+from simplebus.gateway.blocking import CallbackWaiter, TaskGate, current_callback
+from simplebus.gateway.errors import invalid_argument, split_failure
+from simplebus.gateway.mailbox import Mailbox, describe_module
 from simplebus.gateway.messages import ModuleMessage
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
 
-class OwnThread:
-    """Of one module."""
+class ModuleThread:
+    """Thread that runs the calls of one module."""
 
-    def __init__(self, name: str, waiter: Waiter) -> None:
+    def __init__(self, name: str, waiter: CallbackWaiter) -> None:
         self._waiter = waiter
         self._calls: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self.is_given_up = False
-        """Whether it is in a call that nobody waits for any more."""
-        work = partial(copy_context().run, self._work)  # It is inside of what its maker is.
+        self.is_abandoned = False
+        """True if the thread is in a call for which nobody waits any more."""
+        # The thread inherits the context, and so the current callback, of its creator.
+        work = partial(copy_context().run, self._work)
         threading.Thread(target=work, name=f"simplebus {name}", daemon=True).start()
 
     def _work(self) -> None:
-        inside.set(self._waiter)
-        while not self.is_given_up and (call := self._calls.get()) is not None:
+        current_callback.set(self._waiter)
+        while not self.is_abandoned and (call := self._calls.get()) is not None:
             call()
 
     async def run(self, call: Callable[[*Ts], T], *args: *Ts) -> T:
-        """What the call returns, or raises: RuntimeError for what is no Exception, and
-        once the thread is given up."""
-        if self.is_given_up:
+        """Run a call in the thread. Returns or raises what the call does.
+
+        Raises RuntimeError if the call raises something that is not an Exception, and after the
+        thread was abandoned.
+        """
+        if self.is_abandoned:
             raise RuntimeError("its thread was given up, in a call that did not return")
         gate = TaskGate()
         returned: list[T] = []
         raised: list[Exception] = []
         lock = threading.Lock()
-        is_over = False
+        is_done = False
 
-        def make() -> None:
-            nonlocal is_over
+        def run_call() -> None:
+            nonlocal is_done
             try:
                 returned.append(call(*args))
             except BaseException as error:
-                failure, _ = parted(error, in_thread=True)
+                failure, _ = split_failure(error, in_thread=True)
                 assert failure is not None
                 raised.append(failure)
             with lock:
-                is_over = True
-                if not self.is_given_up:
+                is_done = True
+                if not self.is_abandoned:
                     gate.open()
 
-        def give_up() -> bool:
+        def abandon() -> bool:
             with lock:
-                if is_over:
+                if is_done:
                     return False
-                self.is_given_up = True
+                self.is_abandoned = True
             return True
 
-        self._calls.put(make)
-        await gate.wait(give_up)
+        self._calls.put(run_call)
+        await gate.wait(abandon)
         if raised:
             raise raised[0]
         return returned[0]
 
     def end(self) -> None:
-        """The thread ends."""
+        """End the thread after the current call."""
         self._calls.put(None)
 
 
 log = logging.getLogger("simplebus.gateway")
 
-Receive = Callable[[ModuleMessage], Any]
-Body = Callable[[Mailbox], Awaitable[None]]
-"""What a task does for a module: takes from its mailbox until that gives None."""
+ReceiveFunction = Callable[[ModuleMessage], Any]
+TaskBody = Callable[[Mailbox], Awaitable[None]]
+"""Async function that takes messages from a mailbox until it returns None."""
 
-Begun = queue.SimpleQueue[OSError | None]
-"""Told once, by the thread of an event loop: that it has begun, or why not."""
+LoopStarted = queue.SimpleQueue[OSError | None]
+"""Receives one item from a thread: None when its event loop has started, or the error."""
 
-TURN_MESSAGES = 64
-"""So many messages are delivered in an event loop before others there get a turn."""
+MESSAGES_PER_TURN = 64
+"""Messages that are delivered in an event loop before other tasks get a turn."""
 
 
-def receiver(module: object) -> Receive:
-    """What is called with each message: the module's `receive`, or the module."""
+def receive_function(module: object) -> ReceiveFunction:
+    """Return the function that receives messages: the module's `receive`, or the module."""
     receive = getattr(module, "receive", module)
     if not callable(receive):
-        raise invalid(f"a module has a method `receive`, or can be called; got {named(module)}")
+        raise invalid_argument(
+            f"a module has a method `receive`, or can be called; got {describe_module(module)}"
+        )
     return receive
 
 
-def is_async(receive: Receive) -> bool:
-    """Whether calling it gives something to be awaited."""
+def is_async(receive: ReceiveFunction) -> bool:
+    """Return True if calling `receive` returns an awaitable."""
     called = getattr(receive, "__call__", None)  # noqa: B004 - an object's own is asked for.
     return inspect.iscoroutinefunction(receive) or inspect.iscoroutinefunction(called)
 
 
-def _say_failed(box: Mailbox, error: BaseException, *, in_thread: bool) -> None:
-    """Raises what is not the module's doing."""
-    failure, rest = parted(error, in_thread=in_thread)
+def _handle_failure(mailbox: Mailbox, error: BaseException, *, in_thread: bool) -> None:
+    """Count and log the failure of a module. Re-raises cancellation and Ctrl-C."""
+    failure, rest = split_failure(error, in_thread=in_thread)
     if failure is not None:
-        box.failed += 1
+        mailbox.failed += 1
         log.error(
-            "module %s failed on a message; it goes on with the next", box.name, exc_info=failure
+            "module %s failed on a message; it goes on with the next",
+            mailbox.name,
+            exc_info=failure,
         )
     if rest is not None:
         raise rest
 
 
-def deliver(box: Mailbox, receive: Receive) -> None:
-    """The worker of a module with a thread."""
-    inside.set(box)
+def deliver(mailbox: Mailbox, receive: ReceiveFunction) -> None:
+    """Deliver messages in the thread of a module."""
+    current_callback.set(mailbox)
     batch: deque[ModuleMessage] | None = None
     try:
-        while (batch := box.take()) is not None:
+        while (batch := mailbox.wait_batch()) is not None:
             while batch:
-                if box.is_closed:
+                if mailbox.is_closed:
                     return
-                box.delivered += 1
+                mailbox.delivered += 1
                 try:
                     receive(batch.popleft())
                 except BaseException as error:
-                    _say_failed(box, error, in_thread=True)
+                    _handle_failure(mailbox, error, in_thread=True)
     finally:
-        box.end(len(batch or ()))
+        mailbox.end(len(batch or ()))
 
 
-async def deliver_async(box: Mailbox, receive: Receive, awaits: bool) -> None:
-    """The worker of a module with a task: `receive` is awaited, or does not block."""
+async def deliver_async(mailbox: Mailbox, receive: ReceiveFunction, awaits: bool) -> None:
+    """Deliver messages in the task of a module. `awaits` is True if `receive` is async."""
     batch: deque[ModuleMessage] | None = None
     turn = 0
     try:
-        while (batch := await box.take_async()) is not None:
+        while (batch := await mailbox.wait_batch_async()) is not None:
             while batch:
-                if (turn := turn + 1) % TURN_MESSAGES == 0:
+                if (turn := turn + 1) % MESSAGES_PER_TURN == 0:
                     await trio.lowlevel.checkpoint()
-                if box.is_closed:
+                if mailbox.is_closed:
                     return
-                box.delivered += 1
+                mailbox.delivered += 1
                 try:
                     answer = receive(batch.popleft())
                     if awaits:
                         await answer
                 except BaseException as error:
-                    _say_failed(box, error, in_thread=False)
+                    _handle_failure(mailbox, error, in_thread=False)
     finally:
-        box.lost += len(batch or ())
+        mailbox.lost_count += len(batch or ())
 
 
-async def _in_task(box: Mailbox, body: Body) -> None:
-    inside.set(box)
+async def _in_task(mailbox: Mailbox, body: TaskBody) -> None:
+    current_callback.set(mailbox)
     try:
-        await body(box)
+        await body(mailbox)
     except BaseException as error:
-        failure, rest = parted(error)
+        failure, rest = split_failure(error)
         if failure is not None:
             log.error(
-                "the worker of module %s failed; the module is removed", box.name, exc_info=failure
+                "the worker of module %s failed; the module is removed",
+                mailbox.name,
+                exc_info=failure,
             )
         if rest is not None:
             raise rest from None
 
 
-async def _in_nursery(box: Mailbox, body: Body) -> None:
+async def _in_nursery(mailbox: Mailbox, body: TaskBody) -> None:
     try:
-        await _in_task(box, body)
+        await _in_task(mailbox, body)
     finally:
-        box.end()
+        mailbox.end()
 
 
-def _in_loop(box: Mailbox, body: Body, begun: Begun) -> None:
+def _in_loop(mailbox: Mailbox, body: TaskBody, started: LoopStarted) -> None:
     async def begin() -> None:
-        begun.put(None)
-        await _in_task(box, body)
+        started.put(None)
+        await _in_task(mailbox, body)
 
     try:
         trio.run(begin)
-    except OSError as error:  # An event loop takes files, which there may be none of.
-        begun.put(error)
+    except OSError as error:  # An event loop needs file descriptors.
+        started.put(error)
     finally:
-        box.end()
+        mailbox.end()
 
 
-def start_thread(box: Mailbox, receive: Receive) -> None:
-    """Give the module a thread. It does not keep the process alive. Raises RuntimeError."""
-    name = f"simplebus {type(box.module).__name__}"
-    threading.Thread(target=deliver, args=(box, receive), name=name, daemon=True).start()
+def start_thread(mailbox: Mailbox, receive: ReceiveFunction) -> None:
+    """Start a daemon thread for a module. Raises RuntimeError."""
+    name = f"simplebus {type(mailbox.module).__name__}"
+    threading.Thread(target=deliver, args=(mailbox, receive), name=name, daemon=True).start()
 
 
-def start_loop(box: Mailbox, body: Body) -> None:
-    """Give the module a task in an event loop of its own, which begins within a moment. Raises
-    RuntimeError."""
-    name = f"simplebus {type(box.module).__name__}"
-    begun: Begun = queue.SimpleQueue()
-    threading.Thread(target=_in_loop, args=(box, body, begun), name=name, daemon=True).start()
-    if (error := begun.get()) is not None:
+def start_loop(mailbox: Mailbox, body: TaskBody) -> None:
+    """Start a daemon thread with an event loop for a module. Raises RuntimeError."""
+    name = f"simplebus {type(mailbox.module).__name__}"
+    started: LoopStarted = queue.SimpleQueue()
+    threading.Thread(target=_in_loop, args=(mailbox, body, started), name=name, daemon=True).start()
+    if (error := started.get()) is not None:
         raise RuntimeError(f"it can have no event loop: {error}") from error
 
 
-class Home:
-    """The event loop in which a bus's tasks are."""
+class ModuleEventLoop:
+    """Event loop of a bus, in which tasks of modules run."""
 
     def __init__(self, nursery: trio.Nursery) -> None:
         self.thread = threading.get_ident()
         self._nursery = nursery
         self._token = trio.lowlevel.current_trio_token()
 
-    def start(self, box: Mailbox, body: Body) -> None:
-        """Give the module a task, from whatever thread. Raises RuntimeError if the loop ended."""
+    def start(self, mailbox: Mailbox, body: TaskBody) -> None:
+        """Start a task for a module, from any thread. Raises RuntimeError if the loop has ended."""
         if threading.get_ident() == self.thread:
-            self._start(box, body)
+            self._start(mailbox, body)
         else:
-            self._token.run_sync_soon(self._start, box, body)
+            self._token.run_sync_soon(self._start, mailbox, body)
 
-    def _start(self, box: Mailbox, body: Body) -> None:
+    def _start(self, mailbox: Mailbox, body: TaskBody) -> None:
         try:
-            self._nursery.start_soon(_in_nursery, box, body, name=f"module {box.name}")
+            self._nursery.start_soon(_in_nursery, mailbox, body, name=f"module {mailbox.name}")
         except RuntimeError:  # The loop is being left.
-            box.end()
+            mailbox.end()

@@ -136,10 +136,10 @@ def guarded_bus() -> Iterator[ModuleBus]:
         return checked
 
     bus = ModuleBus()
-    board = bus._board
-    board.lock = lock  # type: ignore[assignment]
+    router = bus._router
+    router.lock = lock  # type: ignore[assignment]
     for name in _UNDER_LOCK:
-        setattr(board, name, watched(getattr(board, name)))
-    with patch.object(Mailbox, "_grab", watched(Mailbox._grab)), bus:
+        setattr(router, name, watched(getattr(router, name)))
+    with patch.object(Mailbox, "_take_all", watched(Mailbox._take_all)), bus:
         yield bus
     assert unguarded == []

@@ -8,23 +8,23 @@ from contextvars import copy_context
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simplebus.gateway.blocking import Waiter, inside, waiting_for
+from simplebus.gateway.blocking import CallbackWaiter, can_wait_for, current_callback
 
 WAITERS = st.integers(0, 4)
 
 
-def wait(stack: ExitStack, me: Waiter | None, others: list[Waiter]) -> bool:
+def wait(stack: ExitStack, me: CallbackWaiter | None, others: list[CallbackWaiter]) -> bool:
     """Begin to wait as this one, until the stack is left. Returns whether that would end."""
 
     def enter() -> bool:
-        inside.set(me)
-        return stack.enter_context(waiting_for(others))
+        current_callback.set(me)
+        return stack.enter_context(can_wait_for(others))
 
     return copy_context().run(enter)
 
 
 def test_who_is_waited_for_does_not_wait_for_those_who_do() -> None:
-    a, b, c = Waiter(), Waiter(), Waiter()
+    a, b, c = CallbackWaiter(), CallbackWaiter(), CallbackWaiter()
     with ExitStack() as stack:
         assert wait(stack, a, [b])
         assert wait(stack, b, [c])
@@ -38,7 +38,7 @@ def test_who_is_waited_for_does_not_wait_for_those_who_do() -> None:
 @given(st.lists(st.tuples(WAITERS, st.lists(WAITERS, min_size=1, max_size=3)), max_size=12))
 def test_some_waiter_always_goes_on(steps: list[tuple[int, list[int]]]) -> None:
     """Against all that was granted: taken one after the other, those who wait for nobody leave."""
-    waiters = [Waiter() for _ in range(5)]
+    waiters = [CallbackWaiter() for _ in range(5)]
     granted: dict[int, set[int]] = {}
     with ExitStack() as stack:
         for me, others in steps:

@@ -8,7 +8,7 @@ import pytest
 
 from simplebus.config.mistakes import ConfigError
 from simplebus.gateway.config import ModulePlan, parse, read
-from simplebus.gateway.mailbox import Full
+from simplebus.gateway.mailbox import FullQueuePolicy
 from simplebus.gateway.modules.timer import TimerSettings
 
 GOOD = """
@@ -37,7 +37,7 @@ def test_a_plan_has_modules_in_their_order_and_links() -> None:
     assert plan.links == (("*", "log"), ("clock", "log"), ("log", "mine"))
     clock, log, mine = plan.modules
     assert clock.settings == TimerSettings(every=1.0)
-    assert (log.places, log.full) == (7, Full.DROP_OLDEST)
+    assert (log.places, log.full) == (7, FullQueuePolicy.DROP_OLDEST)
     assert mine.settings == 12
     assert parse(GOOD) == plan
     assert parse("[modules]").modules == ()

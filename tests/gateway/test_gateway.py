@@ -76,7 +76,7 @@ async def test_one_that_does_not_get_ready_is_told_and_waited_for_until_it_is_to
     async with open_gateway(GatewayPlan((one,))) as gateway, trio.open_nursery() as nursery:
         nursery.start_soon(gateway.apply, GatewayPlan((one, stuck, other)))
         await trio.sleep(60)
-        assert caplog.text.count("module 'stuck' is not started in 10 s: it is waited for") == 1
+        assert caplog.text.count("module 'stuck' is not started after 10 s; still waiting") == 1
         assert [what for what in sample_modules.HAPPENED if what[0] == "other"] == [
             ("other", "create")
         ]
@@ -315,7 +315,7 @@ async def test_a_failed_module_is_reported(
         assert gateway.statistics().failed == ("a",)
         assert "0 of 1 modules run" in str(gateway.statistics())
         assert "failed: a" in str(gateway.statistics())
-    assert "module 'a' failed and is made again in 1 s" in caplog.text
+    assert "module 'a' failed; restarting in 1 s" in caplog.text
 
 
 async def test_an_entry_point_that_gives_no_module_is_told(
@@ -417,7 +417,7 @@ async def test_a_module_is_replaced_and_hears_what_waited() -> None:
         ]  # fmt: skip
         assert heard("a") == ["one", "two"]
         assert gateway.statistics().modules[0].module == f"{HERE}:BlockingRecorder"
-        with pytest.raises(ConfigError, match="keeps its queue, places=1024"):
+        with pytest.raises(ConfigError, match="has a queue with places=1024"):
             await gateway.replace(ModulePlan.of("a", f"{HERE}:Shout", places=7))
 
 
@@ -535,8 +535,8 @@ async def test_one_that_does_not_end_is_given_up(
         with trio.fail_after(60):
             while not sample_modules.Stuck.entered.is_set():
                 await trio.lowlevel.checkpoint()
-    assert "not all was heard out in 1 s" in caplog.text
-    assert "'a' does not end: given up after 2 s" in caplog.text
+    assert "not all messages were delivered within 1 s" in caplog.text
+    assert "'a' did not stop within 2 s and was abandoned" in caplog.text
     assert gateway.statistics().lost == 2
     sample_modules.Stuck.go.set()
 

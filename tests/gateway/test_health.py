@@ -16,7 +16,7 @@ import trio.testing
 from simplebus.gateway import ModuleMessage
 from simplebus.gateway.config import GatewayPlan, ModulePlan
 from simplebus.gateway.gateway import Gateway, open_gateway
-from simplebus.gateway.health import ANSWER_S, CHARACTERS_MAX, VALUES_MAX
+from simplebus.gateway.health import ANSWER_TIMEOUT_S, CHARACTERS_MAX, VALUES_MAX
 from simplebus.gateway.module import BlockingModule, Module
 from tests.gateway.recording_modules import assert_no_threads_left, said
 
@@ -130,7 +130,7 @@ async def test_one_that_does_not_answer_is_told_so_and_holds_nobody_up(
             await until(entered.is_set)
             await gateway.publish(said("one"))
             await until(heard.is_set)
-            await trio.sleep(2 * ANSWER_S)
+            await trio.sleep(2 * ANSWER_TIMEOUT_S)
             assert told(gateway) == {"health": "it does not answer"}
             assert gateway.health()["modules"]["a"]["state"] == "running"
             go.set()

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from simplebus.gateway import result_codes
 from simplebus.gateway.errors import MalformedError, ModuleBusError, Result
-from simplebus.gateway.messages import MESSAGE_BYTES_MAX, PLACE_BYTES, ModuleMessage
+from simplebus.gateway.messages import MESSAGE_BYTES_MAX, QUEUE_UNIT_BYTES, ModuleMessage
 
 TEXTS = st.text(st.characters(exclude_characters="\0", exclude_categories=("Cs",)), max_size=8)
 MESSAGES = st.builds(
@@ -178,7 +178,7 @@ def test_a_long_message_takes_several_places_whatever_makes_it_long(
 ) -> None:
     """Near each border; and what is given as places is not believed."""
     least = 15 + 3 * in_properties  # The name `a`, and two NULs.
-    length = max(0, times * PLACE_BYTES - least + more)
+    length = max(0, times * QUEUE_UNIT_BYTES - least + more)
     text = "x" * length
     message = (
         ModuleMessage(b"", {"a": text}, given)  # type: ignore[call-arg]
@@ -186,7 +186,7 @@ def test_a_long_message_takes_several_places_whatever_makes_it_long(
         else ModuleMessage(text.encode(), {}, given)  # type: ignore[call-arg]
     )
     assert message.size == len(message.to_bytes()) == least + length
-    assert message.places == max(1, -(-message.size // PLACE_BYTES))
+    assert message.places == max(1, -(-message.size // QUEUE_UNIT_BYTES))
     assert ModuleMessage(message.content, message.properties) == message
     assert ModuleMessage(text.encode()).places == ModuleMessage(bytearray(text.encode())).places
 

@@ -2,30 +2,30 @@
 
 from __future__ import annotations
 
-from simplebus.gateway.log_rate_limit import STEP_S, WINDOW_S, Rate
+from simplebus.gateway.rate_meter import STEP_S, WINDOW_S, RateMeter
 
 
 def test_a_rate_is_that_of_the_last_while() -> None:
-    rate = Rate()
-    assert rate.at(100.0, 50) == 0.0
-    assert rate.at(100.0, 50) == 0.0, "no time has gone by"
-    assert rate.at(100.5, 60) == 20.0
-    assert rate.at(102.0, 90) == 20.0
-    told = [rate.at(102.0 + step, 90) for step in range(1, 14)]
+    rate = RateMeter()
+    assert rate.update(100.0, 50) == 0.0
+    assert rate.update(100.0, 50) == 0.0, "no time has gone by"
+    assert rate.update(100.5, 60) == 20.0
+    assert rate.update(102.0, 90) == 20.0
+    told = [rate.update(102.0 + step, 90) for step in range(1, 14)]
     assert told[0] > told[4] > 0.0
     assert told[-1] == 0.0, "what was long ago is forgotten"
 
 
 def test_who_asks_seldom_is_told_about_all_the_while() -> None:
-    rate = Rate()
-    rate.at(0.0, 0)
-    assert rate.at(60.0, 600) == 10.0
-    assert rate.at(120.0, 600) == 0.0
+    rate = RateMeter()
+    rate.update(0.0, 0)
+    assert rate.update(60.0, 600) == 10.0
+    assert rate.update(120.0, 600) == 0.0
 
 
 def test_who_asks_often_leaves_few_samples() -> None:
-    rate = Rate()
+    rate = RateMeter()
     for step in range(10_000):
-        rate.at(step / 100, step)
-    assert rate.at(100.0, 10_000) == 100.0
+        rate.update(step / 100, step)
+    assert rate.update(100.0, 10_000) == 100.0
     assert len(rate._samples) <= WINDOW_S / STEP_S + 2

@@ -34,13 +34,13 @@ def test_13_026_a_worker_calls_its_own_module(bus: ModuleBus) -> None:
 
 
 def test_13_089_messages_are_taken_one_by_one_by_one_worker(bus: ModuleBus) -> None:
-    inside: list[int] = []
+    current_callback: list[int] = []
     most: list[int] = []
 
     def count(message: ModuleMessage) -> None:
-        inside.append(1)
-        most.append(len(inside))
-        inside.pop()
+        current_callback.append(1)
+        most.append(len(current_callback))
+        current_callback.pop()
 
     listener = Listener(count)
     bus.add_module(listener)
@@ -79,7 +79,7 @@ def broken_mailbox(bus: ModuleBus, monkeypatch: pytest.MonkeyPatch, name: str) -
 def test_02_004_a_worker_that_cannot_take_its_messages_ends(
     bus: ModuleBus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    broken_mailbox(bus, monkeypatch, "Mailbox.take")
+    broken_mailbox(bus, monkeypatch, "Mailbox.wait_batch")
 
 
 def test_13_068_a_worker_goes_on_until_its_module_is_removed(bus: ModuleBus) -> None:
@@ -115,13 +115,13 @@ def test_17_005_a_worker_waits_for_messages_without_working(
     bus: ModuleBus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looked: list[int] = []
-    grab = Mailbox._grab
+    grab = Mailbox._take_all
 
-    def counted(box: Mailbox) -> deque[ModuleMessage]:
-        looked.append(len(box.queue))
-        return grab(box)
+    def counted(mailbox: Mailbox) -> deque[ModuleMessage]:
+        looked.append(len(mailbox.queue))
+        return grab(mailbox)
 
-    monkeypatch.setattr(Mailbox, "_grab", counted)
+    monkeypatch.setattr(Mailbox, "_take_all", counted)
     module = Listener()
     bus.add_module(module)
     for text in "one", "two":

@@ -18,7 +18,7 @@ from contextlib import suppress
 import pytest
 import trio
 
-from simplebus.gateway import Full, ModuleBus, ModuleBusError, ModuleMessage
+from simplebus.gateway import FullQueuePolicy, ModuleBus, ModuleBusError, ModuleMessage
 from tests.gateway.recording_modules import (
     SOON,
     Listener,
@@ -64,7 +64,7 @@ class Storm:
         if len(self.known) > 12:
             self.known.pop(0)
         self.refs.append(weakref.ref(module))
-        places, full = chance.choice((1, 2, 5)), chance.choice(list(Full))
+        places, full = chance.choice((1, 2, 5)), chance.choice(list(FullQueuePolicy))
         self.bus.add_module(module, places=places, full=full, hears_all=chance.random() < 0.8)
 
     def act(self, me: object | None) -> None:

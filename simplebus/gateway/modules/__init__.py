@@ -1,10 +1,12 @@
 """Modules that come with simplebus, by their short names.
 
-logger      writes what it hears into the log
-timer       says something every so many seconds
-transform   says what it hears again, otherwise
-tail        says each line that is written to a file
-uplink      takes what it hears to another bus
+logger           logs received messages
+timer            publishes a message periodically
+transform        changes properties of messages
+tail             publishes each line that is written to a file
+uplink           sends messages to another bus or a NATS server
+uplink_settings  settings of the uplink
+bus_writer       writes the uplink's messages to its local bus
 """
 
 from __future__ import annotations
@@ -16,4 +18,4 @@ SHIPPED = {
     "transform": "simplebus.gateway.modules.transform:Transform",
     "uplink": "simplebus.gateway.modules.uplink:Uplink",
 }
-"""Where each of them is."""
+"""Entry points by short name."""

@@ -1,8 +1,8 @@
-"""What an uplink has heard, on its way into the bus in this process, until that has it.
+"""Writes messages to a bus in this process, and retries while that is full.
 
-Rule 1: what the bus has no room for is given to it again, in order, until there is some: meanwhile
-nothing else is taken. So who copies from that bus goes on, and makes room.
-Rule 2: what is under way is bounded, in messages and in bytes.
+Messages without room are sent again in order until they are stored, and no others are accepted
+meanwhile. The copier that reads from that bus makes room. Messages in flight are bounded in number
+and bytes.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ from simplebus.client.pending_confirms import ConfirmWaiter
 from simplebus.core.errors import Reason, RefusedError
 
 MESSAGES_MAX = 4096
-AGAIN_SECONDS = 1.0
-"""How long what found no room is left alone."""
-_NO_ROOM = {Reason.DISK_FULL, Reason.DROP_NEWEST}
+RETRY_SECONDS = 1.0
+"""Delay before messages without room are sent again."""
+_RETRYABLE_REASONS = {Reason.DISK_FULL, Reason.DROP_NEWEST}
 
 
 @dataclass(frozen=True, slots=True)
-class _Given:
-    """A message that the bus was given."""
+class _PendingMessage:
+    """A message that was published and is not confirmed."""
 
     waiter: ConfirmWaiter
     payload: bytes
-    about: Mapping[str, Any]
+    options: Mapping[str, Any]
 
 
-class Intake:
-    """Gives messages to a bus. Enter `run` in a nursery."""
+class BusWriter:
+    """Writes messages to a bus. Start `run` in a nursery."""
 
     def __init__(
         self,
@@ -45,98 +45,104 @@ class Intake:
         bytes_max: int,
         log: logging.Logger | logging.LoggerAdapter[Any],
     ) -> None:
-        """`bytes_max`: with so many bytes under way, `put` waits."""
+        """Create a writer. With more than `bytes_max` bytes in flight, `put` waits."""
         self._bus = bus
         self._class = class_
         self._bytes_max = bytes_max
         self._log = log
-        self._given: deque[_Given] = deque()
-        """In the order in which the bus was given them."""
-        self._bytes = 0
-        self._moved = trio.Event()
-        self.kept = 0
-        """Messages that are where they are kept."""
+        self._pending: deque[_PendingMessage] = deque()
+        """Messages in flight, in order."""
+        self._pending_bytes = 0
+        self._changed = trio.Event()
+        self.stored_count = 0
+        """Messages that the bus has stored."""
         self.problem = ""
-        """Why there is no room; empty while there is some."""
+        """Reason why the bus is full; empty if it is not."""
 
-    async def put(self, payload: bytes, about: Mapping[str, Any]) -> None:
-        """Have it kept, once there is room. Raises LocalProtocolError and ValueError for what
-        cannot be published."""
-        while self.problem or len(self._given) >= MESSAGES_MAX or self._bytes > self._bytes_max:
-            await self._moved.wait()
-        await self._give(payload, about)
+    async def put(self, payload: bytes, options: Mapping[str, Any]) -> None:
+        """Publish a message once there is room.
+
+        Raises LocalProtocolError and ValueError if the message is invalid.
+        """
+        while (
+            self.problem
+            or len(self._pending) >= MESSAGES_MAX
+            or self._pending_bytes > self._bytes_max
+        ):
+            await self._changed.wait()
+        await self._publish(payload, options)
 
     async def run(self) -> None:
-        """Learn what is kept. Raises RefusedError when something can never be."""
+        """Process confirms. Raises RefusedError if a message can never be stored."""
         while True:
-            if lacking := self._settled():
-                await self._again(lacking)
-            await self._wait()
+            if to_resend := self._pop_results():
+                await self._resend(to_resend)
+            await self._wait_result()
 
-    async def flushed(self) -> None:
-        """Return when all that was put is kept."""
-        while self._given or self.problem:
+    async def flush(self) -> None:
+        """Wait until all messages are stored."""
+        while self._pending or self.problem:
             self._bus.connection.check_open()
-            await self._moved.wait()
+            await self._changed.wait()
 
-    async def _wait(self) -> None:
-        """For something to happen. Raises BusConnectionError when the bus is gone."""
+    async def _wait_result(self) -> None:
+        """Wait for a confirm or another change. Raises BusConnectionError if the bus is gone."""
         self._bus.connection.check_open()
-        if not (self._given and self._given[0].waiter.is_done):
-            await self._moved.wait()
+        if not (self._pending and self._pending[0].waiter.is_done):
+            await self._changed.wait()
             self._bus.connection.check_open()
 
-    async def _give(self, payload: bytes, about: Mapping[str, Any]) -> None:
+    async def _publish(self, payload: bytes, options: Mapping[str, Any]) -> None:
         wire = self._bus.connection
-        await self._bus.publish(payload, class_id=self._class, confirm=False, **about)
+        await self._bus.publish(payload, class_id=self._class, confirm=False, **options)
         position = wire.core.published_position - 1
-        waiter = wire.confirms.add_waiter(position, position, self._move)
-        self._given.append(_Given(waiter, payload, about))
-        self._bytes += len(payload)
+        waiter = wire.confirms.add_waiter(position, position, self._notify_changed)
+        self._pending.append(_PendingMessage(waiter, payload, options))
+        self._pending_bytes += len(payload)
         wire.writer.write_soon()
 
-    def _move(self) -> None:
-        self._moved.set()
-        self._moved = trio.Event()
+    def _notify_changed(self) -> None:
+        self._changed.set()
+        self._changed = trio.Event()
 
-    def _settled(self) -> list[_Given]:
-        """Of what the bus has decided on by now, what it had no room for. Raises RefusedError."""
-        lacking, before = [], len(self._given)
-        while self._given and self._given[0].waiter.is_done:
-            each = self._given.popleft()
-            self._bytes -= len(each.payload)
+    def _pop_results(self) -> list[_PendingMessage]:
+        """Remove confirmed messages. Returns those without room. Raises RefusedError."""
+        to_resend, before = [], len(self._pending)
+        while self._pending and self._pending[0].waiter.is_done:
+            each = self._pending.popleft()
+            self._pending_bytes -= len(each.payload)
             if not each.waiter.refusals:
-                self.kept += 1
+                self.stored_count += 1
                 continue
             error = each.waiter.refusals[0]
-            if error.code not in _NO_ROOM:
+            if error.code not in _RETRYABLE_REASONS:
                 raise error
-            lacking.append(each)
-        if len(self._given) != before:  # There is room for others.
-            self._move()
-        return lacking
+            to_resend.append(each)
+        if len(self._pending) != before:  # Makes room for other messages.
+            self._notify_changed()
+        return to_resend
 
-    async def _again(self, lacking: list[_Given]) -> None:
-        """Give these again, until the bus has them: few at first, so that they stay in order."""
-        error: RefusedError = lacking[0].waiter.refusals[0]
+    async def _resend(self, to_resend: list[_PendingMessage]) -> None:
+        """Send messages again until they are stored: a few at first, so that they keep their order."""
+        error: RefusedError = to_resend[0].waiter.refusals[0]
         self.problem = str(error)
-        self._log.warning("there is no room for what is heard: it waits (%s)", error)
-        lacking += await self._all_settled()
+        self._log.warning("no space for received messages, they wait (%s)", error)
+        to_resend += await self._wait_all_results()
         count = 1
-        while lacking:
-            await trio.sleep(AGAIN_SECONDS if count == 1 else 0)
-            for each in lacking[:count]:
-                await self._give(each.payload, each.about)
-            refused = await self._all_settled()
-            lacking = refused + lacking[count:]
+        while to_resend:
+            await trio.sleep(RETRY_SECONDS if count == 1 else 0)
+            for each in to_resend[:count]:
+                await self._publish(each.payload, each.options)
+            refused = await self._wait_all_results()
+            to_resend = refused + to_resend[count:]
             count = 1 if refused else 2 * count
         self.problem = ""
-        self._log.info("there is room again for what is heard")
-        self._move()
+        self._log.info("received messages are stored again")
+        self._notify_changed()
 
-    async def _all_settled(self) -> list[_Given]:
-        lacking = self._settled()
-        while self._given:
-            await self._wait()
-            lacking += self._settled()
-        return lacking
+    async def _wait_all_results(self) -> list[_PendingMessage]:
+        to_resend = self._pop_results()
+        while self._pending:
+            await self._wait_result()
+            to_resend += self._pop_results()
+        return to_resend

@@ -1,4 +1,4 @@
-"""Writes what it hears into the log.
+"""Logs received messages.
 
 module = "logger"
 settings = { level = "info", content = "text", length = 200 }
@@ -15,21 +15,21 @@ from simplebus.gateway.messages import ModuleMessage
 from simplebus.gateway.module import Module
 
 _ASKED_FOR = {"is_asked_for": True}
-"""What is heard is written however often it comes; see `simplebus.logs`."""
+"""Exempts the lines from the log's rate limit."""
 
 
 class LoggerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How it writes."""
+    """Settings of the logger."""
 
     level: Literal["debug", "info", "warning", "error"] = "info"
     content: Literal["text", "hex", "size"] = "text"
-    """How content is shown."""
+    """Representation of the content."""
     length: Annotated[int, msgspec.Meta(ge=0)] = 200
-    """How many bytes of it."""
+    """Number of bytes to show."""
 
 
 class Logger(Module):
-    """The module."""
+    """Logger module."""
 
     Settings = LoggerSettings
 

@@ -1,22 +1,24 @@
-"""Says each line that is written to a file.
+"""Publishes each line that is written to a file.
 
     module = "tail"
     settings = { path = "/var/log/app.log", start = "end", remember = "/var/lib/gateway/app.place" }
 
-The line is the content, without its end; the properties `file` and `offset` say where it stood. A
-line without an end waits for it.
-A file that is moved away is read on until QUIET_POLLS bring nothing new, for whoever wrote it may
-still; then the new one of its name is read. If that has changed more than once meanwhile, those
-between are looked for beside it: its name and a number or a date, `app.log.1`, `app.log-20260131`,
-written to later than the one that was read.
-A file that is cut off is read from its beginning, and the log says so, also when it is longer by
-then: what was read last does not stand where it stood. What was written to it after the last poll,
-before it was cut off, is gone: have files moved away, not copied and cut off.
-With `remember` the place is written down after its lines were said: after a crash some may be said
-again, and none is left out while the file that was read is still there, or beside it by a name that
-begins with its own; if it is not, the log says so. Where there is no room to write it down, nothing
-more is read until there is. What was said and what no module had kept yet is gone with the crash.
-Without it, a tail that failed and is made again begins where `start` says.
+The content is the line without its end; the properties `file` and `offset` tell where it was. A
+line is published when it is complete.
+
+A file that was moved away is read until QUIET_POLLS find nothing new, because its writer may still
+have it open; then the new file of its name is read. If the file was rotated more than once
+meanwhile, the files between are found by their names (`app.log.1`, `app.log-20260131`) and times.
+
+A truncated file is read from the beginning, and the log says so. Truncation is also detected if the
+file has grown again, by its last bytes read. Lines written between the last poll and the truncation
+are lost, so files should be moved, not copied and truncated.
+
+With `remember`, the position is saved after lines were published. After a crash some lines may be
+published twice, and none is missed while the file exists under its name or beside it; otherwise the
+log says so. Without disk space for the position nothing more is read. Lines that were published,
+but not stored by any module, are lost in a crash. Without `remember`, a restarted tail begins where
+`start` says.
 """
 
 from __future__ import annotations
@@ -42,20 +44,19 @@ from simplebus.gateway.module import BlockingModule, BlockingPort
 log = logging.getLogger("simplebus.gateway.tail")
 
 LINE_BYTES_MAX = 1 << 20
-"""A longer line is said in pieces."""
+"""A longer line is published in parts."""
 READ_BYTES = 1 << 18
 QUIET_POLLS = 8
-"""How often there must be nothing new in a file that was moved away, before it is done with: two
-seconds, of `poll_seconds` as it is."""
-HELD_MAX = 8
-"""Files open at a time; when there are so many, the first is done with at its end."""
-MARK_BYTES = 64
-"""So much of what was read last is looked at again, to see whether it is the same file still."""
-DONE_MAX = 8
-"""Of so many files that were read it is known that they were."""
-FULL_SECONDS = 1.0
-"""How often it is tried to write down the place on a disk that is full."""
-NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT})
+"""Polls without new data after which a file that was moved away is done: two seconds by default."""
+OPEN_FILES_MAX = 8
+"""Open files. With more, the first one is done at its end."""
+CHECKED_BYTES = 64
+"""Bytes before the position that are compared to recognize the file."""
+FINISHED_FILES_MAX = 8
+"""Number of finished files to remember."""
+RETRY_SECONDS = 1.0
+"""Interval of attempts to save the position on a full disk."""
+NO_SPACE_ERRORS = frozenset({errno.ENOSPC, errno.EDQUOT})
 _KINDS = {
     stat.S_IFIFO: "a pipe",
     stat.S_IFDIR: "a directory",
@@ -63,18 +64,18 @@ _KINDS = {
     stat.S_IFBLK: "a device",
     stat.S_IFSOCK: "a socket",
 }
-ROTATED = re.compile(r"[-._]\d[-._:T\d]*")
-"""What a name has more once a file is moved away."""
+ROTATED_SUFFIX = re.compile(r"[-._]\d[-._:T\d]*")
+"""Suffix of a file that was moved away."""
 
 
 class TailSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Which file, and from where."""
+    """Settings of the tail."""
 
     path: str
     start: Literal["begin", "end"] = "end"
     """Where to begin in a file that was not read before."""
     remember: str = ""
-    """A file in which the place is kept; nothing is kept if it is not set."""
+    """File in which the position is saved; empty for none."""
     poll_seconds: Annotated[float, msgspec.Meta(gt=0, le=86_400)] = 0.25
 
     def __post_init__(self) -> None:
@@ -82,19 +83,19 @@ class TailSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise ValueError("path: expected that of a file, got ''")
         for path in self.path, self.remember:
             if "\0" in path:
-                raise ValueError(f"no file can be called {path!r}")
-            with suppress(OSError):  # What cannot be looked at now may be there later.
-                _checked(path)
+                raise ValueError(f"invalid file name {path!r}")
+            with suppress(OSError):  # A file that cannot be checked now may be created later.
+                _stat_regular_file(path)
 
 
-class _Place(msgspec.Struct, frozen=True):
-    """How far a file was read."""
+class _FilePosition(msgspec.Struct, frozen=True):
+    """Saved position in a file."""
 
     device: int
     inode: int
     offset: Annotated[int, msgspec.Meta(ge=0)]
     check: int | None = None
-    """Checksum of MARK_BYTES before it; None in what older ones wrote."""
+    """Checksum of CHECKED_BYTES before the offset; None in positions of older versions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,223 +104,230 @@ class Line:
 
     content: bytes
     offset: int
-    """Where it begins."""
+    """Offset of its first byte."""
 
 
-class _Source:
-    """A file that is open, and how far it is read."""
+class _OpenFile:
+    """An open file and the position in it."""
 
     def __init__(self, path: Path, file: BinaryIO) -> None:
         found = os.fstat(file.fileno())
-        self.key = _key(found)
+        self.key = _file_key(found)
         self.size = found.st_size
-        """When it was opened."""
-        self.read = 0
-        """How far it is read,"""
-        self.rest = b""
-        """the last bytes of which are a line without an end."""
-        self._mark = b""
-        """The last of what was read, or that was there before."""
+        """Size when it was opened."""
+        self.read_offset = 0
+        """Offset of the next byte to read."""
+        self.partial_line = b""
+        """Bytes of an incomplete line before that offset."""
+        self._last_bytes = b""
+        """Last bytes before the offset."""
         self._check = 0
         self._path = path
         self._file = file
 
-    def go_to(self, offset: int) -> None:
-        """Read on from there."""
+    def seek(self, offset: int) -> None:
+        """Continue at `offset`."""
         self._file.seek(offset)
-        self.read, self.rest = offset, b""
-        self._mark = self._before(offset)
+        self.read_offset, self.partial_line = offset, b""
+        self._last_bytes = self._bytes_before(offset)
 
-    def check(self, offset: int) -> int:
-        """A checksum of what stands before it. Of a file that is closed, of what was given."""
-        return self._check if self._file.closed else zlib.crc32(self._before(offset))
+    def checksum(self, offset: int) -> int:
+        """Return the checksum of the bytes before `offset`; for a closed file, of those that were
+        read.
+        """
+        return self._check if self._file.closed else zlib.crc32(self._bytes_before(offset))
 
-    def place(self, offset: int) -> bytes:
-        """How far lines were given, when that is up to there."""
-        return msgspec.json.encode(_Place(*self.key, offset, self.check(offset)))
+    def encode_position(self, offset: int) -> bytes:
+        """Return the encoded position for lines published up to `offset`."""
+        return msgspec.json.encode(_FilePosition(*self.key, offset, self.checksum(offset)))
 
-    def _before(self, offset: int) -> bytes:
-        begin = max(0, offset - MARK_BYTES)
+    def _bytes_before(self, offset: int) -> bytes:
+        begin = max(0, offset - CHECKED_BYTES)
         return os.pread(self._file.fileno(), offset - begin, begin)
 
     def close(self) -> None:
         """Close the file."""
-        self._check = self.check(self.at)
+        self._check = self.checksum(self.line_offset)
         self._file.close()
 
     @property
     def is_deleted(self) -> bool:
-        """Whether it has no name any more."""
+        """True if the file has no name any more."""
         return os.fstat(self._file.fileno()).st_nlink == 0
 
     @property
     def written_at(self) -> int:
-        """When it was written to, in nanoseconds."""
+        """Modification time in nanoseconds."""
         return os.fstat(self._file.fileno()).st_mtime_ns
 
     @property
-    def at(self) -> int:
-        """Where the first line begins that was not given."""
-        return self.read - len(self.rest)
+    def line_offset(self) -> int:
+        """Offset of the first line that was not returned."""
+        return self.read_offset - len(self.partial_line)
 
     def lines(self) -> list[Line]:
-        """Lines that are new, some of them if there are many."""
+        """Return new lines, at most those of one read."""
         size = os.fstat(self._file.fileno()).st_size
-        if size < self.read or (size > self.read and self._before(self.read) != self._mark):
-            _say_cut(self._path, self.read)
-            self.go_to(0)
+        if size < self.read_offset or (
+            size > self.read_offset and self._bytes_before(self.read_offset) != self._last_bytes
+        ):
+            _log_truncated(self._path, self.read_offset)
+            self.seek(0)
         while data := self._file.read(READ_BYTES):
-            self._mark = (self._mark + data)[-MARK_BYTES:]
+            self._last_bytes = (self._last_bytes + data)[-CHECKED_BYTES:]
             if lines := self._split(data):
                 return lines
         return []
 
     def _split(self, data: bytes) -> list[Line]:
-        at = self.at
-        self.read += len(data)
-        *whole, rest = (self.rest + data).split(b"\n")
+        at = self.line_offset
+        self.read_offset += len(data)
+        *whole, partial_line = (self.partial_line + data).split(b"\n")
         lines = []
         for text in whole:
-            lines += _pieces(text, at)
+            lines += _split_long_line(text, at)
             at += len(text) + 1
-        # Of what is as long, the end may come next.
-        while len(rest.removesuffix(b"\r")) > LINE_BYTES_MAX:
-            lines.append(Line(rest[:LINE_BYTES_MAX], at))
-            rest, at = rest[LINE_BYTES_MAX:], at + LINE_BYTES_MAX
-        self.rest = rest
+        # The line may end with the next read.
+        while len(partial_line.removesuffix(b"\r")) > LINE_BYTES_MAX:
+            lines.append(Line(partial_line[:LINE_BYTES_MAX], at))
+            partial_line, at = partial_line[LINE_BYTES_MAX:], at + LINE_BYTES_MAX
+        self.partial_line = partial_line
         return lines
 
 
-class Follower:
-    """Reads what is new in a file whenever it is asked. Opens nothing but the file, and what was
-    moved away from its path.
+class FileFollower:
+    """Reads new lines of a file, and of files that were moved away from its path.
 
-    Invariant: the files are in the order in which they were at the path; only the first is read.
+    The files are in the order in which they had the path. Only the first one is read.
     """
 
     def __init__(self, path: Path, *, at_end: bool, place: bytes = b"") -> None:
         self._path = path
         self._at_end = at_end
-        """Whether the first file begins at its end."""
-        self._files: deque[_Source] = deque()
-        self._quiet = 0
-        """How often there was nothing new in the first, since there is another."""
-        self._done: deque[_Source] = deque()
-        """Those that were read to their end: open as long as they are not deleted, for then others
-        may have their inodes."""
-        self._last: _Source | None = None
-        """That of the lines that were given last."""
-        self._given = place
-        self._place = _kept(place)
-        """Where to go on, until that is found."""
+        """True if the first file is read from its end."""
+        self._files: deque[_OpenFile] = deque()
+        self._quiet_polls = 0
+        """Polls without new data in the first file since there is another one."""
+        self._finished: deque[_OpenFile] = deque()
+        """Files that were read to the end. They stay open until they are deleted, because a new
+        file could get the inode of a closed one.
+        """
+        self._current: _OpenFile | None = None
+        """File of the lines that were returned last."""
+        self._last_position = place
+        self._place = _decode_position(place)
+        """Position at which to continue, until its file is found."""
         if place and self._place is None:
-            log.warning("%s: the place that was remembered is damaged, and does not count", path)
+            log.warning("%s: ignoring the saved position, which is damaged", path)
 
     def close(self) -> None:
-        """Close the files."""
-        for file in (*self._done, *self._files):
+        """Close all files."""
+        for file in (*self._finished, *self._files):
             file.close()
 
     @property
-    def place(self) -> bytes:
-        """How far lines were given, for another follower; empty if there was no file yet."""
+    def position(self) -> bytes:
+        """Encoded position after the returned lines, for another follower; empty if there was no
+        file yet.
+        """
         if not self._files:
-            return self._given
+            return self._last_position
         first = self._files[0]
-        return first.place(first.at)
+        return first.encode_position(first.line_offset)
 
-    def before(self, line: Line) -> bytes:
-        """The same before a line of those that were given last."""
-        assert self._last is not None, "no line was given"
-        return self._last.place(line.offset)
+    def position_before(self, line: Line) -> bytes:
+        """Return the encoded position before one of the lines that were returned last."""
+        assert self._current is not None, "no line was given"
+        return self._current.encode_position(line.offset)
 
     def lines(self) -> list[Line]:
-        """Lines that are new, some of them if there are many; none if there is nothing new.
-        Raises OSError, except for a file that is not there, and ValueError for what is no file."""
-        self._look()
+        """Return new lines, at most those of one read.
+
+        Raises OSError, except for a missing file, and ValueError if the path is not a regular file.
+        """
+        self._open_files()
         if not self._files:
             return []
-        first = self._last = self._files[0]
-        before = first.read
+        first = self._current = self._files[0]
+        before = first.read_offset
         lines = first.lines()
-        if len(self._files) == 1 or first.read != before:
-            self._quiet = 0
+        if len(self._files) == 1 or first.read_offset != before:
+            self._quiet_polls = 0
             return lines
-        self._quiet += 1
-        if self._quiet < QUIET_POLLS and len(self._files) < HELD_MAX:
+        self._quiet_polls += 1
+        if self._quiet_polls < QUIET_POLLS and len(self._files) < OPEN_FILES_MAX:
             return []
-        self._quiet = 0
-        self._done.append(first)
-        if len(self._done) > DONE_MAX:
-            self._done.popleft().close()
+        self._quiet_polls = 0
+        self._finished.append(first)
+        if len(self._finished) > FINISHED_FILES_MAX:
+            self._finished.popleft().close()
         self._files.popleft()
-        return [Line(first.rest, first.at)] if first.rest else []
+        return [Line(first.partial_line, first.line_offset)] if first.partial_line else []
 
-    def _look(self) -> None:
-        """Open what is at the path now, and whatever was there since the last that is open."""
-        for done in [done for done in self._done if done.is_deleted]:
-            self._done.remove(done)
+    def _open_files(self) -> None:
+        """Open the file at the path, and those that had the path since the last open one."""
+        for done in [done for done in self._finished if done.is_deleted]:
+            self._finished.remove(done)
             done.close()
         try:
-            key = _key(_checked(self._path))
+            key = _file_key(_stat_regular_file(self._path))
         except FileNotFoundError:
-            key = None  # It may come again.
+            key = None  # It may be created again.
         try:
             if self._place is not None:
-                self._go_on(self._place, key)
+                self._resume(self._place, key)
             is_known = key is None or key in (file.key for file in self._files)
-            if key is not None and not is_known and len(self._files) < HELD_MAX:
+            if key is not None and not is_known and len(self._files) < OPEN_FILES_MAX:
                 self._open_new(key)
         except FileNotFoundError:
-            return  # Names are changing just now: the next time, then.
-        self._at_end = False  # What comes is new.
+            return  # The file is being rotated: try again at the next poll.
+        self._at_end = False  # Later files are read from the beginning.
 
-    def _go_on(self, place: _Place, key: tuple[int, int] | None) -> None:
+    def _resume(self, place: _FilePosition, key: tuple[int, int] | None) -> None:
         wanted = (place.device, place.inode)
         source = None
         if key == wanted:
-            source = _open(self._path, wanted)
+            source = _open_file(self._path, wanted)
         else:
-            for path, found in self._beside():
-                if _key(found) == wanted and found.st_size >= place.offset:
-                    source = _open(path, wanted)
+            for path, found in self._rotated_files():
+                if _file_key(found) == wanted and found.st_size >= place.offset:
+                    source = _open_file(path, wanted)
                     break
             else:
                 log.warning(
-                    "%s: the file that was read last is gone: lines may have been missed",
+                    "%s: the file that was read last is gone; lines may have been missed",
                     self._path,
                 )
         self._place, self._at_end = None, False
         if source is not None:
             is_same = source.size >= place.offset
             if is_same and place.check is not None:
-                is_same = source.check(place.offset) == place.check
+                is_same = source.checksum(place.offset) == place.check
             if not is_same:
-                _say_cut(self._path, place.offset)
-            source.go_to(place.offset if is_same else 0)
+                _log_truncated(self._path, place.offset)
+            source.seek(place.offset if is_same else 0)
             self._files.append(source)
 
     def _open_new(self, key: tuple[int, int]) -> None:
         news = [(self._path, key)]
         if self._files:
-            known = {key, *(file.key for file in (*self._done, *self._files))}
+            known = {key, *(file.key for file in (*self._finished, *self._files))}
             since = self._files[-1].written_at
-            between = [
-                (found.st_mtime_ns, path, _key(found))
-                for path, found in self._beside()
-                if found.st_mtime_ns > since and _key(found) not in known
-                if ROTATED.fullmatch(path.name.removeprefix(self._path.name))
+            bus_to_bus = [
+                (found.st_mtime_ns, path, _file_key(found))
+                for path, found in self._rotated_files()
+                if found.st_mtime_ns > since and _file_key(found) not in known
+                if ROTATED_SUFFIX.fullmatch(path.name.removeprefix(self._path.name))
             ]
-            news = [(path, key) for _, path, key in sorted(between)] + news
-        for path, each in news[: HELD_MAX - len(self._files)]:
-            source = _open(path, each)
+            news = [(path, key) for _, path, key in sorted(bus_to_bus)] + news
+        for path, each in news[: OPEN_FILES_MAX - len(self._files)]:
+            source = _open_file(path, each)
             if self._at_end:
-                source.go_to(source.size)
+                source.seek(source.size)
             self._files.append(source)
 
-    def _beside(self) -> Iterator[tuple[Path, os.stat_result]]:
-        """The files of its folder the names of which begin with its own. None if it cannot be
-        looked into."""
+    def _rotated_files(self) -> Iterator[tuple[Path, os.stat_result]]:
+        """Yield the files beside the path whose names begin with its name."""
         try:
             found = list(os.scandir(self._path.parent))
         except PermissionError:
@@ -329,22 +337,22 @@ class Follower:
                 yield Path(entry.path), entry.stat()
 
 
-def _open(path: Path, key: tuple[int, int]) -> _Source:
-    """Raises FileNotFoundError if it is another one by now."""
-    file = open(path, "rb", buffering=0, opener=_opened)  # noqa: SIM115 - kept open.
-    source = _Source(path, file)
+def _open_file(path: Path, key: tuple[int, int]) -> _OpenFile:
+    """Open a file. Raises FileNotFoundError if it is not the expected one."""
+    file = open(path, "rb", buffering=0, opener=_open_nonblocking)  # noqa: SIM115 - kept open.
+    source = _OpenFile(path, file)
     if source.key != key or not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
         file.close()
-        raise FileNotFoundError(f"{path} is another file by now")
+        raise FileNotFoundError(f"{path} is another file now")
     return source
 
 
-def _opened(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NONBLOCK)  # It may be a pipe by now: nobody waits for that.
+def _open_nonblocking(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK)  # It may be a pipe by now, which must not block.
 
 
-def _checked(path: str | Path) -> os.stat_result:
-    """Raises ValueError for what has no place from which to go on, as a pipe, or no lines."""
+def _stat_regular_file(path: str | Path) -> os.stat_result:
+    """Return the file status. Raises ValueError for anything but a regular file."""
     found = os.stat(path)
     kind = stat.S_IFMT(found.st_mode)
     if kind != stat.S_IFREG:
@@ -352,18 +360,18 @@ def _checked(path: str | Path) -> os.stat_result:
     return found
 
 
-def _key(found: os.stat_result) -> tuple[int, int]:
+def _file_key(found: os.stat_result) -> tuple[int, int]:
     return (found.st_dev, found.st_ino)
 
 
-def _say_cut(path: Path, read: int) -> None:
+def _log_truncated(path: Path, read: int) -> None:
     log.warning(
-        "%s was cut off, the %d bytes that were read do not stand there any more: it is read from "
-        "its beginning, and lines may have been missed", path, read,
+        "%s was truncated after %d bytes were read; reading it from the beginning, lines may have "
+        "been missed", path, read,
     )  # fmt: skip
 
 
-def _pieces(text: bytes, at: int) -> list[Line]:
+def _split_long_line(text: bytes, at: int) -> list[Line]:
     text = text.removesuffix(b"\r")
     return [
         Line(text[begin : begin + LINE_BYTES_MAX], at + begin)
@@ -371,15 +379,15 @@ def _pieces(text: bytes, at: int) -> list[Line]:
     ]
 
 
-def _kept(place: bytes) -> _Place | None:
+def _decode_position(place: bytes) -> _FilePosition | None:
     try:
-        return msgspec.json.decode(place, type=_Place) if place else None
+        return msgspec.json.decode(place, type=_FilePosition) if place else None
     except msgspec.MsgspecError:
         return None
 
 
 class Tail(BlockingModule):
-    """The module."""
+    """Tail module."""
 
     Settings = TailSettings
 
@@ -388,46 +396,48 @@ class Tail(BlockingModule):
         self._place = Path(settings.remember) if settings.remember else None
         place = b""
         if self._place is not None and self._place.exists():
-            place = self._place.read_bytes() or b"{}"  # Emptied as the power failed: damaged.
-        self._written = place
+            place = self._place.read_bytes() or b"{}"  # Empty after a power failure: damaged.
+        self._saved = place
         self._is_full = False
-        """Whether there was no room for the place."""
-        self._follower = Follower(Path(settings.path), at_end=settings.start == "end", place=place)
+        """True after the position could not be saved for lack of space."""
+        self._follower = FileFollower(
+            Path(settings.path), at_end=settings.start == "end", place=place
+        )
 
     def run(self) -> None:
-        """Say lines as they come."""
+        """Publish lines as they are written."""
         settings: TailSettings = self.settings
         while not self.bus.stopping.is_set():
             lines = self._follower.lines()
             for line in lines:
                 about = {"file": settings.path, "offset": str(line.offset)}
                 if not self.bus.publish_until_stopping(ModuleMessage(line.content, about)):
-                    self._remember(self._follower.before(line))
+                    self._save_position(self._follower.position_before(line))
                     return
-            while not self._remember(self._follower.place):
-                if self.bus.wait(FULL_SECONDS):
+            while not self._save_position(self._follower.position):
+                if self.bus.wait(RETRY_SECONDS):
                     return
             if not lines:
                 self.bus.wait(settings.poll_seconds)
 
-    def _remember(self, place: bytes) -> bool:
-        """Write it down. Returns False where there is no room for that."""
-        if self._place is None or place == self._written or self.bus.has_ended:
+    def _save_position(self, place: bytes) -> bool:
+        """Save the position. Returns False if there is no space."""
+        if self._place is None or place == self._saved or self.bus.has_ended:
             return True
         new = self._place.with_name(self._place.name + ".new")
         try:
             new.write_bytes(place)
             new.replace(self._place)
         except OSError as error:
-            if error.errno not in NO_ROOM:
+            if error.errno not in NO_SPACE_ERRORS:
                 raise
             if not self._is_full:
-                log.error("%s: %s; nothing more is read until there is room", self._place, error)
+                log.error("%s: %s; reading pauses until there is space", self._place, error)
             self._is_full = True
             return False
-        self._written, self._is_full = place, False
+        self._saved, self._is_full = place, False
         return True
 
     def destroy(self) -> None:
-        """Close the file."""
+        """Close the files."""
         self._follower.close()

@@ -1,10 +1,10 @@
-"""Says something every so many seconds.
+"""Publishes a message periodically.
 
     module = "timer"
     settings = { every = 60, content = "collect", properties = { kind = "order" } }
 
-Each message says in the property `tick` which it is, from 0. Ticks that are missed are left out, as
-when nobody has room; with `count` it goes on until it has said so many messages all the same.
+The property `tick` numbers the messages from 0. Ticks are skipped while a queue is full; with
+`count`, the timer ends after that many messages.
 """
 
 from __future__ import annotations
@@ -19,32 +19,32 @@ from simplebus.gateway.module import Module
 
 
 class TimerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What it says, and when."""
+    """Settings of the timer."""
 
     every: Annotated[float, msgspec.Meta(ge=0.001, le=366 * 86_400)]
-    """Seconds."""
+    """Interval in seconds."""
     content: str = ""
     properties: dict[str, str] = {}
     count: Annotated[int, msgspec.Meta(ge=1)] | None = None
-    """How many messages it says; for ever if it is not set."""
+    """Number of messages; None for no limit."""
 
     def __post_init__(self) -> None:
-        ModuleMessage(self.content.encode(), self.properties)  # It is checked in there.
+        ModuleMessage(self.content.encode(), self.properties)  # Checks the properties.
 
 
 class Timer(Module):
-    """The module."""
+    """Timer module."""
 
     Settings = TimerSettings
 
     async def run(self) -> None:
-        """Say it again and again."""
+        """Publish messages."""
         settings: TimerSettings = self.settings
-        begun, tick, said = trio.current_time(), 0, 0
-        while settings.count is None or said < settings.count:
-            await trio.sleep_until(begun + (tick + 1) * settings.every)
+        started_at, tick, published_count = trio.current_time(), 0, 0
+        while settings.count is None or published_count < settings.count:
+            await trio.sleep_until(started_at + (tick + 1) * settings.every)
             await self.bus.publish(
                 settings.content.encode(), {**settings.properties, "tick": str(tick)}
             )
-            said += 1
-            tick = max(tick + 1, int((trio.current_time() - begun) / settings.every))
+            published_count += 1
+            tick = max(tick + 1, int((trio.current_time() - started_at) / settings.every))

@@ -1,12 +1,12 @@
-"""Says what it hears again, otherwise.
+"""Publishes received messages with changed properties.
 
     module = "transform"
     hears = ["thermometer"]
     settings = { only = { unit = "C" }, set = { site = "roof" }, remove = ["raw"] }
 
-Messages that do not have the properties of `only` are not said again. Renamed, then removed, then
-set. With `function = "package.module:name"` the message is given to that at last: it returns a
-message, several, or None for none.
+Messages without the properties of `only` are dropped. Properties are renamed, then removed, then
+set. `function = "package.module:name"` is called last; it returns a message, several messages, or
+None.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from typing import Any, cast
 
 import msgspec
 
-from simplebus.gateway.config import find
+from simplebus.gateway.config import find_entry_point
 from simplebus.gateway.messages import ModuleMessage
 from simplebus.gateway.module import AsyncPort, Module
 
 
 class TransformSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What is done to a message."""
+    """Settings of the transform."""
 
     only: dict[str, str] = {}
     set: dict[str, str] = {}
@@ -33,16 +33,16 @@ class TransformSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
 
     def __post_init__(self) -> None:
         for properties in self.set, dict.fromkeys(self.rename.values(), ""):
-            ModuleMessage(b"", properties)  # They are checked in there.
+            ModuleMessage(b"", properties)  # Checks the properties.
         if self.function:
-            find(self.function)
+            find_entry_point(self.function)
 
 
 Function = Callable[[ModuleMessage], ModuleMessage | list[ModuleMessage] | None]
 
 
-def changed(settings: TransformSettings, message: ModuleMessage) -> ModuleMessage | None:
-    """The message with other properties; None if it is not said again."""
+def apply_rules(settings: TransformSettings, message: ModuleMessage) -> ModuleMessage | None:
+    """Return the message with changed properties, or None if it is dropped."""
     properties: Mapping[str, str] = message.properties
     if any(properties.get(name) != value for name, value in settings.only.items()):
         return None
@@ -52,7 +52,7 @@ def changed(settings: TransformSettings, message: ModuleMessage) -> ModuleMessag
 
 
 class Transform(Module):
-    """The module."""
+    """Transform module."""
 
     Settings = TransformSettings
 
@@ -60,25 +60,28 @@ class Transform(Module):
         super().__init__(bus, settings)
         self._function: Function | None = None
         if settings.function:
-            self._function = cast(Function, find(settings.function))
+            self._function = cast(Function, find_entry_point(settings.function))
 
     async def receive(self, message: ModuleMessage) -> None:
-        said = changed(self.settings, message)
-        if said is None:
+        changed = apply_rules(self.settings, message)
+        if changed is None:
             return
-        for each in [said] if self._function is None else self._made(self._function(said)):
+        for each in (
+            [changed] if self._function is None else self._to_messages(self._function(changed))
+        ):
             await self.bus.publish(each)
 
-    def _made(self, made: object) -> list[ModuleMessage]:
-        """What its function has returned. Raises TypeError for what are no messages."""
-        if made is None:
+    def _to_messages(self, result: object) -> list[ModuleMessage]:
+        """Return the messages that the function returned. Raises TypeError for anything else."""
+        if result is None:
             return []
-        several = [made] if isinstance(made, ModuleMessage) else made
-        if isinstance(several, Iterable):
-            messages = list(several)
+        if isinstance(result, ModuleMessage):
+            return [result]
+        if isinstance(result, Iterable):
+            messages = list(result)
             if all(isinstance(each, ModuleMessage) for each in messages):
                 return messages
         raise TypeError(
             f"expected {self.settings.function} to return a ModuleMessage, several, or None; got "
-            f"{reprlib.repr(made)}"
+            f"{reprlib.repr(result)}"
         )

@@ -1,10 +1,8 @@
-"""What an uplink is told: where to, what of, and who it is there.
+"""Settings of the uplink.
 
-Rule 1: what is returned can be carried out: a class that may be copied, addresses, files that can
-be read. What would be ignored is refused.
-Rule 2: who it is stands in the settings, or in a file that they name, as at the far end of a
-bridge; what they do not say the environment may, as for other clients. No text that is made of
-settings shows a secret.
+Parsed settings can be carried out: the class may be copied, addresses are valid, files can be read,
+and nothing would be ignored. Credentials are in the settings or in a file; the environment supplies
+the rest, as for other clients. No text made from settings contains a secret.
 """
 
 from __future__ import annotations
@@ -29,51 +27,51 @@ from simplebus.config.mistakes import unknown
 from simplebus.core import dead_letters
 from simplebus.core.channel.pattern import check_name
 from simplebus.core.limits import CLASS_ID_MAX, NAME_CHARACTERS_MAX
-from simplebus.gateway.config import converted
+from simplebus.gateway.config import convert_settings
 
-_WHO = ("user", "password", "token", "seed")
-_FILES = ("ca", "cert", "key")
-_UNNAMED = "-" + 64 * "m"
-"""As long as what an uplink without a name is called there."""
+_CREDENTIAL_FIELDS = ("user", "password", "token", "seed")
+_TLS_FIELDS = ("ca", "cert", "key")
+_LONGEST_DEFAULT_NAME = "-" + 64 * "m"
+"""As long as the longest name of an uplink without a configured one."""
 
 
 class UplinkTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What may stand in its settings."""
+    """Settings in the file."""
 
     to: str
-    """An address; or several, of a cluster of NATS servers, with commas between."""
+    """Address of the target; for a NATS cluster several, separated by commas."""
     class_: int | str = msgspec.field(name="class")
-    """The class that messages get there, and here meanwhile."""
+    """Class of the messages, at the target and in the local bus."""
     channel: str = ""
     channel_property: str = ""
-    """The property that holds a message's channel."""
+    """Property with the channel of a message."""
     data_dir: str = ""
-    """Where they are kept; in memory only if it is not set."""
+    """Directory for stored messages; empty to keep them in memory."""
     max_memory: Annotated[int, msgspec.Meta(ge=1 << 20)] = 64 << 20
-    """Bytes that they may take in memory."""
+    """Bytes of messages in memory."""
     name: str = ""
-    """What this uplink is called there, where no two may be called alike. Without it, it is called
-    like the module, and as no other."""
+    """Unique name of the uplink at the target. The default is the module's name with a unique
+    suffix.
+    """
     stream: str = ""
-    """Of a NATS server: the stream of JetStream that has to take what is published."""
+    """JetStream stream that must store the messages."""
     under_way: Annotated[int, msgspec.Meta(ge=1)] | None = None
-    """So many messages are on their way into it at once; None for what keeps their order."""
+    """Messages in flight into the stream; None for the number that keeps their order."""
     user: str = ""
-    """Who it is there, with `password`;"""
+    """User at the target, with `password`."""
     password: str = ""
     token: str = ""
-    """or this alone;"""
+    """Token, instead of user and password."""
     seed: str = ""
-    """or, for a NATS server, that of a user's key."""
+    """Seed of an NKEY, for a NATS server."""
     ca: str = ""
-    """A file of authorities, as PEM, that may have signed the certificate there; without it, those
-    that the system trusts."""
+    """PEM file with certificate authorities; empty for those of the system."""
     cert: str = ""
-    """A file with its own certificate, for a server that asks for one."""
+    """File with the client certificate."""
     key: str = ""
-    """Its key, where it does not stand in the same file."""
+    """File with its key, if it is not in the same file."""
     credentials: str | dict[str, str] = ""
-    """A file of these but `seed`, which then says it all; or a table of the first four."""
+    """File with these settings except `seed`, or a table with the first four."""
 
     def __repr__(self) -> str:
         return f"<to={re.sub('(?<=//).*@', '…@', self.to)!r}, class={self.class_!r}, …>"
@@ -81,38 +79,46 @@ class UplinkTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @dataclass(frozen=True, slots=True)
 class UplinkSettings:
-    """Settings that make sense."""
+    """Checked settings."""
 
     table: UplinkTable
     access: Access
-    """Who it is there, and whom it trusts."""
+    """Credentials and TLS settings."""
 
     @property
     def has_secrets(self) -> bool:
-        """Whether the file that says this is one that others are not to read."""
+        """True if the file with these settings should not be readable by others."""
         table = self.table
         return bool(table.password or table.token or table.seed or "@" in table.to)
 
     @property
     def nats_access(self) -> NatsAccess:
-        """The same, for a NATS server."""
+        """Credentials and TLS settings for a NATS server."""
         seed = self.table.seed
         return NatsAccess({"seed": seed} if seed else {}, self.access)
 
 
 def parse(raw: Mapping[str, Any], environment: Mapping[str, str] | None = None) -> UplinkSettings:
-    """Raises ValueError for what makes no sense, and for a file that is no good."""
-    table = _without_table(converted(raw, UplinkTable))
+    """Check settings.
+
+    Args:
+        raw: Settings from the file.
+        environment: Environment variables; None for those of the process.
+
+    Raises:
+        ValueError: The settings are contradictory, or a file cannot be read.
+    """
+    table = _merge_credentials(convert_settings(raw, UplinkTable))
     _check_class(table)
-    names_somebody = _check_address(table)
+    has_credentials = _check_address(table)
     if table.channel:
         check_name(table.channel)
     if is_nats_address(table.to) and is_reserved_subject(table.channel):
-        raise ValueError(f"channel: {table.channel!r} is the NATS server's own")
+        raise ValueError(f"channel: {table.channel!r} is reserved for the NATS server")
     if table.data_dir and Path(table.data_dir).exists() and not Path(table.data_dir).is_dir():
-        raise ValueError(f"data_dir: {table.data_dir} is no directory")
+        raise ValueError(f"data_dir: {table.data_dir} is not a directory")
     try:
-        access = _access(table, os.environ if environment is None else environment, names_somebody)
+        access = _access(table, os.environ if environment is None else environment, has_credentials)
         made = UplinkSettings(table, access)
         if access.ca or access.cert:
             access.tls()
@@ -126,15 +132,15 @@ def parse(raw: Mapping[str, Any], environment: Mapping[str, str] | None = None) 
     return made
 
 
-def _without_table(table: UplinkTable) -> UplinkTable:
-    """The same, with who it is where that is to stand."""
+def _merge_credentials(table: UplinkTable) -> UplinkTable:
+    """Return the settings with the entries of a `credentials` table merged."""
     if isinstance(table.credentials, str):
         return table
     for name in table.credentials:
-        if name not in _WHO:
-            raise ValueError(unknown(name, _WHO, "credentials"))
+        if name not in _CREDENTIAL_FIELDS:
+            raise ValueError(unknown(name, _CREDENTIAL_FIELDS, "credentials"))
         if getattr(table, name):
-            raise ValueError(f"{name!r} stands in credentials and beside it, expected either")
+            raise ValueError(f"{name!r} is in credentials and beside it, expected one of them")
     return msgspec.structs.replace(table, **table.credentials, credentials="")
 
 
@@ -150,50 +156,56 @@ def _check_class(table: UplinkTable) -> None:
     CopiedClass(class_)
     if isinstance(class_, str) and dead_letters.is_dead_letter_class(class_):
         raise ValueError(
-            f"class: in {class_!r} a bus has its dead letters, and drops the oldest of them; "
+            f"class: {class_!r} holds dead letters, of which a bus drops the oldest; "
             "expected another"
         )
     try:
-        check_name(record_channel(table.name or _UNNAMED, class_, back=False))
+        check_name(record_channel(table.name or _LONGEST_DEFAULT_NAME, class_, back=False))
     except ValueError:
-        raise ValueError(
-            f"name: expected what may be part of a channel, got {table.name!r}"
-        ) from None
+        raise ValueError(f"name: expected a valid part of a channel, got {table.name!r}") from None
 
 
 def _check_address(table: UplinkTable) -> bool:
-    """Whether the address says who it is. Raises ValueError for what goes with no such address."""
+    """Return True if the address contains credentials. Raises ValueError for settings that do not
+    fit it.
+    """
     if is_nats_address(table.to):
         CopiedClass(table.class_, stream=table.stream, under_way=table.under_way)
-        names_somebody = parse_addresses(table.to)[0].credentials is not None
-        if names_somebody and any(getattr(table, name) for name in (*_WHO, "credentials")):
-            raise ValueError("who it is stands in the address and beside it, expected either")
-        return names_somebody
+        has_credentials = parse_addresses(table.to)[0].credentials is not None
+        if has_credentials and any(
+            getattr(table, name) for name in (*_CREDENTIAL_FIELDS, "credentials")
+        ):
+            raise ValueError("credentials are in the address and beside it, expected one of them")
+        return has_credentials
     secure = Address.parse(table.to).is_secure
-    for name in ("stream", "under_way", "seed", *(() if secure else _FILES)):
+    for name in ("stream", "under_way", "seed", *(() if secure else _TLS_FIELDS)):
         if getattr(table, name):
-            where = "simplebuss:// or tls://" if name in _FILES else "nats:// or tls://"
-            raise ValueError(f"{name}: it goes with an address of {where}, got {table.to!r}")
+            where = "simplebuss:// or tls://" if name in _TLS_FIELDS else "nats:// or tls://"
+            raise ValueError(f"{name}: needs an address that begins with {where}, got {table.to!r}")
     return False
 
 
-def _access(table: UplinkTable, environment: Mapping[str, str], names_somebody: bool) -> Access:
-    """Raises ValueError, and OSError for a file that is no good."""
+def _access(table: UplinkTable, environment: Mapping[str, str], has_credentials: bool) -> Access:
+    """Return credentials and TLS settings. Raises ValueError, or OSError if a file cannot be read."""
     own = {name: value for name in ENVIRONMENT_VARIABLES if (value := getattr(table, name))}
     if table.credentials:
         if own or table.seed:
-            raise ValueError("the file of credentials says it all, or leave it out")
+            raise ValueError(
+                "credentials: the file replaces all other access settings; remove one or the other"
+            )
         assert isinstance(table.credentials, str)
         return Access.from_file(table.credentials)
-    said = dict(environment)
-    is_said = names_somebody or any(getattr(table, name) for name in _WHO)
-    for name in ("user", "password", "token") if is_said else ():
-        said.pop(ENVIRONMENT_VARIABLES[name], None)
+    variables = dict(environment)
+    is_configured = has_credentials or any(getattr(table, name) for name in _CREDENTIAL_FIELDS)
+    for name in ("user", "password", "token") if is_configured else ():
+        variables.pop(ENVIRONMENT_VARIABLES[name], None)
     if table.cert:
-        said.pop(ENVIRONMENT_VARIABLES["key"], None)
-    files = {ENVIRONMENT_VARIABLES[name]: own[name] for name in _FILES if name in own}
-    found = Access.from_environment(said | files)
-    if not is_said:
+        variables.pop(ENVIRONMENT_VARIABLES["key"], None)
+    files = {ENVIRONMENT_VARIABLES[name]: own[name] for name in _TLS_FIELDS if name in own}
+    found = Access.from_environment(variables | files)
+    if not is_configured:
         return found
-    password = table.password or (environment.get(ENVIRONMENT_VARIABLES["password"], "") if table.user else "")
+    password = table.password or (
+        environment.get(ENVIRONMENT_VARIABLES["password"], "") if table.user else ""
+    )
     return replace(found, user=table.user, password=password, token=table.token)

@@ -11,16 +11,16 @@ import trio.testing
 
 from simplebus.config.mistakes import ConfigError
 from simplebus.gateway import ModuleMessage
-from simplebus.gateway.config import GatewayPlan, ModulePlan, find
+from simplebus.gateway.config import GatewayPlan, ModulePlan, find_entry_point
 from simplebus.gateway.gateway import open_gateway
 from simplebus.gateway.modules import SHIPPED
-from simplebus.gateway.modules.transform import TransformSettings, changed
+from simplebus.gateway.modules.transform import TransformSettings, apply_rules
 from tests.gateway import sample_modules
 
 
 @pytest.mark.parametrize("name", SHIPPED)
 def test_what_is_shipped_is_there(name: str) -> None:
-    module = find(name)
+    module = find_entry_point(name)
     assert module.__doc__
     assert module.__module__.rpartition(".")[2] == name
 
@@ -104,12 +104,12 @@ def test_a_transform_renames_removes_and_sets() -> None:
     settings = TransformSettings(
         only={"a": "1"}, rename={"b": "beta"}, remove=["c"], set={"site": "roof"}
     )
-    assert changed(settings, message) == ModuleMessage(
+    assert apply_rules(settings, message) == ModuleMessage(
         b"x", {"a": "1", "beta": "2", "site": "roof"}
     )
-    assert changed(TransformSettings(only={"a": "2"}), message) is None
-    assert changed(TransformSettings(only={"d": "4"}), message) is None
-    assert changed(TransformSettings(), message) == message
+    assert apply_rules(TransformSettings(only={"a": "2"}), message) is None
+    assert apply_rules(TransformSettings(only={"d": "4"}), message) is None
+    assert apply_rules(TransformSettings(), message) == message
 
 
 async def test_a_function_that_returns_no_message_is_told_which_and_what(

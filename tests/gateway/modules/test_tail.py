@@ -19,17 +19,17 @@ from simplebus.gateway.messages import ModuleMessage
 from simplebus.gateway.module import BlockingModule
 from simplebus.gateway.modules import tail
 from simplebus.gateway.modules.tail import (
-    DONE_MAX,
-    HELD_MAX,
+    FINISHED_FILES_MAX,
     LINE_BYTES_MAX,
+    OPEN_FILES_MAX,
     QUIET_POLLS,
-    Follower,
+    FileFollower,
     Line,
 )
 from tests.gateway import sample_modules
 
 
-def said(follower: Follower) -> list[bytes]:
+def said(follower: FileFollower) -> list[bytes]:
     """All that is new, and what waits for a file that was moved away."""
     found: list[bytes] = []
     quiet = 0
@@ -40,7 +40,7 @@ def said(follower: Follower) -> list[bytes]:
     return found
 
 
-def poll(follower: Follower, times: int) -> None:
+def poll(follower: FileFollower, times: int) -> None:
     """Ask so often, for nothing."""
     assert [follower.lines() for _ in range(times)] == [[]] * times
 
@@ -63,7 +63,7 @@ def path(tmp_path: Path) -> Path:
 
 def test_lines_are_said_once_they_have_an_end(path: Path) -> None:
     add(path, b"one\ntwo\r\nthr")
-    follower = Follower(path, at_end=False)
+    follower = FileFollower(path, at_end=False)
     assert follower.lines() == [Line(b"one", 0), Line(b"two", 4)]
     add(path, b"ee\n\n")
     assert follower.lines() == [Line(b"three", 9), Line(b"", 15)]
@@ -73,7 +73,7 @@ def test_lines_are_said_once_they_have_an_end(path: Path) -> None:
 
 def test_it_begins_at_the_end_of_a_file_that_was_there(path: Path) -> None:
     add(path, b"old\n")
-    follower = Follower(path, at_end=True)
+    follower = FileFollower(path, at_end=True)
     assert said(follower) == []
     add(path, b"new\n")
     assert said(follower) == [b"new"]
@@ -81,7 +81,7 @@ def test_it_begins_at_the_end_of_a_file_that_was_there(path: Path) -> None:
 
 
 def test_a_file_that_comes_later_is_read_from_its_beginning(path: Path) -> None:
-    follower = Follower(path, at_end=True)
+    follower = FileFollower(path, at_end=True)
     assert said(follower) == []
     add(path, b"first\n")
     assert said(follower) == [b"first"]
@@ -90,7 +90,7 @@ def test_a_file_that_comes_later_is_read_from_its_beginning(path: Path) -> None:
 
 def test_a_file_that_is_moved_away_is_read_to_its_end(path: Path) -> None:
     add(path, b"one\n")
-    follower = Follower(path, at_end=False)
+    follower = FileFollower(path, at_end=False)
     assert said(follower) == [b"one"]
     path.rename(path.with_suffix(".1"))
     add(path.with_suffix(".1"), b"late\nwithout an end")
@@ -102,7 +102,7 @@ def test_a_file_that_is_moved_away_is_read_to_its_end(path: Path) -> None:
 
 def test_a_file_that_was_moved_away_is_read_on_while_there_is_something_new(path: Path) -> None:
     add(path, b"one\n")
-    follower = Follower(path, at_end=False)
+    follower = FileFollower(path, at_end=False)
     assert said(follower) == [b"one"]
     old = path.with_name("app.log.1")
     path.rename(old)
@@ -122,9 +122,9 @@ def test_files_that_were_at_the_path_between_two_polls_are_read_in_their_order(p
     for number, name in enumerate(("app.log.0", "app.log.gz", "app.log.err", "other.1"), 1):
         path.with_name(name).write_bytes(b"not its own\n")
         os.utime(path.with_name(name), ns=(0, number if name == "app.log.0" else 10**6))
-    follower = Follower(path, at_end=False)
+    follower = FileFollower(path, at_end=False)
     expected = []
-    for number in range(10, 10 + HELD_MAX + 4):
+    for number in range(10, 10 + OPEN_FILES_MAX + 4):
         add(path, b"%d\n" % number)
         if number == 10:
             assert said(follower) == [b"10"]
@@ -138,17 +138,17 @@ def test_files_that_were_at_the_path_between_two_polls_are_read_in_their_order(p
 
 def test_no_more_than_so_many_files_are_held(path: Path) -> None:
     path.touch()
-    follower = Follower(path, at_end=False)
+    follower = FileFollower(path, at_end=False)
     before = len(os.listdir("/proc/self/fd"))
     poll(follower, 1)
-    for number in range(1, 4 * HELD_MAX):
+    for number in range(1, 4 * OPEN_FILES_MAX):
         move(path, number)
         path.touch()
         poll(follower, 1)
-        assert len(os.listdir("/proc/self/fd")) <= before + HELD_MAX + DONE_MAX
+        assert len(os.listdir("/proc/self/fd")) <= before + OPEN_FILES_MAX + FINISHED_FILES_MAX
     add(path, b"new\n")
     assert said(follower) == [b"new"]
-    assert len(os.listdir("/proc/self/fd")) == before + 1 + DONE_MAX
+    assert len(os.listdir("/proc/self/fd")) == before + 1 + FINISHED_FILES_MAX
     for old in path.parent.glob("app.log.*"):
         old.unlink()
     poll(follower, 1)  # None keeps a disk from having its space back.
@@ -161,7 +161,7 @@ def test_a_file_that_is_cut_off_is_read_from_its_beginning(
     path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     add(path, b"one\ntwo\nthr")
-    follower = Follower(path, at_end=False)
+    follower = FileFollower(path, at_end=False)
     assert said(follower) == [b"one", b"two"]
     path.write_bytes(b"new\n")
     assert said(follower) == [b"new"]
@@ -169,7 +169,7 @@ def test_a_file_that_is_cut_off_is_read_from_its_beginning(
     caplog.clear()
     follower.close()
     path.write_bytes(b"ab\n")
-    again = Follower(path, at_end=True, place=follower.place)
+    again = FileFollower(path, at_end=True, place=follower.position)
     assert said(again) == [b"ab"]
     assert "the 4 bytes that were read do not stand" in caplog.text
     again.close()
@@ -181,11 +181,11 @@ def test_a_file_that_is_longer_when_it_was_cut_off_is_read_from_its_beginning(
     path: Path, caplog: pytest.LogCaptureFixture, before: bytes, is_away: bool
 ) -> None:
     add(path, before)
-    follower = Follower(path, at_end=False)
+    follower = FileFollower(path, at_end=False)
     assert said(follower) == before.split(b"\n")[:-1]
     if is_away:
         follower.close()
-        follower = Follower(path, at_end=True, place=follower.place)
+        follower = FileFollower(path, at_end=True, place=follower.position)
     path.write_bytes(b"new\n" * 60)
     assert said(follower) == [b"new"] * 60
     assert "do not stand there any more" in caplog.text
@@ -198,14 +198,14 @@ def test_a_place_of_former_times_has_no_checksum(path: Path) -> None:
     add(path, b"one\ntwo\n")
     stat = path.stat()
     place = b'{"device":%d,"inode":%d,"offset":4}' % (stat.st_dev, stat.st_ino)
-    follower = Follower(path, at_end=True, place=place)
+    follower = FileFollower(path, at_end=True, place=place)
     assert said(follower) == [b"two"]
     follower.close()
 
 
 def test_a_line_without_end_is_said_in_pieces(path: Path) -> None:
     add(path, b"x" * (2 * LINE_BYTES_MAX + 5))
-    follower = Follower(path, at_end=False)
+    follower = FileFollower(path, at_end=False)
     assert [len(piece) for piece in said(follower)] == [LINE_BYTES_MAX] * 2
     add(path, b"y\n")
     assert said(follower) == [b"xxxxxy"]
@@ -225,7 +225,7 @@ def test_whatever_happens_lines_are_said_once_and_in_order(
     follower is lost and another goes on at its place. Files may come and go without being seen."""
     path = tmp_path_factory.mktemp("tail") / "app.log"
     path.touch()
-    follower = Follower(path, at_end=False)
+    follower = FileFollower(path, at_end=False)
     files: list[bytearray] = [bytearray()]
     found: list[bytes] = said(follower)
     for number, step in enumerate(steps, 1):
@@ -238,7 +238,7 @@ def test_whatever_happens_lines_are_said_once_and_in_order(
             files.append(bytearray())
         elif step == "again":
             follower.close()
-            follower = Follower(path, at_end=True, place=follower.place)
+            follower = FileFollower(path, at_end=True, place=follower.position)
         elif step == "poll":
             found += [line.content for line in follower.lines()]
         else:
@@ -256,18 +256,18 @@ def test_whatever_happens_lines_are_said_once_and_in_order(
 
 def test_what_is_left_in_a_file_that_was_moved_while_nobody_read_is_said_first(path: Path) -> None:
     add(path, b"one\n")
-    follower = Follower(path, at_end=False)
+    follower = FileFollower(path, at_end=False)
     assert said(follower) == [b"one"]
     follower.close()
     add(path, b"while away\n")
     move(path, 1)
-    again = Follower(path, at_end=True, place=follower.place)
+    again = FileFollower(path, at_end=True, place=follower.position)
     assert said(again) == [b"while away"]  # Also while there is no new one.
     again.close()
     add(path, b"between\n")
     move(path, 2)
     add(path, b"new\n")
-    third = Follower(path, at_end=True, place=again.place)
+    third = FileFollower(path, at_end=True, place=again.place)
     assert said(third) == [b"between", b"new"]
     third.close()
 
@@ -276,17 +276,17 @@ def test_a_place_in_another_file_is_not_believed(
     path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     add(path, b"one\ntwo\n")
-    follower = Follower(path, at_end=False)
+    follower = FileFollower(path, at_end=False)
     said(follower)
-    place = follower.place
+    place = follower.position
     follower.close()
     path.rename(path.with_suffix(".1"))
     add(path, b"new\nnewer\nnewest\n")
-    again = Follower(path, at_end=True, place=place)
+    again = FileFollower(path, at_end=True, place=place)
     assert said(again) == [b"new", b"newer", b"newest"]
     assert "the file that was read last is gone: lines may have been missed" in caplog.text
     again.close()
-    broken = Follower(path, at_end=False, place=b"{not json")
+    broken = FileFollower(path, at_end=False, place=b"{not json")
     assert said(broken) == [b"new", b"newer", b"newest"]
     broken.close()
 
@@ -329,7 +329,7 @@ async def test_a_place_that_the_power_took_is_told(
 async def test_on_a_full_disk_nothing_is_read_that_may_be_said_again(
     path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(tail, "FULL_SECONDS", 0.001)
+    monkeypatch.setattr(tail, "RETRY_SECONDS", 0.001)
     tries, is_full = 0, True
     replace = Path.replace
 
@@ -418,9 +418,9 @@ async def test_one_that_is_replaced_while_nobody_has_room_says_each_line_once(
 
 def test_the_place_before_a_line_leads_to_it_also_when_its_file_is_done_with(path: Path) -> None:
     add(path, b"one\ntwo\nrest")
-    follower = Follower(path, at_end=False)
+    follower = FileFollower(path, at_end=False)
     _, two = follower.lines()
-    again = Follower(path, at_end=False, place=follower.before(two))
+    again = FileFollower(path, at_end=False, place=follower.position_before(two))
     assert [line.content for line in again.lines()] == [b"two"]
     again.close()
     move(path, 1)
@@ -428,7 +428,7 @@ def test_the_place_before_a_line_leads_to_it_also_when_its_file_is_done_with(pat
     while not (rest := follower.lines()):
         pass
     assert [line.content for line in rest] == [b"rest"]
-    again = Follower(path, at_end=False, place=follower.before(rest[0]))
+    again = FileFollower(path, at_end=False, place=follower.position_before(rest[0]))
     follower.close()
     assert said(again) == [b"rest", b"new"]
     again.close()
@@ -455,7 +455,7 @@ def test_a_file_with_the_inode_of_one_that_was_deleted_is_read(path: Path, line:
         write()
 
     write()
-    follower = Follower(path, at_end=False)
+    follower = FileFollower(path, at_end=False)
     count = len(said(follower))
     for _ in range(10):
         rotate()
@@ -471,7 +471,7 @@ def test_a_file_with_the_inode_of_one_that_was_deleted_is_read(path: Path, line:
 
 def test_what_is_done_with_is_known_though_somebody_writes_to_it_still(path: Path) -> None:
     add(path, b"one\n")
-    follower = Follower(path, at_end=False)
+    follower = FileFollower(path, at_end=False)
     assert said(follower) == [b"one"]
     for text in b"two", b"three", b"four":
         move(path, number := len(os.listdir(path.parent)))
@@ -484,7 +484,7 @@ def test_what_is_done_with_is_known_though_somebody_writes_to_it_still(path: Pat
 @pytest.mark.parametrize("end", [b"\n", b"\r\n"])
 def test_a_line_as_long_as_a_piece_is_one_line(path: Path, end: bytes) -> None:
     add(path, b"x" * LINE_BYTES_MAX + end[:-1])
-    follower = Follower(path, at_end=False)
+    follower = FileFollower(path, at_end=False)
     assert said(follower) == []
     add(path, b"\ny" + end)
     assert said(follower) == [b"x" * LINE_BYTES_MAX, b"y"]
@@ -500,7 +500,7 @@ def test_a_place_that_is_damaged_is_told_and_does_not_count(
     place: bytes, path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     add(path, b"one\n")
-    follower = Follower(path, at_end=False, place=place)
+    follower = FileFollower(path, at_end=False, place=place)
     assert said(follower) == [b"one"]
     follower.close()
     assert "the place that was remembered is damaged" in caplog.text
@@ -510,7 +510,7 @@ def test_a_place_that_is_damaged_is_told_and_does_not_count(
 def test_a_pipe_is_refused_and_nobody_waits_for_its_writer(
     path: Path, when: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    follower = Follower(path, at_end=False)
+    follower = FileFollower(path, at_end=False)
     if when == "then":
         add(path, b"one\n")
         opened = os.open

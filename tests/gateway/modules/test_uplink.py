@@ -20,7 +20,7 @@ from simplebus.gateway import gateway as gateways
 from simplebus.gateway.config import GatewayPlan, ModulePlan
 from simplebus.gateway.gateway import Gateway
 from simplebus.server.run import RunningServer
-from tests.bridge.nats_copiers import wired
+from tests.bridge.nats_copiers import connect
 from tests.jetstream.nats_servers import nats_server
 from tests.support.running_server import serving
 
@@ -30,7 +30,7 @@ open_gateway = partial(gateways.open_gateway, drain=PATIENCE_S)
 
 @pytest.fixture(autouse=True)
 def _what_was_heard_is_sent_however_slow_the_machine_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("simplebus.gateway.modules.uplink.GOODBYE_S", PATIENCE_S)
+    monkeypatch.setattr("simplebus.gateway.modules.uplink.FLUSH_TIMEOUT_S", PATIENCE_S)
 
 
 def plan(port: int, **settings: Any) -> GatewayPlan:
@@ -79,10 +79,10 @@ async def test_what_it_hears_is_there_with_channel_and_properties() -> None:
 
 
 async def test_what_is_heard_while_the_bus_is_away_comes_later_and_once(tmp_path: Path) -> None:
-    kept, port = {"data_dir": str(tmp_path / "kept")}, free_port()
-    async with open_gateway(plan(port, **kept)) as gateway:
+    find_backlogs, port = {"data_dir": str(tmp_path / "kept")}, free_port()
+    async with open_gateway(plan(port, **find_backlogs)) as gateway:
         await say(gateway, 0, 100)
-    async with open_gateway(plan(port, **kept)) as gateway:
+    async with open_gateway(plan(port, **find_backlogs)) as gateway:
         await say(gateway, 100, 100)
         async with serving(port=port):
             assert numbers(await read(port, 200)) == list(range(200))
@@ -99,16 +99,16 @@ async def test_what_is_kept_is_sent_also_by_an_uplink_that_is_called_otherwise(
     name: str, settings: dict[str, str], met: bool, tmp_path: Path
 ) -> None:
     """Whether or not it has `met` the other end before, which remembers it."""
-    kept, port, before = {"data_dir": str(tmp_path / "kept")}, free_port(), 0
+    find_backlogs, port, before = {"data_dir": str(tmp_path / "kept")}, free_port(), 0
     far = {"data_dir": tmp_path / "far"}
     if met:
-        async with serving(port=port, **far), open_gateway(plan(port, **kept)) as gateway:
+        async with serving(port=port, **far), open_gateway(plan(port, **find_backlogs)) as gateway:
             await say(gateway, 0, 50)
             assert numbers(await read(port, 50)) == list(range(50))
         before = 50
-    async with open_gateway(plan(port, **kept)) as gateway:
+    async with open_gateway(plan(port, **find_backlogs)) as gateway:
         await say(gateway, before, 100)
-    other = plan(port, **kept, **settings)
+    other = plan(port, **find_backlogs, **settings)
     up = replace(other.modules[0], name=name)
     async with open_gateway(GatewayPlan((up,), (("*", name),))) as gateway:
         await say(gateway, before + 100, 100)
@@ -138,7 +138,7 @@ async def test_what_cannot_be_sent_is_left_out_counted_and_told(
 async def test_without_a_directory_a_loss_is_told(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("simplebus.gateway.modules.uplink.GOODBYE_S", 0.0)
+    monkeypatch.setattr("simplebus.gateway.modules.uplink.FLUSH_TIMEOUT_S", 0.0)
     async with open_gateway(plan(free_port())) as gateway:
         await say(gateway, 0, 3)
     assert "3 messages are lost: they were not sent" in caplog.text
@@ -165,7 +165,7 @@ async def test_a_stream_of_jetstream_has_what_it_hears_once(
     """One message behind the other where it might be full, unless more are asked for."""
     caplog.set_level("INFO", "simplebus.bridge")
     with nats_server(tmp_path) as nats:
-        async with wired(nats) as wire:
+        async with connect(nats) as wire:
             bound = {"discard": "new", "max_msgs": 1000}
             config = {"name": "READINGS", "subjects": ["roof.>"], **bound}
             await wire.link.ask("STREAM.CREATE.READINGS", config)
@@ -196,13 +196,16 @@ async def test_where_its_directory_is_in_use_it_tries_again_and_keeps_what_it_he
     tmp_path: Path,
 ) -> None:
     """A message is there already when it is made again, and waits for what `run` opens."""
-    kept = {"data_dir": str(tmp_path / "kept")}
+    find_backlogs = {"data_dir": str(tmp_path / "kept")}
     async with serving() as up:
         port = port_of(up)
-        async with open_gateway() as gateway, open_gateway(plan(free_port(), **kept)) as other:
+        async with (
+            open_gateway() as gateway,
+            open_gateway(plan(free_port(), **find_backlogs)) as other,
+        ):
             await say(other, 0, 10)
             await other.bus.wait_quiet_async()
-            await gateway.apply(plan(port, **kept))
+            await gateway.apply(plan(port, **find_backlogs))
             await say(gateway, 10, 10)
             with trio.fail_after(PATIENCE_S):
                 while gateway.statistics().modules[0].failures < 2:  # noqa: ASYNC110

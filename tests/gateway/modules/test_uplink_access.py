@@ -18,7 +18,7 @@ from simplebus.gateway.config import GatewayPlan, ModulePlan
 from simplebus.gateway.gateway import Gateway, open_gateway
 from simplebus.gateway.modules.uplink_settings import parse
 from simplebus.server.tls.certificates import TlsOptions
-from tests.bridge.nats_copiers import wired
+from tests.bridge.nats_copiers import connect
 from tests.jetstream.nats_servers import nats_server
 from tests.support.certificates import Authority
 from tests.support.running_server import serving
@@ -109,13 +109,13 @@ async def test_a_nats_server_with_an_authority_of_its_own_lets_it_in(
     trusted = Access(ca=str(authority.path))
     with trio.fail_after(PATIENCE_S), nats_server(tmp_path, asks) as nats:
         to = nats.url.replace("nats://", "tls://")
-        async with wired(nats, who, tls=trusted.tls()) as wire:
+        async with connect(nats, who, tls=trusted.tls()) as wire:
             wire.core.subscribe("class.readings")
             await wire.echoed()
             async with open_gateway(plan(to, **who, ca=trusted.ca)) as gateway:
                 await gateway.publish(ModuleMessage(b"hello"))
                 while not wire.messages:
-                    await wire.changed()
+                    await wire.apply_rules()
                 await said_of(gateway, "copied", 1)
             assert wire.messages[0].payload(0) == b"hello"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import simplebus
 from simplebus.bridge.settings import copier_name
-from simplebus.gateway.modules.uplink import Kept, kept
+from simplebus.gateway.modules.uplink import UplinkBacklog, find_backlogs
 
 LONG = "x" * 190
 """With it the name of a lane is cut."""
@@ -19,7 +19,7 @@ async def durable(bus: simplebus.Bus, name: str, class_: int | str) -> None:
 async def test_each_class_goes_on_under_the_name_that_it_has() -> None:
     memory = simplebus.MemoryBus()
     async with memory as bus:
-        assert kept(memory.statistics(), 7, "up") == [Kept(7, "up", 0, {})]
+        assert find_backlogs(memory.statistics(), 7, "up") == [UplinkBacklog(7, "up", 0, {})]
         for class_ in (7, LONG, "new", "done"):
             await bus.publish(b"", class_id=class_)
         await durable(bus, "was", 7)
@@ -27,13 +27,17 @@ async def test_each_class_goes_on_under_the_name_that_it_has() -> None:
         async with bus.subscribe("done", durable="bridge was there done") as messages:
             (await messages.get()).ack()
         await bus.publish(b"", class_id="dead.7")
-        assert kept(memory.statistics(), 7, "up") == [
-            Kept(7, "was", 1, {}),
-            Kept(LONG, "was", 1, {}),
-            Kept("new", "up", 1, {}),
+        assert find_backlogs(memory.statistics(), 7, "up") == [
+            UplinkBacklog(7, "was", 1, {}),
+            UplinkBacklog(LONG, "was", 1, {}),
+            UplinkBacklog("new", "up", 1, {}),
         ]
-        assert kept(memory.statistics(), "new", "up")[0] == Kept("new", "up", 1, {})
-        assert kept(memory.statistics(), "done", "up")[0] == Kept("done", "was", 0, {})
+        assert find_backlogs(memory.statistics(), "new", "up")[0] == UplinkBacklog(
+            "new", "up", 1, {}
+        )
+        assert find_backlogs(memory.statistics(), "done", "up")[0] == UplinkBacklog(
+            "done", "was", 0, {}
+        )
 
 
 async def test_where_it_has_several_its_own_goes_on_and_the_others_are_told() -> None:
@@ -42,5 +46,9 @@ async def test_where_it_has_several_its_own_goes_on_and_the_others_are_told() ->
         for name in ("was", "up"):
             await durable(bus, name, "x")
             await bus.publish(b"", class_id="x")
-        assert kept(memory.statistics(), "x", "up") == [Kept("x", "up", 2, {"was": 2})]
-        assert kept(memory.statistics(), "x", "new") == [Kept("x", "was", 2, {"up": 2})]
+        assert find_backlogs(memory.statistics(), "x", "up") == [
+            UplinkBacklog("x", "up", 2, {"was": 2})
+        ]
+        assert find_backlogs(memory.statistics(), "x", "new") == [
+            UplinkBacklog("x", "was", 2, {"up": 2})
+        ]
