@@ -22,7 +22,7 @@ from tests.behaviour.wire_peer_v2 import (
     unsubscribe,
     working,
 )
-from tests.core.test_dead_letters import letters, why
+from tests.core.test_dead_letters import dead_headers, fetch_dead_letters
 
 
 def delivery_ticks(bus: BrokerHarness, peer: Any, *, until: int) -> list[tuple[int, int]]:
@@ -53,7 +53,10 @@ def test_default_max_deliveries_is_16_in_both_versions() -> None:
     assert told == list(zip(at, range(1, 17), strict=True))
     assert bus.statistics(1).dropped == {Reason.MAX_DELIVERIES: 2}
     assert bus.statistics(1).ring.message_count == 0
-    assert [why(letter, "attempts") for letter, _ in letters(bus)] == ["16", "16"]
+    assert [dead_headers(letter, "attempts") for letter, _ in fetch_dead_letters(bus)] == [
+        "16",
+        "16",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -222,7 +225,7 @@ def test_crashing_consumer_uses_deliveries_no_faster_than_silent_one() -> None:
         bus.tick()
     ticks = [0, 0, 12, 36, 84, *range(144, 900, 60)]
     assert found == list(zip(ticks, range(1, 17), strict=False))
-    assert why(letters(bus)[0][0], "attempts") == "16"
+    assert dead_headers(fetch_dead_letters(bus)[0][0], "attempts") == "16"
 
 
 def test_poison_message_crashes_two_members_before_backoff() -> None:
@@ -288,8 +291,12 @@ def test_dead_letter_has_last_failure_reason(group: str | None) -> None:
     assert two.receive_message_ids() == [1]
     two.send(nack(5, 1, 2, 0))
     assert two.receive_message_ids() == []
-    (x, _), (y, _) = letters(bus)
-    assert why(x, "error", "attempts", "accepted") == ("<\r\n>, sa\u00df", "3", "1000.500000")
+    (x, _), (y, _) = fetch_dead_letters(bus)
+    assert dead_headers(x, "error", "attempts", "accepted") == (
+        "<\r\n>, sa\u00df",
+        "3",
+        "1000.500000",
+    )
     assert "dead-error" not in dict(y.headers)
     bus.tick()
     assert len(bus.broker.store.failure_reasons) == 0
@@ -305,9 +312,9 @@ def test_terminate_dead_letters_at_once(group: str | None) -> None:
     peer.send(ack(5, 1, 2), nack(5, 0, 3, "terminate", b"no JSON"), nack(5, 3, 4, "terminate"))
     assert bus.statistics(1).dropped == {Reason.TERMINATED: 3}
     assert bus.statistics(1).ring.message_count == 0
-    found = [(p, dict(letter.headers).get("dead-error")) for letter, p in letters(bus)]
+    found = [(p, dict(letter.headers).get("dead-error")) for letter, p in fetch_dead_letters(bus)]
     assert found == [(b"a", "no JSON"), (b"c", "no JSON"), (b"d", None)]
-    reasons = {why(letter, "reason", "attempts") for letter, _ in letters(bus)}
+    reasons = {dead_headers(letter, "reason", "attempts") for letter, _ in fetch_dead_letters(bus)}
     assert reasons == {("terminated", "1")}
 
 
@@ -326,7 +333,9 @@ def test_terminating_many_messages_yields_to_others(group: str | None) -> None:
         bus.broker.run_due_wakeups()
     assert bus.statistics(1).dropped == {Reason.TERMINATED: count}
     assert bus.statistics(1).ring.message_count == 0
-    assert {why(letter, "error") for letter, _ in letters(bus)} == {"none of them"}
+    assert {dead_headers(letter, "error") for letter, _ in fetch_dead_letters(bus)} == {
+        "none of them"
+    }
 
 
 def test_terminating_many_ranges_yields_to_others() -> None:
@@ -396,8 +405,8 @@ def test_terminate_during_backoff_requires_last_attempt(delay: int | None) -> No
     assert bus.broker.refusal_counts == {Reason.ACK_LATE: 2}
     assert bus.statistics(1).ring.message_count == 1
     peer.send(nack(5, 0, 1, "terminate", b"it is", attempt=3))
-    [(letter, _)] = letters(bus)
-    assert (why(letter, "attempts"), why(letter, "error")) == ("3", "it is")
+    [(letter, _)] = fetch_dead_letters(bus)
+    assert (dead_headers(letter, "attempts"), dead_headers(letter, "error")) == ("3", "it is")
     assert bus.broker.refusal_counts == {Reason.ACK_LATE: 2}
 
 

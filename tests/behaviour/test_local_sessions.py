@@ -48,7 +48,7 @@ def published_batch(class_id: int, *payloads: bytes) -> PublishedBatch:
 
 
 def open_local_peer(bus: BrokerHarness) -> Version2Peer:
-    return Version2Peer(bus, bus.broker.open_local_session("a guest"))
+    return Version2Peer(bus, bus.broker.open_local_session("local client"))
 
 
 def subscribe_local(
@@ -62,33 +62,33 @@ def subscribe_local(
 def test_local_session_publishes_subscribes_and_acks() -> None:
     bus = BrokerHarness()
     bus.peer(connect1(1))
-    guest, binary = open_local_peer(bus), connect_version2(bus, subscribe(1, 3))
-    subscribe_local(bus, guest)
-    bus.broker.apply_event(guest.session, published_batch(1, b"x", b"y"))
+    local, binary = open_local_peer(bus), connect_version2(bus, subscribe(1, 3))
+    subscribe_local(bus, local)
+    bus.broker.apply_event(local.session, published_batch(1, b"x", b"y"))
     assert [decode(m.content)[1] for m in binary.receive_deliveries()] == [b"x", b"y"]
-    got, told = guest.receive_all()
+    got, told = local.receive_all()
     assert [said.kind for said in told] == ["subscribe"]
     assert [(m.number, m.attempt, m.message_id) for m in got] == [(5, 1, 0), (5, 1, 1)]
-    bus.broker.apply_event(guest.session, AckedRange(5, 0, 1))
-    bus.broker.apply_event(guest.session, WorkingReceived(5, 1, 2))
-    bus.broker.apply_event(guest.session, NackReceived(5, 1, 2, 0.0))
-    assert [(m.attempt, m.message_id) for m in guest.receive_deliveries()] == [(2, 1)]
+    bus.broker.apply_event(local.session, AckedRange(5, 0, 1))
+    bus.broker.apply_event(local.session, WorkingReceived(5, 1, 2))
+    bus.broker.apply_event(local.session, NackReceived(5, 1, 2, 0.0))
+    assert [(m.attempt, m.message_id) for m in local.receive_deliveries()] == [(2, 1)]
 
 
 def test_local_session_has_no_heartbeat_timeout() -> None:
     bus = BrokerHarness()
-    guest = open_local_peer(bus)
+    local = open_local_peer(bus)
     assert bus.tick(100) == []
-    assert guest.read_bytes(1) == b""
+    assert local.read_bytes(1) == b""
 
 
 def test_closed_local_session_returns_its_messages() -> None:
     bus = BrokerHarness()
     bus.peer(connect1(1), publish1(1, b"x"))
-    guest = open_local_peer(bus)
-    subscribe_local(bus, guest, group="g", durable="d")
-    assert len(guest.receive_deliveries()) == 1
-    guest.disconnect()
+    local = open_local_peer(bus)
+    subscribe_local(bus, local, group="g", durable="d")
+    assert len(local.receive_deliveries()) == 1
+    local.disconnect()
     other = connect_version2(bus, subscribe(1, 3, group="g", durable="d"))
     assert [m.attempt for m in other.receive_deliveries()] == [2]
 
@@ -97,15 +97,15 @@ def test_local_session_with_too_many_parked_bytes_is_refused() -> None:
     limits = Limits(class_messages=1, frame_bytes=1000, pending_bytes=2_100_000)
     bus = BrokerHarness(Settings(limits=limits))
     bus.peer(connect1(1))
-    guest = open_local_peer(bus)
-    bus.broker.apply_event(guest.session, published_batch(1, *[b"x"] * 3))
-    assert guest.session.is_reading_paused
-    assert guest.session.parked_bytes > 0
+    local = open_local_peer(bus)
+    bus.broker.apply_event(local.session, published_batch(1, *[b"x"] * 3))
+    assert local.session.is_reading_paused
+    assert local.session.parked_bytes > 0
     many = published_batch(1, *[b"x" * 900] * 3000)
     with pytest.raises(RemoteProtocolError) as caught:
-        bus.broker.apply_event(guest.session, many)
+        bus.broker.apply_event(local.session, many)
     assert caught.value.reason is Reason.PENDING_LIMIT
-    guest.disconnect()
+    local.disconnect()
 
 
 # Terminate ----------------------------------------------------------------------------------------
@@ -115,13 +115,13 @@ def test_local_session_with_too_many_parked_bytes_is_refused() -> None:
 def test_terminated_message_becomes_dead_letter(group: str | None) -> None:
     bus = BrokerHarness()
     bus.peer(connect1(1), publish1(1, b"x", b"y", b"z"))
-    guest = open_local_peer(bus)
-    subscribe_local(bus, guest, group=group, durable="d")
-    assert guest.receive_message_ids() == [0, 1, 2]
-    bus.broker.apply_event(guest.session, NackReceived(5, 1, 2, 0.0))
-    assert guest.receive_message_ids() == [1]
-    bus.broker.apply_event(guest.session, TerminateReceived(5, 1, 2))
-    bus.broker.apply_event(guest.session, TerminateReceived(5, 1, 2))
+    local = open_local_peer(bus)
+    subscribe_local(bus, local, group=group, durable="d")
+    assert local.receive_message_ids() == [0, 1, 2]
+    bus.broker.apply_event(local.session, NackReceived(5, 1, 2, 0.0))
+    assert local.receive_message_ids() == [1]
+    bus.broker.apply_event(local.session, TerminateReceived(5, 1, 2))
+    bus.broker.apply_event(local.session, TerminateReceived(5, 1, 2))
     bus.broker.drain_writable()
     bus.check_invariants()
     assert bus.statistics(1).dropped == {Reason.TERMINATED: 1}
@@ -132,25 +132,25 @@ def test_terminated_message_becomes_dead_letter(group: str | None) -> None:
     assert payload == b"y"
     assert ("dead-reason", "terminated") in read.headers
     assert ("dead-attempts", "2") in read.headers
-    bus.broker.apply_event(guest.session, AckedRange(5, 0, 1))
-    bus.broker.apply_event(guest.session, AckedRange(5, 2, 3))
+    bus.broker.apply_event(local.session, AckedRange(5, 0, 1))
+    bus.broker.apply_event(local.session, AckedRange(5, 2, 3))
     bus.broker.drain_writable()
     assert bus.statistics(1).ring.message_count == 0
     bus.tick(100)
-    assert guest.receive_message_ids() == []
+    assert local.receive_message_ids() == []
 
 
 def test_waiting_redelivery_can_be_terminated_but_not_unsent() -> None:
     bus = BrokerHarness()
     bus.peer(connect1(1), publish1(1, b"x", b"y"))
-    guest = open_local_peer(bus)
-    subscribe_local(bus, guest, max_in_flight=1)
-    assert guest.receive_message_ids() == [0]
+    local = open_local_peer(bus)
+    subscribe_local(bus, local, max_in_flight=1)
+    assert local.receive_message_ids() == [0]
     bus.tick(6)
-    bus.broker.apply_event(guest.session, TerminateReceived(5, 0, 2))
+    bus.broker.apply_event(local.session, TerminateReceived(5, 0, 2))
     bus.check_invariants()
     assert bus.statistics(1).dropped == {Reason.TERMINATED: 1}
-    assert guest.receive_message_ids() == [1]
+    assert local.receive_message_ids() == [1]
 
 
 def test_member_terminates_only_its_own_messages() -> None:
@@ -188,7 +188,7 @@ class RecordingObserver:
 
 def test_observer_sees_stored_messages_once_in_order() -> None:
     bus = BrokerHarness()
-    tapped = RecordingObserver(bus)
+    observer = RecordingObserver(bus)
     one = bus.peer(connect1(1), publish1(1, b"lone"))
     one.session.peer = "one"
     one.send(publish1(1, b"a", b"bb"), publish1(1, b"c"))
@@ -197,50 +197,50 @@ def test_observer_sees_stored_messages_once_in_order() -> None:
     )
     two.session.peer = "two"
     two.send(publish_envelopes(1, 2, channel_envelope("x", b"f")))
-    guest = open_local_peer(bus)
-    bus.broker.apply_event(guest.session, published_batch(1, b"g"))
+    local = open_local_peer(bus)
+    bus.broker.apply_event(local.session, published_batch(1, b"g"))
     payloads = b"lone a bb c d e f g".split()
-    assert [payload for _, _, payload in tapped.seen] == payloads
-    assert [who for who, _, _ in tapped.seen[1:4]] == ["one"] * 3
-    assert tapped.seen[-2:] == [("two", 1, b"f"), ("a guest", 1, b"g")]
+    assert [payload for _, _, payload in observer.seen] == payloads
+    assert [who for who, _, _ in observer.seen[1:4]] == ["one"] * 3
+    assert observer.seen[-2:] == [("two", 1, b"f"), ("local client", 1, b"g")]
 
 
 def test_observer_sees_parked_messages_when_stored() -> None:
     bus = BrokerHarness(class_messages=2)
-    tapped = RecordingObserver(bus)
+    observer = RecordingObserver(bus)
     reader = connect_version2(bus, subscribe(1, 5))
-    guest = open_local_peer(bus)
-    bus.broker.apply_event(guest.session, published_batch(1, b"a", b"b", b"c"))
-    assert [payload for _, _, payload in tapped.seen] == [b"a", b"b"]
+    local = open_local_peer(bus)
+    bus.broker.apply_event(local.session, published_batch(1, b"a", b"b", b"c"))
+    assert [payload for _, _, payload in observer.seen] == [b"a", b"b"]
     reader.receive_message_ids()
     bus.broker.apply_event(reader.session, AckedRange(5, 0, 1))
-    assert tapped.seen[-1] == ("a guest", 1, b"c")
-    assert len(tapped.seen) == 3
+    assert observer.seen[-1] == ("local client", 1, b"c")
+    assert len(observer.seen) == 3
 
 
 def test_observer_does_not_see_refused_messages() -> None:
     settings = Settings(limits=Limits(class_messages=2), full_policy=FullPolicy.DROP_NEWEST)
     bus = BrokerHarness(settings)
-    tapped = RecordingObserver(bus)
+    observer = RecordingObserver(bus)
     bus.peer(connect1(1), publish1(1, b"a", b"b", b"c"))
-    assert [payload for _, _, payload in tapped.seen] == [b"a", b"b"]
+    assert [payload for _, _, payload in observer.seen] == [b"a", b"b"]
 
 
 def test_observer_sees_all_messages_with_drop_oldest() -> None:
     settings = Settings(limits=Limits(class_messages=2), full_policy=FullPolicy.DROP_OLDEST)
     bus = BrokerHarness(settings)
-    tapped = RecordingObserver(bus)
+    observer = RecordingObserver(bus)
     bus.peer(connect1(1), publish1(1, b"a", b"b", b"c"), publish1(1, b"d"))
-    assert [payload for _, _, payload in tapped.seen] == [b"a", b"b", b"c", b"d"]
+    assert [payload for _, _, payload in observer.seen] == [b"a", b"b", b"c", b"d"]
 
 
 def test_observer_sees_dead_letters_without_publisher() -> None:
     bus = BrokerHarness()
-    tapped = RecordingObserver(bus)
+    observer = RecordingObserver(bus)
     peer = connect_version2(bus, subscribe(1, 5, max_deliveries=1), publish(1, 0, b"x"))
     assert peer.receive_message_ids() == [0]
     peer.send(nack(5, 0, 1, 0))
     assert peer.receive_message_ids() == []
-    assert tapped.seen[-1] == ("", DEAD_1, b"x")
+    assert observer.seen[-1] == ("", DEAD_1, b"x")
     assert is_dead_letter_class(bus.statistics(DEAD_1).name)
     peer.send(unsubscribe(5))

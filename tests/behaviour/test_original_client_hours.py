@@ -76,8 +76,8 @@ class ClientSimulation:
         assert client.session_id is not None
         return client
 
-    def leave(self, client: StandIn) -> None:
-        """Its process is killed: what it had not sent is gone, and so is what it had received."""
+    def kill_client(self, client: StandIn) -> None:
+        """Kill a client's process. Its unsent and its received bytes are lost."""
         self.members.pop(client).disconnect()
 
     def run(self, seconds: float, each: Callable[[], None] = lambda: None) -> None:
@@ -329,7 +329,7 @@ def test_successor_receives_messages_of_dead_client(seed: int) -> None:
     assert statistics.acknowledged == fatal
     assert 0 < statistics.redelivered <= 4 * source.published
     assert statistics.ring.message_count == source.published - fatal
-    world.leave(dying)
+    world.kill_client(dying)
     successor = world.join(1)
     heir = StrictOrder(first=fatal)
     successor.subscribe(1, heir)
@@ -352,7 +352,7 @@ def test_dead_connected_client_does_not_affect_others() -> None:
     assert not dead.reading
     assert source.published == 60_000
     assert order.next > source.published - 1000
-    world.leave(dead)
+    world.kill_client(dead)
     world.drain()
     assert order.next == source.published
     assert living.dead is None
@@ -448,13 +448,13 @@ def test_hour_of_failing_clients_loses_nothing(seed: int) -> None:
     def life() -> None:
         source.publish(chance.choice([0, 0, 1, 5, chance.randrange(50)]))
         if present and chance.random() < 0.01:
-            world.leave(present.popleft())
+            world.kill_client(present.popleft())
         elif not present and chance.random() < 0.1:
             joins()
 
     world.run(HOUR, life)
     while present:
-        world.leave(present.popleft())
+        world.kill_client(present.popleft())
     last = world.join(1)
     last.subscribe(1, lambda message: processed.add(number_of(message.payload)))
     world.drain(2 * MINUTE)  # Messages that crash their consumers are in backoff.

@@ -5,6 +5,7 @@ Modules in reading order:
     visibility             channel filters restricted to what a user may see
     durable_owners         users who may resume, move or remove a durable or group
 
-A request handler calls these checks before it changes anything. Imports `message_class`, `group`,
-`subscription`, `session`, `users`, `channel` and `protocol`.
+A request handler calls these checks before it changes anything.
+
+Imports `message_class`, `group`, `subscription`, `session`, `users`, `channel` and `protocol`.
 """

@@ -10,6 +10,5 @@ Modules in reading order:
     pending_dead_letters    messages given up that wait for space in the dead letters
     delayed_wakeups         wakeups of positions at a time
 
-Imports `session`, `redelivery`, `ring`, `protocol`, `channel`, `users` and the leaf modules of
-`core`.
+Imports `redelivery`, `ring`, `protocol`, `channel`, `users` and the leaf modules of `core`.
 """

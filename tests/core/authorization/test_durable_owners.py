@@ -112,7 +112,7 @@ def test_only_owner_and_configurers_may_move_or_remove(bus: BrokerHarness) -> No
 
 
 @pytest.mark.parametrize(
-    "terms",
+    "options",
     [
         {"idle_seconds": 0.001},
         {"slow": "drop_oldest", "max_pending": 1},
@@ -120,12 +120,12 @@ def test_only_owner_and_configurers_may_move_or_remove(bus: BrokerHarness) -> No
     ],
 )
 def test_only_owner_and_configurers_may_change_policy(
-    bus: BrokerHarness, terms: dict[str, object]
+    bus: BrokerHarness, options: dict[str, object]
 ) -> None:
     subscribe_error(bus, "ada", durable="d", group="g", idle_seconds=9)
     [position] = bus.broker.classes[1].named_positions.values()
     before = position.delivery_policy
-    assert subscribe_error(bus, "bob", durable="d", group="g", **terms) == ""
+    assert subscribe_error(bus, "bob", durable="d", group="g", **options) == ""
     assert (position.delivery_policy, position.idle_seconds) == (before, 9)
     for who in ("keeper", "ada"):
         assert (

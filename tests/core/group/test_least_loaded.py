@@ -28,38 +28,38 @@ class FakeMember:
 class LeastLoadedMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
-        self.takers, self.there, self.turns = LeastLoadedMembers(), list[Any](), 0
+        self.available, self.members, self.turns = LeastLoadedMembers(), list[Any](), 0
 
     @rule(held=st.integers(0, 3))
     def add_member(self, held: int) -> None:
         one = FakeMember()
         self.turns += 1
         one.assigned_count, one.last_assigned_turn = held, self.turns
-        self.there.append(one)
-        self.takers.update(one)  # type: ignore[arg-type]
+        self.members.append(one)
+        self.available.update(one)  # type: ignore[arg-type]
 
-    @precondition(lambda self: self.there)
+    @precondition(lambda self: self.members)
     @rule(which=st.integers(0, 1000), held=st.integers(0, 5), is_handed=st.booleans())
     def change_load(self, which: int, held: int, is_handed: bool) -> None:
-        one = self.there[which % len(self.there)]
+        one = self.members[which % len(self.members)]
         one.assigned_count = held
         if is_handed:
             self.turns += 1
             one.last_assigned_turn = self.turns
-        self.takers.update(one)
+        self.available.update(one)
 
-    @precondition(lambda self: self.there)
+    @precondition(lambda self: self.members)
     @rule(which=st.integers(0, 1000))
     def remove_member(self, which: int) -> None:
-        self.takers.remove(self.there.pop(which % len(self.there)))
+        self.available.remove(self.members.pop(which % len(self.members)))
 
     @invariant()
     def matches_linear_search(self) -> None:
-        self.takers.check_invariants()
-        assert len(self.takers) == len(self.there)
-        if self.there:
-            assert self.takers.least_loaded() is min(
-                self.there, key=lambda one: (one.assigned_count, one.last_assigned_turn)
+        self.available.check_invariants()
+        assert len(self.available) == len(self.members)
+        if self.members:
+            assert self.available.least_loaded() is min(
+                self.members, key=lambda one: (one.assigned_count, one.last_assigned_turn)
             )
 
 
@@ -67,11 +67,11 @@ TestLeastLoaded = LeastLoadedMachine.TestCase
 
 
 def test_stale_heap_entries_are_dropped() -> None:
-    takers, one = LeastLoadedMembers(), FakeMember()
+    available, one = LeastLoadedMembers(), FakeMember()
     for n in range(1000):
         one.assigned_count = n
-        takers.update(one)  # type: ignore[arg-type]
-        assert len(takers._heap) <= 65
+        available.update(one)  # type: ignore[arg-type]
+        assert len(available._heap) <= 65
 
 
 def test_assignment_cost_is_independent_of_member_count(

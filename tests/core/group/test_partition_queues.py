@@ -15,7 +15,7 @@ from simplebus.core.protocol.envelope import extract_key
 from simplebus.core.protocol.envelope_batch import Envelope, decode, encode, stuff
 from simplebus.core.protocol.frames import ENVELOPE, MESSAGE
 from tests.behaviour.wire_peer import build_batch
-from tests.models.key_order_model import keyed
+from tests.models.key_order_model import encode_with_key
 from tests.support.oracles import build_frame
 
 STEPS = st.lists(st.tuples(st.booleans(), st.integers(0, 60), st.integers(0, 3)), max_size=60)
@@ -39,35 +39,35 @@ ENVELOPES = st.builds(
 def test_partition_queues_match_model(
     steps: list[tuple[bool, int, int]],
 ) -> None:
-    lanes = PartitionQueues()
-    rows: dict[int, list[int]] = {lane: [] for lane in range(4)}
-    for comes, sequence, lane in steps:
+    queues = PartitionQueues()
+    rows: dict[int, list[int]] = {partition: [] for partition in range(4)}
+    for is_added, sequence, partition in steps:
         where = [number for number, row in rows.items() if sequence in row]
-        if comes and not where:
-            row = rows[lane]
-            assert lanes.enqueue([sequence], [lane]) == [sequence] * (
-                not row or lane == NO_PARTITION
+        if is_added and not where:
+            row = rows[partition]
+            assert queues.enqueue([sequence], [partition]) == [sequence] * (
+                not row or partition == NO_PARTITION
             )
             row.append(sequence)
             row[1:] = sorted(row[1:])
         elif where:
             row = rows[where[0]]
             was_first = row[0] == sequence
-            assert lanes.is_at_front(sequence) == (was_first or where[0] == NO_PARTITION)
+            assert queues.is_at_front(sequence) == (was_first or where[0] == NO_PARTITION)
             row.remove(sequence)
             follows = where[0] != NO_PARTITION and was_first and row
-            assert lanes.dequeue([sequence]) == row[:1] * bool(follows)
-        lanes.check_invariants()
-        assert sorted(lanes) == sorted(s for row in rows.values() for s in row)
+            assert queues.dequeue([sequence]) == row[:1] * bool(follows)
+        queues.check_invariants()
+        assert sorted(queues) == sorted(s for row in rows.values() for s in row)
 
 
 def test_enqueue_of_many_messages() -> None:
-    lanes = PartitionQueues()
-    assert lanes.enqueue(range(6), [7, 0, 7, 9, 9, 0]) == [0, 1, 3, 5]
-    assert lanes.dequeue([0]) == [2]
-    assert list(lanes.partitions_of([4, 5])) == [9, 0]
-    assert lanes.dequeue([3, 4, 1]) == []
-    assert lanes.count_and_longest() == (1, 1)
+    queues = PartitionQueues()
+    assert queues.enqueue(range(6), [7, 0, 7, 9, 9, 0]) == [0, 1, 3, 5]
+    assert queues.dequeue([0]) == [2]
+    assert list(queues.partitions_of([4, 5])) == [9, 0]
+    assert queues.dequeue([3, 4, 1]) == []
+    assert queues.count_and_longest() == (1, 1)
 
 
 @given(st.binary(max_size=200))
@@ -103,13 +103,15 @@ def test_batch_partitions_match_single_frames(
 
 @given(st.lists(KEYS, min_size=20, max_size=60))
 def test_batch_partitions_match_single_keys(keys: list[bytes]) -> None:
-    batch = build_batch(*(build_frame(ENVELOPE, content=keyed(key or b"k")) for key in keys))
+    batch = build_batch(
+        *(build_frame(ENVELOPE, content=encode_with_key(key or b"k")) for key in keys)
+    )
     assert batch_partitions(batch) == [partition_of_key(key or b"k") for key in keys]
 
 
 def test_uniform_batch_is_hashed_with_arrays(monkeypatch: pytest.MonkeyPatch) -> None:
     keys = [b"key %d" % number for number in range(40)]
-    batch = build_batch(*(build_frame(ENVELOPE, content=keyed(key)) for key in keys))
+    batch = build_batch(*(build_frame(ENVELOPE, content=encode_with_key(key)) for key in keys))
     expected = [partition_of_key(key) for key in keys]
     monkeypatch.setattr(
         key_hash, "_frame_partition", lambda frame: pytest.fail("one after the other")
@@ -130,17 +132,17 @@ def test_extract_key_at_end_of_content() -> None:
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 9)), max_size=14))
 def test_assignment_depends_only_on_members(steps: list[tuple[bool, int]]) -> None:
     owners: KeyAssignment[int] = KeyAssignment()
-    for comes, who in steps:
-        if comes and who not in owners:
-            owners.add_member(who, f"member {who}")
-        elif not comes and who in owners:
-            owners.remove_member(who)
+    for is_added, member in steps:
+        if is_added and member not in owners:
+            owners.add_member(member, f"member {member}")
+        elif not is_added and member in owners:
+            owners.remove_member(member)
     fresh: KeyAssignment[int] = KeyAssignment()
-    for who in range(9, -1, -1):
-        if who in owners:
-            fresh.add_member(who, f"member {who}")
-    table = [owners.owner_of(lane) for lane in range(HASH_BUCKET_COUNT)]
-    assert table == [fresh.owner_of(lane) for lane in range(HASH_BUCKET_COUNT)]
+    for member in range(9, -1, -1):
+        if member in owners:
+            fresh.add_member(member, f"member {member}")
+    table = [owners.owner_of(partition) for partition in range(HASH_BUCKET_COUNT)]
+    assert table == [fresh.owner_of(partition) for partition in range(HASH_BUCKET_COUNT)]
     assert bool(owners) == (table[0] is not None)
 
 
@@ -160,8 +162,8 @@ def test_assignment_depends_only_on_members(steps: list[tuple[bool, int]]) -> No
 )
 def test_similar_keys_are_spread_over_members(keys: list[bytes]) -> None:
     owners: KeyAssignment[int] = KeyAssignment()
-    for who in range(4):
-        owners.add_member(who, f"worker-{who}/1")
+    for member in range(4):
+        owners.add_member(member, f"worker-{member}/1")
     counts = np.bincount(
         np.array([owners.owner_of(partition_of_key(key)) for key in keys]), minlength=4
     )
@@ -173,28 +175,28 @@ def test_similar_keys_are_spread_over_members(keys: list[bytes]) -> None:
 
 def test_removing_a_member_moves_only_its_partitions() -> None:
     owners: KeyAssignment[int] = KeyAssignment()
-    for who in range(8):
-        owners.add_member(who, str(who))
+    for member in range(8):
+        owners.add_member(member, str(member))
     owners.check_invariants()
-    before = [owners.owner_of(lane) for lane in range(HASH_BUCKET_COUNT)]
+    before = [owners.owner_of(partition) for partition in range(HASH_BUCKET_COUNT)]
     counts = np.bincount(np.array(before), minlength=8)
     assert counts.min() > HASH_BUCKET_COUNT // 8 * 0.8
     assert counts.max() < HASH_BUCKET_COUNT // 8 * 1.2
     owners.remove_member(3)
     owners.check_invariants()
-    after = [owners.owner_of(lane) for lane in range(HASH_BUCKET_COUNT)]
+    after = [owners.owner_of(partition) for partition in range(HASH_BUCKET_COUNT)]
     assert all(b in (a, 3) for a, b in zip(after, before, strict=True))
 
 
 def test_adding_a_member_affects_few_members() -> None:
     owners: KeyAssignment[int] = KeyAssignment()
-    for who in range(2000):
-        owners.add_member(who, str(who))
+    for member in range(2000):
+        owners.add_member(member, str(member))
     former = owners.add_member(2000, "another")
     assert 0 < len(former) < 20
     before = list(owners.owner_by_bucket)
-    for who in range(1, 2000, 3):
-        owners.remove_member(who)
+    for member in range(1, 2000, 3):
+        owners.remove_member(member)
     assert all(
         a == b
         for a, b in zip(before, owners.owner_by_bucket, strict=True)

@@ -33,13 +33,13 @@ def create_position(floor: int) -> BrokerSubscription:
 class FloorIndexMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
-        self.floors = FloorIndex()
+        self.floor_index = FloorIndex()
         self.positions: list[BrokerSubscription] = []
 
     @rule(floor=st.integers(0, 50))
     def add(self, floor: int) -> None:
         self.positions.append(create_position(floor))
-        self.floors.add(self.positions[-1])
+        self.floor_index.add(self.positions[-1])
 
     @precondition(lambda self: self.positions)
     @rule(which=st.integers(0, 1000), by=st.integers(1, 20))
@@ -50,27 +50,27 @@ class FloorIndexMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.positions)
     @rule(which=st.integers(0, 1000))
     def remove(self, which: int) -> None:
-        self.floors.remove(self.positions.pop(which % len(self.positions)))
+        self.floor_index.remove(self.positions.pop(which % len(self.positions)))
 
     @precondition(lambda self: self.positions)
     @invariant()
     def matches_full_scan(self) -> None:
-        assert self.floors.lowest_floor() == min(p.window.floor for p in self.positions)
+        assert self.floor_index.lowest_floor() == min(p.window.floor for p in self.positions)
 
 
 TestFloorIndex = FloorIndexMachine.TestCase
 
 
 def test_lowest_floor_inspects_constant_number_of_positions_per_move() -> None:
-    floors, positions = FloorIndex(), [create_position(0) for _ in range(1000)]
+    floor_index, positions = FloorIndex(), [create_position(0) for _ in range(1000)]
     for each in positions:
-        floors.add(each)
+        floor_index.add(each)
     CountingPosition.inspection_count = 0
     for n in range(10):
         for each in positions:
             each.window.floor = n + 1
-            floors.lowest_floor()
-    assert floors.lowest_floor() == 10
+            floor_index.lowest_floor()
+    assert floor_index.lowest_floor() == 10
     moves = 10 * len(positions)
     assert (
         CountingPosition.inspection_count <= moves + 2 * moves + 1
@@ -78,12 +78,12 @@ def test_lowest_floor_inspects_constant_number_of_positions_per_move() -> None:
 
 
 def test_removed_positions_leave_no_heap_entries() -> None:
-    floors = FloorIndex()
+    floor_index = FloorIndex()
     stays = create_position(0)
-    floors.add(stays)
+    floor_index.add(stays)
     for n in range(1000):
         gone = create_position(n)
-        floors.add(gone)
-        floors.remove(gone)
-        assert len(floors) <= 66
-    assert floors.lowest_floor() == 0
+        floor_index.add(gone)
+        floor_index.remove(gone)
+        assert len(floor_index) <= 66
+    assert floor_index.lowest_floor() == 0

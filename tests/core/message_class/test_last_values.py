@@ -30,11 +30,11 @@ from tests.behaviour.wire_peer_v2 import (
 )
 from tests.models.last_value_model import (
     KEEPS,
-    Writer,
-    drained,
-    glance,
-    late,
+    LastValueWriter,
+    drain_class,
+    open_late_reader,
     payloads,
+    read_last_values,
 )
 from tests.support.oracles import build_frame
 
@@ -43,16 +43,16 @@ from tests.support.oracles import build_frame
 
 def test_last_values_start_sends_newest_message_per_channel() -> None:
     bus = BrokerHarness()
-    writer = Writer(bus)
+    writer = LastValueWriter(bus)
     for channel, text in (("a", b"1"), ("b", b"2"), ("", b"3"), ("a", b"4"), ("", b"5")):
         writer.put(channel, text)
-    drained(bus)
+    drain_class(bus)
     assert len(bus.broker.classes[1].ring) == 4
-    reader = late(bus)
+    reader = open_late_reader(bus)
     assert payloads(reader) == [b"2", b"4", b"5"]
     writer.put("a", b"6")
     assert payloads(reader) == [b"6"]
-    assert payloads(late(bus, channels=["a", "x"])) == [b"6"]
+    assert payloads(open_late_reader(bus, channels=["a", "x"])) == [b"6"]
     assert payloads(connect_version2(bus, subscribe(1, 9, start="new"))) == []
 
 
@@ -61,30 +61,30 @@ def test_last_values_start_without_retention_uses_stored_messages() -> None:
     first = connect_version2(bus, classes=[1])
     for number, channel in enumerate("abab"):
         first.send(publish_envelopes(1, number, channel_envelope(channel, b"%d" % number)))
-    assert payloads(late(bus)) == [b"2", b"3"]
+    assert payloads(open_late_reader(bus)) == [b"2", b"3"]
     other = BrokerHarness()
     assert payloads(connect_version2(other, subscribe(1, 9, start="last_values"))) == []
-    drained(bus)
+    drain_class(bus)
     assert len(bus.broker.classes[1].ring) == 2, "the late one has not acknowledged them"
 
 
 def test_last_values_start_leaves_backlog_to_first_subscription() -> None:
     bus = BrokerHarness()
-    writer = Writer(bus)
+    writer = LastValueWriter(bus)
     for text in (b"1", b"2"):
         writer.put("a", text)
-    assert payloads(late(bus)) == [b"2"]
+    assert payloads(open_late_reader(bus)) == [b"2"]
     writer.put("a", b"3")
     assert payloads(connect_version2(bus, subscribe(1, 4))) == [b"1", b"2"]
 
 
 def test_last_values_are_redelivered_and_acknowledged() -> None:
     bus = BrokerHarness()
-    writer = Writer(bus)
+    writer = LastValueWriter(bus)
     for channel in ("a", "b", "a", "c"):
         writer.put(channel, channel.encode())
-    drained(bus)
-    reader = late(bus, durable="d")
+    drain_class(bus)
+    reader = open_late_reader(bus, durable="d")
     assert [(got.message_id, got.attempt) for got in reader.receive_deliveries()] == [
         (1, 1),
         (2, 1),
@@ -93,7 +93,7 @@ def test_last_values_are_redelivered_and_acknowledged() -> None:
     reader.send(ack(9, 1, 2), nack(9, 2, 3, 0))
     assert [(got.message_id, got.attempt) for got in reader.receive_deliveries()] == [(2, 2)]
     reader.disconnect()
-    again = late(bus, durable="d")
+    again = open_late_reader(bus, durable="d")
     assert [(got.message_id, got.attempt) for got in again.receive_deliveries()] == [(3, 2)]
     again.send(ack(9, 3, 4))
     bus.tick(12)
@@ -108,22 +108,22 @@ def test_last_values_are_redelivered_and_acknowledged() -> None:
 
 def test_group_shares_last_values_among_members() -> None:
     bus = BrokerHarness()
-    writer = Writer(bus)
+    writer = LastValueWriter(bus)
     for number in range(8):
         writer.put("abcd"[number % 4], b"%d" % number)
-    drained(bus)
-    first = late(bus, group="g", max_in_flight=2)
-    second = late(bus, group="g", max_in_flight=2)
+    drain_class(bus)
+    first = open_late_reader(bus, group="g", max_in_flight=2)
+    second = open_late_reader(bus, group="g", max_in_flight=2)
     assert sorted(payloads(first) + payloads(second)) == [b"4", b"5", b"6", b"7"]
 
 
 def test_last_values_respect_max_in_flight_and_order() -> None:
     bus = BrokerHarness()
-    writer = Writer(bus)
+    writer = LastValueWriter(bus)
     for number in range(6):
         writer.put("abc"[number % 3], b"%d" % number)
-    drained(bus)
-    reader = late(bus, max_in_flight=1)
+    drain_class(bus)
+    reader = open_late_reader(bus, max_in_flight=1)
     writer.put("b", b"6")
     seen = []
     while got := reader.receive_deliveries():
@@ -135,19 +135,19 @@ def test_last_values_respect_max_in_flight_and_order() -> None:
 
 def test_seek_to_last_values() -> None:
     bus = BrokerHarness()
-    writer = Writer(bus)
+    writer = LastValueWriter(bus)
     reader = connect_version2(bus, subscribe(1, 9, durable="d"))
     for number in range(4):
         writer.put("ab"[number % 2], b"%d" % number)
     assert len(reader.receive_deliveries()) == 4
     reader.send(ack(9, 0, 4))
     reader.disconnect()
-    assert payloads(late(bus, durable="d", seek=True)) == [b"2", b"3"]
+    assert payloads(open_late_reader(bus, durable="d", seek=True)) == [b"2", b"3"]
 
 
 def test_empty_payload_removes_last_value_and_is_delivered() -> None:
     bus = BrokerHarness()
-    writer = Writer(bus)
+    writer = LastValueWriter(bus)
     reader = connect_version2(bus, subscribe(1, 4))
     for channel in ("a", "b", ""):
         writer.put(channel, b"x")
@@ -155,30 +155,30 @@ def test_empty_payload_removes_last_value_and_is_delivered() -> None:
         writer.put(channel + "2", b"y")
     assert len(payloads(reader)) == 9
     reader.send(ack(4, 0, 9))
-    assert payloads(late(bus)) == [b"y"] * 3
+    assert payloads(open_late_reader(bus)) == [b"y"] * 3
     assert bus.broker.classes[1].last_values.count_values(0.0) == 3
 
 
 def test_expired_last_value_is_released_by_tick() -> None:
     bus = BrokerHarness()
-    writer = Writer(bus)
+    writer = LastValueWriter(bus)
     bus.broker.clock.now = 100.0
     writer.put("a", b"short", expires_ms=5000)
     writer.put("b", b"long")
-    drained(bus)
-    assert glance(bus) == [b"short", b"long"]
+    drain_class(bus)
+    assert read_last_values(bus) == [b"short", b"long"]
     bus.broker.clock.now = 105.0
     bus.tick()
     assert bus.broker.classes[1].ring.floor == 1
-    assert glance(bus) == [b"long"]
+    assert read_last_values(bus) == [b"long"]
 
 
 def test_delayed_last_value_is_sent_when_due() -> None:
     bus = BrokerHarness()
-    writer = Writer(bus)
+    writer = LastValueWriter(bus)
     about = Envelope("a", not_before_ms=10_000)
     writer.peer.send(publish_envelopes(1, 0, envelope_batch.encode(about, b"later")))
-    reader = late(bus)
+    reader = open_late_reader(bus)
     assert reader.receive_deliveries() == []
     bus.broker.clock.now = 10.0
     bus.broker.run_due_wakeups()
@@ -195,7 +195,7 @@ def test_invalid_start_is_refused_with_valid_starts() -> None:
 def test_purged_message_is_no_last_value() -> None:
     for keeps in (False, True):
         bus = BrokerHarness()
-        writer = Writer(bus)
+        writer = LastValueWriter(bus)
         bus.broker.classes[1].has_last_values = keeps
         bus.broker.classes[1].are_last_values_requested = keeps
         for number in range(6):
@@ -203,12 +203,12 @@ def test_purged_message_is_no_last_value() -> None:
         holder = connect_version2(bus, subscribe(1, 4))
         writer.peer.send(json_request(PURGE, 1, 4, first=3, last=5))
         writer.peer.receive_replies()
-        assert glance(bus) == [b"5"]
+        assert read_last_values(bus) == [b"5"]
         writer.peer.send(json_request(ord("4"), classes=[KEEPS]))
-        assert glance(bus) == [b"5"]
+        assert read_last_values(bus) == [b"5"]
         assert len(holder.receive_deliveries()) == 4
         holder.send(ack(4, 0, 3), ack(4, 5, 6))
-        assert glance(bus) == [b"5"]
+        assert read_last_values(bus) == [b"5"]
         assert bus.broker.classes[1].ring.floor == 5
 
 
@@ -236,21 +236,21 @@ def test_settings_override_requested_last_values() -> None:
 def test_retention_and_last_values_combine() -> None:
     own = {1: ClassSettings(last_values=True, keep=Retention(messages=2))}
     bus = BrokerHarness(Settings(classes=own))
-    writer = Writer(bus)
+    writer = LastValueWriter(bus)
     for number in range(9):
         writer.put("abcc"[min(number, 3)], b"%d" % number)
-    drained(bus)
+    drain_class(bus)
     assert bus.broker.classes[1].ring.floor == 0
-    assert glance(bus) == [b"0", b"1", b"8"]
+    assert read_last_values(bus) == [b"0", b"1", b"8"]
     writer.put("a", b"")
     writer.put("b", b"")
-    drained(bus)
+    drain_class(bus)
     assert bus.broker.classes[1].ring.floor == 8
     writer.put("d", b"9")
-    drained(bus)
+    drain_class(bus)
     assert bus.broker.classes[1].ring.floor == 8, "the value of c"
     writer.put("c", b"10")
-    drained(bus)
+    drain_class(bus)
     assert bus.broker.classes[1].ring.floor == 11, "the two that are kept, one of them a value"
 
 
@@ -341,7 +341,7 @@ def test_find_sequences_matches_model(seed: int) -> None:
 @pytest.mark.parametrize("channels", [1, 40])
 def test_expired_messages_are_no_last_values(channels: int) -> None:
     bus = BrokerHarness()
-    writer = Writer(bus)
+    writer = LastValueWriter(bus)
     for number in range(channels):
         writer.put(f"c{number}", b"x", expires_ms=1000 * (number % 2 + 1))
     values = bus.broker.classes[1].last_values

@@ -15,25 +15,25 @@ from tests.behaviour.wire_peer import BrokerHarness
 from tests.behaviour.wire_peer_v2 import CONNECT, connect_version2, json_request
 
 
-def refusal_reason(bound: ClassSubjectBindings, *pairs: tuple[int, str]) -> Reason:
-    before = len(bound)
+def refusal_reason(bindings: ClassSubjectBindings, *pairs: tuple[int, str]) -> Reason:
+    before = len(bindings)
     with pytest.raises(RemoteProtocolError) as caught:
-        bound.check_bindings(pairs)
-    assert len(bound) == before
+        bindings.check_bindings(pairs)
+    assert len(bindings) == before
     return caught.value.reason
 
 
 def test_observers_receive_existing_and_new_bindings() -> None:
-    bound = ClassSubjectBindings()
+    bindings = ClassSubjectBindings()
     early: list[tuple[int, str, bool]] = []
     late: list[tuple[int, str, bool]] = []
-    bound.add_observer(lambda *what: early.append(what))
-    bound.bind(7, "orders.>")
-    bound.bind(7, "orders.>")
-    bound.bind(8, "orders.>")
-    bound.bind(7, "*.paid")
-    bound.unbind(8, "orders.>")
-    bound.add_observer(lambda *what: late.append(what))
+    bindings.add_observer(lambda *what: early.append(what))
+    bindings.bind(7, "orders.>")
+    bindings.bind(7, "orders.>")
+    bindings.bind(8, "orders.>")
+    bindings.bind(7, "*.paid")
+    bindings.unbind(8, "orders.>")
+    bindings.add_observer(lambda *what: late.append(what))
     assert late == [(7, "orders.>", True), (7, "*.paid", True)]
     assert early == [
         (7, "orders.>", True),
@@ -41,10 +41,10 @@ def test_observers_receive_existing_and_new_bindings() -> None:
         (7, "*.paid", True),
         (8, "orders.>", False),
     ]
-    assert bound.subjects_of(7) == ("orders.>", "*.paid")
-    assert bound.subjects_of(8) == ()
+    assert bindings.subjects_of(7) == ("orders.>", "*.paid")
+    assert bindings.subjects_of(8) == ()
     with pytest.raises(KeyError, match=r"'orders\.>' is not bound to class 8"):
-        bound.unbind(8, "orders.>")
+        bindings.unbind(8, "orders.>")
 
 
 @pytest.mark.parametrize(
@@ -52,10 +52,10 @@ def test_observers_receive_existing_and_new_bindings() -> None:
     ["", "a..b", "a b", "a.>.b", "orders.#", "#", "x" * 5000, "$JS.ACK.>", "_INBOX.a"],
 )
 def test_invalid_subject_cannot_be_bound(subject: str) -> None:
-    bound = ClassSubjectBindings()
-    assert refusal_reason(bound, (1, "fine"), (1, subject)) is Reason.BAD_CHANNEL
+    bindings = ClassSubjectBindings()
+    assert refusal_reason(bindings, (1, "fine"), (1, subject)) is Reason.BAD_CHANNEL
     with pytest.raises(RemoteProtocolError, match="cannot bind the subject"):
-        bound.bind(1, subject)
+        bindings.bind(1, subject)
 
 
 def test_channel_wildcard_in_subject_is_explained() -> None:
@@ -66,11 +66,11 @@ def test_channel_wildcard_in_subject_is_explained() -> None:
 
 
 def test_number_of_bindings_is_limited() -> None:
-    bound = ClassSubjectBindings()
+    bindings = ClassSubjectBindings()
     for number in range(SUBJECT_BINDINGS_MAX):
-        bound.bind(number % 3, f"s.{number}")
-    bound.check_bindings([(0, "s.0")])
-    assert refusal_reason(bound, (0, "s.1")) is Reason.BAD_REQUEST
+        bindings.bind(number % 3, f"s.{number}")
+    bindings.check_bindings([(0, "s.0")])
+    assert refusal_reason(bindings, (0, "s.1")) is Reason.BAD_REQUEST
 
 
 def test_bind_subject_creates_class() -> None:

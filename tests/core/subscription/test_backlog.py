@@ -67,9 +67,9 @@ def test_backlog_counts_each_message_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     bus = BrokerHarness()
-    terms = {"max_pending": 1, "slow": "drop_oldest", "channels": ["x"]}
+    options = {"max_pending": 1, "slow": "drop_oldest", "channels": ["x"]}
     for n in range(20):
-        connect_version2(bus, subscribe(1, 5, durable=f"d{n}", **terms)).disconnect()
+        connect_version2(bus, subscribe(1, 5, durable=f"d{n}", **options)).disconnect()
     writer = connect_version2(bus, publish_envelopes(1, 0, *[channel_envelope("a", b"")] * 3000))
     looked, count = 0, selection.count_matching
 
@@ -93,8 +93,8 @@ def test_old_backlog_is_counted_in_parts_per_tick(
     writer = connect_version2(
         bus, publish_envelopes(1, 0, *[channel_envelope("ab"[n % 2], b"") for n in range(1000)])
     )
-    terms = {"max_pending": 7, "slow": "drop_oldest", "channels": ["a"], "max_in_flight": 1}
-    connect_version2(bus, subscribe(1, 5, durable="d", **terms)).disconnect()
+    options = {"max_pending": 7, "slow": "drop_oldest", "channels": ["a"], "max_in_flight": 1}
+    connect_version2(bus, subscribe(1, 5, durable="d", **options)).disconnect()
     writer.send(publish(1, 1000, b""))
     [durable] = bus.broker.classes[1].subscriptions
     assert 0 < durable.dropped_count < 100
@@ -114,9 +114,9 @@ def test_old_backlog_of_many_positions_is_counted_in_turns(
         bus, publish_envelopes(1, 0, *[channel_envelope("ab"[n % 2], b"") for n in range(1000)])
     )
     for slow in ("drop_oldest", "drop_newest"):
-        terms = {"max_pending": 7, "slow": slow, "channels": ["a"], "start": "earliest"}
+        options = {"max_pending": 7, "slow": slow, "channels": ["a"], "start": "earliest"}
         for n in range(10):
-            connect_version2(bus, subscribe(1, 5, durable=f"{slow} {n}", **terms)).disconnect()
+            connect_version2(bus, subscribe(1, 5, durable=f"{slow} {n}", **options)).disconnect()
     looked, of = 0, ChannelFilter.match_numbers
 
     def counting(self: ChannelFilter, numbers: Any) -> Any:

@@ -25,8 +25,8 @@ from tests.behaviour.wire_peer_v2 import (
     timed_envelope,
 )
 from tests.core.broker.test_inquire import position_report
-from tests.core.broker.test_purge import done, purge
-from tests.core.test_dead_letters import DEAD_1, letters, why
+from tests.core.broker.test_purge import purge, send_and_expect_purge
+from tests.core.test_dead_letters import DEAD_1, dead_headers, fetch_dead_letters
 from tests.models.key_order_model import encode_with_key
 
 KINDS: list[dict[str, Any]] = [
@@ -45,7 +45,7 @@ def two_dead_letters_settings() -> Settings:
 
 
 def dead_letter_sequences(bus: BrokerHarness) -> list[str]:
-    return [why(letter, "sequence") for letter, _ in letters(bus)]
+    return [dead_headers(letter, "sequence") for letter, _ in fetch_dead_letters(bus)]
 
 
 def tick_and_receive(bus: BrokerHarness, *peers: Version2Peer, times: int = 1) -> list[int]:
@@ -63,7 +63,7 @@ def tick_and_receive(bus: BrokerHarness, *peers: Version2Peer, times: int = 1) -
 def purge_dead_letters(bus: BrokerHarness) -> list[str]:
     """Purge all dead letters. Returns the sequences that they had."""
     found = dead_letter_sequences(bus)
-    done(connect_version2(bus), purge(class_id=DEAD_1))
+    send_and_expect_purge(connect_version2(bus), purge(class_id=DEAD_1))
     bus.tick()
     return found
 
@@ -139,7 +139,7 @@ def test_purge_and_drop_remove_pending_dead_letters(kind: dict[str, Any]) -> Non
     peer = connect_version2(bus, subscribe(1, 5, **kind), publish(1, 0, *numbered(6)))
     peer.receive_message_ids()
     peer.send(nack(5, 0, 6, "terminate"))
-    done(connect_version2(bus), purge(3, 5))
+    send_and_expect_purge(connect_version2(bus), purge(3, 5))
     assert position_report(bus).unburied == 2
     [position] = bus.broker.classes[1].subscriptions
     position.skip_to(3)

@@ -135,233 +135,233 @@ def test_replies_are_sent_in_order_across_partial_writes() -> None:
 
 
 def test_new_messages_are_sent_in_one_piece_without_copy() -> None:
-    line = SubscriptionHarness()
-    line.publish(*numbered(100))
-    piece = line.outbox.peek(0)
+    harness = SubscriptionHarness()
+    harness.publish(*numbered(100))
+    piece = harness.outbox.peek(0)
     assert len(split_frames(bytes(piece))[0]) == 100
-    assert line.outbox.pending_bytes == 0
+    assert harness.outbox.pending_bytes == 0
 
 
 def test_peek_does_not_send() -> None:
-    line = SubscriptionHarness()
-    line.publish(*numbered(3))
+    harness = SubscriptionHarness()
+    harness.publish(*numbered(3))
     for _ in range(2):
-        assert len(split_frames(bytes(line.outbox.peek(0)))[0]) == 3
-        line.check_invariants()
-    assert line.subscription.statistics().delivered == 0
-    assert line.subscription.statistics().waiting == 3
-    assert line.receive_ids() == [0, 1, 2]
-    assert line.subscription.statistics().waiting == 0
-    assert line.outbox.is_idle
+        assert len(split_frames(bytes(harness.outbox.peek(0)))[0]) == 3
+        harness.check_invariants()
+    assert harness.subscription.statistics().delivered == 0
+    assert harness.subscription.statistics().waiting == 3
+    assert harness.receive_ids() == [0, 1, 2]
+    assert harness.subscription.statistics().waiting == 0
+    assert harness.outbox.is_idle
 
 
 def test_write_of_zero_bytes_sends_no_message() -> None:
-    line = SubscriptionHarness()
-    line.publish(*numbered(3))
-    piece = line.outbox.peek(0)
-    line.outbox.mark_sent(0, 0)
-    line.check_invariants()
+    harness = SubscriptionHarness()
+    harness.publish(*numbered(3))
+    piece = harness.outbox.peek(0)
+    harness.outbox.mark_sent(0, 0)
+    harness.check_invariants()
     assert len(piece) > 0
-    assert line.subscription.window.cursor == 0
-    assert line.receive_ids() == [0, 1, 2]
+    assert harness.subscription.window.cursor == 0
+    assert harness.receive_ids() == [0, 1, 2]
 
 
 @pytest.mark.parametrize("most", range(1, 46))
 def test_stream_continues_after_cut_at_any_byte(most: int) -> None:
-    line, whole = SubscriptionHarness(), SubscriptionHarness()
-    for each in (line, whole):
+    harness, whole = SubscriptionHarness(), SubscriptionHarness()
+    for each in (harness, whole):
         each.publish(b"a", b"bc", b"def")
     expected = whole.read_bytes()
-    begun = line.read_bytes(most)
+    begun = harness.read_bytes(most)
     # A partially written frame counts as sent, an unwritten one does not.
-    assert line.subscription.window.cursor == sum(start < most for start in (0, 14, 29))
-    assert begun + line.read_bytes() == expected
+    assert harness.subscription.window.cursor == sum(start < most for start in (0, 14, 29))
+    assert begun + harness.read_bytes() == expected
 
 
 def test_rest_of_cut_frame_survives_release_from_ring() -> None:
-    line = SubscriptionHarness()
-    line.publish(b"first", b"second")
-    frame = line.ring.copy_frame(0)
-    begun = line.read_bytes(5)
-    assert line.outbox.pending_bytes == len(frame) - 5
-    line.ack(0, 1)
-    line.publish(b"overwrites", b"what was there")
-    assert (begun + line.read_bytes())[: len(frame)] == frame
+    harness = SubscriptionHarness()
+    harness.publish(b"first", b"second")
+    frame = harness.ring.copy_frame(0)
+    begun = harness.read_bytes(5)
+    assert harness.outbox.pending_bytes == len(frame) - 5
+    harness.ack(0, 1)
+    harness.publish(b"overwrites", b"what was there")
+    assert (begun + harness.read_bytes())[: len(frame)] == frame
 
 
 def test_timer_index_is_the_tick_of_sending() -> None:
-    line = SubscriptionHarness()
-    line.tick(4)
-    line.publish(b"a", b"b")
-    line.tick(3)
-    half = len(line.ring.copy_frame(0))
-    frames = [line.read_bytes(half)]
-    line.tick()
-    frames.append(line.read_bytes())
+    harness = SubscriptionHarness()
+    harness.tick(4)
+    harness.publish(b"a", b"b")
+    harness.tick(3)
+    half = len(harness.ring.copy_frame(0))
+    frames = [harness.read_bytes(half)]
+    harness.tick()
+    frames.append(harness.read_bytes())
     assert [parse_frame(frame)[3] for frame in frames] == [7 % ACK_TIMEOUT, 8 % ACK_TIMEOUT]
 
 
 def test_frame_cut_by_tick_keeps_its_first_tick() -> None:
-    line = SubscriptionHarness()
-    line.publish(b"a")
-    begun = line.read_bytes(3)
-    line.tick()
-    assert parse_frame(begun + line.read_bytes())[3] == 0
+    harness = SubscriptionHarness()
+    harness.publish(b"a")
+    begun = harness.read_bytes(3)
+    harness.tick()
+    assert parse_frame(begun + harness.read_bytes())[3] == 0
 
 
 def test_redelivers_with_growing_backoff_until_acked() -> None:
-    line = SubscriptionHarness()
-    line.tick(2)
-    line.publish(b"a")
-    assert line.receive_ids() == [0]
+    harness = SubscriptionHarness()
+    harness.tick(2)
+    harness.publish(b"a")
+    assert harness.receive_ids() == [0]
     k = 2
     expected = [k + 6, k + 18, k + 42, k + 90, k + 150, k + 210]
-    assert list(line.ticks_with_deliveries(215)) == expected
-    line.ack(0, 1)
-    assert line.ticks_with_deliveries(100) == {}
-    statistics = line.subscription.statistics()
+    assert list(harness.ticks_with_deliveries(215)) == expected
+    harness.ack(0, 1)
+    assert harness.ticks_with_deliveries(100) == {}
+    statistics = harness.subscription.statistics()
     assert (statistics.delivered, statistics.redelivered) == (1, 6)
     assert (statistics.acknowledged, statistics.in_flight) == (1, 0)
 
 
 def test_backoff_is_at_least_the_ack_timeout() -> None:
-    line = SubscriptionHarness()
-    line.subscription.delivery_policy = DeliveryPolicy(ack_timeout_ticks=BACKOFF_TICKS_MAX + 5)
-    line.publish(b"a")
-    assert line.receive_ids() == [0]
+    harness = SubscriptionHarness()
+    harness.subscription.delivery_policy = DeliveryPolicy(ack_timeout_ticks=BACKOFF_TICKS_MAX + 5)
+    harness.publish(b"a")
+    assert harness.receive_ids() == [0]
     pause = BACKOFF_TICKS_MAX + 5
-    assert list(line.ticks_with_deliveries(3 * pause)) == [pause, 2 * pause, 3 * pause]
+    assert list(harness.ticks_with_deliveries(3 * pause)) == [pause, 2 * pause, 3 * pause]
 
 
 def test_ack_timeout_starts_when_message_is_written() -> None:
-    line = SubscriptionHarness()
-    line.publish(b"a")
-    assert line.receive_ids() == [0]
-    line.tick(10)  # Due at 6, written at 10, due again at 10 + 12.
-    assert line.receive_ids() == [0]
-    assert list(line.ticks_with_deliveries(30)) == [22]
+    harness = SubscriptionHarness()
+    harness.publish(b"a")
+    assert harness.receive_ids() == [0]
+    harness.tick(10)  # Due at 6, written at 10, due again at 10 + 12.
+    assert harness.receive_ids() == [0]
+    assert list(harness.ticks_with_deliveries(30)) == [22]
 
 
 def test_overdue_message_is_queued_once_for_stalled_peer() -> None:
-    line = SubscriptionHarness()
-    line.publish(*numbered(5))
-    assert line.receive_ids() == [0, 1, 2, 3, 4]
-    line.tick(500)
-    assert line.receive_ids() == [0, 1, 2, 3, 4]
-    assert line.receive_ids() == []
+    harness = SubscriptionHarness()
+    harness.publish(*numbered(5))
+    assert harness.receive_ids() == [0, 1, 2, 3, 4]
+    harness.tick(500)
+    assert harness.receive_ids() == [0, 1, 2, 3, 4]
+    assert harness.receive_ids() == []
 
 
 def test_redelivers_only_unacked_messages() -> None:
-    line = SubscriptionHarness()
-    line.publish(*numbered(10))
-    assert len(line.receive_ids()) == 10
-    line.ack(0, 2)
-    line.ack(4, 6)
-    line.ack(9, 10)
-    line.tick(6)
-    assert line.receive_ids() == [2, 3, 6, 7, 8]
-    line.ack(2, 4)
-    assert line.ticks_with_deliveries(12) == {18: [6, 7, 8]}
+    harness = SubscriptionHarness()
+    harness.publish(*numbered(10))
+    assert len(harness.receive_ids()) == 10
+    harness.ack(0, 2)
+    harness.ack(4, 6)
+    harness.ack(9, 10)
+    harness.tick(6)
+    assert harness.receive_ids() == [2, 3, 6, 7, 8]
+    harness.ack(2, 4)
+    assert harness.ticks_with_deliveries(12) == {18: [6, 7, 8]}
 
 
 def test_ack_cancels_queued_redelivery() -> None:
-    line = SubscriptionHarness()
-    line.publish(*numbered(4))
-    assert len(line.receive_ids()) == 4
-    line.tick(6)
-    line.ack(1, 3)
-    assert line.receive_ids() == [0, 3]
+    harness = SubscriptionHarness()
+    harness.publish(*numbered(4))
+    assert len(harness.receive_ids()) == 4
+    harness.tick(6)
+    harness.ack(1, 3)
+    assert harness.receive_ids() == [0, 3]
 
 
 def test_redelivery_ticks_follow_send_ticks() -> None:
-    line = SubscriptionHarness()
+    harness = SubscriptionHarness()
     for number in range(3):
-        line.publish(b"%d" % number)
-        assert line.receive_ids() == [number]
-        line.tick()
-    assert line.ticks_with_deliveries(8) == {6: [0], 7: [1], 8: [2]}
+        harness.publish(b"%d" % number)
+        assert harness.receive_ids() == [number]
+        harness.tick()
+    assert harness.ticks_with_deliveries(8) == {6: [0], 7: [1], 8: [2]}
 
 
 def test_redelivered_frame_differs_only_in_timer_index() -> None:
-    line = SubscriptionHarness()
-    line.publish(b"same\r\n")
-    first = line.read_bytes()
-    line.tick(7)
-    again = line.read_bytes()
+    harness = SubscriptionHarness()
+    harness.publish(b"same\r\n")
+    first = harness.read_bytes()
+    harness.tick(7)
+    again = harness.read_bytes()
     assert (first[:7], first[9:]) == (again[:7], again[9:])
     assert (parse_frame(first)[3], parse_frame(again)[3]) == (0, 7 % ACK_TIMEOUT)
 
 
 def test_redeliveries_precede_new_messages_in_bounded_copies() -> None:
-    line = SubscriptionHarness()
-    line.publish(*numbered(20, size=100_000))
-    assert line.receive_ids() == list(range(20))
-    line.tick(6)
-    line.publish(b"new")
-    piece = line.outbox.peek(line.tick_number)
+    harness = SubscriptionHarness()
+    harness.publish(*numbered(20, size=100_000))
+    assert harness.receive_ids() == list(range(20))
+    harness.tick(6)
+    harness.publish(b"new")
+    piece = harness.outbox.peek(harness.tick_number)
     assert len(piece) <= REDELIVERY_PLAIN_BYTES + 100_013
-    assert line.receive_ids() == [*range(20), 20]
+    assert harness.receive_ids() == [*range(20), 20]
 
 
 def test_fragmented_window_is_copied_in_small_parts() -> None:
-    line = SubscriptionHarness()
+    harness = SubscriptionHarness()
     count = 2 * REDELIVERY_PIECES + 100
-    line.publish(*[b""] * 2 * count)
-    assert len(line.receive_ids()) == 2 * count
+    harness.publish(*[b""] * 2 * count)
+    assert len(harness.receive_ids()) == 2 * count
     for number in range(0, 2 * count, 2):
-        line.subscription.window.ack_range(number, number + 1)
-    line.tick(6)
+        harness.subscription.window.ack_range(number, number + 1)
+    harness.tick(6)
     sizes = []
-    while piece := line.outbox.peek(line.tick_number):
+    while piece := harness.outbox.peek(harness.tick_number):
         sizes.append(len(piece) // FRAME_BYTES_MIN)
-        line.outbox.mark_sent(len(piece), line.tick_number)
+        harness.outbox.mark_sent(len(piece), harness.tick_number)
     assert sizes == [REDELIVERY_PIECES, REDELIVERY_PIECES, 100]
 
 
 def test_plain_redeliveries_are_copied_in_large_parts() -> None:
-    line = SubscriptionHarness()
+    harness = SubscriptionHarness()
     count = REDELIVERY_PLAIN_MESSAGES + 5
-    line.publish(*[b""] * count)
-    assert line.receive_ids() == list(range(count))
-    line.tick(6)
-    piece = line.outbox.peek(line.tick_number)
+    harness.publish(*[b""] * count)
+    assert harness.receive_ids() == list(range(count))
+    harness.tick(6)
+    piece = harness.outbox.peek(harness.tick_number)
     assert len(piece) == REDELIVERY_PLAIN_MESSAGES * FRAME_BYTES_MIN
-    assert line.receive_ids() == list(range(count))
+    assert harness.receive_ids() == list(range(count))
 
 
 def test_redelivery_continues_after_cut_at_any_byte() -> None:
-    line = SubscriptionHarness()
-    line.publish(b"a", b"bc")
-    assert line.receive_ids() == [0, 1]
-    line.tick(6)
-    begun = line.read_bytes(17)
-    line.ack(0, 2)
-    frames, leftover = split_frames(begun + line.read_bytes())
+    harness = SubscriptionHarness()
+    harness.publish(b"a", b"bc")
+    assert harness.receive_ids() == [0, 1]
+    harness.tick(6)
+    begun = harness.read_bytes(17)
+    harness.ack(0, 2)
+    frames, leftover = split_frames(begun + harness.read_bytes())
     assert [parse_frame(frame)[4] for frame in frames] == [b"a", b"bc"]
     assert leftover == b""
 
 
 def test_size_of_one_write_is_bounded() -> None:
-    line = SubscriptionHarness()
-    line.publish(*numbered(40, size=100_000))
-    piece = line.outbox.peek(0)
+    harness = SubscriptionHarness()
+    harness.publish(*numbered(40, size=100_000))
+    piece = harness.outbox.peek(0)
     assert SEND_BYTES - 100_100 < len(piece) <= SEND_BYTES
-    assert line.receive_ids() == list(range(40))
+    assert harness.receive_ids() == list(range(40))
 
 
 def test_classes_are_served_in_turns() -> None:
     outbox = Outbox(5)
     lines = [SubscriptionHarness(outbox=outbox), SubscriptionHarness(outbox=outbox)]
-    for line in lines:
-        line.publish(*numbered(30, size=100_000))
+    for harness in lines:
+        harness.publish(*numbered(30, size=100_000))
     order = []
     while piece := outbox.peek(0):
         order.append(
             lines.index(next(ln for ln in lines if ln.subscription is outbox._peeked_source))
         )
         outbox.mark_sent(len(piece), 0)
-        for line in lines:
-            line.check_invariants()
+        for harness in lines:
+            harness.check_invariants()
     assert order[:4] == [0, 1, 0, 1]
     assert outbox.is_idle
 
@@ -371,47 +371,47 @@ def test_new_subscription_takes_over_backlog() -> None:
     former.cursor = 6
     former.ack_range(0, 2)
     former.ack_range(3, 4)
-    line = SubscriptionHarness(window=former, spans=[Span(0, 5, 1), Span(5, 6, 0)])
-    line.publish(*numbered(8))
-    line.ring.release(2)
-    assert line.receive_ids() == [2, 4, 5, 6, 7]
-    statistics = line.subscription.statistics()
+    harness = SubscriptionHarness(window=former, spans=[Span(0, 5, 1), Span(5, 6, 0)])
+    harness.publish(*numbered(8))
+    harness.ring.release(2)
+    assert harness.receive_ids() == [2, 4, 5, 6, 7]
+    statistics = harness.subscription.statistics()
     assert (statistics.delivered, statistics.redelivered, statistics.in_flight) == (3, 2, 5)
-    assert line.ticks_with_deliveries(12) == {6: [5, 6, 7], 12: [2, 4]}
-    assert line.subscription.statistics().redelivered == 7
-    line.ack(2, 8)
-    assert line.subscription.statistics().acknowledged == 5
+    assert harness.ticks_with_deliveries(12) == {6: [5, 6, 7], 12: [2, 4]}
+    assert harness.subscription.statistics().redelivered == 7
+    harness.ack(2, 8)
+    assert harness.subscription.statistics().acknowledged == 5
 
 
 def test_dropped_messages_are_not_delivered() -> None:
-    line = SubscriptionHarness()
-    line.publish(*numbered(6))
-    assert len(split_frames(line.read_bytes(3 * len(line.ring.copy_frame(0))))[0]) == 3
-    line.ack(1, 2)
-    line.subscription.skip_to(5)
-    line.ring.release(5)
-    line.check_invariants()
-    statistics = line.subscription.statistics()
+    harness = SubscriptionHarness()
+    harness.publish(*numbered(6))
+    assert len(split_frames(harness.read_bytes(3 * len(harness.ring.copy_frame(0))))[0]) == 3
+    harness.ack(1, 2)
+    harness.subscription.skip_to(5)
+    harness.ring.release(5)
+    harness.check_invariants()
+    statistics = harness.subscription.statistics()
     assert (statistics.dropped, statistics.in_flight, statistics.acknowledged) == (4, 0, 1)
-    assert line.receive_ids() == [5]
-    line.tick(6)
-    assert line.receive_ids() == [5]
+    assert harness.receive_ids() == [5]
+    harness.tick(6)
+    assert harness.receive_ids() == [5]
 
 
 def test_removed_subscription_leaves_outbox() -> None:
-    line = SubscriptionHarness()
-    line.publish(b"a")
-    line.outbox.remove(line.subscription)
-    line.outbox.remove(line.subscription)
-    assert line.outbox.is_idle
-    assert line.read_bytes() == b""
+    harness = SubscriptionHarness()
+    harness.publish(b"a")
+    harness.outbox.remove(harness.subscription)
+    harness.outbox.remove(harness.subscription)
+    assert harness.outbox.is_idle
+    assert harness.read_bytes() == b""
 
 
 def test_invariant_check_detects_unqueued_work() -> None:
-    line = SubscriptionHarness()
-    line.ring.append(build_batch(build_frame(MESSAGE)), 0)
+    harness = SubscriptionHarness()
+    harness.ring.append(build_batch(build_frame(MESSAGE)), 0)
     with pytest.raises(AssertionError, match="is not queued"):
-        line.subscription.check_invariants()
+        harness.subscription.check_invariants()
 
 
 def test_long_scan_without_matches_yields_to_others(
