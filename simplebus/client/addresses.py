@@ -56,7 +56,7 @@ class Address:
             host, port = parts.hostname, parts.port
         except ValueError as error:
             raise ValueError(
-                f"{_hide_credentials(text)!r} is no address of a bus ({error}); {expected}"
+                f"{_hide_credentials(text)!r} is not a server address ({error}); {expected}"
             ) from None
         has_extra_parts = (
             parts.path.strip("/") or parts.query or parts.fragment or "@" in parts.netloc
@@ -69,7 +69,7 @@ class Address:
             or port == 0
             or has_extra_parts
         ):
-            raise ValueError(f"{_hide_credentials(text)!r} is no address of a bus; {expected}")
+            raise ValueError(f"{_hide_credentials(text)!r} is not a server address; {expected}")
         is_secure = parts.scheme == _SECURE_SCHEME
         return cls(host, DEFAULT_PORT if port is None else port, is_secure)
 
@@ -85,7 +85,7 @@ def _hide_credentials(text: str) -> str:
 
 
 def _address_type_error(value: object) -> TypeError:
-    return TypeError(f"an address of a bus must be text, or several texts, got {value!r}")
+    return TypeError(f"a server address must be text, or several texts, got {value!r}")
 
 
 def parse_addresses(value: str | Iterable[str]) -> list[Address]:
@@ -101,7 +101,7 @@ def parse_addresses(value: str | Iterable[str]) -> list[Address]:
         raise _address_type_error(value)
     parsed = [Address.parse(text) for text in value]
     if not parsed:
-        raise ValueError("no address of a bus was given, expected at least one")
+        raise ValueError("got no server address, expected at least one")
     return parsed
 
 

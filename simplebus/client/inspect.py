@@ -93,7 +93,12 @@ class FetchOperation:
     """
 
     def __init__(
-        self, class_id: int, target: SubscriptionTarget, first: int, count: int, time: datetime | None
+        self,
+        class_id: int,
+        target: SubscriptionTarget,
+        first: int,
+        count: int,
+        time: datetime | None,
     ) -> None:
         arguments.check_integer("first", first, minimum=0, maximum=SEQUENCE_MAX)
         arguments.check_integer("count", count, minimum=0, maximum=SEQUENCE_MAX)

@@ -94,7 +94,7 @@ class PendingReplies:
     def add_request(
         self, options: PublishOptions, *, timeout: float, on_reply: Callable[[], None]
     ) -> PendingReply:
-        """Register a request before it is published. `on_reply` is called when the reply arrives."""
+        """Register a request before it is published. Its reply calls `on_reply`."""
         self._count += 1
         request_id = str(self._count)
         reply_headers = {

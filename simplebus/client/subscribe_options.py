@@ -105,7 +105,9 @@ def subscribe_request(
             for each in backoff
         ]
         if not 1 <= len(pauses) <= BACKOFF_STEPS_MAX:
-            raise ValueError(f"backoff must have 1 to {BACKOFF_STEPS_MAX} pauses, got {len(pauses)}")
+            raise ValueError(
+                f"backoff must have 1 to {BACKOFF_STEPS_MAX} pauses, got {len(pauses)}"
+            )
     if not isinstance(by_key, bool):
         raise TypeError(f"by_key must be true or false, got {by_key!r}")
     if by_key and group is None:

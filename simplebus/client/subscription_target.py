@@ -1,7 +1,5 @@
-"""What a subscription is to: a type, a class's id, or its name.
-
-Rule 1: a type stands for the class of its binding, and its messages' values are of that type. A
-class by id or name has messages, whose payloads are what they are.
+"""Target of a subscription (a type, class id or class name), and the state of a subscription that
+all drivers share.
 """
 
 from __future__ import annotations
@@ -22,41 +20,52 @@ from simplebus.core.protocol.requests import SubscribeRequest
 
 @dataclass(frozen=True, slots=True)
 class SubscriptionTarget:
-    """One class, and how its payloads are read."""
+    """A class, and the decoder of its payloads.
+
+    A type stands for the class of its binding, and its messages have values of that type. The
+    messages of a class id or class name have their payload as value.
+    """
 
     class_reference: Binding[Any] | int | str
     decode: Callable[[bytes], Any] | None
-    """None where payloads are what is wanted."""
+    """Converts a payload into a value; None returns the payload."""
 
     @classmethod
-    def from_argument(cls, what: object, registry: Registry) -> SubscriptionTarget:
-        """Raises UnboundTypeError for a type without a class, ValueError for no class id."""
-        if isinstance(what, int) and not isinstance(what, bool):
-            check_class_id(what)
-            return cls(what, None)
-        if isinstance(what, str):
-            if not what:
-                raise ValueError("a class's name is empty, expected a word for it")
-            return cls(what, None)
-        binding = registry.bindings[what]
+    def from_argument(cls, argument: object, registry: Registry) -> SubscriptionTarget:
+        """Return the target for a type, class id or class name.
+
+        Raises:
+            UnboundTypeError: If the type is not bound to a class.
+            ValueError: If the class id or name is invalid.
+        """
+        if isinstance(argument, int) and not isinstance(argument, bool):
+            check_class_id(argument)
+            return cls(argument, None)
+        if isinstance(argument, str):
+            if not argument:
+                raise ValueError("got an empty class name, expected 1 character or more")
+            return cls(argument, None)
+        binding = registry.bindings[argument]
         return cls(binding, binding.decode)
 
     def __str__(self) -> str:
-        what = self.class_reference
-        if isinstance(what, int):
-            return f"class {what}"
-        if isinstance(what, str):
-            return f"class {what!r}"
-        return f"class {what.class_id}" if what.name is None else f"class {what.name!r}"
+        reference = self.class_reference
+        if isinstance(reference, int):
+            return f"class {reference}"
+        if isinstance(reference, str):
+            return f"class {reference!r}"
+        return (
+            f"class {reference.class_id}" if reference.name is None else f"class {reference.name!r}"
+        )
 
 
 def no_message_error(target: SubscriptionTarget, seconds: float) -> TimeoutError:
-    """A `get` has waited long enough."""
+    """Return the error for a `get` without a message in time."""
     return TimeoutError(f"no message of {target} came within {seconds:g} s")
 
 
 def with_message(error: DecodeError, message: Any) -> DecodeError:
-    """What a loop over values raises: the error, which has the message that it is about."""
+    """Attach the message to its DecodeError, and return the error."""
     error.message = message
     return error
 
@@ -65,16 +74,21 @@ T = TypeVar("T")
 
 
 class SubscriptionState(Generic[T]):
-    """A subscription to one class, whose messages' values are of one type."""
+    """State of a subscription, independent of the driver."""
 
     block_keyword = "with"
-    """What a block of it begins with."""
+    """Statement that enters the subscription, for error messages."""
 
     def __init__(
-        self, core: ClientCore, target: SubscriptionTarget, request: SubscribeRequest, *, auto_ack: bool
+        self,
+        core: ClientCore,
+        target: SubscriptionTarget,
+        request: SubscribeRequest,
+        *,
+        auto_ack: bool,
     ) -> None:
         self.target = target
-        """The class."""
+        """The subscribed class."""
         self._core = core
         self._request = request
         self._auto_ack = auto_ack
@@ -82,45 +96,67 @@ class SubscriptionState(Generic[T]):
         self._forget = False
 
     def ack(self, message: Message[Any]) -> None:
-        """Acknowledge a message by hand, in any order; the bus is told within moments."""
+        """Acknowledge a message, in any order. The ack is sent within moments.
+
+        Args:
+            message: A message of this subscription.
+
+        Raises:
+            LocalProtocolError: If the message belongs to another subscription or was fetched.
+        """
         message.ack(self.inbox)
 
     def ack_batch(self, batch: Batch) -> None:
-        """Acknowledge a batch by hand."""
+        """Acknowledge all messages of a batch.
+
+        Args:
+            batch: A batch of this subscription.
+
+        Raises:
+            LocalProtocolError: If the batch belongs to another subscription.
+        """
         batch.ack(self.inbox)
 
     def forget(self) -> None:
-        """When the block is left, the bus is to forget the position of a durable subscription."""
+        """Delete the position of the durable on the server when the subscription is left."""
         self._forget = True
 
     @property
     def inbox(self) -> Inbox:
-        """For this package."""
+        """The inbox, for this package only.
+
+        Raises:
+            LocalProtocolError: If the subscription was not entered.
+        """
         if self._inbox is None:
             raise LocalProtocolError(
-                f"a subscription begins with its block: {self.block_keyword} bus.subscribe(…) as messages"
+                f"the subscription was not entered; expected {self.block_keyword} "
+                "bus.subscribe(…) as messages"
             )
         return self._inbox
 
     @property
     def is_exhausted(self) -> bool:
-        """Whether everything that came was handed out, or nothing will be."""
+        """True if all received messages were handed out, or the subscription has ended."""
         inbox = self.inbox
         return inbox.unsubscribe_request is not None or inbox.error is not None or inbox.is_empty
 
     def check_not_entered(self) -> None:
-        """Raise LocalProtocolError unless it can be entered."""
+        """Raise LocalProtocolError if the subscription was entered before."""
         if self._inbox is not None:
-            raise LocalProtocolError("a subscription can be entered once; subscribe again")
+            raise LocalProtocolError("a subscription can be entered once; create a new one")
 
-    def subscribe(self, class_id: int) -> Inbox:
-        """Subscribe, without waiting until the bus knows."""
+    def open_inbox(self, class_id: int) -> Inbox:
+        """Send the Subscribe request, without waiting for its reply."""
         inbox = self._core.subscribe(class_id, self._request, auto_ack=self._auto_ack)
         inbox.decode = self.target.decode
         self._inbox = inbox
         return inbox
 
-    def unsubscribe(self, *, is_processed: bool) -> OpenRequest:
-        """Unsubscribe. `processed` says what became of the last message. Returns what the bus is to
-        answer."""
+    def close_inbox(self, *, is_processed: bool) -> OpenRequest:
+        """Send the Unsubscribe request and return it.
+
+        Args:
+            is_processed: True to acknowledge the last message, False to reject it.
+        """
         return self._core.unsubscribe(self.inbox, is_processed=is_processed, forget=self._forget)

@@ -15,7 +15,7 @@ Run = Callable[[Main], None]
 
 
 PATIENT = Settings(ack_timeout=600)
-"""On a slow machine nothing comes again because somebody is late."""
+"""Prevents redeliveries on a slow machine."""
 
 
 @pytest.fixture(scope="session")

@@ -22,15 +22,15 @@ class Item(msgspec.Struct):
     number: int
 
 
-async def waits() -> None:
+async def async_handler() -> None:
     """Async handler, which needs an event loop."""
 
 
-async def yields(message: object) -> AsyncIterator[object]:
+async def async_generator_handler(message: object) -> AsyncIterator[object]:
     yield message
 
 
-def yields_too(message: object) -> Iterator[object]:
+def generator_handler(message: object) -> Iterator[object]:
     yield message
 
 
@@ -73,8 +73,16 @@ WRONG: list[tuple[Call, type[Exception], str]] = [
         "by_key must be true or false, got 'k'",
     ),
     (lambda bus: bus.handle(1, None), TypeError, "handler must be a function, got None"),
-    (lambda bus: bus.handle(1, yields), TypeError, "yields .* is a generator function"),
-    (lambda bus: bus.handle(1, yields_too), TypeError, "yields_too .* is a generator function"),
+    (
+        lambda bus: bus.handle(1, async_generator_handler),
+        TypeError,
+        "async_generator_handler .* is a generator function",
+    ),
+    (
+        lambda bus: bus.handle(1, generator_handler),
+        TypeError,
+        "generator_handler .* is a generator function",
+    ),
     (lambda bus: bus.fetch(1, -1), ValueError, "first must be from 0 .* got -1"),
     (lambda bus: bus.fetch(1, 0, -1), ValueError, "count must be from 0 .* got -1"),
     (lambda bus: bus.fetch(1, "a"), TypeError, "first must be a whole number, got 'a'"),
@@ -104,9 +112,9 @@ def test_wrong_argument_is_named_and_nothing_is_published(
 @pytest.mark.parametrize(
     ("given", "kind", "sentence"),
     [
-        ({"address": None}, TypeError, "address of a bus must be text, .* got None"),
-        ({"address": ["h:1", 5]}, TypeError, "address of a bus must be text, .* got 5"),
-        ({"address": b"h:1"}, TypeError, "address of a bus must be text"),
+        ({"address": None}, TypeError, "server address must be text, .* got None"),
+        ({"address": ["h:1", 5]}, TypeError, "server address must be text, .* got 5"),
+        ({"address": b"h:1"}, TypeError, "server address must be text"),
         ({"name": 5}, TypeError, "name must be text, got 5"),
         ({"name": ""}, ValueError, "name must be of 1 to 200 characters"),
         ({"name": "x" * 201}, ValueError, "name must be of 1 to 200 characters"),
@@ -186,12 +194,14 @@ def test_memory_bus_rejects_invalid_settings() -> None:
 def test_blocking_bus_rejects_async_handler(shared_server: BusServer) -> None:
     with (
         simplebus.connect_blocking(shared_server.address) as bus,
-        pytest.raises(TypeError, match=r"waits .* is an async function"),
+        pytest.raises(TypeError, match=r"async_handler .* is an async function"),
     ):
-        bus.handle(1, waits)
+        bus.handle(1, async_handler)
 
 
-@pytest.mark.parametrize("handler", [lambda message: yields(message), lambda m: yields_too(m)])
+@pytest.mark.parametrize(
+    "handler", [lambda message: async_generator_handler(message), lambda m: generator_handler(m)]
+)
 def test_handler_that_returns_a_coroutine_or_generator_fails(
     run: Run, shared_server: BusServer, handler: Callable[[object], object]
 ) -> None:
@@ -211,7 +221,7 @@ def test_handler_that_returns_a_coroutine_or_generator_fails(
 def test_blocking_handler_that_returns_an_awaitable_fails(shared_server: BusServer) -> None:
     def block() -> None:
         with simplebus.connect_blocking(shared_server.address) as bus:
-            bus.handle(88, lambda message: waits())
+            bus.handle(88, lambda message: async_handler())
             bus.publish(b"x", class_id=88)
             bus.run(0.5)
             assert bus.statistics().acknowledged == 0

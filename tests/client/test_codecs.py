@@ -40,7 +40,7 @@ class Struct(msgspec.Struct):
     name: str
 
 
-class HeirOfStruct(Struct):
+class StructSubclass(Struct):
     pass
 
 
@@ -112,14 +112,14 @@ every_kind = pytest.mark.parametrize(
 ids = st.integers(-(2**63), 2**63 - 1)
 
 
-def value_of(type_: Any, id: int, name: str) -> Any:
+def create_value(type_: Any, id: int, name: str) -> Any:
     return type_(id=id, name=name)
 
 
 @every_kind
 @given(id=ids, text=st.text())
 def test_decodes_encoded_value(type_: Any, name: CodecName, id: int, text: str) -> None:
-    codec, value = find_codec(type_, name), value_of(type_, id, text)
+    codec, value = find_codec(type_, name), create_value(type_, id, text)
     payload = codec.encode(value)
     again = codec.decode(payload)
     assert type(payload) is bytes
@@ -127,7 +127,7 @@ def test_decodes_encoded_value(type_: Any, name: CodecName, id: int, text: str) 
     assert again == value
 
 
-def decoded_or_refused(codec: Any, payload: bytes) -> Any:
+def decode_or_error(codec: Any, payload: bytes) -> Any:
     """Return the value or the DecodeError. No other exception is allowed."""
     try:
         return codec.decode(payload)
@@ -140,19 +140,19 @@ def decoded_or_refused(codec: Any, payload: bytes) -> Any:
 def test_any_bytes_decode_to_a_value_or_raise_decode_error(
     type_: Any, name: CodecName, payload: bytes
 ) -> None:
-    outcome = decoded_or_refused(find_codec(type_, name), payload)
+    outcome = decode_or_error(find_codec(type_, name), payload)
     if isinstance(outcome, DecodeError):
         assert outcome.payload == payload
     else:
-        assert type(outcome) is type(value_of(type_, 0, ""))
+        assert type(outcome) is type(create_value(type_, 0, ""))
 
 
 @every_kind
 def test_truncated_payload_raises_decode_error(type_: Any, name: CodecName) -> None:
-    codec, value = find_codec(type_, name), value_of(type_, 2**40, "a name")
+    codec, value = find_codec(type_, name), create_value(type_, 2**40, "a name")
     payload = codec.encode(value)
     for length in range(len(payload)):
-        outcome = decoded_or_refused(codec, payload[:length])
+        outcome = decode_or_error(codec, payload[:length])
         assert outcome != value
         assert isinstance(outcome, DecodeError) or name == "protobuf"
 
@@ -330,15 +330,15 @@ def test_decoder_is_built_once() -> None:
 @every_kind
 def test_rejects_value_of_another_type(type_: Any, name: CodecName) -> None:
     codec = find_codec(type_, name)
-    expected = type(value_of(type_, 0, "")).__name__
+    expected = type(create_value(type_, 0, "")).__name__
     with pytest.raises(TypeError, match=f"the {name} codec .* exactly type .*{expected}, got") as e:
         codec.encode(3.5)
     assert str(e.value).endswith("got one of type float")
 
 
 def test_rejects_value_of_a_subclass() -> None:
-    with pytest.raises(TypeError, match=r"exactly type .*\.Struct, got .*\.HeirOfStruct"):
-        find_codec(Struct).encode(HeirOfStruct(id=1, name=""))
+    with pytest.raises(TypeError, match=r"exactly type .*\.Struct, got .*\.StructSubclass"):
+        find_codec(Struct).encode(StructSubclass(id=1, name=""))
 
 
 def test_bytes_codec_rejects_text() -> None:
@@ -415,7 +415,7 @@ def test_decode_error_can_be_pickled() -> None:
     assert (again.class_id, again.type, again.payload) == (7, Struct, b"{}")
 
 
-class Reversed:
+class ReversedCodec:
     """Custom codec."""
 
     name = "reversed"
@@ -428,7 +428,7 @@ class Reversed:
 
 
 def test_any_error_of_a_custom_codec_becomes_a_decode_error() -> None:
-    decode = make_decoder(Reversed(), type_=str, class_id=7)
+    decode = make_decoder(ReversedCodec(), type_=str, class_id=7)
     assert decode(b"pohs") == "shop"
     with pytest.raises(DecodeError, match="is no str by the reversed codec: UnicodeDecodeError: "):
         decode(b"\xff")

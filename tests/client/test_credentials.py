@@ -37,7 +37,7 @@ def pair(authority: Authority) -> Pair:
     return authority.issue("localhost")
 
 
-def credentials(folder: Path, text: str, mode: int = 0o600) -> Path:
+def write_credentials_file(folder: Path, text: str, mode: int = 0o600) -> Path:
     path = folder / "credentials.toml"
     path.write_text(text)
     path.chmod(mode)
@@ -60,7 +60,7 @@ def test_access_from_environment() -> None:
 
 
 def test_environment_takes_precedence_over_file(tmp_path: Path) -> None:
-    path = credentials(tmp_path, 'user = "ada"\npassword = "x"\nca = "ca.pem"\n')
+    path = write_credentials_file(tmp_path, 'user = "ada"\npassword = "x"\nca = "ca.pem"\n')
     assert Access.from_file(path) == Access("ada", "x", ca=str(tmp_path / "ca.pem"))
     environment = {"SIMPLEBUS_CREDENTIALS": str(path), "SIMPLEBUS_TOKEN": "t"}
     assert Access.from_environment(environment) == Access(token="t", ca=str(tmp_path / "ca.pem"))
@@ -84,7 +84,7 @@ def test_invalid_credentials_file_raises_an_error_that_names_it(
     tmp_path: Path, text: str, mode: int, sentence: str
 ) -> None:
     with pytest.raises(ValueError, match=sentence):
-        Access.from_file(credentials(tmp_path, text, mode))
+        Access.from_file(write_credentials_file(tmp_path, text, mode))
 
 
 def test_rejects_contradicting_settings() -> None:

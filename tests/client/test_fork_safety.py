@@ -102,7 +102,7 @@ async def test_async_bus(connect):
 '''
 
 
-def printed(server: BusServer, kind: str) -> list[str]:
+def run_program(server: BusServer, kind: str) -> list[str]:
     ran = subprocess.run(
         [sys.executable, "-c", FORKING, server.address, kind],
         cwd=ROOT,
@@ -119,7 +119,7 @@ REFUSED = "BusConnectionError: True"
 
 
 def test_forked_child_cannot_use_the_blocking_bus_of_its_parent(server: BusServer) -> None:
-    calls, leaving, parent = printed(server, "blocking")
+    calls, leaving, parent = run_program(server, "blocking")
     assert calls == repr([REFUSED] * 8)
     assert leaving == repr(["nothing"] * 3)
     assert parent == "[b'before', b'of the parent'] 0"
@@ -127,6 +127,6 @@ def test_forked_child_cannot_use_the_blocking_bus_of_its_parent(server: BusServe
 
 @pytest.mark.parametrize("kind", ["async", "memory"])
 def test_forked_child_cannot_use_the_async_bus_of_its_parent(server: BusServer, kind: str) -> None:
-    calls, parent = printed(server, kind)
+    calls, parent = run_program(server, kind)
     assert calls == repr([REFUSED] * 7)
     assert parent == "[b'before', b'of the parent'] 0"

@@ -20,16 +20,16 @@ from simplebus.core.protocol.requests import Start
 # Messages ----------------------------------------------------------------------------------------
 
 
-def outbound() -> MessageBuilder:
+def create_builder() -> MessageBuilder:
     return MessageBuilder(ClientCore(), Registry())
 
 
 def test_message_without_options_has_no_envelope() -> None:
-    assert outbound().build_envelope(channel="", key=b"", headers={}, expires=None) is None
+    assert create_builder().build_envelope(channel="", key=b"", headers={}, expires=None) is None
 
 
 def test_options_are_in_the_envelope() -> None:
-    assert outbound().build_envelope(
+    assert create_builder().build_envelope(
         channel="orders.eu", key=b"7", headers={"a": "b"}, expires=1.5, delay=0.25
     ) == Envelope(
         channel="orders.eu",
@@ -41,7 +41,7 @@ def test_options_are_in_the_envelope() -> None:
 
 
 def test_envelope_of_a_channel_is_cached() -> None:
-    said = outbound()
+    said = create_builder()
     assert said.build_envelope(channel="a.b") is said.build_envelope(channel="a.b")
     for number in range(5000):
         said.build_envelope(channel=f"a.{number}")
@@ -59,7 +59,7 @@ def test_long_times_are_limited_to_64_bits(seconds: float, expected: int) -> Non
 @pytest.mark.parametrize("seconds", [-0.001, -math.inf, math.nan])
 def test_rejects_invalid_times(seconds: float) -> None:
     with pytest.raises(ValueError, match="delay must be seconds from 0 on, got"):
-        outbound().build_envelope(delay=seconds)
+        create_builder().build_envelope(delay=seconds)
 
 
 def test_headers_are_pairs_of_texts_and_may_repeat_names() -> None:
@@ -72,9 +72,9 @@ def test_headers_are_pairs_of_texts_and_may_repeat_names() -> None:
 @pytest.mark.parametrize("channel", ["a..b", "a.*", ".", "a b"])
 def test_rejects_invalid_channel(channel: str) -> None:
     with pytest.raises(ValueError, match="channel"):
-        outbound().build_envelope(channel=channel)
+        create_builder().build_envelope(channel=channel)
     with pytest.raises(ValueError, match="channel"):
-        outbound().build_envelope(channel=channel, key=b"x")
+        create_builder().build_envelope(channel=channel, key=b"x")
 
 
 # Subscriptions -----------------------------------------------------------------------------------

@@ -365,7 +365,7 @@ def test_bind_and_message_use_the_default_registry() -> None:
 # A class that is defined again.
 
 
-def defined_again(shops: ModuleType, source: str) -> Any:
+def run_source_again(shops: ModuleType, source: str) -> Any:
     """Run a module's source again, as a reload and a notebook do."""
     exec("from __future__ import annotations\nimport msgspec\n" + source, shops.__dict__)
     return shops.Shop
@@ -382,12 +382,12 @@ def shops(registry: Registry, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 def test_redefined_class_takes_over_the_binding(registry: Registry, shops: ModuleType) -> None:
     source = "@registry.message(class_id={})\nclass Shop(msgspec.Struct):\n    id: int\n"
-    first = defined_again(shops, source.format(7))
-    second = defined_again(shops, source.format(7))
+    first = run_source_again(shops, source.format(7))
+    second = run_source_again(shops, source.format(7))
     assert first is not second
     assert registry.binding_of(second).class_id == 7
     assert first not in registry.bindings
-    third = defined_again(shops, source.format(8))
+    third = run_source_again(shops, source.format(8))
     assert set(registry.bindings) == {third}
     assert registry.by_class(7) is None
 
@@ -396,8 +396,8 @@ def test_class_bound_after_redefinition_takes_over_the_binding(
     registry: Registry, shops: ModuleType
 ) -> None:
     source = "class Shop(msgspec.Struct):\n    id: int\nregistry.bind(Shop, name='shop')\n"
-    defined_again(shops, source)
-    second = defined_again(shops, source)
+    run_source_again(shops, source)
+    second = run_source_again(shops, source)
     assert set(registry.bindings) == {second}
     assert registry.by_name("shop") is registry.bindings[second]
 
@@ -407,9 +407,9 @@ def test_rejected_binding_of_a_redefined_class_changes_nothing(
 ) -> None:
     registry.bind(ShopCreated, class_id=8)
     source = "@registry.message(class_id={})\nclass Shop(msgspec.Struct):\n    id: int\n"
-    first = defined_again(shops, source.format(7))
+    first = run_source_again(shops, source.format(7))
     with pytest.raises(ValueError, match=r"class id 8 is bound to .*ShopCreated already"):
-        defined_again(shops, source.format(8))
+        run_source_again(shops, source.format(8))
     assert registry.binding_of(first).class_id == 7
 
 

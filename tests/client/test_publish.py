@@ -34,7 +34,7 @@ class Large(msgspec.Struct):
     body: bytes
 
 
-def refusing(*numbers: int) -> FakeServer:
+def create_refusing_server(*numbers: int) -> FakeServer:
     """Return a server that refuses messages with these numbers."""
 
     def answer(kind: int, class_id: int, number: int, *_: object) -> bytes:
@@ -134,7 +134,7 @@ def test_refused_message_raises_from_publish(run: Run) -> None:
             assert many.group_contains(RefusedError, match="bad_channel")
             await bus.flush()
 
-    bus_ = refusing(1, 3, 5)
+    bus_ = create_refusing_server(1, 3, 5)
     try:
         run(main)
         with simplebus.connect_blocking(bus_.address) as bus:
@@ -166,7 +166,7 @@ def test_unclaimed_refusal_is_raised_by_flush_or_on_exit(run: Run) -> None:
                 bus.flush()
             bus.publish_many([b"x"] * 3, class_id=1, confirm=False)
 
-    bus_ = refusing(1, 4)
+    bus_ = create_refusing_server(1, 4)
     try:
         with pytest.raises(ExceptionGroup, match="the server refused 1 message"):
             run(main)

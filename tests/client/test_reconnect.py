@@ -423,7 +423,7 @@ def test_server_with_conflicting_class_id_is_skipped_and_reported(
     assert caplog.text.count("that address is not tried again") == 2
 
 
-def refusing_later(code: str) -> FakeServer:
+def create_failing_server(code: str) -> FakeServer:
     """Return a server that sends a fatal error for the first message."""
 
     def answer(kind: int, class_id: int, number: int, *_: object) -> bytes | None:
@@ -439,7 +439,7 @@ def test_later_fatal_error_is_not_retried(run: Run, code: str) -> None:
             with pytest.raises(BusConnectionError, match=f"{code}: not today"):
                 await bus.publish(b"x", class_id=1)
 
-    bus_gone = refusing_later(code)
+    bus_gone = create_failing_server(code)
     try:
         with pytest.raises(BusConnectionError, match="1 message was not confirmed"):
             run(main)
@@ -491,7 +491,7 @@ def test_server_of_another_version_is_reported(run: Run) -> None:
 # Heartbeats --------------------------------------------------------------------------------------
 
 
-def beating(seconds: float) -> FakeServer:
+def create_server_without_heartbeats(seconds: float) -> FakeServer:
     """Return a server that agrees on heartbeats and never sends one."""
 
     def answer(kind: int, class_id: int, number: int, *_: object) -> bytes:
@@ -503,7 +503,7 @@ def beating(seconds: float) -> FakeServer:
     return FakeServer(answer)
 
 
-def is_alive_and_was_left(silent: FakeServer) -> bool:
+def has_detected_missing_heartbeats(silent: FakeServer) -> bool:
     """Return True if the client has sent heartbeats and reconnected because none arrived."""
     return silent.connection_count >= 2 and any(
         kind == frames.HEARTBEAT for kind, *_ in silent.received_frames
@@ -512,10 +512,12 @@ def is_alive_and_was_left(silent: FakeServer) -> bool:
 
 def test_sends_heartbeats_and_detects_missing_ones(run: Run) -> None:
     async def main() -> None:
-        silent = beating(0.1)
+        silent = create_server_without_heartbeats(0.1)
         try:
             async with simplebus.connect(silent.address, heartbeat=0.1) as bus:
-                await anyio.to_thread.run_sync(until, lambda: is_alive_and_was_left(silent))
+                await anyio.to_thread.run_sync(
+                    until, lambda: has_detected_missing_heartbeats(silent)
+                )
                 await bus.publish(b"still there", class_id=1)
         finally:
             silent.close()
@@ -524,13 +526,13 @@ def test_sends_heartbeats_and_detects_missing_ones(run: Run) -> None:
 
 
 def test_blocking_bus_sends_heartbeats_while_waiting() -> None:
-    silent = beating(0.1)
+    silent = create_server_without_heartbeats(0.1)
     try:
         with (
             simplebus.connect_blocking(silent.address, heartbeat=0.1) as bus,
             bus.subscribe(1, idle_seconds=0.2) as messages,
         ):
-            until(lambda: list(messages) == [] and is_alive_and_was_left(silent))
+            until(lambda: list(messages) == [] and has_detected_missing_heartbeats(silent))
     finally:
         silent.close()
 

@@ -23,7 +23,7 @@ def create_schedule(
     )
 
 
-def attempts(schedule: ReconnectSchedule, count: int, now: float) -> list[tuple[float, int]]:
+def next_attempts(schedule: ReconnectSchedule, count: int, now: float) -> list[tuple[float, int]]:
     """Return delay and address of the next attempts, each of which fails at once."""
     found = []
     for _ in range(count):
@@ -57,7 +57,7 @@ def test_reconnect_starts_with_lost_address_and_backs_off_per_round() -> None:
     schedule = create_schedule(2)
     schedule.mark_connected(1, 101)
     schedule.mark_lost(101 + STABLE_CONNECTION_SECONDS)
-    pauses = attempts(schedule, 8, 101 + STABLE_CONNECTION_SECONDS)
+    pauses = next_attempts(schedule, 8, 101 + STABLE_CONNECTION_SECONDS)
     assert [address for _, address in pauses] == [1, 0] * 4
     assert [pause for pause, _ in pauses] == pytest.approx([0, 0, 0.05, 0, 0.1, 0, 0.2, 0])
 
@@ -67,7 +67,7 @@ def test_backoff_is_limited_and_randomized() -> None:
         schedule = create_schedule(random_fraction=random_fraction)
         schedule.mark_connected(0, 0)
         schedule.mark_lost(10)
-        pauses = [pause for pause, _ in attempts(schedule, 50, 10)]
+        pauses = [pause for pause, _ in next_attempts(schedule, 50, 10)]
         assert pauses[1] == pytest.approx(RETRY_DELAY_MIN_SECONDS * least)
         assert pauses[-1] == pytest.approx(RETRY_DELAY_MAX_SECONDS * least)
 
@@ -86,7 +86,7 @@ def test_short_connection_does_not_reset_the_backoff() -> None:
     assert paused == pytest.approx([0.05, 0.1, 0.2, 0.4, 0.8, 1.6])
     schedule.mark_connected(0, now)
     schedule.mark_lost(now + STABLE_CONNECTION_SECONDS)
-    assert attempts(schedule, 1, now + STABLE_CONNECTION_SECONDS) == [(0, 0)]
+    assert next_attempts(schedule, 1, now + STABLE_CONNECTION_SECONDS) == [(0, 0)]
 
 
 def test_reconnect_ends_and_limits_the_last_attempt() -> None:
@@ -111,7 +111,7 @@ def test_reconnect_can_be_disabled(reconnect: float | None) -> None:
     assert schedule.next_attempt(200) is None
 
 
-def refused(reason: Reason) -> BusConnectionError:
+def refusal(reason: Reason) -> BusConnectionError:
     problem = BusConnectionError(f"refused: {reason}")
     problem.__cause__ = RemoteProtocolError(reason, "no")
     return problem
@@ -121,25 +121,25 @@ def test_skips_address_with_permanent_refusal() -> None:
     schedule = create_schedule(3)
     schedule.mark_connected(1, 100)
     schedule.mark_lost(200)
-    conflict = refused(Reason.CLASS_NAME_CONFLICT)
-    assert attempts(schedule, 1, 200) == [(0, 1)]
+    conflict = refusal(Reason.CLASS_NAME_CONFLICT)
+    assert next_attempts(schedule, 1, 200) == [(0, 1)]
     assert schedule.mark_failed(1, conflict)
-    assert attempts(schedule, 1, 200) == [(0, 2)]
+    assert next_attempts(schedule, 1, 200) == [(0, 2)]
     assert schedule.mark_failed(2, BusConnectionError("no server"))
     assert schedule.last_error is conflict
-    assert [address for _, address in attempts(schedule, 5, 200)] == [0, 2, 0, 2, 0]
+    assert [address for _, address in next_attempts(schedule, 5, 200)] == [0, 2, 0, 2, 0]
     assert schedule.mark_failed(0, conflict)
     assert not schedule.mark_failed(2, conflict)
     assert schedule.next_attempt(200) is None
     schedule.mark_lost(300)
     assert (schedule.last_error, schedule.has_permanent_refusal) == (None, False)
-    assert [address for _, address in attempts(schedule, 3, 300)] == [1, 2, 0]
+    assert [address for _, address in next_attempts(schedule, 3, 300)] == [1, 2, 0]
 
 
 def test_refusal_of_the_program_stops_all_attempts() -> None:
     schedule = create_schedule(2)
     assert schedule.next_attempt(100) is not None
-    assert not schedule.mark_failed(0, refused(Reason.NAME_IN_USE))
+    assert not schedule.mark_failed(0, refusal(Reason.NAME_IN_USE))
     assert schedule.has_permanent_refusal
 
 

@@ -89,7 +89,7 @@ def test_subscribing_to_an_unbound_type_raises(run: Run, shared_server: BusServe
         async with simplebus.connect(shared_server.address) as bus:
             with pytest.raises(simplebus.UnboundTypeError, match="bind it once"):
                 await bus.publish(Unbound(1))
-            with pytest.raises(simplebus.UnboundTypeError, match="with the class beside it"):
+            with pytest.raises(simplebus.UnboundTypeError, match="publish it with its class"):
                 await bus.publish(b"raw")
             with pytest.raises(simplebus.UnboundTypeError, match="bind it once"):
                 bus.subscribe(Unbound)
@@ -257,9 +257,9 @@ def test_group_shares_messages_and_durable_keeps_its_position(run: Run, server: 
         async with simplebus.connect(server.address) as bus:
             async with bus.subscribe(2, durable="d"):
                 pass
-            await bus.publish(b"while nobody was there", class_id=2)
+            await bus.publish(b"while disconnected", class_id=2)
             async with bus.subscribe(2, durable="d") as messages:
-                assert (await anext(messages)).payload == b"while nobody was there"
+                assert (await anext(messages)).payload == b"while disconnected"
                 messages.forget()
             await bus.publish(b"while it was forgotten", class_id=2)
             async with bus.subscribe(2, durable="d", start="new") as messages:
@@ -313,7 +313,7 @@ def test_explain_and_fetch_through_the_bus(run: Run, server: BusServer) -> None:
 Loop = Callable[[BaseSubscription[bytes], list[bytes]], object]
 
 
-async def over_messages(messages: BaseSubscription[bytes], done: list[bytes]) -> None:
+async def consume_messages(messages: BaseSubscription[bytes], done: list[bytes]) -> None:
     async for message in messages.messages():
         await anyio.lowlevel.checkpoint()
         done.append(message.payload)
@@ -321,13 +321,13 @@ async def over_messages(messages: BaseSubscription[bytes], done: list[bytes]) ->
             await anyio.lowlevel.checkpoint_if_cancelled()
 
 
-async def over_batches(messages: BaseSubscription[bytes], done: list[bytes]) -> None:
+async def consume_batches(messages: BaseSubscription[bytes], done: list[bytes]) -> None:
     async for batch in messages.batches():
         await anyio.lowlevel.checkpoint()
         done += batch.payloads
 
 
-@pytest.mark.parametrize("loop", [over_messages, over_batches])
+@pytest.mark.parametrize("loop", [consume_messages, consume_batches])
 def test_cancelling_anywhere_loses_and_acknowledges_nothing(
     run: Run, clockless_server: BusServer, loop: Loop
 ) -> None:

@@ -117,7 +117,7 @@ def test_a_variable_that_makes_no_sense_is_told_by_its_name(
 def test_also_one_of_another_command() -> None:
     said = CliRunner().invoke(cli.app, ["dlq", "ls", "1"], env={"SIMPLEBUS_URL": "http://x"})
     assert said.exit_code == 2
-    assert said.output.startswith("simplebus: SIMPLEBUS_URL: 'http://x' is no address of a bus")
+    assert said.output.startswith("simplebus: SIMPLEBUS_URL: 'http://x' is not a server address")
 
 
 def test_the_check_tells_all_variables_that_make_no_sense_and_the_file(tmp_path: Path) -> None:

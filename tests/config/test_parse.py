@@ -177,7 +177,7 @@ def test_addresses(text: str, url: str) -> None:
 
 @pytest.mark.parametrize("text", ["http://127.0.0.1:8888", "simplebus://h:port", ""])
 def test_what_is_no_address_is_refused(text: str) -> None:
-    with pytest.raises(typer.BadParameter, match="is no address of a bus"):
+    with pytest.raises(typer.BadParameter, match="is not a server address"):
         parse.parse_url(text)
 
 

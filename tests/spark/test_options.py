@@ -92,7 +92,7 @@ def test_what_a_stream_cannot_be_told(given: dict[str, str], sentence: str) -> N
     [
         ({"subscribe": "7"}, "servers is missing; expected simplebus host:port"),
         ({"servers": "a", "subscribe": " "}, "subscribe is missing"),
-        ({"servers": "http://a", "subscribe": "7"}, "'http://a'.*no address of a bus"),
+        ({"servers": "http://a", "subscribe": "7"}, "'http://a'.*not a server address"),
         (
             NEEDED | {"startingOffset": "latest"},
             "no option startingOffset here; did you mean start",

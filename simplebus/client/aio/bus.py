@@ -28,7 +28,12 @@ from simplebus.client.inspect import (
 )
 from simplebus.client.message_builder import PublishOptions
 from simplebus.client.message_types import Registry
-from simplebus.client.request_reply import EMPTY_REPLIES_UNTIL_IDLE, Handler, PendingReplies, check_handler
+from simplebus.client.request_reply import (
+    EMPTY_REPLIES_UNTIL_IDLE,
+    Handler,
+    PendingReplies,
+    check_handler,
+)
 from simplebus.client.subscribe_options import (
     SlowPolicy,
     StartPosition,

@@ -76,7 +76,7 @@ class HandlerRunner:
             self._failures.add(self._handler, subscription.target, error)
         finally:
             if not self.is_opening:
-                subscription.unsubscribe(processed=False)
+                subscription.unsubscribe(is_processed=False)
             self.is_opening = False
             connection.changed.set()
 

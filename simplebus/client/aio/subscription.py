@@ -23,7 +23,12 @@ from simplebus.client.codecs import DecodeError
 from simplebus.client.core import arguments
 from simplebus.client.core.messages import Batch, Message
 from simplebus.client.core.open_requests import OpenRequest
-from simplebus.client.subscription_target import SubscriptionState, SubscriptionTarget, no_message_error, with_message
+from simplebus.client.subscription_target import (
+    SubscriptionState,
+    SubscriptionTarget,
+    no_message_error,
+    with_message,
+)
 from simplebus.core.errors import LocalProtocolError
 from simplebus.core.limits import MESSAGES_PER_TURN
 from simplebus.core.protocol.requests import SubscribeRequest
@@ -46,7 +51,7 @@ class BaseSubscription(SubscriptionState[T]):
     See `Bus.subscribe` for the details.
     """
 
-    block = "async with"
+    block_keyword = "async with"
 
     def __init__(
         self, bus: Bus, target: SubscriptionTarget, request: SubscribeRequest, *, auto_ack: bool
@@ -64,7 +69,7 @@ class BaseSubscription(SubscriptionState[T]):
         try:
             await self._connection.wait_answered(self.inbox.subscribe_request)
         except BaseException:
-            self.unsubscribe(processed=False)
+            self.unsubscribe(is_processed=False)
             raise
         return self
 
@@ -76,7 +81,7 @@ class BaseSubscription(SubscriptionState[T]):
     ) -> None:
         if is_cancellation(error):
             self.inbox.put_back_unprocessed()
-        request = self.unsubscribe(processed=kind is None)
+        request = self.unsubscribe(is_processed=kind is None)
         if kind is None:  # A later subscription then no longer meets this one at the bus.
             await self._connection.wait_answered_briefly(request)
 
@@ -143,14 +148,14 @@ class BaseSubscription(SubscriptionState[T]):
     def subscribe(self, class_id: int) -> None:
         """Begin without waiting for the reply of the bus. Internal."""
         self._connection.check_open()
-        self._connection.add_inbox(self.subscribe(class_id), self._messages_arrived)
+        self._connection.add_inbox(self.open_inbox(class_id), self._messages_arrived)
 
-    def unsubscribe(self, *, processed: bool) -> OpenRequest:
+    def unsubscribe(self, *, is_processed: bool) -> OpenRequest:
         """End. Returns the request that the bus will answer. Internal.
 
-        `processed` decides whether the last message is acknowledged or rejected.
+        `is_processed` decides whether the last message is acknowledged or rejected.
         """
-        request = self.unsubscribe(processed=processed)
+        request = self.close_inbox(is_processed=is_processed)
         self._connection.remove_inbox(self.inbox)
         return request
 

@@ -36,7 +36,12 @@ from simplebus.client.inspect import (
 from simplebus.client.message_builder import PublishOptions
 from simplebus.client.message_types import DEFAULT_REGISTRY, Registry
 from simplebus.client.reconnect import ReconnectSchedule
-from simplebus.client.request_reply import EMPTY_REPLIES_UNTIL_IDLE, Handler, PendingReplies, check_handler
+from simplebus.client.request_reply import (
+    EMPTY_REPLIES_UNTIL_IDLE,
+    Handler,
+    PendingReplies,
+    check_handler,
+)
 from simplebus.client.subscribe_options import (
     SlowPolicy,
     StartPosition,
@@ -563,7 +568,9 @@ class BlockingBus(BlockingPublisher):
             BusConnectionError: The connection is lost for good.
         """
         target = SubscriptionTarget.from_argument(what, self._registry)
-        fetching = FetchOperation(self.resolve_class_id(target.class_reference), target, first, count, time)
+        fetching = FetchOperation(
+            self.resolve_class_id(target.class_reference), target, first, count, time
+        )
         while not fetching.is_done:
             fetching.accept_reply(
                 self.connection.request(partial(fetching.send_request, self._core))
@@ -620,7 +627,7 @@ class BlockingBus(BlockingPublisher):
             RefusedError: The bus refuses the request.
             BusConnectionError: The connection is lost for good.
         """
-        target = SubscriptionTarget.of(what, self._registry)
+        target = SubscriptionTarget.from_argument(what, self._registry)
         self.connection.request(
             partial(self._core.keep_last_values, self.resolve_class_id(target.class_reference))
         )
@@ -640,11 +647,13 @@ class BlockingBus(BlockingPublisher):
             RefusedError: The user may not purge the class.
             BusConnectionError: The connection is lost for good.
         """
-        target = SubscriptionTarget.of(what, self._registry)
+        target = SubscriptionTarget.from_argument(what, self._registry)
         return get_purged_count(
             self.connection.request(
                 partial(
-                    self._core.purge, self.resolve_class_id(target.class_reference), *check_range(first, last)
+                    self._core.purge,
+                    self.resolve_class_id(target.class_reference),
+                    *check_range(first, last),
                 )
             )
         )

@@ -12,7 +12,12 @@ from simplebus.client.blocking.iterators import BlockingIterable
 from simplebus.client.codecs import DecodeError
 from simplebus.client.core import arguments
 from simplebus.client.core.messages import Batch, Message
-from simplebus.client.subscription_target import SubscriptionState, SubscriptionTarget, no_message_error, with_message
+from simplebus.client.subscription_target import (
+    SubscriptionState,
+    SubscriptionTarget,
+    no_message_error,
+    with_message,
+)
 from simplebus.core.errors import BusConnectionError
 from simplebus.core.limits import (
     ACK_SECONDS,
@@ -62,11 +67,11 @@ class BlockingBaseSubscription(SubscriptionState[T]):
         self.check_not_entered()
         class_id = self._bus.resolve_class_id(self.target.class_reference)
         self._connection.check_open()
-        inbox = self.subscribe(class_id)
+        inbox = self.open_inbox(class_id)
         try:
             self._connection.wait_answered(inbox.subscribe_request)
         except BaseException:
-            self.unsubscribe(is_processed=False)
+            self.close_inbox(is_processed=False)
             raise
         return self
 
@@ -76,7 +81,7 @@ class BlockingBaseSubscription(SubscriptionState[T]):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        request = self.unsubscribe(is_processed=kind is None)
+        request = self.close_inbox(is_processed=kind is None)
         with suppress(BusConnectionError):  # Who needs the connection next will hear of it.
             if kind is None:
                 self._connection.wait_answered_briefly(request, monotonic() + CLOSE_SECONDS)

@@ -178,7 +178,7 @@ class Inbox:
 
     def accept_run(self, run: FrameRun, attempt: int) -> int:
         """Queue received messages. Return the number of duplicates that were dropped."""
-        assert self._next_sequence is not None, "messages before the bus has answered"
+        assert self._next_sequence is not None, "messages before the Subscribe reply"
         first = self._next_sequence + self._distance_from_next(run.first_id)
         sequences: MessageIds
         if isinstance(run.ids, range):
