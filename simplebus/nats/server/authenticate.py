@@ -1,7 +1,6 @@
-"""Who a client is, and what it may do therefore.
+"""Authentication of NATS clients.
 
-Rule 1: what a client says of itself is compared here and nowhere else.
-Rule 2: one that is not let in learns that, and not why.
+Credentials are compared only here. A refused client is not told the reason.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ _QUOTED_CHARACTERS_MAX = 400
 
 
 class Authenticator:
-    """Of one front."""
+    """Checks CONNECT and provides the permissions of users."""
 
     def __init__(
         self,
@@ -40,32 +39,32 @@ class Authenticator:
         secret: bytes,
         classes: SubjectClasses | None = None,
     ) -> None:
-        """`secret` is what nonces are made of: nobody else may know it."""
+        """`secret` is the secret key of the nonces."""
         self.auth = auth
         self._table = table
         self._secret = secret
         self._subject_grants: dict[tuple[str, bool], SubjectGrants] = {}
-        """By the user's name or key, and whether it is one of all doors."""
+        """Grants by (name or nkey of the user, True for a user of the whole server)."""
         self._local_session_grants: dict[str, Grants] = {}
-        """Of users of this door alone, likewise."""
+        """Grants of local sessions, for users of the NATS listener only."""
         self._classes = classes or SubjectClasses()
         self._classes.can_publish = self._can_publish
         self._has_nkeys = auth.has_nkeys
         self.anonymous_user = auth.anonymous_user()
         self.requires_connect = auth.is_required and self.anonymous_user is None
-        """Whether everybody has to say CONNECT."""
+        """True if every client must send CONNECT."""
 
     def _can_publish(self, name: str, subject: bytes) -> bool:
-        """Whether a user of all doors may publish on a subject."""
+        """Return True if a user of the whole server may publish on a subject."""
         grants = self.subject_grants(self.auth.shared_user_named(name))
         return grants is None or grants.publish_cache.get(subject)
 
     def with_auth(self, auth: NatsAuth) -> Authenticator:
-        """One that lets others in, with the same nonces."""
+        """Return an authenticator with other users and the same nonces."""
         return Authenticator(auth, self._table, self._secret, self._classes)
 
     def make_nonce(self, client_id: int) -> str:
-        """What a client has to sign who has a key; empty if nobody has."""
+        """Return the nonce that a client signs with its nkey; empty if no user has one."""
         if not self._has_nkeys:
             return ""
         digest = hashlib.blake2b(
@@ -76,8 +75,14 @@ class Authenticator:
     def handle_connect(
         self, session: NatsSession, options_json: bytes
     ) -> tuple[ConnectOptions, NatsUser | None]:
-        """What a CONNECT says, and who says it; None where nobody is asked. Raises NatsError when
-        it is not let in."""
+        """Parse and check a CONNECT.
+
+        Returns:
+            The options, and the user; None without authentication.
+
+        Raises:
+            NatsError: The client is refused.
+        """
         options = handshake.parse_connect(options_json, session.options)
         is_other = session.is_identified and options.auth != session.options.auth
         try:
@@ -110,10 +115,17 @@ class Authenticator:
         certificate_names: Sequence[str] = (),
         address: str = "",
     ) -> NatsUser | None:
-        """Who says this of itself; None where nobody is asked.
+        """Return the user of a client; None without authentication.
 
-        `certified` is the user whose certificate it showed, `names` are what that calls its holder,
-        `address` is where it comes from. Raises NatsError when it is not let in.
+        Args:
+            options: CONNECT of the client.
+            nonce: Nonce that was sent in INFO.
+            certificate_user: User that the client's certificate is mapped to.
+            certificate_names: Names in the certificate.
+            address: Address of the client.
+
+        Raises:
+            NatsError: The client is refused.
         """
         user = None
         if self.auth.is_required:
@@ -140,7 +152,7 @@ class Authenticator:
     def _find_shared_user(
         self, options: ConnectOptions, nonce: str, certificate_names: Sequence[str], address: str
     ) -> NatsUser | None:
-        """The same of users of all doors; None for none of these."""
+        """Return the matching user of the whole server; None if there is none."""
         auth = options.auth
         nkey = options.nkey
         if nkey and not verify_signature(nkey, options.sig, nonce.encode()):
@@ -179,7 +191,7 @@ class Authenticator:
         return found
 
     def subject_grants(self, user: NatsUser | None) -> SubjectGrants | None:
-        """What this user may do; None for everything."""
+        """Return the subject permissions of a user; None for all."""
         permissions = self.auth.permissions_of(user) if user else None
         rights = self.class_grants(user)
         if user is None or (permissions is None and rights is None):
@@ -195,7 +207,7 @@ class Authenticator:
         return found
 
     def local_session_grants(self, user: NatsUser | None) -> Grants | None:
-        """What this user may do as a guest of the broker; None for everything."""
+        """Return the class permissions of a user's local session; None for all."""
         grants = self.subject_grants(user)
         if user is None or user.shared_user is not None or grants is None:
             return self.class_grants(user)
@@ -206,21 +218,22 @@ class Authenticator:
         return found
 
     def class_grants(self, user: NatsUser | None) -> Grants | None:
-        """What a user of all doors may do with classes; None for everything."""
+        """Return the class permissions of a user of the whole server; None for all."""
         if user is None or user.shared_user is None or self.auth.shared_users is None:
             return None
         return self.auth.shared_users.get_grants(user.shared_user)
 
 
 def count_user_connections(sessions: Mapping[int, NatsSession], name: str) -> int:
-    """How many a user of all doors has at this one."""
+    """Count the NATS connections of a user of the whole server."""
     users = (session.user for session in sessions.values())
     return sum(1 for user in users if user is not None and user.shared_user and user.name == name)
 
 
 def is_same_user(user: NatsUser | None, other: NatsUser | None) -> bool:
-    """Whether these are one user: of this door alone, or of all doors, whose limits may be others
-    meanwhile."""
+    """Return True if both are the same user. A user of the whole server is identified by name,
+    because its limits may change.
+    """
     if user is None or other is None:
         return user is other
     return (
@@ -231,7 +244,7 @@ def is_same_user(user: NatsUser | None, other: NatsUser | None) -> bool:
 
 
 def check_user_connections(connection_limits: ConnectionLimits, user: NatsUser | None) -> None:
-    """Raises NatsError when a user of all doors has as many connections as it may."""
+    """Raise NatsError if a user of the whole server has reached its connection limit."""
     if user is not None and user.shared_user is not None:
         try:
             connection_limits.check_user(user.shared_user)
@@ -245,7 +258,7 @@ def check_user_connections(connection_limits: ConnectionLimits, user: NatsUser |
 
 
 def authorization_violation(sentence: str) -> NatsError:
-    """What a client is told that is not let in."""
+    """Return the error for a client that is refused."""
     return NatsError(
         Reason.UNAUTHORIZED,
         sentence,

@@ -1,10 +1,9 @@
-"""What a user of all doors may publish and hear at this one: the rules of classes, for subjects.
+"""Class permissions applied to NATS subjects.
 
-Rule 1: a subject that is bound to classes is judged as their channel, by all of them. A message
-that comes out of a class is judged by that one, whatever else its subject is bound to.
-Rule 2: a subject that is bound to none is a matter of the user's own patterns. One that has none
-and may not do everything with classes has nothing there but its inbox.
-Rule 3: what was judged is forgotten when bindings or names of classes change.
+A subject that is bound to classes needs the permission of all of them, with the subject as
+channel. A message that comes from a class needs the permission of that class only. A subject
+without a class needs the user's own patterns; without patterns, a restricted user may use its
+inbox only. Cached decisions are dropped when bindings or class names change.
 """
 
 from __future__ import annotations
@@ -39,25 +38,27 @@ _NOTHING = ClassPermissions(everything=False, allow=(), nothing=True, deny=())
 
 
 class SubjectClasses:
-    """Which classes a subject is bound to, and which class is being shown."""
+    """Lookup of the classes of a subject, set by the bus adapter."""
 
     def __init__(self) -> None:
         self.find_classes: Callable[[bytes], Iterable[MessageClass]] = lambda subject: ()
-        """The classes that a subject is bound to."""
+        """Returns the classes that a subject is bound to."""
         self.can_publish: Callable[[str, bytes], bool] = lambda user, subject: True
-        """Whether a user of all doors may publish on a subject."""
+        """Returns True if a user of the whole server may publish on a subject."""
         self.resolve_class_subject: Callable[[str], tuple[int, str]] = lambda channel: (-1, "")
-        """Id and name of the class whose messages without a channel are on this one."""
+        """Returns id and name of the class whose messages without a channel have this subject."""
         self.find_dead_letter_sources: Callable[[str], Sequence[ClassIdentity]] = unresolved_class
-        """Which classes' dead letters are in the class of this name, without `dead.`."""
+        """Returns the classes whose dead letters are stored in the class of this name, without
+        `dead.`.
+        """
         self.get_change_count: Callable[[], int] = lambda: 0
-        """Changes when these, or their names, do."""
+        """Returns a number that changes with bindings and class names."""
         self.source_class: MessageClass | None = None
-        """Out of which class what is sent comes; None for what clients of this door publish."""
+        """Class of the messages that are being delivered; None for messages of NATS clients."""
 
 
 class ClassSubjectGrants(SubjectGrants):
-    """Grants of a user of all doors."""
+    """Subject permissions of a user of the whole server."""
 
     def __init__(
         self,
@@ -66,7 +67,7 @@ class ClassSubjectGrants(SubjectGrants):
         class_grants: Grants,
         classes: SubjectClasses,
     ) -> None:
-        """Without permissions of its own, see Rule 2."""
+        """`permissions` are the user's own subject patterns; None for none."""
         super().__init__(permissions or SubjectPermissions(), table)
         self.class_grants = class_grants
         self._has_own_patterns = permissions is not None
@@ -121,7 +122,7 @@ class ClassSubjectGrants(SubjectGrants):
         return found
 
     def _make_denied_check(self, own: PermissionCache | None) -> Callable[[str], bool]:
-        """Says whether a subject is not to be heard."""
+        """Return a function that is True for subjects that are not delivered."""
         rights, classes = self.class_grants, self._classes
 
         def is_denied(name: str) -> bool:
@@ -143,8 +144,10 @@ class ClassSubjectGrants(SubjectGrants):
 
 
 class LocalSessionGrants(Grants):
-    """What a user of this door alone, who may not do everything, may do as a guest of the broker:
-    what it publishes was judged before; which classes it may not ask for, its patterns say."""
+    """Class permissions of the local session of a restricted user of the NATS listener.
+
+    Publications were checked before; subscriptions are checked with the user's subject patterns.
+    """
 
     def __init__(self, grants: SubjectGrants, classes: SubjectClasses) -> None:
         super().__init__(Permissions(), classes.find_dead_letter_sources)
@@ -158,7 +161,7 @@ class LocalSessionGrants(Grants):
 
 
 class _BindingPermissionCache(PermissionCache):
-    """Verdicts that are forgotten when bindings change."""
+    """Cache that is cleared when bindings change."""
 
     def __init__(
         self, table: SubjectTable, judge: Callable[[str], bool], classes: SubjectClasses
@@ -183,7 +186,8 @@ class _BindingPermissionCache(PermissionCache):
 
 
 class _DeliveryPermissionCache(_BindingPermissionCache):
-    """Of what is heard: what comes out of a class is judged by that."""
+    """Cache for deliveries: a message from a class is checked with the permissions of that class.
+    """
 
     def __init__(
         self,
@@ -194,7 +198,7 @@ class _DeliveryPermissionCache(_BindingPermissionCache):
         *,
         is_literal: bool,
     ) -> None:
-        """`is_whole` says whether that is one subject, by its whole name."""
+        """`is_literal` is True for a subscription without wildcards."""
         super().__init__(table, judge, classes)
         self._class_grants = class_grants
         self._is_literal = is_literal
@@ -223,8 +227,15 @@ def class_request(
     option_tokens: tuple[str, ...] = (),
     is_new: bool = False,
 ) -> ClassRequest:
-    """Of a class: how it is asked for. `classes` says of the name of one without `dead.` whose
-    letters it keeps. One that `is_new` is only allowed as it was called."""
+    """Return the subjects that request a class, for permission checks.
+
+    Args:
+        class_id: Id of the class, or -1.
+        name: Name of the class, or empty.
+        find_dead_letter_sources: Returns the classes whose dead letters a class contains.
+        option_tokens: Canonical tokens behind the class.
+        is_new: True for a class that does not exist: it is allowed only as it was named.
+    """
     own: list[int | str] = [name] if name else []
     others: list[int | str] = []
     (others if is_new and name else own).append(class_id)
@@ -235,7 +246,7 @@ def class_request(
 
 
 def _names_one_channel(subject: bytes) -> bool:
-    """Whether this names each channel that is to be heard, or is one's own inbox."""
+    """Return True if the subject has no wildcard, or only inside the user's own inbox."""
     if subject.startswith(_INBOX.encode()):
         subject = b".".join(subject.split(b".")[:2])
     return subjects.is_literal(subject)

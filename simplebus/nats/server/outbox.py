@@ -1,7 +1,6 @@
-"""Everything that waits to be sent to one NATS client, in the order in which it is to go.
+"""Output of one NATS client, in order.
 
-Rule 1: what is short is joined with what is short beside it; what is long is kept as it came.
-Rule 2: what was put in is never changed again by whoever did.
+Short pieces are joined, long ones are kept as they are. A caller must not modify appended bytes.
 """
 
 from __future__ import annotations
@@ -14,29 +13,33 @@ from simplebus.nats.limits import OUTPUT_PIECE_BYTES
 
 
 class OutboxSource(Protocol):
-    """Something that has more to be sent, and writes it when there is room for it."""
+    """Source of further output, which is encoded when the outbox is empty."""
 
     @property
     def is_idle(self) -> bool:
         """Whether it has nothing."""
 
     def encode_next(self, tick: int) -> bytes:
-        """The next bytes; they count as sent. Empty when there are none, or none were found yet."""
+        """Return the next bytes, which count as sent. Empty if there are none or none were found
+        yet.
+        """
 
 
 class NatsOutbox:
-    """`peek` and `sent` alternate: what peek showed is valid until the next change."""
+    """Queue of output. `peek` and `sent` alternate: the peeked bytes are valid until the next
+    change.
+    """
 
     def __init__(self) -> None:
         self.sent_bytes = 0
-        """Bytes taken so far."""
+        """Bytes sent so far."""
         self.pending_bytes = 0
-        """Bytes that wait."""
+        """Bytes that are not sent yet."""
         self.source: OutboxSource | None = None
-        """What goes when nothing else waits."""
+        """Source that is asked when the queue is empty."""
         self._pieces: deque[memoryview] = deque()
         self._tail = bytearray()
-        """Short pieces, behind all others."""
+        """Joined short pieces behind all others."""
 
     @property
     def is_idle(self) -> bool:
@@ -44,7 +47,7 @@ class NatsOutbox:
         return not self.pending_bytes and (self.source is None or self.source.is_idle)
 
     def append(self, piece: bytes | bytearray | memoryview) -> None:
-        """Queue bytes."""
+        """Append bytes."""
         size = len(piece)
         self.pending_bytes += size
         if size < OUTPUT_PIECE_BYTES:
@@ -63,13 +66,13 @@ class NatsOutbox:
             self._tail = bytearray()
 
     def iter_buffers(self) -> Iterator[tuple[int, int]]:
-        """What is kept, as (identity, bytes): some of it may wait for others, too."""
+        """Yield (identity, bytes) of each buffer. Several sessions may share a buffer."""
         for piece in self._pieces:
             yield id(piece.obj), memoryview(piece.obj).nbytes
         yield id(self._tail), len(self._tail)
 
     def peek(self, tick: int) -> memoryview:
-        """The next bytes to send; empty when there are none."""
+        """Return the next bytes to send; empty if there are none."""
         if not self._pieces:
             self._finish_tail()
             if not self._pieces and self.source is not None:
@@ -90,7 +93,7 @@ class NatsOutbox:
             self._pieces[0] = piece[count:]
 
     def clear(self) -> None:
-        """Nothing of what waits is to be sent."""
+        """Discard all pending bytes."""
         self._pieces.clear()
         self._tail = bytearray()
         self.pending_bytes = 0

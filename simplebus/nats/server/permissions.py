@@ -1,10 +1,8 @@
-"""What one user may publish and subscribe to.
+"""Subject permissions of a user.
 
-Rule 1: what is denied is denied, whatever is allowed; a list of what is allowed that is empty
-allows everything.
-Rule 2: patterns are NATS's. A subscription is allowed when all that it matches is allowed; what it
-matches beside that is denied is filtered at delivery.
-Rule 3: what was judged of a subject is remembered, by its number for batches.
+Deny wins over allow; an empty allow list allows everything. A subscription is allowed if every
+subject that it matches is allowed. Denied subjects within it are filtered at delivery. Decisions
+are cached by subject, and by subject number for batches.
 """
 
 from __future__ import annotations
@@ -28,20 +26,23 @@ _YES, _NO, _UNKNOWN = 1, 0, -1
 
 @dataclass(frozen=True, slots=True)
 class ResponsePermission:
-    """Leave to answer: on the reply subject of a message that was delivered."""
+    """Permission to publish on the reply subject of a delivered message."""
 
     max_responses: int = 1
-    """Answers to one message; below 0 for any number."""
+    """Responses to one message; negative for no limit."""
     expires_seconds: float = 120.0
-    """How long one may answer; below 0 for ever."""
+    """How long a response is allowed; negative for no limit."""
 
 
 @dataclass(frozen=True, slots=True)
 class SubjectPermissions:
-    """What one user may do. Patterns of subjects; for subscriptions a blank and a pattern of queue
-    names may follow, which then is about members of these queue groups alone.
+    """Patterns of allowed and denied subjects.
 
-    Raises ValueError, naming the pattern, when one is not legal.
+    In subscribe patterns a blank and a queue pattern may follow; the pattern then applies to
+    members of matching queue groups only.
+
+    Raises:
+        ValueError: A pattern is not legal.
     """
 
     publish_allow: tuple[str, ...] = ()
@@ -49,7 +50,7 @@ class SubjectPermissions:
     subscribe_allow: tuple[str, ...] = ()
     subscribe_deny: tuple[str, ...] = ()
     responses: ResponsePermission | None = None
-    """With it, what is not allowed to be published is denied, but for answers."""
+    """If set, publishing is denied unless allowed by a pattern or as a response."""
 
     def __post_init__(self) -> None:
         for name, words in (
@@ -67,10 +68,10 @@ class SubjectPermissions:
 
 
 class PermissionCache:
-    """What was judged of subjects."""
+    """Cached decisions about subjects."""
 
     def __init__(self, table: SubjectTable, decide: Callable[[str], bool]) -> None:
-        """`judge` is given what stands for a subject in a sublist."""
+        """`decide` receives the index key of a subject."""
         self._table = table
         self._decide = decide
         self._by_name: dict[bytes, bool] = {}
@@ -78,12 +79,12 @@ class PermissionCache:
         self._valid_for = -1
 
     def clear(self) -> None:
-        """What was judged may be wrong now."""
+        """Forget all decisions."""
         self._by_name.clear()
         self._valid_for = -1
 
     def get(self, subject: bytes) -> bool:
-        """Of this subject."""
+        """Return the decision about a subject."""
         verdict = self._by_name.get(subject)
         if verdict is None:
             if len(self._by_name) >= CACHED_PERMISSIONS_MAX:
@@ -92,7 +93,7 @@ class PermissionCache:
         return verdict
 
     def get_many(self, numbers: npt.NDArray[np.int32]) -> npt.NDArray[np.bool_]:
-        """Of the subjects with these numbers."""
+        """Return the decisions about subject numbers, shape (n,)."""
         if self._by_number is None:
             self._by_number = np.empty(SUBJECTS_MAX, np.int8)
         if self._valid_for != self._table.generation:
@@ -109,7 +110,7 @@ class PermissionCache:
 
 
 class SubjectGrants:
-    """Permissions, as they are asked. One for all clients of a user."""
+    """Subject permissions with cached decisions, shared by all clients of a user."""
 
     def __init__(self, permissions: SubjectPermissions, table: SubjectTable) -> None:
         self.responses = permissions.responses
@@ -121,7 +122,7 @@ class SubjectGrants:
             table,
             lambda name: (everything or allow.matches(name)) and not deny.matches(name),
         )
-        """Whether one may publish on a subject, answers aside."""
+        """Decides if a subject may be published on, without response permissions."""
         hears = tuple(map(normalize_pattern, permissions.subscribe_allow))
         self._can_subscribe_all = not hears
         self._allow = _PatternList(hears)
@@ -133,15 +134,17 @@ class SubjectGrants:
         self._filters: dict[tuple[str, ...], PermissionCache] = {}
 
     def can_subscribe(self, subject: bytes, queue: bytes) -> bool:
-        """Whether one may subscribe to it, as a member of this queue group (empty: of none)."""
+        """Return True if the subject may be subscribed to in this queue group; empty for no group.
+        """
         name, key = subjects.index_key(subject), subjects.index_key(queue)
         if not (self._can_subscribe_all or self._allow.allows_subscription(name, key)):
             return False
         return not self._is_denied(name, key)
 
     def can_request_class(self, request: ClassRequest, queue: bytes) -> bool:
-        """Whether one may ask for a class, whose messages have subjects of their own. Who may not
-        have everything needs leave for that by a pattern that says so."""
+        """Return True if the class may be requested. A restricted user needs an allow pattern
+        below `$SB.`.
+        """
         key = subjects.index_key(queue)
         names = [subjects.index_key(each.encode()) for each in request.names]
         if self._is_subscribe_restricted and not any(
@@ -153,7 +156,9 @@ class SubjectGrants:
         return not self.is_request_denied(request, queue)
 
     def is_request_denied(self, request: ClassRequest, queue: bytes = b"") -> bool:
-        """Whether asking for a class is, as a member of this queue group (empty: of none)."""
+        """Return True if a deny pattern matches the request in this queue group; empty for no
+        group.
+        """
         key = subjects.index_key(queue)
         return any(
             self._is_denied(subjects.index_key(name.encode()), key)
@@ -167,7 +172,7 @@ class SubjectGrants:
         return self._deny.matches(name)
 
     def denied_patterns(self, subject: bytes, queue: bytes) -> tuple[str, ...]:
-        """Patterns of what is not to be delivered of it, to members of this queue group."""
+        """Return the deny patterns that overlap a subscription."""
         name = subjects.index_key(subject)
         denied = {pattern for pattern in self._deny.plain if overlaps(pattern, name)}
         if queue:
@@ -180,7 +185,9 @@ class SubjectGrants:
         return tuple(sorted(denied))
 
     def delivery_filter(self, subject: bytes, queue: bytes) -> PermissionCache | None:
-        """What of it is not to be delivered; None if there is nothing."""
+        """Return the cache that is True for subjects that are not delivered; None if there are
+        none.
+        """
         return self._filter_for_patterns(self.denied_patterns(subject, queue))
 
     def _filter_for_patterns(self, patterns: tuple[str, ...]) -> PermissionCache | None:
@@ -195,20 +202,20 @@ class SubjectGrants:
 
 
 class OpenReplies:
-    """Where one client may answer, and how often still."""
+    """Reply subjects that one client may respond to, with the responses so far."""
 
     def __init__(self, responses: ResponsePermission, now: Callable[[], float]) -> None:
         self._responses = responses
         self._now = now
         # The first of a plain dict is looked for behind all that were taken from its front.
         self._open: OrderedDict[bytes, tuple[float, int]] = OrderedDict()
-        """By reply subject, the oldest first: since when, and how many answers came."""
+        """Reply subject to (time of delivery, responses), oldest first."""
 
     def __len__(self) -> int:
         return len(self._open)
 
     def add(self, reply: bytes) -> None:
-        """A message with this reply subject is delivered."""
+        """Allow responses to a delivered message."""
         now = self._now()
         self._open.pop(reply, None)
         while self._open:
@@ -221,7 +228,7 @@ class OpenReplies:
         self._open[reply] = (now, 0)
 
     def use_reply(self, subject: bytes) -> bool:
-        """Whether one more answer is allowed there; it counts."""
+        """Return True and count a response if the subject may be responded to."""
         since, answers = self._open.get(subject, (0.0, -1))
         if answers < 0:
             return False
@@ -236,12 +243,12 @@ class OpenReplies:
 
 
 class _PatternList:
-    """A list of patterns, some of them about members of queue groups alone."""
+    """List of patterns, some of which apply to queue groups only."""
 
     def __init__(self, patterns: tuple[str, ...]) -> None:
         self.plain: list[str] = []
         self.queue_entries: list[tuple[str, str]] = []
-        """With the pattern of the queue's name."""
+        """Pairs of subject pattern and queue pattern."""
         for pattern in patterns:
             subject, *queue = (subjects.index_key(part.encode()) for part in pattern.split())
             if queue:
@@ -252,23 +259,24 @@ class _PatternList:
         self._open = _build_index([pattern for pattern in self.plain if _ends_with_rest(pattern)])
 
     def matches(self, name: str) -> bool:
-        """Whether one matches this name, whose wildcards are letters."""
+        """Return True if a pattern matches the name. Wildcards in the name are literal."""
         return self._all.has_match(name)
 
     def covers(self, name: str) -> bool:
-        """Whether one matches all that this one does."""
+        """Return True if a pattern matches everything that the name matches."""
         return (self._open if _ends_with_rest(name) else self._all).has_match(name)
 
     def allows_subscription(self, name: str, queue: str) -> bool:
-        """Whether one may subscribe to this, if these are all that is allowed. What is said of
-        queues decides for their members, where it says anything."""
+        """Return True if an allow list permits the subscription. Queue patterns decide for group
+        members, if there are any.
+        """
         queues = self.queue_patterns(name, covering=True) if queue else []
         if queues:
             return any(matches(pattern, queue) for pattern in queues)
         return self.covers(name)
 
     def queue_patterns(self, name: str, *, covering: bool = False) -> list[str]:
-        """Patterns of the queue names that something is said about for this name."""
+        """Return the queue patterns that apply to this name."""
         is_open = covering and _ends_with_rest(name)
         return [
             queue

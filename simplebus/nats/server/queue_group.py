@@ -1,8 +1,7 @@
-"""The subscriptions that share messages: each message goes to one of those with a queue's name.
+"""Queue groups: each message is delivered to one random member.
 
-Rule 1: any member is as likely as any other. Where the one that is chosen takes none, it is another
-that does; a message that no member takes is taken by nobody.
-Rule 2: a large group costs its messages no more than a small one.
+If the chosen member does not accept a message, another member does. The cost per message does not
+grow with the size of the group.
 """
 
 from __future__ import annotations
@@ -22,32 +21,32 @@ if TYPE_CHECKING:
     from simplebus.nats.server.session import NatsSession
 
 _DRAW_COUNT = 256
-# So many messages are shared one by one: arrays for them cost more.
+# Up to this many messages are distributed one by one: arrays cost more.
 _FEW_ROWS = 24
-# From so many members on it is remembered where in the list each is.
+# Groups with at least this many members keep the index of each member.
 _INDEXED_MEMBERS = 16
 
 
 class RandomNumbers:
-    """Random numbers, drawn by the dozen: one by one they cost what a message does."""
+    """Random numbers drawn in blocks: drawing them one by one costs as much as a delivery."""
 
     def __init__(self, generator: np.random.Generator) -> None:
         self._generator = generator
         self._drawn: list[float] = []
 
     def draw(self, below: int) -> int:
-        """From 0 on."""
+        """Return a random integer from 0 to `below` - 1."""
         if not self._drawn:
             self._drawn = self._generator.random(_DRAW_COUNT).tolist()
         return int(self._drawn.pop() * below)
 
     def draw_many(self, below: int, count: int) -> Indexes:
-        """Shape (count,)."""
+        """Return `count` random integers from 0 to `below` - 1, shape (count,)."""
         return self._generator.integers(below, size=count)
 
 
 class _MemberSequence(Protocol):
-    """Some subscriptions, by number."""
+    """Sequence of subscriptions."""
 
     def __len__(self) -> int: ...
     def __getitem__(self, number: int, /) -> NatsSubscription: ...
@@ -55,7 +54,7 @@ class _MemberSequence(Protocol):
 
 
 class _ConcatenatedMembers:
-    """The members of several groups: there are many such combinations, so none has its copy."""
+    """Members of several groups, without a copy of the lists: there may be many combinations."""
 
     __slots__ = ("_ends", "_lists")
 
@@ -75,7 +74,7 @@ class _ConcatenatedMembers:
 
 
 class _GroupSink(ABC):
-    """A sink that puts each message to one of its members."""
+    """Sink that delivers each message to one of its members."""
 
     __slots__ = ("_random", "_accepting", "_accepting_key")
 
@@ -83,21 +82,21 @@ class _GroupSink(ABC):
         self._random = random
         self._accepting: list[NatsSubscription] = []
         self._accepting_key: tuple[NatsSession | None, bytes, int] | None = None
-        """For whose messages, on which subject, of which members these are those who take."""
+        """Publisher, subject and version for which `_accepting` is valid."""
 
     @property
     def is_ordered(self) -> bool:
-        """Its members' messages are put in order when they are written."""
+        """False: rows are sorted when they are encoded."""
         return False
 
     @property
     @abstractmethod
     def version(self) -> int:
-        """Grows when a member comes or goes."""
+        """Number that grows with every change of the members."""
 
     @abstractmethod
     def current_members(self) -> _MemberSequence:
-        """Its members now."""
+        """Return the current members."""
 
     def deliver(self, message: Pub, origin: NatsSession | None) -> bool:
         members = self.current_members()
@@ -126,7 +125,7 @@ class _GroupSink(ABC):
                 rest = self._distribute(takers, messages, rest, origin)
 
     def _find_accepting(self, subject: bytes, origin: NatsSession | None) -> list[NatsSubscription]:
-        """Members that take this client's messages on this subject."""
+        """Return the members that accept messages of this publisher on this subject."""
         asked = (origin, subject, self.version)
         if self._accepting_key != asked:
             members = self.current_members()
@@ -141,7 +140,8 @@ class _GroupSink(ABC):
         rows: Indexes,
         origin: NatsSession | None,
     ) -> Indexes:
-        """Put the messages to these members. Returns those that none takes, in ascending order."""
+        """Deliver each row to a random member. Returns the rows that were not accepted, ascending.
+        """
         if rows.size <= _FEW_ROWS:
             return self._distribute_few(members, messages, rows, origin)
         chosen = self._random.draw_many(len(members), rows.size)
@@ -161,11 +161,11 @@ class _GroupSink(ABC):
         rows: Indexes,
         origin: NatsSession | None,
     ) -> Indexes:
-        """The same for a few rows: arrays cost more than they save."""
+        """Do the same without arrays, which cost more than they save for a few rows."""
         chosen: dict[int, list[int]] = {}
         for row in rows.tolist():
             chosen.setdefault(self._random.draw(len(members)), []).append(row)
-        # Found before any takes its part: with that it may end, and the others have other numbers.
+        # Resolved before the first delivery: a member may end with it, which changes the indexes.
         whose = [(members[number], part) for number, part in chosen.items()]
         left = [
             rest
@@ -176,7 +176,7 @@ class _GroupSink(ABC):
 
 
 class QueueGroup(_GroupSink):
-    """Those that subscribed to one subject by one queue name."""
+    """Subscriptions with the same subject and queue name."""
 
     __slots__ = ("_member_indexes", "_version", "members", "queue", "subject")
 
@@ -196,7 +196,7 @@ class QueueGroup(_GroupSink):
         return self.members
 
     def add(self, member: NatsSubscription) -> None:
-        """One more."""
+        """Add a member."""
         if self._member_indexes is not None:
             self._member_indexes[member] = len(self.members)
         self.members.append(member)
@@ -205,7 +205,7 @@ class QueueGroup(_GroupSink):
         self._version += 1
 
     def remove(self, member: NatsSubscription) -> None:
-        """It leaves. The last one takes its place in the list."""
+        """Remove a member. The last member takes its index."""
         at = (
             self.members.index(member)
             if self._member_indexes is None
@@ -220,7 +220,7 @@ class QueueGroup(_GroupSink):
 
 
 class MergedQueueGroup(_GroupSink):
-    """Those that subscribed by one queue name to several subjects that all match a message."""
+    """Queue groups with the same name whose different subjects match one message."""
 
     __slots__ = ("_groups", "_members", "_members_version")
 
@@ -245,7 +245,7 @@ class MergedQueueGroup(_GroupSink):
 def _group_by_subject(
     messages: UniformBatch | MixedBatch, rows: Indexes
 ) -> Iterator[tuple[bytes, Indexes]]:
-    """Rows of the same subject together."""
+    """Yield the rows of each subject."""
     if isinstance(messages, UniformBatch):
         yield messages.first_message.subject, rows
         return

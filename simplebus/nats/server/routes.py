@@ -1,9 +1,7 @@
-"""Which sinks a subject leads to.
+"""Routes from subjects to sinks.
 
-Rule 1: one sublist holds all interest of this door. What a subject leads to is looked up once, and
-remembered by the subject's number until something changes.
-Rule 2: subjects that lead to the same sinks have one result: a batch is split by results, not by
-subjects.
+One index holds all subscriptions. Results are cached by subject number until something changes.
+Subjects with the same sinks share a result, so a batch is split by results and not by subjects.
 """
 
 from __future__ import annotations
@@ -44,37 +42,37 @@ _SAMPLED_RESULTS = 4096
 
 @dataclass(frozen=True, slots=True)
 class SubjectRoutesStatistics:
-    """A snapshot."""
+    """Counters of the routes."""
 
     subscriptions: int
-    """How many clients have."""
+    """Subscriptions of clients."""
     inserts: int
-    """Pairs of a subject and a sink that there ever were."""
+    """Pairs of subject and sink added so far."""
     removes: int
-    """And those that are gone."""
+    """Pairs removed so far."""
     searches: int
-    """Subjects that were looked up."""
+    """Subjects looked up."""
     results: int
-    """What is remembered that subjects lead to."""
+    """Cached results."""
     widest: int
-    """Of these, as far as that is soon found, the most sinks;"""
+    """Most sinks of a sampled result."""
     mean_width: float
-    """and how many it are on average."""
+    """Mean number of sinks of the sampled results."""
 
 
 class SubjectRoutes:
-    """Of one front."""
+    """Subscription index with a result cache."""
 
     def __init__(self, generator: np.random.Generator, bus: Limits | None = None) -> None:
-        """`bus` says what the bus may hold, of which subscriptions may take a part."""
+        """`bus` are the limits of the bus, which bound the memory of subscriptions."""
         self.table = SubjectTable()
         self.subscription_memory = SubscriptionMemory(memory_limit(bus or Limits()))
         self.subscription_count = 0
-        """How many clients have."""
+        """Subscriptions of clients."""
         self.on_has_subscriptions: Callable[[bool], None] = lambda is_heard: None
-        """Called when the first one comes, and when the last one goes."""
+        """Called with True for the first subscription and with False after the last one."""
         self.has_repeated_sinks = False
-        """Whether a sink may be there for two subjects that both match."""
+        """True if one sink may be registered for two subjects that both match."""
         self._random = RandomNumbers(generator)
         self._sublist: SubscriptionIndex[SubjectSink] = SubscriptionIndex(
             check=lambda pattern: pattern
@@ -89,15 +87,15 @@ class SubjectRoutes:
 
     @property
     def generation(self) -> int:
-        """As long as it stays, subjects lead to the same sinks."""
+        """Number that stays the same while no route changes."""
         return self._sublist.generation
 
     def __len__(self) -> int:
-        """Pairs of a subject and a sink."""
+        """Return the number of pairs of subject and sink."""
         return len(self._sublist)
 
     def statistics(self) -> SubjectRoutesStatistics:
-        """A snapshot."""
+        """Return the current counters."""
         widths = [len(sinks) for sinks in islice(self._sinks, _SAMPLED_RESULTS)]
         return SubjectRoutesStatistics(
             subscriptions=self.subscription_count,
@@ -110,16 +108,16 @@ class SubjectRoutes:
         )
 
     def add(self, subject: bytes, sink: SubjectSink) -> None:
-        """What matches this legal subject is for the sink."""
+        """Route messages that match a legal subject to the sink."""
         self._sublist.insert(subjects.index_key(subject), sink)
 
     def remove(self, subject: bytes, sink: SubjectSink) -> None:
-        """No longer."""
+        """Remove a route."""
         self._sublist.remove(subjects.index_key(subject), sink)
 
     def subscribe(self, subscription: NatsSubscription) -> bool:
-        """The same for a subscription, which may be one of a group. Returns whether there is room
-        for it."""
+        """Add a subscription or queue group member. Returns False if the memory limit is reached.
+        """
         if not self.subscription_memory.reserve(subscription):
             return False
         self._change_subscription_count(1)
@@ -132,11 +130,11 @@ class SubjectRoutes:
             group = self._groups[subject, queue] = QueueGroup(self._random, subject, queue)
             self.add(subject, group)
             self._merged_groups.clear()
-        group.add(subscription)  # It may be one that is empty, and not tidied away yet.
+        group.add(subscription)  # The group may be empty and waiting for `remove_abandoned`.
         return True
 
     def unsubscribe(self, subscription: NatsSubscription) -> None:
-        """No longer."""
+        """Remove a subscription."""
         self._change_subscription_count(-1)
         self.subscription_memory.uncharge_account(subscription)
         self.subscription_memory.free(subscription)
@@ -155,7 +153,7 @@ class SubjectRoutes:
         self._merged_groups.clear()
 
     def abandon(self, subscription: NatsSubscription) -> None:
-        """No longer, and what it leaves behind is forgotten later: see `tidy`."""
+        """End a subscription and remove its route in a later `remove_abandoned`."""
         self._change_subscription_count(-1)
         self.subscription_memory.uncharge_account(subscription)
         subscription.has_ended = True
@@ -163,18 +161,18 @@ class SubjectRoutes:
         if queue:
             group = self._groups[subject, queue]
             group.remove(subscription)
-            if group.members:  # Which pay for it.
+            if group.members:  # The group's route stays for them.
                 self.subscription_memory.free(subscription)
                 return
         self._abandoned.append(subscription)
 
     @property
     def has_abandoned(self) -> bool:
-        """Whether there is something for `tidy` to do."""
+        """True if `remove_abandoned` has work to do."""
         return bool(self._abandoned)
 
     def remove_abandoned(self) -> None:
-        """Forget some of what was left behind."""
+        """Remove the routes of some abandoned subscriptions."""
         for _ in range(min(REMOVALS_PER_TICK_MAX, len(self._abandoned))):
             subscription = self._abandoned.popleft()
             subject, queue = subscription.subject, subscription.queue
@@ -191,7 +189,7 @@ class SubjectRoutes:
             self.on_has_subscriptions(self.subscription_count > 0)
 
     def match(self, subject: bytes) -> SubjectSinks:
-        """Where a message on this subject goes."""
+        """Return the sinks of a subject."""
         sinks = self._sublist.match(subjects.index_key(subject))
         if self.has_repeated_sinks:
             sinks = tuple(dict.fromkeys(sinks))
@@ -200,7 +198,9 @@ class SubjectRoutes:
         return sinks
 
     def _merge_groups(self, sinks: SubjectSinks) -> SubjectSinks:
-        """Groups with the same queue name count as one, whatever their members subscribed to."""
+        """Merge queue groups of one name: a message goes to one member, whichever subject it
+        subscribed to.
+        """
         groups = [sink for sink in sinks if isinstance(sink, QueueGroup)]
         names: dict[bytes, list[QueueGroup]] = {}
         for group in groups:
@@ -225,8 +225,14 @@ class SubjectRoutes:
     def split_by_sinks(
         self, numbers: npt.NDArray[np.int32]
     ) -> Iterator[tuple[SubjectSinks, Indexes | None]]:
-        """Where messages on the subjects with these numbers go: sinks, and the positions of the
-        messages that are for them; None for all."""
+        """Split messages by their sinks.
+
+        Args:
+            numbers: Subject numbers of the messages, shape (n,).
+
+        Yields:
+            Sinks and the rows of their messages; None for all rows.
+        """
         results = self._look_up_results(numbers)
         if (results == results[0]).all():
             yield self._sinks[results[0]], None
@@ -237,12 +243,12 @@ class SubjectRoutes:
             yield self._sinks[results[rows[0]]], rows
 
     def match_each(self, numbers: npt.NDArray[np.int32]) -> list[SubjectSinks]:
-        """Where messages on the subjects with these numbers go, one by one."""
+        """Return the sinks of each subject number."""
         return [self._sinks[result] for result in self._look_up_results(numbers).tolist()]
 
     def is_scattered(self, numbers: npt.NDArray[np.int32]) -> bool:
-        """Whether subjects with these numbers lead to so many different sinks that a message is
-        better put to them by itself."""
+        """Return True if the subjects have so many different sinks that single delivery is faster.
+        """
         results = self._look_up_results(numbers)
         most = len(numbers) * SCATTERED_FRACTION
         return bool((results != results[0]).any()) and len(np.unique(results)) > most
@@ -267,8 +273,8 @@ class SubjectRoutes:
     def iter_sinks(
         self, messages: UniformBatch | MixedBatch
     ) -> Iterator[tuple[SubjectSink, Indexes | None]]:
-        """Where messages go that come from elsewhere: a sink, and the positions of those that are
-        for it; None for all. A mix has its own names."""
+        """Yield the sinks of a batch that no client published, with their rows; None for all rows.
+        """
         if isinstance(messages, UniformBatch):
             yield from ((sink, None) for sink in self.match(messages.first_message.subject))
             return
@@ -292,13 +298,13 @@ class SubjectRoutes:
 
 
 class ChannelListeners:
-    """Of one front. See `core.explaining_channels.Hearers`."""
+    """Source of NATS subscriptions for the explain request."""
 
     def __init__(self, routes: SubjectRoutes) -> None:
         self._routes = routes
 
     def find_listeners(self, channel: str, max_count: int) -> tuple[list[ListenerInfo], int]:
-        """Subscriptions and queue groups, up to so many, and how many were left out."""
+        """Return up to `max_count` subscriptions and queue groups, and the number left out."""
         subject = channel.encode()
         found: list[ListenerInfo] = []
         left_out = 0
@@ -313,7 +319,7 @@ class ChannelListeners:
             elif isinstance(sink, NatsSubscription) and sink.accepts(subject, None):
                 one = sink
             else:
-                continue  # A class that the subject is bound to, say.
+                continue  # For example a class that the subject is bound to.
             if len(found) >= max_count:
                 left_out += 1
                 continue

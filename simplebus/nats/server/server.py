@@ -1,10 +1,9 @@
-"""The NATS door: who publishes, who is sent what.
+"""NATS server: publishing, subscribing and delivery for all NATS clients.
 
-Rule 1: everything happens in `receive`, `close`, `tick` and in taking bytes from an outbox. No
-socket, no clock, no thread; a driver brings bytes, beats and clock readings, and sends what
-outboxes show.
+All state changes happen in `receive`, `close_session`, `tick` and when bytes are taken from an
+outbox. No socket, clock or thread: a driver brings bytes and times and sends what outboxes show.
 
-    bytes ─► Parser ─► events ─► Front ─► Routes ─► sinks ─► Outbox ─► bytes
+    bytes ─► NatsParser ─► events ─► NatsServer ─► SubjectRoutes ─► sinks ─► NatsOutbox ─► bytes
 """
 
 from __future__ import annotations
@@ -72,7 +71,7 @@ _TOO_MANY_SUBSCRIPTIONS = error_line("maximum subscriptions exceeded")
 
 
 class NatsServer:
-    """See the module's law for how it is driven."""
+    """Protocol state of all NATS clients of one listener."""
 
     def __init__(
         self,
@@ -83,35 +82,41 @@ class NatsServer:
         secret: bytes = b"",
         broker: Broker | None = None,
     ) -> None:
-        """`seed` decides which members of queue groups are chosen; `secret`, which nobody else may
-        know, what clients sign that have a key. Without a broker no subject has to do with a
-        class."""
+        """Create a server without sessions.
+
+        Args:
+            settings: Limits, users and permissions.
+            server_id: Identifier sent in INFO.
+            seed: Seed of the random choice of queue group members.
+            secret: Secret key of the nonces that clients sign with their nkeys.
+            broker: Broker whose classes subjects are bound to; None for a server without classes.
+        """
         self.settings = settings or NatsSettings()
         self.server_id = server_id
         self.now = 0.0
-        """The driver sets it before it brings anything."""
+        """Current time in seconds; the driver sets it before each call."""
         self.sessions: dict[int, NatsSession] = {}
-        """By client id."""
+        """Open sessions by client id."""
         bus = broker.settings.limits if broker else Limits()
         self.routes = SubjectRoutes(np.random.default_rng(seed), bus)
         bound = SubjectClasses()
         self.authenticator = Authenticator(self.settings.auth, self.routes.table, secret, bound)
         self.denied_count = 0
-        """How often something was asked for that permissions do not allow."""
+        """Operations that permissions did not allow."""
         self.slow_consumer_count = 0
-        """Clients cut off because they took too little."""
+        """Clients disconnected as slow consumers."""
         self.closed_in_messages = self.closed_in_bytes = 0
         self.closed_out_messages = self.closed_out_bytes = 0
-        """Of clients that are gone."""
+        """Traffic of closed sessions."""
         self.slow_consumer_monitor = SlowConsumerMonitor(
             self.settings.limits, total_pending_bytes=bus.total_pending_bytes
         )
         self.next_client_id = 1
         self._ready_sessions: dict[NatsSession, None] = {}
         self._gathering_sessions: list[NatsSession] = []
-        """For whom something is gathered of the batch that is looked at."""
+        """Sessions that receive messages of the current batch."""
         self._output_bytes = 0
-        """Bytes that were written of the read that is looked at."""
+        """Cost of the current read, in bytes of output."""
         self._disconnecting: list[tuple[NatsSession, NatsError]] = []
         self._errors: list[Exception] = []
         self.bus_adapter: BusAdapter | None = None
@@ -130,7 +135,7 @@ class NatsServer:
                 partial(count_user_connections, self.sessions)
             )
         self._liveness_checks: list[tuple[float, int]] = []
-        """When to look after which client: a heap, with each client once."""
+        """Heap of (time, client id): when to check each client next. Each client has one entry."""
 
     # Sessions ------------------------------------------------------------------------------------
 
@@ -143,8 +148,15 @@ class NatsServer:
         port: int = 0,
         is_handshake_pending: bool = False,
     ) -> NatsSession:
-        """A client has connected to this host and port, from this address. If that is early,
-        something else comes before it may speak; then `start` says that it may."""
+        """Create the session of a new connection and queue its INFO.
+
+        Args:
+            peer: Name of the client in logs.
+            ip: Address of the client.
+            host: Local address that the client connected to.
+            port: Local port that the client connected to.
+            is_handshake_pending: True if TLS comes first; `start_idle_timer` is called after it.
+        """
         settings, gate, client_id = self.settings, self.authenticator, self.next_client_id
         self.next_client_id += 1
         info = handshake.make_info(
@@ -176,7 +188,7 @@ class NatsServer:
         return session
 
     def start_idle_timer(self, session: NatsSession) -> None:
-        """From now on it is measured how long the client says nothing."""
+        """Start measuring how long the client is silent."""
         session.last_received_at = self.now
         limits = self.settings.limits
         first = min(FIRST_PING_SECONDS, limits.ping_seconds)
@@ -184,10 +196,12 @@ class NatsServer:
         heapq.heappush(self._liveness_checks, (self.now + first, session.client_id))
 
     def receive(self, session: NatsSession, buffer: ReceiveBuffer, count: int) -> None:
-        """`count` fresh bytes of this session are in the buffer.
+        """Handle `count` new bytes of a session in the buffer.
 
-        Raises NatsError after everything before the offence was applied; `fail` and close the
-        session then.
+        Raises:
+            NatsError: The client violated the protocol. All commands before the violation were
+                applied;
+                the caller calls `send_error` and closes the session.
         """
         assert not session.is_closed
         self._output_bytes = 0
@@ -218,30 +232,32 @@ class NatsServer:
             )
 
     def has_ready_fast_session(self) -> bool:
-        """Whether there is something new for anybody who is not behind."""
+        """Return True if a session that is not slow has new output."""
         return not all(
             self.slow_consumer_monitor.is_slow(session) for session in self._ready_sessions
         )
 
     def _identify_without_connect(self, session: NatsSession, first_byte: int) -> None:
-        """A client of which it is not known who it is says something that begins with this byte.
-        Where nobody has to say it, it is known by that, unless this is the beginning of CONNECT."""
+        """Identify a client by its certificate, its address or as the anonymous user, unless the
+        first byte begins CONNECT.
+        """
         if first_byte in b"cC" or session.parser.tail_bytes:
             return
         user = self.authenticator.anonymous_user or self.authenticator.auth.find_shared_user(
             None, "", certified=session.certificate_names, address=session.address
         )
         if user is None:
-            raise authorization_violation("it said something else before CONNECT")
+            raise authorization_violation("a command came before CONNECT, which is required")
         self._set_user(session, user)
 
     def send_error(self, session: NatsSession, error: NatsError) -> None:
-        """A session is to be closed for this reason: tell its client, if there is a word."""
+        """Queue the error line of `error`, if it has one. The caller then closes the session."""
         if not session.is_closed and error.line:
             session.outbox.append(error.line)
 
     def close_session(self, session: NatsSession) -> None:
-        """The client is gone, and all that it has subscribed to."""
+        """Remove a session with its subscriptions. Messages of acked subscriptions are redelivered.
+        """
         if session.is_closed:
             return
         session.is_closed = session.is_disconnecting = True
@@ -258,35 +274,37 @@ class NatsServer:
         self._ready_sessions.pop(session, None)
 
     def drain_ready(self) -> list[NatsSession]:
-        """Sessions whose outbox has something new. Each is named once until taken."""
+        """Return the sessions that have new output since the last call."""
         ready = list(self._ready_sessions)
         self.slow_consumer_monitor.track(self._ready_sessions)
         self._ready_sessions.clear()
         return ready
 
     def drain_disconnecting(self) -> list[tuple[NatsSession, NatsError]]:
-        """Sessions to be cut off, and why."""
+        """Return the sessions to disconnect, with the reasons."""
         cut, self._disconnecting = self._disconnecting, []
         return cut
 
     def statistics(self) -> NatsServerStatistics:
-        """A snapshot."""
+        """Return the current counters."""
         return collect_statistics(self)
 
     def drain_errors(self) -> list[Exception]:
-        """What went wrong through faults of ours, to be logged."""
+        """Return internal errors for the log."""
         faults, self._errors = self._errors, []
         return faults
 
     def _on_error(self, error: Exception) -> None:
-        """Something went wrong within a batch: what is left of it goes to nobody."""
+        """Note an internal error in a batch. The rest of the batch is not delivered."""
         self._errors.append(error)
         for session in self._gathering_sessions:
             session.discard_gathered()
         self._gathering_sessions.clear()
 
     def tick(self) -> None:
-        """One beat: who is overdue, and what is to be forgotten?"""
+        """Disconnect slow and silent clients and remove abandoned subscriptions. Called every
+        second.
+        """
         self.routes.remove_abandoned()
         self.slow_consumer_monitor.now = self.now
         for late, error in self.slow_consumer_monitor.find_slow_consumers():
@@ -299,7 +317,7 @@ class NatsServer:
                 heapq.heappush(due, (self._check_liveness(session), client_id))
 
     def _check_liveness(self, session: NatsSession) -> float:
-        """See whether a client still lives. Returns when to look again."""
+        """Send a PING or disconnect a silent client. Returns the time of the next check."""
         limits, now = self.settings.limits, self.now
         if session.is_authenticating:
             return now + limits.auth_seconds
@@ -308,7 +326,7 @@ class NatsServer:
                 session,
                 NatsError(
                     Reason.HELLO_TIMEOUT,
-                    f"it said no CONNECT within {limits.auth_seconds:g} s",
+                    f"no CONNECT came within {limits.auth_seconds:g} s",
                     error_text="Authentication Timeout",
                     closed_reason="Authentication Timeout",
                 ),
@@ -331,22 +349,27 @@ class NatsServer:
         return now + limits.ping_seconds
 
     def can_read_while_blocked(self, session: NatsSession) -> bool:
-        """Whether a client whose messages wait for room is to be read from all the same: because
-        its acknowledgements may make that room; or, now and then and as long as little waits, for
-        what else it says."""
+        """Return True if a client whose messages wait for space in a class may be read.
+
+        Its acks may free that space. Otherwise it is read every `BLOCKED_READ_INTERVAL_SECONDS`
+        while
+        it has few blocked bytes, so that other commands and PONGs are seen.
+        """
         if self.bus_adapter is None or self.bus_adapter.is_blocking_publishers(session):
             return True
         is_due = self.now - session.last_received_at >= BLOCKED_READ_INTERVAL_SECONDS
         return is_due and self.bus_adapter.has_few_parked_bytes(session)
 
     def send_lame_duck(self) -> None:
-        """Tell clients that understand it, behind their first PONG, that this server will close."""
+        """Announce the shutdown to clients that accept INFO at any time. INFO must not precede the
+        first PONG.
+        """
         for session in self.sessions.values():
             if session.is_connect_answered and session.options.protocol:
                 session.send(msgspec.structs.replace(session.info, ldm=True).line())
 
     def disconnect(self, session: NatsSession, error: NatsError) -> None:
-        """Have a session closed, as soon as nothing else is under way. It is sent nothing more."""
+        """Schedule a session for closing. Nothing more is sent to it."""
         session.is_disconnecting = True
         self._disconnecting.append((session, error))
         self._end_all_subscriptions(session)
@@ -357,7 +380,7 @@ class NatsServer:
             self._disconnect_slow_consumer(session, error)
 
     def _disconnect_slow_consumer(self, session: NatsSession, error: NatsError) -> None:
-        """A client is too slow: it is cut off without a word, and with what waits for it."""
+        """Disconnect a slow client without an error line and discard its output."""
         self.slow_consumer_count += 1
         session.discard_output()
         self.disconnect(session, error)
@@ -396,7 +419,7 @@ class NatsServer:
                 self._handle_connect(session, event)
 
     def _send_connect_info(self, session: NatsSession) -> None:
-        """The first PONG behind a CONNECT is followed by INFO, for clients that understand it."""
+        """Send INFO after the first PONG that follows CONNECT, as nats-server does."""
         session.is_connect_answered = True
         if session.options.protocol:
             session.send(msgspec.structs.replace(session.info, connect_info=True).line())
@@ -406,7 +429,7 @@ class NatsServer:
             session.send(_OK)
 
     def _handle_connect(self, session: NatsSession, event: Connect) -> None:
-        """A client says who it is. One that says it again loses its subscriptions."""
+        """Authenticate a client. A repeated CONNECT ends its subscriptions."""
         options, user = self.authenticator.handle_connect(session, event.options_json)
         session.options = options
         session.parser.accepts_headers = options.headers
@@ -417,7 +440,7 @@ class NatsServer:
         self._send_ok(session)
 
     def _set_user(self, session: NatsSession, user: NatsUser | None) -> None:
-        """It is known who it is. Raises NatsError for one that is there too often."""
+        """Apply the user of a session. Raises NatsError if the user has too many connections."""
         if self.bus_adapter is not None and not is_same_user(session.user, user):
             check_user_connections(self.bus_adapter.broker.connection_limits, user)
             self.bus_adapter.close_local_session(
@@ -435,7 +458,7 @@ class NatsServer:
     # Publishing ----------------------------------------------------------------------------------
 
     def _can_publish_uniform(self, session: NatsSession, event: UniformBatch) -> bool:
-        """Whether nothing is to be said or judged of each message."""
+        """Return True if no message of the batch needs a reply or a check of its own."""
         head, options = event.first_message, session.options
         return not (
             options.verbose
@@ -448,7 +471,7 @@ class NatsServer:
         )
 
     def _can_publish_mixed(self, session: NatsSession, event: MixedBatch) -> bool:
-        """The same."""
+        """Return True if no message of the batch needs a reply or a check of its own."""
         return not (
             session.options.verbose
             or session.options.pedantic
@@ -460,7 +483,9 @@ class NatsServer:
         )
 
     def _publish_singly(self, session: NatsSession, event: UniformBatch | MixedBatch) -> None:
-        """One by one. Where each leads has been looked up for all, and holds until that changes."""
+        """Publish a batch message by message. Sinks looked up in advance are used while routes
+        stay unchanged.
+        """
         routes, found = self.routes, None
         generation = routes.generation
         if isinstance(event, MixedBatch):
@@ -473,7 +498,7 @@ class NatsServer:
     def _publish(
         self, session: NatsSession, message: Pub, sinks: SubjectSinks | None = None
     ) -> None:
-        """`sinks` are where it leads, if that is known."""
+        """Publish one message. `sinks` are its routes if they were already looked up."""
         session.in_messages += 1
         session.in_bytes += len(message.body)
         if session.options.pedantic and not subjects.is_literal(message.subject):
@@ -531,8 +556,8 @@ class NatsServer:
         self._write_gathered(event)
 
     def deliver(self, messages: Pub | UniformBatch | MixedBatch) -> None:
-        """Send what no client of this door publishes to whoever has subscribed to its subject. A
-        mix has its own names."""
+        """Deliver messages that no NATS client published. A mixed batch must have `subject_names`.
+        """
         if isinstance(messages, Pub):
             for sink in self.routes.match(messages.subject):
                 sink.deliver(messages, None)
@@ -545,19 +570,20 @@ class NatsServer:
             self._write_gathered(messages)
 
     def _add_read_cost(self, output_bytes: int) -> None:
-        """What is looked at was as much work as this output is."""
+        """Add the cost of the current event, in bytes of output."""
         self._output_bytes += output_bytes
 
     def _write_gathered(self, messages: UniformBatch | MixedBatch) -> None:
-        """Have those sessions write for which something was gathered."""
+        """Encode the gathered messages of a batch for each receiving session."""
         written: EncodedBatches = {}
         for session in self._gathering_sessions:
             self._output_bytes += session.write_gathered(messages, written)
         self._gathering_sessions.clear()
 
     def _send_no_responders(self, session: NatsSession, message: Pub) -> None:
-        """Tell a requester that nobody is there to answer, where it waits for the answer. It does
-        not count as a message there."""
+        """Send status 503 to the requester, if it subscribed to its reply subject. Not counted as
+        a message.
+        """
         answer = encode.no_responders_message(message)
         for sink in self.routes.match(message.reply):
             if (
@@ -619,7 +645,7 @@ class NatsServer:
         self._send_ok(session)
 
     def _end_subscription(self, subscription: NatsSubscription) -> None:
-        """A subscription is no more."""
+        """Remove a subscription."""
         if subscription.session.subscriptions.pop(subscription.sid, None) is None:
             return
         if isinstance(subscription, AckedSubscription):
@@ -629,8 +655,7 @@ class NatsServer:
             self.routes.unsubscribe(subscription)
 
     def _end_all_subscriptions(self, session: NatsSession) -> None:
-        """All that a client has subscribed to ends. Where that is much it is forgotten little by
-        little."""
+        """Remove all subscriptions of a session; many of them are removed in later ticks."""
         subscriptions = list(session.subscriptions.values())
         later = len(subscriptions) > IMMEDIATE_REMOVALS_MAX
         for subscription in subscriptions:
@@ -642,7 +667,7 @@ class NatsServer:
 
 
 def apply_settings(server: NatsServer, settings: NatsSettings) -> None:
-    """Have a front behave like this from now on."""
+    """Apply reloaded settings. Sessions whose user or permissions changed are disconnected."""
     before, now = server.authenticator.auth, settings.auth
     bus = server.bus_adapter.broker.settings.limits if server.bus_adapter is not None else Limits()
     server.settings = settings
@@ -659,7 +684,7 @@ def apply_settings(server: NatsServer, settings: NatsSettings) -> None:
             and session.is_identified
             and not _can_stay_connected(session, before, now)
         ):
-            server.disconnect(session, authorization_violation("its user is not as it was"))
+            server.disconnect(session, authorization_violation("its user was removed or changed by a reload"))
 
 
 def _can_stay_connected(session: NatsSession, before: NatsAuth, now: NatsAuth) -> bool:

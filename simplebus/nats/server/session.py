@@ -1,6 +1,6 @@
-"""One NATS client: what it said of itself, what it subscribed to, what waits for it.
+"""State of one NATS client: handshake, subscriptions and output.
 
-Rule 1: a session knows its own client only. What its words mean for others is the front's business.
+A session only knows its own client. `NatsServer` decides what a command means for others.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ if TYPE_CHECKING:
     from simplebus.nats.server.users import NatsUser
 
 GatheredRows: TypeAlias = list[tuple[bytes, Indexes | None]]
-"""What a client is to be sent of one batch: under which sid, and which messages."""
+"""Messages of the current batch for one client: subscription id and rows; None for all rows."""
 EncodedBatches: TypeAlias = dict[tuple[bytes, bool], memoryview]
-"""What was written of one batch, all of it: by sid, and whether with headers."""
+"""Complete batches that were already encoded, by subscription id and whether with headers."""
 
 
 def _no_session() -> None:
@@ -60,96 +60,93 @@ class NatsSession:
     ) -> None:
         self.client_id = info.client_id
         self.peer = peer
-        """Who it is, for logs."""
+        """Name of the client in logs."""
         self.address = info.client_ip
-        """Where it comes from."""
+        """Address of the client."""
         self.parser = parser
         self.outbox = NatsOutbox()
         self.options = ConnectOptions()
         self.info = info
-        """What it was told of the server."""
+        """INFO that was sent to the client."""
         self.certificate_user = ""
-        """Name of the user whose certificate it showed."""
+        """Name of the user whose certificate the client presented."""
         self.user: NatsUser | None = None
-        """Who it is; None where nobody is asked, or a token was."""
+        """The authenticated user; None without authentication or with a token."""
         self.admission_error: RemoteProtocolError | None = None
-        """Why it is not to be let in, whoever it says to be."""
+        """Reason to refuse the client, whatever its credentials."""
         self.is_authenticating = False
-        """Whether it has said who it is, and that is looked at: it waits for us."""
+        """True while the server checks the client's credentials."""
         self.on_repeated_connect: Callable[[Auth], None] = lambda words: None
-        """Called when it says to be somebody else. Raises RemoteProtocolError."""
+        """Called when CONNECT names another user. Raises RemoteProtocolError."""
         self.certificate_names: tuple[str, ...] = ()
-        """What that calls its holder."""
+        """Names in the client's certificate."""
         self.class_grants: Grants | None = None
-        """What it may do with classes; None for everything."""
+        """Permissions for classes; None for all."""
         self.subject_grants: SubjectGrants | None = None
-        """What it may do; None for everything."""
+        """Permissions for subjects; None for all."""
         self.open_replies: OpenReplies | None = None
-        """Where it may answer; None if that is nothing special."""
+        """Reply subjects that the client may publish to; None without a response permission."""
         self.token_buckets: tuple[RateLimiter, ...] = ()
-        """How fast it may publish; none for as fast as it can. See `adopt`."""
+        """Rate limits of the client's publications; empty for none. See `set_token_buckets`."""
         self.rate_limited_until = 0.0
-        """Until when it is not read from because it has published too fast, by the bus's clock."""
+        """Time on the bus's clock until which the client is not read because of its rate limit."""
         self.is_identified = False
-        """Whether it is known who it is: it has said CONNECT, or need not."""
+        """True after CONNECT, or if CONNECT is not required."""
         self.has_sent_connect = False
-        """Whether another CONNECT is one too many: subscriptions end with it."""
+        """True after CONNECT: another CONNECT ends the subscriptions."""
         self.is_first_pong_sent = False
-        """Whether it was sent its first PONG."""
+        """True after the first PONG to the client."""
         self.is_connect_answered = False
-        """Whether it was sent the first PONG behind its CONNECT, and the INFO that may follow."""
+        """True after the first PONG that followed CONNECT."""
         self.last_received_at = 0.0
-        """When it said anything the last time."""
+        """Time of the last bytes from the client."""
         self.is_first_ping_sent = False
-        """Whether it was sent its first PING."""
+        """True after the first PING to the client."""
         self.unanswered_ping_count = 0
-        """PINGs that it did not answer."""
+        """PINGs that the client has not answered."""
         self.subscriptions: dict[bytes, NatsSubscription] = {}
-        """By sid."""
+        """Subscriptions by subscription id."""
         self.subscription_memory_bytes = 0
-        """What they take of memory."""
+        """Estimated memory of the subscriptions."""
         self.stall: PublisherStall | None = None
-        """Clients that it has filled with its last words, and that are to catch up."""
+        """Slow clients that this publisher filled and waits for; None if reading goes on."""
         self.has_stalled = False
-        """Whether there were any, ever."""
+        """True once the client has waited for slow clients."""
         self.last_fast_receiver: Callable[[], NatsSession | None] = _no_session
-        """Who was sent something by it and was not behind, the last time that this was looked at,
-        if it is still there."""
+        """Weak reference to a receiver that was not slow when this client last published."""
         self.last_fast_receiver_at = 0.0
-        """When that was."""
+        """Time of that publication."""
         self.sent_bytes_at_tick = -1
-        """What it had taken at the last beat; -1 if nothing waited for it then."""
+        """Bytes sent at the last tick; -1 if nothing was pending then."""
         self.progress_at = 0.0
-        """When it took something, or had nothing to take, the last time: as of the last beat.
-        Means nothing while nothing waits for it."""
+        """Tick of the last progress of sending. Undefined while nothing is pending."""
         self.stuck_sent_bytes = -1
-        """What it had taken when somebody waited for it in vain; -1 for never."""
+        """Bytes sent when a publisher last waited for this client in vain; -1 for never."""
         self.stuck_since = 0.0
-        """When that was, the first time with so much taken."""
+        """Time when a publisher first waited in vain at `stuck_sent_bytes`."""
         self.last_chance_until = 0.0
-        """How long publishers wait for it though others would wait, too; 0 if it is not known yet:
-        it was not about to be given up since it was behind."""
+        """End of the time in which every publisher waits for this client; 0 if that has not begun.
+        """
         self.is_closed = False
         self.is_disconnecting = False
-        """Whether it is about to be closed: it is sent nothing more."""
+        """True if the session will be closed: nothing more is sent to it."""
         self.deliveries: AckedDeliveries | None = None
-        """What it is sent with acknowledgements, and what else it has to do with classes, if it
-        does."""
+        """Acked subscriptions and the local session; None if the client uses no classes."""
         self.in_messages = self.in_bytes = 0
-        """What it has published: messages, and their headers and payloads."""
+        """Messages published by the client, with headers and payloads."""
         self.ack_count = self.ack_bytes = 0
-        """What of it are acknowledgements."""
+        """The part of `in_messages` and `in_bytes` that are acks."""
         self.out_messages = 0
-        """Messages that it was sent, or that wait for it."""
+        """Messages sent or pending."""
         self.on_subscription_complete = on_subscription_complete
-        """Called with a subscription that has been sent all that it asked for."""
+        """Called with a subscription that reached its `max_messages`."""
         self._on_ready = on_ready
-        """Called when something waits to be sent."""
+        """Called when the outbox has new bytes."""
         self._on_slow = on_slow
-        """Called when more waits for it than the mark."""
+        """Called when more than `_slow_pending_bytes` are pending."""
         self._slow_pending_bytes = slow_pending_bytes
         self._on_gathering = on_gathering
-        """Called when something is gathered for it, where nothing was."""
+        """Called with the first gathered messages of a batch."""
         self._gathered_bytes = 0
         self._gathered: GatheredRows = []
         self._counted_messages = self._counted_bytes = 0
@@ -158,27 +155,27 @@ class NatsSession:
 
     @property
     def memory_account(self) -> str:
-        """Who answers for what it takes: its user, or else its place."""
+        """Account that is charged for subscriptions: the user, or the network of the address."""
         return (self.user.name if self.user is not None else "") or address_network(self.address)
 
     @property
     def is_reading_paused(self) -> bool:
-        """Whether reading is to pause: what it has published waits for room in a class."""
+        """True while published messages wait for space in a class."""
         return self.deliveries is not None and self.deliveries.local_session.is_reading_paused
 
     @property
     def pending_bytes(self) -> int:
-        """Bytes that wait for it, or are about to."""
+        """Bytes in the outbox, plus the estimated size of gathered messages."""
         return self.outbox.pending_bytes + self._gathered_bytes
 
     @property
     def kept_bytes(self) -> int:
-        """Bytes kept for it: what waits to be taken, and what it has begun to say."""
+        """Memory held for the client: pending output and the incomplete command."""
         return self.outbox.pending_bytes + self.parser.tail_bytes
 
     @property
     def next_read_bytes(self) -> int:
-        """How much to read from this client at once."""
+        """Size of the next read."""
         most = TRICKLE_BYTES if self.is_reading_paused else self._max_read_bytes
         return min(self._next_read_bytes, most)
 
@@ -189,17 +186,17 @@ class NatsSession:
 
     @property
     def can_receive_error(self) -> bool:
-        """Whether it is sent what waits for it before it is closed."""
+        """True: pending bytes are sent before closing."""
         return True
 
     def set_token_buckets(self, token_buckets: tuple[RateLimiter, ...]) -> None:
-        """From now on what it publishes is measured by these."""
+        """Set the rate limits of the client's publications."""
         self.drain_published()
         self.token_buckets, self.rate_limited_until = token_buckets, 0.0
         self._max_read_bytes = read_bytes(token_buckets) if token_buckets else RECEIVE_BYTES
 
     def drain_published(self) -> tuple[int, int]:
-        """Messages that it has published since the last time, and their bytes."""
+        """Return the messages and bytes published since the last call, without acks."""
         messages = self.in_messages - self.ack_count - self._counted_messages
         size = self.in_bytes - self.ack_bytes - self._counted_bytes
         self._counted_messages += messages
@@ -207,9 +204,12 @@ class NatsSession:
         return messages, size
 
     def adapt_read_size(self, count: int, *, output_bytes: int, event_count: int) -> None:
-        """A read brought so many bytes, that said so many things, and made so many bytes for
-        others. Bulk is read in ever larger pieces, as long as not too much has to be done, and
-        no read alone fills a client that keeps up."""
+        """Choose the next read size after a read of `count` bytes.
+
+        The size doubles while reads are full and cheap, up to `RECEIVE_BYTES`. It shrinks if
+        one read
+        caused too many events or enough output to make a receiver slow.
+        """
         most = min(OUTPUT_PER_READ_BYTES, self._slow_pending_bytes)
         work = max(output_bytes / most, event_count / EVENTS_PER_READ)
         if work > 1:
@@ -218,16 +218,16 @@ class NatsSession:
             self._next_read_bytes = min(2 * self._next_read_bytes, RECEIVE_BYTES)
 
     def reduce_read_size(self) -> None:
-        """Others do not take what is made of what it says: less at a time is better."""
+        """Read less at a time, because receivers do not keep up."""
         self._next_read_bytes = max(READ_BYTES_MIN, self._next_read_bytes // 4)
 
     @property
     def accepts_headers(self) -> bool:
-        """Whether it is sent headers."""
+        """True if the client accepts HMSG."""
         return self.options.headers
 
     def send(self, piece: bytes | bytearray | memoryview) -> None:
-        """Queue bytes for it."""
+        """Append bytes to the outbox."""
         if self.is_disconnecting:
             return
         self.outbox.append(piece)
@@ -236,8 +236,7 @@ class NatsSession:
             self._on_slow(self)
 
     def gather(self, sid: bytes, rows: Indexes | None, size: int) -> None:
-        """These messages of the batch that is looked at are for it, under this sid: about so many
-        bytes."""
+        """Gather messages of the current batch for a subscription, about `size` bytes."""
         if not self._gathered:
             self._on_gathering(self)
         self._gathered_bytes += size
@@ -247,18 +246,25 @@ class NatsSession:
             self._on_slow(self)
 
     def discard_output(self) -> None:
-        """Nothing of what waits for it is to be sent."""
+        """Discard all pending output."""
         self.discard_gathered()
         self.outbox.clear()
 
     def discard_gathered(self) -> None:
-        """Nothing of the batch that is looked at is to be sent."""
+        """Discard the gathered messages of the current batch."""
         self._gathered.clear()
         self._gathered_bytes = 0
 
     def write_gathered(self, batch: UniformBatch | MixedBatch, encoded: EncodedBatches) -> int:
-        """Queue what was gathered of a batch. `written` is what others were sent of it. Returns how
-        many bytes that are."""
+        """Encode the gathered messages of a batch into the outbox.
+
+        Args:
+            batch: The batch that the gathered rows refer to.
+            encoded: Complete batches encoded for other sessions; reused and extended.
+
+        Returns:
+            The number of bytes appended.
+        """
         if not self._gathered:
             return 0
         gathered, self._gathered = self._gathered, []

@@ -1,16 +1,13 @@
-"""Clients that fall behind: whom they hold up, for how long, and when they are given up.
+"""Slow consumers: publisher stalls, disconnection and rate limits of NATS clients.
 
-Rule 1: a publisher waits for clients that it has filled and that go on taking, and is read in
-smaller pieces if that was too little: so a fast one does not drown a slower one. It does so only if
-nobody else is sent the same, or was sent something else lately: a slow client never slows another.
-And it does not wait long for one that takes nothing.
-Rule 2: for one that is about to be given up, every publisher waits a moment, as at the reference
-server: that is its last chance, and is soon over. It has another one when it has caught up.
-Rule 3: a client is given up when more waits for it than may, or when it takes nothing for too long.
-It is told nothing: it would not read it.
-Rule 4: where too much is kept for all together, those go for whom the most is; between two beats,
-too, where much comes of what is not whole yet.
-Rule 5: what nobody waits for costs nothing: only who is above the mark is looked at.
+A publisher stalls for the slow clients that it filled while they make progress, and is read in
+smaller pieces if that was not enough. It stalls only if no fast client receives the same messages,
+so a slow client never delays a fast one. For a client that is about to exceed `max_pending`, every
+publisher waits `LAST_CHANCE_SECONDS` once, as with nats-server.
+
+A client is disconnected when its pending bytes exceed `max_pending`, when it reads nothing for
+`write_seconds`, or when all clients together exceed the total and it has the most. No error line
+is sent: the client would not read it. Only slow sessions cost time here.
 """
 
 from __future__ import annotations
@@ -43,7 +40,7 @@ if TYPE_CHECKING:
 
 
 class NatsRateLimits:
-    """Of one front."""
+    """Rate limits of the NATS clients, on the buckets of the broker."""
 
     def __init__(self, broker: Broker | None) -> None:
         self._clock = broker.clock if broker is not None else BrokerClock()
@@ -52,16 +49,16 @@ class NatsRateLimits:
         )
 
     def start_session(self, session: NatsSession) -> None:
-        """A client has come, of whom nothing is known but the address."""
+        """Apply the limits of the address to a new session."""
         session.set_token_buckets(self._rate_limits.token_buckets_for(None, session.address))
 
     def set_user(self, session: NatsSession, user: NatsUser | None) -> None:
-        """It is known who it is."""
+        """Apply the limits of the authenticated user."""
         shared = user.shared_user if user is not None else None
         session.set_token_buckets(self._rate_limits.token_buckets_for(shared, session.address))
 
     def charge(self, session: NatsSession) -> None:
-        """Have what it has published since the last time count, and see how long it is to wait."""
+        """Charge what the session published since the last call and compute its pause."""
         if session.token_buckets:
             rate_limit.consume(session.token_buckets, *session.drain_published())
             session.rate_limited_until = rate_limit.next_available(
@@ -69,12 +66,14 @@ class NatsRateLimits:
             )
 
     def is_paused(self, session: NatsSession) -> bool:
-        """Whether it is not read from because it has published too fast."""
+        """Return True while the session exceeds its rate limit."""
         return session.rate_limited_until > self._clock.now
 
     def pause_seconds(self, session: NatsSession) -> float:
-        """How long it is to wait; 0 for not at all. Others may have published for the same user
-        meanwhile: asked again when that is over."""
+        """Return the seconds until the session may be read; 0 for now.
+
+        Other sessions of the same user may publish meanwhile, so call again after the pause.
+        """
         if not session.token_buckets:
             return 0.0
         session.rate_limited_until = rate_limit.next_available(
@@ -87,14 +86,14 @@ _SUBJECTS_LISTED_MAX = 3
 
 
 class StallablePublisher(Protocol):
-    """Whose messages fill others, at whichever door."""
+    """Publisher of any protocol that can be slowed down."""
 
     def reduce_read_size(self) -> None:
-        """Less of it is to be read at a time."""
+        """Read less from the publisher at a time."""
 
 
 class PublisherStall:
-    """For whom a publisher waits."""
+    """Slow sessions that a publisher waits for."""
 
     __slots__ = ("has_fast_receivers", "max_seconds", "initial_sent_bytes", "sessions")
 
@@ -103,43 +102,45 @@ class PublisherStall:
     ) -> None:
         self.sessions = sessions
         self.has_fast_receivers = has_fast_receivers
-        """Whether others, who are not behind, would wait with it."""
+        """True if receivers that are not slow would be delayed by the stall."""
         self.max_seconds = max_seconds
-        """How long it waits at most, before it says something more."""
+        """Longest duration of the stall."""
         self.initial_sent_bytes = [session.outbox.sent_bytes for session in sessions]
-        """What each had taken when it began."""
+        """Bytes sent to each session when the stall began."""
 
     def shorten(self) -> None:
-        """It waits a moment, and for nobody but those who are about to be given up."""
+        """Wait only briefly, and only for sessions that are about to be disconnected."""
         self.has_fast_receivers, self.max_seconds = True, STALL_SECONDS_MAX
 
 
 class SlowConsumerMonitor:
-    """Of one front."""
+    """Detects slow sessions and decides how long publishers wait for them."""
 
     def __init__(self, limits: NatsLimits, *, total_pending_bytes: int) -> None:
-        """`total` is what may be kept for all clients together, in bytes."""
+        """`total_pending_bytes` is the limit of all sessions together."""
         self._limits = limits
         self._total_pending_bytes = total_pending_bytes
         self.slow_pending_bytes = min(SLOW_CLIENT_PENDING_BYTES, limits.max_pending // 4)
-        """With more than this waiting for it a client is behind."""
+        """A session with more pending bytes is slow."""
         self._critical_pending_bytes = limits.max_pending * 3 // 4
-        """With more than this it is about to be given up."""
+        """A session with more pending bytes is about to be disconnected."""
         self.now = 0.0
-        """The front sets it before it asks anything."""
+        """Current time; set by NatsServer before each call."""
         self._tracked_sessions: dict[NatsSession, None] = {}
-        """For whom something was kept at the last beat, or since."""
+        """Sessions with pending bytes at the last tick or since."""
         self._new_slow_sessions: dict[NatsSession, None] = {}
         self._partial_command_bytes = UncountedPendingBytes()
 
     def set_limits(self, limits: NatsLimits, *, total_pending_bytes: int) -> None:
-        """Go by other limits from now on; the mark is for clients to come."""
+        """Apply new limits. Existing sessions keep the threshold at which they report themselves
+        as slow.
+        """
         self._limits, self._total_pending_bytes = limits, total_pending_bytes
         self.slow_pending_bytes = min(SLOW_CLIENT_PENDING_BYTES, limits.max_pending // 4)
         self._critical_pending_bytes = limits.max_pending * 3 // 4
 
     def add_slow(self, session: NatsSession) -> NatsError | None:
-        """More than the mark waits for a client. Returns why it is to be given up, if it is."""
+        """Note a session that became slow. Returns the error if it must be disconnected."""
         waiting, most = session.pending_bytes, self._limits.max_pending
         if waiting <= most:
             self._new_slow_sessions[session] = None
@@ -153,9 +154,13 @@ class SlowConsumerMonitor:
     def create_stall(
         self, *, has_fast_receivers: bool, is_exclusive: bool = False
     ) -> PublisherStall | None:
-        """For whom a publisher is to wait: of those that were noted since this was asked last.
-        `others` says whether anybody else was sent something meanwhile, `is_alone` whether it is
-        known that nobody was for some time. None for nobody."""
+        """Create a stall for the sessions that became slow since the last call; None if it is
+        useless.
+
+        Args:
+            has_fast_receivers: True if other receivers would be delayed by the stall.
+            is_exclusive: True if there were no other receivers for some time.
+        """
         if not self._new_slow_sessions:
             return None
         seconds = STALL_SECONDS_EXCLUSIVE if is_exclusive else STALL_SECONDS_MAX
@@ -166,15 +171,16 @@ class SlowConsumerMonitor:
     def create_session_stall(
         self, publisher: NatsSession, receivers: Iterable[NatsSession], *, has_other_receivers: bool
     ) -> PublisherStall | None:
-        """The same for a client, which has just sent something to these, and `elsewhere`."""
+        """Create a stall of a NATS publisher that has just published to `receivers`."""
         others = self._has_fast_receivers(publisher, receivers) or has_other_receivers
         hold = self.create_stall(has_fast_receivers=others, is_exclusive=not others)
         publisher.has_stalled = publisher.has_stalled or hold is not None
         return hold
 
     def _has_fast_receivers(self, publisher: NatsSession, receivers: Iterable[NatsSession]) -> bool:
-        """Whether anybody would wait with it: one of those that were sent something, and is not
-        behind, or one that was a short time ago."""
+        """Return True if a receiver is not slow, or one was not slow until
+        `RECENT_DELIVERY_SECONDS` ago.
+        """
         others = (s for s in receivers if s is not publisher and not self.is_slow(s))
         if (other := next(others, None)) is not None:
             publisher.last_fast_receiver, publisher.last_fast_receiver_at = ref(other), self.now
@@ -187,11 +193,11 @@ class SlowConsumerMonitor:
         return fed is not None and not (fed.is_disconnecting or self.is_slow(fed))
 
     def is_slow(self, session: NatsSession) -> bool:
-        """Whether more than the mark waits for it."""
+        """Return True if the session has more than `slow_pending_bytes` pending."""
         return session.outbox.pending_bytes > self.slow_pending_bytes
 
     def is_stall_needed(self, stall: PublisherStall) -> bool:
-        """Whether waiting helps anybody still."""
+        """Return True if waiting still helps one of the sessions."""
         return any(
             self._should_wait_for(session, stall.has_fast_receivers) for session in stall.sessions
         )
@@ -217,11 +223,13 @@ class SlowConsumerMonitor:
 
     @property
     def has_new_slow(self) -> bool:
-        """Whether anybody was noted since it was asked who."""
+        """True if sessions became slow since the last `create_stall`."""
         return bool(self._new_slow_sessions)
 
     def stall_timed_out(self, stall: PublisherStall, publisher: StallablePublisher) -> None:
-        """A publisher has waited as long as one may."""
+        """Note that a stall lasted its full duration; sessions without progress are not waited for
+        again.
+        """
         for session, before in zip(stall.sessions, stall.initial_sent_bytes, strict=True):
             if session.outbox.sent_bytes == before != session.stuck_sent_bytes:
                 session.stuck_sent_bytes, session.stuck_since = before, self.now
@@ -232,14 +240,15 @@ class SlowConsumerMonitor:
             publisher.reduce_read_size()
 
     def track(self, sessions: Mapping[NatsSession, None]) -> None:
-        """Something is kept for these: they are looked at with each beat until there is nothing."""
+        """Check these sessions at each tick until nothing is pending for them."""
         self._tracked_sessions.update(sessions)
 
     def add_partial_command(
         self, session: NatsSession, size: int
     ) -> list[tuple[NatsSession, NatsError]]:
-        """So many bytes came of something that a client has not said to its end: it is looked at
-        with each beat, too. Returns who is to be given up now, and why."""
+        """Count `size` bytes of an incomplete command. Returns the sessions to disconnect, with
+        errors.
+        """
         self._tracked_sessions[session] = None
         return (
             list(self._find_over_memory())
@@ -248,7 +257,7 @@ class SlowConsumerMonitor:
         )
 
     def find_slow_consumers(self) -> list[tuple[NatsSession, NatsError]]:
-        """One beat: who is to be given up, and why."""
+        """Return the sessions to disconnect, with errors. Called once per tick."""
         for session in [
             session
             for session in self._tracked_sessions
@@ -259,7 +268,7 @@ class SlowConsumerMonitor:
         return [*self._find_write_timeouts(), *self._find_over_memory()]
 
     def _find_write_timeouts(self) -> Iterator[tuple[NatsSession, NatsError]]:
-        """Who has taken nothing of what waits for it for too long."""
+        """Yield the sessions that read nothing for `write_seconds`."""
         seconds = self._limits.write_seconds
         for session in self._tracked_sessions:
             outbox = session.outbox
@@ -279,7 +288,7 @@ class SlowConsumerMonitor:
                 )
 
     def _find_over_memory(self) -> Iterator[tuple[NatsSession, NatsError]]:
-        """Who is to go because all together keep too much waiting."""
+        """Yield the largest sessions until the others fit into the total limit."""
         weights = {
             session: session.kept_bytes
             for session in self._tracked_sessions
@@ -307,7 +316,7 @@ class SlowConsumerMonitor:
 
 
 def _list_subjects(session: NatsSession) -> str:
-    """Some of the subjects that a client has subscribed to, for a log."""
+    """Return some of the client's subjects for the log."""
     shown = [
         subscription.subject.decode("utf-8", "backslashreplace")
         for subscription in islice(session.subscriptions.values(), _SUBJECTS_LISTED_MAX)

@@ -1,12 +1,11 @@
-"""Subjects as numbers, those of many messages at once.
+"""Numbers for subjects, looked up for many messages at once.
 
-Rule 1: equality of bytes decides, never of hashes.
-Rule 2: there are at most SUBJECTS_MAX; when there would be more, all are forgotten.
-Rule 3: a subject that arrays do not find has its number nevertheless: the dict has them all.
+Bytes decide equality, never hashes. At most SUBJECTS_MAX subjects are known; when more are needed,
+all are forgotten. The dict knows every subject; the arrays may miss one after hash collisions.
 
-    slots    [ 0  2  0  1 … ]     where a subject's hash may lead, its number + 1; 0 for none
-    hashes   [ –  h  h … ]        by number + 1, as all that follow
-    columns  [ –  "orders.e" … ]  its bytes, eight at a time
+    slots    [ 0  2  0  1 … ]     subject number + 1 by hash; 0 for none
+    hashes   [ –  h  h … ]        by number + 1, like the rows below
+    columns  [ –  "orders.e" … ]  bytes of the subject, eight at a time
              [ –  "u" …        ]
 """
 
@@ -23,31 +22,31 @@ from simplebus.nats.limits import BULK_SUBJECT_BYTES_MAX, SUBJECTS_MAX
 SubjectNumbers = npt.NDArray[np.int32]
 Indexes = npt.NDArray[np.int64]
 SubjectWords: TypeAlias = list[tuple[Indexes | None, Words]]
-"""Subjects, eight bytes at a time: whose they are, None for everybody's, and the bytes."""
+"""Subjects in words of eight bytes: the rows that have such a word (None for all) and the words."""
 
 _SIZE = 8
 _SLOT_BITS = 18
 _SLOTS = 1 << _SLOT_BITS
-# A subject lies where its hash leads by one of these shifts, if it found one of them free.
+# A subject may occupy one of three slots, each selected by one of these shifts of its hash.
 _SHIFTS = (64 - _SLOT_BITS, 64 - 2 * _SLOT_BITS, 64 - 3 * _SLOT_BITS)
 _FACTOR = 0x9E3779B97F4A7C15
 _FOLD = 32
 _ONES, _TOPS, _BLANKS, _TABS = (np.uint64(n * 0x0101010101010101) for n in (1, 0x80, 0x20, 0x09))
 
-# By how many bytes of a word belong to a subject: those bits.
+# Masks by the number of bytes of a word that belong to the subject.
 _KEEP: Words = np.array([(1 << 8 * n) - 1 for n in range(_SIZE + 1)], np.uint64)
 
 assert _SLOTS >= 4 * SUBJECTS_MAX
 
 
 class SubjectTable:
-    """Of one front: shared by all sessions."""
+    """Table of the known subjects, shared by all sessions of a server."""
 
     def __init__(self) -> None:
         self.names: list[bytes] = []
-        """By number."""
+        """Subjects by number."""
         self.generation = 0
-        """Grows when all are forgotten."""
+        """Number that grows whenever all subjects are forgotten."""
         self._numbers: dict[bytes, int] = {}
         self._slots: SubjectNumbers = np.zeros(_SLOTS, np.int32)
         self._hashes: Words = np.zeros(SUBJECTS_MAX + 1, np.uint64)
@@ -55,7 +54,9 @@ class SubjectTable:
         self._columns = [np.zeros(SUBJECTS_MAX + 1, np.uint64)]
 
     def reserve(self, count: int) -> None:
-        """See to it that so many more, at most SUBJECTS_MAX, can come without forgetting any."""
+        """Make space for `count` more subjects, at most SUBJECTS_MAX, by forgetting all if
+        necessary.
+        """
         if len(self.names) + count <= SUBJECTS_MAX:
             return
         self.names.clear()
@@ -64,10 +65,12 @@ class SubjectTable:
         self.generation += 1
 
     def find(self, words: Words, starts: Indexes, lengths: Indexes) -> SubjectNumbers:
-        """The numbers of many subjects; -1 for one that is not known, or not found by arrays.
+        """Return the numbers of many subjects; -1 for a subject that the arrays do not find.
 
-        `words` are the eight bytes at every byte of a buffer; starts and lengths, shape (n,), are
-        in bytes, and lengths from 1 to SUBJECT_BYTES_FAST.
+        Args:
+            words: The eight bytes at every byte of a buffer.
+            starts: Offsets of the subjects in bytes, shape (n,).
+            lengths: Lengths in bytes, from 1 to BULK_SUBJECT_BYTES_MAX, shape (n,).
         """
         parts = _split_words(words, starts, lengths)
         hashes = _hash_subjects(parts, lengths)
@@ -93,8 +96,9 @@ class SubjectTable:
     def assign_numbers(
         self, subjects: list[bytes], words: Words, starts: Indexes, lengths: Indexes
     ) -> list[int]:
-        """The numbers of subjects that `find`, which was asked about the same, did not find. There
-        is room for them."""
+        """Return the numbers of subjects that `find` missed; new ones are added. Call `reserve`
+        before.
+        """
         numbers, known = self._numbers, len(self.names)
         found: list[int] = []
         rows: list[int] = []  # Where those that are new come first.
@@ -114,7 +118,7 @@ class SubjectTable:
         return found
 
     def _index_subjects(self, number: int, parts: SubjectWords, lengths: Indexes) -> None:
-        """Have arrays find these subjects, which have numbers from this one on."""
+        """Add subjects, numbered from `number`, to the arrays."""
         indexes = np.arange(number + 1, number + 1 + lengths.size, dtype=np.int32)
         hashes = _hash_subjects(parts, lengths)
         self._hashes[indexes] = hashes
@@ -132,7 +136,9 @@ class SubjectTable:
 
 
 def have_no_blanks(words: Words, starts: Indexes, lengths: Indexes) -> Flags:
-    """Which of many subjects have neither a blank nor a tab in them. See `SubjectTable.find`."""
+    """Return a flag for each subject that contains neither a blank nor a tab. Arguments as in
+    `find`.
+    """
     good = np.ones(starts.size, np.bool_)
     for rows, part in _split_words(words, starts, lengths):
         for every in (_BLANKS, _TABS):
@@ -146,14 +152,14 @@ def have_no_blanks(words: Words, starts: Indexes, lengths: Indexes) -> Flags:
 
 
 def _slots_of(hashes: Words, shift: int) -> Indexes:
-    """Where hashes lead by this shift."""
+    """Return the slots of hashes with this shift."""
     slots = hashes >> np.uint64(shift)
     slots &= np.uint64(_SLOTS - 1)
     return slots.view(np.int64)
 
 
 def _split_words(words: Words, starts: Indexes, lengths: Indexes) -> SubjectWords:
-    """Of subjects that lie at these places."""
+    """Return the words of the subjects at these offsets."""
     first = words[starts]
     first &= _KEEP.take(lengths, mode="clip")
     parts: SubjectWords = [(None, first)]
@@ -175,7 +181,7 @@ def _split_words(words: Words, starts: Indexes, lengths: Indexes) -> SubjectWord
 
 
 def _hash_subjects(parts: SubjectWords, lengths: Indexes) -> Words:
-    """Of each subject."""
+    """Return the hash of each subject."""
     factor, fold = np.uint64(_FACTOR), np.uint64(_FOLD)
     hashes = lengths.view(np.uint64) * factor
     for rows, part in parts:

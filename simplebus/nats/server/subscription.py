@@ -1,9 +1,7 @@
-"""Who is sent what: one client's subscription.
+"""Delivery to one subscription of a NATS client.
 
-Rule 1: it is a sink: what matches its subject is put to it, alone or in batches, and it says
-whether anybody takes it.
-Rule 2: what a client is sent of one batch is gathered first, and written in the order in which it
-was published, whichever of its subscriptions it is for.
+A batch is gathered per client first and encoded once, in publication order across the client's
+subscriptions.
 """
 
 from __future__ import annotations
@@ -23,26 +21,25 @@ _NONE: Indexes = np.empty(0, np.int64)
 
 
 class SubjectSink(Protocol):
-    """Something that takes messages. `origin` is whose they are."""
+    """Receiver of messages of a subject. `origin` is the publishing session; None for the bus."""
 
     def __hash__(self) -> int: ...
 
     @property
     def is_ordered(self) -> bool:
-        """Whether all messages of a batch that are for it are to be put to it together: which come
-        first matters to it."""
+        """True if the rows of a mixed batch must arrive in one call, in publication order."""
 
     def deliver(self, message: Pub, origin: NatsSession | None) -> bool:
-        """Take a message. Returns whether anybody does."""
+        """Deliver a message. Returns True if a receiver accepted it."""
 
     def deliver_batch(
         self, messages: UniformBatch | MixedBatch, rows: Indexes | None, origin: NatsSession | None
     ) -> None:
-        """Take these of the messages, in ascending order; None for all."""
+        """Deliver these rows of a batch, in ascending order; None for all rows."""
 
 
 class NatsSubscription:
-    """Of one client."""
+    """Subscription of one client to a subject."""
 
     __slots__ = (
         "memory_account",
@@ -69,30 +66,31 @@ class NatsSubscription:
         self.queue = queue
         self.sid = sid
         self.memory_account = ""
-        """Who answers for the memory that it takes."""
+        """Account charged for the memory of the subscription."""
         self.delivered_count = 0
-        """Messages since it began."""
+        """Messages delivered so far."""
         self.max_messages = 0
-        """With so many delivered it ends; 0 for never."""
+        """Number of messages after which the subscription ends; 0 for no limit."""
         self.has_ended = False
-        """Whether it has ended, and is still there."""
+        """True if the subscription has ended but is not yet removed from the routes."""
         self.denied_subjects = denied_subjects
-        """Subjects of which it is sent nothing; None for none."""
+        """Cache of subjects whose messages are not delivered; None if nothing is denied."""
 
     @property
     def is_ordered(self) -> bool:
-        """Whether it will end: which messages are its last ones is told by all that are for it."""
+        """True with `max_messages`: the last messages are known only if all rows arrive together.
+        """
         return self.max_messages > 0
 
     def accepts_from(self, origin: NatsSession | None) -> bool:
-        """Whether it is to be sent this client's messages."""
+        """Return True if messages of this publisher are delivered."""
         session = self.session
         if self.has_ended or session.is_disconnecting:
             return False
         return origin is not session or session.options.echo
 
     def accepts(self, subject: bytes, origin: NatsSession | None) -> bool:
-        """Whether it is to be sent this client's messages on this subject."""
+        """Return True if messages of this publisher on this subject are delivered."""
         return self.accepts_from(origin) and not (
             self.denied_subjects and self.denied_subjects.get(subject)
         )
@@ -115,7 +113,7 @@ class NatsSubscription:
     def deliver_rows(
         self, messages: UniformBatch | MixedBatch, rows: Indexes | None, origin: NatsSession | None
     ) -> Indexes:
-        """The same; returns those that it does not take."""
+        """Deliver rows of a batch; None for all. Returns the rows that were not accepted."""
         if not self.accepts_from(origin):
             return row_indexes(messages, rows)
         left = _NONE
@@ -142,7 +140,7 @@ class NatsSubscription:
     def _split_denied(
         self, messages: UniformBatch | MixedBatch, rows: Indexes | None, denied: PermissionCache
     ) -> tuple[Indexes | None, Indexes]:
-        """Those of the messages that may be delivered, and the others."""
+        """Return the deliverable rows and the denied rows."""
         if isinstance(messages, UniformBatch):
             if denied.get(messages.first_message.subject):
                 return _NONE, row_indexes(messages, rows)

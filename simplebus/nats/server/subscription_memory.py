@@ -1,10 +1,8 @@
-"""How much memory this door's subscriptions take, and who has how much of it.
+"""Memory bound of the subscriptions of NATS clients.
 
-Rule 1: all together have a bound, and whoever subscribes leaves to the others as much as it has:
-one user, or one address where nobody is asked who it is, gets half, and others get of the rest. A
-little is for each client, whatever others of the same user have.
-Rule 2: what a subscription takes is not measured but told from its subject, rather too much than
-too little: most of it are the tables that a pattern's steps are looked up in.
+An account (user, or address network without authentication) may use at most as much as is left
+for others. Each client may always use `client_min_bytes` while there is space. Sizes are estimated
+from the subject, on the high side: most memory is used by the index tables of a pattern.
 """
 
 from __future__ import annotations
@@ -29,7 +27,7 @@ if TYPE_CHECKING:
 
 
 def estimate_bytes(subject: bytes, queue: bytes, sid: bytes) -> int:
-    """About what a subscription takes."""
+    """Return the estimated memory of a subscription."""
     size = (
         SUBSCRIPTION_MEMORY_BYTES
         + SUBJECT_CHARACTER_MEMORY_BYTES * len(subject)
@@ -43,23 +41,23 @@ def estimate_bytes(subject: bytes, queue: bytes, sid: bytes) -> int:
 
 
 def memory_limit(bus: Limits) -> int:
-    """What all together may take at a bus with these limits."""
+    """Return the memory limit of all subscriptions on a bus with these limits."""
     return bus.total_bytes // SUBSCRIPTION_MEMORY_DIVISOR
 
 
 class SubscriptionMemory:
-    """Of one front. Invariant: what all have <= used."""
+    """Memory accounting by account. sum of all accounts <= used_bytes <= limit_bytes."""
 
     def __init__(self, limit: int) -> None:
         self.limit_bytes = limit
         self.client_min_bytes = CLIENT_SUBSCRIPTION_MEMORY_MIN_BYTES
-        """What each client may have as long as there is any."""
+        """Memory that each client may use while there is space."""
         self.used_bytes = 0
-        """What is there; also of those that are gone, as long as not all of it is forgotten."""
+        """Memory in use, including ended subscriptions that are not removed yet."""
         self._bytes_by_account: dict[str, int] = {}
 
     def reserve(self, subscription: NatsSubscription) -> bool:
-        """Have one more, if there is room for it."""
+        """Charge a subscription to its account. Returns False if the limit does not allow it."""
         session, size = subscription.session, _size(subscription)
         who, left = session.memory_account, self.limit_bytes - self.used_bytes - size
         has = self._bytes_by_account.get(who, 0) + size
@@ -74,7 +72,7 @@ class SubscriptionMemory:
         return True
 
     def uncharge_account(self, subscription: NatsSubscription) -> None:
-        """Nobody has it any more."""
+        """Remove a subscription from its account; its memory stays used until `free`."""
         who, size = subscription.memory_account, _size(subscription)
         subscription.session.subscription_memory_bytes -= size
         self._bytes_by_account[who] -= size
@@ -82,7 +80,7 @@ class SubscriptionMemory:
             del self._bytes_by_account[who]
 
     def free(self, subscription: NatsSubscription) -> None:
-        """Behind that: nothing of it is left."""
+        """Release the memory of a removed subscription. Called after `uncharge_account`."""
         self.used_bytes -= _size(subscription)
 
     def check(self) -> None:

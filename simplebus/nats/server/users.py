@@ -1,9 +1,9 @@
-"""Who may come through the NATS door: users by password, token or key, and how it is checked.
+"""Users of the NATS listener and the check of their credentials.
 
-Rule 1: a secret is compared in constant time, and in full even when the user is not known.
-Rule 2: passwords of this door's own users are kept as they are written. Hashes made to be slow to
-check (bcrypt) are refused: one check would hold up everybody on the bus. Users of all doors have
-theirs checked before it is asked here; see `core.passwords`.
+Secrets are compared in constant time, also for unknown users. Passwords of NATS users are stored
+in plain text: bcrypt hashes are rejected because checking one would block the whole bus.
+Passwords of
+users of the whole server are verified before; see `core.passwords`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _KINDS = {
 
 
 def certificate_name_index(users: Collection[str]) -> dict[str, str]:
-    """Names of users, by themselves and by how they are spelled in certificates."""
+    """Return user names by themselves and by their normalized spelling in certificates."""
     found = {user: user for user in users}
     for user in users:
         found.setdefault(_normalize_name(user) or user, user)
@@ -43,17 +43,18 @@ def certificate_name_index(users: Collection[str]) -> dict[str, str]:
 
 
 def find_certificate_user(certificate: Mapping[str, Any], users: Mapping[str, str]) -> str:
-    """Which of these users, see `by_spelling`, a certificate is of; what it calls its holder if it
-    is none of them.
+    """Return the user of a certificate, or the first name in it if no user matches.
 
-    `certificate` has the form of Python's `ssl.SSLSocket.getpeercert`.
+    Args:
+        certificate: As returned by `ssl.SSLSocket.getpeercert`.
+        users: As returned by `certificate_name_index`.
     """
     found = certificate_names(certificate) or ("nobody",)
     return next((users[name] for name in found if name in users), found[0])
 
 
 def certificate_names(certificate: Mapping[str, Any]) -> tuple[str, ...]:
-    """What a certificate calls its holder, the likeliest name first."""
+    """Return the names in a certificate, the most specific first."""
     alternatives = certificate.get("subjectAltName", ())
     found = [
         name
@@ -66,7 +67,7 @@ def certificate_names(certificate: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _normalize_name(name: str) -> str:
-    """In the one spelling; empty for what is no name."""
+    """Return the normalized spelling; empty if the text is not a certificate name."""
     try:
         return normalize_name(name)
     except ValueError:
@@ -81,21 +82,22 @@ _BCRYPT = ("$2a$", "$2b$", "$2x$", "$2y$")
 
 @dataclass(frozen=True, slots=True)
 class NatsUser:
-    """One who may connect: by name and password, or by an nkey's public half.
+    """User with a name and password, or with the public key of an nkey.
 
-    Raises ValueError, naming the user, when it has neither or both, or the key is no user's.
+    Raises:
+        ValueError: Neither or both are given, or the key is not a user key.
     """
 
     name: str = ""
-    """Empty for a user who has a key."""
+    """Empty for a user with an nkey."""
     password: str = field(default="", repr=False)
-    """Empty for one whom nothing that is said shows: by a certificate, or as `no_auth_user`."""
+    """Empty for a user that is identified by a certificate or as `no_auth_user`."""
     nkey: str = ""
-    """Public key as `nk` prints it: `U` and 55 more letters and digits of base 32."""
+    """Public key as printed by `nk`: `U` and 55 characters of base 32."""
     permissions: SubjectPermissions | None = None
-    """What it may do; None for everything."""
+    """Subject permissions; None for all."""
     shared_user: SharedUser | None = None
-    """Who it is at all doors; None for a user of this one alone."""
+    """The user of the whole server; None for a user of the NATS listener only."""
 
     def __post_init__(self) -> None:
         if bool(self.name) == bool(self.nkey):
@@ -116,28 +118,29 @@ _UNKNOWN_USER = NatsUser("nobody", "a password that is compared where there is n
 
 @dataclass(frozen=True, slots=True)
 class NatsAuth:
-    """Who may connect. With neither token nor users, everybody may, and may do everything.
+    """Users of a NATS listener. Without a token and users, every client may do everything.
 
-    Raises ValueError when what it says contradicts itself.
+    Raises:
+        ValueError: The settings contradict each other.
     """
 
     users: tuple[NatsUser, ...] = ()
     token: str = field(default="", repr=False)
-    """What anybody may say instead of being a user; empty for none."""
+    """Token accepted instead of a user; empty for none."""
     no_auth_user: str = ""
-    """Name of the user that those are who say nothing of who they are; empty for none."""
+    """Name of the user of clients without credentials; empty for none."""
     default_permissions: SubjectPermissions | None = None
-    """Of users that have none of their own."""
+    """Permissions of users without their own."""
     shared_users: Users | None = None
-    """Users of all doors; None for none."""
+    """Users of the whole server; None for none."""
     shared_permissions: Mapping[str, SubjectPermissions] = field(default_factory=dict)
-    """By name, what they may do with subjects that are bound to no class."""
+    """Permissions of shared users for subjects without a class, by name."""
     _known: dict[str, NatsUser] = field(init=False, repr=False, compare=False, default_factory=dict)
-    """By name or nkey."""
+    """Users by name or nkey."""
     _known_shared: dict[str, NatsUser] = field(
         init=False, repr=False, compare=False, default_factory=dict
     )
-    """By name."""
+    """Shared users by name."""
 
     def __post_init__(self) -> None:
         for user in self.users:
@@ -153,11 +156,11 @@ class NatsAuth:
             raise ValueError(f"no_auth_user {self.no_auth_user} is none of the users")
         for other in self.shared_users.users if self.shared_users is not None else ():
             for key in {other.name, other.nkey} & self._known.keys():
-                # The bus would take them for one.
+                # The bus identifies users by name.
                 raise ValueError(f"{key} is a user of [[nats.users]] and of [[users]]")
 
     def check_credentials(self) -> None:
-        """Raise ValueError where a user can show by nothing who it is, if no certificate does."""
+        """Raise ValueError if a user could only be identified by a certificate."""
         for user in self.users:
             if not (user.nkey or user.password or user.name == self.no_auth_user):
                 raise ValueError(
@@ -167,12 +170,12 @@ class NatsAuth:
 
     @property
     def is_required(self) -> bool:
-        """Whether one has to say who one is."""
+        """True if clients must authenticate."""
         return bool(self.users or self.token or self.shared_users)
 
     @property
     def has_nkeys(self) -> bool:
-        """Whether INFO has a nonce to be signed."""
+        """True if INFO must contain a nonce."""
         if self.shared_users is not None and any(user.nkey for user in self.shared_users.users):
             return True
         return any(user.nkey for user in self.users)
@@ -180,8 +183,9 @@ class NatsAuth:
     def find_shared_user(
         self, auth: Auth | None, nkey: str, *, certified: Sequence[str], address: str
     ) -> NatsUser | None:
-        """Who of the users of all doors says this, has signed with this key, shows a certificate
-        with these names, or comes from this address; None for nobody."""
+        """Return the shared user with these credentials, verified nkey, certificate names or
+        address; None if there is none.
+        """
         shared = self.shared_users
         if shared is None:
             return None
@@ -195,12 +199,12 @@ class NatsAuth:
         return None if found is None else self._to_nats_user(found)
 
     def shared_user_named(self, name: str) -> NatsUser | None:
-        """Who of the users of all doors has this name; None for nobody."""
+        """Return the shared user with this name; None if there is none."""
         found = self.shared_users.find_by_name(name) if self.shared_users is not None else None
         return None if found is None else self._to_nats_user(found)
 
     def _to_nats_user(self, found: SharedUser) -> NatsUser:
-        """A user of all doors at this one."""
+        """Return the NATS user of a shared user."""
         made = self._known_shared.get(found.name)
         if made is None:
             permissions = self.shared_permissions.get(found.name)
@@ -209,13 +213,15 @@ class NatsAuth:
         return made
 
     def permissions_of(self, user: NatsUser) -> SubjectPermissions | None:
-        """What this user may do; None for everything."""
+        """Return the subject permissions of a user; None for all."""
         if user.shared_user is not None:
             return user.permissions
         return user.permissions or self.default_permissions
 
     def verify_auth(self, auth: Auth) -> bool:
-        """Whether this shows who one is, here or at all doors, as far as it can be told at once."""
+        """Return True if the credentials belong to a user, as far as can be checked without
+        blocking.
+        """
         if self.shared_users is not None and self.shared_users.is_authentic(auth):
             return True
         if self.token:
@@ -223,21 +229,21 @@ class NatsAuth:
         return self.verify_password(auth.user, auth.password) is not None
 
     def verify_password(self, name: str, password: str) -> NatsUser | None:
-        """Who has this name and password; None for nobody."""
+        """Return the user with this name and password; None if there is none."""
         user = self._known.get(name, _UNKNOWN_USER)
-        if not user.password:  # By words it is nobody: it has a key, or comes by a certificate.
+        if not user.password:  # Identified by nkey or certificate only.
             user = _UNKNOWN_USER
         is_right = _equal_constant_time(user.password, password)
         return user if is_right and user is not _UNKNOWN_USER else None
 
     def verify_token(self, token: str) -> bool:
-        """Whether this is the token."""
+        """Return True if the token is correct."""
         return bool(self.token) and _equal_constant_time(self.token, token)
 
     def verify_nkey(self, nkey: str, signature: str, nonce: bytes) -> NatsUser | None:
-        """Whose key this is, if it signed the nonce; None for nobody.
+        """Return the user of an nkey if the signature of the nonce is valid; None otherwise.
 
-        The signature is in base 64: for URLs without `=`, or plain with it.
+        The signature is base 64: URL-safe without padding, or standard with padding.
         """
         user = self._known.get(nkey)
         if user is None or not user.nkey or not verify_signature(nkey, signature, nonce):
@@ -245,19 +251,20 @@ class NatsAuth:
         return user
 
     def anonymous_user(self) -> NatsUser | None:
-        """Who those are who say nothing of who they are; None if they have to."""
+        """Return the user of clients without credentials; None if credentials are required."""
         return self._known[self.no_auth_user] if self.no_auth_user else None
 
     def user_named(self, name: str) -> NatsUser | None:
-        """Who has this name, whatever proves it; None for nobody."""
+        """Return the user with this name without checking credentials; None if there is none."""
         user = self._known.get(name)
         return user if user is not None and user.name else None
 
 
 def decode_user_key(nkey: str) -> bytes:
-    """The 32 bytes of a user's public key: base 32 of its kind, the key and a checksum.
+    """Return the 32 bytes of a public user key.
 
-    Raises ValueError when it is none (nkeys of NATS).
+    The text is base 32 of a type byte, the key and a CRC-16 (NATS nkeys). Raises ValueError if
+    invalid.
     """
     if nkey.startswith("S"):
         raise ValueError(
@@ -270,15 +277,15 @@ def decode_user_key(nkey: str) -> bytes:
         raise ValueError(f"nkey {nkey!r}: expected base 32") from None
     if len(raw) != 1 + _KEY_BYTES + 2 or raw[0] != _USER_KEY_PREFIX:
         raise ValueError(f"nkey {nkey!r}: expected a user's public key, U and 55 more characters")
-    # The checksum that modems knew as XMODEM's, which binascii has; the lower byte first.
+    # CRC-16/XMODEM, little-endian.
     if binascii.crc_hqx(raw[:-2], 0) != int.from_bytes(raw[-2:], "little"):
         raise ValueError(f"nkey {nkey!r}: its checksum is wrong, was it cut or mistyped?")
     return raw[1:-2]
 
 
 def verify_signature(nkey: str, signature: str, nonce: bytes) -> bool:
-    """Whether the holder of a user's key signed the nonce (Ed25519)."""
-    # Loaded when the first one comes: few servers know users by keys.
+    """Return True if the signature of the nonce is valid for the public key (Ed25519)."""
+    # Imported late: few servers have users with nkeys.
     from cryptography.exceptions import InvalidSignature
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
@@ -291,7 +298,7 @@ def verify_signature(nkey: str, signature: str, nonce: bytes) -> bool:
 
 
 def _decode_signature(text: bytes) -> bytes:
-    """From base 64: of the alphabet for URLs without padding, or of the plain one with it."""
+    """Decode URL-safe base 64 without padding, or standard base 64 with padding."""
     if len(text) % 4:
         text = text.translate(_PLAIN_ALPHABET) + b"=" * (-len(text) % 4)
     return base64.b64decode(text, validate=True)
