@@ -1,78 +1,97 @@
-"""When a position may be sent a message, and which ones it must be sent.
+"""Checks of deliveries: their times, their order, and last values.
 
-Rule 1: what is sent was copied no earlier than when nothing lay between the ring and the wire the
-last time; so what was not allowed then was not allowed at all.
+A message that is sent was copied after the last moment without bytes between ring and wire. So a
+message that was not allowed at that moment is never allowed.
 """
 
 from __future__ import annotations
 
 from tests.behaviour.wire_peer_v2 import DELIVER, ENVELOPE, MESSAGE
 from tests.simulation.history import (
-    Place,
-    Talk,
-    channel_of,
-    expires_of,
+    PositionHistory,
+    SessionHistory,
+    channel_from_traits,
+    delay_from_traits,
+    expiry_from_traits,
     is_timed,
-    opens_of,
-    token_of,
-    what_of,
+    message_token,
+    message_traits,
 )
-from tests.simulation.losses import Losses
-from tests.simulation.messages import dead_letter, key_of
+from tests.simulation.losses import LossChecks
+from tests.simulation.messages import key_from_traits, parse_dead_letter
 from tests.support.oracles import parse_frame, split_frames
 
 CLOCK_SLACK = 0.02
-"""Seconds: when messages were accepted is kept to within so many."""
+"""Seconds: resolution of acceptance times."""
 
 
-class Turns(Losses):
-    """Of one bus, over all its processes."""
+class DeliveryChecks(LossChecks):
+    """Delivery checks of one bus, over all its processes."""
 
-    # Sent now ------------------------------------------------------------------------------------
+    # Deliveries ----------------------------------------------------------------------------------
 
-    def _is_in_time(
-        self, talk: Talk, place: Place, number: int, sequence: int, attempt: int, name: str
+    def _check_timing(
+        self,
+        session_history: SessionHistory,
+        position_history: PositionHistory,
+        number: int,
+        sequence: int,
+        attempt: int,
+        name: str,
     ) -> None:
-        """Not before it may be, not when it has expired, not before its pause is over."""
-        token = token_of(self.log[place.class_id][sequence] or b"{a.0.}")
-        stored = self.times.get((place.class_id, sequence))
+        """Check that a message is not delayed, not expired, and not in its backoff."""
+        token = message_token(self.messages[position_history.class_id][sequence] or b"{a.0.}")
+        stored = self.times.get((position_history.class_id, sequence))
         if stored is not None and is_timed(token):
-            what, clock = what_of(token), min(talk.clean_clock, self.broker.clock.now)
-            self.demand(
-                stored + expires_of(what) > clock - CLOCK_SLACK,
-                "what has expired is not sent",
+            what, clock = (
+                message_traits(token),
+                min(session_history.clean_clock, self.broker.clock.now),
+            )
+            self.check(
+                stored + expiry_from_traits(what) > clock - CLOCK_SLACK,
+                "expired messages are not sent",
                 f"{name}: stored at {stored}, {clock}",
             )
-            self.demand(
-                stored + opens_of(what) < self.latest_clock + CLOCK_SLACK,
-                "nothing is sent before it may be",
+            self.check(
+                stored + delay_from_traits(what) < self.latest_clock + CLOCK_SLACK,
+                "delayed messages are not sent early",
                 f"{name}: stored at {stored}, {self.latest_clock}",
             )
-        if (place.class_id, sequence) in talk.overtaken:
+        if (position_history.class_id, sequence) in session_history.overtaken:
             return
-        former = place.sent.get(sequence)
+        former = position_history.sent.get(sequence)
         if former is not None and former.is_open and former.holder[0] in self.broker.sessions:
-            self.demand(
-                sequence in place.excused or self.broker.tick_number >= former.tick + place.ticks,
-                "nothing is sent again before its pause is over",
+            self.check(
+                sequence in position_history.excused
+                or self.broker.tick_number >= former.tick + position_history.ticks,
+                "redeliveries respect the backoff",
                 f"{name}: tick {self.broker.tick_number}, after {former.tick}",
             )
-        if attempt and talk.version == 2 and place.durable:  # 0 says that it is not known.
-            before = place.attempts.get(sequence, 0)
-            self.demand(
-                attempt > before or sequence in place.excused,
+        if (
+            attempt and session_history.version == 2 and position_history.durable
+        ):  # 0 says that it is not known.
+            before = position_history.attempts.get(sequence, 0)
+            self.check(
+                attempt > before or sequence in position_history.excused,
                 "deliveries are counted",
                 f"{name}: the one before was {before}",
             )
-            place.attempts[sequence] = max(before, attempt)
+            position_history.attempts[sequence] = max(before, attempt)
 
-    def _overtakes(self, talk: Talk, place: Place, sequence: int, attempt: int) -> None:
-        """Other members may have been given it before, and it waits for their wires: what comes
-        there comes behind this."""
-        for other in self.talks.values():
-            if other is talk or not other.session.outbox._unsent_bytes:
+    def _record_overtaken(
+        self,
+        session_history: SessionHistory,
+        position_history: PositionHistory,
+        sequence: int,
+        attempt: int,
+    ) -> None:
+        """Record earlier deliveries to other members that are not sent yet: they arrive after this
+        one.
+        """
+        for other in self.session_histories.values():
+            if other is session_history or not other.session.outbox._unsent_bytes:
                 continue
-            frames, _ = split_frames(other.told + bytes(other.session.outbox._unsent_bytes))
+            frames, _ = split_frames(other.partial_sent + bytes(other.session.outbox._unsent_bytes))
             delivery = other.delivery
             for frame in frames:
                 kind, class_id, message_id, last, _ = parse_frame(frame)
@@ -81,78 +100,91 @@ class Turns(Losses):
                 elif (
                     kind in (MESSAGE, ENVELOPE)
                     and message_id == sequence
-                    and other.places.get(delivery[2]) is place
+                    and other.position_histories.get(delivery[2]) is position_history
                     and delivery[1] < attempt
                 ):
-                    other.overtaken.add((place.class_id, sequence))
+                    other.overtaken.add((position_history.class_id, sequence))
 
-    def _is_its_turn(self, place: Place, sequence: int, name: str) -> None:
-        """What came before it with its key is done."""
-        log = self.log[place.class_id]
-        key = key_of(what_of(log[sequence]))
-        dead = self.dead.get((place.class_id, place.durable or place.key[1]), set())
-        done = place.ever_acked | dead
-        cls = self.broker.classes[place.class_id]
-        lowest = max(place.since, cls.first_sequence)
+    def _check_key_order(self, position_history: PositionHistory, sequence: int, name: str) -> None:
+        """Check that earlier messages with the same key are done."""
+        log = self.messages[position_history.class_id]
+        key = key_from_traits(message_traits(log[sequence]))
+        dead = self.dead_letters.get(
+            (position_history.class_id, position_history.durable or position_history.key[1]), set()
+        )
+        done = position_history.ever_acked | dead
+        cls = self.broker.classes[position_history.class_id]
+        lowest = max(position_history.since, cls.first_sequence)
         for former in range(lowest, sequence if key else 0):
-            if former not in done and log[former] and not self.is_gone(place, former):
-                what = what_of(log[former])
-                self.demand(
-                    key_of(what) != key or b"t" in what,
-                    "messages of a key come one after the other",
+            if former not in done and log[former] and not self.is_gone(position_history, former):
+                what = message_traits(log[former])
+                self.check(
+                    key_from_traits(what) != key or b"t" in what,
+                    "messages with equal keys are delivered one after the other",
                     f"{former} is not done: {name}",
                 )
 
-    def _fits(self, talk: Talk, place: Place, number: int, name: str) -> None:
-        """What is certainly in flight fits into the window."""
-        most = talk.limits.get(number)
+    def _check_in_flight_limit(
+        self,
+        session_history: SessionHistory,
+        position_history: PositionHistory,
+        number: int,
+        name: str,
+    ) -> None:
+        """Check that the messages certainly in flight respect the limit."""
+        most = session_history.limits.get(number)
         if most is None or most > 1000:
             return
-        tick, first = self.broker.tick_number, self.broker.classes[place.class_id].first_sequence
+        tick, first = (
+            self.broker.tick_number,
+            self.broker.classes[position_history.class_id].first_sequence,
+        )
         held = sum(
             1
-            for sequence, sent in talk.sent[number].items()
+            for sequence, sent in session_history.sent[number].items()
             if sent.is_open
-            and place.sent.get(sequence) is sent
-            and sequence not in place.acked
+            and position_history.sent.get(sequence) is sent
+            and sequence not in position_history.acked
             and sequence >= first
-            and not self.is_gone(place, sequence)
-            and tick < sent.tick + place.ticks
+            and not self.is_gone(position_history, sequence)
+            and tick < sent.tick + position_history.ticks
         )
-        self.demand(held < most + 1, "windows are kept", f"{held} in flight of {most}: {name}")
+        self.check(
+            held < most + 1, "in-flight limits are kept", f"{held} in flight of {most}: {name}"
+        )
 
     # Last values ---------------------------------------------------------------------------------
 
-    def _wants_values(self, place: Place) -> None:
-        """It is to be sent the last message of each channel, where times do not decide that."""
-        log = self.log.get(place.class_id, [])
-        place.first = len(log)
+    def _record_expected_values(self, position_history: PositionHistory) -> None:
+        """Record the last message of each channel, unless times decide whether it is sent."""
+        log = self.messages.get(position_history.class_id, [])
+        position_history.first = len(log)
         for sequence, content in enumerate(log):
-            if content and dead_letter(content) is None:
-                what = what_of(content)
-                channel = channel_of(what)
-                if is_timed(token_of(content)) or self.is_gone(place, sequence):
-                    place.values.pop(channel, None)
+            if content and parse_dead_letter(content) is None:
+                what = message_traits(content)
+                channel = channel_from_traits(what)
+                if is_timed(message_token(content)) or self.is_gone(position_history, sequence):
+                    position_history.values.pop(channel, None)
                 elif channel:
-                    place.values[channel] = sequence
+                    position_history.values[channel] = sequence
 
-    def _has_values(self, place: Place) -> None:
-        log = self.log[place.class_id]
-        if self.ever_lossy:
+    def _check_last_values(self, position_history: PositionHistory) -> None:
+        log = self.messages[position_history.class_id]
+        if self.was_ever_lossy:
             return
-        for channel, sequence in place.values.items():
+        for channel, sequence in position_history.values.items():
             later = [
                 each
                 for each in range(sequence, len(log))
-                if log[each] and channel_of(what_of(log[each])) == channel
+                if log[each] and channel_from_traits(message_traits(log[each])) == channel
             ]
-            self.demand(
+            self.check(
                 any(
-                    each in place.ever_sent
-                    or is_timed(token_of(log[each]))
-                    or self.is_gone(place, each)
+                    each in position_history.ever_sent
+                    or is_timed(message_token(log[each]))
+                    or self.is_gone(position_history, each)
                     for each in later
                 ),
                 "last values are sent",
-                f"{place.key} of class {place.class_id}: {channel!r}, {sequence}",
+                f"{position_history.label}: {channel!r}, {sequence}",
             )

@@ -1,10 +1,9 @@
-"""A disk that loses what was not synced, is full for a while, fails, and is slow.
+"""Simulated disk that loses unsynced data, becomes full, fails and is slow.
 
-Rule 1: the files are real, and the journal writes them itself: see `under_the_journal` for the few
-calls that go through here. Each of them is a place where the process may die.
-Rule 2: a process that dies leaves all that it has written. A power cut leaves what was synced, and
-of everything else what chance leaves: each page as it was written or as zeros, one of them torn;
-names that were made or removed, the last ones not, in each folder: systems keep that order.
+The journal writes real files; `patch_journal` intercepts the few calls at which the process may
+die. A process that dies leaves everything it has written. A power cut leaves what was synced, and a
+random part of the rest: each page as written or as zeros, one of them torn. Of created and removed
+names the last ones may be lost, in order, per folder.
 
     │ synced │ page page page │ zeros │       after a cut: each page there or not, any size
 """
@@ -24,48 +23,48 @@ from simplebus.storage.append_file import AppendFile
 from simplebus.storage.file_names import DROPPED
 from tests.simulation.world import World
 
-_PAGE_BYTES = 512  # A sector: less than a page of the system's, more places to tear.
+_PAGE_BYTES = 512  # A sector: less than a page of the system's, more position_histories to tear.
 
 
-class Crash(BaseException):
+class SimulatedCrash(BaseException):
     """The process dies here."""
 
 
 @dataclass
-class _Kept:
-    """What is known of one file."""
+class _FileState:
+    """State of one file."""
 
     spare: Path
-    """Another name of it, by which it is found when it was removed."""
+    """Hard link by which the file is found after its removal."""
     durable: int = 0
-    """So much of it is on disk for good."""
+    """Bytes that are synced."""
     is_named: bool = False
-    """Whether its name is."""
+    """True if the name is synced."""
     ends: list[int] = field(default_factory=list)
-    """Where its records end."""
+    """Ends of its records."""
 
 
-class Disk:
-    """One directory's."""
+class SimulatedDisk:
+    """Disk of one data directory."""
 
     def __init__(self, world: World, path: Path) -> None:
         self.path = path / "data"
         self.is_full = self.is_broken = False
         self.dies_in = 0
-        """Calls until the process dies; 0 for not at all."""
+        """Calls until the process dies; 0 for never."""
         self.calls = 0
         self.torn: set[Path] = set()
-        """Files in which something that is no whole record is left of what was not synced."""
+        """Files with a partial record after a power cut."""
         self._world = world
         self._spares = path / "spares"
         self._spares.mkdir()
-        self._files: dict[Path, _Kept] = {}
+        self._files: dict[Path, _FileState] = {}
         self._open: list[_File] = []
         self._made = 0
 
     @contextlib.contextmanager
-    def under_the_journal(self) -> Iterator[None]:
-        """Have every journal write here meanwhile."""
+    def patch_journal(self) -> Iterator[None]:
+        """Let journals use this disk within the `with` block."""
         with (
             mock.patch.object(journal, "AppendFile", self._open_file),
             mock.patch.object(journal, "_SYNCS_ALONE_MAX", 1 << 30),  # Threads obey no seed.
@@ -76,16 +75,15 @@ class Disk:
             yield
 
     def call(self, *, writes: bool = False) -> None:
-        """Something is asked of the disk. Raises OSError when it fails, Crash when the process
-        dies."""
+        """Count a disk call. Raises OSError if it fails, SimulatedCrash if the process dies."""
         self.calls += 1
         if self.dies_in:
             self.dies_in -= 1
             if not self.dies_in:
-                raise Crash
+                raise SimulatedCrash
         if self.is_full and writes:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        if self.is_broken and self._world.chance(0.5):
+        if self.is_broken and self._world.is_fault_due(0.5):
             raise OSError(errno.EIO, os.strerror(errno.EIO))
 
     def _open_file(self, path: Path, *, mark: int = 0) -> AppendFile:
@@ -98,7 +96,7 @@ class Disk:
         if former is not None:
             former.spare.unlink()
         os.link(path, spare)
-        self._files[path] = file.kept = _Kept(spare)
+        self._files[path] = file.kept = _FileState(spare)
         self._open.append(file)
         return file
 
@@ -120,7 +118,7 @@ class Disk:
         self._files.pop(path).spare.unlink()
 
     def close(self) -> None:
-        """The process is gone: what it had open is closed, as it is."""
+        """Close the files of a process that died."""
         for file in self._open:
             if not file.is_closed:
                 file.abandon()
@@ -128,7 +126,7 @@ class Disk:
         self.dies_in = 0
 
     def cut_power(self) -> None:
-        """The process is gone, and so is what was not synced."""
+        """Kill the process and lose unsynced data."""
         self.close()
         self.torn.clear()
         for folder in sorted({path.parent for path in self._files}):
@@ -139,12 +137,12 @@ class Disk:
             kept.durable = path.stat().st_size
 
     def _lose_names(self, folder: Path) -> None:
-        """Of the names that were made and removed in a folder the last ones were not, perhaps."""
-        chance = self._world.random
+        """Undo some of the last unsynced creations and removals in a folder."""
+        rng = self._world.random
         known = sorted(path for path in self._files if path.parent == folder)
         removed = [path for path in known if not path.exists()]
         made = [path for path in known if path.exists() and not self._files[path].is_named]
-        back = chance.randint(0, len(removed)) if chance.random() < 0.5 else 0
+        back = rng.randint(0, len(removed)) if rng.random() < 0.5 else 0
         for at, path in enumerate(removed):
             kept = self._files[path]
             if at >= len(removed) - back and kept.is_named:
@@ -152,14 +150,14 @@ class Disk:
                 os.link(kept.spare, path)
             else:
                 self._forget(path)
-        gone = chance.randint(0, len(made)) if chance.random() < 0.5 else 0
+        gone = rng.randint(0, len(made)) if rng.random() < 0.5 else 0
         for path in made[len(made) - gone :]:
             path.unlink()
             self._forget(path)
 
-    def _lose(self, path: Path, kept: _Kept) -> None:
-        """Of what was not synced any part may be there."""
-        chance = self._world.random
+    def _lose(self, path: Path, kept: _FileState) -> None:
+        """Lose a random part of the unsynced bytes of a file."""
+        rng = self._world.random
         size = path.stat().st_size
         if size <= kept.durable:
             return
@@ -167,29 +165,28 @@ class Disk:
             file.seek(kept.durable)
             rest = bytearray(file.read().rstrip(b"\0"))
             whole = bytes(rest)
-            way = chance.choice(["all", "none", "front", "pages", "pages"])
+            way = rng.choice(["all", "none", "front", "pages", "pages"])
             if way == "none":
                 rest.clear()
             elif way == "front":
-                del rest[chance.randrange(len(rest) + 1) :]
+                del rest[rng.randrange(len(rest) + 1) :]
             elif way == "pages":
                 for at in range(0, len(rest), _PAGE_BYTES):
                     end = min(at + _PAGE_BYTES, len(rest))
-                    if chance.random() < 0.5:
-                        begin = chance.choice([at, chance.randrange(at, end)])
+                    if rng.random() < 0.5:
+                        begin = rng.choice([at, rng.randrange(at, end)])
                         rest[begin:end] = bytes(end - begin)
             if _is_torn(whole, bytes(rest), [end - kept.durable for end in kept.ends]):
                 self.torn.add(path)
             file.seek(kept.durable)
             file.write(rest)
             file.truncate()
-            if chance.random() < 0.5:
+            if rng.random() < 0.5:
                 file.truncate(size)
 
 
 def _is_torn(whole: bytes, rest: bytes, ends: list[int]) -> bool:
-    """Whether, behind the last record that is as it was, there is part of another one. What begins
-    with zeros is taken for the end."""
+    """Return True if part of a record follows the last intact one. Zeros count as the end."""
     rest = rest.rstrip(b"\0")
     if whole == rest:
         return False
@@ -199,16 +196,16 @@ def _is_torn(whole: bytes, rest: bytes, ends: list[int]) -> bool:
 
 
 class _File(AppendFile):
-    """One that is seen at each call."""
+    """Append file that reports each call to the disk."""
 
-    disk: Disk
-    kept: _Kept
+    disk: SimulatedDisk
+    kept: _FileState
     is_closed = False
 
     def append(self, pieces: list[bytes], *, mark: int) -> None:
         try:
             self.disk.call(writes=True)
-        except (OSError, Crash):
+        except (OSError, SimulatedCrash):
             if self.disk._world.random.random() < 0.5:
                 whole = b"".join(pieces)
                 half = whole[: self.disk._world.random.randrange(len(whole))]

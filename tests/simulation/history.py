@@ -1,6 +1,6 @@
-"""What is known of a bus from what it was told and has said.
+"""Records of what a simulated bus received and sent.
 
-Rule 1: records only; what must be true of them stands in `promises` and `outliving`.
+The checks of these records are in `promises` and its base classes.
 """
 
 from __future__ import annotations
@@ -17,74 +17,78 @@ from simplebus.core.subscription.subscription import BrokerSubscription
 from tests.support.oracles import parse_frame
 
 _TOKEN = re.compile(rb"\{([a-z0-9]+)\.(\d+)\.([a-z]*)\}")
-"""Stands in every payload: whose it is, which one, and what may become of it."""
+"""Part of every payload: publisher, number, traits."""
 
 
-def token_of(content: bytes) -> bytes:
-    """What tells a message from all others."""
+def message_token(content: bytes) -> bytes:
+    """Return the part of a payload that identifies its message."""
     found = _TOKEN.search(content)
     assert found is not None, f"whose message is {content!r}?"
     return found[0]
 
 
-def what_of(content: bytes) -> bytes:
-    """What may become of a message, by its content; nothing of one that is not known."""
-    return token_of(content)[:-1].rsplit(b".", 1)[1] if content else b""
+def message_traits(content: bytes) -> bytes:
+    """Return the traits of a message; empty if its content is unknown."""
+    return message_token(content)[:-1].rsplit(b".", 1)[1] if content else b""
 
 
 def is_timed(token: bytes) -> bool:
-    """Whether it may come later than its place, or never."""
+    """Return True if the message may be delivered late, or never."""
     return b"t" in token.rsplit(b".", 1)[1]
 
 
 @dataclass(slots=True)
-class Sent:
-    """The last time that a message was sent to somebody."""
+class Delivery:
+    """Last delivery of a message."""
 
     holder: tuple[int, int]
     """Session and subscription."""
     tick: int
-    """No later than when its time began to run."""
+    """Tick at which its ack timeout started, or an earlier one."""
     is_open: bool = True
-    """Whether nothing but its time and an ack ends it: it was not nacked."""
+    """True if only an ack or its timeout ends it: it was not nacked."""
 
 
 @dataclass
-class Place:
-    """What is known of one position."""
+class PositionHistory:
+    """Records about one position."""
 
     class_id: int
     key: tuple[str, str]
-    """Durable and group; a plain one has a name of its own."""
+    """Durable and group; a position without names has a generated name."""
     channels: tuple[str, ...]
     since: int
-    """Messages from this one on are for it."""
+    """The position must receive messages from this sequence on."""
     by_key: bool = False
     granted: int = 0
-    """The head of the class when it came to be."""
+    """Head of the class when the position was created."""
     first: int = 0
-    """The next one that it is to be sent for the first time."""
+    """The next sequence to be delivered for the first time."""
     ticks: int = 1
-    """The shortest pause before it is sent something again."""
+    """The shortest delay before a redelivery."""
     acked: set[int] = field(default_factory=set)
-    """Of this process: these must not be sent again."""
+    """Messages acked in this process; they must not be delivered again."""
     ever_acked: set[int] = field(default_factory=set)
-    """What was acknowledged, or perhaps was."""
+    """Messages that were acked, or perhaps were."""
     ever_sent: set[int] = field(default_factory=set)
-    sent: dict[int, Sent] = field(default_factory=dict)
-    """By this process, and how the last time."""
+    sent: dict[int, Delivery] = field(default_factory=dict)
+    """Last delivery of each message by this process."""
     excused: set[int] = field(default_factory=set)
-    """What was under way when its ack came."""
+    """Messages that were being sent when their ack arrived."""
     attempts: dict[int, int] = field(default_factory=dict)
-    """How often it was sent messages, as far as the bus must know."""
+    """Deliveries of each message, as far as the bus must know them."""
     dropped: set[int] = field(default_factory=set)
-    """What the bus let go of for want of room."""
+    """Messages that the bus dropped because the class was full."""
     values: dict[bytes, int] = field(default_factory=dict)
-    """By channel: it is to be sent this message, or one that came later there."""
+    """By channel: the position must receive this message, or a later one of the channel."""
     delivered: int = 0
     redelivered: int = 0
     lost: int = 0
-    """Counted as sent by the bus, and never left it: the connection had gone."""
+    """Deliveries counted by the bus that never left it, because the connection was gone."""
+
+    @property
+    def label(self) -> str:
+        return f"{self.key} of class {self.class_id}"
 
     @property
     def is_group(self) -> bool:
@@ -96,65 +100,65 @@ class Place:
 
 
 @dataclass
-class Talk:
-    """What is known of one session."""
+class SessionHistory:
+    """Records about one session."""
 
     session: Session
-    who: str = ""
-    """The publisher's name, or a name for this session alone."""
+    publisher: str = ""
+    """Publisher name, or a generated name."""
     is_named: bool = False
     version: int = 0
-    heard: bytes = b""
-    told: bytes = b""
+    partial_received: bytes = b""
+    partial_sent: bytes = b""
     delivery: tuple[int, int, int] = (0, 0, 0)
-    """Class, attempt, subscription."""
-    asked: deque[tuple[int, int, dict[str, Any]]] = field(default_factory=deque)
-    """Subscribes that are not answered, in order: class, number, wish."""
-    places: dict[int, Place] = field(default_factory=dict)
-    left: set[int] = field(default_factory=set)
-    """Subscriptions that it has ended: what it says of them is of no effect."""
+    """Class, attempt, subscription of the last Deliver frame."""
+    pending_subscribes: deque[tuple[int, int, dict[str, Any]]] = field(default_factory=deque)
+    """Unanswered Subscribe requests, in order: class, number, options."""
+    position_histories: dict[int, PositionHistory] = field(default_factory=dict)
+    ended_subscriptions: set[int] = field(default_factory=set)
+    """Subscriptions whose acks have no effect any more."""
     limits: dict[int, int] = field(default_factory=dict)
-    sent: dict[int, dict[int, Sent]] = field(default_factory=dict)
+    sent: dict[int, dict[int, Delivery]] = field(default_factory=dict)
     last: dict[int, int] = field(default_factory=dict)
-    """By subscription: what it was sent last for the first time."""
+    """By subscription: the last message that was delivered for the first time."""
     next: int = 0
     unconfirmed: int = 0
-    """What it has said to be the first number that was not confirmed, and by which bus."""
+    """The first unconfirmed number that the client named in its Connect."""
     bus: str = ""
     clean_tick: int = 0
-    """When nothing waited between the ring and the wire."""
+    """The last tick without bytes between ring and wire."""
     clean_clock: float = 0.0
-    """And the bus's clock then."""
+    """The bus's clock at that time."""
     overtaken: set[tuple[int, int]] = field(default_factory=set)
-    """Class and sequence of what waits for its wire, and was sent to another member meanwhile."""
-    purges: deque[tuple[int, range]] = field(default_factory=deque)
-    """Purges that are not answered, in order: class, messages."""
-    late_acks: list[tuple[Place, int]] = field(default_factory=list)
-    """What the last bytes acknowledged."""
+    """Unsent messages (class, sequence) that another member received meanwhile."""
+    pending_purges: deque[tuple[int, range]] = field(default_factory=deque)
+    """Unanswered Purge requests, in order: class, sequences."""
+    late_acks: list[tuple[PositionHistory, int]] = field(default_factory=list)
+    """Messages acked by the bytes received last."""
 
 
-def channel_of(what: bytes) -> bytes:
-    """The channel of such a message; empty for none."""
+def channel_from_traits(what: bytes) -> bytes:
+    """Return the channel of a message with these traits; empty for none."""
     return b"a.b" if b"c" in what else b"b" if what else b""
 
 
-def expires_of(what: bytes) -> float:
-    """After how many seconds such a message expires."""
+def expiry_from_traits(what: bytes) -> float:
+    """Return the seconds until such a message expires."""
     return inf if b"t" not in what or b"c" not in what else 0.3 if b"y" in what else 5.0
 
 
-def opens_of(what: bytes) -> float:
-    """Before how many seconds are over such a message is not sent."""
+def delay_from_traits(what: bytes) -> float:
+    """Return the delay of such a message in seconds."""
     return 0.0 if b"t" not in what or b"c" in what else 0.1 if b"y" in what else 3.0
 
 
-def content_of(cls: MessageClass, sequence: int) -> bytes:
-    """What a stored message holds."""
+def stored_content(cls: MessageClass, sequence: int) -> bytes:
+    """Return the content of a stored message."""
     return parse_frame(bytes(cls.ring.copy_frame(sequence)))[4]
 
 
-def pending_of(position: BrokerSubscription, head: int) -> set[int]:
-    """What a position has to be sent, or to have acknowledged."""
+def pending_sequences(position: BrokerSubscription, head: int) -> set[int]:
+    """Return the sequences that a position has not sent, or that are not acked."""
     window = position.window
     pending = set(range(window.cursor, head))
     for first, last in window.unacked_ranges(window.floor, window.cursor):

@@ -1,7 +1,7 @@
-"""What is not kept, or not delivered, by whose wish it may be: it is counted, and said.
+"""Checks of losses: every message that is not stored or delivered is counted and logged.
 
-Rule 1: a position passes only what it has acknowledged, what is not for it, what is a dead letter,
-what somebody purged, and what there was no room for where the class may drop it.
+A position passes only messages that it acked, that are not for it, that are dead letters, that were
+purged, or that its class may drop.
 """
 
 from __future__ import annotations
@@ -15,32 +15,32 @@ from simplebus.core.message_class.message_class import MessageClass
 from simplebus.core.protocol.durability import Durability
 from simplebus.core.settings import FullPolicy
 from tests.simulation.history import (
-    Place,
-    Talk,
+    PositionHistory,
+    SessionHistory,
     is_timed,
-    token_of,
+    message_token,
 )
-from tests.simulation.restarts import Outliving
+from tests.simulation.restarts import RestartChecks
 from tests.simulation.world import World
 
 
-class Losses(Outliving):
-    """Of one bus, over all its processes."""
+class LossChecks(RestartChecks):
+    """Loss checks of one bus, over all its processes."""
 
     def __init__(self, world: World, torn: set[Path]) -> None:
-        """`torn`: files of which a power cut has left what is no whole record."""
+        """`torn` are files with a partial record after a power cut."""
         super().__init__(world)
         self._torn = torn
         self._totals: dict[tuple[int, Reason], int] = {}
-        """What was counted by processes that are gone."""
+        """Counts of earlier processes."""
         self._told: dict[int, set[tuple[str, int]]] = {}
-        """By class: whose numbers were refused as it was full."""
+        """By class: messages refused because the class was full."""
         self._forbidden: dict[tuple[int, int], float] = {}
-        """By class and sequence: purged, and in which lot that is."""
+        """By class and sequence: log position of the purge."""
         self._settled: dict[tuple[str, int], float] = {}
-        """By publisher and number: refused, and told so, and in which lot that is."""
+        """By publisher and number: log position of the refusal."""
         self._names: dict[int, str] = {}
-        """By class, of which something is confirmed."""
+        """Names of classes with confirmed messages."""
 
     # Processes -----------------------------------------------------------------------------------
 
@@ -82,29 +82,29 @@ class Losses(Outliving):
             self._names.clear()
 
     def _recovered(self, class_id: int, lossy: bool) -> None:
-        before = len(self.log[class_id])
+        before = len(self.messages[class_id])
         super()._recovered(class_id, lossy)
         cls = self.broker.classes.get(class_id)
         name = self._names.get(class_id)
-        self.demand(
+        self.check(
             name is None or (cls is not None and cls.name == name),
-            "names outlive the process",
+            "class names survive restarts",
             f"class {class_id}, {name!r}",
         )
         torn = [path for path in self._torn if path.parent.name == f"{class_id:05}"]
-        if self._ended == "cut" and torn and len(self.log[class_id]) < before:
-            self.demand(
+        if self._ended == "cut" and torn and len(self.messages[class_id]) < before:
+            self.check(
                 any(str(torn[0].parent) in sentence for sentence in self.said),
-                "what is left out is said",
-                f"class {class_id}: {before - len(self.log[class_id])} messages, {torn}",
+                "skipped records are logged",
+                f"class {class_id}: {before - len(self.messages[class_id])} messages, {torn}",
             )
 
-    # Room ----------------------------------------------------------------------------------------
+    # Dropped messages ----------------------------------------------------------------------------
 
     def account(self, broker: Broker) -> None:
-        """See what positions have passed that they were not sent or have not acknowledged."""
+        """Check the messages that positions have passed without delivery or ack."""
         lost: dict[int, set[int]] = {}
-        for (class_id, key), place in self.places.items():
+        for (class_id, key), position_history in self.position_histories.items():
             cls = broker.classes.get(class_id)
             position = (
                 cls.named_positions.get(MessageClass.position_key(*key))
@@ -113,27 +113,27 @@ class Losses(Outliving):
             )
             if cls is None or position is None:
                 continue
-            passed = self._passed(place, position.window.floor)
-            self.demand(
+            passed = self._passed(position_history, position.window.floor)
+            self.check(
                 not passed or cls.full_policy is FullPolicy.DROP_OLDEST,
-                "nothing is passed over",
+                "positions pass no undelivered message",
                 f"{key} of class {class_id}: {sorted(passed)[:5]}",
             )
-            place.dropped |= passed
-            lost.setdefault(class_id, set()).update(place.dropped)
+            position_history.dropped |= passed
+            lost.setdefault(class_id, set()).update(position_history.dropped)
         for class_id, sequences in lost.items():
             counted = self._counted(broker, class_id, Reason.DROP_OLDEST)
             self.count("dropped", len(sequences))
-            self.demand(
+            self.check(
                 len(sequences) <= counted,
-                "what is dropped is counted",
+                "dropped messages are counted",
                 f"class {class_id}: {len(sequences)}, and {counted} are counted",
             )
         for class_id, told in self._told.items():
             counted = self._counted(broker, class_id, Reason.DROP_NEWEST)
-            self.demand(
+            self.check(
                 len(told) <= counted,
-                "what is dropped is counted",
+                "dropped messages are counted",
                 f"class {class_id}: {len(told)} were refused, and {counted} are counted",
             )
 
@@ -142,87 +142,98 @@ class Losses(Outliving):
         now = cls.count_undelivered()[reason] if cls is not None else 0
         return self._totals.get((class_id, reason), 0) + now
 
-    def _passed(self, place: Place, floor: int) -> set[int]:
-        log = self.log[place.class_id]
-        dead = self.dead.get((place.class_id, place.durable or place.key[1]), set())
+    def _passed(self, position_history: PositionHistory, floor: int) -> set[int]:
+        log = self.messages[position_history.class_id]
+        dead = self.dead_letters.get(
+            (position_history.class_id, position_history.durable or position_history.key[1]), set()
+        )
         return {
             sequence
-            for sequence in range(place.since, min(floor, len(log)))
+            for sequence in range(position_history.since, min(floor, len(log)))
             if log[sequence]
-            and sequence not in place.ever_acked
+            and sequence not in position_history.ever_acked
             and sequence not in dead
-            and not self.is_gone(place, sequence)
-            and not is_timed(token := token_of(log[sequence]))
-            and self.is_for(place, token)
+            and not self.is_gone(position_history, sequence)
+            and not is_timed(token := message_token(log[sequence]))
+            and self.is_for(position_history, token)
         }
 
-    # Refused -------------------------------------------------------------------------------------
+    # Refusals ------------------------------------------------------------------------------------
 
-    def _was_refused(self, talk: Talk, class_id: int, numbers: range, code: str) -> None:
+    def _record_refusals(
+        self, session_history: SessionHistory, class_id: int, numbers: range, code: str
+    ) -> None:
         commit_log = self.broker.commit_log
         for number in numbers:
-            self.refused_tokens.add(self.numbers[talk.who, number])
+            self.refused_tokens.add(self.numbers[session_history.publisher, number])
             if code == Reason.DROP_NEWEST:
-                self._told.setdefault(class_id, set()).add((talk.who, number))
-            if commit_log is not None and talk.is_named:
-                self._settled.setdefault((talk.who, number), commit_log.log_position)
+                self._told.setdefault(class_id, set()).add((session_history.publisher, number))
+            if commit_log is not None and session_history.is_named:
+                self._settled.setdefault(
+                    (session_history.publisher, number), commit_log.log_position
+                )
 
-    def _goes_on(self, talk: Talk, lost: int) -> None:
-        """A publisher is told how many of its messages, which were dealt with, the bus has lost."""
+    def _check_lost_count(self, session_history: SessionHistory, lost: int) -> None:
+        """Check the number of lost messages in a Connect reply."""
         refused = sum(
             1
             for (who, number), token in self.numbers.items()
-            if who == talk.who
+            if who == session_history.publisher
             and token in self.refused_tokens
             and (who, number) not in self._settled
         )
-        self.demand(
-            self.ever_lossy or lost <= refused,
-            "what is said to be lost is",
-            f"{lost} of {talk.who}",
+        self.check(
+            self.was_ever_lossy or lost <= refused,
+            "messages reported as lost are lost",
+            f"{lost} of {session_history.publisher}",
         )
 
-    def _is_named(self, class_id: int) -> None:
-        """Something is confirmed in this class."""
+    def _record_class_name(self, class_id: int) -> None:
+        """Record the name of a class with a confirmed message."""
         name = self.broker.classes[class_id].name
         if name and not is_dead_letter_class(name):
             self._names[class_id] = name
 
-    # Purged, unreadable --------------------------------------------------------------------------
+    # Purges and unreadable messages --------------------------------------------------------------
 
-    def _purge_asked(self, talk: Talk, class_id: int, first: int, last: int) -> None:
-        head = len(self.log.get(class_id, []))
+    def _record_purge_request(
+        self, session_history: SessionHistory, class_id: int, first: int, last: int
+    ) -> None:
+        head = len(self.messages.get(class_id, []))
         # What comes in front of it, and is heard together with it, may be meant, too.
         self.purged.setdefault(class_id, set()).update(range(first, min(last, head + 50)))
-        talk.purges.append((class_id, range(first, min(last, head))))
+        session_history.pending_purges.append((class_id, range(first, min(last, head))))
 
-    def _purge_told(self, talk: Talk) -> None:
-        class_id, sequences = talk.purges.popleft()
+    def _record_purge_reply(self, session_history: SessionHistory) -> None:
+        class_id, sequences = session_history.pending_purges.popleft()
         self.count("purged", len(sequences))
         commit_log = self.broker.commit_log
         for sequence in sequences:
             self._forbidden[class_id, sequence] = (
                 commit_log.log_position if commit_log is not None else 0
             )
-        for other in self.talks.values():
-            for place in other.places.values():
-                if place.class_id == class_id:
-                    place.excused |= self._under_way(place)
+        for other in self.session_histories.values():
+            for position_history in other.position_histories.values():
+                if position_history.class_id == class_id:
+                    position_history.excused |= self._unsent_sequences(position_history)
 
-    def _is_not_purged(self, place: Place, sequence: int, name: str) -> None:
-        self.demand(
-            (place.class_id, sequence) not in self._forbidden or sequence in place.excused,
-            "what is purged is nobody's",
+    def _check_not_purged(
+        self, position_history: PositionHistory, sequence: int, name: str
+    ) -> None:
+        self.check(
+            (position_history.class_id, sequence) not in self._forbidden
+            or sequence in position_history.excused,
+            "purged messages are not delivered",
             name,
         )
 
-    def _under_way(self, place: Place) -> set[int]:
+    def _unsent_sequences(self, position_history: PositionHistory) -> set[int]:
         raise NotImplementedError
 
     def unreadable(self, class_id: int, sequences: range) -> None:
-        """These were to be read back, and are not there."""
+        """Record messages that could not be read back from disk."""
         self.count("unreadable", len(sequences))
-        self.demand(
-            self.ever_lossy, "what is written can be read", f"class {class_id}: {sequences}"
+        self.check(
+            self.was_ever_lossy, "written messages can be read", f"class {class_id}: {sequences}"
         )
-        self.unread.setdefault(class_id, set()).update(sequences)
+        self.unreadable_sequences.setdefault(class_id, set()).update(sequences)

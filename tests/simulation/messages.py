@@ -1,8 +1,7 @@
-"""What is in messages: payloads that can be told apart, and dead letters.
+"""Message payloads that identify themselves, and dead letters.
 
-Rule 1: all that a check needs to know of a message stands in its payload, as {whose.which.what}; of
-`what`, t says that it has times, y that they are short, c that it has the channel that some ask
-for, k and l its key.
+A payload is {publisher.number.traits}: everything that a check must know. Traits are letters: t has
+times, y the times are short, c has the channel that some subscriptions ask for, k and l its key.
 """
 
 from __future__ import annotations
@@ -16,19 +15,17 @@ from simplebus.core.protocol.envelope_batch import Envelope
 
 
 def payload(whose: str, which: int, what: str = "", *, size: int = 0) -> bytes:
-    """A message's."""
     return f"{{{whose}.{which}.{what}}}".encode().ljust(size, b"x")
 
 
-def key_of(what: bytes) -> bytes:
-    """The key of such a message."""
+def key_from_traits(what: bytes) -> bytes:
+    """Return the key of a message with these traits."""
     return b"k" if b"k" in what else b"l" if b"l" in what else b""
 
 
 @functools.lru_cache(100_000)
-def dead_letter(content: bytes) -> tuple[int, str, int] | None:
-    """Of a dead letter: its class, whose it was, by name, and its sequence. None of another
-    message."""
+def parse_dead_letter(content: bytes) -> tuple[int, str, int] | None:
+    """Return class, durable name and sequence of a dead letter; None for another message."""
     if SEQUENCE_HEADER.encode() not in content:
         return None
     read, _ = envelope_batch.decode(content)
@@ -40,6 +37,6 @@ def dead_letter(content: bytes) -> tuple[int, str, int] | None:
     )
 
 
-def enveloped(data: bytes, about: Envelope) -> bytes:
-    """The content of an Envelope frame."""
+def encode_envelope(data: bytes, about: Envelope) -> bytes:
+    """Return the content of an Envelope frame."""
     return protocol_envelope.encode(about, data)

@@ -1,9 +1,7 @@
-"""Connections that are slow, break their bytes into pieces, stall, and end at the worst moment.
+"""Simulated connections that are slow, split bytes, stall and break.
 
-Rule 1: bytes arrive in their order and unharmed, as TCP has it; when, in which pieces, and how many
-of the last ones is chance.
-Rule 2: the two ends learn at different times that a connection is gone; one of them perhaps much
-later: until then it believes that the other is there.
+Bytes arrive in order and unchanged, as with TCP. Their timing, the size of pieces, and how many of
+the last bytes arrive are random. The two ends may learn at different times that a connection broke.
 """
 
 from __future__ import annotations
@@ -14,34 +12,34 @@ from typing import Protocol
 from tests.simulation.world import World
 
 CAPACITY = 3000
-"""Bytes that are under way in one direction: then who sends waits."""
+"""Bytes under way in one direction; then the sender waits."""
 
 
-class End(Protocol):
-    """What is at one end of a line."""
+class Endpoint(Protocol):
+    """One end of a connection."""
 
-    def hear(self, line: Line, data: bytes) -> None:
-        """These bytes have come."""
+    def on_bytes(self, line: SimulatedConnection, data: bytes) -> None:
+        """Called with received bytes."""
 
-    def go_on(self, line: Line) -> None:
-        """There is room for more to be sent."""
+    def on_writable(self, line: SimulatedConnection) -> None:
+        """Called when more bytes can be sent."""
 
-    def hang_up(self, line: Line) -> None:
-        """The other end is gone."""
+    def on_closed(self, line: SimulatedConnection) -> None:
+        """Called when the other end is gone."""
 
 
 class _Pipe:
-    """One direction."""
+    """One direction of a connection."""
 
-    def __init__(self, world: World, line: Line) -> None:
+    def __init__(self, world: World, line: SimulatedConnection) -> None:
         self.world = world
         self.line = line
-        self.end: End
+        self.end: Endpoint
         self.data = bytearray()
         self.moves = False
-        """Whether something is to arrive."""
+        """True if an arrival is scheduled."""
         self.ends = False
-        """Whether nothing comes behind what is under way."""
+        """True if the sender has closed its end."""
         self.is_closed = False
 
     @property
@@ -58,9 +56,9 @@ class _Pipe:
             self.moves = True
             world = self.world
             delay = world.random.choice([0.0002, 0.001, 0.02])
-            if world.chance(0.02):
+            if world.is_fault_due(0.02):
                 delay = world.random.uniform(0.5, 8.0)  # It stalls.
-            world.after(delay, self._arrive)
+            world.call_later(delay, self._arrive)
 
     def _arrive(self) -> None:
         self.moves = False
@@ -72,53 +70,53 @@ class _Pipe:
             count = most if world.random.random() < 0.5 else world.random.randint(1, most)
             piece = bytes(self.data[:count])
             del self.data[:count]
-            self.end.hear(self.line, piece)
+            self.end.on_bytes(self.line, piece)
             if not self.line.is_gone and not self.ends:
-                self.line.other(self.end).go_on(self.line)
+                self.line.other(self.end).on_writable(self.line)
         if self.data:
             self.move()
         elif self.ends and not self.is_closed:
             self.is_closed = True
-            self.end.hang_up(self.line)
+            self.end.on_closed(self.line)
 
 
-class Line:
-    """One connection: a client at one end, a server at the other."""
+class SimulatedConnection:
+    """Connection between a client and a server."""
 
     made = 0
 
-    def __init__(self, world: World, client: End, server: End, name: str) -> None:
+    def __init__(self, world: World, client: Endpoint, server: Endpoint, name: str) -> None:
         self.world = world
         self.client, self.server, self.name = client, server, name
         self.up, self.down = _Pipe(world, self), _Pipe(world, self)
         self.up.end, self.down.end = server, client
         self.is_gone = False
-        """Whether bytes do not move any more, whoever knows."""
+        """True if no more bytes move, even if no end knows it yet."""
 
-    def other(self, end: End) -> End:
+    def other(self, end: Endpoint) -> Endpoint:
         return self.client if end is self.server else self.server
 
-    def shut(self, by: End) -> None:
-        """One end says no more and hears no more; the other gets what is under way."""
+    def close_from(self, by: Endpoint) -> None:
+        """Close one end; the other end receives what is under way."""
         mine, theirs = (self.up, self.down) if by is self.client else (self.down, self.up)
         theirs.is_closed = True
         mine.ends = True
         mine.move()
 
-    def cut(self, *, client_after: float, server_after: float) -> None:
-        """It breaks: some of the bytes under way arrive, and each end learns of it in its time."""
+    def break_off(self, *, client_after: float, server_after: float) -> None:
+        """Break the connection: some bytes under way arrive, and each end learns of it later."""
         if self.is_gone:
             return
         for pipe in (self.up, self.down):
             if pipe.data and not pipe.is_closed and self.world.random.random() < 0.5:
                 count = self.world.random.randint(0, len(pipe.data))
                 if count:
-                    pipe.end.hear(self, bytes(pipe.data[:count]))
+                    pipe.end.on_bytes(self, bytes(pipe.data[:count]))
         self.is_gone = True
         self.up.is_closed = self.down.is_closed = True
-        self.world.after(client_after, self.client.hang_up, self)
-        self.world.after(server_after, self.server.hang_up, self)
+        self.world.call_later(client_after, self.client.on_closed, self)
+        self.world.call_later(server_after, self.server.on_closed, self)
 
 
-Dial = Callable[[End, str], "Line | None"]
-"""Connects a client; None when nobody answers."""
+Dial = Callable[[Endpoint, str], "SimulatedConnection | None"]
+"""Connects a client; returns None if the bus is down."""

@@ -1,8 +1,4 @@
-"""A program that uses the SDK's own core, in place of its driver.
-
-Rule 1: the core decides; this brings bytes and is the consumer, who takes what it is given, is
-late, fails, forgets, and comes back.
-"""
+"""Client that uses the SDK's client core, with a simulated driver and a careless consumer."""
 
 from __future__ import annotations
 
@@ -16,19 +12,19 @@ from simplebus.core.protocol.requests import SubscribeRequest
 from tests.client.core.consumers import consume
 from tests.simulation import messages
 from tests.simulation.clients import (
-    Client,
     Dial,
     Processed,
-    Wish,
+    SimulatedClient,
+    SubscriptionSpec,
 )
-from tests.simulation.history import token_of
+from tests.simulation.history import message_token
 from tests.simulation.world import World
 
 _BUFFER = ReceiveBuffer(1 << 13)
 
 
-class Program(Client):
-    """One, with one subscription."""
+class SdkClient(SimulatedClient):
+    """SDK client with one subscription."""
 
     def __init__(
         self,
@@ -37,33 +33,33 @@ class Program(Client):
         name: str,
         *,
         class_ids: list[int],
-        wish: Wish,
+        spec: SubscriptionSpec,
         count: int,
         processed: Processed,
     ) -> None:
         self.core = ClientCore(name=name, instance="one")
         self.class_ids = class_ids
-        self.wish = wish
+        self.spec = spec
         self.count = count
-        self.made = 0
-        self.processed = processed.setdefault((wish.class_id, wish.durable), set())
+        self.created_count = 0
+        self.processed = processed.setdefault((spec.class_id, spec.durable), set())
         self.core.name_classes(*class_ids)
-        self.by_hand = world.random.random() < 0.5
+        self.has_manual_acks = world.random.random() < 0.5
         self.inbox = self._subscribe()
-        self._held: list[Message[object]] = []
+        self._unacked: list[Message[object]] = []
         super().__init__(world, dial, name)
 
     def _subscribe(self) -> Inbox:
-        options = SubscribeRequest(**self.wish.options())  # type: ignore[arg-type]
-        return self.core.subscribe(self.wish.class_id, options, auto_ack=not self.by_hand)
+        options = SubscribeRequest(**self.spec.options())  # type: ignore[arg-type]
+        return self.core.subscribe(self.spec.class_id, options, auto_ack=not self.has_manual_acks)
 
-    def greet(self) -> None:
+    def send_handshake(self) -> None:
         self.core.connection_made(self.world.now)
 
-    def lost(self) -> None:
+    def on_connection_lost(self) -> None:
         self.core.connection_lost()
-        if self.by_hand:
-            self._held.clear()
+        if self.has_manual_acks:
+            self._unacked.clear()
 
     def flush(self) -> None:
         line, outgoing = self.line, self.core.send_queue
@@ -74,70 +70,71 @@ class Program(Client):
             outgoing.mark_sent(len(data))
             line.up.put(data)
 
-    def consume(self, data: bytes) -> None:
+    def receive_bytes(self, data: bytes) -> None:
         try:
             self.core.receive(_BUFFER, _BUFFER.fill(data), self.world.now)
         except RemoteProtocolError:
             line = self.line
             assert line is not None
-            line.shut(self)
-            self.hang_up(line)
+            line.close_from(self)
+            self.on_closed(line)
 
-    def act(self) -> None:
-        chance = self.world.random
-        if self.made < self.count and self.core.has_credit:
-            for _ in range(chance.randint(1, 6)):
-                what = chance.choice(["", "c"])
+    def take_action(self) -> None:
+        rng = self.world.random
+        if self.created_count < self.count and self.core.has_credit:
+            for _ in range(rng.randint(1, 6)):
+                what = rng.choice(["", "c"])
                 about = Envelope(channel="a.b") if what else None
-                data = messages.payload(self.name, self.made, what)
-                self.core.publish(data, chance.choice(self.class_ids), about)
-                self.made += 1
+                data = messages.payload(self.name, self.created_count, what)
+                self.core.publish(data, rng.choice(self.class_ids), about)
+                self.created_count += 1
         if self.inbox.error is not None or self.inbox.subscribe_request.error is not None:
             self.inbox = self._subscribe()
-        elif self.by_hand:
-            self._judge()
+        elif self.has_manual_acks:
+            self._settle_randomly()
         else:
             self._consume()
         self.core.check_invariants()
         self.flush()
 
     def _consume(self) -> None:
-        """Take some as a loop does: what was taken is processed when it comes back."""
-        chance = self.world.random
-        most = 1 << 20 if self.world.calm else chance.randint(0, 9)
+        """Take messages as a loop does: they are acknowledged with the next call."""
+        rng = self.world.random
+        most = 1 << 20 if self.world.is_calm else rng.randint(0, 9)
         try:
             taken = consume(self.inbox, most)
         except RefusedError:
             return
-        if len(taken) == most and self.world.chance(0.05):  # It fails with the last one.
-            self.processed.update(token_of(message.payload) for message in taken[:-1])
+        if len(taken) == most and self.world.is_fault_due(0.05):  # The loop body raises.
+            self.processed.update(message_token(message.payload) for message in taken[:-1])
             self.inbox.nack_last()
             return
-        self.processed.update(token_of(message.payload) for message in taken)
+        self.processed.update(message_token(message.payload) for message in taken)
         self.inbox.settle(include_last=True)
 
-    def _judge(self) -> None:
-        chance = self.world.random
+    def _settle_randomly(self) -> None:
+        rng = self.world.random
         try:
-            self._held += consume(self.inbox)
+            self._unacked += consume(self.inbox)
         except RefusedError:
             return
-        chance.shuffle(self._held)
-        many = len(self._held) if self.world.calm else chance.randint(0, len(self._held))
-        for message in self._held[:many]:
-            way = chance.random()
-            if way < 0.7 or self.world.calm:
-                self.processed.add(token_of(message.payload))
+        rng.shuffle(self._unacked)
+        many = len(self._unacked) if self.world.is_calm else rng.randint(0, len(self._unacked))
+        for message in self._unacked[:many]:
+            way = rng.random()
+            if way < 0.7 or self.world.is_calm:
+                self.processed.add(message_token(message.payload))
                 message.ack()
             elif way < 0.8:
-                message.nack(chance.choice([None, 0.0, 0.5]))
+                message.nack(rng.choice([None, 0.0, 0.5]))
             elif way < 0.9:
                 message.working()
-        del self._held[:many]
+        del self._unacked[:many]
 
     @property
     def is_done(self) -> bool:
-        """Whether all that it has to say is said and confirmed."""
+        """True if all messages are published and confirmed."""
         return (
-            self.made >= self.count and self.core.confirmed_position == self.core.published_position
+            self.created_count >= self.count
+            and self.core.confirmed_position == self.core.published_position
         )

@@ -1,10 +1,9 @@
-"""What the bus promises, checked against everything that it does.
+"""Checks of everything that the simulated bus sends.
 
-Rule 1: the history is made of bytes: what each session said and was told, read by oracles. Of the
-broker itself only this is looked at: what lies in its rings and windows, and what it counts.
-Rule 2: where the history cannot say what must be, nothing is demanded: an ack that may have come
-too late, a message that may have expired, what a crash may take. Everything else is.
-Rule 3: what breaks is raised at once, by the name of the promise.
+The history consists of the bytes of each session, decoded by oracles. Of the broker only its rings,
+windows and counters are read. Where the history cannot tell what is right (a late ack, an expired
+message, a loss that a crash may cause), nothing is checked. A broken promise raises
+BrokenPromiseError at once.
 """
 
 from __future__ import annotations
@@ -33,462 +32,529 @@ from tests.behaviour.wire_peer_v2 import (
     UNSUBSCRIBE,
     WORKING,
 )
-from tests.simulation.delivery_oracle import Turns
+from tests.simulation.delivery_oracle import DeliveryChecks
 from tests.simulation.history import (
-    Place,
-    Sent,
-    Talk,
-    content_of,
+    Delivery,
+    PositionHistory,
+    SessionHistory,
     is_timed,
-    token_of,
+    message_token,
+    stored_content,
 )
-from tests.simulation.messages import dead_letter
+from tests.simulation.messages import parse_dead_letter
 from tests.support.oracles import parse_ack, parse_frame, split_frames
 
 
-class Promises(Turns):
-    """Of one bus, over all its processes."""
+class PromiseChecker(DeliveryChecks):
+    """Checks of one bus, over all its processes."""
 
-    # What is accepted ----------------------------------------------------------------------------
+    # Stored messages -----------------------------------------------------------------------------
 
-    def look(self, broker: Broker) -> None:
-        """See what was stored since."""
+    def observe(self, broker: Broker) -> None:
+        """Record messages that were stored since the last call."""
         self.latest_clock = max(self.latest_clock, broker.clock.now)
         for cls in broker.classes.values():
-            self.look_at(cls)
+            self.observe_class(cls)
 
-    def look_at(self, cls: MessageClass) -> None:
-        """The same in one class."""
+    def observe_class(self, cls: MessageClass) -> None:
+        """Record new messages of one class."""
         class_id, head = cls.class_id, cls.ring.head
-        log = self.log.setdefault(class_id, [])
+        log = self.messages.setdefault(class_id, [])
         for sequence in range(len(log), head):
-            content = content_of(cls, sequence) if sequence >= cls.ring.floor else b""
+            content = stored_content(cls, sequence) if sequence >= cls.ring.floor else b""
             log.append(content)
             if content:
                 self._accepted(cls, sequence, content)
 
     def _accepted(self, cls: MessageClass, sequence: int, content: bytes) -> None:
-        letter = dead_letter(content)
+        letter = parse_dead_letter(content)
         if letter is not None:
             of, name, number = letter
-            self.dead.setdefault((of, name), set()).add(number)
+            self.dead_letters.setdefault((of, name), set()).add(number)
             self.count("dead letters")
             return
-        token = token_of(content)
-        if cls.has_last_values and token in self.at:
-            self.copies.setdefault(cls.class_id, set()).update((sequence, self.at[token][1]))
+        token = message_token(content)
+        if cls.has_last_values and token in self.location_by_token:
+            self.copies.setdefault(cls.class_id, set()).update(
+                (sequence, self.location_by_token[token][1])
+            )
             self.count("carried")
             return
         self.times[cls.class_id, sequence] = self.broker.clock.now
-        self.demand(
-            token not in self.at or token in self.may_be_twice,
-            "a number is stored once",
-            f"{token!r} is {self.at.get(token)} and {(cls.class_id, sequence)}",
+        self.check(
+            token not in self.location_by_token or token in self.possible_duplicates,
+            "a message number is stored once",
+            f"{token!r} is {self.location_by_token.get(token)} and {(cls.class_id, sequence)}",
         )
-        self.at.setdefault(token, (cls.class_id, sequence))
+        self.location_by_token.setdefault(token, (cls.class_id, sequence))
         self.count("accepted")
 
     # Sessions ------------------------------------------------------------------------------------
 
-    def opened(self, session: Session) -> None:
-        self.talks[session.session_id] = Talk(
+    def session_opened(self, session: Session) -> None:
+        self.session_histories[session.session_id] = SessionHistory(
             session, f"session {session.session_id} of {session.peer}"
         )
 
-    def closed(self, session: Session) -> None:
-        talk = self.talks.pop(session.session_id)
-        frames, _ = split_frames(talk.told + bytes(session.outbox._unsent_bytes))
-        delivery = talk.delivery
+    def session_closed(self, session: Session) -> None:
+        session_history = self.session_histories.pop(session.session_id)
+        frames, _ = split_frames(session_history.partial_sent + bytes(session.outbox._unsent_bytes))
+        delivery = session_history.delivery
         for frame in frames:
             kind, class_id, message_id, last, _ = parse_frame(frame)
             if kind == DELIVER:
                 delivery = (class_id, message_id, last)
             elif kind in (MESSAGE, ENVELOPE):
-                number = delivery[2] if talk.version == 2 else class_id
-                if number in talk.places:
-                    talk.places[number].lost += 1
-        for place in talk.places.values():
-            for sent in place.sent.values():
+                number = delivery[2] if session_history.version == 2 else class_id
+                if number in session_history.position_histories:
+                    session_history.position_histories[number].lost += 1
+        for position_history in session_history.position_histories.values():
+            for sent in position_history.sent.values():
                 if sent.holder[0] == session.session_id:
                     sent.is_open = False
 
-    def refused(self, session: Session, error: RemoteProtocolError) -> None:
-        """The last bytes were applied up to some frame."""
-        talk = self.talks[session.session_id]
-        for place, sequence in talk.late_acks:
-            place.acked.discard(sequence)
-        self.demand(
+    def session_failed(self, session: Session, error: RemoteProtocolError) -> None:
+        """Record a protocol error: the last bytes were applied only up to some frame."""
+        session_history = self.session_histories[session.session_id]
+        for position_history, sequence in session_history.late_acks:
+            position_history.acked.discard(sequence)
+        self.check(
             error.reason in ("taken_over", "name_in_use", "heartbeat_timeout", "stalled"),
-            "nobody is cut off without a reason",
+            "sessions are closed only for expected reasons",
             f"{session.peer}: {error.sentence}",
         )
 
-    # What is said --------------------------------------------------------------------------------
+    # Received bytes ------------------------------------------------------------------------------
 
-    def heard(self, session: Session, data: bytes) -> None:
-        """These bytes are about to be applied."""
-        talk = self.talks[session.session_id]
-        talk.late_acks.clear()
-        frames, talk.heard = split_frames(talk.heard + data)
+    def bytes_received(self, session: Session, data: bytes) -> None:
+        """Record bytes that are about to be applied."""
+        session_history = self.session_histories[session.session_id]
+        session_history.late_acks.clear()
+        frames, session_history.partial_received = split_frames(
+            session_history.partial_received + data
+        )
         for frame in frames:
             kind, key, number, last, content = parse_frame(frame)
-            self.world.say("from", talk.who, chr(kind), key, number, last, content[:40])
-            if not talk.version:
-                talk.version = 2 if content.lstrip()[:1] == b"{" else 1
-            if kind == CONNECT and talk.version == 2:
-                wish = msgspec.json.decode(content or b"{}")
-                if wish.get("name"):
-                    talk.who, talk.is_named = wish["name"], True
-                if "unconfirmed" in wish:
-                    talk.unconfirmed, talk.bus = wish["unconfirmed"], wish["bus"]
+            self.world.trace(
+                "from", session_history.publisher, chr(kind), key, number, last, content[:40]
+            )
+            if not session_history.version:
+                session_history.version = 2 if content.lstrip()[:1] == b"{" else 1
+            if kind == CONNECT and session_history.version == 2:
+                spec = msgspec.json.decode(content or b"{}")
+                if spec.get("name"):
+                    session_history.publisher, session_history.is_named = spec["name"], True
+                if "unconfirmed" in spec:
+                    session_history.unconfirmed, session_history.bus = (
+                        spec["unconfirmed"],
+                        spec["bus"],
+                    )
             elif kind in (MESSAGE, ENVELOPE):
-                token = token_of(content)
+                token = message_token(content)
                 self.count("published")
-                if not talk.is_named:
-                    self.may_be_twice.add(token)
-                if talk.version == 2:
-                    self.numbers[talk.who, number] = token
+                if not session_history.is_named:
+                    self.possible_duplicates.add(token)
+                if session_history.version == 2:
+                    self.numbers[session_history.publisher, number] = token
             elif kind == SUBSCRIBE:
-                if talk.version == 1:
-                    self._subscribed_plainly(talk, key)
+                if session_history.version == 1:
+                    self._subscribed_v1(session_history, key)
                 else:
-                    wish = msgspec.json.decode(content or b"{}")
-                    wish["was_there"] = self._is_there(key, wish)
-                    talk.asked.append((key, last, wish))
+                    spec = msgspec.json.decode(content or b"{}")
+                    spec["was_there"] = self._is_there(key, spec)
+                    session_history.pending_subscribes.append((key, last, spec))
             elif kind == UNSUBSCRIBE:
-                talk.left.add(key)
-                for held in talk.sent.get(key, {}).values():
+                session_history.ended_subscriptions.add(key)
+                for held in session_history.sent.get(key, {}).values():
                     held.is_open = False
             elif kind == PURGE:
-                wish = msgspec.json.decode(content)
-                self._purge_asked(talk, key, wish["first"], wish["last"])
+                spec = msgspec.json.decode(content)
+                self._record_purge_request(session_history, key, spec["first"], spec["last"])
             elif kind == ACK:
                 ends = parse_ack(content)
                 assert ends is not None
-                self._acked(talk, key, range(*ends))
+                self._acked(session_history, key, range(*ends))
             elif kind in (NACK, WORKING):
                 ends = parse_ack(content.split(b" ")[0])
                 assert ends is not None
-                self._put_off(talk, key, range(*ends))
+                self._record_nack(session_history, key, range(*ends))
 
-    def _subscribed_plainly(self, talk: Talk, class_id: int) -> None:
-        if class_id not in talk.places:
-            position = (f"v1 {talk.who}", "")
-            place = Place(class_id, position, (), len(self.log.get(class_id, [])))
-            place.ticks = self.broker.settings.ack_timeout
-            talk.places[class_id] = place
-            talk.last[class_id] = -1
+    def _subscribed_v1(self, session_history: SessionHistory, class_id: int) -> None:
+        if class_id not in session_history.position_histories:
+            position = (f"v1 {session_history.publisher}", "")
+            position_history = PositionHistory(
+                class_id, position, (), len(self.messages.get(class_id, []))
+            )
+            position_history.ticks = self.broker.settings.ack_timeout
+            session_history.position_histories[class_id] = position_history
+            session_history.last[class_id] = -1
 
-    def _acked(self, talk: Talk, number: int, ids: range) -> None:
-        for class_id, asked, wish in talk.asked:  # It is granted, perhaps, and was not told so.
-            key = MessageClass.position_key(wish.get("durable") or "", wish.get("group") or "")
-            if asked == number and (known := self.places.get((class_id, key))) is not None:
+    def _acked(self, session_history: SessionHistory, number: int, ids: range) -> None:
+        for (
+            class_id,
+            asked,
+            spec,
+        ) in session_history.pending_subscribes:  # It is granted, perhaps, and was not told so.
+            key = MessageClass.position_key(spec.get("durable") or "", spec.get("group") or "")
+            if (
+                asked == number
+                and (known := self.position_histories.get((class_id, key))) is not None
+            ):
                 known.ever_acked |= known.ever_sent & set(ids)
-        place = talk.places.get(number)
-        if place is None or number in talk.left:
+        position_history = session_history.position_histories.get(number)
+        if position_history is None or number in session_history.ended_subscriptions:
             return
-        sent = talk.sent.get(number, {})
+        sent = session_history.sent.get(number, {})
         tick = self.broker.tick_number
-        place.ever_acked |= place.ever_sent & set(ids)
+        position_history.ever_acked |= position_history.ever_sent & set(ids)
         for sequence in sorted(sent.keys() & set(ids)):
-            if place.is_group:
-                mine = place.sent.get(sequence)
-                if mine is None or mine.holder != (talk.session.session_id, number):
+            if position_history.is_group:
+                mine = position_history.sent.get(sequence)
+                if mine is None or mine.holder != (session_history.session.session_id, number):
                     continue
-                if not mine.is_open or tick >= mine.tick + place.ticks:
+                if not mine.is_open or tick >= mine.tick + position_history.ticks:
                     continue
-            if sequence not in place.acked:
+            if sequence not in position_history.acked:
                 self.count("acked")
-                place.acked.add(sequence)
-                talk.late_acks.append((place, sequence))
-                place.excused |= self._under_way(place)
+                position_history.acked.add(sequence)
+                session_history.late_acks.append((position_history, sequence))
+                position_history.excused |= self._unsent_sequences(position_history)
 
-    def _under_way(self, place: Place) -> set[int]:
-        """What was copied to be sent and has not left."""
+    def _unsent_sequences(self, position_history: PositionHistory) -> set[int]:
+        """Return the messages that were copied for sending and have not left."""
         found = set()
-        for talk in self.talks.values():
-            if place in talk.places.values() and talk.session.outbox._unsent_bytes:
-                frames, _ = split_frames(talk.told + bytes(talk.session.outbox._unsent_bytes))
+        for session_history in self.session_histories.values():
+            if (
+                position_history in session_history.position_histories.values()
+                and session_history.session.outbox._unsent_bytes
+            ):
+                frames, _ = split_frames(
+                    session_history.partial_sent
+                    + bytes(session_history.session.outbox._unsent_bytes)
+                )
                 for frame in frames:
                     kind, class_id, message_id, _, _ = parse_frame(frame)
-                    if kind in (MESSAGE, ENVELOPE) and class_id == place.class_id:
+                    if kind in (MESSAGE, ENVELOPE) and class_id == position_history.class_id:
                         found.add(message_id)
         return found
 
-    def _put_off(self, talk: Talk, number: int, ids: range) -> None:
-        """Nacked, or still worked on: when it comes again is another's affair."""
-        place = talk.places.get(number)
-        if place is None:
+    def _record_nack(self, session_history: SessionHistory, number: int, ids: range) -> None:
+        """Record a nack or working: the time of the redelivery is not checked."""
+        position_history = session_history.position_histories.get(number)
+        if position_history is None:
             return
-        for sequence in talk.sent.get(number, {}).keys() & set(ids):
-            talk.sent[number][sequence].is_open = False
+        for sequence in session_history.sent.get(number, {}).keys() & set(ids):
+            session_history.sent[number][sequence].is_open = False
         self.count("put off")
 
-    # What is told --------------------------------------------------------------------------------
+    # Sent bytes ----------------------------------------------------------------------------------
 
-    def sent(self, session: Session, data: bytes) -> None:
-        """These bytes have left."""
-        talk = self.talks.get(session.session_id)
-        if talk is None:
+    def bytes_sent(self, session: Session, data: bytes) -> None:
+        """Record bytes that have left."""
+        session_history = self.session_histories.get(session.session_id)
+        if session_history is None:
             return
         self.latest_clock = max(self.latest_clock, self.broker.clock.now)
-        frames, talk.told = split_frames(talk.told + data)
+        frames, session_history.partial_sent = split_frames(session_history.partial_sent + data)
         for frame in frames:
             kind, key, number, last, content = parse_frame(frame)
             if kind == DELIVER:
-                talk.delivery = (key, number, last)
+                session_history.delivery = (key, number, last)
             elif kind in (MESSAGE, ENVELOPE):
-                self._delivered(talk, key, number, content)
+                self._delivered(session_history, key, number, content)
             elif kind == CONFIRM:
-                self._confirmed(talk, number)
-            elif kind == CONNECT and talk.version == 2:
+                self._confirmed(session_history, number)
+            elif kind == CONNECT and session_history.version == 2:
                 reply = msgspec.json.decode(content)
-                talk.next = reply["next"]
-                if reply["bus"] == talk.bus:
-                    self._goes_on(talk, reply["lost"])
-                if reply["bus"] == talk.bus:  # What is below `next` counts as confirmed, too.
-                    talk.next = talk.unconfirmed
-                    self._confirmed(talk, reply["next"], but=self.taken)
-                self.world.say(talk.who, "goes on with", talk.next)
+                session_history.next = reply["next"]
+                if reply["bus"] == session_history.bus:
+                    self._check_lost_count(session_history, reply["lost"])
+                if (
+                    reply["bus"] == session_history.bus
+                ):  # What is below `next` counts as confirmed, too.
+                    session_history.next = session_history.unconfirmed
+                    self._confirmed(session_history, reply["next"], but=self.lost_tokens)
+                self.world.trace(session_history.publisher, "goes on with", session_history.next)
             elif kind == SUBSCRIBE:
-                self._granted(talk, msgspec.json.decode(content))
+                self._granted(session_history, msgspec.json.decode(content))
             elif kind == UNSUBSCRIBE:
-                talk.places.pop(key, None)
-                talk.sent.pop(key, None)
+                session_history.position_histories.pop(key, None)
+                session_history.sent.pop(key, None)
             elif kind == ERROR:
-                self._told_error(talk, last, number, key, msgspec.json.decode(content))
+                self._error_sent(session_history, last, number, key, msgspec.json.decode(content))
             elif kind == PURGE:
-                self._purge_told(talk)
+                self._record_purge_reply(session_history)
         if not session.outbox._unsent_bytes:
-            talk.clean_tick = self.broker.tick_number
-            talk.clean_clock = self.broker.clock.now
+            session_history.clean_tick = self.broker.tick_number
+            session_history.clean_clock = self.broker.clock.now
 
-    def _is_there(self, class_id: int, wish: dict[str, Any]) -> bool:
-        """Whether anybody was told that it is there: who makes it may hear so later than others."""
-        key = MessageClass.position_key(wish.get("durable") or "", wish.get("group") or "")
-        return (class_id, key) in self.places
+    def _is_there(self, class_id: int, spec: dict[str, Any]) -> bool:
+        """Return True if any session was told that the position exists."""
+        key = MessageClass.position_key(spec.get("durable") or "", spec.get("group") or "")
+        return (class_id, key) in self.position_histories
 
-    def _granted(self, talk: Talk, reply: dict[str, Any]) -> None:
-        class_id, number, wish = talk.asked.popleft()
-        durable, group = wish.get("durable") or "", wish.get("group") or ""
-        channels = tuple(wish.get("channels", []))
+    def _granted(self, session_history: SessionHistory, reply: dict[str, Any]) -> None:
+        class_id, number, spec = session_history.pending_subscribes.popleft()
+        durable, group = spec.get("durable") or "", spec.get("group") or ""
+        channels = tuple(spec.get("channels", []))
         cls = self.broker.classes[class_id]
         position = cls.named_positions.get(MessageClass.position_key(durable, group))
         ticks = self.broker.settings.ack_timeout
         if position is not None:
             ticks = position.delivery_policy.ack_timeout_ticks
         if not (durable or group):
-            place = Place(class_id, (f"plain {talk.who} {number}", ""), channels, reply["cursor"])
-            place.first = reply["cursor"]
+            position_history = PositionHistory(
+                class_id,
+                (f"plain {session_history.publisher} {number}", ""),
+                channels,
+                reply["cursor"],
+            )
+            position_history.first = reply["cursor"]
         else:
             key = (class_id, MessageClass.position_key(durable, group))
-            known = self.places.get(key)
-            if known is not None and not (reply["resumed"] or wish["was_there"]):
+            known = self.position_histories.get(key)
+            if known is not None and not (reply["resumed"] or spec["was_there"]):
                 known.since = min(known.since, reply["cursor"])
                 reply["cursor"] = max(known.first, reply["cursor"])
             elif known is None or not reply["resumed"]:
-                self.demand(
+                self.check(
                     known is None or not known.durable or bool(self._gone),
-                    "durables stay",
+                    "durables are not forgotten",
                     f"{durable} of class {class_id} is new to the bus",
                 )
-                known = Place(class_id, (durable, group), channels, reply["cursor"])
+                known = PositionHistory(class_id, (durable, group), channels, reply["cursor"])
                 known.first = reply["cursor"]
-                known.granted = len(self.log.get(class_id, []))
-                self.places[key] = known
-            place = known
-            place.first = reply["cursor"]
-            if not place.is_group:
-                self.demand(
-                    not (s := {s for s in place.acked if s >= reply["cursor"]}),
-                    "a position goes on where it was",
+                known.granted = len(self.messages.get(class_id, []))
+                self.position_histories[key] = known
+            position_history = known
+            position_history.first = reply["cursor"]
+            if not position_history.is_group:
+                self.check(
+                    not (s := {s for s in position_history.acked if s >= reply["cursor"]}),
+                    "a position continues where it was",
                     f"{durable}: {s}",
                 )
-        if wish.get("start") == "last_values":
-            self._wants_values(place)
-        place.ticks = ticks
-        place.by_key = bool(wish.get("by_key"))
-        talk.places[number] = place
-        talk.left.discard(number)
-        talk.limits[number] = wish.get("max_in_flight") or (256 if group else 65_536)
-        talk.last[number] = -1
-        talk.sent[number] = {}
+        if spec.get("start") == "last_values":
+            self._record_expected_values(position_history)
+        position_history.ticks = ticks
+        position_history.by_key = bool(spec.get("by_key"))
+        session_history.position_histories[number] = position_history
+        session_history.ended_subscriptions.discard(number)
+        session_history.limits[number] = spec.get("max_in_flight") or (256 if group else 65_536)
+        session_history.last[number] = -1
+        session_history.sent[number] = {}
 
-    def _told_error(
-        self, talk: Talk, about: int, number: int, class_id: int, error: dict[str, Any]
+    def _error_sent(
+        self,
+        session_history: SessionHistory,
+        about: int,
+        number: int,
+        class_id: int,
+        error: dict[str, Any],
     ) -> None:
         self.count(f"error {error['code']}")
-        self.world.say("to", talk.who, error["code"], number, error["count"])
+        self.world.trace("to", session_history.publisher, error["code"], number, error["count"])
         if about in (MESSAGE, ENVELOPE):
             numbers = range(number, number + error["count"])
-            self._was_refused(talk, class_id, numbers, error["code"])
+            self._record_refusals(session_history, class_id, numbers, error["code"])
         elif about == SUBSCRIBE:
-            talk.asked.popleft()
+            session_history.pending_subscribes.popleft()
         elif about == PURGE:
-            talk.purges.popleft()
+            session_history.pending_purges.popleft()
 
     def _confirmed(
-        self, talk: Talk, following: int, *, but: Collection[bytes] = frozenset()
+        self,
+        session_history: SessionHistory,
+        following: int,
+        *,
+        but: Collection[bytes] = frozenset(),
     ) -> None:
-        self.world.say("to", talk.who, "confirmed up to", following)
-        for number in range(talk.next, following):
-            token = self.numbers.get((talk.who, number))
+        self.world.trace("to", session_history.publisher, "confirmed up to", following)
+        for number in range(session_history.next, following):
+            token = self.numbers.get((session_history.publisher, number))
             if token is None or token in self.refused_tokens | self.confirmed or token in but:
                 continue
-            if token in self.taken and token not in self.at:
+            if token in self.lost_tokens and token not in self.location_by_token:
                 continue  # A crash took it, and left that its number is used.
-            self.demand(token in self.at, "what is confirmed is stored", f"{token!r} of {talk.who}")
+            self.check(
+                token in self.location_by_token,
+                "what is confirmed is stored",
+                f"{token!r} of {session_history.publisher}",
+            )
             self.confirmed.add(token)
-            self._is_named(self.at[token][0])
+            self._record_class_name(self.location_by_token[token][0])
             self.count("confirmed")
-        talk.next = max(talk.next, following)
+        session_history.next = max(session_history.next, following)
 
-    def _delivered(self, talk: Talk, class_id: int, sequence: int, content: bytes) -> None:
+    def _delivered(
+        self, session_history: SessionHistory, class_id: int, sequence: int, content: bytes
+    ) -> None:
         attempt, number = 1, class_id
-        if talk.version == 2:
-            named, attempt, number = talk.delivery
-            self.demand(named == class_id, "Deliver names what follows", talk.delivery, class_id)
+        if session_history.version == 2:
+            named, attempt, number = session_history.delivery
+            self.check(
+                named == class_id, "Deliver names what follows", session_history.delivery, class_id
+            )
             if number == 0:
                 self.count("fetched")
-                self._is_whole(talk, class_id, sequence, content)
+                self._check_content(session_history, class_id, sequence, content)
                 return
-        place = talk.places.get(number)
-        self.world.say(
+        position_history = session_history.position_histories.get(number)
+        self.world.trace(
             "to",
-            talk.who,
+            session_history.publisher,
             f"{number}: {sequence} of class {class_id}, attempt {attempt},",
-            token_of(content).decode(),
+            message_token(content).decode(),
         )
-        self.demand(place is not None, "nothing comes for who did not ask", talk.who, number)
-        assert place is not None
-        self._is_whole(talk, class_id, sequence, content)
-        name = f"{sequence} of class {class_id}, attempt {attempt}, to {place.key} ({talk.who})"
-        self.demand(
-            sequence not in place.acked or sequence in place.excused,
-            "what is acknowledged does not come again",
+        self.check(
+            position_history is not None,
+            "messages are sent to subscribers only",
+            session_history.publisher,
+            number,
+        )
+        assert position_history is not None
+        self._check_content(session_history, class_id, sequence, content)
+        name = (
+            f"{sequence} of class {class_id}, attempt {attempt}, to {position_history.key} "
+            f"({session_history.publisher})"
+        )
+        self.check(
+            sequence not in position_history.acked or sequence in position_history.excused,
+            "acked messages are not redelivered",
             name,
         )
-        self._is_not_purged(place, sequence, name)
-        self._is_in_time(talk, place, number, sequence, attempt, name)
-        is_first = attempt == 1 and sequence > talk.last.get(number, -1)
-        if talk.version == 2 and attempt == 1:
-            timed = is_timed(token_of(content))
-            self.demand(
-                is_first or timed or (place.is_group),
+        self._check_not_purged(position_history, sequence, name)
+        self._check_timing(session_history, position_history, number, sequence, attempt, name)
+        is_first = attempt == 1 and sequence > session_history.last.get(number, -1)
+        if session_history.version == 2 and attempt == 1:
+            timed = is_timed(message_token(content))
+            self.check(
+                is_first or timed or (position_history.is_group),
                 "first deliveries are in order",
                 name,
                 "behind",
-                talk.last.get(number),
+                session_history.last.get(number),
             )
-            self._skips_nothing(place, sequence, name)
+            self._check_nothing_skipped(position_history, sequence, name)
         if attempt == 1:
-            talk.last[number] = max(talk.last.get(number, -1), sequence)
-            if talk.version == 2:
-                place.first = max(place.first, sequence + 1)
-        if attempt == 1 and talk.version == 2:
-            place.delivered += 1
+            session_history.last[number] = max(session_history.last.get(number, -1), sequence)
+            if session_history.version == 2:
+                position_history.first = max(position_history.first, sequence + 1)
+        if attempt == 1 and session_history.version == 2:
+            position_history.delivered += 1
         else:
-            place.redelivered += 1
+            position_history.redelivered += 1
         self.count("delivered")
-        self._fits(talk, place, number, name)
-        if place.by_key:
-            self._is_its_turn(place, sequence, name)
-        sent = Sent((talk.session.session_id, number), talk.clean_tick)
-        if (place.class_id, sequence) in talk.overtaken:
-            talk.overtaken.remove((place.class_id, sequence))
+        self._check_in_flight_limit(session_history, position_history, number, name)
+        if position_history.by_key:
+            self._check_key_order(position_history, sequence, name)
+        sent = Delivery((session_history.session.session_id, number), session_history.clean_tick)
+        if (position_history.class_id, sequence) in session_history.overtaken:
+            session_history.overtaken.remove((position_history.class_id, sequence))
         else:
-            place.sent[sequence] = sent
-            if place.is_group:
-                self._overtakes(talk, place, sequence, attempt)
-        place.ever_sent.add(sequence)
-        talk.sent.setdefault(number, {})[sequence] = sent
+            position_history.sent[sequence] = sent
+            if position_history.is_group:
+                self._record_overtaken(session_history, position_history, sequence, attempt)
+        position_history.ever_sent.add(sequence)
+        session_history.sent.setdefault(number, {})[sequence] = sent
 
-    def _is_whole(self, talk: Talk, class_id: int, sequence: int, content: bytes) -> None:
-        log = self.log[class_id]
-        self.demand(sequence < len(log), "what is sent is stored", class_id, sequence)
+    def _check_content(
+        self, session_history: SessionHistory, class_id: int, sequence: int, content: bytes
+    ) -> None:
+        log = self.messages[class_id]
+        self.check(sequence < len(log), "sent messages are stored", class_id, sequence)
         stored = log[sequence]
-        self.demand(
-            not stored or content == stored or (talk.version == 1 and stored.endswith(content)),
-            "messages are relayed as they came",
+        self.check(
+            not stored
+            or content == stored
+            or (session_history.version == 1 and stored.endswith(content)),
+            "messages are delivered unchanged",
             f"{content!r}, was {stored!r}",
         )
 
-    def _skips_nothing(self, place: Place, sequence: int, name: str) -> None:
-        """Between two first deliveries nothing lies that is for it."""
-        if place.is_group:
+    def _check_nothing_skipped(
+        self, position_history: PositionHistory, sequence: int, name: str
+    ) -> None:
+        """Check that no message for the position lies between two first deliveries."""
+        if position_history.is_group:
             return
-        log = self.log[place.class_id]
-        lowest = max(place.first, place.since)
-        cls = self.broker.classes[place.class_id]
-        if (
-            cls.full_policy is FullPolicy.DROP_OLDEST
-        ):  # What there was no room for is looked at later.
+        log = self.messages[position_history.class_id]
+        lowest = max(position_history.first, position_history.since)
+        cls = self.broker.classes[position_history.class_id]
+        if cls.full_policy is FullPolicy.DROP_OLDEST:  # Dropped messages are checked later.
             lowest = max(lowest, cls.ring.floor)
         for between in range(lowest, sequence):
             content = log[between]
-            if not content or between in place.sent or between in place.ever_acked:
+            if (
+                not content
+                or between in position_history.sent
+                or between in position_history.ever_acked
+            ):
                 continue
-            if self.is_gone(place, between):
+            if self.is_gone(position_history, between):
                 continue
-            token = token_of(content)
-            self.demand(
-                is_timed(token) or not self.is_for(place, token),
-                "nothing is left out",
+            token = message_token(content)
+            self.check(
+                is_timed(token) or not self.is_for(position_history, token),
+                "first deliveries skip no message",
                 f"{between} {token!r} before {name}",
             )
 
     # The end -------------------------------------------------------------------------------------
 
     def finish(self, processed: dict[tuple[int, str], set[bytes]], broker: Broker) -> None:
-        """All is calm, everybody was there and has taken what there was. `processed` says what
-        each durable's and group's consumers have acknowledged, by class and name."""
+        """Check the final state: everything was delivered or dead-lettered.
+
+        `processed` are the messages acked by the consumers of each class and durable or group.
+        """
         broker.check_invariants()
         self.account(broker)
-        for place in self.places.values():
-            if not place.durable:
+        for position_history in self.position_histories.values():
+            if not position_history.durable:
                 continue
-            name = place.durable
-            done = processed.get((place.class_id, name), set())
-            dead = self.dead.get((place.class_id, name), set())
-            for sequence in self._needed_at_all(place):
-                token = token_of(self.log[place.class_id][sequence])
-                self.demand(
+            name = position_history.durable
+            done = processed.get((position_history.class_id, name), set())
+            dead = self.dead_letters.get((position_history.class_id, name), set())
+            for sequence in self._needed_at_all(position_history):
+                token = message_token(self.messages[position_history.class_id][sequence])
+                self.check(
                     token in done or sequence in dead,
-                    "what is confirmed is delivered or a dead letter",
-                    f"{token!r}, {sequence} of class {place.class_id}, for {name}",
+                    "confirmed messages are delivered or dead-lettered",
+                    f"{token!r}, {sequence} of class {position_history.class_id}, for {name}",
                 )
-        for talk in self.talks.values():
-            for place in talk.places.values():
-                self._has_values(place)
-        self._adds_up(broker)
+        for session_history in self.session_histories.values():
+            for position_history in session_history.position_histories.values():
+                self._check_last_values(position_history)
+        self._check_counters(broker)
 
-    def _needed_at_all(self, place: Place) -> Iterable[int]:
-        log = self.log[place.class_id]
-        for sequence in range(place.since, len(log)):
-            token = token_of(log[sequence]) if log[sequence] else b""
-            if self.is_gone(place, sequence):
+    def _needed_at_all(self, position_history: PositionHistory) -> Iterable[int]:
+        log = self.messages[position_history.class_id]
+        for sequence in range(position_history.since, len(log)):
+            token = message_token(log[sequence]) if log[sequence] else b""
+            if self.is_gone(position_history, sequence):
                 continue
-            if token and not is_timed(token) and self.is_for(place, token):
+            if token and not is_timed(token) and self.is_for(position_history, token):
                 yield sequence
 
-    def _adds_up(self, broker: Broker) -> None:
+    def _check_counters(self, broker: Broker) -> None:
         for cls in broker.classes.values():
             statistics = cls.statistics()
-            self.demand(
-                statistics.published + statistics.carried == len(self.log[cls.class_id]),
+            self.check(
+                statistics.published + statistics.carried == len(self.messages[cls.class_id]),
                 "counters add up",
                 "published",
             )
             for held in statistics.subscriptions:
                 if not (held.durable or held.group):
                     continue
-                place = self.places[
+                history = self.position_histories[
                     cls.class_id, MessageClass.position_key(held.durable, held.group)
                 ]
-                self.demand(
+                self.check(
                     held.delivered + held.redelivered
-                    == place.delivered + place.redelivered + place.lost,
+                    == history.delivered + history.redelivered + history.lost,
                     "counters add up",
-                    f"{place.key}: {held.delivered} delivered and {held.redelivered} again are "
-                    f"counted, {place.delivered} and {place.redelivered} seen, {place.lost} lost",
+                    f"{history.key}: {held.delivered} delivered and {held.redelivered} again "
+                    f"are counted, {history.delivered} and {history.redelivered} seen, "
+                    f"{history.lost} lost",
                 )

@@ -1,7 +1,6 @@
-"""One run: a bus, a network, a disk and the programs that a seed gives it.
+"""One run: a bus, a network, a disk, and clients, all drawn from a seed.
 
-Rule 1: first everything fails; then all is calm, and what was promised must come true within
-CALM_SECONDS.
+Faults occur for FAULT_SECONDS. Then every promise must come true within CALM_SECONDS.
 """
 
 from __future__ import annotations
@@ -13,36 +12,36 @@ from unittest import mock
 
 from simplebus.core.message_class import spill
 from tests.simulation.clients import (
-    Client,
-    Plain,
     Processed,
-    Raw,
-    Wish,
+    SimulatedClient,
+    SubscriptionSpec,
+    Version1Client,
+    Version2Client,
 )
-from tests.simulation.disk import Disk
-from tests.simulation.network import End, Line
-from tests.simulation.program import Program
-from tests.simulation.promises import Promises
-from tests.simulation.scenario import Shape
-from tests.simulation.server import Server
+from tests.simulation.disk import SimulatedDisk
+from tests.simulation.network import Endpoint, SimulatedConnection
+from tests.simulation.program import SdkClient
+from tests.simulation.promises import PromiseChecker
+from tests.simulation.scenario import Scenario
+from tests.simulation.server import SimulatedServer
 from tests.simulation.world import World
 
-WILD_SECONDS = 20.0
+FAULT_SECONDS = 20.0
 CALM_SECONDS = 300.0
 SHARED_MEMORY = Path("/dev/shm")
-"""Where files cost least, where there is such a thing."""
+"""File system in memory, where one exists: files are cheap there."""
 
 
-class Life:
-    """See the module's law."""
+class SimulationRun:
+    """One run."""
 
-    def __init__(self, seed: int, path: Path, *, tells: bool = False, **given: Any) -> None:
-        """What is given is given to its `Shape`."""
-        self.world = world = World(seed, tells=tells)
-        self.shape = shape = Shape.of(world.random, **given)
-        self.disk = Disk(world, path)
-        self.promises = Promises(world, self.disk.torn)
-        self.server = Server(
+    def __init__(self, seed: int, path: Path, *, is_verbose: bool = False, **given: Any) -> None:
+        """`given` are fields of its `Scenario`."""
+        self.world = world = World(seed, is_verbose=is_verbose)
+        self.shape = shape = Scenario.of(world.random, **given)
+        self.disk = SimulatedDisk(world, path)
+        self.promises = PromiseChecker(world, self.disk.torn)
+        self.server = SimulatedServer(
             world,
             self.disk,
             self.promises,
@@ -50,68 +49,71 @@ class Life:
             settings=shape.settings([1, 2, 3]),
             segment_bytes=shape.segment_bytes,
         )
-        world.say(shape)
+        world.trace(shape)
         self.processed: Processed = {}
-        self.clients: list[Client] = []
-        self._invite()
+        self.clients: list[SimulatedClient] = []
+        self._create_clients()
 
-    def _invite(self) -> None:
-        """Who takes part."""
-        world, chance = self.world, self.world.random
-        class_ids = [1, 2, 3][: chance.randint(1, 3)]
+    def _create_clients(self) -> None:
+        world, rng = self.world, self.world.random
+        class_ids = [1, 2, 3][: rng.randint(1, 3)]
         deliveries, most = self.shape.deliveries, self.shape.in_flight
-        wishes = []
+        specs = []
         for class_id in class_ids:
-            for name in ["d", "e"][: chance.randint(1, 2)]:
-                filters = chance.random() < 0.3
-                wishes.append(Wish(class_id, name, "", most, deliveries, filters=filters))
-        for number, wish in enumerate(wishes):
-            self._add(Raw, f"reader{number}", class_ids, wishes=[wish], count=0)
-        if chance.random() < 0.6:
+            for name in ["d", "e"][: rng.randint(1, 2)]:
+                filters = rng.random() < 0.3
+                specs.append(
+                    SubscriptionSpec(class_id, name, "", most, deliveries, filters=filters)
+                )
+        for number, spec in enumerate(specs):
+            self._add(Version2Client, f"reader{number}", class_ids, specs=[spec], count=0)
+        if rng.random() < 0.6:
             by_key = self.shape.by_key
-            wish = Wish(class_ids[0], "g", "crew", most, deliveries, by_key=by_key)
-            for number in range(chance.randint(1, 3)):
-                self._add(Raw, f"member{number}", class_ids, wishes=[wish], count=5)
-        for number in range(chance.randint(1, 2)):
+            spec = SubscriptionSpec(class_ids[0], "g", "crew", most, deliveries, by_key=by_key)
+            for number in range(rng.randint(1, 3)):
+                self._add(Version2Client, f"member{number}", class_ids, specs=[spec], count=5)
+        for number in range(rng.randint(1, 2)):
             starts = ["waiting", "new", "earliest", "last"]
-            where = {"sequence": chance.randrange(30)} if chance.random() < 0.2 else None
+            where = {"sequence": rng.randrange(30)} if rng.random() < 0.2 else None
             if self.shape.values:
                 starts, where = ["last_values"], None
-            wish = Wish(class_ids[-1], start=chance.choice(starts), where=where)
-            self._add(Raw, f"till{number}", class_ids, wishes=[wish], count=chance.randint(5, 60))
-        if chance.random() < 0.5:
-            self._add(Raw, "nobody", class_ids, wishes=[], count=20, is_named=False)
-        if chance.random() < 0.5:
-            plain = Plain(
+            spec = SubscriptionSpec(class_ids[-1], start=rng.choice(starts), where=where)
+            self._add(
+                Version2Client, f"till{number}", class_ids, specs=[spec], count=rng.randint(5, 60)
+            )
+        if rng.random() < 0.5:
+            self._add(Version2Client, "nobody", class_ids, specs=[], count=20, is_named=False)
+        if rng.random() < 0.5:
+            plain = Version1Client(
                 world,
                 self._dial,
                 "plain",
                 class_ids=class_ids,
-                reads=chance.random() < 0.5,
+                reads=rng.random() < 0.5,
                 count=20,
             )
             self.clients.append(plain)
-        for number in range(chance.randint(0, 2)):
-            wish = Wish(class_ids[0], f"s{number}", "", most, deliveries)
+        for number in range(rng.randint(0, 2)):
+            spec = SubscriptionSpec(class_ids[0], f"s{number}", "", most, deliveries)
             self.clients.append(
-                Program(
+                SdkClient(
                     world,
                     self._dial,
                     f"sdk{number}",
                     class_ids=class_ids,
-                    wish=wish,
-                    count=chance.randint(0, 40),
+                    spec=spec,
+                    count=rng.randint(0, 40),
                     processed=self.processed,
                 )
             )
 
     def _add(
         self,
-        kind: type[Raw],
+        kind: type[Version2Client],
         name: str,
         class_ids: list[int],
         *,
-        wishes: list[Wish],
+        specs: list[SubscriptionSpec],
         count: int,
         is_named: bool = True,
     ) -> None:
@@ -121,7 +123,7 @@ class Life:
                 self._dial,
                 name,
                 class_ids=class_ids,
-                wishes=wishes,
+                specs=specs,
                 count=count,
                 is_named=is_named,
                 processed=self.processed,
@@ -129,40 +131,40 @@ class Life:
             )
         )
 
-    def _dial(self, client: End, name: str) -> Line | None:
+    def _dial(self, client: Endpoint, name: str) -> SimulatedConnection | None:
         return self.server.accept(client, name)
 
-    def run(self) -> Promises:
-        """Live. Raises Broken when a promise is."""
+    def run(self) -> PromiseChecker:
+        """Run. Raises BrokenPromiseError if a promise is broken."""
         world = self.world
         with (
-            self.disk.under_the_journal(),
-            self.server.log.listens(),
+            self.disk.patch_journal(),
+            self.server.log.capture(),
             mock.patch.object(spill, "SPILL_READ_BYTES", self.shape.read_bytes),
         ):
             self.server.start()
-            world.after(1.0, self._fate)
-            world.run(WILD_SECONDS)
-            world.say("all is calm")
-            world.calm = True
+            world.call_later(1.0, self._inject_fault)
+            world.run(FAULT_SECONDS)
+            world.trace("all is calm")
+            world.is_calm = True
             self.disk.is_full = self.disk.is_broken = False
             self.disk.dies_in = 0
-            while world.now < WILD_SECONDS + CALM_SECONDS:
+            while world.now < FAULT_SECONDS + CALM_SECONDS:
                 world.run(world.now + 10.0)
                 if self._is_settled():
                     break
-            self._must_be_settled()
+            self._check_settled()
             self.promises.finish(self.processed, self.server.broker)
         return self.promises
 
-    def _fate(self) -> None:
-        """What becomes of the machine."""
+    def _inject_fault(self) -> None:
+        """Let a random fault happen, and schedule the next one."""
         world, server, disk = self.world, self.server, self.disk
-        if world.calm:
+        if world.is_calm:
             return
-        chance = world.random
+        rng = world.random
         if server.is_up:
-            match chance.choice(self.shape.fates):
+            match rng.choice(self.shape.fates):
                 case "kill":
                     server.kill()
                 case "cut":
@@ -170,25 +172,29 @@ class Life:
                 case "stop":
                     server.stop()
                 case "dies":
-                    disk.dies_in = chance.randint(1, 12)
+                    disk.dies_in = rng.randint(1, 12)
                 case "jump":
-                    server.jump(chance.choice([-2.0, 0.7, 600.0]))
+                    server.jump(rng.choice([-2.0, 0.7, 600.0]))
                 case "full":
                     disk.is_full = True
-                    world.after(chance.uniform(0.1, 5.0), self._heal)
+                    world.call_later(rng.uniform(0.1, 5.0), self._end_disk_fault)
                 case "broken":
                     disk.is_broken = True
-                    world.after(chance.uniform(0.1, 5.0), self._heal)
-        world.after(chance.expovariate(1.0), self._fate)
+                    world.call_later(rng.uniform(0.1, 5.0), self._end_disk_fault)
+        world.call_later(rng.expovariate(1.0), self._inject_fault)
 
-    def _heal(self) -> None:
+    def _end_disk_fault(self) -> None:
         self.disk.is_full = self.disk.is_broken = False
 
     def _is_settled(self) -> bool:
         server = self.server
         return (
             server.is_up
-            and all(client.is_done for client in self.clients if isinstance(client, Raw | Program))
+            and all(
+                client.is_done
+                for client in self.clients
+                if isinstance(client, Version2Client | SdkClient)
+            )
             and not any(
                 position.window.floor < cls.ring.head
                 for cls in server.broker.classes.values()
@@ -196,30 +202,30 @@ class Life:
             )
         )
 
-    def _must_be_settled(self) -> None:
+    def _check_settled(self) -> None:
         promises, server = self.promises, self.server
         undone = [
             client.name
             for client in self.clients
-            if isinstance(client, Raw | Program) and not client.is_done
+            if isinstance(client, Version2Client | SdkClient) and not client.is_done
         ]
-        promises.demand(not undone, "what is said is confirmed in the end", undone)
+        promises.check(not undone, "all messages are confirmed in the end", undone)
         for cls in server.broker.classes.values():
             for position in cls.subscriptions:
-                promises.demand(
+                promises.check(
                     position.window.floor == cls.ring.head,
-                    "what waits is delivered in the end",
+                    "the backlog is delivered in the end",
                     f"class {cls.class_id}, {position.durable or position.group!r}: "
                     f"{position.window.floor} of {cls.ring.head}",
                 )
 
 
-def live(seed: int, *, tells: bool = False, **given: Any) -> Promises:
-    """One run by this seed, in which what is given is so."""
+def run_simulation(seed: int, *, is_verbose: bool = False, **given: Any) -> PromiseChecker:
+    """Run the simulation of this seed, with the given scenario fields."""
     folder = SHARED_MEMORY if SHARED_MEMORY.is_dir() else None
     with tempfile.TemporaryDirectory(dir=folder, prefix="simplebus-") as path:
-        life = Life(seed, Path(path), tells=tells, **given)
+        life = SimulationRun(seed, Path(path), is_verbose=is_verbose, **given)
         try:
             return life.run()
         finally:
-            life.server.let_go()  # Thousands live in one process of tests.
+            life.server.release_files()  # Thousands run_simulation in one process of tests.

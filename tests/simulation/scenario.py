@@ -1,6 +1,6 @@
-"""What a life is like: what its bus is told, and what befalls it.
+"""Scenario of a run: settings of the bus and the faults that may occur.
 
-Rule 1: each field is given, or chance decides.
+Each field is given or drawn at random.
 """
 
 from __future__ import annotations
@@ -18,53 +18,51 @@ _DEAD_MAX = 10_000
 
 
 @dataclass(frozen=True)
-class Shape:
-    """Of one life."""
-
+class Scenario:
     level: Durability | None
-    """None for a bus that keeps nothing."""
+    """None for a bus without a journal."""
     ack_timeout: int
     segment_bytes: int
     policy: FullPolicy
     messages_max: int
-    """Messages that a class may hold; 0 for any number."""
+    """Messages that a class may hold; 0 for no limit."""
     dead_max: int
-    """The same of dead letters."""
+    """Dead letters that a class may hold."""
     read_bytes: int
-    """So many are read back from disk at once."""
+    """Bytes that are read back from disk at once."""
     values: bool
-    """Whether classes keep last values."""
+    """True if classes keep last values."""
     keep: int
-    """Messages that each class keeps that nobody needs."""
+    """Messages that each class retains."""
     purges: bool
-    """Whether some messages are purged."""
+    """True if clients purge messages."""
     deliveries: int
     in_flight: int
     by_key: bool
     fates: tuple[str, ...]
-    """What may befall it, one of them each second, about."""
+    """Possible faults; about one per second is drawn."""
 
     @classmethod
-    def of(cls, chance: Random, **given: Any) -> Shape:
-        """One that is given in part. Draws the same number of times whatever is given."""
-        level = chance.choice(
+    def of(cls, rng: Random, **given: Any) -> Scenario:
+        """Draw a scenario. The number of draws does not depend on the given fields."""
+        level = rng.choice(
             [Durability.DISK, Durability.DISK, Durability.OS, Durability.MEMORY, None]
         )
         policies = [FullPolicy.BLOCK, FullPolicy.DROP_OLDEST, FullPolicy.DROP_NEWEST]
         drawn = {
             "level": level,
-            "ack_timeout": chance.choice([1, 2, 6]),
-            "segment_bytes": chance.choice([1, 600, 1 << 20]),
-            "policy": chance.choice([*policies, FullPolicy.SPILL, FullPolicy.SPILL]),
-            "messages_max": chance.choice([0, 0, 6, 12, 30]),
-            "dead_max": chance.choice([_DEAD_MAX, _DEAD_MAX, 3]),
-            "read_bytes": chance.choice([200, 400, 1 << 20]),
-            "values": chance.random() < 0.2,
-            "keep": chance.choice([0, 0, 0, 5]),
-            "purges": chance.random() < 0.3,
-            "deliveries": chance.choice([0, 0, 3]),
-            "in_flight": chance.choice([0, 1, 5]),
-            "by_key": chance.random() < 0.5,
+            "ack_timeout": rng.choice([1, 2, 6]),
+            "segment_bytes": rng.choice([1, 600, 1 << 20]),
+            "policy": rng.choice([*policies, FullPolicy.SPILL, FullPolicy.SPILL]),
+            "messages_max": rng.choice([0, 0, 6, 12, 30]),
+            "dead_max": rng.choice([_DEAD_MAX, _DEAD_MAX, 3]),
+            "read_bytes": rng.choice([200, 400, 1 << 20]),
+            "values": rng.random() < 0.2,
+            "keep": rng.choice([0, 0, 0, 5]),
+            "purges": rng.random() < 0.3,
+            "deliveries": rng.choice([0, 0, 3]),
+            "in_flight": rng.choice([0, 1, 5]),
+            "by_key": rng.random() < 0.5,
             "fates": ("kill", "cut", "stop", "dies", "full", "broken", "jump", *"------"),
         }
         assert drawn.keys() == {field.name for field in fields(cls)}
@@ -77,7 +75,7 @@ class Shape:
         return cls(**drawn)
 
     def settings(self, class_ids: list[int]) -> Settings:
-        """Of the bus."""
+        """Return the settings of the bus."""
         own = ClassSettings(messages_max=self.messages_max or None, last_values=self.values)
         dead = ClassSettings(messages_max=self.dead_max)
         return Settings(

@@ -1,6 +1,6 @@
-"""The journal's threads, each of whose turns is an event.
+"""The journal's threads, with each step as an event.
 
-Rule 1: what they do is the product's; when they do it, and in which order, is chance.
+The code is the product's; the time and order of its steps are random.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from simplebus.storage.journal import Journal
 from simplebus.storage.segment_reader import JournalReader
 
 if TYPE_CHECKING:
-    from tests.simulation.server import Server
+    from tests.simulation.server import SimulatedServer
 
 
-class _TryLater(BaseException):
+class _RetryLater(BaseException):
     """The writer would wait for a second."""
 
 
-class _Waits:
-    """Instead of the event for which the writer waits."""
+class _SteppedEvent:
+    """Replaces the event on which the writer waits."""
 
     def __init__(self) -> None:
         self.is_set = False
@@ -35,18 +35,18 @@ class _Waits:
     def wait(self, seconds: float) -> bool:
         if self.is_set:
             return True
-        raise _TryLater
+        raise _RetryLater
 
 
 class SteppedWriter(JournalWriter):
-    """The writer, each of whose turns is an event."""
+    """Journal writer whose steps are events."""
 
-    server: Server
-    """Set before one is made."""
+    server: SimulatedServer
+    """Set before an instance is created."""
 
     def __init__(self, journal: Journal, **told: Any) -> None:
         super().__init__(journal, **told)
-        self._is_stopping = _Waits()  # type: ignore[assignment]
+        self._is_stopping = _SteppedEvent()  # type: ignore[assignment]
 
     def put(self, work: WriteBatch | SegmentFloors) -> None:
         super().put(work)
@@ -60,7 +60,9 @@ class SteppedWriter(JournalWriter):
 
     def _later(self) -> None:
         world = self.server.world
-        world.after(world.random.choice([0.0001, 0.005, 0.05]), self.server.guarded(self._step))
+        world.call_later(
+            world.random.choice([0.0001, 0.005, 0.05]), self.server.while_process_lives(self._step)
+        )
 
     _retried: list[WriteBatch] | None = None
 
@@ -74,39 +76,39 @@ class SteppedWriter(JournalWriter):
                     return
             if not self._queue.empty():
                 self._write_pending()
-        except (_TryLater, OSError):
-            self.server.world.after(1.0, self.server.guarded(self._step))
+        except (_RetryLater, OSError):
+            self.server.world.call_later(1.0, self.server.while_process_lives(self._step))
 
     def _write_batches(self, batches: list[WriteBatch]) -> bool:
         try:
             return super()._write_batches(batches)
-        except _TryLater:
+        except _RetryLater:
             self._retried = batches
             raise
 
 
-class Token:
-    """The way from the writer to the event loop."""
+class SteppedTrioToken:
+    """Replaces the trio token with which the writer calls into the event loop."""
 
-    def __init__(self, server: Server) -> None:
+    def __init__(self, server: SimulatedServer) -> None:
         self._server = server
         self._calls: deque[tuple[Callable[..., None], tuple[object, ...]]] = deque()
 
     def run_sync_soon(self, what: Callable[..., None], *given: object) -> None:
         self._calls.append((what, given))
-        self._server.world.soon(self._server.guarded(self._next))
+        self._server.world.call_soon(self._server.while_process_lives(self._next))
 
     def _next(self) -> None:
-        """What is to be called is called in its order, whenever that is."""
+        """Run the next call, in order."""
         what, given = self._calls.popleft()
         what(*given)
 
 
 class SteppedReader:
-    """The reader, each of whose reads is an event."""
+    """Spill reader whose reads are events."""
 
-    server: Server
-    """Set before one is made."""
+    server: SimulatedServer
+    """Set before an instance is created."""
     failure_count = read_bytes = 0
 
     def __init__(
@@ -121,17 +123,17 @@ class SteppedReader:
         self._on_failure = on_failure
 
     def stop(self) -> None:
-        """Nothing is read any more."""
+        """Do nothing: no read is pending outside of events."""
 
     def put(self, read: SpillRead) -> None:
         world = self.server.world
         delay = world.random.choice([0.0001, 0.01, 0.3])
-        world.after(delay, self.server.guarded(self._read), read)
+        world.call_later(delay, self.server.while_process_lives(self._read), read)
 
     def _read(self, read: SpillRead) -> None:
         server = self.server
         server.promises.count("reads")
-        if server.world.chance(0.1):
+        if server.world.is_fault_due(0.1):
             self._on_failure(read)
             return
         try:

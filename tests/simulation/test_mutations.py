@@ -1,6 +1,6 @@
-"""Each promise is broken on purpose, and the simulation must notice, by its name.
+"""Mutation tests of the simulation: each broken promise must be detected, by name.
 
-Rule 1: a canary changes the product in one place, as a mistake would.
+A mutation changes the product in one place, as a bug would.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from simplebus.core.subscription.subscription import BrokerSubscription
 from simplebus.storage.journal import Journal
 from simplebus.storage.recovery import Segments
 from tests.simulation import run
-from tests.simulation.disk import Disk
-from tests.simulation.restarts import BrokenError
-from tests.simulation.run import live
+from tests.simulation.disk import SimulatedDisk
+from tests.simulation.restarts import BrokenPromiseError
+from tests.simulation.run import run_simulation
 
-CONFIRMED = "what is confirmed outlives the process"
+CONFIRMED = "confirmed messages survive restarts"
 SEEDS = 60
-"""In so many lives it is noticed at the latest."""
+"""Runs in which a mutation must be detected at the latest."""
 CALM: dict[str, Any] = {"fates": ("-",)}
 PLAIN: dict[str, Any] = {"messages_max": 0, "values": False, "purges": False, "keep": 0}
 GIVEN_UP = PLAIN | {"deliveries": 3, "level": Durability.DISK}
@@ -57,11 +57,11 @@ SPILLS = CALM | {
     "purges": False,
 }
 Original = Callable[..., Any]
-Canary = Callable[[Original], Original]
+Mutation = Callable[[Original], Original]
 
 
-def seldom(original: Original, instead: Callable[..., Any], every: int = 9) -> Original:
-    """The original, but for each so-many-th time."""
+def every_nth_call(original: Original, instead: Callable[..., Any], every: int = 9) -> Original:
+    """Return the original, except that each `every`-th call does `instead`."""
     times = 0
 
     def sometimes(*given: Any, **more: Any) -> Any:
@@ -72,30 +72,29 @@ def seldom(original: Original, instead: Callable[..., Any], every: int = 9) -> O
     return sometimes
 
 
-def nothing(*given: Any, **more: Any) -> None:
-    """Instead of something."""
+def do_nothing(*given: Any, **more: Any) -> None: ...
 
 
-def forgets_acks(original: Original) -> Original:
-    return seldom(original, nothing)
+def ignore_acks(original: Original) -> Original:
+    return every_nth_call(original, do_nothing)
 
 
-def skips_a_message(original: Original) -> Original:
+def skip_messages(original: Original) -> Original:
     def further(position: BrokerSubscription, cursor: int) -> None:
         original(position, min(cursor + 1, position.ring.head))
         position.window.ack_range(cursor, position.window.cursor)
 
-    return seldom(original, further)
+    return every_nth_call(original, further)
 
 
-def forgets_what_was_nacked(original: Original) -> Original:
+def forget_nacked_messages(original: Original) -> Original:
     def drop(position: Position, first: int, last: int, *how: Any, **more: Any) -> None:
         position._ack_timer.remove(first, last)
 
     return drop
 
 
-def loses_what_a_member_had(original: Original) -> Original:
+def lose_messages_of_leaving_members(original: Original) -> Original:
     def leave(group: Group, member: GroupMember) -> None:
         for span in [*member.pop_unsent(), *(span for _, span in member.pop_in_flight())]:
             group.window.ack_range(span.first, span.last)
@@ -104,26 +103,26 @@ def loses_what_a_member_had(original: Original) -> Original:
     return leave
 
 
-def sends_too_many(original: Original) -> Original:
+def exceed_in_flight_limit(original: Original) -> Original:
     return lambda position: original(position) + 2
 
 
-def counts_twice(original: Original) -> Original:
+def count_deliveries_twice(original: Original) -> Original:
     def sent(position: BrokerSubscription, piece: memoryview, count: int, tick: int) -> bytes:
         position.delivered_count += 1
         return bytes(original(position, piece, count, tick))
 
-    return seldom(original, sent)
+    return every_nth_call(original, sent)
 
 
-def leaves_out_a_record(original: Original) -> Original:
+def skip_records(original: Original) -> Original:
     def write(journal: Journal, entry: JournalEntry, lot: int) -> None:
         journal._class(entry.class_id)
 
-    return seldom(original, write)
+    return every_nth_call(original, write)
 
 
-def does_not_sync(original: Original) -> Original:
+def skip_sync(original: Original) -> Original:
     def settle(journal: Journal) -> None:
         for file in journal._files():
             file.settle()
@@ -131,26 +130,26 @@ def does_not_sync(original: Original) -> Original:
     return settle
 
 
-def looks_at_no_key(original: Original) -> Original:
+def ignore_keys(original: Original) -> Original:
     def enter(lanes: PartitionQueues, sequences: Iterable[int], of: Iterable[int]) -> list[int]:
         return list(original(lanes, sequences, [0 for _ in of]))
 
     return enter
 
 
-def confirms_at_once(original: Original) -> Original:
+def confirm_at_once(original: Original) -> Original:
     return property(lambda commit_log: False)  # type: ignore[return-value]
 
 
-def as_if_sent_once(original: Original) -> Original:
+def forget_attempts(original: Original) -> Original:
     return lambda first, last, attempts, **more: original(first, last, [], **more)
 
 
-def without_its_name(original: Original) -> Original:
+def forget_class_names(original: Original) -> Original:
     return lambda restoring, class_id, name: original(restoring, class_id, "")
 
 
-def counts_no_drops(original: Original) -> Original:
+def forget_drop_counts(original: Original) -> Original:
     def drop(store: Store, *given: Any) -> None:
         before = [(cls, cls.dropped_counts.copy()) for cls in store.classes.values()]
         original(store, *given)
@@ -160,106 +159,169 @@ def counts_no_drops(original: Original) -> Original:
     return drop
 
 
-def too_soon(original: Original) -> Original:
+def redeliver_too_soon(original: Original) -> Original:
     return lambda terms, attempts: 1
 
 
-def never_early(original: Original) -> Original:
+def ignore_delays(original: Original) -> Original:
     def rows(store: Store, cls: object, read: EnvelopeColumns, now: float) -> object:
         return original(store, cls, replace(read, not_before=None), now)
 
     return rows
 
 
-def never_expires(original: Original) -> Original:
+def ignore_expiry(original: Original) -> Original:
     def rows(store: Store, cls: object, read: EnvelopeColumns, now: float) -> object:
         return original(store, cls, replace(read, expires=None), now)
 
     return rows
 
 
-def forgets_the_last_value(original: Original) -> Original:
+def forget_last_value(original: Original) -> Original:
     return lambda values, *given: original(values, *given)[:-1]
 
 
-CANARIES: list[tuple[object, str, Canary, str, int, dict[str, Any]]] = [
-    (AckWindow, "ack_range", forgets_acks, "what is acknowledged does not come again", 0, {}),
-    (BrokerSubscription, "_advance_cursor", skips_a_message, "nothing is left out", 6, PLAIN),
+MUTATIONS: list[tuple[object, str, Mutation, str, int, dict[str, Any]]] = [
+    (AckWindow, "ack_range", ignore_acks, "acked messages are not redelivered", 0, {}),
+    (
+        BrokerSubscription,
+        "_advance_cursor",
+        skip_messages,
+        "first deliveries skip no message",
+        6,
+        PLAIN,
+    ),
     (
         Position,
         "nack",
-        forgets_what_was_nacked,
-        "what waits is delivered in the end",
+        forget_nacked_messages,
+        "the backlog is delivered in the end",
         1,
         PLAIN | CALM,
     ),
-    (Group, "remove_member", loses_what_a_member_had, "nothing is passed over", 0, PLAIN),
-    (Position, "_in_flight_capacity", sends_too_many, "windows are kept", 0, PLAIN),
-    (BrokerSubscription, "mark_sent", counts_twice, "counters add up", 1, PLAIN),
-    (Store, "dead_letter", lambda _: nothing, "nothing is passed over", 37, GIVEN_UP),
-    (ProducerStates, "set_progress", lambda _: nothing, "a number is stored once", 7, PLAIN),
-    (CommitLog, "must_defer_confirms", confirms_at_once, CONFIRMED, 14, CUT),
-    (Journal, "_write_entry", leaves_out_a_record, CONFIRMED, 1, CUT),
-    (Journal, "_sync_files", does_not_sync, CONFIRMED, 0, CUT),
-    (Disk, "_sync_folder", lambda _: nothing, CONFIRMED, 0, CUT),
-    (BrokerRestorer, "restore_producer", lambda _: nothing, "a number is stored once", 13, CUT),
+    (
+        Group,
+        "remove_member",
+        lose_messages_of_leaving_members,
+        "positions pass no undelivered message",
+        0,
+        PLAIN,
+    ),
+    (
+        Position,
+        "_in_flight_capacity",
+        exceed_in_flight_limit,
+        "in-flight limits are kept",
+        0,
+        PLAIN,
+    ),
+    (BrokerSubscription, "mark_sent", count_deliveries_twice, "counters add up", 1, PLAIN),
+    (
+        Store,
+        "parse_dead_letter",
+        lambda _: do_nothing,
+        "positions pass no undelivered message",
+        37,
+        GIVEN_UP,
+    ),
+    (
+        ProducerStates,
+        "set_progress",
+        lambda _: do_nothing,
+        "a message number is stored once",
+        7,
+        PLAIN,
+    ),
+    (CommitLog, "must_defer_confirms", confirm_at_once, CONFIRMED, 14, CUT),
+    (Journal, "_write_entry", skip_records, CONFIRMED, 1, CUT),
+    (Journal, "_sync_files", skip_sync, CONFIRMED, 0, CUT),
+    (SimulatedDisk, "_sync_folder", lambda _: do_nothing, CONFIRMED, 0, CUT),
+    (
+        BrokerRestorer,
+        "restore_producer",
+        lambda _: do_nothing,
+        "a message number is stored once",
+        13,
+        CUT,
+    ),
     (
         PartitionQueues,
         "enqueue",
-        looks_at_no_key,
-        "messages of a key come one after the other",
+        ignore_keys,
+        "messages with equal keys are delivered one after the other",
         2,
         KEYS,
     ),
-    (BrokerRestorer, "restore_position", lambda _: nothing, "durables outlive the process", 1, CUT),
-    (restore, "covering", as_if_sent_once, "deliveries are counted", 0, STOPPED),
-    (CommitLog, "append_refusal", lambda _: nothing, "what is said to be lost is", 0, KILLED),
-    (CommitLog, "append_purge", lambda _: nothing, "what is purged is nobody's", 8, PURGED),
-    (BrokerRestorer, "open_class", without_its_name, "names outlive the process", 0, CUT),
-    (Segments, "_say", lambda _: nothing, "what is left out is said", 0, TORN),
-    (Store, "_append_evicting_oldest", counts_no_drops, "what is dropped is counted", 0, OLDEST),
-    (Store, "_drop_newest", counts_no_drops, "what is dropped is counted", 0, NEWEST),
-    (DeliveryPolicy, "pause", too_soon, "nothing is sent again before its pause is over", 0, SLOW),
-    (Store, "build_rows", never_expires, "what has expired is not sent", 0, PLAIN),
-    (Store, "build_rows", never_early, "nothing is sent before it may be", 0, PLAIN),
-    (LastValues, "find_sequences", forgets_the_last_value, "last values are sent", 5, VALUES),
+    (BrokerRestorer, "restore_position", lambda _: do_nothing, "durables survive restarts", 1, CUT),
+    (restore, "covering", forget_attempts, "deliveries are counted", 0, STOPPED),
+    (
+        CommitLog,
+        "append_refusal",
+        lambda _: do_nothing,
+        "messages reported as lost are lost",
+        0,
+        KILLED,
+    ),
+    (
+        CommitLog,
+        "append_purge",
+        lambda _: do_nothing,
+        "purged messages are not delivered",
+        8,
+        PURGED,
+    ),
+    (BrokerRestorer, "open_class", forget_class_names, "class names survive restarts", 0, CUT),
+    (Segments, "_say", lambda _: do_nothing, "skipped records are logged", 0, TORN),
+    (
+        Store,
+        "_append_evicting_oldest",
+        forget_drop_counts,
+        "dropped messages are counted",
+        0,
+        OLDEST,
+    ),
+    (Store, "_drop_newest", forget_drop_counts, "dropped messages are counted", 0, NEWEST),
+    (DeliveryPolicy, "pause", redeliver_too_soon, "redeliveries respect the backoff", 0, SLOW),
+    (Store, "build_rows", ignore_expiry, "expired messages are not sent", 0, PLAIN),
+    (Store, "build_rows", ignore_delays, "delayed messages are not sent early", 0, PLAIN),
+    (LastValues, "find_sequences", forget_last_value, "last values are sent", 5, VALUES),
     (
         SpillReader,
         "_append_batch",
-        lambda _: nothing,
-        "what waits is delivered in the end",
+        lambda _: do_nothing,
+        "the backlog is delivered in the end",
         0,
         SPILLS,
     ),
 ]
-"""What is broken, how, by which promise it is noticed, in which life, and what that is like."""
+"""Owner, attribute, mutation, broken promise, seed, and scenario of each mutation."""
 
 
 @pytest.mark.parametrize(
-    ("kind", "name", "canary", "promise", "seed", "given"),
-    CANARIES,
-    ids=[f"{each[1]}: {each[3]}" for each in CANARIES],
+    ("kind", "name", "mutation", "promise", "seed", "given"),
+    MUTATIONS,
+    ids=[f"{each[1]}: {each[3]}" for each in MUTATIONS],
 )
-def test_a_broken_promise_is_noticed(
+def test_mutation_breaks_its_promise(
     monkeypatch: pytest.MonkeyPatch,
     kind: object,
     name: str,
-    canary: Canary,
+    mutation: Mutation,
     promise: str,
     seed: int,
     given: dict[str, Any],
 ) -> None:
-    """`seed` is one of those in which it is: the others are only looked at when it is not."""
-    monkeypatch.setattr(kind, name, canary(getattr(kind, name)))
+    """`seed` is one in which the mutation is detected; the others are tried only if it is not."""
+    monkeypatch.setattr(kind, name, mutation(getattr(kind, name)))
     monkeypatch.setattr(run, "CALM_SECONDS", 90.0)
-    noticed = []
+    failures = []
     for each in [seed, *range(SEEDS)]:
         try:
-            live(each, **given)
-        except BrokenError as error:
-            noticed.append(str(error).split(":")[0])
-            if noticed[-1] == promise:
+            run_simulation(each, **given)
+        except BrokenPromiseError as error:
+            failures.append(str(error).split(":")[0])
+            if failures[-1] == promise:
                 return
         except AssertionError as error:
-            noticed.append(repr(error))
-    raise AssertionError(f"nobody noticed; but for: {noticed}")
+            failures.append(repr(error))
+    raise AssertionError(f"nobody failures; but for: {failures}")

@@ -1,11 +1,10 @@
-"""Lives of a bus among faults, by their seeds: every promise holds in each of them.
+"""Random runs of a bus with faults: every promise must hold in each of them.
 
-pytest tests/simulation --seed 17         one life, told as it happens
-pytest tests/simulation --seeds 5000      so many
+    pytest tests/simulation --seed 17         one run, with a trace
+    pytest tests/simulation --seeds 5000      this many runs
 
-Rule 1: half of the lives are the same in each run, so that a change that breaks one shows who broke
-it; the others are new ones, so that what is rare is found some day. With CI in the environment all
-are the same: there a failure says something of the change. Whatever fails names its seed.
+Half of the seeds are fixed, so that a failure shows the change that caused it. The others are
+random, so that rare failures are found some day; in CI all are fixed. A failure names its seed.
 """
 
 from __future__ import annotations
@@ -15,11 +14,11 @@ import random
 
 import pytest
 
-from tests.simulation.run import live
+from tests.simulation.run import run_simulation
 
 IN_CI = bool(os.environ.get("CI"))
 CHUNK = 8
-"""Lives in one test, so that workers share them."""
+"""Runs per test, so that pytest workers share them."""
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -31,18 +30,18 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("seeds", chunks, ids=lambda chunk: f"{chunk[0]}-{chunk[-1]}")
 
 
-def test_what_is_promised_holds(seeds: tuple[int, ...], request: pytest.FixtureRequest) -> None:
-    tells = request.config.getoption("--seed") is not None
+def test_promises_hold_under_faults(seeds: tuple[int, ...], request: pytest.FixtureRequest) -> None:
+    is_verbose = request.config.getoption("--seed") is not None
     for seed in seeds:
         # Workers must agree on the names of tests: which lives are new is decided here.
-        if not tells and seed % 2 and not IN_CI:
+        if not is_verbose and seed % 2 and not IN_CI:
             seed = random.SystemRandom().randrange(1 << 32)
         try:
-            live(seed, tells=tells)
+            run_simulation(seed, is_verbose=is_verbose)
         except BaseException as error:
             error.add_note(f"seed {seed}; again: pytest tests/simulation -n 0 -s --seed {seed}")
             raise
 
 
-def test_a_life_is_the_same_each_time() -> None:
-    assert live(3).counts == live(3).counts
+def test_runs_are_reproducible() -> None:
+    assert run_simulation(3).counts == run_simulation(3).counts

@@ -1,8 +1,7 @@
-"""Simulated time: what happens when, and everything that chance decides.
+"""Simulated time and randomness.
 
-Rule 1: nothing happens but in events, one at a time, in the order of their times; of two at the
-same time the one that was asked for first. Nobody waits.
-Rule 2: chance is this `random` alone, so a seed is a life, over and over.
+Nothing happens outside of events, which run one at a time, ordered by time and then by request. All
+randomness comes from `World.random`, so a seed determines a run.
 """
 
 from __future__ import annotations
@@ -16,44 +15,44 @@ Action = Callable[..., object]
 
 
 class World:
-    """One run's clock, dice and diary."""
+    """Clock, event queue and random generator of one run."""
 
-    def __init__(self, seed: int, *, tells: bool = False) -> None:
+    def __init__(self, seed: int, *, is_verbose: bool = False) -> None:
         self.seed = seed
         self.random = random.Random(seed)
         self.now = 0.0
         """Seconds since the run began."""
-        self.calm = False
-        """Whether nothing fails any more."""
-        self.diary: list[str] = []
-        self.tells = tells
-        """Whether the diary is printed as it is written."""
+        self.is_calm = False
+        """True after the last fault of the run."""
+        self.trace_lines: list[str] = []
+        self.is_verbose = is_verbose
+        """True to print the trace."""
         self._events: list[tuple[float, int, Action, tuple[Any, ...]]] = []
         self._asked = 0
 
-    def after(self, seconds: float, action: Action, *given: Any) -> None:
-        """Have this happen so much later."""
+    def call_later(self, seconds: float, action: Action, *given: Any) -> None:
+        """Schedule `action` in `seconds`."""
         self._asked += 1
         heapq.heappush(self._events, (self.now + seconds, self._asked, action, given))
 
-    def soon(self, action: Action, *given: Any) -> None:
-        """Have it happen after a moment: sooner or later than other things asked for now."""
-        self.after(self.random.random() * 0.01, action, *given)
+    def call_soon(self, action: Action, *given: Any) -> None:
+        """Schedule `action` within 10 ms, in random order with others."""
+        self.call_later(self.random.random() * 0.01, action, *given)
 
     def run(self, until: float) -> None:
-        """Let happen what happens up to this time."""
+        """Run the events up to this time."""
         events = self._events
         while events and events[0][0] <= until:
             self.now, _, action, given = heapq.heappop(events)
             action(*given)
         self.now = until
 
-    def chance(self, probability: float) -> bool:
-        """Whether it happens this time. Never when all is calm."""
-        return self.random.random() < probability and not self.calm
+    def is_fault_due(self, probability: float) -> bool:
+        """Return True with this probability, but never after the last fault."""
+        return self.random.random() < probability and not self.is_calm
 
-    def say(self, *what: object) -> None:
-        """A line in the diary."""
-        if self.tells:
-            self.diary.append(f"{self.now:9.4f}  " + " ".join(map(str, what)))
-            print(self.diary[-1])
+    def trace(self, *what: object) -> None:
+        """Add a line to the trace."""
+        if self.is_verbose:
+            self.trace_lines.append(f"{self.now:9.4f}  " + " ".join(map(str, what)))
+            print(self.trace_lines[-1])

@@ -15,10 +15,10 @@ from tests.behaviour.wire_peer_v2 import ack, connect_version2, subscribe
 from tests.models.last_value_model import (
     LastValueWriter,
     drain_class,
-    read_last_values,
     open_late_reader,
     payload,
     payloads,
+    read_last_values,
 )
 
 
@@ -88,7 +88,8 @@ def test_copy_expires_with_the_original() -> None:
         drain_class(bus)
     assert bus.statistics(1).carried >= 1
     (got, _) = sorted(
-        open_late_reader(bus).receive_deliveries(), key=lambda each: payload(each.content, each.kind)
+        open_late_reader(bus).receive_deliveries(),
+        key=lambda each: payload(each.content, each.kind),
     )[::-1]
     about, text = envelope_batch.decode(got.content)
     assert text == b"old"
