@@ -96,9 +96,9 @@ class PatternPage(Generic[V]):
             number = len(self.values)
             self.patterns.append(key.pattern)
             self.values.append(value)
-        more = range(len(self._segment_bits), len(key.rest))
-        self._segment_bits += [{} for _ in more]
-        self._tail_bits_by_length += [0 for _ in more]
+        missing = range(len(self._segment_bits), len(key.rest))
+        self._segment_bits += [{} for _ in missing]
+        self._tail_bits_by_length += [0 for _ in missing]
         self._toggle(key, number)
         return number
 
@@ -129,25 +129,27 @@ class PatternPage(Generic[V]):
         matches.
         """
         count = len(segments)
-        closed = self._exact_bits_by_length.get(count, 0)
-        alive, bits = closed | self._tail_bits, 0
-        if not alive:
+        exact_bits = self._exact_bits_by_length.get(count, 0)
+        candidates, bits = exact_bits | self._tail_bits, 0
+        if not candidates:
             return 0
-        for table, segment, opens in zip(
+        for table, segment, tail_bits in zip(
             self._segment_bits, segments, self._tail_bits_by_length, strict=False
         ):
-            if opens:
-                bits |= alive & opens
-            alive &= table.get(segment, 0) | table.get(ONE_SEGMENT, 0)
-            if not alive:
+            if tail_bits:
+                bits |= candidates & tail_bits
+            candidates &= table.get(segment, 0) | table.get(ONE_SEGMENT, 0)
+            if not candidates:
                 return bits
         if count > len(self._segment_bits):
-            return bits | alive & self._tail_bits_by_length[-1]
-        return bits | alive & (closed | self._tail_bits_by_length[count] & ~self._one_or_more_bits)
+            return bits | candidates & self._tail_bits_by_length[-1]
+        return bits | candidates & (
+            exact_bits | self._tail_bits_by_length[count] & ~self._one_or_more_bits
+        )
 
-    def matched_values(self, found: int) -> list[V]:
+    def matched_values(self, bits: int) -> list[V]:
         """Return the values of these bits."""
-        flags = f"{found:b}"[::-1]
+        flags = f"{bits:b}"[::-1]
         return [
             value
             for value, flag in zip(self.values, flags, strict=False)
@@ -294,7 +296,7 @@ class PatternIndex(Generic[V]):
 
 def matched_values(hits: PageMatches[V]) -> list[V]:
     """Return the values of the matching patterns."""
-    return [value for page, found in hits for value in page.matched_values(found)]
+    return [value for page, bits in hits for value in page.matched_values(bits)]
 
 
 def _parse_key(pattern: str) -> _PatternKey:

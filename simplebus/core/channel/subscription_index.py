@@ -242,9 +242,9 @@ class _MatchCache(Generic[K, T]):
             assert sum(map(len, half.values())) <= self._values_max
 
 
-def _in_insertion_order(stored: Iterable[_Values[T]]) -> tuple[T, ...]:
+def _in_insertion_order(values_by_pattern: Iterable[_Values[T]]) -> tuple[T, ...]:
     """Return all values of some patterns in order of insertion."""
-    pairs = _pairs(stored)
+    pairs = _pairs(values_by_pattern)
     pairs.sort()  # Insertion numbers are unique, so values are never compared.
     return tuple([value for _, value in pairs])
 

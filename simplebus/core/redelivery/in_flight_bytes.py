@@ -40,9 +40,9 @@ class InFlightBytes:
         cursor = min(window.cursor, ring.head)
         if in_flight_count == cursor - floor:
             return ring.range_bytes(floor, cursor)
-        since = max(self._measured_cursor, floor)
-        older = max(0, in_flight_count - (cursor - since))
-        size = ring.range_bytes(since, cursor) + self._measured_bytes * older // max(
+        measured_end = max(self._measured_cursor, floor)
+        older_count = max(0, in_flight_count - (cursor - measured_end))
+        size = ring.range_bytes(measured_end, cursor) + self._measured_bytes * older_count // max(
             1, self._measured_count
         )
         if size < IN_FLIGHT_BYTES:

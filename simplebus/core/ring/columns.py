@@ -82,14 +82,14 @@ class RingColumns:
 
     def missing_row_bytes(self, rows: MessageRows) -> int:
         """Return the memory per row of the columns that these rows need and that do not exist."""
-        missing = 0
+        byte_count = 0
         if self.channels is None and not (isinstance(rows.channels, int) and rows.channels == 0):
-            missing += 4
+            byte_count += 4
         if self.expires is None and rows.expires is not None:
-            missing += 8
+            byte_count += 8
         if self.not_before is None and rows.not_before is not None:
-            missing += 8
-        return missing
+            byte_count += 8
+        return byte_count
 
     def add_missing_columns(self, rows: MessageRows, slot_count: int) -> None:
         """Allocate the columns that these rows need. Raises MemoryError without allocating any."""

@@ -128,12 +128,12 @@ def _parse_subject(text: str) -> list[list[tuple[str, str]]]:
 
 def _split_parts(text: str) -> Iterator[tuple[str, str]]:
     """Yield the parts of a subject and the separator behind each; "" behind the last."""
-    begin = 0
+    start = 0
     for token in _TOKEN.finditer(text):
         if token[3]:
-            yield text[begin : token.start()], token[3]
-            begin = token.end()
-    yield text[begin:], ""
+            yield text[start : token.start()], token[3]
+            start = token.end()
+    yield text[start:], ""
 
 
 def _parse_value(escaped: str) -> str:

@@ -27,7 +27,7 @@ from tests.behaviour.wire_peer_v2 import (
     subscribe,
 )
 from tests.core.broker.test_inquire import position_report
-from tests.core.test_dead_letters import letters, why
+from tests.core.test_dead_letters import dead_headers, fetch_dead_letters
 from tests.models.key_order_model import encode_with_key
 
 KINDS: list[dict[str, Any]] = [{}, {"group": "g"}, {"group": "g", "by_key": True}]
@@ -84,8 +84,8 @@ def test_message_that_kills_its_consumer_backs_off_and_becomes_a_dead_letter(
     for _ in range(30):
         advance_tick(bus)
         assert (reconnect_version1(bus) if kind is None else reconnect_version2(bus, **kind)) == []
-    [(letter, _)] = letters(bus)
-    assert why(letter, "reason", "attempts") == ("max_deliveries", "4")
+    [(letter, _)] = fetch_dead_letters(bus)
+    assert dead_headers(letter, "reason", "attempts") == ("max_deliveries", "4")
     assert bus.statistics(1).ring.message_count == 0
 
 
@@ -95,7 +95,9 @@ def test_other_messages_are_not_delayed_in_version_2(kind: dict[str, Any]) -> No
     connect_version2(bus, publish_envelopes(1, 0, encode_with_key(b"a")))
     for _ in range(2):
         assert reconnect_version2(bus, **kind) == [0]
-    peer = connect_version2(bus, subscribe(1, 5, **kind), publish_envelopes(1, 0, encode_with_key(b"b")))
+    peer = connect_version2(
+        bus, subscribe(1, 5, **kind), publish_envelopes(1, 0, encode_with_key(b"b"))
+    )
     assert [(m.message_id, m.attempt) for m in peer.receive_deliveries()] == [(1, 1)]
     peer.send(ack(5, 1, 2))
     for _ in range(12):
@@ -224,7 +226,7 @@ def test_inherited_delay_of_version_1_is_limited_to_its_own_delay(
     said, waited = position_report(bus), min(seconds, 6)
     assert said.session == heir.session.session_id
     assert (said.waits, said.put_off, said.put_off_seconds) == ("time", 1, waited)
-    assert said.waits_for.startswith("time: 2 messages are put off"), "and what is behind it"
+    assert said.waits_for.startswith("a delay: 2 messages are delayed"), "and what is behind it"
     assert (said.unsent, said.again, said.alone_seconds) == (1, 0, 0)
     heard = []
     for tick in range(1, 10):

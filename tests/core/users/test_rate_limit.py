@@ -182,7 +182,7 @@ def test_unconfirmed_waiting_messages_are_dropped_on_disconnect() -> None:
     bus = BrokerHarness()
     bus.broker.rate_limits.set_address_rate(RateLimit(2))
     ada = Version2Peer(bus, bus.broker.open_session(address=ADDRESS))
-    ada.send(wire_peer_v2.connect(1), wire_peer_v2.publish(1, 0, *numbered(5)))
+    ada.send(wire_peer_v2.connect_request(1), wire_peer_v2.publish(1, 0, *numbered(5)))
     assert stored_payloads(bus) == 2
     ada.disconnect()
     set_time(bus, 100.0)
@@ -208,7 +208,7 @@ def test_waiting_messages_keep_publisher_order(
     peers = [Version2Peer(bus, bus.broker.open_session(address=ADDRESS)) for _ in range(3)]
     sent = [0, 0, 0]
     for peer in peers:
-        peer.send(wire_peer_v2.connect(1, 2))
+        peer.send(wire_peer_v2.connect_request(1, 2))
     reader = bus.peer(connect(1, 2), subscribe(1), subscribe(2))
     for who, count in said:
         payloads = [b"%d %d" % (who, sent[who] + n) for n in range(count)]
