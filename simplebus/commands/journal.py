@@ -158,7 +158,7 @@ def _summary_lines(summary: ClassSummary) -> list[str]:
     for durable in summary.durables:
         window = durable.window
         group = f" of the group {durable.group}" if durable.group else ""
-        channels = f", for {' '.join(durable.channels)}" if durable.channels else ""
+        channels = f", for {' '.join(durable.patterns)}" if durable.patterns else ""
         lines.append(
             f"  durable {durable.durable}{group}{channels}: all below {window.floor} "
             f"acknowledged, {summary.head - window.cursor:,} not sent yet"

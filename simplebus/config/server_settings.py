@@ -129,7 +129,7 @@ def server_settings(
         )
     except ValueError as error:
         raise ValueError(in_options(str(error))) from None
-    if chosen.spills and data_dir is None:
+    if chosen.has_spilling_class and data_dir is None:
         own = chosen.classes.items()
         spilling = [
             f"classes.{name}.full" for name, each in own if each.full_policy is FullPolicy.SPILL
@@ -139,8 +139,8 @@ def server_settings(
         why = "spill keeps on disk what does not fit into memory: it needs --data-dir"
         raise ValueError("\n".join(f"{each}: {why}" for each in spilling))
     for asked in last_values or ():
-        found = chosen.of_class(-1 if asked.id is None else asked.id, asked.name or "")
-        if found.last_values is None and chosen.policy(found) is FullPolicy.SPILL:
+        found = chosen.settings_for_class(-1 if asked.id is None else asked.id, asked.name or "")
+        if found.last_values is None and chosen.full_policy_for(found) is FullPolicy.SPILL:
             what = asked.name or asked.id
             raise ValueError(f"--last-values {what}: it spills, and such a class keeps none")
     return chosen

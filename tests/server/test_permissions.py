@@ -171,7 +171,7 @@ async def test_a_class_is_named_by_who_has_to_do_with_its_id() -> None:
     )
     async with guarded(ADA, mine) as server:
         for named, why in (
-            (NamedClass(id=9, name="mine.nine"), "nothing to do with class 9"),
+            (NamedClass(id=9, name="mine.nine"), "has no permissions in class 9"),
             (NamedClass(name="mine.x", subjects=["eu.>"]), "may not bind subjects"),
         ):
             peer = await connect(server)

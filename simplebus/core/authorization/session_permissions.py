@@ -188,8 +188,7 @@ def mask_unknown_class(session: Session, refusal: FrameRefused) -> FrameRefused:
     """Return a refusal for an unknown class as it may be sent to the session.
 
     A session without permissions in the class gets `unauthorized`, so it cannot find out which
-    classes
-    exist.
+    classes exist.
     """
     grants = session.grants
     if (

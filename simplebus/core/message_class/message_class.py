@@ -91,7 +91,7 @@ class MessageClass:
         self.named_positions: dict[tuple[str, str], BrokerSubscription] = {}
         """Durables and groups by `position_key`."""
         self.backlog_window = AckWindow(floor=0)
-        """Messages that no position has acknowledged; see the module."""
+        """Ack window of the backlog."""
         self.backlog_handover = PositionHandover()
         """Delivery state of the backlog's messages that former subscriptions received."""
         self.spill: ClassSpill | None = None

@@ -17,7 +17,7 @@ from msgspec import Meta
 
 from simplebus.core.authorization.session_permissions import visible_scope
 from simplebus.core.errors import Reason, RemoteProtocolError
-from simplebus.core.limits import BACKOFF_MAX, DELIVERIES_MAX
+from simplebus.core.limits import BACKOFF_STEPS_MAX, DELIVERIES_MAX
 from simplebus.core.protocol.requests import Seconds
 from simplebus.core.session.session import Session
 from simplebus.core.subscription.subscription import BrokerSubscription
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 class _Agreed(msgspec.Struct, frozen=True):
     ack: Seconds
     deliveries: Annotated[int, Meta(ge=0, le=DELIVERIES_MAX)] = 0
-    backoff: Annotated[list[Seconds], Meta(max_length=BACKOFF_MAX)] = []
+    backoff: Annotated[list[Seconds], Meta(max_length=BACKOFF_STEPS_MAX)] = []
 
 
 class Judge:
@@ -46,7 +46,7 @@ class Judge:
         """A durable or a group that was asked for here is this user's, as the cluster says; empty
         for nobody's. Returns whether who asks may change it. Raises RemoteProtocolError
         (unauthorized) where he may not have it, or not have it moved."""
-        answers = self._broker.connection_requests
+        answers = self._broker.subscription_manager
         answers.quotas.change_owner(position, owner)
         patterns = tuple(position.channel_filter.patterns) if position.channel_filter else ()
         askers = askers_of(self._broker, position)
@@ -77,7 +77,7 @@ class Judge:
             return
         position.delivery_policy = replace(
             position.delivery_policy,
-            ack_ticks=self._ticks(agreed.ack),
+            ack_timeout_ticks=self._ticks(agreed.ack),
             deliveries_max=agreed.deliveries,
             backoff_ticks=tuple(map(self._ticks, agreed.backoff)),
         )
