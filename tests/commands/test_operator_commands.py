@@ -321,7 +321,7 @@ def test_who_is_stopped_before_a_letter_is_purged_loses_none(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(dead_letters, "purge", killed)
+        patch.setattr(dead_letters, "purge_letters", killed)
         with pytest.raises(BaseException):  # noqa: B017, PT011 - in a group, or alone.
             run(server, "dlq", "requeue", "stopped", "--all")
     assert len(objects(server, "dlq", "show", "stopped")) == 3
