@@ -1,4 +1,4 @@
-"""simplebus: a message bus that acknowledges every message.
+"""simplebus: a message broker in which every message is acknowledged.
 
     @simplebus.message(name="greetings")
     class Greeting(msgspec.Struct):
@@ -10,17 +10,27 @@
             async for greeting in greetings:
                 print(greeting.text)
 
-A map of the package:
+The packages, in import order:
 
-    core/     the engine and the client's half of the protocol: pure, no I/O, no clock
-    client/   bus (trio and asyncio) and blocking: thin drivers of the client core; types and codecs
-    bridge/   copies classes between buses, and to and from NATS servers
-    gateway/  a bus between modules of one process, and gateways made of them
-    memory    a bus in this process: engine and client without a socket
-    server/   listeners and connections around the engine, on trio
-    demo/     a drill with real processes, and a verdict on what it showed
-    bench/    how fast the bus is on this machine
-    cli       the command line over all of them; `pipes` is its pub and sub
+    core/       the broker and the binary protocol, without I/O: classes, positions, sessions
+    nats/       the NATS protocol: parser, subjects, permissions, NATS clients at the broker
+    client/     `Bus` for trio and asyncio, `BlockingBus` for threads, codecs and credentials
+    storage/    the journal on disk: segments, checkpoints, recovery
+    net/        sockets, TLS and connections to NATS servers
+    jetstream/  classes that are stored in a JetStream cluster instead of this process
+    monitor/    panels and tables of the live monitor
+    server/     the server: listeners, connections, journal, HTTP, metrics, shutdown
+    bridge/     copies classes between buses, and to and from NATS servers
+    config/     configuration files and their check
+    memory/     `MemoryBus`: a broker and its clients in one process
+    gateway/    `ModuleBus` between the modules of a process, and gateways made of modules
+    spark/      source and sink for Apache Spark
+    testing/    pytest fixtures and the conformance suite
+    demo/       a demonstration with real processes, and its verdict
+    bench/      benchmark of the bus on this machine
+    console/    helpers of command line programs
+    commands/   the subcommands of `simplebus`
+    cli         the command line
 """
 
 from __future__ import annotations
@@ -53,7 +63,7 @@ if TYPE_CHECKING:
     from simplebus.gateway.messages import ModuleMessage
     from simplebus.memory.bus import MemoryBus
 else:
-    _WHERE = {
+    _MODULES = {
         "Access": "simplebus.client.credentials",
         "Batch": "simplebus.client.core.messages",
         "Binding": "simplebus.client.message_types",
@@ -85,12 +95,12 @@ else:
         "connect_blocking": "simplebus.client.blocking.bus",
         "message": "simplebus.client.message_types",
     }
-    """In which module each public name is: what is not used is not loaded, by the server least."""
+    """Module of each public name. A module is imported when its name is first used."""
 
     def __getattr__(name):
-        if name not in _WHERE:
+        if name not in _MODULES:
             raise AttributeError(f"module 'simplebus' has no attribute {name!r}")
-        value = globals()[name] = getattr(importlib.import_module(_WHERE[name]), name)
+        value = globals()[name] = getattr(importlib.import_module(_MODULES[name]), name)
         return value
 
     def __dir__():

@@ -1,4 +1,4 @@
-"""`python -m simplebus` is the command line."""
+"""Command line: `python -m simplebus`."""
 
 from simplebus.cli import main
 

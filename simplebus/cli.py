@@ -44,7 +44,7 @@ from simplebus.config.parse import (
     parse_start,
     parse_url,
 )
-from simplebus.console.errors import MEMORY_STATUS, USAGE_STATUS, fail, leaves, sentence
+from simplebus.console.errors import MEMORY_STATUS, USAGE_STATUS, fail, flatten_errors, describe_error
 from simplebus.console.installation import find_conflict
 from simplebus.core.errors import BusError
 from simplebus.core.limits import CLASS_ID_MAX, DELIVERIES_MAX
@@ -541,7 +541,7 @@ def main() -> None:
     try:
         app(prog_name="simplebus")
     except (BaseExceptionGroup, BusError, OSError, MemoryError, KeyboardInterrupt) as error:
-        causes = leaves(error)
+        causes = flatten_errors(error)
         if any(isinstance(cause, KeyboardInterrupt) for cause in causes):
             sys.exit(130)
         if not all(isinstance(cause, (BusError, OSError, MemoryError)) for cause in causes):
@@ -549,5 +549,5 @@ def main() -> None:
         if isinstance(causes[0], BrokenPipeError):  # Whoever read what we print has read enough.
             sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - for the flush at exit.
         else:
-            typer.echo(f"simplebus: {sentence(causes[0])}", err=True)
+            typer.echo(f"simplebus: {describe_error(causes[0])}", err=True)
         sys.exit(MEMORY_STATUS if isinstance(causes[0], MemoryError) else 1)

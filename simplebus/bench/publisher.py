@@ -14,7 +14,7 @@ import trio
 
 import simplebus
 from simplebus.bench.traffic import payloads
-from simplebus.console.workers import end_with_input
+from simplebus.console.workers import cancel_at_stdin_end
 
 _BATCH_BYTES = 128 * 1024
 
@@ -24,7 +24,7 @@ async def main() -> None:
     class_id, run, count, size = map(int, sys.argv[2:])
     most = max(1, _BATCH_BYTES // size)
     async with simplebus.connect(url, reconnect=None) as bus, trio.open_nursery() as nursery:
-        nursery.start_soon(end_with_input, nursery.cancel_scope)
+        nursery.start_soon(cancel_at_stdin_end, nursery.cancel_scope)
         print(time.monotonic(), flush=True)
         for first in range(0, count, most):
             batch = payloads(run=run, first=first, count=min(most, count - first), size=size)

@@ -24,8 +24,8 @@ from rich.progress import Progress
 import simplebus
 from simplebus.bench.traffic import PAYLOAD_BYTES_MIN, RUNS, payloads, quantiles
 from simplebus.commands.pubsub import progress
-from simplebus.console.stdin_lines import Lines
-from simplebus.console.workers import Worker, WorkerError, Workers, open_workers, sentences
+from simplebus.console.stdin_lines import LineReader
+from simplebus.console.workers import Worker, WorkerError, Workers, open_workers, error_texts
 
 _SERVE = (
     *("serve", "--host", "127.0.0.1", "--port", "0", "--no-nats", "--no-http"),
@@ -85,7 +85,7 @@ async def measure(plan: Plan, url: str | None) -> list[str]:
                     latencies = quantiles(await _latencies(plan, at, bar))
                 nursery.cancel_scope.cancel()
     except* WorkerError as errors:
-        sentence = sentences(errors)[0]
+        sentence = error_texts(errors)[0]
     if sentence:
         raise WorkerError(sentence)
     return report(plan, Result(seconds, redelivered, leftovers, latencies))
@@ -157,7 +157,7 @@ async def _address(process: trio.Process) -> str:
     line = ""
     assert process.stdout is not None
     with trio.move_on_after(_START_SECONDS):
-        line = await anext(Lines(process.stdout.receive_some), "")
+        line = await anext(LineReader(process.stdout.receive_some), "")
     if not line.startswith(_READY):
         raise WorkerError(f"the server did not say that it is ready; it said {line!r}")
     return line.removeprefix(_READY).split()[0]
@@ -182,7 +182,7 @@ async def _throughput(
     for watcher in watchers:
         await watcher.until_ready()
     publisher = await workers.start("publisher", "simplebus.bench.publisher", *arguments)
-    publisher.may_end = True
+    publisher.is_exit_expected = True
     async with trio.open_nursery() as nursery:
         for watcher in watchers:
             nursery.start_soon(watcher.until_done)
@@ -191,7 +191,7 @@ async def _throughput(
             bar.update(task, completed=sum(watcher.seen for watcher in watchers))
     began = float(await anext(publisher.lines))
     for watcher in watchers:
-        await watcher.worker.finish()
+        await watcher.worker.end_input()
     bar.remove_task(task)
     return (
         max(watcher.ended for watcher in watchers) - began,

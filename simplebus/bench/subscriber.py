@@ -16,7 +16,7 @@ import trio
 
 import simplebus
 from simplebus.bench.traffic import Check, TrafficError
-from simplebus.console.workers import end_with_input
+from simplebus.console.workers import cancel_at_stdin_end
 from simplebus.core.limits import MESSAGE_ID_MASK
 
 _SAY_SECONDS = 0.2
@@ -60,7 +60,7 @@ async def main() -> None:
     url = sys.argv[1]
     class_id, run, count, size = map(int, sys.argv[2:])
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(end_with_input, nursery.cancel_scope)
+        nursery.start_soon(cancel_at_stdin_end, nursery.cancel_scope)
         await follow(url, class_id, Check(run=run, count=count, size=size))
 
 

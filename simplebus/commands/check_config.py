@@ -24,7 +24,7 @@ from simplebus.config.messages import as_said, options_in
 from simplebus.config.mistakes import MISTAKES_MAX
 from simplebus.config.parse import HOSTS
 from simplebus.config.server_settings import server_settings
-from simplebus.console.errors import CONFIG_STATUS, fail, sentence
+from simplebus.console.errors import CONFIG_STATUS, fail, describe_error
 
 CHECK_HELP = (
     "Say what is wrong with a configuration file, if anything is.\n\n"
@@ -141,7 +141,7 @@ def _contradictions(context: typer.Context) -> tuple[dict[str, list[str]], list[
         return None
 
     def note_file(error: OSError) -> None:
-        note(ValueError(_with_option(sentence(error), context)), [])
+        note(ValueError(_with_option(describe_error(error), context)), [])
 
     def note(error: ValueError, names: list[str]) -> None:
         for said in str(as_said(error, context)).splitlines():

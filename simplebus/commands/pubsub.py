@@ -21,7 +21,7 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 
 import simplebus
 from simplebus.client.message_builder import PublishOptions
-from simplebus.console.stdin_lines import standard_input
+from simplebus.console.stdin_lines import read_stdin_lines
 
 _BATCH_BYTES = 256 * 1024
 _BATCHES_PER_SECOND = 100
@@ -67,8 +67,8 @@ async def publish_input(url: str, class_id: int | str, about: PublishOptions) ->
     """Publish each line of standard input, without its line end. Returns how many."""
     count = 0
     async with simplebus.connect(url, reconnect=None) as bus:
-        typed = standard_input()
-        while lines := await typed.some():
+        typed = read_stdin_lines()
+        while lines := await typed.read_lines():
             await bus.publish_many(lines, class_id=class_id, confirm=False, **about)
             count += len(lines)
         await bus.drain()

@@ -1,7 +1,7 @@
-"""How a command says what went wrong.
+"""Exit statuses of commands, and printing of errors.
 
-Rule 1: a sentence on standard error for each thing that is wrong, and an exit status. Those above 2
-are of sysexits.h, whose names systemd knows.
+Each error is one sentence on standard error. Statuses above 2 are those of sysexits.h, whose names
+systemd shows.
 """
 
 from __future__ import annotations
@@ -11,36 +11,36 @@ from typing import NoReturn
 import typer
 
 USAGE_STATUS = 2
-"""Options that make no sense. Trying again does not help."""
+"""Invalid options. A retry does not help."""
 CONFIG_STATUS = 78
-"""A configuration file with mistakes. Trying again does not help."""
+"""Invalid configuration file. A retry does not help."""
 
 UNAVAILABLE_STATUS = 69
-"""An address cannot be listened on."""
+"""Cannot listen on an address."""
 MEMORY_STATUS = 71
-"""There is not enough memory to begin."""
+"""Not enough memory to start."""
 JOURNAL_STATUS = 74
-"""The data directory cannot be used."""
+"""Cannot use the data directory."""
 BUSY_STATUS = 75
-"""Another server uses the data directory."""
+"""The data directory is used by another server."""
 
 
 def fail(text: str, *, status: int = 1) -> NoReturn:
-    """Say each line on standard error and end the command."""
+    """Print each line of `text` on standard error and end the command with `status`."""
     for line in text.splitlines():
         typer.echo(f"simplebus: {line}", err=True)
     raise typer.Exit(status)
 
 
-def leaves(error: BaseException) -> list[BaseException]:
-    """The errors in a group of errors, or the error itself."""
+def flatten_errors(error: BaseException) -> list[BaseException]:
+    """Return the errors in an exception group, or the error itself."""
     if isinstance(error, BaseExceptionGroup):
-        return [leaf for part in error.exceptions for leaf in leaves(part)]
+        return [leaf for part in error.exceptions for leaf in flatten_errors(part)]
     return [error]
 
 
-def sentence(error: BaseException) -> str:
-    """What an error says, without its number."""
+def describe_error(error: BaseException) -> str:
+    """Return the message of an error, without an error number."""
     if isinstance(error, OSError) and error.strerror:
         return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
     if isinstance(error, MemoryError):

@@ -1,8 +1,8 @@
-"""Lines to a descriptor that nobody may read: a journal that stalls, a terminal that was stopped.
+"""Writer of lines to a descriptor whose reader may be slow or stopped.
 
-Rule 1: who says a line never waits: a thread writes it. What is more than fits while nobody reads
-is counted, and that is said when somebody does.
-Rule 2: the end of the process waits for what was said, and not for long.
+A thread writes, so the caller never waits. Lines that exceed the buffer are dropped and counted;
+the count is written before the next line that fits. The end of the process waits a short time for
+buffered lines.
 """
 
 from __future__ import annotations
@@ -15,72 +15,75 @@ import select
 import threading
 from collections.abc import Callable
 
-WAITING_BYTES_MAX = 4 << 20
-"""Of lines that nobody has read yet."""
-FAREWELL_SECONDS_MAX = 1.0
-LEFT_OUT = "{} lines were left out: nobody read them in time"
+BUFFER_BYTES_MAX = 4 << 20
+"""Bytes of lines that are not written yet."""
+FLUSH_SECONDS_MAX = 1.0
+DROPPED_LINES_TEXT = "{} lines were dropped because they were not read in time"
 
 
 class LineWriter:
-    """Of one descriptor, which is somebody else's."""
+    """Writes lines to one descriptor, which it does not close."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
         self._lines: queue.SimpleQueue[bytes] = queue.SimpleQueue()
-        self._waiting = 0
-        """Bytes of these, and of the one that is being written."""
-        self._left = 0
-        """How many did not fit since that was said last."""
+        self._buffered_bytes = 0
+        """Bytes of the queued lines and of the line that is being written."""
+        self._dropped_count = 0
+        """Lines dropped since the last report."""
         self._lock = threading.Lock()
         self._is_empty = threading.Event()
         self._thread: threading.Thread | None = None
 
-    def begin(self) -> None:
-        """Have the thread there before there is anything to be said: when that is that memory is
-        short, none can be made."""
+    def start(self) -> None:
+        """Start the thread before the first line: when memory is short, no thread can be started."""
         with self._lock:
-            self._begin()
+            self._start_thread()
 
-    def _begin(self) -> None:
+    def _start_thread(self) -> None:
         if self._thread is not None:
             return
         thread = threading.Thread(target=self._run, name="lines", daemon=True)
-        with contextlib.suppress(RuntimeError):  # There is none to be had: with the next line.
+        with contextlib.suppress(RuntimeError):  # No thread available: the next line retries.
             thread.start()
             self._thread = thread
-            atexit.register(self.finish)
+            atexit.register(self.flush)
 
-    def say(self, line: str, left_out: Callable[[int], str] = LEFT_OUT.format) -> None:
-        """Have a line written, without its end. `left_out` says how many lines were."""
+    def write_line(
+        self, line: str, format_dropped: Callable[[int], str] = DROPPED_LINES_TEXT.format
+    ) -> None:
+        """Queue a line, without its line end. `format_dropped` makes the text for a number of
+        dropped lines.
+        """
         with self._lock:
-            if self._left:
-                line = f"{left_out(self._left)}\n{line}"
+            if self._dropped_count:
+                line = f"{format_dropped(self._dropped_count)}\n{line}"
             raw = line.encode("utf-8", "backslashreplace") + b"\n"
-            if self._waiting and self._waiting + len(raw) > WAITING_BYTES_MAX:
-                self._left += 1
+            if self._buffered_bytes and self._buffered_bytes + len(raw) > BUFFER_BYTES_MAX:
+                self._dropped_count += 1
                 return
-            self._left = 0
-            self._waiting += len(raw)
+            self._dropped_count = 0
+            self._buffered_bytes += len(raw)
             self._is_empty.clear()
             self._lines.put(raw)
-            self._begin()
+            self._start_thread()
 
-    def finish(self) -> None:
-        """Wait until what was said is written, but not for long."""
+    def flush(self) -> None:
+        """Wait up to FLUSH_SECONDS_MAX until all lines are written."""
         if self._thread is not None:
-            self._is_empty.wait(FAREWELL_SECONDS_MAX)
+            self._is_empty.wait(FLUSH_SECONDS_MAX)
 
     def _run(self) -> None:
         while True:
             raw = self._lines.get()
             self._write(raw)
             with self._lock:
-                self._waiting -= len(raw)
-                if not self._waiting:
+                self._buffered_bytes -= len(raw)
+                if not self._buffered_bytes:
                     self._is_empty.set()
 
     def _write(self, raw: bytes) -> None:
-        with contextlib.suppress(OSError):  # Nobody reads any more.
+        with contextlib.suppress(OSError):  # The reader is gone.
             while raw:
                 try:
                     raw = raw[os.write(self._descriptor, raw) :]

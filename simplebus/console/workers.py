@@ -1,9 +1,8 @@
-"""Processes that the demo and the bench start: told what to do on standard input, heard on standard
-output.
+"""Worker processes of the demo and the bench, controlled through standard input and output.
 
-Rule 1: whoever starts workers ends them, by their pid, whatever happens. A worker whose standard
-input ends, ends too: so none outlives its parent.
-Rule 2: Ctrl-C in the terminal is for the parent alone. It decides what becomes of its workers.
+The parent always kills its workers by pid, and a worker ends when its standard input ends, so no
+worker outlives its parent. Workers run in their own session, so Ctrl-C interrupts only the parent,
+which decides about its workers.
 """
 
 from __future__ import annotations
@@ -17,64 +16,68 @@ from pathlib import Path
 
 import trio
 
-from simplebus.console.stdin_lines import Lines, standard_input
+from simplebus.console.stdin_lines import LineReader, read_stdin_lines
 from simplebus.core.errors import BusError
 
-_END_SECONDS = 5.0
+_KILL_SECONDS_MAX = 5.0
 
 
 class WorkerError(BusError):
-    """A worker did not do its part. The text is one sentence."""
+    """A worker failed. The text is one sentence."""
 
 
-async def end_with_input(scope: trio.CancelScope) -> None:
-    """For a worker that needs no more words: cancel the scope when its parent lets go of it."""
-    async for _ in standard_input():
+async def cancel_at_stdin_end(scope: trio.CancelScope) -> None:
+    """Cancel the scope when standard input ends. For a worker that reads no more commands."""
+    async for _ in read_stdin_lines():
         pass
     scope.cancel()
 
 
 class Worker:
-    """A worker as its parent sees it."""
+    """Worker process, as seen by its parent."""
 
     def __init__(self, name: str, process: trio.Process, errors: Path) -> None:
         self.name = name
         self.process = process
-        self.may_end = False
-        """Whether its end is no surprise."""
+        self.is_exit_expected = False
+        """True if the process may end without an error."""
         assert process.stdout is not None
-        self.lines = Lines(process.stdout.receive_some)
-        """What it says, until it ends."""
+        self.lines = LineReader(process.stdout.receive_some)
+        """Lines of the worker's standard output."""
         self._errors = errors
 
-    async def say(self, word: str) -> None:
-        """Tell it something."""
+    async def send_line(self, line: str) -> None:
+        """Send a line to the worker's standard input."""
         assert self.process.stdin is not None
-        with contextlib.suppress(trio.BrokenResourceError):  # It has ended: `watch` says so.
-            await self.process.stdin.send_all(word.encode() + b"\n")
+        with contextlib.suppress(trio.BrokenResourceError):  # It has ended: `watch` raises.
+            await self.process.stdin.send_all(line.encode() + b"\n")
 
     async def watch(self) -> None:
-        """Wait for its end. Raises WorkerError if that was not due yet, or if it ended badly."""
+        """Wait until the process ends. Raises WorkerError if it ends early or with a status above
+        0.
+        """
         status = await self.process.wait()
-        if not self.may_end or status > 0:
-            raise WorkerError(f"the {self.name} ended with status {status}: {self._last_words()}")
+        if not self.is_exit_expected or status > 0:
+            raise WorkerError(
+                f"the {self.name} ended with status {status}: {self._last_error_line()}"
+            )
 
-    async def finish(self) -> None:
-        """Let it come to its end."""
-        self.may_end = True
+    async def end_input(self) -> None:
+        """Close the worker's standard input and wait until the process ends."""
+        self.is_exit_expected = True
         assert self.process.stdin is not None
         await self.process.stdin.aclose()
         await self.process.wait()
 
     async def kill(self) -> None:
-        """End it at once, in the middle of whatever it does."""
-        self.may_end = True
+        """Kill the process and wait until it has ended."""
+        self.is_exit_expected = True
         self.process.kill()
         await self.process.wait()
 
-    def _last_words(self) -> str:
+    def _last_error_line(self) -> str:
         lines = self._errors.read_text(errors="replace").strip().splitlines()
-        return lines[-1] if lines else "it said nothing"
+        return lines[-1] if lines else "no error output"
 
 
 class Workers:
@@ -83,11 +86,13 @@ class Workers:
     def __init__(self, nursery: trio.Nursery, folder: Path) -> None:
         self._nursery = nursery
         self._folder = folder
-        self._all: list[Worker] = []
+        self._workers: list[Worker] = []
 
     async def start(self, name: str, module: str, *arguments: object) -> Worker:
-        """Run `python -m module arguments…`. From now on, its unexpected end is an error."""
-        errors = self._folder / f"errors-{len(self._all)}"
+        """Run `python -m module arguments…`. Its unexpected end raises WorkerError in
+        `open_workers`.
+        """
+        errors = self._folder / f"errors-{len(self._workers)}"
         with errors.open("wb") as file:
             process = await trio.lowlevel.open_process(
                 [sys.executable, "-m", module, *map(str, arguments)],
@@ -97,14 +102,14 @@ class Workers:
                 start_new_session=True,
             )
         worker = Worker(name, process, errors)
-        self._all.append(worker)
+        self._workers.append(worker)
         self._nursery.start_soon(worker.watch)
         return worker
 
-    async def end_all(self) -> None:
-        """Kill what is left."""
-        with trio.move_on_after(_END_SECONDS, shield=True):
-            for worker in self._all:
+    async def kill_all(self) -> None:
+        """Kill all workers that still run."""
+        with trio.move_on_after(_KILL_SECONDS_MAX, shield=True):
+            for worker in self._workers:
                 await worker.kill()
                 assert worker.process.stdin is not None
                 assert worker.process.stdout is not None
@@ -114,20 +119,22 @@ class Workers:
 
 @asynccontextmanager
 async def open_workers(folder: Path) -> AsyncIterator[Workers]:
-    """Workers that are ended when the block ends. Their unexpected end raises WorkerError, in an
-    exception group, in the block."""
+    """Give `Workers` that are killed when the block ends.
+
+    The unexpected end of a worker cancels the block and raises WorkerError in an exception group.
+    """
     async with trio.open_nursery() as nursery:
         workers = Workers(nursery, folder)
         try:
             yield workers
             nursery.cancel_scope.cancel()
         finally:
-            await workers.end_all()
+            await workers.kill_all()
 
 
-def sentences(errors: BaseExceptionGroup[BaseException]) -> list[str]:
-    """What the errors in a group say."""
-    said = []
+def error_texts(errors: BaseExceptionGroup[BaseException]) -> list[str]:
+    """Return the messages of all errors in a group."""
+    texts = []
     for error in errors.exceptions:
-        said += sentences(error) if isinstance(error, BaseExceptionGroup) else [str(error)]
-    return said
+        texts += error_texts(error) if isinstance(error, BaseExceptionGroup) else [str(error)]
+    return texts

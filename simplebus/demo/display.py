@@ -54,7 +54,7 @@ def rates(
                 redelivered=(c.redelivered - (was.redelivered if was else 0)) / seconds,
                 acknowledged=(c.acknowledged - (was.acknowledged if was else 0)) / seconds,
                 in_flight=c.in_flight,
-                stored=c.ring.messages,
+                stored=c.ring.message_count,
             )
         )
     return tuple(rows)

@@ -19,13 +19,13 @@ from typing import TypeVar
 
 import trio
 
-from simplebus.console.workers import Worker, WorkerError, Workers, open_workers, sentences
+from simplebus.console.workers import Worker, WorkerError, Workers, open_workers, error_texts
 from simplebus.core.broker.broker import Settings
 from simplebus.core.statistics import BrokerStatistics, ClassStatistics, SubscriptionStatistics
 from simplebus.demo import records
 from simplebus.demo.display import Display, rates
 from simplebus.demo.verdict import Life, Verdict, judge
-from simplebus.server.run import ServeOptions, RunningServer, serve
+from simplebus.server.run import RunningServer, ServeOptions, serve
 
 SHARED, OWN = 1, 2
 """Class 1 goes to both subscribers, class 2 to the second alone."""
@@ -62,7 +62,7 @@ async def demo(display: Display) -> Verdict:
                     )
                 nursery.cancel_scope.cancel()
         except* WorkerError as errors:
-            verdict = Verdict(sent={}, accounts=(), faults=tuple(sentences(errors)))
+            verdict = Verdict(sent={}, accounts=(), faults=tuple(error_texts(errors)))
     assert verdict is not None
     return verdict
 
@@ -123,15 +123,15 @@ class Drill:
         first = await self._subscribe("first", SHARED)
         second = await self._subscribe("second", SHARED, OWN)
         self._event("two subscribers are up: the first for class 1, the second for classes 1 and 2")
-        publisher.may_end = True
-        await publisher.say("go")
+        publisher.is_exit_expected = True
+        await publisher.send_line("go")
         self._event(f"the publisher sends {PER_SECOND:,} messages a second of each class")
         await trio.sleep(3)
 
         await self._kill(second)
         self._event("meanwhile the first stops acknowledging, until its messages are sent again")
         before = _class(self._now(), SHARED).redelivered
-        await first.worker.say("withhold")
+        await first.worker.send_line("withhold")
         await self._until(
             "messages to be sent again",
             lambda now: _class(now, SHARED).redelivered > before or None,
@@ -150,8 +150,8 @@ class Drill:
         )
         self._event("everything is acknowledged")
         self.waits_for = "the subscribers to end"
-        await first.worker.finish()
-        await heir.worker.finish()
+        await first.worker.end_input()
+        await heir.worker.end_input()
         return judge(
             sent=sent,
             lives=[subscriber.life() for subscriber in (first, second, heir)],
@@ -161,7 +161,7 @@ class Drill:
 
     async def _kill(self, subscriber: Subscriber) -> None:
         """SIGKILL, with messages surely in flight."""
-        await subscriber.worker.say("withhold")
+        await subscriber.worker.send_line("withhold")
         await trio.sleep(0.3)
         in_flight = sum(
             subscription.in_flight
@@ -257,7 +257,7 @@ def _subscription(
 
 def _is_done(cls: ClassStatistics, sent: int) -> bool:
     """Whether all that was sent is published, delivered and acknowledged."""
-    return cls.published >= sent and not cls.ring.messages
+    return cls.published >= sent and not cls.ring.message_count
 
 
 def _counts(lines: list[str]) -> dict[int, int]:

@@ -13,8 +13,8 @@ import sys
 import trio
 
 import simplebus
-from simplebus.console.stdin_lines import standard_input
-from simplebus.console.workers import end_with_input
+from simplebus.console.stdin_lines import read_stdin_lines
+from simplebus.console.workers import cancel_at_stdin_end
 from simplebus.demo.records import payload
 
 _BATCHES_PER_SECOND = 50
@@ -27,13 +27,13 @@ async def publish(url: str, *, rate: int, seconds: float, class_ids: list[int]) 
     """
     sent = 0
     async with simplebus.connect(url, reconnect=None) as bus:
-        async for word in standard_input():
+        async for word in read_stdin_lines():
             if word == "go":
                 break
         else:
             return 0
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(end_with_input, nursery.cancel_scope)
+            nursery.start_soon(cancel_at_stdin_end, nursery.cancel_scope)
             began = trio.current_time()
             for batch in range(1, round(seconds * _BATCHES_PER_SECOND) + 1):
                 await trio.sleep_until(began + batch / _BATCHES_PER_SECOND)

@@ -15,7 +15,7 @@ import trio
 
 import simplebus
 from simplebus.client.aio.bus import Bus
-from simplebus.console.stdin_lines import standard_input
+from simplebus.console.stdin_lines import read_stdin_lines
 from simplebus.core.limits import MESSAGE_ID_MASK
 from simplebus.demo.records import Notebook, number_in
 
@@ -44,7 +44,7 @@ class Subscriber:
 
     async def obey(self) -> None:
         """Do as told, until nothing more can come."""
-        async for word in standard_input():
+        async for word in read_stdin_lines():
             if word == "withhold":
                 self._withholds = True
 

@@ -314,9 +314,8 @@ class InProcessServer:
         if now < self._next_tick_at and now < self._next_wakeup_at:
             return
         if broker.next_wakeup - self._clock_offset <= now:
-            broker.clock.now = max(
-                broker.clock.now, broker.next_wakeup
-            )  # Rounding must not delay it.
+            # The sum may be rounded down to before the wakeup.
+            broker.clock.now = max(broker.clock.now, broker.next_wakeup)
             broker.run_due_wakeups()
         if self._journal is not None and self._journal.next_scan_at - self._clock_offset <= now:
             broker.clock.now = max(broker.clock.now, self._journal.next_scan_at)

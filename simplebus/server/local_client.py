@@ -65,7 +65,7 @@ class LocalEndpoint:
         self._has_fetched = self._has_fetched or (result is not None and bool(result[1]))
         return result
 
-    # What publishers wait for --------------------------------------------------------------------
+    # PublisherThrottle ----------------------------------------------------------------------------
 
     def has_keeping_up_consumers(self) -> bool:
         return False
@@ -84,7 +84,10 @@ class LocalEndpoint:
 
 
 class LocalClient:
-    """A client's connection to the broker: a `Link` for the client, a session owner for the server."""
+    """A client's connection to the broker.
+
+    Implements `Link` for the client and `LocalSessionOwner` for the server.
+    """
 
     def __init__(self, server: Server, session: Session) -> None:
         self.session = session
@@ -103,7 +106,7 @@ class LocalClient:
             self._readable.set()
         return True
 
-    # What the engine says ------------------------------------------------------------------------
+    # Called by the server -------------------------------------------------------------------------
 
     def resume_reading(self) -> None:
         """Let the client send again."""
@@ -115,12 +118,12 @@ class LocalClient:
         self._readable.set()
         self._resumed.set()
 
-    # What the client says ------------------------------------------------------------------------
+    # Called by the client -------------------------------------------------------------------------
 
     def send(self, data: memoryview) -> int:
         session, space = self.session, self._server.buffer.writable
         if self._has_ended or self._is_disconnected or session.is_closed:
-            return len(data)  # As a socket's: who reads learns that nobody listens.
+            return len(data)  # Like a socket: the reader gets the end of the stream.
         if session.is_reading_paused:
             return 0
         count = min(len(data), len(space))
@@ -146,7 +149,7 @@ class LocalClient:
                 return count
             if self._has_ended:
                 return 0
-            if not self.session.outbox.is_idle:  # It has more to look at, in another turn.
+            if not self.session.outbox.is_idle:  # The outbox needs another call.
                 self._server.flush_ready()
                 await trio.lowlevel.checkpoint()
                 continue
@@ -163,10 +166,10 @@ class LocalClient:
             outbox.mark_sent(count, tick)
             read_bytes += count
         if read_bytes:
-            self._server.flush_ready()  # What was passed over may have made room.
+            self._server.flush_ready()  # Skipped messages may have freed space.
         return read_bytes
 
-    def end(self) -> None:
+    def send_eof(self) -> None:
         self._end("closed by the client")
 
     def close(self) -> None:

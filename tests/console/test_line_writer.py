@@ -17,7 +17,7 @@ import pytest
 
 from simplebus.console import line_writer
 from simplebus.console.line_writer import LineWriter
-from simplebus.server.logs import JsonFormatter, LineHandler
+from simplebus.server.observability.logs import JsonFormatter, LineHandler
 from tests.support.programs import ROOT, environment
 
 PIPE_BYTES = 4096
@@ -43,9 +43,9 @@ def read_to(ours: int, last: bytes) -> list[str]:
 def test_lines_come_in_their_order(pipe: tuple[int, int]) -> None:
     writer = LineWriter(pipe[1])
     for number in range(1000):
-        writer.say(f"line {number} \udc80")
+        writer.write_line(f"line {number} \udc80")
     assert read_to(pipe[0], b"line 999 \\udc80\n") == [f"line {n} \\udc80" for n in range(1000)]
-    writer.finish()
+    writer.flush()
 
 
 def test_a_line_for_which_no_thread_can_be_had_is_written_with_the_next_one(
@@ -57,17 +57,17 @@ def test_a_line_for_which_no_thread_can_be_had_is_written_with_the_next_one(
     writer = LineWriter(pipe[1])
     with monkeypatch.context() as patch:
         patch.setattr(threading.Thread, "start", refuse)
-        writer.begin()
-        writer.say("first")
-    writer.say("second")
+        writer.start()
+        writer.write_line("first")
+    writer.write_line("second")
     assert read_to(pipe[0], b"second\n") == ["first", "second"]
-    writer.finish()
+    writer.flush()
 
 
 def test_what_nobody_reads_is_bounded_and_counted(
     pipe: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(line_writer, "WAITING_BYTES_MAX", 10_000)
+    monkeypatch.setattr(line_writer, "BUFFER_BYTES_MAX", 10_000)
     handler = LineHandler(LineWriter(pipe[1]))
     handler.setFormatter(JsonFormatter())
     log = logging.Logger("test")
@@ -84,7 +84,7 @@ def test_what_nobody_reads_is_bounded_and_counted(
         got += os.read(pipe[0], 65536)
     *said, last = map(json.loads, got.splitlines())
     told = [each["fields"][0] for each in said if each["event"] == "event %d"]
-    left = [each["fields"][0] for each in said if "were left out: nobody" in each["event"]]
+    left = [each["fields"][0] for each in said if "were dropped because" in each["event"]]
     assert told == sorted(told)
     assert len(told) < 1000
     assert len(told) + sum(left) == 1000

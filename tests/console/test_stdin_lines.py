@@ -1,4 +1,4 @@
-"""Lines, in whatever pieces their bytes come."""
+"""LineReader, in whatever pieces their bytes come."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ import trio
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simplebus.console.stdin_lines import Lines
+from simplebus.console.stdin_lines import LineReader
 
 PIECES = st.lists(st.text("ab\n", min_size=1, max_size=5).map(str.encode), max_size=8)
 
 
-def lines_of(pieces: list[bytes]) -> Lines:
+def lines_of(pieces: list[bytes]) -> LineReader:
     left = [*pieces, b""]
 
     async def receive() -> bytes:
         await trio.lowlevel.checkpoint()
         return left.pop(0)
 
-    return Lines(receive)
+    return LineReader(receive)
 
 
 def expected(pieces: list[bytes]) -> list[bytes]:
@@ -38,9 +38,9 @@ def test_lines_do_not_depend_on_the_pieces(pieces: list[bytes]) -> None:
 def test_some_are_at_least_one_until_the_end(pieces: list[bytes]) -> None:
     async def main() -> list[bytes]:
         lines, taken = lines_of(pieces), []
-        while some := await lines.some():
+        while some := await lines.read_lines():
             taken += some
-        assert await lines.some() == []
+        assert await lines.read_lines() == []
         return taken
 
     assert trio.run(main) == expected(pieces)
@@ -48,7 +48,7 @@ def test_some_are_at_least_one_until_the_end(pieces: list[bytes]) -> None:
 
 async def test_a_line_is_there_before_the_next_piece_comes() -> None:
     send, receive = trio.open_memory_channel[bytes](1)
-    lines = Lines(receive.receive)
+    lines = LineReader(receive.receive)
     await send.send(b"one\ntwo\nthr")
     assert await anext(lines) == "one"
     assert await anext(lines) == "two"

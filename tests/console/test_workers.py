@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 import trio
 
-from simplebus.console.workers import WorkerError, Workers, open_workers, sentences
+from simplebus.console.workers import WorkerError, Workers, open_workers, error_texts
 
 ECHO = """
 import trio
-from simplebus.console.stdin_lines import standard_input
+from simplebus.console.stdin_lines import read_stdin_lines
 
 async def main():
-    async for word in standard_input():
+    async for word in read_stdin_lines():
         if word == "fail":
             raise ValueError("as told")
         print("heard", word, flush=True)
@@ -47,11 +47,11 @@ async def test_a_worker_hears_and_is_heard_until_its_input_ends(tmp_path: Path, 
     with trio.fail_after(PATIENCE_SECONDS):
         async with open_workers(tmp_path) as workers:
             worker = await workers.start("echo", echo)
-            await worker.say("one")
-            await worker.say("two")
+            await worker.send_line("one")
+            await worker.send_line("two")
             lines = worker.lines
             assert [await anext(lines), await anext(lines)] == ["heard one", "heard two"]
-            await worker.finish()
+            await worker.end_input()
             assert worker.process.returncode == 0
 
 
@@ -60,14 +60,14 @@ async def test_a_worker_that_fails_ends_the_block_with_its_last_words(
 ) -> None:
     async def job(workers: Workers) -> None:
         worker = await workers.start("echo", echo)
-        await worker.say("fail")
+        await worker.send_line("fail")
         await trio.sleep_forever()
 
     with trio.fail_after(PATIENCE_SECONDS), pytest.raises(ExceptionGroup) as raised:
         async with open_workers(tmp_path) as workers:
             await job(workers)
     assert raised.group_contains(WorkerError, depth=1)
-    assert sentences(raised.value) == ["the echo ended with status 1: ValueError: as told"]
+    assert error_texts(raised.value) == ["the echo ended with status 1: ValueError: as told"]
 
 
 async def test_no_worker_outlives_the_block(tmp_path: Path, echo: str) -> None:
@@ -90,5 +90,5 @@ async def test_a_killed_worker_is_no_error(tmp_path: Path, echo: str) -> None:
         async with open_workers(tmp_path) as workers:
             worker = await workers.start("echo", echo)
             await worker.kill()
-            await worker.say("anything")
+            await worker.send_line("anything")
             await worker.kill()

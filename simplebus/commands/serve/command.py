@@ -47,8 +47,8 @@ from simplebus.console.errors import (
     UNAVAILABLE_STATUS,
     USAGE_STATUS,
     fail,
-    leaves,
-    sentence,
+    flatten_errors,
+    describe_error,
 )
 from simplebus.core.errors import BusError, RemoteProtocolError
 from simplebus.core.limits import DEFAULT_DELIVERIES_MAX, HEARTBEAT_SECONDS
@@ -481,11 +481,11 @@ def _end_for(error: BaseException, hosts: tuple[str, ...]) -> NoReturn:
 
     for handler in logging.getLogger().handlers:
         handler.flush()  # What was said before comes first.
-    causes = leaves(error)
+    causes = flatten_errors(error)
     if not all(isinstance(cause, (BusError, OSError, MemoryError)) for cause in causes):
         raise error  # A bug of ours: its traceback is wanted.
     cause, status = causes[0], 1
-    said = sentence(cause)
+    said = describe_error(cause)
     match cause:
         case RemoteProtocolError():
             said, status = cause.sentence, USAGE_STATUS

@@ -29,18 +29,18 @@ EVENT_BURST = 20
 """Events of one kind that are logged at once."""
 EVENTS_PER_SECOND = 1.0
 """Events of one kind that are logged per second after a burst."""
-UNLIMITED = {"is_asked_for": True}
+UNLIMITED = {"is_unlimited": True}
 """Value of `extra` for log calls without a rate limit."""
 SUMMARY_SECONDS = 10.0
 """Delay until the number of suppressed events is logged, if no further event of the kind is."""
 EVENT_KINDS_MAX = 1000
 
-# Priorities of syslog, which the journal reads at the beginning of a line.
+# Syslog priorities, which systemd's journal reads at the start of a line.
 _PRIORITIES = {"DEBUG": 7, "INFO": 6, "WARNING": 4, "ERROR": 3, "CRITICAL": 2}
 
 _ESCAPED = {code: f"\\x{code:02x}" for code in (*range(32), *range(0x7F, 0xA0))}
 _ESCAPED |= {ord("\n"): "\\n", ord("\r"): "\\r", ord("\t"): "\\t"}
-# Ends of lines, and what turns the direction of writing.
+# Line separators, and marks that change the writing direction.
 _ESCAPED |= {
     code: f"\\u{code:04x}"
     for code in (0x2028, 0x2029, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A))
@@ -64,11 +64,11 @@ def configure_logging(level: str, log_format: str = "text") -> None:
 
 def _stderr_handler() -> logging.Handler:
     """Return a handler for standard error, which may be closed or replaced."""
-    if sys.stderr is None:  # It was closed before we began.
+    if sys.stderr is None:  # Closed by the parent process.
         return logging.NullHandler()
     try:
         descriptor = sys.stderr.fileno()
-    except (OSError, ValueError):  # Of a test.
+    except (OSError, ValueError):  # Replaced by a test.
         return logging.StreamHandler(sys.stderr)
     return LineHandler(_writers.setdefault(descriptor, LineWriter(descriptor)))
 
@@ -188,7 +188,7 @@ class LogRateLimit(logging.Filter):
         self._last_summary_at = clock()
 
     def filter(self, record: logging.LogRecord) -> bool:
-        if getattr(record, "is_asked_for", False):  # No event: somebody wants to see each.
+        if getattr(record, "is_unlimited", False):
             return True
         now, key = self._clock(), str(record.msg)
         if len(self._event_kinds) >= EVENT_KINDS_MAX and key not in self._event_kinds:
@@ -218,7 +218,7 @@ class LogRateLimit(logging.Filter):
         """Log how many events of one kind were suppressed, past this filter."""
         count, kind.suppressed_count = kind.suppressed_count, 0
         record = logging.LogRecord(
-            kind.name, kind.level, "", 0, "%d more events were left out: %s", (count, key), None
+            kind.name, kind.level, "", 0, "suppressed %d more events: %s", (count, key), None
         )
         self._stderr_handler.acquire()
         try:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from simplebus.config.parse import option, parse_pattern
-from simplebus.console.errors import fail, sentence
+from simplebus.console.errors import fail, describe_error
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -108,7 +108,7 @@ def spark_session(
     except KeyboardInterrupt:
         raise typer.Exit(INTERRUPTED) from None
     except (JavaError, OSError) as error:
-        fail(sentence(error))
+        fail(describe_error(error))
     except Exception as error:
         fail(reason(error))
     finally:
