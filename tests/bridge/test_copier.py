@@ -39,7 +39,7 @@ from tests.bridge.memory_buses import (
 )
 
 
-def test_messages_come_over_in_order_once() -> None:
+def test_copies_messages_once_in_order() -> None:
     async def main() -> None:
         near, far = MemoryBus(), MemoryBus()
         async with near as here, far as there:
@@ -59,7 +59,7 @@ def test_messages_come_over_in_order_once() -> None:
 
 
 @pytest.mark.parametrize("length", [195, 196, 200])
-def test_a_lane_may_be_called_as_long_as_a_name_may_be(length: int) -> None:
+def test_longest_copier_name_is_accepted(length: int) -> None:
     async def main() -> None:
         near, far = MemoryBus(), MemoryBus()
         async with near as here, far as there:
@@ -80,7 +80,7 @@ def few_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_whatever_breaks_nothing_is_lost_and_nothing_comes_twice(
+def test_random_failures_lose_and_duplicate_nothing(
     seed: int, request: pytest.FixtureRequest
 ) -> None:
     if seed % 2:
@@ -106,7 +106,7 @@ def test_whatever_breaks_nothing_is_lost_and_nothing_comes_twice(
     run(main)
 
 
-def test_bridges_of_one_name_from_two_buses_do_not_disturb_each_other() -> None:
+def test_same_name_from_two_sources_works() -> None:
     async def main() -> None:
         tills, hq = [MemoryBus(), MemoryBus()], MemoryBus()
         ways = [lane(till, hq) for till in tills]
@@ -126,7 +126,7 @@ def test_bridges_of_one_name_from_two_buses_do_not_disturb_each_other() -> None:
     run(main)
 
 
-def test_of_two_bridges_that_are_one_each_says_so_once_and_one_copies(
+def test_duplicate_bridges_log_once_and_one_copies(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """They would take their ends from one another all the time."""
@@ -155,7 +155,7 @@ def test_of_two_bridges_that_are_one_each_says_so_once_and_one_copies(
     assert len(told) == 2
 
 
-def test_a_lane_that_is_displaced_once_goes_on_at_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_single_takeover_does_not_delay_copier(caplog: pytest.LogCaptureFixture) -> None:
     """A bus that stood still for a while hears of a connection that was given up meanwhile, perhaps
     after it has heard of the next one: then the other one was the lane itself."""
 
@@ -181,7 +181,7 @@ def test_a_lane_that_is_displaced_once_goes_on_at_once(caplog: pytest.LogCapture
     assert not [each for each in caplog.messages if "took over the connection" in each]
 
 
-def test_a_lane_with_other_channels_than_before_says_what_is_to_be_done() -> None:
+def test_changed_channels_need_another_name() -> None:
     async def main() -> None:
         near, far = MemoryBus(), MemoryBus()
         async with near as here, far as there:
@@ -200,7 +200,7 @@ def test_a_lane_with_other_channels_than_before_says_what_is_to_be_done() -> Non
     run(main)
 
 
-def test_bridges_of_one_name_from_one_bus_to_two_are_told_apart() -> None:
+def test_same_name_with_two_targets_is_rejected() -> None:
     """They would read at one position, each what the other one has not."""
 
     async def main() -> None:
@@ -225,7 +225,7 @@ def test_bridges_of_one_name_from_one_bus_to_two_are_told_apart() -> None:
     run(main)
 
 
-def test_a_bus_is_not_copied_onto_itself_by_whatever_address() -> None:
+def test_rejects_copying_a_class_to_itself() -> None:
     async def main() -> None:
         both = MemoryBus()
         async with both as bus:
@@ -241,7 +241,7 @@ def test_a_bus_is_not_copied_onto_itself_by_whatever_address() -> None:
 
 
 @pytest.mark.parametrize("forged", [(0, 1_000_000, True), (1 << 40, 5, True), (6, 5, False)])
-def test_a_record_that_somebody_else_wrote_does_not_skip_messages(
+def test_forged_record_skips_no_messages(
     forged: tuple[int, int, bool],
 ) -> None:
     count, next_, is_same = forged
@@ -268,7 +268,7 @@ def test_a_record_that_somebody_else_wrote_does_not_skip_messages(
     run(main)
 
 
-def test_a_record_of_other_numbers_does_not_count(caplog: pytest.LogCaptureFixture) -> None:
+def test_discards_record_of_other_numbers(caplog: pytest.LogCaptureFixture) -> None:
     """An older one, for example, or one that is made up."""
 
     async def main() -> None:
@@ -292,7 +292,7 @@ def test_a_record_of_other_numbers_does_not_count(caplog: pytest.LogCaptureFixtu
 
 
 @pytest.mark.usefixtures("few_at_once")
-def test_while_no_record_is_taken_the_near_end_knows_how_far_the_lane_is(
+def test_commits_at_source_while_records_are_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A record that is refused uses up its number: behind it the one before does not count."""
@@ -356,7 +356,7 @@ def test_a_ring_of_three_neither_loops_nor_loses() -> None:
     run(main)
 
 
-def test_both_directions_between_two() -> None:
+def test_copies_in_both_directions() -> None:
     async def main() -> None:
         a, b = MemoryBus(), MemoryBus()
         ways = [lane(a, b, "there"), lane(b, a, "back")]
@@ -375,7 +375,7 @@ def test_both_directions_between_two() -> None:
 
 
 @pytest.mark.parametrize("ranges", [1, 2, 3, 16_384])
-def test_a_lane_of_some_channels_goes_past_the_others(
+def test_filtered_messages_are_released_at_source(
     ranges: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("simplebus.bridge.target.bus._RANGES_MAX", ranges)
@@ -393,7 +393,7 @@ def test_a_lane_of_some_channels_goes_past_the_others(
             assert {m.channel for m in got} == {"x"}
             await trio.sleep(10)
             held = next(k for k in near.statistics().classes if k.ring.head == 200)
-            assert held.ring.messages == 0  # Nothing is kept that is not for it.
+            assert held.ring.message_count == 0  # Nothing is kept that is not for it.
 
     run(main)
 
@@ -404,7 +404,7 @@ FULL = Settings(
 )
 
 
-def test_dead_letters_of_a_class_by_id_lie_where_the_bus_has_them(
+def test_dead_letter_class_of_class_named_by_id(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("simplebus.bridge.copier._RETRYABLE_REFUSALS", set())
@@ -424,7 +424,7 @@ def test_dead_letters_of_a_class_by_id_lie_where_the_bus_has_them(
     run(main)
 
 
-def test_what_the_far_bus_refuses_is_a_dead_letter_with_its_reason(
+def test_refused_message_becomes_dead_letter_with_reason(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("simplebus.bridge.copier._RETRYABLE_REFUSALS", set())
@@ -451,7 +451,7 @@ def test_what_the_far_bus_refuses_is_a_dead_letter_with_its_reason(
     run(main)
 
 
-def test_what_is_refused_is_not_lost_by_a_bridge_that_is_killed_before_it_is_a_dead_letter(
+def test_kill_before_dead_letter_loses_no_refusal(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("simplebus.bridge.copier._RETRYABLE_REFUSALS", set())
@@ -489,7 +489,7 @@ def test_what_is_refused_is_not_lost_by_a_bridge_that_is_killed_before_it_is_a_d
     run(main)
 
 
-def test_what_is_refused_and_gone_meanwhile_is_counted_as_missed(
+def test_refused_message_that_is_gone_counts_as_missed(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("simplebus.bridge.copier._RETRYABLE_REFUSALS", set())
@@ -516,7 +516,7 @@ def test_what_is_refused_and_gone_meanwhile_is_counted_as_missed(
     run(main)
 
 
-def test_a_fault_of_its_own_ends_no_lane(
+def test_internal_error_does_not_end_copier(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     faults, find = iter([KeyError("state"), TypeError("odd")]), BusSource.read
@@ -541,9 +541,7 @@ def test_a_fault_of_its_own_ends_no_lane(
 
 
 @pytest.mark.parametrize("few", [False, True])
-def test_a_full_bus_is_waited_for_whatever_becomes_of_the_bridge(
-    few: bool, request: pytest.FixtureRequest
-) -> None:
+def test_waits_for_full_target_across_restarts(few: bool, request: pytest.FixtureRequest) -> None:
     if few:
         request.getfixturevalue("few_at_once")
 
@@ -566,7 +564,7 @@ def test_a_full_bus_is_waited_for_whatever_becomes_of_the_bridge(
     run(main)
 
 
-def test_what_waits_for_a_full_bus_may_be_more_than_a_record_tells(
+def test_resends_more_messages_than_fit_in_record(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("simplebus.bridge.target.bus._RANGES_MAX", 2)
@@ -591,9 +589,7 @@ def test_what_waits_for_a_full_bus_may_be_more_than_a_record_tells(
 
 
 @pytest.mark.parametrize(("channels", "missed"), [((), 5), (("a",), 0)])
-def test_what_may_never_have_been_for_a_lane_is_not_missed_by_it(
-    channels: tuple[str, ...], missed: int
-) -> None:
+def test_filtered_copier_counts_nothing_as_missed(channels: tuple[str, ...], missed: int) -> None:
     """What is for nobody, the bus has let go of."""
 
     async def main() -> None:
@@ -616,7 +612,7 @@ def test_what_may_never_have_been_for_a_lane_is_not_missed_by_it(
 
 
 @pytest.mark.parametrize(("frame_bytes", "count"), [(1024, 1200), (8192, 3000), (65_536, 6000)])
-def test_a_record_fits_into_the_frames_that_the_far_bus_takes(frame_bytes: int, count: int) -> None:
+def test_record_fits_target_frame_limit(frame_bytes: int, count: int) -> None:
     """However many messages are left out between those that are copied."""
 
     async def main() -> None:
@@ -638,7 +634,7 @@ def test_a_record_fits_into_the_frames_that_the_far_bus_takes(frame_bytes: int, 
     run(main)
 
 
-def test_what_is_too_long_for_the_far_bus_is_a_dead_letter() -> None:
+def test_message_too_long_for_target_becomes_dead_letter() -> None:
     async def main() -> None:
         near, far = MemoryBus(), MemoryBus(Settings(limits=Limits(frame_bytes=2000)))
         async with near as here, far as there, running(lane(near, far)):
@@ -652,7 +648,7 @@ def test_what_is_too_long_for_the_far_bus_is_a_dead_letter() -> None:
 
 
 @pytest.mark.parametrize("headers", [{}, {"h": "x" * 1000}])
-def test_what_is_too_long_for_a_dead_letter_lies_in_two_and_holds_up_nobody(
+def test_splits_long_dead_letter_in_two(
     headers: dict[str, str],
 ) -> None:
     """The path makes each message longer, and so does the reason of a dead letter."""
@@ -681,7 +677,7 @@ def test_what_is_too_long_for_a_dead_letter_lies_in_two_and_holds_up_nobody(
     run(main)
 
 
-def test_a_lane_waits_for_a_bus_that_is_not_there(caplog: pytest.LogCaptureFixture) -> None:
+def test_waits_for_absent_target(caplog: pytest.LogCaptureFixture) -> None:
     class Gone:
         is_there = False
 
@@ -709,7 +705,7 @@ def test_a_lane_waits_for_a_bus_that_is_not_there(caplog: pytest.LogCaptureFixtu
 
 
 @pytest.mark.parametrize("is_silent", [False, True])
-def test_what_comes_before_the_far_end_is_there_for_the_first_time_is_kept(
+def test_keeps_messages_before_target_exists(
     is_silent: bool,
 ) -> None:
     """Though somebody else has it meanwhile."""
@@ -743,9 +739,7 @@ def test_what_comes_before_the_far_end_is_there_for_the_first_time_is_kept(
 
 
 @pytest.mark.parametrize("which", ["near", "far"])
-def test_a_bus_that_crashes_loses_nothing_and_nothing_comes_twice(
-    which: str, tmp_path: Path
-) -> None:
+def test_survives_crash_of_either_bus(which: str, tmp_path: Path) -> None:
     """A crash is a copy of the directory as it is then."""
 
     async def main() -> None:
@@ -774,7 +768,7 @@ def test_a_bus_that_crashes_loses_nothing_and_nothing_comes_twice(
     run(main)
 
 
-def test_what_waits_for_room_there_is_sent_again_when_the_line_breaks() -> None:
+def test_resends_after_connection_loss_at_full_target() -> None:
     """Long messages: what was announced is stored in front of what waits."""
 
     async def main() -> None:
@@ -792,7 +786,7 @@ def test_what_waits_for_room_there_is_sent_again_when_the_line_breaks() -> None:
     run(main)
 
 
-def test_a_far_bus_that_has_forgotten_everything_is_begun_anew() -> None:
+def test_target_without_records_gets_all_messages() -> None:
     async def main() -> None:
         near, first, second = MemoryBus(), MemoryBus(), MemoryBus()
         async with near as here, first as there, second as other:

@@ -70,8 +70,13 @@ class RingStatistics:
 
     @property
     def message_count(self) -> int:
-        """Messages kept."""
+        """Number of stored messages."""
         return self.head - self.floor
+
+    @property
+    def messages(self) -> int:
+        """Deprecated alias of `message_count`."""
+        return self.message_count
 
 
 class Ring:
