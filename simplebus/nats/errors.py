@@ -1,7 +1,8 @@
-"""What a NATS client is told when something is wrong, word for word as the reference server does.
+"""Errors that NATS clients receive, in the words of nats-server.
 
-Rule 1: what closes a connection is an exception, raised after everything before the offence was
-applied. What does not close it is a line that is sent.
+An error that closes the connection is an exception, raised after all commands before it were
+applied.
+Other errors are lines that are sent.
 """
 
 from __future__ import annotations
@@ -10,30 +11,30 @@ from simplebus.core.errors import Reason, RemoteProtocolError
 
 
 class NatsError(RemoteProtocolError):
-    """The connection is to be closed for this."""
+    """Protocol error that closes the connection."""
 
     def __init__(
         self, reason: Reason, sentence: str, *, error_text: str = "", closed_reason: str = ""
     ) -> None:
-        """`says` is between the quotes of the `-ERR` line that goes first; nothing for none."""
+        """`error_text` is quoted in the `-ERR` line; without it, no line is sent."""
         super().__init__(reason, sentence)
         self.error_text = error_text
         self.closed_reason = closed_reason
-        """In the words of the reference server's monitoring: `Parse Error`, `Slow Consumer …`."""
+        """Reason in the monitoring of nats-server, for example `Slow Consumer (Pending Bytes)`."""
 
     @property
     def line(self) -> bytes:
-        """What is sent before the connection is closed."""
+        """The `-ERR` line to send before closing; empty for none."""
         return error_line(self.error_text) if self.error_text else b""
 
 
 def error_line(text: str) -> bytes:
-    """A line that tells of an error."""
+    """Return an `-ERR` line."""
     return f"-ERR '{text}'\r\n".encode("latin-1", "replace")
 
 
 def too_many_connections(max_connections: int) -> NatsError:
-    """There are as many connections as there may be."""
+    """Return the error for a connection above the limit."""
     return NatsError(
         Reason.TOO_MANY_CONNECTIONS,
         f"{max_connections} connections are open",
@@ -43,7 +44,7 @@ def too_many_connections(max_connections: int) -> NatsError:
 
 
 def stale_connection(ping_count: int) -> NatsError:
-    """A client has answered none of its last PINGs, so many."""
+    """Return the error for a client that did not answer `ping_count` PINGs."""
     return NatsError(
         Reason.HEARTBEAT_TIMEOUT,
         f"it did not answer {ping_count} PINGs",

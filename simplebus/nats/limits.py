@@ -1,94 +1,90 @@
-"""What bounds the NATS door, and how the bounds relate.
+"""Limits of the NATS server and their relations.
 
-Rule 1: what an operator may change is a field of `NatsLimits`; what the wire or the design fixes is
-a constant. Defaults are those of the reference server, nats-server 2.15.
+Bounds that an operator may change are fields of `NatsLimits`, with the defaults of nats-server
+2.15.
+Bounds fixed by the protocol or the design are constants.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
-# Digits of a size, leading zeros included.
+# Digits of a size, including leading zeros.
 SIZE_DIGITS_MAX = 9
-# Subjects that are known by number at once; when there are more, all are forgotten.
+# Subjects that have numbers at the same time; when more are needed, all are forgotten.
 SUBJECTS_MAX = 65_536
-# Longer ones are not looked for by arrays.
+# Longer subjects are left to the line parser.
 BULK_SUBJECT_BYTES_MAX = 128
-# Messages with the same line in front of each are looked for from so many on, and are compared in
-# blocks from so many that grow, so that what is not found out of so many costs little.
+# Smallest uniform batch. Messages are compared in blocks of growing size, so that a batch that
+# breaks off early costs little.
 UNIFORM_BATCH_MESSAGES_MIN = 8
 UNIFORM_BLOCK_MESSAGES = 256
 UNIFORM_BLOCK_MESSAGES_MAX = 8 * 1024
-# Messages of many subjects and sizes are looked for by arrays where so many are likely, or in so
-# many bytes, and not where one is longer than this: then, one line at a time is faster. One event
-# has from so many to so many messages.
+# The bulk parser runs if this many messages are likely or this many bytes remain, unless the current
+# message is longer than the maximum: then single lines are faster. A mixed batch has between
+# MIXED_BATCH_MESSAGES_MIN and MIXED_BATCH_MESSAGES_MAX messages.
 BULK_PARSE_MESSAGES_MIN = 48
 BULK_PARSE_BYTES_MIN = 8 * 1024
 BULK_PARSE_MESSAGE_BYTES_MAX = 2 * 1024
 MIXED_BATCH_MESSAGES_MIN = 16
 MIXED_BATCH_MESSAGES_MAX = 32 * 1024
-# A stretch is dealt with message by message where more than this part of them are each for others
-# than all before.
+# A batch is delivered message by message if more than this fraction of the messages have different
+# sinks.
 SCATTERED_FRACTION = 0.8
-# Messages taken one by one, at most, after others were looked for in vain.
+# Most messages that are parsed singly after the bulk parser found no batch.
 SINGLE_MESSAGES_MAX = 16
-# Messages that a subscription with acknowledgements is sent and has not acknowledged, unless it
-# asks for another number. More than that, and clients begin to drop what waits in them.
+# Default for the messages in flight of an acked subscription. With more, client libraries begin to
+# drop pending messages.
 ACKED_IN_FLIGHT_MESSAGES = 1000
-# Subjects of which it is remembered whether a user may do something with them; beyond, all are
-# judged again.
+# Cached permission decisions; the cache is cleared when it is full.
 CACHED_PERMISSIONS_MAX = 4096
-# Messages that one client may answer at once who may answer nothing else: of more, the oldest are
-# forgotten.
+# Open reply subjects of a client with a response permission; the oldest are dropped.
 OPEN_REPLIES_MAX = 65_536
-# How often a client is read from whose messages wait for room in a class.
+# Interval of reads from a client whose messages wait for space in a class.
 BLOCKED_READ_INTERVAL_SECONDS = 0.5
-# The first PING comes early: whoever never answers is known soon.
+# The first PING is sent early, to detect clients that never answer.
 FIRST_PING_SECONDS = 2.0
-# Pieces of output are joined up to this long: many small ones cost what they weigh.
+# Pieces of output are joined up to this size: each piece costs a system call.
 OUTPUT_PIECE_BYTES = 64 * 1024
 
-# What one read may make of output for all clients together, and how many things it may say, a batch
-# of messages being one; where it is more, the next read of the same client is shorter, down to the
-# least. Nobody waits long then for those who say much.
+# Events and output of one read; a batch is one event. Above, the next read of the client is shorter,
+# down to READ_BYTES_MIN, so that a busy client does not delay others.
 EVENTS_PER_READ = 2048
 OUTPUT_PER_READ_BYTES = 8 * 1024 * 1024
-# What is not done in batches counts as so many bytes of output: it takes as long.
+# Cost of events outside batches, as bytes of output that take equally long.
 EVENT_COST_BYTES = 4 * 1024
 SUBSCRIBE_COST_BYTES = 16 * 1024
-# So does it for each of those who are sent a message, or a part of a batch.
+# Cost of delivering a message or batch to one sink.
 DELIVERY_COST_BYTES = 1024
-# Of a client that leaves more than so many subscriptions, these are forgotten later, so many at a
-# time: nobody else waits for that.
+# If a leaving client has more subscriptions than this, they are removed in later ticks, a limited
+# number at a time, so that other clients do not wait.
 IMMEDIATE_REMOVALS_MAX = 512
 REMOVALS_PER_TICK_MAX = 256
 READ_BYTES_MIN = 4 * 1024
-# What subscriptions take of memory, roughly: each, each byte of its subject, with a wildcard, for
-# each step of that behind those that lead to its box, in a queue group. All together take no more
-# than such a part of what classes may hold.
+# Estimated memory: per subscription, per character of its subject, per pattern, per token of a
+# pattern behind the indexed head, per queue group member. All subscriptions together may use
+# 1/SUBSCRIPTION_MEMORY_DIVISOR of the memory budget of classes.
 SUBSCRIPTION_MEMORY_BYTES = 512
 SUBJECT_CHARACTER_MEMORY_BYTES = 3
 PATTERN_MEMORY_BYTES = 768
 PATTERN_TOKEN_MEMORY_BYTES = 320
 QUEUE_MEMBER_MEMORY_BYTES = 512
 SUBSCRIPTION_MEMORY_DIVISOR = 4
-# And so much is for each client, if there is any.
+# Memory that each client may use while there is space.
 CLIENT_SUBSCRIPTION_MEMORY_MIN_BYTES = 64 * 1024
-# What an acknowledgement counts as of that; and a message that is kept in a class, if it is packed
-# with others, or by itself.
+# Cost of an ack, of a message stored in a class with others, and of a message stored singly.
 ACK_COST_BYTES = 16 * 1024
 BATCHED_STORE_COST_BYTES = 1024
 SINGLE_STORE_COST_BYTES = 4 * 1024
-# A fresh client is read in pieces of so many bytes; later ones are larger if little is made of
-# them.
+# First read size of a client; it grows while reads are cheap.
 READ_BYTES_INITIAL = 16 * 1024
 
-# Combinations of queue groups with one name that are remembered; beyond, all are found again.
+# Cached combinations of queue groups with one name; the cache is cleared when it is full.
 MERGED_GROUPS_MAX = 1024
 
-# One event may need a number for each of its messages.
+# Each message of a batch may need its own subject number.
 assert MIXED_BATCH_MESSAGES_MAX <= SUBJECTS_MAX
-# What is looked for in vain costs about as much as what is taken one by one afterwards.
+# A failed search for a batch costs about as much as the messages parsed singly afterwards.
 assert (
     UNIFORM_BATCH_MESSAGES_MIN
     <= MIXED_BATCH_MESSAGES_MIN
@@ -96,53 +92,54 @@ assert (
     <= BULK_PARSE_MESSAGES_MIN
 )
 
-# A client for which more waits is behind, and who fills it is read from again after it has caught
-# up or after this long: where nobody else waits with it, or where somebody does, who was sent
-# something by the same client not longer ago than this.
+# A client with more pending bytes is slow. Its publisher is read again when the client has caught up
+# or after STALL_SECONDS_EXCLUSIVE; after STALL_SECONDS_MAX if it also published to a fast client
+# within RECENT_DELIVERY_SECONDS.
 SLOW_CLIENT_PENDING_BYTES = 8 * 1024 * 1024
 STALL_SECONDS_EXCLUSIVE = 0.25
 STALL_SECONDS_MAX = 0.01
 RECENT_DELIVERY_SECONDS = 1.0
-# A begun message that is longer counts as kept for its client.
+# Incomplete commands above this size count as memory held for the client.
 PARTIAL_COMMAND_BYTES_MIN = 4 * 1024
-# Others wait so long together for one that is about to be given up.
+# Total time that publishers wait for a client that is about to be disconnected.
 LAST_CHANCE_SECONDS = 0.1
-# It is not waited for any more when it has taken nothing for so long. What a slow one reads is seen
-# in steps: its system asks for more when a good part of what it keeps for it has been read.
+# Publishers no longer wait for a client without progress for this long. The progress of a slow reader
+# is visible in steps only: its system updates the TCP window after a good part was read.
 STUCK_SECONDS = 2.0
 
 
 @dataclass(frozen=True, slots=True)
 class NatsLimits:
-    """What an operator may bound at the NATS door. Sizes are bytes, times are seconds.
+    """Configurable limits of the NATS listener. Sizes are bytes, times are seconds.
 
-    Raises ValueError, naming the field and the bound, when values contradict each other.
+    Raises:
+        ValueError: A value is out of range; the message names the field and the bound.
     """
 
     max_payload: int = 1024 * 1024
-    """Longest message accepted, headers included."""
+    """Longest accepted message, including headers."""
     max_control_line: int = 4096
-    """Longest line of a verb and its arguments accepted."""
+    """Longest accepted line of a verb and its arguments."""
     max_subs: int = 0
-    """Subscriptions of one connection; 0 for any number."""
+    """Subscriptions of one connection; 0 for no limit."""
     max_pending: int = 64 * 1024 * 1024
-    """Bytes that wait for one connection, above which it is closed as a slow consumer."""
+    """Pending bytes of one connection, above which it is closed as a slow consumer."""
     connections: int = 65_536
-    """Connections open at once."""
+    """Open connections."""
     auth_seconds: float = 2.0
-    """How long a connection may take to say CONNECT, where authentication is asked for."""
+    """Time until CONNECT, if authentication is required."""
     tls_seconds: float = 2.0
-    """How long a TLS handshake may take."""
+    """Duration of a TLS handshake."""
     ping_seconds: float = 120.0
-    """How long a connection may be silent before it is sent a PING."""
+    """Silence of a connection after which it is sent a PING."""
     pings_max: int = 2
-    """PINGs that may be unanswered; one more closes the connection."""
+    """Unanswered PINGs; one more closes the connection."""
     write_seconds: float = 10.0
-    """How long a connection may take nothing of what waits for it."""
+    """Time for which a connection may read nothing of its pending bytes."""
     lame_duck_grace_seconds: float = 10.0
-    """How long clients are given to leave by themselves after INFO said `ldm`."""
+    """Time for clients to leave by themselves after INFO with `ldm`."""
     lame_duck_seconds: float = 120.0
-    """Over how long the others are closed then."""
+    """Time over which the remaining connections are closed."""
 
     def __post_init__(self) -> None:
         for field in fields(self):

@@ -1,7 +1,7 @@
-"""Decimal numbers in text, many at a time.
+"""Parsing of many decimal numbers at once.
 
-Rule 1: what is no number of 1 to 19 digits that an int64 holds is said to be none; nothing is
-raised, and nothing outside the given bytes and DIGITS_BEHIND before them is looked at.
+A valid number has 1 to 19 digits and fits into an int64. Nothing is raised for others, and only
+the given bytes and PADDING_BYTES before them are read.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import numpy as np
 from simplebus.core.protocol.frames import Bytes, Flags, Integers, Words, unaligned
 
 PADDING_BYTES = 24
-"""Bytes that have to lie in front of every number, whatever they are."""
+"""Bytes that must precede every number in the buffer; their values do not matter."""
 DIGITS_MAX = 19
 
 _WORD: np.dtype[np.uint64] = np.dtype("<u8")
@@ -22,14 +22,16 @@ _PAIRS, _QUADS = np.uint64(0x00FF00FF00FF00FF), np.uint64(0x0000FFFF0000FFFF)
 _ZEROS = np.uint64(0x3030303030303030)
 _HIGH_HALVES = np.uint64(0xF0F0F0F0F0F0F0F0)
 _SIXES = np.uint64(0x0606060606060606)
-# By how many digits a word ends with: these bytes.
+# Masks by the number of digits at the end of a word.
 _LAST: Words = np.array([0] + [(1 << 64) - (1 << 8 * (_SIZE - n)) for n in range(1, 9)], np.uint64)
 _MAX = np.uint64((1 << 63) - 1)
 
 
 def parse_digits(digits: Words) -> Integers:
-    """The numbers that up to eight digits in a word make, the first in the lowest byte; the digits
-    as values, and in front of them zeros. Changes its argument."""
+    """Return the numbers of up to eight digits in each word. Changes its argument.
+
+    The first digit is in the lowest byte. Digits are values 0 to 9, with leading zeros.
+    """
     above = digits >> _EIGHT
     digits *= _TEN
     digits += above
@@ -46,21 +48,22 @@ def parse_digits(digits: Words) -> Integers:
 
 
 def _parse_last_eight(words: Words, lengths: Integers, ends: Integers) -> tuple[Words, Flags]:
-    """The numbers that the last eight digits make, or as many as there are, of those that end
-    there; and which are digits."""
+    """Return the numbers in the last eight digits that end at `ends`, and a flag for each that is
+    valid.
+    """
     digits = words[ends - _SIZE]
     digits ^= _ZEROS
     digits &= _LAST.take(np.minimum(lengths, _SIZE))
-    # Of a digit's value, and of that and six, the upper half is empty.
+    # A byte is a digit value if its upper half and that of the value plus six are zero.
     odd = (digits | (digits + _SIXES)) & _HIGH_HALVES
     return parse_digits(digits).view(np.uint64), odd == 0
 
 
 def parse_numbers(data: Bytes, begins: Integers, ends: Integers) -> tuple[Integers, Flags]:
-    """The numbers that stand in data[begins[i]:ends[i]], and which of them are any.
+    """Return the numbers in data[begins[i]:ends[i]], 0 for an invalid one, and a flag for each
+    valid one.
 
-    DIGITS_BEHIND bytes lie in front of each that is not empty. What stands for one that is none is
-    0.
+    PADDING_BYTES bytes must precede each non-empty number.
     """
     lengths = ends - begins
     good: Flags = (lengths >= 1) & (lengths <= DIGITS_MAX)
@@ -74,14 +77,14 @@ def parse_numbers(data: Bytes, begins: Integers, ends: Integers) -> tuple[Intege
         longer = np.flatnonzero(lengths > at)
         above, sound = _parse_last_eight(words, lengths[longer] - at, ends[longer] - at)
         good[longer] &= sound
-        # What exceeds a word is seen below: 19 digits do not.
+        # No overflow: 19 digits fit into 64 bits. The limit of an int64 is checked below.
         total[longer] += above * np.uint64(10**at)
     good &= total <= _MAX
     return np.where(good, total, 0).view(np.int64), good
 
 
 def parse_similar_numbers(data: Bytes, begins: Integers, ends: Integers) -> tuple[Integers, Flags]:
-    """The same as `numbers`, sooner where most of them are as the first one is."""
+    """Do the same as `parse_numbers`, faster if most numbers are equal to the first one."""
     lengths = ends - begins
     size = int(lengths[0]) if lengths.size else 0
     if not 1 <= size <= _SIZE:

@@ -1,7 +1,4 @@
-"""How the NATS door behaves.
-
-Rule 1: what is only a bound is a field of `NatsLimits`; what changes what happens stands here.
-"""
+"""Settings of the NATS listener. Pure bounds are fields of `NatsLimits`."""
 
 from __future__ import annotations
 
@@ -13,15 +10,15 @@ from simplebus.nats.server.users import NatsAuth
 
 @dataclass(frozen=True, slots=True)
 class NatsSettings:
-    """Of one door."""
+    """Settings of one NATS listener."""
 
     limits: NatsLimits = field(default_factory=NatsLimits)
     server_name: str = "simplebus"
     auth: NatsAuth = field(default_factory=NatsAuth)
-    """Who may come in, and what they may do."""
+    """Users and their permissions."""
     tls_required: bool = False
-    """Whether INFO asks for TLS."""
+    """True if INFO requires TLS."""
     tls_available: bool = False
-    """Whether INFO offers it."""
+    """True if INFO offers TLS."""
     tls_verify: bool = False
-    """Whether INFO asks for a client's certificate."""
+    """True if INFO requests a client certificate."""

@@ -1,7 +1,4 @@
-"""Snapshots of the NATS door.
-
-Rule 1: a snapshot never changes; counters in it only grow from one to the next.
-"""
+"""Counters of the NATS server."""
 
 from __future__ import annotations
 
@@ -14,32 +11,32 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class NatsServerStatistics:
-    """A snapshot of one front."""
+    """Counters at one moment. Traffic includes closed connections."""
 
     clients: int
-    """Connected now."""
+    """Open connections."""
     accepted: int
-    """Since it began."""
+    """Connections accepted since the start."""
     subscriptions: int
-    """Of these clients."""
+    """Subscriptions of the open connections."""
     in_messages: int
-    """Published by clients, also those that are gone; as all that follow."""
+    """Messages published by clients."""
     in_bytes: int
-    """Their headers and payloads."""
+    """Headers and payloads of these messages."""
     out_messages: int
-    """Sent to clients, or waiting for them to take them."""
+    """Messages sent to clients or pending."""
     out_bytes: int
-    """All that was sent to clients."""
+    """All bytes sent to clients."""
     pending_bytes: int
-    """Waiting to be taken, of all clients that are connected."""
+    """Bytes pending for the open connections."""
     denied: int
-    """How often something was asked for that permissions do not allow."""
+    """Operations that permissions did not allow."""
     slow_consumers: int
-    """Clients cut off because they took too little."""
+    """Clients disconnected as slow consumers."""
 
 
 def collect_statistics(server: NatsServer) -> NatsServerStatistics:
-    """Of now."""
+    """Return the current counters of a server."""
     sessions = server.sessions.values()
     return NatsServerStatistics(
         clients=len(sessions),

@@ -1,9 +1,8 @@
-"""Which subjects are legal, and how they are looked up.
+"""NATS subject syntax.
 
-Rule 1: a subject is bytes on the wire, and the text of the same bytes as Latin-1 inside: nothing is
-lost, whatever they are.
-Rule 2: NATS knows two wildcards, `*` and a `>` at the end. A token `#` is a letter like any other;
-where it would be taken for the third wildcard of channels, it is escaped.
+On the wire a subject is bytes; inside it is the same bytes decoded as Latin-1, so nothing is lost.
+NATS has two wildcards, `*` and a final `>`. A token `#` is literal and therefore escaped for the
+subscription index, where `#` is the wildcard of channels.
 """
 
 from __future__ import annotations
@@ -19,43 +18,44 @@ _ESCAPES = {"\\": r"\\", '"': r"\""} | dict(
 
 
 def is_legal(subject: bytes) -> bool:
-    """Whether one may subscribe to it: no token is empty, `>` comes last."""
+    """Return True if a client may subscribe to the subject: no empty token, `>` only at the end."""
     tokens = subject.split(b".")
     return b"" not in tokens and WILDCARD_REST not in tokens[:-1]
 
 
 def is_literal(subject: bytes) -> bool:
-    """Whether one may publish on it, to be exact: legal, and no token is a wildcard."""
+    """Return True if a client may publish on the subject: legal and without wildcards."""
     tokens = subject.split(b".")
     return not (b"" in tokens or WILDCARD_ONE in tokens or WILDCARD_REST in tokens)
 
 
 def has_wildcard(subject: bytes) -> bool:
-    """Whether any of its tokens is a wildcard."""
+    """Return True if a token is a wildcard."""
     tokens = subject.split(b".")
     return WILDCARD_ONE in tokens or WILDCARD_REST in tokens
 
 
 def is_too_deep(subject: bytes) -> bool:
-    """Whether it has wildcards among more tokens than a pattern may have segments."""
+    """Return True if a subject with wildcards has more tokens than a pattern may have segments."""
     tokens = subject.split(b".")
     return len(tokens) > PATTERN_SEGMENTS_MAX and has_wildcard(subject)
 
 
 def is_reserved_reply(reply: bytes) -> bool:
-    """Whether no client may ask for answers there: servers answer each other so, and who answered
-    there would acknowledge a message of its own unawares."""
+    """Return True if clients must not use the reply subject.
+
+    Servers reply to each other there, and a reply to an ack subject would acknowledge a message.
+    """
     return reply.startswith(_RESERVED)
 
 
 def to_text(subject: bytes) -> str:
-    """As it is inside."""
+    """Return the internal text of a subject."""
     return subject.decode("latin-1")
 
 
 def quote(subject: bytes) -> str:
-    """As it is shown in an error line, from which a client reads it: as Go quotes text, which is
-    UTF-8 but for what is escaped."""
+    """Return the subject as nats-server quotes it in error lines: like Go, in UTF-8 with escapes."""
     shown = "".join(map(_quote_character, subject.decode(errors="surrogateescape")))
     return f'"{shown}"'.encode().decode("latin-1")
 
@@ -66,7 +66,7 @@ def _quote_character(character: str) -> str:
         return found
     if character.isprintable():
         return character
-    if 0xDC80 <= code <= 0xDCFF:  # A byte that is no UTF-8.
+    if 0xDC80 <= code <= 0xDCFF:  # A byte that is not UTF-8.
         return f"\\x{code - 0xDC00:02x}"
     if code < 0x80:
         return f"\\x{code:02x}"
@@ -74,7 +74,7 @@ def _quote_character(character: str) -> str:
 
 
 def index_key(subject: bytes) -> str:
-    """What stands for it in a sublist, as a pattern or as a name."""
+    """Return the key of a subject in the subscription index, as a pattern or as a name."""
     text = subject.decode("latin-1")
     if "#" in text:
         return ".".join(map(_escape_token, text.split(".")))

@@ -1,21 +1,18 @@
-"""Acknowledged delivery to NATS clients: what they ask for, are sent, and say of it.
+"""Acked delivery of class messages to NATS clients.
 
-Rule 1: there is one engine. A client that subscribes so is a guest of the broker; what its guest's
-outbox shows is written here as MSG and HMSG, and what comes back is told to the broker.
-Rule 2: bytes are pulled: what a client has not taken stays in the class.
-Rule 3: a message is acknowledged by the client that was sent it, and by nobody else; also when it
-has left a durable since, as it does to drain, until somebody takes the durable up. The same holds
-for what is never to come again.
+The broker does the delivery: the frames in the outbox of the client's local session are written as
+MSG and HMSG, and acks are passed to the broker. Bytes are pulled, so unsent messages stay in the
+class. A message can be acked only by the client that received it, also after that client left a
+durable (as it does to drain), until another client joins the durable. The same holds for `+TERM`.
 
     SUB $SB.SUB.<class>[.<durable>[.<option>=<value>]…][.filter.<subject>] [group] sid
     MSG <channel> sid $JS.ACK.<class>.<consumer>.<delivery>.<sequence>.<count>.<time>.<pending> size
-    PUB $JS.ACK.… size          nothing, +ACK, -NAK, -NAK {"delay": nanoseconds}, +WPI or +TERM
+    PUB $JS.ACK.… size          empty, +ACK, -NAK, -NAK {"delay": nanoseconds}, +WPI or +TERM
 
-A class is named by its id or its name, and made if it is not there; the durable is `-` for none.
-Options are start (earliest, new, last, last_values, waiting, a sequence, or @ and a time),
-in_flight, by_key, ack_seconds, backoff and max_deliveries. In all of these a dot, a blank, a % and
-so on are written as % and two hexadecimal digits. What is pending is counted to the end of the
-class.
+A class is named by id or name and created if it does not exist; `-` means no durable. Options are
+start (earliest, new, last, last_values, waiting, a sequence, or @ and a time), in_flight, by_key,
+ack_seconds, backoff and max_deliveries. Dots, blanks, % and so on are percent-encoded in tokens.
+`pending` counts to the head of the class.
 """
 
 from __future__ import annotations
@@ -52,7 +49,7 @@ from simplebus.nats.server.session import NatsSession
 from simplebus.nats.server.subscription import NatsSubscription
 
 ACK_SUBJECT_PATTERN = b"$JS.ACK.>"
-"""What acknowledgements are published on."""
+"""Pattern of the subjects that acks are published on."""
 
 _STARTS = ("earliest", "new", "last", "last_values", "waiting")
 _OPTIONS = {
@@ -63,10 +60,10 @@ _OPTIONS = {
     "backoff": ("backoff", "1 to 64 numbers above 0 and up to 86400, with commas between them"),
     "by_key": ("by_key", "true or false"),
 }
-"""What the broker calls them, and what may stand there."""
-# So many durables that a client has left are remembered.
+"""Options: name at the broker, and the expected value for error messages."""
+# Positions that a client left and may still ack messages of.
 _RELEASED_POSITIONS_MAX = 64
-# Two of these, of any letters, fit into a line of any length that is likely.
+# Two tokens of this length fit into the control line of common clients.
 _TOKEN_CHARACTERS_MAX = 1000
 _DIGITS = re.compile(r"[0-9]{1,18}")
 _TIMESTAMP = re.compile(r"@[0-9]{1,18}(\.[0-9]{1,18})?")
@@ -77,19 +74,20 @@ _TIMESTAMP = re.compile(r"@[0-9]{1,18}(\.[0-9]{1,18})?")
 
 @dataclass(frozen=True, slots=True)
 class AckedSubscribeRequest:
-    """What a client asks for."""
+    """Request for an acked subscription."""
 
     class_ref: int | str
-    """By its id or its name."""
+    """Id or name of the class."""
     request: SubscribeRequest
     option_tokens: tuple[str, ...]
-    """What stands behind the class, in the one spelling of `asking`."""
+    """Tokens behind the class in canonical form; see `subjects`."""
 
 
 def parse_subscribe(subject: bytes, queue: bytes) -> AckedSubscribeRequest:
-    """What a subscription to this subject, in this queue group, asks for.
+    """Parse the subject and queue group of an acked subscription.
 
-    Raises RemoteProtocolError (bad_request) for what is not of the form above.
+    Raises:
+        RemoteProtocolError: bad_request: the subject does not have the form above.
     """
     try:
         tokens = subject[len(SUBSCRIBE_PREFIX) :].decode().split(".")
@@ -166,7 +164,7 @@ def _parse_class(text: str) -> int | str:
 
 
 def _check_name(what: str, text: str) -> str:
-    """The name of a class, a durable or a group, as it is."""
+    """Return the name of a class, durable or group, or raise RemoteProtocolError (bad_request)."""
     if not 0 < len(text) <= NAME_CHARACTERS_MAX:
         raise _bad_request(
             f"a {what} has a name of 1 to {NAME_CHARACTERS_MAX} characters, got {len(text)}"
@@ -181,7 +179,7 @@ def _bad_request(sentence: str) -> RemoteProtocolError:
 
 
 def _short_token(text: str, other: str) -> str:
-    """The same, or this one for a name that would make a line too long."""
+    """Return the name as a token, or `other` if the token would be empty or make a line too long."""
     found = encode_token(text)
     return found if 0 < len(found) <= _TOKEN_CHARACTERS_MAX else other
 
@@ -190,7 +188,7 @@ def _short_token(text: str, other: str) -> str:
 
 
 class AckedSubscription(NatsSubscription):
-    """One of a client's, to a class."""
+    """Subscription of a NATS client to a class."""
 
     __slots__ = ("class_id", "ack_name", "number")
 
@@ -207,22 +205,23 @@ class AckedSubscription(NatsSubscription):
     ) -> None:
         super().__init__(session, subject, queue, sid)
         self.number = number
-        """What the broker knows it by."""
+        """Subscription number at the broker."""
         self.class_id = cls.class_id
         self.ack_name = (
             _short_token(cls.name, str(cls.class_id)),
             _short_token(request.durable or request.group or "", f"_{number}"),
         )
-        """Stream and consumer, as clients call a class and a position in it. No two positions of
-        one client have the same."""
+        """Stream and consumer in ack subjects: class and position. Unique among the positions of a
+        client.
+        """
 
     def count_delivered_message(self) -> None:
-        """It is sent one message more, perhaps the last one that it asked for."""
+        """Count a delivered message; the subscription ends after `max_messages`."""
         self._count_delivered(1)
 
 
 class AckedDeliveries:
-    """What one client's acked subscriptions are sent; whatever else goes to it goes first."""
+    """Acked subscriptions of one client. Their messages are sent after all other output."""
 
     def __init__(self, session: NatsSession, local_session: Session, broker: Broker) -> None:
         self.session = session
@@ -230,10 +229,10 @@ class AckedDeliveries:
         self.by_number: dict[int, AckedSubscription] = {}
         self._by_ack_name: dict[tuple[str, str], dict[AckedSubscription, None]] = {}
         self._released_positions: dict[tuple[str, str], Position] = {}
-        """Durables and groups that it has left, and may still have messages of."""
+        """Durables and groups that the client left and may still hold messages of."""
         self._broker = broker
         self._next_delivery: tuple[int, int] = (0, 0)
-        """Whose the messages are that come next, by number, and which attempt it is."""
+        """Subscription number and attempt of the next messages in the outbox."""
         self._next_number = 1
 
     @property
@@ -242,7 +241,7 @@ class AckedDeliveries:
         return self.local_session.outbox.is_idle
 
     def add(self, subscription: AckedSubscription) -> None:
-        """One more."""
+        """Add a subscription and make its ack name unique."""
         position, (stream, consumer) = self._position(subscription), subscription.ack_name
         while self._is_name_in_use(subscription.ack_name, position):
             consumer = f"{consumer}_{subscription.number}"
@@ -251,7 +250,7 @@ class AckedDeliveries:
         self._by_ack_name.setdefault(subscription.ack_name, {})[subscription] = None
 
     def remove(self, subscription: AckedSubscription) -> bool:
-        """One less. Returns whether it was there."""
+        """Remove a subscription. Returns False if it was not there."""
         if self.by_number.pop(subscription.number, None) is None:
             return False
         position = self._position(subscription)
@@ -266,7 +265,7 @@ class AckedDeliveries:
         return True
 
     def _is_name_in_use(self, name: tuple[str, str], position: Position) -> bool:
-        """Whether this means another position."""
+        """Return True if the ack name belongs to another position."""
         left = self._released_positions.get(name, position)
         return any(
             self._position(each) is not position for each in self._by_ack_name.get(name, ())
@@ -277,8 +276,10 @@ class AckedDeliveries:
         return held.group if isinstance(held, GroupMember) else held
 
     def find_released_position(self, ack: AckSubject) -> Position | None:
-        """What a message with this receipt was sent to, if it has left that since, nobody has taken
-        it up, and it was sent that message."""
+        """Return the position that the client left after it received the acked message.
+
+        None if the message was not sent or another client has joined the position.
+        """
         position = self._released_positions.get((ack.stream, ack.consumer))
         if position is None or position.has_consumer:
             return None
@@ -288,19 +289,20 @@ class AckedDeliveries:
         return position
 
     def find_subscriptions(self, ack: AckSubject) -> list[AckedSubscription]:
-        """Those that a message with this receipt may have been sent to."""
+        """Return the subscriptions that may have received the acked message."""
         return list(self._by_ack_name.get((ack.stream, ack.consumer), ()))
 
     def next_number(self) -> int:
-        """One that no subscription has."""
+        """Return an unused subscription number."""
         while self._next_number in self.by_number:
             self._next_number = self._next_number % 0xFFFF + 1
         number, self._next_number = self._next_number, self._next_number % 0xFFFF + 1
         return number
 
     def encode_next(self, tick: int) -> bytes:
-        """The next messages, written; they count as sent. Empty when there are none, or none were
-        found yet."""
+        """Return the next encoded messages, which count as sent. Empty if there are none or none
+        were found yet.
+        """
         outbox = self.local_session.outbox
         written: list[bytes] = []
         while not written:
@@ -314,8 +316,10 @@ class AckedDeliveries:
         return b"".join(written)
 
     def _limit_last_messages(self) -> None:
-        """Who has said after how many messages it ends is to be sent no more: what nobody gets does
-        not count as sent. In a group others have what one has no use for."""
+        """Limit the messages in flight of subscriptions with `max_messages`.
+
+        Messages beyond the limit would count as sent. In a group, other members receive them.
+        """
         for subscription in self.by_number.values():
             if subscription.max_messages:
                 held = self.local_session.subscriptions[subscription.number]
@@ -323,7 +327,7 @@ class AckedDeliveries:
                     held.limit_in_flight(subscription.max_messages - subscription.delivered_count)
 
     def _encode_frames(self, data: bytes, encoded: list[bytes]) -> None:
-        """What is sent for these frames, which are as version 2 knows them."""
+        """Append the MSG and HMSG of these version 2 frames to `encoded`."""
         at = 0
         while at < len(data):
             end = data.index(frames.DELIMITER, at + HEADER_BYTES) + len(frames.DELIMITER)
@@ -363,14 +367,14 @@ class AckedDeliveries:
 
 @dataclass(frozen=True, slots=True)
 class AckCommand:
-    """What a client says of a message."""
+    """Command in the payload of an ack."""
 
     kind: str
     """`ack`, `nack`, `working` or `terminate`."""
     delay_seconds: float | None = 0.0
-    """Of a nack: seconds until it is to come again; None when nothing is said of that."""
+    """Delay of a nack until redelivery; None if it is not given."""
     error: str = ""
-    """Of one that is not to come again: what went wrong."""
+    """Reason of a `+TERM`."""
 
 
 _COMMANDS = {
@@ -389,8 +393,9 @@ _DELAY_CHARACTERS_MAX = 1000
 
 
 def parse_ack_payload(payload: bytes) -> AckCommand | None:
-    """What an acknowledgement says; None for what says nothing. A delay that makes no sense is
-    none, as it is for the reference server."""
+    """Return the command of an ack; None if it is unknown. An invalid delay counts as 0, as in
+    nats-server.
+    """
     found = _COMMANDS.get(payload)
     if found is not None:
         return found
@@ -401,7 +406,7 @@ def parse_ack_payload(payload: bytes) -> AckCommand | None:
         return AckCommand(
             "terminate", error=reason.decode(errors="replace")[:FAILURE_REASON_BYTES_MAX]
         )
-    if payload.startswith(b"+NXT"):  # With what is wanted next.
+    if payload.startswith(b"+NXT"):  # Followed by a pull request, which is ignored.
         return _COMMANDS[b"+NXT"]
     return None
 
@@ -427,7 +432,7 @@ def _parse_delay(text: bytes) -> float:
 
 @dataclass(frozen=True, slots=True)
 class AckSubject:
-    """Which message an acknowledgement is about."""
+    """Message that an ack refers to."""
 
     stream: str
     consumer: str
@@ -436,7 +441,7 @@ class AckSubject:
 
 
 def parse_ack_subject(subject: bytes) -> AckSubject | None:
-    """What a subject that acknowledgements are published on says; None for nothing."""
+    """Return the message that an ack subject names; None if the subject is invalid."""
     tokens = subject.decode("utf-8", "replace").split(".")
     if len(tokens) != 9 or not all(map(_DIGITS.fullmatch, tokens[4:6])):
         return None

@@ -1,10 +1,8 @@
-"""What is published on bound subjects goes into classes.
+"""Storing of messages on bound subjects in classes.
 
-Rule 1: a class that subjects are bound to is one sink, whichever of them match: it takes a message
-once.
-Rule 2: what cannot be kept is counted by reason, and its publisher told. Where a class is full, its
-policy decides; a publisher that is to wait is not read from meanwhile.
-Rule 3: only what clients of this door publish is stored: what comes out of a class goes into none.
+A class is one sink for all its subjects and stores a message once. Messages that cannot be stored
+are counted by reason and the publisher is told. Only messages of NATS clients are stored: a
+message that came from a class is not stored in a class again.
 """
 
 from __future__ import annotations
@@ -25,12 +23,11 @@ from simplebus.nats.server.session import NatsSession
 _RESERVED = tuple(start.encode() for start in RESERVED_SUBJECT_PREFIXES)
 
 StoreBatch = Callable[[NatsSession, int, MessageBatch], bool]
-"""Called with a client and what it has published that is for the class with this id. Returns
-whether any of it is kept."""
+"""Called with the publisher, a class id and messages. Returns True if some were stored."""
 
 
 class SubjectBinding:
-    """One class's sink."""
+    """Sink of one class."""
 
     def __init__(
         self,
@@ -39,17 +36,17 @@ class SubjectBinding:
         store: StoreBatch,
         converter: MessageConverter,
     ) -> None:
-        """`names` are the subjects by their numbers."""
+        """`subject_names` are the subjects by number."""
         self.class_id = class_id
         self.subjects: dict[bytes, None] = {}
-        """Those that are bound."""
+        """Subjects bound to the class."""
         self._subject_names = subject_names
         self._store = store
         self._converter = converter
 
     @property
     def is_ordered(self) -> bool:
-        """A class keeps the order of a publisher's messages."""
+        """True: a class keeps the order of a publisher's messages."""
         return True
 
     def deliver(self, message: Pub, origin: NatsSession | None) -> bool:
@@ -82,7 +79,7 @@ class SubjectBinding:
 
 
 class SubjectBindings:
-    """Of one front."""
+    """Bindings of all classes, kept in step with the broker."""
 
     def __init__(
         self,
@@ -96,13 +93,13 @@ class SubjectBindings:
         self._store = store
         self._frame_bytes_max = frame_bytes_max
         self._by_class_id: dict[int, SubjectBinding] = {}
-        """By class id."""
+        """Bindings by class id."""
         self.change_count = 0
-        """How often something was bound, or is no longer."""
+        """Number of changes of the bindings."""
         bound.add_observer(self._on_change)
 
     def __len__(self) -> int:
-        """Pairs of a class and a subject."""
+        """Return the number of pairs of class and subject."""
         return sum(len(binding.subjects) for binding in self._by_class_id.values())
 
     def _on_change(self, class_id: int, subject: str, is_bound: bool) -> None:

@@ -1,12 +1,10 @@
-"""Where the subjects of NATS clients and the broker's classes meet.
+"""Adapter between NATS sessions and the classes of the broker.
 
-Rule 1: what a client has to do with classes it does as a guest of the broker; who has nothing to do
-with them is none.
-Rule 2: nothing is kept or decided here. What is published goes through bindings, what is stored is
-seen through the tap, what is acknowledged is the broker's.
+A NATS client that uses classes has a local session at the broker. Nothing is stored or decided
+here: bindings store, `BusToNats` observes stored messages, and the broker handles acks.
 
-    PUB ─► routes ─► Binding ─► Broker ─► tap ─► routes ─► MSG       what the other door publishes
-                                  └─────► guest's outbox ─► MSG      with acknowledgements
+    PUB ─► routes ─► SubjectBinding ─► Broker ─► BusToNats ─► routes ─► MSG
+                                         └─────► local session's outbox ─► MSG, acked
 """
 
 from __future__ import annotations
@@ -66,7 +64,7 @@ from simplebus.nats.subjects import quote
 
 
 class BusAdapter:
-    """Of one front and one broker."""
+    """Adapter of one NATS server to one broker."""
 
     def __init__(
         self,
@@ -89,17 +87,17 @@ class BusAdapter:
             broker.store.class_registry.find_dead_letter_sources
         )
         self.nats_sessions: dict[int, NatsSession] = {}
-        """Whose a guest of the broker is, by its id there."""
+        """NATS sessions by the id of their local session."""
         self._routes = routes
         self._refusal_counts = broker.refusal_counts
         self._deliver = deliver
-        """Sends a message to whoever has subscribed to its subject."""
+        """Delivers a message to the subscriptions of its subject."""
         self._add_read_cost = add_read_cost
-        """Called with work that was done, as bytes of output: who makes much is read less of."""
+        """Called with the cost of work, as bytes of output; expensive clients are read less."""
         self._disconnect = disconnect
-        """Has a session closed."""
+        """Called to disconnect a session."""
         self._on_error = on_error
-        """Called with what went wrong, through a fault of ours, in showing what is stored."""
+        """Called with internal errors in the delivery of stored messages."""
         self._ack_sink = _AckSink(self, routes.table.names)
         routes.add(ACK_SUBJECT_PATTERN, self._ack_sink)
         self.bindings = SubjectBindings(
@@ -122,12 +120,13 @@ class BusAdapter:
         broker.inquiry_handler.listener_sources.append(ChannelListeners(routes))
 
     def _on_has_subscriptions(self, has_subscriptions: bool) -> None:
-        """The first client has subscribed to something, or the last one does no longer."""
+        """Observe stored messages only while a NATS client has subscriptions."""
         self.broker.store.on_stored = self._on_stored if has_subscriptions else None
 
     def _report_errors(self, observer: StoreTap) -> StoreTap:
-        """What is stored is stored: whatever goes wrong in looking at it costs its publisher, who
-        may be of another door, nothing."""
+        """Wrap an observer of the store: its errors must not affect the publisher of a stored
+        message.
+        """
 
         def look_safely(*stored: Any) -> None:
             try:
@@ -138,13 +137,13 @@ class BusAdapter:
         return look_safely
 
     def _find_classes(self, subject: bytes) -> list[MessageClass]:
-        """The classes that a subject is bound to."""
+        """Return the classes that a subject is bound to."""
         sinks = self._routes.match(subject)
         found = [sink.class_id for sink in sinks if isinstance(sink, SubjectBinding)]
         return [self.broker.classes[id_] for id_ in found if id_ in self.broker.classes]
 
     def _resolve_class_subject(self, channel: str) -> tuple[int, str]:
-        """Id and name of the class whose messages without a channel are on this one."""
+        """Return id and name of the class whose messages without a channel have this subject."""
         name = channel.removeprefix("class.")
         class_id = (
             int(name) if name.isdecimal() else self.broker.store.class_id_by_name.get(name, -1)
@@ -153,11 +152,11 @@ class BusAdapter:
         return (class_id, "" if class_id >= 0 else name) if cls is None else (class_id, cls.name)
 
     def _get_change_count(self) -> int:
-        """Changes with what is bound, and with classes' names."""
+        """Return a number that changes with bindings and class names."""
         return self.bindings.change_count + len(self.broker.store.class_id_by_name)
 
     def _has_subscriber(self, subject: bytes) -> bool:
-        """Whether a client has subscribed to what matches this subject."""
+        """Return True if a client has a subscription that matches the subject."""
         return any(
             not isinstance(sink, SubjectBinding | _AckSink) for sink in self._routes.match(subject)
         )
@@ -165,7 +164,7 @@ class BusAdapter:
     # Guests --------------------------------------------------------------------------------------
 
     def _open_local_session(self, session: NatsSession) -> AckedDeliveries:
-        """A client's guest, and what it is sent."""
+        """Return the acked deliveries of a client; opens its local session the first time."""
         deliveries = session.deliveries
         if deliveries is None:
             guest = self.broker.open_local_session(
@@ -179,7 +178,7 @@ class BusAdapter:
         return deliveries
 
     def close_local_session(self, session: NatsSession) -> None:
-        """A client is gone; what it held is given back."""
+        """Close the local session of a client; its unacked messages are redelivered."""
         if session.deliveries is not None:
             guest = session.deliveries.local_session
             del self.nats_sessions[guest.session_id]
@@ -187,21 +186,21 @@ class BusAdapter:
             session.deliveries = session.outbox.source = None
 
     def is_blocking_publishers(self, session: NatsSession) -> bool:
-        """Whether somebody waits for this client's acknowledgements."""
+        """Return True if publishers wait for acks of this client."""
         deliveries = session.deliveries
         return deliveries is not None and self.broker.is_blocking_publishers(
             deliveries.local_session
         )
 
     def has_few_parked_bytes(self, session: NatsSession) -> bool:
-        """Whether what waits of this client's messages is far from what may."""
+        """Return True if the client's blocked messages use at most a quarter of the limit."""
         deliveries, most = session.deliveries, self.broker.settings.limits.pending_bytes
         return deliveries is None or 4 * deliveries.local_session.parked_bytes <= most
 
     # Publishing ----------------------------------------------------------------------------------
 
     def _store_batch(self, session: NatsSession, class_id: int, parcel: MessageBatch) -> bool:
-        """See `bindings.Store`."""
+        """Store a batch in a class. Returns True if some messages were stored."""
         self._add_read_cost(parcel.cost_bytes)
         for refused in parcel.refused:
             self._refusal_counts[refused.reason] += refused.count
@@ -220,7 +219,9 @@ class BusAdapter:
 
     @staticmethod
     def _send_refusal(session: NatsSession, action: str, subject: bytes, reason: str) -> None:
-        """Tell a client what is refused. Clients stay connected after no other error than this."""
+        """Tell a client what was refused. NATS client libraries stay connected after this error
+        only.
+        """
         reason = reason.replace("'", "`").replace("\r", " ").replace("\n", " ")
         session.send(
             error_line(f"Permissions Violation for {action} to {quote(subject)} ({reason})")
@@ -230,11 +231,11 @@ class BusAdapter:
 
     @staticmethod
     def is_class_request(subject: bytes) -> bool:
-        """Whether who subscribes to this wants a class's messages, with acknowledgements."""
+        """Return True if the subject requests an acked subscription to a class."""
         return subject.startswith(SUBSCRIBE_PREFIX)
 
     def subscribe(self, session: NatsSession, event: Sub) -> AckedSubscription | None:
-        """What this asks for; None when it is refused, of which the client is told."""
+        """Create an acked subscription; None if it is refused, of which the client is told."""
         broker, store = self.broker, self.broker.store
         try:
             wanted = parse_subscribe(event.subject, event.queue)
@@ -269,7 +270,7 @@ class BusAdapter:
     def _check_class_permission(
         self, session: NatsSession, queue: bytes, request: AckedSubscribeRequest
     ) -> None:
-        """Raise RemoteProtocolError (unauthorized) where a client may not ask for this class."""
+        """Raise RemoteProtocolError (unauthorized) if the client may not request this class."""
         grants, table = session.subject_grants, self.broker.store.class_registry
         if grants is None:
             return
@@ -284,11 +285,11 @@ class BusAdapter:
         )
         if not grants.can_request_class(asked, queue):
             raise RemoteProtocolError(
-                Reason.UNAUTHORIZED, f"it may not ask for class {request.class_ref!r} so"
+                Reason.UNAUTHORIZED, f"no permission to subscribe to class {request.class_ref!r}"
             )
 
     def unsubscribe(self, subscription: AckedSubscription) -> None:
-        """No longer. What is not acknowledged is given back; a durable stays."""
+        """End an acked subscription. Unacked messages are redelivered; a durable stays."""
         deliveries = subscription.session.deliveries
         if deliveries is not None and deliveries.remove(subscription):
             asked = UnsubscribeRequested(0, subscription.number, UnsubscribeRequest())
@@ -297,8 +298,9 @@ class BusAdapter:
     # Acknowledgements ----------------------------------------------------------------------------
 
     def handle_ack(self, session: NatsSession, message: Pub) -> bool:
-        """A client says something about a message. Returns whether it counts: who waits for an
-        answer is told by that that there will be none."""
+        """Handle an ack. Returns True if it is valid; otherwise a requester learns that there is
+        no responder.
+        """
         self._add_read_cost(ACK_COST_BYTES)
         session.ack_count += 1
         session.ack_bytes += len(message.body)
@@ -336,7 +338,7 @@ class BusAdapter:
             and says.kind != "working"
             and (position := deliveries.find_released_position(about))
         ):
-            known = True  # To come again is what a nack asks for, and what it will do.
+            known = True  # A nack needs no action: the message will be redelivered anyway.
             if says.kind == "ack":
                 position.ack(sequence, sequence + 1)
             elif says.kind == "terminate":
@@ -349,7 +351,9 @@ class BusAdapter:
         return known
 
     def _send_ack_reply(self, session: NatsSession, reply: bytes) -> None:
-        """Say that what a client has said counts: where it may publish, or to itself alone."""
+        """Confirm an ack on its reply subject; without permission to publish there, to the client
+        only.
+        """
         answer = Pub(reply, b"", b"0", b"", 0, memoryview(b""))
         if session.subject_grants is None or session.subject_grants.publish_cache.get(reply):
             self._deliver(answer)
@@ -366,8 +370,10 @@ class BusAdapter:
     def _is_ack_valid(
         local_session: Session, number: int, ack: AckSubject, command: AckCommand
     ) -> bool:
-        """Whether what this subscription says of a message may count, or has counted already. Done
-        is done, whichever sending it was of."""
+        """Return True if the message is in flight to this subscription or was already acked.
+
+        An ack is valid for any attempt. Other commands must name the current attempt.
+        """
         held, sequence = local_session.subscriptions[number], ack.sequence
         if sequence < held.window.floor:
             return True
@@ -382,8 +388,10 @@ class BusAdapter:
 def _check_denied_patterns(
     session: NatsSession, queue: bytes, request: AckedSubscribeRequest
 ) -> None:
-    """Raise RemoteProtocolError (unauthorized) where a class may hold what a client is not to be
-    sent: what one subscription passes over is nobody else's, so nothing is left out in silence."""
+    """Raise RemoteProtocolError (unauthorized) if the class may contain denied channels.
+
+    An acked subscription cannot skip messages: no other subscription would receive them.
+    """
     if session.subject_grants is None:
         return
     channels = request.request.channels
@@ -399,7 +407,7 @@ def _check_denied_patterns(
 
 
 class _AckSink:
-    """The sink of all acknowledgements."""
+    """Sink of all acks."""
 
     def __init__(self, bus_adapter: BusAdapter, subject_names: list[bytes]) -> None:
         self._bus_adapter = bus_adapter
@@ -407,7 +415,7 @@ class _AckSink:
 
     @property
     def is_ordered(self) -> bool:
-        """Which acknowledgement comes first does not matter."""
+        """False: the order of acks does not matter."""
         return False
 
     def deliver(self, message: Pub, origin: NatsSession | None) -> bool:

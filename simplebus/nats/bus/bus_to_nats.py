@@ -1,11 +1,11 @@
-"""What clients of the binary protocol publish, as NATS subscriptions see it.
+"""Delivery of stored messages to NATS subscriptions.
 
-Rule 1: a message is seen when it is stored, once, on its channel; one without a channel, and every
-dead letter, on `class.<name>`, or `class.<id>` where the class has no name that is a channel.
-Rule 2: one that opens later is seen then, if it is still stored; one that has expired, never.
-Rule 3: what a user publishes is seen on a channel on which it may publish at this door, too.
-Rule 4: where nobody has subscribed to anything nothing is looked at, and where nobody has to what a
-message is on, no message is.
+A message of a binary client is delivered once, when it is stored, on its channel. Messages
+without a
+channel and dead letters use `class.<name>`, or `class.<id>` if the name is not a valid channel. A
+delayed message is delivered when it is due and still stored; an expired one never. A user's message
+is delivered only on channels on which the user may publish over NATS. Messages without NATS
+subscribers are not read.
 """
 
 from __future__ import annotations
@@ -41,19 +41,20 @@ _NO, _YES, _UNKNOWN = range(3)
 ChannelFlags = npt.NDArray[np.uint8]
 _NO_FLAGS: ChannelFlags = np.zeros(0, np.uint8)
 
-# So many messages that were put off are seen in one turn.
+# Delayed messages delivered in one wakeup.
 _MESSAGES_PER_WAKEUP = 4096
-# With so few entries it is not looked which of them are out of date.
+# Up to this many delayed entries, released messages are not searched for.
 _DELAYED_MIN = 1024
 # Fewer messages than these are sent one by one.
 _BATCH_MIN = 8
 
 Deliver = Callable[[Pub | UniformBatch | MixedBatch], None]
-"""Sends messages to whoever has subscribed to their subjects; a mix knows these itself."""
+"""Delivers messages to the subscriptions of their subjects. A mixed batch has its `subject_names`.
+"""
 
 
 class BusToNats:
-    """On one store."""
+    """Observer of one store."""
 
     def __init__(
         self,
@@ -65,31 +66,38 @@ class BusToNats:
         deliver: Deliver,
         subject_classes: SubjectClasses | None = None,
     ) -> None:
-        """`bound` is told which class is being shown."""
+        """`subject_classes` receives the class of the messages being delivered."""
         self._subject_classes = subject_classes or SubjectClasses()
         self.scanned_count = 0
-        """Nothing: what it does at once is bounded. See `Waiter`."""
+        """Always 0: the work per wakeup is bounded. See `Waiter`."""
         self._store = store
         self._clock = store.clock
         self._wakeups = wakeups
         self._routes = routes
         self._channel_flags: dict[MessageClass, tuple[tuple[int, int, str], ChannelFlags]] = {}
-        """Of each class, by channel number, whether anybody wants it; and for how long that is
-        true."""
+        """By class: the key for which the flags are valid, and a flag by channel number if it has
+        subscribers.
+        """
         self._has_subscriber = has_subscriber
-        """Says whether anybody has subscribed to what matches a subject."""
+        """Returns True if a NATS subscription matches a subject."""
         self._deliver = deliver
-        """Sends messages to whoever has."""
+        """Delivers messages."""
         self._delayed: list[tuple[float, int, MessageClass, int, int]] = []
-        """When messages open, in which order they came, and which ones: a heap."""
+        """Heap of delayed messages: due time, order, class, first and last sequence."""
         self._delayed_max = _DELAYED_MIN
         self._order = count()
 
     def on_stored(self, session: Session | None, cls: MessageClass, first: int, last: int) -> None:
-        """Messages first..last-1 of a class have just been stored; who has published them, None for
-        the bus itself."""
+        """Deliver messages first..last-1 of a class, which were just stored.
+
+        Args:
+            session: Publisher; None for the bus itself, which publishes dead letters.
+            cls: Class of the messages.
+            first: First sequence.
+            last: Sequence after the last one.
+        """
         if session is not None and session.is_local:
-            return  # What NATS clients publish, NATS subscriptions have seen.
+            return  # Published by a NATS client: delivered to NATS subscriptions already.
         ring = cls.ring
         if session is None or first >= ring.special_until:
             if self._get_channel_flags(cls, 0)[0] == _YES:
@@ -107,7 +115,7 @@ class BusToNats:
     def _select_allowed(
         self, session: Session, cls: MessageClass, rows: MessageRows
     ) -> frames.Flags:
-        """Which of these messages a session would be allowed to publish at this door."""
+        """Return a flag for each message that the publisher may publish over NATS."""
         numbers, inverse = np.unique(np.atleast_1d(np.asarray(rows.channels)), return_inverse=True)
         names = [cls.channels.name_of(number).encode() for number in numbers.tolist()]
         may: frames.Flags = np.array(
@@ -116,7 +124,7 @@ class BusToNats:
         return may if may.size == rows.count else np.repeat(may, rows.count)
 
     def _select_deliverable(self, rows: MessageRows) -> frames.Flags:
-        """Which of these messages may be delivered now."""
+        """Return a flag for each message that is due and not expired."""
         here: frames.Flags = np.ones(rows.count, np.bool_)
         if rows.expires is not None:
             here &= rows.expires > self._clock.now
@@ -125,7 +133,7 @@ class BusToNats:
         return here
 
     def _select_subscribed(self, cls: MessageClass, rows: MessageRows) -> frames.Flags:
-        """Which of these messages anybody wants."""
+        """Return a flag for each message whose channel has subscribers."""
         numbers = np.atleast_1d(np.asarray(rows.channels))
         verdicts = self._get_channel_flags(cls, int(numbers.max()))
         found = verdicts[numbers]
@@ -139,7 +147,7 @@ class BusToNats:
         return wanted if numbers.size == rows.count else np.repeat(wanted, rows.count)
 
     def _get_channel_flags(self, cls: MessageClass, number: int) -> ChannelFlags:
-        """What is known of a class's channels, up to this number at least."""
+        """Return the channel flags of a class, at least up to this channel number."""
         known = (self._routes.generation, cls.channels.generation, cls.name)
         valid_for, verdicts = self._channel_flags.get(cls, (None, _NO_FLAGS))
         if valid_for != known or number >= verdicts.size:
@@ -153,14 +161,14 @@ class BusToNats:
     # Now -----------------------------------------------------------------------------------------
 
     def _send_flagged(self, cls: MessageClass, first: int, here: frames.Flags) -> None:
-        """Send those of the messages from `first` on that are flagged."""
+        """Deliver the flagged messages; the first flag belongs to sequence `first`."""
         if here.any():
             self._send_ranges(
                 cls, [(first + begin, first + end) for begin, end in flags_to_ranges(here)]
             )
 
     def _send_ranges(self, cls: MessageClass, ranges: Ranges, *, is_dead: bool = False) -> None:
-        """Send these messages to whoever wants them."""
+        """Deliver these ranges of sequences."""
         self._subject_classes.source_class = cls
         try:
             self._encode_ranges(cls, ranges, is_dead=is_dead)
@@ -187,7 +195,7 @@ class BusToNats:
     def _send_stored_frames(
         self, data: bytes, subject: bytes, gathered: _PlainMessages, *, is_dead: bool
     ) -> None:
-        """Messages as they are stored, one after the other."""
+        """Deliver stored frames one by one."""
         at = 0
         while at < len(data):
             begin = at + HEADER_BYTES
@@ -209,14 +217,13 @@ class BusToNats:
 
     @property
     def next_wakeup(self) -> float:
-        """When `wake_due` is to be called next."""
+        """Time of the next due message."""
         return self._delayed[0][0] if self._delayed else NEVER
 
     def on_delayed_stored(
         self, session: Session | None, cls: MessageClass, first: int, last: int
     ) -> None:
-        """The same as `see`, where nobody is there to see anything now: who is when they open sees
-        those of the messages that open later."""
+        """Schedule delayed messages, also while there are no NATS subscriptions."""
         rows = cls.ring.read_rows(first, last)
         if rows.not_before is None:
             return
@@ -231,13 +238,13 @@ class BusToNats:
                 self._wakeups.schedule_wakeup(opens, self)
 
     def _drop_released(self) -> None:
-        """Keep no more entries than, about, there are messages that they are about."""
+        """Drop entries of released messages, so that the heap stays bounded by the stored messages."""
         self._delayed = [entry for entry in self._delayed if entry[4] > entry[2].ring.floor]
         heapq.heapify(self._delayed)
         self._delayed_max = max(_DELAYED_MIN, 2 * len(self._delayed))
 
     def handle_wakeup(self) -> bool:
-        """Send what has opened by now."""
+        """Deliver the messages that are due."""
         spare = _MESSAGES_PER_WAKEUP
         while spare > 0 and self.next_wakeup <= self._clock.now:
             opens, order, cls, first, last = heapq.heappop(self._delayed)
@@ -255,12 +262,12 @@ class BusToNats:
 
 
 class _PlainMessages:
-    """Messages that have nothing but a subject, to be sent together."""
+    """Buffer of messages without headers or reply subject, delivered as one batch."""
 
     def __init__(self, deliver: Deliver) -> None:
         self._deliver = deliver
         self._parts: list[bytes] = []
-        """Of each message its subject, its payload."""
+        """Alternating subjects and payloads."""
         self._bytes = 0
 
     def add(self, subject: bytes, payload: bytes) -> None:
@@ -270,7 +277,7 @@ class _PlainMessages:
             self.flush()
 
     def flush(self) -> None:
-        """Send them."""
+        """Deliver the buffered messages."""
         parts, self._parts, self._bytes = self._parts, [], 0
         subjects, payloads = parts[::2], parts[1::2]
         if len(subjects) >= _BATCH_MIN:
@@ -282,7 +289,7 @@ class _PlainMessages:
 
 
 def _build_mixed_batch(subjects: list[bytes], payloads: list[bytes]) -> MixedBatch:
-    """Messages in one event."""
+    """Return the messages as one batch."""
     numbers: dict[bytes, int] = {}
     parts: list[bytes] = []
     each: list[int] = []
@@ -306,8 +313,9 @@ def _build_mixed_batch(subjects: list[bytes], payloads: list[bytes]) -> MixedBat
 def _build_uniform_batch(
     piece: memoryview, first: int, last: int, subject: bytes
 ) -> UniformBatch | None:
-    """Messages first..last-1, as they are stored, on this subject; None if they are not all plain
-    and of one length."""
+    """Return stored messages first..last-1 as one batch; None if they differ in length or have
+    envelopes.
+    """
     count = last - first
     if len(piece) % count:
         return None

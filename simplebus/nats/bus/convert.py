@@ -1,8 +1,8 @@
-r"""NATS messages as envelopes of a class, and the other way.
+"""Conversion between NATS messages and envelopes.
 
-Rule 1: what a NATS publisher has said comes out again at a NATS subscriber, byte for byte but for
-blanks around header values; a client of the binary protocol sees it as channel, headers, payload.
-Rule 2: what cannot be an envelope is an error that says why; it is never left out in silence.
+A NATS message comes out of a class byte for byte as it was published, except blanks around header
+values. Binary clients see channel, headers and payload. A message that cannot be an envelope is
+refused with a reason.
 
     NATS                            envelope
     subject orders.eu               channel orders.eu
@@ -10,14 +10,13 @@ Rule 2: what cannot be an envelope is an error that says why; it is never left o
     NATS/1.0                        nothing
     NATS/1.0 503 No Responders      header Nats-Status: 503 No Responders
     Name: value                     header Name: value
-    a block that is none of this    header Nats-Header-Block: the whole block, a character a byte
+    any other header block          header Nats-Header-Block: the whole block as Latin-1
 
-A block is kept whole when it does not end with an empty line, a line has no colon or a name that
-is none, something is not UTF-8, nothing stands in it, or it holds one of these three names itself.
-What a client of the binary protocol puts into a header that NATS cannot carry (a colon, a blank, a
-letter beyond ASCII in a name; a line break or a NUL in a value) goes out as % and two hexadecimal
-digits for each byte. Where an answer is to go stays a header if it is no subject, or a very long
-one. Times and keys are not seen.
+A block is kept whole if it does not end with an empty line, has a line without a colon or with an
+invalid name, is not UTF-8, is empty, or contains one of these three names. Characters in headers of
+binary clients that NATS does not allow (colon, blank or non-ASCII in a name; line break or NUL in a
+value) are percent-encoded. A reply subject that is invalid or very long stays a header. Times and
+keys are not visible to NATS clients.
 """
 
 from __future__ import annotations
@@ -42,11 +41,11 @@ from simplebus.nats.protocol.events import Indexes, MixedBatch, Pub, UniformBatc
 Headers = tuple[tuple[str, str], ...]
 
 REPLY_HEADER = "Nats-Reply-To"
-"""Where an answer is to go: who publishes on this channel answers."""
+"""Header with the channel that replies are published on."""
 STATUS_HEADER = "Nats-Status"
-"""What stands behind `NATS/1.0`."""
+"""Header with the status behind `NATS/1.0`."""
 BLOCK_HEADER = "Nats-Header-Block"
-"""A whole block of headers that is odd."""
+"""Header with a whole irregular header block."""
 _RESERVED_HEADERS = frozenset({REPLY_HEADER, STATUS_HEADER, BLOCK_HEADER})
 
 _VERSION = b"NATS/1.0"
@@ -56,17 +55,16 @@ _NOT_IN_NAME = re.compile(r"[^!-9;-~]")
 _NOT_IN_VALUE = re.compile(r"[\r\n\0]")
 _NOT_IN_SUBJECT = re.compile(rb"[\x00-\x20\x7f]")
 _DELIMITER_START = DELIMITER[:-1]
-# A longer reply subject would have to be answered in a line that is longer than is accepted: what
-# a binary client has put there stays among the headers.
+# A reply to a longer subject would exceed the control line, so such a subject of a binary client
+# stays a header.
 _REPLY_BYTES_MAX = 2048
 
-# So many subjects are remembered, with what envelopes begin with that have nothing but a channel,
-# if that is short.
+# Cached starts of envelopes that have only a channel, by subject.
 _PREFIXES_MAX = 4096
 _PREFIX_BYTES_MAX = 256
 _prefixes: dict[bytes, bytes] = {}
 
-# Few messages are put together one after the other: arrays have a price of their own.
+# Up to this many messages are converted one by one: arrays cost more.
 _SINGLE_MESSAGES_MAX = 8
 
 
@@ -74,14 +72,14 @@ _SINGLE_MESSAGES_MAX = 8
 
 
 def parse_header_block(block: bytes) -> Headers:
-    """The headers of a message with this block of them, which may be odd, or empty."""
+    """Return the headers of a NATS header block, which may be irregular or empty."""
     if not block:
         return ()
     return _parse_regular_block(block) or ((BLOCK_HEADER, block.decode("latin-1")),)
 
 
 def _parse_regular_block(block: bytes) -> Headers | None:
-    """None for what is odd."""
+    """Return the headers; None if the block is irregular."""
     lines = block.split(b"\r\n")
     status = _STATUS_LINE.fullmatch(lines[0])
     if status is None or len(lines) < 3 or lines[-2:] != [b"", b""]:
@@ -102,7 +100,7 @@ def _parse_regular_block(block: bytes) -> Headers | None:
 
 
 def format_header_block(headers: Headers) -> bytes:
-    """The block of headers of a message that has these; empty for none."""
+    """Return the NATS header block of these headers; empty for none."""
     if not headers:
         return b""
     first, value = headers[0]
@@ -131,7 +129,7 @@ def _percent_encode(match: re.Match[str]) -> str:
 
 @dataclass(slots=True)
 class RefusedMessages:
-    """Messages of one subject that cannot be kept."""
+    """Messages of one subject that cannot be stored."""
 
     reason: Reason
     sentence: str
@@ -141,24 +139,24 @@ class RefusedMessages:
 
 @dataclass(slots=True)
 class MessageBatch:
-    """Messages as a class takes them."""
+    """Messages converted for a class."""
 
     frames: FrameBatch | None
-    """None when there is none."""
+    """Frames to store; None if there are none."""
     refused: list[RefusedMessages] = field(default_factory=list)
     cost_bytes: int = 0
-    """The work that it was, as bytes of output."""
+    """Cost of the conversion, as bytes of output."""
 
 
 class MessageConverter:
-    """Packs messages for one class."""
+    """Converts NATS messages to frames of one class."""
 
     def __init__(self, class_id: int, *, frame_bytes_max: int) -> None:
         self._frame_header = HEADER.pack(frames.ENVELOPE, class_id, 0, 0)
         self._frame_bytes_max = frame_bytes_max
 
     def convert_message(self, message: Pub) -> MessageBatch:
-        """A single message."""
+        """Convert a single message."""
         try:
             frame = self._encode_frame(message)
         except RemoteProtocolError as error:
@@ -169,8 +167,7 @@ class MessageConverter:
     def convert_batch(
         self, messages: UniformBatch | MixedBatch, rows: Indexes | None, names: list[bytes]
     ) -> MessageBatch:
-        """Those of the messages that are in these rows; None for all. `names` are the subjects by
-        their numbers."""
+        """Convert these rows of a batch; None for all. `names` are the subjects by number."""
         if isinstance(messages, MixedBatch):
             return self._convert_mixed(messages, rows, names)
         if rows is not None:
@@ -230,7 +227,7 @@ class MessageConverter:
         return self._convert_singly([chosen[at] for at in each])
 
     def _convert_singly(self, messages: Iterable[Pub]) -> MessageBatch:
-        """The same, one after the other."""
+        """Convert messages one by one."""
         whole: list[bytes] = []
         refused: dict[tuple[Reason, bytes], RefusedMessages] = {}
         for message in messages:
@@ -245,7 +242,9 @@ class MessageConverter:
         return MessageBatch(batch, list(refused.values()), SINGLE_STORE_COST_BYTES * count)
 
     def _encode_frame(self, message: Pub) -> bytes:
-        """One as a frame. Raises RemoteProtocolError: bad_channel, bad_envelope, frame_too_long."""
+        """Return a message as a frame. Raises RemoteProtocolError: bad_channel, bad_envelope,
+        frame_too_long.
+        """
         if not message.header_bytes and not message.reply:
             prefix = _envelope_prefix(message.subject)
             frame = b"".join((self._frame_header, prefix, message.body, DELIMITER))
@@ -268,7 +267,7 @@ class MessageConverter:
 
 
 def _to_channel(subject: bytes) -> str:
-    """A subject as a channel. Raises RemoteProtocolError (bad_channel)."""
+    """Return a subject as a channel. Raises RemoteProtocolError (bad_channel)."""
     try:
         return check_name(subject.decode())
     except UnicodeDecodeError as error:
@@ -279,8 +278,9 @@ def _to_channel(subject: bytes) -> str:
 
 
 def _envelope_prefix(subject: bytes) -> bytes:
-    """What an envelope begins with that has nothing but this channel. Raises RemoteProtocolError
-    (bad_channel)."""
+    """Return the start of an envelope that has only this channel. Raises RemoteProtocolError
+    (bad_channel).
+    """
     prefix = _prefixes.get(subject)
     if prefix is None:
         prefix = encode(Envelope(_to_channel(subject)), b"")
@@ -292,7 +292,7 @@ def _envelope_prefix(subject: bytes) -> bytes:
 
 
 def _to_envelope(message: Pub) -> Envelope:
-    """Everything but the payload. Raises RemoteProtocolError (bad_channel, bad_envelope)."""
+    """Return the envelope without payload. Raises RemoteProtocolError (bad_channel, bad_envelope)."""
     headers = parse_header_block(bytes(message.body[: message.header_bytes]))
     if message.reply:
         try:
@@ -324,10 +324,13 @@ def _frame_batch(whole: bytes, lengths: list[int]) -> FrameBatch:
 
 
 def message_from_frame(frame: bytes, class_subject: bytes, ack_subject: bytes = b"") -> Pub:
-    """A stored frame as a message; one without a channel has the class's subject.
+    """Return a stored frame as a NATS message.
 
-    With a subject for its acknowledgements that is the reply, and where an answer is to go is left
-    among the headers.
+    Args:
+        frame: Stored frame.
+        class_subject: Subject of a message without a channel.
+        ack_subject: Reply subject of an acked delivery; the publisher's reply subject then
+            stays a header.
     """
     content = frame[HEADER_BYTES:-DELIMITER_BYTES]
     if frame[0] != frames.ENVELOPE:
@@ -354,7 +357,7 @@ def message_from_frame(frame: bytes, class_subject: bytes, ack_subject: bytes = 
 
 
 def class_subject(class_id: int, name: str) -> bytes:
-    """The subject on which a class's messages without a channel are seen."""
+    """Return the subject of a class's messages without a channel."""
     try:
         return decode_channel(f"class.{name}".encode()).encode() if name else b"class.%d" % class_id
     except RemoteProtocolError:  # A name that is no channel.

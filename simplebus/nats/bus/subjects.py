@@ -1,9 +1,8 @@
-"""How subjects are spelled that ask for classes; see `nats.acked`.
+"""Canonical form of the subjects that request a class; see `acked`.
 
-Rule 1: there are many ways to write a token, and one in which it is judged: what is allowed or
-denied, and what is asked for, are brought to that one first.
-Rule 2: a class goes by its id and by its name, and its dead letters are its own, too.
-Rule 3: what is denied is denied with all that may be said behind it.
+A token can be written in several ways. Permissions and requests are both brought to one form
+before they are compared. A class is known by its id and its name, and its dead letters belong to
+it. A deny pattern also denies everything that extends it.
 """
 
 from __future__ import annotations
@@ -13,11 +12,11 @@ from dataclasses import dataclass
 from urllib.parse import quote, unquote
 
 SUBSCRIBE_PREFIX = b"$SB.SUB."
-"""How the subject of such a subscription begins."""
+"""Prefix of the subject of an acked subscription."""
 REQUEST_PREFIX = "$SB."
-"""How patterns begin that are about asking for classes, and not about what is in them."""
+"""Prefix of patterns about requesting classes, not about subjects within them."""
 FILTER_TOKEN = "filter"
-"""The token behind which a subject follows that is as it is."""
+"""Token followed by a subject pattern in plain form."""
 
 _TOKEN_SAFE = "!\"#$&'()+,/:;<=?@[\\]^_`{|}~-"
 _WILDCARDS = ("*", ">")
@@ -26,13 +25,12 @@ _NO_DURABLE = ("-",)
 
 
 def encode_token(text: str) -> str:
-    """A name as a single token of a subject."""
+    """Return a name as a single subject token."""
     return quote(text, safe=_TOKEN_SAFE).replace(".", "%2E")
 
 
 def normalize_pattern(pattern: str) -> str:
-    """A pattern, perhaps one of subjects that ask for classes: then it is brought to the one
-    spelling."""
+    """Return a pattern in canonical form, if it is about requesting classes."""
     if not pattern.startswith(REQUEST_PREFIX):
         return pattern
     subject, *queue = pattern.split()
@@ -51,14 +49,13 @@ def _normalize_class(text: str) -> str:
 
 
 def normalize_options(tokens: list[str]) -> list[str]:
-    """What stands behind the class, in the one spelling."""
+    """Return the tokens behind the class in canonical form."""
     end = tokens.index(FILTER_TOKEN, 1) if FILTER_TOKEN in tokens[1:] else len(tokens)
     return [*map(_normalize_token, tokens[:end]), *tokens[end:]]
 
 
 def prefixes(subject: str) -> list[str]:
-    """How a subject in the one spelling begins, from the class on, and all of it. Of a filter there
-    is no beginning: it is one pattern."""
+    """Return a canonical subject and its prefixes from the class on. A filter is not shortened."""
     tokens = subject.split(".")
     end = tokens.index(FILTER_TOKEN, 4) if FILTER_TOKEN in tokens[4:] else len(tokens)
     return [".".join(tokens[:n]) for n in dict.fromkeys((*range(3, end + 1), len(tokens)))]
@@ -70,23 +67,25 @@ def _normalize_token(text: str) -> str:
     try:
         return encode_token(unquote(text, errors="strict"))
     except UnicodeDecodeError:
-        return text  # Nobody is granted that.
+        return text  # Not valid UTF-8: no permission matches it.
 
 
 @dataclass(frozen=True, slots=True)
 class ClassRequest:
-    """For which class one asks. All are subjects in the one spelling."""
+    """Request for a class, as canonical subjects for permission checks."""
 
     names: tuple[str, ...]
-    """By which it can be asked for in the same way: to be allowed one of them is enough."""
+    """Equivalent subjects of the request: one must be allowed."""
     related: tuple[str, ...] = ()
-    """And those by which it, or what is in it, is known besides: none of all may be denied."""
+    """Subjects of the class or its contents under other names: none of these and `names` may be
+    denied.
+    """
 
 
 def make_class_request(
     names: Iterable[int | str], related: Iterable[int | str], option_tokens: tuple[str, ...]
 ) -> ClassRequest:
-    """`own` and `others` are ids and names; `behind` is what stands behind the class."""
+    """Return a class request. `names` and `related` are class ids and names."""
     return ClassRequest(
         _request_subjects(names, option_tokens), _request_subjects(related, option_tokens)
     )
@@ -95,7 +94,7 @@ def make_class_request(
 def _request_subjects(
     names: Iterable[int | str], option_tokens: tuple[str, ...]
 ) -> tuple[str, ...]:
-    # Who says nothing of a durable has none: both are the same.
+    # A missing durable and `-` mean the same.
     ways = [(), _NO_DURABLE] if option_tokens in ((), _NO_DURABLE) else [option_tokens]
     begin = SUBSCRIBE_PREFIX.decode()
     return tuple(

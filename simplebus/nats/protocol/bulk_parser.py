@@ -1,17 +1,14 @@
-r"""Finding the messages of many subjects and sizes in a read, by arrays.
+"""Array parser for messages of many subjects and sizes in one read.
 
-Rule 1: a line is a candidate wherever it stands, be it in a payload; a message is one only where
-another one before it ends: what is said there, not how it looks, decides.
-Rule 2: every byte and every candidate is looked at once for a read, whatever stands between the
-messages; a message with candidates in its payload costs a bounded step.
-Rule 3: what is not plainly `PUB subject size CR LF`, with one blank between words, is left to those
-who read one line at a time.
+Every line that looks like PUB is a candidate, also inside payloads; a candidate is a message only
+if another message ends where it begins. Every byte and candidate is examined once per read. Only
+`PUB subject size CR LF` with single blanks is handled; the line parser handles everything else.
 
     bytes      PUB a 3 ␍␊ x␊x ␍␊ PUB b 0 ␍␊ ␍␊
     feeds               ↑   ↑    ↑          ↑   ↑      every LF
-    starts     ↑                 ↑                     behind CR LF, and `PUB ` is there
-    lines               ↑                   ↑          the LF that follows each
-    ends                         ↑              ↑      by the size in the line
+    starts     ↑                 ↑                     after CR LF, where `PUB ` follows
+    lines               ↑                   ↑          the LF that follows each start
+    ends                         ↑              ↑      from the size in the line
 """
 
 from __future__ import annotations
@@ -35,7 +32,7 @@ _VERB = b"PUB "
 _CR_LF = b"\r\n"
 _WORD: np.dtype[np.uint64] = np.dtype("<u8")
 _SIZE = _WORD.itemsize
-# What a block's flags take stays in a processor's second cache.
+# The flags of one block fit into the L2 cache.
 _BLOCK_WORDS = 32 * 1024
 _LINE_FEED = np.uint8(0x0A)
 
@@ -56,8 +53,8 @@ _ZEROS, _LOW_BITS, _NINES_UP, _TOPS = (
 _EIGHT, _TOP_BYTE, _EXPONENT = np.uint64(8), np.uint64(56), np.uint64(52)
 _SEVEN_TOPS = np.uint64(int(_TOPS) >> 8)
 _BIAS = 1023
-# By where the blank before the size stands in a line's last eight bytes, the LF not among them:
-# which of these are digits, when all have been moved up by one byte.
+# Masks by the position of the blank before the size in the last eight bytes of a line without LF:
+# the digits, after all bytes have been moved up by one.
 _DIGITS: Words = np.array([(1 << 64) - (1 << 16 + 8 * n) for n in range(6)] + [0, 0], np.uint64)
 _BLANKS: Words = np.array([0x20 << 8 * n for n in range(6)] + [0, 0], np.uint64)
 _BLANK_BITS: Words = np.array([0xFF << 8 * n for n in range(6)] + [0, 0], np.uint64)
@@ -65,8 +62,7 @@ _BLANK_MAX = 5
 
 
 def find_line_feeds(raw: bytearray, first: int, last: int) -> Integers:
-    """Where in raw[first:last] a LF is: positions in raw, ascending. Up to eight bytes behind
-    `last` are looked at."""
+    """Return the offsets of LF in raw[first:last], ascending. Reads up to eight bytes after `last`."""
     begin = first - first % _SIZE
     count = -(-(last - begin) // _SIZE)
     data = np.frombuffer(raw, np.uint8, count * _SIZE, begin)
@@ -84,7 +80,7 @@ def find_line_feeds(raw: bytearray, first: int, last: int) -> Integers:
     words = found.take(within >> 3)
     words <<= 3
     words += within & 7
-    # From words that hold one, and perhaps another, to bytes.
+    # From words that contain at least one LF to bytes.
     bytes_of = data.view(_WORD).take(words).view(np.uint8)
     within = np.flatnonzero(bytes_of == _LINE_FEED)
     feeds = words.take(within >> 3)
@@ -95,9 +91,9 @@ def find_line_feeds(raw: bytearray, first: int, last: int) -> Integers:
 
 
 class BulkParser:
-    """The candidates in raw[first:last], where a message or another command begins at `first`.
+    """Candidates in raw[first:last], where a command begins at `first`.
 
-    Valid until raw changes. It has 16 bytes behind `last`, whatever they are.
+    Valid until raw changes. At least 16 bytes must follow `last`; their values do not matter.
     """
 
     def __init__(
@@ -114,7 +110,7 @@ class BulkParser:
         self._link_candidates()
 
     def _find_starts(self, first: int) -> None:
-        """Where candidates begin, and where the LF of each is."""
+        """Find the start and the LF of each candidate."""
         feeds = find_line_feeds(self._raw, first, self._last)
         heads = self._words[feeds - 1]
         heads &= _HEAD_BITS
@@ -131,15 +127,15 @@ class BulkParser:
         self._lines: Integers = feeds.take(lines)
 
     def _parse_lines(self, limits: NatsLimits) -> None:
-        """What the candidates say: subjects, sizes, and whether they are plain."""
+        """Parse the subjects and sizes of the candidates and flag those in plain form."""
         words = self._words[self._lines - _SIZE]
         digits = words ^ _ZEROS
-        # The top bit of each byte that is no digit, the last one's aside, which is to be CR.
+        # The top bit of each byte that is not a digit, except the last byte, which must be CR.
         marks = digits & _LOW_BITS
         marks += _NINES_UP
         marks |= digits
         marks &= _SEVEN_TOPS
-        # Which of them is the last: no more bits than a float can hold.
+        # The highest of them, from the exponent of a float: the bits fit into its mantissa.
         blanks = (marks.astype(np.float64).view(np.uint64) >> _EXPONENT).view(np.int64)
         blanks -= _BIAS
         blanks >>= 3
@@ -164,7 +160,7 @@ class BulkParser:
         self._lengths: Integers = np.where(plain, lengths, 1)
 
     def _look_up_subjects(self) -> None:
-        """The numbers of the subjects that are known. Others are seen to have no blank in them."""
+        """Look up the numbers of known subjects and check that unknown ones contain no blank."""
         subjects = self.starts + len(_VERB)
         self._numbers: SubjectNumbers = self._table.find(self._words, subjects, self._lengths)
         self._generation = self._table.generation
@@ -174,7 +170,7 @@ class BulkParser:
             self._plain[unknown] = good
 
     def _link_candidates(self) -> None:
-        """Which candidates end where the next one begins; and where others lead."""
+        """Find the candidate that begins where each one ends."""
         linked = np.zeros(self.starts.size, np.bool_)
         np.equal(self.ends[:-1], self.starts[1:], out=linked[:-1])
         linked &= self._plain
@@ -188,8 +184,10 @@ class BulkParser:
         self._jumps: list[int] = np.where(good, jumps, -1).tolist()
 
     def parse_batch(self, offset: int) -> MixedBatch | None:
-        """The messages in a row from `at` on, where a command begins, up to MIX_MESSAGES_MAX; None
-        if they are too few."""
+        """Return the messages from `offset` on, where a command begins.
+
+        At most MIXED_BATCH_MESSAGES_MAX messages; None for fewer than MIXED_BATCH_MESSAGES_MIN.
+        """
         row = int(self.starts.searchsorted(offset))
         if row == self.starts.size or self.starts[row] != offset:
             return None
@@ -214,12 +212,12 @@ class BulkParser:
         return self._build_batch(pieces, offset, int(self.ends[pieces[-1][1] - 1]))
 
     def _is_complete(self, row: int) -> bool:
-        """Whether a candidate that another one follows nowhere is plain, and ends as it has to."""
+        """Return True if a candidate without a successor is plain and ends with CR LF."""
         end = int(self.ends[row])
         return bool(self._plain[row]) and self._raw.startswith(_CR_LF, end - len(_CR_LF))
 
     def _build_batch(self, pieces: list[tuple[int, int]], offset: int, end: int) -> MixedBatch:
-        """The messages in these rows."""
+        """Return the messages in these ranges of candidates."""
         rows: slice | Integers
         if len(pieces) == 1:
             rows = slice(*pieces[0])
@@ -237,7 +235,9 @@ class BulkParser:
         )
 
     def _assign_numbers(self, rows: slice | Integers) -> SubjectNumbers:
-        """Of all these rows, which are plain; those that had no number get one."""
+        """Return the subject numbers of these plain candidates; unknown subjects are added to the
+        table.
+        """
         numbers = self._numbers[rows]
         unknown = np.flatnonzero(numbers < 0)
         self._table.reserve(unknown.size)

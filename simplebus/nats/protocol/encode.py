@@ -1,8 +1,7 @@
-"""The lines in which messages are sent to a subscription: MSG and HMSG (NATS protocol).
+"""Encoding of messages as MSG and HMSG lines.
 
-Rule 1: what is written never shares memory with the receive buffer.
-Rule 2: a batch is written as its messages would be, one by one; per message nothing is done in the
-interpreter where they are many.
+Encoded bytes never share memory with the receive buffer. A batch is encoded exactly as its messages
+one by one would be, with arrays where there are many.
 """
 
 from __future__ import annotations
@@ -18,23 +17,23 @@ from simplebus.nats.protocol.events import Indexes, MixedBatch, Octets, Pub, Uni
 _CR_LF = b"\r\n"
 _VERB = b"MSG "
 _VERB_WORD = np.uint32(int.from_bytes(_VERB, "little"))
-# Bytes of which one may not occur in a batch, and then marks places in it: first those that no text
-# has.
+# Candidates for a byte that does not occur in a batch and can mark places in it. Bytes that never
+# occur in UTF-8 come first.
 _MARKERS = [bytes([n]) for n in (0xFF, 0xFE, 0xC0, 0xC1, *range(0xF5, 0xFE), *range(0xF5))]
 
-# Where every byte occurs in a batch, each byte of messages up to this long is moved by itself;
-# longer ones are cut in pieces.
+# If every byte value occurs in a batch, messages up to this mean length are moved byte by byte;
+# longer ones are sliced.
 _SHORT_BYTES = 384
-# Messages are few that are less than this part of a batch.
+# Rows are few if they are less than 1/16 of the batch.
 _SPARSE_DIVISOR = 16
 
 SubscriptionRows: TypeAlias = tuple[bytes, Indexes | None]
-"""A sid, and the rows that are for it; None for all."""
+"""Subscription id and the rows for it; None for all rows."""
 
 
 def encode_message(message: Pub, sid: bytes, *, headers: bool) -> bytes:
-    """A message for a subscription with this sid, whose client takes `headers`, or does not."""
-    if not (message.reply or message.header_size):  # The same, sooner.
+    """Return a message for a subscription. Without `headers`, the headers are left out."""
+    if not (message.reply or message.header_size):  # Fast path.
         words = (_VERB, message.subject, b" ", sid, b" ", message.size, _CR_LF)
         return b"".join((*words, message.body, _CR_LF))
     line, skipped = _message_line(message, sid, headers=headers)
@@ -42,14 +41,14 @@ def encode_message(message: Pub, sid: bytes, *, headers: bool) -> bytes:
 
 
 def no_responders_message(message: Pub) -> Pub:
-    """What a requester is told where nobody is there to answer."""
+    """Return the 503 status message for a requester without responders."""
     status = b"NATS/1.0 503\r\nNats-Subject: " + message.subject + b"\r\n\r\n"
     size = b"%d" % len(status)
     return Pub(message.reply, b"", size, size, len(status), memoryview(status))
 
 
 def _message_line(message: Pub, sid: bytes, *, headers: bool) -> tuple[bytes, int]:
-    """What stands in front of a message, and how much of its body is left out."""
+    """Return the line in front of a message, and the bytes of its body to leave out."""
     words, skipped = [message.subject, sid], 0
     if message.reply:
         words.append(message.reply)
@@ -68,7 +67,7 @@ def _message_line(message: Pub, sid: bytes, *, headers: bool) -> tuple[bytes, in
 def encode_uniform(
     messages: UniformBatch, sid: bytes, rows: Indexes | None, *, headers: bool
 ) -> memoryview:
-    """The same for those of the messages that are in these rows; None for all."""
+    """Return these rows of a uniform batch for a subscription; None for all rows."""
     if rows is not None:
         messages = UniformBatch(messages.first_message, messages.rows[rows], messages.body_column)
     return _encode_uniform_for_sids(messages, [sid], headers=headers)
@@ -77,7 +76,9 @@ def encode_uniform(
 def encode_mixed(
     messages: MixedBatch, sid: bytes, rows: Indexes | None
 ) -> bytes | bytearray | memoryview:
-    """The same, also for a client without headers: there are none."""
+    """Return these rows of a mixed batch for a subscription; None for all rows. There are no
+    headers.
+    """
     if rows is not None and len(rows) < MIXED_BATCH_MESSAGES_MIN:
         return _encode_rows(messages, rows, [b" " + sid] * len(rows))
     text, begins, words = _copy_rows(messages, rows)
@@ -97,7 +98,7 @@ def encode_mixed(
 
 
 def _insert_at(data: Octets, places: Indexes, word: Octets) -> memoryview:
-    """All of the data, with the word at each of these places."""
+    """Return the data with the word inserted at each of these places."""
     written = np.empty(data.size + places.size * word.size, np.uint8)
     seams = places + np.arange(places.size) * word.size
     is_data = np.ones(written.size, np.bool_)
@@ -111,7 +112,7 @@ def _insert_at(data: Octets, places: Indexes, word: Octets) -> memoryview:
 def encode_for_subscriptions(
     messages: UniformBatch | MixedBatch, parts: list[SubscriptionRows], *, headers: bool
 ) -> bytes | memoryview:
-    """What several subscriptions of one client are sent, message by message."""
+    """Return a batch for several subscriptions of one client, in publication order."""
     if isinstance(messages, UniformBatch) and all(rows is None for _, rows in parts):
         return _encode_uniform_for_sids(messages, [sid for sid, _ in parts], headers=headers)
     chosen = [np.arange(messages.count) if rows is None else rows for _, rows in parts]
@@ -138,7 +139,7 @@ def encode_for_subscriptions(
 
 
 def _encode_rows(messages: MixedBatch, rows: Indexes, words: list[bytes]) -> bytes:
-    """The messages in these rows, each with a word of its own behind its subject."""
+    """Return these rows, each with its own word behind the subject."""
     data, size = _sliceable(messages.data, rows, messages.count), len(_VERB)
     begins = messages.bounds[rows].tolist()
     lines = messages.subject_ends[rows].tolist()
@@ -153,15 +154,18 @@ def _encode_rows(messages: MixedBatch, rows: Indexes, words: list[bytes]) -> byt
 
 
 def _sliceable(data: Octets, rows: Indexes, count: int) -> bytes | memoryview:
-    """What to take the messages in these rows from, of so many. Slices of bytes are cheap, and
-    nothing for the garbage collector to look at: a copy pays, unless they are few."""
+    """Return the data for slicing `rows` of `count` messages.
+
+    Slices of bytes are cheap and not tracked by the garbage collector, so a copy pays unless
+    rows are few.
+    """
     return data.tobytes() if len(rows) * _SPARSE_DIVISOR >= count else data.reshape(-1).data
 
 
 def _encode_uniform_for_sids(
     messages: UniformBatch, sids: list[bytes], *, headers: bool
 ) -> memoryview:
-    """Each message for each of the sids."""
+    """Return each message for each of the subscription ids."""
     lines = [_message_line(messages.first_message, sid, headers=headers) for sid in sids]
     bodies = messages.rows[:, messages.body_column + lines[0][1] :]
     size = bodies.shape[1]
@@ -177,7 +181,7 @@ def _encode_uniform_for_sids(
 
 
 def _copy_rows(messages: MixedBatch, rows: Indexes | None) -> tuple[bytearray, Indexes, Indexes]:
-    """A copy of these messages; where in it each begins, and where its subject ends."""
+    """Return a copy of these rows, the offset of each message, and the end of each subject."""
     bounds, words = messages.bounds, messages.subject_ends
     if rows is None:
         return bytearray(messages.data.data), bounds[:-1], words
@@ -185,7 +189,7 @@ def _copy_rows(messages: MixedBatch, rows: Indexes | None) -> tuple[bytearray, I
     lengths = ends - begins
     moved = np.cumsum(lengths)
     moved -= lengths
-    # Messages that lie one behind the other are copied together.
+    # Adjacent messages are copied together.
     gaps = np.flatnonzero(rows[1:] != rows[:-1] + 1)
     first = [int(begins[0]), *begins[gaps + 1].tolist()]
     last = [*ends[gaps].tolist(), int(ends[-1])]

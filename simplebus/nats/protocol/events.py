@@ -1,10 +1,8 @@
-"""What a NATS client's bytes say.
+"""Events parsed from the bytes of a NATS client.
 
-Rule 1: messages of one subject in a row are one event, whatever their number; so is a stretch of
-messages of several subjects. Only what comes alone is an event for itself.
-Rule 2: events are facts; whether a subject is legal, who may publish and who gets what is the
-session's and the front's business.
-Rule 3: what an event holds of the receive buffer is valid until the buffer is filled again.
+Consecutive messages become one event: a `UniformBatch` if all have the same line, a `MixedBatch`
+otherwise. Events refer to the receive buffer and are valid until it is filled again. They are not
+checked: the session and the server decide about subjects and permissions.
 """
 
 from __future__ import annotations
@@ -25,27 +23,27 @@ class Pub:
 
     subject: bytes
     reply: bytes
-    """Where an answer is to go; empty for nowhere."""
+    """Reply subject; empty for none."""
     size: bytes
-    """As it was written, `002` perhaps: of headers and payload together."""
+    """Size of headers and payload as written by the client, for example `002`."""
     header_size: bytes
-    """As it was written; empty for PUB."""
+    """Size of the headers as written by the client; empty for PUB."""
     header_bytes: int
-    """How many of the body's bytes are headers; 0 for PUB."""
+    """Bytes of the body that are headers; 0 for PUB."""
     body: memoryview
-    """Headers and payload, without the CR LF behind them."""
+    """Headers and payload, without the final CR LF."""
 
 
 @dataclass(slots=True)
 class UniformBatch:
-    """Messages with the same line in front of each, back to back: PUB or HPUB."""
+    """Consecutive messages with the same PUB or HPUB line."""
 
     first_message: Pub
-    """What the line says; its body is the first message's."""
+    """The first message."""
     rows: Octets
-    """Shape (n, stride): each message from its verb to the CR LF behind its payload."""
+    """Messages from the verb to the final CR LF, shape (n, stride)."""
     body_column: int
-    """In which column bodies begin; they end two columns before the last."""
+    """Column where bodies begin; they end two columns before the end."""
 
     @property
     def count(self) -> int:
@@ -53,90 +51,92 @@ class UniformBatch:
 
     @property
     def mean_message_bytes(self) -> int:
-        """How long a message is, from its verb to its end."""
+        """Bytes of one message, from the verb to the final CR LF."""
         return int(self.rows.shape[1])
 
 
 @dataclass(slots=True)
 class MixedBatch:
-    """Messages of any subjects and sizes, back to back: each `PUB subject size`, with one blank
-    between words, and without a reply."""
+    """Consecutive messages of any subjects and sizes.
+
+    Each is `PUB subject size` with single blanks and without a reply subject.
+    """
 
     data: Octets
-    """All of them, shape (bytes,)."""
+    """The bytes of all messages, shape (bytes,)."""
     bounds: Indexes
-    """Shape (n + 1,): where in data each begins, and where the last one ends."""
+    """Offsets where messages begin, and the end of the last one, shape (n + 1,)."""
     subject_ends: Indexes
-    """Shape (n,): where in data each one's subject ends. It begins four bytes behind the bound."""
+    """Offsets where subjects end, shape (n,). A subject begins four bytes after its bound."""
     body_starts: Indexes
-    """Shape (n,): where in data each one's payload begins; it ends two bytes before the next."""
+    """Offsets where payloads begin, shape (n,). A payload ends two bytes before the next bound."""
     subject_numbers: npt.NDArray[np.int32]
-    """Shape (n,): numbers of the subjects, in the parser's `SubjectTable` or in `names`."""
+    """Subject numbers in the `SubjectTable`, or in `subject_names`, shape (n,)."""
     subject_names: tuple[bytes, ...] | None = None
-    """Subjects by numbers of its own, where it comes from no parser."""
+    """Subjects by number, for a batch that was not parsed from a client."""
 
     @property
     def count(self) -> int:
         return len(self.body_starts)
 
     def subject_at(self, row: int) -> bytes:
-        """Of the message in this row."""
+        """Return the subject of the message in this row."""
         return self.data[self.bounds[row] + len(b"PUB ") : self.subject_ends[row]].tobytes()
 
     @property
     def mean_message_bytes(self) -> int:
-        """About how long a message is, from its verb to its end."""
+        """Mean bytes of a message, from the verb to the final CR LF."""
         return self.data.size // len(self.body_starts)
 
 
 @dataclass(slots=True)
 class Sub:
-    """A subscription is asked for."""
+    """SUB command."""
 
     subject: bytes
     queue: bytes
-    """Its queue group; empty for none."""
+    """Queue group; empty for none."""
     sid: bytes
 
 
 @dataclass(slots=True)
 class Unsub:
-    """A subscription is to end: at once, or when it has been sent so many messages."""
+    """UNSUB command."""
 
     sid: bytes
     max_messages: int
-    """0 for at once."""
+    """Number of messages after which the subscription ends; 0 for immediately."""
 
 
 @dataclass(slots=True)
 class Connect:
-    """Who is there: JSON, not looked at yet."""
+    """CONNECT command with its JSON, not parsed yet."""
 
     options_json: bytes
 
 
 @dataclass(slots=True)
 class Ping:
-    """Are you there?"""
+    """PING command."""
 
 
 @dataclass(slots=True)
 class Pong:
-    """I am."""
+    """PONG command."""
 
 
 ClientEvent = Pub | UniformBatch | MixedBatch | Sub | Unsub | Connect | Ping | Pong
 
 
 def row_indexes(batch: UniformBatch | MixedBatch, rows: Indexes | None) -> Indexes:
-    """Positions in a batch; None stands for all."""
+    """Return `rows`, or the indexes of all rows for None."""
     return np.arange(batch.count) if rows is None else rows
 
 
 def iter_messages(
     batch: UniformBatch | MixedBatch, subject_names: Sequence[bytes] = ()
 ) -> Iterator[Pub]:
-    """Each message by itself. `names` are the subjects by their numbers, where a mix has none."""
+    """Yield the messages of a batch. `subject_names` are subjects by number, if the batch has none."""
     if isinstance(batch, UniformBatch):
         head = batch.first_message
         for row in batch.rows:

@@ -1,8 +1,7 @@
-"""INFO and CONNECT: what both sides say of themselves, in JSON (NATS protocol).
+"""INFO and CONNECT of the NATS protocol.
 
-Rule 1: this file knows what is well formed; what follows from it is the front's business.
-Rule 2: CONNECT is read as the reference server reads it: names in any case, null and unknown names
-say nothing, what is not said stays as it was, and a value of another type is an error.
+CONNECT is parsed like nats-server does: names in any case, null and unknown names are ignored,
+missing fields keep their value, and a value of a wrong type is an error.
 """
 
 from __future__ import annotations
@@ -18,14 +17,15 @@ from simplebus.nats.errors import NatsError
 from simplebus.nats.settings import NatsSettings
 
 PROTOCOL_VERSION = "2.15.1"
-"""The reference server's whose behaviour is followed: clients judge by it what they may use."""
+"""Version of nats-server that this server behaves like: clients derive available features from it.
+"""
 _LINE_BYTES_MAX = 4096
 SUPPORTED_PROTOCOLS = (0, 1)
-"""What a client may say that it speaks: from 1 on it understands INFO at any time."""
+"""Accepted values of `protocol` in CONNECT. A client with 1 accepts INFO at any time."""
 
 
 class Info(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What the server says of itself. Fields that are left out mean no."""
+    """INFO of the server. Omitted fields mean false."""
 
     server_id: str
     server_name: str
@@ -47,12 +47,12 @@ class Info(msgspec.Struct, frozen=True, omit_defaults=True):
     connect_info: bool = False
 
     def line(self) -> bytes:
-        """As it is sent."""
+        """Return the encoded INFO line."""
         return b"INFO " + msgspec.json.encode(self) + b"\r\n"
 
 
 def make_info(settings: NatsSettings, **about: Any) -> Info:
-    """What the server says to one client. `about` are the fields that are not the door's."""
+    """Return the INFO for one client. `about` are the fields that differ between clients."""
     return Info(
         server_name=settings.server_name,
         version=PROTOCOL_VERSION,
@@ -68,7 +68,7 @@ def make_info(settings: NatsSettings, **about: Any) -> Info:
 
 
 class ConnectOptions(msgspec.Struct, frozen=True):
-    """What a client says of itself. What it never said is as here."""
+    """Options of CONNECT, with the defaults of nats-server."""
 
     verbose: bool = True
     pedantic: bool = True
@@ -91,12 +91,12 @@ class ConnectOptions(msgspec.Struct, frozen=True):
 
     @property
     def auth(self) -> Auth:
-        """What it says of who it is, but for a signature."""
+        """Credentials without the signature."""
         return Auth(user=self.user, password=self.password, token=self.auth_token)
 
     @property
     def has_no_credentials(self) -> bool:
-        """Whether it says nothing of who it is."""
+        """True if CONNECT contains no credentials."""
         return not (self.user or self.password or self.auth_token or self.nkey or self.jwt)
 
 
@@ -104,15 +104,20 @@ DEFAULT_OPTIONS = ConnectOptions()
 _FIELDS = {
     field.encode_name: (field.name, field.type) for field in msgspec.structs.fields(ConnectOptions)
 }
-# The only other letter that is one of these fields' in lower case, for the reference server.
+# Go's case folding, which nats-server uses, also maps the long s to `s`.
 _LONG_S = "\u017f"
 _NUMBER_MAX = (1 << 63) - 1
 
 
 def parse_connect(text: bytes, before: ConnectOptions = DEFAULT_OPTIONS) -> ConnectOptions:
-    """What is known of a client that says this, and said what was known `before`.
+    """Parse the JSON of CONNECT.
 
-    Raises NatsError when it is no JSON object, or a value is of another type than expected.
+    Args:
+        text: JSON object or null.
+        before: Options of an earlier CONNECT; fields that are missing now keep these values.
+
+    Raises:
+        NatsError: The text is not a JSON object, or a value has a wrong type.
     """
     changes: dict[str, object] = {}
     try:
@@ -120,22 +125,22 @@ def parse_connect(text: bytes, before: ConnectOptions = DEFAULT_OPTIONS) -> Conn
             field, expected = _FIELDS.get(name.lower().replace(_LONG_S, "s"), ("", None))
             if value is None or not field:
                 continue
-            # A truth value is a number for Python, and for nobody else.
+            # Compared by exact type: in Python a bool is an int.
             if type(value) is not expected or (type(value) is int and abs(value) > _NUMBER_MAX):
                 kind = type(value).__name__
                 raise ValueError(f"{name} is of the type {kind}, expected {expected.__name__}")
             changes[field] = value
     except (ValueError, RecursionError) as error:
-        # What it said is not shown: there may be a password in it.
+        # The text is not shown: it may contain a password.
         raise NatsError(
-            Reason.BAD_CONNECT, f"a CONNECT is no good: {error}", closed_reason="Parse Error"
+            Reason.BAD_CONNECT, f"CONNECT is invalid: {error}", closed_reason="Parse Error"
         ) from None
     return msgspec.structs.replace(before, **changes) if changes else before
 
 
 def _decode_object(text: bytes) -> list[tuple[str, object]]:
-    """Names and values in the order in which they come; none for null. Raises ValueError."""
-    # The standard library's decoder takes halves of characters as the reference server does.
+    """Return the fields of a JSON object in order; empty for null. Raises ValueError."""
+    # The standard library accepts lone surrogates, like nats-server.
     pairs = json.loads(
         text.decode("utf-8", "replace"), object_pairs_hook=_Pairs, parse_constant=_reject_constant
     )
@@ -147,17 +152,19 @@ def _decode_object(text: bytes) -> list[tuple[str, object]]:
 
 
 class _Pairs(list[tuple[str, object]]):
-    """An object, which is told from a list by this."""
+    """JSON object, distinguishable from a JSON array."""
 
 
 def _reject_constant(constant: str) -> object:
-    raise ValueError(f"{constant} is no JSON")
+    raise ValueError(f"{constant} is not valid JSON")
 
 
 def parse_greeting(heard: bytes | bytearray, searched: int = 0) -> tuple[bool, Auth | None]:
-    """Whether a client's first line is whole, or too long to be waited for, and what it says of who
-    the client is. It does not end before `searched`. What is wrong with it is for the front to
-    say."""
+    """Return True if the first line is complete or too long to wait for, and its credentials.
+
+    The line does not end before offset `searched`. Errors in the line are reported later by the
+    server.
+    """
     end = heard.find(b"\n", searched)
     if end < 0:
         return len(heard) > _LINE_BYTES_MAX, None

@@ -1,13 +1,13 @@
-r"""One command at a time, as the reference server's automaton reads its bytes (NATS protocol).
+"""Parser of single commands that accepts what nats-server accepts.
 
-Rule 1: a line ends with LF. Of what is behind its verb and blanks, the last byte is dropped if any
-but the first one is CR: with CR LF that is the CR.
-Rule 2: a command is judged as soon as its bytes are there: an unknown verb before its line ends, a
-size before its payload comes. What is wrong raises NatsError.
+A line ends with LF. If a byte after the first is CR, the last byte of the line is dropped, so CR LF
+works. Errors are raised as early as possible: for an unknown verb before its line ends, for a size
+before its payload arrives.
 
     PUB a.b 5 ␍␊ hello ␍␊
     ↑   ↑     ↑  ↑     ↑
-    at  words    body  end        if it is not there yet, `need` says what is missing
+    at  words    body  end        `required_bytes` tells how much of an incomplete command is
+    missing
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from simplebus.nats.errors import NatsError
 from simplebus.nats.limits import SIZE_DIGITS_MAX, NatsLimits
 from simplebus.nats.protocol.events import ClientEvent, Connect, Ping, Pong, Pub, Sub, Unsub
 
-# What nearly every PUB and HPUB looks like.
+# Common forms of PUB and HPUB.
 _PUB = re.compile(
     rb"[Pp][Uu][Bb][ \t]++([^ \t\r\n]++)[ \t]++(?:([^ \t\r\n]++)[ \t]++)?+([0-9]{1,9}+)\r?\n"
 )
@@ -30,7 +30,7 @@ _HPUB = re.compile(
     rb"([0-9]{1,9}+)[ \t]++([0-9]{1,9}+)\r?\n"
 )
 _VERB = re.compile(rb"(?i:(PUB|HPUB|SUB|UNSUB|-ERR)[ \t]++|(CONNECT|INFO)[ \t]*+|(PING|PONG|\+OK))")
-_FREE_TEXT_GROUP, _NO_ARGUMENTS_GROUP = 2, 3  # Groups of it: what is behind such a verb.
+_FREE_TEXT_GROUP, _NO_ARGUMENTS_GROUP = 2, 3  # Groups of `_VERB` by the arguments of the verb.
 _VERBS = (b"PUB ", b"HPUB ", b"SUB ", b"UNSUB ", b"-ERR ", b"CONNECT", b"INFO", b"PING", b"PONG")
 _VERB_PREFIXES = frozenset(verb[:n] for verb in (*_VERBS, b"+OK") for n in range(len(verb)))
 _SIZE = re.compile(rb"[0-9]{1,%d}" % SIZE_DIGITS_MAX)
@@ -56,36 +56,45 @@ def _unknown_operation(sentence: str) -> NatsError:
 
 
 def _protocol_violation(sentence: str) -> NatsError:
-    """Of what the reference server closes a connection for without a word."""
+    """Return an error for which nats-server closes the connection without an `-ERR` line."""
     return NatsError(Reason.BAD_REQUEST, sentence, closed_reason=_CLOSED)
 
 
 class LineParser:
-    """Of one client: what `read` found, beside what it returns."""
+    """Parser of one command; `parse_command` leaves its results in attributes."""
 
     __slots__ = ("_limits", "event", "accepts_headers", "required_bytes", "shortened_tail")
 
     def __init__(self, limits: NatsLimits) -> None:
         self._limits = limits
         self.accepts_headers = False
-        """Whether HPUB is accepted."""
+        """True if HPUB is accepted."""
         self.event: ClientEvent | None = None
-        """What the command says; None for one that says nothing."""
+        """Event of the last command; None for a command without effect."""
         self.required_bytes = 0
-        """With fewer bytes than this, from its first one, a command cannot be read further; 0 when
-        that is not known."""
+        """Bytes that the incomplete command needs at least, from its start; 0 if unknown."""
         self.shortened_tail = b""
-        """What may be kept instead of a command that is not whole; empty for nothing else."""
+        """Equivalent shorter form of an incomplete command to keep; empty for none."""
 
     def pop_event(self) -> ClientEvent | None:
-        """What the command that was read says. It is not kept: it may hold much memory."""
+        """Return and drop the event, which may hold much memory."""
         event, self.event = self.event, None
         return event
 
     def parse_command(self, raw: bytearray, at: int, last: int, searched: int = 0) -> int:
-        """Where the command at raw[at:last], which is not empty, ends; -1 if it is not whole.
+        """Parse the command in raw[at:last], which is not empty.
 
-        Its first `searched` bytes hold no LF behind the verb. Raises NatsError.
+        Args:
+            raw: Buffer.
+            at: Offset of the command.
+            last: End of the received bytes.
+            searched: Bytes from `at` known to contain no LF behind the verb.
+
+        Returns:
+            Offset of the end of the command; -1 if it is incomplete.
+
+        Raises:
+            NatsError: The command is invalid.
         """
         self.required_bytes, self.shortened_tail = 0, b""
         if not searched:
@@ -144,7 +153,7 @@ class LineParser:
     def _parse_arguments(
         self, verb: bytes, line: bytes, raw: bytearray, at: int, after: int, last: int
     ) -> int:
-        """What this verb with this line behind it says. `after` is where the line ends."""
+        """Parse the arguments of a verb. `after` is the offset after the line."""
         match verb:
             case b"PUB" | b"HPUB":
                 message = self._parse_pub(line) if verb == b"PUB" else self._parse_hpub(line)
@@ -202,13 +211,13 @@ class LineParser:
         header_bytes = int(words[-2])
         if header_bytes > int(words[-1]):
             raise _protocol_violation(
-                f"HPUB {_shorten(line)} came: its headers are longer than all of it"
+                f"HPUB {_shorten(line)} came, expected a header size up to the total size"
             )
         reply = words[1] if len(words) == 4 else b""
         return Pub(words[0], reply, words[-1], words[-2], header_bytes, _NO_BODY)
 
     def _parse_body(self, raw: bytearray, at: int, body: int, last: int, message: Pub) -> int:
-        """A message whose body begins at raw[body]."""
+        """Parse the body of a message, which begins at raw[body]."""
         size = int(message.size)
         if size > self._limits.max_payload:
             raise NatsError(
@@ -232,14 +241,14 @@ class LineParser:
             self.required_bytes = end + 1 - at
             return -1
         raise _unknown_operation(
-            f"a message on {_shorten(message.subject)} was announced with {size} bytes; behind them "
+            f"a message on {_shorten(message.subject)} has a size of {size} bytes; after them "
             f"came {bytes(raw[end : min(end + 2, last)])!r}, expected CR LF"
         )
 
     def _line_too_long(self, line: bytes | bytearray, size: int) -> NatsError:
         return NatsError(
             Reason.FRAME_TOO_LONG,
-            f"a line has {size} bytes behind its verb: {_shorten(line)}; "
+            f"a line has {size} bytes after its verb: {_shorten(line)}; "
             f"at most {self._limits.max_control_line} are accepted",
             error_text="maximum control line exceeded",
             closed_reason="Maximum Control Line Exceeded",
@@ -250,7 +259,7 @@ _NO_BODY = memoryview(b"")
 
 
 def _check_info(line: bytes) -> None:
-    """A client's INFO says nothing, but it has to be JSON: an object or null."""
+    """Raise NatsError unless the line is a JSON object or null. A client's INFO has no effect."""
     try:
         value = msgspec.json.decode(line.decode("utf-8", "replace"))
     except (msgspec.DecodeError, RecursionError):

@@ -1,11 +1,10 @@
-"""From a NATS client's bytes to events.
+"""Incremental parser of a NATS client's bytes.
 
-Rule 1: any chunking of the same bytes says the same.
-Rule 2: the only error that escapes is NatsError, after the events before the offence.
-Rule 3: how bytes are searched depends on how they look, what they say never does: a property test
-holds the plain way, runs and arrays to one oracle.
-Rule 4: only what is not whole is kept, and nothing of it is searched again and again: a short tail
-is copied in front of the next read, a long one grows until what it needs is there.
+Any chunking of the same bytes yields the same commands. The only error raised is NatsError, after
+the events before the violation. Three ways of searching (single lines, uniform batches, arrays)
+are held to one oracle by a property test. Only an incomplete command is kept: a short tail is
+copied
+in front of the next read, a long one grows until it is complete, and neither is searched twice.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ _SIZE = _WORD.itemsize  # A PUB line, `PUB a 1` and LF, has eight bytes at least
 
 
 class NatsParser:
-    """Of one client."""
+    """Parser of one client's bytes."""
 
     __slots__ = ("_limits", "_line_parser", "_searched_bytes", "_table", "_tail")
 
@@ -50,11 +49,11 @@ class NatsParser:
         self._line_parser = LineParser(limits)
         self._tail = bytearray()
         self._searched_bytes = 0
-        """How many bytes of the tail hold no LF behind the verb."""
+        """Bytes of the tail known to contain no LF behind the verb."""
 
     @property
     def accepts_headers(self) -> bool:
-        """Whether the client may send headers: HPUB."""
+        """True if the client may send HPUB."""
         return self._line_parser.accepts_headers
 
     @accepts_headers.setter
@@ -63,15 +62,18 @@ class NatsParser:
 
     @property
     def tail_bytes(self) -> int:
-        """Bytes of what is not whole yet."""
+        """Bytes of the incomplete command."""
         return len(self._tail)
 
     def receive(self, buffer: ReceiveBuffer, count: int) -> Iterator[ClientEvent]:
-        """Yield what `count` fresh bytes in the buffer complete.
+        """Yield the events completed by `count` new bytes in the buffer.
 
-        Apply each event before asking for the next one. What an event holds of the buffer is valid
-        until the buffer is filled again. Exhaust the iterator, or drop the connection. Raises
-        NatsError after the events before the offence.
+        Apply each event before requesting the next one. Events refer to the buffer and are
+        valid until
+        it is filled again. Exhaust the iterator, or drop the connection.
+
+        Raises:
+            NatsError: The client violated the protocol; events before the violation were yielded.
         """
         first, last = HEADROOM_BYTES, HEADROOM_BYTES + count
         if self._tail:
@@ -105,8 +107,11 @@ class NatsParser:
             self._tail += reader.shortened_tail or buffer.view[at:last]
 
     def _extend_tail(self, buffer: ReceiveBuffer, first: int, last: int) -> int:
-        """Grow the long tail from buffer[first:last] until its command is whole, or there is no
-        more. In the first case there is no tail then. Returns where the next command begins."""
+        """Extend the long tail from buffer[first:last] until its command is complete or the bytes
+        end.
+
+        Returns the offset of the next command. The tail is empty if the command is complete.
+        """
         tail, reader = self._tail, self._line_parser
         while first < last:
             needed = reader.required_bytes - len(tail) if reader.required_bytes else last
@@ -123,8 +128,12 @@ class NatsParser:
     def _parse_complete(
         self, raw: bytearray, at: int, end: int, last: int
     ) -> Generator[ClientEvent, None, int]:
-        """Yield what whole commands in raw[at:last] say. The first one, which was just read, ends
-        at `end`; -1 if it is not whole. Returns where they end."""
+        """Yield the events of complete commands in raw[at:last]; the first was just parsed and
+        ends at `end`.
+
+        `end` is -1 if that command is incomplete. Returns the offset after the last complete
+        command.
+        """
         reader = self._line_parser
         scan: BulkParser | None = None
         alone = misses = 0  # So many more messages are taken one by one; and after the next miss.
@@ -159,8 +168,7 @@ class NatsParser:
 
 
 def _can_bulk_parse(size: int, remaining_bytes: int) -> bool:
-    """Whether arrays are worth while where a message of this size is followed by others, in so many
-    bytes together."""
+    """Return True if arrays are worth while for messages of about this size in the remaining bytes."""
     return size <= BULK_PARSE_MESSAGE_BYTES_MAX and (
         remaining_bytes >= BULK_PARSE_MESSAGES_MIN * size or remaining_bytes >= BULK_PARSE_BYTES_MIN
     )
@@ -193,8 +201,9 @@ def _find_uniform_batch(
 
 
 def _count_matching(data: Bytes, line: bytearray, stride: int, count: int) -> int:
-    """How many of `count` messages, from the first one on, begin with the line and end with CR LF,
-    if each is as long as the stride."""
+    """Count the messages of this stride that begin with the line and end with CR LF, from the
+    first one.
+    """
     good = strided(data, _HALF, stride - _HALF.itemsize, stride, count) == _CR_LF_WORD
     offsets = [*range(0, len(line) - _SIZE, _SIZE), len(line) - _SIZE]
     for offset in offsets:

@@ -96,9 +96,7 @@ class ClassSubjectGrants(SubjectGrants):
         )
 
     def can_request_class(self, request: ClassRequest, queue: bytes) -> bool:
-        return not self.is_request_denied(
-            request, queue
-        )  # What is allowed is asked of the class itself.
+        return not self.is_request_denied(request, queue)  # The class checks what is allowed.
 
     def can_subscribe(self, subject: bytes, queue: bytes) -> bool:
         if not (self.class_grants.permissions.wildcards or _names_one_channel(subject)):
@@ -106,7 +104,7 @@ class ClassSubjectGrants(SubjectGrants):
         return super().can_subscribe(subject, queue)
 
     def denied_patterns(self, subject: bytes, queue: bytes) -> tuple[str, ...]:
-        return ()  # Of what comes out of a class that says nothing: see Rule 1.
+        return ()  # Subject patterns do not apply to messages from classes.
 
     def delivery_filter(self, subject: bytes, queue: bytes) -> PermissionCache | None:
         own = super().denied_patterns(subject, queue), subjects.is_literal(subject)
@@ -186,8 +184,7 @@ class _BindingPermissionCache(PermissionCache):
 
 
 class _DeliveryPermissionCache(_BindingPermissionCache):
-    """Cache for deliveries: a message from a class is checked with the permissions of that class.
-    """
+    """Cache for deliveries: a message from a class is checked with the permissions of that class."""
 
     def __init__(
         self,

@@ -256,8 +256,7 @@ class NatsServer:
             session.outbox.append(error.line)
 
     def close_session(self, session: NatsSession) -> None:
-        """Remove a session with its subscriptions. Messages of acked subscriptions are redelivered.
-        """
+        """Remove a session with its subscriptions. Messages of acked subscriptions are redelivered."""
         if session.is_closed:
             return
         session.is_closed = session.is_disconnecting = True
@@ -556,8 +555,7 @@ class NatsServer:
         self._write_gathered(event)
 
     def deliver(self, messages: Pub | UniformBatch | MixedBatch) -> None:
-        """Deliver messages that no NATS client published. A mixed batch must have `subject_names`.
-        """
+        """Deliver messages that no NATS client published. A mixed batch must have `subject_names`."""
         if isinstance(messages, Pub):
             for sink in self.routes.match(messages.subject):
                 sink.deliver(messages, None)
@@ -684,7 +682,9 @@ def apply_settings(server: NatsServer, settings: NatsSettings) -> None:
             and session.is_identified
             and not _can_stay_connected(session, before, now)
         ):
-            server.disconnect(session, authorization_violation("its user was removed or changed by a reload"))
+            server.disconnect(
+                session, authorization_violation("its user was removed or changed by a reload")
+            )
 
 
 def _can_stay_connected(session: NatsSession, before: NatsAuth, now: NatsAuth) -> bool:

@@ -78,8 +78,7 @@ class NatsSubscription:
 
     @property
     def is_ordered(self) -> bool:
-        """True with `max_messages`: the last messages are known only if all rows arrive together.
-        """
+        """True with `max_messages`: the last messages are known only if all rows arrive together."""
         return self.max_messages > 0
 
     def accepts_from(self, origin: NatsSession | None) -> bool:
