@@ -358,11 +358,11 @@ class Limits:
     credit_bytes: int = CREDIT_BYTES
     """Unconfirmed bytes of a version 2 publisher."""
     hello_seconds: float = 30.0
-    """How long a new connection may stay silent."""
+    """Time that a new connection may stay silent."""
     frame_seconds: float = 60.0
-    """How long a frame may stay incomplete."""
+    """Time that a frame may stay incomplete."""
     stall_seconds: float = 60.0
-    """How long a peer that a full class waits for may read nothing."""
+    """Time that a peer may read nothing while a full class waits for it."""
 
     def __post_init__(self) -> None:
         for field in fields(self):

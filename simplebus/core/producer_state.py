@@ -207,7 +207,7 @@ class ProducerStates:
         if former is not None and (is_other_instance or not instance):
             raise RemoteProtocolError(
                 Reason.NAME_IN_USE,
-                f"the name {name!r} is used by session {former}, which is another program's",
+                f"the name {name!r} is used by session {former}, which belongs to another instance",
             )
         self._remove_disconnected(producer)
         producer.instance = instance

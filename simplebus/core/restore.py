@@ -71,7 +71,7 @@ class RestoreError(BusError):
 
 
 class NumberTrust(enum.Enum):
-    """How far the message numbers in a recovered state are used; see the table of the module."""
+    """Extent to which recovered message numbers are used; see the table of the module."""
 
     ALL = enum.auto()
     UNTIL_FIRST_GAP = enum.auto()

@@ -32,10 +32,11 @@ class FullPolicy(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Retention:
-    """How much a class keeps after every subscription has acknowledged it; 0 is no retention.
+    """Amount that a class keeps after every subscription has acknowledged it; 0 is no retention.
 
-    If several limits are set, a message is released when it exceeds any of them. Raises ValueError
-    for a negative value.
+    If several limits are set, a message is released when it exceeds any of them. Raises
+    ValueError for
+    a negative value.
     """
 
     messages: int = 0
@@ -104,7 +105,7 @@ class ClassSettings:
         if self.disk_bytes_max is not None and self.disk_bytes_max < 1:
             raise ValueError(f"disk_bytes_max must be at least 1, got {self.disk_bytes_max}")
         if self.last_values and self.full_policy is FullPolicy.SPILL:
-            raise ValueError("last_values is for classes that fit into memory, and not for spill")
+            raise ValueError("last_values cannot be combined with the policy spill")
 
 
 def _check_deliveries(count: int) -> None:
@@ -147,8 +148,8 @@ class Settings:
         for key, own in self.classes.items():
             if own.last_values and self.full_policy_for(own) is FullPolicy.SPILL:
                 raise ValueError(
-                    f"class {key} spills, as all do, and such a class keeps no last values: give "
-                    "it another policy (full)"
+                    f"class {key} keeps last values, but its policy is spill, as for all classes: "
+                    "give it another policy (full)"
                 )
 
     @property

@@ -25,6 +25,7 @@ from simplebus.core.redelivery.delivery_policy import DeliveryPolicy
 from simplebus.core.restore import BrokerRestorer
 from simplebus.core.settings import FullPolicy
 from simplebus.core.store.store import Store
+from simplebus.core.subscription.channel_filter import ChannelTable
 from simplebus.core.subscription.position import Position
 from simplebus.core.subscription.subscription import BrokerSubscription
 from simplebus.storage.journal import Journal
@@ -160,19 +161,19 @@ def forget_drop_counts(original: Original) -> Original:
 
 
 def redeliver_too_soon(original: Original) -> Original:
-    return lambda terms, attempts: 1
+    return lambda policy, attempts: 1
 
 
 def ignore_delays(original: Original) -> Original:
-    def rows(store: Store, cls: object, read: EnvelopeColumns, now: float) -> object:
-        return original(store, cls, replace(read, not_before=None), now)
+    def rows(channels: ChannelTable, columns: EnvelopeColumns, now: float) -> object:
+        return original(channels, replace(columns, not_before=None), now)
 
     return rows
 
 
 def ignore_expiry(original: Original) -> Original:
-    def rows(store: Store, cls: object, read: EnvelopeColumns, now: float) -> object:
-        return original(store, cls, replace(read, expires=None), now)
+    def rows(channels: ChannelTable, columns: EnvelopeColumns, now: float) -> object:
+        return original(channels, replace(columns, expires=None), now)
 
     return rows
 
@@ -218,7 +219,7 @@ MUTATIONS: list[tuple[object, str, Mutation, str, int, dict[str, Any]]] = [
     (BrokerSubscription, "mark_sent", count_deliveries_twice, "counters add up", 1, PLAIN),
     (
         Store,
-        "parse_dead_letter",
+        "dead_letter",
         lambda _: do_nothing,
         "positions pass no undelivered message",
         37,
@@ -253,7 +254,7 @@ MUTATIONS: list[tuple[object, str, Mutation, str, int, dict[str, Any]]] = [
         KEYS,
     ),
     (BrokerRestorer, "restore_position", lambda _: do_nothing, "durables survive restarts", 1, CUT),
-    (restore, "covering", forget_attempts, "deliveries are counted", 0, STOPPED),
+    (restore, "spans_by_attempts", forget_attempts, "deliveries are counted", 0, STOPPED),
     (
         CommitLog,
         "append_refusal",
@@ -281,9 +282,16 @@ MUTATIONS: list[tuple[object, str, Mutation, str, int, dict[str, Any]]] = [
         OLDEST,
     ),
     (Store, "_drop_newest", forget_drop_counts, "dropped messages are counted", 0, NEWEST),
-    (DeliveryPolicy, "pause", redeliver_too_soon, "redeliveries respect the backoff", 0, SLOW),
-    (Store, "build_rows", ignore_expiry, "expired messages are not sent", 0, PLAIN),
-    (Store, "build_rows", ignore_delays, "delayed messages are not sent early", 0, PLAIN),
+    (
+        DeliveryPolicy,
+        "redelivery_delay_ticks",
+        redeliver_too_soon,
+        "redeliveries respect the backoff",
+        0,
+        SLOW,
+    ),
+    (ChannelTable, "build_rows", ignore_expiry, "expired messages are not sent", 0, PLAIN),
+    (ChannelTable, "build_rows", ignore_delays, "delayed messages are not sent early", 0, PLAIN),
     (LastValues, "find_sequences", forget_last_value, "last values are sent", 5, VALUES),
     (
         SpillReader,
@@ -311,7 +319,7 @@ def test_mutation_breaks_its_promise(
     seed: int,
     given: dict[str, Any],
 ) -> None:
-    """`seed` is one in which the mutation is detected; the others are tried only if it is not."""
+    """`seed` is one in which the mutation is detected; others are tried if it is not."""
     monkeypatch.setattr(kind, name, mutation(getattr(kind, name)))
     monkeypatch.setattr(run, "CALM_SECONDS", 90.0)
     failures = []

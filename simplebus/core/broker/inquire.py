@@ -100,19 +100,21 @@ class InquiryHandler:
     ) -> None:
         """Queue an Inquire request of a session. `on_refused` is called if it fails."""
 
-        def say(counted: dict[int, RemoteCountOutcome]) -> None:
+        def send_report(counted: dict[int, RemoteCountOutcome]) -> None:
             try:
-                said = self.build_report(event.body, counted)
+                report = self.build_report(event.body, counted)
             except RemoteProtocolError as error:
                 on_refused(error)
                 return
-            content = msgspec.json.encode(said)
+            content = msgspec.json.encode(report)
             session.outbox.queue_reply(
                 frames.encode(frames.INQUIRE, message_id=event.request_number, content=content)
             )
 
-        elsewhere = partial(self._remote_classes, event.body)
-        session.outbox.defer_reply(RemoteInquiry(session, elsewhere, say, mark_ready).try_reply)
+        remote_classes = partial(self._remote_classes, event.body)
+        session.outbox.defer_reply(
+            RemoteInquiry(session, remote_classes, send_report, mark_ready).try_reply
+        )
         mark_ready(session.outbox)
 
     def build_report(
@@ -130,11 +132,13 @@ class InquiryHandler:
         match inquiry:
             case BusInquiry():
                 return self._report_bus()
-            case ClassInquiry(class_=asked):
-                return self._report_class(self._require_class(asked), remote_counts or {})
-            case ChannelInquiry(channel=channel, class_=asked):
+            case ClassInquiry(class_=name_or_id):
+                return self._report_class(self._require_class(name_or_id), remote_counts or {})
+            case ChannelInquiry(channel=channel, class_=name_or_id):
                 classes = (
-                    self._store.classes.values() if asked is None else [self._require_class(asked)]
+                    self._store.classes.values()
+                    if name_or_id is None
+                    else [self._require_class(name_or_id)]
                 )
                 return report_channel(
                     channel,
@@ -165,8 +169,10 @@ class InquiryHandler:
         """Return the remote storage that must be asked before the report can be built."""
         if not isinstance(inquiry, ClassInquiry):
             return []
-        store, asked = self._store, inquiry.class_
-        class_id = store.class_id_by_name.get(asked) if isinstance(asked, str) else asked
+        store, name_or_id = self._store, inquiry.class_
+        class_id = (
+            store.class_id_by_name.get(name_or_id) if isinstance(name_or_id, str) else name_or_id
+        )
         cls = store.classes.get(class_id) if class_id is not None else None
         if cls is None or cls.remote_storage is None:
             return []
@@ -243,13 +249,15 @@ class InquiryHandler:
         self, cls: MessageClass, remote_counts: Mapping[int, RemoteCountOutcome]
     ) -> ClassInfo:
         store, ring = self._store, cls.ring
-        figures, commit_log = ring.statistics(), store.commit_log
-        there = nsmallest(INQUIRY_POSITIONS_MAX, cls.subscriptions, key=_position_floor)
-        positions = [self._position_reporter.describe_position(cls, position) for position in there]
+        statistics, commit_log = ring.statistics(), store.commit_log
+        listed = nsmallest(INQUIRY_POSITIONS_MAX, cls.subscriptions, key=_position_floor)
+        positions = [
+            self._position_reporter.describe_position(cls, position) for position in listed
+        ]
         blocked = list(islice(cls.blocked_sessions, INQUIRY_MEMBERS_MAX))
         dead = self._dead_letter_class_id(cls)
         stored, spill = ring.head - cls.first_sequence, cls.spill
-        said = ClassInfo(
+        report = ClassInfo(
             class_id=cls.class_id,
             name=cls.name,
             now=self._now,
@@ -257,8 +265,8 @@ class InquiryHandler:
             head=ring.head,
             stored=stored,
             stored_max=ring.messages_max,
-            stored_bytes=figures.frame_bytes + (spill.frame_bytes if spill is not None else 0),
-            memory_bytes=figures.memory_bytes,
+            stored_bytes=statistics.frame_bytes + (spill.frame_bytes if spill is not None else 0),
+            memory_bytes=statistics.memory_bytes,
             memory_max=ring.bytes_max,
             newest_seconds=self._position_reporter.message_age_seconds(cls, ring.head - 1)
             if stored
@@ -291,7 +299,7 @@ class InquiryHandler:
             publishers_left_out=len(cls.blocked_sessions) - len(blocked),
             waits_for="" if cls.is_remote else self._explain_class_wait(cls, positions),
         )
-        return self._add_remote_counts(cls, said, remote_counts) if cls.is_remote else said
+        return self._add_remote_counts(cls, report, remote_counts) if cls.is_remote else report
 
     def _add_remote_counts(
         self, cls: MessageClass, report: ClassInfo, remote_counts: Mapping[int, RemoteCountOutcome]
@@ -336,12 +344,12 @@ class InquiryHandler:
         holder = inventory.floor_holder
         if not holder:
             return "the stored messages are kept by retention"
-        held = "the oldest stored message is held by"
+        floor_reason = "the oldest stored message is held by"
         if isinstance(holder, str):
-            return f"{held} {holder}"
+            return f"{floor_reason} {holder}"
         position = self._position_reporter.describe_position(cls, holder)
         return (
-            f"{held} {_position_label(position)}; "
+            f"{floor_reason} {_position_label(position)}; "
             f"{complete_sentence(position.waits, position.waits_for)}"
         )
 
@@ -359,25 +367,27 @@ class InquiryHandler:
     def _explain_class_wait(self, cls: MessageClass, positions: list[PositionInfo]) -> str:
         """Explain why the oldest message is kept, and if publishers wait, why the class is full."""
         if cls.first_sequence == cls.ring.head:
-            held = "nothing is stored"
+            floor_reason = "nothing is stored"
         elif not cls.subscriptions:
-            held = f"{format_message_count(_count_backlog(cls))} wait for a first subscription"
+            floor_reason = (
+                f"{format_message_count(_count_backlog(cls))} wait for a first subscription"
+            )
         else:
             holders = [each for each in positions if each.floor == cls.first_sequence]
             if holders:
                 first = holders[0]
-                held = f"the oldest stored message is held by {_position_label(first)}"
+                floor_reason = f"the oldest stored message is held by {_position_label(first)}"
                 if len(holders) > 1:
-                    held += f" and {len(holders) - 1} more"
-                held += f"; {complete_sentence(first.waits, first.waits_for)}"
+                    floor_reason += f" and {len(holders) - 1} more"
+                floor_reason += f"; {complete_sentence(first.waits, first.waits_for)}"
             elif cls.backlog_window.floor == cls.first_sequence < cls.backlog_window.cursor:
-                held = (
+                floor_reason = (
                     f"{format_message_count(cls.backlog_window.in_flight_count)} wait for a "
                     "subscription with start 'waiting'"
                 )
             else:
-                held = "the stored messages are kept by retention"
-        return self._prepend_blocked_publishers(cls, held)
+                floor_reason = "the stored messages are kept by retention"
+        return self._prepend_blocked_publishers(cls, floor_reason)
 
     def _prepend_blocked_publishers(self, cls: MessageClass, floor_reason: str) -> str:
         """Return `floor_reason`, after an explanation of blocked publishers if there are any."""
@@ -471,12 +481,12 @@ class InquiryHandler:
                     f"class {name}: {self._explain_full(cls)}"
                 )
         if session.has_write_backlog and commit_log is not None:
-            why = (
+            cause = (
                 commit_log.write_error[1]
                 if commit_log.write_error
                 else f"{format_bytes(commit_log.unwritten_bytes)} are unwritten"
             )
-            reasons.append(f"the journal is behind: {why}")
+            reasons.append(f"the journal is behind: {cause}")
         if session.send_blocked_ticks:
             reasons.append(
                 f"it has read nothing for "

@@ -61,28 +61,32 @@ def report_channel(
         check_name(channel)
     except ValueError as error:
         raise RemoteProtocolError(Reason.BAD_CHANNEL, str(error)) from None
-    looks = _PatternBudget()
-    found = [
-        said
+    pattern_budget = _PatternBudget()
+    reports = [
+        report
         for cls in classes
         if (
-            said := _report_class(
-                channel, cls, subject_bindings.subjects_of(cls.class_id), describe_consumer, looks
+            report := _report_class(
+                channel,
+                cls,
+                subject_bindings.subjects_of(cls.class_id),
+                describe_consumer,
+                pattern_budget,
             )
         )
         is not None
     ]
     listeners: list[ListenerInfo] = []
     left_out = 0
-    for door in listener_sources:
-        there, more = door.find_listeners(channel, INQUIRY_POSITIONS_MAX - len(listeners))
-        listeners += there
-        left_out += more
+    for source in listener_sources:
+        found, omitted = source.find_listeners(channel, INQUIRY_POSITIONS_MAX - len(listeners))
+        listeners += found
+        left_out += omitted
     return ChannelInfo(
         channel=channel,
         now=now,
-        classes=found[:INQUIRY_SESSIONS_MAX],
-        classes_left_out=max(0, len(found) - INQUIRY_SESSIONS_MAX),
+        classes=reports[:INQUIRY_SESSIONS_MAX],
+        classes_left_out=max(0, len(reports) - INQUIRY_SESSIONS_MAX),
         listeners=listeners,
         listeners_left_out=left_out,
     )
@@ -98,34 +102,34 @@ def _report_class(
     """Return the report on one class, or None if the class has nothing to do with the channel."""
     bound = [subject for subject in subjects if matches(subject, channel)]
     stored = cls.channels.count_stored(channel)
-    wanting = set(cls.channels.find_filters(channel))
-    found: list[MatchInfo] = []
-    near: list[MatchInfo] = []
+    matching_filters = set(cls.channels.find_filters(channel))
+    match_reports: list[MatchInfo] = []
+    near_misses: list[MatchInfo] = []
     left_out = 0
     for position in cls.subscriptions:
         patterns = position.channel_filter.patterns if position.channel_filter is not None else ()
-        if position.channel_filter is None or position.channel_filter in wanting:
-            if len(found) >= INQUIRY_MEMBERS_MAX:
+        if position.channel_filter is None or position.channel_filter in matching_filters:
+            if len(match_reports) >= INQUIRY_MEMBERS_MAX:
                 left_out += 1
                 continue
             pattern = ""
             if pattern_budget.try_spend(len(patterns)):
                 pattern = next((each for each in patterns if matches(each, channel)), "")
-            found.append(_build_match(position, describe_consumer, pattern, ""))
-        elif len(near) < INQUIRY_MEMBERS_MAX and pattern_budget.try_spend(len(patterns)):
+            match_reports.append(_build_match(position, describe_consumer, pattern, ""))
+        elif len(near_misses) < INQUIRY_MEMBERS_MAX and pattern_budget.try_spend(len(patterns)):
             for each in islice(patterns, INQUIRY_PATTERN_CHECKS_MAX):
                 if reason := explain(each, channel):
-                    near.append(_build_match(position, describe_consumer, each, reason))
+                    near_misses.append(_build_match(position, describe_consumer, each, reason))
                     break
-    if not (bound or stored or wanting or near):
+    if not (bound or stored or matching_filters or near_misses):
         return None  # Positions without patterns are no reason to list the class.
     return ChannelClassInfo(
         class_id=cls.class_id,
         name=cls.name,
         stored=stored,
         subjects=bound[:INQUIRY_MEMBERS_MAX],
-        matches=found,
-        near=near,
+        matches=match_reports,
+        near=near_misses,
         left_out=left_out,
     )
 

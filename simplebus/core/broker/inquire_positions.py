@@ -49,89 +49,91 @@ class PositionReporter:
 
     def describe_position(self, cls: MessageClass, position: BrokerSubscription) -> PositionInfo:
         """Return the report on a position of a class."""
-        window, ring, terms = position.window, position.class_ring, position.delivery_policy
-        stands = position.build_delivery_state()
+        window, ring, policy = position.window, position.class_ring, position.delivery_policy
+        state = position.build_delivery_state()
         outbox = position.outbox_after_delay or position.outbox
         members = list(position.members) if isinstance(position, Group) else []
-        put_off = delivery_state.count_delayed(stands, window)
-        said: list[MemberSaid] = []
+        put_off = delivery_state.count_delayed(state, window)
+        member_reports: list[MemberSaid] = []
         if isinstance(position, Group):
             in_flight = sum(member.assigned_count for member in members)
-            size_ = sum(member.assigned_bytes for member in members)
-            most = sum(member.in_flight_max for member in members)
+            in_flight_bytes = sum(member.assigned_bytes for member in members)
+            limit = sum(member.in_flight_max for member in members)
             again = (
                 window.in_flight_count
                 - in_flight
                 - put_off
-                - stands.blocked_by_key_count
-                - stands.pending_dead_letter_count
+                - state.blocked_by_key_count
+                - state.pending_dead_letter_count
             )
             busiest = nsmallest(
                 INQUIRY_MEMBERS_MAX,
                 members,
                 key=lambda member: (member.free_count, -member.assigned_count),
             )
-            said = [self._describe_member(member) for member in busiest]
-            oldest, holder = _find_oldest(said)
+            member_reports = [self._describe_member(member) for member in busiest]
+            oldest, holder = _find_oldest(member_reports)
             is_full = not any(member.free_count for member in members)
             full_seconds = max((self._send_blocked_seconds(m.outbox) for m in members), default=0.0)
         else:
-            again = delivery_state.count_redeliveries(stands, window)
-            in_flight = stands.in_flight_count
-            if terms.in_flight_max is None:  # What waits to be sent again is not known otherwise.
+            again = delivery_state.count_redeliveries(state, window)
+            in_flight = state.in_flight_count
+            if policy.in_flight_max is None:  # Redeliveries are not counted otherwise.
                 in_flight = (
-                    window.in_flight_count - again - put_off - stands.pending_dead_letter_count
+                    window.in_flight_count - again - put_off - state.pending_dead_letter_count
                 )
             covered = max(1, window.cursor - window.floor)
-            read = position.ring  # Not all that it was sent may be read back yet.
-            size_ = (
+            read = position.ring  # Sent messages may not be read back completely.
+            in_flight_bytes = (
                 read.range_bytes(window.floor, min(window.cursor, read.head)) * in_flight // covered
             )
-            most = terms.in_flight_max or 0
+            limit = policy.in_flight_max or 0
             oldest = self._describe_in_flight(
                 cls,
                 delivery_state.find_oldest_in_flight(
-                    stands.ack_timer_sets, window, terms.redelivery_delay_ticks
+                    state.ack_timer_sets, window, policy.redelivery_delay_ticks
                 ),
             )
             holder = self.describe_session(outbox)
             is_full = bool(ring.head > window.cursor or again) and not position.has_work
             full_seconds = self._send_blocked_seconds(outbox)
-        later = stands.delayed_spans[0][0] - self._store.clock.now if stands.delayed_spans else 0.0
+        later = state.delayed_spans[0][0] - self._store.clock.now if state.delayed_spans else 0.0
         pauses = [
             self.ticks_to_seconds(due - self._store.clock.tick)
-            for due, _, _ in stands.nack_timer_sets
+            for due, _, _ in state.nack_timer_sets
         ]
         patterns = position.channel_filter.patterns if position.channel_filter is not None else ()
         unsent = ring.head - window.cursor
         is_served = position.has_consumer or position.outbox_after_delay is not None
-        alone = 0.0 if is_served else max(0.0, self._store.clock.now - position.unattended_since)
+        unattended_seconds = (
+            0.0 if is_served else max(0.0, self._store.clock.now - position.unattended_since)
+        )
         put_off_seconds = max(
-            0.0, min([*([later] if stands.delayed_spans else []), *pauses], default=0.0)
+            0.0, min([*([later] if state.delayed_spans else []), *pauses], default=0.0)
         )
         ready, kept_back = unsent + again, 0
-        if position.inherited_delays:  # All of it waits for the longest pause.
+        if position.inherited_delays:  # Everything waits for the longest delay.
             put_off, again, kept_back, ready = put_off + again, 0, unsent, 0
             last = max(due for _, _, due in position.inherited_delays)
             put_off_seconds = max(0.0, self.ticks_to_seconds(last - self._store.clock.tick))
-        word, sentence = explain_wait(
+        wait_reason, wait_sentence = explain_wait(
             WaitFacts(
                 holder_label=holder,
                 ready_count=ready,
                 in_flight_count=in_flight,
-                in_flight_max=most,
-                in_flight_bytes=size_,
+                in_flight_max=limit,
+                in_flight_bytes=in_flight_bytes,
                 in_flight_bytes_max=IN_FLIGHT_BYTES * max(1, len(members)),
                 oldest=oldest,
                 is_at_in_flight_limit=is_full,
-                key_blocked_count=stands.blocked_by_key_count,
+                key_blocked_count=state.blocked_by_key_count,
                 delayed_count=put_off + kept_back,
                 next_delay_seconds=put_off_seconds,
                 has_consumer=is_served,
-                unattended_seconds=alone,
+                unattended_seconds=unattended_seconds,
                 send_blocked_seconds=full_seconds,
                 has_matched=not patterns or position.delivered_count > 0 or not is_served,
-                pending_dead_letter_count=stands.pending_dead_letter_count,
+                pending_dead_letter_count=state.pending_dead_letter_count,
                 dead_letter_class=truncate_text(
                     dead_letters.dead_letter_class_name(cls.name or str(cls.class_id))
                 ),
@@ -154,10 +156,10 @@ class PositionReporter:
             lag=ring.head - window.floor,
             unsent=unsent,
             again=again,
-            behind=stands.blocked_by_key_count,
+            behind=state.blocked_by_key_count,
             in_flight=in_flight,
-            in_flight_max=most,
-            in_flight_bytes=size_,
+            in_flight_max=limit,
+            in_flight_bytes=in_flight_bytes,
             oldest=oldest,
             put_off=put_off,
             put_off_seconds=put_off_seconds,
@@ -169,13 +171,13 @@ class PositionReporter:
             dead_letters=sum(
                 position.undelivered_counts.get(reason, 0) for reason in _DEAD_LETTER_REASONS
             )
-            - stands.pending_dead_letter_count,
-            alone_seconds=alone,
-            members=said,
-            members_left_out=len(members) - len(said),
-            waits=word,
-            waits_for=sentence,
-            unburied=stands.pending_dead_letter_count,
+            - state.pending_dead_letter_count,
+            alone_seconds=unattended_seconds,
+            members=member_reports,
+            members_left_out=len(members) - len(member_reports),
+            waits=wait_reason,
+            waits_for=wait_sentence,
+            unburied=state.pending_dead_letter_count,
         )
 
     def _describe_member(self, member: GroupMember) -> MemberSaid:
@@ -190,7 +192,7 @@ class PositionReporter:
         )
         holder = self.describe_session(member.outbox)
         unsent = member.unsent_count
-        word, sentence = explain_wait(
+        wait_reason, wait_sentence = explain_wait(
             WaitFacts(
                 holder_label=holder,
                 ready_count=unsent,
@@ -214,8 +216,8 @@ class PositionReporter:
             in_flight_max=member.in_flight_max,
             in_flight_bytes=member.assigned_bytes,
             oldest=oldest,
-            waits=word,
-            waits_for=sentence,
+            waits=wait_reason,
+            waits_for=wait_sentence,
         )
 
     def _describe_in_flight(
@@ -282,5 +284,5 @@ def nonzero_counts(counts: Mapping[Reason, int]) -> dict[str, int]:
 
 
 def truncate_text(text: str) -> str:
-    most = INQUIRY_TEXT_CHARACTERS_MAX
-    return text if len(text) <= most else text[: most - 1] + "…"
+    limit = INQUIRY_TEXT_CHARACTERS_MAX
+    return text if len(text) <= limit else text[: limit - 1] + "…"

@@ -56,7 +56,7 @@ class WaitFacts:
     has_consumer: bool = True
     unattended_seconds: float = 0.0
     send_blocked_seconds: float = 0.0
-    """How long the connection has read nothing."""
+    """Time for which the connection has read nothing."""
     send_blocked_bytes: int = 0
     other_members_count: int = 0
     """Messages that other members of the group hold."""
