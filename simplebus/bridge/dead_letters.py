@@ -29,7 +29,7 @@ from simplebus.core.protocol.frames import DELIMITER, Integers
 from simplebus.core.protocol.inquiry import ClassInfo, ClassInquiry
 from simplebus.core.protocol.requests import Auth, NamedClass
 from simplebus.nats.client import jetstream_codec
-from simplebus.nats.client.events import Messages
+from simplebus.nats.client.events import ReceivedMessages
 
 _PART_BYTES_MIN = 16
 """Payloads are not split into smaller parts than this."""
@@ -39,10 +39,10 @@ class UnackedDeliveries:
     """Messages that were read and whose position is not committed yet."""
 
     def __init__(self) -> None:
-        self._parts: deque[tuple[Messages, Integers]] = deque()
+        self._parts: deque[tuple[ReceivedMessages, Integers]] = deque()
         self.count = 0
 
-    def add(self, messages: Messages, sequences: Integers) -> None:
+    def add(self, messages: ReceivedMessages, sequences: Integers) -> None:
         self._parts.append((messages, sequences))
         self.count += messages.count
 
@@ -50,9 +50,9 @@ class UnackedDeliveries:
         self._parts.clear()
         self.count = 0
 
-    def pop_below(self, sequence: int) -> list[tuple[Messages, Integers]]:
+    def pop_below(self, sequence: int) -> list[tuple[ReceivedMessages, Integers]]:
         """Remove and return the messages below `sequence`."""
-        removed, rest = [], deque[tuple[Messages, Integers]]()
+        removed, rest = [], deque[tuple[ReceivedMessages, Integers]]()
         for messages, sequences in self._parts:
             is_below = sequences < sequence
             if is_below.any():
@@ -63,7 +63,7 @@ class UnackedDeliveries:
         self._parts = rest
         return removed
 
-    def select(self, refusals: Sequence[Refusal]) -> list[tuple[Messages, Integers]]:
+    def select(self, refusals: Sequence[Refusal]) -> list[tuple[ReceivedMessages, Integers]]:
         """Return the messages that the refusals are about."""
         wanted, batches = np.array([each.sequence for each in refusals]), []
         for messages, sequences in self._parts:
@@ -74,7 +74,7 @@ class UnackedDeliveries:
 
 
 async def write_dead_letters(
-    batches: Sequence[tuple[Messages, Integers]],
+    batches: Sequence[tuple[ReceivedMessages, Integers]],
     refusals: Sequence[Refusal],
     open: OpenDeadLetters,
     framer: NatsFramer,

@@ -19,9 +19,9 @@ from simplebus.bridge.reserved_headers import (
     normalize_subjects,
 )
 from simplebus.core.errors import BusConnectionError
-from simplebus.nats.client.client import Ready, Replies
+from simplebus.nats.client.client import ServerReady, RequestReplies
 from simplebus.nats.client.credentials import Credentials
-from simplebus.nats.client.events import Complaint, Messages, Pong
+from simplebus.nats.client.events import ServerError, ReceivedMessages, ServerPong
 from simplebus.net.nats_connection import CONNECT_SECONDS, Event, Link, Lost, NatsAddress
 
 TIMEOUT_HEARTBEATS = 3
@@ -52,10 +52,10 @@ class BridgeNatsConnection:
         )
         self.timeout_seconds = TIMEOUT_HEARTBEATS * heartbeat
         self.core = self.link.core
-        self.messages: list[Messages] = []
-        self.replies: list[Replies] = []
+        self.messages: list[ReceivedMessages] = []
+        self.replies: list[RequestReplies] = []
         self.complaints: list[str] = []
-        self.on_messages: Callable[[Messages], object] = self.messages.append
+        self.on_messages: Callable[[ReceivedMessages], object] = self.messages.append
         self.lost_reason = ""
         """Reason why the connection was lost; empty while it is open."""
         self.on_lost: Callable[[], object] = lambda: None
@@ -63,20 +63,20 @@ class BridgeNatsConnection:
 
     def _on_event(self, event: Event) -> None:
         match event:
-            case Messages():
+            case ReceivedMessages():
                 self.on_messages(event)
-            case Replies():
+            case RequestReplies():
                 self.replies.append(event)
-            case Complaint(says=says):
+            case ServerError(says=says):
                 self.complaints.append(says)
             case Lost(why=why):
                 self.lost_reason = why
                 self.on_lost()
                 self._wake_pong_waiters()
-            case Pong():  # No expected answer: a server sends it even if it does nothing else.
+            case ServerPong():  # No expected answer: a server sends it even if it does nothing else.
                 self._wake_pong_waiters()
                 return
-            case Ready():
+            case ServerReady():
                 return
         self._event_received.set()
         self._event_received = trio.Event()
@@ -134,7 +134,7 @@ class BridgeNatsConnection:
 
         A message to the own inbox returns after everything that the server sent before it.
         """
-        number = self.core.take_numbers(1)
+        number = self.core.reserve_numbers(1)
         self.core.publish(self.core.reply_to(number).decode(), b"")
         self.link.flush()
         while not self._pop_reply(number):
@@ -156,7 +156,7 @@ class BridgeNatsConnection:
             mine = each.numbers == number
             if mine.any():
                 rest = np.flatnonzero(~mine)
-                kept = [Replies(each.numbers[rest], each.messages.pick(rest))] if rest.size else []
+                kept = [RequestReplies(each.numbers[rest], each.messages.pick(rest))] if rest.size else []
                 self.replies[at : at + 1] = kept
                 return True
         return False

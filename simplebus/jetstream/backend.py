@@ -55,8 +55,8 @@ from simplebus.jetstream.remote_class import RemoteClass, shut
 from simplebus.jetstream.settings import EngineOptions
 from simplebus.jetstream.trim import Trimming
 from simplebus.nats.client import jetstream_codec
-from simplebus.nats.client.client import Ready, Replies
-from simplebus.nats.client.events import Messages
+from simplebus.nats.client.client import ServerReady, RequestReplies
+from simplebus.nats.client.events import ReceivedMessages
 from simplebus.nats.client.jetstream_codec import JetStreamError
 from simplebus.net.nats_connection import Event, Link, Lost
 
@@ -271,13 +271,13 @@ class Cluster:
     def _handle(self, event: Event) -> None:
         now = self._read_clock()
         match event:
-            case Replies():
+            case RequestReplies():
                 self._heard(self.uplink.take(event, now))
-            case Messages():
-                for sid, some in event.by_sid().items():
+            case ReceivedMessages():
+                for sid, some in event.split_by_sid().items():
                     self._take(sid, some)
                 self._settle()
-            case Ready():
+            case ServerReady():
                 self.uplink.begin_anew(now)
                 self._worked_at = 0.0
                 for feed in self.feeds.values():
@@ -325,7 +325,7 @@ class Cluster:
         self._reached.set()
         self._reached = trio.Event()
 
-    def _take(self, sid: int, messages: Messages) -> None:
+    def _take(self, sid: int, messages: ReceivedMessages) -> None:
         feed = self.listening.feed(sid)
         if feed is not None:
             self._feed(feed, messages)
@@ -336,7 +336,7 @@ class Cluster:
             found = messages.pick(jetstream_codec.deliveries(messages).good)
             self.link.core.write(jetstream_codec.say_in_order(found, jetstream_codec.NAK))
 
-    def _feed(self, feed: Feed, messages: Messages) -> None:
+    def _feed(self, feed: Feed, messages: ReceivedMessages) -> None:
         """What a consumer has sent: messages, and what it says of the request."""
         feed.heard_at = trio.current_time()
         told = (messages.payloads == messages.ends) & (messages.bodies < messages.payloads)

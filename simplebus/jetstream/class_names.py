@@ -28,8 +28,8 @@ from simplebus.jetstream.class_jobs import Job
 from simplebus.jetstream.consume.consumers import Positions
 from simplebus.jetstream.names import Names
 from simplebus.nats.client import jetstream_codec
-from simplebus.nats.client.client import ClientCore
-from simplebus.nats.client.events import Messages
+from simplebus.nats.client.client import NatsClientCore
+from simplebus.nats.client.events import ReceivedMessages
 from simplebus.nats.client.jetstream_codec import JetStreamError
 from simplebus.net.nats_connection import Link, new_inbox
 
@@ -52,7 +52,7 @@ class Naming:
 
     def __init__(
         self,
-        core: ClientCore,
+        core: NatsClientCore,
         subjects: Names,
         door: str,
         names: Mapping[str, int],
@@ -136,7 +136,7 @@ class Naming:
                 del self._unwritten[class_id]
                 self._do(class_id, partial(self._write, link, class_id))
 
-    def take(self, sid: int, messages: Messages) -> bool:
+    def take(self, sid: int, messages: ReceivedMessages) -> bool:
         """What another door has said or asked. Returns False for what is none of this."""
         if sid == self._ask_sid:
             for row, who in enumerate(messages.all_payloads()):

@@ -32,7 +32,7 @@ from simplebus.jetstream.publish import codec
 from simplebus.jetstream.remote_class import RemoteClass
 from simplebus.jetstream.settings import EngineOptions
 from simplebus.nats.client import jetstream_codec
-from simplebus.nats.client.events import Messages
+from simplebus.nats.client.events import ReceivedMessages
 from simplebus.nats.client.jetstream_codec import JetStreamError
 from simplebus.net.nats_connection import Link
 
@@ -190,7 +190,7 @@ async def found_of(
     return RemoteProtocolError(Reason.BAD_REQUEST, why)
 
 
-def _rows(messages: Messages) -> list[tuple[Messages, np.ndarray, np.ndarray]]:
+def _rows(messages: ReceivedMessages) -> list[tuple[ReceivedMessages, np.ndarray, np.ndarray]]:
     """Runs of messages that are alike, with sequences and times."""
     told = jetstream_codec.deliveries(messages)
     kinds = codec.are_envelopes(messages)
@@ -202,7 +202,7 @@ def _rows(messages: Messages) -> list[tuple[Messages, np.ndarray, np.ndarray]]:
     ]
 
 
-def _framed(class_id: int, messages: Messages, frame_bytes: int) -> tuple[FrameBatch, np.ndarray]:
+def _framed(class_id: int, messages: ReceivedMessages, frame_bytes: int) -> tuple[FrameBatch, np.ndarray]:
     """Messages that are alike as frames, and which of them can be any."""
     is_envelope = bool(codec.are_envelopes(messages)[0])
     batch, good = codec.framed(class_id, messages, is_envelope=is_envelope)

@@ -1,9 +1,15 @@
-"""What an operator sees: health, metrics, the page, and the shapes that NATS tools read.
+"""Monitoring data and its HTTP representations, without I/O.
 
-Rule 1: pure. Snapshots, questions and a clock reading in; bytes out. Sockets are the business of
-`server`.
-Rule 2: nothing that is asked here changes the bus, and every answer is bounded.
+Snapshots, requests and the time go in, responses come out; `server.http` owns the sockets. Nothing
+here changes the bus, and every response is bounded.
 
-    facts       what a program says of itself: health, figures, tables, sentences
-    requests    a question and its answer, and which path is answered by whom
+- `snapshot`: `MonitorSnapshot`, the state of a program as plain values
+- `metrics_builder`: collects metrics value by value
+- `class_metrics`, `bus_tables`: metrics, tables and notes of a bus
+- `dashboard`: `Dashboard` caches snapshots and keeps rates of the last minutes
+- `exposition`: metrics in the Prometheus formats
+- `requests`: requests, responses and routes
+- `page`: the live page
+
+May import: core, nats.
 """

@@ -1,7 +1,7 @@
-"""What the page shows of a bus beside figures: who is slow, and why.
+"""Tables and notes about slow subscriptions and sessions of a bus.
 
-Rule 1: sentences are those of `explaining`: nothing is judged here, only chosen and cut.
-Rule 2: so many of each, those that are furthest behind; what was left out is counted.
+Sentences come from the broker's reports. Each table lists a limited number of rows, the worst ones,
+and counts the others.
 """
 
 from __future__ import annotations
@@ -25,14 +25,16 @@ SESSIONS_MAX = 50
 _POSITIONS_PER_STEP = 512
 _DESCRIPTIONS_PER_STEP = 8
 _SLOW_ACK_SECONDS = 5.0
-"""A message that is in flight for longer is worth a sentence."""
+"""Messages in flight for longer get a note."""
 _BAD_WAIT_REASONS = (WaitReason.BYTES, WaitReason.ROOM)
 
 LaggingPositions = list[tuple[MessageClass, BrokerSubscription]]
 
 
 def build_classes_table(metrics: BusMetrics) -> Table:
-    """Of all classes that are told one by one, those that store most first."""
+    """Return the table of the listed classes, those with blocked publishers and most messages
+    first.
+    """
     listed = [each for each in metrics.classes if not each.is_dead]
     listed.sort(key=lambda each: (-each.blocked, -each.stored, each.class_id))
     if metrics.others is not None:
@@ -45,12 +47,12 @@ def build_classes_table(metrics: BusMetrics) -> Table:
             Column("Published", "count", "Messages accepted.", is_flow=True),
             Column("Delivered", "count", "Messages sent for the first time.", is_flow=True),
             Column("Acknowledged", "count", "Messages acknowledged.", is_flow=True),
-            Column("Again", "count", "Messages sent again.", is_flow=True),
+            Column("Redelivered", "count", "Messages sent again.", is_flow=True),
             Column("Stored", "count", "Messages stored."),
             Column("Size", "bytes", "Bytes of the frames of stored messages."),
             Column("In flight", "count", "Messages sent and not acknowledged."),
-            Column("Lag", "count", "Of the subscription that is furthest behind."),
-            Column("Dropped", "count", "Messages not kept, or not delivered to somebody."),
+            Column("Lag", "count", "Lag of the slowest subscription, in messages."),
+            Column("Dropped", "count", "Messages dropped, or not delivered to some subscription."),
             Column("Subscriptions", "count"),
         ],
         [
@@ -73,16 +75,16 @@ def build_classes_table(metrics: BusMetrics) -> Table:
 
 
 def build_dead_letters_table(metrics: BusMetrics) -> Table:
-    """Of the classes in which dead letters lie."""
+    """Return the table of the dead-letter classes."""
     listed = [each for each in metrics.classes if each.is_dead and each.stored]
     return Table(
         "dead",
         "Dead letters",
         [
             Column("Class"),
-            Column("Dead letters", "count", "Messages that were given up and lie there."),
+            Column("Dead letters", "count", "Dead letters stored in the class."),
             Column("Size", "bytes"),
-            Column("Ever", "count", "Messages that were ever given up there.", is_flow=True),
+            Column("Total", "count", "Dead letters since the class exists.", is_flow=True),
         ],
         [
             [truncate_text(each.name), each.stored, each.stored_bytes, each.published]
@@ -94,7 +96,7 @@ def build_dead_letters_table(metrics: BusMetrics) -> Table:
 def find_lagging_positions(
     classes: Iterable[MessageClass],
 ) -> Generator[None, None, LaggingPositions]:
-    """The positions with the most unacknowledged messages, in pieces."""
+    """Return the positions with the largest lag, in steps."""
     found: list[tuple[int, int, MessageClass, BrokerSubscription]] = []
     position_count = 0
     for cls in list(classes):
@@ -115,12 +117,12 @@ def _lag_key(each: tuple[int, int, MessageClass, BrokerSubscription]) -> tuple[i
 def build_subscriptions_table(
     broker: Broker, reporter: PositionReporter
 ) -> Generator[None, None, tuple[Table, list[Note]]]:
-    """The subscriptions that are furthest behind, and what there is to say of them, in pieces."""
+    """Return the table of the subscriptions with the largest lag and its notes, in steps."""
     chosen = yield from find_lagging_positions(broker.classes.values())
     rows: list[list[str | float | None]] = []
     notes: list[Note] = []
     for count, (cls, position) in enumerate(chosen):
-        if position not in cls.subscriptions:  # It has gone meanwhile.
+        if position not in cls.subscriptions:  # It has ended meanwhile.
             continue
         info = reporter.describe_position(cls, position)
         name, oldest = describe_subscriber(info), info.oldest
@@ -148,13 +150,13 @@ def build_subscriptions_table(
         [
             Column("Class"),
             Column("Subscription"),
-            Column("Lag", "count", "Stored messages from its oldest unacknowledged one on."),
-            Column("Unsent", "count", "Stored messages that it was not sent yet."),
-            Column("In flight", "count", "Messages sent to it and not acknowledged."),
-            Column("To repeat", "count", "Messages that are to be sent to it again."),
-            Column("Repeated", "count", "Messages that were sent to it again.", is_flow=True),
-            Column("Oldest", "seconds", "Since when its oldest message is in flight."),
-            Column("What it waits for"),
+            Column("Lag", "count", "Stored messages from the oldest unacknowledged one on."),
+            Column("Unsent", "count", "Stored messages not yet sent to it."),
+            Column("In flight", "count", "Messages sent to it but not acknowledged."),
+            Column("Redelivery due", "count", "Messages that will be sent to it again."),
+            Column("Redelivered", "count", "Messages sent to it again.", is_flow=True),
+            Column("Oldest", "seconds", "Time for which its oldest message is in flight."),
+            Column("Waiting for"),
         ],
         rows,
         left_out=max(0, total - len(rows)),
@@ -163,7 +165,7 @@ def build_subscriptions_table(
 
 
 def describe_subscriber(info: PositionInfo) -> str:
-    """What a subscription is called."""
+    """Return a label for a subscription."""
     if info.durable:
         return f"durable {info.durable!r}"
     if info.group:
@@ -173,7 +175,7 @@ def describe_subscriber(info: PositionInfo) -> str:
 
 
 def _build_note(cls: MessageClass, info: PositionInfo, name: str) -> Note | None:
-    """What should be read of a subscription, if anything."""
+    """Return a note if the subscription is slow or blocks publishers."""
     oldest = info.oldest
     is_late = oldest is not None and oldest.first_seconds > _SLOW_ACK_SECONDS
     is_bad = info.waits in _BAD_WAIT_REASONS or bool(
@@ -187,11 +189,11 @@ def _build_note(cls: MessageClass, info: PositionInfo, name: str) -> Note | None
 
 
 def build_blocked_notes(broker: Broker, metrics: BusMetrics) -> list[Note]:
-    """Which classes are full."""
+    """Return notes about full classes."""
     return [
         Note(
             f"class {truncate_text(each.name)!r}",
-            f"{each.blocked} publisher{'s wait' if each.blocked > 1 else ' waits'} for room: "
+            f"{each.blocked} publisher{'s wait' if each.blocked > 1 else ' waits'} for space: "
             f"{each.stored:,} messages are stored",
             is_bad=True,
         )
@@ -201,11 +203,11 @@ def build_blocked_notes(broker: Broker, metrics: BusMetrics) -> list[Note]:
 
 
 def build_unavailable_notes(broker: Broker, metrics: BusMetrics) -> list[Note]:
-    """Of which classes nothing is taken where they are kept."""
+    """Return notes about classes whose storage accepts no messages."""
     return [
         Note(
             f"class {truncate_text(each.name)!r}",
-            f"its stream takes nothing, and who publishes to it waits: {truncate_text(why)}",
+            f"its stream accepts no messages, so publishers wait: {truncate_text(why)}",
             is_bad=True,
         )
         for each in metrics.classes
@@ -217,7 +219,7 @@ def build_unavailable_notes(broker: Broker, metrics: BusMetrics) -> list[Note]:
 def build_sessions_table(
     broker: Broker, reporter: PositionReporter
 ) -> Generator[None, None, tuple[Table, list[Note]]]:
-    """The sessions for which most is kept, and what there is to say of them, in pieces."""
+    """Return the table of the sessions with the most pending bytes and its notes, in steps."""
     chosen = nlargest(
         SESSIONS_MAX, islice(broker.sessions.values(), 10_000), key=lambda each: each.pending_bytes
     )
@@ -228,18 +230,18 @@ def build_sessions_table(
         name, why = truncate_text(producer_name(session)), ""
         if session.send_blocked_ticks:
             why = (
-                "it has taken no bytes since "
+                "it has read nothing for "
                 f"{format_duration(reporter.ticks_to_seconds(session.send_blocked_ticks))}"
             )
         elif session.parked_messages:
             is_fast = session in broker.store.publish_queue.rate_queue.waiting_sessions
-            what = "wait because they come too fast" if is_fast else "wait for room"
+            what = "exceed its rate limit and wait" if is_fast else "wait for space"
             why = (
-                f"its messages {what} since "
+                f"its messages {what}, for "
                 f"{format_duration(reporter.ticks_to_seconds(session.parked_ticks))}"
             )
         elif session.has_write_backlog:
-            why = "the journal is behind: it is not read from until then"
+            why = "it is not read from until the journal has caught up"
         rows.append(
             [
                 f"{session.session_id}",
@@ -264,12 +266,12 @@ def build_sessions_table(
             Column("Session"),
             Column("Name"),
             Column("Peer"),
-            Column("Speaks"),
+            Column("Protocol"),
             Column("Subscriptions", "count"),
-            Column("Published", "count", "Messages that it has published.", is_flow=True),
-            Column("Sent", "bytes", "Bytes that were sent to it.", is_flow=True),
-            Column("Kept", "bytes", "Bytes kept for it beside what classes store."),
-            Column("What it waits for"),
+            Column("Published", "count", "Messages published by the session.", is_flow=True),
+            Column("Sent", "bytes", "Bytes sent to the session.", is_flow=True),
+            Column("Pending", "bytes", "Memory held for the session outside the classes."),
+            Column("Waiting for"),
         ],
         rows,
         left_out=max(0, len(broker.sessions) - len(rows)),
@@ -277,4 +279,4 @@ def build_sessions_table(
     return table, notes
 
 
-_VERSIONS = {-1: "NATS", 0: "nothing yet", 1: "version 1", 2: "version 2"}
+_VERSIONS = {-1: "NATS", 0: "unknown", 1: "version 1", 2: "version 2"}

@@ -1,9 +1,8 @@
-"""How each class of a bus is doing: figures, without a look at any message.
+"""Metrics of the classes of a bus, without reading any message.
 
-Rule 1: a class costs one look at each of its positions, and others have their turn in between.
-Rule 2: so many classes are told one by one, those through which most went; the rest together, so
-that neither a program that makes up names nor one that has many fills what reads this, or hides
-what is at work. One that is told stays, until another one has twice as much.
+Collection visits each position once and yields regularly. Only the busiest classes are listed
+individually, the rest together, so that many class names cannot flood the readers. A listed class
+stays listed until another one has twice as many messages.
 """
 
 from __future__ import annotations
@@ -21,17 +20,20 @@ from simplebus.monitor.metrics_builder import MetricsBuilder
 
 CLASSES_LISTED_MAX = 100
 OTHER_CLASSES_NAME = "(others)"
-"""What all classes beyond these are called. They have no id: a class may have that name."""
+"""Name of the classes that are not listed individually. They have no id, because a class may have
+the
+same name.
+"""
 _POSITIONS_PER_STEP = 256
 
 
 @dataclass(slots=True)
 class ClassMetrics:
-    """Of one class, or of several."""
+    """Metrics of one class, or of several together."""
 
     name: str
     class_id: int = -1
-    """-1 of several."""
+    """-1 for several classes."""
     classes: int = 1
     published: int = 0
     delivered: int = 0
@@ -44,15 +46,15 @@ class ClassMetrics:
     spilled: int = 0
     positions: int = 0
     lag: int = 0
-    """Of the position that is furthest behind; without one, what waits for a first subscription."""
+    """Lag of the slowest position; without a position, messages kept for the first subscription."""
     blocked: int = 0
-    """Sessions with messages that wait for room."""
+    """Sessions whose messages wait for space."""
     is_dead: bool = False
-    """Whether dead letters lie in it."""
+    """True for a dead-letter class."""
     dropped: Counter[Reason] = field(default_factory=Counter)
 
     def add(self, other: ClassMetrics) -> None:
-        """Count another one in."""
+        """Add the values of another class."""
         self.classes += other.classes
         for name in _SUMMED_FIELDS:
             setattr(self, name, getattr(self, name) + getattr(other, name))
@@ -68,24 +70,24 @@ _SUMMED_FIELDS = (
 
 @dataclass(slots=True)
 class BusMetrics:
-    """Of all classes."""
+    """Metrics of all classes."""
 
     classes: list[ClassMetrics]
-    """Those that are told one by one."""
+    """Classes that are listed individually."""
     others: ClassMetrics | None
-    """The rest; None without any."""
+    """The other classes together; None if there are none."""
     total: ClassMetrics
     dead_letters: int
-    """Messages that lie in classes of dead letters."""
+    """Messages stored in dead-letter classes."""
 
 
 def class_label(cls: MessageClass) -> str:
-    """What a class is called: by its name, or by its id where it has none."""
+    """Return the name of a class, or its id if it has none."""
     return cls.name or str(cls.class_id)
 
 
 def collect_class_metrics(cls: MessageClass) -> Generator[None, None, ClassMetrics]:
-    """One class, in pieces."""
+    """Collect the metrics of one class in steps."""
     ring, spill = cls.ring, cls.spill
     metrics = ClassMetrics(
         name=class_label(cls),
@@ -125,7 +127,10 @@ def collect_class_metrics(cls: MessageClass) -> Generator[None, None, ClassMetri
 def collect_bus_metrics(
     store: Store, previously_listed: Collection[int] = ()
 ) -> Generator[None, None, BusMetrics]:
-    """All classes, in pieces. `before` are the ids of those that were told one by one last."""
+    """Collect the metrics of all classes in steps.
+
+    `previously_listed` contains the ids of the classes that were listed individually before.
+    """
     listed: list[ClassMetrics] = []
     busiest = _select_busiest(list(store.classes.values()), previously_listed)
     others: ClassMetrics | None = None
@@ -147,7 +152,7 @@ def collect_bus_metrics(
 
 
 def _select_busiest(classes: list[MessageClass], previously_listed: Collection[int]) -> set[int]:
-    """The ids of those to be told one by one. Of equal ones, those that were there first."""
+    """Return the ids of the classes to list individually; of equal ones, the older ones."""
 
     def weighted_message_count(cls: MessageClass) -> int:
         messages = cls.ring.head - min(cls.compacted_count, cls.first_sequence)
@@ -158,14 +163,16 @@ def _select_busiest(classes: list[MessageClass], previously_listed: Collection[i
 
 
 def add_bus_metrics(metrics_builder: MetricsBuilder, metrics: BusMetrics) -> None:
-    """The metrics of the bus, and of each class that is told by itself. The others have only what
-    comes and goes: which classes they are changes, and a counter must not fall."""
+    """Add the metrics of the bus, of each listed class and of the other classes together.
+
+    The other classes have no counters: their membership changes, and a counter must not decrease.
+    """
     for metric, help, value in _counter_values(metrics.total):
-        metrics_builder.counter(f"bus_{metric}", f"{help} Of all classes.", value)
+        metrics_builder.counter(f"bus_{metric}", f"{help} Sum over all classes.", value)
     for reason, dropped_count in metrics.total.dropped.items():
         metrics_builder.counter(
             f"bus_{_DROPPED_METRIC}",
-            f"{_DROPPED_HELP} Of all classes.",
+            f"{_DROPPED_HELP} Sum over all classes.",
             dropped_count,
             reason=reason.value,
         )
@@ -182,22 +189,22 @@ def add_bus_metrics(metrics_builder: MetricsBuilder, metrics: BusMetrics) -> Non
         for metric, help, value in (
             ("stored_messages", "Messages stored.", each.stored),
             ("stored_bytes", "Bytes of the frames of stored messages.", each.stored_bytes),
-            ("spilled_messages", "Stored messages that are on disk only.", each.spilled),
+            ("spilled_messages", "Stored messages that exist on disk only.", each.spilled),
             ("class_memory_bytes", "Memory held for stored messages.", each.memory_bytes),
-            ("in_flight_messages", "Messages sent and not acknowledged.", each.in_flight),
+            ("in_flight_messages", "Messages sent but not acknowledged.", each.in_flight),
             (
                 "lag_messages",
                 "Stored messages from the lowest one that a subscription has not acknowledged.",
                 each.lag,
             ),
-            ("subscriptions", "Subscriptions, durables and groups included.", each.positions),
-            ("blocked_publishers", "Sessions with messages that wait for room.", each.blocked),
+            ("subscriptions", "Subscriptions, including durables and groups.", each.positions),
+            ("blocked_publishers", "Sessions whose messages wait for space.", each.blocked),
         ):
             metrics_builder.gauge(metric, help, value, **labels)
 
 
 _DROPPED_METRIC = "dropped_messages"
-_DROPPED_HELP = "Messages that were not kept, or not delivered to some subscription, by reason."
+_DROPPED_HELP = "Messages dropped, or not delivered to some subscription, by reason."
 
 
 def _counter_values(metrics: ClassMetrics) -> tuple[tuple[str, str, int], ...]:

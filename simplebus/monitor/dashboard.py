@@ -1,11 +1,10 @@
-"""What one program shows: its facts as they are, and how they have changed each second.
+"""Cached snapshots of one program, and its rates of the last minutes.
 
-Rule 1: whoever looks, and however many they are, the facts are told once per look; a look is as
-good as new for a short while.
-Rule 2: sentences are told only while somebody reads them.
+A snapshot is reused for a short time, however many clients read it. Detailed snapshots are taken
+only while a client reads them.
 
-    tick ─► facts ─► rates of the last minutes ─┐
-    who asks ─► facts, unless they are fresh ───┴─► /facts, /metrics
+    tick ─► snapshot ─► rate history ───────────────┐
+    request ─► snapshot, unless a recent one exists ┴─► /facts, /metrics
 """
 
 from __future__ import annotations
@@ -36,28 +35,28 @@ from simplebus.monitor.snapshot import (
 TICK_SECONDS = 1.0
 HISTORY_TICKS = 180
 SNAPSHOT_MAX_AGE_SECONDS = 0.5
-"""How long a look is as good as new."""
+"""Time for which a snapshot is reused."""
 READER_TIMEOUT_SECONDS = 5.0
-"""How long somebody who has read the sentences is believed to want them again."""
+"""Time for which a reader of detailed snapshots is expected to return."""
 _METRICS_PER_STEP = 4
 
 
 class RateHistory(msgspec.Struct, frozen=True):
-    """How fast everything went, second by second."""
+    """Rates per second of the last minutes."""
 
     first: int
-    """The number of the first one: they are numbered as long as the program runs."""
+    """Number of the first second, counted from the start of the program."""
     seconds: list[float]
-    """How long each was."""
+    """Actual duration of each second."""
     flows: dict[str, list[float | None]]
-    """Per second, by what it is; None where it was not there."""
+    """Rates by name; None for seconds without a value."""
 
 
 class Dashboard:
-    """Of one program."""
+    """Monitoring data of one program."""
 
     def __init__(self, source: SnapshotSource, health: Callable[[], Health] | None = None) -> None:
-        """`health` tells it at any time; without it, it is as of the last look."""
+        """`health` returns the current health; without it, that of the latest snapshot is used."""
         self._source = source
         self._get_health = health
         self._snapshot: MonitorSnapshot | None = None
@@ -70,10 +69,10 @@ class Dashboard:
         self._previous_flows: tuple[float, Mapping[str, float]] | None = None
         self._tick_count = 0
         self.now = 0.0
-        """In seconds, from whenever. The driver sets it before it asks for anything."""
+        """Current time in seconds. The caller sets it before each call."""
 
     def tick(self) -> SnapshotSteps:
-        """Once per second, in pieces: how far has everything come?"""
+        """Take a snapshot in steps and record its rates. Called once per second."""
         now = self.now
         has_reader = now - self._last_read_at < READER_TIMEOUT_SECONDS
         snapshot = yield from self._take_snapshot(detailed=has_reader)
@@ -90,7 +89,7 @@ class Dashboard:
         return snapshot
 
     def get_snapshot(self, *, detailed: bool) -> SnapshotSteps:
-        """The facts, in pieces, as they are or have just been."""
+        """Return a recent snapshot, or take one in steps."""
         if detailed:
             self._last_read_at = self.now
         is_fresh = self.now - self._snapshot_at < SNAPSHOT_MAX_AGE_SECONDS
@@ -106,7 +105,7 @@ class Dashboard:
         return snapshot
 
     def get_rate_history(self, since: int = 0) -> RateHistory:
-        """Of the last minutes, from the second with this number on."""
+        """Return the rates of the last minutes, from second number `since` on."""
         first = max(self._tick_count - len(self._rate_history), min(since, self._tick_count))
         history = list(self._rate_history)[len(self._rate_history) - (self._tick_count - first) :]
         names = dict.fromkeys(name for _, get_rate_history in history for name in get_rate_history)
@@ -122,7 +121,7 @@ class Dashboard:
         )
 
     def health(self) -> Health:
-        """Whether the program takes work."""
+        """Return whether the program accepts work."""
         if self._get_health is not None:
             return self._get_health()
         return (
@@ -134,7 +133,7 @@ class Dashboard:
     # Answers -------------------------------------------------------------------------------------
 
     def build_routes(self, extra_handlers: Mapping[str, RequestHandler] | None = None) -> Routes:
-        """Every path, and who answers it; `more` are the program's own."""
+        """Return the handlers of all paths, including `extra_handlers` of the program."""
         handlers: dict[str, RequestHandler] = {
             **page.build_handlers(),
             **health_handlers(self.health),
@@ -144,7 +143,7 @@ class Dashboard:
         return Routes({**handlers, **(extra_handlers or {})})
 
     def _handle_facts(self, request: Request) -> ResponseSteps:
-        """What the page and `simplebus top` are made of. `since` leaves out the seconds before."""
+        """Answer with the snapshot and the rates since `since`, for the page and `simplebus top`."""
         since = request.get_int("since", 0, maximum=1 << 53)
         snapshot = yield from self.get_snapshot(detailed=True)
         if self._encoded_snapshot is None or self._encoded_snapshot[0] is not snapshot:

@@ -1,8 +1,7 @@
-"""Metrics as Prometheus reads them, in the format that is asked for: its own library writes them.
+"""Metrics in the Prometheus text formats, encoded with the Prometheus client library.
 
-Rule 1: values are plain: what was measured is turned into lines. They are kept until something else
-is measured: most metrics stay as they were from one look to the next, and to write them takes long.
-Rule 2: what comes from outside stands in label values only.
+Encoded metrics are cached until their values change: encoding is slow and most metrics do not
+change between two scrapes. Untrusted text appears in label values only.
 """
 
 from __future__ import annotations
@@ -28,21 +27,24 @@ TEXT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 OPENMETRICS_TYPE = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 PREFIX = "simplebus_"
 _PROCESS_PREFIX = "process_"
-"""What these begin with has no prefix of ours: every client library calls them so."""
+"""Prefix of the standard metrics of all client libraries, which get no prefix of ours."""
 _OPENMETRICS_END = b"# EOF\n"
-"""Of what an OpenMetrics encoder writes, each time."""
+"""End mark that the OpenMetrics encoder writes after each metric."""
 
 
 class Exposition:
-    """Of one program."""
+    """Encodes the metrics of one program and caches the results."""
 
     def __init__(self) -> None:
         self._cache: dict[tuple[bool, str], tuple[Metric, bytes]] = {}
-        """By format and name: a metric as it was last, and what was written of it."""
+        """Latest metric and its encoding, by format and name."""
 
     def encode(self, metrics: Iterable[Metric], accept: str = "") -> tuple[str, Iterator[bytes]]:
-        """The type of the format that an Accept header asks for, and what each metric is in it, to
-        be joined: OpenMetrics 1.0 where it is named, or else the text format 0.0.4."""
+        """Return the content type and the encoded metrics.
+
+        The format is OpenMetrics 1.0 if the Accept header `accept` names it, else text format
+        0.0.4.
+        """
         # The library's own choice fails at versions that are no numbers.
         is_openmetrics = "application/openmetrics-text" in accept
         parts = (self._encode_metric(metric, is_openmetrics) for metric in metrics)
@@ -64,7 +66,7 @@ class Exposition:
 
 
 class _SingleMetric(Collector):
-    """What the library's encoders take."""
+    """Collector with one metric, as the library's encoders expect."""
 
     def __init__(self, build_family: Family) -> None:
         self.only = build_family
@@ -74,7 +76,7 @@ class _SingleMetric(Collector):
 
 
 def build_family(metric: Metric) -> Family:
-    """A metric with its values, in the library's words. Its values have the same labels."""
+    """Convert a metric to the library's type. All its values must have the same label names."""
     name = metric_full_name(metric)
     names = [each for each, _ in metric.values[0][0]] if metric.values else []
     if metric.kind is MetricKind.HISTOGRAM:
@@ -92,7 +94,7 @@ def build_family(metric: Metric) -> Family:
 
 
 def metric_full_name(metric: Metric) -> str:
-    """Without what its kind adds."""
+    """Return the name with the prefix, without the suffix of its kind."""
     return metric.name if metric.name.startswith(_PROCESS_PREFIX) else PREFIX + metric.name
 
 
@@ -102,5 +104,5 @@ def _cumulative_buckets(value: HistogramSnapshot) -> list[tuple[str, float]]:
 
 
 def _label_values(labels: Labels) -> list[str]:
-    """Values alone. Halves of characters, which no encoding has, are shown as question marks."""
+    """Return the label values. Lone surrogates are replaced by question marks."""
     return [value.encode("utf-8", "replace").decode() for _, value in labels]

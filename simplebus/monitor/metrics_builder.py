@@ -1,8 +1,4 @@
-"""Metrics, gathered value by value.
-
-Rule 1: a metric is named once, where its first value is added; its values come in the order in
-which they are added.
-"""
+"""Builder for lists of metrics."""
 
 from __future__ import annotations
 
@@ -13,21 +9,21 @@ from simplebus.monitor.snapshot import Metric, MetricKind, Value
 
 
 class MetricsBuilder:
-    """Metrics that are being gathered."""
+    """Collects metrics value by value, in the order in which they are added."""
 
     def __init__(self) -> None:
         self._metrics: dict[str, Metric] = {}
 
     def counter(self, name: str, help: str, value: float, **labels: str) -> None:
-        """One value of what only grows."""
+        """Add a value that only grows."""
         self._add(name, MetricKind.COUNTER, help, value, labels)
 
     def gauge(self, name: str, help: str, value: float, **labels: str) -> None:
-        """One value of what comes and goes."""
+        """Add a value that may grow and shrink."""
         self._add(name, MetricKind.GAUGE, help, value, labels)
 
     def histogram(self, name: str, help: str, value: HistogramSnapshot, **labels: str) -> None:
-        """One histogram."""
+        """Add a histogram."""
         self._add(name, MetricKind.HISTOGRAM, help, value, labels)
 
     def _add(
@@ -39,5 +35,5 @@ class MetricsBuilder:
         metric.values.append((tuple(labels.items()), value))
 
     def build(self) -> list[Metric]:
-        """All of them."""
+        """Return all metrics."""
         return list(self._metrics.values())

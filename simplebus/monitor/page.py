@@ -1,7 +1,7 @@
-"""The live page: three files of ours, as they lie beside this one.
+"""The live page: static files next to this module.
 
-Rule 1: the page is the same for every program: it is made of facts. It loads nothing from anywhere
-else, and nothing that a name says can become part of it but as text.
+The page is the same for every program and shows the data of /facts. It loads nothing from other
+hosts, and names from clients appear in it as text only.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def _read(name: str) -> bytes:
 
 
 def build_handlers() -> dict[str, RequestHandler]:
-    """The page's paths, and what is answered."""
+    """Return the handlers of the page's files by path."""
     return {
         path: _create_file_handler(name, content_type)
         for path, (name, content_type) in _FILES.items()

@@ -1,8 +1,7 @@
-"""Questions that come over HTTP, and their answers: which path is answered by whom.
+"""HTTP requests and responses without I/O, and the handlers of paths.
 
-Rule 1: pure. An answer that takes long is made in pieces; others have their turn in between.
-Rule 2: only GET and HEAD; no question has a body. What is asked for in a query is bounded where it
-is read, and a value that makes no sense is answered with a sentence.
+Slow handlers yield so that other tasks can run. Only GET and HEAD without a body are supported.
+Query values are bounded when they are read, and invalid ones raise BadRequestError.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from simplebus.monitor.snapshot import Health
 
 METHODS = ("GET", "HEAD")
 PUBLIC_PATHS = ("/healthz", "/healthz/live", "/healthz/ready")
-"""Health is everybody's: who asks for it may have no name."""
+"""Paths that need no authentication: health checks."""
 JSON = "application/json"
 TEXT = "text/plain; charset=utf-8"
 _QUERY_FIELDS_MAX = 32
@@ -26,42 +25,42 @@ _QUERY_FIELDS_MAX = 32
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What somebody asks for."""
+    """An HTTP request."""
 
     path: str
     query: Mapping[str, str] = field(default_factory=dict)
     accept: str = ""
-    """What forms of an answer are understood, as they were named; empty for any."""
+    """The Accept header; empty for any format."""
 
     @classmethod
     def parse(cls, target: str, accept: str = "") -> Request:
-        """From the target of a request, such as "/connz?limit=10". Raises BadRequestError."""
+        """Parse a request target such as "/connz?limit=10". Raises BadRequestError."""
         path, _, query = target.partition("?")
         try:
             fields = parse_qsl(query, keep_blank_values=True, max_num_fields=_QUERY_FIELDS_MAX)
         except ValueError:
             raise BadRequestError(
-                f"a query has at most {_QUERY_FIELDS_MAX} fields, this one has more"
+                f"expected at most {_QUERY_FIELDS_MAX} fields in the query, got more"
             ) from None
         return cls(unquote(path, errors="replace"), dict(fields), accept)
 
     def get_int(self, name: str, default: int, *, maximum: int) -> int:
-        """A whole number of the query, no more than so much. Raises BadRequestError."""
+        """Return an integer of the query, at most `maximum`. Raises BadRequestError."""
         text = self.query.get(name, "")
         if not text:
             return default
         if not (text.isascii() and text.isdigit() and len(text) < 19):
-            raise BadRequestError(f"{name} is a whole number, got {text[:40]!r}")
+            raise BadRequestError(f"expected {name} to be a whole number, got {text[:40]!r}")
         return min(int(text), maximum)
 
     def get_flag(self, name: str) -> bool:
-        """Whether something is asked for: by 1, true, or the bare name."""
+        """Return True if the query contains the name, unless its value is 0 or false."""
         return self.query.get(name, "0").lower() not in ("0", "false")
 
 
 @dataclass(frozen=True, slots=True)
 class Response:
-    """What is answered."""
+    """An HTTP response."""
 
     body: bytes
     content_type: str = JSON
@@ -70,7 +69,7 @@ class Response:
 
 
 class BadRequestError(Exception):
-    """A question that makes no sense; the sentence says why."""
+    """The request is invalid; the message says why."""
 
 
 ResponseSteps: TypeAlias = Generator[None, None, Response]
@@ -78,23 +77,23 @@ RequestHandler: TypeAlias = Callable[[Request], ResponseSteps]
 
 
 def json_response(value: object, *, status: int = 200) -> Response:
-    """A value as an answer."""
+    """Return a response with `value` as JSON."""
     return Response(msgspec.json.encode(value), JSON, status)
 
 
 def error_response(status: int, message: str) -> Response:
-    """Why there is no answer."""
+    """Return a response with an error message as JSON."""
     return json_response({"error": message}, status=status)
 
 
 class Routes:
-    """The answers of one door, by their paths."""
+    """Request handlers by path."""
 
     def __init__(self, handlers: Mapping[str, RequestHandler]) -> None:
         self._handlers = dict(handlers)
 
     def handle(self, request: Request) -> ResponseSteps:
-        """What is answered, in pieces. Raises nothing that the question may cause."""
+        """Answer a request in steps. Invalid requests get an error response."""
         handle = self._handlers.get(request.path)
         if handle is None:
             yield
@@ -111,8 +110,10 @@ class Routes:
 
 
 def health_handlers(health: Callable[[], Health]) -> dict[str, RequestHandler]:
-    """The answers about health: /healthz says whether work is taken, by its status too, and
-    /healthz/live whether anybody is there."""
+    """Return the health handlers.
+
+    /healthz answers with the readiness, also as HTTP status; /healthz/live always answers.
+    """
 
     def handle_ready(request: Request) -> ResponseSteps:
         yield

@@ -1,8 +1,7 @@
-"""What a program says of itself: a bus, a bridge or a gateway, all in the same words.
+"""State of a program as plain values: a bus, a bridge or a gateway.
 
-Rule 1: plain values. Who shows them knows nothing of what they are about, and who tells them knows
-nothing of who shows them: the page, `simplebus top` and /metrics are made of the same facts.
-Rule 2: names of metrics, of their labels and of tables are ours; every other text may be hostile.
+The page, `simplebus top` and /metrics are made of the same snapshots. Names of metrics, labels and
+tables come from this program; every other text may be untrusted.
 """
 
 from __future__ import annotations
@@ -17,46 +16,46 @@ from simplebus.core.histogram import HistogramSnapshot
 
 
 class Health(msgspec.Struct, frozen=True):
-    """Whether a program is there, and does its work."""
+    """Readiness of a program."""
 
     ready: bool = True
-    """Whether it takes work. One that drains does not."""
+    """True if the program accepts work; False while it drains."""
     draining: bool = False
     why: str = ""
-    """Why it is not ready; empty while it is."""
+    """Reason why it is not ready; empty if it is."""
 
     @property
     def status(self) -> str:
-        """One word."""
+        """ "ok", "draining" or "unavailable"."""
         return "draining" if self.draining else "ok" if self.ready else "unavailable"
 
 
 class MetricKind(enum.StrEnum):
-    """What a metric is."""
+    """Type of a metric."""
 
     COUNTER = "counter"
-    """It only grows while the program runs."""
+    """Only grows while the program runs."""
     GAUGE = "gauge"
     HISTOGRAM = "histogram"
 
 
 Value: TypeAlias = float | HistogramSnapshot
 Labels: TypeAlias = tuple[tuple[str, str], ...]
-"""Names and values."""
+"""Label names and values."""
 
 
 class Metric(msgspec.Struct, frozen=True):
-    """One metric, and its values."""
+    """A metric with its values."""
 
     name: str
-    """Without "simplebus_" in front, and without what its kind adds: "published_messages"."""
+    """Name without the prefix "simplebus_" and the suffix of its kind: "published_messages"."""
     kind: MetricKind
     help: str
     values: list[tuple[Labels, Value]]
 
 
 class Tile(msgspec.Struct, frozen=True):
-    """One figure that stands for itself."""
+    """A single number on the page."""
 
     title: str
     value: float
@@ -65,64 +64,64 @@ class Tile(msgspec.Struct, frozen=True):
 
 
 class Column(msgspec.Struct, frozen=True):
-    """One column of a table."""
+    """A column of a table."""
 
     title: str
     unit: str = "text"
-    """"text", "count" for a number, "bytes" or "seconds"."""
+    """"text", "count", "bytes" or "seconds"."""
     hint: str = ""
-    """What the figures are, in a sentence."""
+    """Explanation of the values, in one sentence."""
     is_flow: bool = False
-    """Whether they only grow: how fast is shown, too."""
+    """True for counters: their rate is shown as well."""
 
 
 class Table(msgspec.Struct, frozen=True):
-    """Rows of the same things."""
+    """A table with one row per item."""
 
     key: str
-    """Stable: what the page knows it by."""
+    """Stable name of the table."""
     title: str
     columns: list[Column]
     rows: list[list[str | float | None]]
-    """As many cells each as there are columns; None where there is nothing to say."""
+    """One cell per column; None for an unknown value."""
     left_out: int = 0
-    """Rows that there are besides."""
+    """Number of further rows that are not listed."""
 
 
 class Note(msgspec.Struct, frozen=True):
-    """One sentence that somebody should read: what is slow, or wrong, and why."""
+    """A sentence for operators about something slow or wrong."""
 
     about: str
-    """Such as: class 'orders'."""
+    """Subject of the note, such as: class 'orders'."""
     sentence: str
     is_bad: bool = False
-    """Whether messages wait or are lost because of it."""
+    """True if messages wait or are lost because of it."""
 
 
 class MonitorSnapshot(msgspec.Struct, frozen=True):
-    """A snapshot of a program."""
+    """State of a program at one moment."""
 
     title: str
-    """What it is, such as: simplebus."""
+    """Kind of program, such as: simplebus."""
     subtitle: str = ""
-    """Which one."""
+    """Name of this instance."""
     health: Health = Health()
     metrics: list[Metric] = []
     flows: dict[str, float] = {}
-    """What only grows, by what it is: its change per second makes the chart."""
+    """Counters by name; their rates are charted."""
     tiles: list[Tile] = []
     tables: list[Table] = []
     notes: list[Note] = []
 
 
 SnapshotSteps: TypeAlias = Generator[None, None, MonitorSnapshot]
-"""Facts that are told in pieces: others have their turn wherever it yields."""
+"""Generator that collects a snapshot and yields so that other tasks can run."""
 SnapshotSource: TypeAlias = Callable[[bool], MonitorSnapshot | SnapshotSteps]
-"""Called when facts are wanted; with whether the sentences are wanted too, which take longer."""
+"""Called with whether tables and notes are wanted; returns a snapshot or its steps."""
 
 
 def take_snapshot(source: SnapshotSource, *, detailed: bool) -> SnapshotSteps:
-    """The facts of a teller, in pieces, whether it tells them so or not."""
+    """Take a snapshot in steps, whether or not the source uses steps."""
     result = source(detailed)
     if isinstance(result, MonitorSnapshot):
         yield
@@ -133,8 +132,7 @@ def take_snapshot(source: SnapshotSource, *, detailed: bool) -> SnapshotSteps:
 def merge_snapshots(
     snapshot: MonitorSnapshot, others: Iterable[MonitorSnapshot]
 ) -> MonitorSnapshot:
-    """A program's facts, with those of what is part of it behind them. It is as healthy as it says
-    itself."""
+    """Append the data of components to a program's snapshot. The program's health stays."""
     for other in others:
         snapshot = msgspec.structs.replace(
             snapshot,

@@ -34,7 +34,7 @@ from simplebus.server.preauth.eviction import EvictableConnections
 from simplebus.server.preauth.greeting import Greeting
 from simplebus.server.preauth.queue import PreAuthQueue
 
-# Pieces sent in one turn before other connections get theirs.
+# Outbox pieces sent before other connections get a turn.
 _SENDS_PER_TURN = 4
 
 _DISCARD_BYTES = 65_536
@@ -163,7 +163,7 @@ class Connection(Generic[SessionT]):
         try:
             with self._cancel_scope:
                 await self.open_transport()
-                wire, tls = self.transport, self.tls
+                transport, tls = self.transport, self.tls
                 is_open = listener.auth_worker is None or await self._authenticate(
                     listener.auth_worker
                 )
@@ -173,12 +173,11 @@ class Connection(Generic[SessionT]):
                         await trio.lowlevel.checkpoint()
                     else:
                         await trio.lowlevel.wait_readable(sock)
-                    # Another connection may have taken its place since; and who is cut off is not
-                    # heard any more, though something has just come.
+                    # The session may have been closed while the task was waiting.
                     if session.is_closed or self._cancel_scope.cancel_called:
                         break
                     try:
-                        count = wire.recv_into(space[: session.next_read_bytes])
+                        count = transport.recv_into(space[: session.next_read_bytes])
                     except BlockingIOError:
                         continue
                     except OSError as error:
@@ -194,7 +193,7 @@ class Connection(Generic[SessionT]):
         except RemoteProtocolError as error:
             reason = error
         except Exception as error:
-            # A fault of ours costs this peer its connection, and nobody else anything.
+            # An internal error ends this connection only.
             reason = process.log_connection_fault(error, session.peer)
         finally:
             self._leave_preauth()
@@ -219,21 +218,16 @@ class Connection(Generic[SessionT]):
         Returns:
             False if the client has closed the connection.
         """
-        listener, session, wire, space = (
-            self._listener,
-            self.session,
-            self.transport,
-            self._listener.buffer.writable,
-        )
-        preauth = self.preauth
+        listener, session, preauth = self._listener, self.session, self.preauth
+        transport, space = self.transport, self._listener.buffer.writable
         greeting_buffers = auth_worker.greeting_buffers
         greeting = greeting_buffers.open(self.disconnect)
-        is_whole, auth = False, None
+        is_complete, auth = False, None
         try:
-            while not is_whole:
-                await (preauth.wait_turn() if has_unread(wire) else preauth.wait_readable())
+            while not is_complete:
+                await (preauth.wait_turn() if has_unread(transport) else preauth.wait_readable())
                 try:
-                    received_bytes = wire.recv_into(space[:HANDSHAKE_FRAME_BYTES_MAX])
+                    received_bytes = transport.recv_into(space[:HANDSHAKE_FRAME_BYTES_MAX])
                 except BlockingIOError:
                     continue
                 except OSError:
@@ -241,14 +235,14 @@ class Connection(Generic[SessionT]):
                 if received_bytes == 0:
                     return False
                 greeting.data += space[:received_bytes]
-                is_whole, auth = listener.parse_greeting(greeting)
+                is_complete, auth = listener.parse_greeting(greeting)
                 greeting_buffers.enforce_limit(greeting)
             session.is_authenticating = True
             try:
                 await auth_worker.check(auth, session.address, listener.is_valid_auth)
             except RemoteProtocolError as error:
-                session.admission_error = error  # In whose words it is told, the session knows.
-            await preauth.wait_turn()  # What many have said may be known to be wrong at once.
+                session.admission_error = error  # The session replies in its own protocol.
+            await preauth.wait_turn()  # Many checks may finish at the same time.
             session.is_authenticating = False
         finally:
             greeting_buffers.close(greeting)
@@ -271,7 +265,7 @@ class Connection(Generic[SessionT]):
         self.preauth.cancel_in_turn(self._cancel_scope)
 
     def _send_final_bytes(self) -> bool:
-        """Send the last replies as far as the socket accepts them. Returns False if there are none."""
+        """Send the last replies that the socket accepts. Returns False if there are none."""
         outbox = self.session.outbox
         if not self.session.can_receive_error or not outbox.pending_bytes:
             return False
@@ -285,12 +279,14 @@ class Connection(Generic[SessionT]):
         return True
 
     async def _wait_for_peer_close(self) -> None:
-        """Discard input until the client closes. Closing a socket with unread input would reset the
-        connection, and the client would lose the last replies.
+        """Discard input until the client closes, for a limited time.
+
+        Closing a socket with unread input would reset the connection, and the client would lose
+        the last replies.
         """
         try:
             with trio.move_on_after(CLOSE_FLUSH_SECONDS):
-                while self.socket.fileno() >= 0:  # Others need its descriptor, perhaps.
+                while self.socket.fileno() >= 0:  # It may be closed to free its descriptor.
                     await trio.lowlevel.wait_readable(self.socket)
                     if not self.socket.recv(_DISCARD_BYTES):
                         break
@@ -363,7 +359,7 @@ class Connection(Generic[SessionT]):
             for _ in range(_SENDS_PER_TURN):
                 data = outbox.peek(tick)
                 if not data:
-                    # Or there is more to look at, in another turn.
+                    # The outbox may need another call, after other connections had a turn.
                     return outbox.is_idle and self._is_flushed()
                 count = wire.send(data)
                 outbox.mark_sent(count, tick)
@@ -374,7 +370,7 @@ class Connection(Generic[SessionT]):
         except BlockingIOError:
             return False
         except OSError:
-            self.disconnect()  # The reader learns the same from its own end, or is asleep.
+            self.disconnect()  # The reading task may be waiting and not see the error.
             return True
         return outbox.is_idle and self._is_flushed()
 
@@ -387,10 +383,10 @@ class Connection(Generic[SessionT]):
 
     async def _send_rest(self) -> None:
         try:
-            while self.socket.fileno() >= 0:  # Closed, perhaps, before the first turn.
+            while self.socket.fileno() >= 0:  # It may be closed before this task first runs.
                 await trio.lowlevel.wait_writable(self.socket)
                 done = self._send()
-                self._listener.flush_ready()  # What was passed over may have made room.
+                self._listener.flush_ready()  # Skipped messages may have freed space.
                 if done:
                     return
         except (trio.ClosedResourceError, OSError):

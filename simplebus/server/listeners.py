@@ -17,8 +17,8 @@ log = logging.getLogger("simplebus.server")
 
 _MAPPED = "::ffff:"
 _BACKLOG = 1024
-_ACCEPTS_PER_TURN = 4  # Many at once would hold up those who are inside.
-# Out of file descriptors or memory: what is open must close first.
+_ACCEPTS_PER_TURN = 4  # More would delay established connections.
+# Errors for exhausted file descriptors or memory.
 _EXHAUSTED = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
 _EXHAUSTED_PAUSE_SECONDS = 0.5
 _DESCRIPTOR_ATTEMPTS_MAX = 8
@@ -49,10 +49,9 @@ async def bind(host: str, port: int) -> list[socket.socket]:
             try:
                 sock.bind((address[0], chosen_port, *address[2:]))
             except OSError as error:
-                raise OSError(
-                    error.errno,
-                    f"cannot listen on {format_address((address[0], chosen_port))}: {error.strerror}",
-                ) from None
+                wanted = format_address((address[0], chosen_port))
+                text = f"cannot listen on {wanted}: {error.strerror}"
+                raise OSError(error.errno, text) from None
             sock.listen(_BACKLOG)
     except BaseException:
         for sock in sockets:
@@ -79,7 +78,7 @@ async def bind_all(hosts: tuple[str, ...], port: int) -> list[socket.socket]:
                 raise
             problem = error
     if problem is not None:
-        log.info("IPv6 left out: %s", problem)
+        log.info("not listening on IPv6: %s", problem)
     return sockets
 
 
@@ -133,10 +132,10 @@ async def accept(
                 except OSError as error:
                     if error.errno in _EXHAUSTED:
                         if not has_logged:
-                            log.error("cannot accept: %s; trying again", error.strerror)
+                            log.error("cannot accept connections: %s; retrying", error.strerror)
                         has_logged = True
                         await trio.sleep(_EXHAUSTED_PAUSE_SECONDS)
-                    break  # Otherwise the peer left before it was accepted.
+                    break  # Otherwise the client has closed before the accept.
                 accepted = await _move_below_limit(
                     sock,
                     queue_entry,
@@ -145,16 +144,16 @@ async def accept(
                 )
                 if accepted is None:
                     if not has_logged:
-                        log.error("cannot accept: too many files are open; see LimitNOFILE")
+                        log.error("cannot accept connections: too many open files; see LimitNOFILE")
                     has_logged = True
                     await trio.sleep(_EXHAUSTED_PAUSE_SECONDS)
                     break
                 if has_logged:
-                    log.warning("connections are accepted again")
+                    log.warning("accepting connections again")
                     has_logged = False
                 try:
                     _set_socket_options(accepted)
-                except OSError:  # It left meanwhile.
+                except OSError:  # The client has closed meanwhile.
                     accepted.close()
                     continue
                 on_accept(accepted, format_address(address))
@@ -179,7 +178,7 @@ async def _move_below_limit(
                 break
             sock = _with_lowest_descriptor(sock)
             if not _has_peer_descriptor(sock, spare_descriptors):
-                await queue_entry.wait_turn()  # Behind those that were told to go.
+                await queue_entry.wait_turn()  # Let the evicted connections close first.
                 sock = _with_lowest_descriptor(sock)
         if _has_peer_descriptor(sock, spare_descriptors):
             return sock

@@ -37,13 +37,13 @@ from simplebus.server.tls.nats_upgrade import NatsTlsConnection
 log = logging.getLogger("simplebus.server")
 
 _TICK_SECONDS = 0.5
-# And so often within the shortest time that is measured by it.
+# Minimum number of ticks within the shortest time limit that ticks check.
 _TICKS_PER_LIMIT_MIN = 4
 _LOGGED_NAME_CHARACTERS = 80
-# How long a drain reads on from who goes on publishing, and how often it looks.
+# How long a shutdown reads from clients that keep publishing, and its poll interval.
 _STOP_PUBLISHERS_MAX_SECONDS = 0.5
 _STOP_PUBLISHERS_POLL_SECONDS = 0.005
-# Clients of a lame duck are closed no further apart than this.
+# Maximum interval between two disconnects in lame duck mode.
 _CLOSE_INTERVAL_MAX_SECONDS = 1.0
 
 
@@ -123,7 +123,7 @@ class NatsListener:
                     self._should_trim_memory = False
                     process.release_free_memory()
             except Exception:
-                log.exception("a beat of the NATS door failed")
+                log.exception("a tick of the NATS server failed")
 
     def serve(self, sock: socket.socket, peer: str) -> None:
         """Serve a connected, non-blocking socket, or refuse it if a limit is reached."""
@@ -155,7 +155,7 @@ class NatsListener:
         if self._tls is None:
             return Connection(sock, session, self)
         if is_over_limit:
-            # One too many is told so in clear: it is not worth a handshake.
+            # A refused client gets its error in plain text: it is not worth a handshake.
             if self._tls.options.handshake_first:
                 session.discard_output()
             return Connection(sock, session, self)
@@ -175,7 +175,8 @@ class NatsListener:
         try:
             self.nats_server.receive(session, self.buffer, count)
         finally:
-            self.flush_nats_clients()  # Messages go first, what else there is to do comes behind them.
+            # Deliver messages first; other work follows.
+            self.flush_nats_clients()
             self.flush_ready()
 
     @property
@@ -257,7 +258,7 @@ class NatsListener:
                 connections[session.client_id].disconnect(error)
             self._should_trim_memory |= error.reason in (Reason.SLOW_CONSUMER, Reason.PENDING_LIMIT)
         for fault in front.drain_errors():
-            log.error("what is stored could not be shown to NATS clients", exc_info=fault)
+            log.error("delivering stored messages to NATS clients failed", exc_info=fault)
         if front.routes.has_abandoned and not self._is_removing_routes:
             self._is_removing_routes = True
             self.start_soon(self._remove_abandoned_routes)
@@ -338,7 +339,7 @@ class NatsListener:
             await self._wait(self._delay, publisher)
 
     async def _wait(self, delay: PublisherStall, publisher: StallablePublisher) -> None:
-        """Wait until the clients that `publisher` filled have caught up, or the time limit passes."""
+        """Wait until the clients that `publisher` filled have caught up, for a limited time."""
         pace = self.nats_server.slow_consumer_monitor
         if self._is_draining:
             delay.shorten()

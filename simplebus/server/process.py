@@ -44,14 +44,18 @@ def add_process_metrics(metrics_builder: MetricsBuilder) -> None:
     metrics_builder.gauge(
         "process_resident_memory_bytes", "Resident memory size.", resident_bytes()
     )
-    metrics_builder.counter("process_cpu_seconds", "Processor time spent.", cpu_seconds())
+    metrics_builder.counter(
+        "process_cpu_seconds", "CPU time used by all threads, in seconds.", cpu_seconds()
+    )
     metrics_builder.gauge(
-        "process_start_time_seconds", "When it has begun, since 1970.", STARTED_AT
+        "process_start_time_seconds",
+        "Start time of the process, in seconds since 1970.",
+        STARTED_AT,
     )
     if opened := open_descriptor_count():
         metrics_builder.gauge("process_open_fds", "Open file descriptors.", opened)
     most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    metrics_builder.gauge("process_max_fds", "As many may be open.", most)
+    metrics_builder.gauge("process_max_fds", "Limit of open file descriptors.", most)
 
 
 # From glibc's malloc.h.
@@ -88,7 +92,7 @@ def release_free_memory() -> None:
 def log_connection_fault(error: Exception, peer: str) -> str:
     """Log an internal error that ended a connection. Returns a short reason."""
     if isinstance(error, MemoryError):
-        log.error("%s: disconnected: the system has no memory for what it says", peer)
+        log.error("%s: disconnected: out of memory for its messages", peer)
         return "out of memory"
     log.error("%s: disconnected by an internal error", peer, exc_info=error)
     return "internal error"

@@ -42,7 +42,7 @@ async def read_aside(read: Callable[[], T]) -> T:
         _readers.set(limiter)
     with trio.move_on_after(READ_SECONDS_MAX):
         return await trio.to_thread.run_sync(read, abandon_on_cancel=True, limiter=limiter)
-    raise CannotReloadError(f"a file does not answer: it is not read within {READ_SECONDS_MAX:g} s")
+    raise CannotReloadError(f"reading the files took longer than {READ_SECONDS_MAX:g} s")
 
 
 def fitting(broker: Broker, settings: Settings) -> Settings:
@@ -63,9 +63,9 @@ def fitting(broker: Broker, settings: Settings) -> Settings:
             ),
         )
     except ValueError as error:
-        raise CannotReloadError(f"this needs a restart: {error}") from None
+        raise CannotReloadError(f"restart the server to apply this: {error}") from None
     if fresh.has_spilling_class and not was.has_spilling_class:
-        raise CannotReloadError("a class is to spill where none did: this needs a restart")
+        raise CannotReloadError("restart the server to enable spilling to disk")
     return fresh
 
 
@@ -83,7 +83,7 @@ def adopt(
     """
     fresh, table = fitting(broker, settings), broker.store.class_registry
     classes, was = list(classes), table.settings
-    table.settings = fresh  # There may be more classes then, or fewer.
+    table.settings = fresh  # The limit for classes may change.
     try:
         table.check_declaration(classes)
     except RemoteProtocolError as error:

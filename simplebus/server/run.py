@@ -139,9 +139,9 @@ class RunningServer:
                 warnings = await read_aside(each.reload)
             except (OSError, CannotReloadError) as error:
                 said = getattr(error, "strerror", None) or error
-                log.error("the certificate is as it was: %s", said)
+                log.error("certificate not reloaded, the previous one stays in use: %s", said)
             else:
-                log.info("the certificate %s is read again", each.options.cert)
+                log.info("reloaded the certificate %s", each.options.cert)
                 for warning in warnings if log_warnings else ():
                     log.warning(warning)
 
@@ -236,7 +236,7 @@ async def _run_server(
     )
     process.keep_freed_memory_mapped()
     process.raise_descriptor_limit()
-    # Signals are caught before anything is announced: who reads that we are ready may stop us.
+    # Signals are handled before the ready line: its reader may stop the server at once.
     watchdog = LoopWatchdog()
     with watchdog.watch_in_thread() if options.owns_process else contextlib.nullcontext():
         signal_receiver = open_signal_receiver(ignore_afterwards=options.owns_process)
@@ -290,7 +290,7 @@ async def _cancel_on_stop_signal(signals: AsyncIterator[int], scope: trio.Cancel
     """Cancel `scope` if a stop signal arrives before the server has started."""
     async for number in signals:
         if number in STOP_SIGNALS:
-            log.info("%s: ends before it has begun", signal.Signals(number).name)
+            log.info("%s: stopping during the start", signal.Signals(number).name)
             scope.cancel()
         else:
             log_ignored_signal(number)
@@ -322,7 +322,7 @@ async def _accept_until_stopped(
             listener_nursery.start_soon(_accept_in_scope, scope, sock, nats_listener)
         if options.owns_process:
             gc.collect()
-            gc.freeze()  # What exists now lives for ever: no collection needs to look at it.
+            gc.freeze()  # Objects that exist now live as long as the process.
         if running.monitor is not None:
             running.monitor.is_ready = True
         announce(ready_line(running))
@@ -334,12 +334,12 @@ async def _accept_until_stopped(
             listener_nursery.start_soon(print_rates, server.broker, nats_server, announce)
 
         async def run_lame_duck() -> None:
-            log.info("SIGUSR2: no NATS client is let in any more, and those inside are to leave")
+            log.info("SIGUSR2: refusing new NATS clients and asking connected ones to leave")
             for scope in nats_accept_scopes:
                 scope.cancel()
             assert nats_listener is not None
             await nats_listener.run_lame_duck()
-            log.info("the last NATS client has left: draining")
+            log.info("the last NATS client has disconnected: draining")
             listener_nursery.cancel_scope.cancel()
 
         reload_lock = trio.Lock()
@@ -355,7 +355,9 @@ async def _accept_until_stopped(
                 is_signaled = True
                 listener_nursery.cancel_scope.cancel()
             elif number == signal.SIGHUP and (options.reload or running.certificates):
-                if not reload_lock.statistics().tasks_waiting:  # That one will read all there is.
+                if (
+                    not reload_lock.statistics().tasks_waiting
+                ):  # A waiting reload will read the latest files.
                     listener_nursery.start_soon(reload_once)
             elif number == signal.SIGUSR2 and nats_listener is not None and nats_sockets:
                 nats_sockets = []
@@ -373,7 +375,8 @@ async def reload(running: RunningServer, options: ServeOptions) -> ServeOptions:
             settings, fresh, say = await read_aside(options.reload)
             if fresh.users is None and running.server.broker.users is not None:
                 raise ValueError(
-                    "there are no users any more, so everybody could connect: that needs a restart"
+                    "the new settings have no users, so every client could connect; restart the "
+                    "server to disable authentication"
                 )
             adopt(
                 running.server.broker,
@@ -393,9 +396,9 @@ async def reload(running: RunningServer, options: ServeOptions) -> ServeOptions:
             say()
     except (ValueError, BusError) as error:
         for line in str(error).splitlines():
-            log.error("nothing is changed: %s", line)
-    except Exception:  # Whatever it is, it is no reason to end.
-        log.exception("what was read again could not be taken over")
+            log.error("settings not reloaded: %s", line)
+    except Exception:  # No error of a reload may end the server.
+        log.exception("applying the reloaded settings failed")
     await running.reload_certificates(log_warnings=options.reload is None)
     notify("READY=1")
     return options
@@ -430,7 +433,7 @@ async def _start_http_server(
 ) -> ServerMonitor:
     """Serve HTTP until the nursery ends, so that monitoring also works during shutdown."""
     from simplebus.server.http.auth import HttpAuth
-    from simplebus.server.http.server import HttpServer  # Loaded when it is wanted.
+    from simplebus.server.http.server import HttpServer
     from simplebus.server.http.server_monitor import ServerMonitor
     from simplebus.server.http.varz import VarzEndpoints
 
@@ -488,18 +491,18 @@ def _warn_about_unprotected_listeners(options: ServeOptions, bus: str, http_addr
     """Warn about listeners that other machines can reach without authentication or TLS."""
     if http_address and options.users is None:
         log.warning(
-            "whoever reaches %s may see the figures of the bus and the names of who is there: "
-            "there are no users (simplebus user add, --users)",
+            "every client that reaches %s can read metrics and client names: authentication is off "
+            "(enable it with simplebus user add and --users)",
             http_address,
         )
     if bus and options.users is None:
         log.warning(
-            "whoever reaches %s may publish, subscribe and purge: there are no users (simplebus "
-            "user add, --users)",
+            "every client that reaches %s can publish, subscribe and purge: authentication is off "
+            "(enable it with simplebus user add and --users)",
             bus,
         )
     elif bus and options.tls is None:
-        log.warning("passwords and messages on %s can be read on the way: there is no TLS", bus)
+        log.warning("passwords and messages on %s are not encrypted: TLS is off (--tls-cert)", bus)
 
 
 def _format_addresses(sockets: list[socket.socket]) -> tuple[str, ...]:
@@ -512,7 +515,7 @@ async def _bind_nats(options: ServeOptions) -> list[socket.socket]:
     if sockets := options.inherited.get("nats"):
         return sockets
     with _explain_port_in_use(
-        "is for NATS clients: --nats-port picks another one, --no-nats goes without"
+        "is for NATS clients: select another one with --nats-port, or disable NATS with --no-nats"
     ):
         return await listeners.bind_all(options.hosts, options.nats_port)
 
@@ -523,7 +526,7 @@ async def _bind_http(options: ServeOptions) -> list[socket.socket]:
     if sockets := options.inherited.get("http"):
         return sockets
     with _explain_port_in_use(
-        "is for operators, over HTTP: --http-port picks another one, --no-http goes without"
+        "is for HTTP: select another one with --http-port, or disable HTTP with --no-http"
     ):
         return await listeners.bind_all(options.http_hosts, options.http_port)
 
@@ -544,12 +547,14 @@ def _log_lost_messages(server: Server) -> None:
     for cls in server.broker.statistics().classes:
         if server.journal_pump is None and cls.ring.message_count + cls.parked:
             log.warning(
-                "class %d: %d stored messages are lost: nothing keeps them past the process",
+                "class %s: lost %d stored messages, because the server has no --data-dir",
                 cls.class_id,
                 cls.ring.message_count + cls.parked,
             )
         elif cls.parked:
             log.warning(
-                "class %d: %d messages that waited for room are lost", cls.class_id, cls.parked
+                "class %s: lost %d messages that waited for space in the class",
+                cls.class_id,
+                cls.parked,
             )
     notify("STATUS=stopped")

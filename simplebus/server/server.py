@@ -166,7 +166,7 @@ class Server:
         self._nursery: trio.Nursery | None = None
         self.has_ended = False
         self._state_changed = trio.Event()
-        self._logged_counts: Counter[tuple[object, ...]] = Counter()
+        self._logged_counts: Counter[tuple[str, ...]] = Counter()
         self._delayed_reads = trio.lowlevel.ParkingLot()
         self._clock_offset = 0.0
         """Offset from the event loop's clock to Unix time, in seconds."""
@@ -246,21 +246,22 @@ class Server:
                         connection.session,
                         RemoteProtocolError(
                             Reason.STALLED,
-                            f"the peer's host has not acknowledged data for {_UNACKED_SECONDS_MAX:g} s",
+                            f"the peer's host has not acknowledged data for "
+                            f"{_UNACKED_SECONDS_MAX:g} s",
                         ),
                     )
         self.flush_ready()
 
     def _log_losses(self) -> None:
         """Log one line per reason for frames and messages dropped since the previous tick."""
-        counts: Counter[tuple[object, ...]] = Counter()
+        counts: Counter[tuple[str, ...]] = Counter()
         for reason, count in self.broker.refusal_counts.items():
             is_ack = reason.startswith("ack_")
             counts["ignored %d acks (%s)" if is_ack else "refused %d frames (%s)", reason] = count
         for cls in self.broker.classes.values():
             for reason, count in cls.count_undelivered().items():
-                text = "dropped %d messages of class %r (%s)"
-                counts[text, cls.name or cls.class_id, reason] = count
+                text = "dropped %d messages of class %s (%s)"
+                counts[text, cls.name or str(cls.class_id), reason] = count
         for (text, *arguments), count in (counts - self._logged_counts).items():
             log.warning(text, count, *arguments)
         self._logged_counts = counts

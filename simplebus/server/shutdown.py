@@ -20,10 +20,10 @@ from simplebus.server.nats_listener import NatsListener
 from simplebus.server.server import Server
 from simplebus.server.signals import STOP_SIGNALS, log_ignored_signal
 
-# How long is read on from who goes on publishing, and how often that is looked at.
+# How long a shutdown reads from clients that keep publishing, and its poll interval.
 _STOP_PUBLISHERS_MAX_SECONDS = 0.5
 _POLL_SECONDS = 0.005
-# Who leaves a subscription for the next one, as bridges do all the time, has that by then.
+# A client that replaces a subscription, as bridges often do, has the new one after this time.
 _SETTLE_SECONDS = 0.05
 
 log = logging.getLogger("simplebus.server")
@@ -59,10 +59,12 @@ async def drain(
                         log.info("%s: stopping at once", name)
                         nursery.cancel_scope.cancel()
                     elif number in STOP_SIGNALS:
-                        log.info("%s: draining already", name)
+                        log.info("%s: already draining", name)
                         is_stop_expected = True
                     elif number == signal.SIGHUP:
-                        log.warning("%s: nothing is read again: the server drains", name)
+                        log.warning(
+                            "%s: settings not reloaded, because the server shuts down", name
+                        )
                     else:
                         log_ignored_signal(number)
 
@@ -82,7 +84,7 @@ async def drain(
                 await nats_listener.wait_flushed()
             nursery.cancel_scope.cancel()
     if scope.cancelled_caught:
-        log.warning("the %g s of the drain are over: stopping", seconds)
+        log.warning("drain timeout of %g s exceeded: stopping", seconds)
 
 
 async def stop_publishers(server: Server) -> None:
@@ -105,7 +107,7 @@ def announce_draining(server: Server, nats_listener: NatsListener | None) -> Non
     """Tell version 2 clients and NATS clients that the server is about to end."""
     reply = ErrorReply(
         code=Reason.DRAINING,
-        message="this server is about to end; what it does not confirm is to be sent again",
+        message="the server is stopping; publish unconfirmed messages again after reconnecting",
         count=0,
     )
     notice = frames.encode(frames.ERROR, content=reply.encode())

@@ -19,9 +19,9 @@ STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _HANDLED_SIGNALS = (*STOP_SIGNALS, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
 _IGNORED_REASONS = {
-    signal.SIGHUP: "nothing is read again while the server runs; start it again for new settings",
-    signal.SIGUSR1: "there is no log file to open again: the log goes to standard error",
-    signal.SIGUSR2: "there is no NATS door to close, or it is closed already",
+    signal.SIGHUP: "no configuration file to reload; restart the server for new settings",
+    signal.SIGUSR1: "no log file to reopen; the log goes to standard error",
+    signal.SIGUSR2: "no NATS listener to close, or it is closed already",
 }
 
 
@@ -34,18 +34,20 @@ async def open_signal_receiver(
     Afterwards the previous handlers apply again. With `ignore_afterwards`, signals are ignored
     instead: the process is about to end and closes its files.
     """
-    if threading.current_thread() is not threading.main_thread():  # That one alone hears signals.
+    if (
+        threading.current_thread() is not threading.main_thread()
+    ):  # Only the main thread receives signals.
         yield _no_signals()
         return
-    # None is lost between their being ignored and their being heard.
+    # Signals stay pending until the receiver is open, so none is lost.
     blocked = signal.pthread_sigmask(signal.SIG_BLOCK, _HANDLED_SIGNALS)
     before = {number: signal.signal(number, signal.SIG_IGN) for number in _HANDLED_SIGNALS}
     try:
-        # Those that are left over trio raises again, and then they are ignored.
+        # trio raises unread signals again on exit; they are ignored then.
         with trio.open_signal_receiver(*_HANDLED_SIGNALS) as signals:
             signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
             yield signals
-        for _ in range(2):  # One may be on its way through the event loop.
+        for _ in range(2):  # A signal may still be queued in the event loop.
             await trio.lowlevel.cancel_shielded_checkpoint()
     finally:
         for number, handler in before.items():

@@ -32,13 +32,13 @@ def notify(*states: str) -> bool:
     address = "\0" + path[1:] if path.startswith("@") else path
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sock:
-            sock.setblocking(False)  # Who does not listen just now must not hold the loop.
+            sock.setblocking(False)  # A full socket must not block the event loop.
             sock.connect(address)
             sock.send("\n".join(states).encode())
     except BlockingIOError:
         return False
     except OSError as error:
-        log.warning("systemd cannot be told %s: %s", states[0], error)
+        log.warning("cannot send %s to systemd: %s", states[0], error)
         return False
     return True
 
@@ -81,12 +81,14 @@ def _open_listening_socket(fd: int, label: str) -> socket.socket:
         sock = socket.socket(fileno=fd)
     except OSError as error:
         raise SocketActivationError(
-            f"LISTEN_FDS names descriptor {fd}, {label!r}, which is no socket: {error.strerror}"
+            f"descriptor {fd} ({label!r}) of LISTEN_FDS is no socket: {error.strerror}"
         ) from None
     is_tcp = sock.family in (socket.AF_INET, socket.AF_INET6) and sock.type == socket.SOCK_STREAM
     if not (is_tcp and sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)):
         sock.close()
-        raise SocketActivationError(f"descriptor {fd}, {label!r}, is no TCP socket that listens")
+        raise SocketActivationError(
+            f"descriptor {fd} ({label!r}) of LISTEN_FDS is no listening TCP socket"
+        )
     sock.setblocking(False)
     return sock
 
@@ -111,12 +113,13 @@ def assign_sockets(
             listener = next((each for each, port in ports.items() if port == address[1]), "")
         if not listener:
             raise SocketActivationError(
-                f"no door is for the socket {label!r} on {format_address(address)}: expected the port of "
-                "one, or FileDescriptorName=tcp, nats or http"
+                f"socket {label!r} on {format_address(address)} belongs to no listener: expected "
+                "FileDescriptorName=tcp, nats or http, or the port of a listener"
             )
         if ports.get(listener) is None:
             raise SocketActivationError(
-                f"the socket {label!r} on {format_address(address)} is for the {listener} door, which is closed"
+                f"socket {label!r} on {format_address(address)} is for the {listener} listener, "
+                "which is disabled"
             )
         by_listener.setdefault(listener, []).append(sock)
     return by_listener

@@ -135,7 +135,7 @@ class Flow:
     async def _say(self, wire: BridgeNatsConnection, number: int) -> None:
         headers = encode.block((jetstream_codec.MSG_ID, b"%d" % number))
         core = wire.core
-        reply = core.take_numbers(1)
+        reply = core.reserve_numbers(1)
         core.publish(
             "class.said", b"%d" % number, headers=headers, reply=core.reply_to(reply).decode()
         )

@@ -293,7 +293,9 @@ def test_a_certificate_whose_time_is_over_is_a_warning(tmp_path: Path) -> None:
     file.write_text("[tls]\ncert = 'old.pem'\nkey = 'old.key'")
     status, said = checked(file)
     assert status == 0
-    assert f"the certificate {pair.cert} has expired: clients that check it stay away" in said
+    assert (
+        f"the certificate {pair.cert} has expired: clients that verify it will not connect" in said
+    )
 
 
 def test_who_has_nothing_to_show_that_is_asked_for_is_a_warning(tmp_path: Path) -> None:

@@ -180,7 +180,7 @@ def test_parts_of_a_program_are_told_with_it_and_its_health_is_its_own() -> None
 @pytest.mark.parametrize("text", ["x", "-1", "1.5", "²", "1" * 20])
 def test_a_number_of_a_query_that_is_none_is_a_sentence(text: str) -> None:
     request = Request("/connz", {"limit": text})
-    with pytest.raises(BadRequestError, match="limit is a whole number, got"):
+    with pytest.raises(BadRequestError, match="expected limit to be a whole number, got"):
         request.get_int("limit", 1, maximum=10)
 
 

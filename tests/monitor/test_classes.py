@@ -143,7 +143,7 @@ def test_who_is_furthest_behind_is_shown_with_what_it_waits_for(
     titles = [column.title for column in table.columns]
     shown = dict(zip(titles, row, strict=True))
     assert (shown["Lag"], shown["In flight"]) == (10, 10)
-    assert str(shown["What it waits for"]).startswith("it waits for its acknowledgements: 10 ")
+    assert str(shown["Waiting for"]).startswith("it waits for its acknowledgements: 10 ")
     assert notes == []  # It has not waited for long.
 
 

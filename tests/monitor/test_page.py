@@ -93,7 +93,7 @@ def test_the_numbers_are_those_of_the_metrics(shown: Shown) -> None:
             ("Published", "published_messages_total"),
             ("Delivered", "delivered_messages_total"),
             ("Acknowledged", "acknowledged_messages_total"),
-            ("Again", "redelivered_messages_total"),
+            ("Redelivered", "redelivered_messages_total"),
             ("Stored", "stored_messages"),
             ("In flight", "in_flight_messages"),
             ("Lag", "lag_messages"),

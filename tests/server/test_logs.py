@@ -113,13 +113,13 @@ def test_many_alike_are_counted_and_others_are_said(log: Kept) -> None:
     assert log.said == [f"{at}: refused" for at in range(EVENT_BURST)] + ["something else"]
     log.now = 1.0
     log.handle(record("%s: refused", "next"))
-    assert log.said[-2:] == ["7 more events were left out: %s: refused", "next: refused"]
+    assert log.said[-2:] == ["suppressed 7 more events: %s: refused", "next: refused"]
 
 
 def test_what_was_asked_for_is_said_however_often(log: Kept) -> None:
     for at in range(2 * EVENT_BURST):
         heard = record("%s", at)
-        heard.is_asked_for = True
+        heard.is_unlimited = True
         log.handle(heard)
     assert len(log.said) == 2 * EVENT_BURST
 
@@ -129,7 +129,7 @@ def test_what_was_left_out_is_told_though_it_does_not_come_again(log: Kept) -> N
         log.handle(record("flood"))
     log.now = 11.0
     log.handle(record("quiet"))
-    assert log.said[EVENT_BURST:] == ["1 more events were left out: flood", "quiet"]
+    assert log.said[EVENT_BURST:] == ["suppressed 1 more events: flood", "quiet"]
 
 
 def test_kinds_without_end_take_no_memory_without_end(log: Kept) -> None:
@@ -140,4 +140,4 @@ def test_kinds_without_end_take_no_memory_without_end(log: Kept) -> None:
     for at in range(EVENT_KINDS_MAX + 10):
         log.handle(record(f"kind {at}"))
     assert len(limit._event_kinds) <= EVENT_KINDS_MAX
-    assert "1 more events were left out: flood" in log.said
+    assert "suppressed 1 more events: flood" in log.said

@@ -35,11 +35,11 @@ def test_one_stall_is_one_line_while_it_lasts_and_one_when_it_is_over(
     for _ in range(20):
         clock.now += 0.2
         stalls.check()
-    assert said(caplog) == ["the event loop stands still for 1.0 s: it is in compute (app.py:7)"]
+    assert said(caplog) == ["the event loop is stalled for 1.0 s: it is in compute (app.py:7)"]
     assert (stalls.stall_count, stalls.stalled_seconds) == (1, 0.0)
     stalls.record_heartbeat()
     assert stalls.stalled_seconds == pytest.approx(4.0)
-    assert said(caplog)[1:] == ["the event loop goes on: it stood still for 4.0 s"]
+    assert said(caplog)[1:] == ["the event loop runs again after a stall of 4.0 s"]
     clock.now += 0.9
     stalls.check()
     stalls.record_heartbeat()
@@ -53,7 +53,7 @@ def test_a_process_that_was_stopped_accuses_nobody(caplog: pytest.LogCaptureFixt
     )
     clock.now += 60
     stalls.check()
-    assert said(caplog)[0].startswith("the whole process stood still for 60.0 s: stopped by")
+    assert said(caplog)[0].startswith("the whole process was stalled for 60.0 s: stopped by")
     assert stalls.stall_count == 1
 
 

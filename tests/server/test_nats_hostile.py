@@ -132,7 +132,7 @@ async def test_an_internal_error_costs_one_client_and_nobody_else(
     honest = NatsServer.receive
 
     def faulty(self: NatsServer, session, buffer, count):  # type: ignore[no-untyped-def]
-        if b"trip" in bytes(buffer.space[:count]):
+        if b"trip" in bytes(buffer.writable[:count]):
             raise AssertionError("a fault of ours")
         honest(self, session, buffer, count)
 

@@ -53,7 +53,7 @@ def test_a_port_that_is_taken_is_a_sentence() -> None:
     assert (status, said) == (69, "")
     assert complained == (
         f"simplebus: cannot listen on 127.0.0.1:{port}: Address already in use. That port is for "
-        "NATS clients: --nats-port picks another one, --no-nats goes without\n"
+        "NATS clients: select another one with --nats-port, or disable NATS with --no-nats\n"
     )
 
 
@@ -77,8 +77,8 @@ def test_sighup_and_sigusr1_are_said_to_be_useless_and_sigterm_flushes(
         assert got == b"MSG a 1 1000\r\n%b\r\n" % bytes(1000) * count
         status, said, complained = it.end()
     assert (status, said) == (0, "")
-    assert "SIGHUP: nothing is read again" in complained
-    assert "SIGUSR1: there is no log file" in complained
+    assert "SIGHUP: no configuration file to reload" in complained
+    assert "SIGUSR1: no log file" in complained
     assert "SIGTERM: draining" in complained
 
 
@@ -96,8 +96,8 @@ def test_a_lame_duck_says_so_closes_its_port_then_its_clients_and_ends(
         assert modern.line() == b""
         status, _, complained = it.end()
     assert status == 0
-    assert "SIGUSR2: no NATS client is let in" in complained
-    assert "the last NATS client has left: draining" in complained
+    assert "SIGUSR2: refusing new NATS clients" in complained
+    assert "the last NATS client has disconnected: draining" in complained
 
 
 def test_a_closed_door_is_not_in_the_ready_line_and_sigusr2_is_useless_then() -> None:
@@ -107,4 +107,4 @@ def test_a_closed_door_is_not_in_the_ready_line_and_sigusr2_is_useless_then() ->
         it.signal(signal.SIGTERM)
         status, _, complained = it.end()
     assert status == 0
-    assert "SIGUSR2: there is no NATS door to close" in complained
+    assert "SIGUSR2: no NATS listener to close" in complained

@@ -111,11 +111,15 @@ async def test_what_peers_were_told_and_the_beat_stay_as_they_were() -> None:
 @pytest.mark.parametrize(
     ("settings", "classes", "why"),
     [
-        (replace(BEFORE, full_policy=FullPolicy.SPILL), (), "a class is to spill where none did"),
+        (
+            replace(BEFORE, full_policy=FullPolicy.SPILL),
+            (),
+            "restart the server to enable spilling",
+        ),
         (
             Settings(Limits(total_bytes=1 << 20, class_bytes=1 << 20, frame_bytes=13)),
             (),
-            "this needs a restart: limit frame_bytes must be from 13 to 524288, got 1048576",
+            "restart the server to apply this: limit frame_bytes must be from 13 to 524288, got 1048576",
         ),
         (
             Settings(Limits(classes=1)),
@@ -178,8 +182,8 @@ async def test_a_file_with_mistakes_changes_nothing_and_says_why(
         before = ServeOptions(reload=broken, drain_seconds=3)
         assert await reload(server, before) is before
         assert [each.getMessage() for each in caplog.records if each.levelname == "ERROR"] == [
-            "nothing is changed: bus.toml:1: one",
-            "nothing is changed: bus.toml:2: two",
+            "settings not reloaded: bus.toml:1: one",
+            "settings not reloaded: bus.toml:2: two",
         ]
 
         def faulty() -> Any:
@@ -187,7 +191,7 @@ async def test_a_file_with_mistakes_changes_nothing_and_says_why(
 
         before = replace(before, reload=faulty)
         assert await reload(server, before) is before  # It goes on.
-        assert "could not be taken over" in caplog.text
+        assert "applying the reloaded settings failed" in caplog.text
 
         said: list[str] = []
         settings, options = Settings(Limits(class_messages=7)), ServeOptions(drain_seconds=5)
@@ -213,12 +217,12 @@ async def test_while_a_file_does_not_answer_the_bus_does(
         await client.send(b"PING\r\n")
         assert await client.line() == b"PONG"
         answers.set()
-    assert "nothing is changed: too late" in caplog.text
+    assert "settings not reloaded: too late" in caplog.text
     answers.clear()
     monkeypatch.setattr(server_reload, "READ_SECONDS_MAX", 0.01)
     async with serving(BEFORE) as server:
         await reload(server, ServeOptions(reload=slow))
-        assert "nothing is changed: a file does not answer" in caplog.text
+        assert "settings not reloaded: reading the files took" in caplog.text
         answers.set()
 
 

@@ -76,7 +76,10 @@ def test_what_does_not_listen_is_a_sentence(
 ) -> None:
     sock = stack.enter_context(socket.socket())
     environment = handed(monkeypatch, *copies(1, sock), names="tcp")
-    with pytest.raises(SocketActivationError, match="descriptor 200, 'tcp', is no TCP socket that"):
+    with pytest.raises(
+        SocketActivationError,
+        match="descriptor 200 .'tcp'. of LISTEN_FDS is no listening TCP socket",
+    ):
         take_inherited_sockets(environment)
 
 
@@ -85,9 +88,9 @@ def test_a_socket_is_for_the_door_of_its_name_or_else_of_its_port(stack: ExitSta
     ports = {"tcp": by_port[1], "nats": 1, "http": None}
     found = assign_sockets([("nats", by_name[0]), ("simplebus.socket", by_port[0])], ports)
     assert found == {"nats": [by_name[0]], "tcp": [by_port[0]]}
-    with pytest.raises(SocketActivationError, match="no door is for the socket 'x' on 127"):
+    with pytest.raises(SocketActivationError, match="socket 'x' on 127.* belongs to no listener"):
         assign_sockets([("x", other[0])], ports)
-    with pytest.raises(SocketActivationError, match="is for the http door, which is closed"):
+    with pytest.raises(SocketActivationError, match="is for the http listener, which is disabled"):
         assign_sockets([("http", other[0])], ports)
 
 
@@ -97,7 +100,7 @@ async def test_who_connects_before_the_server_is_there_waits_for_it(stack: ExitS
     early.sendall(b"<")  # Waits in the queue.
     sock.setblocking(False)
     copy = sock.dup()
-    async with serving(take_inherited_sockets={"tcp": [copy]}) as server:
+    async with serving(inherited={"tcp": [copy]}) as server:
         assert server.addresses == (f"127.0.0.1:{port}",)
         peer = await connect(server, [1])
         await peer.send(subscribe() + message(b"x"))
@@ -116,7 +119,7 @@ async def test_a_door_that_is_open_to_the_network_is_said_also_if_it_was_handed_
     sockets = {door: [socket.create_server((host, 0))] for door in ("tcp", "http")}
     for (sock,) in sockets.values():
         sock.setblocking(False)
-    async with serving(take_inherited_sockets=sockets, http_port=0):
+    async with serving(inherited=sockets, http_port=0):
         pass
-    for said in (f"{host} may publish, subscribe", f"{host} may see the figures"):
+    for said in (f"{host} can publish, subscribe", f"{host} can read metrics"):
         assert (said in caplog.text) == is_said

@@ -21,7 +21,7 @@ from simplebus.bridge.nats_connection import BridgeNatsConnection
 from simplebus.bridge.reserved_headers import is_reserved_subject
 from simplebus.bridge.target.nats_frames import NatsFramer
 from simplebus.core.errors import BusConnectionError
-from simplebus.nats.client.events import Messages
+from simplebus.nats.client.events import ReceivedMessages
 
 log = logging.getLogger("simplebus.bridge")
 
@@ -52,7 +52,7 @@ class CoreNatsSource:
         self.storage_id = f"nats {secrets.token_hex(8)}"
         self.head = 0
         self._framer = NatsFramer()
-        self._buffered: deque[Messages] = deque()
+        self._buffered: deque[ReceivedMessages] = deque()
         self._buffered_bytes = 0
         self._next = 0
         self._missed = 0
@@ -72,7 +72,7 @@ class CoreNatsSource:
         self._wire.check_permissions()
         return 0
 
-    def _on_messages(self, messages: Messages) -> None:
+    def _on_messages(self, messages: ReceivedMessages) -> None:
         messages = self._without_reserved(messages)
         size = int((messages.ends - messages.bodies).sum())
         if self._buffered_bytes + size > BUFFERED_BYTES_MAX:
@@ -82,7 +82,7 @@ class CoreNatsSource:
             self._buffered.append(messages)
             self._buffered_bytes += size
 
-    def _without_reserved(self, messages: Messages) -> Messages:
+    def _without_reserved(self, messages: ReceivedMessages) -> ReceivedMessages:
         """Remove messages on reserved subjects that only a wildcard matched: replies to other
         clients, and the bridge's own round trips.
         """

@@ -13,7 +13,7 @@ import numpy as np
 from simplebus.bridge.nats_connection import BridgeNatsConnection
 from simplebus.core.errors import BusConnectionError
 from simplebus.nats.client import jetstream_codec
-from simplebus.nats.client.events import Messages
+from simplebus.nats.client.events import ReceivedMessages
 from simplebus.nats.client.jetstream_codec import Deliveries
 from simplebus.net.nats_connection import new_inbox
 
@@ -92,7 +92,7 @@ class PullConsumer:
         self._requested_bytes += size
         self._last_request_bytes = size
 
-    def accept(self, messages: Messages) -> Deliveries:
+    def accept(self, messages: ReceivedMessages) -> Deliveries:
         """Return the deliveries of this consumer among `messages`, in its order."""
         deliveries = jetstream_codec.deliveries(messages.pick(messages.sids == self._sid))
         if not deliveries.good.all():
@@ -144,7 +144,7 @@ class PullConsumer:
             )
 
 
-def _wire_sizes(messages: Messages) -> int:
+def _wire_sizes(messages: ReceivedMessages) -> int:
     """Return the bytes of messages as a server counts them; otherwise the estimate would drift."""
     subjects = messages.subject_ends - messages.subjects
     replies = np.maximum(messages.reply_ends - messages.replies, 0)

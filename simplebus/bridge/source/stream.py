@@ -36,7 +36,7 @@ from simplebus.bridge.target.nats_frames import NatsFramer
 from simplebus.core.errors import BusConnectionError
 from simplebus.core.protocol.frames import Integers
 from simplebus.nats.client import jetstream_codec
-from simplebus.nats.client.events import Messages
+from simplebus.nats.client.events import ReceivedMessages
 from simplebus.nats.client.jetstream_codec import JetStreamError
 
 _ACKS_PENDING_MAX = 65_536
@@ -108,7 +108,7 @@ class StreamSource:
         self.storage_id = ""
         self.head = 0
         self._framer = NatsFramer()
-        self._queue: list[tuple[Messages, Integers]] = []
+        self._queue: list[tuple[ReceivedMessages, Integers]] = []
         self._unacked = UnackedDeliveries()
         self._open_dead_letters = open_dead_letters
         self._pull_consumer: PullConsumer | None = None
@@ -390,7 +390,7 @@ class StreamSource:
             self._pull_consumer.request_more()
         self._wire.link.flush()
 
-    def _on_messages(self, messages: Messages) -> None:
+    def _on_messages(self, messages: ReceivedMessages) -> None:
         if self._pull_consumer is None:
             return
         deliveries = self._pull_consumer.accept(messages)
@@ -548,7 +548,7 @@ class StreamSource:
 
     # Acknowledging -------------------------------------------------------------------------------
 
-    def _encode_acks(self, messages: Messages, sequences: Integers, word: bytes) -> bytes:
+    def _encode_acks(self, messages: ReceivedMessages, sequences: Integers, word: bytes) -> bytes:
         """Return the acks of messages. Those that the reader delivered are acked in the consumer's
         name.
         """

@@ -43,7 +43,7 @@ from simplebus.bridge.transform import SkipReason
 from simplebus.core.errors import BusConnectionError
 from simplebus.core.protocol.frames import Flags, Integers
 from simplebus.nats.client import encode, jetstream_codec
-from simplebus.nats.client.events import Messages
+from simplebus.nats.client.events import ReceivedMessages
 from simplebus.nats.client.jetstream_codec import JetStreamError
 from simplebus.net.nats_connection import new_inbox
 
@@ -268,7 +268,7 @@ class BatchedStreamTarget(NatsTarget):
 
     # Answers -------------------------------------------------------------------------------------
 
-    def _on_messages(self, messages: Messages) -> None:
+    def _on_messages(self, messages: ReceivedMessages) -> None:
         """Handle answers to the fast batch in flight."""
         for row in range(messages.count):
             tokens = messages.subject(row)[len(self._inbox) + 1 :].split(b".")
@@ -429,7 +429,7 @@ class BatchedStreamTarget(NatsTarget):
 
     async def _query_stored_batch(self, prepared: TargetBatch, sequences: Integers) -> Flags:
         """Query as many messages as the stream answers at once."""
-        first, count = self._core.take_numbers(sequences.size), sequences.size
+        first, count = self._core.reserve_numbers(sequences.size), sequences.size
         subject, replies = (
             self._subject_of_stream(nats_batch(prepared)),
             self._core.replies_to(first, count),

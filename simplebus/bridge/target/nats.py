@@ -56,7 +56,7 @@ from simplebus.core.protocol.frames import Flags, Integers
 from simplebus.nats.bus.convert import class_subject as subject_of
 from simplebus.nats.bus.convert import format_header_block
 from simplebus.nats.client import encode, jetstream_codec
-from simplebus.nats.client.client import Replies
+from simplebus.nats.client.client import RequestReplies
 from simplebus.nats.client.jetstream_codec import JetStreamError
 
 _SEQUENCE_DIGITS = 19
@@ -212,7 +212,7 @@ class NatsTarget:
         frames, body = RewrittenFrames(), NatsBatch(batch_limit=self._stream_state.batch_limit)
         count = sum(run.count for run in batch.runs)
         if self._stream:
-            body.number = self._core.take_numbers(count)
+            body.number = self._core.reserve_numbers(count)
         number = body.number
         for run in batch.runs:
             before = frames.count
@@ -586,7 +586,7 @@ class NatsTarget:
                 for each in prepared.sequences[rows].tolist()
             ]
 
-    def _apply_pub_acks(self, replies: Replies, prepared: TargetBatch) -> None:
+    def _apply_pub_acks(self, replies: RequestReplies, prepared: TargetBatch) -> None:
         """Apply the PubAcks of a batch that are among the replies."""
         body = nats_batch(prepared)
         rows = replies.numbers - body.number

@@ -18,7 +18,7 @@ from simplebus.core.protocol import frames
 from simplebus.core.protocol.envelope_batch import Envelope, encode, stuff, unstuff
 from simplebus.core.protocol.frames import DELIMITER, Integers
 from simplebus.nats.bus.convert import parse_header_block
-from simplebus.nats.client.events import Messages
+from simplebus.nats.client.events import ReceivedMessages
 
 _CACHE_ENTRIES_MAX = 4096
 _CACHE_BYTES_MAX = 4 * 1024 * 1024
@@ -39,14 +39,14 @@ class NatsFramer:
         odd, self._altered_count = self._altered_count, 0
         return odd, self._alteration
 
-    def to_run(self, messages: Messages, sequences: Integers) -> MessageRun:
+    def to_run(self, messages: ReceivedMessages, sequences: Integers) -> MessageRun:
         """Return messages with these sequences as frames. Headers that do not fit are dropped."""
         prepared = [self._frame(messages, row) for row in range(messages.count)]
         bounds = np.zeros(len(prepared) + 1, np.int64)
         np.cumsum(np.fromiter(map(len, prepared), np.int64, len(prepared)), out=bounds[1:])
         return MessageRun(b"".join(prepared), bounds, sequences)
 
-    def _frame(self, messages: Messages, row: int) -> bytes:
+    def _frame(self, messages: ReceivedMessages, row: int) -> bytes:
         key = messages.subject(row), messages.headers(row)
         entry = self._cache.get(key)
         if entry is None:

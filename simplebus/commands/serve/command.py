@@ -46,9 +46,9 @@ from simplebus.console.errors import (
     MEMORY_STATUS,
     UNAVAILABLE_STATUS,
     USAGE_STATUS,
+    describe_error,
     fail,
     flatten_errors,
-    describe_error,
 )
 from simplebus.core.errors import BusError, RemoteProtocolError
 from simplebus.core.limits import DEFAULT_DELIVERIES_MAX, HEARTBEAT_SECONDS

@@ -16,7 +16,7 @@ from collections import deque
 import numpy as np
 
 from simplebus.core.protocol.frames import Flags, Integers
-from simplebus.nats.client.events import Messages
+from simplebus.nats.client.events import ReceivedMessages
 from simplebus.nats.client.jetstream_codec import Deliveries
 
 
@@ -33,7 +33,7 @@ class Sole:
         self._next_count = 1
         self._said = 0
         """All up to this message of the stream was said to be done with."""
-        self._subjects: deque[tuple[Integers, Messages]] = deque()
+        self._subjects: deque[tuple[Integers, ReceivedMessages]] = deque()
         """What was not, by the ack subjects of messages; ascending."""
 
     @property
@@ -41,7 +41,7 @@ class Sole:
         """How many it has sent that have come, those counted that it sent again."""
         return self._next_count - 1
 
-    def admit(self, told: Deliveries, messages: Messages) -> Flags:
+    def admit(self, told: Deliveries, messages: ReceivedMessages) -> Flags:
         """Which of these are new, and behind no gap."""
         fresh = np.zeros(messages.count, np.bool_)
         if self.is_broken:
@@ -63,10 +63,10 @@ class Sole:
         self.highest = max(self.highest, int(sequences.max()))
         return fresh
 
-    def word(self, done: int) -> Messages | None:
+    def word(self, done: int) -> ReceivedMessages | None:
         """All up to this message of the stream is done with: the one of which that is to be said,
         if anything is."""
-        found: Messages | None = None
+        found: ReceivedMessages | None = None
         if done <= self._said:
             return None
         subjects = self._subjects
@@ -82,7 +82,7 @@ class Sole:
             self._said = done
         return found
 
-    def open(self) -> list[Messages]:
+    def open(self) -> list[ReceivedMessages]:
         """Those of which nothing was said."""
         return [messages for _, messages in self._subjects]
 

@@ -37,7 +37,7 @@ from simplebus.jetstream.dead_letters import Burying
 from simplebus.jetstream.publish import codec
 from simplebus.jetstream.remote_class import FEED_MESSAGES_MAX, RemoteClass
 from simplebus.nats.client import jetstream_codec
-from simplebus.nats.client.events import Messages
+from simplebus.nats.client.events import ReceivedMessages
 
 FETCH_MESSAGES_MAX = 16 * 1024
 FETCH_BYTES = 8 * 1024 * 1024
@@ -57,7 +57,7 @@ class _Block:
     """Messages first..last-1 of the ring, which came together."""
 
     first: int
-    messages: Messages
+    messages: ReceivedMessages
     sequences: Integers
     """In the stream, from 1."""
 
@@ -69,7 +69,7 @@ class _Block:
 class _Waiting(NamedTuple):
     """Messages that came and found no room yet."""
 
-    messages: Messages
+    messages: ReceivedMessages
     sequences: Integers
     attempts: Integers
     came_at: float
@@ -289,7 +289,7 @@ class Feed:
 
     # What comes ----------------------------------------------------------------------------------
 
-    def take(self, messages: Messages) -> bytes:
+    def take(self, messages: ReceivedMessages) -> bytes:
         """Messages have come from the consumer. Returns what is to be said of some of them at
         once."""
         self.asked = max(0, self.asked - messages.count)
@@ -334,7 +334,7 @@ class Feed:
             said.append(self.fill())
         return b"".join(said)
 
-    def _sort_out(self, messages: Messages, sequences: Integers) -> tuple[Flags, Flags]:
+    def _sort_out(self, messages: ReceivedMessages, sequences: Integers) -> tuple[Flags, Flags]:
         """Which of these are not here, and which were acknowledged before. What is here has another
         ack subject from now on, by which it is acknowledged."""
         again = self.remembered.are_done(sequences)
@@ -406,7 +406,7 @@ class Feed:
                 position.requeue_with_attempts(first, int(attempts[0]) - 1)
         return taken, good
 
-    def _rows(self, batch: FrameBatch, messages: Messages, came_at: float) -> MessageRows | None:
+    def _rows(self, batch: FrameBatch, messages: ReceivedMessages, came_at: float) -> MessageRows | None:
         """What is known of them; None where there is no memory for it, or the stream is to be asked
         what time it is."""
         read = envelope_batch.scan(batch)
@@ -418,7 +418,7 @@ class Feed:
 
     # What goes back ------------------------------------------------------------------------------
 
-    def acked(self) -> list[Messages]:
+    def acked(self) -> list[ReceivedMessages]:
         """What was acknowledged since this was asked last, and is not being buried. The ring lets
         go of it."""
         if self.sole is not None:
@@ -446,7 +446,7 @@ class Feed:
             self.position.ring.release(floor)
         return said
 
-    def _done_to(self, sole: Sole) -> Messages | None:
+    def _done_to(self, sole: Sole) -> ReceivedMessages | None:
         """The last of the messages that are all acknowledged, if that was not said. The ring lets
         go of them."""
         blocks, ring = self._blocks, self.position.ring
@@ -487,7 +487,7 @@ class Feed:
                 self._waiting.append(some.pick(kept))
                 self._waiting_count += int(np.count_nonzero(kept))
 
-    def left(self) -> list[Messages]:
+    def left(self) -> list[ReceivedMessages]:
         """What is here and not acknowledged."""
         if self.sole is not None:
             return self.sole.open()
@@ -498,7 +498,7 @@ class Feed:
         found = [b.messages.pick(rows) for b, rows in self._picked(np.flatnonzero(kept) + first)]
         return found + [some.messages for some in self._waiting]
 
-    def given_back(self, pauses: list[tuple[int, int, float]]) -> list[tuple[Messages, float]]:
+    def given_back(self, pauses: list[tuple[int, int, float]]) -> list[tuple[ReceivedMessages, float]]:
         """What is here and not acknowledged, and how long it is not to be sent to anybody: of
         messages first..last-1 of the ring as `pauses` say."""
         first, head = self._said_floor, self.position.ring.head
@@ -508,7 +508,7 @@ class Feed:
         kept = np.ones(head - first, np.bool_)
         known = min(self._said.size, kept.size)
         kept[:known] = ~self._said[:known]
-        found: list[tuple[Messages, float]] = []
+        found: list[tuple[ReceivedMessages, float]] = []
         for pause in np.unique(waits).tolist():
             at = np.flatnonzero(kept & (waits == pause)) + first
             found += [(b.messages.pick(rows), pause) for b, rows in self._picked(at)]
@@ -558,7 +558,7 @@ class Feed:
         return said
 
 
-def _run_end(messages: Messages, attempts: Integers) -> tuple[int, bool]:
+def _run_end(messages: ReceivedMessages, attempts: Integers) -> tuple[int, bool]:
     """How many in front are alike, with envelopes or without, and sent as often before; and whether
     they have envelopes."""
     kinds = codec.are_envelopes(messages)
@@ -584,7 +584,7 @@ def _good_envelopes(batch: FrameBatch, good: Flags) -> tuple[FrameBatch, Flags]:
     return _kept(batch, good, np.fromiter(map(bool, each), np.bool_, batch.count))
 
 
-def _with_replies(messages: Messages, at: Integers, other: Messages, rows: Integers) -> Messages:
+def _with_replies(messages: ReceivedMessages, at: Integers, other: ReceivedMessages, rows: Integers) -> ReceivedMessages:
     """The same, but that some of them have the ack subjects that others have."""
     replies = [other.reply(row) for row in rows.tolist()]
     ends = len(messages.raw) + np.cumsum([len(reply) for reply in replies])

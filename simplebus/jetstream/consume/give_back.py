@@ -29,7 +29,7 @@ from simplebus.core.protocol.frames import Integers
 from simplebus.core.ring.columns import Times
 from simplebus.jetstream import api
 from simplebus.nats.client import encode, jetstream_codec
-from simplebus.nats.client.events import Messages
+from simplebus.nats.client.events import ReceivedMessages
 from simplebus.net.nats_connection import Link
 
 BURIED = float("inf")
@@ -113,7 +113,7 @@ _ASIDE = jetstream_codec.nak(30.0)
 class Leaving:
     """What a position leaves that is nobody's at this door any more."""
 
-    messages: list[tuple[Messages, float]]
+    messages: list[tuple[ReceivedMessages, float]]
     """Those that are not acknowledged, and for how many seconds they are not to be sent."""
     known: tuple[int, int] | None = None
     """How many messages the consumer has sent by now and the last one of the stream among them, as
@@ -221,7 +221,7 @@ async def pass_on(link: Link, stream: str, name: str, owed: Owed) -> None:
         await link.request(*last)
 
 
-def _say_each(link: Link, messages: Messages, owed: Owed) -> tuple[str, bytes]:
+def _say_each(link: Link, messages: ReceivedMessages, owed: Owed) -> tuple[str, bytes]:
     """Acknowledge or give back each of these. Returns what was said last."""
     sequences = jetstream_codec.deliveries(messages).sequences
     at = np.minimum(owed.sequences.searchsorted(sequences), owed.sequences.size - 1)

@@ -13,15 +13,15 @@ from collections.abc import Callable, Iterator
 from simplebus.core.subscription.subscription import BrokerSubscription
 from simplebus.jetstream.consume.feed import Feed
 from simplebus.jetstream.names import Names
-from simplebus.nats.client.client import ClientCore
-from simplebus.nats.client.events import Messages
+from simplebus.nats.client.client import NatsClientCore
+from simplebus.nats.client.events import ReceivedMessages
 from simplebus.net.nats_connection import new_inbox
 
 
 class Listening:
     """Of one door."""
 
-    def __init__(self, core: ClientCore, names: Names, door: str) -> None:
+    def __init__(self, core: NatsClientCore, names: Names, door: str) -> None:
         """`door` is what others know it by."""
         self.say: Callable[[bytes], bytes] = lambda asked: b""
         """What is said to another door that asks for more than whether this one is there."""
@@ -50,7 +50,7 @@ class Listening:
             if feed.cls.class_id == class_id:
                 yield self.consumers[feed.position], feed
 
-    def answer(self, sid: int, messages: Messages) -> bool:
+    def answer(self, sid: int, messages: ReceivedMessages) -> bool:
         """If this is somebody who asks whether this door is here, or what it has: he is told.
         Returns whether it was."""
         if sid not in self._alive_sids:

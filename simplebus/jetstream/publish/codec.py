@@ -33,7 +33,7 @@ from simplebus.core.protocol.frames import (
 )
 from simplebus.nats.client import encode
 from simplebus.nats.client.encode import Column
-from simplebus.nats.client.events import Messages
+from simplebus.nats.client.events import ReceivedMessages
 from simplebus.nats.client.jetstream_codec import MSG_ID
 
 TYPE = b"Simplebus-Type"
@@ -185,7 +185,7 @@ def _rows(columns: Sequence[Column], at: Integers | slice) -> list[Column]:
     return [column if isinstance(column, bytes) else column[at] for column in columns]
 
 
-def are_envelopes(messages: Messages) -> Flags:
+def are_envelopes(messages: ReceivedMessages) -> Flags:
     """Which of them say that they have envelopes."""
     found = np.zeros(messages.count, np.bool_)
     raw = messages.raw
@@ -207,13 +207,13 @@ def are_envelopes(messages: Messages) -> Flags:
     return found
 
 
-def _is_plain(messages: Messages) -> bool:
+def _is_plain(messages: ReceivedMessages) -> bool:
     """Whether there is no delimiter in any of them."""
     first, last = int(messages.payloads[0]), int(messages.ends[-1])
     return messages.raw.find(DELIMITER, first, last) < 0
 
 
-def framed(class_id: int, messages: Messages, *, is_envelope: bool) -> tuple[FrameBatch, Flags]:
+def framed(class_id: int, messages: ReceivedMessages, *, is_envelope: bool) -> tuple[FrameBatch, Flags]:
     """Messages of a stream, all with envelopes or all without, as frames; and which of them can be
     any: the others are left out."""
     kind = frames.ENVELOPE if is_envelope else frames.MESSAGE

@@ -42,9 +42,9 @@ from simplebus.jetstream import api
 from simplebus.jetstream.publish import codec
 from simplebus.jetstream.publish.class_queue import SHARE_BYTES_MIN, SHARED_BYTES, Lane, Piece
 from simplebus.nats.client import jetstream_codec
-from simplebus.nats.client.client import ClientCore, Replies
+from simplebus.nats.client.client import NatsClientCore, RequestReplies
 from simplebus.nats.client.encode import Column
-from simplebus.nats.client.events import Messages
+from simplebus.nats.client.events import ReceivedMessages
 from simplebus.nats.client.jetstream_codec import JetStreamError
 
 PATIENCE_SECONDS = 4.0
@@ -86,7 +86,7 @@ class Uplink:
 
     def __init__(
         self,
-        core: ClientCore,
+        core: NatsClientCore,
         *,
         subject: Callable[[int], str],
         program: Callable[[str], str],
@@ -265,7 +265,7 @@ class Uplink:
 
     def _take_numbers(self, lane: Lane, count: int) -> int:
         """For so many things to which answers come. Returns the first."""
-        first = self._core.take_numbers(count)
+        first = self._core.reserve_numbers(count)
         self._whose.update(dict.fromkeys(range(first, first + count), lane))
         return first
 
@@ -374,7 +374,7 @@ class Uplink:
             for numbers in (lane.asked, lane.proofs, lane.rows):
                 self._forget(numbers)
 
-    def hear(self, answers: Messages, now: float) -> int | None:
+    def hear(self, answers: ReceivedMessages, now: float) -> int | None:
         """Answers to chains have come. Returns what `reached` does."""
         begin = len(self._inbox) + 1 + len(self._run)
         for row in range(answers.count):
@@ -440,7 +440,7 @@ class Uplink:
         if self.last_error is not None and not any(each.begun for each in self._lanes.values()):
             self.last_error = None
 
-    def take(self, replies: Replies, now: float) -> int | None:
+    def take(self, replies: RequestReplies, now: float) -> int | None:
         """PubAcks have come. Returns what `reached` does."""
         acks = jetstream_codec.pub_acks(replies.messages)
         again = set(replies.numbers[acks.duplicates].tolist())

@@ -1,24 +1,24 @@
-// The live page: asks for /facts once a second and shows what they say.
-// Rule 1: it knows nothing of what the figures are about: titles, units and tables come with them.
-// Rule 2: what comes from outside becomes text, never markup: only textContent and setAttribute of
-// our own names. Elements are kept and filled anew, so that focus and selection stay.
+// The live page: requests /facts once a second and shows the data.
+// Titles, units and tables come with the data, so the page works for every program.
+// Untrusted text is only set as textContent, never as markup. Elements are reused on updates, so
+// that focus and selection stay.
 "use strict";
 
 const SECONDS = 1;
 const KEPT = 180;
 const QUIET_SECONDS = 5;
-const LONG = new Set(["sessions", "clients", "links"]);  // Closed on a phone, at first.
+const LONG = new Set(["sessions", "clients", "links"]);  // Collapsed on small screens at first.
 const SVG = "http://www.w3.org/2000/svg";
 
 const $ = (id) => document.getElementById(id);
 
 const state = {
-  next: 0,            // The number of the next second of rates that is wanted.
-  rates: new Map(),   // By flow: the last minutes, the newest last; null where it was not there.
-  hidden: new Set(),  // Flows whose lines are not drawn.
-  sorts: new Map(),   // By table: [column, whether it descends].
-  before: new Map(),  // By table and row: figures of the last look, and when that was.
-  pointed: null,      // How many seconds ago the chart is asked about.
+  next: 0,            // Number of the next second of rates to request.
+  rates: new Map(),   // By series: rates of the last minutes, newest last; null if unknown.
+  hidden: new Set(),  // Series that are not drawn.
+  sorts: new Map(),   // By table: [column, is descending].
+  before: new Map(),  // By table: rows of the previous update and its time.
+  pointed: null,      // Chart cursor, in seconds ago.
   heardAt: 0,
   isPaused: false,
   facts: null,
@@ -77,7 +77,7 @@ function say(element, text) {
   if (element.textContent !== text) element.textContent = text;
 }
 
-// Have as many children as there are things, each filled by what it stands for.
+// Create or remove children to match `things`, and update each one.
 function fill(parent, things, make, show) {
   while (parent.children.length > things.length) parent.lastElementChild.remove();
   while (parent.children.length < things.length) parent.append(make());
@@ -90,7 +90,7 @@ function drawn(tag, attributes) {
   return element;
 }
 
-// The head --------------------------------------------------------------------------------------
+// Header ---------------------------------------------------------------------------------------
 
 const HEALTH = { ok: ["ready", "ok"], draining: ["draining", ""], unavailable: ["not ready", "bad"] };
 
@@ -115,7 +115,7 @@ function showHead(facts) {
 function keep(rates) {
   const count = rates.seconds.length;
   const first = rates.first;
-  if (first !== state.next) state.rates.clear();  // It has begun anew, or we have missed some.
+  if (first !== state.next) state.rates.clear();  // The program restarted, or seconds were missed.
   const before = Math.max(0, ...[...state.rates.values()].map((line) => line.length));
   for (const name of Object.keys(rates.flows)) {
     if (!state.rates.has(name)) state.rates.set(name, new Array(before).fill(null));
@@ -137,7 +137,7 @@ function niceTop(most) {
   return 10 * power;
 }
 
-// How many seconds the chart shows: a minute at first, and more as they come.
+// Seconds that the chart shows: one minute at first, up to three.
 function spanNow() {
   const known = Math.max(0, ...[...state.rates.values()].map((line) => line.length));
   return Math.min(KEPT, Math.max(60, known)) - 1;
@@ -237,8 +237,8 @@ function showChart() {
   const peak = visible.map(({ name, line }) => [Math.max(0, ...line.map((v) => v || 0)), name])
     .sort((a, b) => b[0] - a[0])[0];
   say($("chart-said"), peak && peak[0] > 0
-    ? `The most in three minutes: ${short(peak[0])} per second ${peak[1]}.`
-    : "Nothing has moved in the last three minutes.");
+    ? `Peak of the last three minutes: ${short(peak[0])} per second ${peak[1]}.`
+    : "No messages in the last three minutes.");
 }
 
 function showTip(visible, px, width) {
@@ -270,7 +270,7 @@ function pointBy(event) {
   showChart();
 }
 
-// Tiles and sentences ---------------------------------------------------------------------------
+// Tiles and notes -------------------------------------------------------------------------------
 
 function showTiles(tiles) {
   fill($("tiles"), tiles, () => {
@@ -285,7 +285,7 @@ function showTiles(tiles) {
 }
 
 function showNotes(notes) {
-  const fine = { about: "", sentence: "Nothing waits for long, and nothing is lost.", is_bad: false };
+  const fine = { about: "", sentence: "No slow subscriptions and no lost messages.", is_bad: false };
   fill($("notes"), notes.length ? notes : [fine], () => {
     const item = made("li");
     item.append(made("span", "mark"), made("b"), made("span"));
@@ -318,7 +318,7 @@ function ratesOf(table, now) {
   return rates;
 }
 
-// Rows of the same first text are told apart by the second, where that is one.
+// Rows are identified by their first text, and by the second column if it is text.
 function keyOf(row) {
   return row.slice(0, 2).filter((value) => typeof value === "string").join("\n");
 }
@@ -387,7 +387,7 @@ function showTable(section, table, now) {
   const total = table.rows.length + table.left_out;
   say(title.firstElementChild, table.title);
   say(title.lastElementChild, table.left_out
-    ? ` ${grouped.format(total)}, these ${table.rows.length} first` : ` ${grouped.format(total)}`);
+    ? ` ${table.rows.length} of ${grouped.format(total)}` : ` ${grouped.format(total)}`);
   section.querySelector(".scroll").setAttribute("aria-label", table.title);
   const element = section.querySelector("table");
   const empty = section.querySelector(".empty");
@@ -430,7 +430,7 @@ function showTables(tables, now) {
   fill($("tables"), tables, newTable, (section, table) => showTable(section, table, now));
 }
 
-// Asking ----------------------------------------------------------------------------------------
+// Updates ---------------------------------------------------------------------------------------
 
 function show(said, now) {
   state.facts = said.facts;
@@ -442,7 +442,7 @@ function show(said, now) {
   showTiles(said.facts.tiles);
   showNotes(said.facts.notes);
   showTables(said.facts.tables, now);
-  say($("looked"), "Looked at " + new Date().toLocaleTimeString() + ".");
+  say($("looked"), "Updated at " + new Date().toLocaleTimeString() + ".");
   document.body.dataset.looks = String(Number(document.body.dataset.looks || 0) + 1);
 }
 
@@ -473,7 +473,7 @@ function start() {
   pause.addEventListener("click", () => {
     state.isPaused = !state.isPaused;
     pause.setAttribute("aria-pressed", String(state.isPaused));
-    say(pause, state.isPaused ? "Go on" : "Pause");
+    say(pause, state.isPaused ? "Resume" : "Pause");
     if (state.isPaused) showHealth("paused", "", "");
   });
   const chart = $("chart");

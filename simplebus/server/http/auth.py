@@ -38,8 +38,8 @@ class AllowedHosts:
             return None
         return error_response(
             421,
-            f"this port is not called {host_name[:80]!r}: where it asks nobody who it is, it answers "
-            "to addresses, to localhost and to what --http-name says",
+            f"unknown host {host_name[:80]!r}: without authentication, expected an IP address, "
+            "localhost or a name given with --http-name",
         )
 
 
@@ -98,7 +98,7 @@ class HttpAuth:
         grants = users.get_grants(user)
         if grants is None or grants.has_right(AdminRight.MONITOR):
             return None
-        return error_response(403, f"user {user.name!r} has no right to monitor")
+        return error_response(403, f"user {user.name!r} has no permission to monitor")
 
     def requires_valid_credentials(self, authorization: str) -> bool:
         """Return True if a request with this header is allowed only with valid credentials.
@@ -137,7 +137,7 @@ def parse_authorization(authorization: str) -> Auth | None:
             if colon:
                 return Auth(user=user, password=password)
     raise RemoteProtocolError(
-        Reason.UNAUTHORIZED, "expected an Authorization of Basic, in UTF-8, or of Bearer"
+        Reason.UNAUTHORIZED, "expected an Authorization header of type Basic (in UTF-8) or Bearer"
     )
 
 

@@ -93,7 +93,10 @@ _SECURITY_HEADERS = (
 
 
 class HttpServer:
-    """Answers HTTP requests. Start `run` in a nursery, then call `serve` with each accepted socket."""
+    """Answers HTTP requests.
+
+    Start `run` in a nursery, then call `serve` with each accepted socket.
+    """
 
     def __init__(
         self,
@@ -168,7 +171,7 @@ class HttpServer:
 
     def serve(self, sock: socket.socket, peer: str) -> None:
         """Serve a connected, non-blocking socket."""
-        assert self._nursery is not None, "the door is not running"
+        assert self._nursery is not None, "the server is not running"
         self.accepted_count += 1
         if self._connection_rate.take_token(
             address_network(listeners.host_from_address(peer)), trio.current_time()
@@ -230,7 +233,7 @@ class HttpServer:
         largest_count = max(counts.values())
         candidates = [each for each in self._connections if counts[each.network] == largest_count]
         idlest = next((each for each in candidates if not each.is_responding), candidates[0])
-        del self._connections[idlest]  # Who comes next is not to choose it again.
+        del self._connections[idlest]  # It must not be chosen again.
         idlest.scope.cancel()
         return True
 
@@ -248,12 +251,12 @@ class HttpServer:
         self.dashboard.now = trio.current_time()
         steps = self._handlers.handle(request)
         try:
-            # Health costs next to nothing, and whoever waits for it for long restarts the server.
+            # Health checks are cheap, and a supervisor restarts a server that is slow to answer.
             is_health = request.path in PUBLIC_PATHS
             response = _run_to_end(steps) if is_health else await self.run_steps(steps)
         except Exception:
-            log.exception("the answer about %.80r failed", request.path)
-            return error_response(500, "the answer could not be made; the server's log says why")
+            log.exception("answering %.80r failed", request.path)
+            return error_response(500, "internal error; see the server's log")
         self.answered_count += 1
         return response
 
@@ -266,7 +269,7 @@ class HttpServer:
             try:
                 await self.run_steps(self.dashboard.tick())
             except Exception:
-                log.exception("looking at the figures failed")
+                log.exception("collecting the monitoring data failed")
             await trio.sleep_until(due)
 
     async def run_steps(self, steps: Generator[None, None, T]) -> T:
@@ -309,8 +312,8 @@ def warn_if_public(hosts: Iterable[str]) -> None:
     """Warn if other machines can reach these hosts: there is no authentication."""
     if public_hosts := [host for host in hosts if not is_loopback(host)]:
         log.warning(
-            "whoever reaches %s may see the figures, and the names of who is there: nobody is "
-            "asked who he is",
+            "every client that reaches %s can read metrics and client names: HTTP has no "
+            "authentication here",
             " and ".join(public_hosts),
         )
 
@@ -363,7 +366,7 @@ class _HttpConnection:
         except (trio.TooSlowError, HandshakeError, OSError):
             pass
         except Exception:
-            log.exception("%s: an answer over HTTP failed", self.peer)
+            log.exception("%s: answering an HTTP request failed", self.peer)
         finally:
             await self._close()
 
@@ -409,7 +412,7 @@ class _HttpConnection:
                 return False
             status = error.error_status_hint or 400
             await self._send_response(
-                error_response(status, f"that is no request: {error}"), is_last=True
+                error_response(status, f"invalid HTTP request: {error}"), is_last=True
             )
             return False
         except BadRequestError as error:
@@ -423,7 +426,7 @@ class _HttpConnection:
         return True
 
     async def _read_request(self) -> h11.Request | None:
-        """Return the next request; None at the end. Raises h11.RemoteProtocolError or TooSlowError."""
+        """Return the next request, or None. Raises h11.RemoteProtocolError, TooSlowError."""
         request: h11.Request | None = None
         deadline = trio.current_time() + IDLE_SECONDS_MAX
         has_begun = False
@@ -440,10 +443,10 @@ class _HttpConnection:
             elif isinstance(event, h11.Request):
                 request = event
                 if _has_body(event):
-                    return event  # It is not read: the connection ends behind the answer.
+                    return event  # The body is not read: the connection ends after the response.
             elif isinstance(event, h11.EndOfMessage):
                 return request
-            else:  # The peer has left, or there is nothing more that could be understood.
+            else:  # The client has closed, or the stream is invalid.
                 return None
 
     def _check_request(self, request_event: h11.Request) -> Response | None:
@@ -485,8 +488,8 @@ class _HttpConnection:
         if self._http_server.auth is None:
             return None
         authorization = _headers(request_event).get(b"authorization", b"").decode("latin-1")
-        certificate_names = certificate_names(self._stream.peer_certificate())
-        error = await self._http_server.auth(request, self.peer, authorization, certificate_names)
+        peer_names = certificate_names(self._stream.peer_certificate())
+        error = await self._http_server.auth(request, self.peer, authorization, peer_names)
         await self._stream.wait_turn()
         return error
 

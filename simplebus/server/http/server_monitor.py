@@ -1,8 +1,7 @@
-"""What a server tells of itself: the facts of its engine and of its doors.
+"""Collects the monitoring data of a server: metrics, tables and notes.
 
-Rule 1: it looks and counts, and changes nothing.
-Rule 2: whatever grows with the number of classes, positions or connections is told in pieces, and
-cut at so many.
+Collection is read-only. It yields between parts, and lists have maximum lengths, so that other
+tasks are not delayed by many classes, positions or connections.
 """
 
 from __future__ import annotations
@@ -40,51 +39,52 @@ _CLIENTS_LISTED_MAX = 50
 _LOOP_DELAY_WARNING_SECONDS = 0.25
 
 ExtraSnapshot = Callable[[], MonitorSnapshot]
-"""Facts of something that is part of this server."""
+"""Returns the snapshot of a component of the server, such as a bridge."""
 
 
 class ServerMonitor:
-    """Of one server."""
+    """Monitoring data of one server."""
 
     def __init__(self, server: Server, nats_listener: NatsListener | None) -> None:
         self._server = server
-        self._nats_door = nats_listener
+        self._nats_listener = nats_listener
         self._position_reporter = PositionReporter(server.broker.store, server.broker.sessions)
         self.latency = LatencyRecorder(server.broker)
         server.latency = self.latency
         self.is_ready = self.is_draining = False
         self._listed_classes: set[int] = set()
-        """Those that were told one by one last."""
+        """Ids of the classes that the latest snapshot listed individually."""
         self.http_connections: Callable[[], tuple[int, int]] = lambda: (0, 0)
+        """Returns the open and the accepted HTTP connections."""
         self.http_seconds: Callable[[], float] = lambda: 0.0
-        """How many are open at the HTTP door, and were ever."""
+        """Returns the CPU time of HTTP responses in seconds."""
         self.watchdog: LoopWatchdog | None = None
         self.extra_snapshots: list[ExtraSnapshot] = []
         self._recent_latencies = RecentLatencies()
         self._nats_statistics: NatsServerStatistics | None = None
-        """Of the NATS door, as it was looked at last."""
+        """Statistics of the NATS server at the latest snapshot."""
         self.version = installed_version() or ""
         self.dashboard = Dashboard(self.take_snapshot, self.health)
 
     def health(self) -> Health:
-        """Whether the server takes work."""
+        """Return whether the server accepts work, and why not."""
         if self.is_draining:
             return Health(ready=False, draining=True, why="the server is stopping")
         if not self.is_ready:
-            return Health(ready=False, why="not every door is open yet")
+            return Health(ready=False, why="not every listener accepts connections yet")
         commit_log, cluster = self._server.broker.commit_log, self._server.jetstream
         failure = commit_log.write_error if commit_log is not None else None
         if failure is not None:
             return Health(ready=False, why=f"{failure[0].value}: {failure[1]}")
         if cluster is not None and not cluster.link.is_ready:
-            return Health(ready=False, why="no server of the cluster can be reached")
+            return Health(ready=False, why="no server of the JetStream cluster is reachable")
         return Health()
 
     def take_snapshot(self, detailed: bool) -> SnapshotSteps:
-        """Everything, in pieces."""
+        """Collect a snapshot in steps; tables and notes of clients only if `detailed`."""
         broker, builder = self._server.broker, MetricsBuilder()
-        if self._nats_door is not None:
-            self._nats_statistics = self._nats_door.nats_server.statistics()
+        if self._nats_listener is not None:
+            self._nats_statistics = self._nats_listener.nats_server.statistics()
             yield
         bus_metrics = yield from class_metrics.collect_bus_metrics(
             broker.store, self._listed_classes
@@ -111,12 +111,12 @@ class ServerMonitor:
             )
             tables.append(sessions)
             notes += section_notes
-            if self._nats_door is not None:
+            if self._nats_listener is not None:
                 tables.append((yield from self._build_clients_table()))
         dead_letters_table = bus_tables.build_dead_letters_table(bus_metrics)
         if dead_letters_table.rows:
             tables.append(dead_letters_table)
-        builder.gauge("info", "What runs here.", 1, version=self.version)
+        builder.gauge("info", "Version of the server.", 1, version=self.version)
         snapshot = MonitorSnapshot(
             title="simplebus",
             subtitle=f"bus {broker.inquiry_handler.identity}",
@@ -151,8 +151,8 @@ class ServerMonitor:
         tiles = [
             Tile("In flight", total.in_flight),
             Tile("Stored", total.stored),
-            Tile("Memory of messages", broker.budget.used_bytes, "bytes"),
-            Tile("Memory of the process", process.resident_bytes(), "bytes"),
+            Tile("Message memory", broker.budget.used_bytes, "bytes"),
+            Tile("Process memory", process.resident_bytes(), "bytes"),
             Tile("Connections", sum(count for _, count, _ in self._connection_counts())),
             Tile("Dead letters", bus_metrics.dead_letters),
             Tile("Publish to confirm, p99", confirmed.quantile(0.99), "seconds"),
@@ -164,8 +164,8 @@ class ServerMonitor:
         return tiles
 
     def _connection_counts(self) -> list[tuple[str, int, int]]:
-        """Each door, how many connections it has, and ever had."""
-        server, nats = self._server, self._nats_door
+        """Return the name, the open and the accepted connections of each listener."""
+        server, nats = self._server, self._nats_listener
         connection_counts = [("tcp", len(server.connections), server.accepted_count)]
         if nats is not None:
             connection_counts.append(("nats", len(nats.connections), nats.accepted_count))
@@ -180,14 +180,14 @@ class ServerMonitor:
             notes.insert(0, Note("the server", health.why, is_bad=True))
         loop_delay_p99 = self._recent_latencies.snapshot(self.latency)[2].quantile(0.99)
         if loop_delay_p99 > _LOOP_DELAY_WARNING_SECONDS:
-            sentence = f"in the last minute one in a hundred things was {loop_delay_p99:.2f} s late, or more"
+            sentence = f"99th percentile of the delay in the last minute: {loop_delay_p99:.2f} s"
             notes.append(Note("the event loop", sentence, is_bad=True))
         return notes
 
     def _build_clients_table(self) -> Generator[None, None, Table]:
-        """NATS clients, those for which most waits."""
-        assert self._nats_door is not None
-        sessions = self._nats_door.nats_server.sessions
+        """List the NATS clients with the most pending bytes."""
+        assert self._nats_listener is not None
+        sessions = self._nats_listener.nats_server.sessions
         candidates = islice(sessions.values(), 10_000)
         chosen = nlargest(
             _CLIENTS_LISTED_MAX, candidates, key=lambda each: each.outbox.pending_bytes
@@ -202,9 +202,9 @@ class ServerMonitor:
                 Column("Peer"),
                 Column("Library"),
                 Column("Subscriptions", "count"),
-                Column("Published", "count", "Messages that it has published.", is_flow=True),
-                Column("Sent", "count", "Messages that were sent to it.", is_flow=True),
-                Column("Waiting", "bytes", "Bytes that it has not taken yet."),
+                Column("Published", "count", "Messages published by the client.", is_flow=True),
+                Column("Sent", "count", "Messages sent to the client.", is_flow=True),
+                Column("Waiting", "bytes", "Bytes waiting to be sent to the client."),
             ],
             [
                 [
@@ -226,58 +226,71 @@ class ServerMonitor:
 
     def _add_bus_metrics(self, builder: MetricsBuilder, bus_metrics: BusMetrics) -> None:
         broker, latency = self._server.broker, self.latency
-        builder.gauge("classes", "Classes that there are.", len(broker.classes))
-        builder.gauge("sessions", "Sessions open.", len(broker.sessions))
-        builder.gauge("memory_bytes", "Memory of all rings.", broker.budget.used_bytes)
-        builder.gauge("memory_limit_bytes", "What it may be.", broker.budget.limit_bytes)
+        builder.gauge("classes", "Message classes.", len(broker.classes))
+        builder.gauge("sessions", "Open sessions.", len(broker.sessions))
         builder.gauge(
-            "dead_letters", "Messages that were given up and lie there.", bus_metrics.dead_letters
+            "memory_bytes",
+            "Memory used by the rings of all classes, in bytes.",
+            broker.budget.used_bytes,
+        )
+        builder.gauge(
+            "memory_limit_bytes", "Memory budget of all rings, in bytes.", broker.budget.limit_bytes
+        )
+        builder.gauge(
+            "dead_letters", "Dead letters stored in dead-letter classes.", bus_metrics.dead_letters
         )
         for reason, count in broker.refusal_counts.items():
             builder.counter(
                 "refused_frames",
-                "What peers asked for or said in vain, by reason.",
+                "Frames and acks that the server refused or ignored, by reason.",
                 count,
                 reason=reason.value,
             )
         builder.histogram(
             "publish_confirm_seconds",
-            "From reading what was published until it is confirmed; some of all.",
+            "Time from reading a message until it is confirmed, in seconds (sampled).",
             latency.confirm_latency.snapshot(),
         )
         builder.histogram(
             "publish_ack_seconds",
-            "From accepting a message until every subscription has acknowledged it; some of all.",
+            "Time from accepting a message until every subscription has acknowledged it, in "
+            "seconds (sampled).",
             latency.ack_latency.snapshot(),
         )
         builder.histogram(
             "event_loop_delay_seconds",
-            "How much later than it could the event loop had time for something.",
+            "Delay of timers in the event loop, in seconds.",
             latency.loop_delay.snapshot(),
         )
         if (watchdog := self.watchdog) is not None:
             builder.counter(
-                "event_loop_stalls", "How often it stood still for long.", watchdog.stall_count
+                "event_loop_stalls",
+                "Stalls of the event loop longer than 1 s.",
+                watchdog.stall_count,
             )
-            help = "For how long altogether, as far as it is over."
+            help = "Total duration of the event loop stalls that have ended, in seconds."
             builder.counter("event_loop_stalled_seconds", help, watchdog.stalled_seconds)
 
     def _add_connection_metrics(self, builder: MetricsBuilder) -> None:
         for listener, open_count, accepted_count in self._connection_counts():
-            builder.gauge("connections", "Connections open.", open_count, listener=listener)
+            builder.gauge(
+                "connections", "Open connections, by listener.", open_count, door=listener
+            )
             builder.counter(
-                "connections_accepted", "Connections ever made.", accepted_count, listener=listener
+                "connections_accepted",
+                "Connections accepted since the start, by listener.",
+                accepted_count,
+                door=listener,
             )
         builder.counter(
             "http_answers_seconds",
-            "Processor time of the event loop for answers at the HTTP port, and for looking at the "
-            "figures once a second.",
+            "CPU time of the event loop for HTTP responses and the periodic snapshot, in seconds.",
             self.http_seconds(),
         )
         for reason, count in self._server.disconnect_counts.items():
             builder.counter(
                 "disconnected",
-                "Connections closed by the bus, by reason.",
+                "Connections closed by the server, by reason.",
                 count,
                 reason=reason.value,
             )
@@ -288,23 +301,37 @@ class ServerMonitor:
                     "Messages that NATS clients published.",
                     nats_statistics.in_messages,
                 ),
-                ("nats_in_bytes", "Their headers and payloads.", nats_statistics.in_bytes),
+                (
+                    "nats_in_bytes",
+                    "Header and payload bytes that NATS clients published.",
+                    nats_statistics.in_bytes,
+                ),
                 (
                     "nats_out_messages",
                     "Messages sent to NATS clients.",
                     nats_statistics.out_messages,
                 ),
-                ("nats_denied", "What permissions did not allow.", nats_statistics.denied),
+                (
+                    "nats_denied",
+                    "Publishes and subscriptions of NATS clients denied by permissions.",
+                    nats_statistics.denied,
+                ),
                 (
                     "nats_slow_consumers",
-                    "Clients that took too little.",
+                    "NATS clients disconnected as slow consumers.",
                     nats_statistics.slow_consumers,
                 ),
             ):
                 builder.counter(name, help, value)
-            builder.gauge("nats_subscriptions", "Of NATS clients.", nats_statistics.subscriptions)
             builder.gauge(
-                "nats_pending_bytes", "Waiting for NATS clients.", nats_statistics.pending_bytes
+                "nats_subscriptions",
+                "Subscriptions of NATS clients.",
+                nats_statistics.subscriptions,
+            )
+            builder.gauge(
+                "nats_pending_bytes",
+                "Bytes waiting to be sent to NATS clients.",
+                nats_statistics.pending_bytes,
             )
 
     def _add_journal_metrics(self, builder: MetricsBuilder) -> None:
@@ -314,20 +341,38 @@ class ServerMonitor:
         if server.jetstream is not None:
             cluster = server.jetstream
             uplink = cluster.uplink.statistics()
-            builder.gauge("engine_up", "Whether the cluster is reached.", cluster.link.is_ready)
-            builder.gauge("engine_lots", "Lots that have not reached it.", uplink.lots)
             builder.gauge(
-                "engine_under_way_messages", "Published there, not confirmed.", uplink.under_way
+                "engine_up",
+                "1 if the JetStream cluster is connected, else 0.",
+                cluster.link.is_ready,
+            )
+            builder.gauge(
+                "engine_lots",
+                "Write batches not yet confirmed by the JetStream cluster.",
+                uplink.lots,
+            )
+            builder.gauge(
+                "engine_under_way_messages",
+                "Messages published to JetStream but not yet confirmed.",
+                uplink.under_way,
             )
             builder.gauge(
                 "engine_refused_classes",
-                "Classes of which it takes nothing: their publishers wait.",
+                "Classes whose stream refuses messages; their publishers wait.",
                 len(cluster.refusals),
             )
             for name, help, value in (
-                ("engine_stored_messages", "Messages that it has confirmed.", uplink.stored),
-                ("engine_duplicate_messages", "Of these, it had them already.", uplink.duplicates),
-                ("engine_refused_messages", "Not stored, and sent again.", uplink.refused),
+                ("engine_stored_messages", "Messages confirmed by JetStream.", uplink.stored),
+                (
+                    "engine_duplicate_messages",
+                    "Confirmed messages that JetStream had stored before.",
+                    uplink.duplicates,
+                ),
+                (
+                    "engine_refused_messages",
+                    "Messages that JetStream refused; they are sent again.",
+                    uplink.refused,
+                ),
             ):
                 builder.counter(name, help, value)
 
@@ -335,32 +380,42 @@ class ServerMonitor:
 def _add_journal_metrics(builder: MetricsBuilder, journal: JournalStatistics) -> None:
     builder.gauge(
         "journal_level",
-        "What a confirm promises: 0 memory, 1 the operating system, 2 the disk.",
+        "Durability that a confirm promises: 0 memory, 1 os, 2 disk.",
         Durability(journal.level),
     )
-    builder.gauge("journal_failing", "Whether nothing can be written now.", bool(journal.failure))
+    builder.gauge(
+        "journal_failing", "1 while the journal cannot be written, else 0.", bool(journal.failure)
+    )
     for name, help, value in (
-        ("journal_lots", "Lots written.", journal.written_batch_count),
-        ("journal_written_bytes", "Bytes of records of messages.", journal.written_bytes),
-        ("journal_syncs", "How often files were synced.", journal.sync_count),
-        ("journal_failures", "How often something could not be written.", journal.failure_count),
-        ("journal_read_bytes", "Bytes of frames read back.", journal.read_bytes),
-        ("journal_read_failures", "How often they could not be.", journal.read_failure_count),
+        ("journal_lots", "Write batches written.", journal.written_batch_count),
+        ("journal_written_bytes", "Bytes of message records written.", journal.written_bytes),
+        ("journal_syncs", "File syncs.", journal.sync_count),
+        ("journal_failures", "Failed journal writes.", journal.failure_count),
+        ("journal_read_bytes", "Frame bytes read back from disk.", journal.read_bytes),
+        ("journal_read_failures", "Failed reads from disk.", journal.read_failure_count),
     ):
         builder.counter(name, help, value)
     for name, help, value in (
-        ("journal_pending_lots", "Lots under way.", journal.pending_batch_count),
-        ("journal_held_bytes", "Bytes of frames not written yet.", journal.held_bytes),
-        ("journal_lagging_sessions", "Sessions not read from.", journal.lagging_session_count),
+        (
+            "journal_pending_lots",
+            "Write batches that are not durable yet.",
+            journal.pending_batch_count,
+        ),
+        ("journal_held_bytes", "Frame bytes that are not durable yet.", journal.held_bytes),
+        (
+            "journal_lagging_sessions",
+            "Sessions that are not read from until the journal has caught up.",
+            journal.lagging_session_count,
+        ),
         (
             "journal_behind",
-            "Subscriptions that are sent what is read back.",
+            "Subscriptions whose messages are read back from disk.",
             journal.spill_reader_count,
         ),
     ):
         builder.gauge(name, help, value)
     builder.histogram(
         "journal_write_seconds",
-        "How long writing and syncing took, of what was written at once.",
+        "Time to write and sync the batches written together, in seconds.",
         journal.write_seconds,
     )

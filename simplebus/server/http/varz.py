@@ -1,13 +1,11 @@
-"""/varz, /connz and /subsz in the shapes that tools for nats-server read, and /classz of ours.
+"""/varz, /connz and /subsz in the JSON format of nats-server's monitoring, and /classz.
 
-Rule 1: what both servers have is called as there, and of the same type; what only nats-server has
-is left out. Figures are those of both doors together.
-Rule 2: an answer names so many connections or subscriptions, and others have their turn while they
-are gathered.
+Fields that exist in both servers have the same names and types; the rest of nats-server's fields is
+missing. Figures are sums over binary and NATS clients. Lists are bounded and built in steps.
 
-    cid         of a NATS client as in its INFO; of a binary one 2**32 and its session id
-    in_bytes    of NATS clients of payloads and headers, as there; else all that was read
-    out_bytes   all that was sent
+    cid         NATS clients: as in their INFO; binary clients: 2**32 plus the session id
+    in_bytes    NATS clients: payloads and headers; binary clients: all bytes read
+    out_bytes   all bytes sent
 """
 
 from __future__ import annotations
@@ -44,10 +42,10 @@ from simplebus.server.nats_listener import NatsListener
 from simplebus.server.server import Server
 
 ROWS_MAX = 1024
-"""How many connections an answer names if not fewer are asked for, and at most."""
+"""Default and maximum length of a list."""
 _ROWS_PER_STEP = 64
 _SUBJECTS_PER_CONNECTION_MAX = 256
-"""How many subjects of one connection are named."""
+"""Subjects listed per connection."""
 BINARY_CID_OFFSET = 1 << 32
 _DAY, _YEAR = 86_400, 365 * 86_400
 _NANOSECONDS = 1_000_000_000
@@ -56,7 +54,7 @@ AnyConnection: TypeAlias = Connection[Any]
 
 
 class VarzEndpoints:
-    """Of one server."""
+    """Monitoring endpoints of one server."""
 
     def __init__(
         self,
@@ -67,8 +65,15 @@ class VarzEndpoints:
         http_address: tuple[str, int],
         version: str,
     ) -> None:
-        """Clients connect `at` this address, those of NATS if there are to be any; `http` is where
-        the HTTP door is; `version` is that of this package."""
+        """Create the endpoints.
+
+        Args:
+            server: The server.
+            nats_listener: Its NATS listener, if any.
+            client_address: Address for clients: of the NATS listener if there is one.
+            http_address: Address of the HTTP listener.
+            version: Version of this package.
+        """
         self._server = server
         self._nats_listener = nats_listener
         self._client_address, self._http_address = client_address, http_address
@@ -76,7 +81,7 @@ class VarzEndpoints:
         self._cpu = _CpuUsage()
 
     def build_handlers(self) -> dict[str, RequestHandler]:
-        """The paths, and who answers them."""
+        """Return the request handlers by path."""
         return {
             "/varz": self._handle_varz,
             "/connz": self._handle_connz,
@@ -227,7 +232,7 @@ class VarzEndpoints:
         )
 
     def _connections(self) -> Iterator[AnyConnection]:
-        """NATS clients first, each door's in the order in which they came."""
+        """Iterate over all connections: NATS clients first, each listener's in order of arrival."""
         if self._nats_listener is not None:
             yield from self._nats_listener.connections.values()
         yield from self._server.connections.values()
@@ -237,7 +242,7 @@ class VarzEndpoints:
     ) -> dict[str, Any]:
         session = connection.session
         now, since = time.time(), connection.connected_at
-        address = session.peer.partition(" (")[0]  # Behind it is what its program is called.
+        address = session.peer.partition(" (")[0]  # The program's name follows.
         host, _, port = address.rpartition(":")
         row: dict[str, Any] = {
             "cid": connection_id(connection),
@@ -320,7 +325,7 @@ class VarzEndpoints:
     # Classes -------------------------------------------------------------------------------------
 
     def _handle_classz(self, request: Request) -> ResponseSteps:
-        """All classes; or with `class`, by its id or name, all that is known of one."""
+        """List all classes; or report one class, given by id or name in `class`."""
         broker = self._server.broker
         if requested := request.query.get("class", ""):
             is_id = requested.isascii() and requested.isdigit() and len(requested) < 6
@@ -353,11 +358,11 @@ class VarzEndpoints:
         )
 
 
-# One connection ----------------------------------------------------------------------------------
+# Values of one connection ------------------------------------------------------------------------
 
 
 def connection_id(connection: AnyConnection) -> int:
-    """Its number, which no other connection of this server has."""
+    """Return the id of a connection, unique within the server."""
     session = connection.session
     if isinstance(session, NatsSession):
         return session.client_id
@@ -365,13 +370,13 @@ def connection_id(connection: AnyConnection) -> int:
 
 
 def name(connection: AnyConnection) -> str:
-    """What its program calls itself."""
+    """Return the name that the client program gave itself."""
     session = connection.session
     return session.options.name if isinstance(session, NatsSession) else producer_name(session)
 
 
 def pending_bytes(connection: AnyConnection) -> int:
-    """Bytes that wait for it."""
+    """Return the bytes waiting to be sent to the client."""
     return int(connection.session.outbox.pending_bytes)
 
 
@@ -381,7 +386,7 @@ def received_message_count(connection: AnyConnection) -> int:
 
 
 def sent_message_count(connection: AnyConnection) -> int:
-    """Messages that it was sent. What a group was sent is no member's."""
+    """Return the messages sent to the client. Deliveries of a group count for no member."""
     session = connection.session
     if isinstance(session, NatsSession):
         return session.out_messages
@@ -406,12 +411,12 @@ def sent_byte_count(connection: AnyConnection) -> int:
 
 
 def idle_seconds(connection: AnyConnection) -> float:
-    """How long nothing has come from it."""
+    """Return the seconds since the last received data."""
     return connection.idle_seconds()
 
 
 def round_trip_microseconds(sock: socket.socket) -> int:
-    """How long the system believes that a packet and its answer take; 0 where it does not know."""
+    """Return the kernel's estimate of the round-trip time; 0 if unknown."""
     try:
         info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCPI_RTT_OFFSET + 4)
     except OSError:
@@ -420,11 +425,13 @@ def round_trip_microseconds(sock: socket.socket) -> int:
 
 
 _TCPI_RTT_OFFSET = 68
-"""Of tcpi_rtt in Linux's struct tcp_info, in microseconds."""
+"""Offset of tcpi_rtt, in microseconds, in Linux's struct tcp_info."""
 
 
 def _subscriptions(connection: AnyConnection) -> Iterator[dict[str, Any]]:
-    """What it has subscribed to. A class is shown as `class.<name>`, and its channels behind it."""
+    """Iterate over the client's subscriptions. Subscriptions to classes are shown as
+    `class.<id> <pattern>`.
+    """
     session, number = connection.session, connection_id(connection)
     if isinstance(session, NatsSession):
         for sid, each in list(session.subscriptions.items()):
@@ -453,12 +460,12 @@ def _text(raw: bytes) -> str:
     return raw.decode("utf-8", "replace")
 
 
-# In which order ----------------------------------------------------------------------------------
+# Sort order --------------------------------------------------------------------------------------
 
 SortKey: TypeAlias = Callable[[AnyConnection], float]
 
 _SORT_KEYS: dict[str, tuple[SortKey | None, bool]] = {
-    # What each compares, and whether the largest come first: as nats-server has it.
+    # Sort key, and True for descending order, as in nats-server.
     "": (None, False),
     "cid": (None, False),
     "start": (lambda each: each.connected_at, False),
@@ -476,25 +483,24 @@ _SORT_KEYS: dict[str, tuple[SortKey | None, bool]] = {
 
 
 def _parse_sort(requested: str) -> tuple[SortKey | None, bool]:
-    """Raises BadRequestError."""
+    """Return the sort key and order. Raises BadRequestError."""
     found = _SORT_KEYS.get(requested.lower())
     if found is None:
         known = ", ".join(filter(None, _SORT_KEYS))
-        raise BadRequestError(f"sort is one of {known}; got {requested[:40]!r}")
+        raise BadRequestError(f"expected sort to be one of {known}; got {requested[:40]!r}")
     return found
 
 
-# How times are said ------------------------------------------------------------------------------
+# Time formats ------------------------------------------------------------------------------------
 
 
 def format_timestamp(seconds: float) -> str:
-    """Seconds since 1970 as RFC 3339 has it."""
+    """Format Unix time as RFC 3339."""
     return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
 
 def format_duration(seconds: float) -> str:
-    """As nats-server says how long something has lasted: 1y2d3h4m5s, from the largest that is
-    there."""
+    """Format a duration as nats-server does: 1y2d3h4m5s, without leading zero units."""
     remaining = max(0, int(seconds))
     years, remaining = divmod(remaining, _YEAR)
     days, remaining = divmod(remaining, _DAY)
@@ -508,7 +514,7 @@ def format_duration(seconds: float) -> str:
 
 
 class _CpuUsage:
-    """How much of one processor the process has used since it was asked last."""
+    """CPU usage since the previous call, in percent of one CPU."""
 
     def __init__(self) -> None:
         self._before = time.monotonic(), process.cpu_seconds()

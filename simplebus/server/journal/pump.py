@@ -184,7 +184,7 @@ class JournalPump:
 
     def _on_durable(self, batch: int, has_space: bool) -> None:
         if self._commit_log.write_error is not None and has_space:
-            log.warning("the journal is written again")
+            log.warning("writing the journal works again")
         self._last_written = batch
         self._is_space_low = not has_space
         self._broker.mark_durable(batch, has_space=has_space)
@@ -192,7 +192,7 @@ class JournalPump:
 
     def _on_failure(self, failure: WriteFailure) -> None:
         if self._commit_log.write_error is None:
-            log.error("%s; publishers are refused until it can be", failure[1])
+            log.error("%s; publishers are refused until writing works again", failure[1])
         self._broker.journal_failed(*failure)
         self._flush_ready()
 
@@ -214,7 +214,7 @@ def trio_loop_caller() -> RunInLoop:
     token = trio.lowlevel.current_trio_token()
 
     def call_in_loop(function: Callable[..., None], *arguments: object) -> None:
-        with contextlib.suppress(trio.RunFinishedError):  # Nobody is there to be told.
+        with contextlib.suppress(trio.RunFinishedError):  # The event loop has ended.
             token.run_sync_soon(function, *arguments)
 
     return call_in_loop
@@ -230,12 +230,10 @@ def load(broker: Broker, directory: Directory) -> None:
     found = recover(directory, broker)
     broker.commit_log.last_batch_number = broker.commit_log.durable_position = found.lot
     for sentence in found.dropped:
-        log.warning("left out: %s", sentence)
+        log.warning("journal: %s", sentence)
     try:
         settle(directory, found, to_disk=broker.commit_log.durability is Durability.DISK)
     except OSError as error:
-        raise JournalError(
-            f"{directory.path} cannot be used as a journal: {error.strerror}"
-        ) from None
+        raise JournalError(f"cannot use {directory.path} as a journal: {error.strerror}") from None
     if found.lot:
-        log.info("%d messages are back, from %s", found.messages, directory.path)
+        log.info("recovered %d messages from %s", found.messages, directory.path)

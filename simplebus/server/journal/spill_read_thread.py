@@ -57,12 +57,12 @@ class SpillReadThread:
             except OSError as error:
                 self._fail(read, f"{error.strerror or error}: {error.filename or 'a segment'}")
             except Exception:
-                log.exception("reading class %d back failed", read.class_id)
-                self._fail(read, "the journal's reader has failed")
+                log.exception("reading spilled messages of class %d failed", read.class_id)
+                self._fail(read, "internal error, see the log")
             else:
                 if self._has_failed:
                     self._has_failed = False
-                    log.warning("the journal is read again")
+                    log.warning("reading the journal works again")
                 for problem in self._journal.problems:
                     log.error("%s", problem)
                 self._journal.problems.clear()
@@ -74,7 +74,7 @@ class SpillReadThread:
         if not self._has_failed:
             self._has_failed = True
             log.error(
-                "messages of class %d from %d on cannot be read back: %s; it is tried again",
+                "cannot read spilled messages of class %d from sequence %d on: %s; retrying",
                 read.class_id,
                 read.first,
                 reason,

@@ -104,15 +104,13 @@ class JournalWriter:
     def _run(self) -> None:
         if self._reserve is not None and not self._reserve.take() and self._reserve.finds_no_room:
             self._is_space_low = True
-            self._on_failure((Reason.DISK_FULL, "the journal's disk has no space to be kept back"))
+            self._on_failure((Reason.DISK_FULL, "cannot reserve disk space for the journal"))
         try:
             while self._write_pending():
                 pass
         except Exception:
-            log.exception("the journal's thread failed")
-            self._on_failure(
-                (Reason.DISK_FAILED, "the journal has failed; the server's log says why")
-            )
+            log.exception("the journal thread failed")
+            self._on_failure((Reason.DISK_FAILED, "the journal failed; see the server's log"))
         finally:
             self._journal.close()
 
@@ -166,7 +164,7 @@ class JournalWriter:
                     continue
                 if self._is_stopping.wait(_RETRY_SECONDS):
                     count = sum(entry.message_count for batch in batches for entry in batch.entries)
-                    log.error("%d messages are lost: %s", count, _describe_failure(error)[1])
+                    log.error("lost %d messages: %s", count, _describe_failure(error)[1])
                     return False
             else:
                 self.write_seconds.observe(time.perf_counter() - started_at)
@@ -181,10 +179,10 @@ class JournalWriter:
             if self._journal.remove(floors, empty_classes if self._is_space_low else ()):
                 self._on_snapshot_needed()
         except OSError as error:
-            log.warning("a segment could not be removed: %s", error)
+            log.warning("cannot remove a segment: %s", error)
 
 
 def _describe_failure(error: OSError) -> WriteFailure:
     reason = Reason.DISK_FULL if error.errno in FULL else Reason.DISK_FAILED
     where = f": {error.filename}" if error.filename else ""
-    return reason, f"the journal cannot be written: {error.strerror or error}{where}"
+    return reason, f"cannot write the journal: {error.strerror or error}{where}"

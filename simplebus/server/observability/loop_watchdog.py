@@ -58,7 +58,7 @@ class LoopWatchdog:
         if self._is_stalled:
             self._is_stalled = False
             self.stalled_seconds += silence_seconds
-            log.warning("the event loop goes on: it stood still for %.1f s", silence_seconds)
+            log.warning("the event loop runs again after a stall of %.1f s", silence_seconds)
 
     def check(self) -> None:
         """Log a stall if the latest heartbeat is too old."""
@@ -74,21 +74,21 @@ class LoopWatchdog:
         self.stall_count += 1
         if check_gap_seconds >= self._threshold_seconds:
             log.error(
-                "the whole process stood still for %.1f s: stopped by the system, or in a call "
-                "that lets no thread run; the event loop is in %s",
+                "the whole process was stalled for %.1f s: stopped by the system, or in a call "
+                "that holds the interpreter lock; the event loop is in %s",
                 check_gap_seconds,
                 self._describe_stack(),
             )
         else:
             log.error(
-                "the event loop stands still for %.1f s: it is in %s",
+                "the event loop is stalled for %.1f s: it is in %s",
                 silence_seconds,
                 self._describe_stack(),
             )
 
     def _describe_loop_stack(self) -> str:
         frame = sys._current_frames().get(self._thread_id)
-        return "no thread any more" if frame is None else format_stack(frame)
+        return "a thread that has ended" if frame is None else format_stack(frame)
 
     async def run(self) -> None:
         """Record heartbeats until cancelled."""
@@ -105,7 +105,9 @@ class LoopWatchdog:
             while not stopped.wait(_HEARTBEAT_SECONDS):
                 self.check()
 
-        thread = threading.Thread(target=check_until_stopped, name="simplebus stalls", daemon=True)
+        thread = threading.Thread(
+            target=check_until_stopped, name="simplebus watchdog", daemon=True
+        )
         thread.start()
         try:
             yield

@@ -46,7 +46,7 @@ class KeyedTokenBuckets:
         if is_there:
             left -= 1
         while len(self._tokens) >= BUCKETS_MAX:
-            del self._tokens[next(iter(self._tokens))]  # The one that was asked for longest ago.
+            del self._tokens[next(iter(self._tokens))]  # The least recently used one.
         self._tokens[key] = (left, now)
         return is_there
 
@@ -54,7 +54,7 @@ class KeyedTokenBuckets:
         """Remove buckets that have refilled."""
         for key, (left, since) in list(self._tokens.items()):
             if left + (now - since) * self._tokens_per_second < self._burst:
-                break  # Those behind it were asked for later.
+                break  # Later buckets were used more recently.
             del self._tokens[key]
 
 
@@ -100,7 +100,10 @@ class AddressLimits:
                 f"{self._connections_max} connections from this address are open",
             )
         if self._rate_buckets is not None and not self._rate_buckets.take_token(address, now):
-            return Reason.TOO_MANY_ATTEMPTS, "this address connects too often"
+            return (
+                Reason.TOO_MANY_ATTEMPTS,
+                "too many new connections from this address; try again later",
+            )
         self._open_counts[address] += 1
         return None
 

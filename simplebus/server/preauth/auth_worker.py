@@ -99,7 +99,7 @@ class AuthWorker:
         slow_check = None if is_valid else users.pending_slow_check(auth)
         if slow_check is not None and await self._run_slow_check(network, auth, *slow_check):
             self.users.passwords.remember_correct(*slow_check)
-            is_valid = self.users.is_authentic(auth)  # Who is nobody is wrong whatever it says.
+            is_valid = self.users.is_authentic(auth)  # An unknown user is never valid.
         if not is_valid:
             self._record_failure(network, auth)
 
@@ -131,7 +131,7 @@ class AuthWorker:
             return
         raise RemoteProtocolError(
             Reason.TOO_MANY_ATTEMPTS,
-            "too many wrong passwords came from this address; wait a little",
+            "too many wrong passwords from this address; try again later",
         )
 
     async def _run_slow_check(
@@ -152,7 +152,7 @@ class AuthWorker:
                 raise _queue_full_error()
             self._check_failure_limits(
                 network, auth
-            )  # Others of the place may have been wrong meanwhile.
+            )  # The network may have failed too often meanwhile.
             check.is_valid = await _verify_in_thread(password_hash, password)
             self.check_count += 1
             return check.is_valid
@@ -168,7 +168,7 @@ class AuthWorker:
         if len(waiting) >= _CHECKS_PER_NETWORK_MAX:
             raise _queue_full_error()
         if not waiting and len(self._waiting_checks) >= _NETWORKS_MAX:
-            # The last one of those that have been wrong most: it may be the newcomer.
+            # Evict the network with most failures, which may be the new one.
             networks = [*self._waiting_checks, check.network]
             last = max(reversed(networks), key=self._failure_count)
             if last == check.network:
@@ -194,7 +194,7 @@ class AuthWorker:
         waiting = self._waiting_checks.pop(network)
         check = waiting.popleft()
         if waiting:
-            self._waiting_checks[network] = waiting  # Behind the others.
+            self._waiting_checks[network] = waiting  # At the end.
         self._is_hashing = True
         check.started.set()
 
@@ -210,7 +210,7 @@ def _bucket_key(network: str, auth: Auth) -> str:
 
 def _queue_full_error() -> RemoteProtocolError:
     return RemoteProtocolError(
-        Reason.TOO_MANY_ATTEMPTS, "too many others wait to be let in; try again in a little"
+        Reason.TOO_MANY_ATTEMPTS, "too many logins are waiting; try again later"
     )
 
 
@@ -226,12 +226,12 @@ async def _verify_in_thread(password_hash: str, password: str) -> bool:
         try:
             found[0] = verify_password(password_hash, password)
         except Exception:
-            log.exception("a password could not be checked")
+            log.exception("checking a password failed")
         with contextlib.suppress(trio.RunFinishedError):
             token.run_sync_soon(done.set)
 
     threading.Thread(target=work, name="simplebus password", daemon=True).start()
-    with trio.CancelScope(shield=True):  # The next check is to begin behind this one.
+    with trio.CancelScope(shield=True):  # The next check starts after this one.
         await done.wait()
     return found[0]
 

@@ -58,7 +58,7 @@ class EvictableConnections:
         if now:
             self._networks_by_size.setdefault(now, {})[network] = None
         if now > self._largest_size or self._largest_size not in self._networks_by_size:
-            self._largest_size = now  # It has changed by one.
+            self._largest_size = now  # A size changes by one.
 
     def evict_one(self, error: RemoteProtocolError) -> bool:
         """Disconnect one connection with `error`. Returns False if there is none.

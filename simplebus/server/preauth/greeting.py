@@ -52,7 +52,7 @@ class GreetingBuffers:
 
     def enforce_limit(self, greeting: Greeting) -> None:
         """Count the greeting's new bytes. Raises RemoteProtocolError (pending_limit)."""
-        if greeting not in self._counted_bytes:  # It has made place for others.
+        if greeting not in self._counted_bytes:  # It was disconnected to free memory.
             raise _greeting_too_large(len(greeting.data))
         self._update_size(greeting)
         if self.held_bytes <= self._bytes_max:
@@ -79,7 +79,7 @@ class GreetingBuffers:
 def _greeting_too_large(size: int) -> RemoteProtocolError:
     return RemoteProtocolError(
         Reason.PENDING_LIMIT,
-        f"peers that have not said who they are have sent too much, and this one {size} bytes",
+        f"unauthenticated clients have sent too much data, this one {size} bytes",
     )
 
 
@@ -100,7 +100,7 @@ def parse_greeting(greeting: Greeting) -> tuple[bool, Auth | None]:
         if greeting.heartbeat_count > HANDSHAKE_HEARTBEATS_MAX:
             raise RemoteProtocolError(
                 Reason.UNAUTHORIZED,
-                f"{greeting.heartbeat_count} Heartbeats came before the peer said who it is, "
+                f"{greeting.heartbeat_count} heartbeats before authentication, "
                 f"{HANDSHAKE_HEARTBEATS_MAX} are allowed",
             )
         del data[: end + DELIMITER_BYTES]
@@ -109,8 +109,7 @@ def parse_greeting(greeting: Greeting) -> tuple[bool, Auth | None]:
     if len(data) > HANDSHAKE_FRAME_BYTES_MAX:
         raise RemoteProtocolError(
             Reason.FRAME_TOO_LONG,
-            f"{len(data)} bytes came before the peer said who it is, {HANDSHAKE_FRAME_BYTES_MAX} are "
-            "allowed",
+            f"{len(data)} bytes before authentication, {HANDSHAKE_FRAME_BYTES_MAX} are allowed",
         )
     return False, None
 

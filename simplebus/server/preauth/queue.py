@@ -104,7 +104,7 @@ class PreAuthQueue:
             if connection.scheduled_at != deadline:
                 continue
             connection.scheduled_at = math.inf
-            if connection.is_queued:  # It waits for us.
+            if connection.is_queued:  # It waits for its turn, not for the client.
                 continue
             if connection.deadline <= now:
                 connection.has_timed_out = True
@@ -127,7 +127,7 @@ class PreAuthQueue:
         waiting = self._ready_by_origin.pop(origin)
         connection = waiting.popleft()
         if waiting:
-            self._ready_by_origin[origin] = waiting  # Behind the others.
+            self._ready_by_origin[origin] = waiting  # At the end.
         self._mark_dequeued(connection)
         return connection
 
@@ -154,7 +154,7 @@ class PreAuthQueue:
         connection.is_queued = False
         self._ready_connection_count -= not connection.is_listener
 
-    # What guests ask for --------------------------------------------------------------------------
+    # Called by PreAuthConnection ------------------------------------------------------------------
 
     def watch_readable(self, connection: PreAuthConnection) -> None:
         """Mark the connection as ready when it has input, or at its deadline."""
@@ -171,7 +171,7 @@ class PreAuthQueue:
             self._sleep_scope.deadline = connection.deadline
 
     def _schedule_deadline(self, connection: PreAuthConnection) -> None:
-        """Check the connection when its deadline has passed, unless an earlier check is scheduled."""
+        """Schedule a check at the connection's deadline, unless an earlier one is scheduled."""
         if connection.deadline >= connection.scheduled_at:
             return
         connection.scheduled_at = connection.deadline

@@ -58,12 +58,12 @@ def create_ssl_context(options: TlsOptions) -> ssl.SSLContext:
         ssl_context.load_cert_chain(options.cert, options.key, password=_raise_encrypted_key)
     except ssl.SSLError as error:
         raise CertificateError(
-            f"{options.cert} and {options.key} are no certificate and its key, as PEM: "
+            f"{options.cert} and {options.key} are not a PEM certificate and its key: "
             f"{_describe_ssl_error(error)}"
         ) from None
     except _EncryptedKeyError:
         raise CertificateError(
-            f"the key {options.key} has a password; write it without one"
+            f"the key {options.key} is encrypted; expected one without a password"
         ) from None
     if options.requires_client_certificate:
         ssl_context.verify_mode = ssl.CERT_REQUIRED
@@ -74,7 +74,7 @@ def create_ssl_context(options: TlsOptions) -> ssl.SSLContext:
             ssl_context.load_verify_locations(options.ca)
         except ssl.SSLError as error:
             raise CertificateError(
-                f"{options.ca} holds no certificates as PEM: {_describe_ssl_error(error)}"
+                f"{options.ca} contains no PEM certificates: {_describe_ssl_error(error)}"
             ) from None
     return ssl_context
 
@@ -104,10 +104,12 @@ def certificate_warnings(options: TlsOptions) -> list[str]:
     """
     found = []
     if (problem := _validity_problem(options)) is not None:
-        found.append(f"the certificate {options.cert} {problem}: clients that check it stay away")
+        found.append(
+            f"the certificate {options.cert} {problem}: clients that verify it will not connect"
+        )
     with contextlib.suppress(OSError):
         if options.key.stat().st_mode & stat.S_IROTH:
-            found.append(f"the key {options.key} can be read by every user; chmod 640 it, or 600")
+            found.append(f"the key {options.key} is readable by every user; run chmod 640 on it")
     return found
 
 
@@ -124,7 +126,7 @@ def _validity_problem(options: TlsOptions) -> str | None:
     come, go = ssl.MemoryBIO(), ssl.MemoryBIO()
     theirs = create_ssl_context(replace(options, verify=False, verify_and_map=False, ca=None))
     ends = client.wrap_bio(come, go), theirs.wrap_bio(go, come, server_side=True)
-    for end in (*ends, ends[0]):  # It says hello, hears of the certificate, and judges it.
+    for end in (*ends, ends[0]):  # Client hello, server certificate, and the client's verdict.
         try:
             end.do_handshake()
         except ssl.SSLWantReadError:

@@ -27,7 +27,9 @@ from simplebus.server.tls.certificates import ReloadableCertificate
 
 _PLAINTEXT_CONNECT = re.compile(rb"%c.{%d}\s*\{" % (frames.CONNECT, HEADER_BYTES - 1), re.DOTALL)
 """First bytes of a version 2 client without TLS."""
-_PLAINTEXT_MESSAGE = "this port speaks TLS, and the peer began in clear: expected simplebuss://"
+_PLAINTEXT_MESSAGE = (
+    "this port requires TLS, but the client sent plain text: expected simplebuss://"
+)
 _PLAINTEXT_ERROR_FRAME = frames.encode(
     frames.ERROR,
     content=ErrorReply(code=Reason.TLS_HANDSHAKE, message=_PLAINTEXT_MESSAGE, fatal=True).encode(),
@@ -61,7 +63,7 @@ async def accept_tls(
     try:
         while True:
             await preauth.wait_readable(deadline)
-            tls = tls or create_tls()  # Nobody who says nothing is worth it.
+            tls = tls or create_tls()  # Created only for clients that have sent data.
             with contextlib.suppress(BlockingIOError):
                 tls.handshake()
                 return tls
@@ -102,7 +104,7 @@ class TlsConnection(Connection[Session]):
         return True
 
     def flush(self) -> None:
-        if self.tls is not None:  # Nothing is sent in clear.
+        if self.tls is not None:  # Nothing is sent in plain text.
             super().flush()
 
     async def open_transport(self) -> None:

@@ -73,7 +73,7 @@ class NatsTlsConnection(Connection[NatsSession]):
     async def _run_handshake(self) -> None:
         """Run the handshake. Raises NatsError if it fails or takes too long."""
         if not self._options.handshake_first:
-            self.flush()  # INFO, in clear.
+            self.flush()  # INFO, in plain text.
         if self._options.optional and not await self._client_starts_tls():
             return
         self._is_sending_blocked = True
@@ -106,7 +106,7 @@ class NatsTlsConnection(Connection[NatsSession]):
             await self.preauth.wait_readable(trio.current_time() + self._handshake_seconds)
             first = self.socket.recv(1, socket.MSG_PEEK)
             return bool(first) and first[0] == _HANDSHAKE_RECORD_TYPE
-        return False  # If it is gone, whoever reads on will notice.
+        return False  # If it has closed, the next read notices.
 
     async def _flush_info(self) -> None:
         """Send the rest of INFO before the handshake."""

@@ -15,32 +15,32 @@ from hypothesis import strategies as st
 
 from simplebus.bridge.source.pull_consumer import PULL_BYTES, PULL_MESSAGES, PullConsumer
 from simplebus.core.errors import BusConnectionError
-from simplebus.nats.client.client import ClientCore
-from simplebus.nats.client.events import Messages
-from simplebus.nats.client.parser import Parser
+from simplebus.nats.client.client import NatsClientCore
+from simplebus.nats.client.events import ReceivedMessages
+from simplebus.nats.client.parser import ClientParser
 
 
 def pulled(delivered_count: int) -> PullConsumer:
-    wire: Any = SimpleNamespace(core=ClientCore(inbox="_INBOX.me"))
+    wire: Any = SimpleNamespace(core=NatsClientCore(inbox="_INBOX.me"))
     return PullConsumer(
         wire, "S", "c", delivered_count=delivered_count, pending=9, heartbeat_seconds=1.0
     )
 
 
-def delivered(*counts: int, sid: int, pending: int = 5) -> Messages:
+def delivered(*counts: int, sid: int, pending: int = 5) -> ReceivedMessages:
     """Under sequences that are ten times as high."""
     said = [f"MSG s {sid} $JS.ACK.S.c.1.{10 * n}.{n}.0.{pending} 0\r\n\r\n" for n in counts]
-    (messages,) = Parser().receive("".join(said).encode())
-    assert isinstance(messages, Messages)
+    (messages,) = ClientParser().receive("".join(said).encode())
+    assert isinstance(messages, ReceivedMessages)
     return messages
 
 
-def status(line: str, sid: int) -> Messages:
+def status(line: str, sid: int) -> ReceivedMessages:
     block = f"NATS/1.0 {line}\r\n\r\n"
-    (messages,) = Parser().receive(
+    (messages,) = ClientParser().receive(
         f"HMSG s {sid} {len(block)} {len(block)}\r\n{block}\r\n".encode()
     )
-    assert isinstance(messages, Messages)
+    assert isinstance(messages, ReceivedMessages)
     return messages
 
 
@@ -93,7 +93,7 @@ def test_a_consumer_that_has_ended_says_why(line: str) -> None:
 
 def asked(source: PullConsumer) -> list[dict[str, Any]]:
     """What it has asked for since the last time."""
-    said = b"".join(bytes(each) for each in source._core.take_output())
+    said = b"".join(bytes(each) for each in source._core.drain_output())
     return [msgspec.json.decode(each) for each in re.findall(rb"\{[^}]*\}", said)]
 
 
@@ -109,8 +109,8 @@ def test_what_is_under_way_is_bounded_in_messages_and_in_bytes() -> None:
         said = (
             f"MSG s {source._sid} $JS.ACK.S.c.1.{count}.{count - 2}.0.9 {len(body)}\r\n{body}\r\n"
         )
-        (messages,) = Parser().receive(said.encode())
-        assert isinstance(messages, Messages)
+        (messages,) = ClientParser().receive(said.encode())
+        assert isinstance(messages, ReceivedMessages)
         assert source.accept(messages).messages.count == 1
         source.request_more()
     requests = asked(source)
@@ -161,8 +161,8 @@ def test_over_a_long_time_no_more_is_under_way_than_at_first() -> None:
             continue
         requests.appendleft([batch - 1, left - size])
         said = f"MSG s {source._sid} {reply} {len(body)}\r\n{body}\r\n"
-        (messages,) = Parser().receive(said.encode())
-        assert isinstance(messages, Messages)
+        (messages,) = ClientParser().receive(said.encode())
+        assert isinstance(messages, ReceivedMessages)
         done += source.accept(messages).messages.count
 
 

@@ -21,9 +21,9 @@ from simplebus.bridge.settings import BridgeSettings, CopiedClass
 from simplebus.bridge.source.pull_consumer import PullConsumer
 from simplebus.bridge.source.stream import StreamSource
 from simplebus.core.errors import BusConnectionError
-from simplebus.nats.client.client import ClientCore
-from simplebus.nats.client.events import Messages
-from simplebus.nats.client.parser import Parser
+from simplebus.nats.client.client import NatsClientCore
+from simplebus.nats.client.events import ReceivedMessages
+from simplebus.nats.client.parser import ClientParser
 from tests.bridge.memory_buses import numbered, payloads
 from tests.bridge.nats_copiers import (
     PATIENCE_SECONDS,
@@ -255,15 +255,15 @@ async def test_what_comes_again_as_its_ack_was_lost_is_acknowledged_again(
 def test_what_comes_again_together_with_what_came_first_is_found_once() -> None:
     """As of a bridge that stood still for longer than its consumer waits for acks."""
     link: Any = SimpleNamespace(flush=lambda: None)
-    wire: Any = SimpleNamespace(core=ClientCore(inbox="_INBOX.me"), link=link)
+    wire: Any = SimpleNamespace(core=NatsClientCore(inbox="_INBOX.me"), link=link)
     near = near_end(wire, "STILL")
     near._source = source = PullConsumer(wire, "STILL", "c", sent=0, pending=9, beat=1.0)
     near._cursor = near._began = near._own_publish_cache = 1
     said = ""
     for count, sequence in enumerate([1, 2, 3, 1, 2, 4, 3, 5], 1):
         said += f"MSG s {source._sid} $JS.ACK.STILL.c.1.{sequence}.{count}.0.0 0\r\n\r\n"
-    (messages,) = Parser().receive(said.encode())
-    assert isinstance(messages, Messages)
+    (messages,) = ClientParser().receive(said.encode())
+    assert isinstance(messages, ReceivedMessages)
     near._take(messages)
     ((_, sequences),) = near._queue
     assert sequences.tolist() == [1, 2, 3, 4, 5]

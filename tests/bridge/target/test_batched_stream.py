@@ -38,8 +38,8 @@ from simplebus.bridge.target.nats import NatsTarget, TargetStreamState
 from simplebus.bridge.transform import MessageRun
 from simplebus.core.errors import BusConnectionError
 from simplebus.core.protocol import frames
-from simplebus.nats.client.client import ClientCore, Replies
-from simplebus.nats.client.events import Messages
+from simplebus.nats.client.client import NatsClientCore, RequestReplies
+from simplebus.nats.client.events import ReceivedMessages
 from simplebus.nats.client.jetstream_codec import JetStreamError
 from simplebus.nats.protocol.events import Pub
 from tests.bridge.memory_buses import numbered
@@ -211,21 +211,21 @@ class Wire:
 
     def __init__(self, led: Led) -> None:
         self.led, self.lost_reason, self.timeout_seconds = led, "", 60.0
-        self.core = ClientCore(inbox="_INBOX.x")
+        self.core = NatsClientCore(inbox="_INBOX.x")
         self.core.open(0.0)
         says = b'INFO {"headers":true,"max_payload":1048576,"version":"%b"}\r\n'
         list(self.core.receive(says % led.version.encode(), 0.0))
         self.core.greet()
         list(self.core.receive(b"PONG\r\n", 0.0))
         self.link = SimpleNamespace(flush=self._flush, ask=self._ask, server="here")
-        self.replies: list[Replies] = []
+        self.replies: list[RequestReplies] = []
         self.complaints: list[str] = []
         self.on_messages: Any = None
         self._flush()
         led.written.clear()
 
     def _flush(self) -> None:
-        said = b"".join(bytes(each) for each in self.core.take_output())
+        said = b"".join(bytes(each) for each in self.core.drain_output())
         at = said.find(b"SUB _INBOX")
         while at >= 0:  # Only what is published is of interest.
             end = said.index(b"\r\n", at) + 2
@@ -250,10 +250,10 @@ class Wire:
             some, self.led.answers = self.led.answers, []
             if some:
                 for event in self.core.receive(b"".join(some), 0.0):
-                    if isinstance(event, Replies):
+                    if isinstance(event, RequestReplies):
                         self.replies.append(event)
                     else:
-                        assert isinstance(event, Messages)
+                        assert isinstance(event, ReceivedMessages)
                         self.on_messages(event)
                 return
         raise BusConnectionError(f"{what} did not come")

@@ -12,7 +12,7 @@ import simplebus
 from simplebus.bridge.runner import create_copiers
 from simplebus.bridge.settings import BridgeSettings, CopiedClass
 from simplebus.nats.client import jetstream_codec
-from simplebus.nats.client.events import Messages
+from simplebus.nats.client.events import ReceivedMessages
 from simplebus.nats.client.jetstream_codec import JetStreamError, PubAcks
 from simplebus.net.nats_connection import Link
 from tests.bridge.memory_buses import numbered
@@ -179,7 +179,7 @@ async def test_what_a_stream_may_store_later_is_no_dead_letter(
     one whose disk fails of whatever comes."""
     pub_acks, said = jetstream_codec.pub_acks, []
 
-    def doubtful(messages: Messages) -> PubAcks:
+    def doubtful(messages: ReceivedMessages) -> PubAcks:
         acks = pub_acks(messages)
         if not said:
             said.append(why)

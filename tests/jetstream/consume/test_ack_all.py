@@ -7,18 +7,18 @@ from hypothesis import strategies as st
 
 from simplebus.jetstream.consume.ack_all import Sole
 from simplebus.nats.client import jetstream_codec
-from simplebus.nats.client.events import Messages
-from simplebus.nats.client.parser import Parser
+from simplebus.nats.client.events import ReceivedMessages
+from simplebus.nats.client.parser import ClientParser
 
 
-def sent(*rows: tuple[int, int]) -> Messages:
+def sent(*rows: tuple[int, int]) -> ReceivedMessages:
     """What the consumer sends: a sequence of the stream, and the number of the delivery."""
     raw = b"".join(
         b"MSG s 2 $JS.ACK.S.c.1.%d.%d.1000000000.0 1\r\nx\r\n" % (sequence, count)
         for sequence, count in rows
     )
-    (messages,) = Parser().receive(raw)
-    assert isinstance(messages, Messages)
+    (messages,) = ClientParser().receive(raw)
+    assert isinstance(messages, ReceivedMessages)
     return messages
 
 

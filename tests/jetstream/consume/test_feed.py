@@ -20,8 +20,8 @@ from simplebus.jetstream.consume.ack_all import Sole
 from simplebus.jetstream.consume.feed import FETCH_MESSAGES_MAX, Feed, Found
 from simplebus.jetstream.dead_letters import Burials, Burying
 from simplebus.jetstream.remote_class import RemoteClass
-from simplebus.nats.client.events import Messages
-from simplebus.nats.client.parser import Parser
+from simplebus.nats.client.events import ReceivedMessages
+from simplebus.nats.client.parser import ClientParser
 
 ENVELOPE = b"NATS/1.0\r\nSimplebus-Type: 5\r\n\r\n"
 
@@ -121,13 +121,13 @@ def message(
     return b"%b s 2 %b %b\r\n%b%b\r\n" % (verb, reply, sizes, head, payload)
 
 
-def arrived(*messages: bytes) -> Messages:
-    (event,) = Parser().receive(b"".join(messages))
-    assert isinstance(event, Messages)
+def arrived(*messages: bytes) -> ReceivedMessages:
+    (event,) = ClientParser().receive(b"".join(messages))
+    assert isinstance(event, ReceivedMessages)
     return event
 
 
-def sequence_of(messages: Messages, row: int) -> int:
+def sequence_of(messages: ReceivedMessages, row: int) -> int:
     return int(messages.reply(row).split(b".")[5])
 
 

@@ -21,8 +21,8 @@ from simplebus.jetstream.publish.stream_publisher import (
     Uplink,
 )
 from simplebus.nats.client import jetstream_codec
-from simplebus.nats.client.client import Replies
-from simplebus.nats.client.events import Messages
+from simplebus.nats.client.client import RequestReplies
+from simplebus.nats.client.events import ReceivedMessages
 from simplebus.nats.protocol.events import Pub
 from tests.jetstream.nats_servers import NatsServer
 from tests.jetstream.publish.test_stream_publisher import (
@@ -47,7 +47,7 @@ class ChainStream(Stream):
     def __init__(self) -> None:
         super().__init__()
         assert self.core.subscribe(self.uplink.inbox) == CHAIN_SID
-        self.core.take_output()
+        self.core.drain_output()
         self.chains: dict[bytes, int] = {}
         """How far each has come that has not ended."""
 
@@ -96,10 +96,10 @@ class ChainStream(Stream):
     def answer(self, answers: list[bytes], now: float) -> int | None:
         reached = None
         for event in self.core.receive(b"".join(answers), now):
-            if isinstance(event, Replies):
+            if isinstance(event, RequestReplies):
                 reached = self.uplink.take(event, now) or reached
             else:
-                assert isinstance(event, Messages)
+                assert isinstance(event, ReceivedMessages)
                 assert set(event.sids.tolist()) == {CHAIN_SID}
                 reached = self.uplink.hear(event, now) or reached
         return reached
@@ -196,7 +196,7 @@ def test_what_a_stream_knows_from_what_is_on_its_way_is_not_stored() -> None:
     stream.take()
     begun = b"MSG %b %d %d\r\n%b\r\n"
     for said in (b'{"type":"ack","seq":100}', b'{"stream":"S","seq":0,"batch":"b","count":100}'):
-        stream.core.take_output()
+        stream.core.drain_output()
         (number,) = stream.uplink._whose
         subject = b"_INBOX.r.r%012d.500.fail.0100.2.$FI" % number
         assert stream.answer([begun % (subject, CHAIN_SID, len(said), said)], 0.0) is None
@@ -225,7 +225,7 @@ def test_a_chain_whose_last_message_is_on_its_way_is_not_believed(said: bytes) -
     answers = stream.take()
     assert stream.answer(answers, 0.0) is None
     number = max(stream.uplink._whose)
-    stream.core.take_output()
+    stream.core.drain_output()
     head = b"MSG %b 1 %d\r\n" % (stream.core.reply_to(number), len(said))
     assert stream.answer([head + said + b"\r\n"], 0.0) is None
     assert stream.uplink.statistics().under_way == 0
@@ -259,7 +259,7 @@ def test_where_no_proof_comes_all_is_asked_for() -> None:
     expected = stream.put(1, 100, "pub")
     stream.uplink.go_on(0.0)
     assert stream.answer(stream.take(), 0.0) is None
-    stream.core.take_output()
+    stream.core.drain_output()
     stream.uplink.go_on(PATIENCE_SECONDS / 2)
     assert stream.take() == []
     stream.uplink.go_on(PATIENCE_SECONDS)
@@ -458,7 +458,7 @@ def test_a_stream_is_not_asked_again_while_what_it_was_asked_is_on_its_way() -> 
     stream.uplink.go_on(PATIENCE_SECONDS)
     for times in range(2, 20):
         stream.uplink.go_on(times * PATIENCE_SECONDS)
-    raw = stream.core.take_output()
+    raw = stream.core.drain_output()
     assert b"".join(raw).count(b"Nats-Rollup") == codec.milestones(100).size
     stream.connect(100.0)  # All of it is lost.
     stream.uplink.begin_anew(100.0)
@@ -596,13 +596,13 @@ async def test_a_server_keeps_a_chain_and_knows_its_milestones(
         # What it says of the chain is not listened to; then it is asked.
         last = b"%04d.2.$FI" % count
         await heard.until(
-            lambda: any(e.subject(-1).endswith(last) for e in heard.all(Messages) if e.count)
+            lambda: any(e.subject(-1).endswith(last) for e in heard.all(ReceivedMessages) if e.count)
         )
         uplink.begin_anew(1.0)
         uplink.go_on(1.0)
         link.flush()
-        await heard.until(lambda: sum(e.messages.count for e in heard.all(Replies)) == 11)
-        assert [uplink.take(each, 1.0) for each in heard.all(Replies)][-1] == 1
+        await heard.until(lambda: sum(e.messages.count for e in heard.all(RequestReplies)) == 11)
+        assert [uplink.take(each, 1.0) for each in heard.all(RequestReplies)][-1] == 1
         info = await link.ask("STREAM.INFO.CHAIN")
         assert info["state"]["messages"] == count  # To ask stores nothing.
         unknown = jetstream_codec.whether_stored(
@@ -610,8 +610,8 @@ async def test_a_server_keeps_a_chain_and_knows_its_milestones(
         )
         link.core.write(unknown)
         link.flush()
-        await heard.until(lambda: sum(e.messages.count for e in heard.all(Replies)) == 12)
-        said = heard.all(Replies)[-1].messages
+        await heard.until(lambda: sum(e.messages.count for e in heard.all(RequestReplies)) == 12)
+        said = heard.all(RequestReplies)[-1].messages
         assert jetstream_codec.pub_acks(said).errors[0].code == jetstream_codec.NO_ROLLUP
 
 
@@ -638,17 +638,17 @@ async def test_a_server_keeps_what_is_in_two_chains_of_a_name_once(
         link.flush()
 
         def ends() -> int:
-            payloads = [p for e in heard.all(Messages) for p in e.all_payloads()]
+            payloads = [p for e in heard.all(ReceivedMessages) for p in e.all_payloads()]
             return sum(b'"count":' in payload for payload in payloads)
 
         await heard.until(lambda: ends() == len(both))
-        for each in heard.all(Messages):
-            for sid, some_answers in each.by_sid().items():
+        for each in heard.all(ReceivedMessages):
+            for sid, some_answers in each.split_by_sid().items():
                 assert uplinks[sid].hear(some_answers, 0.0) is None
-        before = len(heard.all(Replies))
+        before = len(heard.all(RequestReplies))
         link.flush()
-        await heard.until(lambda: sum(len(e.numbers) for e in heard.all(Replies)[before:]) == 2)
-        for replies in heard.all(Replies)[before:]:
+        await heard.until(lambda: sum(len(e.numbers) for e in heard.all(RequestReplies)[before:]) == 2)
+        for replies in heard.all(RequestReplies)[before:]:
             for uplink in uplinks.values():
                 uplink.take(replies, 0.0)
         assert [uplink.is_empty for uplink in uplinks.values()] == [True, True]

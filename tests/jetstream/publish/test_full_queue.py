@@ -72,7 +72,7 @@ class SlowStream(ChainStream):
         self.answers.clear()
         self.chains.clear()
         self.connect(now)
-        self.core.take_output()
+        self.core.drain_output()
         self.uplink.begin_anew(now)
 
 
@@ -264,7 +264,7 @@ def test_a_full_stream_that_says_but_in_part_what_it_has_is_asked_again(
     if how == "cut":
         stream.core.lose()
         stream.connect(now)
-        stream.core.take_output()
+        stream.core.drain_output()
         uplink.begin_anew(now)
     stream.refuses = lambda: False
     for _ in range(100):

@@ -203,7 +203,7 @@ class Led(ChainStream):
         if self.happens(0.7):
             self.answers.clear()
         self.connect(now)
-        self.core.take_output()
+        self.core.drain_output()
         self.uplink.begin_anew(now)
 
 

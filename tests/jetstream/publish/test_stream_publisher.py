@@ -24,7 +24,7 @@ from simplebus.jetstream.publish.class_queue import (
     WAITING_PIECES_MAX,
 )
 from simplebus.jetstream.publish.stream_publisher import PATIENCE_SECONDS, PAUSE_SECONDS, Uplink
-from simplebus.nats.client.client import ClientCore, Replies
+from simplebus.nats.client.client import NatsClientCore, RequestReplies
 from simplebus.nats.client.encode import PING
 from simplebus.nats.limits import NatsLimits
 from simplebus.nats.protocol.events import Pub
@@ -65,7 +65,7 @@ class Stream:
     """Whether what it knows is never refused."""
 
     def __init__(self) -> None:
-        self.core = ClientCore(inbox="_INBOX.x")
+        self.core = NatsClientCore(inbox="_INBOX.x")
         self.connect(0.0)
         self.uplink = Uplink(
             self.core,
@@ -84,7 +84,7 @@ class Stream:
         self.core.open(now)
         list(self.core.receive(b"INFO {}\r\n", now))
         self.core.greet()
-        self.core.take_output()
+        self.core.drain_output()
         list(self.core.receive(b"PONG\r\n", now))
 
     def answer_all(self, now: float, times: int = 1) -> int | None:
@@ -111,7 +111,7 @@ class Stream:
 
     def said(self) -> list[Pub]:
         """What was published. A PING is answered at once, as all before it is taken."""
-        output = self.core.take_output()
+        output = self.core.drain_output()
         for _ in range(output.count(PING)):
             list(self.core.receive(b"PONG\r\n", 0.0))
         return publications(b"".join(each for each in output if each != PING))
@@ -149,7 +149,7 @@ class Stream:
     def answer(self, answers: list[bytes], now: float) -> int | None:
         reached = None
         for event in self.core.receive(b"".join(answers), now):
-            assert isinstance(event, Replies)
+            assert isinstance(event, RequestReplies)
             reached = self.uplink.take(event, now) or reached
         return reached
 

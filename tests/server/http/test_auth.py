@@ -145,7 +145,7 @@ async def test_who_shows_who_it_is_may_call_the_door_anything(header: str, statu
 
 def test_no_words_are_no_mistake_and_others_are() -> None:
     assert parse_authorization("") is None
-    with pytest.raises(RemoteProtocolError, match="expected an Authorization of Basic"):
+    with pytest.raises(RemoteProtocolError, match="expected an Authorization header of type Basic"):
         parse_authorization("Basic")
 
 

@@ -94,7 +94,7 @@ def test_a_port_that_is_taken_says_what_it_is_for() -> None:
     assert (status, said) == (69, "")
     assert complained == (
         f"simplebus: cannot listen on 127.0.0.1:{port}: Address already in use. That port is for "
-        "operators, over HTTP: --http-port picks another one, --no-http goes without\n"
+        "HTTP: select another one with --http-port, or disable HTTP with --no-http\n"
     )
 
 
@@ -128,7 +128,7 @@ async def test_no_page_of_a_stranger_can_be_what_the_door_is_called(
             assert said.status == (200 if path == "/healthz" else status)
         if status != 200:
             await peer.send(b"GET /varz HTTP/1.1\r\nHost: evil\r\n\r\n")
-            assert (await peer.answer()).json["error"].startswith("this port is not called 'evil':")
+            assert (await peer.answer()).json["error"].startswith("unknown host 'evil':")
 
 
 @pytest.mark.parametrize("said", ["Bearer x", "Basic eDp5", "x", ""])

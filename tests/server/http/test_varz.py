@@ -256,7 +256,7 @@ async def test_an_order_that_is_none_is_a_sentence() -> None:
     async with serving(http_port=0) as up:
         said = await (await http(up)).ask("/connz?sort=beauty")
         assert said.status == 400
-        assert said.json["error"].startswith("sort is one of cid, start, ")
+        assert said.json["error"].startswith("expected sort to be one of cid, start, ")
 
 
 async def test_classes_are_told_all_or_one() -> None:

@@ -170,7 +170,7 @@ def test_of_a_disk_that_is_full_at_the_start_nothing_is_asked_but_what_makes_spa
         failure, has_space = running.hear(2)
         assert isinstance(failure, tuple)
         assert failure[0] is Reason.DISK_FULL
-        assert "no space to be kept back" in failure[1]
+        assert "cannot reserve disk space" in failure[1]
         assert has_space == 0  # Nothing was written since.
         assert asked[0] in ("({}, ())", "({1: 7}, {1})")
     finally:
@@ -211,7 +211,7 @@ def test_it_ends_though_nothing_can_be_written_and_says_what_is_lost(
     running.hear(1)
     with caplog.at_level(logging.ERROR):
         running.writer.stop()
-    assert "1 messages are lost: the journal cannot be written: No space" in caplog.text
+    assert "lost 1 messages: cannot write the journal: No space" in caplog.text
 
 
 def test_a_fault_of_ours_refuses_publishers_and_is_logged(
@@ -223,8 +223,6 @@ def test_a_fault_of_ours_refuses_publishers_and_is_logged(
     running.journal.fails = fail
     running.put(0)
     running.journal.may_sync.release()
-    assert running.hear(1) == [
-        (Reason.DISK_FAILED, "the journal has failed; the server's log says why")
-    ]
+    assert running.hear(1) == [(Reason.DISK_FAILED, "the journal failed; see the server's log")]
     running.writer.stop()
     assert "ZeroDivisionError" in caplog.text

@@ -89,7 +89,7 @@ def test_heartbeats_are_let_go_of_and_so_many_are_too_many() -> None:
     heard, said = hears(*[HEARTBEAT] * HANDSHAKE_HEARTBEATS_MAX, HELLO[:20])
     assert not any(is_whole for is_whole, _ in said)
     assert bytes(heard.data) == HELLO[:20]
-    with pytest.raises(RemoteProtocolError, match=r"65 Heartbeats .* 64 are allowed") as caught:
+    with pytest.raises(RemoteProtocolError, match=r"65 heartbeats .* 64 are allowed") as caught:
         hears(HEARTBEAT * (HANDSHAKE_HEARTBEATS_MAX + 1))
     assert caught.value.reason is Reason.UNAUTHORIZED
 

@@ -92,7 +92,9 @@ async def test_one_that_is_not_good_yet_is_shown_and_said(
     async with serving(tls=TlsOptions(*_pair(authority))) as server:
         authority.issue("localhost", later=datetime.timedelta(days=2))
         await reload(server, ServeOptions())
-        assert "localhost.pem is not valid yet: clients that check it stay away" in caplog.text
+        assert (
+            "localhost.pem is not valid yet: clients that verify it will not connect" in caplog.text
+        )
 
 
 def _pair(authority: Authority) -> tuple[Path, Path]:

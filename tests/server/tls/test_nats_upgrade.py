@@ -282,10 +282,13 @@ def test_a_certificate_that_cannot_be_used_is_a_sentence(
         (TlsOptions(missing, own.key), f"the certificate {missing} cannot be read: No such file"),
         (TlsOptions(own.cert, missing), f"the key {missing} cannot be read: No such file"),
         (TlsOptions(own.cert, own.key, missing), f"the CA certificate {missing} cannot be read"),
-        (TlsOptions(own.cert, other.key), "are no certificate and its key, as PEM: key values"),
-        (TlsOptions(nothing, own.key), f"{nothing} and {own.key} are no certificate and its key"),
-        (TlsOptions(locked.cert, locked.key), "has a password; write it without one"),
-        (TlsOptions(own.cert, own.key, nothing), f"{nothing} holds no certificates as PEM"),
+        (TlsOptions(own.cert, other.key), "are not a PEM certificate and its key: key values"),
+        (
+            TlsOptions(nothing, own.key),
+            f"{nothing} and {own.key} are not a PEM certificate and its key",
+        ),
+        (TlsOptions(locked.cert, locked.key), "is encrypted; expected one without a password"),
+        (TlsOptions(own.cert, own.key, nothing), f"{nothing} contains no PEM certificates"),
     ):
         with pytest.raises(OSError, match=re.escape(sentence)):
             create_ssl_context(options)
