@@ -85,7 +85,7 @@ async def write_dead_letters(
     refusals_by_sequence = {each.sequence: each for each in refusals}
     async with open() as letters:
         for messages, sequences in batches:
-            deliveries = jetstream_codec.deliveries(messages)
+            deliveries = jetstream_codec.parse_deliveries(messages)
             times = np.where(deliveries.good, deliveries.times / 1e9, 0.0).tolist()
             run = framer.to_run(messages, sequences)
             framer.pop_altered()  # Reported when the messages were read.

@@ -135,7 +135,7 @@ class BridgeNatsConnection:
         A message to the own inbox returns after everything that the server sent before it.
         """
         number = self.core.reserve_numbers(1)
-        self.core.publish(self.core.reply_to(number).decode(), b"")
+        self.core.publish(self.core.reply_subject(number).decode(), b"")
         self.link.flush()
         while not self._pop_reply(number):
             await self.wait_expected("the message to the own inbox")

@@ -333,7 +333,7 @@ class Cluster:
             self._heard(self.uplink.hear(messages, trio.current_time()))
         elif not (self.listening.answer(sid, messages) or self._naming.take(sid, messages)):
             # It was on its way when its position ended.
-            found = messages.pick(jetstream_codec.deliveries(messages).good)
+            found = messages.pick(jetstream_codec.parse_deliveries(messages).good)
             self.link.core.write(jetstream_codec.say_in_order(found, jetstream_codec.NAK))
 
     def _feed(self, feed: Feed, messages: ReceivedMessages) -> None:
@@ -342,7 +342,7 @@ class Cluster:
         told = (messages.payloads == messages.ends) & (messages.bodies < messages.payloads)
         if told.any():
             for row in told.nonzero()[0].tolist():
-                code, words = jetstream_codec.status(messages.headers(row))
+                code, words = jetstream_codec.parse_status(messages.headers(row))
                 if not code:
                     told[row] = False
                 elif code >= 400:

@@ -192,7 +192,7 @@ async def found_of(
 
 def _rows(messages: ReceivedMessages) -> list[tuple[ReceivedMessages, np.ndarray, np.ndarray]]:
     """Runs of messages that are alike, with sequences and times."""
-    told = jetstream_codec.deliveries(messages)
+    told = jetstream_codec.parse_deliveries(messages)
     kinds = codec.are_envelopes(messages)
     edges = [0, *(np.flatnonzero(kinds[1:] != kinds[:-1]) + 1).tolist(), messages.count]
     return [

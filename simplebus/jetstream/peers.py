@@ -106,7 +106,7 @@ class Others:
             if self._link.is_ready and await self._is_overheard(subject):
                 return None
             raise
-        if jetstream_codec.status(headers)[0] == jetstream_codec.NO_RESPONDERS:
+        if jetstream_codec.parse_status(headers)[0] == jetstream_codec.NO_RESPONDERS:
             return None
         # A stream that somebody else made would say that it has it.
         return said if said.split(b" ")[0] in _WORDS else None

@@ -307,7 +307,7 @@ async def test_what_nats_publishes_comes_into_a_class(server: BusServer, nats: N
             await until(lambda: copied.statistics().is_up)
             for number in range(100):
                 wire.core.publish("in.a", b"%d" % number)
-            headers = encode.block((b"h", b"1"), (KEY_HEADER.encode(), b"k"))
+            headers = encode.encode_headers((b"h", b"1"), (KEY_HEADER.encode(), b"k"))
             wire.core.publish("in.b", b"<\r\n>", headers=headers)
             wire.link.flush()
             async with bus.subscribe("heard") as messages:
@@ -323,8 +323,8 @@ async def test_what_nats_publishes_comes_into_a_class(server: BusServer, nats: N
 async def test_what_a_bus_has_otherwise_is_kept_as_far_as_it_can_be_and_told(
     server: BusServer, nats: NatsServer, caplog: pytest.LogCaptureFixture
 ) -> None:
-    headers = encode.block((b"tenant", b"7"), (KEY_HEADER.encode(), b"k"))
-    long = encode.block((b"long", b"x" * 70_000), (KEY_HEADER.encode(), b"k"))
+    headers = encode.encode_headers((b"tenant", b"7"), (KEY_HEADER.encode(), b"k"))
+    long = encode.encode_headers((b"long", b"x" * 70_000), (KEY_HEADER.encode(), b"k"))
     async with connect(nats) as wire, simplebus.connect(server.address) as bus:
         copied = lane(nats.url, server.address, "odd", channels=("odd.>",))
         async with copying(copied, up=True):
@@ -335,7 +335,7 @@ async def test_what_a_bus_has_otherwise_is_kept_as_far_as_it_can_be_and_told(
                 (b"odd.b", long),
                 (b"odd.#", b""),
             ):
-                wire.core.write(encode.pub(subject, b"", headers=block))
+                wire.core.write(encode.encode_pub(subject, b"", headers=block))
             wire.link.flush()
             async with bus.subscribe("odd") as messages:
                 got = [await messages.get(PATIENCE_SECONDS) for _ in range(5)]
@@ -361,7 +361,7 @@ async def test_another_nats_server_is_no_circle(server: BusServer, nats: NatsSer
         async with copying(copied):
             await until(lambda: copied.statistics().is_up)
             for path in "nats.ANOTHER a", f"{here} a":
-                headers = encode.block((PATH_HEADER.encode(), path.encode()))
+                headers = encode.encode_headers((PATH_HEADER.encode(), path.encode()))
                 wire.core.publish("circle", path.encode(), headers=headers)
             wire.core.publish("circle", b"last")
             await wire.round_trip()

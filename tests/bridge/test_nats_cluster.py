@@ -133,16 +133,16 @@ class Flow:
                 await trio.sleep(0.1)
 
     async def _say(self, wire: BridgeNatsConnection, number: int) -> None:
-        headers = encode.block((jetstream_codec.MSG_ID, b"%d" % number))
+        headers = encode.encode_headers((jetstream_codec.MSG_ID, b"%d" % number))
         core = wire.core
         reply = core.reserve_numbers(1)
         core.publish(
-            "class.said", b"%d" % number, headers=headers, reply=core.reply_to(reply).decode()
+            "class.said", b"%d" % number, headers=headers, reply=core.reply_subject(reply).decode()
         )
         wire.link.flush()
         while not wire.replies:
             await wire.wait_expected("a PubAck")
-        for error in jetstream_codec.pub_acks(wire.replies.pop().messages).errors.values():
+        for error in jetstream_codec.parse_pub_acks(wire.replies.pop().messages).errors.values():
             raise error
 
     async def read(self, class_: str) -> None:

@@ -324,7 +324,7 @@ async def test_who_has_said_it_waits_as_long_as_it_takes(monkeypatch: pytest.Mon
         said = b'{"classes":[],"auth":{"user":"ada","password":"secret"}}'
         await peer.send(frames.encode(frames.CONNECT, content=said))
         (session,) = server.server.broker.sessions.values()
-        front = server.nats_listener.front
+        front = server.nats_listener.nats_server
         (other,) = front.sessions.values()
         await until(lambda: asked and session.is_authenticating and other.is_authenticating)
         for _ in range(1000):

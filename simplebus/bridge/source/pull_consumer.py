@@ -14,7 +14,7 @@ from simplebus.bridge.nats_connection import BridgeNatsConnection
 from simplebus.core.errors import BusConnectionError
 from simplebus.nats.client import jetstream_codec
 from simplebus.nats.client.events import ReceivedMessages
-from simplebus.nats.client.jetstream_codec import Deliveries
+from simplebus.nats.client.jetstream_codec import JetStreamDeliveries
 from simplebus.net.nats_connection import new_inbox
 
 PULL_MESSAGES = 8192
@@ -92,9 +92,9 @@ class PullConsumer:
         self._requested_bytes += size
         self._last_request_bytes = size
 
-    def accept(self, messages: ReceivedMessages) -> Deliveries:
+    def accept(self, messages: ReceivedMessages) -> JetStreamDeliveries:
         """Return the deliveries of this consumer among `messages`, in its order."""
-        deliveries = jetstream_codec.deliveries(messages.pick(messages.sids == self._sid))
+        deliveries = jetstream_codec.parse_deliveries(messages.pick(messages.sids == self._sid))
         if not deliveries.good.all():
             for row in np.flatnonzero(~deliveries.good).tolist():
                 self._on_status(deliveries.messages.headers(row))
@@ -112,7 +112,7 @@ class PullConsumer:
 
     def _on_status(self, headers: bytes) -> None:
         """Handle a status message, which ends a request unless it is a heartbeat."""
-        code, words = jetstream_codec.status(headers)
+        code, words = jetstream_codec.parse_status(headers)
         is_too_long = words.lower() == _MESSAGE_TOO_LONG
         if code in (_HEARTBEAT, _NO_MESSAGES, _TIMED_OUT):
             self.pending = 0  # Messages that were pending before have been removed.

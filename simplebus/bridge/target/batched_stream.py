@@ -135,12 +135,12 @@ class BatchedStreamTarget(NatsTarget):
         steps = np.full((count, 1), _APPEND[0], np.uint8)
         if first == 1:
             steps[0] = _START[0]
-        index = encode.digits(np.arange(first, first + count), _INDEX_DIGITS)
+        index = encode.format_digits(np.arange(first, first + count), _INDEX_DIGITS)
         return [self._reply_prefix(body.number), index, b".", steps, b".$FI"]
 
     def _reply_prefix(self, number: int) -> bytes:
         """Return the start of the reply subjects of a batch. It is unique across connections."""
-        inbox, flow = self._inbox.encode(), jetstream_codec.CHAIN_ACK_MESSAGES
+        inbox, flow = self._inbox.encode(), jetstream_codec.FAST_BATCH_ACK_MESSAGES
         return b"%b.%b%d.%d.fail." % (inbox, self._batch_name_prefix, number, flow)
 
     def _mark_last(self, body: NatsBatch, count: int) -> None:
@@ -279,7 +279,7 @@ class BatchedStreamTarget(NatsTarget):
                 or tokens[0] != b"%b%d" % (self._batch_name_prefix, fast_batch.number)
             ):
                 continue
-            answer = jetstream_codec.chain_answer(messages.headers(row), messages.payload(row))
+            answer = jetstream_codec.parse_fast_batch_reply(messages.headers(row), messages.payload(row))
             index = jetstream_codec.number(tokens[3], 0)
             if answer.error is not None and answer.error.code == _BATCHES_NOT_ALLOWED:
                 fast_batch.is_not_allowed = True
@@ -435,7 +435,7 @@ class BatchedStreamTarget(NatsTarget):
             self._core.replies_to(first, count),
         )
         ids = self._message_ids_of(prepared, sequences)
-        self._core.write(jetstream_codec.whether_stored(subject, count, ids, replies))
+        self._core.write(jetstream_codec.encode_stored_check(subject, count, ids, replies))
         self._wire.link.flush()
         stored: Flags = np.zeros(count, np.bool_)
         missing = np.ones(count, np.bool_)
@@ -446,7 +446,7 @@ class BatchedStreamTarget(NatsTarget):
                 self._check_timeout(queried_at)
             for each in self._wire.replies:
                 rows = each.numbers - first
-                acks = jetstream_codec.pub_acks(each.messages)
+                acks = jetstream_codec.parse_pub_acks(each.messages)
                 for at in np.flatnonzero((rows >= 0) & (rows < count)).tolist():
                     error = acks.errors.get(at)
                     if error is not None and error.code == TOO_MANY_REQUESTS:

@@ -266,7 +266,7 @@ class NatsTarget:
         is_long = len(subject) + _LINE_REST_BYTES_MAX > _LINE_BYTES_MAX
         if is_long or size + payloads.shape[1] > self._max_payload:
             return False
-        body.commands.append(encode.alike(subject, payloads, reply=reply, headers=headers))
+        body.commands.append(encode.encode_equal_messages(subject, payloads, reply=reply, headers=headers))
         body.counts.append(run.count)
         body.subjects.setdefault(subject, []).append(run.sequences)
         frames.sequences.append(run.sequences)
@@ -295,9 +295,9 @@ class NatsTarget:
     def _message_ids(self, sequences: Integers, checks: Integers) -> list[encode.Column]:
         return [
             self._id_prefix,
-            encode.digits(sequences, _SEQUENCE_DIGITS),
+            encode.format_digits(sequences, _SEQUENCE_DIGITS),
             b".",
-            encode.digits(checks, _CHECK_DIGITS),
+            encode.format_digits(checks, _CHECK_DIGITS),
         ]
 
     def _reply_columns(self, body: NatsBatch, number: int, count: int) -> list[encode.Column]:
@@ -307,7 +307,7 @@ class NatsTarget:
     def _header_block(self, rewritten: Envelope) -> bytes:
         """Return the header block; empty without headers."""
         headers = (*strip_nats_headers(rewritten.headers), *encode_key(rewritten.key))
-        return format_header_block(headers) or (encode.block() if self._stream else b"")
+        return format_header_block(headers) or (encode.encode_headers() if self._stream else b"")
 
     # One by one ----------------------------------------------------------------------------------
 
@@ -366,7 +366,7 @@ class NatsTarget:
                 f"it has {len(block) + len(payload)} bytes, expected at most {self._max_payload}"
             )
         subject = rewritten.channel.encode() or self._subject
-        commands = encode.pub(subject, payload, reply=reply, headers=block)
+        commands = encode.encode_pub(subject, payload, reply=reply, headers=block)
         line = commands.index(b"\r\n") - commands.index(b" ") - 1
         if line > _LINE_BYTES_MAX:
             raise ValueError(
@@ -593,7 +593,7 @@ class NatsTarget:
         is_own = (rows >= 0) & (rows < prepared.count)
         if not is_own.any():
             return
-        acks = jetstream_codec.pub_acks(replies.messages)
+        acks = jetstream_codec.parse_pub_acks(replies.messages)
         if duplicate_count := int(np.count_nonzero(acks.duplicates & is_own)):
             prepared.skipped_counts[SkipReason.DUPLICATE] = (
                 prepared.skipped_counts.get(SkipReason.DUPLICATE, 0) + duplicate_count

@@ -17,7 +17,7 @@ import numpy as np
 
 from simplebus.core.protocol.frames import Flags, Integers
 from simplebus.nats.client.events import ReceivedMessages
-from simplebus.nats.client.jetstream_codec import Deliveries
+from simplebus.nats.client.jetstream_codec import JetStreamDeliveries
 
 
 class Sole:
@@ -41,7 +41,7 @@ class Sole:
         """How many it has sent that have come, those counted that it sent again."""
         return self._next_count - 1
 
-    def admit(self, told: Deliveries, messages: ReceivedMessages) -> Flags:
+    def admit(self, told: JetStreamDeliveries, messages: ReceivedMessages) -> Flags:
         """Which of these are new, and behind no gap."""
         fresh = np.zeros(messages.count, np.bool_)
         if self.is_broken:

@@ -16,7 +16,7 @@ import numpy as np
 from simplebus.core.protocol.frames import Flags, Integers
 from simplebus.core.redelivery.ack_timer import SequenceSet
 from simplebus.nats.client import jetstream_codec
-from simplebus.nats.client.jetstream_codec import Deliveries
+from simplebus.nats.client.jetstream_codec import JetStreamDeliveries
 
 RANGES_MAX = 64 * 1024
 """Of more ranges that were acknowledged, the first ones are forgotten: they may come again."""
@@ -39,12 +39,12 @@ class Remembered:
         self._done = SequenceSet()
         """What is acknowledged from the floor on."""
 
-    def take(self, told: Deliveries) -> None:
+    def take(self, told: JetStreamDeliveries) -> None:
         """These have come, one at least."""
         row = int(told.sequences.argmax())
         if told.sequences[row] >= self.highest:
             self.highest = int(told.sequences[row])
-            self._youngest = max(self._youngest, jetstream_codec.stored_at(told.messages, row))
+            self._youngest = max(self._youngest, jetstream_codec.parse_stored_time(told.messages, row))
         lowest = int(told.sequences.min())
         self._first = min(self._first or lowest, lowest)
 
@@ -54,7 +54,7 @@ class Remembered:
         was never sent; 0 if that is not known."""
         return self.floor or self._first
 
-    def is_behind(self, told: Deliveries) -> bool:
+    def is_behind(self, told: JetStreamDeliveries) -> bool:
         """Whether these show that the stream came back with less than it had."""
         before = told.sequences <= self.highest
         youngest = (self._youngest + APART_SECONDS) * 1e9

@@ -295,7 +295,7 @@ class Feed:
         self.asked = max(0, self.asked - messages.count)
         self.fetched += messages.count
         self.refused = 0
-        told = jetstream_codec.deliveries(messages)
+        told = jetstream_codec.parse_deliveries(messages)
         self._count_here += messages.count
         self._last_count = max(self._last_count, int(told.counts.max(initial=0)))
         said: list[bytes] = []
@@ -412,7 +412,7 @@ class Feed:
         read = envelope_batch.scan(batch)
         if read.expires is None and read.not_before is None:
             return self._store.build_rows(self.cls, read, came_at)
-        stored = jetstream_codec.deliveries(messages).times / 1e9
+        stored = jetstream_codec.parse_deliveries(messages).times / 1e9
         accepted = self.cls.clock.dates(stored, came_at)
         return None if accepted is None else self._store.build_rows(self.cls, read, accepted)
 
@@ -468,7 +468,7 @@ class Feed:
         """When the stream took a message of the ring: seconds since 1970; 0.0 if it is not here."""
         for block in self._blocks:
             if block.first <= number < block.last:
-                return jetstream_codec.stored_at(block.messages, number - block.first)
+                return jetstream_codec.parse_stored_time(block.messages, number - block.first)
         return 0.0
 
     def strike(self, first: int, last: int) -> None:

@@ -89,7 +89,7 @@ class Awaited:
             self._since = now
         if now - self._since < _PAUSES[self._tries]:
             return b""
-        said = [encode.pub(subject, jetstream_codec.NAK) for subject in self._subjects.values()]
+        said = [encode.encode_pub(subject, jetstream_codec.NAK) for subject in self._subjects.values()]
         self._since, self._tries = now, self._tries + 1
         if self._tries == len(_PAUSES):
             self._subjects.clear()
@@ -189,7 +189,7 @@ async def give_back(link: Link, stream: str, name: str, leaving: Leaving) -> dic
         word = jetstream_codec.nak(pause)
         link.core.write(jetstream_codec.say_in_order(messages, word))
         last = messages.reply(-1).decode("latin-1"), word
-        (paused if pause > 0 else given).append(jetstream_codec.deliveries(messages).sequences)
+        (paused if pause > 0 else given).append(jetstream_codec.parse_deliveries(messages).sequences)
     _say(link, subjects, jetstream_codec.NAK)
     if subjects:
         last = subjects[-1].decode(), jetstream_codec.NAK
@@ -223,7 +223,7 @@ async def pass_on(link: Link, stream: str, name: str, owed: Owed) -> None:
 
 def _say_each(link: Link, messages: ReceivedMessages, owed: Owed) -> tuple[str, bytes]:
     """Acknowledge or give back each of these. Returns what was said last."""
-    sequences = jetstream_codec.deliveries(messages).sequences
+    sequences = jetstream_codec.parse_deliveries(messages).sequences
     at = np.minimum(owed.sequences.searchsorted(sequences), owed.sequences.size - 1)
     waits = np.where(owed.sequences[at] == sequences, owed.waits[at], -1.0)
     waits[sequences > owed.highest] = 0.0
@@ -255,4 +255,4 @@ def _subject(stream: str, info: dict[str, Any], sequence: int) -> bytes:
 
 
 def _say(link: Link, subjects: list[bytes], word: bytes) -> None:
-    link.core.write(b"".join([encode.pub(subject, word) for subject in subjects]))
+    link.core.write(b"".join([encode.encode_pub(subject, word) for subject in subjects]))

@@ -77,10 +77,10 @@ def publications(
     numbers below 10**10; `replies` where PubAcks are to go (see `writing.alike`)."""
     headers = _headers(batch, ids)
     if batch.stride:
-        return encode.alike(subject, _payloads(batch), reply=replies, headers=headers)
+        return encode.encode_equal_messages(subject, _payloads(batch), reply=replies, headers=headers)
     count = batch.count
-    heads = bytes(encode.table(count, headers))
-    whom = bytes(encode.table(count, replies))
+    heads = bytes(encode.build_rows(count, headers))
+    whom = bytes(encode.build_rows(count, replies))
     head_bytes, whom_bytes = len(heads) // count, len(whom) // count
     raw, bounds = batch.data.tobytes(), batch.bounds.tolist()
     parts: list[bytes] = []
@@ -110,13 +110,13 @@ def chain(
     if whole:
         front, (prefix, numbers) = batch.slice(0, whole), ids
         at = milestones(whole)
-        plain = encode.alike(
+        plain = encode.encode_equal_messages(
             subject,
             _payloads(front),
             reply=_rows(replies, slice(0, whole)),
             headers=_headers(front, None),
         )
-        known = encode.alike(
+        known = encode.encode_equal_messages(
             subject,
             _payloads(front)[at],
             reply=_rows(replies, at),
@@ -125,7 +125,7 @@ def chain(
         table = np.frombuffer(plain, np.uint8).reshape(at.size, -1)
         table = table[:, : table.shape[1] // MILESTONE_MESSAGES * (MILESTONE_MESSAGES - 1)]
         columns = [table, np.frombuffer(known, np.uint8).reshape(at.size, -1)]
-        parts.append(encode.table(at.size, columns))
+        parts.append(encode.build_rows(at.size, columns))
     if whole < batch.count:
         parts += _chain_one_by_one(subject, batch, whole, ids, replies)
     return parts[0] if len(parts) == 1 else memoryview(b"".join(parts))
@@ -141,34 +141,34 @@ def _chain_one_by_one(
     """The same from a message on."""
     raw, bounds = batch.data.tobytes(), batch.bounds.tolist()
     known = set(milestones(batch.count).tolist())
-    plain = bytes(encode.table(1, _headers(batch, None)))
-    whom = bytes(encode.table(batch.count, replies))
+    plain = bytes(encode.build_rows(1, _headers(batch, None)))
+    whom = bytes(encode.build_rows(batch.count, replies))
     whom_bytes = len(whom) // batch.count
     parts: list[bytes] = []
     for row in range(first, batch.count):
         headers = plain
         if row in known:
             id_ = ids[0], ids[1][row : row + 1]
-            headers = bytes(encode.table(1, _headers(batch, id_)))
+            headers = bytes(encode.build_rows(1, _headers(batch, id_)))
         payload = raw[bounds[row] + HEADER_BYTES : bounds[row + 1] - DELIMITER_BYTES]
         reply = whom[row * whom_bytes : (row + 1) * whom_bytes]
-        parts.append(encode.pub(subject, payload, reply=reply, headers=headers))
+        parts.append(encode.encode_pub(subject, payload, reply=reply, headers=headers))
     return [memoryview(b"".join(parts))]
 
 
 def message_ids(prefix: bytes, numbers: Integers) -> list[Column]:
     """Those of messages, made of what all begin with, and their numbers."""
-    return [prefix, encode.digits(numbers, _ID_DIGITS)]
+    return [prefix, encode.format_digits(numbers, _ID_DIGITS)]
 
 
 def _headers(batch: FrameBatch, ids: tuple[bytes, Integers] | None) -> list[Column]:
     """Those of frames of one type, with or without message ids; empty for none."""
     kind = ENVELOPE_HEADER if batch.data[0] == frames.ENVELOPE else b""
     if ids is None:
-        return [encode.HEADERS[:-2] + kind + b"\r\n\r\n"] if kind else []
+        return [encode.HEADER_VERSION_LINE[:-2] + kind + b"\r\n\r\n"] if kind else []
     prefix, numbers = ids
     return [
-        encode.HEADERS + MSG_ID + b": ",
+        encode.HEADER_VERSION_LINE + MSG_ID + b": ",
         *message_ids(prefix, numbers),
         kind + b"\r\n\r\n",
     ]
@@ -227,7 +227,7 @@ def framed(class_id: int, messages: ReceivedMessages, *, is_envelope: bool) -> t
         payloads = items[begins].view(np.uint8).reshape(-1, size or 1)[:, :size]
         # To look for one byte costs less than for four, and it is seldom there.
         if not (payloads == DELIMITER[0]).any() or _is_plain(messages):
-            data = encode.table(messages.count, [head, payloads, DELIMITER])
+            data = encode.build_rows(messages.count, [head, payloads, DELIMITER])
             stride = HEADER_BYTES + size + DELIMITER_BYTES
             bounds = np.arange(0, len(data) + 1, stride, dtype=np.int64)
             return FrameBatch(np.frombuffer(data, np.uint8), bounds, stride), good

@@ -62,7 +62,7 @@ _REPLY_TOKENS = 6
 """Behind what all replies of this door begin with: number, flow, mode, step, kind of step, $FI."""
 _NOT_SAID = JetStreamError(0, "it is not said whether a message is stored")
 
-assert PIECE_MESSAGES < 10**jetstream_codec.CHAIN_DIGITS
+assert PIECE_MESSAGES < 10**jetstream_codec.FAST_BATCH_DIGITS
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,7 +192,7 @@ class Uplink:
 
     def _piece(self, class_id: int, batch: FrameBatch, name: str) -> Piece:
         if name:
-            program = jetstream_codec.escaped(self._program(name) or self._run)
+            program = jetstream_codec.percent_encode(self._program(name) or self._run)
             prefix = f"{jetstream_codec.escaped(name)}:{program}:"
             ids = message_numbers(batch)
         else:
@@ -294,7 +294,7 @@ class Uplink:
         subject = self._subject(piece.class_id).encode()
         ids = codec.message_ids(piece.prefix, piece.ids[rows])
         replies = self._core.replies_to(first, rows.size)
-        self._core.write(jetstream_codec.whether_stored(subject, rows.size, ids, replies))
+        self._core.write(jetstream_codec.encode_stored_check(subject, rows.size, ids, replies))
 
     def _learn(self, lane: Lane, number: int, error: JetStreamError | None, now: float) -> None:
         """The stream has said whether it has a message: no error if it has."""
@@ -347,12 +347,12 @@ class Uplink:
         piece.is_chain = piece.is_open = may_be and (piece.is_chain or piece.batch.count >= few)
         piece.has_ids = piece.has_name or not piece.is_chain
         ids = piece.prefix, piece.ids
-        replies: Sequence[Column] = [self._core.reply_to(piece.number)]
+        replies: Sequence[Column] = [self._core.reply_subject(piece.number)]
         write = codec.publications
         if piece.is_chain:
             # It stands in each message and costs a server what it is long.
             name = b"%b%d" % (self._run.encode(), piece.number)
-            replies = jetstream_codec.chain_reply(self._inbox, name, piece.batch.count)
+            replies = jetstream_codec.fast_batch_reply_subjects(self._inbox, name, piece.batch.count)
             write = codec.publications if piece.has_name else codec.chain
         elif lane.window:
             replies = self._replies_to_each(lane, piece)
@@ -384,7 +384,7 @@ class Uplink:
             piece = lane.piece(number) if lane is not None else None
             if lane is None or piece is None or not piece.is_open or len(said) != _REPLY_TOKENS:
                 continue
-            told = jetstream_codec.chain_answer(answers.headers(row), answers.payload(row))
+            told = jetstream_codec.parse_fast_batch_reply(answers.headers(row), answers.payload(row))
             if told.error is not None:
                 self.last_error = told.error
                 if told.error.code == jetstream_codec.NO_RESPONDERS:
@@ -442,7 +442,7 @@ class Uplink:
 
     def take(self, replies: RequestReplies, now: float) -> int | None:
         """PubAcks have come. Returns what `reached` does."""
-        acks = jetstream_codec.pub_acks(replies.messages)
+        acks = jetstream_codec.parse_pub_acks(replies.messages)
         again = set(replies.numbers[acks.duplicates].tolist())
         for number in replies.numbers[acks.duplicates].tolist():
             lane = self._whose.get(number)

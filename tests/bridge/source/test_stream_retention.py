@@ -403,7 +403,7 @@ async def test_what_is_too_long_for_the_bus_lies_there_as_dead_letters_that_lack
                     await interested(wire, name)
                 headers = b"NATS/1.0\r\ntenant: 7\r\n\r\n"
                 for payload in (b"one", long, b"three"):
-                    wire.core.write(encode.pub(f"{name}.x".encode(), payload, headers=headers))
+                    wire.core.write(encode.encode_pub(f"{name}.x".encode(), payload, headers=headers))
                 await wire.round_trip()
                 assert await payloads(bus, name, 2) == [b"one", b"three"]
                 letters: list[Message[bytes]] = []

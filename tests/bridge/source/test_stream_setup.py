@@ -42,7 +42,7 @@ def from_stream(nats: NatsServer, server: BusServer, name: str, **more: Any) -> 
 def publish(wire: BridgeNatsConnection, subject: str, count: int, path: str = "") -> None:
     block = b"NATS/1.0\r\n%b: %b\r\n\r\n" % (PATH_HEADER.encode(), path.encode()) if path else b""
     for number in range(count):
-        wire.core.write(encode.pub(subject.encode(), b"%d" % number, headers=block))
+        wire.core.write(encode.encode_pub(subject.encode(), b"%d" % number, headers=block))
 
 
 async def test_a_stream_that_lets_few_messages_wait_for_their_acks_is_copied(
@@ -143,7 +143,7 @@ async def test_what_is_known_of_subjects_and_headers_is_bounded(nats: NatsServer
         await own.round_trip()
         for number in range(count):
             block = b"NATS/1.0\r\na: %b\r\n\r\n" % (b"%d" % number).ljust(30_000)
-            wire.core.write(encode.pub(b"long", b"", headers=block))
+            wire.core.write(encode.encode_pub(b"long", b"", headers=block))
         await wire.round_trip()
         await own.round_trip()
         assert sum(each.count for each in own.messages) == count

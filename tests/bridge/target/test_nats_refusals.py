@@ -177,7 +177,7 @@ async def test_what_a_stream_may_store_later_is_no_dead_letter(
 ) -> None:
     """A new leader says so of what is sent again while it does not know whether that is stored, and
     one whose disk fails of whatever comes."""
-    pub_acks, said = jetstream_codec.pub_acks, []
+    pub_acks, said = jetstream_codec.parse_pub_acks, []
 
     def doubtful(messages: ReceivedMessages) -> PubAcks:
         acks = pub_acks(messages)

@@ -24,7 +24,7 @@ def sent(*rows: tuple[int, int]) -> ReceivedMessages:
 
 def admitted(sole: Sole, *rows: tuple[int, int]) -> list[int]:
     messages = sent(*rows)
-    told = jetstream_codec.deliveries(messages)
+    told = jetstream_codec.parse_deliveries(messages)
     found: list[int] = told.sequences[sole.admit(told, messages)].tolist()
     return found
 
@@ -34,7 +34,7 @@ def word(sole: Sole, done: int) -> int | None:
     if found is None:
         return None
     assert found.count == 1
-    return int(jetstream_codec.deliveries(found).sequences[0])
+    return int(jetstream_codec.parse_deliveries(found).sequences[0])
 
 
 def test_all_up_to_a_message_is_said_with_one_word() -> None:
@@ -79,5 +79,5 @@ def test_a_word_is_never_of_more_than_is_done_with(found: list[int], data: st.Da
         told = word(sole, done)
         assert told == (expected[-1] if expected else None)
         said = told or said
-        left = [s for m in sole.open() for s in jetstream_codec.deliveries(m).sequences.tolist()]
+        left = [s for m in sole.open() for s in jetstream_codec.parse_deliveries(m).sequences.tolist()]
         assert left == [s for s in sequences[:at] if s > said]

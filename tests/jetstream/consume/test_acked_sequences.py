@@ -9,15 +9,15 @@ from hypothesis import strategies as st
 
 from simplebus.jetstream.consume import acked_sequences
 from simplebus.jetstream.consume.acked_sequences import APART_SECONDS, Remembered
-from simplebus.nats.client.jetstream_codec import Deliveries, deliveries
+from simplebus.nats.client.jetstream_codec import JetStreamDeliveries, parse_deliveries
 from tests.jetstream.consume.test_feed import arrived, message
 
 SECOND = 1_000_000_000
 
 
-def told(*messages: tuple[int, float]) -> Deliveries:
+def told(*messages: tuple[int, float]) -> JetStreamDeliveries:
     """These sequences, stored at so many seconds."""
-    return deliveries(arrived(*(message(n, stored=round(at * SECOND)) for n, at in messages)))
+    return parse_deliveries(arrived(*(message(n, stored=round(at * SECOND)) for n, at in messages)))
 
 
 def numbers(*sequences: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:

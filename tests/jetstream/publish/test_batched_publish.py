@@ -226,7 +226,7 @@ def test_a_chain_whose_last_message_is_on_its_way_is_not_believed(said: bytes) -
     assert stream.answer(answers, 0.0) is None
     number = max(stream.uplink._whose)
     stream.core.drain_output()
-    head = b"MSG %b 1 %d\r\n" % (stream.core.reply_to(number), len(said))
+    head = b"MSG %b 1 %d\r\n" % (stream.core.reply_subject(number), len(said))
     assert stream.answer([head + said + b"\r\n"], 0.0) is None
     assert stream.uplink.statistics().under_way == 0
     assert stream.uplink.statistics().refused == 100
@@ -534,7 +534,7 @@ def test_chains_are_written_at_once_as_they_would_be_one_by_one(
     whole = [frame(payload, 0, has_envelope=has_envelope) for payload in payloads]
     (batch,) = codec.batches(whole)
     assert bool(batch.stride) == (len(set(lengths)) == 1) or count == 1
-    replies = jetstream_codec.chain_reply(b"_INBOX.r", b"r9", count)
+    replies = jetstream_codec.fast_batch_reply_subjects(b"_INBOX.r", b"r9", count)
     written = codec.chain(b"s.7", batch, ids=(b":r:", np.arange(5, 5 + count)), replies=replies)
     kind = "\r\nSimplebus-Type: 5" if has_envelope else ""
     found = publications(bytes(written))
@@ -568,7 +568,7 @@ def test_chains_are_written_at_once_as_they_would_be_one_by_one(
 def test_what_is_said_of_a_chain(
     payload: bytes, stored: int, is_last: bool, code: int | None
 ) -> None:
-    told = jetstream_codec.chain_answer(b"", payload)
+    told = jetstream_codec.parse_fast_batch_reply(b"", payload)
     assert (told.stored, told.is_last) == (stored, is_last)
     assert (told.error and told.error.code) == code
 
@@ -605,14 +605,14 @@ async def test_a_server_keeps_a_chain_and_knows_its_milestones(
         assert [uplink.take(each, 1.0) for each in heard.all(RequestReplies)][-1] == 1
         info = await link.ask("STREAM.INFO.CHAIN")
         assert info["state"]["messages"] == count  # To ask stores nothing.
-        unknown = jetstream_codec.whether_stored(
-            b"chain", 1, [b":r:none"], [link.core.reply_to(10**9)]
+        unknown = jetstream_codec.encode_stored_check(
+            b"chain", 1, [b":r:none"], [link.core.reply_subject(10**9)]
         )
         link.core.write(unknown)
         link.flush()
         await heard.until(lambda: sum(e.messages.count for e in heard.all(RequestReplies)) == 12)
         said = heard.all(RequestReplies)[-1].messages
-        assert jetstream_codec.pub_acks(said).errors[0].code == jetstream_codec.NO_ROLLUP
+        assert jetstream_codec.parse_pub_acks(said).errors[0].code == jetstream_codec.NO_ROLLUP
 
 
 async def test_a_server_keeps_what_is_in_two_chains_of_a_name_once(
