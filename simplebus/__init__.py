@@ -18,7 +18,7 @@ The packages, in import order:
     storage/    the journal on disk: segments, checkpoints, recovery
     net/        sockets, TLS and connections to NATS servers
     jetstream/  classes that are stored in a JetStream cluster instead of this process
-    monitor/    panels and tables of the live monitor
+    monitor/    monitoring data of a server and its HTTP representations
     server/     the server: listeners, connections, journal, HTTP, metrics, shutdown
     bridge/     copies classes between buses, and to and from NATS servers
     config/     configuration files and their check

@@ -22,7 +22,7 @@ from simplebus.core.errors import BusConnectionError
 from simplebus.nats.client.client import ServerReady, RequestReplies
 from simplebus.nats.client.credentials import Credentials
 from simplebus.nats.client.events import ServerError, ReceivedMessages, ServerPong
-from simplebus.net.nats_connection import CONNECT_SECONDS, Event, Link, Lost, NatsAddress
+from simplebus.net.nats_connection import CONNECT_SECONDS, Event, NatsConnection, NatsConnectionLost, NatsAddress
 
 TIMEOUT_HEARTBEATS = 3
 
@@ -41,7 +41,7 @@ class BridgeNatsConnection:
     ) -> None:
         server_addresses = parse_addresses(servers)
         client_credentials = Credentials(**credentials) if credentials else None
-        self.link = Link(
+        self.link = NatsConnection(
             server_addresses,
             self._on_event,
             name=name,
@@ -69,7 +69,7 @@ class BridgeNatsConnection:
                 self.replies.append(event)
             case ServerError(says=says):
                 self.complaints.append(says)
-            case Lost(why=why):
+            case NatsConnectionLost(why=why):
                 self.lost_reason = why
                 self.on_lost()
                 self._wake_pong_waiters()

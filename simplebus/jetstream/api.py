@@ -12,10 +12,10 @@ from simplebus.core.protocol.requests import Start
 from simplebus.jetstream.names import WAITING
 from simplebus.jetstream.settings import EngineOptions
 from simplebus.nats.client.jetstream_codec import JetStreamError
-from simplebus.net.nats_connection import Link
+from simplebus.net.nats_connection import NatsConnection
 
 
-async def streams(link: Link) -> tuple[list[dict[str, Any]], list[str]]:
+async def streams(link: NatsConnection) -> tuple[list[dict[str, Any]], list[str]]:
     """How each stream of a cluster is configured; and the names of those of which that was not
     told, as they have no leader now. Raises BusConnectionError and JetStreamError."""
     found: list[dict[str, Any]] = []
@@ -29,7 +29,7 @@ async def streams(link: Link) -> tuple[list[dict[str, Any]], list[str]]:
             return [each.get("config", {}) for each in found], untold
 
 
-async def consumers_of(link: Link, stream: str) -> list[dict[str, Any]]:
+async def consumers_of(link: NatsConnection, stream: str) -> list[dict[str, Any]]:
     """What is said of each consumer of a stream. Raises BusConnectionError; and JetStreamError,
     too where some servers did not tell theirs: who took what is left for all would remove what the
     others need."""

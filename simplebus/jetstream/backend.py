@@ -58,7 +58,7 @@ from simplebus.nats.client import jetstream_codec
 from simplebus.nats.client.client import ServerReady, RequestReplies
 from simplebus.nats.client.events import ReceivedMessages
 from simplebus.nats.client.jetstream_codec import JetStreamError
-from simplebus.net.nats_connection import Event, Link, Lost
+from simplebus.net.nats_connection import Event, NatsConnection, NatsConnectionLost
 
 log = logging.getLogger("simplebus.engine")
 
@@ -84,7 +84,7 @@ class Cluster:
         self._ledger: CommitLog = broker.commit_log
         self._settle: Callable[[], None] = lambda: None
         self._read_clock = trio.current_time
-        self.link = Link(
+        self.link = NatsConnection(
             list(options.servers),
             self._handle,
             name=f"simplebus {options.names.prefix}",
@@ -229,7 +229,7 @@ class Cluster:
             consumer = self.listening.consumers[feed.position]
             core.publish(
                 f"{jetstream_codec.API}CONSUMER.MSG.NEXT.{stream}.{consumer}",
-                jetstream_codec.next_request(
+                jetstream_codec.pull_request(
                     batch=count,
                     expires_seconds=FETCH_SECONDS,
                     idle_seconds=ALIVE_SECONDS,
@@ -288,7 +288,7 @@ class Cluster:
                 self._naming.begin_anew()
                 if self._nursery is not None:
                     self._settle()
-            case Lost():
+            case NatsConnectionLost():
                 for feed in self.feeds.values():
                     feed.asked = 0
                     if feed.sole is not None:  # What was on its way to here is lost.
@@ -334,7 +334,7 @@ class Cluster:
         elif not (self.listening.answer(sid, messages) or self._naming.take(sid, messages)):
             # It was on its way when its position ended.
             found = messages.pick(jetstream_codec.parse_deliveries(messages).good)
-            self.link.core.write(jetstream_codec.say_in_order(found, jetstream_codec.NAK))
+            self.link.core.write(jetstream_codec.encode_acks_in_order(found, jetstream_codec.NAK))
 
     def _feed(self, feed: Feed, messages: ReceivedMessages) -> None:
         """What a consumer has sent: messages, and what it says of the request."""
@@ -347,7 +347,7 @@ class Cluster:
                     told[row] = False
                 elif code >= 400:
                     feed.end_asked(code, words, messages.headers(row))
-                    if jetstream_codec.may_be_gone(code, words):
+                    if jetstream_codec.is_consumer_missing(code, words):
                         self._renew(feed)
                 else:  # It is there; with a reply, it asks whether we are.
                     reply = messages.reply(row)

@@ -24,7 +24,7 @@ from simplebus.jetstream.names import Names, called
 from simplebus.jetstream.peers import Others
 from simplebus.nats.client import jetstream_codec
 from simplebus.nats.client.jetstream_codec import JetStreamError
-from simplebus.net.nats_connection import Link
+from simplebus.net.nats_connection import NatsConnection
 
 log = logging.getLogger("simplebus.engine")
 
@@ -36,7 +36,7 @@ class Counting:
     """Of one door."""
 
     def __init__(
-        self, link: Link, names: Names, positions: Positions, listening: Listening
+        self, link: NatsConnection, names: Names, positions: Positions, listening: Listening
     ) -> None:
         self._link = link
         self._names = names

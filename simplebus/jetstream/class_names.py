@@ -31,7 +31,7 @@ from simplebus.nats.client import jetstream_codec
 from simplebus.nats.client.client import NatsClientCore
 from simplebus.nats.client.events import ReceivedMessages
 from simplebus.nats.client.jetstream_codec import JetStreamError
-from simplebus.net.nats_connection import Link, new_inbox
+from simplebus.net.nats_connection import NatsConnection, new_inbox
 
 log = logging.getLogger("simplebus.engine")
 
@@ -119,7 +119,7 @@ class Naming:
 
     # What is told --------------------------------------------------------------------------------
 
-    def tell(self, link: Link, now: float) -> None:
+    def tell(self, link: NatsConnection, now: float) -> None:
         """At the end of a turn: have others know what is new here, and its streams say so."""
         if not (self._ask_sid and self._core.is_ready):
             return
@@ -190,7 +190,7 @@ class Naming:
         elif self._name_of(class_id):
             self._unwritten[class_id] = None
 
-    async def _write(self, link: Link, class_id: int) -> None:
+    async def _write(self, link: NatsConnection, class_id: int) -> None:
         """Have a class's stream say its name, if there is a stream, and it says none."""
         stream, name = self._subjects.stream(class_id), self._name_of(class_id)
         try:

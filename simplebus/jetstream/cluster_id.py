@@ -22,7 +22,7 @@ from simplebus.jetstream.settings import EngineOptions
 from simplebus.jetstream.stream_update import grow
 from simplebus.nats.client import jetstream_codec
 from simplebus.nats.client.jetstream_codec import JetStreamError
-from simplebus.net.nats_connection import Link
+from simplebus.net.nats_connection import NatsConnection
 
 log = logging.getLogger("simplebus.engine")
 
@@ -35,7 +35,7 @@ class EngineError(BusError):
     """Before this cluster no door can stand."""
 
 
-async def identity_of(link: Link, options: EngineOptions) -> str:
+async def identity_of(link: NatsConnection, options: EngineOptions) -> str:
     """Ask until it is known: `cluster.PREFIX.` and sixteen hexadecimal digits. Raises EngineError
     where another's stream stands in its place."""
     problem = ""
@@ -50,7 +50,7 @@ async def identity_of(link: Link, options: EngineOptions) -> str:
         await trio.sleep(_PAUSE_SECONDS)
 
 
-async def keep_identity(link: Link, options: EngineOptions, identity: str) -> None:
+async def keep_identity(link: NatsConnection, options: EngineOptions, identity: str) -> None:
     """Have the cluster say this again where somebody has deleted what it said, and say it where it
     says something else. Until cancelled."""
     own, told = identity.rpartition(".")[2], ""
@@ -73,7 +73,7 @@ async def keep_identity(link: Link, options: EngineOptions, identity: str) -> No
             )
 
 
-async def _kept(link: Link, options: EngineOptions, fresh: str, *, grows: bool = False) -> str:
+async def _kept(link: NatsConnection, options: EngineOptions, fresh: str, *, grows: bool = False) -> str:
     """What the cluster says; it is `fresh` if it has said nothing. It `grows` if it was made for
     less."""
     name = options.names.identity_stream

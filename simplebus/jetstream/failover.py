@@ -21,7 +21,7 @@ from simplebus.jetstream.consume.feed import Feed
 from simplebus.jetstream.publish.stream_publisher import Uplink
 from simplebus.jetstream.settings import EngineOptions
 from simplebus.nats.client.jetstream_codec import JetStreamError
-from simplebus.net.nats_connection import Link, NatsAddress
+from simplebus.net.nats_connection import NatsConnection, NatsAddress
 
 log = logging.getLogger("simplebus.engine")
 
@@ -34,7 +34,7 @@ _ASK_SECONDS = 2.5
 _PATIENCE_SECONDS = 10.0
 
 
-async def follow(link: Link, options: EngineOptions, signs: Callable[[], int] = int) -> None:
+async def follow(link: NatsConnection, options: EngineOptions, signs: Callable[[], int] = int) -> None:
     """Have the link be where JetStream answers. Until cancelled. `signs` counts what came from it
     by itself."""
     connection = heard = -1
@@ -70,7 +70,7 @@ def signs_of(uplink: Uplink, feeds: Mapping[BrokerSubscription, Feed]) -> Callab
     return lambda: uplink.stored + sum(feed.fetched for feed in feeds.values())
 
 
-async def _answers(link: Link) -> bool:
+async def _answers(link: NatsConnection) -> bool:
     """Whether it does, as far as can be told. Who is asked is who leads the whole cluster: of a
     stream, a server that is cut off goes on to say what it knows, as long as nothing is published
     to it."""
@@ -84,12 +84,12 @@ async def _answers(link: Link) -> bool:
     return True
 
 
-async def _elsewhere(link: Link, options: EngineOptions) -> NatsAddress | None:
+async def _elsewhere(link: NatsConnection, options: EngineOptions) -> NatsAddress | None:
     """A server at which JetStream answers now."""
     found: list[NatsAddress] = []
 
     async def ask(server: NatsAddress) -> None:
-        other = Link(
+        other = NatsConnection(
             [server],
             lambda event: None,
             name=f"simplebus {options.names.prefix}",

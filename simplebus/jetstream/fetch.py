@@ -34,7 +34,7 @@ from simplebus.jetstream.settings import EngineOptions
 from simplebus.nats.client import jetstream_codec
 from simplebus.nats.client.events import ReceivedMessages
 from simplebus.nats.client.jetstream_codec import JetStreamError
-from simplebus.net.nats_connection import Link
+from simplebus.net.nats_connection import NatsConnection
 
 log = logging.getLogger("simplebus.engine")
 
@@ -52,7 +52,7 @@ Tell = Callable[[], None]
 class Stored:
     """Of one door."""
 
-    def __init__(self, link: Link, options: EngineOptions) -> None:
+    def __init__(self, link: NatsConnection, options: EngineOptions) -> None:
         self._link = link
         self._options = options
 
@@ -110,7 +110,7 @@ class Stored:
         try:
             found = await self._link.collect(
                 f"{jetstream_codec.API}CONSUMER.MSG.NEXT.{stream}.{name}",
-                jetstream_codec.next_request(batch=batch, max_bytes=most_bytes),
+                jetstream_codec.pull_request(batch=batch, max_bytes=most_bytes),
                 most=batch,
             )
         finally:

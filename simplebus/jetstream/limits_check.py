@@ -22,7 +22,7 @@ from simplebus.jetstream.publish.codec import HEADERS_BYTES_MAX
 from simplebus.jetstream.settings import EngineOptions
 from simplebus.jetstream.stream_update import weakness
 from simplebus.nats.client.jetstream_codec import JetStreamError
-from simplebus.net.nats_connection import Link
+from simplebus.net.nats_connection import NatsConnection
 
 log = logging.getLogger("simplebus.engine")
 
@@ -58,7 +58,7 @@ async def fitted(settings: Settings, options: EngineOptions) -> Fitted:
 
 async def _looked_at(options: EngineOptions) -> tuple[int, str]:
     """How long a message may be, and which bus it is."""
-    link = Link(
+    link = NatsConnection(
         list(options.servers),
         lambda event: None,
         name=f"simplebus {options.names.prefix}",
@@ -82,7 +82,7 @@ async def _looked_at(options: EngineOptions) -> tuple[int, str]:
     return link.payload_bytes_max, identity
 
 
-async def _check_streams(link: Link, options: EngineOptions) -> None:
+async def _check_streams(link: NatsConnection, options: EngineOptions) -> None:
     """Raise EngineError where another's stream takes what is published to classes, or a class's
     keeps less than is confirmed. Where that is not to be known now, each class's is looked at when
     it is used."""

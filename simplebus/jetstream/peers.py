@@ -19,7 +19,7 @@ from simplebus.jetstream.consume.handover import LEFT, WAIT
 from simplebus.jetstream.names import Names
 from simplebus.nats.client import jetstream_codec
 from simplebus.nats.client.jetstream_codec import JetStreamError
-from simplebus.net.nats_connection import Link
+from simplebus.net.nats_connection import NatsConnection
 
 SILENT_SECONDS = 30.0
 """For how long."""
@@ -32,7 +32,7 @@ _WORDS = frozenset({b"", LEFT, WAIT})
 class Others:
     """As one door sees them."""
 
-    def __init__(self, link: Link, names: Names) -> None:
+    def __init__(self, link: NatsConnection, names: Names) -> None:
         self._link = link
         self._names = names
         self._silent_until: dict[str, float] = {}

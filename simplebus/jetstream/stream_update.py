@@ -14,7 +14,7 @@ from typing import Any
 from simplebus.core.errors import BusConnectionError
 from simplebus.jetstream.settings import EngineOptions
 from simplebus.nats.client.jetstream_codec import JetStreamError
-from simplebus.net.nats_connection import Link
+from simplebus.net.nats_connection import NatsConnection
 
 log = logging.getLogger("simplebus.engine")
 
@@ -44,7 +44,7 @@ def growth(config: dict[str, Any], options: EngineOptions) -> dict[str, Any]:
     return changes
 
 
-async def grow(link: Link, config: dict[str, Any], options: EngineOptions) -> None:
+async def grow(link: NatsConnection, config: dict[str, Any], options: EngineOptions) -> None:
     """Have a stream that is there keep as these options say."""
     if not (changes := growth(config, options)):
         return
@@ -58,7 +58,7 @@ async def grow(link: Link, config: dict[str, Any], options: EngineOptions) -> No
         log.warning("the stream %s does not grow as the options say, %s: %s", name, told, error)
 
 
-async def fit(link: Link, config: dict[str, Any], options: EngineOptions) -> None:
+async def fit(link: NatsConnection, config: dict[str, Any], options: EngineOptions) -> None:
     """The same of a class's stream. Raises JetStreamError where a door must not use it."""
     if problem := weakness(config, options):
         raise JetStreamError(0, problem)

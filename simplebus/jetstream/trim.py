@@ -17,7 +17,7 @@ from simplebus.jetstream.consume.consumers import Positions
 from simplebus.jetstream.consume.inboxes import Listening
 from simplebus.nats.client import jetstream_codec
 from simplebus.nats.client.jetstream_codec import JetStreamError
-from simplebus.net.nats_connection import Link
+from simplebus.net.nats_connection import NatsConnection
 
 log = logging.getLogger("simplebus.engine")
 
@@ -28,7 +28,7 @@ _TRIM_SECONDS = 2.0
 class Trimming:
     """Of one door."""
 
-    def __init__(self, link: Link, positions: Positions, jobs: Jobs, listening: Listening) -> None:
+    def __init__(self, link: NatsConnection, positions: Positions, jobs: Jobs, listening: Listening) -> None:
         self._link = link
         self._positions = positions
         self._jobs = jobs

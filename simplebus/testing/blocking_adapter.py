@@ -1,8 +1,8 @@
-"""The blocking client under the verbs of the async one, so that one suite tests both.
+"""Adapter that gives the blocking client the interface of the async client, for the conformance
+suite.
 
-Rule 1: nothing is added: what is awaited here has happened when the call returns.
-Rule 2: what the async client does by itself in the background, this one does when it is told, by
-`serving` and by looking: see `Awaited.until`.
+A call has its effect when it returns; awaiting adds nothing. The async client runs handlers in the
+background; here `until` and `run_handlers` of the host run them.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any, Self
 from simplebus.client.blocking.bus import BlockingBus
 from simplebus.client.blocking.subscription import BlockingBaseSubscription
 
-_VERBS = {
+_BLOCKING_METHODS = {
     "drain",
     "explain",
     "fetch",
@@ -29,34 +29,34 @@ _VERBS = {
     "request",
     "take",
 }
-_LOOK_SECONDS = 0.005
+_POLL_SECONDS = 0.005
 
 
-class AwaitedBus:
-    """A blocking bus whose verbs are awaited."""
+class AwaitableBus:
+    """Blocking bus whose methods are awaited."""
 
     def __init__(self, bus: BlockingBus) -> None:
         self._bus = bus
 
     def __getattr__(self, name: str) -> Any:
-        return _awaited(name, getattr(self._bus, name))
+        return _make_awaitable(name, getattr(self._bus, name))
 
-    def subscribe(self, *what: Any, **options: Any) -> AwaitedSubscription:
-        return AwaitedSubscription(self._bus.subscribe(*what, **options))
+    def subscribe(self, *what: Any, **options: Any) -> AwaitableSubscription:
+        return AwaitableSubscription(self._bus.subscribe(*what, **options))
 
     async def until(self, condition: Callable[[], bool]) -> None:
-        """Have handlers called until it holds."""
+        """Run handlers until the condition holds."""
         while not condition():
-            self._bus.run(_LOOK_SECONDS)
+            self._bus.run(_POLL_SECONDS)
 
     @contextmanager
     def serving(self) -> Iterator[None]:
-        """Have handlers called in a thread, to which the bus belongs in this block."""
+        """Run handlers in a thread, to which the bus belongs in this block."""
         is_over = threading.Event()
 
         def serve() -> None:
             while not is_over.is_set():
-                self._bus.run(_LOOK_SECONDS)
+                self._bus.run(_POLL_SECONDS)
 
         thread = threading.Thread(target=serve)
         thread.start()
@@ -67,14 +67,14 @@ class AwaitedBus:
             thread.join()
 
 
-class AwaitedSubscription:
-    """A blocking subscription that is entered, iterated and asked asynchronously."""
+class AwaitableSubscription:
+    """Blocking subscription that is entered, iterated and called asynchronously."""
 
     def __init__(self, subscription: BlockingBaseSubscription[Any]) -> None:
         self._subscription = subscription
 
     def __getattr__(self, name: str) -> Any:
-        return _awaited(name, getattr(self._subscription, name))
+        return _make_awaitable(name, getattr(self._subscription, name))
 
     async def __aenter__(self) -> Self:
         self._subscription.__enter__()
@@ -83,18 +83,18 @@ class AwaitedSubscription:
     async def __aexit__(self, *error: Any) -> None:
         self._subscription.__exit__(*error)
 
-    def __aiter__(self) -> _Each:
-        return _Each(self._subscription)  # type: ignore[arg-type]
+    def __aiter__(self) -> _AwaitableIterator:
+        return _AwaitableIterator(self._subscription)  # type: ignore[arg-type]
 
-    def messages(self) -> _Each:
-        return _Each(self._subscription.messages())
+    def messages(self) -> _AwaitableIterator:
+        return _AwaitableIterator(self._subscription.messages())
 
-    def batches(self) -> _Each:
-        return _Each(self._subscription.batches())
+    def batches(self) -> _AwaitableIterator:
+        return _AwaitableIterator(self._subscription.batches())
 
 
-class _Each:
-    """A loop, asynchronously: what it was handed is processed when it asks for the next."""
+class _AwaitableIterator:
+    """Asynchronous iterator over a blocking loop."""
 
     def __init__(self, loop: Iterator[Any]) -> None:
         self._loop = loop
@@ -109,8 +109,8 @@ class _Each:
             raise StopAsyncIteration from None
 
 
-def _awaited(name: str, attribute: Any) -> Any:
-    if name not in _VERBS:
+def _make_awaitable(name: str, attribute: Any) -> Any:
+    if name not in _BLOCKING_METHODS:
         return attribute
 
     async def call(*args: Any, **options: Any) -> Any:
@@ -120,7 +120,7 @@ def _awaited(name: str, attribute: Any) -> Any:
 
 
 @asynccontextmanager
-async def awaited(connecting: Any) -> AsyncIterator[AwaitedBus]:
-    """What `connect_blocking` gives, as an async block."""
+async def connect_awaitable(connecting: Any) -> AsyncIterator[AwaitableBus]:
+    """Enter `connect_blocking` as an async context manager."""
     with connecting as bus:
-        yield AwaitedBus(bus)
+        yield AwaitableBus(bus)

@@ -1,24 +1,23 @@
-"""Every promise that simplebus makes, as tests to inherit.
+"""Conformance suite: every guarantee of simplebus, as tests to inherit.
 
     class TestMyBus(BusConformance):
         def host(self, settings):
             return my_host(settings)
 
-Rule 1: a promise stands in one place, and every bus keeps it: see `promises` for how one is
-written, and `hosts` for what a bus has to show.
-Rule 2: what is promised is at least once, in order, bounded, and told. That a newer subscription is
-served before an older one, or an older one first, is not promised.
+Guaranteed are delivery at least once, order, bounded resources, and an error for every failure. The
+order in which different subscriptions are served is not guaranteed. `suite` describes how a test is
+written, and `hosts` what a bus must provide.
 """
 
 from __future__ import annotations
 
 from simplebus.testing.hosts import Host, blocking_host, memory_host, server_host
 from simplebus.testing.suite import Suite
-from simplebus.testing.suite_delivery import Delivering
-from simplebus.testing.suite_handlers import Handling, Tasks
-from simplebus.testing.suite_nack import Refusing
-from simplebus.testing.suite_publish import Publishing
-from simplebus.testing.suite_subscribe import Subscribing
+from simplebus.testing.suite_delivery import DeliverySuite
+from simplebus.testing.suite_handlers import HandlerSuite, TaskSuite
+from simplebus.testing.suite_nack import NackSuite
+from simplebus.testing.suite_publish import PublishSuite
+from simplebus.testing.suite_subscribe import SubscribeSuite
 
 __all__ = [
     "BlockingBusConformance",
@@ -31,9 +30,15 @@ __all__ = [
 ]
 
 
-class BlockingBusConformance(Delivering, Refusing, Publishing, Subscribing, Handling):
-    """What every bus promises to every client, also to one without an event loop."""
+class BlockingBusConformance(DeliverySuite, NackSuite, PublishSuite, SubscribeSuite, HandlerSuite):
+    """Guarantees of every bus to every client, also to one without an event loop.
+
+    Subclasses override `host`, and `run` to choose an event loop.
+    """
 
 
-class BusConformance(BlockingBusConformance, Tasks):
-    """What every bus promises to clients under trio and asyncio."""
+class BusConformance(BlockingBusConformance, TaskSuite):
+    """Guarantees of every bus to clients under trio and asyncio.
+
+    Subclasses override `host`, and `run` to choose an event loop.
+    """

@@ -1,8 +1,4 @@
-"""Where the promises are tried: buses of every kind, and clients of every kind.
-
-Rule 1: a promise sees a bus through `Host` alone. What a kind of bus cannot do, its host does not
-pretend to.
-"""
+"""Buses and clients of every kind for the conformance suite. A test uses a bus only through `Host`."""
 
 from __future__ import annotations
 
@@ -22,46 +18,54 @@ from simplebus.client.blocking.bus import connect_blocking
 from simplebus.client.message_types import Registry
 from simplebus.core.settings import Settings
 from simplebus.memory.bus import MemoryBus
-from simplebus.testing.blocking_adapter import AwaitedBus, awaited
+from simplebus.testing.blocking_adapter import AwaitableBus, connect_awaitable
 from simplebus.testing.server import BusServer, bus_server
 
-_LOOK_SECONDS = 0.005
+_POLL_SECONDS = 0.005
 
 
 class Host(Protocol):
-    """One fresh bus. Its clients have the verbs of `simplebus.Bus`, awaited."""
+    """A new bus. Its clients have the methods of `simplebus.Bus`."""
 
     def connect(
         self, *, name: str | None = None, registry: Registry | None = None
     ) -> AbstractAsyncContextManager[Any]:
-        """One more client."""
+        """Connect one more client.
+
+        Args:
+            name: Publisher name of the client. None makes a random name.
+            registry: Bindings of types to classes. None is the default registry.
+
+        Returns:
+            An async context manager that gives the client.
+        """
 
     def tick(self, times: int = 1) -> None:
-        """So many beats of the ack timer pass."""
+        """Run this number of ticks of the ack timer."""
 
     def hang_up(self) -> None:
-        """Every connection breaks."""
+        """Break every connection."""
 
     async def until(self, bus: Any, condition: Callable[[], bool]) -> None:
-        """Return when it holds; this client's handlers are called meanwhile."""
+        """Return when the condition holds; run the handlers of `bus` meanwhile."""
 
     def serving(self, bus: Any) -> AbstractContextManager[None]:
-        """A block in which this client's handlers are called, whatever others do."""
+        """Return a block in which the handlers of `bus` run."""
 
 
 class AsyncHost:
-    """What hosts of async clients share."""
+    """Base of the hosts of async clients."""
 
     async def until(self, bus: Any, condition: Callable[[], bool]) -> None:
-        while not condition():  # noqa: ASYNC110 - what is looked at has no event.
-            await anyio.sleep(_LOOK_SECONDS)
+        while not condition():  # noqa: ASYNC110 - the condition has no event.
+            await anyio.sleep(_POLL_SECONDS)
 
     def serving(self, bus: Any) -> AbstractContextManager[None]:
         return nullcontext()
 
 
 class MemoryHost(AsyncHost):
-    """A `MemoryBus`."""
+    """Host of a `MemoryBus`."""
 
     def __init__(self, settings: Settings) -> None:
         memory = self._memory = MemoryBus(settings)
@@ -71,7 +75,7 @@ class MemoryHost(AsyncHost):
 
 
 class ServerHost(AsyncHost):
-    """A server, and clients under trio or asyncio."""
+    """Host of a server with clients under trio or asyncio."""
 
     def __init__(self, server: BusServer) -> None:
         self._server = server
@@ -86,7 +90,7 @@ class ServerHost(AsyncHost):
 
 
 class BlockingHost:
-    """A server, and clients without an event loop."""
+    """Host of a server with blocking clients."""
 
     def __init__(self, server: BusServer) -> None:
         self._server = server
@@ -97,30 +101,30 @@ class BlockingHost:
         self, *, name: str | None = None, registry: Registry | None = None
     ) -> AbstractAsyncContextManager[Any]:
         more: dict[str, Any] = {} if registry is None else {"registry": registry}
-        return awaited(connect_blocking(self._server.address, name=name, **more))
+        return connect_awaitable(connect_blocking(self._server.address, name=name, **more))
 
-    async def until(self, bus: AwaitedBus, condition: Callable[[], bool]) -> None:
+    async def until(self, bus: AwaitableBus, condition: Callable[[], bool]) -> None:
         await bus.until(condition)
 
-    def serving(self, bus: AwaitedBus) -> AbstractContextManager[None]:
+    def serving(self, bus: AwaitableBus) -> AbstractContextManager[None]:
         return bus.serving()
 
 
 @asynccontextmanager
 async def memory_host(settings: Settings) -> AsyncIterator[Host]:
-    """A bus in this process."""
+    """Give a host of a `MemoryBus` with these settings."""
     yield MemoryHost(settings)
 
 
 @asynccontextmanager
 async def server_host(settings: Settings) -> AsyncIterator[Host]:
-    """A server, and async clients."""
+    """Give a host of a server with these settings, and async clients."""
     with bus_server(settings) as server:
         yield ServerHost(server)
 
 
 @asynccontextmanager
 async def blocking_host(settings: Settings) -> AsyncIterator[Host]:
-    """A server, and blocking clients."""
+    """Give a host of a server with these settings, and blocking clients."""
     with bus_server(settings) as server:
         yield BlockingHost(server)

@@ -1,13 +1,12 @@
-"""Fixtures for pytest; installing simplebus brings them.
-
-Rule 1: no fixture is async. So each works whoever runs the test: pytest-trio, anyio's plugin or
-nobody.
+"""Pytest fixtures, available when simplebus is installed.
 
     async def test_a_new_shop_is_welcomed(memory_bus):
         async with memory_bus as bus:
             bus.handle(ShopCreated, send_welcome)
             await bus.publish(ShopCreated("Ada's Books"))
         assert outbox == ["Welcome, Ada's Books"]
+
+No fixture is async, so they work with pytest-trio, with anyio's plugin and with plain pytest.
 """
 
 from __future__ import annotations
@@ -23,18 +22,18 @@ from simplebus.testing import server
 
 @pytest.fixture
 def bus_settings() -> Settings:
-    """How the buses of the two other fixtures behave. Have a fixture of this name to change it."""
+    """Settings of the buses of the other two fixtures. Override this fixture to change them."""
     return Settings()
 
 
 @pytest.fixture
 def memory_bus(bus_settings: Settings) -> MemoryBus:
-    """A bus without a server, to be entered by the test: `async with memory_bus as bus`."""
+    """Bus without a server, which the test enters: `async with memory_bus as bus`."""
     return MemoryBus(bus_settings)
 
 
 @pytest.fixture
 def bus_server(bus_settings: Settings) -> Iterator[server.BusServer]:
-    """A real server on a free port of this machine; `bus_server.address` says where."""
+    """Real server on a free local port; connect to `bus_server.address`."""
     with server.bus_server(bus_settings) as running:
         yield running

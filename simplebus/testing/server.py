@@ -1,7 +1,7 @@
-"""A real server in a thread of its own, so that a client may run under any event loop, or none.
+"""Real server in its own thread, for clients under any event loop or none.
 
-Rule 1: the server is the one that `simplebus serve` runs; only its socket is on a free port.
-Rule 2: every call returns when the server has done what it was asked for.
+The server is that of `simplebus serve`, on a free port. Every call returns when the server has done
+what was requested.
 """
 
 from __future__ import annotations
@@ -29,11 +29,18 @@ PATIENCE_SECONDS = 60.0
 
 
 class BusServer:
-    """A server on a free port of 127.0.0.1, until `stop`. With `data_dir` it keeps what it holds
-    there, as safe as `durability` says; with `cluster` it is a door before JetStream. With `tls` it
-    speaks TLS, with `users` it asks who one is.
+    """Server on a free port of 127.0.0.1, until `stop`.
 
-    Raises what kept the server from coming up.
+    Args:
+        settings: Settings of the broker.
+        data_dir: Directory that keeps messages and durables. None keeps them in memory only.
+        durability: Guarantee of a confirm with `data_dir`.
+        cluster: Options of a JetStream cluster that stores the classes instead.
+        tls: Certificates for TLS. None accepts plain connections.
+        users: Users that may connect. None accepts every client.
+
+    Raises:
+        Exception: The error that prevented the start of the server.
     """
 
     def __init__(
@@ -62,7 +69,7 @@ class BusServer:
         self._serving = self._up.result(PATIENCE_SECONDS)
         scheme = "simplebus" if tls is None else "simplebuss"
         self.address = f"{scheme}://{self._serving.addresses[0]}"
-        """Where it listens: what `simplebus.connect` is given."""
+        """Address for `simplebus.connect`."""
 
     def _run(self) -> None:
         try:
@@ -87,7 +94,15 @@ class BusServer:
             self._up.set_result(serving)
 
     def ask(self, question: Callable[[RunningServer], T]) -> T:
-        """Look at the server, in its own thread, and block for as long."""
+        """Call a function with the server in the server's thread, and return its result.
+
+        Args:
+            question: Function of the running server.
+
+        Raises:
+            Exception: The error that `question` raises.
+            TimeoutError: The server did not answer.
+        """
         answer: Future[T] = Future()
 
         def reply() -> None:
@@ -100,16 +115,18 @@ class BusServer:
         return answer.result(PATIENCE_SECONDS)
 
     def statistics(self, class_id: int = 1) -> ClassStatistics:
-        """A snapshot of one class. Raises KeyError when nobody has named it."""
+        """Return a snapshot of the counters of one class. Raises KeyError if the class does not
+        exist.
+        """
         return self.ask(lambda up: up.server.broker.classes[class_id].statistics())
 
     def tick(self, times: int = 1) -> None:
-        """Let so many beats of the ack timer pass now; otherwise they come by the clock."""
+        """Run this number of ticks of the ack timer now. Otherwise the clock runs them."""
         for _ in range(times):
             self.ask(lambda up: up.server.tick())
 
     def hang_up(self) -> None:
-        """Close every connection, as a server that goes does. Clients may connect again."""
+        """Close every connection, as a server that restarts does. Clients may connect again."""
 
         def cut_all(up: RunningServer) -> None:
             for connection in up.server.connections.values():
@@ -118,7 +135,9 @@ class BusServer:
         self.ask(cut_all)
 
     def stop(self) -> None:
-        """Stop serving. What is in memory alone is gone."""
+        """Stop the server. Messages that are only in memory are lost. Raises TimeoutError if it
+        does not stop.
+        """
         with contextlib.suppress(trio.RunFinishedError):
             self._token.run_sync_soon(self._scope.cancel)
         self._thread.join(PATIENCE_SECONDS)
@@ -136,7 +155,16 @@ def bus_server(
     tls: TlsOptions | None = None,
     users: Users | None = None,
 ) -> Iterator[BusServer]:
-    """A server for a block: `with bus_server() as server: …connect(server.address)`."""
+    """Run a server for a block.
+
+        with bus_server() as server:
+            ...  # connect(server.address)
+
+    The arguments are those of `BusServer`.
+
+    Yields:
+        The running `BusServer`.
+    """
     server = BusServer(
         settings, data_dir=data_dir, durability=durability, cluster=cluster, tls=tls, users=users
     )
@@ -147,9 +175,9 @@ def bus_server(
 
 
 def until(condition: Callable[[], bool]) -> None:
-    """Wait, blocking, until it holds. Raises TimeoutError when it never does."""
+    """Block until the condition holds. Raises TimeoutError after PATIENCE_SECONDS."""
     for _ in range(int(PATIENCE_SECONDS / 0.01)):
         if condition():
             return
         threading.Event().wait(0.01)
-    raise TimeoutError(f"it did not come to that within {PATIENCE_SECONDS:g} s")
+    raise TimeoutError(f"the condition did not hold within {PATIENCE_SECONDS:g} s")

@@ -1,8 +1,8 @@
-"""How a promise is written and kept: what every suite of promises begins with.
+"""Base class and helpers of the conformance suite.
 
-Rule 1: a promise is one async test, written once, and kept by every kind of bus and client.
-Rule 2: no promise depends on how fast anything is. Time passes when a promise says so: beats of the
-ack timer by `tick`, seconds by `pass_seconds`, which is real time where nothing else would do.
+A conformance test is written once as an async function and runs against every kind of bus and
+client. It does not depend on speed: it runs ticks of the ack timer by `tick`, and lets seconds pass
+by `pass_seconds`, in real time only where nothing else works.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ S = TypeVar("S", bound="Suite")
 
 NUMBERED = [b"message %d" % number for number in range(10)]
 
-CLOCKLESS = Settings(ack_timeout=1, tick_seconds=86_400.0)
-"""What is not acknowledged comes again when the promise says `tick`, and never by itself."""
+MANUAL_TICKS = Settings(ack_timeout=1, tick_seconds=86_400.0)
+"""Unacknowledged messages are redelivered when the test calls `tick`, and never by the clock."""
 
 PATIENCE_SECONDS = 180.0
 QUIET_SECONDS = 0.05
-"""What has not come after so long will not come."""
+"""A message that has not arrived after this time is taken not to arrive."""
 
 
-def promise(test: Callable[[S], Awaitable[None]]) -> Callable[[S], None]:
-    """Make a test of an async one: its suite knows how to run it."""
+def conformance_test(test: Callable[[S], Awaitable[None]]) -> Callable[[S], None]:
+    """Make a plain test function of an async test method; `Suite.run` runs it."""
 
     @functools.wraps(test)
     def keep(self: S) -> None:
@@ -40,45 +40,47 @@ def promise(test: Callable[[S], Awaitable[None]]) -> Callable[[S], None]:
 
         self.run(main)
 
-    del keep.__wrapped__  # So that nobody takes it for async.
+    del keep.__wrapped__  # Otherwise pytest plugins take the test for async.
     return keep
 
 
 class Suite:
-    """Promises, and the hooks by which a kind of bus shows that it keeps them."""
+    """Conformance tests, and the hooks that a kind of bus overrides."""
 
     def host(self, settings: Settings) -> AbstractAsyncContextManager[Host]:
-        """Hook: a fresh bus that behaves like this."""
+        """Hook: return a context manager that gives a new bus with these settings."""
         raise NotImplementedError("a suite needs a bus: return one of simplebus.testing.hosts")
 
     def run(self, main: Callable[[], Awaitable[None]]) -> None:
-        """Hook: run an async function. Under trio unless you say otherwise."""
+        """Hook: run an async function. The default is trio."""
         anyio.run(main, backend="trio")
 
     async def pass_seconds(self, seconds: float) -> None:
-        """Hook: time passes."""
+        """Hook: let this time pass."""
         await anyio.sleep(seconds)
 
     @asynccontextmanager
-    async def open_bus(self, settings: Settings = CLOCKLESS) -> AsyncIterator[Any]:
-        """The only client of a fresh bus."""
+    async def open_bus(self, settings: Settings = MANUAL_TICKS) -> AsyncIterator[Any]:
+        """Give the only client of a new bus."""
         async with self.host(settings) as host, host.connect() as bus:
             yield bus
 
 
-async def payloads(subscription: Any, count: int) -> list[bytes]:
-    """So many messages, as they come."""
+async def get_payloads(subscription: Any, count: int) -> list[bytes]:
+    """Return the payloads of the next `count` messages."""
     return [(await subscription.get(PATIENCE_SECONDS)).payload for _ in range(count)]
 
 
-async def all_payloads(subscription: Any, least: int) -> list[bytes]:
-    """All that comes: so many, however long that takes, and what else comes soon."""
-    got = await payloads(subscription, least)
+async def get_all_payloads(subscription: Any, least: int) -> list[bytes]:
+    """Return the payloads of at least `least` messages, and of all that follow within
+    QUIET_SECONDS.
+    """
+    got = await get_payloads(subscription, least)
     while some := await subscription.take(1000, QUIET_SECONDS):
         got += [message.payload for message in some]
     return got
 
 
-async def nothing_comes(subscription: Any) -> bool:
-    """Whether that is so."""
+async def is_silent(subscription: Any) -> bool:
+    """Return True if no message arrives within QUIET_SECONDS."""
     return not await subscription.take(1, QUIET_SECONDS)

@@ -1,4 +1,4 @@
-"""Promises about handlers, requests and losses of the connection."""
+"""Conformance tests of handlers, requests and lost connections."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ import pytest
 from simplebus.client.core.messages import Message
 from simplebus.core.errors import BusConnectionError
 from simplebus.testing.suite import (
-    CLOCKLESS,
+    MANUAL_TICKS,
     NUMBERED,
     PATIENCE_SECONDS,
     Suite,
-    nothing_comes,
-    payloads,
-    promise,
+    conformance_test,
+    get_payloads,
+    is_silent,
 )
 
 
-class Handling(Suite):
-    """Functions that are called for what comes, and what they answer."""
+class HandlerSuite(Suite):
+    """Handlers, their replies, and reconnects."""
 
-    @promise
-    async def test_a_handler_is_called_with_everything_in_order(self) -> None:
-        async with self.host(CLOCKLESS) as host, host.connect() as bus:
+    @conformance_test
+    async def test_handlers_receive_all_messages_in_order(self) -> None:
+        async with self.host(MANUAL_TICKS) as host, host.connect() as bus:
             got: list[bytes] = []
             again: list[bytes] = []
             bus.handle(1, lambda message: got.append(message.payload))
@@ -38,8 +38,8 @@ class Handling(Suite):
             await bus.drain()
             assert len(got) == 10
 
-    @promise
-    async def test_a_handler_that_raises_gets_its_message_again_and_ends_nothing(self) -> None:
+    @conformance_test
+    async def test_redelivers_message_when_its_handler_raises(self) -> None:
         calls: list[tuple[bytes, int]] = []
 
         def handler(message: Message[bytes]) -> None:
@@ -47,7 +47,7 @@ class Handling(Suite):
             if calls[-1] == (b"bad", 1):
                 raise ValueError("not today")
 
-        async with self.host(CLOCKLESS) as host:
+        async with self.host(MANUAL_TICKS) as host:
             with pytest.raises(ExceptionGroup) as told:  # noqa: PT012 - leaving raises.
                 async with host.connect() as bus:
                     bus.handle(1, handler)
@@ -61,9 +61,9 @@ class Handling(Suite):
                     assert calls[2] == (b"bad", 2)
             assert [str(error) for error in told.value.exceptions] == ["not today"]
 
-    @promise
-    async def test_draining_waits_for_handlers(self) -> None:
-        async with self.host(CLOCKLESS) as host, host.connect() as bus:
+    @conformance_test
+    async def test_drain_waits_for_handlers(self) -> None:
+        async with self.host(MANUAL_TICKS) as host, host.connect() as bus:
             got: list[bytes] = []
             bus.handle(1, lambda message: got.append(message.payload))
             await bus.publish_many(NUMBERED, class_id=1)
@@ -71,21 +71,21 @@ class Handling(Suite):
             await bus.drain()
             assert got == NUMBERED
 
-    @promise
-    async def test_what_was_drained_is_kept_for_nobody(self) -> None:
-        async with self.host(CLOCKLESS) as host, host.connect() as bus:
+    @conformance_test
+    async def test_drained_messages_are_released(self) -> None:
+        async with self.host(MANUAL_TICKS) as host, host.connect() as bus:
             got: list[bytes] = []
             await bus.publish_many(NUMBERED, class_id=1)
             bus.handle(1, lambda message: got.append(message.payload))
             await bus.drain()
             async with bus.subscribe(1, start="earliest") as rest:
-                assert await nothing_comes(rest)
+                assert await is_silent(rest)
             assert got == NUMBERED
 
-    @promise
-    async def test_draining_waits_for_what_comes_of_handling(self) -> None:
+    @conformance_test
+    async def test_drain_waits_for_messages_that_handlers_publish(self) -> None:
         """Every message has the next one published, and the bus sends one at a time."""
-        async with self.host(CLOCKLESS) as host, host.connect() as bus:
+        async with self.host(MANUAL_TICKS) as host, host.connect() as bus:
             got: list[bytes] = []
 
             def handler(message: Message[bytes]) -> None:
@@ -99,9 +99,9 @@ class Handling(Suite):
             await bus.drain()
             assert got == [b"%d" % number for number in range(50)]
 
-    @promise
-    async def test_draining_waits_for_all_that_the_bus_holds_for_a_handler(self) -> None:
-        async with self.host(CLOCKLESS) as host, host.connect() as bus:
+    @conformance_test
+    async def test_drain_waits_for_the_whole_backlog(self) -> None:
+        async with self.host(MANUAL_TICKS) as host, host.connect() as bus:
             got: list[bytes] = []
             await bus.publish_many(NUMBERED, class_id=1)
             bus.handle(1, lambda message: got.append(message.payload), max_in_flight=3)
@@ -110,18 +110,26 @@ class Handling(Suite):
 
     # Requests ------------------------------------------------------------------------------------
 
-    @promise
-    async def test_a_request_is_answered_with_what_its_handler_returns(self) -> None:
-        async with self.host(CLOCKLESS) as host, host.connect() as server, host.connect() as client:
+    @conformance_test
+    async def test_request_returns_the_result_of_the_handler(self) -> None:
+        async with (
+            self.host(MANUAL_TICKS) as host,
+            host.connect() as server,
+            host.connect() as client,
+        ):
             server.handle("echo", lambda message: message.payload.upper())
             with host.serving(server):
                 for word in (b"a", b"<\r\n>", b""):
                     reply = await client.request(word, class_id="echo", timeout=PATIENCE_SECONDS)
                     assert reply.payload == word.upper()
 
-    @promise
-    async def test_a_request_can_be_answered_by_hand(self) -> None:
-        async with self.host(CLOCKLESS) as host, host.connect() as server, host.connect() as client:
+    @conformance_test
+    async def test_request_without_reply_times_out(self) -> None:
+        async with (
+            self.host(MANUAL_TICKS) as host,
+            host.connect() as server,
+            host.connect() as client,
+        ):
 
             def handler(message: Message[bytes]) -> None:
                 assert message.is_request
@@ -138,9 +146,9 @@ class Handling(Suite):
 
     # Losses --------------------------------------------------------------------------------------
 
-    @promise
-    async def test_a_lost_connection_is_replaced_and_nothing_is_lost_or_doubled(self) -> None:
-        async with self.host(CLOCKLESS) as host, host.connect() as bus:
+    @conformance_test
+    async def test_reconnects_without_loss_or_duplicates(self) -> None:
+        async with self.host(MANUAL_TICKS) as host, host.connect() as bus:
             async with bus.subscribe(1) as messages:
                 for number in range(3):
                     await bus.publish(b"%d before" % number, class_id=1)
@@ -151,14 +159,14 @@ class Handling(Suite):
                 expected = [b"%d %s" % (n, when) for n in range(3) for when in whens]
                 stored = [message.payload for message in await bus.fetch(1)]
                 assert stored == expected
-                got = await payloads(messages, 9)
+                got = await get_payloads(messages, 9)
                 assert list(dict.fromkeys(got)) == expected
             assert bus.statistics().reconnections >= 1
 
-    @promise
-    async def test_a_subscription_goes_on_on_another_connection(self) -> None:
+    @conformance_test
+    async def test_subscription_continues_after_reconnect(self) -> None:
         async with (
-            self.host(CLOCKLESS) as host,
+            self.host(MANUAL_TICKS) as host,
             host.connect() as bus,
             bus.subscribe(1, "a.*", durable="d") as named,
             bus.subscribe(1) as plain,
@@ -173,9 +181,9 @@ class Handling(Suite):
                     before.add(payload)
                 host.hang_up()
 
-    @promise
-    async def test_a_name_belongs_to_one_program(self) -> None:
-        async with self.host(CLOCKLESS) as host:
+    @conformance_test
+    async def test_refuses_a_publisher_name_in_use(self) -> None:
+        async with self.host(MANUAL_TICKS) as host:
             async with host.connect(name="till 1") as bus:
                 with pytest.raises(BusConnectionError, match="name_in_use"):
                     async with host.connect(name="till 1"):
@@ -185,12 +193,12 @@ class Handling(Suite):
                 pass
 
 
-class Tasks(Suite):
-    """What only clients with tasks have: async handlers, and cancellation."""
+class TaskSuite(Suite):
+    """Guarantees for clients with tasks: async handlers and cancellation."""
 
-    @promise
-    async def test_an_async_handler_is_awaited(self) -> None:
-        async with self.host(CLOCKLESS) as host, host.connect() as bus:
+    @conformance_test
+    async def test_async_handlers_run_concurrently(self) -> None:
+        async with self.host(MANUAL_TICKS) as host, host.connect() as bus:
             together = most = 0
             done: list[bytes] = []
 
@@ -208,8 +216,8 @@ class Tasks(Suite):
             assert sorted(done) == NUMBERED
             assert most == 3
 
-    @promise
-    async def test_cancelling_a_consumer_loses_nothing(self) -> None:
+    @conformance_test
+    async def test_cancelling_get_loses_no_message(self) -> None:
         many = [b"%d" % number for number in range(300)]
         async with self.open_bus() as bus, bus.subscribe(1) as messages:
 
@@ -229,7 +237,7 @@ class Tasks(Suite):
                     patience = (patience + 0.0003) % 0.003
             assert got == many
 
-    @promise
+    @conformance_test
     async def test_block_that_is_cancelled_has_its_last_message_redelivered_at_once(self) -> None:
         async with self.open_bus() as bus:
             await bus.publish_many(NUMBERED, class_id=1)
@@ -240,9 +248,9 @@ class Tasks(Suite):
                             scope.cancel()
                             await anyio.lowlevel.checkpoint()
             async with bus.subscribe(1) as rest:
-                assert await payloads(rest, 6) == NUMBERED[4:]
+                assert await get_payloads(rest, 6) == NUMBERED[4:]
 
-    @promise
+    @conformance_test
     async def test_message_of_a_loop_that_is_cancelled_inside_the_block_is_the_next(self) -> None:
         async with self.open_bus() as bus, bus.subscribe(1) as messages:
             await bus.publish_many(NUMBERED, class_id=1)
@@ -251,10 +259,10 @@ class Tasks(Suite):
                     if message.payload == NUMBERED[4]:
                         scope.cancel()
                         await anyio.lowlevel.checkpoint()
-            assert await payloads(messages, 6) == NUMBERED[4:]
+            assert await get_payloads(messages, 6) == NUMBERED[4:]
 
-    @promise
-    async def test_a_client_that_publishes_and_consumes_at_once_gets_along(self) -> None:
+    @conformance_test
+    async def test_client_can_publish_and_consume_at_once(self) -> None:
         async with self.open_bus() as bus, bus.subscribe(1) as messages:
             sizes = [number * 37 % 5000 for number in range(2000)]
 

@@ -1,4 +1,4 @@
-"""Promises about messages that are not processed: pauses, giving up, and what is said of them."""
+"""Conformance tests of rejected messages: backoff, maximum deliveries and dead letters."""
 
 from __future__ import annotations
 
@@ -10,29 +10,29 @@ import pytest
 from simplebus.client.core.messages import Message
 from simplebus.core.settings import ClassSettings
 from simplebus.testing.suite import (
-    CLOCKLESS,
+    MANUAL_TICKS,
     NUMBERED,
     PATIENCE_SECONDS,
     Suite,
-    nothing_comes,
-    payloads,
-    promise,
+    conformance_test,
+    get_payloads,
+    is_silent,
 )
 
-PAUSING = replace(CLOCKLESS, tick_seconds=20_000.0)
-"""Where pauses of several ticks can be asked for."""
+LONG_TICKS = replace(MANUAL_TICKS, tick_seconds=20_000.0)
+"""Settings in which a backoff of several ticks can be requested."""
 
 
-class Refusing(Suite):
-    """What becomes of a message that its consumer could not process."""
+class NackSuite(Suite):
+    """Messages that their consumer rejects."""
 
     # Pauses --------------------------------------------------------------------------------------
 
-    @promise
-    async def test_what_is_refused_comes_again_after_the_pauses_that_were_asked_for(self) -> None:
+    @conformance_test
+    async def test_uses_the_backoff_of_the_subscription(self) -> None:
         options = {"backoff": [40_000, 60_000], "auto_ack": False}
         async with (
-            self.host(PAUSING) as host,
+            self.host(LONG_TICKS) as host,
             host.connect() as bus,
             bus.subscribe(1, **options) as messages,
         ):
@@ -40,18 +40,18 @@ class Refusing(Suite):
             for attempt, beats in (1, 0), (2, 2), (3, 3), (4, 3):
                 if beats:
                     host.tick(beats - 1)
-                    assert await nothing_comes(messages)
+                    assert await is_silent(messages)
                     host.tick()
                 message = await messages.get(PATIENCE_SECONDS)
                 assert message.attempt == attempt
                 message.nack()
                 await bus.drain()
 
-    @promise
-    async def test_a_class_may_have_pauses_and_deliveries_of_its_own(self) -> None:
+    @conformance_test
+    async def test_uses_the_delivery_policy_of_the_class(self) -> None:
         own = ClassSettings(backoff_seconds=(40_000.0,), deliveries_max=3)
         async with (
-            self.host(replace(PAUSING, classes={"orders": own})) as host,
+            self.host(replace(LONG_TICKS, classes={"orders": own})) as host,
             host.connect() as bus,
             bus.subscribe("orders", auto_ack=False) as messages,
         ):
@@ -62,15 +62,15 @@ class Refusing(Suite):
                 message.nack()
                 await bus.drain()
                 host.tick()
-                assert await nothing_comes(messages)
+                assert await is_silent(messages)
                 host.tick()
-            assert await nothing_comes(messages)
+            assert await is_silent(messages)
             assert [m.payload for m in await bus.fetch("dead.orders")] == [b"once"]
 
-    @promise
-    async def test_what_was_refused_holds_up_nothing(self) -> None:
+    @conformance_test
+    async def test_nacked_messages_do_not_count_as_in_flight(self) -> None:
         async with (
-            self.host(CLOCKLESS) as host,
+            self.host(MANUAL_TICKS) as host,
             host.connect() as bus,
             bus.subscribe(1, auto_ack=False, max_in_flight=1) as messages,
         ):
@@ -84,8 +84,8 @@ class Refusing(Suite):
             again = await messages.get(PATIENCE_SECONDS)
             assert (again.payload, again.attempt) == (NUMBERED[0], 2)
 
-    @promise
-    async def test_what_comes_again_comes_before_what_is_new(self) -> None:
+    @conformance_test
+    async def test_redelivery_precedes_new_messages(self) -> None:
         async with (
             self.open_bus() as bus,
             bus.subscribe(1, auto_ack=False, max_in_flight=1) as messages,
@@ -96,12 +96,12 @@ class Refusing(Suite):
                 assert message.payload == NUMBERED[0]
                 message.nack(delay=0)
             (await messages.get(PATIENCE_SECONDS)).ack()
-            assert await payloads(messages, 1) == [NUMBERED[1]]
+            assert await get_payloads(messages, 1) == [NUMBERED[1]]
 
     # Giving up -----------------------------------------------------------------------------------
 
-    @promise
-    async def test_a_message_is_given_up_after_16_deliveries_if_nobody_says_otherwise(self) -> None:
+    @conformance_test
+    async def test_default_max_deliveries_is_16(self) -> None:
         async with self.open_bus() as bus, bus.subscribe(1, auto_ack=False) as messages:
             await bus.publish(b"poison", class_id=1)
             for attempt in range(1, 17):
@@ -109,13 +109,13 @@ class Refusing(Suite):
                 assert message.attempt == attempt
                 message.nack(delay=0, error=f"for the {attempt}. time")
             await bus.drain()
-            assert await nothing_comes(messages)
-            assert await self.told_of_the_dead(bus) == [
+            assert await is_silent(messages)
+            assert await self.fetch_dead_letters(bus) == [
                 (b"poison", "max_deliveries", "16", "for the 16. time")
             ]
 
-    @promise
-    async def test_what_can_never_be_processed_is_given_up_at_once_and_says_why(self) -> None:
+    @conformance_test
+    async def test_terminated_message_becomes_a_dead_letter_at_once(self) -> None:
         async with self.open_bus() as bus, bus.subscribe(1, auto_ack=False) as messages:
             await bus.publish_many(NUMBERED[:3], class_id=1)
             first, second, third = [await messages.get(PATIENCE_SECONDS) for _ in range(3)]
@@ -123,20 +123,20 @@ class Refusing(Suite):
             second.terminate()
             third.ack()
             await bus.drain()
-            assert await self.told_of_the_dead(bus) == [
+            assert await self.fetch_dead_letters(bus) == [
                 (NUMBERED[0], "terminated", "1", "ValueError: no number: <\r\n>"),
                 (NUMBERED[1], "terminated", "1", None),
             ]
 
-    @promise
-    async def test_what_a_handler_raised_stands_in_the_dead_letter(self) -> None:
+    @conformance_test
+    async def test_dead_letter_contains_the_error_of_the_handler(self) -> None:
         calls: list[bytes] = []
 
         def handler(message: Message[bytes]) -> None:
             calls.append(message.payload)
             raise ValueError("not today")
 
-        async with self.host(CLOCKLESS) as host:
+        async with self.host(MANUAL_TICKS) as host:
             with pytest.raises(ExceptionGroup):  # noqa: PT012 - leaving raises.
                 async with host.connect() as bus:
                     bus.handle(1, handler, max_deliveries=1)
@@ -149,8 +149,8 @@ class Refusing(Suite):
             assert (calls, letter.payload) == ([b"bad"], b"bad")
             assert dict(letter.headers)["dead-error"] == "ValueError: not today"
 
-    async def told_of_the_dead(self, bus: Any) -> list[tuple[bytes, str, str, str | None]]:
-        """Payload, reason, attempts and error of each dead letter of class 1."""
+    async def fetch_dead_letters(self, bus: Any) -> list[tuple[bytes, str, str, str | None]]:
+        """Return payload, reason, attempts and error of each dead letter of class 1."""
         told = []
         for letter in await bus.fetch("dead.1"):
             headers = dict(letter.headers)
@@ -167,10 +167,10 @@ class Refusing(Suite):
 
     # Which delivery ------------------------------------------------------------------------------
 
-    @promise
-    async def test_what_is_said_of_a_former_delivery_does_not_touch_the_present_one(self) -> None:
+    @conformance_test
+    async def test_nack_of_an_earlier_delivery_is_ignored(self) -> None:
         async with (
-            self.host(CLOCKLESS) as host,
+            self.host(MANUAL_TICKS) as host,
             host.connect() as bus,
             bus.subscribe(1, auto_ack=False) as messages,
         ):
@@ -182,8 +182,8 @@ class Refusing(Suite):
             former.nack(delay=0)
             former.terminate("too late")
             await bus.drain()
-            assert await nothing_comes(messages)
+            assert await is_silent(messages)
             present.ack()
             await bus.drain()
             host.tick(20)
-            assert await nothing_comes(messages)
+            assert await is_silent(messages)

@@ -1,4 +1,4 @@
-"""Promises about publishing: confirms, refusals, payloads, types, channels, time."""
+"""Conformance tests of publishing: confirms, refusals, payloads, types, channels and time."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from simplebus.core.errors import RefusedError
 from simplebus.core.limits import Limits
 from simplebus.core.settings import FullPolicy
 from simplebus.testing.suite import (
-    CLOCKLESS,
+    MANUAL_TICKS,
     NUMBERED,
     PATIENCE_SECONDS,
     QUIET_SECONDS,
     Suite,
-    all_payloads,
-    nothing_comes,
-    payloads,
-    promise,
+    conformance_test,
+    get_all_payloads,
+    get_payloads,
+    is_silent,
 )
 
-FULL = replace(CLOCKLESS, limits=Limits(class_messages=3), full_policy=FullPolicy.DROP_NEWEST)
+FULL = replace(MANUAL_TICKS, limits=Limits(class_messages=3), full_policy=FullPolicy.DROP_NEWEST)
 
 registry = Registry()
 
@@ -48,14 +48,14 @@ class Reopened(Opened):
 registry.bind(Reopened, name="reopened")
 
 
-class Publishing(Suite):
-    """What becomes of what a program publishes."""
+class PublishSuite(Suite):
+    """Published messages."""
 
     # Confirms ------------------------------------------------------------------------------------
 
-    @promise
-    async def test_a_confirmed_message_is_with_the_bus(self) -> None:
-        async with self.host(CLOCKLESS) as host, host.connect() as one, host.connect() as other:
+    @conformance_test
+    async def test_confirmed_message_is_stored(self) -> None:
+        async with self.host(MANUAL_TICKS) as host, host.connect() as one, host.connect() as other:
             await one.publish(b"stored", class_id=1)
             assert [message.payload for message in await other.fetch(1)] == [b"stored"]
             one.publish_nowait(b"as well", class_id=1)
@@ -63,34 +63,34 @@ class Publishing(Suite):
             stored = [message.payload for message in await other.fetch(1)]
             assert stored == [b"stored", b"as well"]
 
-    @promise
-    async def test_leaving_confirms_what_was_published_before(self) -> None:
-        async with self.host(CLOCKLESS) as host:
+    @conformance_test
+    async def test_leaving_the_bus_waits_for_confirms(self) -> None:
+        async with self.host(MANUAL_TICKS) as host:
             async with host.connect() as bus:
                 for payload in NUMBERED:
                     await bus.publish(payload, class_id=1, confirm=False)
             async with host.connect() as bus, bus.subscribe(1) as messages:
-                assert await payloads(messages, 10) == NUMBERED
+                assert await get_payloads(messages, 10) == NUMBERED
 
-    @promise
-    async def test_positions_count_messages(self) -> None:
+    @conformance_test
+    async def test_publish_nowait_returns_positions(self) -> None:
         async with self.open_bus() as bus:
             assert [bus.publish_nowait(b"", class_id=1 + n % 2) for n in range(5)] == list(range(5))
             await bus.flush()
             assert bus.statistics().confirmed == 5
 
-    @promise
-    async def test_a_refused_message_is_not_published_and_its_publisher_told(self) -> None:
+    @conformance_test
+    async def test_refused_message_raises_and_is_not_stored(self) -> None:
         async with self.open_bus(FULL) as bus:
             await bus.publish_many(NUMBERED[:3], class_id=1)
             with pytest.raises(RefusedError, match="drop_newest"):
                 await bus.publish(b"too much", class_id=1)
             await bus.publish(b"elsewhere", class_id=2)
             async with bus.subscribe(1) as messages:
-                assert await all_payloads(messages, 3) == NUMBERED[:3]
+                assert await get_all_payloads(messages, 3) == NUMBERED[:3]
 
-    @promise
-    async def test_what_is_refused_of_many_is_told_at_once(self) -> None:
+    @conformance_test
+    async def test_publish_many_raises_all_refusals(self) -> None:
         async with self.open_bus(FULL) as bus:
             with pytest.raises(ExceptionGroup) as told:
                 await bus.publish_many(NUMBERED, class_id=1)
@@ -102,28 +102,28 @@ class Publishing(Suite):
 
     # Payloads ------------------------------------------------------------------------------------
 
-    @promise
-    async def test_any_bytes_arrive_as_they_were(self) -> None:
+    @conformance_test
+    async def test_payloads_and_keys_are_preserved(self) -> None:
         pieces = (b"<", b"\r\n", b">", b"\0", b"a")
         mixtures = [b"".join(c) for n in range(6) for c in itertools.product(pieces, repeat=n)]
         async with self.open_bus() as bus, bus.subscribe(0x3C0D) as messages:
             await bus.publish_many(mixtures, class_id=0x3C0D)
-            assert await payloads(messages, len(mixtures)) == mixtures
+            assert await get_payloads(messages, len(mixtures)) == mixtures
             await bus.publish_many(mixtures, class_id=0x3C0D, channel="a.b", key=b"<\r\n>\0")
             for mixture in mixtures:
                 message = await messages.get(PATIENCE_SECONDS)
                 assert (message.payload, message.key) == (mixture, b"<\r\n>\0")
 
-    @promise
-    async def test_payloads_may_be_empty_and_long(self) -> None:
+    @conformance_test
+    async def test_payloads_can_be_empty_or_long(self) -> None:
         sizes = [0, 1, 0, 900_000, 0, 65_536, 0]
         async with self.open_bus() as bus, bus.subscribe(1) as messages:
             for size in sizes:
                 await bus.publish(bytes(size), class_id=1, confirm=False)
-            assert [len(payload) for payload in await payloads(messages, 7)] == sizes
+            assert [len(payload) for payload in await get_payloads(messages, 7)] == sizes
 
-    @promise
-    async def test_what_is_said_about_a_message_comes_with_it(self) -> None:
+    @conformance_test
+    async def test_message_metadata_is_preserved(self) -> None:
         headers = (("a", "1"), ("a", "2"), ("empty", ""), ("ü", "<\r\n>"))
         async with self.open_bus() as bus, bus.subscribe(1) as messages:
             await bus.publish(b"x", class_id=1, channel="a.b", key=b"\0k", headers=headers)
@@ -134,11 +134,11 @@ class Publishing(Suite):
 
     # Types ---------------------------------------------------------------------------------------
 
-    @promise
-    async def test_a_value_arrives_as_a_value_of_its_type(self) -> None:
+    @conformance_test
+    async def test_values_are_decoded_as_their_type(self) -> None:
         values = [Opened("Ada's", 3), Opened("Bob's")]
         async with (
-            self.host(CLOCKLESS) as host,
+            self.host(MANUAL_TICKS) as host,
             host.connect(registry=registry) as bus,
             bus.subscribe(Opened) as opened,
             bus.subscribe(Reopened) as reopened,
@@ -153,14 +153,14 @@ class Publishing(Suite):
             message = await reopened.get(PATIENCE_SECONDS)
             assert message.value == Reopened("Eve's")
             assert type(message.value) is Reopened
-            assert await nothing_comes(opened)
+            assert await is_silent(opened)
 
-    @promise
-    async def test_what_is_no_value_of_its_type_is_told_and_does_not_end_the_subscription(
+    @conformance_test
+    async def test_undecodable_payload_raises_and_does_not_end_the_subscription(
         self,
     ) -> None:
         async with (
-            self.host(CLOCKLESS) as host,
+            self.host(MANUAL_TICKS) as host,
             host.connect(registry=registry) as bus,
             bus.subscribe(Opened) as opened,
         ):
@@ -174,10 +174,10 @@ class Publishing(Suite):
                 assert value == Opened("Ada's")
                 break
 
-    @promise
-    async def test_a_class_may_have_a_name(self) -> None:
+    @conformance_test
+    async def test_classes_can_be_addressed_by_name(self) -> None:
         async with (
-            self.host(CLOCKLESS) as host,
+            self.host(MANUAL_TICKS) as host,
             host.connect() as one,
             host.connect() as other,
             other.subscribe("orders") as orders,
@@ -186,12 +186,12 @@ class Publishing(Suite):
             message = await orders.get(PATIENCE_SECONDS)
             assert message.payload == b"by name"
             await one.publish(b"by id", class_id=message.class_id)
-            assert await payloads(orders, 1) == [b"by id"]
+            assert await get_payloads(orders, 1) == [b"by id"]
 
     # Channels ------------------------------------------------------------------------------------
 
-    @promise
-    async def test_a_subscription_gets_the_channels_that_it_asked_for(self) -> None:
+    @conformance_test
+    async def test_patterns_select_channels(self) -> None:
         channels = ["", "one", "two", "one.two", "one.two.three", "two.two", "One.two", "öne.two"]
         wanted = {
             (): channels,
@@ -219,17 +219,17 @@ class Publishing(Suite):
                         got.append(message.channel)
                     assert got == expected, patterns
 
-    @promise
-    async def test_channels_of_many_messages_are_told_apart(self) -> None:
+    @conformance_test
+    async def test_pattern_filters_many_messages(self) -> None:
         async with self.open_bus() as bus, bus.subscribe(1, "even.*") as evens:
             for number in range(200):
                 kind = "odd" if number % 2 else "even"
                 bus.publish_nowait(b"%d" % number, class_id=1, channel=f"{kind}.n{number % 7}")
             await bus.flush()
-            assert await payloads(evens, 100) == [b"%d" % number for number in range(0, 200, 2)]
+            assert await get_payloads(evens, 100) == [b"%d" % number for number in range(0, 200, 2)]
 
-    @promise
-    async def test_what_is_no_channel_is_refused_at_once(self) -> None:
+    @conformance_test
+    async def test_invalid_channel_raises(self) -> None:
         async with self.open_bus() as bus:
             for name in (".", "a.", "a..b", "a.*", "#"):
                 with pytest.raises(ValueError, match=re.escape(repr(name))):
@@ -238,7 +238,7 @@ class Publishing(Suite):
 
     # Time ----------------------------------------------------------------------------------------
 
-    @promise
+    @conformance_test
     async def test_an_expired_message_is_not_delivered(self) -> None:
         async with self.open_bus() as bus:
             await bus.publish(b"for nobody", class_id=1, expires=0)
@@ -247,16 +247,16 @@ class Publishing(Suite):
             await bus.publish(b"for ever", class_id=1)
             await self.pass_seconds(0.15)
             async with bus.subscribe(1) as messages:
-                assert await all_payloads(messages, 2) == [b"for an hour", b"for ever"]
+                assert await get_all_payloads(messages, 2) == [b"for an hour", b"for ever"]
 
-    @promise
-    async def test_a_message_in_time_is_delivered(self) -> None:
+    @conformance_test
+    async def test_unexpired_message_is_delivered(self) -> None:
         async with self.open_bus() as bus, bus.subscribe(1) as messages:
             await bus.publish(b"for a while", class_id=1, expires=PATIENCE_SECONDS)
-            assert await payloads(messages, 1) == [b"for a while"]
+            assert await get_payloads(messages, 1) == [b"for a while"]
 
-    @promise
-    async def test_a_delayed_message_comes_when_its_time_has_come(self) -> None:
+    @conformance_test
+    async def test_delayed_message_is_delivered_after_its_delay(self) -> None:
         async with self.open_bus() as bus, bus.subscribe(1) as messages:
             begin = anyio.current_time()
             await bus.publish(b"later", class_id=1, delay=0.3)
@@ -270,13 +270,13 @@ class Publishing(Suite):
             got += [await messages.get(PATIENCE_SECONDS) for _ in range(2 - len(got))]
             assert {(m.payload, m.attempt) for m in got} == {(b"now", 1), (b"later", 1)}
 
-    @promise
-    async def test_of_delayed_messages_the_one_that_is_due_first_comes_first(self) -> None:
+    @conformance_test
+    async def test_delayed_messages_are_delivered_by_due_time(self) -> None:
         async with self.open_bus() as bus, bus.subscribe(1) as messages:
             begin = anyio.current_time()
             await bus.publish(b"second", class_id=1, delay=0.1)
             await bus.publish(b"first", class_id=1, delay=0.02)
             took = anyio.current_time() - begin
-            got = await payloads(messages, 2)
+            got = await get_payloads(messages, 2)
             assert sorted(got) == [b"first", b"second"]
             assert got[0] == b"first" or took > 0.08  # Held up so long, it was not due first.

@@ -1,4 +1,4 @@
-"""Promises about subscriptions: several of them, groups, durables, positions, looks."""
+"""Conformance tests of subscriptions: groups, durables, start positions, fetch and explain."""
 
 from __future__ import annotations
 
@@ -9,26 +9,26 @@ import pytest
 
 from simplebus.core.errors import LocalProtocolError, RefusedError
 from simplebus.testing.suite import (
-    CLOCKLESS,
+    MANUAL_TICKS,
     NUMBERED,
     PATIENCE_SECONDS,
     Suite,
-    all_payloads,
-    nothing_comes,
-    payloads,
-    promise,
+    conformance_test,
+    get_all_payloads,
+    get_payloads,
+    is_silent,
 )
 
 _KEYS = [b"key %02d" % number for number in range(24)]
 
 
-class Subscribing(Suite):
-    """Who gets what, from where on."""
+class SubscribeSuite(Suite):
+    """Selection of messages by a subscription."""
 
-    @promise
+    @conformance_test
     async def test_every_subscription_gets_every_message(self) -> None:
         async with (
-            self.host(CLOCKLESS) as host,
+            self.host(MANUAL_TICKS) as host,
             host.connect() as one,
             host.connect() as other,
             one.subscribe(1) as a,
@@ -37,20 +37,20 @@ class Subscribing(Suite):
         ):
             await one.publish_many(NUMBERED, class_id=1)
             for messages in (a, b, c):
-                assert await payloads(messages, 10) == NUMBERED
+                assert await get_payloads(messages, 10) == NUMBERED
 
-    @promise
-    async def test_a_subscription_that_is_left_gets_nothing_more(self) -> None:
+    @conformance_test
+    async def test_left_subscription_receives_nothing(self) -> None:
         async with self.open_bus() as bus:
             async with bus.subscribe(1) as left:
                 await bus.publish(b"before", class_id=1)
-                assert await payloads(left, 1) == [b"before"]
+                assert await get_payloads(left, 1) == [b"before"]
             await bus.publish(b"after", class_id=1)
             with pytest.raises(LocalProtocolError, match="left"):
                 await left.get(0.01)
 
-    @promise
-    async def test_what_is_wanted_is_found_behind_very_much_that_is_not(self) -> None:
+    @conformance_test
+    async def test_finds_matching_message_behind_many_others(self) -> None:
         async with self.open_bus() as bus, bus.subscribe(1, max_in_flight=1, auto_ack=False):
             await bus.publish_many([b""] * 70_000, class_id=1, channel="many")
             await bus.publish(b"found", class_id=1, channel="one")
@@ -58,16 +58,16 @@ class Subscribing(Suite):
                 bus.subscribe(1, "one", start="earliest") as alone,
                 bus.subscribe(1, "one", start="earliest", group="workers") as member,
             ):
-                assert await payloads(alone, 1) == [b"found"]
-                assert await payloads(member, 1) == [b"found"]
+                assert await get_payloads(alone, 1) == [b"found"]
+                assert await get_payloads(member, 1) == [b"found"]
 
     # Groups --------------------------------------------------------------------------------------
 
-    @promise
-    async def test_each_message_goes_to_one_of_a_group(self) -> None:
+    @conformance_test
+    async def test_group_delivers_each_message_to_one_member(self) -> None:
         many = [b"%03d" % number for number in range(600)]
         async with (
-            self.host(CLOCKLESS) as host,
+            self.host(MANUAL_TICKS) as host,
             host.connect() as one,
             host.connect() as other,
             one.subscribe(1, group="workers", max_in_flight=20) as a,
@@ -82,12 +82,12 @@ class Subscribing(Suite):
                     mine += [message.payload for message in some]
             assert sorted(got[0] + got[1]) == many
             assert all(got)
-            assert await payloads(everything, len(many)) == many
+            assert await get_payloads(everything, len(many)) == many
 
-    @promise
-    async def test_what_a_member_leaves_goes_to_the_others(self) -> None:
+    @conformance_test
+    async def test_messages_of_a_leaving_member_go_to_the_others(self) -> None:
         async with (
-            self.host(CLOCKLESS) as host,
+            self.host(MANUAL_TICKS) as host,
             host.connect() as one,
             host.connect() as other,
             other.subscribe(1, group="workers", auto_ack=False) as stays,
@@ -103,10 +103,10 @@ class Subscribing(Suite):
 
     # Groups by key -------------------------------------------------------------------------------
 
-    @promise
-    async def test_a_key_goes_to_one_member_one_message_after_the_other(self) -> None:
+    @conformance_test
+    async def test_key_ordered_group_delivers_a_key_to_one_member_in_order(self) -> None:
         async with (
-            self.host(CLOCKLESS) as host,
+            self.host(MANUAL_TICKS) as host,
             host.connect() as one,
             host.connect() as other,
             one.subscribe(1, group="workers", by_key=True, auto_ack=False) as a,
@@ -125,13 +125,13 @@ class Subscribing(Suite):
                     assert members.setdefault(message.key, who) == who
                     message.ack()
             assert set(members.values()) == {0, 1}
-            assert await nothing_comes(a)
-            assert await nothing_comes(b)
+            assert await is_silent(a)
+            assert await is_silent(b)
 
-    @promise
-    async def test_what_comes_again_is_before_what_is_behind_it_of_its_key(self) -> None:
+    @conformance_test
+    async def test_key_ordered_group_redelivers_before_later_messages_of_the_key(self) -> None:
         async with (
-            self.host(CLOCKLESS) as host,
+            self.host(MANUAL_TICKS) as host,
             host.connect() as one,
             host.connect() as other,
             other.subscribe(1, group="workers", by_key=True, auto_ack=False) as stays,
@@ -157,21 +157,21 @@ class Subscribing(Suite):
 
     # Durables ------------------------------------------------------------------------------------
 
-    @promise
-    async def test_a_durable_goes_on_where_it_was_left(self) -> None:
-        async with self.host(CLOCKLESS) as host, host.connect() as publisher:
+    @conformance_test
+    async def test_durable_continues_at_its_position(self) -> None:
+        async with self.host(MANUAL_TICKS) as host, host.connect() as publisher:
             async with host.connect() as bus, bus.subscribe(1, durable="commit_log") as commit_log:
                 await publisher.publish_many(NUMBERED[:5], class_id=1)
-                assert await payloads(commit_log, 3) == NUMBERED[:3]
+                assert await get_payloads(commit_log, 3) == NUMBERED[:3]
             await publisher.publish_many(NUMBERED[5:], class_id=1)
             async with host.connect() as bus, bus.subscribe(1, durable="commit_log") as commit_log:
-                assert await payloads(commit_log, 7) == NUMBERED[3:]
+                assert await get_payloads(commit_log, 7) == NUMBERED[3:]
             async with host.connect() as bus, bus.subscribe(1, durable="commit_log") as commit_log:
-                assert await nothing_comes(commit_log)
+                assert await is_silent(commit_log)
 
-    @promise
-    async def test_a_durable_has_one_holder(self) -> None:
-        async with self.host(CLOCKLESS) as host, host.connect() as one, host.connect() as other:
+    @conformance_test
+    async def test_durable_is_refused_while_in_use(self) -> None:
+        async with self.host(MANUAL_TICKS) as host, host.connect() as one, host.connect() as other:
             async with one.subscribe(1, durable="commit_log"):
                 with pytest.raises(RefusedError, match="durable_in_use"):
                     async with other.subscribe(1, durable="commit_log"):
@@ -180,21 +180,21 @@ class Subscribing(Suite):
             async with other.subscribe(1, durable="commit_log"):
                 pass
 
-    @promise
-    async def test_a_durable_can_be_forgotten(self) -> None:
+    @conformance_test
+    async def test_durable_can_be_forgotten(self) -> None:
         async with self.open_bus() as bus, bus.subscribe(1, auto_ack=False) as holder:
             await bus.publish_many(NUMBERED[:2], class_id=1)
             async with bus.subscribe(1, durable="commit_log", start="earliest") as commit_log:
-                assert await payloads(commit_log, 1) == NUMBERED[:1]
+                assert await get_payloads(commit_log, 1) == NUMBERED[:1]
                 commit_log.forget()
             async with bus.subscribe(1, durable="commit_log", start="earliest") as commit_log:
-                assert await payloads(commit_log, 2) == NUMBERED[:2]
-            assert await payloads(holder, 2) == NUMBERED[:2]
+                assert await get_payloads(commit_log, 2) == NUMBERED[:2]
+            assert await get_payloads(holder, 2) == NUMBERED[:2]
 
     # Positions -----------------------------------------------------------------------------------
 
-    @promise
-    async def test_a_subscription_begins_where_it_was_asked_to(self) -> None:
+    @conformance_test
+    async def test_subscription_begins_at_its_start_position(self) -> None:
         async with self.open_bus() as bus, bus.subscribe(1, auto_ack=False):
             await bus.publish_many(NUMBERED, class_id=1)
             long_ago = datetime.now(UTC) - timedelta(days=1)
@@ -208,12 +208,12 @@ class Subscribing(Suite):
                 (long_ago, NUMBERED),
             ):
                 async with bus.subscribe(1, start=start) as messages:
-                    assert await all_payloads(messages, len(expected)) == expected, start
+                    assert await get_all_payloads(messages, len(expected)) == expected, start
 
-    @promise
-    async def test_who_comes_late_may_begin_with_the_last_value_of_each_channel(self) -> None:
+    @conformance_test
+    async def test_subscription_can_begin_with_last_values(self) -> None:
         async with (
-            self.host(CLOCKLESS) as host,
+            self.host(MANUAL_TICKS) as host,
             host.connect() as bus,
             bus.subscribe(1) as messages,
         ):
@@ -221,28 +221,28 @@ class Subscribing(Suite):
             for number, payload in enumerate(NUMBERED):
                 await bus.publish(payload, class_id=1, channel=f"{'ab'[number % 2]}.{number % 3}")
             await bus.publish(b"", class_id=1, channel="a.2")  # Takes the value away.
-            assert await payloads(messages, 11) == [*NUMBERED, b""]
+            assert await get_payloads(messages, 11) == [*NUMBERED, b""]
             await bus.drain()
             async with bus.subscribe(1, "a.*", start="last_values") as late:
-                assert await payloads(late, 2) == [NUMBERED[4], NUMBERED[6]]
+                assert await get_payloads(late, 2) == [NUMBERED[4], NUMBERED[6]]
                 await bus.publish(b"new", class_id=1, channel="a.2")
-                assert await payloads(late, 1) == [b"new"]
+                assert await get_payloads(late, 1) == [b"new"]
             async with bus.subscribe(1, start="last_values") as late:
                 expected = [NUMBERED[number] for number in (4, 5, 6, 7, 9)]
-                assert await payloads(late, 6) == [*expected, b"new"]
-                assert await nothing_comes(late)
+                assert await get_payloads(late, 6) == [*expected, b"new"]
+                assert await is_silent(late)
             async with bus.subscribe(1, start="last_values", max_in_flight=1) as late:
-                assert await payloads(late, 1) == expected[:1]
+                assert await get_payloads(late, 1) == expected[:1]
                 host.hang_up()
                 got: set[bytes] = set()
                 while b"new" not in got:
-                    got.update(await payloads(late, 1))
+                    got.update(await get_payloads(late, 1))
                 assert got >= {*expected[1:], b"new"}
 
     # Looks ---------------------------------------------------------------------------------------
 
-    @promise
-    async def test_a_look_at_what_the_bus_holds_changes_nobodys_position(self) -> None:
+    @conformance_test
+    async def test_fetch_changes_no_position(self) -> None:
         async with self.open_bus() as bus:
             await bus.publish_many(NUMBERED, class_id=1)
             for first, count, expected in (
@@ -262,16 +262,16 @@ class Subscribing(Suite):
                 found = await bus.fetch(1, 5, 100, time=when)
                 assert [message.payload for message in found] == expected
             async with bus.subscribe(1) as messages:
-                assert await payloads(messages, 10) == NUMBERED
+                assert await get_payloads(messages, 10) == NUMBERED
 
-    @promise
-    async def test_who_asks_is_told_what_waits_for_what(self) -> None:
-        async with self.host(CLOCKLESS) as host, host.connect(name="till") as bus:
+    @conformance_test
+    async def test_explain_describes_classes_channels_and_sessions(self) -> None:
+        async with self.host(MANUAL_TICKS) as host, host.connect(name="till") as bus:
             await bus.publish_many(NUMBERED, class_id="orders", channel="orders.eu")
             waiting = await bus.explain("orders")
             assert (waiting.name, waiting.stored, waiting.backlog) == ("orders", 10, 10)
             async with bus.subscribe("orders", "orders.*", max_in_flight=2, auto_ack=False) as got:
-                await payloads(got, 2)
+                await get_payloads(got, 2)
                 [position] = (await bus.explain("orders")).positions
                 assert (position.in_flight, position.in_flight_max, position.unsent) == (2, 2, 8)
                 assert (position.waits, position.name) == ("acks", "till")
@@ -287,8 +287,8 @@ class Subscribing(Suite):
                 await bus.explain(session=99)
             assert [line.name for line in (await bus.explain()).classes] == ["orders"]
 
-    @promise
-    async def test_what_is_purged_comes_to_nobody(self) -> None:
+    @conformance_test
+    async def test_purged_messages_are_not_delivered(self) -> None:
         async with self.open_bus() as bus:
             await bus.publish_many(NUMBERED, class_id=1)
             assert await bus.purge(1, 2, 4) == 2
@@ -296,12 +296,12 @@ class Subscribing(Suite):
             rest = NUMBERED[:2] + NUMBERED[5:]
             assert [message.payload for message in await bus.fetch(1)] == rest
             async with bus.subscribe(1, auto_ack=False) as messages:
-                assert await payloads(messages, 7) == rest
+                assert await get_payloads(messages, 7) == rest
                 assert await bus.purge(1) == 7
                 assert await bus.fetch(1) == []
 
-    @promise
-    async def test_what_was_looked_at_is_nobodys_to_acknowledge(self) -> None:
+    @conformance_test
+    async def test_fetched_message_cannot_be_acknowledged(self) -> None:
         async with self.open_bus() as bus:
             await bus.publish(b"", class_id=1)
             [message] = await bus.fetch(1)

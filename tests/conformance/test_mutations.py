@@ -40,31 +40,31 @@ BROKEN = {
     ),
     "nacks are forgotten": (
         (BrokerSubscription, "nack"),
-        "test_a_nacked_message_comes_again_when_it_is_wanted",
+        "test_redelivers_nacked_message_after_the_requested_delay",
     ),
     "nobody is at work": (
         (BrokerSubscription, "extend_ack_timeout"),
-        "test_who_is_still_working_gets_more_time",
+        "test_working_restarts_the_ack_timeout",
     ),
     "nothing is ever overdue": (
         (BrokerSubscription, "tick"),
-        "test_what_is_not_acknowledged_comes_again_marked_and_after_growing_pauses",
+        "test_redelivers_unacknowledged_messages_with_growing_backoff",
     ),
     "what is put off is forgotten": (
         (BrokerSubscription, "_delay_span"),
-        "test_a_delayed_message_comes_when_its_time_has_come",
+        "test_delayed_message_is_delivered_after_its_delay",
     ),
     "a member takes its messages with it": (
         (Group, "remove_member"),
-        "test_what_a_member_leaves_goes_to_the_others",
+        "test_messages_of_a_leaving_member_go_to_the_others",
     ),
     "what is given up is nowhere": (
         (Store, "dead_letter"),
-        "test_what_is_given_up_lies_in_the_dead_letters_of_its_class",
+        "test_dead_letter_is_stored_with_its_reason",
     ),
     "what was under way is not sent again": (
         (PublishBuffer, "connection_lost"),
-        "test_a_lost_connection_is_replaced_and_nothing_is_lost_or_doubled",
+        "test_reconnects_without_loss_or_duplicates",
     ),
 }
 

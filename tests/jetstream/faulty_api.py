@@ -8,14 +8,14 @@ from contextlib import contextmanager
 from typing import Any
 
 from simplebus.core.errors import BusConnectionError
-from simplebus.net.nats_connection import Link
+from simplebus.net.nats_connection import NatsConnection
 
 Meddler = Callable[[str], BaseException | None]
 """Called with the subject of each request: what is raised instead of it."""
 
 
 @contextmanager
-def asked_in_vain(link: Link, meddle: Meddler) -> Iterator[Counter[str]]:
+def asked_in_vain(link: NatsConnection, meddle: Meddler) -> Iterator[Counter[str]]:
     """Yields how often something was asked in vain, by its first two words."""
     ask, failed = link.ask, Counter[str]()
 
@@ -34,7 +34,7 @@ def asked_in_vain(link: Link, meddle: Meddler) -> Iterator[Counter[str]]:
 
 
 @contextmanager
-def answers_lost(link: Link, begin: str, count: int = 1) -> Iterator[Counter[str]]:
+def answers_lost(link: NatsConnection, begin: str, count: int = 1) -> Iterator[Counter[str]]:
     """The first so many answers to requests that begin so are not heard."""
     ask, lost = link.ask, Counter[str]()
 

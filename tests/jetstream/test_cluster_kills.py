@@ -16,7 +16,7 @@ import simplebus
 from load.ports import HOST, free_port
 from simplebus.core.errors import BusConnectionError
 from simplebus.nats.client.jetstream_codec import JetStreamError
-from simplebus.net.nats_connection import Link
+from simplebus.net.nats_connection import NatsConnection
 from tests.jetstream.nats_servers import cluster
 from tests.jetstream.stateless_servers import address, door, options
 from tests.net.test_nats_connection import linked
@@ -128,7 +128,7 @@ async def test_a_door_and_a_server_are_killed_and_nothing_confirmed_is_lost(
     assert sorted(traffic.seen) == list(range(traffic.sent))
 
 
-async def info(link: Link, what: str) -> dict[str, Any]:
+async def info(link: NatsConnection, what: str) -> dict[str, Any]:
     """Of a stream or a consumer; of none, of one without a leader, and where nobody answers, there
     is nothing."""
     try:
@@ -137,7 +137,7 @@ async def info(link: Link, what: str) -> dict[str, Any]:
         return {}
 
 
-async def whole(link: Link, what: str) -> dict[str, Any]:
+async def whole(link: NatsConnection, what: str) -> dict[str, Any]:
     """The same, as soon as all three servers have all that there is of it."""
     while True:
         found = await info(link, what)

@@ -31,19 +31,19 @@ SEQUENCES, LAST_VALUES, BY_KEY, SLOW, FULL, PAUSES, EXPLAIN = (
 )
 """Rows of the table."""
 NOT_PROMISED = {
-    "test_who_asks_is_told_what_waits_for_what": EXPLAIN,
-    "test_a_key_goes_to_one_member_one_message_after_the_other": BY_KEY,
-    "test_what_comes_again_is_before_what_is_behind_it_of_its_key": BY_KEY,
-    "test_a_subscription_begins_where_it_was_asked_to": LAST_VALUES,
-    "test_who_comes_late_may_begin_with_the_last_value_of_each_channel": LAST_VALUES,
-    "test_a_slow_subscription_may_lose_the_oldest": SLOW,
-    "test_a_slow_subscription_may_lose_the_newest": SLOW,
-    "test_a_slow_subscription_may_be_ended": SLOW,
-    "test_a_refused_message_is_not_published_and_its_publisher_told": FULL,
-    "test_what_is_refused_of_many_is_told_at_once": FULL,
+    "test_explain_describes_classes_channels_and_sessions": EXPLAIN,
+    "test_key_ordered_group_delivers_a_key_to_one_member_in_order": BY_KEY,
+    "test_key_ordered_group_redelivers_before_later_messages_of_the_key": BY_KEY,
+    "test_subscription_begins_at_its_start_position": LAST_VALUES,
+    "test_subscription_can_begin_with_last_values": LAST_VALUES,
+    "test_slow_subscription_can_drop_oldest": SLOW,
+    "test_slow_subscription_can_drop_newest": SLOW,
+    "test_slow_subscription_can_be_disconnected": SLOW,
+    "test_refused_message_raises_and_is_not_stored": FULL,
+    "test_publish_many_raises_all_refusals": FULL,
     "test_block_that_raises_has_its_last_message_redelivered_after_a_backoff": PAUSES,
     "test_loop_that_raises_has_its_message_redelivered_after_a_backoff": PAUSES,
-    "test_a_lost_connection_is_replaced_and_nothing_is_lost_or_doubled": SEQUENCES,
+    "test_reconnects_without_loss_or_duplicates": SEQUENCES,
 }
 NOT_RUN = {PAUSES, SEQUENCES}
 """Those would wait for a message until their patience ends, or are kept now and then, by chance."""

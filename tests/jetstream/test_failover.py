@@ -15,7 +15,7 @@ import simplebus
 from simplebus.core.errors import BusConnectionError
 from simplebus.jetstream import failover
 from simplebus.nats.client.jetstream_codec import JetStreamError
-from simplebus.net.nats_connection import Link, NatsAddress
+from simplebus.net.nats_connection import NatsConnection, NatsAddress
 from tests.jetstream.partitioned_cluster import Parted, parted_cluster
 from tests.jetstream.stateless_servers import (
     PATIENCE_SECONDS,
@@ -162,7 +162,7 @@ def _in_order_and_soon(monkeypatch: pytest.MonkeyPatch) -> None:
 
 async def ready(cluster: Parted) -> None:
     """Wait until it has a leader."""
-    link = Link(list(options(cluster.servers[-1].url).servers), lambda event: None)
+    link = NatsConnection(list(options(cluster.servers[-1].url).servers), lambda event: None)
     async with trio.open_nursery() as nursery:
         await nursery.start(link.run)
         await link.wait_ready()

@@ -19,7 +19,7 @@ from simplebus.jetstream.limits_check import fitted
 from simplebus.jetstream.names import Names
 from simplebus.jetstream.stream_update import growth
 from simplebus.nats.client.jetstream_codec import JetStreamError
-from simplebus.net.nats_connection import Link
+from simplebus.net.nats_connection import NatsConnection
 from tests.jetstream.nats_servers import NatsServer, nats_server
 from tests.jetstream.stateless_servers import (
     PATIENCE_SECONDS,
@@ -108,7 +108,7 @@ async def test_where_another_stream_takes_what_classes_are_sent_no_door_can_stan
 ) -> None:
     cluster = options(jetstream_server.url)
     other = f"other_{cluster.names.prefix}"
-    link = Link(list(cluster.servers), lambda event: None)
+    link = NatsConnection(list(cluster.servers), lambda event: None)
     async with trio.open_nursery() as nursery:
         await nursery.start(link.run)
         await link.wait_ready()
@@ -209,7 +209,7 @@ async def test_a_stream_of_somebody_else_in_the_place_of_the_identity_is_told(
 ) -> None:
     cluster = options(jetstream_server.url)
     name = cluster.names.identity_stream
-    link = Link(list(cluster.servers), lambda event: None)
+    link = NatsConnection(list(cluster.servers), lambda event: None)
     async with trio.open_nursery() as nursery:
         await nursery.start(link.run)
         await link.wait_ready()

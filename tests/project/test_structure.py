@@ -117,7 +117,7 @@ def test_a_layer_imports_only_what_lies_below_it(layer: str) -> None:
 def test_every_public_name_is_loaded_from_where_it_is() -> None:
     import simplebus
 
-    assert sorted(simplebus._WHERE) == list(simplebus.__all__)  # type: ignore[attr-defined]
+    assert sorted(simplebus._MODULES) == list(simplebus.__all__)  # type: ignore[attr-defined]
     assert set(simplebus.__all__) <= set(dir(simplebus))
     with pytest.raises(AttributeError, match="'simplebus' has no attribute 'conect'"):
         _ = simplebus.conect  # type: ignore[attr-defined]

@@ -80,7 +80,7 @@ class PullConsumer:
             return
         count = max(self._batch_max - self._requested_count, self._batch_max // 2, 1)
         size = max(self._batch_bytes_max - self._requested_bytes, self._batch_bytes_max // 2)
-        request = jetstream_codec.next_request(
+        request = jetstream_codec.pull_request(
             batch=count,
             expires_seconds=_PULL_SECONDS,
             idle_seconds=min(self._heartbeat_seconds, _PULL_SECONDS / 2),
@@ -116,10 +116,10 @@ class PullConsumer:
         is_too_long = words.lower() == _MESSAGE_TOO_LONG
         if code in (_HEARTBEAT, _NO_MESSAGES, _TIMED_OUT):
             self.pending = 0  # Messages that were pending before have been removed.
-        elif code and not is_too_long and not jetstream_codec.has_ended_well(code, words):
+        elif code and not is_too_long and not jetstream_codec.is_normal_end(code, words):
             self._end_reason = f"{code} {words}".strip()
         if code != _HEARTBEAT:
-            count, size = jetstream_codec.pending(headers), jetstream_codec.pending_bytes(headers)
+            count, size = jetstream_codec.parse_pending_messages(headers), jetstream_codec.parse_pending_bytes(headers)
             self._reduce_requested(count, size)
             if (
                 is_too_long and size >= self._last_request_bytes

@@ -280,7 +280,7 @@ class BatchedStreamTarget(NatsTarget):
             ):
                 continue
             answer = jetstream_codec.parse_fast_batch_reply(messages.headers(row), messages.payload(row))
-            index = jetstream_codec.number(tokens[3], 0)
+            index = jetstream_codec.parse_number(tokens[3], 0)
             if answer.error is not None and answer.error.code == _BATCHES_NOT_ALLOWED:
                 fast_batch.is_not_allowed = True
             if answer.error is not None and answer.error.code == TOO_MANY_REQUESTS:

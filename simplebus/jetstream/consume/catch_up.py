@@ -21,7 +21,7 @@ from simplebus.jetstream.consume.feed import Feed
 from simplebus.jetstream.names import Names
 from simplebus.nats.client import jetstream_codec
 from simplebus.nats.client.jetstream_codec import JetStreamError
-from simplebus.net.nats_connection import Link
+from simplebus.net.nats_connection import NatsConnection
 
 log = logging.getLogger("simplebus.engine")
 
@@ -32,7 +32,7 @@ _PAUSE_SECONDS, _PAUSE_SECONDS_MAX = 0.005, 0.1
 
 
 async def when_all_has_come(
-    link: Link, names: Names, consumer: str, feed: Feed, *tell: Callable[[], None]
+    link: NatsConnection, names: Names, consumer: str, feed: Feed, *tell: Callable[[], None]
 ) -> None:
     """Call each of `tell` when the consumer of a feed has sent what the stream has now, and it is
     here; or when there is no use in waiting."""
@@ -44,7 +44,7 @@ async def when_all_has_come(
         each()
 
 
-async def _all_has_come(link: Link, names: Names, consumer: str, feed: Feed) -> None:
+async def _all_has_come(link: NatsConnection, names: Names, consumer: str, feed: Feed) -> None:
     stream, subject = names.stream(feed.cls.class_id), names.subject(feed.cls.class_id)
     last: int | None = None
     sent_at = float("inf")
@@ -71,7 +71,7 @@ async def _all_has_come(link: Link, names: Names, consumer: str, feed: Feed) -> 
             pause = min(2 * pause, _PAUSE_SECONDS_MAX)
 
 
-async def _last_of(link: Link, stream: str, subject: str) -> int:
+async def _last_of(link: NatsConnection, stream: str, subject: str) -> int:
     """The last message that is there; 0 for none. Raises BusConnectionError and JetStreamError."""
     try:
         said = await link.ask(f"STREAM.MSG.GET.{stream}", {"last_by_subj": subject})

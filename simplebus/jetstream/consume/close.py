@@ -27,7 +27,7 @@ from simplebus.jetstream.consume.handover import TAKING_SECONDS
 from simplebus.jetstream.dead_letters import Mark
 from simplebus.jetstream.remote_class import RemoteClass
 from simplebus.nats.client.jetstream_codec import JetStreamError
-from simplebus.net.nats_connection import Link
+from simplebus.net.nats_connection import NatsConnection
 
 log = logging.getLogger("simplebus.engine")
 
@@ -69,7 +69,7 @@ class Closing:
 
     def __init__(
         self,
-        link: Link,
+        link: NatsConnection,
         positions: Positions,
         jobs: Jobs,
         is_used: Callable[[RemoteClass, str], bool],

@@ -47,7 +47,7 @@ from simplebus.jetstream.settings import EngineOptions
 from simplebus.jetstream.stream_update import fit
 from simplebus.nats.client import jetstream_codec
 from simplebus.nats.client.jetstream_codec import JetStreamError
-from simplebus.net.nats_connection import Link
+from simplebus.net.nats_connection import NatsConnection
 
 log = logging.getLogger("simplebus.engine")
 
@@ -61,7 +61,7 @@ class ConsumerRefusedError(JetStreamError):
 class Positions:
     """Of one door."""
 
-    def __init__(self, link: Link, options: EngineOptions, door: str, judge: Judge) -> None:
+    def __init__(self, link: NatsConnection, options: EngineOptions, door: str, judge: Judge) -> None:
         self._link = link
         self._judge = judge
         self._options = options

@@ -282,8 +282,8 @@ class Feed:
 
     def end_asked(self, code: int, words: str, headers: bytes) -> None:
         """The consumer has ended a request, and says why."""
-        self.asked = max(0, self.asked - jetstream_codec.pending(headers))
-        self.refused += not jetstream_codec.has_ended_well(code, words)
+        self.asked = max(0, self.asked - jetstream_codec.parse_pending_messages(headers))
+        self.refused += not jetstream_codec.is_normal_end(code, words)
         if self.refused > REFUSALS_MAX:
             self.rests_until = self.heard_at + REST_SECONDS
 

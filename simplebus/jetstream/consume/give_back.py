@@ -30,7 +30,7 @@ from simplebus.core.ring.columns import Times
 from simplebus.jetstream import api
 from simplebus.nats.client import encode, jetstream_codec
 from simplebus.nats.client.events import ReceivedMessages
-from simplebus.net.nats_connection import Link
+from simplebus.net.nats_connection import NatsConnection
 
 BURIED = float("inf")
 """As a pause: its dead letter is on its way."""
@@ -105,7 +105,7 @@ _NOTE = re.compile(r"([0-9]{1,18})((?: [0-9]{1,18}-[0-9]{1,18})+)")
 _RUNS = re.compile(r"[0-9]{1,18}-[0-9]{1,18}(?: [0-9]{1,18}-[0-9]{1,18})*")
 _NOTE_CHARACTERS_MAX = 64 * _RUNS_MAX
 _NONE: Integers = np.empty(0, np.int64)
-_ASIDE = jetstream_codec.nak(30.0)
+_ASIDE = jetstream_codec.nak_payload(30.0)
 """What has a server take a message out of the row of those that are to come again."""
 
 
@@ -171,7 +171,7 @@ def _said(info: dict[str, Any], key: str) -> str:
     return str(metadata.get(key, ""))[:_NOTE_CHARACTERS_MAX]
 
 
-async def give_back(link: Link, stream: str, name: str, leaving: Leaving) -> dict[str, Any] | None:
+async def give_back(link: NatsConnection, stream: str, name: str, leaving: Leaving) -> dict[str, Any] | None:
     """Give messages back to a consumer, and what it has sent to nobody. Returns how it is to be
     configured from now on; None for as it is. Raises BusConnectionError and JetStreamError."""
     info = await link.ask(f"CONSUMER.INFO.{stream}.{name}")
@@ -186,8 +186,8 @@ async def give_back(link: Link, stream: str, name: str, leaving: Leaving) -> dic
     given, paused = [np.array(lost, np.int64)], [_NONE]
     last = ("", b"")
     for messages, pause in leaving.messages:
-        word = jetstream_codec.nak(pause)
-        link.core.write(jetstream_codec.say_in_order(messages, word))
+        word = jetstream_codec.nak_payload(pause)
+        link.core.write(jetstream_codec.encode_acks_in_order(messages, word))
         last = messages.reply(-1).decode("latin-1"), word
         (paused if pause > 0 else given).append(jetstream_codec.parse_deliveries(messages).sequences)
     _say(link, subjects, jetstream_codec.NAK)
@@ -199,7 +199,7 @@ async def give_back(link: Link, stream: str, name: str, leaving: Leaving) -> dic
     return with_note(info, sequences, late) if sequences.size or late.size else None
 
 
-async def pass_on(link: Link, stream: str, name: str, owed: Owed) -> None:
+async def pass_on(link: NatsConnection, stream: str, name: str, owed: Owed) -> None:
     """Have a consumer of this name, which is new, go on with what another one has sent: each
     message is acknowledged there, or given back with its pause. Raises BusConnectionError."""
     most = owed.highest - int(owed.sequences[owed.waits >= 0.0][0]) + 1
@@ -208,7 +208,7 @@ async def pass_on(link: Link, stream: str, name: str, owed: Owed) -> None:
         batch = min(most, _BATCH_MAX)
         found = await link.collect(
             f"{jetstream_codec.API}CONSUMER.MSG.NEXT.{stream}.{name}",
-            jetstream_codec.next_request(batch=batch),
+            jetstream_codec.pull_request(batch=batch),
             most=batch,
         )
         count = sum(messages.count for messages in found)
@@ -221,7 +221,7 @@ async def pass_on(link: Link, stream: str, name: str, owed: Owed) -> None:
         await link.request(*last)
 
 
-def _say_each(link: Link, messages: ReceivedMessages, owed: Owed) -> tuple[str, bytes]:
+def _say_each(link: NatsConnection, messages: ReceivedMessages, owed: Owed) -> tuple[str, bytes]:
     """Acknowledge or give back each of these. Returns what was said last."""
     sequences = jetstream_codec.parse_deliveries(messages).sequences
     at = np.minimum(owed.sequences.searchsorted(sequences), owed.sequences.size - 1)
@@ -229,13 +229,13 @@ def _say_each(link: Link, messages: ReceivedMessages, owed: Owed) -> tuple[str, 
     waits[sequences > owed.highest] = 0.0
     word = b""
     for begin, end in pairwise([0, *(np.flatnonzero(np.diff(waits)) + 1), waits.size]):
-        word = jetstream_codec.ACK if waits[begin] < 0 else jetstream_codec.nak(float(waits[begin]))
-        link.core.write(jetstream_codec.say_in_order(messages.pick(slice(begin, end)), word))
+        word = jetstream_codec.ACK if waits[begin] < 0 else jetstream_codec.nak_payload(float(waits[begin]))
+        link.core.write(jetstream_codec.encode_acks_in_order(messages.pick(slice(begin, end)), word))
     return messages.reply(-1).decode("latin-1"), word
 
 
 async def give_again(
-    link: Link, stream: str, info: dict[str, Any], *, is_nobodys: bool = False
+    link: NatsConnection, stream: str, info: dict[str, Any], *, is_nobodys: bool = False
 ) -> dict[int, bytes]:
     """Have what was given back to a consumer come first, whatever was purged since; of one that is
     nobody's, all that it waits for. Returns by which it is told of each of these. Raises
@@ -254,5 +254,5 @@ def _subject(stream: str, info: dict[str, Any], sequence: int) -> bytes:
     return f"$JS.ACK.{stream}.{info['name']}.1.{sequence}.{sent}.0.0".encode()
 
 
-def _say(link: Link, subjects: list[bytes], word: bytes) -> None:
+def _say(link: NatsConnection, subjects: list[bytes], word: bytes) -> None:
     link.core.write(b"".join([encode.encode_pub(subject, word) for subject in subjects]))

@@ -379,7 +379,7 @@ class Uplink:
         begin = len(self._inbox) + 1 + len(self._run)
         for row in range(answers.count):
             said = answers.subject(row)[begin:].split(b".")
-            number = jetstream_codec.number(said[0], 0)
+            number = jetstream_codec.parse_number(said[0], 0)
             lane = self._whose.get(number)
             piece = lane.piece(number) if lane is not None else None
             if lane is None or piece is None or not piece.is_open or len(said) != _REPLY_TOKENS:

@@ -288,7 +288,7 @@ async def test_what_goes_to_a_line_that_is_lost_while_a_lane_reads_again_is_copi
             await copied_300(wire, lane(nats, server, name), name)
         await is_gone(wire, name)
         lost.core.subscribe("lost")
-        asks = jetstream_codec.next_request(batch=5, expires_seconds=60.0)
+        asks = jetstream_codec.pull_request(batch=5, expires_seconds=60.0)
         lost.core.publish(
             f"{jetstream_codec.API}CONSUMER.MSG.NEXT.{name}.{of_lane(name)}", asks, reply="lost"
         )

@@ -14,7 +14,7 @@ from simplebus.bridge.settings import BridgeSettings, CopiedClass
 from simplebus.nats.client import jetstream_codec
 from simplebus.nats.client.events import ReceivedMessages
 from simplebus.nats.client.jetstream_codec import JetStreamError, PubAcks
-from simplebus.net.nats_connection import Link
+from simplebus.net.nats_connection import NatsConnection
 from tests.bridge.memory_buses import numbered
 from tests.bridge.nats_copiers import (
     BusServer,
@@ -142,7 +142,7 @@ async def test_a_lane_that_may_not_do_what_it_needs_is_down_and_says_so_once(
 ) -> None:
     """It would be there, and copy nothing."""
     monkeypatch.setattr("simplebus.bridge.copier.RETRY_DELAY_MAX_SECONDS", 0.05)
-    monkeypatch.setitem(Link.ask.__kwdefaults__, "seconds", 3.0)
+    monkeypatch.setitem(NatsConnection.ask.__kwdefaults__, "seconds", 3.0)
     caplog.set_level("WARNING")
     with nats_server(tmp_path, NEEDS) as nats:
 
