@@ -99,8 +99,7 @@ class Access:
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> Access:
-        """Return the settings of the environment variables SIMPLEBUS_USER, SIMPLEBUS_PASSWORD and
-        so on.
+        """Return the settings from the environment, such as SIMPLEBUS_USER and SIMPLEBUS_PASSWORD.
 
         Variables replace the values of the file that SIMPLEBUS_CREDENTIALS names.
 

@@ -143,8 +143,7 @@ class DeadLetterQueue:
 
 
 async def find_dead_letter_class(bus: Bus, class_: int | str) -> ClassInfo | None:
-    """Return the class with the dead letters of `class_`; None if it does not exist. It is not
-    created.
+    """Return the class with the dead letters of `class_`, or None; it is not created.
 
     Args:
         bus: The connected bus.

@@ -245,9 +245,7 @@ class Registry:
         return self._binding_by_name.get(name)
 
     def _find_conflicts(self, new: Binding[Any]) -> Iterator[Binding[Any]]:
-        """Yield the bindings that a new binding replaces or conflicts with, those of its type
-        first.
-        """
+        """Yield the bindings that `new` replaces or conflicts with, those of its type first."""
         candidates = [self.bindings.get(key) for key in _lookup_keys(new.type)]
         candidates.append(None if new.class_id is None else self._binding_by_id.get(new.class_id))
         candidates.append(None if new.name is None else self._binding_by_name.get(new.name))

@@ -1,6 +1,4 @@
-"""Target of a subscription (a type, class id or class name), and the state of a subscription that
-all drivers share.
-"""
+"""Target of a subscription, and the state of a subscription that all drivers share."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Protocol state machine of a client, shared by the trio, asyncio and blocking drivers and
-MemoryBus.
+"""Protocol state machine of a client, shared by all drivers and MemoryBus.
 
 Pure: no I/O and no clock; time is an argument. Modules in reading order:
 

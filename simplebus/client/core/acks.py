@@ -215,9 +215,7 @@ class AckBuffer:
         return b"".join([self._encode_range(*ack_range) for ack_range in ranges])
 
     def _attempt_to_encode(self, entry: _AckEntry) -> int:
-        """Return the attempt that the outcome names; 0, the latest, if a later delivery was
-        dropped.
-        """
+        """Return the attempt to name; 0, the latest, if a later delivery was dropped."""
         ack_token = entry.ack_token
         if self.dropped_redeliveries:
             sequences = np.asarray(ack_token.sequences[entry.first : entry.last]).tolist()

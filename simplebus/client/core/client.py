@@ -123,9 +123,7 @@ class ClientCore:
 
     @property
     def bus_id(self) -> str:
-        """Identity of the stored state of the server that replied last; empty before the first
-        reply.
-        """
+        """Identity of the stored state of the last server; empty before the first reply."""
         return self._connection.bus_id
 
     @property
@@ -139,8 +137,9 @@ class ClientCore:
         return self._connection.duplicate_seconds
 
     def connection_made(self, now: float) -> OpenRequest:
-        """Start a new connection. Return its Connect request; everything else is sent after the
-        reply.
+        """Start a new connection and return its Connect request.
+
+        Everything else is sent after the reply.
         """
         return self._connection.connection_made(now)
 
@@ -290,8 +289,12 @@ class ClientCore:
         return self.name_classes(NamedClass(id=class_id, last_values=True))
 
     def purge(self, class_id: int, first: int, last: int | None) -> OpenRequest:
-        """Discard the messages first..last-1 of a class for every position; up to the head if
-        `last` is None.
+        """Discard the messages first..last-1 of a class for every position.
+
+        Args:
+            class_id: Class of the messages.
+            first: First sequence.
+            last: End of the range; None for the head.
 
         Raises:
             ValueError: If `class_id` is not a valid class id.

@@ -29,12 +29,11 @@ class Heartbeat:
         self._received_at = now
 
     def is_due(self, now: float, sent_bytes: int) -> bool:
-        """Return True if a heartbeat must be sent, because nothing was sent since the previous
-        check.
+        """Return True if a heartbeat must be sent, because nothing was sent lately.
 
         Args:
             now: Current time in seconds.
-            sent_bytes: Bytes sent on this client so far.
+            sent_bytes: Bytes sent by this client so far.
 
         Raises:
             RemoteProtocolError: If the peer was silent for too long.

@@ -308,9 +308,7 @@ class Inbox:
         self.is_subscribed = True
 
     def connection_lost(self) -> None:
-        """Keep received messages for the next connection, unless another group member receives
-        them.
-        """
+        """Keep received messages, unless the server sends them to other group members now."""
         self.is_subscribed = False
         self._ack_buffer.detach()
         if self.options.group is not None:  # The server sends them to other members now.
@@ -465,9 +463,7 @@ class Inbox:
         self._unsettled_by_loop.clear()
 
     def _suspend_active_loop(self) -> None:
-        """Set the last messages of the active loop aside, because another consumer asks for
-        messages.
-        """
+        """Set the last messages of the active loop aside for another consumer."""
         self._settle_until(ACKED, self._handed_out_count - self._last_handed_out_count)
         handed_out_count = self._handed_out_count
         if self._current_batch is not None and handed_out_count > self._settled_count:
@@ -495,14 +491,18 @@ class Inbox:
         self._prepared_count = self._settled_count
 
     def put_back_unprocessed(self) -> None:
-        """Return the last messages of all consumers, because the subscription's block was
-        cancelled. The bus redelivers them without a backoff."""
+        """Return the last messages of all consumers after the subscription's block was cancelled.
+
+        The server redelivers them without a backoff.
+        """
         self.put_back_last()
         self._settle_suspended(NACKED_WITHOUT_DELAY)
 
     def settle_before_leave(self, *, is_processed: bool) -> None:
-        """Acknowledge the last messages of all consumers, or reject them if not `is_processed`,
-        because the subscription's block was left."""
+        """Acknowledge the last messages of all consumers, or reject them if not `is_processed`.
+
+        Called when the subscription's block is left.
+        """
         if is_processed:
             self.settle(include_last=True)
         else:

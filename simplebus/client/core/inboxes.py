@@ -92,9 +92,7 @@ class Inboxes:
             inbox.unsubscribe_request.finish()
 
     def is_durable_occupied(self, inbox: Inbox) -> bool:
-        """Return True if an earlier inbox of the same durable was left and its Unsubscribe is not
-        sent yet.
-        """
+        """Return True if an earlier inbox of the same durable has yet to send its Unsubscribe."""
         if inbox.options.durable is None or inbox.options.group is not None:
             return False
         for other in self:

@@ -111,10 +111,10 @@ class Message(Generic[T]):
 
     @property
     def value(self) -> T:
-        """The payload decoded to the subscribed type; the payload itself for a class id or class
-        name.
+        """The payload decoded to the subscribed type.
 
-        Decoded on each access.
+        The payload itself if the subscription names a class id or class name. Decoded on each
+        access.
 
         Raises:
             DecodeError: If the payload is not a value of the subscribed type.
@@ -178,16 +178,12 @@ class Message(Generic[T]):
 
     @property
     def published(self) -> int | None:
-        """Microseconds since 1970 by the publisher's clock; None if the publisher did not set a
-        time.
-        """
+        """Microseconds since 1970 by the publisher's clock; None if the publisher set no time."""
         return self.envelope.published
 
     @property
     def expires_ms(self) -> int | None:
-        """Lifetime in milliseconds, counted from its acceptance by the server; None if it never
-        expires.
-        """
+        """Lifetime in milliseconds after acceptance by the server; None if it never expires."""
         return self.envelope.expires_ms
 
     @property
@@ -316,8 +312,9 @@ class Batch:
 
     @property
     def sequences(self) -> MessageIds:
-        """The n ascending sequences: a range if they are contiguous, otherwise an int64 array of
-        shape (n,).
+        """The n ascending sequences.
+
+        A range if they are contiguous, otherwise an int64 array of shape (n,).
         """
         return self._ack_token.sequences[self._first_index : self._first_index + self._run.count]
 
@@ -328,8 +325,9 @@ class Batch:
 
     @property
     def bounds(self) -> Integers:
-        """Offsets into `data`, an int64 array of shape (n + 1,): frame i is
-        `data[bounds[i]:bounds[i + 1]]`.
+        """Offsets of the frames in `data`, an int64 array of shape (n + 1,).
+
+        Frame i is `data[bounds[i]:bounds[i + 1]]`.
         """
         run = self._run
         if run.bounds is None:
@@ -418,9 +416,7 @@ class Batch:
         )
 
     def settle(self, outcome: tuple[int, bytes], first: int, last: int) -> None:
-        """Record `outcome` for those of the messages first..last-1 that the program did not settle
-        itself.
-        """
+        """Record `outcome` for those of first..last-1 that the program did not settle itself."""
         self._ack_token.settle(outcome, self._first_index + first, self._first_index + last)
 
     def __len__(self) -> int:

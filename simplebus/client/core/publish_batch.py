@@ -32,9 +32,7 @@ _DIRECT_SEARCH_BYTES_MAX = 4096
 
 
 def encode_frame_prefix(frame_type: int, class_id: int) -> bytes:
-    """Return the bytes in front of a content: the delimiter of the previous frame and a frame
-    header.
-    """
+    """Return the previous frame's delimiter and a frame header, to be put before a content."""
     return DELIMITER + frames.HEADER.pack(frame_type, class_id, 0, 0)
 
 
@@ -168,9 +166,7 @@ class PublishBatch:
         return self.first_position + self.count
 
     def bytes_below(self, position: int) -> int:
-        """Return the bytes of the messages below `position`, which must not exceed the end of the
-        batch.
-        """
+        """Return the bytes of the messages below `position <= end_position`."""
         return int(self.bounds[max(0, position - self.first_position)])
 
     def frame_end_offset(self, offset: int) -> int:

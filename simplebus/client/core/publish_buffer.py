@@ -109,8 +109,7 @@ class PublishBuffer:
 
     @property
     def stored_before_count(self) -> int:
-        """Messages of this publisher name that the server had stored or refused before the first
-        one here.
+        """Messages of this publisher name that were stored or refused before the first one here.
 
         It is 0 if the server did not know the name, and changes if the server forgets the name.
         """
@@ -226,12 +225,17 @@ class PublishBuffer:
     def publish_runs(
         self, runs: list[tuple[int, list[bytes]]], envelope: Envelope | None = None
     ) -> int:
-        """Add messages of several classes in this order, or none of them if it raises; see
-        `publish_many`.
+        """Add messages of several classes in this order, or none of them if it raises.
 
         Args:
             runs: Pairs of a class id and its payloads.
             envelope: Metadata of every message.
+
+        Returns:
+            Position of the last message.
+
+        Raises:
+            LocalProtocolError, ValueError, TypeError: As `publish`.
         """
         if len(runs) > 1:
             self._check_runs(runs, envelope)
@@ -428,8 +432,7 @@ class PublishBuffer:
         return batch
 
     def _available_bytes(self, next_frame_bytes: int) -> int:
-        """Return the bytes that may be released. If nothing is in flight, the next frame always
-        may.
+        """Return the bytes that may be released: the next frame at least if nothing is in flight.
         """
         credit_left = self.credit_bytes - self.in_flight_bytes
         return credit_left if self._in_flight_batches else max(credit_left, next_frame_bytes)

@@ -67,9 +67,7 @@ class SendQueue:
 
     @property
     def queued_bytes(self) -> int:
-        """Bytes that wait to be sent, including messages that wait for credit. Acks count when
-        encoded.
-        """
+        """Bytes that wait to be sent or for credit. Acks count when they are encoded."""
         return self._ready_bytes + self._source.unreleased_bytes
 
     @property
