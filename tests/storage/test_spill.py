@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from simplebus.core.broker.broker import Broker, Settings
-from simplebus.core.commit_log import Durability
 from simplebus.core.errors import Reason
 from simplebus.core.message_class import spill
-from simplebus.core.protocol.inquiry import ClassQuestion, ClassSaid
+from simplebus.core.protocol.durability import Durability
+from simplebus.core.protocol.inquiry import ClassInfo, ClassInquiry
 from simplebus.core.settings import ClassSettings, FullPolicy, Retention
 from tests.behaviour.wire_peer import numbered
 from tests.behaviour.wire_peer import subscribe as subscribe1
@@ -40,9 +40,9 @@ from tests.storage.spilling_broker import (
 
 
 def test_it_needs_a_journal() -> None:
-    with pytest.raises(ValueError, match="it needs a journal"):
+    with pytest.raises(ValueError, match="needs a journal"):
         Broker(Settings(full_policy=FullPolicy.SPILL))
-    with pytest.raises(ValueError, match="it needs a journal"):
+    with pytest.raises(ValueError, match="needs a journal"):
         Broker(Settings(classes={"x": ClassSettings(full_policy=FullPolicy.SPILL)}))
 
 
@@ -55,13 +55,13 @@ def test_a_durable_that_was_away_gets_what_did_not_fit(tmp_path: Path) -> None:
     reader.disconnect()
     fill(bus, connect_version2(bus), 1000)
     here = bus.statistics(1)
-    assert here.ring.messages <= 64
-    assert here.spilled + here.ring.messages == 1000
+    assert here.ring.message_count <= 64
+    assert here.spilled + here.ring.message_count == 1000
     assert 800 * 13 < here.spilled_bytes < 1000 * 30
     reader = connect_version2(bus, subscribe(1, 5, durable="d"))
     assert contents(all_of(bus, reader)) == numbered(1000)
     assert not bus.broker.spill_manager.readers  # type: ignore[union-attr]
-    assert bus.broker.spill_manager.budget.used == 0  # type: ignore[union-attr]
+    assert bus.broker.spill_manager.budget.used_bytes == 0  # type: ignore[union-attr]
     assert bus.statistics(1).spilled == 0
 
 
@@ -145,7 +145,7 @@ def test_who_leaves_while_it_is_behind_goes_on_where_it_was(tmp_path: Path) -> N
     reader.send(ack(5, 10, 20))
     reader.disconnect()
     bus.bring()
-    assert bus.broker.spill_manager.budget.used == 0  # type: ignore[union-attr]
+    assert bus.broker.spill_manager.budget.used_bytes == 0  # type: ignore[union-attr]
     reader = connect_version2(bus, subscribe(1, 5, durable="d"))
     got = all_of(bus, reader)
     assert sorted(each.message_id for each in got) == [*range(10), *range(20, 300)]
@@ -197,13 +197,13 @@ def test_one_message_that_is_put_off_holds_up_nothing(tmp_path: Path) -> None:
             got.append(message.content)
             live.send(ack(7, message.message_id, message.message_id + 1))
     assert got == numbered(1000, start=1)
-    assert bus.statistics(1).ring.messages <= 64
+    assert bus.statistics(1).ring.message_count <= 64
     later(bus, 3600)
     (message,) = hear(bus, live)
     assert (message.content, message.attempt) == (b"first", 2)
     live.send(ack(7, 0, 1))
     bus.bring()
-    assert bus.statistics(1).spilled == bus.statistics(1).ring.messages == 0
+    assert bus.statistics(1).spilled == bus.statistics(1).ring.message_count == 0
 
 
 def test_what_is_acknowledged_is_not_held_in_memory(
@@ -237,7 +237,7 @@ def test_what_is_on_disk_only_becomes_a_dead_letter_whole(tmp_path: Path) -> Non
         hear(bus, reader)
         bus.sync()
     dead = bus.broker.classes[bus.broker.store.class_id_by_name["dead.1"]].ring
-    texts = [dead.frame(sequence) for sequence in range(dead.floor, dead.head)]
+    texts = [dead.copy_frame(sequence) for sequence in range(dead.floor, dead.head)]
     assert len(texts) >= 10
     assert all(b"%d." % number in text for number, text in enumerate(texts))
 
@@ -278,7 +278,7 @@ def test_at_the_limit_of_its_disk_publishers_wait(tmp_path: Path) -> None:
     fill(bus, connect_version2(bus), 600)
     here = bus.statistics(1)
     assert 100 < here.spilled < 300
-    assert here.parked + here.spilled + here.ring.messages == 600
+    assert here.parked + here.spilled + here.ring.message_count == 600
     reader = connect_version2(bus, subscribe(1, 5))
     got: list[Version2Message] = []
     for _ in range(20):
@@ -378,8 +378,8 @@ def test_who_asks_is_told_what_is_on_disk_and_who_needs_it(tmp_path: Path) -> No
     fill(bus, connect_version2(bus), 600)
     connect_version2(bus, subscribe(1, 5, durable="d", max_in_flight=1))
     bus.broker.drain_writable()  # It is being read for.
-    said = bus.broker.inquiry_handler.build_report(ClassQuestion(1))
-    assert isinstance(said, ClassSaid)
+    said = bus.broker.inquiry_handler.build_report(ClassInquiry(1))
+    assert isinstance(said, ClassInfo)
     assert (said.floor, said.head) == (0, said.stored)
     assert said.stored > 100
     assert "are on disk only" in said.waits_for

@@ -34,7 +34,7 @@ from simplebus.core.errors import (
 )
 from simplebus.core.limits import READ_BYTES
 from simplebus.core.protocol.receive_buffer import ReceiveBuffer
-from simplebus.net.tls import TlsSocket, has_unread, is_flushed, socket_of
+from simplebus.net.tls import TlsSocket, has_unread, is_flushed, plain_socket
 
 
 class ThreadGuard:
@@ -193,7 +193,7 @@ class BlockingClientConnection:
                 self._send(sock)
                 events = EVENT_READ | (EVENT_WRITE if self._is_write_blocked else 0)
                 if not has_unread(sock) and not (
-                    yield from wait_ready(socket_of(sock), events, until)
+                    yield from wait_ready(plain_socket(sock), events, until)
                 ):
                     raise client_addresses.connect_timeout_error(
                         self._address, seconds, is_connected=True
@@ -239,7 +239,7 @@ class BlockingClientConnection:
         if self._end_error is None:
             self._end_error = end
             if self._socket is not None:
-                socket_of(self._socket).close()
+                plain_socket(self._socket).close()
                 self._socket = None
             self._selector.close()
 

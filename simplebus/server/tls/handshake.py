@@ -75,7 +75,7 @@ async def accept_tls(
         why = f"took longer than {timeout_seconds:g} s"
     except OSError as error:
         why = f"failed: {getattr(error, 'reason', None) or error.strerror or error}"
-    raise HandshakeError(why, tls.opening if tls is not None else b"")
+    raise HandshakeError(why, tls.first_bytes if tls is not None else b"")
 
 
 class TlsConnection(Connection[Session]):
