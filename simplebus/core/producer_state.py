@@ -397,9 +397,9 @@ class ProducerStates:
             self._remove(longest)
         excess = len(self._by_key) - PRODUCER_STATES_MAX
         while excess > 0 and self._disconnected:
-            most, *second = heapq.nlargest(2, self._disconnected_by_user.values(), key=len)
-            count = min(excess, max(1, len(most) - len(second[0]) if second else excess))
-            for longest in list(islice(most.values(), count)):
+            largest, *others = heapq.nlargest(2, self._disconnected_by_user.values(), key=len)
+            count = min(excess, max(1, len(largest) - len(others[0]) if others else excess))
+            for longest in list(islice(largest.values(), count)):
                 self._remove(longest)
                 excess -= 1
 

@@ -198,7 +198,7 @@ class BrokerRestorer:
         cls = broker.classes[kept.class_id]
         head = cls.ring.head if known_head is None else known_head
         window = kept.window.to_window(floor=cls.first_sequence, head=head)
-        terms = DeliveryPolicy(
+        policy = DeliveryPolicy(
             ack_timeout_ticks=kept.ack_timeout_ticks,
             in_flight_max=kept.in_flight_max,
             deliveries_max=kept.deliveries_max,
@@ -208,7 +208,7 @@ class BrokerRestorer:
             backoff_ticks=kept.backoff_ticks,
         )
         spans = spans_by_attempts(window.floor, window.cursor, kept.attempts, default=1)
-        position = broker.subscription_manager.restore_position(cls, kept, terms, window, spans)
+        position = broker.subscription_manager.restore_position(cls, kept, policy, window, spans)
         if position is None:
             raise RestoreError(
                 f"the durable {kept.durable!r} of class {kept.class_id} has "

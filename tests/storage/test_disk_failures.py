@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from simplebus.core import commit_log
-from simplebus.core.commit_log import Durability
 from simplebus.core.errors import Reason
+from simplebus.core.protocol.durability import Durability
 from simplebus.storage.append_file import AppendFile
 from tests.behaviour.wire_peer import connect, numbered
 from tests.behaviour.wire_peer import publish as said
@@ -78,7 +78,7 @@ def write_until_it_succeeds(bus: KeptBus) -> int:
         except OSError:
             failed += 1
             continue
-        bus.broker.mark_durable(bus.ledger.taken)
+        bus.broker.mark_durable(bus.commit_log.last_batch_number)
         return failed
 
 
@@ -119,7 +119,7 @@ def test_while_nothing_can_be_kept_publishers_are_told_and_acks_count(tmp_path: 
     peer = connect_version2(bus, publish(1, 0, b"a"), name="till")
     bus.sync()
     peer.receive_replies()
-    bus.ledger.failure = (Reason.DISK_FULL, "the journal cannot be written: no space")
+    bus.commit_log.write_error = (Reason.DISK_FULL, "the journal cannot be written: no space")
     peer.send(publish(1, 1, b"b"), publish(1, 2, b"c", b"d"))
     told = peer.receive_replies()
     assert [said.content["code"] for said in told if said.kind == "error"] == ["disk_full"] * 2
@@ -128,7 +128,7 @@ def test_while_nothing_can_be_kept_publishers_are_told_and_acks_count(tmp_path: 
     assert reader.receive_message_ids() == [0]
     reader.send(ack(5, 0, 1))
     assert payloads(bus) == []
-    bus.ledger.failure = None
+    bus.commit_log.write_error = None
     peer.send(publish(1, 4, b"e"))
     bus.sync()
     assert confirms(peer.receive_replies()) == [(5, 2)]
@@ -140,10 +140,10 @@ def test_while_nothing_can_be_kept_publishers_are_told_and_acks_count(tmp_path: 
 def test_what_was_accepted_before_is_confirmed_when_it_is_written(tmp_path: Path) -> None:
     bus = KeptBus(tmp_path)
     peer = connect_version2(bus, publish(1, 0, *numbered(3)), name="till")
-    bus.ledger.failure = (Reason.DISK_FAILED, "the journal cannot be written: an error")
+    bus.commit_log.write_error = (Reason.DISK_FAILED, "the journal cannot be written: an error")
     peer.send(publish(1, 3, b"refused"))
     assert confirms(peer.receive_replies()) == []
-    bus.ledger.failure = None
+    bus.commit_log.write_error = None
     bus.sync()
     assert confirms(peer.receive_replies()) == [(4, 2)]
 
@@ -152,10 +152,10 @@ def test_what_comes_again_meanwhile_is_not_confirmed_before_it_is_written(tmp_pa
     bus = KeptBus(tmp_path)
     sent = publish(1, 0, *numbered(3))
     connect_version2(bus, sent, name="till", instance="one")
-    bus.ledger.failure = (Reason.DISK_FAILED, "the journal cannot be written: an error")
+    bus.commit_log.write_error = (Reason.DISK_FAILED, "the journal cannot be written: an error")
     peer = connect_version2(bus, sent, publish(1, 3, b"refused"), name="till", instance="one")
     assert confirms(peer.receive_replies()) == []
-    bus.ledger.failure = None
+    bus.commit_log.write_error = None
     bus.sync()
     assert confirms(peer.receive_replies()) == [(4, 2)]
 
@@ -163,7 +163,7 @@ def test_what_comes_again_meanwhile_is_not_confirmed_before_it_is_written(tmp_pa
 def test_who_cannot_be_told_is_not_read_from_until_it_can_be_kept(tmp_path: Path) -> None:
     bus = KeptBus(tmp_path)
     plain = bus.peer(connect(1))
-    bus.ledger.failure = (Reason.DISK_FULL, "the journal cannot be written: no space")
+    bus.commit_log.write_error = (Reason.DISK_FULL, "the journal cannot be written: no space")
     plain.send(said(1, b"a"))
     assert plain.session.is_reading_paused
     assert payloads(bus) == [b"a"]
@@ -176,7 +176,7 @@ def test_who_cannot_be_told_is_not_read_from_until_it_can_be_kept(tmp_path: Path
 def test_who_publishes_faster_than_the_disk_writes_waits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(commit_log, "LEDGER_BYTES_MAX", 1000)
+    monkeypatch.setattr(commit_log, "COMMIT_LOG_BYTES_MAX", 1000)
     bus = KeptBus(tmp_path, level=Durability.MEMORY)
     plain = bus.peer(connect(1))
     told = connect_version2(bus, publish(1, 0, b"a"))
@@ -216,7 +216,7 @@ def test_who_waits_for_a_confirm_is_told_that_it_comes_later(tmp_path: Path) -> 
     (said,) = waits.receive_replies()
     assert (said.kind, said.class_id, said.message_id, said.last_field) == ("error", 0, 0, 0)
     assert (said.content["code"], said.content["count"]) == ("disk_full", 0)
-    assert "confirmed when it is written" in said.content["message"]
+    assert "confirmed when they are written" in said.content["message"]
     assert idle.receive_replies() == []
     bus.sync()
     assert confirms(waits.receive_replies()) == [(1, 2)]

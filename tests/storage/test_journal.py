@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from simplebus.core.commit_log import Durability
+from simplebus.core.protocol.durability import Durability
 from simplebus.core.settings import Retention, Settings
 from tests.behaviour.wire_peer import numbered
 from tests.behaviour.wire_peer_v2 import (
@@ -22,7 +22,7 @@ from tests.behaviour.wire_peer_v2 import (
     timed_envelope,
     unsubscribe,
 )
-from tests.models.key_order_model import keyed
+from tests.models.key_order_model import encode_with_key
 from tests.storage.journaled_broker import START, KeptBus
 
 FOLDERS = ("00001", "00002")
@@ -34,7 +34,7 @@ def confirms(told: list[Version2Reply]) -> list[tuple[int, int]]:
 
 def payloads(bus: KeptBus, class_id: int = 1) -> list[bytes]:
     ring = bus.broker.classes[class_id].ring
-    return [ring.frame(sequence)[9:-4] for sequence in range(ring.floor, ring.head)]
+    return [ring.copy_frame(sequence)[9:-4] for sequence in range(ring.floor, ring.head)]
 
 
 def again(bus: KeptBus, path: Path, **more: object) -> KeptBus:
@@ -79,7 +79,7 @@ def test_confirmed_messages_are_there_after_a_crash(tmp_path: Path) -> None:
     bus = again(bus, tmp_path)
     assert payloads(bus) == sent
     assert bus.found.dropped == []
-    assert bus.broker.connection_requests.identity == "here"
+    assert bus.broker.subscription_manager.identity == "here"
     reader = connect_version2(bus, subscribe(1, 5))
     assert [message.content for message in reader.receive_deliveries()] == sent
 
@@ -246,8 +246,8 @@ def test_what_is_kept_longer_is_there_again(tmp_path: Path) -> None:
 
 
 def next_number(bus: KeptBus, name: str = "till") -> int:
-    publisher = {each.name: each for each in bus.broker.connection_requests.producer_states}[name]
-    return publisher.next
+    publisher = {each.name: each for each in bus.broker.subscription_manager.producer_states}[name]
+    return publisher.next_number
 
 
 def test_a_publishers_numbers_outlive_a_crash(tmp_path: Path) -> None:
@@ -466,7 +466,7 @@ def test_a_durable_group_by_key_goes_on_in_the_order_of_each_key(tmp_path: Path)
     members = [connect_version2(bus, subscribe(1, 5, **wish), name=name) for name in ("x", "y")]
     bus.sync()
     keys = [b"key %d" % (number % 8) for number in range(24)]
-    connect_version2(bus, publish_envelopes(1, 0, *map(keyed, keys)))
+    connect_version2(bus, publish_envelopes(1, 0, *map(encode_with_key, keys)))
     held = {id_: member for member in members for id_ in member.receive_message_ids()}
     assert sorted(held) == list(range(8))
     held[3].send(ack(5, 3, 4))

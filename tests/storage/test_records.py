@@ -15,7 +15,7 @@ from simplebus.storage.records import HEADER_BYTES, End, Kind, Record
 def entry(count: int = 3, publisher: str = "till", class_id: int = 7) -> JournalEntry:
     made = JournalEntry(class_id, 40, 1.5)
     for number in range(count):
-        made.add(1, b"frame %d" % number, publisher)
+        made.append_frames(1, b"frame %d" % number, publisher)
     return made
 
 

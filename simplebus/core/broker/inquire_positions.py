@@ -252,15 +252,15 @@ class PositionReporter:
     def describe_consumer(self, position: BrokerSubscription) -> str:
         """Return a short description of a position and its session."""
         if position.durable or position.group:
-            named = [f"durable {position.durable!r}"] if position.durable else []
-            named += [f"group {position.group!r}"] if position.group else []
-            said = ", ".join(named)
+            names = [f"durable {position.durable!r}"] if position.durable else []
+            names += [f"group {position.group!r}"] if position.group else []
+            label = ", ".join(names)
             if isinstance(position, Group):
                 count = len(position.members)
-                return f"{said}, {count} member{'' if count == 1 else 's'}"
+                return f"{label}, {count} member{'' if count == 1 else 's'}"
             if not position.has_consumer:
-                return f"{said}, not connected"
-            return f"{said}, {self.describe_session(position.outbox)}"
+                return f"{label}, not connected"
+            return f"{label}, {self.describe_session(position.outbox)}"
         return self.describe_session(position.outbox_after_delay or position.outbox)
 
 

@@ -45,15 +45,15 @@ class Quotas:
         """
         classes = self._store.classes
         new = {class_id for class_id, _ in requested} - classes.keys()
-        most = self._quota_of(session, "classes", self._store.settings.limits.classes)
-        if not new or most is None:
+        quota = self._quota_of(session, "classes", self._store.settings.limits.classes)
+        if not new or quota is None:
             return
-        made = sum(cls.creator == session.user for cls in classes.values())
-        if made + len(new) > most:
+        created_count = sum(cls.creator == session.user for cls in classes.values())
+        if created_count + len(new) > quota:
             raise RemoteProtocolError(
                 Reason.TOO_MANY_CLASSES,
-                f"user {session.user!r} declares {len(new)} new classes, but has created {made} "
-                f"of at most {most}{_CLASS_QUOTA_HINT}",
+                f"user {session.user!r} declares {len(new)} new classes, but has created "
+                f"{created_count} of at most {quota}{_CLASS_QUOTA_HINT}",
             )
         total = self._store.settings.limits.classes
         reserved = total // RESERVED_CLASSES_DIVISOR
@@ -76,11 +76,11 @@ class Quotas:
         """
         limits = self._store.settings.limits
         if is_durable:
-            most = limits.total_bytes // (DURABLES_MEMORY_DIVISOR * DURABLE_BYTES)
-            if self.durable_count >= most:
+            quota = limits.total_bytes // (DURABLES_MEMORY_DIVISOR * DURABLE_BYTES)
+            if self.durable_count >= quota:
                 raise RemoteProtocolError(
                     Reason.TOO_MANY_SUBSCRIPTIONS,
-                    f"{self.durable_count} durables exist, at most {most} fit into the memory "
+                    f"{self.durable_count} durables exist, at most {quota} fit into the memory "
                     "of this bus",
                 )
         if len(cls.named_positions) >= limits.durables:

@@ -163,7 +163,7 @@ def frame(payload: bytes, number: int, *, has_envelope: bool = False, class_id: 
 def entry(*whole: bytes, name: str = "", class_id: int = 7) -> JournalEntry:
     made = JournalEntry(class_id, 0, 0.0)
     for each in whole:
-        made.add(1, each, name)
+        made.append_frames(1, each, name)
     return made
 
 
