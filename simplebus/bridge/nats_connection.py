@@ -22,7 +22,7 @@ from simplebus.core.errors import BusConnectionError
 from simplebus.nats.client.client import ServerReady, RequestReplies
 from simplebus.nats.client.credentials import Credentials
 from simplebus.nats.client.events import ServerError, ReceivedMessages, ServerPong
-from simplebus.net.nats_connection import CONNECT_SECONDS, Event, NatsConnection, NatsConnectionLost, NatsAddress
+from simplebus.net.nats_connection import CONNECT_SECONDS, NatsConnectionEvent, NatsConnection, NatsConnectionLost, NatsAddress
 
 TIMEOUT_HEARTBEATS = 3
 
@@ -61,7 +61,7 @@ class BridgeNatsConnection:
         self.on_lost: Callable[[], object] = lambda: None
         self._event_received, self._pong_event = trio.Event(), trio.Event()
 
-    def _on_event(self, event: Event) -> None:
+    def _on_event(self, event: NatsConnectionEvent) -> None:
         match event:
             case ReceivedMessages():
                 self.on_messages(event)

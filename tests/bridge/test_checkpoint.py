@@ -35,7 +35,7 @@ def told(record: BridgeRecord, number: int) -> list[int | None]:
     st.integers(1, 4),
     st.data(),
 )
-def test_what_is_owed_is_what_was_announced(
+def test_missing_parts_match_announcement(
     start: int, steps: list[list[int]], ahead: int, data: st.DataObject
 ) -> None:
     """Also where numbers wrap, with sequences that are left out, and with what was only announced
@@ -68,7 +68,7 @@ def test_what_is_owed_is_what_was_announced(
     assert again.next == planned[told_upto - 1][1]
 
 
-def test_an_announcement_may_be_taken_back() -> None:
+def test_announcement_can_be_replaced() -> None:
     numbering = TargetNumbering("here", 7)
     _, (first, *_) = numbering.create_record([([(0, 3)], 3, None), ([(3, 5)], 5, None)])
     numbering.note_sent(first)
@@ -79,13 +79,13 @@ def test_an_announcement_may_be_taken_back() -> None:
     assert told(record, 10) == [2, None, None, 1]
 
 
-def test_a_place_in_a_batch_has_a_sequence() -> None:
+def test_sequence_at_index_of_batch() -> None:
     batch = AnnouncedBatch(0, ranges(np.array([1, 2, 5, 7, 8])), 9)
     assert [batch.sequence_at(index) for index in range(batch.count)] == [1, 2, 5, 7, 8]
 
 
 @pytest.mark.parametrize("payload", [b"", b"{}", b"[1]", b'{"source":"a","number":1,"batches":[]}'])
-def test_what_is_no_record_says_so(payload: bytes) -> None:
+def test_rejects_malformed_record(payload: bytes) -> None:
     with pytest.raises(BridgeRecordError, match="is not a bridge record"):
         BridgeRecord.decode(payload)
 
@@ -105,7 +105,7 @@ def test_what_is_no_record_says_so(payload: bytes) -> None:
         (0, [(1, [], 0)] * 17, "17 batches"),
     ],
 )
-def test_what_no_lane_would_write_is_no_record(
+def test_rejects_inconsistent_record(
     number: int, batches: list[tuple[int, list[tuple[int, int]], int]], problem: str
 ) -> None:
     forged = BridgeRecord("here", number, [AnnouncedBatch(*each) for each in batches])
@@ -114,7 +114,7 @@ def test_what_no_lane_would_write_is_no_record(
 
 
 @pytest.mark.parametrize("start", [7, IDS - 3])
-def test_a_record_fits_the_numbers_that_it_tells_and_no_later_ones(start: int) -> None:
+def test_record_matches_its_numbers_only(start: int) -> None:
     numbering = TargetNumbering("here", start)
     _, (first, _) = numbering.create_record([([(0, 10)], 10, None), ([(10, 15)], 15, None)])
     numbering.note_sent(first)

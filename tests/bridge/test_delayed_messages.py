@@ -17,7 +17,7 @@ from tests.bridge.memory_buses import (
 
 
 @pytest.mark.parametrize("later", [None, 1.0])
-def test_what_is_due_behind_another_is_copied_in_its_place(later: float | None) -> None:
+def test_copies_delayed_message_in_sequence_order(later: float | None) -> None:
     """A bridge that waits is told of the one that is due first, which is not the first one."""
 
     async def main() -> None:

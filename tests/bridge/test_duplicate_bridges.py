@@ -29,7 +29,7 @@ from tests.bridge.target.test_stateless_server import all_of
 from tests.jetstream.stateless_servers import address, door, options
 
 
-async def test_who_comes_while_the_one_before_still_copies_goes_on_behind_that(
+async def test_takeover_continues_after_previous_copier(
     server: BusServer, nats: NatsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As when a bridge is replaced and both run for a moment: what the far bus remembers is ahead
@@ -69,7 +69,7 @@ async def test_who_comes_while_the_one_before_still_copies_goes_on_behind_that(
             assert (found.discarded_records, found.missed, found.skipped) == (0, 0, {})
 
 
-async def test_of_two_from_nats_to_a_door_one_copies(
+async def test_one_of_two_bridges_to_stateless_server_copies(
     nats: NatsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("simplebus.bridge.copier.YIELD_TO_OTHER_BRIDGE_MAX_SECONDS", 3600.0)
@@ -99,7 +99,7 @@ async def test_of_two_from_nats_to_a_door_one_copies(
 
 
 @pytest.mark.parametrize("is_there", [False, True])
-async def test_a_server_that_lets_nobody_in_is_told_of_once(
+async def test_logs_refused_connection_once(
     server: BusServer,
     nats: NatsServer,
     is_there: bool,

@@ -35,7 +35,7 @@ async def refusing(monkeypatch: pytest.MonkeyPatch, identity: str) -> AsyncItera
         yield f"simplebus://{up.addresses[0]}"
 
 
-async def test_a_lane_to_an_old_door_says_it_once_and_the_others_go_on(
+async def test_old_stateless_server_is_fatal_for_its_copier_only(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     with trio.fail_after(PATIENCE_SECONDS):
@@ -61,7 +61,7 @@ async def test_a_lane_to_an_old_door_says_it_once_and_the_others_go_on(
     assert [each.levelno for each in told] == [logging.ERROR]
 
 
-async def test_a_bus_that_is_copied_onto_itself_is_said_once(
+async def test_logs_copying_to_itself_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     with trio.fail_after(PATIENCE_SECONDS):
@@ -74,7 +74,7 @@ async def test_a_bus_that_is_copied_onto_itself_is_said_once(
     assert caplog.text.count("class 'a' cannot be copied to itself; use another bus") == 1
 
 
-async def test_another_bad_request_is_tried_again(
+async def test_other_bad_request_is_retried(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     with trio.fail_after(PATIENCE_SECONDS):
@@ -90,7 +90,7 @@ async def test_another_bad_request_is_tried_again(
     assert "no last values; retrying" in caplog.text
 
 
-async def test_the_command_ends_as_for_a_bad_configuration(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_command_exits_with_config_status_on_fatal_error(monkeypatch: pytest.MonkeyPatch) -> None:
     with trio.fail_after(PATIENCE_SECONDS):
         async with refusing(monkeypatch, "cluster old") as door, serving() as up:
             with program("bridge", "--from", str(up.addresses[0]), "--to", door, "a") as bridge:

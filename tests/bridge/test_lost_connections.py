@@ -25,7 +25,7 @@ from tests.bridge.memory_buses import (
 
 
 @pytest.mark.parametrize("when", [1, 2])
-def test_a_near_bus_that_goes_while_the_far_one_stores_is_found_again(
+def test_resumes_after_source_is_lost_while_target_stores(
     when: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What is asked of the near bus then is asked of a connection that is gone."""
@@ -103,7 +103,7 @@ STEP = 8
 @pytest.mark.long
 @pytest.mark.parametrize("cut", [*ENDS, "both"])
 @pytest.mark.parametrize(("seconds", "first"), [(LOST_SECONDS + 5, 1), (11.0, 5)])
-def test_an_end_that_falls_silent_is_noticed_and_begun_anew(
+def test_reconnects_to_silent_end(
     cut: str, seconds: float, first: int
 ) -> None:
     """Whatever the lane is about then: one call of the line after the other is the one at which it
@@ -120,7 +120,7 @@ def test_an_end_that_falls_silent_is_noticed_and_begun_anew(
     assert at > 40, "lines have fewer calls than a lane has phases"
 
 
-def test_a_record_that_does_not_come_through_is_not_taken_for_none(
+def test_lost_connection_is_not_a_missing_record(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Otherwise what was under way would come twice."""
@@ -163,7 +163,7 @@ def test_a_record_that_does_not_come_through_is_not_taken_for_none(
     run(main)
 
 
-def test_how_long_the_oldest_message_waits_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reports_age_of_oldest_message(monkeypatch: pytest.MonkeyPatch) -> None:
     send = BusTarget.send
 
     async def main() -> None:

@@ -43,7 +43,7 @@ async def stream(nats: NatsServer, name: str, **more: object) -> None:
         await wire.link.ask(f"STREAM.CREATE.{name}", config)
 
 
-async def test_a_stream_that_confirms_nothing_is_none_to_lead_to(
+async def test_stream_with_no_ack_is_fatal(
     server: BusServer, nats: NatsServer
 ) -> None:
     """It would be sent the same again and again, and store it each time that it knows no more."""
@@ -56,7 +56,7 @@ async def test_a_stream_that_confirms_nothing_is_none_to_lead_to(
             assert lane.statistics().losses == 1
 
 
-async def test_a_server_that_is_there_and_owes_something_is_not_waited_for_longer(
+async def test_answering_server_does_not_extend_timeout(
     nats: NatsServer,
 ) -> None:
     """It goes on to answer when it is asked whether it is there."""
@@ -66,7 +66,7 @@ async def test_a_server_that_is_there_and_owes_something_is_not_waited_for_longe
         assert str(refused.value).endswith("did not send an answer within 6 s")
 
 
-async def test_a_consumer_that_says_nothing_is_made_again(
+async def test_recreates_silent_consumer(
     server: BusServer, nats: NatsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As after a request that went to a leader that was about to die."""
@@ -95,7 +95,7 @@ async def test_a_consumer_that_says_nothing_is_made_again(
         assert await payloads(bus, "quiet", 20_000) == numbered(0, 20_000)
 
 
-async def test_a_server_that_goes_is_noticed_while_nothing_is_copied(
+async def test_detects_lost_server_while_idle(
     server: BusServer, tmp_path: Path
 ) -> None:
     with nats_server(tmp_path) as going:
@@ -107,7 +107,7 @@ async def test_a_server_that_goes_is_noticed_while_nothing_is_copied(
             assert lane.statistics().losses > 0
 
 
-async def test_what_a_stream_drops_while_the_lane_is_there_is_counted_as_missed(
+async def test_counts_messages_dropped_by_stream(
     server: BusServer, nats: NatsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await stream(nats, "SHORT", max_msgs=10)
@@ -136,7 +136,7 @@ def no_letters() -> Any:
     raise AssertionError("nothing is refused")
 
 
-async def test_what_was_to_come_and_is_purged_is_not_waited_for(
+async def test_does_not_wait_for_purged_messages(
     nats: NatsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("simplebus.bridge.source.pull_consumer.PULL_MESSAGES", 8)
@@ -170,7 +170,7 @@ async def test_what_was_to_come_and_is_purged_is_not_waited_for(
             assert (await near.read(at)).next_sequence == 22
 
 
-async def test_what_has_come_from_a_server_without_jetstream_goes_with_its_end_and_is_counted(
+async def test_counts_core_nats_messages_lost_with_connection(
     server: BusServer, nats: NatsServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     ends: list[CoreNatsSource] = []
@@ -198,7 +198,7 @@ async def test_what_has_come_from_a_server_without_jetstream_goes_with_its_end_a
     assert ": missed " in caplog.text
 
 
-def test_lanes_of_odd_class_names_have_consumers_of_their_own() -> None:
+def test_unusual_class_names_get_own_consumers() -> None:
     classes = ["orders.eu", "orders-eu", "orders eu", "日本", "中国", "--"]
     names = [consumer_name(copier_name("b", each, back=False)) for each in classes]
     assert len(set(names)) == len(classes)

@@ -35,7 +35,7 @@ def set_apart(near: MemoryBus, seconds: float) -> None:
 
 
 @pytest.mark.parametrize("seconds", APART)
-def test_what_is_left_of_a_time_goes_along_whatever_other_clocks_say(seconds: float) -> None:
+def test_remaining_expiry_ignores_other_clocks(seconds: float) -> None:
     async def main() -> None:
         near, far = MemoryBus(), MemoryBus()
         async with near as here, far as there:
@@ -63,7 +63,7 @@ def test_what_is_left_of_a_time_goes_along_whatever_other_clocks_say(seconds: fl
 
 
 @pytest.mark.parametrize("seconds", APART)
-def test_what_was_under_way_comes_once_whatever_other_clocks_say(
+def test_in_flight_messages_arrive_once_despite_other_clocks(
     seconds: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A bridge that was killed when the far bus had it all, and is back much later."""
@@ -99,7 +99,7 @@ def test_what_was_under_way_comes_once_whatever_other_clocks_say(
     run(main)
 
 
-def test_what_was_read_beforehand_is_as_old_as_it_is_when_it_is_used() -> None:
+def test_prefetched_messages_keep_aging() -> None:
     async def main() -> None:
         near = MemoryBus()
         async with near as here:

@@ -40,7 +40,7 @@ def lanes_of(at: str, *, are_up: bool) -> list[str]:
         time.sleep(0.05)  # Who asks much faster is not answered.
 
 
-def test_a_bridge_tells_how_its_lanes_do() -> None:
+def test_http_reports_copiers() -> None:
     with (
         server("--no-nats", "--no-http") as (_, near),
         server("--no-nats", "--no-http") as (far, url),
@@ -57,7 +57,7 @@ def test_a_bridge_tells_how_its_lanes_do() -> None:
         assert any(note["is_bad"] for note in ask(at, "/facts")["facts"]["notes"])
 
 
-def test_a_server_tells_of_the_bridges_that_are_part_of_it(tmp_path: Path) -> None:
+def test_server_page_includes_its_bridges(tmp_path: Path) -> None:
     with server("--no-nats", "--no-http") as (_, far):
         file = tmp_path / "bus.toml"
         address = far.removeprefix("simplebus://")
@@ -105,7 +105,7 @@ def comes_to(lag: int, at: str) -> None:
 
 
 @pytest.mark.parametrize("is_part", [True, False])
-def test_how_far_behind_it_is_is_told_while_the_far_bus_is_away(
+def test_reports_lag_while_target_is_away(
     is_part: bool, tmp_path: Path
 ) -> None:
     port = free_port()

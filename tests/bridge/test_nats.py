@@ -51,7 +51,7 @@ async def heard(wire: BridgeNatsConnection, count: int) -> list[tuple[bytes, byt
     ]
 
 
-async def test_a_class_is_heard_by_nats_clients(server: BusServer, nats: NatsServer) -> None:
+async def test_copies_class_to_core_nats(server: BusServer, nats: NatsServer) -> None:
     async with connect(nats) as wire, simplebus.connect(server.address) as bus:
         for subject in "class.tills", "eu.>":
             wire.core.subscribe(subject)
@@ -73,7 +73,7 @@ async def test_a_class_is_heard_by_nats_clients(server: BusServer, nats: NatsSer
         assert got[100:] == [(b"eu.orders", headers, b"one")]
 
 
-async def test_where_nothing_comes_back_the_path_can_be_left_out(
+async def test_path_can_be_disabled_without_loops(
     server: BusServer, nats: NatsServer
 ) -> None:
     async with connect(nats) as wire, simplebus.connect(server.address) as bus:
@@ -93,7 +93,7 @@ async def test_where_nothing_comes_back_the_path_can_be_left_out(
         assert got[100:] == [(b"class.bare", headers, b"a"), (b"class.bare", b"", b"last")]
 
 
-async def test_what_jetstream_has_it_has_once(server: BusServer, nats: NatsServer) -> None:
+async def test_stream_drops_duplicates(server: BusServer, nats: NatsServer) -> None:
     async with connect(nats) as wire, simplebus.connect(server.address) as bus:
         await stream(wire, "TILLS", "once.>")
         copied = CopiedClass("once", stream="TILLS", rewrite=(("#", "once.x.#"),), start="earliest")
@@ -118,7 +118,7 @@ async def test_what_jetstream_has_it_has_once(server: BusServer, nats: NatsServe
             await bus.connection.wait_answered(core.unsubscribe(inbox, is_processed=False))
 
 
-async def test_a_servers_own_headers_and_subjects_are_not_for_messages(
+async def test_reserved_headers_and_subjects_are_not_copied(
     server: BusServer, nats: NatsServer
 ) -> None:
     """They would have it drop messages, or delete streams, in the bridge's name."""
@@ -155,7 +155,7 @@ async def test_a_servers_own_headers_and_subjects_are_not_for_messages(
         assert letters == [b"", b"x", b""]
 
 
-async def test_what_goes_from_stream_to_stream_arrives(server: BusServer, nats: NatsServer) -> None:
+async def test_copies_stream_to_stream(server: BusServer, nats: NatsServer) -> None:
     async with connect(nats) as wire:
         await stream(wire, "FIRST", "first.>")
         await stream(wire, "SECOND", "second.>")
@@ -177,7 +177,7 @@ async def test_what_goes_from_stream_to_stream_arrives(server: BusServer, nats: 
         assert (ways[1].statistics().copied, await stored(wire, "SECOND")) == (20, 20)
 
 
-async def test_a_consumer_that_is_deleted_is_made_again(
+async def test_recreates_deleted_consumer(
     server: BusServer, nats: NatsServer
 ) -> None:
     async with connect(nats) as wire, simplebus.connect(server.address) as bus:
@@ -197,7 +197,7 @@ async def test_a_consumer_that_is_deleted_is_made_again(
             assert await payloads(bus, "ends", 30) == numbered(0, 30)
 
 
-async def test_a_wildcard_does_not_mean_answers_to_others(
+async def test_wildcard_skips_reserved_subjects(
     server: BusServer, nats: NatsServer
 ) -> None:
     """A lane back to the same server would copy its own echoes for ever."""
@@ -224,7 +224,7 @@ async def test_a_wildcard_does_not_mean_answers_to_others(
             await until(lambda: ways[0].statistics().copied == 3)
 
 
-async def test_a_stream_that_is_full_is_waited_for(
+async def test_waits_for_full_stream(
     server: BusServer, nats: NatsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("simplebus.bridge.copier._RESEND_DELAY_SECONDS", 0.02)
@@ -242,7 +242,7 @@ async def test_a_stream_that_is_full_is_waited_for(
         assert (found.copied, found.refused, await stored(wire, "FULL")) == (25, 0, 5)
 
 
-async def test_a_stream_that_is_not_there_is_waited_for_and_told_of_once(
+async def test_logs_missing_stream_once_and_waits(
     server: BusServer, nats: NatsServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with connect(nats) as wire, simplebus.connect(server.address) as bus:
@@ -261,7 +261,7 @@ async def test_a_stream_that_is_not_there_is_waited_for_and_told_of_once(
         assert caplog.text.count(": works again") == 1
 
 
-async def test_a_stream_is_waited_for_though_another_one_takes_its_subject(
+async def test_waits_for_stream_while_another_has_its_subject(
     server: BusServer, nats: NatsServer
 ) -> None:
     """Its name may be a slip. Where it is there, it will never have what the other one takes."""
@@ -278,7 +278,7 @@ async def test_a_stream_is_waited_for_though_another_one_takes_its_subject(
         assert "does not accept the subject 'other.x'" in dict(letter.headers)["dead-error"]
 
 
-async def test_what_its_stream_does_not_take_is_refused_and_the_rest_goes_on(
+async def test_subject_outside_stream_is_refused(
     server: BusServer, nats: NatsServer
 ) -> None:
     async with connect(nats) as wire, simplebus.connect(server.address) as bus:
@@ -300,7 +300,7 @@ async def test_what_its_stream_does_not_take_is_refused_and_the_rest_goes_on(
         ]
 
 
-async def test_what_nats_publishes_comes_into_a_class(server: BusServer, nats: NatsServer) -> None:
+async def test_copies_core_nats_to_class(server: BusServer, nats: NatsServer) -> None:
     async with connect(nats) as wire, simplebus.connect(server.address) as bus:
         copied = lane(nats.url, server.address, "heard", channels=("in.>",))
         async with copying(copied):
@@ -320,7 +320,7 @@ async def test_what_nats_publishes_comes_into_a_class(server: BusServer, nats: N
         assert got[100].headers == (("h", "1"), (PATH_HEADER, here))
 
 
-async def test_what_a_bus_has_otherwise_is_kept_as_far_as_it_can_be_and_told(
+async def test_altered_nats_messages_are_counted_and_logged(
     server: BusServer, nats: NatsServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     headers = encode.encode_headers((b"tenant", b"7"), (KEY_HEADER.encode(), b"k"))
@@ -353,7 +353,7 @@ async def test_what_a_bus_has_otherwise_is_kept_as_far_as_it_can_be_and_told(
     assert caplog.text.count("told once") == 1
 
 
-async def test_another_nats_server_is_no_circle(server: BusServer, nats: NatsServer) -> None:
+async def test_copies_between_two_nats_servers(server: BusServer, nats: NatsServer) -> None:
     async with connect(nats) as wire, simplebus.connect(server.address) as bus:
         assert wire.core.info is not None
         here = f"nats.{wire.core.info.server_id[:16]}"
@@ -369,7 +369,7 @@ async def test_another_nats_server_is_no_circle(server: BusServer, nats: NatsSer
             await until(lambda: copied.statistics().left == {"looped": 1})
 
 
-async def test_a_stream_comes_over_once(server: BusServer, nats: NatsServer) -> None:
+async def test_copies_stream_once(server: BusServer, nats: NatsServer) -> None:
     async with connect(nats) as wire, simplebus.connect(server.address) as bus:
         await stream(wire, "WORDS", "words.*")
         for number in range(300):
@@ -391,7 +391,7 @@ async def test_a_stream_comes_over_once(server: BusServer, nats: NatsServer) -> 
         assert state["ack_floor"]["stream_seq"] == 310
 
 
-async def test_bridges_of_one_name_from_one_stream_to_two_buses_are_told_apart(
+async def test_same_name_from_stream_to_two_buses_is_rejected(
     server: BusServer, nats: NatsServer
 ) -> None:
     """They would take the consumer from one another for ever."""

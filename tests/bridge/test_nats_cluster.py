@@ -165,7 +165,7 @@ class Flow:
 @pytest.mark.parametrize(
     ("takes_chains", "more"), [(False, ""), (True, ""), (False, "under_way = 1000")]
 )
-async def test_one_of_three_servers_is_killed_and_nothing_is_lost_or_comes_twice(
+async def test_survives_kill_of_one_nats_server(
     takes_chains: bool, more: str, tmp_path: Path
 ) -> None:
     """The one that leads the streams, and to which a lane is connected."""

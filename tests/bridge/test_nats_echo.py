@@ -17,7 +17,7 @@ PATIENCE_SECONDS = 120.0
 
 
 @pytest.mark.parametrize("stream", ["", "ECHO"])
-async def test_what_is_published_at_either_end_is_at_each_of_them_once(
+async def test_bidirectional_copies_each_message_once(
     stream: str, server: BusServer, nats: NatsServer
 ) -> None:
     async with (
@@ -57,7 +57,7 @@ async def test_what_is_published_at_either_end_is_at_each_of_them_once(
                 assert info["state"]["messages"] == 15
 
 
-async def test_where_the_path_is_left_out_it_may_come_back_under_another_name(
+async def test_rejects_disabled_path_with_possible_loop(
     server: BusServer, nats: NatsServer
 ) -> None:
     """For a way through the bus that is meant."""
@@ -76,7 +76,7 @@ async def test_where_the_path_is_left_out_it_may_come_back_under_another_name(
         assert wire.messages[0].payload(0) == b"hello"
 
 
-def test_all_servers_that_were_met_at_some_addresses_are_one_place() -> None:
+def test_collects_identities_of_cluster() -> None:
     servers = "nats://user:secret@a.invalid,tls://b.invalid"
     there = _cluster_identities(servers, "", "nats.A")
     _cluster_identities("nats://a.invalid, b.invalid", "", "nats.B")

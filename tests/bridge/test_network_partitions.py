@@ -32,7 +32,7 @@ def _short(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("is_first", "events"), [(False, ("long cut", "kill bridge")), (True, ("long cut",))]
 )
-def test_over_a_bad_line_nothing_is_lost_or_doubled_or_out_of_order(
+def test_bad_network_keeps_messages_once_in_order(
     is_first: bool, events: tuple[str, ...]
 ) -> None:
     """Behind the bridge, and in front of it."""
@@ -44,7 +44,7 @@ def test_over_a_bad_line_nothing_is_lost_or_doubled_or_out_of_order(
     assert set(found.recovered_s) == set(kind.events)
 
 
-def test_the_books_tell_what_is_lost_doubled_or_out_of_order() -> None:
+def test_accounts_detect_lost_duplicate_and_reordered_messages() -> None:
     found = partitions.Found(stored_again=2)
     for payload in found.sent.more(1, "ann", 4)[1:3][::-1]:
         found.seen[1].take(payload, 0, 0.0)

@@ -82,7 +82,7 @@ async def take(bus: Bus, got: list[int]) -> None:
 
 
 @pytest.mark.long
-async def test_whoever_is_killed_each_message_comes_once_and_in_order(tmp_path: Path) -> None:
+async def test_kills_keep_messages_once_in_order(tmp_path: Path) -> None:
     ports = free_ports(2)
     near, far = (f"{HOST}:{port}" for port in ports)
     logs = [tmp_path / "near.log", tmp_path / "far.log", tmp_path / "bridge.log"]
@@ -115,7 +115,7 @@ async def test_whoever_is_killed_each_message_comes_once_and_in_order(tmp_path: 
             each.kill()
 
 
-async def test_a_bridge_ends_cleanly_and_says_what_it_did() -> None:
+async def test_command_ends_cleanly_and_logs_counts() -> None:
     with bus_server() as near, bus_server() as far, trio.fail_after(PATIENCE_SECONDS):
         async with simplebus.connect(near.address) as here, simplebus.connect(far.address) as there:
             await here.publish(b"hello", class_id=1)
@@ -128,7 +128,7 @@ async def test_a_bridge_ends_cleanly_and_says_what_it_did() -> None:
     assert "bridge bridge there 1: copying from sequence 0" in log
 
 
-async def test_where_classes_spill_records_do_not(tmp_path: Path) -> None:
+async def test_record_class_does_not_spill(tmp_path: Path) -> None:
     """A class that spills keeps no last values, by which a lane finds out where it was."""
     spill = Settings(full_policy=FullPolicy.SPILL, limits=Limits(class_messages=100))
     with trio.fail_after(PATIENCE_SECONDS), bus_server() as near:
@@ -150,7 +150,7 @@ async def test_where_classes_spill_records_do_not(tmp_path: Path) -> None:
                         nursery.cancel_scope.cancel()
 
 
-async def test_a_server_brings_its_bridges() -> None:
+async def test_server_runs_configured_bridges() -> None:
     bridges = [BridgeSettings("out", "", "", (CopiedClass("orders", target_class="copies"),))]
     options = ServeOptions(hosts=("127.0.0.1",), port=0)
     said: list[str] = []
@@ -181,7 +181,7 @@ async def test_a_server_brings_its_bridges() -> None:
         (["--from", "a", "--to", "b", "bridges"], "where lanes are"),
     ],
 )
-def test_what_makes_no_sense_is_one_sentence(words: list[str], problem: str) -> None:
+def test_invalid_options_print_one_sentence(words: list[str], problem: str) -> None:
     result = CliRunner().invoke(app, ["bridge", *words])
     assert result.exit_code == 2
     assert problem in result.output
@@ -221,7 +221,7 @@ def test_what_makes_no_sense_is_one_sentence(words: list[str], problem: str) -> 
         ),
     ],
 )
-def test_a_file_that_makes_no_sense_says_where(text: str, problem: str, tmp_path: Path) -> None:
+def test_names_place_of_mistake_in_file(text: str, problem: str, tmp_path: Path) -> None:
     file = tmp_path / "bridges.toml"
     file.write_text(f'[[bridges]]\nname = "x"\n{text}\n')
     for each in file, tmp_path / "nothing.toml":
@@ -240,7 +240,7 @@ def test_a_file_without_a_bridge_is_refused(tmp_path: Path) -> None:
         assert f"{file}: there is no bridge in it" in result.output
 
 
-def test_the_example_of_the_readme_is_one(tmp_path: Path) -> None:
+def test_readme_example_is_valid(tmp_path: Path) -> None:
     readme = (ROOT / "README.md").read_text()
     blocks = [block.partition("```")[0] for block in readme.split("```toml\n")[1:]]
     (text,) = [block for block in blocks if "[[bridges]]" in block]

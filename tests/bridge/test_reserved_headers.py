@@ -17,7 +17,7 @@ from simplebus.nats.bus.convert import format_header_block, parse_header_block
 
 
 @given(st.one_of(st.binary(max_size=40), st.text(max_size=20).map(str.encode)))
-def test_a_key_comes_back_the_same(key: bytes) -> None:
+def test_key_headers_round_trip(key: bytes) -> None:
     block = format_header_block((("h", "1"), *encode_key(key)))
     assert split_key(parse_header_block(block)) == ((("h", "1"),), key)
 
@@ -32,11 +32,11 @@ def test_a_key_comes_back_the_same(key: bytes) -> None:
         (b"\xff", (KEY_HEX_HEADER, "ff")),
     ],
 )
-def test_a_key_that_is_text_is_readable(key: bytes, header: tuple[str, str]) -> None:
+def test_text_key_is_readable(key: bytes, header: tuple[str, str]) -> None:
     assert encode_key(key) == (header,)
 
 
-def test_what_is_no_number_of_digits_is_no_key() -> None:
+def test_malformed_key_hex_is_not_a_key() -> None:
     odd = ((KEY_HEX_HEADER, "4"), (KEY_HEX_HEADER, "x0"), ("h", "1"))
     assert split_key(odd) == (odd, b"")
     assert split_key(((KEY_HEADER, "a"), (KEY_HEX_HEADER, "62"))) == ((), b"b")
@@ -52,7 +52,7 @@ def test_what_is_no_number_of_digits_is_no_key() -> None:
         (r"\ud800.\Uffffffff", "?.\ufffd"),
     ],
 )
-def test_a_denied_subject_is_read_as_it_is(shown: str, subject: str) -> None:
+def test_parses_denied_subject(shown: str, subject: str) -> None:
     said = f'Permissions Violation for Publish to "{shown}"'
     assert denied_subject(said) == denied_subject(f'{said} (why "not")') == subject.encode()
     assert denied_subject(said.replace("Publish to", "Publish with Reply of")) == b""

@@ -26,7 +26,7 @@ async def never() -> AsyncIterator[int]:
     yield 0
 
 
-async def test_all_that_waits_for_a_bridge_is_copied_first() -> None:
+async def test_copies_backlog_first() -> None:
     async with serving() as near, serving() as far:
         here, there = (str(each.addresses[0]) for each in (near, far))
         (begun,) = create_copiers([BridgeSettings("b", here, there, (CopiedClass("orders"),))])
@@ -38,7 +38,7 @@ async def test_all_that_waits_for_a_bridge_is_copied_first() -> None:
             assert (await bus.explain("orders")).stored == COUNT
 
 
-async def test_who_moves_his_durable_when_the_server_begins_to_end_is_waited_for() -> None:
+async def test_shutdown_waits_for_position_commit() -> None:
     """It is nobody's for a moment."""
     async with serving() as server, trio.open_nursery() as nursery:
         address = str(server.addresses[0])

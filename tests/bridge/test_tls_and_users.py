@@ -88,7 +88,7 @@ def secure(server: RunningServer) -> str:
     return f"simplebuss://{server.addresses[0]}"
 
 
-async def test_both_ends_speak_tls_and_know_the_bridge_by_what_it_shows(
+async def test_uses_tls_and_credentials_at_both_ends(
     authority: Authority,
 ) -> None:
     """It may do at each end what a bridge does there, and nothing else."""
@@ -128,7 +128,7 @@ async def test_both_ends_speak_tls_and_know_the_bridge_by_what_it_shows(
         ({"token": "all", "ca": "/nowhere.pem"}, "/nowhere.pem cannot be read"),
     ],
 )
-async def test_an_end_that_refuses_the_bridge_is_told_about(
+async def test_logs_refused_credentials(
     near_access: dict[str, str], problem: str, authority: Authority
 ) -> None:
     access = Access(**{"ca": str(authority.path), **near_access})
@@ -142,7 +142,7 @@ async def test_an_end_that_refuses_the_bridge_is_told_about(
             assert problem in lane.statistics().problem
 
 
-async def test_a_server_that_lets_in_nobody_unknown_is_home_to_its_own_bridges(
+async def test_local_bridge_needs_no_credentials(
     authority: Authority,
 ) -> None:
     """Both ways, and through what it is told anew: nobody asks them for TLS, or who they are."""
@@ -202,7 +202,7 @@ async def test_a_server_that_lets_in_nobody_unknown_is_home_to_its_own_bridges(
         nursery.cancel_scope.cancel()
 
 
-async def test_a_nats_server_that_asks_for_certificates_is_one_of_the_ends(
+async def test_connects_to_nats_with_client_certificate(
     authority: Authority, tmp_path: Path
 ) -> None:
     folder = authority.folder
@@ -247,7 +247,7 @@ def table(**more: Any) -> dict[str, Any]:
     return {"name": "b", "from": "a", "to": "simplebuss://hq", "classes": ["x"], **more}
 
 
-def test_a_file_says_who_the_bridge_is_at_which_end(secret_file: Path) -> None:
+def test_reads_credentials_of_both_ends_from_file(secret_file: Path) -> None:
     near, far = {"token": "t", "ca": "a.pem"}, {"credentials": str(secret_file)}
     ((bridge,), has_secrets) = read_bridges([table(near=near, far=far)], is_served=False)
     assert bridge.source_access == Access(token="t", ca="a.pem")
@@ -265,13 +265,13 @@ def test_a_file_says_who_the_bridge_is_at_which_end(secret_file: Path) -> None:
         ({"tokn": "x"}, "did you mean 'token'"),
     ],
 )
-def test_an_end_that_makes_no_sense_says_where(far: dict[str, str], problem: str) -> None:
+def test_names_place_of_invalid_end(far: dict[str, str], problem: str) -> None:
     with pytest.raises(ConfigError, match="bridges") as raised:
         read_bridges([table(far=far)], is_served=False)
     assert problem in str(raised.value)
 
 
-def test_the_environment_says_who_it_is_where_nothing_else_does(
+def test_reads_credentials_from_environment(
     monkeypatch: pytest.MonkeyPatch, secret_file: Path
 ) -> None:
     monkeypatch.setenv("SIMPLEBUS_TOKEN", "of a client, not of a bridge")
@@ -294,7 +294,7 @@ def test_the_environment_says_who_it_is_where_nothing_else_does(
 
 
 @pytest.mark.parametrize("flag", ["--from", "--to"])
-def test_no_secret_is_an_argument(flag: str) -> None:
+def test_rejects_secret_on_command_line(flag: str) -> None:
     other = "--to" if flag == "--from" else "--from"
     result = CliRunner().invoke(app, ["bridge", flag, "nats://u:hunter2@h", other, "h", "orders"])
     assert result.exit_code == 2
@@ -313,7 +313,7 @@ def test_no_secret_is_an_argument(flag: str) -> None:
         ({"to": "nats://hq", "user": "u", "far": {"token": "t"}}, "or a token, or a seed"),
     ],
 )
-def test_what_no_nats_server_can_be_shown_is_told(more: dict[str, Any], problem: str) -> None:
+def test_rejects_invalid_nats_credentials(more: dict[str, Any], problem: str) -> None:
     with pytest.raises(ConfigError) as raised:
         read_bridges([table(**more)], is_served=False)
     assert problem in str(raised.value)

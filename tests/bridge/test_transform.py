@@ -62,7 +62,7 @@ def copied(
     return copies
 
 
-def test_a_message_says_where_it_came_from() -> None:
+def test_adds_bridge_path() -> None:
     for count in (1, 100):
         copies = copied([message(b"%03d" % n, n) for n in range(count)])
         assert read(copies) == [
@@ -71,7 +71,7 @@ def test_a_message_says_where_it_came_from() -> None:
         assert copies.all_sequences().tolist() == list(range(count))
 
 
-def test_what_it_carried_it_still_carries() -> None:
+def test_keeps_envelope_fields() -> None:
     was = Envelope("x.y", b"key", (("h", "1"), (PATH_HEADER, "z"), ("h", "2")), 12345)
     for count in (1, 100):
         copies = copied([enveloped(was, b"%03d" % n) for n in range(count)])
@@ -79,7 +79,7 @@ def test_what_it_carried_it_still_carries() -> None:
         assert read(copies) == [(7, now, b"%03d" % n) for n in range(count)]
 
 
-def test_times_and_keys_are_each_ones_own() -> None:
+def test_keeps_times_and_keys_of_each_message() -> None:
     those = [Envelope("c", b"%02d" % n, (("h", "1"),), 10**15 + n) for n in range(60)]
     for sizes in (1, 7):
         raw = [enveloped(each, bytes(n % sizes)) for n, each in enumerate(those)]
@@ -89,7 +89,7 @@ def test_times_and_keys_are_each_ones_own() -> None:
         ]
 
 
-def test_what_has_been_there_stays() -> None:
+def test_skips_looped_messages() -> None:
     been = enveloped(Envelope(headers=((PATH_HEADER, "b c"),)), b"1")
     copies = copied([been] * 100 + [message(b"2")])
     assert (copies.skipped_counts, len(read(copies))) == ({SkipReason.LOOPED: 100}, 1)
@@ -101,7 +101,7 @@ def test_what_has_been_there_stays() -> None:
     assert copied([far] * 20).skipped_counts == {SkipReason.LOOPED: 20}
 
 
-def test_only_some_channels_are_copied_and_renamed() -> None:
+def test_filters_and_renames_channels() -> None:
     those = [
         enveloped(Envelope("orders.eu.paid"), b"1"),
         enveloped(Envelope("orders.us.paid"), b"2"),
@@ -117,7 +117,7 @@ def test_only_some_channels_are_copied_and_renamed() -> None:
     assert copies.all_sequences().tolist() == [0]
 
 
-def test_what_has_passed_of_its_time_is_taken_off() -> None:
+def test_subtracts_elapsed_time_from_expiry() -> None:
     timed = enveloped(Envelope(expires_ms=5000, not_before_ms=3000), b"1")
     copies = copied([timed] * 3, ages=[1.0, 4.0, 5.0])
     assert [(e.expires_ms, e.not_before_ms) for _, e, _ in read(copies)] == [
@@ -127,7 +127,7 @@ def test_what_has_passed_of_its_time_is_taken_off() -> None:
     assert copies.skipped_counts == {SkipReason.EXPIRED: 1}
 
 
-def test_what_could_never_be_taken_there_says_why() -> None:
+def test_rejected_messages_have_reasons() -> None:
     copies = copied([message(bytes(100)), message(b"x")] * 20, frame_bytes_max=100)
     assert copies.skipped_counts == {SkipReason.REJECTED: 20}
     assert copies.all_sequences().tolist() == list(range(1, 40, 2))
@@ -170,7 +170,7 @@ FRAMES = st.one_of(
     st.sampled_from([[], [("#", "site.#")]]),
     st.sampled_from([40, 1 << 20]),
 )
-def test_many_are_what_each_of_them_is(
+def test_rewrite_run_equals_single_rewrites(
     kinds: list[bytes],
     order: list[int],
     channels: tuple[str, ...],
@@ -203,7 +203,7 @@ def test_many_are_what_each_of_them_is(
         (("a..b", "b"), "is empty"),
     ],
 )
-def test_a_rule_that_makes_no_sense_is_refused(rule: tuple[str, str], problem: str) -> None:
+def test_rejects_invalid_rewrite_rule(rule: tuple[str, str], problem: str) -> None:
     with pytest.raises(ValueError, match=problem):
         ChannelMap([rule])
 
@@ -227,7 +227,7 @@ def test_channels_are_renamed(pattern: str, template: str, channel: str, expecte
 
 @settings(max_examples=20)
 @given(st.lists(st.binary(max_size=20), min_size=1, max_size=20), st.booleans())
-def test_checksums_of_many_are_those_of_each(payloads: list[bytes], is_plain: bool) -> None:
+def test_batch_checksums_equal_single_ones(payloads: list[bytes], is_plain: bool) -> None:
     """Wherever in memory they are, and whatever their numbers."""
     sort = message if is_plain else partial(enveloped, Envelope(channel="x"))
     those = [sort(payload.replace(b"<", b"")) for payload in payloads]

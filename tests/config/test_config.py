@@ -71,7 +71,7 @@ def test_any_option_can_stand_in_it(file: Path) -> None:
     assert (door.tls.cert, door.tls.key) == (file.parent / "server.pem", Path("/etc/key.pem"))
 
 
-def test_the_example_of_the_readme_is_one(file: Path) -> None:
+def test_readme_example_is_valid(file: Path) -> None:
     readme = (Path(__file__).parents[2] / "README.md").read_text()
     blocks = [block.partition("```")[0] for block in readme.split("```toml\n")[1:]]
     (text,) = [block for block in blocks if "[serve]" in block]
@@ -161,7 +161,9 @@ def test_what_a_class_does_in_its_own_way(file: Path) -> None:
         Retention(seconds=60), FullPolicy.DROP_OLDEST, 9, 1 << 20
     )
     assert settings.settings_for_class(3, "state") == ClassSettings(last_values=True)
-    assert settings.settings_for_class(3, "logs") == settings.settings_for_class(3) == ClassSettings()
+    assert (
+        settings.settings_for_class(3, "logs") == settings.settings_for_class(3) == ClassSettings()
+    )
 
 
 def test_a_class_may_have_pauses_and_deliveries_of_its_own(file: Path) -> None:
@@ -208,7 +210,9 @@ def test_where_all_spill_no_class_is_to_keep_last_values(
     with pytest.raises(ValueError, match=what):
         parse.settings(**given(file, *flags)[0])
     file.write_text(before + "full = 'block'\n" + table)
-    assert parse.settings(**given(file, *flags)[0]).settings_for_class(3, "state").last_values != bool(flags)
+    assert parse.settings(**given(file, *flags)[0]).settings_for_class(
+        3, "state"
+    ).last_values != bool(flags)
 
 
 @pytest.mark.parametrize("text", ['[nats]\ntoken = "x"', '[nats]\nuser = "x"\npassword = "y"'])

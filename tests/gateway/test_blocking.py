@@ -23,7 +23,7 @@ def wait(stack: ExitStack, me: CallbackWaiter | None, others: list[CallbackWaite
     return copy_context().run(enter)
 
 
-def test_who_is_waited_for_does_not_wait_for_those_who_do() -> None:
+def test_no_waiting_cycles() -> None:
     a, b, c = CallbackWaiter(), CallbackWaiter(), CallbackWaiter()
     with ExitStack() as stack:
         assert wait(stack, a, [b])
@@ -36,7 +36,7 @@ def test_who_is_waited_for_does_not_wait_for_those_who_do() -> None:
 
 
 @given(st.lists(st.tuples(WAITERS, st.lists(WAITERS, min_size=1, max_size=3)), max_size=12))
-def test_some_waiter_always_goes_on(steps: list[tuple[int, list[int]]]) -> None:
+def test_some_waiter_can_always_proceed(steps: list[tuple[int, list[int]]]) -> None:
     """Against all that was granted: taken one after the other, those who wait for nobody leave."""
     waiters = [CallbackWaiter() for _ in range(5)]
     granted: dict[int, set[int]] = {}

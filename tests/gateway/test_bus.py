@@ -57,7 +57,7 @@ def publish_many(bus: ModuleBus, source: object, name: str) -> None:
 # Who hears what ----------------------------------------------------------------------------------
 
 
-def test_all_hear_all_in_one_order_but_not_themselves() -> None:
+def test_modules_receive_all_others_in_same_order() -> None:
     with ModuleBus() as bus:
         one, two, three = Listener(), Listener(), Listener()
         for module in one, two, three:
@@ -80,7 +80,7 @@ def test_all_hear_all_in_one_order_but_not_themselves() -> None:
     assert_no_threads_left()
 
 
-def test_a_module_that_is_linked_hears_only_that() -> None:
+def test_linked_module_receives_only_its_source() -> None:
     with ModuleBus() as bus:
         one, two, sink = Listener(), Listener(), Listener()
         bus.add_module(one)
@@ -110,7 +110,7 @@ def test_a_module_that_is_linked_hears_only_that() -> None:
             bus.link(object(), sink)
 
 
-def test_a_module_that_goes_takes_its_links_along() -> None:
+def test_removed_module_loses_its_links() -> None:
     with ModuleBus() as bus:
         one, sink = Listener(), Listener()
         bus.add_module(one)
@@ -124,7 +124,7 @@ def test_a_module_that_goes_takes_its_links_along() -> None:
         assert sink.wait(1) == ["heard"]
 
 
-def test_functions_are_modules_too() -> None:
+def test_function_can_be_module() -> None:
     heard: list[bytes] = []
     done = threading.Event()
 
@@ -139,7 +139,7 @@ def test_functions_are_modules_too() -> None:
     assert heard == [b"hello"]
 
 
-def test_one_that_raises_goes_on_with_the_next(caplog: pytest.LogCaptureFixture) -> None:
+def test_callback_error_loses_one_message(caplog: pytest.LogCaptureFixture) -> None:
     def fail(message: ModuleMessage) -> None:
         if message.content == b"1":
             raise ValueError("on purpose")
@@ -160,7 +160,7 @@ class OwnError(BaseException):
 
 
 @pytest.mark.parametrize("raised", [SystemExit(3), KeyboardInterrupt(), OwnError()])
-def test_whatever_one_with_a_thread_raises_it_goes_on(
+def test_thread_module_survives_any_exception(
     raised: BaseException, caplog: pytest.LogCaptureFixture
 ) -> None:
     def fail(message: ModuleMessage) -> None:
@@ -182,7 +182,7 @@ def test_whatever_one_with_a_thread_raises_it_goes_on(
 # What waits --------------------------------------------------------------------------------------
 
 
-def test_who_publishes_too_much_waits_until_there_is_room() -> None:
+def test_full_queue_blocks_publisher() -> None:
     with ModuleBus() as bus:
         held, other = full_module(bus), Listener()
         bus.add_module(other)
@@ -198,7 +198,7 @@ def test_who_publishes_too_much_waits_until_there_is_room() -> None:
         assert other.wait(1) == ["third"]
 
 
-def test_those_who_wait_come_in_by_their_turn() -> None:
+def test_blocked_publishers_are_served_in_order() -> None:
     with ModuleBus() as bus:
         held = full_module(bus)
         joins = []
@@ -215,7 +215,7 @@ def test_those_who_wait_come_in_by_their_turn() -> None:
     ("full", "left"),
     [(FullQueuePolicy.DROP_OLDEST, "fourth"), (FullQueuePolicy.DROP_NEWEST, "second")],
 )
-def test_a_module_may_rather_miss_messages(full: FullQueuePolicy, left: str) -> None:
+def test_drop_policies_drop_messages(full: FullQueuePolicy, left: str) -> None:
     with ModuleBus() as bus:
         held, other = full_module(bus, full=full), Listener()
         bus.add_module(other)
@@ -227,7 +227,7 @@ def test_a_module_may_rather_miss_messages(full: FullQueuePolicy, left: str) -> 
         assert held.wait(2) == ["first", left]
 
 
-def test_each_message_that_makes_place_for_another_is_counted() -> None:
+def test_drop_oldest_counts_each_dropped_message() -> None:
     with ModuleBus() as bus:
         held = Held()
         bus.add_module(held, places=2, full=FullQueuePolicy.DROP_OLDEST)
@@ -241,7 +241,7 @@ def test_each_message_that_makes_place_for_another_is_counted() -> None:
         assert held.wait(2) == ["first", "b"]
 
 
-def test_a_long_message_takes_the_room_of_several() -> None:
+def test_long_message_fills_several_queue_units() -> None:
     with ModuleBus() as bus:
         held = Held()
         bus.add_module(held, places=4)
@@ -262,7 +262,7 @@ def test_a_long_message_takes_the_room_of_several() -> None:
         assert held.wait(4)[-1] == "b"
 
 
-def test_a_module_that_is_removed_lets_its_publishers_go_on() -> None:
+def test_removal_unblocks_publishers() -> None:
     with ModuleBus() as bus:
         held, other = full_module(bus), Listener()
         bus.add_module(other)
@@ -277,7 +277,7 @@ def test_a_module_that_is_removed_lets_its_publishers_go_on() -> None:
         assert bus.statistics().lost == 1
 
 
-def test_quiet_is_when_all_was_heard() -> None:
+def test_wait_quiet_returns_after_last_delivery() -> None:
     with ModuleBus() as bus:
         bus.wait_quiet()
         told: list[str] = []
@@ -301,7 +301,7 @@ def test_quiet_is_when_all_was_heard() -> None:
         assert "modules are busy" in told[0]
 
 
-def test_a_module_may_be_called_what_it_likes() -> None:
+def test_module_with_failing_repr_is_accepted() -> None:
     """Its repr fails, is endless, or uses the bus: texts do without, and nothing is held up."""
 
     class Strange(Listener):
@@ -342,7 +342,7 @@ def test_a_module_may_be_called_what_it_likes() -> None:
 # Waiting ends ------------------------------------------------------------------------------------
 
 
-def test_two_that_fill_each_other_do_not_wait_for_ever() -> None:
+def test_mutually_full_queues_do_not_deadlock() -> None:
     refused: list[str] = []
     both, done = threading.Barrier(2), threading.Semaphore(0)
 
@@ -368,7 +368,7 @@ def test_two_that_fill_each_other_do_not_wait_for_ever() -> None:
     assert all("would not end" in text for text in refused)
 
 
-def test_a_module_that_hears_itself_is_not_made_to_wait_for_itself() -> None:
+def test_self_linked_module_does_not_deadlock() -> None:
     refused = threading.Event()
 
     def flood(message: ModuleMessage) -> None:
@@ -384,7 +384,7 @@ def test_a_module_that_hears_itself_is_not_made_to_wait_for_itself() -> None:
         assert refused.wait(SOON)
 
 
-def test_waiting_for_quiet_elsewhere_ends_too() -> None:
+def test_wait_quiet_on_other_bus_ends() -> None:
     """One waits until the other bus is quiet, where one waits for room at the first."""
     told: list[str] = []
     with ModuleBus() as here, ModuleBus() as there:
@@ -421,7 +421,7 @@ def test_waiting_for_quiet_elsewhere_ends_too() -> None:
 
 
 @pytest.mark.parametrize("by", ["remove_module", "destroy"])
-def test_a_module_may_be_removed_by_its_own_callback(by: str) -> None:
+def test_callback_can_remove_its_module(by: str) -> None:
     bus = ModuleBus()
     done = threading.Event()
 
@@ -445,7 +445,7 @@ def test_a_module_may_be_removed_by_its_own_callback(by: str) -> None:
     assert module.heard == ["go"]
 
 
-def test_who_is_added_again_in_its_callback_is_given_nothing_before_that_has_ended() -> None:
+def test_readded_module_waits_for_its_callback() -> None:
     told: list[str] = []
     added, go_on = threading.Event(), threading.Event()
 
@@ -476,7 +476,7 @@ def test_who_is_added_again_in_its_callback_is_given_nothing_before_that_has_end
     assert_no_threads_left()
 
 
-def test_who_is_added_and_removed_again_in_its_callback_leaves_nothing_behind() -> None:
+def test_add_and_remove_inside_callback_leaves_nothing() -> None:
     done = threading.Event()
 
     def come_and_go(message: ModuleMessage) -> None:
@@ -498,7 +498,7 @@ def test_who_is_added_and_removed_again_in_its_callback_leaves_nothing_behind() 
         assert module.wait(1) == ["again"]
 
 
-def test_two_may_remove_each_other_at_once() -> None:
+def test_modules_can_remove_each_other() -> None:
     removed: list[Result] = []
     with ModuleBus() as bus:
         both = threading.Barrier(2)
@@ -519,7 +519,7 @@ def test_two_may_remove_each_other_at_once() -> None:
     assert_no_threads_left()
 
 
-def test_removing_waits_for_the_callback() -> None:
+def test_remove_waits_for_callback() -> None:
     with ModuleBus() as bus:
         held = full_module(bus)
         leaving = in_thread(lambda: bus.remove_module(held))
@@ -531,7 +531,7 @@ def test_removing_waits_for_the_callback() -> None:
         assert held.heard == ["first"], "what waited is not delivered any more"
 
 
-def test_removing_while_all_publish_leaves_nothing_behind() -> None:
+def test_remove_during_publish_leaves_no_messages() -> None:
     bus = ModuleBus()
     stop = threading.Event()
 
@@ -563,7 +563,7 @@ def test_removing_while_all_publish_leaves_nothing_behind() -> None:
     assert whole() is None
 
 
-def test_what_a_worker_has_in_its_hands_is_given_up_with_its_module() -> None:
+def test_removal_drops_batch_of_worker() -> None:
     entered, go = threading.Event(), [threading.Event(), threading.Event()]
 
     def hold(message: ModuleMessage) -> None:
@@ -594,7 +594,7 @@ def test_what_a_worker_has_in_its_hands_is_given_up_with_its_module() -> None:
 # References --------------------------------------------------------------------------------------
 
 
-def test_the_last_reference_frees_the_bus() -> None:
+def test_last_reference_frees_bus() -> None:
     bus = ModuleBus()
     module = Listener()
     bus.add_module(module)
@@ -623,7 +623,7 @@ def test_the_last_reference_frees_the_bus() -> None:
     assert bus.statistics().references == 0
 
 
-def test_a_block_gives_back_its_own_reference_only() -> None:
+def test_with_block_releases_one_reference() -> None:
     with ModuleBus() as bus:
         bus.inc_ref()
     bus.publish(said("still there"))
@@ -640,7 +640,7 @@ def test_a_block_gives_back_its_own_reference_only() -> None:
         ({"full": "explode"}, "full must be one of block, drop_oldest, drop_newest"),
     ],
 )
-def test_options_that_make_no_sense_are_told(options: dict[str, object], why: str) -> None:
+def test_reports_invalid_options(options: dict[str, object], why: str) -> None:
     with ModuleBus() as bus:
         with pytest.raises(ModuleBusError, match=why) as caught:
             bus.add_module(Listener(), **options)  # type: ignore[arg-type]

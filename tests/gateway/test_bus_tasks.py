@@ -37,7 +37,7 @@ class Task:
             await self.go.wait()
 
 
-async def test_tasks_hear_in_order_and_share_the_loop() -> None:
+async def test_tasks_receive_in_order_and_share_loop() -> None:
     async with ModuleBus() as bus:
         one, two = Task(), Task()
         quick: list[str] = []
@@ -52,7 +52,7 @@ async def test_tasks_hear_in_order_and_share_the_loop() -> None:
         assert two.threads == {threading.get_ident()}
 
 
-async def test_tasks_and_threads_hear_each_other() -> None:
+async def test_tasks_and_threads_exchange_messages() -> None:
     async with ModuleBus() as bus:
         echoed = Task()
 
@@ -71,7 +71,7 @@ async def test_tasks_and_threads_hear_each_other() -> None:
 
 
 @pytest.mark.parametrize("how", ["itself", "a task of its own"])
-async def test_a_task_that_calls_sys_exit_goes_on_with_the_next(
+async def test_sys_exit_in_task_loses_one_message(
     how: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     heard: list[bytes] = []
@@ -97,7 +97,7 @@ async def test_a_task_that_calls_sys_exit_goes_on_with_the_next(
     assert "SystemExit" in caplog.text
 
 
-async def test_ctrl_c_in_a_task_is_no_failure_of_the_module() -> None:
+async def test_ctrl_c_in_task_is_not_module_failure() -> None:
     async def receive(message: ModuleMessage) -> None:
         raise KeyboardInterrupt
 
@@ -115,7 +115,7 @@ async def test_ctrl_c_in_a_task_is_no_failure_of_the_module() -> None:
     assert bus.is_freed
 
 
-async def test_a_task_waits_for_room_and_others_go_on() -> None:
+async def test_blocked_task_does_not_block_others() -> None:
     go = trio.Event()
     async with ModuleBus() as bus, trio.open_nursery() as nursery:
         module = Task(go)
@@ -135,7 +135,7 @@ async def test_a_task_waits_for_room_and_others_go_on() -> None:
         assert module.heard == ["first", "second", "third"]
 
 
-async def test_what_is_let_in_as_its_publisher_is_cancelled_is_published() -> None:
+async def test_message_delivered_during_cancellation_is_published() -> None:
     """A thread makes room while the cancellation is on its way: the task learns that it is in."""
     async with ModuleBus() as bus:
         held = Held()
@@ -163,7 +163,7 @@ async def test_what_is_let_in_as_its_publisher_is_cancelled_is_published() -> No
         assert await trio.to_thread.run_sync(held.wait, 3) == ["first", "second", "third"]
 
 
-async def test_a_callback_that_would_wait_for_itself_is_told() -> None:
+async def test_callback_waiting_for_itself_gets_error() -> None:
     refused: list[str] = []
 
     async def flood(message: ModuleMessage) -> None:
@@ -181,7 +181,7 @@ async def test_a_callback_that_would_wait_for_itself_is_told() -> None:
     assert "would not end" in refused[0]
 
 
-async def test_removing_waits_for_the_callback_but_not_in_it() -> None:
+async def test_remove_waits_for_callback_except_inside() -> None:
     go = trio.Event()
     async with ModuleBus() as bus, trio.open_nursery() as nursery:
         module = Task(go)
@@ -211,7 +211,7 @@ async def test_removing_waits_for_the_callback_but_not_in_it() -> None:
             await bus.remove_module_async(module)
 
 
-async def test_who_is_added_again_in_its_callback_is_given_nothing_before_that_has_ended() -> None:
+async def test_readded_module_waits_for_its_callback() -> None:
     told: list[str] = []
     added, go_on = trio.Event(), trio.Event()
 
@@ -236,7 +236,7 @@ async def test_who_is_added_again_in_its_callback_is_given_nothing_before_that_h
         assert told == ["begins go", "ends go", "begins more", "ends more"]
 
 
-async def test_who_waits_for_its_own_callback_is_cancelled_with_its_event_loop() -> None:
+async def test_wait_for_own_callback_is_cancelled_with_loop() -> None:
     added, forever = trio.Event(), trio.Event()
 
     async def begin_anew(message: ModuleMessage) -> None:
@@ -260,7 +260,7 @@ async def test_who_waits_for_its_own_callback_is_cancelled_with_its_event_loop()
     assert bus.is_freed
 
 
-async def test_in_an_event_loop_removing_does_not_block() -> None:
+async def test_remove_does_not_block_event_loop() -> None:
     async with ModuleBus() as bus:
         held = Held()
         bus.add_module(held)
@@ -277,7 +277,7 @@ async def test_in_an_event_loop_removing_does_not_block() -> None:
         task.go.set()
 
 
-async def test_leaving_with_an_error_stops_tasks_and_is_not_wrapped() -> None:
+async def test_error_stops_tasks_and_is_not_wrapped() -> None:
     module = Task(trio.Event())
     bus = ModuleBus()
 
@@ -293,7 +293,7 @@ async def test_leaving_with_an_error_stops_tasks_and_is_not_wrapped() -> None:
     assert bus.is_freed
 
 
-async def test_a_bus_that_others_hold_outlives_its_event_loop() -> None:
+async def test_referenced_bus_outlives_event_loop() -> None:
     thread = Listener()
     async with ModuleBus() as bus:
         bus.inc_ref()
@@ -307,7 +307,7 @@ async def test_a_bus_that_others_hold_outlives_its_event_loop() -> None:
     bus.destroy()
 
 
-def test_without_an_event_loop_a_task_has_one_of_its_own() -> None:
+def test_task_gets_own_loop_without_async_with() -> None:
     module, other = Task(), Listener()
 
     async def answer(message: ModuleMessage) -> None:
@@ -324,7 +324,7 @@ def test_without_an_event_loop_a_task_has_one_of_its_own() -> None:
     assert_no_threads_left()
 
 
-def test_a_task_that_can_have_no_loop_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reports_missing_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object) -> None:
         raise OSError(24, "Too many open files")
 
@@ -339,7 +339,7 @@ def test_a_task_that_can_have_no_loop_is_told(monkeypatch: pytest.MonkeyPatch) -
         bus.add_module(module)
 
 
-async def test_threads_add_and_remove_tasks() -> None:
+async def test_threads_can_add_and_remove_tasks() -> None:
     async with ModuleBus() as bus:
         module = Task()
         adding = in_thread(lambda: bus.add_module(module))
@@ -354,7 +354,7 @@ async def test_threads_add_and_remove_tasks() -> None:
         assert module.heard == ["hello"]
 
 
-async def test_leaving_waits_for_threads_in_their_callbacks() -> None:
+async def test_exit_waits_for_callbacks_in_threads() -> None:
     held = Held()
     async with trio.open_nursery() as nursery:
 

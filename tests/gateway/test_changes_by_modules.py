@@ -63,7 +63,7 @@ def leaver(where: str, gateways: list[Gateway], told: list[str]) -> ModulePlan:
 
 
 @pytest.mark.parametrize("where", ["callback", "run", "thread"])
-async def test_a_module_may_have_itself_removed_and_its_name_is_free(where: str) -> None:
+async def test_module_can_remove_itself_and_free_its_name(where: str) -> None:
     gateways: list[Gateway] = []
     told: list[str] = []
     names: list[tuple[str, ...]] = []
@@ -88,7 +88,7 @@ async def test_a_module_may_have_itself_removed_and_its_name_is_free(where: str)
         assert gateway.health()["modules"]["leaver"]["state"] == "running"
 
 
-async def test_a_module_may_apply_a_plan_without_itself() -> None:
+async def test_module_can_apply_plan_without_itself() -> None:
     gateways: list[Gateway] = []
     rest = GatewayPlan((ModulePlan.of("other", "tests.gateway.sample_modules:Recorder"),))
 
@@ -108,7 +108,7 @@ async def test_a_module_may_apply_a_plan_without_itself() -> None:
 
 
 @pytest.mark.parametrize("how", ["add", "apply"])
-async def test_what_is_added_starts_also_when_nobody_waits_for_that(
+async def test_added_module_starts_after_cancelled_add(
     how: str, autojump_clock: trio.testing.MockClock
 ) -> None:
     class Slow(Module):
@@ -137,7 +137,7 @@ async def test_what_is_added_starts_also_when_nobody_waits_for_that(
         assert heard == [b"hello"]
 
 
-async def test_an_error_that_leaves_the_block_is_raised_as_it_is() -> None:
+async def test_error_in_block_is_not_wrapped() -> None:
     sample_modules.HAPPENED.clear()
 
     async def fail() -> None:

@@ -31,7 +31,7 @@ n = "12"
 """
 
 
-def test_a_plan_has_modules_in_their_order_and_links() -> None:
+def test_plan_has_modules_in_order_and_links() -> None:
     plan = parse(GOOD)
     assert [each.name for each in plan.modules] == ["clock", "log", "mine"]
     assert plan.links == (("*", "log"), ("clock", "log"), ("log", "mine"))
@@ -43,7 +43,7 @@ def test_a_plan_has_modules_in_their_order_and_links() -> None:
     assert parse("[modules]").modules == ()
 
 
-def test_names_in_settings_may_have_a_hyphen() -> None:
+def test_setting_names_accept_hyphens() -> None:
     text = '[modules.a]\nmodule = "tail"\nsettings = { path = "x", poll-seconds = 2 }\n'
     assert parse(text).modules[0].settings.poll_seconds == 2
 
@@ -55,10 +55,10 @@ def one(text: str) -> str:
 @pytest.mark.parametrize(
     ("text", "line", "why"),
     [
-        ("[modules", None, "no TOML"),
+        ("[modules", None, "not valid TOML"),
         ("[module.a]\n", 1, "'module' is unknown; did you mean 'modules'"),
         ("modules = 3", 1, "modules: expected tables"),
-        ('[modules."*"]\nmodule = "timer"', 1, "stands for everyone else, and is no name"),
+        ('[modules."*"]\nmodule = "timer"', 1, "stands for all other modules and cannot be"),
         ('[modules."a b"]\nmodule = "timer"', 1, "letters, digits, _ and -, up to 64; got 'a b'"),
         ("[modules]\na = 3", 2, "modules.a: expected a table, got 3"),
         ("[modules.a]\nhears = []", 1, "modules.a: .*missing required field `module`"),
@@ -105,7 +105,7 @@ def one(text: str) -> str:
         ),
     ],
 )
-def test_a_mistake_is_told_with_its_line(
+def test_mistake_names_line(
     tmp_path: Path, text: str, line: int | None, why: str
 ) -> None:
     path = tmp_path / "gateway.toml"
@@ -116,15 +116,15 @@ def test_a_mistake_is_told_with_its_line(
     assert str(caught.value).startswith(where)
 
 
-def test_a_file_that_cannot_be_read_is_told(tmp_path: Path) -> None:
+def test_reports_unreadable_file(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot be read: No such file"):
         read(tmp_path / "missing.toml")
     (tmp_path / "bytes").write_bytes(b"\xff")
-    with pytest.raises(ConfigError, match="is no TOML"):
+    with pytest.raises(ConfigError, match="is not valid TOML"):
         read(tmp_path / "bytes")
 
 
-def test_a_module_that_fails_when_imported_is_told(
+def test_reports_failing_import(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -133,9 +133,9 @@ def test_a_module_that_fails_when_imported_is_told(
         ModulePlan.of("a", "falls_over:A")
 
 
-def test_plans_that_are_made_by_hand_are_checked_too() -> None:
+def test_checks_plans_made_in_code() -> None:
     assert ModulePlan.of("a", "timer", {"every": 2}).settings.every == 2
-    with pytest.raises(ConfigError, match="stands for everyone else"):
+    with pytest.raises(ConfigError, match="stands for all other modules"):
         ModulePlan.of("*", "timer", {"every": 2})
     with pytest.raises(ConfigError, match="'evry' is unknown"):
         ModulePlan.of("a", "timer", {"evry": 2})

@@ -76,14 +76,14 @@ def run(where: str) -> tuple[list[str], str]:
 
 
 @pytest.mark.parametrize("where", ["receive", "run"])
-def test_ctrl_c_ends_a_gateway_in_order_wherever_it_comes(where: str) -> None:
+def test_ctrl_c_ends_gateway_in_order(where: str) -> None:
     lines, said = run(where)
     assert said == ""
     assert sorted(lines[:-2]) == ["goes on", "heard 0", "heard 1", "heard 2"]
     assert lines[-2:] == ["destroyed", "interrupted"]
 
 
-def test_ctrl_c_in_a_task_that_a_module_has_begun_ends_the_gateway_in_order() -> None:
+def test_ctrl_c_in_child_task_ends_gateway_in_order() -> None:
     """It is raised there, and costs the module what it is at."""
     lines, said = run("a task of its own")
     assert "module 'a' failed" in said

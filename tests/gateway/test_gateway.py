@@ -51,7 +51,7 @@ async def quiet(gateway: Gateway) -> None:
 
 
 @KINDS
-async def test_all_are_created_then_start_in_order_and_end_in_the_opposite(kind: str) -> None:
+async def test_modules_start_in_order_and_end_in_reverse(kind: str) -> None:
     plan = GatewayPlan((module("a", kind), module("b", kind), module("c", kind)))
     async with open_gateway(plan) as gateway:
         assert steps("create", "start") == [
@@ -69,7 +69,7 @@ async def test_all_are_created_then_start_in_order_and_end_in_the_opposite(kind:
 
 
 @pytest.mark.parametrize("how", ["apply", "remove"])
-async def test_one_that_does_not_get_ready_is_told_and_waited_for_until_it_is_to_go(
+async def test_slow_start_is_logged_and_awaited(
     how: str, autojump_clock: trio.testing.MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     one, stuck, other = module("one"), module("stuck", "Unready"), module("other")
@@ -92,7 +92,7 @@ async def test_one_that_does_not_get_ready_is_told_and_waited_for_until_it_is_to
 
 
 @KINDS
-async def test_modules_hear_whom_they_are_linked_to(kind: str) -> None:
+async def test_modules_receive_from_linked_sources(kind: str) -> None:
     plan = GatewayPlan(
         (module("shout", "Shout"), module("all", kind), module("one", kind), module("none", kind)),
         (("*", "shout"), ("*", "all"), ("shout", "one")),
@@ -115,7 +115,7 @@ async def test_modules_hear_whom_they_are_linked_to(kind: str) -> None:
         assert len(sample_modules.BlockingRecorder.threads) == 3
 
 
-async def test_what_is_said_at_the_start_waits_for_those_who_start_later() -> None:
+async def test_messages_wait_for_modules_that_start_later() -> None:
     class Early(sample_modules.Recorder):
         async def start(self) -> None:
             await self.bus.publish(b"early")
@@ -128,7 +128,7 @@ async def test_what_is_said_at_the_start_waits_for_those_who_start_later() -> No
 
 
 @pytest.mark.parametrize("where", ["create", "start", "2", "run"])
-async def test_one_that_fails_is_made_again_and_misses_one_message_at_most(
+async def test_failed_module_restarts_and_loses_one_message(
     where: str, autojump_clock: trio.testing.MockClock
 ) -> None:
     begun = trio.current_time()
@@ -137,7 +137,7 @@ async def test_one_that_fails_is_made_again_and_misses_one_message_at_most(
 
 
 @pytest.mark.parametrize("where", ["create", "start", "2"])
-async def test_one_with_a_thread_is_made_again_too(
+async def test_failed_thread_module_restarts(
     where: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("simplebus.gateway.supervisor.PAUSE_S", 0.0)
@@ -147,7 +147,7 @@ async def test_one_with_a_thread_is_made_again_too(
 @KINDS
 @pytest.mark.parametrize("how", sample_modules.RAISED)
 @pytest.mark.parametrize("where", ["create", "start", "2", "run"])
-async def test_one_that_raises_what_ends_programs_has_failed_and_nothing_else_ends(
+async def test_system_exit_is_module_failure(
     kind: str, where: str, how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if (kind, where) == ("BlockingRecorder", "run"):
@@ -160,7 +160,7 @@ async def test_one_that_raises_what_ends_programs_has_failed_and_nothing_else_en
 
 
 @KINDS
-async def test_sys_exit_in_destroy_costs_nothing(
+async def test_sys_exit_in_destroy_is_contained(
     kind: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     plan = GatewayPlan((module("a", kind, fails="destroy", how="exits"), module("b", kind)))
@@ -170,7 +170,7 @@ async def test_sys_exit_in_destroy_costs_nothing(
     assert "'a' failed in destroy" in caplog.text
 
 
-async def test_ctrl_c_that_nobody_has_pressed_is_its_own_failure(
+async def test_raised_keyboard_interrupt_is_module_failure(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def made() -> BaseException:
@@ -184,7 +184,7 @@ async def test_ctrl_c_that_nobody_has_pressed_is_its_own_failure(
         )
 
 
-async def test_a_cancellation_that_it_has_kept_is_its_own_failure(
+async def test_stored_cancellation_is_module_failure(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """As a cache keeps what its loader has raised."""
@@ -200,7 +200,7 @@ async def test_a_cancellation_that_it_has_kept_is_its_own_failure(
     await fail_twice("Recorder", "2", why="RuntimeError: it raised Cancelled(", how="kept")
 
 
-async def test_what_it_raises_while_it_is_cancelled_ends_nothing_else(
+async def test_error_during_cancellation_is_contained(
     caplog: pytest.LogCaptureFixture, autojump_clock: trio.testing.MockClock
 ) -> None:
     plan = GatewayPlan((module("a", "PanicsAtLast"), module("b")), (("*", "a"), ("*", "b")))
@@ -215,7 +215,7 @@ async def test_what_it_raises_while_it_is_cancelled_ends_nothing_else(
     assert "PanicError" in caplog.text
 
 
-async def test_a_function_that_panics_costs_its_message(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_base_exception_in_function_loses_one_message(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("simplebus.gateway.supervisor.PAUSE_S", 0.0)
     plan = ModulePlan.of("a", "transform", {"function": f"{HERE}:panics"})
     async with open_gateway(GatewayPlan((plan, module("b")), (("*", "a"), ("*", "b")))) as gateway:
@@ -247,7 +247,7 @@ async def fail_twice(
     assert made[-1] == "destroy"
 
 
-async def test_quiet_is_also_waited_for_when_a_module_has_just_come_back(
+async def test_wait_quiet_after_module_was_added_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("simplebus.gateway.supervisor.PAUSE_S", 0.0)
@@ -265,7 +265,7 @@ async def test_quiet_is_also_waited_for_when_a_module_has_just_come_back(
         assert gateway.statistics().modules[0].failures == 1
 
 
-async def test_pauses_grow_and_begin_again_after_a_long_while(
+async def test_restart_delay_grows_and_resets(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
     times: list[float] = []
@@ -288,7 +288,7 @@ async def test_pauses_grow_and_begin_again_after_a_long_while(
     assert pauses == [1, 2, 4, 8, 16, 32, 60, 60, 101]
 
 
-async def test_a_failed_module_that_has_another_plan_is_made_again_at_once(
+async def test_new_plan_restarts_failed_module_at_once(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
     broken, mended = module("a", fails="start", times=99), module("a")
@@ -308,7 +308,7 @@ async def test_a_failed_module_that_has_another_plan_is_made_again_at_once(
         assert (trio.current_time(), heard("a")) == (at, ["waits"])
 
 
-async def test_a_failed_module_is_reported(
+async def test_failed_module_is_reported(
     autojump_clock: trio.testing.MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with open_gateway(GatewayPlan((module("a", fails="start", times=99),))) as gateway:
@@ -318,14 +318,14 @@ async def test_a_failed_module_is_reported(
     assert "module 'a' failed; restarting in 1 s" in caplog.text
 
 
-async def test_an_entry_point_that_gives_no_module_is_told(
+async def test_reports_entry_point_without_module(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
     async with open_gateway(GatewayPlan((module("a", "broken"),))) as gateway:
         assert "has a method `receive`; got 7" in gateway.statistics().modules[0].error
 
 
-async def test_run_waits_for_room_at_its_own_module() -> None:
+async def test_run_can_wait_for_its_own_module() -> None:
     class Talker(sample_modules.Recorder):
         async def run(self) -> None:
             for number in range(100):
@@ -339,7 +339,7 @@ async def test_run_waits_for_room_at_its_own_module() -> None:
     assert heard("a") == [str(number) for number in range(100)]
 
 
-async def test_health_is_plain_values_with_rates(autojump_clock: trio.testing.MockClock) -> None:
+async def test_health_has_plain_values_and_rates(autojump_clock: trio.testing.MockClock) -> None:
     class Talker(sample_modules.Recorder):
         async def run(self) -> None:
             while True:
@@ -386,7 +386,7 @@ async def test_health_is_plain_values_with_rates(autojump_clock: trio.testing.Mo
 # Changes while it runs ---------------------------------------------------------------------------
 
 
-async def test_modules_come_and_go_and_whoever_listens_is_told() -> None:
+async def test_listener_sees_added_and_removed_modules() -> None:
     told: list[tuple[str, ...]] = []
     async with open_gateway(GatewayPlan((module("a"),))) as gateway:
         gateway.listen(told.append)
@@ -405,7 +405,7 @@ async def test_modules_come_and_go_and_whoever_listens_is_told() -> None:
         assert gateway.statistics().links == ()
 
 
-async def test_a_module_is_replaced_and_hears_what_waited() -> None:
+async def test_replaced_module_receives_queued_messages() -> None:
     async with open_gateway(GatewayPlan((module("a"),), (("*", "a"),))) as gateway:
         await gateway.publish(said("one"))
         await quiet(gateway)
@@ -425,12 +425,12 @@ async def test_a_module_is_replaced_and_hears_what_waited() -> None:
     ("call", "why"),
     [
         (lambda gateway: gateway.add(module("a")), "there is a module 'a' already"),
-        (lambda gateway: gateway.add(ModulePlan("*", "timer")), "stands for everyone else"),
+        (lambda gateway: gateway.add(ModulePlan("*", "timer")), "stands for all other modules"),
         (lambda gateway: gateway.remove("b"), "'b' is unknown; there are a"),
         (lambda gateway: gateway.replace(module("b")), "'b' is unknown"),
     ],
 )
-async def test_what_cannot_be_changed_is_told(call: object, why: str) -> None:
+async def test_rejects_impossible_changes(call: object, why: str) -> None:
     async with open_gateway(GatewayPlan((module("a"),), (("*", "a"),))) as gateway:
         with pytest.raises(ConfigError, match=why):
             await call(gateway)  # type: ignore[operator]
@@ -442,7 +442,7 @@ async def test_what_cannot_be_changed_is_told(call: object, why: str) -> None:
         assert gateway.names == ("a",)
 
 
-async def test_one_that_is_being_removed_gets_no_links() -> None:
+async def test_rejects_links_of_module_being_removed() -> None:
     stuck, go_on = trio.Event(), trio.Event()
 
     class Stuck(Module):
@@ -464,7 +464,7 @@ async def test_one_that_is_being_removed_gets_no_links() -> None:
         assert gateway.names == ("b",)
 
 
-async def test_a_plan_is_applied_and_what_is_as_before_goes_on() -> None:
+async def test_apply_leaves_unchanged_modules_running() -> None:
     before = GatewayPlan(
         (module("stays"), module("goes"), module("changes"), module("shrinks")),
         (("*", "stays"), ("goes", "stays"), ("stays", "changes")),
@@ -497,7 +497,7 @@ async def test_a_plan_is_applied_and_what_is_as_before_goes_on() -> None:
 # The end -----------------------------------------------------------------------------------------
 
 
-async def test_what_was_said_is_heard_out_before_the_end() -> None:
+async def test_drains_messages_before_end() -> None:
     plan = GatewayPlan((module("a", "BlockingRecorder"),), (("*", "a"),))
     async with open_gateway(plan) as gateway:
         for number in range(300):
@@ -506,7 +506,7 @@ async def test_what_was_said_is_heard_out_before_the_end() -> None:
     assert gateway.statistics().lost == 0
 
 
-async def test_what_a_failed_module_had_is_heard_out_too(
+async def test_drains_messages_of_failed_module(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
     for place in "1", "3":  # With messages in its hands; and with some that come while it lies.
@@ -523,7 +523,7 @@ async def test_what_a_failed_module_had_is_heard_out_too(
         assert gateway.statistics().lost == 0
 
 
-async def test_one_that_does_not_end_is_given_up(
+async def test_module_that_does_not_end_is_abandoned(
     autojump_clock: trio.testing.MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     sample_modules.Stuck.go.clear()
@@ -541,7 +541,7 @@ async def test_one_that_does_not_end_is_given_up(
     sample_modules.Stuck.go.set()
 
 
-async def test_an_error_in_the_block_ends_the_modules_too() -> None:
+async def test_error_in_block_ends_modules() -> None:
     async def fail() -> None:
         async with open_gateway(GatewayPlan((module("a"),))):
             raise ValueError("on purpose")
@@ -551,7 +551,7 @@ async def test_an_error_in_the_block_ends_the_modules_too() -> None:
     assert steps("destroy") == [("a", "destroy")]
 
 
-async def test_a_plan_from_text_runs(autojump_clock: trio.testing.MockClock) -> None:
+async def test_runs_plan_from_text(autojump_clock: trio.testing.MockClock) -> None:
     plan = parse(
         f"""
         [modules.clock]

@@ -119,7 +119,7 @@ def wait_many(path: Path, count: int) -> None:
         time.sleep(0.01)
 
 
-def test_a_gateway_follows_its_file_and_ends_when_it_is_told(folder: Path) -> None:
+def test_reloads_file_and_stops_on_signal(folder: Path) -> None:
     file, path = folder / "gateway.toml", folder / "said.db"
     file.write_text(SINK % path + CLOCK % "one")
     with program("gateway", str(file)) as gateway:
@@ -140,7 +140,7 @@ def test_a_gateway_follows_its_file_and_ends_when_it_is_told(folder: Path) -> No
     assert "not all messages were delivered" not in told
 
 
-def test_a_gateway_that_is_killed_loses_nothing_that_its_uplink_had(folder: Path) -> None:
+def test_killed_gateway_loses_no_stored_messages(folder: Path) -> None:
     """Killed before the bus is there, and started again."""
     file = folder / "gateway.toml"
     port = free_port()
@@ -181,14 +181,14 @@ settings = {{ to = "{url}", class = 7, data_dir = "{folder / "kept"}" }}
 BROKEN = [
     ("", "there is nothing in it: expected [modules.NAME] for each module"),
     ("# not yet\n", "there is nothing in it"),
-    ("[modules.clock\n", "no TOML"),
+    ("[modules.clock\n", "not valid TOML"),
     ("[modules.sink]\nmodul = 3\n", "'modul' is unknown; did you mean"),
     ('[modules.clock]\nmodule = "exits_of_test:It"\n', "fails when it is imported: SystemExit"),
     (None, "cannot be read: No such file"),
 ]
 
 
-def test_a_file_that_is_broken_or_empty_ends_nothing(folder: Path) -> None:
+def test_broken_or_empty_file_changes_nothing(folder: Path) -> None:
     (folder / "exits_of_test.py").write_text("import sys\nsys.exit('on purpose')\n")
     file, path = folder / "gateway.toml", folder / "said.db"
     file.write_text(SINK % path + CLOCK % "begin")
@@ -230,7 +230,7 @@ class Stuck(BlockingModule):
 
 
 @pytest.mark.parametrize("signals", [1, 2])
-def test_a_gateway_whose_module_is_never_made_can_be_ended(folder: Path, signals: int) -> None:
+def test_stops_while_module_is_being_created(folder: Path, signals: int) -> None:
     (folder / "stuck_of_test.py").write_text(STUCK)
     file = folder / "gateway.toml"
     file.write_text(SINK % (folder / "said.db") + '[modules.a]\nmodule = "stuck_of_test:Stuck"\n')
@@ -246,14 +246,14 @@ def test_a_gateway_whose_module_is_never_made_can_be_ended(folder: Path, signals
     assert ("ends at once" in told) == (signals == 2)
 
 
-def test_the_help_shows_tables_as_they_are_written() -> None:
+def test_help_shows_tables_as_written() -> None:
     said = CliRunner().invoke(cli.app, ["gateway", "--help"]).output
     assert "[modules.clock]" in said
     assert "[modules.log]" in said
     assert "\\[" not in said
 
 
-def test_a_file_is_looked_over(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_check_accepts_valid_file(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "path", sys.path.copy())
     file = folder / "gateway.toml"
     file.write_text(CLOCK % "one" + SINK % "x")
@@ -274,7 +274,7 @@ def test_a_file_is_looked_over(folder: Path, monkeypatch: pytest.MonkeyPatch) ->
     [("token = 'hunter2'", True), ("credentials = {user = 'u', password = 'hunter2'}", True),
      ("ca = '%s'", False)],
 )  # fmt: skip
-def test_a_file_with_secrets_that_others_may_read_is_told(
+def test_warns_about_readable_file_with_secrets(
     who: str, is_secret: bool, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "path", sys.path.copy())
@@ -294,7 +294,7 @@ def test_a_file_with_secrets_that_others_may_read_is_told(
         assert "hunter2" not in done.output
 
 
-def test_one_that_shields_itself_does_not_keep_the_second_signal_from_ending_it(
+def test_second_signal_ends_shielded_module(
     folder: Path,
 ) -> None:
     (folder / "shielded_of_test.py").write_text(SHIELDED)
@@ -313,7 +313,7 @@ def test_one_that_shields_itself_does_not_keep_the_second_signal_from_ending_it(
     assert "ends at once" in told
 
 
-def test_a_module_that_never_gets_ready_is_let_go_of_by_the_next_reading(folder: Path) -> None:
+def test_reload_abandons_module_that_never_starts(folder: Path) -> None:
     file, path = folder / "gateway.toml", folder / "said.db"
     (folder / "stuck_of_test.py").write_text(UNREADY)
     file.write_text(
@@ -331,7 +331,7 @@ def test_a_module_that_never_gets_ready_is_let_go_of_by_the_next_reading(folder:
     assert "module 'stuck' did not stop within" in told
 
 
-def test_what_was_lost_long_ago_is_not_told_as_lost_at_the_end(folder: Path) -> None:
+def test_earlier_loss_is_not_reported_at_end(folder: Path) -> None:
     """A module was taken out, with messages that it had never begun to hear."""
     file, path = folder / "gateway.toml", folder / "said.db"
     (folder / "stuck_of_test.py").write_text(UNREADY)

@@ -75,7 +75,7 @@ async def until_told(gateway: Gateway, wanted: Mapping[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_each_look_is_told_what_it_says_by_then(
+async def test_health_is_refreshed_after_each_read(
     kind: Any, autojump_clock: trio.testing.MockClock
 ) -> None:
     level = 0
@@ -85,7 +85,7 @@ async def test_each_look_is_told_what_it_says_by_then(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_one_that_raises_says_why_and_goes_on(
+async def test_failing_health_is_reported(
     kind: Any, autojump_clock: trio.testing.MockClock
 ) -> None:
     def fails() -> Any:
@@ -98,7 +98,7 @@ async def test_one_that_raises_says_why_and_goes_on(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_what_it_says_is_plain_and_bounded(
+async def test_health_values_are_plain_and_bounded(
     kind: Any, autojump_clock: trio.testing.MockClock
 ) -> None:
     odd = {"odd": [1], "long": "x" * 5000, "huge": 1 << 70, "true": True, "half": 0.5, 7: None}
@@ -110,7 +110,7 @@ async def test_what_it_says_is_plain_and_bounded(
         await until_told(gateway, {name: {**plain, **more}[name] for name in names})
 
 
-async def test_one_that_does_not_answer_is_told_so_and_holds_nobody_up(
+async def test_silent_health_is_reported_without_blocking(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
     """Not the loop, nor what its module hears, nor its end while it is asked."""
@@ -142,7 +142,7 @@ async def test_one_that_does_not_answer_is_told_so_and_holds_nobody_up(
         go.set()
 
 
-async def test_texts_that_are_no_unicode_and_long_ones_are_told_so_that_all_can_be_written(
+async def test_health_texts_are_encodable_and_bounded(
     autojump_clock: trio.testing.MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.CRITICAL, "simplebus.gateway")  # Nor could a report of it be.
@@ -166,7 +166,7 @@ async def test_texts_that_are_no_unicode_and_long_ones_are_told_so_that_all_can_
         assert len(error) < 2 * CHARACTERS_MAX
 
 
-async def test_an_error_that_cannot_say_what_it_is_ends_no_gateway(
+async def test_error_with_failing_str_is_handled(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
     class MuteError(Exception):

@@ -98,7 +98,7 @@ def play(
 
 @pytest.mark.long
 @pytest.mark.parametrize("is_door", [False, True])
-def test_a_bus_and_the_gateway_are_killed(tmp_path: Path, is_door: bool) -> None:
+def test_kills_of_bus_and_gateway_lose_nothing(tmp_path: Path, is_door: bool) -> None:
     """The bus keeps its messages itself, or is a door before a JetStream cluster."""
     port = free_port()
     flags = ("--port", str(port), "--data-dir", str(tmp_path / "bus"))
@@ -122,7 +122,7 @@ def test_a_bus_and_the_gateway_are_killed(tmp_path: Path, is_door: bool) -> None
         play(lines, first.close, lambda: second.enter_context(server(*flags)), read)
 
 
-def test_a_nats_server_and_the_gateway_are_killed(tmp_path: Path) -> None:
+def test_kills_of_nats_and_gateway_lose_nothing(tmp_path: Path) -> None:
     nats = NatsServer(tmp_path, "one", free_port())
     nats.start()
     try:

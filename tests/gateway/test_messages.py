@@ -46,7 +46,7 @@ def write_slowly(message: ModuleMessage, *, versioned: bool) -> bytes:
     return head + (len(head) + 4 + len(body)).to_bytes(4, "big") + body
 
 
-def test_the_byte_form_is_the_documented_one() -> None:
+def test_byte_form_matches_documentation() -> None:
     assert ModuleMessage().to_bytes() == EMPTY
     assert len(EMPTY) == 15
     assert len(ModuleMessage().to_bytes(version=None)) == 14
@@ -56,7 +56,7 @@ def test_the_byte_form_is_the_documented_one() -> None:
     assert int.from_bytes(one[3:7], "big") == len(one) == message.size
 
 
-def test_the_example_of_the_page_is_one() -> None:
+def test_page_example_is_valid() -> None:
     (example,) = re.findall(r"^```\n(A1 60.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
     message = ModuleMessage(b"21.5", {"sensor": "roof"})
     assert bytes.fromhex(example) == message.to_bytes() == write_slowly(message, versioned=True)
@@ -64,7 +64,7 @@ def test_the_example_of_the_page_is_one() -> None:
     assert f"the longest has {MESSAGE_BYTES_MAX:,}" in PAGE
 
 
-def test_the_page_names_tests_and_calls_that_are_there() -> None:
+def test_page_names_existing_tests_and_calls() -> None:
     here = "".join(path.read_text() for path in Path(__file__).parent.glob("test_*.py"))
     for name in re.findall(r"\*(test_\w+)\*", PAGE):
         assert f"def {name}(" in here, name
@@ -74,7 +74,7 @@ def test_the_page_names_tests_and_calls_that_are_there() -> None:
     assert re.findall(r"^\| `([A-Z]+)` \|", PAGE, re.MULTILINE) == [each.name for each in Result]
 
 
-def test_the_vectors_mean_what_they_say() -> None:
+def test_vectors_match() -> None:
     names = [each["name"] for key in ("messages", "invalid") for each in VECTORS[key]]
     assert len(set(names)) == len(names)
     for each in VECTORS["messages"]:
@@ -89,7 +89,7 @@ def test_the_vectors_mean_what_they_say() -> None:
 
 
 @given(MESSAGES, st.booleans())
-def test_bytes_are_what_the_description_says_and_lead_back(
+def test_byte_form_round_trips(
     message: ModuleMessage, versioned: bool
 ) -> None:
     data = message.to_bytes() if versioned else message.to_bytes(version=None)
@@ -102,7 +102,7 @@ def test_bytes_are_what_the_description_says_and_lead_back(
 
 
 @given(st.binary(max_size=60), st.booleans())
-def test_any_bytes_are_a_message_or_malformed(data: bytes, begins_well: bool) -> None:
+def test_any_bytes_parse_or_raise_malformed_error(data: bytes, begins_well: bool) -> None:
     if begins_well:
         data = b"\xa1\x60\x01" + struct.pack(">I", len(data) + 7) + data
     with contextlib.suppress(MalformedError):
@@ -111,7 +111,7 @@ def test_any_bytes_are_a_message_or_malformed(data: bytes, begins_well: bool) ->
 
 
 @given(MESSAGES, st.data())
-def test_a_byte_more_or_less_or_changed_is_never_something_else_raised(
+def test_mutated_bytes_raise_only_malformed_error(
     message: ModuleMessage, data: st.DataObject
 ) -> None:
     whole = message.to_bytes()
@@ -140,12 +140,12 @@ def test_a_byte_more_or_less_or_changed_is_never_something_else_raised(
         (bytes.fromhex("a160 01 00000015 00000002 00 00 00 00 00000000 0000"), "twice"),
     ],
 )
-def test_malformed_bytes_are_told_with_what_was_expected(data: bytes, why: str) -> None:
+def test_malformed_error_names_expectation(data: bytes, why: str) -> None:
     with pytest.raises(MalformedError, match=why):
         ModuleMessage.from_bytes(data)
 
 
-def test_a_message_does_not_change() -> None:
+def test_message_is_immutable() -> None:
     names = {"a": "1"}
     content = bytearray(b"one")
     message = ModuleMessage(content, names)
@@ -162,7 +162,7 @@ def test_a_message_does_not_change() -> None:
         message.properties["a"] = "3"  # type: ignore[index]
 
 
-def test_another_message_is_made_of_one() -> None:
+def test_replace_returns_new_message() -> None:
     message = ModuleMessage(b"one", {"a": "1"})
     assert message.replace(b"two") == ModuleMessage(b"two", {"a": "1"})
     assert message.replace(properties={}) == ModuleMessage(b"one")
@@ -173,7 +173,7 @@ def test_another_message_is_made_of_one() -> None:
 
 
 @given(st.integers(0, 3), st.integers(-2, 2), st.integers(-1, 9), st.booleans())
-def test_a_long_message_takes_several_places_whatever_makes_it_long(
+def test_long_message_uses_several_queue_units(
     times: int, more: int, given: int, in_properties: bool
 ) -> None:
     """Near each border; and what is given as places is not believed."""
@@ -204,7 +204,7 @@ def test_a_long_message_takes_several_places_whatever_makes_it_long(
         (b"", {"a": "\ud800"}, "UTF-8"),
     ],
 )
-def test_what_cannot_be_a_message_is_refused(
+def test_rejects_invalid_message(
     content: bytes, properties: dict[str, str], why: str
 ) -> None:
     with pytest.raises(ModuleBusError, match=why) as caught:
@@ -212,7 +212,7 @@ def test_what_cannot_be_a_message_is_refused(
     assert caught.value.result is Result.INVALIDARG
 
 
-def test_the_longest_message_has_a_byte_form() -> None:
+def test_longest_message_has_byte_form() -> None:
     longest = ModuleMessage(bytes(MESSAGE_BYTES_MAX - 15))
     assert ModuleMessage.from_bytes(longest.to_bytes()) == longest
     with pytest.raises(ModuleBusError, match="at most 16,777,215 bytes, got 16,777,216"):

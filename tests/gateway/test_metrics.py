@@ -37,7 +37,7 @@ hears = ["clock"]
 """
 
 
-def test_a_gateway_tells_how_its_modules_do(tmp_path: Path) -> None:
+def test_http_reports_modules(tmp_path: Path) -> None:
     file = tmp_path / "modules.toml"
     file.write_text(MODULES)
     with program("gateway", str(file), "--http", "0") as it:
@@ -63,7 +63,7 @@ def test_a_gateway_tells_how_its_modules_do(tmp_path: Path) -> None:
         assert {s.labels["module"]: s.value for s in running.samples} == {"clock": 1, "log": 1}
 
 
-def test_one_that_fails_is_told_and_what_modules_say_of_themselves(tmp_path: Path) -> None:
+def test_snapshot_shows_failures_and_health(tmp_path: Path) -> None:
     file = tmp_path / "modules.toml"
     (tmp_path / "own_of_test.py").write_text(OWN)
     file.write_text(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from simplebus.gateway.rate_meter import STEP_S, WINDOW_S, RateMeter
 
 
-def test_a_rate_is_that_of_the_last_while() -> None:
+def test_rate_covers_window() -> None:
     rate = RateMeter()
     assert rate.update(100.0, 50) == 0.0
     assert rate.update(100.0, 50) == 0.0, "no time has gone by"
@@ -16,14 +16,14 @@ def test_a_rate_is_that_of_the_last_while() -> None:
     assert told[-1] == 0.0, "what was long ago is forgotten"
 
 
-def test_who_asks_seldom_is_told_about_all_the_while() -> None:
+def test_rare_reads_cover_longer_window() -> None:
     rate = RateMeter()
     rate.update(0.0, 0)
     assert rate.update(60.0, 600) == 10.0
     assert rate.update(120.0, 600) == 0.0
 
 
-def test_who_asks_often_leaves_few_samples() -> None:
+def test_frequent_reads_keep_few_samples() -> None:
     rate = RateMeter()
     for step in range(10_000):
         rate.update(step / 100, step)

@@ -84,7 +84,7 @@ SAY = ("give", "a", None, 1)
 @example([SAY, ("remove", "a", None, 0), SAY])
 @example([SAY, ("unlink", "a", None, 0), SAY])
 @example([SAY, SAY, SAY, SAY, ("take", "a", None, 0), SAY])
-def test_the_short_way_leads_where_the_long_one_does(
+def test_fast_path_equals_slow_path(
     steps: list[tuple[str, str, str | None, int]],
 ) -> None:
     """Lists are long enough for one who hears alone to fill up, and to be joined by others."""
@@ -94,7 +94,7 @@ def test_the_short_way_leads_where_the_long_one_does(
         assert quick.state() == slow.state()
 
 
-def test_what_waits_for_two_who_never_have_room_at_once_comes_in() -> None:
+def test_blocked_message_needs_room_one_after_the_other() -> None:
     router, other = Router("bus"), ModuleMessage(b"other")
     one, two = (Mailbox(router, name, 1, FullQueuePolicy.BLOCK) for name in "ab")
     for mailbox, source in (one, "to one"), (two, "to two"):
@@ -108,8 +108,8 @@ def test_what_waits_for_two_who_never_have_room_at_once_comes_in() -> None:
     router.block_publish(message, (one, two), ThreadGate())
     assert list(one._take_all()) == [other]
     assert router.publish(other, "to one"), "it has room while the other has none"
-    assert router.waiting == 1
+    assert router.blocked_count == 1
     assert list(two._take_all()) == [other]
-    assert router.waiting == 0
+    assert router.blocked_count == 0
     assert list(one._take_all()) == [other, message]
     assert list(two._take_all()) == [message]

@@ -138,7 +138,7 @@ class InTask(Checked):
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_nothing_waits_for_ever_and_nothing_is_left(seed: int) -> None:
+def test_no_deadlock_and_no_leftovers(seed: int) -> None:
     storm = Storm(seed)
     bus = storm.bus
 
@@ -182,7 +182,7 @@ def test_nothing_waits_for_ever_and_nothing_is_left(seed: int) -> None:
     assert [ref for ref in storm.refs if ref() is not None] == []
 
 
-def test_a_thousand_modules_hear_in_one_order_and_end() -> None:
+def test_thousand_modules_receive_in_same_order() -> None:
     heard: list[list[bytes]] = [[] for _ in range(1000)]
 
     def module(number: int) -> Callable[[ModuleMessage], None]:
@@ -208,7 +208,7 @@ def test_a_thousand_modules_hear_in_one_order_and_end() -> None:
     assert_no_threads_left()
 
 
-def test_in_a_circle_of_full_queues_one_is_told_and_all_go_on() -> None:
+def test_cycle_of_full_queues_is_broken_by_error() -> None:
     """Three modules, each of which publishes to the next more than that has room for."""
     ring: list[Listener] = []
     told: list[int] = []

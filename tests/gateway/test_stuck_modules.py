@@ -37,7 +37,7 @@ async def until(condition: Callable[[], bool]) -> None:
         await trio.sleep(1)
 
 
-async def test_one_that_waits_for_its_run_hears_that_it_failed_and_its_message_again(
+async def test_receive_waiting_for_failed_run_is_repeated(
     autojump_clock: trio.testing.MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     made: list[Module] = []
@@ -76,7 +76,7 @@ async def test_one_that_waits_for_its_run_hears_that_it_failed_and_its_message_a
 @pytest.mark.parametrize(
     "how", ["plainly", "in a nursery", "and makes an error of it", "and says nothing of it"]
 )
-async def test_a_message_that_was_given_up_comes_again_whatever_its_module_makes_of_that(
+async def test_message_of_abandoned_call_is_redelivered(
     autojump_clock: trio.testing.MockClock, how: str
 ) -> None:
     made: list[Module] = []
@@ -123,7 +123,7 @@ async def test_a_message_that_was_given_up_comes_again_whatever_its_module_makes
     assert heard == [b"one", b"two"]
 
 
-async def test_one_that_waits_for_ever_is_made_again_when_it_has_another_plan(
+async def test_new_plan_restarts_waiting_module(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
     class Waits(sample_modules.Recorder):
@@ -141,7 +141,7 @@ async def test_one_that_waits_for_ever_is_made_again_when_it_has_another_plan(
     assert [what[2] for what in sample_modules.HAPPENED if what[1] == "receive"] == ["one"]
 
 
-async def test_a_thread_that_is_stuck_when_run_fails_is_left_and_says_nothing_more(
+async def test_abandoned_thread_cannot_publish(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
     go, entered, over = threading.Event(), threading.Event(), threading.Event()
@@ -186,7 +186,7 @@ async def test_a_thread_that_is_stuck_when_run_fails_is_left_and_says_nothing_mo
 
 
 @pytest.mark.parametrize("how", ["end", "stop"])
-def test_a_port_that_waits_for_room_is_told(how: str) -> None:
+def test_stop_interrupts_blocked_port(how: str) -> None:
     """When the module has ended, `publish`; when it is to end, `publish_until_stopping` already."""
     hold, got = threading.Event(), list[object]()
 
@@ -231,7 +231,7 @@ def test_a_port_that_waits_for_room_is_told(how: str) -> None:
 
 
 @pytest.mark.parametrize("where", ["receive", "destroy"])
-async def test_one_that_is_stuck_in_a_thread_is_replaced_all_the_same(
+async def test_module_stuck_in_thread_is_replaced(
     where: str, autojump_clock: trio.testing.MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     go = threading.Event()
@@ -256,7 +256,7 @@ async def test_one_that_is_stuck_in_a_thread_is_replaced_all_the_same(
     assert "abandoned" in caplog.text
 
 
-async def test_one_that_shields_itself_holds_up_no_other_change(
+async def test_shielded_module_does_not_block_changes(
     autojump_clock: trio.testing.MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     go, refused = trio.Event(), trio.Event()
@@ -282,7 +282,7 @@ async def test_one_that_shields_itself_holds_up_no_other_change(
 
 @pytest.mark.parametrize("where", ["receive", "destroy"])
 @pytest.mark.parametrize("how", ["the gateway ends", "another plan is applied"])
-async def test_many_that_do_not_end_are_given_up_in_the_time_of_one(
+async def test_stuck_modules_are_abandoned_in_parallel(
     how: str,
     where: str,
     autojump_clock: trio.testing.MockClock,
@@ -327,7 +327,7 @@ async def test_many_that_do_not_end_are_given_up_in_the_time_of_one(
     assert caplog.text.count(" and was abandoned") == 5
 
 
-async def test_one_that_has_itself_and_others_removed_does_not_wait_for_itself(
+async def test_module_removing_itself_and_others_does_not_deadlock(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
     took: list[float] = []

@@ -71,7 +71,7 @@ def test_what_makes_no_sense_is_a_sentence(given: dict[str, Any], why: str) -> N
 
 @pytest.mark.parametrize("command", ["serve", "systemd-unit"])
 @pytest.mark.parametrize("servers", ["nats://a,nats://u:hunter2@b", "a-token@b"])
-def test_no_secret_is_an_argument(command: str, servers: str) -> None:
+def test_rejects_secret_on_command_line(command: str, servers: str) -> None:
     result = CliRunner().invoke(app, [command, "--engine", servers])
     assert result.exit_code == 2
     assert "--engine: it says who the door is" in result.output

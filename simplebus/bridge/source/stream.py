@@ -554,9 +554,9 @@ class StreamSource:
         """
         again = sequences < self._consumer_start
         if not again.any():
-            return jetstream_codec.say(messages, word)
+            return jetstream_codec.encode_acks(messages, word)
         own = messages.pick(~again)
-        info = [jetstream_codec.say(own, word)] if own.count else []
+        info = [jetstream_codec.encode_acks(own, word)] if own.count else []
         for row in np.flatnonzero(again).tolist():
             whom = jetstream_codec.ack_subject_of_consumer(messages.reply(row), self._consumer.encode())
             info.append(b"PUB %b %d\r\n%b\r\n" % (whom, len(word), word))

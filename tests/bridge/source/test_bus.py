@@ -26,7 +26,7 @@ def rows(found: SourceBatch) -> list[tuple[int, bytes]]:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_what_is_found_at_once_is_what_is_found_one_answer_after_the_other(
+def test_combined_replies_equal_single_replies(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of lengths that make guesses wrong, with some purged, in answers of about twenty."""

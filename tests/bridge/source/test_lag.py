@@ -55,7 +55,7 @@ async def through(lane: Copier, copied: int) -> None:
 
 
 @pytest.mark.parametrize("was_there", [False, True])
-def test_it_grows_while_the_far_bus_is_away(
+def test_lag_grows_while_target_is_away(
     was_there: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def main() -> None:
@@ -95,7 +95,7 @@ def test_it_grows_while_the_far_bus_is_away(
     memory_buses.run(main)
 
 
-def test_it_is_told_while_the_far_bus_is_full_and_by_a_bridge_that_begins_anew() -> None:
+def test_reports_lag_while_target_is_full_and_after_restart() -> None:
     async def main() -> None:
         near, far = MemoryBus(), MemoryBus(FULL)
         async with near as here, far as there:
@@ -121,7 +121,7 @@ def test_it_is_told_while_the_far_bus_is_full_and_by_a_bridge_that_begins_anew()
     memory_buses.run(main)
 
 
-def test_what_is_to_be_sent_again_counts_and_what_was_taken_does_not() -> None:
+def test_lag_counts_messages_to_resend() -> None:
     async def main() -> None:
         class_ = ClassSettings(full_policy=FullPolicy.DROP_NEWEST)
         near = MemoryBus()
@@ -144,7 +144,7 @@ def test_what_is_to_be_sent_again_counts_and_what_was_taken_does_not() -> None:
     memory_buses.run(main)
 
 
-def test_what_is_known_last_is_told_while_the_near_bus_is_away() -> None:
+def test_keeps_last_lag_while_source_is_away() -> None:
     async def main() -> None:
         near, far = MemoryBus(), MemoryBus()
         lines = {"near": Silent(near), "far": Silent(far)}
@@ -178,7 +178,7 @@ def test_what_is_known_last_is_told_while_the_near_bus_is_away() -> None:
     memory_buses.run(main)
 
 
-def test_a_bus_that_asks_for_no_more_is_not_asked_how_much_waits() -> None:
+def test_idle_source_is_not_polled() -> None:
     """It says when it has something."""
 
     async def main() -> None:
@@ -205,7 +205,7 @@ def lane(name: str, near: str, far: str, class_: str, **more: Any) -> Copier:
 
 
 @pytest.mark.parametrize("name", ["", "AWAY"])
-async def test_it_grows_while_a_nats_server_is_away(
+async def test_lag_grows_while_nats_is_away(
     name: str, server: BusServer, nats: NatsServer
 ) -> None:
     class_ = f"away{name}"
@@ -233,7 +233,7 @@ async def test_it_grows_while_a_nats_server_is_away(
             nats.start()
 
 
-async def test_it_is_told_while_a_stream_is_full(server: BusServer, nats: NatsServer) -> None:
+async def test_reports_lag_while_stream_is_full(server: BusServer, nats: NatsServer) -> None:
     async with connect(nats) as wire, simplebus.connect(server.address) as bus:
         await stream(wire, "LAGS", "class.lags", max_msgs=ROOM, discard="new")
         await bus.publish_many(numbered(0, 25), class_id="lags")
@@ -257,7 +257,7 @@ async def publish(wire: Any, subject: str, first: int, last: int) -> None:
     await wire.round_trip()
 
 
-async def test_what_waits_in_a_stream_is_told_while_the_bus_is_away(nats: NatsServer) -> None:
+async def test_reports_stream_lag_while_bus_is_away(nats: NatsServer) -> None:
     port = free_port()
     async with connect(nats) as wire:
         await stream(wire, "WAITS", "waits.*")
@@ -278,7 +278,7 @@ async def test_what_waits_in_a_stream_is_told_while_the_bus_is_away(nats: NatsSe
                 await through(made, 30)
 
 
-async def test_what_waits_in_a_stream_is_told_while_the_bus_is_full(nats: NatsServer) -> None:
+async def test_reports_stream_lag_while_bus_is_full(nats: NatsServer) -> None:
     async with connect(nats) as wire, serving(FULL) as up, simplebus.connect(address(up)) as bus:
         await hold_there(bus, "slow")
         await stream(wire, "SLOW", "slow")
@@ -290,7 +290,7 @@ async def test_what_waits_in_a_stream_is_told_while_the_bus_is_full(nats: NatsSe
             await until(lambda: lag(made) == 20_000 - ROOM)
 
 
-async def test_what_is_held_for_a_bus_that_is_full_is_told(nats: NatsServer) -> None:
+async def test_reports_lag_of_full_target(nats: NatsServer) -> None:
     async with connect(nats) as wire, serving(FULL) as up, simplebus.connect(address(up)) as bus:
         await hold_there(bus, "held")
         made = lane("held", nats.url, address(up), "held", channels=("held",))
@@ -308,7 +308,7 @@ async def hold_there(bus: simplebus.Bus, class_: str) -> None:
         pass
 
 
-async def test_to_a_door_that_is_away_and_from_one(nats: NatsServer) -> None:
+async def test_copies_to_and_from_stateless_servers(nats: NatsServer) -> None:
     """From a door it is asked of the cluster."""
     port = free_port()
     cluster = options(nats.url)

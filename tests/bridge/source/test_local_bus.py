@@ -41,7 +41,7 @@ def told(found: SourceBatch) -> list[object]:
 
 
 @pytest.mark.parametrize("seed", range(3))
-async def test_what_is_seen_is_what_would_be_told(
+async def test_in_place_read_equals_fetch(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of several types and lengths, around the arena's end, with some purged and some gone."""

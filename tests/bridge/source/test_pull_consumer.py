@@ -45,7 +45,7 @@ def status(line: str, sid: int) -> ReceivedMessages:
 
 
 @given(st.lists(st.integers(1, 40), max_size=9), st.integers(0, 200), st.integers(-3, 3))
-def test_what_is_counted_without_a_gap_is_taken_and_nothing_behind_one(
+def test_accepts_deliveries_up_to_first_gap(
     sizes: list[int], broken: int, by: int
 ) -> None:
     """In pieces of these sizes; from the message with number `broken` on, counts are otherwise."""
@@ -67,7 +67,7 @@ def test_what_is_counted_without_a_gap_is_taken_and_nothing_behind_one(
     assert got == [10 * n for n in counts[:taken]]
 
 
-def test_what_others_are_sent_is_not_taken() -> None:
+def test_ignores_messages_of_other_consumers() -> None:
     source = pulled(delivered_count=0)
     assert source.accept(delivered(1, 2, sid=source._sid + 1)).messages.count == 0
     assert source.accept(delivered(1, 2, sid=source._sid, pending=3)).sequences.tolist() == [10, 20]
@@ -76,7 +76,7 @@ def test_what_others_are_sent_is_not_taken() -> None:
 
 
 @pytest.mark.parametrize("line", ["404 No Messages", "408 Request Timeout", "100 Idle Heartbeat"])
-def test_when_a_consumer_says_that_there_is_nothing_nothing_is_pending(line: str) -> None:
+def test_empty_status_clears_pending_count(line: str) -> None:
     source = pulled(delivered_count=0)
     source.accept(status(line, source._sid))
     source.check()
@@ -84,7 +84,7 @@ def test_when_a_consumer_says_that_there_is_nothing_nothing_is_pending(line: str
 
 
 @pytest.mark.parametrize("line", ["409 Consumer Deleted", "503"])
-def test_a_consumer_that_has_ended_says_why(line: str) -> None:
+def test_check_raises_reason_of_ended_consumer(line: str) -> None:
     source = pulled(delivered_count=0)
     source.accept(status(line, source._sid))
     with pytest.raises(BusConnectionError, match=f"'c' of stream 'S' has ended: {line}"):
@@ -97,7 +97,7 @@ def asked(source: PullConsumer) -> list[dict[str, Any]]:
     return [msgspec.json.decode(each) for each in re.findall(rb"\{[^}]*\}", said)]
 
 
-def test_what_is_under_way_is_bounded_in_messages_and_in_bytes() -> None:
+def test_requests_are_bounded_in_messages_and_bytes() -> None:
     source = pulled(delivered_count=0)
     source._core.is_ready = True
     for _ in range(2):
@@ -119,7 +119,7 @@ def test_what_is_under_way_is_bounded_in_messages_and_in_bytes() -> None:
     assert all(PULL_MESSAGES // 2 <= each["batch"] <= PULL_MESSAGES for each in requests)
 
 
-def test_what_will_not_come_of_a_request_is_asked_for_again() -> None:
+def test_requests_unserved_messages_again() -> None:
     source = pulled(delivered_count=0)
     source._core.is_ready = True
     source.request_more()
@@ -139,7 +139,7 @@ def test_what_will_not_come_of_a_request_is_asked_for_again() -> None:
     assert source.pending == 9
 
 
-def test_over_a_long_time_no_more_is_under_way_than_at_first() -> None:
+def test_requested_messages_do_not_accumulate() -> None:
     """As a server counts: subject, ack subject and what is said. It ends a request in which the
     next message has no room."""
     source, batch_max = pulled(delivered_count=0), 8000
@@ -166,7 +166,7 @@ def test_over_a_long_time_no_more_is_under_way_than_at_first() -> None:
         done += source.accept(messages).messages.count
 
 
-def test_bytes_of_a_request_that_is_over_are_forgotten() -> None:
+def test_unused_bytes_of_served_request_are_released() -> None:
     """Of short messages all come before the bytes are used up, and nobody says what is left."""
     source = pulled(delivered_count=0)
     source._core.is_ready = True

@@ -26,7 +26,7 @@ COPIED, LOST, NEW = 10, 10, 15
 
 
 @pytest.mark.parametrize("are_alike", [False, True])
-def test_what_has_the_sequences_of_lost_messages_is_copied(
+def test_restored_source_messages_are_copied(
     are_alike: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """More of it than was lost, so that the sequences say nothing; with other contents, or long
@@ -60,7 +60,7 @@ def test_what_has_the_sequences_of_lost_messages_is_copied(
     run(main)
 
 
-def test_what_nobody_has_any_more_is_not_looked_for_one_by_one(
+def test_skips_removed_messages_in_one_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The copy of the far bus has been told of messages that the near bus has let go of since."""
@@ -101,7 +101,7 @@ def test_what_nobody_has_any_more_is_not_looked_for_one_by_one(
     run(main)
 
 
-def test_a_mark_is_that_of_a_message_and_of_no_other() -> None:
+def test_fingerprint_identifies_message() -> None:
     there = MessageFingerprint.from_frame(b"\x02headers.content<\r\n>", 1000.0)
     assert MessageFingerprint.from_frame(b"\x02HEADERS.content<\r\n>", 1001.0).may_match(there)
     assert not MessageFingerprint.from_frame(b"\x02headers.Content<\r\n>", 1000.0).may_match(there)

@@ -53,7 +53,7 @@ async def said(wire: BridgeNatsConnection, name: str, count: int) -> list[bytes]
 
 @pytest.mark.parametrize("bridge", ["goes on", "is started anew"])
 @pytest.mark.parametrize("lengths", ["are one", "differ"])
-async def test_what_has_the_sequences_of_lost_messages_is_stored(
+async def test_restored_source_messages_are_stored(
     bridge: str,
     lengths: str,
     nats: NatsServer,

@@ -85,7 +85,7 @@ async def found(near: StreamSource, at: int, end: int) -> int:
 # Asking ------------------------------------------------------------------------------------------
 
 
-async def test_of_long_messages_no_more_is_under_way_than_a_server_holds_for_a_connection(
+async def test_requested_bytes_stay_below_server_buffer(
     nats: NatsServer,
 ) -> None:
     """It would end that, and the lane would begin anew for ever."""
@@ -106,7 +106,7 @@ async def test_of_long_messages_no_more_is_under_way_than_a_server_holds_for_a_c
         assert await found(near, near._given, count + 1) > 0
 
 
-async def test_a_message_that_is_longer_than_what_is_asked_for_comes(
+async def test_receives_message_longer_than_requested_bytes(
     nats: NatsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("simplebus.bridge.source.pull_consumer.PULL_BYTES", 1000)
@@ -119,7 +119,7 @@ async def test_a_message_that_is_longer_than_what_is_asked_for_comes(
         assert await found(near, await near.open(), 8) == 7
 
 
-async def test_where_little_may_be_asked_for_at_once_a_lane_asks_more_often(
+async def test_small_batch_limit_sends_more_requests(
     server: BusServer, tmp_path: Path
 ) -> None:
     limits = "limits { max_request_batch: 7 }"
@@ -134,7 +134,7 @@ async def test_where_little_may_be_asked_for_at_once_a_lane_asks_more_often(
             assert lane.statistics().losses == 0
 
 
-async def test_where_no_consumer_may_be_unused_for_long_what_was_sent_before_is_read_again(
+async def test_rereads_with_short_inactive_threshold(
     nats: NatsServer,
 ) -> None:
     limits = {"consumer_limits": {"inactive_threshold": 30 * 10**9}}
@@ -151,7 +151,7 @@ async def test_where_no_consumer_may_be_unused_for_long_what_was_sent_before_is_
 
 
 @pytest.mark.parametrize("was_there", [False, True])
-async def test_a_lane_that_ends_while_it_has_no_consumer_goes_on_where_it_was(
+async def test_resumes_after_kill_while_consumer_is_recreated(
     was_there: bool, nats: NatsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Though a far end that is a door remembers nothing, and the lane was to begin with what is
@@ -187,7 +187,7 @@ async def test_a_lane_that_ends_while_it_has_no_consumer_goes_on_where_it_was(
         assert names == [near._consumer]
 
 
-async def test_where_one_consumer_may_be_a_lane_goes_on_without_a_bookmark(
+async def test_continues_without_bookmark_if_one_consumer_allowed(
     nats: NatsServer,
 ) -> None:
     async with both(nats) as (wire, own):
@@ -198,7 +198,7 @@ async def test_where_one_consumer_may_be_a_lane_goes_on_without_a_bookmark(
             assert await found(near, await near.open(), 11) == 10
 
 
-async def test_a_stream_that_is_made_again_while_a_lane_begins_is_read_from_its_first_message(
+async def test_reads_recreated_stream_from_first_message(
     nats: NatsServer,
 ) -> None:
     """Its sequences mean other messages: none is taken for copied."""
@@ -220,7 +220,7 @@ async def test_a_stream_that_is_made_again_while_a_lane_begins_is_read_from_its_
 
 
 @pytest.mark.parametrize("kind", ["workqueue", "interest", "limits"])
-async def test_what_comes_again_as_its_ack_was_lost_is_acknowledged_again(
+async def test_acks_redelivery_after_lost_ack(
     kind: str, nats: NatsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As where the leader of the consumer dies with it. The lane goes on meanwhile."""
@@ -252,7 +252,7 @@ async def test_what_comes_again_as_its_ack_was_lost_is_acknowledged_again(
         assert await found(near, 21, 31) == 10
 
 
-def test_what_comes_again_together_with_what_came_first_is_found_once() -> None:
+def test_redelivery_mixed_with_first_delivery_is_read_once() -> None:
     """As of a bridge that stood still for longer than its consumer waits for acks."""
     link: Any = SimpleNamespace(flush=lambda: None)
     wire: Any = SimpleNamespace(core=NatsClientCore(inbox="_INBOX.me"), link=link)
@@ -273,7 +273,7 @@ def test_what_comes_again_together_with_what_came_first_is_found_once() -> None:
 # Missing -----------------------------------------------------------------------------------------
 
 
-async def test_what_is_dropped_while_a_lane_of_some_subjects_is_away_is_missed(
+async def test_filtered_copier_counts_drops_during_absence(
     nats: NatsServer,
 ) -> None:
     async with both(nats) as (wire, own):
@@ -289,7 +289,7 @@ async def test_what_is_dropped_while_a_lane_of_some_subjects_is_away_is_missed(
         assert (some.first_sequence, some.missed_count) == (6, 15)
 
 
-async def test_what_a_mirror_of_some_subjects_never_had_is_not_missed(nats: NatsServer) -> None:
+async def test_filtered_mirror_counts_nothing_as_missed(nats: NatsServer) -> None:
     async with both(nats) as (wire, own):
         await stream(wire, "ORIGIN", "origin.>")
         mirror = {"name": "ORIGIN", "filter_subject": "origin.a"}
@@ -308,7 +308,7 @@ async def test_what_a_mirror_of_some_subjects_never_had_is_not_missed(nats: Nats
         assert (count, missed) == (10, 0)
 
 
-async def test_of_whole_streams_what_is_gone_is_missed(server: BusServer, nats: NatsServer) -> None:
+async def test_counts_removed_stream_messages_as_missed(server: BusServer, nats: NatsServer) -> None:
     async with connect(nats) as wire, simplebus.connect(server.address) as bus:
         await stream(wire, "HOLES", "holes")
         await say(wire, "holes", 0, 10)

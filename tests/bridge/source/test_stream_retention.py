@@ -110,7 +110,7 @@ async def copied_300(wire: BridgeNatsConnection, begun: Copier, name: str) -> No
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_what_waits_for_a_bridge_is_there_when_it_begins_anew(
+async def test_backlog_survives_bridge_restart(
     kind: str, server: BusServer, nats: NatsServer
 ) -> None:
     """More often than it has names for its consumer."""
@@ -135,7 +135,7 @@ async def test_what_waits_for_a_bridge_is_there_when_it_begins_anew(
 
 
 @pytest.mark.parametrize("more", [("MORE.>",), (), ("MORE.x", "MORE.y")])
-async def test_of_a_work_queue_no_lane_reads_more_than_before(
+async def test_work_queue_rejects_more_subjects(
     more: tuple[str, ...], server: BusServer, nats: NatsServer
 ) -> None:
     """What waits in front of where it is was acknowledged, and copied nowhere."""
@@ -163,7 +163,7 @@ async def test_of_a_work_queue_no_lane_reads_more_than_before(
 
 
 @pytest.mark.parametrize("kind", KINDS[:2])
-async def test_what_was_copied_and_not_acknowledged_is_not_copied_again_and_goes(
+async def test_copied_but_unacked_messages_are_acked_not_copied(
     kind: str, server: BusServer, nats: NatsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     name = f"TWICE-{kind}"
@@ -194,7 +194,7 @@ async def waiting(wire: BridgeNatsConnection, nats: NatsServer, name: str) -> As
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_what_comes_while_the_far_end_was_never_there_is_copied(
+async def test_copies_messages_from_before_target_existed(
     kind: str, server: BusServer, nats: NatsServer
 ) -> None:
     name = f"FIRST-{kind}"
@@ -209,7 +209,7 @@ async def test_what_comes_while_the_far_end_was_never_there_is_copied(
         assert await consumers(wire, name) == 1
 
 
-async def test_a_consumer_made_while_the_far_end_is_away_says_nothing_of_where_the_lane_was(
+async def test_new_consumer_does_not_replace_target_position(
     server: BusServer, nats: NatsServer
 ) -> None:
     """That the far bus knows, once it is there."""
@@ -228,7 +228,7 @@ async def test_a_consumer_made_while_the_far_end_is_away_says_nothing_of_where_t
             assert await payloads(bus, "AGAIN", 20) == numbered(10, 30)
 
 
-async def test_an_interest_stream_has_the_lane_s_consumer_all_the_time(
+async def test_interest_stream_always_has_consumer(
     server: BusServer, nats: NatsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Servers that heard that it is gone before they heard of the next one dropped what they had.
@@ -270,7 +270,7 @@ async def test_an_interest_stream_has_the_lane_s_consumer_all_the_time(
 
 
 @pytest.mark.parametrize("turn", [1, 2], ids=["the reader", "the consumer"])
-async def test_what_goes_to_a_line_that_is_lost_while_a_lane_reads_again_is_copied(
+async def test_copies_after_connection_loss_during_reread(
     turn: int, server: BusServer, nats: NatsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A server that does not know yet that it is lost sends some there of what comes meanwhile,
@@ -311,7 +311,7 @@ async def test_what_goes_to_a_line_that_is_lost_while_a_lane_reads_again_is_copi
         assert sum(each.count for each in lost.messages) == 5
 
 
-async def test_a_reader_that_knows_less_than_the_stream_is_waited_for(
+async def test_waits_for_reader_that_is_behind_stream(
     server: BusServer, nats: NatsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As where its leader is behind that of the stream, and says that there is nothing more."""
@@ -333,7 +333,7 @@ async def test_a_reader_that_knows_less_than_the_stream_is_waited_for(
         assert begun.statistics().missed == 0
 
 
-async def test_what_was_sent_before_and_is_gone_is_not_waited_for(
+async def test_does_not_wait_for_delivered_and_removed_messages(
     server: BusServer, nats: NatsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     name = "PURGED"
@@ -350,7 +350,7 @@ async def test_what_was_sent_before_and_is_gone_is_not_waited_for(
             await is_empty(wire, name)
 
 
-async def test_an_interest_stream_is_read_by_other_subjects_when_the_bridge_is_told_so(
+async def test_interest_stream_accepts_changed_subjects(
     server: BusServer, nats: NatsServer
 ) -> None:
     name = "OTHER"
@@ -370,7 +370,7 @@ async def test_an_interest_stream_is_read_by_other_subjects_when_the_bridge_is_t
                 await is_empty(wire, name)
 
 
-async def test_of_a_work_queue_all_is_copied_wherever_a_bridge_is_to_begin(
+async def test_work_queue_is_copied_from_first_message(
     server: BusServer, nats: NatsServer
 ) -> None:
     """What it left there would stay for ever."""
@@ -383,7 +383,7 @@ async def test_of_a_work_queue_all_is_copied_wherever_a_bridge_is_to_begin(
 
 
 @pytest.mark.parametrize("kind", [*KINDS, ""])
-async def test_what_is_too_long_for_the_bus_lies_there_as_dead_letters_that_lack_nothing(
+async def test_long_nats_message_becomes_complete_dead_letters(
     kind: str, tmp_path: Path
 ) -> None:
     """And only then the stream lets go of it. Without a kind there is no stream."""
@@ -423,7 +423,7 @@ async def test_what_is_too_long_for_the_bus_lies_there_as_dead_letters_that_lack
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_what_can_neither_be_copied_nor_be_a_dead_letter_waits_in_the_stream(
+async def test_stream_keeps_message_without_room_for_dead_letter(
     kind: str, nats: NatsServer
 ) -> None:
     """Until somebody gives the bridge the rights that it lacks."""

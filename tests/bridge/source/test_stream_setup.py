@@ -45,7 +45,7 @@ def publish(wire: BridgeNatsConnection, subject: str, count: int, path: str = ""
         wire.core.write(encode.encode_pub(subject.encode(), b"%d" % number, headers=block))
 
 
-async def test_a_stream_that_lets_few_messages_wait_for_their_acks_is_copied(
+async def test_copies_stream_with_few_unacked_messages_allowed(
     server: BusServer, nats: NatsServer
 ) -> None:
     async with connect(nats) as wire, simplebus.connect(server.address) as bus:
@@ -60,7 +60,7 @@ async def test_a_stream_that_lets_few_messages_wait_for_their_acks_is_copied(
         assert (found.copied, found.missed, found.losses) == (300, 0, 0)
 
 
-async def test_what_is_to_be_sent_again_is_not_taken_for_gone_where_fewer_may_wait(
+async def test_ack_limit_below_redeliveries_raises(
     nats: NatsServer,
 ) -> None:
     async with connect(nats) as own, connect(nats) as wire:
@@ -90,7 +90,7 @@ async def test_what_is_to_be_sent_again_is_not_taken_for_gone_where_fewer_may_wa
         assert (await near.read(at)).next_sequence == at == 16
 
 
-async def test_what_is_left_out_is_acknowledged_too(server: BusServer, nats: NatsServer) -> None:
+async def test_skipped_stream_messages_are_acked(server: BusServer, nats: NatsServer) -> None:
     """Or nothing would come behind so many as may wait for their acks."""
     async with connect(nats) as wire, simplebus.connect(server.address) as bus:
         await stream(wire, "LOOPS", "loops.>", **FEW)
@@ -104,7 +104,7 @@ async def test_what_is_left_out_is_acknowledged_too(server: BusServer, nats: Nat
         assert copies.statistics().left == {"looped": 95}
 
 
-async def test_what_is_left_out_is_not_held_either(server: BusServer, nats: NatsServer) -> None:
+async def test_skipped_core_nats_messages_are_released(server: BusServer, nats: NatsServer) -> None:
     """Of NATS without JetStream: a bridge that hears only what it has said would hold all of it."""
     async with connect(nats) as own, connect(nats) as wire:
         place = None
@@ -123,7 +123,7 @@ async def test_what_is_left_out_is_not_held_either(server: BusServer, nats: Nats
             assert near._out.count > 0
 
 
-async def test_where_one_consumer_may_be_a_lane_begins_with_that_one(
+async def test_starts_with_single_allowed_consumer(
     server: BusServer, nats: NatsServer
 ) -> None:
     async with connect(nats) as wire, simplebus.connect(server.address) as bus:
@@ -136,7 +136,7 @@ async def test_where_one_consumer_may_be_a_lane_begins_with_that_one(
         assert copies.statistics().losses == 0
 
 
-async def test_what_is_known_of_subjects_and_headers_is_bounded(nats: NatsServer) -> None:
+async def test_metadata_cache_is_bounded(nats: NatsServer) -> None:
     framer, count = NatsFramer(), 400
     async with connect(nats) as own, connect(nats) as wire:
         own.core.subscribe("long")

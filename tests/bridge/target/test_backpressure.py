@@ -56,7 +56,7 @@ async def there(kind: Any, nats: NatsServer) -> AsyncIterator[str]:
     ],
     ids=["bus", "door", "nats"],
 )
-async def test_a_far_end_that_settles_nothing_is_sent_a_few_batches(
+async def test_batches_in_flight_are_bounded(
     kind: Any, most: int, nats: NatsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sent, waited = 0, trio.Event()
@@ -87,7 +87,7 @@ async def test_a_far_end_that_settles_nothing_is_sent_a_few_batches(
     assert 0 < sent <= most
 
 
-def test_for_a_bus_that_is_full_a_few_batches_are_made(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_bus_gets_few_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     """Made, announced or under way, all together."""
     open_, most = 0, 0
     announce, send, settle = (

@@ -338,7 +338,7 @@ async def all_copied(led: Led, far_end: Callable[[Led], NatsTarget]) -> None:
 
 @settings(max_examples=4 * settings().max_examples, deadline=None)
 @given(st.integers(0, 2**32))
-def test_whatever_becomes_of_its_leader_a_stream_has_each_message_once_and_in_order(
+def test_fast_batches_keep_order_across_leader_changes(
     seed: int,
 ) -> None:
     led = Led(random.Random(seed))
@@ -363,7 +363,7 @@ class Forgetful(Led):
             self.ids.remove(self.stored.pop())
 
 
-def test_what_is_said_to_be_stored_of_a_chain_and_is_not_there_then_is_sent_again() -> None:
+def test_resends_confirmed_messages_that_are_missing() -> None:
     """Of a chain that ends before its end, too."""
     for seed in range(100):
         led = Forgetful(random.Random(seed))
@@ -372,7 +372,7 @@ def test_what_is_said_to_be_stored_of_a_chain_and_is_not_there_then_is_sent_agai
         assert (led.has_lost, led.log) == (True, list(range(COUNT))), seed
 
 
-async def test_what_a_stream_lost_of_a_chain_though_it_says_it_has_it_is_sent_again() -> None:
+async def test_resends_messages_lost_from_confirmed_batch() -> None:
     """As one does whose chain is on its way while it is given fewer replicas."""
     led = Led(random.Random(0))
     led.trouble = 0.0
@@ -395,7 +395,7 @@ async def test_what_a_stream_lost_of_a_chain_though_it_says_it_has_it_is_sent_ag
     assert sorted(led.log) == list(range(40))
 
 
-def test_a_stream_that_knows_ids_for_less_time_than_asking_takes_has_each_message_once() -> None:
+def test_short_duplicate_window_stores_each_message_once() -> None:
     led = Led(random.Random(0))
     led.trouble, led.forgets = 0.0, True
     trio.run(all_copied, led, far_end)
@@ -421,7 +421,7 @@ async def payloads_of(wire: BridgeNatsConnection, name: str) -> list[bytes]:
     return found
 
 
-async def test_what_a_stream_does_not_take_of_a_chain_is_refused_and_the_rest_goes_on(
+async def test_refused_message_of_fast_batch_does_not_block_rest(
     nats: NatsServer, server: BusServer
 ) -> None:
     """What is too long, and what goes to a subject of no stream, or of another one."""
@@ -445,7 +445,7 @@ async def test_what_a_stream_does_not_take_of_a_chain_is_refused_and_the_rest_go
         assert await stored(wire, "OTHER") == 0
 
 
-async def test_a_stream_that_is_full_is_waited_for_and_its_order_holds(
+async def test_full_stream_keeps_order(
     nats: NatsServer, server: BusServer
 ) -> None:
     async with connect(nats) as wire, simplebus.connect(server.address) as bus:
@@ -463,7 +463,7 @@ async def test_a_stream_that_is_full_is_waited_for_and_its_order_holds(
         assert lane.statistics().refused == 0
 
 
-async def test_what_was_stored_and_not_acknowledged_is_known_there_when_a_bridge_begins_anew(
+async def test_restart_drops_stored_messages_as_duplicates(
     nats: NatsServer, server: BusServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def not_kept(near: BusSource, at: int, *, now: bool) -> None:
@@ -484,7 +484,7 @@ async def test_what_was_stored_and_not_acknowledged_is_known_there_when_a_bridge
         assert await payloads_of(wire, "ANEW") == numbered(0, 400)
 
 
-async def test_a_stream_that_takes_no_chains_any_more_is_sent_each_message_by_itself(
+async def test_stops_using_fast_batches_when_disallowed(
     nats: NatsServer, server: BusServer
 ) -> None:
     async with connect(nats) as wire, simplebus.connect(server.address) as bus:

@@ -49,7 +49,7 @@ def is_told_up(copying: Copier) -> bool:
 
 
 @pytest.mark.parametrize("policy", [FullPolicy.BLOCK, FullPolicy.DROP_NEWEST])
-def test_a_bus_that_is_full_is_told_until_it_takes_something(
+def test_reports_stalled_bus_until_it_accepts_messages(
     policy: FullPolicy, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def main() -> None:
@@ -81,7 +81,7 @@ def test_a_bus_that_is_full_is_told_until_it_takes_something(
     memory_buses.run(main)
 
 
-def test_a_bus_that_takes_little_is_there() -> None:
+def test_slow_target_is_not_stalled() -> None:
     async def main() -> None:
         near, far = MemoryBus(), MemoryBus(full(FullPolicy.BLOCK))
         async with near as here, far as there:
@@ -97,7 +97,7 @@ def test_a_bus_that_takes_little_is_there() -> None:
     memory_buses.run(main)
 
 
-async def test_a_stream_that_is_full_is_told_until_it_has_room(
+async def test_reports_full_stream_until_it_has_room(
     server: BusServer, nats: NatsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("simplebus.bridge.copier.STALLED_SECONDS", 2.0)

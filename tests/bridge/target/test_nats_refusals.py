@@ -34,7 +34,7 @@ MAY_NOT = """authorization { users = [
 
 
 @pytest.mark.parametrize(("name", "most"), [("", 4094), ("LINES", 3968)])
-async def test_a_channel_that_fits_into_no_line_is_refused_and_the_rest_goes_on(
+async def test_dead_letters_message_whose_subject_is_too_long(
     name: str, most: int, server: BusServer, nats: NatsServer
 ) -> None:
     """The server would close the connection, each time it comes."""
@@ -66,7 +66,7 @@ async def test_a_channel_that_fits_into_no_line_is_refused_and_the_rest_goes_on(
 @pytest.mark.parametrize(
     ("name", "takes_chains"), [("", False), ("DENIED", False), ("CHAIN", True)]
 )
-async def test_what_is_denied_is_refused_however_its_subject_is_shown(
+async def test_refuses_denied_subjects_with_escapes(
     name: str, takes_chains: bool, server: BusServer, tmp_path: Path
 ) -> None:
     channels = ["no.a", 'no."q"', "no.back\\slash", "no.zero\u200bwidth", "no.a'b'", "no.ö", "yes"]
@@ -92,7 +92,7 @@ async def test_what_is_denied_is_refused_however_its_subject_is_shown(
             assert [each.channel for each in letters] == channels[:-1]
 
 
-async def test_a_subject_that_is_full_holds_up_no_other(
+async def test_full_subject_does_not_block_others(
     server: BusServer, nats: NatsServer
 ) -> None:
     per_subject = {"discard": "new", "discard_new_per_subject": True, "max_msgs_per_subject": 2}
@@ -131,7 +131,7 @@ authorization {
         ("few", CopiedClass("d", stream="S"), 'Publish to "$JS.ACK.>"'),
     ],
 )
-async def test_a_lane_that_may_not_do_what_it_needs_is_down_and_says_so_once(
+async def test_logs_missing_permission_once(
     user: str,
     copied: CopiedClass,
     problem: str,
@@ -172,7 +172,7 @@ async def test_a_lane_that_may_not_do_what_it_needs_is_down_and_says_so_once(
     ],
     ids=["in process", "disk"],
 )
-async def test_what_a_stream_may_store_later_is_no_dead_letter(
+async def test_retryable_refusal_is_not_dead_lettered(
     why: JetStreamError, server: BusServer, nats: NatsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A new leader says so of what is sent again while it does not know whether that is stored, and
@@ -205,7 +205,7 @@ ONLY = """authorization { users = [
 ] }"""
 
 
-async def test_a_lane_to_a_server_without_a_stream_publishes_on_its_subjects_alone(
+async def test_core_nats_target_needs_only_publish_permission(
     server: BusServer, tmp_path: Path
 ) -> None:
     """That all is dealt with, the server says without a message of ours to ourselves."""
@@ -233,7 +233,7 @@ async def test_a_lane_to_a_server_without_a_stream_publishes_on_its_subjects_alo
     ],
 )
 @pytest.mark.parametrize("is_first", [True, False])
-async def test_what_only_somebody_else_hears_is_refused_and_the_rest_goes_on(
+async def test_message_for_other_subscriber_is_refused(
     name: str, how: dict[str, Any], is_first: bool, server: BusServer, nats: NatsServer
 ) -> None:
     """Who looks at all that passes by, for one. Then the server does not say that nobody is there,

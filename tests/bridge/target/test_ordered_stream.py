@@ -69,18 +69,18 @@ def logged(seed: int, under_way: int) -> list[int]:
 
 @settings(max_examples=300, deadline=None)
 @given(st.integers(0, 2**32), st.sampled_from([1, 1, 2, 7, 30]))
-def test_whatever_becomes_of_its_leader_a_stream_has_each_message_once_and_one_by_one_in_order(
+def test_one_by_one_keeps_order_across_leader_changes(
     seed: int, under_way: int
 ) -> None:
     log = logged(seed, under_way)
     assert (log if under_way == 1 else sorted(log)) == list(range(COUNT))
 
 
-def test_canary_of_many_under_way_some_are_overtaken() -> None:
+def test_canary_many_in_flight_can_be_reordered() -> None:
     assert any(logged(seed, COUNT) != list(range(COUNT)) for seed in range(60))
 
 
-async def test_what_no_stream_has_heard_and_is_denied_then_is_refused_and_not_forgotten() -> None:
+async def test_unanswered_and_denied_message_is_refused() -> None:
     """Its user's rights were changed between two messages."""
     led = Led(random.Random(1))
     far = far_of(led, NatsTarget)
@@ -101,7 +101,7 @@ async def test_what_no_stream_has_heard_and_is_denied_then_is_refused_and_not_fo
     ("kind", "own"),
     [(NatsTarget, {}), (OrderedStreamTarget, {"under_way": 2}), (BatchedStreamTarget, {})],
 )
-async def test_while_answers_are_waited_for_it_is_noticed_that_a_stream_is_kept_otherwise(
+async def test_detects_changed_stream_config_while_waiting(
     kind: type[NatsTarget], own: dict[str, Any], autojump_clock: trio.testing.MockClock
 ) -> None:
     led = Led(random.Random(1))
@@ -130,7 +130,7 @@ async def test_while_answers_are_waited_for_it_is_noticed_that_a_stream_is_kept_
     ("version", "fewest", "most"),
     [("2.13.9", 4096, 10_000), ("", 4096, 10_000), ("2.14.0-RC.1", 24_576, 100_000)],
 )
-async def test_fewer_messages_are_under_way_than_a_stream_has_room_for_before_it_stores_them(
+async def test_in_flight_messages_stay_below_stream_buffer(
     version: str, fewest: int, most: int
 ) -> None:
     """So many unless its server is told otherwise."""
@@ -145,7 +145,7 @@ async def test_fewer_messages_are_under_way_than_a_stream_has_room_for_before_it
     assert fewest <= at < most
 
 
-async def test_a_stream_that_says_that_it_had_no_room_is_sent_half_as_much_at_once(
+async def test_halves_batch_limit_after_too_many_requests(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
     """Whatever of it had none: what was made before it was known counts once."""
@@ -166,7 +166,7 @@ async def test_a_stream_that_says_that_it_had_no_room_is_sent_half_as_much_at_on
     ("kind", "own"),
     [(NatsTarget, {}), (OrderedStreamTarget, {"under_way": 2}), (BatchedStreamTarget, {})],
 )
-async def test_what_a_stream_takes_under_another_subject_is_not_refused_while_nobody_leads_it(
+async def test_mapped_subject_is_not_refused_without_leader(
     kind: type[NatsTarget], own: dict[str, Any]
 ) -> None:
     """Servers may be told to give messages another subject; what a stream never took it does not
@@ -233,7 +233,7 @@ async def test_what_a_stream_takes_under_another_subject_is_not_refused_while_no
         ({"subjects": ["a"], "allow_batched": True}, 7, BatchedStreamTarget, {}),
     ],
 )
-def test_how_messages_go_into_a_stream_is_what_keeps_their_order_unless_it_is_said(
+def test_selects_order_preserving_target_by_default(
     config: dict[str, Any] | None, under_way: int | None, kind: type, own: dict[str, Any]
 ) -> None:
     assert select_target(config, CopiedClass(7, stream="S", under_way=under_way)) == (kind, own)
@@ -243,7 +243,7 @@ def test_how_messages_go_into_a_stream_is_what_keeps_their_order_unless_it_is_sa
 
 
 @pytest.mark.parametrize("under_way", [1, 3])
-async def test_what_a_stream_refuses_is_refused_and_the_rest_goes_on(
+async def test_refused_message_does_not_block_rest_of_stream(
     under_way: int, nats: NatsServer, server: BusServer
 ) -> None:
     """What is too long, and what goes to a subject of no stream, or of another one."""
@@ -267,7 +267,7 @@ async def test_what_a_stream_refuses_is_refused_and_the_rest_goes_on(
         assert await payloads_of(wire, name) == good
 
 
-async def test_into_a_stream_that_is_full_one_by_one_is_waited_for_and_its_order_holds(
+async def test_full_stream_keeps_order_one_by_one(
     nats: NatsServer, server: BusServer
 ) -> None:
     async with connect(nats) as wire, simplebus.connect(server.address) as bus:
@@ -287,7 +287,7 @@ async def test_into_a_stream_that_is_full_one_by_one_is_waited_for_and_its_order
 @pytest.mark.parametrize(
     ("under_way", "takes_chains"), [(None, False), (1, False), (700, False), (None, True)]
 )
-async def test_what_a_server_has_no_room_for_before_it_is_stored_is_sent_again(
+async def test_resends_messages_beyond_server_buffer(
     under_way: int | None, takes_chains: bool, tmp_path: Path, server: BusServer
 ) -> None:
     """It says so of what comes faster than its stream stores it. A batch that keeps its order does
@@ -310,7 +310,7 @@ async def test_what_a_server_has_no_room_for_before_it_is_stored_is_sent_again(
             assert (got if is_in_order else sorted(got, key=int)) == numbered(0, count)
 
 
-async def test_one_message_is_under_way_where_the_stream_was_not_there_when_the_lane_began(
+async def test_new_stream_gets_one_message_at_a_time(
     nats: NatsServer, server: BusServer
 ) -> None:
     """How many servers will keep it, nobody knows."""
@@ -325,7 +325,7 @@ async def test_one_message_is_under_way_where_the_stream_was_not_there_when_the_
         assert [each for some in wire.messages for each in some.all_payloads()] == [b"0"]
 
 
-async def test_a_lane_goes_on_as_is_good_for_a_stream_that_is_made_or_changed_meanwhile(
+async def test_selects_target_again_when_stream_is_created_or_changed(
     nats: NatsServer,
     server: BusServer,
     caplog: pytest.LogCaptureFixture,
@@ -369,7 +369,7 @@ async def test_a_lane_goes_on_as_is_good_for_a_stream_that_is_made_or_changed_me
 
 @pytest.mark.long
 @pytest.mark.parametrize("under_way", [None, 1000])
-async def test_a_stream_of_three_servers_has_each_message_once_though_its_leader_changes(
+async def test_replicated_stream_has_each_message_once_across_leader_changes(
     under_way: int | None,
     tmp_path: Path,
     server: BusServer,

@@ -45,7 +45,7 @@ async def all_of(bus: Bus) -> list[bytes]:
     return got[:-1]
 
 
-async def test_what_is_copied_to_a_door_is_there_once_and_in_order(nats: NatsServer) -> None:
+async def test_copies_to_stateless_server_once_in_order(nats: NatsServer) -> None:
     """Some stay here and leave their numbers out; and the lane comes again, at another door."""
     cluster = options(nats.url)
     with trio.fail_after(PATIENCE_SECONDS):
@@ -74,7 +74,7 @@ async def test_what_is_copied_to_a_door_is_there_once_and_in_order(nats: NatsSer
             assert await all_of(there) == numbered(0, 3000)
 
 
-async def test_what_a_door_refuses_is_a_dead_letter_of_the_near_end(nats: NatsServer) -> None:
+async def test_stateless_server_refusal_becomes_dead_letter_at_source(nats: NatsServer) -> None:
     """By its own sequence, whatever was left out before it."""
     allowed = PermissionRules((PermissionRule.parse("a x.#"),))
     writer = User("writer", token=hash_token("writes"), permissions=Permissions(publish=allowed))
@@ -105,7 +105,7 @@ async def test_what_a_door_refuses_is_a_dead_letter_of_the_near_end(nats: NatsSe
             assert got == [b"%d" % number for number in range(2, 300, 3)]
 
 
-async def test_what_went_through_a_cluster_does_not_come_back_to_it(nats: NatsServer) -> None:
+async def test_cluster_messages_do_not_return(nats: NatsServer) -> None:
     """Two buses, each joined both ways with a door of its own."""
     cluster = options(nats.url)
     with trio.fail_after(PATIENCE_SECONDS):
@@ -162,7 +162,7 @@ class Turning:
         return await place(self.now).open()
 
 
-async def test_a_near_bus_that_comes_back_from_an_old_copy_is_noticed(
+async def test_detects_restored_source(
     nats: NatsServer, tmp_path: Path
 ) -> None:
     """What has the sequences of lost messages now is copied."""
@@ -190,7 +190,7 @@ async def test_a_near_bus_that_comes_back_from_an_old_copy_is_noticed(
 
 
 @pytest.mark.parametrize("stream", ["", "WORDS"])
-async def test_from_nats_to_a_door(nats: NatsServer, stream: str) -> None:
+async def test_copies_nats_to_stateless_server(nats: NatsServer, stream: str) -> None:
     """Of a stream each once; of what is not kept, what comes while the lane is there, and nothing
     of it is taken for what came before."""
     subject = f"words{stream}"
@@ -216,7 +216,7 @@ async def test_from_nats_to_a_door(nats: NatsServer, stream: str) -> None:
 
 
 @pytest.mark.long
-async def test_whoever_is_killed_each_message_is_there_once_and_in_order(tmp_path: Path) -> None:
+async def test_kills_store_messages_once_in_order(tmp_path: Path) -> None:
     """The bridge, the door, the server that keeps what is copied, the near bus: under load."""
     here, there = (f"{HOST}:{port}" for port in free_ports(2))
     published, over = 0, trio.Event()

@@ -37,7 +37,7 @@ async def taking_in(bus: Bus, **options: Any) -> AsyncIterator[BusWriter]:
             nursery.cancel_scope.cancel()
 
 
-async def test_what_finds_no_room_waits_for_it_and_comes_once_and_in_order(
+async def test_full_bus_stores_messages_later_in_order(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(module, "RETRY_SECONDS", 0.001)
@@ -70,7 +70,7 @@ async def test_what_finds_no_room_waits_for_it_and_comes_once_and_in_order(
     assert "there is room again" in caplog.text
 
 
-async def test_what_is_under_way_is_bounded(
+async def test_writer_bounds_messages_in_flight(
     autojump_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "MESSAGES_MAX", 3)
@@ -92,7 +92,7 @@ async def test_what_is_under_way_is_bounded(
         assert writer.stored_count == put
 
 
-async def test_what_can_never_be_kept_is_told() -> None:
+async def test_reports_message_that_cannot_be_stored() -> None:
     async with MemoryBus(SMALL) as bus, taking_in(bus) as writer:
         with pytest.raises(LocalProtocolError):
             await writer.put(bytes(1 << 20), {})
@@ -101,7 +101,7 @@ async def test_what_can_never_be_kept_is_told() -> None:
         assert writer.stored_count == 1
 
 
-async def test_a_refusal_for_another_reason_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_permanent_refusal_raises(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_RETRYABLE_REASONS", {Reason.DISK_FULL})
     with trio.fail_after(PATIENCE_S):
         async with MemoryBus(SMALL) as bus, trio.open_nursery() as nursery:

@@ -19,7 +19,7 @@ from tests.gateway import sample_modules
 
 
 @pytest.mark.parametrize("name", SHIPPED)
-def test_what_is_shipped_is_there(name: str) -> None:
+def test_shipped_modules_exist(name: str) -> None:
     module = find_entry_point(name)
     assert module.__doc__
     assert module.__module__.rpartition(".")[2] == name
@@ -34,7 +34,7 @@ def test_what_is_shipped_is_there(name: str) -> None:
         ({"content": "size"}, "7 bytes site='roof'"),
     ],
 )
-async def test_the_logger_writes_what_it_hears(
+async def test_logger_logs_messages(
     settings: dict[str, object], line: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     plan = GatewayPlan(
@@ -47,7 +47,7 @@ async def test_the_logger_writes_what_it_hears(
     assert record.levelno == logging.WARNING
 
 
-async def test_the_timer_keeps_its_beat(autojump_clock: trio.testing.MockClock) -> None:
+async def test_timer_keeps_interval(autojump_clock: trio.testing.MockClock) -> None:
     heard: list[tuple[float, bytes, dict[str, str]]] = []
 
     class Listener(sample_modules.Recorder):
@@ -75,7 +75,7 @@ async def test_the_timer_keeps_its_beat(autojump_clock: trio.testing.MockClock) 
     ]
 
 
-async def test_a_timer_says_as_many_as_it_was_told_also_when_it_misses_some(
+async def test_timer_count_ignores_skipped_ticks(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
     heard: list[str] = []
@@ -99,7 +99,7 @@ async def test_a_timer_says_as_many_as_it_was_told_also_when_it_misses_some(
     assert int(heard[-1]) > 4, "some were missed"
 
 
-def test_a_transform_renames_removes_and_sets() -> None:
+def test_transform_renames_removes_and_sets() -> None:
     message = ModuleMessage(b"x", {"a": "1", "b": "2", "c": "3"})
     settings = TransformSettings(
         only={"a": "1"}, rename={"b": "beta"}, remove=["c"], set={"site": "roof"}
@@ -112,7 +112,7 @@ def test_a_transform_renames_removes_and_sets() -> None:
     assert apply_rules(TransformSettings(), message) == message
 
 
-async def test_a_function_that_returns_no_message_is_told_which_and_what(
+async def test_invalid_function_result_names_function(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
     plan = ModulePlan.of("a", "transform", {"function": "tests.gateway.sample_modules:text_of"})
@@ -145,7 +145,7 @@ async def test_a_function_that_returns_no_message_is_told_which_and_what(
         ("json:loads", {}, "'json:loads' is no module"),
     ],
 )
-def test_what_can_never_work_is_told_before_it_begins(
+def test_rejects_impossible_plan_at_start(
     module: str, settings: dict[str, Any], why: str
 ) -> None:
     with pytest.raises(ConfigError, match=why):

@@ -61,7 +61,7 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "app.log"
 
 
-def test_lines_are_said_once_they_have_an_end(path: Path) -> None:
+def test_publishes_complete_lines(path: Path) -> None:
     add(path, b"one\ntwo\r\nthr")
     follower = FileFollower(path, at_end=False)
     assert follower.lines() == [Line(b"one", 0), Line(b"two", 4)]
@@ -71,7 +71,7 @@ def test_lines_are_said_once_they_have_an_end(path: Path) -> None:
     follower.close()
 
 
-def test_it_begins_at_the_end_of_a_file_that_was_there(path: Path) -> None:
+def test_begins_at_end_of_existing_file(path: Path) -> None:
     add(path, b"old\n")
     follower = FileFollower(path, at_end=True)
     assert said(follower) == []
@@ -80,7 +80,7 @@ def test_it_begins_at_the_end_of_a_file_that_was_there(path: Path) -> None:
     follower.close()
 
 
-def test_a_file_that_comes_later_is_read_from_its_beginning(path: Path) -> None:
+def test_reads_later_file_from_beginning(path: Path) -> None:
     follower = FileFollower(path, at_end=True)
     assert said(follower) == []
     add(path, b"first\n")
@@ -88,7 +88,7 @@ def test_a_file_that_comes_later_is_read_from_its_beginning(path: Path) -> None:
     follower.close()
 
 
-def test_a_file_that_is_moved_away_is_read_to_its_end(path: Path) -> None:
+def test_reads_rotated_file_to_end(path: Path) -> None:
     add(path, b"one\n")
     follower = FileFollower(path, at_end=False)
     assert said(follower) == [b"one"]
@@ -100,7 +100,7 @@ def test_a_file_that_is_moved_away_is_read_to_its_end(path: Path) -> None:
     follower.close()
 
 
-def test_a_file_that_was_moved_away_is_read_on_while_there_is_something_new(path: Path) -> None:
+def test_keeps_reading_rotated_file_while_it_grows(path: Path) -> None:
     add(path, b"one\n")
     follower = FileFollower(path, at_end=False)
     assert said(follower) == [b"one"]
@@ -118,7 +118,7 @@ def test_a_file_that_was_moved_away_is_read_on_while_there_is_something_new(path
     follower.close()
 
 
-def test_files_that_were_at_the_path_between_two_polls_are_read_in_their_order(path: Path) -> None:
+def test_reads_several_rotated_files_in_order(path: Path) -> None:
     for number, name in enumerate(("app.log.0", "app.log.gz", "app.log.err", "other.1"), 1):
         path.with_name(name).write_bytes(b"not its own\n")
         os.utime(path.with_name(name), ns=(0, number if name == "app.log.0" else 10**6))
@@ -136,7 +136,7 @@ def test_files_that_were_at_the_path_between_two_polls_are_read_in_their_order(p
     follower.close()
 
 
-def test_no_more_than_so_many_files_are_held(path: Path) -> None:
+def test_open_files_are_bounded(path: Path) -> None:
     path.touch()
     follower = FileFollower(path, at_end=False)
     before = len(os.listdir("/proc/self/fd"))
@@ -157,7 +157,7 @@ def test_no_more_than_so_many_files_are_held(path: Path) -> None:
     assert len(os.listdir("/proc/self/fd")) == before
 
 
-def test_a_file_that_is_cut_off_is_read_from_its_beginning(
+def test_reads_truncated_file_from_beginning(
     path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     add(path, b"one\ntwo\nthr")
@@ -177,7 +177,7 @@ def test_a_file_that_is_cut_off_is_read_from_its_beginning(
 
 @pytest.mark.parametrize("is_away", [False, True])
 @pytest.mark.parametrize("before", [b"one\ntwo\nthr", b"one\n" * 40])
-def test_a_file_that_is_longer_when_it_was_cut_off_is_read_from_its_beginning(
+def test_detects_truncated_file_that_grew(
     path: Path, caplog: pytest.LogCaptureFixture, before: bytes, is_away: bool
 ) -> None:
     add(path, before)
@@ -194,7 +194,7 @@ def test_a_file_that_is_longer_when_it_was_cut_off_is_read_from_its_beginning(
     follower.close()
 
 
-def test_a_place_of_former_times_has_no_checksum(path: Path) -> None:
+def test_accepts_position_without_checksum(path: Path) -> None:
     add(path, b"one\ntwo\n")
     stat = path.stat()
     place = b'{"device":%d,"inode":%d,"offset":4}' % (stat.st_dev, stat.st_ino)
@@ -203,7 +203,7 @@ def test_a_place_of_former_times_has_no_checksum(path: Path) -> None:
     follower.close()
 
 
-def test_a_line_without_end_is_said_in_pieces(path: Path) -> None:
+def test_endless_line_is_split(path: Path) -> None:
     add(path, b"x" * (2 * LINE_BYTES_MAX + 5))
     follower = FileFollower(path, at_end=False)
     assert [len(piece) for piece in said(follower)] == [LINE_BYTES_MAX] * 2
@@ -218,7 +218,7 @@ def test_a_line_without_end_is_said_in_pieces(path: Path) -> None:
         max_size=16,
     )
 )
-def test_whatever_happens_lines_are_said_once_and_in_order(
+def test_random_rotation_publishes_lines_once_in_order(
     tmp_path_factory: pytest.TempPathFactory, steps: list[bytes | str]
 ) -> None:
     """Against the bytes that were written: as lines, of one file after the other. With `again` the
@@ -254,7 +254,7 @@ def test_whatever_happens_lines_are_said_once_and_in_order(
     assert found == expected
 
 
-def test_what_is_left_in_a_file_that_was_moved_while_nobody_read_is_said_first(path: Path) -> None:
+def test_reads_rest_of_rotated_file_first(path: Path) -> None:
     add(path, b"one\n")
     follower = FileFollower(path, at_end=False)
     assert said(follower) == [b"one"]
@@ -272,7 +272,7 @@ def test_what_is_left_in_a_file_that_was_moved_while_nobody_read_is_said_first(p
     third.close()
 
 
-def test_a_place_in_another_file_is_not_believed(
+def test_position_of_another_file_is_ignored(
     path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     add(path, b"one\ntwo\n")
@@ -291,7 +291,7 @@ def test_a_place_in_another_file_is_not_believed(
     broken.close()
 
 
-async def test_the_module_says_lines_and_remembers_its_place(path: Path, tmp_path: Path) -> None:
+async def test_tail_publishes_lines_and_saves_position(path: Path, tmp_path: Path) -> None:
     add(path, b"one\n")
     settings = {
         "path": str(path),
@@ -317,7 +317,7 @@ async def test_the_module_says_lines_and_remembers_its_place(path: Path, tmp_pat
     assert os.listdir(tmp_path).count("place") == 1
 
 
-async def test_a_place_that_the_power_took_is_told(
+async def test_empty_position_file_is_reported(
     path: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "place").touch()
@@ -326,7 +326,7 @@ async def test_a_place_that_the_power_took_is_told(
         assert "the place that was remembered is damaged" in caplog.text
 
 
-async def test_on_a_full_disk_nothing_is_read_that_may_be_said_again(
+async def test_full_disk_pauses_reading(
     path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(tail, "RETRY_SECONDS", 0.001)
@@ -379,7 +379,7 @@ async def test_on_a_full_disk_nothing_is_read_that_may_be_said_again(
 
 
 @pytest.mark.parametrize("before", [0, 2])
-async def test_one_that_is_replaced_while_nobody_has_room_says_each_line_once(
+async def test_replaced_tail_publishes_each_line_once(
     before: int, path: Path, tmp_path: Path
 ) -> None:
     """Whether it has said some of what it read, or nothing."""
@@ -416,7 +416,7 @@ async def test_one_that_is_replaced_while_nobody_has_room_says_each_line_once(
     assert heard == [b"before"] * before + [b"%d" % number for number in range(100)]
 
 
-def test_the_place_before_a_line_leads_to_it_also_when_its_file_is_done_with(path: Path) -> None:
+def test_position_before_line_of_finished_file(path: Path) -> None:
     add(path, b"one\ntwo\nrest")
     follower = FileFollower(path, at_end=False)
     _, two = follower.lines()
@@ -435,7 +435,7 @@ def test_the_place_before_a_line_leads_to_it_also_when_its_file_is_done_with(pat
 
 
 @pytest.mark.parametrize("line", [b"%d\n", b"all lines are alike but %04d\n", b"\n"])
-def test_a_file_with_the_inode_of_one_that_was_deleted_is_read(path: Path, line: bytes) -> None:
+def test_reads_file_with_reused_inode(path: Path, line: bytes) -> None:
     """As many file systems have it: of two that are moved away between two polls, the one between
     has it."""
     number = 0
@@ -469,7 +469,7 @@ def test_a_file_with_the_inode_of_one_that_was_deleted_is_read(path: Path, line:
     follower.close()
 
 
-def test_what_is_done_with_is_known_though_somebody_writes_to_it_still(path: Path) -> None:
+def test_finished_file_is_not_read_again(path: Path) -> None:
     add(path, b"one\n")
     follower = FileFollower(path, at_end=False)
     assert said(follower) == [b"one"]
@@ -482,7 +482,7 @@ def test_what_is_done_with_is_known_though_somebody_writes_to_it_still(path: Pat
 
 
 @pytest.mark.parametrize("end", [b"\n", b"\r\n"])
-def test_a_line_as_long_as_a_piece_is_one_line(path: Path, end: bytes) -> None:
+def test_line_of_maximum_length_is_not_split(path: Path, end: bytes) -> None:
     add(path, b"x" * LINE_BYTES_MAX + end[:-1])
     follower = FileFollower(path, at_end=False)
     assert said(follower) == []
@@ -496,7 +496,7 @@ def test_a_line_as_long_as_a_piece_is_one_line(path: Path, end: bytes) -> None:
 
 
 @pytest.mark.parametrize("place", [b"{}", b"\xff", b'{"device":1,"inode":1,"offset":-1}'])
-def test_a_place_that_is_damaged_is_told_and_does_not_count(
+def test_damaged_position_is_ignored_with_warning(
     place: bytes, path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     add(path, b"one\n")
@@ -507,7 +507,7 @@ def test_a_place_that_is_damaged_is_told_and_does_not_count(
 
 
 @pytest.mark.parametrize("when", ["before it is looked at", "then"])
-def test_a_pipe_is_refused_and_nobody_waits_for_its_writer(
+def test_rejects_pipe_without_blocking(
     path: Path, when: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     follower = FileFollower(path, at_end=False)

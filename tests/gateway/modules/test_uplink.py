@@ -66,7 +66,7 @@ def numbers(messages: list[Message[bytes]]) -> list[int]:
     return [int(message.payload) for message in messages]
 
 
-async def test_what_it_hears_is_there_with_channel_and_properties() -> None:
+async def test_uplink_sends_channel_and_properties() -> None:
     async with serving() as up:
         port = port_of(up)
         async with open_gateway(plan(port, channel="other", channel_property="at")) as gateway:
@@ -78,7 +78,7 @@ async def test_what_it_hears_is_there_with_channel_and_properties() -> None:
         assert dict(got[3].headers)["n"] == "3"
 
 
-async def test_what_is_heard_while_the_bus_is_away_comes_later_and_once(tmp_path: Path) -> None:
+async def test_uplink_sends_once_after_outage(tmp_path: Path) -> None:
     find_backlogs, port = {"data_dir": str(tmp_path / "kept")}, free_port()
     async with open_gateway(plan(port, **find_backlogs)) as gateway:
         await say(gateway, 0, 100)
@@ -95,7 +95,7 @@ async def test_what_is_heard_while_the_bus_is_away_comes_later_and_once(tmp_path
     ("name", "settings"),
     [("uplink", {}), ("up", {"name": "roof"}), ("up", {"class": "readings2"})],
 )
-async def test_what_is_kept_is_sent_also_by_an_uplink_that_is_called_otherwise(
+async def test_renamed_uplink_sends_stored_messages(
     name: str, settings: dict[str, str], met: bool, tmp_path: Path
 ) -> None:
     """Whether or not it has `met` the other end before, which remembers it."""
@@ -120,7 +120,7 @@ async def test_what_is_kept_is_sent_also_by_an_uplink_that_is_called_otherwise(
     assert got == list(range(before, before + 200))
 
 
-async def test_what_cannot_be_sent_is_left_out_counted_and_told(
+async def test_unsendable_messages_are_dropped_and_counted(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async with serving() as up:
@@ -135,7 +135,7 @@ async def test_what_cannot_be_sent_is_left_out_counted_and_told(
     assert caplog.text.count("cannot be sent, and is left out") == 2
 
 
-async def test_without_a_directory_a_loss_is_told(
+async def test_reports_loss_without_data_dir(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("simplebus.gateway.modules.uplink.FLUSH_TIMEOUT_S", 0.0)
@@ -153,13 +153,13 @@ async def test_without_a_directory_a_loss_is_told(
         ({"max_memory": 3}, "max_memory"),
     ],
 )
-def test_settings_that_make_no_sense_are_told(settings: dict[str, Any], why: str) -> None:
+def test_rejects_invalid_settings(settings: dict[str, Any], why: str) -> None:
     with pytest.raises(ConfigError, match=why):
         plan(8888, **settings)
 
 
 @pytest.mark.parametrize("own", [{}, {"under_way": 7}])
-async def test_a_stream_of_jetstream_has_what_it_hears_once(
+async def test_stream_stores_each_message_once(
     own: dict[str, Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """One message behind the other where it might be full, unless more are asked for."""
@@ -192,7 +192,7 @@ async def stored(wire: BridgeNatsConnection) -> int:
     return int((await wire.link.ask("STREAM.INFO.READINGS"))["state"]["messages"])
 
 
-async def test_where_its_directory_is_in_use_it_tries_again_and_keeps_what_it_heard(
+async def test_locked_data_dir_is_retried(
     tmp_path: Path,
 ) -> None:
     """A message is there already when it is made again, and waits for what `run` opens."""

@@ -58,7 +58,7 @@ async def said_of(gateway: Gateway, name: str, value: object) -> None:
 
 
 @pytest.mark.parametrize("says", ["settings", "file", "environment"])
-async def test_a_bus_with_users_and_tls_lets_it_in(
+async def test_uplink_authenticates_over_tls(
     says: str, authority: Authority, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its certificate is asked for, too."""
@@ -97,7 +97,7 @@ async def test_a_bus_with_users_and_tls_lets_it_in(
                 assert (await anext(aiter(messages))).payload == b"hello"
 
 
-async def test_a_nats_server_with_an_authority_of_its_own_lets_it_in(
+async def test_uplink_uses_custom_authority_for_nats(
     authority: Authority, tmp_path: Path
 ) -> None:
     folder = authority.folder
@@ -120,7 +120,7 @@ async def test_a_nats_server_with_an_authority_of_its_own_lets_it_in(
             assert wire.messages[0].payload(0) == b"hello"
 
 
-async def test_it_says_that_a_nats_server_is_not_trusted(
+async def test_reports_untrusted_nats_server(
     authority: Authority, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As soon as it has been tried to connect for long enough: the busier a machine is, the longer
@@ -138,7 +138,7 @@ async def test_it_says_that_a_nats_server_is_not_trusted(
             pytest.fail("nobody said so")
 
 
-def test_what_the_settings_say_goes_before_the_environment(tmp_path: Path) -> None:
+def test_settings_override_environment(tmp_path: Path) -> None:
     file = tmp_path / "other.toml"
     file.write_text('user = "other"\npassword = "of the other"\n')
     file.chmod(0o600)
@@ -159,7 +159,7 @@ def test_what_the_settings_say_goes_before_the_environment(tmp_path: Path) -> No
     assert parse({**to, "credentials": {"token": "t"}}, told).access == Access(token="t")
 
 
-def test_no_text_shows_a_secret() -> None:
+def test_no_text_contains_secrets() -> None:
     for to, who in (
         ("simplebus://a", {"user": "u", "password": "secret"}),
         ("simplebus://a", {"credentials": {"token": "secret"}}),
@@ -209,12 +209,12 @@ def test_no_text_shows_a_secret() -> None:
         ({"data_dir": "/etc/passwd"}, "/etc/passwd is no directory"),
     ],
 )
-def test_settings_that_can_never_work_are_told(settings: dict[str, Any], why: str) -> None:
+def test_rejects_impossible_settings(settings: dict[str, Any], why: str) -> None:
     with pytest.raises(ConfigError, match=why):
         plan(**{"to": "simplebus://a:1", **settings})
 
 
-async def test_it_may_have_as_little_memory_as_the_settings_allow() -> None:
+async def test_works_with_minimum_memory() -> None:
     async with (
         serving() as up,
         open_gateway(plan(f"simplebus://{up.addresses[0]}", max_memory=1 << 20)) as gateway,

@@ -16,7 +16,7 @@ async def durable(bus: simplebus.Bus, name: str, class_: int | str) -> None:
         pass
 
 
-async def test_each_class_goes_on_under_the_name_that_it_has() -> None:
+async def test_each_class_keeps_its_uplink_name() -> None:
     memory = simplebus.MemoryBus()
     async with memory as bus:
         assert find_backlogs(memory.statistics(), 7, "up") == [UplinkBacklog(7, "up", 0, {})]
@@ -40,7 +40,7 @@ async def test_each_class_goes_on_under_the_name_that_it_has() -> None:
         )
 
 
-async def test_where_it_has_several_its_own_goes_on_and_the_others_are_told() -> None:
+async def test_own_backlog_is_sent_and_others_are_reported() -> None:
     memory = simplebus.MemoryBus()
     async with memory as bus:
         for name in ("was", "up"):
