@@ -432,7 +432,7 @@ class PublishBuffer:
         return batch
 
     def _available_bytes(self, next_frame_bytes: int) -> int:
-        """Return the bytes that may be released: the next frame at least if nothing is in flight."""
+        """Return the bytes that may be released; the next frame if nothing is in flight."""
         credit_left = self.credit_bytes - self.in_flight_bytes
         return credit_left if self._in_flight_batches else max(credit_left, next_frame_bytes)
 
