@@ -334,7 +334,7 @@ def nats_to_bus(
 async def _fetch_stream_config(nats: BridgeNatsConnection, stream: str) -> StreamConfig | None:
     """Return the configuration of a stream, or None if it does not exist yet."""
     try:
-        config: StreamConfig = (await nats.link.ask(f"STREAM.INFO.{stream}"))["config"]
+        config: StreamConfig = (await nats.link.api_request(f"STREAM.INFO.{stream}"))["config"]
     except JetStreamError as error:
         if error.code not in NOT_FOUND:
             raise

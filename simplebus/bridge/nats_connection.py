@@ -67,7 +67,7 @@ class BridgeNatsConnection:
                 self.on_messages(event)
             case RequestReplies():
                 self.replies.append(event)
-            case ServerError(says=says):
+            case ServerError(text=text):
                 self.complaints.append(says)
             case NatsConnectionLost(why=why):
                 self.lost_reason = why
@@ -147,7 +147,7 @@ class BridgeNatsConnection:
         Raises BusConnectionError if the connection is lost: a mark belongs to one connection.
         """
         self.check()
-        while not self.core.has_passed(mark):
+        while not self.core.is_ping_answered(mark):
             await self._wait_or_fail(self._pong_event, "a PONG")
 
     def _pop_reply(self, number: int) -> bool:
@@ -229,4 +229,4 @@ def parse_addresses(servers: str) -> list[NatsAddress]:
 
     Raises ValueError, without the credentials, if one is invalid.
     """
-    return [NatsAddress.of(each.strip()) for each in servers.split(",")]
+    return [NatsAddress.parse(each.strip()) for each in servers.split(",")]

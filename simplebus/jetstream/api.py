@@ -21,7 +21,7 @@ async def streams(link: NatsConnection) -> tuple[list[dict[str, Any]], list[str]
     found: list[dict[str, Any]] = []
     untold: list[str] = []
     while True:
-        said = await link.ask("STREAM.LIST", {"offset": len(found) + len(untold)})
+        said = await link.api_request("STREAM.LIST", {"offset": len(found) + len(untold)})
         some, missing = said.get("streams") or [], said.get("missing") or []
         found += some
         untold += missing
@@ -36,7 +36,7 @@ async def consumers_of(link: NatsConnection, stream: str) -> list[dict[str, Any]
     found: dict[str, dict[str, Any]] = {}
     offset, total = 0, -1
     while True:
-        said = await link.ask(f"CONSUMER.LIST.{stream}", {"offset": offset})
+        said = await link.api_request(f"CONSUMER.LIST.{stream}", {"offset": offset})
         some = said.get("consumers") or []
         if said.get("missing") or total not in (-1, int(said.get("total", 0))):
             raise JetStreamError(0, f"not all consumers of the stream {stream} were told")

@@ -194,11 +194,11 @@ class Naming:
         """Have a class's stream say its name, if there is a stream, and it says none."""
         stream, name = self._subjects.stream(class_id), self._name_of(class_id)
         try:
-            config = (await link.ask(f"STREAM.INFO.{stream}"))["config"]
+            config = (await link.api_request(f"STREAM.INFO.{stream}"))["config"]
             there = str(config.get("description") or "")
             if not there:
                 body = {**config, "description": name}
-                await link.ask(f"STREAM.UPDATE.{stream}", body, seconds=_STREAM_SECONDS)
+                await link.api_request(f"STREAM.UPDATE.{stream}", body, seconds=_STREAM_SECONDS)
                 there = name
             self.see(class_id, there)
             self._pause = _PAUSE_SECONDS

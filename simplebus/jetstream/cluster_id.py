@@ -78,7 +78,7 @@ async def _kept(link: NatsConnection, options: EngineOptions, fresh: str, *, gro
     less."""
     name = options.names.identity_stream
     try:
-        info = await link.ask(f"STREAM.INFO.{name}")
+        info = await link.api_request(f"STREAM.INFO.{name}")
         if grows:
             await grow(link, info["config"], options)
     except JetStreamError as error:
@@ -86,11 +86,11 @@ async def _kept(link: NatsConnection, options: EngineOptions, fresh: str, *, gro
             raise
         body = api.identity_stream(options, fresh)
         try:
-            info = await link.ask(f"STREAM.CREATE.{name}", body)
+            info = await link.api_request(f"STREAM.CREATE.{name}", body)
         except JetStreamError as refused:
             if refused.code != api.NAME_IN_USE:
                 raise
-            info = await link.ask(f"STREAM.INFO.{name}")  # Another door was first.
+            info = await link.api_request(f"STREAM.INFO.{name}")  # Another door was first.
     found = api.identity_of(info)
     if not found:
         raise EngineError(

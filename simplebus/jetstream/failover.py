@@ -42,8 +42,8 @@ async def follow(link: NatsConnection, options: EngineOptions, signs: Callable[[
     pause = LOOK_SECONDS
     while True:
         await trio.sleep(pause)
-        if not link.is_ready or link.connections != connection:
-            connection, silent_since, pause = link.connections, None, LOOK_SECONDS
+        if not link.is_ready or link.connection_count != connection:
+            connection, silent_since, pause = link.connection_count, None, LOOK_SECONDS
             continue
         now, before, heard = trio.current_time(), heard, signs()
         if heard != before or await _answers(link):
@@ -55,7 +55,7 @@ async def follow(link: NatsConnection, options: EngineOptions, signs: Callable[[
         if now - silent_since < MUTE_SECONDS:
             continue
         if (found := await _elsewhere(link, options)) is not None:
-            link.go_to(found, f"JetStream does not answer there, and does at {found}")
+            link.switch_to(found, f"JetStream does not answer there, and does at {found}")
             continue
         if pause == LOOK_SECONDS:
             log.warning(
@@ -74,11 +74,11 @@ async def _answers(link: NatsConnection) -> bool:
     """Whether it does, as far as can be told. Who is asked is who leads the whole cluster: of a
     stream, a server that is cut off goes on to say what it knows, as long as nothing is published
     to it."""
-    mark = link.core.mark()
+    mark = link.core.send_ping()
     try:
-        await link.ask("INFO", seconds=_ASK_SECONDS)
+        await link.api_request("INFO", seconds=_ASK_SECONDS)
     except BusConnectionError:
-        return not link.core.has_passed(mark)
+        return not link.core.is_ping_answered(mark)
     except JetStreamError:
         return False
     return True
@@ -107,6 +107,6 @@ async def _elsewhere(link: NatsConnection, options: EngineOptions) -> NatsAddres
 
     async with trio.open_nursery() as everybody:
         everybody.cancel_scope.deadline = trio.current_time() + _PATIENCE_SECONDS
-        for server in link.others():
+        for server in link.other_servers():
             everybody.start_soon(ask, server)
     return found[0] if found else None

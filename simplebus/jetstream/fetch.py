@@ -74,7 +74,7 @@ class Stored:
     async def _ends(self, class_id: int) -> tuple[int, int, float]:
         """The lowest sequence, the next one, and what time it is by the clock of who stores them:
         seconds since 1970."""
-        info = await self._link.ask(f"STREAM.INFO.{self._options.names.stream(class_id)}")
+        info = await self._link.api_request(f"STREAM.INFO.{self._options.names.stream(class_id)}")
         state = info.get("state", {})
         head = int(state.get("last_seq", 0))
         now = datetime.fromisoformat(info["ts"]).timestamp()
@@ -88,7 +88,7 @@ class Stored:
         read_clock()
         asked_at, info = clock.now, None
         try:
-            info = await self._link.ask(f"STREAM.INFO.{self._options.names.stream(cls.class_id)}")
+            info = await self._link.api_request(f"STREAM.INFO.{self._options.names.stream(cls.class_id)}")
         except (BusConnectionError, JetStreamError):
             await trio.sleep(_REST_SECONDS)
         read_clock()
@@ -104,18 +104,18 @@ class Stored:
         start: Start = Start(sequence=first) if wish.time is None else Start(time=wish.time)
         config = api.once(name, api.starting(start))
         body = {"stream_name": stream, "config": config, "action": "create"}
-        await self._link.ask(f"CONSUMER.CREATE.{stream}.{name}", body)
+        await self._link.api_request(f"CONSUMER.CREATE.{stream}.{name}", body)
         batch = min(wish.count, LOOK_MESSAGES_MAX)
         most_bytes = FETCH_BYTES_MAX + self._link.payload_bytes_max  # Any message fits.
         try:
-            found = await self._link.collect(
+            found = await self._link.request_many(
                 f"{jetstream_codec.API}CONSUMER.MSG.NEXT.{stream}.{name}",
                 jetstream_codec.pull_request(batch=batch, max_bytes=most_bytes),
                 most=batch,
             )
         finally:
             with trio.CancelScope(shield=True), trio.move_on_after(1.0):
-                await self._link.ask(f"CONSUMER.DELETE.{stream}.{name}")
+                await self._link.api_request(f"CONSUMER.DELETE.{stream}.{name}")
         at, batches, times = -1, list[FrameBatch](), list[float]()
         for messages in found:
             for some, sequences, stored_at in _rows(messages):
@@ -146,7 +146,7 @@ class Stored:
             return 0, first, first
         stream = self._options.names.stream(class_id)
         if first == floor:
-            said = await self._link.ask(f"STREAM.PURGE.{stream}", {"seq": last + 1})
+            said = await self._link.api_request(f"STREAM.PURGE.{stream}", {"seq": last + 1})
             return int(said.get("purged", 0)), first, last
         if last - first > STRIKE_MESSAGES_MAX:
             raise RemoteProtocolError(
@@ -158,7 +158,7 @@ class Stored:
         for sequence in range(first, last):
             try:
                 body = {"seq": sequence + 1, "no_erase": True}
-                await self._link.ask(f"STREAM.MSG.DELETE.{stream}", body)
+                await self._link.api_request(f"STREAM.MSG.DELETE.{stream}", body)
                 count += 1
             except JetStreamError as error:
                 if error.code not in api.NO_MESSAGE:

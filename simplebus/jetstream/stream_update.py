@@ -52,7 +52,7 @@ async def grow(link: NatsConnection, config: dict[str, Any], options: EngineOpti
     told = ", ".join(f"{key} from {config.get(key)} to {each}" for key, each in changes.items())
     try:
         body = {**config, **changes}
-        await link.ask(f"STREAM.UPDATE.{name}", body, seconds=_UPDATE_SECONDS)
+        await link.api_request(f"STREAM.UPDATE.{name}", body, seconds=_UPDATE_SECONDS)
         log.info("the stream %s grows as the options say: %s", name, told)
     except (BusConnectionError, JetStreamError) as error:
         log.warning("the stream %s does not grow as the options say, %s: %s", name, told, error)

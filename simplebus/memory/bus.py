@@ -57,7 +57,7 @@ class MemoryBus:
 
     Entering it gives a `Bus`, as `simplebus.connect` does, with the same methods and guarantees:
     acknowledgement, redelivery and all options are those of `Bus.subscribe`. `connect` makes more
-    clients. The messages last as long as the object, whoever is connected.
+    clients. The messages last as long as the object, even when no client is connected.
 
     Leaving the block calls handlers until they have processed all messages that the bus can deliver
     now, including those that they publish. Messages that wait for a backoff or a delay are not

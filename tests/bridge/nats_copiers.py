@@ -59,12 +59,12 @@ async def connect(
 async def stream(wire: BridgeNatsConnection, name: str, subject: str, **more: object) -> None:
     """A stream that is new."""
     config = {"name": name, "subjects": [subject], **more}
-    await wire.link.ask(f"STREAM.CREATE.{name}", config)
+    await wire.link.api_request(f"STREAM.CREATE.{name}", config)
 
 
 async def stored(wire: BridgeNatsConnection, name: str) -> int:
     """How many messages the stream has."""
-    return int((await wire.link.ask(f"STREAM.INFO.{name}"))["state"]["messages"])
+    return int((await wire.link.api_request(f"STREAM.INFO.{name}"))["state"]["messages"])
 
 
 async def until(condition: Callable[[], bool]) -> None:

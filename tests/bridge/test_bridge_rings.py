@@ -90,7 +90,7 @@ async def test_a_ring_through_a_nats_server_neither_loops_nor_loses(tmp_path: Pa
     with bus_server() as one, bus_server() as two, nats_server(tmp_path) as nats:
         async with connect(nats) as wire:
             config = {"name": "RING", "subjects": ["ring.>"]}
-            await wire.link.ask("STREAM.CREATE.RING", config)
+            await wire.link.api_request("STREAM.CREATE.RING", config)
         out = CopiedClass("a", rewrite=(("#", "ring.x.#"),), stream="RING", start="earliest")
         over = CopiedClass("a", channels=("ring.>",), rewrite=(("ring.x.#", "#"),), stream="RING")
         ring = create_copiers(
@@ -127,7 +127,7 @@ async def test_a_ring_through_a_nats_server_neither_loops_nor_loses(tmp_path: Pa
                 while not all(each.statistics().position >= count for each in ring):  # noqa: ASYNC110
                     await trio.sleep(0.01)
                 async with connect(nats) as wire:
-                    info = await wire.link.ask("STREAM.INFO.RING")
+                    info = await wire.link.api_request("STREAM.INFO.RING")
                     assert info["state"]["messages"] == count
                 await here.publish(b"last", class_id="a")
                 for bus in here, there:  # Nothing more had come to either.

@@ -40,7 +40,7 @@ async def copying(
 async def stream(nats: NatsServer, name: str, **more: object) -> None:
     async with connect(nats) as wire:
         config = {"name": name, "subjects": [f"{name.lower()}.>"], **more}
-        await wire.link.ask(f"STREAM.CREATE.{name}", config)
+        await wire.link.api_request(f"STREAM.CREATE.{name}", config)
 
 
 async def test_stream_with_no_ack_is_fatal(
@@ -122,9 +122,9 @@ async def test_counts_messages_dropped_by_stream(
         await until(lambda: len(asking) > 1)  # It waits for the first one.
         for number in range(100):
             wire.core.publish("short.x", b"%d" % number)
-        info = await wire.link.ask("STREAM.INFO.SHORT")
+        info = await wire.link.api_request("STREAM.INFO.SHORT")
         while info["state"]["last_seq"] < 100:  # It stores them behind what it answers.
-            info = await wire.link.ask("STREAM.INFO.SHORT")
+            info = await wire.link.api_request("STREAM.INFO.SHORT")
         monkeypatch.undo()
         pull(asking[-1])
         assert await payloads(bus, "short", 10) == numbered(90, 100)
@@ -160,7 +160,7 @@ async def test_does_not_wait_for_purged_messages(
             while at < 9:
                 at = (await near.read(at)).next_sequence
                 await wire.round_trip()  # Else nothing would come where nothing was found.
-            await wire.link.ask("STREAM.PURGE.PURGED")
+            await wire.link.api_request("STREAM.PURGE.PURGED")
             # Some may be here, and some on their way.
             while at < 21 and (found := await near.read(at)).runs:
                 at = found.next_sequence

@@ -190,8 +190,8 @@ async def test_recreates_deleted_consumer(
                     wire.core.publish("ends.a", b"%d" % number)
                 await wire.round_trip()
                 await until(lambda turn=turn: copied.statistics().copied == 10 * turn + 10)
-                (name,) = (await wire.link.ask("CONSUMER.NAMES.ENDS"))["consumers"]
-                await wire.link.ask(f"CONSUMER.DELETE.ENDS.{name}")
+                (name,) = (await wire.link.api_request("CONSUMER.NAMES.ENDS"))["consumers"]
+                await wire.link.api_request(f"CONSUMER.DELETE.ENDS.{name}")
                 # It is published while nobody is there to see it.
             await until(lambda: copied.statistics().losses == 3)
             assert await payloads(bus, "ends", 30) == numbered(0, 30)
@@ -230,13 +230,13 @@ async def test_waits_for_full_stream(
     monkeypatch.setattr("simplebus.bridge.copier._RESEND_DELAY_SECONDS", 0.02)
     async with connect(nats) as wire, simplebus.connect(server.address) as bus:
         config = {"name": "FULL", "subjects": ["class.full"], "max_msgs": 10, "discard": "new"}
-        await wire.link.ask("STREAM.CREATE.FULL", config)
+        await wire.link.api_request("STREAM.CREATE.FULL", config)
         await bus.publish_many(numbered(0, 25), class_id="full")
         copied = lane(server.address, nats.url, "full", stream="FULL")
         async with copying(copied):
             for count in 10, 20:
                 await until(lambda count=count: copied.statistics().copied == count)
-                await wire.link.ask("STREAM.PURGE.FULL")
+                await wire.link.api_request("STREAM.PURGE.FULL")
             await until(lambda: copied.statistics().position == 25)
         found = copied.statistics()
         assert (found.copied, found.refused, await stored(wire, "FULL")) == (25, 0, 5)
@@ -387,7 +387,7 @@ async def test_copies_stream_once(server: BusServer, nats: NatsServer) -> None:
                 assert await payloads(bus, "words", last - first) == numbered(first, last)
                 await until(lambda made=copied, end=last: made.statistics().position > end)
         where = "CONSUMER.INFO.WORDS.bridge-words-there-words"
-        state = await wire.link.ask(where)
+        state = await wire.link.api_request(where)
         assert state["ack_floor"]["stream_seq"] == 310
 
 

@@ -63,7 +63,7 @@ async def asked(
     """Ask until it is answered: while nobody leads what it is about, nobody does."""
     while True:
         with suppress(BusConnectionError, JetStreamError):
-            return await wire.link.ask(subject, body, seconds=5.0)
+            return await wire.link.api_request(subject, body, seconds=5.0)
         wire.check()
         await trio.sleep(0.1)
 
@@ -84,7 +84,7 @@ async def led_by(wire: BridgeNatsConnection, stream: str, server: NatsServer) ->
     move = {"placement": {"preferred": server.name}}
     while (await asked(wire, f"STREAM.INFO.{stream}"))["cluster"].get("leader") != server.name:
         with suppress(BusConnectionError, JetStreamError):  # It may lead by now, or nobody does.
-            await wire.link.ask(f"STREAM.LEADER.STEPDOWN.{stream}", move, seconds=5.0)
+            await wire.link.api_request(f"STREAM.LEADER.STEPDOWN.{stream}", move, seconds=5.0)
         wire.check()
         await trio.sleep(0.1)
 

@@ -26,7 +26,7 @@ async def test_bidirectional_copies_each_message_once(
     ):
         if stream:
             config = {"name": stream, "subjects": ["echo.>"]}
-            await wire.link.ask(f"STREAM.CREATE.{stream}", config)
+            await wire.link.api_request(f"STREAM.CREATE.{stream}", config)
         subject = f"echo.{stream or 'plain'}"
         copied = CopiedClass(f"both{stream}", channels=(subject,), stream=stream, start="earliest")
         bridge = BridgeSettings(
@@ -53,7 +53,7 @@ async def test_bidirectional_copies_each_message_once(
             said = [each.payload(row) for each in wire.messages for row in range(each.count)]
             assert sorted(said) == sorted(numbered(0, 15))
             if stream:
-                info = await wire.link.ask(f"STREAM.INFO.{stream}")
+                info = await wire.link.api_request(f"STREAM.INFO.{stream}")
                 assert info["state"]["messages"] == 15
 
 

@@ -1,7 +1,4 @@
-"""The promises, kept by every kind of bus and of client.
-
-The suite is `simplebus.testing.conformance`; here is only who keeps it.
-"""
+"""The conformance suite, run against every kind of bus and client."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lines that a thread writes: who says one never waits for who does not read it."""
+"""`LineWriter`: order, bounds and unread logs."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def read_to(ours: int, last: bytes) -> list[str]:
     return got.decode().splitlines()
 
 
-def test_lines_come_in_their_order(pipe: tuple[int, int]) -> None:
+def test_writes_lines_in_order(pipe: tuple[int, int]) -> None:
     writer = LineWriter(pipe[1])
     for number in range(1000):
         writer.write_line(f"line {number} \udc80")
@@ -48,7 +48,7 @@ def test_lines_come_in_their_order(pipe: tuple[int, int]) -> None:
     writer.flush()
 
 
-def test_a_line_for_which_no_thread_can_be_had_is_written_with_the_next_one(
+def test_retries_to_start_its_thread_with_the_next_line(
     pipe: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(self: threading.Thread) -> None:
@@ -64,7 +64,7 @@ def test_a_line_for_which_no_thread_can_be_had_is_written_with_the_next_one(
     writer.flush()
 
 
-def test_what_nobody_reads_is_bounded_and_counted(
+def test_drops_and_counts_lines_above_the_buffer_limit(
     pipe: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(line_writer, "BUFFER_BYTES_MAX", 10_000)
@@ -76,7 +76,7 @@ def test_what_nobody_reads_is_bounded_and_counted(
         log.info("event %d", number)
     got, poll = b"", select.poll()
     poll.register(pipe[0], select.POLLIN)
-    while handler.writer._waiting:  # It may have written all, and not said so yet.
+    while handler.writer._buffered_bytes:  # The thread may not have updated the count yet.
         if poll.poll(10):
             got += os.read(pipe[0], 65536)
     log.info("last")
@@ -91,7 +91,7 @@ def test_what_nobody_reads_is_bounded_and_counted(
     assert last["message"] == "last"
 
 
-def test_a_server_whose_log_nobody_reads_serves_and_ends(pipe: tuple[int, int]) -> None:
+def test_unread_log_does_not_block_the_server(pipe: tuple[int, int]) -> None:
     os.set_inheritable(pipe[1], True)
     os.write(pipe[1], b"x" * PIPE_BYTES)  # It is full before it begins.
     with subprocess.Popen(
@@ -107,7 +107,7 @@ def test_a_server_whose_log_nobody_reads_serves_and_ends(pipe: tuple[int, int]) 
         assert process.wait(60) == 0
 
 
-def test_a_server_without_standard_error_serves() -> None:
+def test_server_runs_without_standard_error() -> None:
     with subprocess.Popen(
         ["sh", "-c", 'exec "$0" -m simplebus serve --port 0 2>&-', sys.executable],
         stdout=subprocess.PIPE,

@@ -1,4 +1,4 @@
-"""LineReader, in whatever pieces their bytes come."""
+"""`LineReader` with chunks of any size."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def expected(pieces: list[bytes]) -> list[bytes]:
 
 
 @given(PIECES)
-def test_lines_do_not_depend_on_the_pieces(pieces: list[bytes]) -> None:
+def test_lines_are_independent_of_chunk_sizes(pieces: list[bytes]) -> None:
     async def main() -> list[bytes]:
         return [line.encode() async for line in lines_of(pieces)]
 
@@ -35,7 +35,7 @@ def test_lines_do_not_depend_on_the_pieces(pieces: list[bytes]) -> None:
 
 
 @given(PIECES)
-def test_some_are_at_least_one_until_the_end(pieces: list[bytes]) -> None:
+def test_read_lines_returns_at_least_one_line_until_the_end(pieces: list[bytes]) -> None:
     async def main() -> list[bytes]:
         lines, taken = lines_of(pieces), []
         while some := await lines.read_lines():

@@ -1,4 +1,4 @@
-"""Worker processes: told, heard, watched and ended."""
+"""Worker processes: start, input, unexpected end and kill."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import trio
 
-from simplebus.console.workers import WorkerError, Workers, open_workers, error_texts
+from simplebus.console.workers import WorkerError, Workers, error_texts, open_workers
 
 ECHO = """
 import trio

@@ -17,7 +17,7 @@ Meddler = Callable[[str], BaseException | None]
 @contextmanager
 def asked_in_vain(link: NatsConnection, meddle: Meddler) -> Iterator[Counter[str]]:
     """Yields how often something was asked in vain, by its first two words."""
-    ask, failed = link.ask, Counter[str]()
+    ask, failed = link.api_request, Counter[str]()
 
     async def meddled(subject: str, *more: Any, **options: Any) -> dict[str, Any]:
         error = meddle(subject)
@@ -26,17 +26,17 @@ def asked_in_vain(link: NatsConnection, meddle: Meddler) -> Iterator[Counter[str
             raise error
         return await ask(subject, *more, **options)
 
-    link.ask = meddled  # type: ignore[method-assign]
+    link.api_request = meddled  # type: ignore[method-assign]
     try:
         yield failed
     finally:
-        link.ask = ask  # type: ignore[method-assign]
+        link.api_request = ask  # type: ignore[method-assign]
 
 
 @contextmanager
 def answers_lost(link: NatsConnection, begin: str, count: int = 1) -> Iterator[Counter[str]]:
     """The first so many answers to requests that begin so are not heard."""
-    ask, lost = link.ask, Counter[str]()
+    ask, lost = link.api_request, Counter[str]()
 
     async def meddled(subject: str, *more: Any, **options: Any) -> dict[str, Any]:
         found = await ask(subject, *more, **options)
@@ -45,8 +45,8 @@ def answers_lost(link: NatsConnection, begin: str, count: int = 1) -> Iterator[C
             raise BusConnectionError(f"the answer to {subject} was lost")
         return found
 
-    link.ask = meddled  # type: ignore[method-assign]
+    link.api_request = meddled  # type: ignore[method-assign]
     try:
         yield lost
     finally:
-        link.ask = ask  # type: ignore[method-assign]
+        link.api_request = ask  # type: ignore[method-assign]

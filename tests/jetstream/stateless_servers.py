@@ -21,7 +21,7 @@ _prefixes = count()
 def options(*urls: str, prefix: str = "", **more: Any) -> EngineOptions:
     """Of an engine that is nobody else's, unless a prefix is given."""
     prefix = prefix or f"t{next(_prefixes)}"
-    servers = tuple(NatsAddress.of(url) for url in urls)
+    servers = tuple(NatsAddress.parse(url) for url in urls)
     return EngineOptions(servers, Names(prefix), storage="memory", **more)
 
 

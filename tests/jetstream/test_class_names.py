@@ -261,7 +261,7 @@ async def test_what_a_stream_that_others_made_says_is_heard(jetstream_server: Na
     stream = {"name": cluster.names.stream(7), "subjects": [cluster.names.subject(7)]}
     async with door(cluster) as up, simplebus.connect(address(up)) as bus:
         body = {**stream, "description": "orders"}
-        await cluster_of(up).link.ask(f"STREAM.CREATE.{stream['name']}", body)
+        await cluster_of(up).link.api_request(f"STREAM.CREATE.{stream['name']}", body)
         await bus.publish(b"one", class_id=7)
         async with bus.subscribe("orders") as messages:
             assert (await messages.get(PATIENCE_SECONDS)).payload == b"one"

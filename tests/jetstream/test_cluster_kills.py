@@ -132,7 +132,7 @@ async def info(link: NatsConnection, what: str) -> dict[str, Any]:
     """Of a stream or a consumer; of none, of one without a leader, and where nobody answers, there
     is nothing."""
     try:
-        return await link.ask(what, seconds=1.0)
+        return await link.api_request(what, seconds=1.0)
     except (BusConnectionError, JetStreamError):
         return {}
 

@@ -113,10 +113,10 @@ async def test_where_another_stream_takes_what_classes_are_sent_no_door_can_stan
         await nursery.start(link.run)
         await link.wait_ready()
         body = {"name": other, "subjects": [f"{cluster.names.prefix}.>"], "storage": "memory"}
-        await link.ask(f"STREAM.CREATE.{other}", body)
+        await link.api_request(f"STREAM.CREATE.{other}", body)
         with pytest.raises(EngineError, match=f"the stream {other} takes what"):
             await fitted(Settings(), cluster)
-        await link.ask(f"STREAM.DELETE.{other}")
+        await link.api_request(f"STREAM.DELETE.{other}")
         await fitted(Settings(), cluster)
         nursery.cancel_scope.cancel()
 
@@ -139,7 +139,7 @@ async def test_no_door_that_says_files_stands_before_a_class_that_is_in_memory(
                 while not re.search(why, caplog.text):  # noqa: ASYNC110 - the log has no event.
                     await trio.sleep(0.01)
                 link = cluster_of(before).link
-                await link.ask(f"STREAM.DELETE.{cluster.names.stream(1)}")
+                await link.api_request(f"STREAM.DELETE.{cluster.names.stream(1)}")
 
 
 async def test_streams_grow_to_what_doors_promise_and_do_not_shrink(
@@ -154,7 +154,7 @@ async def test_streams_grow_to_what_doors_promise_and_do_not_shrink(
         async with door(wished) as up, simplebus.connect(address(up)) as bus:
             await bus.publish(b"x", class_id=1)
             configs = [
-                (await cluster_of(up).link.ask(f"STREAM.INFO.{name}"))["config"]
+                (await cluster_of(up).link.api_request(f"STREAM.INFO.{name}"))["config"]
                 for name in (names.stream(1), names.identity_stream)
             ]
             found += [(c["duplicate_window"] // 10**9, c["max_bytes"]) for c in configs]
@@ -214,7 +214,7 @@ async def test_a_stream_of_somebody_else_in_the_place_of_the_identity_is_told(
         await nursery.start(link.run)
         await link.wait_ready()
         body = {"name": name, "subjects": [f"theirs_{name}"], "storage": "memory"}
-        await link.ask(f"STREAM.CREATE.{name}", body)
+        await link.api_request(f"STREAM.CREATE.{name}", body)
         with pytest.raises(EngineError, match=f"the stream {name} is none of a simplebus engine's"):
             await fitted(Settings(), cluster)
         nursery.cancel_scope.cancel()
@@ -230,14 +230,14 @@ async def test_a_door_that_runs_has_the_cluster_say_it_again(
         link = cluster_of(up).link
         before = up.server.broker.connection_requests.identity
         with trio.fail_after(PATIENCE_SECONDS):
-            await link.ask(f"STREAM.DELETE.{name}")
+            await link.api_request(f"STREAM.DELETE.{name}")
             while (await fitted(Settings(), cluster)).identity != before:  # Another was first.
-                await link.ask(f"STREAM.DELETE.{name}")
+                await link.api_request(f"STREAM.DELETE.{name}")
             body = cluster_id.api.identity_stream(cluster, "another")
             while f"the stream {name} was deleted meanwhile" not in caplog.text:
                 try:
-                    await link.ask(f"STREAM.DELETE.{name}")
-                    await link.ask(f"STREAM.CREATE.{name}", body)
+                    await link.api_request(f"STREAM.DELETE.{name}")
+                    await link.api_request(f"STREAM.CREATE.{name}", body)
                 except JetStreamError:  # The door was first.
                     continue
                 await trio.sleep(0.05)

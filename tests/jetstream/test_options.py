@@ -48,7 +48,7 @@ def test_secrets_stand_in_the_environment() -> None:
     options = chosen(environment={"SIMPLEBUS_ENGINE_TOKEN": "t"})
     assert options is not None
     assert options.credentials is not None
-    assert options.credentials.fields("") == {"auth_token": "t"}
+    assert options.credentials.connect_fields("") == {"auth_token": "t"}
     assert "'t'" not in repr(options)
 
 

@@ -97,7 +97,7 @@ async def test_what_is_confirmed_at_one_door_is_delivered_at_another(
                 assert got == [b"%d" % n for n in range(3000)]
         await until(lambda: not (cluster_of(other).feeds or cluster_of(other).is_busy))
         name = f"CONSUMER.INFO.{cluster.names.stream(7)}.d-d"
-        info = await cluster_of(one).link.ask(name)
+        info = await cluster_of(one).link.api_request(name)
         assert (info["ack_floor"]["stream_seq"], info["num_ack_pending"]) == (3002, 0)
 
 

@@ -1,4 +1,4 @@
-"""A bus without a server under both event loops: under trio no time passes."""
+"""Event loops for tests of `MemoryBus`; under trio no real time passes."""
 
 from __future__ import annotations
 

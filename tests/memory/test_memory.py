@@ -1,7 +1,4 @@
-"""The bus without a server: what it promises beside what every bus does (tests/conformance).
-
-Where it differs from a test double that only looks like a bus, a test says so by its name.
-"""
+"""`MemoryBus`: handlers, drain, clocks and reconnects."""
 
 from __future__ import annotations
 
@@ -52,7 +49,7 @@ def memory() -> MemoryBus:
 # What a program sees of it ------------------------------------------------------------------------
 
 
-def test_what_was_published_is_handled_when_the_bus_is_left(run: Run, memory: MemoryBus) -> None:
+def test_leaving_handles_published_messages(run: Run, memory: MemoryBus) -> None:
     got: list[Opened] = []
 
     async def main() -> None:
@@ -67,7 +64,7 @@ def test_what_was_published_is_handled_when_the_bus_is_left(run: Run, memory: Me
     assert got == [Opened("Ada's"), Opened("Bob's"), Opened("Eve's")]
 
 
-def test_a_handler_gets_its_type_and_no_other(run: Run, memory: MemoryBus) -> None:
+def test_typed_handler_receives_only_its_type(run: Run, memory: MemoryBus) -> None:
     opened: list[Opened] = []
     closed: list[Closed] = []
 
@@ -99,7 +96,7 @@ def test_a_handler_gets_its_type_and_no_other(run: Run, memory: MemoryBus) -> No
         (("one", "*.*.three"), ["one", "one.two.three"]),
     ],
 )
-def test_a_handler_gets_the_channels_that_it_is_bound_to(
+def test_handler_receives_matching_channels(
     run: Run, memory: MemoryBus, binding: tuple[str, ...], heard: list[str]
 ) -> None:
     got: list[str] = []
@@ -115,9 +112,7 @@ def test_a_handler_gets_the_channels_that_it_is_bound_to(
     assert got == heard
 
 
-def test_a_hash_within_a_pattern_and_wildcards_in_a_channel_are_refused_not_taken_literally(
-    run: Run, memory: MemoryBus
-) -> None:
+def test_invalid_wildcards_raise(run: Run, memory: MemoryBus) -> None:
     async def main() -> None:
         async with memory as bus:
             with pytest.raises(ValueError, match="#"):
@@ -129,9 +124,7 @@ def test_a_hash_within_a_pattern_and_wildcards_in_a_channel_are_refused_not_take
     run(main)
 
 
-def test_the_first_subscription_gets_what_waits_and_later_ones_what_is_new(
-    run: Run, memory: MemoryBus
-) -> None:
+def test_only_the_first_subscription_receives_stored_messages(run: Run, memory: MemoryBus) -> None:
     first: list[Opened] = []
     second: list[Opened] = []
 
@@ -147,7 +140,7 @@ def test_the_first_subscription_gets_what_waits_and_later_ones_what_is_new(
     assert (first, second) == ([Opened("early"), Opened("late")], [Opened("late")])
 
 
-def test_all_handlers_are_called_and_those_of_a_group_in_turns(run: Run, memory: MemoryBus) -> None:
+def test_handlers_of_a_group_share_messages(run: Run, memory: MemoryBus) -> None:
     """In which order handlers hear of one message is not promised; each hears them in order."""
     heard: dict[str, list[Opened]] = {name: [] for name in ("a", "b", "one", "other")}
     shops = [Opened(f"shop {number}") for number in range(20)]
@@ -176,7 +169,7 @@ def test_several_clients_share_the_bus(run: Run, memory: MemoryBus) -> None:
     run(main)
 
 
-def test_it_is_entered_once_at_a_time_and_keeps_what_it_has(run: Run, memory: MemoryBus) -> None:
+def test_can_be_entered_again_and_keeps_messages(run: Run, memory: MemoryBus) -> None:
     async def main() -> None:
         async with memory as bus:
             await bus.publish(Opened("Ada's"))
@@ -188,7 +181,7 @@ def test_it_is_entered_once_at_a_time_and_keeps_what_it_has(run: Run, memory: Me
     run(main)
 
 
-def test_it_lives_on_in_another_event_loop() -> None:
+def test_can_be_entered_in_another_event_loop() -> None:
     memory = MemoryBus()
 
     async def publish() -> None:
@@ -203,7 +196,7 @@ def test_it_lives_on_in_another_event_loop() -> None:
     anyio.run(consume, backend="asyncio")
 
 
-def test_two_event_loops_at_once_are_refused() -> None:
+def test_use_in_two_event_loops_raises() -> None:
     memory = MemoryBus()
 
     async def intrude() -> None:
@@ -259,7 +252,7 @@ def test_leaving_waits_for_handlers(run: Run) -> None:
     assert done == [b"1", b"2", b"3"]
 
 
-def test_leaving_waits_neither_for_what_has_failed_nor_for_what_is_delayed() -> None:
+def test_leaving_does_not_wait_for_backoff_or_delay() -> None:
     calls: list[bytes] = []
 
     def handler(message: Message[bytes]) -> None:
@@ -281,7 +274,7 @@ def test_leaving_waits_neither_for_what_has_failed_nor_for_what_is_delayed() -> 
     assert calls == [b"bad", b"good"]
 
 
-def test_a_handler_that_raises_stops_neither_the_others_nor_the_bus(run: Run) -> None:
+def test_error_of_a_handler_does_not_stop_the_bus(run: Run) -> None:
     heard: list[bytes] = []
 
     def fail(message: Message[bytes]) -> None:
@@ -299,9 +292,7 @@ def test_a_handler_that_raises_stops_neither_the_others_nor_the_bus(run: Run) ->
     assert heard == [b"1", b"2", b"3"]
 
 
-def test_errors_of_handlers_may_be_left_to_the_log(
-    run: Run, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_raise_errors_false_only_logs(run: Run, caplog: pytest.LogCaptureFixture) -> None:
     def fail(message: Message[bytes]) -> None:
         raise ValueError("not today")
 
@@ -317,7 +308,7 @@ def test_errors_of_handlers_may_be_left_to_the_log(
     ]
 
 
-def test_what_the_block_raises_is_raised_as_it_is(run: Run) -> None:
+def test_error_of_the_block_is_raised_unwrapped(run: Run) -> None:
     async def main() -> None:
         with pytest.raises(KeyError, match="mine"):  # noqa: PT012
             async with MemoryBus() as bus:
@@ -328,7 +319,7 @@ def test_what_the_block_raises_is_raised_as_it_is(run: Run) -> None:
     run(main)
 
 
-def test_leaving_waits_for_a_connection_that_is_being_replaced(run: Run) -> None:
+def test_leaving_waits_for_a_reconnect(run: Run) -> None:
     got: list[bytes] = []
 
     async def main() -> None:
@@ -344,7 +335,7 @@ def test_leaving_waits_for_a_connection_that_is_being_replaced(run: Run) -> None
     assert list(dict.fromkeys(got)) == [b"1", b"2", b"3"]
 
 
-def test_a_handler_that_is_refused_is_told(run: Run) -> None:
+def test_refused_handler_subscription_raises(run: Run) -> None:
     async def main() -> None:
         memory = MemoryBus()
         with pytest.raises(ExceptionGroup, match="handlers failed 1 time") as told:  # noqa: PT012
@@ -360,7 +351,7 @@ def test_a_handler_that_is_refused_is_told(run: Run) -> None:
     run(main)
 
 
-def test_a_handler_that_hangs_can_be_cancelled(run: Run) -> None:
+def test_hanging_handler_can_be_cancelled(run: Run) -> None:
     async def main() -> None:
         memory = MemoryBus()
         with anyio.move_on_after(0.1) as scope:
@@ -374,7 +365,7 @@ def test_a_handler_that_hangs_can_be_cancelled(run: Run) -> None:
     run(main)
 
 
-def test_a_consumer_outside_the_block_hears_that_the_bus_was_left(run: Run) -> None:
+def test_consumer_outside_the_block_gets_an_error(run: Run) -> None:
     async def main() -> None:
         heard: list[BaseException] = []
 
@@ -396,7 +387,7 @@ def test_a_consumer_outside_the_block_hears_that_the_bus_was_left(run: Run) -> N
 # Time --------------------------------------------------------------------------------------------
 
 
-def test_redelivery_takes_the_time_of_the_event_loops_clock() -> None:
+def test_redelivery_uses_the_clock_of_the_event_loop() -> None:
     times: list[tuple[float, int]] = []
 
     def handler(message: Message[bytes]) -> None:
@@ -414,7 +405,7 @@ def test_redelivery_takes_the_time_of_the_event_loops_clock() -> None:
     assert times == [(0.0, 1), (6.0, 2), (18.0, 3), (42.0, 4)]
 
 
-def test_what_takes_longer_than_the_ack_timeout_is_handled_once() -> None:
+def test_long_handler_call_is_not_repeated() -> None:
     async def main() -> None:
         called: list[tuple[int, bytes]] = []
 
@@ -441,7 +432,7 @@ def test_what_takes_longer_than_the_ack_timeout_is_handled_once() -> None:
     trio.run(main, clock=MockClock(autojump_threshold=0))
 
 
-def test_what_was_handled_before_a_connection_is_lost_is_not_handled_again(run: Run) -> None:
+def test_handled_message_is_not_repeated_after_reconnect(run: Run) -> None:
     async def main() -> None:
         memory = MemoryBus()
         called: list[bytes] = []
@@ -464,7 +455,7 @@ def test_what_was_handled_before_a_connection_is_lost_is_not_handled_again(run: 
     run(main)
 
 
-def test_a_message_is_given_up_after_so_many_failures() -> None:
+def test_drops_message_after_max_deliveries() -> None:
     calls: list[int] = []
 
     def handler(message: Message[bytes]) -> None:
@@ -483,7 +474,7 @@ def test_a_message_is_given_up_after_so_many_failures() -> None:
     assert calls == [1, 2, 3]
 
 
-def test_a_delay_and_an_expiry_take_the_time_of_the_event_loops_clock() -> None:
+def test_delay_and_expiry_use_the_clock_of_the_event_loop() -> None:
     times: list[tuple[bytes, float]] = []
 
     async def main() -> None:
@@ -503,7 +494,7 @@ def test_a_delay_and_an_expiry_take_the_time_of_the_event_loops_clock() -> None:
     assert times == [(b"in time", 3600.0), (b"later", pytest.approx(4200.0))]
 
 
-def test_expiry_is_fixed_when_publishing_and_looked_at_when_the_bus_delivers() -> None:
+def test_expiry_is_checked_at_delivery() -> None:
     """What the client holds already is in time: who wants less of that asks for less in flight."""
 
     async def main() -> None:
@@ -523,7 +514,7 @@ def test_expiry_is_fixed_when_publishing_and_looked_at_when_the_bus_delivers() -
     trio.run(main, clock=MockClock(autojump_threshold=0))
 
 
-def test_a_clock_that_jumps_takes_the_ack_timer_along() -> None:
+def test_ack_timer_follows_a_clock_that_jumps() -> None:
     clock = MockClock()
 
     async def main() -> None:
@@ -538,7 +529,7 @@ def test_a_clock_that_jumps_takes_the_ack_timer_along() -> None:
     trio.run(main, clock=clock)
 
 
-def test_beats_can_be_had_without_a_mock_clock(run: Run) -> None:
+def test_tick_works_without_a_mock_clock(run: Run) -> None:
     memory = MemoryBus(Settings(ack_timeout=1, tick_seconds=86_400))
 
     async def main() -> None:
@@ -554,7 +545,7 @@ def test_beats_can_be_had_without_a_mock_clock(run: Run) -> None:
 # The engine --------------------------------------------------------------------------------------
 
 
-def test_nothing_is_left_of_a_client_that_is_gone(run: Run) -> None:
+def test_removes_all_state_of_a_left_client(run: Run) -> None:
     async def main() -> None:
         memory = MemoryBus()
         for _ in range(3):
@@ -569,7 +560,7 @@ def test_nothing_is_left_of_a_client_that_is_gone(run: Run) -> None:
     run(main)
 
 
-def test_who_breaks_the_protocol_is_cut_off_and_told_why(run: Run) -> None:
+def test_protocol_violation_disconnects_with_the_reason(run: Run) -> None:
     async def main() -> None:
         with pytest.raises(BusConnectionError, match="memory has ended: unknown_type"):  # noqa: PT012
             async with MemoryBus() as bus:

@@ -1,6 +1,6 @@
-"""A bus in this process that keeps what it holds: leaving it, a crash, time, and whose it is.
+"""`MemoryBus` with a data directory: reopening, crashes, time and locking.
 
-A crash is a copy of the directory while the bus is in use: what a kill would leave.
+A crash is simulated by a copy of the directory while the bus is in use.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ async def waiting(memory: MemoryBus, count: int) -> list[bytes]:
         return [message.payload for message in got]
 
 
-def test_what_was_left_is_found_again(run: Run, tmp_path: Path) -> None:
+def test_messages_are_kept_in_the_directory(run: Run, tmp_path: Path) -> None:
     async def main() -> None:
         await fill(MemoryBus(data_dir=tmp_path / "bus"))
         assert await waiting(MemoryBus(data_dir=tmp_path / "bus"), 3) == [b"0", b"1", b"2"]
@@ -46,7 +46,7 @@ def test_what_was_left_is_found_again(run: Run, tmp_path: Path) -> None:
     run(later)
 
 
-def test_one_object_may_be_left_and_entered_again(run: Run, tmp_path: Path) -> None:
+def test_can_be_entered_again(run: Run, tmp_path: Path) -> None:
     memory = MemoryBus(data_dir=tmp_path)
 
     async def main() -> None:
@@ -61,7 +61,7 @@ def test_one_object_may_be_left_and_entered_again(run: Run, tmp_path: Path) -> N
     run(lambda: fill(memory, 1))
 
 
-def test_what_was_confirmed_is_there_after_a_crash(run: Run, tmp_path: Path) -> None:
+def test_confirmed_messages_survive_a_crash(run: Run, tmp_path: Path) -> None:
     async def main() -> None:
         async with MemoryBus(data_dir=tmp_path / "a") as bus:
             await bus.publish(b"safe", class_id=1)
@@ -71,7 +71,7 @@ def test_what_was_confirmed_is_there_after_a_crash(run: Run, tmp_path: Path) -> 
     run(main)
 
 
-def test_how_far_a_durable_is_is_written_though_nobody_says_more(tmp_path: Path) -> None:
+def test_position_of_an_idle_durable_is_written(tmp_path: Path) -> None:
     async def main() -> None:
         async with (
             MemoryBus(data_dir=tmp_path / "a") as bus,
@@ -88,7 +88,7 @@ def test_how_far_a_durable_is_is_written_though_nobody_says_more(tmp_path: Path)
     trio.run(main, clock=MockClock(autojump_threshold=0))
 
 
-def test_no_time_passes_while_a_disk_is_waited_for(tmp_path: Path) -> None:
+def test_clock_does_not_jump_while_waiting_for_the_disk(tmp_path: Path) -> None:
     async def main() -> None:
         async with (
             MemoryBus(data_dir=tmp_path) as bus,
@@ -104,7 +104,7 @@ def test_no_time_passes_while_a_disk_is_waited_for(tmp_path: Path) -> None:
     trio.run(main, clock=MockClock(autojump_threshold=0))
 
 
-def test_a_directory_is_one_bus_at_a_time(run: Run, tmp_path: Path) -> None:
+def test_directory_in_use_raises(run: Run, tmp_path: Path) -> None:
     async def main() -> None:
         async with MemoryBus(data_dir=tmp_path) as bus:
             with pytest.raises(JournalError, match="is used by another server"):
@@ -118,7 +118,7 @@ def test_a_directory_is_one_bus_at_a_time(run: Run, tmp_path: Path) -> None:
     run(main)
 
 
-def test_numbers_of_a_program_go_on(run: Run, tmp_path: Path) -> None:
+def test_publisher_numbers_continue(run: Run, tmp_path: Path) -> None:
     async def main() -> None:
         for _ in range(2):
             async with MemoryBus(data_dir=tmp_path, name="till", durability="os") as bus:
@@ -131,7 +131,7 @@ def test_numbers_of_a_program_go_on(run: Run, tmp_path: Path) -> None:
     run(main)
 
 
-def test_a_class_may_be_larger_than_memory(run: Run, tmp_path: Path) -> None:
+def test_class_can_be_larger_than_memory(run: Run, tmp_path: Path) -> None:
     settings = Settings(
         limits=Limits(class_messages=64),
         classes={1: ClassSettings(full_policy=FullPolicy.SPILL)},
@@ -148,6 +148,6 @@ def test_a_class_may_be_larger_than_memory(run: Run, tmp_path: Path) -> None:
     run(main)
 
 
-def test_a_durability_that_is_none_is_named() -> None:
+def test_unknown_durability_raises() -> None:
     with pytest.raises(ValueError, match="must be one of disk, os, memory, got 'ram'"):
         MemoryBus(durability="ram")  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""A real Chromium, driven by its own driver: the W3C WebDriver protocol, spoken plainly."""
+"""Real Chromium, controlled through the W3C WebDriver protocol."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where tests keep what the next run of them need not make again."""
+"""Folder for data that later test runs reuse."""
 
 from __future__ import annotations
 

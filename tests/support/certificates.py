@@ -1,4 +1,4 @@
-"""Certificates for tests: an authority, a server's, clients'."""
+"""Certificates for tests: an authority, servers and clients."""
 
 from __future__ import annotations
 

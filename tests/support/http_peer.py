@@ -1,4 +1,4 @@
-"""Raw HTTP peers of a real server: bytes out, answers in."""
+"""Raw HTTP peers of a real server."""
 
 from __future__ import annotations
 

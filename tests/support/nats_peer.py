@@ -1,4 +1,4 @@
-"""Raw NATS peers of a real server: lines out, lines in."""
+"""Raw NATS peers of a real server."""
 
 from __future__ import annotations
 

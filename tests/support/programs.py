@@ -1,4 +1,4 @@
-"""The command line as a user has it: real processes, real signals."""
+"""Real processes of the command line, and signals to them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Programs that some tests need beside Python."""
+"""Programs besides Python that some tests need."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ import trio
 from simplebus.core.broker.broker import Settings
 from simplebus.core.protocol import frames
 from simplebus.core.statistics import ClassStatistics
-from simplebus.server.run import ServeOptions, RunningServer, serve
+from simplebus.server.run import RunningServer, ServeOptions, serve
 
 PATIENCE_SECONDS = 60.0
 PATIENT = Settings(ack_timeout=600)
@@ -21,7 +21,9 @@ _streams: list[trio.SocketStream] = []
 
 
 @contextlib.asynccontextmanager
-async def serving(settings: Settings | None = None, **options: object) -> AsyncIterator[RunningServer]:
+async def serving(
+    settings: Settings | None = None, **options: object
+) -> AsyncIterator[RunningServer]:
     """A server on a free port of 127.0.0.1, stopped on leaving."""
     async with trio.open_nursery() as nursery:
         with trio.fail_after(PATIENCE_SECONDS):

@@ -1,4 +1,4 @@
-"""The oracles against examples worked out by hand: who checks the checkers."""
+"""The oracles, against examples worked out by hand."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ def test_a_stream_splits_into_its_frames() -> None:
     assert split_frames(SUBSCRIBE_1 + ACK_0_TO_100) == ([SUBSCRIBE_1, ACK_0_TO_100], b"")
 
 
-def test_an_unfinished_frame_is_left_over_at_every_length() -> None:
+def test_incomplete_frame_is_left_over() -> None:
     for length in range(len(ACK_0_TO_100)):
         data = SUBSCRIBE_1 + ACK_0_TO_100[:length]
         assert split_frames(data) == ([SUBSCRIBE_1], ACK_0_TO_100[:length])
 
 
-def test_a_delimiter_inside_the_header_ends_nothing() -> None:
+def test_delimiter_in_the_header_is_ignored() -> None:
     assert split_frames(HEADER_FULL_OF_DELIMITER) == ([HEADER_FULL_OF_DELIMITER], b"")
     assert split_frames(HEADER_FULL_OF_DELIMITER[:9]) == ([], HEADER_FULL_OF_DELIMITER[:9])
 
 
-def test_a_delimiter_begun_in_the_header_is_not_one() -> None:
+def test_delimiter_that_begins_in_the_header_is_ignored() -> None:
     frame = bytes.fromhex("31000100000000003c" + "0d0a3e" + "3c0d0a3e")
     assert split_frames(frame) == ([frame], b"")
     assert parse_frame(frame) == (0x31, 1, 0, 0x3C, b"\r\n>")
 
 
-def test_the_first_delimiter_ends_the_frame_though_more_content_was_meant() -> None:
+def test_first_delimiter_ends_the_frame() -> None:
     data = SUBSCRIBE_1[:9] + b"one<\r\n>two<\r\n>"
     assert split_frames(data) == ([SUBSCRIBE_1[:9] + b"one<\r\n>"], b"two<\r\n>")
 
@@ -74,7 +74,7 @@ def test_acks_behind_the_floor_and_beyond_the_cursor_change_nothing() -> None:
     assert window.unacked_ranges(0, 200) == [(100, 108), (110, 113)]
 
 
-def test_ids_after_the_wrap_mean_the_sequences_after_it() -> None:
+def test_ids_after_the_wrap_map_to_later_sequences() -> None:
     window = AckOracle(floor=LAST_ID - 1, cursor=LAST_ID + 3)
     assert window.nearest_sequence(LAST_ID) == LAST_ID
     assert window.nearest_sequence(0) == LAST_ID + 1
@@ -84,7 +84,7 @@ def test_ids_after_the_wrap_mean_the_sequences_after_it() -> None:
     assert window.floor == LAST_ID + 3
 
 
-def test_an_id_half_way_round_is_behind_and_the_one_before_it_ahead() -> None:
+def test_nearest_id_rule_at_half_the_range() -> None:
     window = AckOracle(floor=0, cursor=3)
     assert window.nearest_sequence((1 << 30) - 1) == (1 << 30) - 1
     assert window.nearest_sequence(1 << 30) == -(1 << 30)

@@ -1,4 +1,4 @@
-"""The fixtures for users' tests: under pytest-trio, under anyio's plugin, and without either."""
+"""Pytest fixtures, under pytest-trio, anyio and plain pytest."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from simplebus.core.settings import Settings
 def bus_settings():
     return Settings(ack_timeout=1, tick_seconds=86_400.0)
 
-def test_what_is_not_acknowledged_comes_again_when_the_test_says_so(bus_server):
+def test_tick_redelivers_unacknowledged_messages(bus_server):
     with simplebus.connect_blocking(bus_server.address) as bus:
         with bus.subscribe(1, auto_ack=False) as messages:
             bus.publish(b"hello", class_id=1)
@@ -69,13 +69,13 @@ def outcome(tmp_path: Path, test: str) -> str:
 @pytest.mark.parametrize(
     "mark", ["pytestmark = pytest.mark.trio", "pytestmark = pytest.mark.anyio"]
 )
-def test_the_fixtures_work_in_async_tests(tmp_path: Path, mark: str) -> None:
+def test_fixtures_work_in_async_tests(tmp_path: Path, mark: str) -> None:
     said = outcome(tmp_path, ASYNC.format(mark=mark))
     assert " passed" in said, said
     assert "failed" not in said, said
     assert "error" not in said, said
 
 
-def test_the_fixtures_work_in_blocking_tests(tmp_path: Path) -> None:
+def test_fixtures_work_in_blocking_tests(tmp_path: Path) -> None:
     said = outcome(tmp_path, BLOCKING)
     assert "1 passed" in said, said

@@ -1,4 +1,4 @@
-"""The server for users' tests."""
+"""`BusServer` and `bus_server`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from simplebus.testing import bus_server
 from simplebus.testing.server import BusServer, until
 
 
-def test_it_shows_what_it_has_and_is_gone_afterwards() -> None:
+def test_server_runs_only_inside_its_block() -> None:
     with bus_server() as server:
         with simplebus.connect_blocking(server.address) as bus:
             bus.publish(b"hello", class_id=7)
@@ -23,7 +23,7 @@ def test_it_shows_what_it_has_and_is_gone_afterwards() -> None:
     server.stop()  # Again: nothing happens.
 
 
-def test_time_and_connections_are_the_tests_to_command() -> None:
+def test_tick_and_hang_up_control_the_server() -> None:
     with (
         bus_server(Settings(ack_timeout=1, tick_seconds=86_400.0)) as server,
         simplebus.connect_blocking(server.address) as bus,
@@ -38,7 +38,7 @@ def test_time_and_connections_are_the_tests_to_command() -> None:
         assert bus.statistics().reconnections == 1
 
 
-def test_what_keeps_it_from_coming_up_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_startup_error_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
     async def broken(*args: object, **options: object) -> None:
         raise OSError("no listener")
 
@@ -48,7 +48,7 @@ def test_what_keeps_it_from_coming_up_is_raised(monkeypatch: pytest.MonkeyPatch)
     assert told.group_contains(OSError, match="no listener")
 
 
-def test_what_never_holds_is_not_waited_for_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_until_times_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("simplebus.testing.server.PATIENCE_SECONDS", 0.02)
     with pytest.raises(TimeoutError):
         until(lambda: False)

@@ -193,7 +193,7 @@ class StreamSource:
         Raises BusConnectionError if the stream was deleted and created again: its sequences start
         anew.
         """
-        info = await self._wire.link.ask(f"STREAM.INFO.{self._stream}")
+        info = await self._wire.link.api_request(f"STREAM.INFO.{self._stream}")
         storage_id = f"{self._stream} {info.get('created', '')}"
         if self.storage_id not in ("", storage_id):
             raise BusConnectionError(f"stream {self._stream!r} was deleted and created again")
@@ -209,7 +209,7 @@ class StreamSource:
     # Consumers -----------------------------------------------------------------------------------
 
     async def _info(self, name: str) -> dict[str, Any]:
-        return await self._wire.link.ask(f"CONSUMER.INFO.{self._stream}.{name}")
+        return await self._wire.link.api_request(f"CONSUMER.INFO.{self._stream}.{name}")
 
     async def _find_consumer(self, name: str) -> dict[str, Any] | None:
         """Return the info of a consumer, or None if it does not exist."""
@@ -236,7 +236,7 @@ class StreamSource:
         """Create or change a consumer."""
         subject = f"CONSUMER.DURABLE.CREATE.{self._stream}.{config['durable_name']}"
         body = {"stream_name": self._stream, "config": config}
-        return await self._wire.link.ask(subject, body, seconds=_CREATE_TIMEOUT_SECONDS)
+        return await self._wire.link.api_request(subject, body, seconds=_CREATE_TIMEOUT_SECONDS)
 
     async def _create(
         self, sequence: int, *, to: str, like: dict[str, Any] | None = None
@@ -269,7 +269,7 @@ class StreamSource:
     async def _delete(self, name: str) -> None:
         """Delete a consumer, if it exists."""
         try:
-            await self._wire.link.ask(f"CONSUMER.DELETE.{self._stream}.{name}")
+            await self._wire.link.api_request(f"CONSUMER.DELETE.{self._stream}.{name}")
         except JetStreamError as error:
             if error.code not in jetstream_codec.NOT_FOUND:
                 raise
@@ -483,7 +483,7 @@ class StreamSource:
         for subject in self._subjects or [">"]:
             about = {"seq": self._reread_cursor, "next_by_subj": subject}
             try:
-                found = await self._wire.link.ask(asked, about)
+                found = await self._wire.link.api_request(asked, about)
             except JetStreamError as error:
                 if error.code != _NO_MESSAGE:
                     raise

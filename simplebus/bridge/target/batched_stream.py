@@ -249,7 +249,7 @@ class BatchedStreamTarget(NatsTarget):
         """Raise BusConnectionError if the stream has no `allow_batched`: the next connection uses
         none.
         """
-        info = await self._wire.link.ask(f"STREAM.INFO.{self._stream}")
+        info = await self._wire.link.api_request(f"STREAM.INFO.{self._stream}")
         if not info["config"].get("allow_batched"):
             raise BusConnectionError(
                 f"stream {self._stream!r} no longer accepts fast batches (allow_batched)"
@@ -403,7 +403,7 @@ class BatchedStreamTarget(NatsTarget):
         """Return True if the stream has this message at `sequence`."""
         request = f"STREAM.MSG.GET.{self._stream}"
         try:
-            reply = await self._wire.link.ask(request, {"seq": sequence})
+            reply = await self._wire.link.api_request(request, {"seq": sequence})
             headers = b64decode(reply["message"].get("hdrs", ""))
         except (JetStreamError, ValueError):
             return False
@@ -432,7 +432,7 @@ class BatchedStreamTarget(NatsTarget):
         first, count = self._core.reserve_numbers(sequences.size), sequences.size
         subject, replies = (
             self._subject_of_stream(nats_batch(prepared)),
-            self._core.replies_to(first, count),
+            self._core.reply_subjects(first, count),
         )
         ids = self._message_ids_of(prepared, sequences)
         self._core.write(jetstream_codec.encode_stored_check(subject, count, ids, replies))

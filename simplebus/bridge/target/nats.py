@@ -302,7 +302,7 @@ class NatsTarget:
 
     def _reply_columns(self, body: NatsBatch, number: int, count: int) -> list[encode.Column]:
         """Return the reply subjects of the PubAcks, from `number` on."""
-        return list(self._core.replies_to(number, count))
+        return list(self._core.reply_subjects(number, count))
 
     def _header_block(self, rewritten: Envelope) -> bytes:
         """Return the header block; empty without headers."""
@@ -408,7 +408,7 @@ class NatsTarget:
         if self._stream:
             body.pending = np.ones(prepared.count, np.bool_)
         else:
-            body.pong_mark = self._core.mark()
+            body.pong_mark = self._core.send_ping()
         self._wire.link.flush()
         self._source_identity.note_sent(self._source, prepared)
         self._sent.append(prepared)
@@ -465,7 +465,7 @@ class NatsTarget:
         If another client has subscribed to their subject, the server does not report "no
         responders". Raises FatalConfigurationError if the stream never answers.
         """
-        info = await self._wire.link.ask(f"STREAM.INFO.{self._stream}")
+        info = await self._wire.link.api_request(f"STREAM.INFO.{self._stream}")
         if info["config"].get("no_ack"):
             raise FatalConfigurationError(
                 f"stream {self._stream!r} does not confirm what it stores, and a bridge needs "
@@ -528,7 +528,7 @@ class NatsTarget:
         """Raise BusConnectionError if the stream now needs another kind of target."""
         self._checked_at = trio.current_time()
         try:
-            info = await self._wire.link.ask(f"STREAM.INFO.{self._stream}")
+            info = await self._wire.link.api_request(f"STREAM.INFO.{self._stream}")
         except (JetStreamError, BusConnectionError):
             self._wire.check()
             return  # The stream has no leader, or does not exist yet.
@@ -546,7 +546,7 @@ class NatsTarget:
         """
         body, stream = nats_batch(prepared), self._stream
         try:
-            info = await self._wire.link.ask(f"STREAM.INFO.{stream}")
+            info = await self._wire.link.api_request(f"STREAM.INFO.{stream}")
         except JetStreamError as error:
             raise BusConnectionError(f"stream {stream!r} did not answer: {error}") from None
         subjects = stream_subjects(info["config"])

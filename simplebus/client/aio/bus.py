@@ -78,6 +78,7 @@ class Bus(Publisher):
         """Error that ended the block of the bus, raised when it is left. Internal."""
         self._tasks = tasks
         """Task group of the handlers."""
+        self._handler_runners: list[HandlerRunner] = []
         self._replies: PendingReplies | None = None
         """None before the first request."""
         self._replies_lock = anyio.Lock()
@@ -321,6 +322,10 @@ class Bus(Publisher):
             runner.open(known)
         self._handler_runners.append(runner)
         self._tasks.start_soon(runner.run)
+
+    async def _wait_for_handlers(self) -> None:
+        while any(runner.is_opening for runner in self._handler_runners):
+            await self.connection.changed.wait()
 
     def end_block(self, error: BaseException) -> None:
         """Cancel the block of the bus and raise `error` when it is left. Internal."""

@@ -223,7 +223,7 @@ class ClientConnection(ConnectionWaiters):
             self.writer.write_now()
             await anyio.sleep_until(due) if due < math.inf else await anyio.sleep_forever()
 
-    # What subscriptions tell ---------------------------------------------------------------------
+    # Subscriptions -------------------------------------------------------------------------------
 
     def add_inbox(self, inbox: Inbox, arrived: WakeupEvent) -> None:
         """Register a subscription. `arrived` is set when messages have arrived or the subscription

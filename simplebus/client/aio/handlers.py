@@ -10,7 +10,7 @@ If no more messages can arrive, or a handler ends the program, the block of the 
 from __future__ import annotations
 
 import inspect
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import anyio
 
@@ -18,11 +18,26 @@ from simplebus.client.aio.cancellation import ignore_cancellation, is_cancelled_
 from simplebus.client.aio.subscription import BaseSubscription
 from simplebus.client.core.messages import Message
 from simplebus.client.handler_errors import HandlerErrors
+from simplebus.client.message_types import Binding
 from simplebus.client.request_reply import Handler, check_handler_result
 from simplebus.core.errors import BusConnectionError, BusError, RefusedError
 
 if TYPE_CHECKING:
-    from simplebus.client.aio.bus import Bus
+    from simplebus.client.aio.connection import ClientConnection
+
+
+class HandlerBus(Protocol):
+    """Parts of a `Bus` that handlers use."""
+
+    connection: ClientConnection
+
+    async def resolve_class_id(self, what: Binding[Any] | int | str) -> int: ...
+
+    async def reply(
+        self, message: Message[Any], value: object, *, confirm: bool = True
+    ) -> None: ...
+
+    def end_block(self, error: BaseException) -> None: ...
 
 
 class HandlerRunner:
@@ -30,7 +45,7 @@ class HandlerRunner:
 
     def __init__(
         self,
-        bus: Bus,
+        bus: HandlerBus,
         subscription: BaseSubscription[Any],
         handler: Handler,
         *,

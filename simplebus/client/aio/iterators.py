@@ -7,7 +7,7 @@ is a checkpoint.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
+from typing import TYPE_CHECKING, Generic, Protocol, Self, TypeVar
 
 from simplebus.client.aio.cancellation import is_being_cancelled
 from simplebus.client.codecs import DecodeError
@@ -15,9 +15,22 @@ from simplebus.client.core.messages import Batch, Message
 from simplebus.client.subscription_target import with_message
 
 if TYPE_CHECKING:
-    from simplebus.client.aio.subscription import BaseSubscription
+    from simplebus.client.core.inbox import Inbox
 
 T = TypeVar("T")
+
+
+class IterableSubscription(Protocol):
+    """Parts of a subscription that its iterators use."""
+
+    @property
+    def inbox(self) -> Inbox: ...
+
+    async def refill(self, loop: object | None = None) -> None: ...
+
+    def prepare_messages(self, *, values: bool = False) -> None: ...
+
+    def next_batch(self, most: int | None = None) -> Batch: ...
 
 
 class AsyncIterable(Generic[T]):
@@ -42,7 +55,7 @@ class _SubscriptionIterator:
 
     __slots__ = ("_inbox", "_loop_key", "_subscription")
 
-    def __init__(self, subscription: BaseSubscription[Any]) -> None:
+    def __init__(self, subscription: IterableSubscription) -> None:
         self._inbox = subscription.inbox
         self._subscription = subscription
         self._loop_key = object()
@@ -63,7 +76,7 @@ class MessageIterator(_SubscriptionIterator, Generic[T]):
 
     __slots__ = ("_ready",)
 
-    def __init__(self, subscription: BaseSubscription[T]) -> None:
+    def __init__(self, subscription: IterableSubscription) -> None:
         super().__init__(subscription)
         self._ready: Iterator[Message[T]] = iter(())
 
@@ -82,7 +95,7 @@ class ValueIterator(_SubscriptionIterator, Generic[T]):
 
     __slots__ = ("_ready",)
 
-    def __init__(self, subscription: BaseSubscription[T]) -> None:
+    def __init__(self, subscription: IterableSubscription) -> None:
         super().__init__(subscription)
         self._ready: Iterator[T] = iter(())
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from functools import partial
 from itertools import groupby
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import Any, Unpack
 
 import anyio.lowlevel
 
@@ -28,9 +28,6 @@ from simplebus.client.message_builder import (
 from simplebus.client.message_types import Binding, Registry
 from simplebus.client.pending_confirms import group_refusals
 
-if TYPE_CHECKING:
-    from simplebus.client.aio.handlers import HandlerRunner
-
 
 class Publisher:
     """Publishing methods of a bus."""
@@ -45,7 +42,6 @@ class Publisher:
         self._outbound = MessageBuilder(connection.core, registry)
         self._routes, self._envelope = self._outbound.route_by_type, self._outbound.build_envelope
         self._append = connection.core.publish
-        self._handler_runners: list[HandlerRunner] = []
 
     @property
     def durability(self) -> DurabilityName:
@@ -217,8 +213,7 @@ class Publisher:
         return self._outbound.add_route(binding, await self.resolve_class_id(binding))
 
     async def _wait_for_handlers(self) -> None:
-        while any(runner.is_opening for runner in self._handler_runners):
-            await self.connection.changed.wait()
+        """Wait until all handlers have subscribed. A publisher alone has no handlers."""
 
     def _new_route_nowait(self, type_: type) -> PublishRoute:
         binding = self._registry.bindings[type_]

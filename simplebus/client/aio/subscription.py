@@ -36,7 +36,7 @@ from simplebus.core.protocol.requests import SubscribeRequest
 if TYPE_CHECKING:
     from types import TracebackType
 
-    from simplebus.client.aio.bus import Bus
+    from simplebus.client.aio.publisher import Publisher
 
 T = TypeVar("T")
 
@@ -54,7 +54,12 @@ class BaseSubscription(SubscriptionState[T]):
     block_keyword = "async with"
 
     def __init__(
-        self, bus: Bus, target: SubscriptionTarget, request: SubscribeRequest, *, auto_ack: bool
+        self,
+        bus: Publisher,
+        target: SubscriptionTarget,
+        request: SubscribeRequest,
+        *,
+        auto_ack: bool,
     ) -> None:
         super().__init__(bus.connection.core, target, request, auto_ack=auto_ack)
         self._bus = bus

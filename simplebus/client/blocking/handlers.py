@@ -7,15 +7,18 @@ left.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from simplebus.client.blocking.subscription import BlockingBaseSubscription
 from simplebus.client.core.messages import Message
 from simplebus.client.handler_errors import HandlerErrors
 from simplebus.client.request_reply import Handler, check_handler_result
 
-if TYPE_CHECKING:
-    from simplebus.client.blocking.bus import BlockingBus
+
+class ReplyingBus(Protocol):
+    """Part of a `BlockingBus` that handlers use."""
+
+    def reply(self, message: Message[Any], value: object) -> None: ...
 
 
 class BlockingHandlerRunner:
@@ -23,7 +26,7 @@ class BlockingHandlerRunner:
 
     def __init__(
         self,
-        bus: BlockingBus,
+        bus: ReplyingBus,
         subscription: BlockingBaseSubscription[Any],
         handler: Handler,
         failures: HandlerErrors,

@@ -31,7 +31,7 @@ from simplebus.core.protocol.requests import SubscribeRequest
 if TYPE_CHECKING:
     from types import TracebackType
 
-    from simplebus.client.blocking.bus import BlockingBus
+    from simplebus.client.blocking.publisher import BlockingPublisher
 
 T = TypeVar("T")
 
@@ -49,7 +49,7 @@ class BlockingBaseSubscription(SubscriptionState[T]):
 
     def __init__(
         self,
-        bus: BlockingBus,
+        bus: BlockingPublisher,
         target: SubscriptionTarget,
         request: SubscribeRequest,
         *,
@@ -82,7 +82,7 @@ class BlockingBaseSubscription(SubscriptionState[T]):
         traceback: TracebackType | None,
     ) -> None:
         request = self.close_inbox(is_processed=kind is None)
-        with suppress(BusConnectionError):  # Who needs the connection next will hear of it.
+        with suppress(BusConnectionError):  # The next call on the bus raises it.
             if kind is None:
                 self._connection.wait_answered_briefly(request, monotonic() + CLOSE_SECONDS)
             else:
@@ -209,7 +209,7 @@ class BlockingBaseSubscription(SubscriptionState[T]):
 
     def _write_acks(self) -> None:
         self._acks_due_at = monotonic() + ACK_SECONDS
-        # What was sent again while it waits here is known as a copy now, and not when it is done.
+        # Reading now drops redelivered copies of messages that still wait here.
         if self.inbox.buffered_bytes < PREFETCH_BYTES:
             self._connection.read_and_write()
         else:

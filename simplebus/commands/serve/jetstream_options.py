@@ -51,7 +51,7 @@ def parse_servers(text: Any) -> Any:
     if not isinstance(text, str):
         return text
     try:
-        return tuple(NatsAddress.of(each.strip()) for each in text.split(",") if each.strip())
+        return tuple(NatsAddress.parse(each.strip()) for each in text.split(",") if each.strip())
     except ValueError as error:
         raise typer.BadParameter(str(error)) from None
 

@@ -54,7 +54,7 @@ async def _all_has_come(link: NatsConnection, names: Names, consumer: str, feed:
             try:
                 if last is None:
                     last = await _last_of(link, stream, subject)
-                info = await link.ask(f"CONSUMER.INFO.{stream}.{consumer}")
+                info = await link.api_request(f"CONSUMER.INFO.{stream}.{consumer}")
             except BusConnectionError:
                 await link.wait_ready()
             except JetStreamError as error:
@@ -74,7 +74,7 @@ async def _all_has_come(link: NatsConnection, names: Names, consumer: str, feed:
 async def _last_of(link: NatsConnection, stream: str, subject: str) -> int:
     """The last message that is there; 0 for none. Raises BusConnectionError and JetStreamError."""
     try:
-        said = await link.ask(f"STREAM.MSG.GET.{stream}", {"last_by_subj": subject})
+        said = await link.api_request(f"STREAM.MSG.GET.{stream}", {"last_by_subj": subject})
     except JetStreamError as error:
         if error.code not in api.NO_MESSAGE:
             raise

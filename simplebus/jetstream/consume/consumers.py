@@ -104,7 +104,7 @@ class Positions:
             return
         stream = self._options.names.stream(class_id)
         try:
-            info = await self._link.ask(f"STREAM.INFO.{stream}")
+            info = await self._link.api_request(f"STREAM.INFO.{stream}")
         except JetStreamError as error:
             if error.code not in jetstream_codec.NOT_FOUND:
                 raise
@@ -118,7 +118,7 @@ class Positions:
             except JetStreamError as error:  # Another door was first.
                 if error.code != api.NAME_IN_USE:
                     raise
-                info = await self._link.ask(f"STREAM.INFO.{stream}")
+                info = await self._link.api_request(f"STREAM.INFO.{stream}")
                 await fit(self._link, info["config"], self._options)
         self._with_chains.discard(class_id)
         if info.get("config", {}).get("allow_batched") is True:
@@ -139,11 +139,11 @@ class Positions:
         """Make a stream; on an older server one that takes no chains."""
         wish = {**body, "allow_batched": True}
         try:
-            return await self._link.ask(f"STREAM.CREATE.{stream}", wish, seconds=_STREAM_SECONDS)
+            return await self._link.api_request(f"STREAM.CREATE.{stream}", wish, seconds=_STREAM_SECONDS)
         except JetStreamError as error:
             if error.code != jetstream_codec.UNKNOWN_FIELD:
                 raise
-        return await self._link.ask(f"STREAM.CREATE.{stream}", body, seconds=_STREAM_SECONDS)
+        return await self._link.api_request(f"STREAM.CREATE.{stream}", body, seconds=_STREAM_SECONDS)
 
     def takes_chains(self, class_id: int) -> bool:
         """Whether its stream does, as it was last."""
@@ -312,7 +312,7 @@ class Positions:
         """Where a position begins, as of now."""
         if not (isinstance(start, Start) and start.sequence is not None):
             return api.starting(start)
-        info = await self._link.ask(f"STREAM.INFO.{self._options.names.stream(class_id)}")
+        info = await self._link.api_request(f"STREAM.INFO.{self._options.names.stream(class_id)}")
         return api.starting(start, int(info["state"]["last_seq"]))
 
     def _new_name(self) -> str:
@@ -424,7 +424,7 @@ class Positions:
         config = api.claim(name, self._door)
         body = {"stream_name": stream, "config": config, "action": "create"}
         try:
-            await self._link.ask(f"CONSUMER.CREATE.{stream}.{config['name']}", body)
+            await self._link.api_request(f"CONSUMER.CREATE.{stream}.{config['name']}", body)
         except JetStreamError as error:
             if error.code not in api.EXISTS:
                 raise
@@ -548,9 +548,9 @@ class Positions:
         floor = min(floors.values(), default=0)
         if floor > self._trimmed.get(class_id, 1):
             stream = self._options.names.stream(class_id)
-            state = (await self._link.ask(f"STREAM.INFO.{stream}"))["state"]
+            state = (await self._link.api_request(f"STREAM.INFO.{stream}"))["state"]
             if floor > int(state["first_seq"]):  # A purge of nothing would disturb others, too.
-                await self._link.ask(f"STREAM.PURGE.{stream}", {"seq": floor})
+                await self._link.api_request(f"STREAM.PURGE.{stream}", {"seq": floor})
             self._trimmed[class_id] = floor
         return floors
 
@@ -573,7 +573,7 @@ class Positions:
         body = {"stream_name": stream, "config": config, "action": "create"}
         subject, info = f"CONSUMER.CREATE.{stream}.{name}", None
         try:
-            info = await self._link.ask(subject, body, seconds=_STREAM_SECONDS)
+            info = await self._link.api_request(subject, body, seconds=_STREAM_SECONDS)
         except JetStreamError as error:  # Another door was first, or the answer was lost.
             if error.is_final and error.code not in api.EXISTS:
                 raise ConsumerRefusedError(error.code, error.sentence) from None
@@ -584,12 +584,12 @@ class Positions:
     async def _update(self, class_id: int, name: str, config: dict[str, Any]) -> None:
         stream = self._options.names.stream(class_id)
         body = {"stream_name": stream, "config": config, "action": "update"}
-        await self._link.ask(f"CONSUMER.CREATE.{stream}.{name}", body, seconds=_STREAM_SECONDS)
+        await self._link.api_request(f"CONSUMER.CREATE.{stream}.{name}", body, seconds=_STREAM_SECONDS)
 
     async def _info(self, class_id: int, name: str) -> dict[str, Any] | None:
         stream = self._options.names.stream(class_id)
         try:
-            return await self._link.ask(f"CONSUMER.INFO.{stream}.{name}")
+            return await self._link.api_request(f"CONSUMER.INFO.{stream}.{name}")
         except JetStreamError as error:
             if error.code in jetstream_codec.NOT_FOUND:
                 return None
@@ -598,7 +598,7 @@ class Positions:
     async def _delete(self, class_id: int, name: str) -> bool:
         """Returns whether it was there."""
         try:
-            await self._link.ask(f"CONSUMER.DELETE.{self._options.names.stream(class_id)}.{name}")
+            await self._link.api_request(f"CONSUMER.DELETE.{self._options.names.stream(class_id)}.{name}")
         except JetStreamError as error:
             if error.code in jetstream_codec.NOT_FOUND:
                 return False

@@ -174,7 +174,7 @@ def _said(info: dict[str, Any], key: str) -> str:
 async def give_back(link: NatsConnection, stream: str, name: str, leaving: Leaving) -> dict[str, Any] | None:
     """Give messages back to a consumer, and what it has sent to nobody. Returns how it is to be
     configured from now on; None for as it is. Raises BusConnectionError and JetStreamError."""
-    info = await link.ask(f"CONSUMER.INFO.{stream}.{name}")
+    info = await link.api_request(f"CONSUMER.INFO.{stream}.{name}")
     lost = range(0)
     if leaving.known is not None and not info.get("num_waiting"):  # Else they may be another's.
         count, highest = leaving.known
@@ -206,7 +206,7 @@ async def pass_on(link: NatsConnection, stream: str, name: str, owed: Owed) -> N
     last: tuple[str, bytes] | None = None
     while most > 0:
         batch = min(most, _BATCH_MAX)
-        found = await link.collect(
+        found = await link.request_many(
             f"{jetstream_codec.API}CONSUMER.MSG.NEXT.{stream}.{name}",
             jetstream_codec.pull_request(batch=batch),
             most=batch,

@@ -232,7 +232,7 @@ class Uplink:
     def _look_for_late_ones(self, lane: Lane, now: float) -> None:
         """Ask what the stream has when answers have been awaited for too long, and what it has not
         said of that."""
-        if lane.doubted and not self._core.has_passed(lane.mark):
+        if lane.doubted and not self._core.is_ping_answered(lane.mark):
             return  # It is on its way, slowly: to ask again would only make that longer.
         is_late = now >= min(lane.again_at, lane.heard_at + PATIENCE_SECONDS)
         if lane.begun:
@@ -286,14 +286,14 @@ class Uplink:
             lane.asked.update((first + at, (piece, row)) for at, row in enumerate(rows.tolist()))
             if rows.size:
                 self._write_questions(piece, rows, first)
-        lane.mark = self._core.mark()
+        lane.mark = self._core.send_ping()
 
     def _write_questions(self, piece: Piece, rows: Integers, first: int) -> None:
         """Have the stream say whether it has these messages, in answers with numbers from `first`
         on."""
         subject = self._subject(piece.class_id).encode()
         ids = codec.message_ids(piece.prefix, piece.ids[rows])
-        replies = self._core.replies_to(first, rows.size)
+        replies = self._core.reply_subjects(first, rows.size)
         self._core.write(jetstream_codec.encode_stored_check(subject, rows.size, ids, replies))
 
     def _learn(self, lane: Lane, number: int, error: JetStreamError | None, now: float) -> None:
@@ -364,7 +364,7 @@ class Uplink:
         piece.missing = np.ones(count, np.bool_)
         first = self._take_numbers(lane, count)
         lane.rows.update((first + row, (piece, row)) for row in range(count))
-        return self._core.replies_to(first, count)
+        return self._core.reply_subjects(first, count)
 
     def begin_anew(self, now: float) -> None:
         """There is another connection: what had no answer on the former one is asked for on this

@@ -243,7 +243,7 @@ async def test_reports_lag_while_stream_is_full(server: BusServer, nats: NatsSer
             await bus.publish_many(numbered(25, 28), class_id="lags")
             await until(lambda: lag(made) == 18)
             while lag(made):
-                await wire.link.ask("STREAM.PURGE.LAGS")
+                await wire.link.api_request("STREAM.PURGE.LAGS")
                 await trio.sleep(0.05)
             await through(made, 28)
 

@@ -43,7 +43,7 @@ async def said(wire: BridgeNatsConnection, name: str, count: int) -> list[bytes]
     wire.messages.clear()
     sid = wire.core.subscribe("heard")
     config = {"deliver_subject": "heard", "ack_policy": "none", "deliver_policy": "all"}
-    await wire.link.ask(f"CONSUMER.CREATE.{name}", {"stream_name": name, "config": config})
+    await wire.link.api_request(f"CONSUMER.CREATE.{name}", {"stream_name": name, "config": config})
     while sum(each.count for each in wire.messages) < count:
         await wire.changed()
     wire.core.unsubscribe(sid)

@@ -95,7 +95,7 @@ async def test_requested_bytes_stay_below_server_buffer(
         for _ in range(count):
             wire.core.publish("long", bytes(size))
             wire.link.flush()
-            await wire.link.room()
+            await wire.link.wait_for_output_space()
         await wire.round_trip()
         near = near_end(own, "LONG")
         await near.read(await near.open())  # From then on nobody takes anything.
@@ -183,7 +183,7 @@ async def test_resumes_after_kill_while_consumer_is_recreated(
             assert await near.open() == at
         assert not near.is_new
         assert await found(near, at, near.head) == near.head - at
-        names = (await wire.link.ask(f"CONSUMER.NAMES.{name}"))["consumers"]
+        names = (await wire.link.api_request(f"CONSUMER.NAMES.{name}"))["consumers"]
         assert names == [near._consumer]
 
 
@@ -207,7 +207,7 @@ async def test_reads_recreated_stream_from_first_message(
         await say(wire, "reborn", 0, 10)
         near = near_end(own, "REBORN")
         await near.open()
-        await wire.link.ask("STREAM.DELETE.REBORN")
+        await wire.link.api_request("STREAM.DELETE.REBORN")
         await stream(wire, "REBORN", "reborn")
         await say(wire, "reborn", 0, 5)
         for begin in near.refresh_stream_info(), near.read(8):
@@ -293,7 +293,7 @@ async def test_filtered_mirror_counts_nothing_as_missed(nats: NatsServer) -> Non
     async with both(nats) as (wire, own):
         await stream(wire, "ORIGIN", "origin.>")
         mirror = {"name": "ORIGIN", "filter_subject": "origin.a"}
-        await wire.link.ask("STREAM.CREATE.PART", {"name": "PART", "mirror": mirror})
+        await wire.link.api_request("STREAM.CREATE.PART", {"name": "PART", "mirror": mirror})
         for number in range(10):
             await say(wire, "origin.a", number, number + 1)
             await say(wire, "origin.b", number, number + 1)
@@ -313,7 +313,7 @@ async def test_counts_removed_stream_messages_as_missed(server: BusServer, nats:
         await stream(wire, "HOLES", "holes")
         await say(wire, "holes", 0, 10)
         for sequence in 1, 4, 5:
-            await wire.link.ask("STREAM.MSG.DELETE.HOLES", {"seq": sequence})
+            await wire.link.api_request("STREAM.MSG.DELETE.HOLES", {"seq": sequence})
         lane = from_stream(nats, server, "HOLES")
         async with copying(lane):
             assert len(await payloads(bus, "HOLES", 7)) == 7

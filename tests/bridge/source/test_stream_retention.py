@@ -58,7 +58,7 @@ async def say(wire: BridgeNatsConnection, name: str, first: int, last: int) -> N
 
 
 async def consumers(wire: BridgeNatsConnection, name: str) -> int:
-    return len((await wire.link.ask(f"CONSUMER.NAMES.{name}"))["consumers"])
+    return len((await wire.link.api_request(f"CONSUMER.NAMES.{name}"))["consumers"])
 
 
 async def interested(wire: BridgeNatsConnection, name: str) -> None:
@@ -89,7 +89,7 @@ async def is_gone(wire: BridgeNatsConnection, name: str) -> None:
 
 async def of_consumer(wire: BridgeNatsConnection, name: str) -> dict[str, Any]:
     """What is said of the lane's."""
-    return await wire.link.ask(f"CONSUMER.INFO.{name}.{of_lane(name)}")
+    return await wire.link.api_request(f"CONSUMER.INFO.{name}.{of_lane(name)}")
 
 
 def of_lane(name: str) -> str:
@@ -154,7 +154,7 @@ async def test_work_queue_rejects_more_subjects(
             begun.statistics().problem
         )
         assert await stored(wire, name) == 1
-        await wire.link.ask(f"CONSUMER.DELETE.{name}.{of_lane(name)}")
+        await wire.link.api_request(f"CONSUMER.DELETE.{name}.{of_lane(name)}")
         copied = CopiedClass(name, stream=name, channels=tuple(subjects))
         (other,) = create_copiers([BridgeSettings("other", nats.url, server.address, (copied,))])
         async with copying(other):
@@ -220,7 +220,7 @@ async def test_new_consumer_does_not_replace_target_position(
             await say(wire, "AGAIN", 0, 10)
             assert await payloads(bus, "AGAIN", 10) == numbered(0, 10)
             await until(lambda: begun.statistics().position == 11)
-        await wire.link.ask(f"CONSUMER.DELETE.AGAIN.{of_lane('AGAIN')}")
+        await wire.link.api_request(f"CONSUMER.DELETE.AGAIN.{of_lane('AGAIN')}")
         await say(wire, "AGAIN", 10, 20)
         async with waiting(wire, nats, "AGAIN"):
             await say(wire, "AGAIN", 20, 30)
@@ -342,7 +342,7 @@ async def test_does_not_wait_for_delivered_and_removed_messages(
         with monkeypatch.context() as patch:
             patch.setattr(StreamSource, "commit_position", not_kept)
             await copied_300(wire, lane(nats, server, name), name)
-        await wire.link.ask(f"STREAM.PURGE.{name}")
+        await wire.link.api_request(f"STREAM.PURGE.{name}")
         begun = lane(nats, server, name)
         async with copying(begun, up=True):
             await say(wire, name, 300, 310)

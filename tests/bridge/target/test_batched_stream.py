@@ -212,10 +212,10 @@ class Wire:
     def __init__(self, led: Led) -> None:
         self.led, self.lost_reason, self.timeout_seconds = led, "", 60.0
         self.core = NatsClientCore(inbox="_INBOX.x")
-        self.core.open(0.0)
+        self.core.start_connection(0.0)
         says = b'INFO {"headers":true,"max_payload":1048576,"version":"%b"}\r\n'
         list(self.core.receive(says % led.version.encode(), 0.0))
-        self.core.greet()
+        self.core.send_connect()
         list(self.core.receive(b"PONG\r\n", 0.0))
         self.link = SimpleNamespace(flush=self._flush, ask=self._ask, server="here")
         self.replies: list[RequestReplies] = []
@@ -412,11 +412,11 @@ def into(nats: NatsServer, server: BusServer, name: str, **options: Any) -> Copi
 
 async def payloads_of(wire: BridgeNatsConnection, name: str) -> list[bytes]:
     """All that a stream has, in its order."""
-    state = (await wire.link.ask(f"STREAM.INFO.{name}"))["state"]
+    state = (await wire.link.api_request(f"STREAM.INFO.{name}"))["state"]
     found = []
     for sequence in range(state["first_seq"], state["last_seq"] + 1):
         with suppress(JetStreamError):
-            said = await wire.link.ask(f"STREAM.MSG.GET.{name}", {"seq": sequence})
+            said = await wire.link.api_request(f"STREAM.MSG.GET.{name}", {"seq": sequence})
             found.append(b64decode(said["message"].get("data", "")))
     return found
 
@@ -458,7 +458,7 @@ async def test_full_stream_keeps_order(
                 while await stored(wire, "NARROW") < min(7, 20 - len(got)):
                     await wire.round_trip()
                 got += await payloads_of(wire, "NARROW")
-                await wire.link.ask("STREAM.PURGE.NARROW")
+                await wire.link.api_request("STREAM.PURGE.NARROW")
         assert got == numbered(0, 20)
         assert lane.statistics().refused == 0
 
@@ -493,7 +493,7 @@ async def test_stops_using_fast_batches_when_disallowed(
         async with copying(lane := into(nats, server, "NONE")):
             await until(lambda: lane.statistics().copied == 100)
             config = {"name": "NONE", "subjects": ["class.none"], "allow_batched": False}
-            await wire.link.ask("STREAM.UPDATE.NONE", config)
+            await wire.link.api_request("STREAM.UPDATE.NONE", config)
             await bus.publish_many(numbered(100, 5000), class_id="none")
             await until(lambda: lane.statistics().copied == 5000)
         found = lane.statistics()

@@ -112,9 +112,9 @@ async def test_reports_full_stream_until_it_has_room(
             await until(lambda: not is_told_up(made))
             said = made.statistics().problem
             assert said == "the target accepted no message for 2 s: maximum messages exceeded"
-            await wire.link.ask("STREAM.PURGE.HELD")
+            await wire.link.api_request("STREAM.PURGE.HELD")
             await until(lambda: is_told_up(made))
             while made.statistics().lag:
-                await wire.link.ask("STREAM.PURGE.HELD")
+                await wire.link.api_request("STREAM.PURGE.HELD")
                 await trio.sleep(0.05)
             await until(lambda: is_told_up(made))

@@ -188,7 +188,7 @@ async def test_mapped_subject_is_not_refused_without_leader(
             config=config,
             **own,
         )
-        far._wire.link.ask = ask  # type: ignore[assignment, method-assign]
+        far._wire.link.api_request = ask  # type: ignore[assignment, method-assign]
         return far
 
     async def refused(far: NatsTarget, at: int) -> list[tuple[int, str]]:
@@ -279,7 +279,7 @@ async def test_full_stream_keeps_order_one_by_one(
                 while await stored(wire, "TIGHT") < min(7, 20 - len(got)):
                     await wire.round_trip()
                 got += await payloads_of(wire, "TIGHT")
-                await wire.link.ask("STREAM.PURGE.TIGHT")
+                await wire.link.api_request("STREAM.PURGE.TIGHT")
         assert got == numbered(0, 20)
         assert lane.statistics().refused == 0
 
@@ -360,7 +360,7 @@ async def test_selects_target_again_when_stream_is_created_or_changed(
             await stream(wire, "GROWN", "class.grown")
             await goes_on_as(NatsTarget)
             config = {"name": "GROWN", "subjects": ["class.grown"], "allow_batched": True}
-            await wire.link.ask("STREAM.UPDATE.GROWN", config)
+            await wire.link.api_request("STREAM.UPDATE.GROWN", config)
             await goes_on_as(BatchedStreamTarget)
         assert list(ends) == ["FarFew", "FarNats", "FarChains"]
         assert "stream 'GROWN' has another configuration than before" in caplog.text
@@ -410,6 +410,6 @@ async def has_gone(urls: str) -> bool:
     """Whether the stream's leader gave up, for another one."""
     with suppress(BusConnectionError, JetStreamError):
         async with connect_nats(urls, "test", {}) as wire:
-            await wire.link.ask("STREAM.LEADER.STEPDOWN.LED")
+            await wire.link.api_request("STREAM.LEADER.STEPDOWN.LED")
             return True
     return False

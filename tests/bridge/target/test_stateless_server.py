@@ -197,7 +197,7 @@ async def test_copies_nats_to_stateless_server(nats: NatsServer, stream: str) ->
     async with connect(nats) as wire, door(options(nats.url)) as one:
         if stream:
             config = {"name": stream, "subjects": [subject], "storage": "memory"}
-            await wire.link.ask(f"STREAM.CREATE.{stream}", config)
+            await wire.link.api_request(f"STREAM.CREATE.{stream}", config)
         with trio.fail_after(PATIENCE_SECONDS):
             copied = CopiedClass("a", stream=stream, channels=(subject,))
             for first in range(0, 600, 200):

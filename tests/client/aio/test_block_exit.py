@@ -1,4 +1,4 @@
-"""How the block of a bus ends when it is not simply left, under both event loops."""
+"""Exits of the block of a bus: lost connections, errors and program ends."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.client.conftest import Run
 
 
 @pytest.mark.parametrize("reconnect", [0.3, 0])
-def test_a_service_of_handlers_ends_when_the_bus_is_gone_for_good(
+def test_block_with_handlers_is_cancelled_when_the_bus_is_lost(
     run: Run, server: BusServer, reconnect: float
 ) -> None:
     async def main() -> None:
@@ -29,9 +29,7 @@ def test_a_service_of_handlers_ends_when_the_bus_is_gone_for_good(
         run(main)
 
 
-def test_a_block_that_meets_the_loss_itself_raises_what_it_wants(
-    run: Run, server: BusServer
-) -> None:
+def test_error_of_the_block_replaces_the_lost_connection_error(run: Run, server: BusServer) -> None:
     async def main() -> None:
         async with simplebus.connect(server.address, reconnect=0) as bus:
             bus.handle(1, print)
@@ -46,9 +44,7 @@ def test_a_block_that_meets_the_loss_itself_raises_what_it_wants(
         run(main)
 
 
-def test_a_program_without_handlers_is_told_when_it_asks_for_something(
-    run: Run, server: BusServer
-) -> None:
+def test_next_call_raises_when_the_bus_is_lost(run: Run, server: BusServer) -> None:
     async def main() -> None:
         async with simplebus.connect(server.address, reconnect=0) as bus:
             await bus.publish(b"x", class_id=1)
@@ -62,7 +58,7 @@ def test_a_program_without_handlers_is_told_when_it_asks_for_something(
 
 @pytest.mark.parametrize("end", [SystemExit(3), KeyboardInterrupt()])
 @pytest.mark.parametrize("kind", ["server", "memory"])
-def test_what_ends_a_program_leaves_a_handler_as_it_is(
+def test_system_exit_of_a_handler_is_raised_unwrapped(
     run: Run, shared_server: BusServer, end: BaseException, kind: str
 ) -> None:
     async def main() -> None:

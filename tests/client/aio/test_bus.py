@@ -1,4 +1,4 @@
-"""The client under trio and asyncio, against a real server: what README promises a program."""
+"""`Bus` under trio and asyncio, against a real server."""
 
 from __future__ import annotations
 
@@ -38,9 +38,7 @@ async def collect(messages: simplebus.RawSubscription, count: int) -> list[bytes
 # Publishing and subscribing ----------------------------------------------------------------------
 
 
-def test_what_is_published_is_received_in_order_and_acknowledged(
-    run: Run, server: BusServer
-) -> None:
+def test_publishes_receives_in_order_and_acknowledges(run: Run, server: BusServer) -> None:
     async def main() -> None:
         async with simplebus.connect(server.address) as bus:
             for payload in NUMBERED[:100]:
@@ -55,7 +53,7 @@ def test_what_is_published_is_received_in_order_and_acknowledged(
     assert statistics.redelivered == 0
 
 
-def test_who_has_left_is_gone_when_another_connection_comes(run: Run, server: BusServer) -> None:
+def test_left_client_is_gone_when_the_next_one_connects(run: Run, server: BusServer) -> None:
     async def main() -> None:
         async with (
             simplebus.connect(server.address) as one,
@@ -68,7 +66,7 @@ def test_who_has_left_is_gone_when_another_connection_comes(run: Run, server: Bu
     run(main)
 
 
-def test_batches_hold_what_was_published(run: Run, server: BusServer) -> None:
+def test_batches_contain_the_published_messages(run: Run, server: BusServer) -> None:
     async def main() -> None:
         payloads: list[bytes] = []
         async with simplebus.connect(server.address) as bus:
@@ -86,7 +84,7 @@ def test_batches_hold_what_was_published(run: Run, server: BusServer) -> None:
     assert server.statistics().acknowledged == 3000
 
 
-def test_a_subscription_holds_when_its_block_is_entered(run: Run, shared_server: BusServer) -> None:
+def test_subscription_is_active_when_its_block_begins(run: Run, shared_server: BusServer) -> None:
     async def main() -> None:
         async with (
             simplebus.connect(shared_server.address) as publisher,
@@ -102,7 +100,7 @@ def test_a_subscription_holds_when_its_block_is_entered(run: Run, shared_server:
     run(main)
 
 
-def test_a_small_message_leaves_as_soon_as_its_publisher_yields(
+def test_small_message_is_written_when_its_publisher_yields(
     run: Run, shared_server: BusServer
 ) -> None:
     async def main() -> None:
@@ -118,9 +116,7 @@ def test_a_small_message_leaves_as_soon_as_its_publisher_yields(
     run(main)
 
 
-def test_flush_waits_for_confirms_and_drain_until_all_is_applied(
-    run: Run, server: BusServer
-) -> None:
+def test_flush_waits_for_confirms_and_drain_for_acks(run: Run, server: BusServer) -> None:
     async def main() -> None:
         async with simplebus.connect(server.address) as bus:
             await bus.publish_many([b"x" * 1000] * 20_000, class_id=1, confirm=False)
@@ -134,7 +130,7 @@ def test_flush_waits_for_confirms_and_drain_until_all_is_applied(
     run(main)
 
 
-def test_one_connection_publishes_and_subscribes_without_getting_stuck(
+def test_publishing_and_subscribing_on_one_connection_does_not_deadlock(
     run: Run, server: BusServer
 ) -> None:
     count = 200_000
@@ -182,7 +178,7 @@ def test_publishers_wait_while_the_bus_confirms_nothing(run: Run) -> None:
 # Acknowledging -----------------------------------------------------------------------------------
 
 
-def test_a_message_whose_body_raises_comes_again_to_the_next_subscription(
+def test_redelivers_to_the_next_subscription_when_the_block_raises(
     run: Run, clockless_server: BusServer
 ) -> None:
     async def main() -> None:
@@ -239,7 +235,7 @@ def test_acks_of_a_slow_consumer_do_not_wait_for_the_end_of_its_batch(
     run(main)
 
 
-def test_manual_acks_count_and_nothing_else_does(run: Run, clockless_server: BusServer) -> None:
+def test_without_auto_ack_only_manual_acks_count(run: Run, clockless_server: BusServer) -> None:
     async def main() -> None:
         async with simplebus.connect(clockless_server.address) as bus:
             await bus.publish_many(NUMBERED[:5], class_id=1)
@@ -262,7 +258,7 @@ def test_manual_acks_count_and_nothing_else_does(run: Run, clockless_server: Bus
     assert clockless_server.statistics().acknowledged == 5
 
 
-def test_a_message_is_acknowledged_where_it_came_from(run: Run, shared_server: BusServer) -> None:
+def test_ack_at_another_subscription_raises(run: Run, shared_server: BusServer) -> None:
     async def main() -> None:
         async with (
             simplebus.connect(shared_server.address) as bus,
@@ -279,7 +275,7 @@ def test_a_message_is_acknowledged_where_it_came_from(run: Run, shared_server: B
     run(main)
 
 
-def test_several_subscriptions_see_and_acknowledge_every_message_each(
+def test_every_subscription_receives_and_acknowledges_every_message(
     run: Run, server: BusServer
 ) -> None:
     async def main() -> None:
@@ -301,7 +297,7 @@ def test_several_subscriptions_see_and_acknowledge_every_message_each(
 # Cancellation ------------------------------------------------------------------------------------
 
 
-def test_a_cancelled_wait_loses_nothing(run: Run, server: BusServer) -> None:
+def test_cancelled_get_loses_no_message(run: Run, server: BusServer) -> None:
     async def main() -> None:
         async with simplebus.connect(server.address) as bus, bus.subscribe(1) as messages:
             for payload in NUMBERED[:20]:
@@ -321,9 +317,7 @@ def test_a_cancelled_wait_loses_nothing(run: Run, server: BusServer) -> None:
     assert server.statistics().acknowledged == 21
 
 
-def test_a_message_whose_processing_is_cancelled_is_the_next_one(
-    run: Run, server: BusServer
-) -> None:
+def test_message_of_a_cancelled_loop_is_the_next(run: Run, server: BusServer) -> None:
     async def main() -> None:
         async with simplebus.connect(server.address) as bus:
             await bus.publish_many(NUMBERED[:3], class_id=1)
@@ -341,7 +335,7 @@ def test_a_message_whose_processing_is_cancelled_is_the_next_one(
     assert server.statistics().acknowledged == 3
 
 
-def test_asyncio_s_own_timeouts_put_a_message_back_too(server: BusServer) -> None:
+def test_asyncio_timeout_puts_the_message_back(server: BusServer) -> None:
     async def main() -> None:
         async with simplebus.connect(server.address) as bus:
             await bus.publish_many(NUMBERED[:2], class_id=1)
@@ -358,9 +352,7 @@ def test_asyncio_s_own_timeouts_put_a_message_back_too(server: BusServer) -> Non
     assert server.statistics().acknowledged == 2
 
 
-def test_leaving_by_cancellation_acknowledges_what_was_processed(
-    run: Run, server: BusServer
-) -> None:
+def test_cancellation_acknowledges_processed_messages(run: Run, server: BusServer) -> None:
     async def main() -> None:
         with anyio.CancelScope() as scope:
             async with simplebus.connect(server.address) as bus:
@@ -388,7 +380,7 @@ def test_leaving_can_be_cancelled(run: Run) -> None:
     run(main)
 
 
-def test_asyncio_s_own_cancellation_says_goodbye_too(server: BusServer) -> None:
+def test_asyncio_cancellation_closes_the_connection_properly(server: BusServer) -> None:
     async def main(is_there: asyncio.Event) -> None:
         async with simplebus.connect(server.address) as bus:
             await bus.publish_many(NUMBERED[:3], class_id=1)
@@ -412,9 +404,7 @@ def test_asyncio_s_own_cancellation_says_goodbye_too(server: BusServer) -> None:
 # Slow consumers ----------------------------------------------------------------------------------
 
 
-def test_a_subscription_that_nobody_reads_does_not_starve_another(
-    run: Run, server: BusServer
-) -> None:
+def test_unread_subscription_does_not_block_another(run: Run, server: BusServer) -> None:
     async def main() -> None:
         async with (
             simplebus.connect(server.address) as bus,
@@ -448,9 +438,7 @@ def test_a_slow_consumer_gets_everything_once(run: Run, server: BusServer) -> No
 # Mistakes and losses -----------------------------------------------------------------------------
 
 
-def test_payloads_that_cannot_travel_are_refused_and_the_bus_goes_on(
-    run: Run, shared_server: BusServer
-) -> None:
+def test_invalid_payloads_raise_and_the_bus_continues(run: Run, shared_server: BusServer) -> None:
     async def main() -> None:
         async with simplebus.connect(shared_server.address) as bus:
             with pytest.raises(LocalProtocolError, match="index 1 has 1048564 bytes"):
@@ -485,7 +473,7 @@ def test_a_subscription_must_be_entered_and_only_once(run: Run, shared_server: B
     run(main)
 
 
-def test_a_bus_is_there_within_its_block_only(run: Run, shared_server: BusServer) -> None:
+def test_bus_is_usable_only_inside_its_block(run: Run, shared_server: BusServer) -> None:
     async def main() -> None:
         outside: Any
         for outside, begins in (
@@ -518,7 +506,7 @@ def test_two_tasks_cannot_wait_for_one_subscription(run: Run, shared_server: Bus
     run(main)
 
 
-def test_a_port_where_nobody_listens_is_said_so(run: Run) -> None:
+def test_connecting_to_a_closed_port_raises(run: Run) -> None:
     async def main() -> None:
         async with simplebus.connect(f"127.0.0.1:{free_port()}"):
             pytest.fail("connected to nobody")
@@ -527,7 +515,7 @@ def test_a_port_where_nobody_listens_is_said_so(run: Run) -> None:
         run(main)
 
 
-def test_a_host_that_does_not_exist_is_said_so(run: Run) -> None:
+def test_connecting_to_an_unknown_host_raises(run: Run) -> None:
     async def main() -> None:
         async with simplebus.connect("nobody.invalid"):
             pytest.fail("connected to nobody")
@@ -536,7 +524,7 @@ def test_a_host_that_does_not_exist_is_said_so(run: Run) -> None:
         run(main)
 
 
-def test_a_listener_that_is_no_bus_is_said_so(run: Run) -> None:
+def test_connecting_to_another_kind_of_server_raises(run: Run) -> None:
     async def main() -> None:
         with silent_listener() as deaf:
             async with simplebus.connect(deaf.address, timeout=2):
@@ -546,7 +534,7 @@ def test_a_listener_that_is_no_bus_is_said_so(run: Run) -> None:
         run(main)
 
 
-def test_a_server_that_goes_away_ends_everything_that_waits(run: Run, server: BusServer) -> None:
+def test_server_shutdown_ends_all_waits(run: Run, server: BusServer) -> None:
     async def main() -> None:
         async with (
             simplebus.connect(server.address, reconnect=None) as bus,
@@ -568,7 +556,7 @@ def test_a_server_that_goes_away_ends_everything_that_waits(run: Run, server: Bu
     run(main)
 
 
-def test_a_bus_that_was_left_says_so(run: Run, shared_server: BusServer) -> None:
+def test_using_a_left_bus_raises(run: Run, shared_server: BusServer) -> None:
     async def main() -> None:
         async with simplebus.connect(shared_server.address) as bus:
             pass
@@ -578,7 +566,7 @@ def test_a_bus_that_was_left_says_so(run: Run, shared_server: BusServer) -> None
     run(main)
 
 
-def test_leaving_delivers_what_was_published_last(run: Run, server: BusServer) -> None:
+def test_leaving_delivers_the_last_messages(run: Run, server: BusServer) -> None:
     async def main() -> None:
         async with simplebus.connect(server.address) as bus:
             for payload in NUMBERED:

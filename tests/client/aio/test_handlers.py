@@ -1,4 +1,4 @@
-"""Handlers, requests and replies, under both event loops: against a real server."""
+"""Handlers, requests and replies under trio and asyncio, against a real server."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Price(msgspec.Struct):
 # Handlers ----------------------------------------------------------------------------------------
 
 
-def test_every_handler_of_a_class_is_called_with_everything(run: Run, server: BusServer) -> None:
+def test_every_handler_receives_all_messages(run: Run, server: BusServer) -> None:
     async def main() -> None:
         slow: list[bytes] = []
         fast: list[bytes] = []
@@ -55,7 +55,7 @@ def test_every_handler_of_a_class_is_called_with_everything(run: Run, server: Bu
     run(main)
 
 
-def test_so_many_messages_are_handled_at_once_as_was_asked_for(run: Run, server: BusServer) -> None:
+def test_handles_as_many_messages_at_once_as_concurrency(run: Run, server: BusServer) -> None:
     async def main() -> None:
         together = most = 0
         done: list[bytes] = []
@@ -80,9 +80,7 @@ def test_so_many_messages_are_handled_at_once_as_was_asked_for(run: Run, server:
     run(main)
 
 
-def test_one_message_that_hangs_does_not_hold_up_the_others(
-    run: Run, clockless_server: BusServer
-) -> None:
+def test_hanging_handler_call_does_not_block_others(run: Run, clockless_server: BusServer) -> None:
     async def main() -> None:
         done: list[bytes] = []
 
@@ -100,7 +98,7 @@ def test_one_message_that_hangs_does_not_hold_up_the_others(
     until(lambda: clockless_server.statistics().acknowledged == 9)
 
 
-def test_a_handler_that_raises_gets_its_message_again_and_the_bus_goes_on(
+def test_redelivers_when_the_handler_raises(
     run: Run, clockless_server: BusServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def main() -> None:
@@ -134,7 +132,7 @@ def test_a_handler_that_raises_gets_its_message_again_and_the_bus_goes_on(
     assert clockless_server.statistics().acknowledged == 3
 
 
-def test_a_handler_that_cancels_itself_has_failed_and_the_bus_goes_on(
+def test_handler_that_cancels_itself_counts_as_failed(
     clockless_server: BusServer,
 ) -> None:
     async def main() -> None:
@@ -161,7 +159,7 @@ def test_a_handler_that_cancels_itself_has_failed_and_the_bus_goes_on(
     assert clockless_server.statistics().acknowledged == 1
 
 
-def test_a_handler_s_own_timeouts_are_its_own(run: Run, server: BusServer) -> None:
+def test_timeouts_inside_a_handler_are_allowed(run: Run, server: BusServer) -> None:
     async def main() -> None:
         seen: list[bytes] = []
 
@@ -178,7 +176,7 @@ def test_a_handler_s_own_timeouts_are_its_own(run: Run, server: BusServer) -> No
     run(main)
 
 
-def test_a_handler_of_a_type_gets_values_and_what_is_none_fails_alone(
+def test_typed_handler_receives_values_and_undecodable_payloads_fail(
     run: Run, clockless_server: BusServer
 ) -> None:
     async def main() -> None:
@@ -195,7 +193,7 @@ def test_a_handler_of_a_type_gets_values_and_what_is_none_fails_alone(
     assert caught.group_contains(simplebus.DecodeError)
 
 
-def test_what_is_published_by_name_after_handle_reaches_the_handler(
+def test_message_published_by_class_name_after_handle_reaches_the_handler(
     run: Run, server: BusServer
 ) -> None:
     async def main() -> None:
@@ -212,9 +210,7 @@ def test_what_is_published_by_name_after_handle_reaches_the_handler(
     run(main)
 
 
-def test_the_bus_s_refusal_of_a_handler_is_raised_at_the_end(
-    run: Run, shared_server: BusServer
-) -> None:
+def test_refused_handler_subscription_raises_at_the_end(run: Run, shared_server: BusServer) -> None:
     async def main() -> None:
         async with (
             simplebus.connect(shared_server.address) as bus,
@@ -228,7 +224,7 @@ def test_the_bus_s_refusal_of_a_handler_is_raised_at_the_end(
     assert caught.group_contains(simplebus.RefusedError, match="durable_in_use")
 
 
-def test_the_block_s_own_error_comes_through_as_it_is(run: Run, shared_server: BusServer) -> None:
+def test_error_of_the_block_is_raised_unwrapped(run: Run, shared_server: BusServer) -> None:
     async def main() -> None:
         async with simplebus.connect(shared_server.address) as bus:
             bus.handle(14, lambda message: 1 / 0)
@@ -240,7 +236,7 @@ def test_the_block_s_own_error_comes_through_as_it_is(run: Run, shared_server: B
         run(main)
 
 
-def test_a_handler_needs_a_task_at_least(run: Run, shared_server: BusServer) -> None:
+def test_concurrency_below_one_raises(run: Run, shared_server: BusServer) -> None:
     async def main() -> None:
         async with simplebus.connect(shared_server.address) as bus:
             with pytest.raises(ValueError, match=r"concurrency must be from 1 to .* got 0"):
@@ -252,7 +248,7 @@ def test_a_handler_needs_a_task_at_least(run: Run, shared_server: BusServer) -> 
 # Requests ----------------------------------------------------------------------------------------
 
 
-def test_what_a_handler_returns_is_the_reply(run: Run, server: BusServer) -> None:
+def test_result_of_a_handler_is_the_reply(run: Run, server: BusServer) -> None:
     async def main() -> None:
         async with (
             simplebus.connect(server.address, registry=registry) as shop,
@@ -276,7 +272,7 @@ def test_what_a_handler_returns_is_the_reply(run: Run, server: BusServer) -> Non
     run(main)
 
 
-def test_a_request_is_answered_by_hand_too(run: Run, server: BusServer) -> None:
+def test_request_can_be_answered_manually(run: Run, server: BusServer) -> None:
     async def main() -> None:
         async with (
             simplebus.connect(server.address) as bus,
@@ -301,7 +297,7 @@ def test_a_request_is_answered_by_hand_too(run: Run, server: BusServer) -> None:
     run(main)
 
 
-def test_a_reply_goes_where_replies_are_or_nowhere(run: Run, server: BusServer) -> None:
+def test_reply_outside_the_reply_class_raises(run: Run, server: BusServer) -> None:
     """Whoever asks names the place; who answers may publish where others may not."""
 
     async def main() -> None:
@@ -324,7 +320,7 @@ def test_a_reply_goes_where_replies_are_or_nowhere(run: Run, server: BusServer) 
     run(main)
 
 
-def test_no_reply_in_time_is_an_error_and_the_request_expires(run: Run, server: BusServer) -> None:
+def test_request_times_out_and_expires(run: Run, server: BusServer) -> None:
     async def main() -> None:
         async with simplebus.connect(server.address) as bus, bus.subscribe(24) as requests:
             for seconds in 0.05, 0.5, 5.0:  # On a busy machine it has expired before it is sent.

@@ -1,4 +1,4 @@
-"""The seam below the wire: a bus that is no socket, but has the same few methods."""
+"""Custom endpoints and transports of the async client."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class HereAndThere:
         return "the bus in this process"
 
 
-def test_a_bus_in_this_process_is_one_like_any_other(run: Run) -> None:
+def test_connects_over_a_custom_endpoint(run: Run) -> None:
     async def main() -> None:
         with fake_server() as false:
             place = HereAndThere(false)

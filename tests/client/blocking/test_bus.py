@@ -1,4 +1,4 @@
-"""The client without an event loop, against a real server: the same promises."""
+"""`BlockingBus` against a real server."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def collect(messages: simplebus.BlockingRawSubscription, count: int) -> list[byt
 # Publishing and subscribing ----------------------------------------------------------------------
 
 
-def test_what_is_published_is_received_in_order_and_acknowledged(server: BusServer) -> None:
+def test_publishes_receives_in_order_and_acknowledges(server: BusServer) -> None:
     with simplebus.connect_blocking(server.address) as bus:
         for payload in NUMBERED[:100]:
             bus.publish(payload, class_id=1)
@@ -49,7 +49,7 @@ def test_what_is_published_is_received_in_order_and_acknowledged(server: BusServ
     assert server.statistics().redelivered == 0
 
 
-def test_who_has_left_is_gone_when_another_connection_comes(server: BusServer) -> None:
+def test_left_client_is_gone_when_the_next_one_connects(server: BusServer) -> None:
     connect = simplebus.connect_blocking
     with connect(server.address) as one, connect(server.address) as other:
         for bus in (one, other) * 20:
@@ -57,7 +57,7 @@ def test_who_has_left_is_gone_when_another_connection_comes(server: BusServer) -
                 pass  # A second one at the same time would be refused.
 
 
-def test_batches_hold_what_was_published(server: BusServer) -> None:
+def test_batches_contain_the_published_messages(server: BusServer) -> None:
     payloads: list[bytes] = []
     with simplebus.connect_blocking(server.address) as bus:
         bus.publish_many(NUMBERED, class_id=1)
@@ -72,7 +72,7 @@ def test_batches_hold_what_was_published(server: BusServer) -> None:
     assert payloads == NUMBERED
 
 
-def test_what_is_published_is_written_at_once(server: BusServer) -> None:
+def test_publish_writes_at_once(server: BusServer) -> None:
     with simplebus.connect_blocking(server.address) as bus:
         bus.publish(b"x", class_id=1, confirm=False)
         assert bus.statistics().queued_bytes == 0
@@ -81,7 +81,7 @@ def test_what_is_published_is_written_at_once(server: BusServer) -> None:
         assert server.statistics().published == 1
 
 
-def test_a_loop_ends_when_nothing_comes_for_so_long(shared_server: BusServer) -> None:
+def test_loop_ends_after_idle_seconds(shared_server: BusServer) -> None:
     with (
         simplebus.connect_blocking(shared_server.address) as bus,
         bus.subscribe(30, idle_seconds=0.05) as messages,
@@ -91,7 +91,7 @@ def test_a_loop_ends_when_nothing_comes_for_so_long(shared_server: BusServer) ->
         assert [message.payload for message in read_until_count(messages, 1)] == [b"x"]
 
 
-def test_one_connection_publishes_and_subscribes_without_getting_stuck(server: BusServer) -> None:
+def test_publishing_and_subscribing_on_one_connection_does_not_deadlock(server: BusServer) -> None:
     count = 200_000
     with simplebus.connect_blocking(server.address) as bus, bus.subscribe(1) as messages:
         bus.publish_many([b"%d" % number for number in range(count)], class_id=1, confirm=False)
@@ -104,7 +104,7 @@ def test_one_connection_publishes_and_subscribes_without_getting_stuck(server: B
     until(lambda: server.statistics().acknowledged == count + 4)
 
 
-def test_a_subscription_that_nobody_reads_does_not_starve_another(server: BusServer) -> None:
+def test_unread_subscription_does_not_block_another(server: BusServer) -> None:
     with (
         simplebus.connect_blocking(server.address) as bus,
         bus.subscribe(1, max_in_flight=100) as flooded,
@@ -120,7 +120,7 @@ def test_a_subscription_that_nobody_reads_does_not_starve_another(server: BusSer
 # Acknowledging -----------------------------------------------------------------------------------
 
 
-def test_a_message_whose_body_raises_comes_again_to_the_next_subscription(
+def test_redelivers_to_the_next_subscription_when_the_block_raises(
     clockless_server: BusServer,
 ) -> None:
     with simplebus.connect_blocking(clockless_server.address) as bus:
@@ -136,7 +136,7 @@ def test_a_message_whose_body_raises_comes_again_to_the_next_subscription(
     until(lambda: clockless_server.statistics().acknowledged == 3)
 
 
-def test_acks_leave_while_a_batch_is_worked_off(server: BusServer) -> None:
+def test_acks_are_sent_while_a_batch_is_processed(server: BusServer) -> None:
     with simplebus.connect_blocking(server.address) as bus:
         bus.publish_many(NUMBERED[:10], class_id=1)
         with bus.subscribe(1) as messages:
@@ -147,7 +147,7 @@ def test_acks_leave_while_a_batch_is_worked_off(server: BusServer) -> None:
             until(lambda: server.statistics().acknowledged >= 3)
 
 
-def test_manual_acks_count_and_nothing_else_does(clockless_server: BusServer) -> None:
+def test_without_auto_ack_only_manual_acks_count(clockless_server: BusServer) -> None:
     with simplebus.connect_blocking(clockless_server.address) as bus:
         bus.publish_many(NUMBERED[:5], class_id=1)
         with bus.subscribe(1, auto_ack=False) as messages:
@@ -173,7 +173,7 @@ def test_manual_acks_count_and_nothing_else_does(clockless_server: BusServer) ->
     until(lambda: clockless_server.statistics().acknowledged == 5)
 
 
-def test_what_is_sent_again_while_it_waits_for_a_slow_loop_does_not_come_twice(
+def test_redelivered_copies_of_buffered_messages_are_dropped(
     clockless_server: BusServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(subscription, "ACK_SECONDS", 0.0)
@@ -193,7 +193,7 @@ def test_what_is_sent_again_while_it_waits_for_a_slow_loop_does_not_come_twice(
 # Mistakes and losses -----------------------------------------------------------------------------
 
 
-def test_payloads_that_cannot_travel_are_refused_and_the_bus_goes_on(
+def test_invalid_payloads_raise_and_the_bus_continues(
     shared_server: BusServer,
 ) -> None:
     with simplebus.connect_blocking(shared_server.address) as bus:
@@ -221,7 +221,7 @@ def test_a_subscription_must_be_entered_and_only_once(shared_server: BusServer) 
             pass
 
 
-def test_a_port_where_nobody_listens_is_said_so() -> None:
+def test_connecting_to_a_closed_port_raises() -> None:
     with (
         pytest.raises(BusConnectionError, match=r"cannot connect to simplebus://127.0.0.1:\d+: "),
         simplebus.connect_blocking(f"127.0.0.1:{free_port()}"),
@@ -229,7 +229,7 @@ def test_a_port_where_nobody_listens_is_said_so() -> None:
         pytest.fail("connected to nobody")
 
 
-def test_a_host_that_does_not_exist_is_said_so() -> None:
+def test_connecting_to_an_unknown_host_raises() -> None:
     with (
         pytest.raises(BusConnectionError, match=r"cannot connect to simplebus://nobody.invalid"),
         simplebus.connect_blocking("nobody.invalid"),
@@ -237,7 +237,7 @@ def test_a_host_that_does_not_exist_is_said_so() -> None:
         pytest.fail("connected to nobody")
 
 
-def test_a_listener_that_is_no_bus_is_said_so() -> None:
+def test_connecting_to_another_kind_of_server_raises() -> None:
     with (
         silent_listener() as deaf,
         pytest.raises(BusConnectionError, match=r"no answer to the Connect frame .* 2 s"),
@@ -246,7 +246,7 @@ def test_a_listener_that_is_no_bus_is_said_so() -> None:
         pytest.fail("connected to no bus")
 
 
-def test_leaving_a_bus_that_confirms_nothing_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_leaving_with_unconfirmed_messages_raises(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("simplebus.client.blocking.bus.CLOSE_SECONDS", 0.1)
     with (
         fake_server(
@@ -261,7 +261,7 @@ def test_leaving_a_bus_that_confirms_nothing_is_an_error(monkeypatch: pytest.Mon
 # Handlers and requests ---------------------------------------------------------------------------
 
 
-def test_handlers_are_called_while_the_program_runs_or_drains(server: BusServer) -> None:
+def test_handlers_run_only_in_run_and_drain(server: BusServer) -> None:
     seen: list[bytes] = []
     with simplebus.connect_blocking(server.address) as bus:
         bus.handle(1, lambda message: seen.append(message.payload))
@@ -273,7 +273,7 @@ def test_handlers_are_called_while_the_program_runs_or_drains(server: BusServer)
         assert server.statistics().acknowledged == 10
 
 
-def test_a_handler_that_raises_gets_its_message_again(clockless_server: BusServer) -> None:
+def test_redelivers_when_the_handler_raises(clockless_server: BusServer) -> None:
     seen: list[int] = []
 
     def handler(message: simplebus.Message[bytes]) -> None:
@@ -296,7 +296,7 @@ def test_a_handler_that_raises_gets_its_message_again(clockless_server: BusServe
     assert caught.group_contains(ValueError, match="not today")
 
 
-def test_requests_are_answered_without_a_loop_too(server: BusServer) -> None:
+def test_request_and_reply_without_event_loop(server: BusServer) -> None:
     def shop() -> None:
         with simplebus.connect_blocking(server.address) as bus:
             bus.handle(1, lambda message: message.payload.upper())
@@ -319,7 +319,7 @@ def test_requests_are_answered_without_a_loop_too(server: BusServer) -> None:
     thread.join()
 
 
-def test_a_bus_that_was_left_says_so(shared_server: BusServer) -> None:
+def test_using_a_left_bus_raises(shared_server: BusServer) -> None:
     with simplebus.connect_blocking(shared_server.address) as bus:
         pass
     with pytest.raises(BusConnectionError, match="was left"):
@@ -327,7 +327,7 @@ def test_a_bus_that_was_left_says_so(shared_server: BusServer) -> None:
 
 
 @pytest.mark.parametrize("says", [True, False])
-def test_a_program_that_computes_for_long_stays_if_it_says_that_it_works(says: bool) -> None:
+def test_working_keeps_a_computing_client_connected(says: bool) -> None:
     """The server's heartbeat is one tick, and three are missed."""
     settings = Settings(ack_timeout=3, tick_seconds=86_400.0, heartbeat_seconds=86_400.0)
     with (

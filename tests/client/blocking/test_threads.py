@@ -1,4 +1,4 @@
-"""A bus belongs to one thread: others are refused, and its owner notices nothing."""
+"""Calls from another thread than that of the bus."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def refused_in_a_thread(call: Callable[[], object]) -> bool:
     return True
 
 
-def test_another_thread_is_refused_and_the_bus_goes_on(run: Run, server: BusServer) -> None:
+def test_calls_from_another_thread_raise(run: Run, server: BusServer) -> None:
     async def main() -> None:
         async with simplebus.connect(server.address) as bus, bus.subscribe(1) as messages:
             await bus.publish(b"0", class_id=1)
@@ -52,7 +52,7 @@ def test_another_thread_is_refused_and_the_bus_goes_on(run: Run, server: BusServ
     assert server.statistics().published == 2
 
 
-def test_a_thread_is_refused_while_another_one_uses_a_blocking_bus(server: BusServer) -> None:
+def test_concurrent_use_of_a_blocking_bus_raises(server: BusServer) -> None:
     got: list[bytes] = []
 
     def consume() -> None:

@@ -168,7 +168,7 @@ async def test_stream_stores_each_message_once(
         async with connect(nats) as wire:
             bound = {"discard": "new", "max_msgs": 1000}
             config = {"name": "READINGS", "subjects": ["roof.>"], **bound}
-            await wire.link.ask("STREAM.CREATE.READINGS", config)
+            await wire.link.api_request("STREAM.CREATE.READINGS", config)
             to = {
                 "to": f"nats://{HOST}:{free_port()}, {nats.url}",  # One of a cluster is down.
                 "class": 7,
@@ -189,7 +189,7 @@ async def test_stream_stores_each_message_once(
 
 
 async def stored(wire: BridgeNatsConnection) -> int:
-    return int((await wire.link.ask("STREAM.INFO.READINGS"))["state"]["messages"])
+    return int((await wire.link.api_request("STREAM.INFO.READINGS"))["state"]["messages"])
 
 
 async def test_locked_data_dir_is_retried(

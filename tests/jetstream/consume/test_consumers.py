@@ -304,8 +304,8 @@ async def test_a_door_that_is_silent_is_taken_to_be_there_and_asked_once(
         )
         stream, request = cluster.options.names.stream(7), cluster.link.request
         body = {"stream_name": stream, "config": config, "action": "create"}
-        await cluster.link.ask(f"CONSUMER.CREATE.{stream}.{name}", body)
-        await cluster.link.ask(f"CONSUMER.DELETE.{stream}.waiting")
+        await cluster.link.api_request(f"CONSUMER.CREATE.{stream}.{name}", body)
+        await cluster.link.api_request(f"CONSUMER.DELETE.{stream}.waiting")
 
         async def meddled(subject: str, *more: Any, **options: Any) -> tuple[bytes, bytes]:
             if subject == cluster.options.names.door("frozen"):
@@ -342,8 +342,8 @@ async def test_a_door_that_is_gone_is_gone_though_somebody_hears_what_it_is_aske
             cluster.options, name, kind="plain", door="dead", start={"deliver_policy": "all"}
         )
         body = {"stream_name": stream, "config": config, "action": "create"}
-        await cluster.link.ask(f"CONSUMER.CREATE.{stream}.{name}", body)
-        await cluster.link.ask(f"CONSUMER.DELETE.{stream}.waiting")
+        await cluster.link.api_request(f"CONSUMER.CREATE.{stream}.{name}", body)
+        await cluster.link.api_request(f"CONSUMER.DELETE.{stream}.waiting")
         listener.core.subscribe(f"{names.door('dead').rpartition('.')[0]}.*")
         listener.flush()
         await listener.ask("INFO")  # It is heard by now.

@@ -42,7 +42,7 @@ async def test_what_is_deleted_is_made_again(
             assert [message.payload for message in held] == [b"0", b"1", b"2"]
             (consumer,) = cluster.listening.consumers.values()
             name = f"CONSUMER.DELETE.{stream}.{consumer}"
-            await cluster.link.ask(name if what == "CONSUMER" else f"STREAM.DELETE.{stream}")
+            await cluster.link.api_request(name if what == "CONSUMER" else f"STREAM.DELETE.{stream}")
             got: list[bytes] = []
             for number in range(3, 6):
                 await bus.publish(b"%d" % number, class_id=1)
@@ -83,7 +83,7 @@ async def test_what_is_confirmed_while_a_consumer_is_gone_that_has_sent_nothing_
                     (name,) = cluster.listening.consumers.values()
                     is_published = trio.Event()
                     (feed,) = cluster.feeds.values()
-                    await cluster.link.ask(f"CONSUMER.DELETE.{stream}.{name}")
+                    await cluster.link.api_request(f"CONSUMER.DELETE.{stream}.{name}")
                     await until(lambda feed=feed: feed.is_renewing)  # type: ignore[misc]
                     if is_last:
                         await bus.publish_many([b"0", b"1", b"2"], class_id=1)
@@ -113,7 +113,7 @@ async def test_what_a_deleted_consumer_was_to_send_later_comes_when_it_is_made_a
                     (await messages.get()).ack()
             async with bus.subscribe(1, **durable) as messages:
                 await until(lambda: bool(cluster.listening.consumers))
-                await cluster.link.ask(f"CONSUMER.DELETE.{cluster.options.names.stream(1)}.d-d")
+                await cluster.link.api_request(f"CONSUMER.DELETE.{cluster.options.names.stream(1)}.d-d")
                 again = await messages.get()
                 assert (again.payload, again.attempt) == (b"0", 2)
                 await bus.publish(b"3", class_id=1)
@@ -132,7 +132,7 @@ async def test_a_consumer_that_is_gone_costs_nothing_where_its_stream_cannot_be_
     ):
         cluster = cluster_of(up)
         asked = 0
-        ask = cluster.link.ask
+        ask = cluster.link.api_request
 
         async def refuses(subject: str, *given: Any, **more: Any) -> Any:
             nonlocal asked
@@ -175,14 +175,14 @@ async def test_a_consumer_that_refuses_is_asked_now_and_then(
         monkeypatch.setattr(cluster.link.core, "publish", asking)
         monkeypatch.setattr(cluster, "_beat", beating)
         with trio.fail_after(PATIENCE_SECONDS):
-            info = await cluster.link.ask(f"CONSUMER.INFO.{name}")
+            info = await cluster.link.api_request(f"CONSUMER.INFO.{name}")
             for longest in (1_000_000_000, 0):  # Of a request; a door's takes longer.
                 body = {
                     "stream_name": info["stream_name"],
                     "config": {**info["config"], "max_expires": longest},
                     "action": "update",
                 }
-                await cluster.link.ask(f"CONSUMER.CREATE.{name}", body)
+                await cluster.link.api_request(f"CONSUMER.CREATE.{name}", body)
                 for feed in cluster.feeds.values():
                     feed.asked = 0  # As when what was asked for has come.
                 if longest:

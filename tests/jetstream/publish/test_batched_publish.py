@@ -180,7 +180,7 @@ def test_of_a_name_all_is_stored_once_whatever_was_heard_on_a_lost_connection(he
     expected = stream.put(1, 100, "pub")
     stream.uplink.go_on(0.0)
     stream.answer(stream.take()[:heard], 0.0)
-    stream.core.lose()
+    stream.core.end_connection()
     stream.connect(1.0)
     stream.uplink.begin_anew(1.0)
     assert stream.answer_all(1.0) == 1
@@ -419,7 +419,7 @@ def test_behind_a_lost_connection_the_stream_says_how_far_it_has_come(
     stream.loses = lambda: next(lost, True)
     stream.uplink.go_on(0.0)
     stream.take()  # Nobody hears the answers.
-    stream.core.lose()
+    stream.core.end_connection()
     stream.loses = lambda: False
     stream.connect(1.0)
     stream.uplink.begin_anew(1.0)
@@ -504,7 +504,7 @@ def test_whatever_is_lost_refused_or_cut_all_is_stored(seed: int) -> None:
             answers = answers[: chance.randrange(len(answers) + 1)]
         reached = stream.answer(answers, now) or reached
         if chance.random() < 0.1:
-            stream.core.lose()
+            stream.core.end_connection()
             stream.connect(now)
             stream.uplink.begin_anew(now)
             troubles += 1
@@ -579,7 +579,7 @@ async def test_a_server_keeps_a_chain_and_knows_its_milestones(
     count = 10 * MILESTONE_MESSAGES + 3
     async with linked(jetstream_server.url) as (link, heard):
         config = {"name": "CHAIN", "subjects": ["chain"], "storage": "memory"}
-        made = await link.ask("STREAM.CREATE.CHAIN", {**config, "allow_batched": True})
+        made = await link.api_request("STREAM.CREATE.CHAIN", {**config, "allow_batched": True})
         assert made["config"]["allow_batched"] is True
         uplink = Uplink(
             link.core,
@@ -603,7 +603,7 @@ async def test_a_server_keeps_a_chain_and_knows_its_milestones(
         link.flush()
         await heard.until(lambda: sum(e.messages.count for e in heard.all(RequestReplies)) == 11)
         assert [uplink.take(each, 1.0) for each in heard.all(RequestReplies)][-1] == 1
-        info = await link.ask("STREAM.INFO.CHAIN")
+        info = await link.api_request("STREAM.INFO.CHAIN")
         assert info["state"]["messages"] == count  # To ask stores nothing.
         unknown = jetstream_codec.encode_stored_check(
             b"chain", 1, [b":r:none"], [link.core.reply_subject(10**9)]
@@ -621,7 +621,7 @@ async def test_a_server_keeps_what_is_in_two_chains_of_a_name_once(
     both = [range(100), range(50, 150)]
     async with linked(jetstream_server.url) as (link, heard):
         config = {"name": "TWICE", "subjects": ["twice"], "storage": "memory"}
-        await link.ask("STREAM.CREATE.TWICE", {**config, "allow_batched": True})
+        await link.api_request("STREAM.CREATE.TWICE", {**config, "allow_batched": True})
         uplinks: dict[int, Uplink] = {}
         for run, some in zip("rs", both, strict=True):  # As two doors have them.
             uplink = Uplink(
@@ -652,7 +652,7 @@ async def test_a_server_keeps_what_is_in_two_chains_of_a_name_once(
             for uplink in uplinks.values():
                 uplink.take(replies, 0.0)
         assert [uplink.is_empty for uplink in uplinks.values()] == [True, True]
-        info = await link.ask("STREAM.INFO.TWICE")
+        info = await link.api_request("STREAM.INFO.TWICE")
         assert info["state"]["messages"] == 150
 
 

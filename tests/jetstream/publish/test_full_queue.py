@@ -66,7 +66,7 @@ class SlowStream(ChainStream):
 
     def cut(self, chance: random.Random, now: float) -> None:
         """The connection is lost, and another one made."""
-        self.core.lose()
+        self.core.end_connection()
         self.work(chance.randrange(len(self.written) + 1), now)
         self.written.clear()
         self.answers.clear()
@@ -262,7 +262,7 @@ def test_a_full_stream_that_says_but_in_part_what_it_has_is_asked_again(
     assert len(answers) == 20
     stream.answer(answers if how == "without a leader" else answers[:10], now)
     if how == "cut":
-        stream.core.lose()
+        stream.core.end_connection()
         stream.connect(now)
         stream.core.drain_output()
         uplink.begin_anew(now)

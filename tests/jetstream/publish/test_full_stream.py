@@ -36,12 +36,12 @@ async def test_a_class_whose_subject_is_another_streams_holds_up_no_other(
             trio.open_nursery() as nursery,
         ):
             with trio.fail_after(PATIENCE_SECONDS):
-                await link.ask(f"STREAM.CREATE.{other}", body)
+                await link.api_request(f"STREAM.CREATE.{other}", body)
                 nursery.start_soon(partial(one.publish, b"taken", class_id=FULL))
                 await until(lambda: FULL in cluster_of(up)._jobs.classes)
                 await two.publish(b"free", class_id=FREE)
                 assert uplink.lots
-                await link.ask(f"STREAM.DELETE.{other}")
+                await link.api_request(f"STREAM.DELETE.{other}")
 
 
 async def test_a_class_whose_stream_is_full_holds_up_no_other(
@@ -153,7 +153,7 @@ async def test_where_dead_letters_find_no_room_other_classes_are_acknowledged(
 async def acked_of(cluster: Cluster, class_id: int) -> int:
     """Up to which message of its stream the group of a class has acknowledged all."""
     stream = cluster.options.names.stream(class_id)
-    info = await cluster.link.ask(f"CONSUMER.INFO.{stream}.g-g")
+    info = await cluster.link.api_request(f"CONSUMER.INFO.{stream}.g-g")
     floor: int = info["ack_floor"]["stream_seq"]
     return floor
 

@@ -197,7 +197,7 @@ class Led(ChainStream):
 
     def cut(self, now: float) -> None:
         """The connection is lost, and another one made. What is taken is answered to that."""
-        self.core.lose()
+        self.core.end_connection()
         self.work(self.chance.randrange(len(self.written) + 1))
         self.written.clear()
         if self.happens(0.7):

@@ -81,9 +81,9 @@ class Stream:
         self.loses: Callable[[], bool] = lambda: False
 
     def connect(self, now: float) -> None:
-        self.core.open(now)
+        self.core.start_connection(now)
         list(self.core.receive(b"INFO {}\r\n", now))
-        self.core.greet()
+        self.core.send_connect()
         self.core.drain_output()
         list(self.core.receive(b"PONG\r\n", now))
 
@@ -424,7 +424,7 @@ def test_another_connection_begins_with_what_has_no_pub_ack() -> None:
     stream.uplink.open_classes.add(7)
     stream.uplink.put(WriteBatch(1, [entry(frame(b"a", 0))]))
     stream.uplink.go_on(0.0)
-    stream.core.lose()
+    stream.core.end_connection()
     stream.uplink.put(WriteBatch(2, [entry(frame(b"b", 0))]))
     stream.uplink.go_on(1.0)
     stream.connect(1.0)
@@ -467,7 +467,7 @@ def test_whatever_is_lost_or_refused_all_is_stored_once(seed: int) -> None:
 
 def test_nothing_is_said_while_there_is_no_connection() -> None:
     stream = Stream()
-    stream.core.lose()
+    stream.core.end_connection()
     stream.uplink.put(WriteBatch(1, [entry(frame(b"a", 0))]))
     assert stream.uplink.go_on(0.0) == set()
     with pytest.raises(StopIteration):
