@@ -21,7 +21,7 @@ from simplebus.core.limits import FETCH_MESSAGES_MAX
 from simplebus.core.protocol.requests import FetchReply
 from simplebus.spark.arrow_columns import Frames
 from simplebus.spark.options import class_id
-from simplebus.spark.read.offsets import SEQUENCE_MAX, Held, Memory, check_apart
+from simplebus.spark.read.offsets import SEQUENCE_MAX, ClassExtent, Memory, check_apart
 from simplebus.spark.read.planner import DataLossError, Loss, Range, told
 from simplebus.spark.retry import patient_bus
 
@@ -102,7 +102,7 @@ class SourceBus:
             except RefusedError as error:
                 raise self._missing(error) from error
             if bus == self.memory_id:
-                held = [Held(floor=reply.floor, head=reply.head) for reply in replies]
+                held = [ClassExtent(floor=reply.floor, head=reply.head) for reply in replies]
                 return Memory(bus, dict(zip(names, held, strict=True)))
 
     def first_since(self, times: Mapping[str, int]) -> dict[str, int | None]:

@@ -20,7 +20,7 @@ from simplebus.core.protocol.frames import DELIMITER
 from simplebus.spark.arrow_columns import Frames
 from simplebus.spark.options import class_id
 from simplebus.spark.read.bus_reader import ClassMissingError, lose
-from simplebus.spark.read.offsets import Held, Memory, check_apart
+from simplebus.spark.read.offsets import ClassExtent, Memory, check_apart
 from simplebus.spark.read.planner import Loss, Range
 from simplebus.storage.directory import look
 from simplebus.storage.errors import JournalError
@@ -100,7 +100,7 @@ class SourceJournal:
                 files = self._class(name)
                 if not (make or files.is_there or self.class_id(name) in class_names(self._path)):
                     raise self._missing(name)
-                held[name] = Held(*files.extent())
+                held[name] = ClassExtent(*files.extent())
             if bus == self._look():
                 return Memory(bus, held)
 

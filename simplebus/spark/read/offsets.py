@@ -78,7 +78,7 @@ class OffsetError(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class ClassExtent:
     """What a class holds."""
 
     floor: int
@@ -93,7 +93,7 @@ class Memory:
 
     bus: str
     """The identity of its memory."""
-    classes: Mapping[str, Held]
+    classes: Mapping[str, ClassExtent]
 
 
 Memories = Mapping[str, Memory]

@@ -15,7 +15,7 @@ import itertools
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from simplebus.spark.read.offsets import Held, Memories, Memory, Offsets, Position
+from simplebus.spark.read.offsets import ClassExtent, Memories, Memory, Offsets, Position
 
 
 class DataLossError(Exception):
@@ -127,7 +127,7 @@ def _forgotten(bus: str) -> str:
     return f"the bus has begun anew, with the memory {bus}"
 
 
-def _missing(server: str, name: str, first: int, last: int, held: Held) -> list[Loss]:
+def _missing(server: str, name: str, first: int, last: int, held: ClassExtent) -> list[Loss]:
     losses = []
     if first < held.floor and first < last:
         why = f"the class holds messages from {held.floor} on"
@@ -188,7 +188,7 @@ def firsts(start: Offsets, memories: Memories) -> dict[tuple[str, str], int]:
     }
 
 
-def _first(start: Offsets, server: str, bus: str, name: str, held: Held) -> int:
+def _first(start: Offsets, server: str, bus: str, name: str, held: ClassExtent) -> int:
     """Where the next batch begins."""
     before = start.get(server)
     if before is None or not _same(before.bus, bus):

@@ -11,7 +11,7 @@ from simplebus.core.errors import BusConnectionError
 from simplebus.core.settings import Retention, Settings
 from simplebus.spark.arrow_columns import Shape, record_batch
 from simplebus.spark.read.bus_reader import ClassMissingError, SourceBus
-from simplebus.spark.read.offsets import Held, OffsetError
+from simplebus.spark.read.offsets import ClassExtent, OffsetError
 from simplebus.spark.read.planner import DataLossError, Range
 from simplebus.testing.server import BusServer, bus_server
 
@@ -40,7 +40,7 @@ def test_what_a_bus_holds_is_told_by_class(server: BusServer) -> None:
     with source(server) as bus:
         found = bus.memory(["1", "orders"])
         assert found.bus == bus.memory_id != ""
-        assert found.classes == {"1": Held(0, 2), "orders": Held(0, 1)}
+        assert found.classes == {"1": ClassExtent(0, 2), "orders": ClassExtent(0, 1)}
 
 
 def test_a_class_that_does_not_exist_is_told_and_not_made(server: BusServer) -> None:
@@ -49,7 +49,7 @@ def test_a_class_that_does_not_exist_is_told_and_not_made(server: BusServer) -> 
             bus.memory(["5"])
         with pytest.raises(ClassMissingError):
             bus.memory(["5"])
-        assert bus.memory(["5"], make=True).classes == {"5": Held(0, 0)}
+        assert bus.memory(["5"], make=True).classes == {"5": ClassExtent(0, 0)}
 
 
 def test_a_range_is_read_in_pieces_and_no_further(server: BusServer) -> None:
@@ -79,7 +79,7 @@ def test_what_is_gone_is_an_error_or_is_logged(caplog: pytest.LogCaptureFixture)
             bus.publish_many([b"%d" % n for n in range(20)], class_id=1)
             messages.take(20)
         with source(server) as bus:
-            assert bus.memory(["1"]).classes == {"1": Held(15, 20)}
+            assert bus.memory(["1"]).classes == {"1": ClassExtent(15, 20)}
             wanted = Range("s", bus.memory_id, "1", 3, 18)
             with pytest.raises(DataLossError, match="messages 3 to 14 of class 1 at s are lost"):
                 values(bus, wanted)
@@ -120,4 +120,4 @@ def test_digits_of_other_scripts_are_a_name(server: BusServer, name: str) -> Non
     publish(server, b"three", class_id=3)
     publish(server, b"a", b"b", class_id=name)
     with source(server) as bus:
-        assert bus.memory([name]).classes == {name: Held(0, 2)}
+        assert bus.memory([name]).classes == {name: ClassExtent(0, 2)}

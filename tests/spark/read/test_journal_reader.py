@@ -23,7 +23,7 @@ from simplebus.spark.arrow_columns import Shape, record_batch
 from simplebus.spark.options import source_options
 from simplebus.spark.read.bus_reader import ClassMissingError
 from simplebus.spark.read.journal_reader import SourceJournal, frames_of
-from simplebus.spark.read.offsets import Held, OffsetError
+from simplebus.spark.read.offsets import ClassExtent, OffsetError
 from simplebus.spark.read.planner import DataLossError, Range
 from simplebus.spark.source import BatchReader
 from simplebus.storage import journal_reader
@@ -103,7 +103,7 @@ def batch(**options: object) -> list[dict[str, Any]]:
     return [row for table in tables for row in table.to_pylist()]
 
 
-def held(path: Path, class_: str = "orders") -> Held:
+def held(path: Path, class_: str = "orders") -> ClassExtent:
     return SourceJournal(str(path)).memory([class_]).classes[class_]
 
 
@@ -372,7 +372,7 @@ def test_a_segment_that_goes_while_it_is_read_is_a_loss(
         else:
             found = [pa.Table.from_batches(reader.read(one)).num_rows for one in planned]
             assert sum(found) == 20
-    assert held(till.path) == Held(20, 40)
+    assert held(till.path) == ClassExtent(20, 40)
     journal, whole = SourceJournal(str(till.path)), Range(str(till.path), "here", "1", 0, 40)
     with pytest.raises(DataLossError, match=r"messages 0 to 19 .* holds messages from 20 on"):
         list(journal.read(whole, strict=True))
@@ -399,7 +399,7 @@ def test_a_record_that_does_not_follow_is_none(till: Till) -> None:
     till.lots(4)
     last = till.segments()[-1]
     last.rename(last.with_name(file_name(31)))
-    assert held(till.path) == Held(0, 31)
+    assert held(till.path) == ClassExtent(0, 31)
     with pytest.raises(DataLossError, match=r"messages 30 to 30 .* from 0 to 30"):
         batch(path=till.path, subscribe="orders")
 
@@ -468,5 +468,5 @@ def test_what_a_server_has_only_in_memory_is_not_there(tmp_path: Path) -> None:
     till = Till(tmp_path, level=Durability.MEMORY)
     till.lots(1)
     till.publish()
-    assert held(tmp_path) == Held(0, EACH)
+    assert held(tmp_path) == ClassExtent(0, EACH)
     till.bus.crash()

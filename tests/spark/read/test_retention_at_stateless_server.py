@@ -9,7 +9,7 @@ import pytest
 
 import simplebus
 from simplebus.spark.read.bus_reader import SourceBus
-from simplebus.spark.read.offsets import Held
+from simplebus.spark.read.offsets import ClassExtent
 from simplebus.spark.read.retention_durable import Pin
 from simplebus.testing.server import BusServer, bus_server, until
 from tests.jetstream.nats_servers import nats_server
@@ -32,7 +32,7 @@ def test_what_lies_before_the_pin_goes_and_what_lies_behind_it_stays(
         SourceBus(door.address, timeout=60) as source,
     ):
 
-        def held() -> Held:
+        def held() -> ClassExtent:
             return source.memory(["1"]).classes["1"]
 
         bus.publish_many([b"x"] * 10, class_id=1)
@@ -42,7 +42,7 @@ def test_what_lies_before_the_pin_goes_and_what_lies_behind_it_stays(
             take(waiting, 10)
         for to in (3, 3, 7):
             assert pin.move("1", to) == to
-            until(lambda to=to: held() == Held(to, 10))
+            until(lambda to=to: held() == ClassExtent(to, 10))
         with bus.subscribe(1, start="new") as some:
             bus.publish_many([b"x"] * 5, class_id=1)
             take(some, 5)
@@ -51,4 +51,4 @@ def test_what_lies_before_the_pin_goes_and_what_lies_behind_it_stays(
         late.forget("1")
         assert pin.move("1", 3) == 7
         assert pin.move("1", "new") == 15
-        until(lambda: held() == Held(15, 15))
+        until(lambda: held() == ClassExtent(15, 15))

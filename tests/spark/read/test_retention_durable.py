@@ -7,7 +7,7 @@ import pytest
 import simplebus
 from simplebus.spark.read import retention_durable as pins
 from simplebus.spark.read.bus_reader import SourceBus
-from simplebus.spark.read.offsets import Held
+from simplebus.spark.read.offsets import ClassExtent
 from simplebus.spark.read.retention_durable import Pin, PinError
 from simplebus.testing.server import BusServer, until
 from tests.spark.competing_consumer import take
@@ -43,9 +43,9 @@ def test_what_lies_before_the_pin_goes_and_what_lies_behind_it_stays(
             take(waiting, 10)
         for to in (3, 3, 7):
             assert pin.move("1", to) == to
-            assert bus.memory(["1"]).classes["1"] == Held(to, 10)
+            assert bus.memory(["1"]).classes["1"] == ClassExtent(to, 10)
         publish_and_take(server, 5)
-        assert bus.memory(["1"]).classes["1"] == Held(7, 15)
+        assert bus.memory(["1"]).classes["1"] == ClassExtent(7, 15)
         assert pin.move("1", "new") == 15
         until(lambda: floor(server) == 15)
 
