@@ -24,7 +24,7 @@ from simplebus.config.messages import as_said, options_in
 from simplebus.config.mistakes import MISTAKES_MAX
 from simplebus.config.parse import HOSTS
 from simplebus.config.server_settings import server_settings
-from simplebus.console.errors import CONFIG_STATUS, fail, describe_error
+from simplebus.console.errors import CONFIG_STATUS, describe_error, fail
 
 CHECK_HELP = (
     "Say what is wrong with a configuration file, if anything is.\n\n"
@@ -118,6 +118,7 @@ def _contradictions(context: typer.Context) -> tuple[dict[str, list[str]], list[
     """What of a file that is good key by key does not fit together, and which files that it names
     are no good: each with the options that it names. And what is to be warned of."""
     from simplebus.commands.serve import jetstream_options
+    from simplebus.commands.serve.option_values import convert_params
     from simplebus.commands.serve.settings import http_listener, nats_listener
     from simplebus.commands.serve.tls_options import (
         configured_users,
@@ -129,6 +130,7 @@ def _contradictions(context: typer.Context) -> tuple[dict[str, list[str]], list[
     from simplebus.server.tls.certificates import create_ssl_context as tls_context
 
     found: dict[str, list[str]] = {}
+    convert_params(context)
     config: Config = context.params["config"]
 
     def tried(look: Callable[[], Any]) -> Any:

@@ -66,14 +66,19 @@ def nearest(word: str, known: Iterable[str]) -> str:
     return f"; did you mean {near[0]!r}?" if near else ""
 
 
+_INVALID = re.compile(r"'.*' is not (?P<expected>a valid \w+)\..*", re.DOTALL)
+"""Error of typer before 0.29; later versions say `Input should be a valid integer`."""
 _CHOICE = re.compile(r"(?P<word>.*) is not one of (?P<known>'.*')\.?")
 
 
 def no_value(complaint: str, value: object) -> str:
     """Why a value of an option is none, from what typer says of it."""
     what = complaint.removeprefix("Value error, ")
-    if what.startswith("Input should be "):
+    invalid = _INVALID.fullmatch(what)
+    if invalid or what.startswith("Input should be "):
         meant = what.partition(",")[0].removeprefix("Input should be ")
+        if invalid:
+            meant = invalid["expected"]
         meant = {"a valid boolean": "true or false"}.get(meant, meant)
         return f"it should be {meant}, got {value!r}"
     if found := _CHOICE.fullmatch(what):

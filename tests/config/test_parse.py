@@ -72,7 +72,9 @@ def test_every_option_of_serve_reaches_the_settings() -> None:
 
 
 def test_the_policies_are_those_of_the_broker() -> None:
-    assert [policy.value for policy in parse.FullPolicyChoice] == [policy.value for policy in FullPolicy]
+    assert [policy.value for policy in parse.FullPolicyChoice] == [
+        policy.value for policy in FullPolicy
+    ]
 
 
 @pytest.mark.parametrize(

@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING, Any, cast
 import typer
 
 from simplebus.commands.serve import http_options, jetstream_options, nats_options, tls_options
+from simplebus.commands.serve.option_values import convert_params
 from simplebus.config.file import Check, Config
 from simplebus.config.messages import as_said, key_of
 from simplebus.config.mistakes import ConfigError
-from simplebus.config.parse import HOSTS, DurabilityChoice, LogFormat, LogLevel, show_size
+from simplebus.config.parse import HOSTS, show_size
 from simplebus.config.server_settings import server_settings
 
 if TYPE_CHECKING:
@@ -95,6 +96,7 @@ def _planned(context: typer.Context) -> Plan:
     from simplebus.core.users.rate_limit import RateLimit
     from simplebus.server.run import ServeOptions
 
+    convert_params(context)
     values = context.params
     config: Config | None = values["config"]
     source = context.get_parameter_source("engine")
@@ -122,16 +124,15 @@ def _planned(context: typer.Context) -> Plan:
         classes=(*door.classes, *(values["last_values"] or ())),
         data_dir=values["data_dir"],
         cluster=jetstream_options.engine_options(chosen, environment=os.environ, **values),
-        # typer before 0.29 keeps an option's text in `context.params`, not the member of its enum.
-        durability=Durability[DurabilityChoice(values["durability"]).name],
+        durability=Durability[values["durability"].name],
         drain_seconds=values["drain_timeout"],
         verbose=values["verbose"],
     )
     return Plan(
         chosen,
         options,
-        LogLevel(values["log_level"]),
-        LogFormat(values["log_format"]),
+        values["log_level"],
+        values["log_format"],
         config.bridges if config else (),
         (
             *((*config.warnings, *config.without_effect(chosen)) if config else ()),
