@@ -143,7 +143,7 @@ class Dashboard:
         return Routes({**handlers, **(extra_handlers or {})})
 
     def _handle_facts(self, request: Request) -> ResponseSteps:
-        """Answer with the snapshot and the rates since `since`, for the page and `simplebus top`."""
+        """Answer with the snapshot, and the rates since second number `since`."""
         since = request.get_int("since", 0, maximum=1 << 53)
         snapshot = yield from self.get_snapshot(detailed=True)
         if self._encoded_snapshot is None or self._encoded_snapshot[0] is not snapshot:

@@ -33,7 +33,7 @@ class CannotReloadError(BusError):
     """The running server cannot apply the new settings; the message says why."""
 
 
-async def read_aside(read: Callable[[], T]) -> T:
+async def read_in_thread(read: Callable[[], T]) -> T:
     """Run `read` in a thread. Raises its errors, and CannotReloadError if it takes too long."""
     try:
         limiter = _readers.get()
@@ -45,31 +45,31 @@ async def read_aside(read: Callable[[], T]) -> T:
     raise CannotReloadError(f"reading the files took longer than {READ_SECONDS_MAX:g} s")
 
 
-def fitting(broker: Broker, settings: Settings) -> Settings:
+def reloadable_settings(broker: Broker, settings: Settings) -> Settings:
     """Return the settings that this broker can apply: handshake limits and tick length stay.
 
     Raises CannotReloadError if the combination is invalid.
     """
-    was = broker.settings
+    previous = broker.settings
     try:
-        fresh = replace(
+        new_settings = replace(
             settings,
-            ack_timeout=was.ack_timeout,
-            tick_seconds=was.tick_seconds,
+            ack_timeout=previous.ack_timeout,
+            tick_seconds=previous.tick_seconds,
             limits=replace(
                 settings.limits,
-                frame_bytes=was.limits.frame_bytes,
-                credit_bytes=was.limits.credit_bytes,
+                frame_bytes=previous.limits.frame_bytes,
+                credit_bytes=previous.limits.credit_bytes,
             ),
         )
     except ValueError as error:
         raise CannotReloadError(f"restart the server to apply this: {error}") from None
-    if fresh.has_spilling_class and not was.has_spilling_class:
+    if new_settings.has_spilling_class and not previous.has_spilling_class:
         raise CannotReloadError("restart the server to enable spilling to disk")
-    return fresh
+    return new_settings
 
 
-def adopt(
+def apply_settings(
     broker: Broker,
     nats_listener: NatsListener | None,
     settings: Settings,
@@ -81,17 +81,17 @@ def adopt(
 
     Raises CannotReloadError, in which case nothing is changed.
     """
-    fresh, table = fitting(broker, settings), broker.store.class_registry
-    classes, was = list(classes), table.settings
-    table.settings = fresh  # The limit for classes may change.
+    new_settings, table = reloadable_settings(broker, settings), broker.store.class_registry
+    classes, previous = list(classes), table.settings
+    table.settings = new_settings  # The limit for classes may change.
     try:
         table.check_declaration(classes)
     except RemoteProtocolError as error:
         raise CannotReloadError(error.sentence) from None
     finally:
-        table.settings = was
-    broker.settings = fresh
-    broker.store.apply_settings(fresh)
+        table.settings = previous
+    broker.settings = new_settings
+    broker.store.apply_settings(new_settings)
     table.declare_classes(classes)
     _unbind(broker, classes, classes_before)
     if nats_listener is not None:
@@ -101,17 +101,17 @@ def adopt(
 def _unbind(broker: Broker, now: Iterable[NamedClass], before: Iterable[NamedClass]) -> None:
     """Unbind subjects that were removed from the settings. Subjects bound by clients stay."""
     table = broker.store.class_registry
-    left = _pairs(broker, before) - _pairs(broker, now)
-    for class_id, subject in left:
+    removed = _subject_pairs(broker, before) - _subject_pairs(broker, now)
+    for class_id, subject in removed:
         if subject in table.subject_bindings.subjects_of(class_id):
             table.subject_bindings.unbind(class_id, subject)
 
 
-def _pairs(broker: Broker, classes: Iterable[NamedClass]) -> set[tuple[int, str]]:
+def _subject_pairs(broker: Broker, classes: Iterable[NamedClass]) -> set[tuple[int, str]]:
     names = broker.store.class_registry.class_id_by_name
-    found = set()
+    pairs = set()
     for each in classes:
         class_id = each.id if each.id is not None else names.get(each.name or "")
         if class_id is not None:
-            found |= {(class_id, subject) for subject in each.subjects}
-    return found
+            pairs |= {(class_id, subject) for subject in each.subjects}
+    return pairs

@@ -38,7 +38,7 @@ from simplebus.server.nats_listener import NatsListener
 from simplebus.server.observability.loop_watchdog import LoopWatchdog
 from simplebus.server.observability.message_rates import MessageRates, print_rates
 from simplebus.server.preauth.address_limits import AddressLimits, is_loopback
-from simplebus.server.reload import CannotReloadError, adopt, read_aside
+from simplebus.server.reload import CannotReloadError, apply_settings, read_in_thread
 from simplebus.server.server import Server, new_bus_id
 from simplebus.server.shutdown import drain
 from simplebus.server.signals import STOP_SIGNALS, log_ignored_signal, open_signal_receiver
@@ -136,7 +136,7 @@ class RunningServer:
         """
         for each in self.certificates:
             try:
-                warnings = await read_aside(each.reload)
+                warnings = await read_in_thread(each.reload)
             except (OSError, CannotReloadError) as error:
                 said = getattr(error, "strerror", None) or error
                 log.error("certificate not reloaded, the previous one stays in use: %s", said)
@@ -372,13 +372,13 @@ async def reload(running: RunningServer, options: ServeOptions) -> ServeOptions:
     notify("RELOADING=1", f"MONOTONIC_USEC={time.monotonic_ns() // 1000}")
     try:
         if options.reload is not None:
-            settings, fresh, say = await read_aside(options.reload)
+            settings, fresh, say = await read_in_thread(options.reload)
             if fresh.users is None and running.server.broker.users is not None:
                 raise ValueError(
                     "the new settings have no users, so every client could connect; restart the "
                     "server to disable authentication"
                 )
-            adopt(
+            apply_settings(
                 running.server.broker,
                 running.nats_listener,
                 settings,

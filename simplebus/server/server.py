@@ -393,8 +393,8 @@ class Server:
         """Return the user with this name, or None."""
         return self.broker.users.find_by_name(name) if self.broker.users is not None else None
 
-    def parse_greeting(self, heard: Greeting) -> tuple[bool, Auth | None]:
-        return parse_greeting(heard)
+    def parse_greeting(self, greeting: Greeting) -> tuple[bool, Auth | None]:
+        return parse_greeting(greeting)
 
     def is_valid_auth(self, auth: Auth) -> bool:
         users = self.broker.users

@@ -1,4 +1,4 @@
-"""Figures of classes: those of the broker's own statistics, and never more than so many."""
+"""Tests of class metrics and bus tables against the broker's statistics."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def bus() -> Bus:
     return bus
 
 
-def test_they_are_those_of_the_broker(bus: Bus) -> None:
+def test_metrics_match_the_broker_statistics(bus: Bus) -> None:
     figures, _ = done(class_metrics.collect_bus_metrics(bus.broker.store))
     for mine, theirs in zip(figures.classes, bus.broker.statistics().classes, strict=True):
         for name in ("class_id", "published", "delivered", "redelivered", "acknowledged"):
@@ -80,9 +80,7 @@ def test_they_are_those_of_the_broker(bus: Bus) -> None:
     assert figures.total.published == 13
 
 
-def test_classes_beyond_so_many_are_told_together(
-    bus: Bus, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_other_classes_are_summed(bus: Bus, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(class_metrics, "CLASSES_LISTED_MAX", 2)
     bus.peer(3, 4)
     bus.say(bus.peer(3, 4), message(3) + message(4) * 2)
@@ -103,9 +101,7 @@ def test_classes_beyond_so_many_are_told_together(
     assert "simplebus_bus_published_messages_total 16.0\n" in text
 
 
-def test_those_through_which_most_went_are_told_one_by_one(
-    bus: Bus, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_busiest_classes_are_listed(bus: Bus, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(class_metrics, "CLASSES_LISTED_MAX", 2)
     peer = bus.peer(3, 4)
     bus.say(peer, message(3) * 4)
@@ -124,7 +120,7 @@ def test_those_through_which_most_went_are_told_one_by_one(
     assert told(1, 2) == [1, 3]  # until another one has twice as much.
 
 
-def test_a_class_with_many_positions_is_told_in_pieces(bus: Bus) -> None:
+def test_class_with_many_positions_is_collected_in_steps(bus: Bus) -> None:
     for _ in range(600):
         bus.say(bus.peer(2), frames.encode(frames.SUBSCRIBE, class_id=2))
     figures, pieces = done(class_metrics.collect_bus_metrics(bus.broker.store))
@@ -132,7 +128,7 @@ def test_a_class_with_many_positions_is_told_in_pieces(bus: Bus) -> None:
     assert pieces >= 2 + 2
 
 
-def test_who_is_furthest_behind_is_shown_with_what_it_waits_for(
+def test_subscriptions_with_the_largest_lag_are_listed(
     bus: Bus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(bus_tables, "POSITIONS_MAX", 1)

@@ -1,4 +1,4 @@
-"""What a board shows: one look for all who ask, and how things have changed."""
+"""Tests of the dashboard: cached snapshots and rate history."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_a_counter_that_begins_anew_is_no_negative_rate() -> None:
     assert dashboard.get_rate_history().flows == {"said": [0.0]}
 
 
-def test_however_many_ask_it_is_told_once() -> None:
+def test_recent_snapshot_is_reused() -> None:
     program = Program()
     dashboard = Dashboard(program.tell)
     for _ in range(5):
@@ -112,7 +112,7 @@ def test_however_many_ask_it_is_told_once() -> None:
     assert program.asked == [False, True, False]
 
 
-def test_sentences_are_told_while_somebody_reads_them() -> None:
+def test_detailed_snapshots_are_taken_only_for_readers() -> None:
     program = Program()
     dashboard = Dashboard(program.tell)
     done(dashboard.tick())
@@ -124,7 +124,7 @@ def test_sentences_are_told_while_somebody_reads_them() -> None:
     assert program.asked == [False, True, *[True] * 4, *[False] * 4]
 
 
-def test_facts_that_are_told_in_pieces_are_facts() -> None:
+def test_snapshot_can_be_taken_in_steps() -> None:
     def tell(detailed: bool) -> SnapshotSteps:
         yield
         yield
@@ -133,7 +133,7 @@ def test_facts_that_are_told_in_pieces_are_facts() -> None:
     assert ask_json(Dashboard(tell), "/facts")["facts"]["title"] == "slowly"
 
 
-def test_a_reader_is_told_what_it_does_not_know_yet() -> None:
+def test_reader_gets_only_new_rates() -> None:
     program = Program()
     dashboard = Dashboard(program.tell)
     for second in range(5):
@@ -144,7 +144,7 @@ def test_a_reader_is_told_what_it_does_not_know_yet() -> None:
     assert ask(dashboard, f"/facts?since={'9' * 30}").status == 400
 
 
-def test_health_is_as_of_the_last_look_or_asked_for() -> None:
+def test_health_comes_from_the_callback_or_the_last_snapshot() -> None:
     dashboard = Dashboard(
         lambda detailed: MonitorSnapshot(title="it", health=Health(ready=False, why="a reason"))
     )
@@ -170,7 +170,7 @@ def test_metrics_come_in_the_format_that_is_asked_for() -> None:
     assert opened.body.endswith(b"# EOF\n")
 
 
-def test_parts_of_a_program_are_told_with_it_and_its_health_is_its_own() -> None:
+def test_merged_snapshots_keep_the_health_of_the_program() -> None:
     whole = MonitorSnapshot("it", flows={"a": 1}, health=Health())
     part = MonitorSnapshot("part", flows={"b": 2}, health=Health(ready=False, why="it is down"))
     both = merge_snapshots(whole, [part])

@@ -1,4 +1,4 @@
-"""What Prometheus is told, read by its own library."""
+"""Tests of the Prometheus formats, parsed with the Prometheus client library."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_kinds_are_what_they_are_in_both_formats() -> None:
         ),
     ],
 )
-def test_openmetrics_is_for_who_asks_for_it(accept: str, kind: str) -> None:
+def test_openmetrics_requires_its_accept_header(accept: str, kind: str) -> None:
     told_kind, _ = Exposition().encode([], accept)
     assert told_kind.startswith(kind)
 

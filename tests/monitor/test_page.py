@@ -1,4 +1,4 @@
-"""The live page in a real Chromium: what it shows is what /metrics says, and names do no harm."""
+"""Tests of the live page in a real Chromium."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def number(text: str) -> float:
     return float(text.replace(",", ""))
 
 
-def test_the_numbers_are_those_of_the_metrics(shown: Shown) -> None:
+def test_page_shows_the_values_of_the_metrics(shown: Shown) -> None:
     shown.look()
     rows, metrics = {row["Class"]: row for row in shown.table("classes")}, shown.metrics()
     assert rows.keys() == {"orders", HOSTILE}
@@ -182,7 +182,7 @@ def test_everything_that_can_be_used_has_a_name_and_shows_its_focus(shown: Shown
     page.open(f"http://{shown.program.http}/")
     shown.look()
     page.press(TAB)
-    assert page.run("return document.activeElement.textContent") == "Skip to the figures"
+    assert page.run("return document.activeElement.textContent") == "Skip to the data"
     for _ in range(8):
         page.press(TAB)
         style = page.run("return getComputedStyle(document.activeElement).outlineStyle")
@@ -194,7 +194,7 @@ def test_everything_that_can_be_used_has_a_name_and_shows_its_focus(shown: Shown
     assert heads.count("H1") == 1
 
 
-def test_it_can_be_paused_and_says_when_nobody_answers(shown: Shown) -> None:
+def test_page_can_be_paused_and_shows_lost_connections(shown: Shown) -> None:
     page = shown.page
     health = "return document.getElementById('health').textContent"
     page.run("document.getElementById('pause').click()")

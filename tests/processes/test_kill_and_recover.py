@@ -1,5 +1,8 @@
-"""Servers that are really killed, and lose their power, lose nothing that they confirmed; and the
-books that say so notice when it is not so. `python load/run.py kills` is the long form."""
+"""Tests that killed servers, and servers after a power cut, lose no confirmed message.
+
+The accounting is tested as well: it must detect losses. `python load/run.py kills` is the long
+form.
+"""
 
 from __future__ import annotations
 
@@ -69,7 +72,7 @@ def test_the_books_tell_what_is_missing_repeated_late_or_out_of_its_turn() -> No
     assert seen.missing(sent) == {("bob", 0)}
 
 
-def test_what_is_lost_at_a_level_that_may_lose_is_to_be_told_to_its_publisher() -> None:
+def test_losses_at_weaker_durability_are_reported_to_publishers() -> None:
     found = kills.Found(stored_again=1)
     found.lost.update({("ann", 1): 2, ("ann", 2): 1, ("bob", 1): 2})
     found.told.update({"ann": 9, "bob": 1})

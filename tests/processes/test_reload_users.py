@@ -1,8 +1,6 @@
-"""SIGHUP while everybody is at work: who is taken out is out, who may do something else is asked
-again, and nobody else notices.
+"""Tests of SIGHUP with changed users while clients are connected to every listener.
 
-Rule 1: a real server, and clients at all three doors. Those that are to notice nothing never
-connect again: losing a connection fails them.
+Clients that are not affected never reconnect, so a lost connection fails the test.
 """
 
 from __future__ import annotations
@@ -152,7 +150,7 @@ async def hung_up(peer: NatsPeer) -> None:
         pass
 
 
-async def test_a_reload_ends_whom_it_concerns_and_nobody_else(tmp_path: Path) -> None:
+async def test_reload_disconnects_only_changed_users(tmp_path: Path) -> None:
     file = tmp_path / "users.toml"
     file.write_text(BEFORE)
     file.chmod(0o600)

@@ -1,5 +1,4 @@
-"""A server's life as its operator sees it: how it is started again, reloaded, and what it says when
-it cannot go on."""
+"""Tests of restarts, reloads and fatal errors of a server process."""
 
 from __future__ import annotations
 
@@ -54,7 +53,7 @@ def heard(systemd: socket.socket, first: str) -> list[str]:
             return words
 
 
-def test_systemd_is_told_of_a_whole_life(systemd: socket.socket, tmp_path: Path) -> None:
+def test_notifies_systemd_from_start_to_stop(systemd: socket.socket, tmp_path: Path) -> None:
     file = tmp_path / "bus.toml"
     file.write_text("[serve]\nmax-connections = 10\n")
     variables = {"NOTIFY_SOCKET": str(tmp_path / "notify"), "WATCHDOG_USEC": "200000"}
@@ -82,7 +81,7 @@ def test_systemd_is_told_of_a_whole_life(systemd: socket.socket, tmp_path: Path)
     assert f"settings not reloaded: {file}:1: 'serv' is unknown; did you mean 'serve'?" in said
 
 
-def test_a_loop_that_hangs_is_not_said_to_be_alive(systemd: socket.socket, tmp_path: Path) -> None:
+def test_hanging_loop_sends_no_watchdog_messages(systemd: socket.socket, tmp_path: Path) -> None:
     variables = {"NOTIFY_SOCKET": str(tmp_path / "notify"), "WATCHDOG_USEC": "200000"}
     with server(*ALONE, **variables) as (it, _):
         heard(systemd, "WATCHDOG=1")
@@ -98,7 +97,7 @@ def test_a_loop_that_hangs_is_not_said_to_be_alive(systemd: socket.socket, tmp_p
         heard(systemd, "WATCHDOG=1")
 
 
-def test_systemd_s_own_activator_hands_over_two_doors() -> None:
+def test_systemd_socket_activate_passes_two_listeners() -> None:
     needed("systemd-socket-activate")
     with ExitStack() as stack:
         ports = free_ports(2)
@@ -156,7 +155,7 @@ def activated(sock: socket.socket, *arguments: str) -> Iterator[Program]:
             process.kill()
 
 
-def test_an_upgrade_under_load_refuses_nobody_and_loses_nothing(tmp_path: Path) -> None:
+def test_upgrade_under_load_refuses_no_client_and_loses_no_message(tmp_path: Path) -> None:
     """The server is started again three times, while a client publishes that never retries a
     connection that was refused."""
     data = ("--data-dir", str(tmp_path / "data"), "--durability", "os")
@@ -217,7 +216,7 @@ def test_an_upgrade_under_load_refuses_nobody_and_loses_nothing(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("command", ["serve", "gateway", "bridge"])
-def test_signals_that_come_until_its_very_end_kill_nobody(command: str, tmp_path: Path) -> None:
+def test_late_signals_do_not_kill_the_process(command: str, tmp_path: Path) -> None:
     file = tmp_path / "gateway.toml"
     file.write_text('[modules.log]\nmodule = "logger"\n')
     near, far = (f"127.0.0.1:{port}" for port in free_ports(2))
@@ -292,7 +291,7 @@ def wait_for_health(at: str) -> None:
             time.sleep(0.1)
 
 
-def test_without_descriptors_who_is_inside_goes_on_and_who_comes_gets_in_later() -> None:
+def test_without_descriptors_new_clients_wait() -> None:
     with ExitStack() as stack:
         it, url = stack.enter_context(server("--no-nats"))
         host, _, port = url.removeprefix("simplebus://").rpartition(":")

@@ -1,4 +1,4 @@
-"""Certificates that the tests of a file share."""
+"""Fixtures: certificates shared by the tests of a file."""
 
 from __future__ import annotations
 

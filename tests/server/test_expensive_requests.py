@@ -1,4 +1,4 @@
-"""What is small to say and large to understand, at each door: an error, and nobody else notices."""
+"""Tests of small requests that are expensive to process, on each listener."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ async def test_a_connect_that_is_a_bomb_ends_its_peer_alone(content: bytes) -> N
         await is_alive(server)
 
 
-async def test_keys_that_nobody_knows_are_passed_over_however_many() -> None:
+async def test_skips_any_number_of_unknown_keys() -> None:
     async with serving() as server:
         peer = await connect(server)
         await peer.send(frames.encode(frames.CONNECT, content=WIDE))

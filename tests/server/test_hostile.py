@@ -1,4 +1,4 @@
-"""Hostile and broken peers: at most that peer is cut off, with a reason; nobody else notices."""
+"""Tests of hostile and broken binary clients: only that client is disconnected."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ async def test_an_offender_is_cut_off_with_a_reason(
         (ack(0, 2**31), Reason.ACK_UNSENT),
     ],
 )
-async def test_a_meaningless_ack_is_counted_and_harms_nobody(data: bytes, reason: Reason) -> None:
+async def test_counts_and_ignores_invalid_acks(data: bytes, reason: Reason) -> None:
     async with serving() as server, bystanders(server) as exchange:
         confused = await connect(server, [1])
         await confused.send(subscribe())
@@ -125,7 +125,7 @@ async def test_a_meaningless_ack_is_counted_and_harms_nobody(data: bytes, reason
         await confused.stream.aclose()
 
 
-async def test_a_silent_peer_and_one_that_dribbles_are_found() -> None:
+async def test_disconnects_silent_and_dribbling_clients() -> None:
     limits = Limits(hello_seconds=0.2, frame_seconds=0.2)
     async with serving(Settings(limits, tick_seconds=0.05)) as server, bystanders(server):
         silent, dribbling = await connect(server), await connect(server, [1])

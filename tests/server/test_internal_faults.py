@@ -1,4 +1,4 @@
-"""Faults of the system and of our own: what they may cost, and whom."""
+"""Tests of internal errors and failing system calls."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.support.running_server import (
 )
 
 
-async def test_an_internal_error_costs_one_connection_and_nobody_else(
+async def test_internal_error_ends_only_one_connection(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     honest = Broker.receive
@@ -47,7 +47,7 @@ async def test_an_internal_error_costs_one_connection_and_nobody_else(
     assert "disconnected by an internal error" in caplog.text
 
 
-async def test_who_needs_memory_that_there_is_not_goes_in_a_sentence(
+async def test_out_of_memory_disconnects_the_client_with_a_log_line(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     honest = Broker.receive
@@ -69,7 +69,7 @@ async def test_who_needs_memory_that_there_is_not_goes_in_a_sentence(
     assert "Traceback" not in caplog.text
 
 
-async def test_one_that_is_taken_over_with_bytes_unread_is_over(
+async def test_replaced_connection_with_unread_bytes_is_closed(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async with serving() as server:
@@ -103,7 +103,7 @@ async def test_a_connection_that_is_cut_as_it_begins_to_write_is_no_internal_err
     assert not caplog.records
 
 
-async def test_who_is_cut_off_is_not_heard_though_something_has_just_come(
+async def test_disconnected_client_is_not_read_from(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     honest, to_cut = trio.lowlevel.wait_readable, list[Connection]()
@@ -181,7 +181,7 @@ async def test_a_publisher_that_subscribes_elsewhere_waits_and_loses_nothing() -
         await until(lambda: class_statistics(server).ring.message_count == 0)
 
 
-async def test_one_that_holds_all_the_memory_in_another_class_is_cut_off() -> None:
+async def test_disconnects_the_holder_of_all_memory_in_another_class() -> None:
     limits = Limits(class_bytes=8 << 20, total_bytes=8 << 20, stall_seconds=0.3)
     async with serving(Settings(limits, tick_seconds=0.05)) as server:
         dead = await connect(server, [1, 2])

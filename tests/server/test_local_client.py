@@ -1,4 +1,4 @@
-"""Clients that are parts of the server: no socket, and the same promises."""
+"""Tests of clients inside the server process."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PATIENCE_SECONDS = 60.0
 COUNT, SIZE = 40, 300_000  # More than any buffer between them holds.
 
 
-async def test_what_is_said_and_heard_within_is_what_others_say_and_hear() -> None:
+async def test_local_clients_exchange_messages_with_remote_clients() -> None:
     nobody = Users((), PasswordVerifier(b"by chance"))
     async with serving() as server:
         place = LocalEndpoint(server.server, "a part of it")
@@ -45,9 +45,7 @@ async def test_what_is_said_and_heard_within_is_what_others_say_and_hear() -> No
                 assert len(server.server.local_clients) == 1
 
 
-async def test_a_part_that_is_cut_off_comes_again_and_one_that_breaks_the_protocol_is_cut_off() -> (
-    None
-):
+async def test_disconnected_local_client_reconnects() -> None:
     async with serving() as server:
         place = LocalEndpoint(server.server, "a part of it")
         with trio.fail_after(PATIENCE_SECONDS):

@@ -1,5 +1,4 @@
-"""Hostile and broken NATS clients: at most that client is cut off; nobody else notices, and what it
-cost is given back."""
+"""Tests of hostile and broken NATS clients: only that client is disconnected.
 
 from __future__ import annotations
 
@@ -77,7 +76,7 @@ OFFENCES = {
 
 
 @pytest.mark.parametrize("offence", OFFENCES)
-async def test_an_offender_is_cut_off_and_nobody_else(
+async def test_disconnects_only_the_offender(
     offence: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     said, heard = OFFENCES[offence]
@@ -105,7 +104,7 @@ async def test_nesting_is_no_bomb_where_lines_may_be_long() -> None:
         await until(lambda: len(door.connections) == 2)
 
 
-async def test_what_is_announced_and_never_comes_costs_nothing() -> None:
+async def test_announced_payload_that_never_arrives_costs_no_memory() -> None:
     most = 999_999_999
     house = nats_server(max_payload=most, max_pending=1 << 30)
     async with house as (server, door), bystanders(server) as exchange:
@@ -126,7 +125,7 @@ def kept(door: NatsListener) -> list[int]:
     return [session.parser.tail_bytes for session in door.nats_server.sessions.values()]
 
 
-async def test_an_internal_error_costs_one_client_and_nobody_else(
+async def test_internal_error_ends_only_one_client(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     honest = NatsServer.receive
@@ -156,9 +155,7 @@ async def test_a_client_that_sends_byte_by_byte_is_served() -> None:
         assert await peer.line() == b"slow"
 
 
-async def test_one_that_dribbles_a_line_for_ever_harms_nobody_and_is_asked_whether_it_lives() -> (
-    None
-):
+async def test_client_that_dribbles_a_line_gets_pings() -> None:
     async with nats_server(ping_seconds=0.1) as (server, _):
         silent, dribbling = await nats(server), await greeted(server)
         await dribbling.send(b"PUB a 5\r\nhal")
@@ -248,7 +245,7 @@ def resident_bytes() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
-async def test_memory_is_given_back_by_one_that_never_reads() -> None:
+async def test_memory_of_a_client_that_never_reads_is_freed() -> None:
     async with nats_server() as (server, door), bystanders(server) as exchange:
         publisher = await greeted(server)
         block = b"PUB tick 0\r\n\r\n" + b"PUB flood 1000\r\n%b\r\n" % bytes(1000) * 2000
@@ -284,7 +281,7 @@ async def test_a_subscriber_slower_than_its_publisher_keeps_up_all_the_same() ->
         assert not server.server.disconnect_counts
 
 
-async def test_publishers_of_the_binary_door_wait_for_nats_subscribers_too() -> None:
+async def test_binary_publishers_wait_for_slow_nats_subscribers() -> None:
     count = 20_000
     async with nats_server(max_pending=4 * MIB) as (server, _):
         slow, publisher = await greeted(server), await connect(server, [1])
@@ -301,9 +298,7 @@ async def test_publishers_of_the_binary_door_wait_for_nats_subscribers_too() -> 
         assert not server.server.disconnect_counts
 
 
-async def test_publishers_of_the_binary_door_do_not_wait_where_others_would_wait_with_them() -> (
-    None
-):
+async def test_binary_publishers_do_not_wait_if_other_consumers_keep_up() -> None:
     async with nats_server(max_pending=4 * MIB) as (server, door):
         stuck, taking, publisher = (
             await greeted(server),
@@ -331,7 +326,7 @@ async def test_publishers_of_the_binary_door_do_not_wait_where_others_would_wait
         assert waits == 0
 
 
-async def test_one_connection_too_many_is_told_so() -> None:
+async def test_connection_over_the_limit_gets_an_error() -> None:
     async with nats_server(connections=2) as (server, door), bystanders(server):
         third = await nats(server)
         await third.info()
@@ -358,7 +353,7 @@ async def test_a_flood_of_connections_leaves_nothing_behind() -> None:
         assert door.nats_server.routes.match(b"a.b") == ()
 
 
-async def test_one_that_hangs_up_while_others_send_to_it_is_missed_by_nobody() -> None:
+async def test_closing_during_deliveries_affects_no_other_client() -> None:
     async with nats_server() as (server, door), bystanders(server) as exchange:
         publisher = await greeted(server)
         for _ in range(20):

@@ -1,4 +1,4 @@
-"""The NATS door of a real process: its port, signals, the end."""
+"""Tests of the NATS listener of a server process: port, signals and shutdown."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_a_port_that_is_taken_is_a_sentence() -> None:
     )
 
 
-def test_sighup_and_sigusr1_are_said_to_be_useless_and_sigterm_flushes(
+def test_sighup_and_sigusr1_are_ignored_and_sigterm_flushes(
     client: Callable[[Program], Client],
 ) -> None:
     with server() as (it, _):
@@ -100,7 +100,7 @@ def test_a_lame_duck_says_so_closes_its_port_then_its_clients_and_ends(
     assert "the last NATS client has disconnected: draining" in complained
 
 
-def test_a_closed_door_is_not_in_the_ready_line_and_sigusr2_is_useless_then() -> None:
+def test_disabled_nats_listener_is_not_in_the_ready_line() -> None:
     with server("--no-nats") as (it, _):
         assert it.nats == ""
         it.signal(signal.SIGUSR2)

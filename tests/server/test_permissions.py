@@ -1,4 +1,4 @@
-"""What users may at all doors, and what becomes of them when they change."""
+"""Tests of permissions on all listeners, and of changes of users."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ async def test_whoever_publishes_too_fast_waits_and_nothing_is_lost() -> None:
         assert not server.server.disconnect_counts
 
 
-async def test_limits_that_change_hold_for_who_is_there() -> None:
+async def test_changed_limits_apply_to_open_connections() -> None:
     before = User("bob", token=hash_token("t"), rate=RateLimit(0.001))
     async with (
         guarded(before) as server,
@@ -79,7 +79,7 @@ async def test_limits_that_change_hold_for_who_is_there() -> None:
                 pass
 
 
-async def test_where_there_are_users_and_none_is_named_nobody_comes_in() -> None:
+async def test_empty_user_table_admits_no_client() -> None:
     async with guarded() as server:
         with pytest.raises(simplebus.BusConnectionError, match="this bus requires authentication"):
             async with simplebus.connect(server.addresses[0]):
@@ -98,7 +98,7 @@ async def test_a_reload_never_opens_a_bus_to_everybody(caplog: pytest.LogCapture
         assert server.server.broker.users is not None
 
 
-async def test_whole_channels_only_is_a_rule_of_all_doors() -> None:
+async def test_whole_channel_rule_applies_to_all_listeners() -> None:
     few = User("few", token=hash_token("f"), permissions=Permissions(wildcards=False, admin=()))
     async with (
         guarded(ADA, few) as server,
@@ -143,7 +143,7 @@ async def test_what_is_denied_is_denied_when_it_is_given_up() -> None:
         assert b"may not subscribe" in await client.line()
 
 
-async def test_nobody_passes_for_a_class() -> None:
+async def test_no_user_can_impersonate_a_class() -> None:
     async with guarded(ADA, BOB) as server:
         ada, bob = await nats_user(server, ADA_SAYS), await nats_user(server, BOB_SAYS)
         await ada.send(b"SUB class.> 1\r\n")
@@ -161,7 +161,7 @@ async def test_nobody_passes_for_a_class() -> None:
         assert await ada.line() == b"MSG class.7 1 1"
 
 
-async def test_a_class_is_named_by_who_has_to_do_with_its_id() -> None:
+async def test_naming_a_class_requires_permission_for_its_id() -> None:
     mine = User(
         "mine",
         token=hash_token("m"),
@@ -191,7 +191,7 @@ def test_a_right_that_is_one_in_all_classes_names_none() -> None:
             Permissions.parse_right(text)
 
 
-async def test_on_a_channel_that_is_not_its_own_nobody_speaks_to_nats_clients() -> None:
+async def test_publishing_to_nats_clients_requires_channel_permission() -> None:
     small = User("small", token=hash_token("s"), permissions=Permissions(rules("mine")))
     async with (
         guarded(ADA, small) as server,
@@ -211,7 +211,7 @@ async def test_on_a_channel_that_is_not_its_own_nobody_speaks_to_nats_clients() 
         assert await ada.line() == b"its own"
 
 
-async def test_who_may_not_subscribe_makes_no_class() -> None:
+async def test_denied_subscription_creates_no_class() -> None:
     async with guarded(ADA, BOB) as server:
         bob = await nats_user(server, BOB_SAYS)
         before = len(server.server.broker.classes)
@@ -221,7 +221,7 @@ async def test_who_may_not_subscribe_makes_no_class() -> None:
         assert len(server.server.broker.classes) == before
 
 
-async def test_who_may_do_little_asks_and_answers_and_hears_no_reply_to_others() -> None:
+async def test_restricted_user_sees_only_its_own_replies() -> None:
     def user(name: str, publish: str, subscribe: str) -> User:
         may = Permissions(rules(publish), rules(subscribe))
         return User(name, token=hash_token(name), permissions=may)

@@ -1,4 +1,4 @@
-"""The server on real sockets: what peers see."""
+"""Tests of a server on real sockets."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ async def test_messages_wait_for_the_first_subscriber_and_reach_every_later_one(
         await until(lambda: class_statistics(server).ring.message_count == 0)
 
 
-async def test_what_is_not_acknowledged_comes_again_and_then_less_often() -> None:
+async def test_redelivers_with_growing_backoff() -> None:
     settings = Settings(ack_timeout=2, tick_seconds=0.03)
     async with serving(settings) as server:
         peer = await connect(server, [1])
@@ -241,7 +241,7 @@ async def test_the_line_of_rates_counts_what_happened_in_between() -> None:
         assert line.startswith("Received: 3. Send: 3. Acknowledged: 0.")
 
 
-async def test_the_line_of_rates_counts_what_came_through_the_nats_door() -> None:
+async def test_rate_line_includes_nats_messages() -> None:
     async with serving(nats_port=0) as server:
         assert server.nats_listener is not None
         front = server.nats_listener.nats_server
@@ -253,7 +253,7 @@ async def test_the_line_of_rates_counts_what_came_through_the_nats_door() -> Non
         assert line == "NATS: received: 1. Sent: 2. Clients: 1. Slow: 0."
 
 
-async def test_what_else_a_process_holds_is_looked_through_for_garbage_still() -> None:
+async def test_garbage_collection_stays_enabled_without_owns_process() -> None:
     """Who starts servers in a program of its own, as tests do, is not to grow with each."""
     before = gc.get_freeze_count()
     async with serving():

@@ -1,4 +1,4 @@
-"""How a server ends: who is told, what is finished, and when it gives up."""
+"""Tests of the graceful shutdown."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ async def never() -> AsyncIterator[int]:
     yield 0
 
 
-async def test_peers_of_version_2_and_of_nats_are_told() -> None:
+async def test_announces_the_shutdown_to_version2_and_nats_clients() -> None:
     async with serving(nats_port=0) as server:
         peer = await connect(server)
         await peer.send(frames.encode(frames.CONNECT, content=b'{"version":2}'))
@@ -109,7 +109,7 @@ async def test_the_second_one_stops_at_once(caplog: pytest.LogCaptureFixture) ->
     assert "SIGINT: stopping at once" in caplog.text
 
 
-async def test_a_server_that_has_not_begun_ends_when_it_is_told(
+async def test_stop_signal_during_the_start_ends_the_server(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.INFO)

@@ -1,4 +1,4 @@
-"""Signals: what is heard, and what becomes of what nobody hears any more."""
+"""Tests of the signal receiver."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def outside() -> Iterator[list[int]]:
         signal.signal(number, handler)
 
 
-async def test_what_comes_is_heard(outside: list[int]) -> None:
+async def test_receives_signals(outside: list[int]) -> None:
     async with open_signal_receiver() as signals:
         os.kill(os.getpid(), signal.SIGTERM)
         with trio.fail_after(60):
@@ -32,9 +32,7 @@ async def test_what_comes_is_heard(outside: list[int]) -> None:
 
 
 @pytest.mark.parametrize("turns", [0, 1, 2])
-async def test_what_nobody_has_taken_in_the_end_does_nothing(
-    outside: list[int], turns: int
-) -> None:
+async def test_unread_signals_are_ignored_afterwards(outside: list[int], turns: int) -> None:
     """However far it has come through the event loop."""
     async with open_signal_receiver():
         os.kill(os.getpid(), signal.SIGUSR2)

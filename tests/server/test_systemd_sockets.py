@@ -1,4 +1,4 @@
-"""Sockets that are handed over: which door each is for, and what is none."""
+"""Tests of socket activation."""
 
 from __future__ import annotations
 
@@ -31,7 +31,9 @@ def listening(stack: ExitStack) -> tuple[socket.socket, int]:
     return sock, sock.getsockname()[1]
 
 
-def handed(monkeypatch: pytest.MonkeyPatch, *fds: int, names: str = "") -> dict[str, str]:
+def set_activation_environment(
+    monkeypatch: pytest.MonkeyPatch, *fds: int, names: str = ""
+) -> dict[str, str]:
     """The environment of a process that is handed these, which must follow each other."""
     monkeypatch.setattr(systemd, "FIRST_FD", fds[0])
     assert list(fds) == list(range(fds[0], fds[0] + len(fds)))
@@ -51,7 +53,9 @@ def test_what_is_handed_over_is_found_once(
     stack: ExitStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one, two = listening(stack), listening(stack)
-    environment = handed(monkeypatch, *copies(2, one[0], two[0]), names="nats:x")
+    environment = set_activation_environment(
+        monkeypatch, *copies(2, one[0], two[0]), names="nats:x"
+    )
     found = take_inherited_sockets(environment)
     assert [(name, sock.getsockname()[1]) for name, sock in found] == [
         ("nats", one[1]),
@@ -75,26 +79,26 @@ def test_what_does_not_listen_is_a_sentence(
     stack: ExitStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sock = stack.enter_context(socket.socket())
-    environment = handed(monkeypatch, *copies(1, sock), names="tcp")
+    environment = set_activation_environment(monkeypatch, *copies(1, sock), names="tcp")
     with pytest.raises(
         SocketActivationError,
-        match="descriptor 200 .'tcp'. of LISTEN_FDS is no listening TCP socket",
+        match=r"descriptor 200 .'tcp'. of LISTEN_FDS is no listening TCP socket",
     ):
         take_inherited_sockets(environment)
 
 
-def test_a_socket_is_for_the_door_of_its_name_or_else_of_its_port(stack: ExitStack) -> None:
+def test_assigns_sockets_by_name_or_port(stack: ExitStack) -> None:
     by_name, by_port, other = listening(stack), listening(stack), listening(stack)
     ports = {"tcp": by_port[1], "nats": 1, "http": None}
     found = assign_sockets([("nats", by_name[0]), ("simplebus.socket", by_port[0])], ports)
     assert found == {"nats": [by_name[0]], "tcp": [by_port[0]]}
-    with pytest.raises(SocketActivationError, match="socket 'x' on 127.* belongs to no listener"):
+    with pytest.raises(SocketActivationError, match=r"socket 'x' on 127.* belongs to no listener"):
         assign_sockets([("x", other[0])], ports)
     with pytest.raises(SocketActivationError, match="is for the http listener, which is disabled"):
         assign_sockets([("http", other[0])], ports)
 
 
-async def test_who_connects_before_the_server_is_there_waits_for_it(stack: ExitStack) -> None:
+async def test_early_clients_wait_in_the_backlog(stack: ExitStack) -> None:
     sock, port = listening(stack)
     early = stack.enter_context(socket.create_connection(("127.0.0.1", port)))
     early.sendall(b"<")  # Waits in the queue.
@@ -113,7 +117,7 @@ async def test_who_connects_before_the_server_is_there_waits_for_it(stack: ExitS
 @pytest.mark.parametrize(
     ("host", "is_said"), [("0.0.0.0", True), ("127.0.0.1", False)], ids=["network", "loopback"]
 )
-async def test_a_door_that_is_open_to_the_network_is_said_also_if_it_was_handed_over(
+async def test_warns_about_inherited_public_sockets(
     host: str, is_said: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     sockets = {door: [socket.create_server((host, 0))] for door in ("tcp", "http")}

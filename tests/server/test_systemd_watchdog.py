@@ -1,4 +1,4 @@
-"""What systemd hears, and when."""
+"""Tests of notifications to systemd."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_the_watchdog_is_for_the_process_that_it_names() -> None:
         assert watchdog_seconds({"WATCHDOG_USEC": text}) is None
 
 
-async def test_it_is_told_twice_as_often_as_it_asks_and_now_and_then_how_things_are(
+async def test_sends_watchdog_twice_per_interval_and_the_status(
     heard: socket.socket, autojump_clock: MockClock
 ) -> None:
     told: list[tuple[float, tuple[str, ...]]] = []
@@ -50,7 +50,7 @@ async def test_it_is_told_twice_as_often_as_it_asks_and_now_and_then_how_things_
     heard.close()
 
 
-async def test_without_a_watchdog_only_the_status_is_told(
+async def test_without_watchdog_sends_only_the_status(
     heard: socket.socket, autojump_clock: MockClock
 ) -> None:
     told: list[tuple[str, ...]] = []
@@ -62,13 +62,13 @@ async def test_without_a_watchdog_only_the_status_is_told(
     heard.close()
 
 
-async def test_without_systemd_there_is_nothing_to_tell(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_without_systemd_sends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("NOTIFY_SOCKET", raising=False)
     with trio.fail_after(60):
         await send_notifications(lambda: "fine", watchdog_interval=1)
 
 
-def test_who_does_not_listen_holds_nobody_up(heard: socket.socket) -> None:
+def test_full_notify_socket_does_not_block(heard: socket.socket) -> None:
     begin = time.monotonic()
     while notify("STATUS=" + "x" * 1000):
         assert time.monotonic() - begin < 30

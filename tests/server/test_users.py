@@ -1,4 +1,4 @@
-"""Users at both doors: who is let in, by what, and what each may do."""
+"""Tests of authentication and permissions of binary and NATS clients."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ OLD = User("old", addresses=("127.0.0.0/8",), permissions=Permissions(publish=ru
 
 
 @contextlib.asynccontextmanager
-async def guarded(*users: User, **more: object) -> AsyncIterator[RunningServer]:
+async def server_with_users(*users: User, **more: object) -> AsyncIterator[RunningServer]:
     known = Users(users, PasswordVerifier(b"by chance"))
     settings = NatsSettings(auth=NatsAuth(shared_users=known))
     classes = (NamedClass(id=5, name="orders", subjects=["*.paid", "*.secret", "eu.test"]),)
@@ -70,7 +70,7 @@ async def guarded(*users: User, **more: object) -> AsyncIterator[RunningServer]:
 
 
 async def test_a_password_that_is_slow_to_check_lets_in(caplog: pytest.LogCaptureFixture) -> None:
-    async with guarded(ADA) as server:
+    async with server_with_users(ADA) as server:
         for _ in range(2):
             async with simplebus.connect(server.addresses[0], user="ada", password="secret") as bus:
                 await bus.publish(b"x", class_id=1)
@@ -89,8 +89,8 @@ async def test_a_password_that_is_slow_to_check_lets_in(caplog: pytest.LogCaptur
         {"token": "wrong"},
     ],
 )
-async def test_who_is_wrong_hears_one_sentence(shown: dict[str, str]) -> None:
-    async with guarded(ADA, BOB) as server:
+async def test_wrong_credentials_get_one_error(shown: dict[str, str]) -> None:
+    async with server_with_users(ADA, BOB) as server:
         with pytest.raises(simplebus.BusConnectionError) as caught:
             async with simplebus.connect(server.addresses[0], **shown):  # type: ignore[arg-type]
                 pass
@@ -99,8 +99,8 @@ async def test_who_is_wrong_hears_one_sentence(shown: dict[str, str]) -> None:
         assert server.server.disconnect_counts == {Reason.UNAUTHORIZED: 1}
 
 
-async def test_who_says_nothing_is_told_what_to_say() -> None:
-    async with guarded(ADA) as server:
+async def test_missing_credentials_get_a_helpful_error() -> None:
+    async with server_with_users(ADA) as server:
         with pytest.raises(simplebus.BusConnectionError, match="this bus requires authentication"):
             async with simplebus.connect(server.addresses[0]):
                 pass
@@ -110,8 +110,8 @@ async def test_who_says_nothing_is_told_what_to_say() -> None:
         await until(lambda: server.server.disconnect_counts == {Reason.UNAUTHORIZED: 2})
 
 
-async def test_the_blocking_client_shows_who_it_is_too() -> None:
-    async with guarded(BOB) as server:
+async def test_blocking_client_authenticates() -> None:
+    async with server_with_users(BOB) as server:
         address = server.addresses[0]
 
         def talk() -> None:
@@ -123,8 +123,8 @@ async def test_the_blocking_client_shows_who_it_is_too() -> None:
         await trio.to_thread.run_sync(talk)
 
 
-async def test_version_1_comes_in_by_its_address() -> None:
-    async with guarded(ADA, OLD) as server:
+async def test_version1_client_is_authenticated_by_address() -> None:
+    async with server_with_users(ADA, OLD) as server:
         old = await connect(server, [9])
         await old.send(message(b"x", 9))
         await until(lambda: bool(server.server.broker.classes[9].ring.head))
@@ -138,7 +138,7 @@ async def test_version_1_comes_in_by_its_address() -> None:
 
 async def test_what_may_not_be_published_is_refused_and_the_rest_is_stored() -> None:
     async with (
-        guarded(ADA, BOB) as server,
+        server_with_users(ADA, BOB) as server,
         simplebus.connect(server.addresses[0], token="bob's token") as bus,
         simplebus.connect(server.addresses[0], user="ada", password="secret") as ada,
         ada.subscribe("orders") as messages,
@@ -158,7 +158,7 @@ async def test_what_may_not_be_published_is_refused_and_the_rest_is_stored() -> 
 
 async def test_a_run_of_mixed_channels_is_sorted_out() -> None:
     async with (
-        guarded(ADA, BOB) as server,
+        server_with_users(ADA, BOB) as server,
         simplebus.connect(server.addresses[0], token="bob's token") as bus,
         simplebus.connect(server.addresses[0], user="ada", password="secret") as ada,
         ada.subscribe("orders") as messages,
@@ -176,7 +176,7 @@ async def test_a_run_of_mixed_channels_is_sorted_out() -> None:
 
 async def test_a_subscription_is_sent_what_may_be_seen() -> None:
     async with (
-        guarded(ADA, BOB) as server,
+        server_with_users(ADA, BOB) as server,
         simplebus.connect(server.addresses[0], token="bob's token") as bus,
         simplebus.connect(server.addresses[0], user="ada", password="secret") as ada,
     ):
@@ -203,7 +203,7 @@ async def test_a_subscription_is_sent_what_may_be_seen() -> None:
 
 async def test_a_durable_shows_each_user_what_that_may_see() -> None:
     async with (
-        guarded(ADA, BOB) as server,
+        server_with_users(ADA, BOB) as server,
         simplebus.connect(server.addresses[0], token="bob's token") as bus,
         simplebus.connect(server.addresses[0], user="ada", password="secret") as ada,
     ):
@@ -226,9 +226,9 @@ async def test_a_durable_shows_each_user_what_that_may_see() -> None:
                 pass
 
 
-async def test_looking_after_the_bus_is_a_right() -> None:
+async def test_inspection_requires_permission() -> None:
     async with (
-        guarded(ADA, BOB) as server,
+        server_with_users(ADA, BOB) as server,
         simplebus.connect(server.addresses[0], token="bob's token") as bus,
         simplebus.connect(server.addresses[0], user="ada", password="secret") as ada,
     ):
@@ -244,7 +244,7 @@ async def test_looking_after_the_bus_is_a_right() -> None:
 async def test_a_user_may_have_so_many_connections() -> None:
     few = User("few", token=hash_token("t"), connections=1)
     async with (
-        guarded(few) as server,
+        server_with_users(few) as server,
         simplebus.connect(server.addresses[0], token="t"),
     ):
         with pytest.raises(simplebus.BusConnectionError, match="1 are allowed"):
@@ -252,9 +252,9 @@ async def test_a_user_may_have_so_many_connections() -> None:
                 pass
 
 
-async def test_connections_of_a_user_are_counted_at_both_doors() -> None:
+async def test_connection_limit_of_a_user_spans_listeners() -> None:
     few = User("few", token=hash_token("t"), connections=2)
-    async with guarded(few) as server:
+    async with server_with_users(few) as server:
         first = await nats_user(server, '"auth_token":"t"')
         second = await nats_user(server, '"auth_token":"t"')
         await second.send(b'CONNECT {"verbose":false,"auth_token":"t"}\r\nPING\r\n')
@@ -272,8 +272,8 @@ async def test_connections_of_a_user_are_counted_at_both_doors() -> None:
             pass
 
 
-async def test_what_comes_before_the_first_word_is_bounded() -> None:
-    async with guarded(ADA) as server:
+async def test_bytes_before_authentication_are_bounded() -> None:
+    async with server_with_users(ADA) as server:
         for said in (
             b"4" + bytes(8) + b"{" + b" " * 100_000,
             frames.encode(frames.HEARTBEAT) * 20_000,
@@ -287,7 +287,7 @@ async def test_what_comes_before_the_first_word_is_bounded() -> None:
 
 
 async def test_guessing_is_held_up_and_others_are_not() -> None:
-    async with guarded(ADA, BOB) as server:
+    async with server_with_users(ADA, BOB) as server:
         address = server.addresses[0]
         async with simplebus.connect(address, user="ada", password="secret"):
             pass
@@ -307,7 +307,7 @@ async def test_guessing_is_held_up_and_others_are_not() -> None:
             pass
 
 
-async def test_who_has_said_it_waits_as_long_as_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_authenticating_client_is_not_timed_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """The time in which a peer has to say who it is does not go on while that is looked at."""
     asked, goes_on = [], trio.Event()
 
@@ -317,7 +317,7 @@ async def test_who_has_said_it_waits_as_long_as_it_takes(monkeypatch: pytest.Mon
         return True
 
     monkeypatch.setattr(auth_worker, "_verify_in_thread", worked_out)
-    async with guarded(ADA) as server:
+    async with server_with_users(ADA) as server:
         peer, client = await connect(server), await nats(server)
         await client.info()
         await client.send(b"CONNECT {%b}\r\nPING\r\n" % ADA_SAYS.encode())
@@ -336,8 +336,8 @@ async def test_who_has_said_it_waits_as_long_as_it_takes(monkeypatch: pytest.Mon
         assert (await peer.frame())[:1] == b"4"
 
 
-async def test_who_has_an_account_may_not_guess_faster() -> None:
-    async with guarded(ADA, User("quick", password="right")) as server:
+async def test_authenticated_client_cannot_guess_faster() -> None:
+    async with server_with_users(ADA, User("quick", password="right")) as server:
         said = []
         for password in (b"wrong",) * 7 + (b"right",):
             client = await nats_user(server, ADA_SAYS)
@@ -350,7 +350,7 @@ async def test_who_has_an_account_may_not_guess_faster() -> None:
         assert await client.line() == b"+OK"
 
 
-async def test_guessing_users_of_the_nats_door_alone_is_held_up_too() -> None:
+async def test_guessing_nats_users_is_limited() -> None:
     auth = NatsAuth(users=(NatsUser("ada", password="secret"),))
     async with serving(nats_port=0, nats=NatsSettings(auth=auth)) as server:
         said = set()
@@ -366,7 +366,7 @@ async def test_guessing_users_of_the_nats_door_alone_is_held_up_too() -> None:
         assert b"Too Many" in answer
 
 
-async def test_an_address_may_have_so_many_connections_at_both_doors() -> None:
+async def test_address_limit_spans_listeners() -> None:
     async with serving(nats_port=0, per_address=2) as server:
         first = await connect(server, [1])
         second = await nats(server)
@@ -391,8 +391,8 @@ ADA_SAYS = '"user":"ada","pass":"secret"'
 BOB_SAYS = '"auth_token":"bob\'s token"'
 
 
-async def test_the_same_users_come_in_through_the_nats_door() -> None:
-    async with guarded(ADA, BOB) as server:
+async def test_users_can_connect_to_the_nats_listener() -> None:
+    async with server_with_users(ADA, BOB) as server:
         ada, bob = await nats_user(server, ADA_SAYS), await nats_user(server, BOB_SAYS)
         await ada.send(b"SUB > 1\r\n")
         await ada.settled()
@@ -409,8 +409,8 @@ async def test_the_same_users_come_in_through_the_nats_door() -> None:
         assert await wrong.rest() == b"-ERR 'Authorization Violation'\r\n"
 
 
-async def test_what_comes_out_of_a_class_is_heard_by_who_may_see_it() -> None:
-    async with guarded(ADA, BOB) as server:
+async def test_class_messages_reach_only_permitted_nats_clients() -> None:
+    async with server_with_users(ADA, BOB) as server:
         bob = await nats_user(server, BOB_SAYS)
         other = await nats_user(server, ADA_SAYS)
         await bob.send(b"SUB > 1\r\n")
@@ -428,7 +428,7 @@ async def test_what_comes_out_of_a_class_is_heard_by_who_may_see_it() -> None:
 
 
 async def test_a_class_with_acknowledgements_obeys_the_same_rules_there() -> None:
-    async with guarded(ADA, BOB) as server:
+    async with server_with_users(ADA, BOB) as server:
         bob, ada = await nats_user(server, BOB_SAYS), await nats_user(server, ADA_SAYS)
         await bob.send(b"SUB $SB.SUB.hidden 1\r\n")
         assert b"may not subscribe" in await bob.line()
@@ -442,7 +442,7 @@ async def test_a_class_with_acknowledgements_obeys_the_same_rules_there() -> Non
         await bob.settled()
 
 
-def test_a_real_nats_client_comes_in_by_a_slow_password() -> None:
+def test_nats_client_authenticates_with_slow_hash() -> None:
     async def talk(url: str) -> None:
         client = await nats_py.connect(
             url, user="ada", password="secret", allow_reconnect=False, connect_timeout=60
@@ -454,7 +454,7 @@ def test_a_real_nats_client_comes_in_by_a_slow_password() -> None:
     async def main() -> None:
         import asyncio
 
-        async with guarded(ADA) as server:
+        async with server_with_users(ADA) as server:
             url = f"nats://{server.nats_addresses[0]}"
             await trio.to_thread.run_sync(lambda: asyncio.run(talk(url)))
 
@@ -467,7 +467,7 @@ async def test_a_subscriber_of_version_1_sees_what_it_may() -> None:
         addresses=("127.0.0.1",),
         permissions=Permissions(subscribe=rules("orders", deny=("orders *.secret",))),
     )
-    async with guarded(ADA, reader) as server:
+    async with server_with_users(ADA, reader) as server:
         old: Peer = await connect(server, [5])
         await old.send(subscribe(5))
         async with simplebus.connect(server.addresses[0], user="ada", password="secret") as ada:

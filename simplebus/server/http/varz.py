@@ -269,8 +269,9 @@ class VarzEndpoints:
                 row["authorized_user"] = user
         else:
             row |= {"lang": "", "version": ""}
-        if (tls := connection.tls) is not None and (protocol_and_cipher := tls.negotiated_version()):
-            row["tls_version"], row["tls_cipher_suite"] = protocol_and_cipher
+        tls = connection.tls
+        if tls is not None and (negotiated := tls.negotiated_version()):
+            row["tls_version"], row["tls_cipher_suite"] = negotiated
         if subs and subs not in ("0", "false"):
             subscriptions = islice(_subscriptions(connection), _SUBJECTS_PER_CONNECTION_MAX)
             if subs == "detail":

@@ -1,4 +1,4 @@
-"""Who may see the figures: users of the bus, by what they say or show, and nobody else."""
+"""Tests of the authentication of HTTP requests."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ TILL = User(
 
 
 @contextlib.asynccontextmanager
-async def guarded(*users: User, **more: object) -> AsyncIterator[RunningServer]:
+async def server_with_users(*users: User, **more: object) -> AsyncIterator[RunningServer]:
     known = Users(users, PasswordVerifier(b"by chance"))
     async with serving(users=known, http_port=0, **more) as server:
         yield server
@@ -60,8 +60,8 @@ def basic(user: str, password: str) -> str:
 
 
 @pytest.mark.parametrize("path", ["/", "/page.js", "/facts", "/metrics", "/varz", "/connz", "/x"])
-async def test_who_says_nothing_is_asked_who_it_is(path: str) -> None:
-    async with guarded(ROOT) as server:
+async def test_request_without_credentials_gets_a_challenge(path: str) -> None:
+    async with server_with_users(ROOT) as server:
         said = await (await http(server)).ask(path)
         assert said.status == 401
         assert said.headers["www-authenticate"].startswith(("Basic", "Bearer"))
@@ -70,7 +70,7 @@ async def test_who_says_nothing_is_asked_who_it_is(path: str) -> None:
 
 @pytest.mark.parametrize("path", PUBLIC_PATHS)
 async def test_health_is_everybodys(path: str) -> None:
-    async with guarded(ROOT) as server:
+    async with server_with_users(ROOT) as server:
         assert (await (await http(server)).ask(path)).status == 200
 
 
@@ -93,13 +93,13 @@ async def test_health_is_everybodys(path: str) -> None:
     ],
     ids=lambda value: str(value)[:40],
 )
-async def test_what_is_said_decides(header: str, status: int) -> None:
-    async with guarded(ROOT, EYE, TILL) as server:
+async def test_credentials_decide_over_addresses(header: str, status: int) -> None:
+    async with server_with_users(ROOT, EYE, TILL) as server:
         assert (await (await http(server)).ask("/metrics", header)).status == status
 
 
-async def test_guessing_at_speed_is_slowed_and_slows_nobody_else() -> None:
-    async with guarded(ROOT, EYE) as server:
+async def test_guessing_is_limited_and_delays_no_other_client() -> None:
+    async with server_with_users(ROOT, EYE) as server:
         peer = await http(server)
         assert (await peer.ask("/metrics", basic("root", "secret"))).status == 200
         found = [(await peer.ask("/metrics", basic("root", f"{n}"))).status for n in range(12)]
@@ -108,8 +108,8 @@ async def test_guessing_at_speed_is_slowed_and_slows_nobody_else() -> None:
         assert (await peer.ask("/metrics", basic("eye", "secret"))).status == 200
 
 
-async def test_users_who_are_gone_are_asked_again() -> None:
-    async with guarded(ROOT) as server:
+async def test_removed_users_are_rejected() -> None:
+    async with server_with_users(ROOT) as server:
         peer = await http(server)
         assert (await peer.ask("/metrics", basic("root", "secret"))).status == 200
         server.server.replace_users(Users([EYE], PasswordVerifier(b"by chance")))
@@ -119,7 +119,7 @@ async def test_users_who_are_gone_are_asked_again() -> None:
 
 
 async def test_an_address_may_be_enough() -> None:
-    async with guarded(User("here", addresses=("127.0.0.0/8",))) as server:
+    async with server_with_users(User("here", addresses=("127.0.0.0/8",))) as server:
         assert (await (await http(server)).ask("/metrics")).status == 200
 
 
@@ -135,9 +135,9 @@ async def test_an_address_may_be_enough() -> None:
         ("X: y", 421),
     ],
 )
-async def test_who_shows_who_it_is_may_call_the_door_anything(header: str, status: int) -> None:
+async def test_authenticated_requests_may_use_any_host(header: str, status: int) -> None:
     here = User("here", addresses=("127.0.0.0/8",))
-    async with guarded(ROOT, here) as server:
+    async with server_with_users(ROOT, here) as server:
         peer = await http(server)
         await peer.send(f"GET /facts HTTP/1.1\r\nHost: evil.example\r\n{header}\r\n\r\n".encode())
         assert (await peer.answer()).status == status
@@ -161,7 +161,7 @@ async def secure(server: RunningServer, authority: Path, shown: Pair | None = No
     return peer
 
 
-async def test_the_door_speaks_tls_where_the_bus_does(authority: Authority, own: Pair) -> None:
+async def test_http_uses_tls_if_the_server_does(authority: Authority, own: Pair) -> None:
     async with serving(http_port=0, tls=TlsOptions(own.cert, own.key)) as server:
         peer = await secure(server, authority.path)
         for _ in range(2):
@@ -175,6 +175,6 @@ async def test_the_door_speaks_tls_where_the_bus_does(authority: Authority, own:
 async def test_a_certificate_may_be_enough(authority: Authority, own: Pair) -> None:
     shown = authority.issue("eye", email="eye@example.com")
     tls = TlsOptions(own.cert, own.key, authority.path, verify=True)
-    async with guarded(User("eye", certificates=("eye@example.com",)), tls=tls) as server:
+    async with server_with_users(User("eye", certificates=("eye@example.com",)), tls=tls) as server:
         peer = await secure(server, authority.path, shown)
         assert (await peer.ask("/metrics")).status == 200

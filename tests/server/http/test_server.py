@@ -1,4 +1,4 @@
-"""The HTTP door on real sockets: what operators see, and what attackers do not get."""
+"""Tests of the HTTP server on real sockets: responses, limits and attacks."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ async def test_a_server_that_can_keep_nothing_is_not_ready(tmp_path: object) -> 
         assert said.json["why"] == "disk_full: no space is left"
 
 
-def test_the_door_stays_open_while_the_server_drains_and_its_ready_line_names_it() -> None:
+def test_http_answers_while_the_server_drains() -> None:
     with server("--host", "127.0.0.1", "--no-nats", "--drain-timeout", "30") as (it, url):
         assert it.http.startswith("127.0.0.1:")
         host, _, port = it.http.rpartition(":")
@@ -78,7 +78,7 @@ def test_the_door_stays_open_while_the_server_drains_and_its_ready_line_names_it
         assert it.end()[0] == 0
 
 
-def test_a_door_that_is_kept_closed_is_not_in_the_ready_line() -> None:
+def test_disabled_http_listener_is_not_in_the_ready_line() -> None:
     with server("--no-http", "--no-nats") as (it, _):
         assert it.http == ""
 
@@ -98,7 +98,7 @@ def test_a_port_that_is_taken_says_what_it_is_for() -> None:
     )
 
 
-def test_options_of_a_closed_door_are_a_mistake() -> None:
+def test_options_of_a_disabled_listener_are_errors() -> None:
     status, _, complained = run("serve", "--no-http", "--http-port", "1")
     assert status == 2
     assert complained == "simplebus: --no-http closes the door that --http-port opens\n"
@@ -117,9 +117,7 @@ def test_options_of_a_closed_door_are_a_mistake() -> None:
         *(("localhost.evil.example", 421), ("[evil]", 421), ("bus.example.evil", 421)),
     ],
 )
-async def test_no_page_of_a_stranger_can_be_what_the_door_is_called(
-    called: str, status: int
-) -> None:
+async def test_rejects_unknown_host_names(called: str, status: int) -> None:
     async with serving(http_port=0, http_names=("bus.example",)) as up:
         peer = await http(up)
         for path in ("/facts", "/healthz"):
@@ -132,7 +130,7 @@ async def test_no_page_of_a_stranger_can_be_what_the_door_is_called(
 
 
 @pytest.mark.parametrize("said", ["Bearer x", "Basic eDp5", "x", ""])
-async def test_where_nobody_is_asked_it_shows_nothing_to_say_who_one_is(said: str) -> None:
+async def test_without_authentication_there_is_no_challenge(said: str) -> None:
     async with serving(http_port=0) as up:
         peer = await http(up)
         words = f"GET /varz HTTP/1.1\r\nHost: proxy\r\nAuthorization: {said}\r\n\r\n"
@@ -217,7 +215,7 @@ def pair() -> tuple[socket.socket, socket.socket]:
     return ours, theirs
 
 
-async def test_who_dribbles_a_request_is_closed_in_time(
+async def test_dribbled_request_times_out(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
     async with trio.open_nursery() as nursery:
@@ -236,7 +234,7 @@ async def test_who_dribbles_a_request_is_closed_in_time(
         nursery.cancel_scope.cancel()
 
 
-async def test_who_says_nothing_is_closed_in_time(autojump_clock: trio.testing.MockClock) -> None:
+async def test_silent_connection_times_out(autojump_clock: trio.testing.MockClock) -> None:
     async with trio.open_nursery() as nursery:
         door = HttpServer(nothing())
         await nursery.start(door.run)
@@ -250,7 +248,7 @@ async def test_who_says_nothing_is_closed_in_time(autojump_clock: trio.testing.M
         nursery.cancel_scope.cancel()
 
 
-async def test_of_too_many_connections_the_one_that_was_silent_longest_makes_place(
+async def test_closes_the_longest_idle_connection_when_full(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
     async with trio.open_nursery() as nursery:
@@ -272,7 +270,7 @@ async def test_of_too_many_connections_the_one_that_was_silent_longest_makes_pla
         nursery.cancel_scope.cancel()
 
 
-async def test_who_has_had_its_last_answer_and_stays_makes_place_too(
+async def test_connection_after_its_last_response_can_be_closed(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
     async with trio.open_nursery() as nursery:
@@ -294,7 +292,7 @@ async def test_who_has_had_its_last_answer_and_stays_makes_place_too(
         nursery.cancel_scope.cancel()
 
 
-async def test_who_connects_too_often_waits_and_those_who_wait_are_few(
+async def test_connections_over_the_rate_are_delayed_or_rejected(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
     async with trio.open_nursery() as nursery:
@@ -324,7 +322,7 @@ async def test_who_connects_too_often_waits_and_those_who_wait_are_few(
 
 @pytest.mark.parametrize("method", ["GET", "HEAD"])
 @pytest.mark.parametrize("path", PUBLIC_PATHS)
-async def test_health_is_told_to_who_is_turned_away(
+async def test_rejected_connections_get_health_responses(
     method: str, path: str, autojump_clock: trio.testing.MockClock
 ) -> None:
     async with trio.open_nursery() as nursery:
@@ -367,7 +365,7 @@ async def test_many_that_come_in_one_turn_make_others_leave(
         ours.close()
 
 
-async def test_who_is_being_answered_makes_no_place(autojump_clock: trio.testing.MockClock) -> None:
+async def test_responding_connection_is_not_closed(autojump_clock: trio.testing.MockClock) -> None:
     async with trio.open_nursery() as nursery:
         door = HttpServer(nothing())
         await nursery.start(door.run)
@@ -444,7 +442,7 @@ async def test_what_answers_cost_is_counted() -> None:
         assert now > before
 
 
-async def test_health_is_told_where_silent_ones_hold_all_descriptors(
+async def test_health_is_answered_without_free_descriptors(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Whoever was silent longest makes room."""
@@ -467,7 +465,7 @@ async def test_health_is_told_where_silent_ones_hold_all_descriptors(
             await each.aclose()
 
 
-async def test_who_holds_most_makes_room_though_all_of_it_is_answered(
+async def test_largest_network_is_evicted_even_while_responding(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
     async with trio.open_nursery() as nursery:

@@ -1,4 +1,4 @@
-"""/varz, /connz and /subsz, beside those of nats-server itself."""
+"""Tests of /varz, /connz and /subsz, compared with nats-server."""
 
 from __future__ import annotations
 
@@ -164,7 +164,7 @@ async def test_connections_and_subscriptions_have_the_shape_of_theirs(
             assert next(named) == next(named)
 
 
-async def test_a_binary_connection_is_there_beside_those_of_nats() -> None:
+async def test_connz_lists_binary_connections() -> None:
     async with same() as up:
         bus = await connect(up, [1])
         await bus.send(subscribe() + message(b"x") * 3)
@@ -181,7 +181,7 @@ async def test_a_binary_connection_is_there_beside_those_of_nats() -> None:
         assert varz["subscriptions"] == 3
 
 
-async def test_a_connection_is_where_it_comes_from_whatever_it_calls_itself() -> None:
+async def test_connz_shows_the_address_despite_the_client_name() -> None:
     async with serving(http_port=0) as up:
         peer = await connect(up)
         asked = b'{"version":2,"client":"a:b (c:1","name":"d:2"}'
@@ -208,7 +208,7 @@ async def test_every_number_is_whole_where_programs_in_go_want_it_so() -> None:
             }
 
 
-async def test_what_connections_have_said_counts_when_they_are_gone() -> None:
+async def test_totals_include_closed_connections() -> None:
     async with serving(http_port=0, nats_port=0) as up:
         bus = await connect(up, [1])
         await bus.send(message(b"x") * 3)
@@ -222,7 +222,7 @@ async def test_what_connections_have_said_counts_when_they_are_gone() -> None:
         assert (before["connections"], after["connections"]) == (1, 0)
 
 
-async def test_an_answer_is_bounded_and_says_what_there_is() -> None:
+async def test_lists_are_bounded_and_include_the_total() -> None:
     async with serving(http_port=0) as up:
         for _ in range(5):
             await connect(up, [])
@@ -259,7 +259,7 @@ async def test_an_order_that_is_none_is_a_sentence() -> None:
         assert said.json["error"].startswith("expected sort to be one of cid, start, ")
 
 
-async def test_classes_are_told_all_or_one() -> None:
+async def test_classz_lists_all_classes_or_one() -> None:
     async with serving(http_port=0) as up:
         bus = await connect(up, [1, 2])
         await bus.send(subscribe(1) + message(b"x", 1) * 3 + message(b"y", 2))
@@ -279,7 +279,7 @@ async def test_classes_are_told_all_or_one() -> None:
         assert missing.json["error"] == "there is no class 'nothing'"
 
 
-def test_times_are_said_as_nats_server_says_them() -> None:
+def test_formats_times_as_nats_server() -> None:
     assert format_duration(0) == "0s"
     assert format_duration(61.9) == "1m1s"
     assert format_duration(3600) == "1h0m0s"

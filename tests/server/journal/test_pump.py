@@ -1,4 +1,4 @@
-"""A server with a data directory: what is there again, and what a failing disk does."""
+"""Tests of a server with a data directory: recovery and failing disks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The thread that writes: what waits together goes together, what failed goes again, all ends."""
+"""Tests of the journal's writer thread: batching, retries and the end."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Gated(Journal):
         self.syncs += 1
 
 
-class Running:
+class WriterHarness:
     """A writer, and what it has said."""
 
     def __init__(self, path: Path) -> None:
@@ -75,8 +75,8 @@ class Running:
 
 
 @pytest.fixture
-def running(tmp_path: Path) -> Iterator[Running]:
-    running = Running(tmp_path)
+def running(tmp_path: Path) -> Iterator[WriterHarness]:
+    running = WriterHarness(tmp_path)
     try:
         yield running
     finally:
@@ -86,7 +86,7 @@ def running(tmp_path: Path) -> Iterator[Running]:
         running.directory.close()
 
 
-def test_what_comes_during_a_sync_shares_the_next_one(running: Running) -> None:
+def test_batches_during_a_sync_share_the_next_one(running: WriterHarness) -> None:
     running.put(0)
     running.journal.may_sync.release()
     assert running.hear(1) == [1]
@@ -101,7 +101,7 @@ def test_what_comes_during_a_sync_shares_the_next_one(running: Running) -> None:
 
 
 def test_what_could_not_be_written_is_written_again(
-    running: Running, monkeypatch: pytest.MonkeyPatch
+    running: WriterHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "_RETRY_SECONDS", 0.0)
     errors = [OSError(errno.ENOSPC, "No space"), OSError(errno.EIO, "I/O error")]
@@ -122,7 +122,7 @@ def test_what_could_not_be_written_is_written_again(
 
 
 def test_a_full_disk_takes_what_is_under_way_and_no_more_until_its_reserve_is_there_again(
-    running: Running, monkeypatch: pytest.MonkeyPatch
+    running: WriterHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     running.put(0)
     running.journal.may_sync.release()
@@ -164,7 +164,7 @@ def test_of_a_disk_that_is_full_at_the_start_nothing_is_asked_but_what_makes_spa
 
     monkeypatch.setattr(Reserve, "take", take_)
     monkeypatch.setattr(Journal, "remove", lambda *given: asked.append(str(given[1:])))
-    running = Running(tmp_path)
+    running = WriterHarness(tmp_path)
     try:
         running.writer.put(SegmentFloors({1: 7}, {1}))
         failure, has_space = running.hear(2)
@@ -180,7 +180,7 @@ def test_of_a_disk_that_is_full_at_the_start_nothing_is_asked_but_what_makes_spa
 
 
 def test_a_disk_that_has_space_again_is_noticed_though_nothing_is_to_be_written(
-    running: Running, monkeypatch: pytest.MonkeyPatch
+    running: WriterHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "_RETRY_SECONDS", 0.0)
 
@@ -200,7 +200,7 @@ def test_a_disk_that_has_space_again_is_noticed_though_nothing_is_to_be_written(
 
 
 def test_it_ends_though_nothing_can_be_written_and_says_what_is_lost(
-    running: Running, caplog: pytest.LogCaptureFixture
+    running: WriterHarness, caplog: pytest.LogCaptureFixture
 ) -> None:
     def fail() -> None:
         raise OSError(errno.ENOSPC, "No space")
@@ -215,7 +215,7 @@ def test_it_ends_though_nothing_can_be_written_and_says_what_is_lost(
 
 
 def test_a_fault_of_ours_refuses_publishers_and_is_logged(
-    running: Running, caplog: pytest.LogCaptureFixture
+    running: WriterHarness, caplog: pytest.LogCaptureFixture
 ) -> None:
     def fail() -> None:
         raise ZeroDivisionError

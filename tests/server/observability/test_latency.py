@@ -1,4 +1,4 @@
-"""How long things take: measured where it was wanted, and of some only."""
+"""Tests of the latency measurement."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.support.running_server import (
 )
 
 
-async def told(server: RunningServer, name: str) -> None:
+async def wait_for_metric(server: RunningServer, name: str) -> None:
     """Wait until /metrics has counted something: what it says may be half a second old."""
     peer = await http(server)
     while True:
@@ -42,7 +42,7 @@ async def test_confirms_and_acknowledgements_are_timed() -> None:
         await peer.send(ack(0, 3))
         await until(lambda: timing.ack_latency.snapshot().count == 1)
         assert timing.confirm_latency.snapshot().count >= 1
-        await told(server, "publish_ack_seconds")
+        await wait_for_metric(server, "publish_ack_seconds")
 
 
 async def test_what_is_written_is_timed_until_it_is_safe(tmp_path: Path) -> None:
@@ -52,10 +52,10 @@ async def test_what_is_written_is_timed_until_it_is_safe(tmp_path: Path) -> None
         assert server.monitor is not None
         timing = server.monitor.latency
         await until(lambda: timing.confirm_latency.snapshot().count == 1)
-        await told(server, "journal_write_seconds")
+        await wait_for_metric(server, "journal_write_seconds")
 
 
-async def test_nothing_is_measured_where_nobody_wants_to_know() -> None:
+async def test_without_monitoring_nothing_is_measured() -> None:
     async with serving() as server:
         assert server.server.latency is None
         peer = await connect(server, [1])
@@ -66,7 +66,7 @@ async def test_nothing_is_measured_where_nobody_wants_to_know() -> None:
         assert server.server.broker.classes[1].ack_latency is None
 
 
-async def test_the_loop_is_late_when_somebody_holds_it_up(
+async def test_measures_event_loop_delay(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
     async with serving() as server, trio.open_nursery() as nursery:
@@ -83,7 +83,9 @@ async def test_the_loop_is_late_when_somebody_holds_it_up(
         nursery.cancel_scope.cancel()
 
 
-async def test_what_is_told_is_of_the_last_minute(autojump_clock: trio.testing.MockClock) -> None:
+async def test_recent_latencies_cover_the_last_minute(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
     async with serving() as server:
         timing, recent = LatencyRecorder(server.server.broker), RecentLatencies()
         recent.snapshot(timing)

@@ -1,4 +1,4 @@
-"""Logs: one event is one line, whatever is in it, and many alike are counted."""
+"""Tests of log formats, escaping and the rate limit of events."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_a_traceback_is_on_the_same_line() -> None:
     assert json.loads(JsonFormatter().format(failed()))["traceback"][-1] == "two\x1b[2J"
 
 
-def test_the_journal_is_told_the_priority() -> None:
+def test_journal_lines_have_a_priority() -> None:
     formatter = TextFormatter(for_journal=True)
     assert formatter.format(record("x")) == "<4>x"
     assert formatter.format(record("x", level=logging.ERROR)) == "<3>x"
@@ -88,7 +88,7 @@ def test_json_has_the_kind_and_what_differs_apart() -> None:
     }
 
 
-class Kept(logging.Handler):
+class RecordingHandler(logging.Handler):
     """What is logged, with the limit of ours."""
 
     def __init__(self) -> None:
@@ -102,11 +102,11 @@ class Kept(logging.Handler):
 
 
 @pytest.fixture
-def log() -> Kept:
-    return Kept()
+def log() -> RecordingHandler:
+    return RecordingHandler()
 
 
-def test_many_alike_are_counted_and_others_are_said(log: Kept) -> None:
+def test_repeated_events_are_suppressed_and_counted(log: RecordingHandler) -> None:
     for at in range(EVENT_BURST + 7):
         log.handle(record("%s: refused", at))
     log.handle(record("something else"))
@@ -116,7 +116,7 @@ def test_many_alike_are_counted_and_others_are_said(log: Kept) -> None:
     assert log.said[-2:] == ["suppressed 7 more events: %s: refused", "next: refused"]
 
 
-def test_what_was_asked_for_is_said_however_often(log: Kept) -> None:
+def test_unlimited_events_are_never_suppressed(log: RecordingHandler) -> None:
     for at in range(2 * EVENT_BURST):
         heard = record("%s", at)
         heard.is_unlimited = True
@@ -124,7 +124,7 @@ def test_what_was_asked_for_is_said_however_often(log: Kept) -> None:
     assert len(log.said) == 2 * EVENT_BURST
 
 
-def test_what_was_left_out_is_told_though_it_does_not_come_again(log: Kept) -> None:
+def test_reports_suppressed_events_without_a_further_one(log: RecordingHandler) -> None:
     for _ in range(EVENT_BURST + 1):
         log.handle(record("flood"))
     log.now = 11.0
@@ -132,7 +132,7 @@ def test_what_was_left_out_is_told_though_it_does_not_come_again(log: Kept) -> N
     assert log.said[EVENT_BURST:] == ["suppressed 1 more events: flood", "quiet"]
 
 
-def test_kinds_without_end_take_no_memory_without_end(log: Kept) -> None:
+def test_kinds_without_end_take_no_memory_without_end(log: RecordingHandler) -> None:
     limit = log.filters[0]
     assert isinstance(limit, LogRateLimit)
     for _ in range(EVENT_BURST + 1):

@@ -1,4 +1,4 @@
-"""Who holds the event loop up is named."""
+"""Tests of the event loop watchdog."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Clock:
         return self.now
 
 
-def said(caplog: pytest.LogCaptureFixture) -> list[str]:
+def log_messages(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [record.getMessage() for record in caplog.records]
 
 
@@ -35,25 +35,29 @@ def test_one_stall_is_one_line_while_it_lasts_and_one_when_it_is_over(
     for _ in range(20):
         clock.now += 0.2
         stalls.check()
-    assert said(caplog) == ["the event loop is stalled for 1.0 s: it is in compute (app.py:7)"]
+    assert log_messages(caplog) == [
+        "the event loop is stalled for 1.0 s: it is in compute (app.py:7)"
+    ]
     assert (stalls.stall_count, stalls.stalled_seconds) == (1, 0.0)
     stalls.record_heartbeat()
     assert stalls.stalled_seconds == pytest.approx(4.0)
-    assert said(caplog)[1:] == ["the event loop runs again after a stall of 4.0 s"]
+    assert log_messages(caplog)[1:] == ["the event loop runs again after a stall of 4.0 s"]
     clock.now += 0.9
     stalls.check()
     stalls.record_heartbeat()
     assert stalls.stall_count == 1
 
 
-def test_a_process_that_was_stopped_accuses_nobody(caplog: pytest.LogCaptureFixture) -> None:
+def test_stopped_process_is_reported_as_such(caplog: pytest.LogCaptureFixture) -> None:
     clock = Clock()
     stalls = LoopWatchdog(
         threshold_seconds=1.0, clock=clock, describe_stack=lambda: "wait (trio.py:1)"
     )
     clock.now += 60
     stalls.check()
-    assert said(caplog)[0].startswith("the whole process was stalled for 60.0 s: stopped by")
+    assert log_messages(caplog)[0].startswith(
+        "the whole process was stalled for 60.0 s: stopped by"
+    )
     assert stalls.stall_count == 1
 
 
@@ -71,8 +75,8 @@ async def test_the_culprit_is_named(caplog: pytest.LogCaptureFixture) -> None:
         await trio.testing.wait_all_tasks_blocked()
         a_greedy_computation()
         nursery.cancel_scope.cancel()
-    (line,) = said(caplog)
-    assert "a_greedy_computation (server/test_loop_watchdog.py:" in line
+    (line,) = log_messages(caplog)
+    assert "a_greedy_computation (observability/test_loop_watchdog.py:" in line
     assert "\n" not in line
 
 

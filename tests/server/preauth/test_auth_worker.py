@@ -1,6 +1,6 @@
-"""Guessing: what is wrong is counted, what is right costs nothing, and each place has its turn.
+"""Tests of credential checks: failure limits, fairness and caching.
 
-Slow hashes are not worked out here but by `work`, which tells what was asked, in which order.
+Slow hashes are replaced by `work`, which records the checks in their order.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ async def is_heard(worker: AuthWorker, auth: Auth, address: str = "10.0.0.1") ->
         Auth(user="nobody", password="wrong"),
     ],
 )
-async def test_who_is_wrong_too_often_about_a_user_waits_and_is_not_even_looked_at(
+async def test_too_many_failures_are_refused_without_a_check(
     wrong: Auth, work: Work, autojump_clock: object
 ) -> None:
     work.goes_on.set()
@@ -119,9 +119,7 @@ async def test_addresses_of_one_host_are_one_place(
     assert await is_heard(worker, wrong, "2001:db8:1:3::1")
 
 
-async def test_a_herd_that_says_the_same_is_looked_at_once(
-    work: Work, autojump_clock: object
-) -> None:
+async def test_equal_credentials_share_one_check(work: Work, autojump_clock: object) -> None:
     worker = auth_worker()
     async with trio.open_nursery() as nursery:
         for _ in range(100):
@@ -132,9 +130,7 @@ async def test_a_herd_that_says_the_same_is_looked_at_once(
     assert worker.check_count == 1
 
 
-async def test_who_waits_for_an_answer_of_one_that_has_left_asks_itself(
-    work: Work, autojump_clock: object
-) -> None:
+async def test_waiter_of_a_cancelled_check_runs_its_own(work: Work, autojump_clock: object) -> None:
     worker = auth_worker()
     right, other = Auth(user="slow1", password="right"), Auth(user="slow2", password="right")
     async with trio.open_nursery() as nursery:
@@ -162,7 +158,7 @@ async def _note(worker: AuthWorker, auth: Auth, address: str, done: Callable[[st
     done(f"{address} {auth.user} {heard}")
 
 
-async def test_places_take_turns_and_those_that_were_wrong_come_last(
+async def test_networks_take_turns_and_failing_ones_come_last(
     work: Work, autojump_clock: object
 ) -> None:
     worker, done = auth_worker(), list[str]()
@@ -183,7 +179,7 @@ async def test_places_take_turns_and_those_that_were_wrong_come_last(
     assert len(done) == 7
 
 
-async def test_where_too_many_places_wait_who_was_never_wrong_is_preferred(
+async def test_full_queue_prefers_networks_without_failures(
     work: Work, autojump_clock: object
 ) -> None:
     worker, done = auth_worker(), list[str]()

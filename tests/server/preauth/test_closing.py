@@ -1,4 +1,4 @@
-"""Those that were told why they go: there are few, and their descriptors are for whoever comes."""
+"""Tests of refused connections that wait for the client to close."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.support.nats_peer import NatsPeer, nats
 from tests.support.running_server import serving, until
 
 
-class Told:
+class FakeSocket:
     """A socket that is to be closed once."""
 
     def __init__(self) -> None:
@@ -37,26 +37,30 @@ class Told:
 
 
 @given(st.lists(st.sampled_from(["come", "go", "room"])), st.integers(1, 4))
-def test_who_was_told_first_is_closed_for_one_more(done: list[str], most: int) -> None:
+def test_oldest_closing_connection_is_closed_first(done: list[str], most: int) -> None:
     """The same with a list."""
-    told, waiting, there = ClosingConnections(), list[Told](), list[Told]()
+    closing_connections, waiting, there = (
+        ClosingConnections(),
+        list[FakeSocket](),
+        list[FakeSocket](),
+    )
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(closing, "CLOSING_CONNECTIONS_MAX", most)
         for what in done:
             if what == "come":
-                there.append(Told())
+                there.append(FakeSocket())
                 waiting.append(there[-1])
-                told.add(there[-1].close)
+                closing_connections.add(there[-1].close)
                 waiting = waiting[-most:]
             elif what == "room":
-                assert told.close_oldest() == bool(waiting)
+                assert closing_connections.close_oldest() == bool(waiting)
                 waiting = waiting[1:]
             elif waiting:
                 gone = waiting.pop()
-                told.discard(gone.close)
-                told.discard(gone.close)
+                closing_connections.discard(gone.close)
+                closing_connections.discard(gone.close)
                 there.remove(gone)
-            assert len(told) == len(waiting)
+            assert len(closing_connections) == len(waiting)
             assert [each for each in there if not each.is_closed] == waiting
 
 
@@ -71,7 +75,7 @@ USERS = Users((User("ada", token=hash_token("t")),), PasswordVerifier(b"by chanc
 
 
 @contextlib.asynccontextmanager
-async def told(
+async def server_with_refused_clients(
     places: int,
 ) -> AsyncIterator[tuple[RunningServer, list[Connection[Any]], list[NatsPeer]]]:
     """A server whose NATS door has so many places, and five more that came than it has: all
@@ -97,8 +101,8 @@ def are_open(connections: list[Connection[Any]]) -> list[bool]:
 
 
 @pytest.mark.usefixtures("patient")
-async def test_who_is_told_to_go_and_stays_takes_no_descriptor_for_long() -> None:
-    async with told(3) as (server, connections, peers):
+async def test_refused_connections_free_their_descriptors() -> None:
+    async with server_with_refused_clients(3) as (server, connections, peers):
         await until(lambda: len(server.server.closing_connections) == 2)
         assert are_open(connections) == [False] * 3 + [True] * 5
         await peers[4].stream.aclose()
@@ -110,7 +114,7 @@ async def test_who_is_told_to_go_and_stays_takes_no_descriptor_for_long() -> Non
 async def test_where_descriptors_run_out_they_go_before_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    async with told(3) as (server, connections, _):
+    async with server_with_refused_clients(3) as (server, connections, _):
         await until(lambda: len(server.server.closing_connections) == 2)
 
         def descriptors(more: int = 0) -> int:
@@ -121,8 +125,8 @@ async def test_where_descriptors_run_out_they_go_before_others(
             assert are_open(connections) == [False] * 4 + [True] * 4
 
 
-async def test_who_hangs_up_or_has_had_its_time_is_waited_for_no_more() -> None:
-    async with told(1) as (server, connections, peers):
+async def test_closed_and_expired_connections_are_removed() -> None:
+    async with server_with_refused_clients(1) as (server, connections, peers):
         await peers[0].stream.aclose()
         await until(lambda: not len(server.server.closing_connections))
         assert are_open(connections) == [False] * 5 + [True]

@@ -1,4 +1,4 @@
-"""Where it is full, who has not said who it is makes room; at every door."""
+"""Tests of the eviction of unauthenticated connections, on every listener."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ USERS = Users((User("ada", token=hash_token("t")),), PasswordVerifier(b"by chanc
 DOORS = ("bus", "nats")
 
 
-def crowded(most: int) -> contextlib.AbstractAsyncContextManager[RunningServer]:
+def server_with_limit(most: int) -> contextlib.AbstractAsyncContextManager[RunningServer]:
     """A server that knows a user, and lets in so many at each door."""
     return serving(
         Settings(Limits(connections=most, hello_seconds=900)),
@@ -43,14 +43,16 @@ def crowded(most: int) -> contextlib.AbstractAsyncContextManager[RunningServer]:
     )
 
 
-async def come(server: RunningServer, door: str) -> trio.SocketStream:
+async def open_connection(server: RunningServer, door: str) -> trio.SocketStream:
     """A stranger."""
     address = (server.addresses if door == "bus" else server.nats_addresses)[0]
     host, _, port = address.rpartition(":")
     return await trio.open_tcp_stream(host, int(port))
 
 
-async def come_in(server: RunningServer, door: str, stack: contextlib.AsyncExitStack) -> None:
+async def connect_authenticated(
+    server: RunningServer, door: str, stack: contextlib.AsyncExitStack
+) -> None:
     """One who has a token, and is let in."""
     if door == "bus":
         bus = simplebus.connect(server.addresses[0], token="t")
@@ -71,23 +73,23 @@ async def is_cut(stream: trio.SocketStream) -> bool:
 
 
 @pytest.mark.parametrize("door", DOORS)
-async def test_who_has_a_token_is_let_in_while_strangers_hold_all_places(door: str) -> None:
-    async with crowded(3) as server, contextlib.AsyncExitStack() as stack:
+async def test_authenticated_client_replaces_unauthenticated_ones(door: str) -> None:
+    async with server_with_limit(3) as server, contextlib.AsyncExitStack() as stack:
         evictable_connections = [
-            await stack.enter_async_context(await come(server, door)) for _ in range(3)
+            await stack.enter_async_context(await open_connection(server, door)) for _ in range(3)
         ]
         for stranger in evictable_connections:  # The one that is there longest goes first.
-            await come_in(server, door, stack)
+            await connect_authenticated(server, door, stack)
             assert await is_cut(stranger)
         assert server.server.disconnect_counts == {Reason.TOO_MANY_CONNECTIONS: 3}
-        late = await stack.enter_async_context(await come(server, door))
+        late = await stack.enter_async_context(await open_connection(server, door))
         assert await is_cut(late)  # Those inside stay.
         assert server.nats_listener is not None
         assert len(server.server.connections) + len(server.nats_listener.connections) == 3
 
 
 @pytest.mark.parametrize("users", [USERS, None], ids=["users", "nobody"])
-async def test_who_is_refused_makes_no_room_for_others(users: Users | None) -> None:
+async def test_refused_connection_evicts_no_other(users: Users | None) -> None:
     """Many that come in one turn of the loop."""
     auth = NatsAuth(shared_users=users) if users is not None else NatsAuth()
     settings = NatsSettings(NatsLimits(connections=3, auth_seconds=900), auth=auth)
@@ -96,7 +98,7 @@ async def test_who_is_refused_makes_no_room_for_others(users: Users | None) -> N
         contextlib.AsyncExitStack() as stack,
     ):
         for _ in range(3):
-            await come_in(server, "nats", stack)
+            await connect_authenticated(server, "nats", stack)
         host, _, port = server.nats_addresses[0].rpartition(":")
         crowd = [
             stack.enter_context(socket.create_connection((host, int(port)))) for _ in range(12)
@@ -112,9 +114,9 @@ async def test_who_is_refused_makes_no_room_for_others(users: Users | None) -> N
 async def test_so_it_is_where_descriptors_run_out(
     door: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with crowded(1000) as server, contextlib.AsyncExitStack() as stack:
+    async with server_with_limit(1000) as server, contextlib.AsyncExitStack() as stack:
         evictable_connections = [
-            await stack.enter_async_context(await come(server, "bus")) for _ in range(20)
+            await stack.enter_async_context(await open_connection(server, "bus")) for _ in range(20)
         ]
         await until(lambda: len(server.server.evictable_connections) == 20)
         sockets = [each.socket for each in server.server.connections.values()]
@@ -123,15 +125,15 @@ async def test_so_it_is_where_descriptors_run_out(
             return 0 if all(each.fileno() >= 0 for each in sockets) else 1 << 20
 
         monkeypatch.setattr(process, "peer_descriptor_limit", descriptors)
-        await come_in(server, door, stack)
+        await connect_authenticated(server, door, stack)
         assert await is_cut(evictable_connections[0])
 
 
-async def test_who_is_inside_or_gone_is_no_stranger() -> None:
-    async with crowded(9) as server, contextlib.AsyncExitStack() as stack:
+async def test_authenticated_and_closed_connections_are_not_evictable() -> None:
+    async with server_with_limit(9) as server, contextlib.AsyncExitStack() as stack:
         for door in DOORS:
-            await come_in(server, door, stack)
-        async with await come(server, "bus"):
+            await connect_authenticated(server, door, stack)
+        async with await open_connection(server, "bus"):
             await until(lambda: len(server.server.evictable_connections) == 1)
         await until(lambda: not len(server.server.evictable_connections))
         assert server.nats_listener is not None
@@ -159,7 +161,7 @@ class Stays:
     st.lists(st.tuples(st.sampled_from("abcdefgh"), st.sampled_from(["come", "go", "room"]))),
     st.sampled_from([2, 4]),
 )
-def test_of_a_full_place_or_of_all_who_is_there_longest_makes_room(
+def test_evicts_the_oldest_of_a_large_network_or_of_all(
     done: list[tuple[str, str]], part: int
 ) -> None:
     """The same with a list that is looked through."""

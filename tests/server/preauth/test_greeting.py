@@ -1,4 +1,4 @@
-"""What is heard of peers that have not said who they are: looked at once, and bounded."""
+"""Tests of the limits on the first messages of unauthenticated connections."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def hears(*pieces: bytes) -> tuple[Greeting, list[tuple[bool, object]]]:
     st.sampled_from([HELLO, STRANGE, build_frame(frames.CONNECT, content=b"[1]")]),
     st.lists(st.integers(1, 40), max_size=20),
 )
-def test_who_it_is_is_found_however_the_bytes_come(
+def test_greeting_is_parsed_in_any_fragmentation(
     heartbeats: int, frame: bytes, sizes: list[int]
 ) -> None:
     data, pieces = HEARTBEAT * heartbeats + frame, []
@@ -104,7 +104,7 @@ def test_a_greeting_has_a_length() -> None:
 # All together ------------------------------------------------------------------------------------
 
 
-def test_who_has_sent_most_makes_place_for_who_has_sent_little() -> None:
+def test_largest_greeting_is_disconnected_first() -> None:
     greetings, cut = GreetingBuffers(1000), []
     many = [greetings.open(cut.append) for _ in range(4)]
     for heard, size in zip(many, (100, 500, 300, 100), strict=True):
@@ -126,7 +126,7 @@ def test_who_has_sent_most_makes_place_for_who_has_sent_little() -> None:
     assert greetings.held_bytes == 0
 
 
-def test_who_has_sent_its_share_is_not_heard_beyond_it() -> None:
+def test_greeting_over_its_share_is_refused() -> None:
     greetings = GreetingBuffers(1000)
     many = [greetings.open(nobody) for _ in range(10)]
     for heard in many:
@@ -146,7 +146,7 @@ def test_who_has_sent_its_share_is_not_heard_beyond_it() -> None:
         )
     )
 )
-def test_what_is_heard_of_all_stays_bounded(script: list[tuple[int, str, int]]) -> None:
+def test_total_of_greetings_is_bounded(script: list[tuple[int, str, int]]) -> None:
     greetings, there = GreetingBuffers(200), dict[int, Greeting]()
     for who, what, size in script:
         if who not in there:
@@ -224,7 +224,7 @@ def listeners_of_both_versions() -> Iterator[socket.socket]:
         yield socket.create_server(("::", 0), family=socket.AF_INET6, dualstack_ipv6=True)
 
 
-async def test_a_peer_of_version_4_at_a_socket_of_both_versions_is_who_its_address_says() -> None:
+async def test_ipv4_mapped_addresses_are_shown_as_ipv4() -> None:
     users = Users([User("till", addresses=("127.0.0.0/8",))])
     for listener in listeners_of_both_versions():
         listener.setblocking(False)

@@ -1,4 +1,4 @@
-"""Strangers move one at a time, whichever door they stand before: counted in steps, not in time."""
+"""Tests of the pre-authentication queue. Fairness is counted in steps, not in time."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ async def running_queue() -> AsyncIterator[tuple[PreAuthQueue, trio.Nursery]]:
         nursery.cancel_scope.cancel()
 
 
-async def met(condition: Callable[[], bool]) -> None:
+async def wait_until(condition: Callable[[], bool]) -> None:
     """Wait for it, whatever the clock does."""
     while not condition():
         await trio.lowlevel.checkpoint()
@@ -96,7 +96,7 @@ class MoveLog:
 
     async def all_told(self, count: int) -> None:
         """Wait for them; nobody has moved twice while one inside has not moved."""
-        await met(lambda: len(self.evictable_connections()) >= count)
+        await wait_until(lambda: len(self.evictable_connections()) >= count)
         for one, next_ in zip(self.names, self.names[1:], strict=False):
             assert "inside" in (one, next_), self.names
 
@@ -120,7 +120,7 @@ async def test_few_are_let_in_while_a_crowd_is_to_move(
             nursery.start_soon(be, queue_.add(sockets()[1], door, is_listener=True), door)
         for n in range(5):
             nursery.start_soon(be, queue_.add(sockets()[1], f"place {n % 2}"), "guest")
-        await met(lambda: len(names) >= 100)
+        await wait_until(lambda: len(names) >= 100)
     for door in ("bus", "health"):
         turns = [n for n, name in enumerate(names) if name == door]
         steps = [later - one for one, later in pairwise(turns)]
@@ -148,7 +148,7 @@ async def test_of_many_that_have_had_their_time_one_moves_at_a_time(
     async with running_queue() as (queue_, nursery):
         for _ in range(MANY):
             nursery.start_soon(log.read, queue_.add(sockets()[1], "there"), "guest", 5.0)
-        await met(lambda: queue_.waiting_count == MANY)
+        await wait_until(lambda: queue_.waiting_count == MANY)
         mock_clock.jump(4.9)
         await trio.testing.wait_all_tasks_blocked()
         assert log.names == []
@@ -164,7 +164,7 @@ async def test_of_many_that_are_ended_one_moves_at_a_time(sockets: Sockets) -> N
         connections = [(queue_.add(sockets()[1], "there"), trio.CancelScope()) for _ in range(MANY)]
         for connection, scope in connections:
             nursery.start_soon(log.be_ended, connection, scope, "guest")
-        await met(lambda: queue_.waiting_count == MANY)
+        await wait_until(lambda: queue_.waiting_count == MANY)
         for connection, scope in connections:
             connection.cancel_in_turn(scope)
         nursery.start_soon(log.be_inside)
@@ -191,7 +191,7 @@ async def test_each_place_has_its_turn(sockets: Sockets) -> None:
         assert log.evictable_connections().index("one") <= 2
 
 
-async def test_a_guest_reads_again_and_again(sockets: Sockets) -> None:
+async def test_connection_can_wait_repeatedly(sockets: Sockets) -> None:
     async with running_queue() as (queue_, _):
         theirs, ours = sockets()
         with queue_.add(ours, "there") as connection:
@@ -204,7 +204,7 @@ async def test_a_guest_reads_again_and_again(sockets: Sockets) -> None:
             assert ours.recv(10) == b""
 
 
-async def test_one_that_waits_for_its_turn_is_not_late(
+async def test_ready_connection_does_not_time_out(
     sockets: Sockets, mock_clock: trio.testing.MockClock
 ) -> None:
     log, queue_ = MoveLog(), PreAuthQueue()
@@ -213,7 +213,7 @@ async def test_one_that_waits_for_its_turn_is_not_late(
         theirs.send(b"x")
         nursery.start_soon(log.read, queue_.add(ours, "there"), "guest", 1.0)
         nursery.start_soon(log.read, queue_.add(sockets()[1], "there"), "silent", 1.0)
-        await met(lambda: queue_.waiting_count == 2)
+        await wait_until(lambda: queue_.waiting_count == 2)
         mock_clock.jump(2)  # Nobody was let move so far.
         nursery.start_soon(queue_.run)
         nursery.start_soon(log.be_inside)
@@ -223,7 +223,7 @@ async def test_one_that_waits_for_its_turn_is_not_late(
 
 
 @pytest.mark.parametrize("is_moved", [False, True])
-async def test_who_goes_on_already_is_not_moved_by_its_deadline(
+async def test_resumed_connection_ignores_its_deadline(
     sockets: Sockets, mock_clock: trio.testing.MockClock, is_moved: bool
 ) -> None:
     """Cancelled or moved in the very batch of the loop in which its time is over."""
@@ -237,15 +237,15 @@ async def test_who_goes_on_already_is_not_moved_by_its_deadline(
             gone.append(scope.cancelled_caught)
 
         nursery.start_soon(wait)
-        await met(lambda: queue_.waiting_count == 1)
+        await wait_until(lambda: queue_.waiting_count == 1)
         mock_clock.jump(2)
         connection.start_step() if is_moved else scope.cancel()
         queue_._collect_ready()
         assert not connection.is_queued
-        await met(lambda: gone == [not is_moved])
+        await wait_until(lambda: gone == [not is_moved])
 
 
-async def test_a_deadline_is_looked_at_once_however_often_it_is_waited_for(
+async def test_repeated_deadline_is_scheduled_once(
     sockets: Sockets, mock_clock: trio.testing.MockClock
 ) -> None:
     async with running_queue() as (queue_, nursery):
@@ -259,14 +259,14 @@ async def test_a_deadline_is_looked_at_once_however_often_it_is_waited_for(
                     assert ours.recv(1) == b"x"
             assert len(queue_._deadlines) == 2  # One that became earlier is there twice.
             nursery.start_soon(log.read, connection, "guest", 9.0)
-            await met(lambda: queue_.waiting_count == 1)
+            await wait_until(lambda: queue_.waiting_count == 1)
             for now, count in ((8.5, 1), (9.5, 0)):
                 mock_clock.jump(now - trio.current_time())
-                await met(lambda count=count: len(queue_._deadlines) == count)
-            await met(lambda: log.names == ["guest is late"])
+                await wait_until(lambda count=count: len(queue_._deadlines) == count)
+            await wait_until(lambda: log.names == ["guest is late"])
 
 
-async def test_deadlines_of_those_who_are_to_move_are_not_gone_through_again_and_again(
+async def test_deadlines_of_ready_connections_are_not_rescanned(
     sockets: Sockets,
 ) -> None:
     async with trio.open_nursery() as nursery:
@@ -274,7 +274,7 @@ async def test_deadlines_of_those_who_are_to_move_are_not_gone_through_again_and
         pairs = [sockets() for _ in range(200)]
         for _, ours in pairs:
             nursery.start_soon(log.read, queue_.add(ours, "there"), "guest", 1e9)
-        await met(lambda: queue_.waiting_count == 200)
+        await wait_until(lambda: queue_.waiting_count == 200)
         for theirs, _ in pairs:
             theirs.send(b"x")
         for _ in range(10):
@@ -299,21 +299,21 @@ async def test_deadlines_that_are_past_do_not_pile_up(sockets: Sockets) -> None:
                 await connection.wait_readable(1e9 + number)
                 assert ours.recv(1) == b"x"
         assert len(queue_._deadlines) <= 2 * 2 + 64
-        await met(lambda: queue_.waiting_count == 1)
+        await wait_until(lambda: queue_.waiting_count == 1)
         assert log.names == []
 
 
-async def test_who_is_gone_is_forgotten(sockets: Sockets) -> None:
+async def test_cancelled_connections_are_removed(sockets: Sockets) -> None:
     async with running_queue() as (queue_, nursery):
         log, scopes = MoveLog(), [trio.CancelScope() for _ in range(3)]
         for scope in scopes:
             theirs, ours = sockets()
             nursery.start_soon(log.be_ended, queue_.add(ours, "there"), scope, "guest")
-        await met(lambda: queue_.waiting_count == 3)
+        await wait_until(lambda: queue_.waiting_count == 3)
         for scope in scopes:
             scope.cancel()
         theirs.send(b"x")
-        await met(lambda: len(log.names) == 3)
+        await wait_until(lambda: len(log.names) == 3)
         assert queue_.waiting_count == 0
         await trio.testing.wait_all_tasks_blocked()
         assert queue_.step_count == 0
@@ -363,13 +363,13 @@ async def test_of_many_that_come_at_once_few_are_let_in_at_a_time() -> None:
         async with running_queue() as (queue_, nursery):
             nursery.start_soon(log.be_inside)
             nursery.start_soon(listeners.accept, listener, serve, queue_)
-            await met(lambda: log.names.count("comer") == MANY)
+            await wait_until(lambda: log.names.count("comer") == MANY)
     together = [len(list(some)) for name, some in groupby(log.names) if name == "comer"]
     assert max(together) <= let_in
     assert len(together) >= MANY / let_in
 
 
-class Steps(trio.abc.Instrument):
+class StepCounter(trio.abc.Instrument):
     """How many steps of connections there are in a turn of the loop."""
 
     def __init__(self) -> None:
@@ -403,7 +403,7 @@ DOORS: dict[str, Callable[[RunningServer], tuple[str, ...]]] = {
 
 @pytest.mark.parametrize("door", DOORS)
 @pytest.mark.parametrize("said", ["half", "garbage", "whole"])
-async def test_many_strangers_that_go_on_at_once_take_one_step_in_a_turn(
+async def test_many_ready_connections_take_one_step_per_turn(
     own: Pair, authority: Authority, door: str, said: str
 ) -> None:
     tls, many = TlsOptions(own.cert, own.key), 40
@@ -413,7 +413,7 @@ async def test_many_strangers_that_go_on_at_once_take_one_step_in_a_turn(
         listening = len(up.addresses + up.nats_addresses + up.http_addresses)
         there = [socket.create_connection((host, int(port))) for _ in range(many)]
         await until(lambda: up.server.preauth_queue.waiting_count == listening + many)
-        steps, before = Steps(), up.server.preauth_queue.step_count
+        steps, before = StepCounter(), up.server.preauth_queue.step_count
         trio.lowlevel.add_instrument(steps)
         for sock in there:
             sock.sendall(words[said])
@@ -426,7 +426,7 @@ async def test_many_strangers_that_go_on_at_once_take_one_step_in_a_turn(
         assert steps.most == 1
 
 
-async def test_each_door_has_its_turn_for_one_address() -> None:
+async def test_listeners_are_separate_origins() -> None:
     async with serving(nats_port=0, http_port=0, users=Users([])) as up:
         queue_, there = up.server.preauth_queue, []
         listening = len(up.addresses + up.nats_addresses + up.http_addresses)

@@ -1,4 +1,4 @@
-"""Certificates that change while clients of every protocol publish and hear one another."""
+"""Tests of certificate reloads while clients of every protocol are connected."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ TIMES, EACH = 4, 20
 CLASS = 1
 
 
-async def test_whoever_is_inside_stays_and_whoever_comes_sees_the_new_one(tmp_path: Path) -> None:
+async def test_reload_keeps_connections_and_serves_the_new_certificate(tmp_path: Path) -> None:
     authority = Authority(tmp_path)
     trusting = ssl.create_default_context(cafile=str(authority.path))
     tls = TlsOptions(*_pair(authority))
@@ -85,7 +85,7 @@ async def test_whoever_is_inside_stays_and_whoever_comes_sees_the_new_one(tmp_pa
         assert not server.server.disconnect_counts
 
 
-async def test_one_that_is_not_good_yet_is_shown_and_said(
+async def test_certificate_that_is_not_valid_yet_is_used_with_a_warning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     authority = Authority(tmp_path)

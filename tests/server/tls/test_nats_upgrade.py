@@ -1,4 +1,4 @@
-"""TLS at the NATS door: behind INFO, before it, or as the client likes."""
+"""Tests of TLS on the NATS listener: before INFO, after it, or optional."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ async def test_tls_begins_behind_info(authority: Authority, own: Pair) -> None:
         await converse(peer)
 
 
-async def test_the_end_is_said(authority: Authority, own: Pair) -> None:
+async def test_expired_certificate_is_reported(authority: Authority, own: Pair) -> None:
     async with tls_server(own) as server:
         peer = await nats(server)
         await peer.info()
@@ -130,9 +130,7 @@ async def test_where_tls_is_optional_both_kinds_of_clients_meet(
         assert await secret.line() == b"MSG a 1 2"
 
 
-async def test_one_that_stops_reading_behind_tls_is_given_up_as_any_other(
-    authority: Authority, own: Pair
-) -> None:
+async def test_stalled_tls_client_is_disconnected(authority: Authority, own: Pair) -> None:
     async with tls_server(own, optional=True, max_pending=4 << 20) as server:
         publisher, stuck, other = await nats(server), await nats(server), await nats(server)
         await publisher.hello()
@@ -154,7 +152,7 @@ async def test_one_that_stops_reading_behind_tls_is_given_up_as_any_other(
         await publisher.settled()
 
 
-async def test_who_says_nothing_where_tls_is_optional_goes_without(own: Pair) -> None:
+async def test_silent_client_continues_without_optional_tls(own: Pair) -> None:
     async with tls_server(own, seconds=0.05, optional=True) as server:
         peer = await nats(server)
         await peer.info()
@@ -173,9 +171,7 @@ async def test_who_says_nothing_where_tls_is_optional_goes_without(own: Pair) ->
     ids=["plain", "garbage", "half a handshake", "nothing"],
 )
 @pytest.mark.parametrize("first", [False, True], ids=["behind info", "first"])
-async def test_who_makes_no_handshake_is_closed_without_a_word(
-    own: Pair, said: bytes, first: bool
-) -> None:
+async def test_missing_handshake_is_closed_silently(own: Pair, said: bytes, first: bool) -> None:
     async with tls_server(own, seconds=0.1, handshake_first=first) as server:
         peer = await nats(server)
         if not first:
@@ -189,7 +185,7 @@ async def test_who_makes_no_handshake_is_closed_without_a_word(
         assert not server.nats_listener.connections
 
 
-async def test_the_time_to_say_who_one_is_begins_behind_the_handshake(
+async def test_authentication_timeout_starts_after_the_handshake(
     authority: Authority, own: Pair
 ) -> None:
     auth = NatsAuth((NatsUser(name="ada", password="x"),))
@@ -207,7 +203,7 @@ async def test_the_time_to_say_who_one_is_begins_behind_the_handshake(
 
 @pytest.mark.parametrize("optional", [False, True])
 @pytest.mark.parametrize("rude", [False, True])
-async def test_one_that_hangs_up_in_the_handshake_leaves_nothing_behind(
+async def test_closing_during_the_handshake_leaves_no_state(
     own: Pair, optional: bool, rude: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with tls_server(own, optional=optional) as server:

@@ -1,4 +1,4 @@
-"""TLS at the binary door: both versions, both clients of the SDK, and certificates that change."""
+"""Tests of TLS on the binary listener, with both protocol versions and both clients."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ async def test_many_small_ones_arrive_once_and_in_order(authority: Authority, ow
     ],
     ids=["plain", "garbage", "half a handshake", "nothing"],
 )
-async def test_who_makes_no_handshake_is_closed(own: Pair, said: bytes) -> None:
+async def test_missing_handshake_is_closed(own: Pair, said: bytes) -> None:
     async with tls_server(own, seconds=0.1) as server:
         host, _, port = server.addresses[0].rpartition(":")
         peer = Peer(await trio.open_tcp_stream(host, int(port)))
@@ -128,7 +128,7 @@ async def test_who_makes_no_handshake_is_closed(own: Pair, said: bytes) -> None:
         assert not server.server.broker.sessions
 
 
-async def test_who_speaks_version_2_in_clear_is_told_what_is_spoken_here(own: Pair) -> None:
+async def test_plaintext_version2_client_gets_an_error(own: Pair) -> None:
     said = "this port requires TLS, but the client sent plain text: expected simplebuss://"
     async with tls_server(own) as server:
         address = f"simplebus://{server.addresses[0]}"
@@ -145,7 +145,7 @@ async def test_who_speaks_version_2_in_clear_is_told_what_is_spoken_here(own: Pa
         await until(lambda: not server.server.broker.sessions)
 
 
-async def test_who_trusts_nobody_here_is_told_so(own: Pair) -> None:
+async def test_client_without_a_trusted_ca_gets_an_error(own: Pair) -> None:
     async with tls_server(own) as server:
         with pytest.raises(simplebus.BusConnectionError, match="its certificate is not trusted"):
             async with simplebus.connect(url(server), access=simplebus.Access()):
@@ -160,7 +160,7 @@ async def test_who_trusts_nobody_here_is_told_so(own: Pair) -> None:
             await trio.to_thread.run_sync(connect)
 
 
-async def test_a_bus_in_clear_is_no_bus_for_who_wants_tls(authority: Authority) -> None:
+async def test_tls_client_rejects_a_plaintext_server(authority: Authority) -> None:
     async with serving() as server:
         with pytest.raises(simplebus.BusConnectionError, match="the TLS handshake failed"):
             async with simplebus.connect(url(server), tls=trusting(authority)):
@@ -179,7 +179,7 @@ async def test_clients_can_be_asked_for_a_certificate(authority: Authority, own:
         await until(lambda: server.server.disconnect_counts[Reason.TLS_HANDSHAKE] == 1)
 
 
-async def test_a_certificate_that_is_read_again_disconnects_nobody(
+async def test_certificate_reload_disconnects_no_client(
     authority: Authority, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     first = authority.issue("localhost")
@@ -228,7 +228,7 @@ async def test_a_certificate_that_is_read_again_disconnects_nobody(
     ("days", "told"), [(-3, "has expired"), (0, None), (3, "is not valid yet")]
 )
 @pytest.mark.parametrize("asks", [False, True])
-def test_a_certificate_whose_time_it_is_not_is_told(
+def test_warns_about_certificates_that_are_not_valid_now(
     authority: Authority, days: int, told: str | None, asks: bool
 ) -> None:
     pair = authority.issue("timely", later=datetime.timedelta(days=days))
@@ -238,7 +238,7 @@ def test_a_certificate_whose_time_it_is_not_is_told(
     assert certificate_warnings(options) == ([said] if told else [])
 
 
-def test_a_key_that_everybody_may_read_is_told(own: Pair) -> None:
+def test_warns_about_world_readable_keys(own: Pair) -> None:
     own.key.chmod(0o644)
     (told,) = certificate_warnings(TlsOptions(own.cert, own.key))
     assert told == f"the key {own.key} is readable by every user; run chmod 640 on it"
