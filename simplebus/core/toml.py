@@ -35,4 +35,4 @@ def _child_containers(container: Any) -> list[Any]:
 
 
 def _too_deep() -> TOMLDecodeError:
-    return TOMLDecodeError(f"nested too deeply: at most {_LEVELS_MAX} levels are allowed")
+    return TOMLDecodeError(f"nested too deeply, expected {_LEVELS_MAX} levels at most")

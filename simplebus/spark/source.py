@@ -162,7 +162,7 @@ class BatchReader(DataSourceReader):
             memories = {
                 server: buses[server].memory(options.subscribe) for server in options.servers
             }
-            check_apart({at: one.bus for at, one in memories.items()}, "bus", options.places)
+            check_apart({at: one.memory_id for at, one in memories.items()}, "bus", options.places)
             option = option_of(options.starting, "startingOffsets")
             start = resolve(starting, memories, option=option)
             end = resolve(ending, memories, option=option_of(options.ending, "endingOffsets"))

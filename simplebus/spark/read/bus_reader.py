@@ -21,7 +21,7 @@ from simplebus.core.limits import FETCH_MESSAGES_MAX
 from simplebus.core.protocol.requests import FetchReply
 from simplebus.spark.arrow_columns import Frames
 from simplebus.spark.options import class_id
-from simplebus.spark.read.offsets import SEQUENCE_MAX, ClassExtent, Memory, check_apart
+from simplebus.spark.read.offsets import SEQUENCE_MAX, ClassExtent, BusExtent, check_apart
 from simplebus.spark.read.planner import DataLossError, Loss, Range, told
 from simplebus.spark.retry import patient_bus
 
@@ -87,7 +87,7 @@ class SourceBus:
             self._ids[name] = known
         return known
 
-    def memory(self, names: Sequence[str], *, make: bool = False) -> Memory:
+    def memory(self, names: Sequence[str], *, make: bool = False) -> BusExtent:
         """What the bus holds of these classes, and in which memory.
 
         An id that nobody has named is made to be a class, or raises ClassMissingError. Raises
@@ -103,7 +103,7 @@ class SourceBus:
                 raise self._missing(error) from error
             if bus == self.memory_id:
                 held = [ClassExtent(floor=reply.floor, head=reply.head) for reply in replies]
-                return Memory(bus, dict(zip(names, held, strict=True)))
+                return BusExtent(bus, dict(zip(names, held, strict=True)))
 
     def first_since(self, times: Mapping[str, int]) -> dict[str, int | None]:
         """The first message of each class that was accepted at or after a time, in milliseconds

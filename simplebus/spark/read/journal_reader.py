@@ -20,7 +20,7 @@ from simplebus.core.protocol.frames import DELIMITER
 from simplebus.spark.arrow_columns import Frames
 from simplebus.spark.options import class_id
 from simplebus.spark.read.bus_reader import ClassMissingError, lose
-from simplebus.spark.read.offsets import ClassExtent, Memory, check_apart
+from simplebus.spark.read.offsets import ClassExtent, BusExtent, check_apart
 from simplebus.spark.read.planner import Loss, Range
 from simplebus.storage.directory import look
 from simplebus.storage.errors import JournalError
@@ -85,7 +85,7 @@ class SourceJournal:
             self._files[number] = ClassFiles(self._path, number)
         return self._files[number]
 
-    def memory(self, names: Sequence[str], *, make: bool = False) -> Memory:
+    def memory(self, names: Sequence[str], *, make: bool = False) -> BusExtent:
         """What the journal holds of these classes, and whose memory that is. All of it is on disk
         then.
 
@@ -102,7 +102,7 @@ class SourceJournal:
                     raise self._missing(name)
                 held[name] = ClassExtent(*files.extent())
             if bus == self._look():
-                return Memory(bus, held)
+                return BusExtent(bus, held)
 
     def first_since(self, times: Mapping[str, int]) -> dict[str, int | None]:
         """The first message of each class that was accepted at or after a time, in milliseconds

@@ -88,15 +88,15 @@ class ClassExtent:
 
 
 @dataclass(frozen=True, slots=True)
-class Memory:
+class BusExtent:
     """What a bus holds."""
 
-    bus: str
+    memory_id: str
     """The identity of its memory."""
     classes: Mapping[str, ClassExtent]
 
 
-Memories = Mapping[str, Memory]
+BusExtents = Mapping[str, BusExtent]
 """By server."""
 
 
@@ -257,7 +257,7 @@ def _sequence(value: Any, server: str, name: str, *, lowest: int = 0) -> int:
     return value
 
 
-def resolve(wanted: Wanted, memories: Memories, *, option: str) -> dict[str, Position]:
+def resolve(wanted: Wanted, memories: BusExtents, *, option: str) -> dict[str, Position]:
     """What somebody wants, as sequences of what the buses hold now. Sequences below a floor stay:
     whether that is a loss is the planner's business.
 
@@ -285,7 +285,7 @@ def resolve(wanted: Wanted, memories: Memories, *, option: str) -> dict[str, Pos
                     f"message there will be {held.head}"
                 )
             sequences[name] = at
-        found[server] = Position(memory.bus, sequences)
+        found[server] = Position(memory.memory_id, sequences)
     return found
 
 
@@ -316,7 +316,7 @@ def check_apart(meant: Mapping[str, object], what: str, option: str) -> None:
             raise OffsetError(f"{option} has {other} and {name}, which are one {what}; drop one")
 
 
-def merge(offsets: Offsets, memories: Memories) -> dict[str, Position]:
+def merge(offsets: Offsets, memories: BusExtents) -> dict[str, Position]:
     """Offsets for what is read now: a bus or a class that was added begins at the earliest message
     that it holds, one that is read no more is left out."""
     found = {}
@@ -324,7 +324,7 @@ def merge(offsets: Offsets, memories: Memories) -> dict[str, Position]:
         before = offsets.get(server)
         if before is None:
             sequences = {name: held.floor for name, held in memory.classes.items()}
-            found[server] = Position(memory.bus, sequences)
+            found[server] = Position(memory.memory_id, sequences)
             continue
         sequences = {}
         for name, held in memory.classes.items():

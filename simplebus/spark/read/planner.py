@@ -15,7 +15,7 @@ import itertools
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from simplebus.spark.read.offsets import ClassExtent, Memories, Memory, Offsets, Position
+from simplebus.spark.read.offsets import ClassExtent, BusExtents, BusExtent, Offsets, Position
 
 
 class DataLossError(Exception):
@@ -79,7 +79,7 @@ def told(losses: Iterable[Loss]) -> str:
     return f"{sentences}. With the option failOnDataLoss=false a query goes on without them"
 
 
-def plan(start: Offsets, end: Offsets, memories: Memories) -> Plan:
+def plan(start: Offsets, end: Offsets, memories: BusExtents) -> Plan:
     """The ranges from start to end, as far as the buses hold them.
 
     A bus or class that start does not know is read from its floor. One that memories do not know is
@@ -101,20 +101,20 @@ def plan(start: Offsets, end: Offsets, memories: Memories) -> Plan:
                 why = f"they were in the memory {before.bus}, and the bus has begun anew"
                 losses.append(Loss(server, name, first, None, why))
                 first = None
-            if not _same(position.bus, memory.bus):
+            if not _same(position.bus, memory.memory_id):
                 low = last if first is None else first
-                losses.append(Loss(server, name, low, last, _forgotten(memory.bus)))
+                losses.append(Loss(server, name, low, last, _forgotten(memory.memory_id)))
                 continue
             if first is None:
                 first = min(held.floor, last)
             losses += _missing(server, name, first, last, held)
             first, last = max(first, held.floor), min(last, held.head)
             if first < last:
-                ranges.append(Range(server, memory.bus, name, first, last))
+                ranges.append(Range(server, memory.memory_id, name, first, last))
     return Plan(ranges, losses)
 
 
-_NOTHING = Memory("", {})
+_NOTHING = BusExtent("", {})
 _UNREAD = "the query does not read it any more, or the bus does not answer"
 
 
@@ -138,7 +138,7 @@ def _missing(server: str, name: str, first: int, last: int, held: ClassExtent) -
     return losses
 
 
-def overtaken(start: Offsets, memories: Memories) -> list[Loss]:
+def overtaken(start: Offsets, memories: BusExtents) -> list[Loss]:
     """What was read, and a bus has lost since: it gives these sequences out again. Only a bus that
     promised less than that its messages are on disk loses any, and remains the one it was."""
     return [
@@ -151,13 +151,13 @@ def overtaken(start: Offsets, memories: Memories) -> list[Loss]:
             f"be {held.head}",
         )
         for server, memory in memories.items()
-        if server in start and _same(start[server].bus, memory.bus)
+        if server in start and _same(start[server].bus, memory.memory_id)
         for name, held in memory.classes.items()
         if start[server].classes.get(name, 0) > held.head
     ]
 
 
-def ends(start: Offsets, memories: Memories, most: int | None = None) -> dict[str, Position]:
+def ends(start: Offsets, memories: BusExtents, most: int | None = None) -> dict[str, Position]:
     """How far the next batch goes: to the heads, or to `most` messages from start, shared among
     the classes by what waits in each.
 
@@ -172,17 +172,17 @@ def ends(start: Offsets, memories: Memories, most: int | None = None) -> dict[st
     shares = _shares(waiting, most)
     return {
         server: Position(
-            memory.bus,
+            memory.memory_id,
             {name: starts[server, name] + shares[server, name] for name in memory.classes},
         )
         for server, memory in memories.items()
     }
 
 
-def firsts(start: Offsets, memories: Memories) -> dict[tuple[str, str], int]:
+def firsts(start: Offsets, memories: BusExtents) -> dict[tuple[str, str], int]:
     """The first message that is there from start on, by server and class."""
     return {
-        (server, name): _first(start, server, memory.bus, name, held)
+        (server, name): _first(start, server, memory.memory_id, name, held)
         for server, memory in memories.items()
         for name, held in memory.classes.items()
     }
@@ -226,7 +226,7 @@ def split(ranges: list[Range], *, most: int, at_least: int | None = None) -> lis
     return found
 
 
-def lag(end: Offsets, memories: Memories) -> dict[tuple[str, str], int]:
+def lag(end: Offsets, memories: BusExtents) -> dict[tuple[str, str], int]:
     """Messages that wait behind `end`, by server and class."""
     return {
         (server, name): max(0, memories[server].classes[name].head - first)

@@ -22,7 +22,7 @@ from simplebus.core.protocol.requests import Start, SubscribeReply, SubscribeReq
 from simplebus.jetstream.names import CLUSTER
 from simplebus.spark.connections import Buses
 from simplebus.spark.read.bus_reader import SourceBus
-from simplebus.spark.read.offsets import Memories, Offsets
+from simplebus.spark.read.offsets import BusExtents, Offsets
 from simplebus.spark.read.planner import firsts
 
 # A query that was killed a moment ago may still hold its name, until the bus has noticed.
@@ -171,7 +171,7 @@ class NotKeeping:
         """What it may begin with is where it is."""
         return dict(classes)
 
-    def keep(self, offsets: Offsets, memories: Memories, durable: str) -> None:
+    def keep(self, offsets: Offsets, memories: BusExtents, durable: str) -> None:
         """Nobody is told."""
 
     def lost(self, server: str) -> None:
@@ -206,7 +206,7 @@ class Keeping:
                 pin.take_waiting(name)
         return found
 
-    def keep(self, offsets: Offsets, memories: Memories, durable: str) -> None:
+    def keep(self, offsets: Offsets, memories: BusExtents, durable: str) -> None:
         """Keep what lies behind these offsets, under this name, and nothing before them.
 
         Raises PinError, BusConnectionError.

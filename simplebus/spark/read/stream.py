@@ -35,7 +35,7 @@ from simplebus.spark.keepalive import Awake
 from simplebus.spark.options import SourceOptions, is_path
 from simplebus.spark.read.bus_reader import ClassMissingError, lose
 from simplebus.spark.read.offsets import (
-    Memory,
+    BusExtent,
     OffsetError,
     Position,
     Query,
@@ -167,7 +167,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return given
         return "" if query is None else f"spark {query.id}"
 
-    def _position(self, start: Dumped, memories: dict[str, Memory]) -> dict[str, Position]:
+    def _position(self, start: Dumped, memories: dict[str, BusExtent]) -> dict[str, Position]:
         """Start, for what is read now. A bus that does not answer stays where it is."""
         before = load(start)
         away = {
@@ -222,7 +222,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._keep(load(end), memories, self._durable(load_query(end)))
 
     def _keep(
-        self, offsets: dict[str, Position], memories: dict[str, Memory], durable: str
+        self, offsets: dict[str, Position], memories: dict[str, BusExtent], durable: str
     ) -> None:
         try:
             self._keeping.keep(offsets, memories, durable)
@@ -260,7 +260,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._awake.start()
         return self._awake.lock
 
-    def _memories(self, *, strict: bool, make: bool = True) -> dict[str, Memory]:
+    def _memories(self, *, strict: bool, make: bool = True) -> dict[str, BusExtent]:
         """What the buses hold. One that does not answer raises BusConnectionError if `strict`;
         else it is logged and left out for a while. Raises
         OffsetError for two names of one bus."""

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from simplebus.spark.read.offsets import (
     ClassExtent,
-    Memory,
+    BusExtent,
     OffsetError,
     Position,
     Query,
@@ -23,8 +23,8 @@ from simplebus.spark.read.offsets import (
 )
 
 MEMORIES = {
-    "a:1": Memory("one", {"7": ClassExtent(10, 50), "orders": ClassExtent(0, 0)}),
-    "b:2": Memory("two", {"7": ClassExtent(3, 4), "orders": ClassExtent(5, 9)}),
+    "a:1": BusExtent("one", {"7": ClassExtent(10, 50), "orders": ClassExtent(0, 0)}),
+    "b:2": BusExtent("two", {"7": ClassExtent(3, 4), "orders": ClassExtent(5, 9)}),
 }
 
 names = st.text(min_size=1, max_size=5)

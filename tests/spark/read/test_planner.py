@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from simplebus.spark.read.bus_reader import lose
-from simplebus.spark.read.offsets import ClassExtent, Memory, Position
+from simplebus.spark.read.offsets import ClassExtent, BusExtent, Position
 from simplebus.spark.read.planner import DataLossError, Loss, Range, at_most, ends, lag, plan, split
 
 
@@ -17,8 +17,8 @@ def at(*sequences: int, bus: str = "m") -> dict[str, Position]:
     return {"s": Position(bus, {str(n): sequence for n, sequence in enumerate(sequences)})}
 
 
-def memory(*held: tuple[int, int], bus: str = "m") -> dict[str, Memory]:
-    return {"s": Memory(bus, {str(n): ClassExtent(*pair) for n, pair in enumerate(held)})}
+def memory(*held: tuple[int, int], bus: str = "m") -> dict[str, BusExtent]:
+    return {"s": BusExtent(bus, {str(n): ClassExtent(*pair) for n, pair in enumerate(held)})}
 
 
 def test_what_is_there_is_read_from_start_to_end() -> None:
