@@ -29,7 +29,7 @@ from simplebus.core.protocol.requests import NamedClass
 from simplebus.core.users.rate_limit import UNLIMITED, RateLimit
 from simplebus.core.users.users import Users
 from simplebus.jetstream.backend import Cluster
-from simplebus.jetstream.limits_check import fitted
+from simplebus.jetstream.cluster.limits_check import fitted
 from simplebus.jetstream.settings import EngineOptions, check_settings
 from simplebus.nats.settings import NatsSettings
 from simplebus.server import listeners, process

@@ -1,4 +1,4 @@
-"""Tests of hostile and broken NATS clients: only that client is disconnected.
+"""Tests of hostile and broken NATS clients: only that client is disconnected."""
 
 from __future__ import annotations
 
