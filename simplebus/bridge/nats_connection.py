@@ -19,10 +19,16 @@ from simplebus.bridge.reserved_headers import (
     normalize_subjects,
 )
 from simplebus.core.errors import BusConnectionError
-from simplebus.nats.client.client import ServerReady, RequestReplies
+from simplebus.nats.client.client import RequestReplies, ServerReady
 from simplebus.nats.client.credentials import Credentials
-from simplebus.nats.client.events import ServerError, ReceivedMessages, ServerPong
-from simplebus.net.nats_connection import CONNECT_SECONDS, NatsConnectionEvent, NatsConnection, NatsConnectionLost, NatsAddress
+from simplebus.nats.client.events import ReceivedMessages, ServerError, ServerPong
+from simplebus.net.nats_connection import (
+    CONNECT_SECONDS,
+    NatsAddress,
+    NatsConnection,
+    NatsConnectionEvent,
+    NatsConnectionLost,
+)
 
 TIMEOUT_HEARTBEATS = 3
 
@@ -156,7 +162,11 @@ class BridgeNatsConnection:
             mine = each.numbers == number
             if mine.any():
                 rest = np.flatnonzero(~mine)
-                kept = [RequestReplies(each.numbers[rest], each.messages.pick(rest))] if rest.size else []
+                kept = (
+                    [RequestReplies(each.numbers[rest], each.messages.pick(rest))]
+                    if rest.size
+                    else []
+                )
                 self.replies[at : at + 1] = kept
                 return True
         return False

@@ -554,9 +554,7 @@ class ModuleBus:
 
     def _check_not_in_callback(self) -> None:
         if isinstance(mailbox := current_callback.get(), Mailbox) and mailbox.is_on(self._router):
-            raise ModuleBusError(
-                f"module {mailbox.name} is in its callback, so modules are busy"
-            )
+            raise ModuleBusError(f"module {mailbox.name} is in its callback, so modules are busy")
 
     def statistics(self) -> ModuleBusStatistics:
         """Return the current statistics. A freed bus has some, too."""

@@ -11,18 +11,15 @@ was removed inside a callback and added again receives nothing before that callb
 from __future__ import annotations
 
 import enum
+import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from simplebus.gateway.blocking import CallbackWaiter, TaskGate, ThreadGate
 from simplebus.gateway.messages import ModuleMessage
-
-if TYPE_CHECKING:
-    from simplebus.gateway.routing import Router
-    from simplebus.gateway.workers import ModuleEventLoop
 
 Gate = TypeVar("Gate", ThreadGate, TaskGate)
 
@@ -71,6 +68,24 @@ def describe_module(module: object) -> str:
     return name if len(name) <= NAME_CHARACTERS_MAX else name[:NAME_CHARACTERS_MAX] + "…"
 
 
+class TaskStarter(Protocol):
+    """Event loop of a bus, in which workers run as tasks."""
+
+    def start(self, mailbox: Mailbox, body: Callable[..., Awaitable[Any]]) -> None: ...
+
+
+class MailboxRouter(Protocol):
+    """Parts of a `Router` that its mailboxes use."""
+
+    lock: threading.Lock
+
+    def note_idle(self, mailbox: Mailbox) -> None: ...
+
+    def worker_ended(self, mailbox: Mailbox, lost: int) -> None: ...
+
+    def deliver_blocked(self, mailbox: Mailbox) -> None: ...
+
+
 class Mailbox(CallbackWaiter):
     """Queue and worker state of a module on a bus."""
 
@@ -100,7 +115,7 @@ class Mailbox(CallbackWaiter):
     )
 
     def __init__(
-        self, router: Router, module: object, capacity: int, full_policy: FullQueuePolicy
+        self, router: MailboxRouter, module: object, capacity: int, full_policy: FullQueuePolicy
     ) -> None:
         super().__init__()
         self._router = router
@@ -138,12 +153,12 @@ class Mailbox(CallbackWaiter):
         """Gates of those who wait for the end."""
         self.previous: Mailbox | None = None
         """Mailbox of the same module from before, while its worker has not ended."""
-        self.event_loop: ModuleEventLoop | None = None
+        self.event_loop: TaskStarter | None = None
         """Event loop of the bus in which the worker is a task; None for a thread or a loop of its
         own.
         """
 
-    def is_on(self, router: Router) -> bool:
+    def is_on(self, router: MailboxRouter) -> bool:
         """Return True if the mailbox belongs to the bus of `router`."""
         return self._router is router
 

@@ -51,7 +51,7 @@ async def connect(
             except BusConnectionError:
                 if trio.current_time() > end:
                     raise
-        for name in "ask", "request":
+        for name in "api_request", "request":
             setattr(wire.link, name, partial(getattr(wire.link, name), seconds=PATIENCE_SECONDS))
         yield wire
 

@@ -90,7 +90,9 @@ async def test_other_bad_request_is_retried(
     assert "no last values; retrying" in caplog.text
 
 
-async def test_command_exits_with_config_status_on_fatal_error(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_command_exits_with_config_status_on_fatal_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     with trio.fail_after(PATIENCE_SECONDS):
         async with refusing(monkeypatch, "cluster old") as door, serving() as up:
             with program("bridge", "--from", str(up.addresses[0]), "--to", door, "a") as bridge:

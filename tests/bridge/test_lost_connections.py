@@ -103,9 +103,7 @@ STEP = 8
 @pytest.mark.long
 @pytest.mark.parametrize("cut", [*ENDS, "both"])
 @pytest.mark.parametrize(("seconds", "first"), [(LOST_SECONDS + 5, 1), (11.0, 5)])
-def test_reconnects_to_silent_end(
-    cut: str, seconds: float, first: int
-) -> None:
+def test_reconnects_to_silent_end(cut: str, seconds: float, first: int) -> None:
     """Whatever the lane is about then: one call of the line after the other is the one at which it
     is cut, from connecting over the record to messages and confirms."""
     for at in itertools.count(first, STEP):

@@ -43,9 +43,7 @@ async def stream(nats: NatsServer, name: str, **more: object) -> None:
         await wire.link.api_request(f"STREAM.CREATE.{name}", config)
 
 
-async def test_stream_with_no_ack_is_fatal(
-    server: BusServer, nats: NatsServer
-) -> None:
+async def test_stream_with_no_ack_is_fatal(server: BusServer, nats: NatsServer) -> None:
     """It would be sent the same again and again, and store it each time that it knows no more."""
     await stream(nats, "MUTE", no_ack=True)
     mute: Any = {"rewrite": (("#", "mute.x.#"),), "stream": "MUTE", "heartbeat": 2.0}
@@ -95,9 +93,7 @@ async def test_recreates_silent_consumer(
         assert await payloads(bus, "quiet", 20_000) == numbered(0, 20_000)
 
 
-async def test_detects_lost_server_while_idle(
-    server: BusServer, tmp_path: Path
-) -> None:
+async def test_detects_lost_server_while_idle(server: BusServer, tmp_path: Path) -> None:
     with nats_server(tmp_path) as going:
         async with copying(server.address, going.url, "idle") as lane:
             await until(lambda: lane.statistics().is_up)

@@ -105,9 +105,7 @@ def comes_to(lag: int, at: str) -> None:
 
 
 @pytest.mark.parametrize("is_part", [True, False])
-def test_reports_lag_while_target_is_away(
-    is_part: bool, tmp_path: Path
-) -> None:
+def test_reports_lag_while_target_is_away(is_part: bool, tmp_path: Path) -> None:
     port = free_port()
     with (
         bridged(tmp_path, port, is_part=is_part) as (near, at),

@@ -73,9 +73,7 @@ async def test_copies_class_to_core_nats(server: BusServer, nats: NatsServer) ->
         assert got[100:] == [(b"eu.orders", headers, b"one")]
 
 
-async def test_path_can_be_disabled_without_loops(
-    server: BusServer, nats: NatsServer
-) -> None:
+async def test_path_can_be_disabled_without_loops(server: BusServer, nats: NatsServer) -> None:
     async with connect(nats) as wire, simplebus.connect(server.address) as bus:
         wire.core.subscribe("class.bare")
         await wire.round_trip()
@@ -177,9 +175,7 @@ async def test_copies_stream_to_stream(server: BusServer, nats: NatsServer) -> N
         assert (ways[1].statistics().copied, await stored(wire, "SECOND")) == (20, 20)
 
 
-async def test_recreates_deleted_consumer(
-    server: BusServer, nats: NatsServer
-) -> None:
+async def test_recreates_deleted_consumer(server: BusServer, nats: NatsServer) -> None:
     async with connect(nats) as wire, simplebus.connect(server.address) as bus:
         await stream(wire, "ENDS", "ends.>")
         copied = lane(nats.url, server.address, "ends", stream="ENDS", start="new")
@@ -197,9 +193,7 @@ async def test_recreates_deleted_consumer(
             assert await payloads(bus, "ends", 30) == numbered(0, 30)
 
 
-async def test_wildcard_skips_reserved_subjects(
-    server: BusServer, nats: NatsServer
-) -> None:
+async def test_wildcard_skips_reserved_subjects(server: BusServer, nats: NatsServer) -> None:
     """A lane back to the same server would copy its own echoes for ever."""
     async with connect(nats) as wire, simplebus.connect(server.address) as bus:
         ways = [
@@ -278,9 +272,7 @@ async def test_waits_for_stream_while_another_has_its_subject(
         assert "does not accept the subject 'other.x'" in dict(letter.headers)["dead-error"]
 
 
-async def test_subject_outside_stream_is_refused(
-    server: BusServer, nats: NatsServer
-) -> None:
+async def test_subject_outside_stream_is_refused(server: BusServer, nats: NatsServer) -> None:
     async with connect(nats) as wire, simplebus.connect(server.address) as bus:
         await stream(wire, "SOME", "some.*")
         for number in range(60):

@@ -32,9 +32,7 @@ def _short(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("is_first", "events"), [(False, ("long cut", "kill bridge")), (True, ("long cut",))]
 )
-def test_bad_network_keeps_messages_once_in_order(
-    is_first: bool, events: tuple[str, ...]
-) -> None:
+def test_bad_network_keeps_messages_once_in_order(is_first: bool, events: tuple[str, ...]) -> None:
     """Behind the bridge, and in front of it."""
     kind = replace(partitions.KINDS[0], is_first=is_first, events=events)
     found = partitions.lives(kind, 1)

@@ -186,7 +186,7 @@ def test_full_queue_blocks_publisher() -> None:
     with ModuleBus() as bus:
         held, other = full_module(bus), Listener()
         bus.add_module(other)
-        with pytest.raises(ModuleBusFullError, match="1 messages wait for module") as caught:
+        with pytest.raises(ModuleBusFullError, match=r"is full \(1 messages\)") as caught:
             bus.publish_nowait(said("third"))
         assert caught.value.result is Result.ERROR
         waiting = in_thread(lambda: bus.publish(said("third")))

@@ -105,9 +105,7 @@ def one(text: str) -> str:
         ),
     ],
 )
-def test_mistake_names_line(
-    tmp_path: Path, text: str, line: int | None, why: str
-) -> None:
+def test_mistake_names_line(tmp_path: Path, text: str, line: int | None, why: str) -> None:
     path = tmp_path / "gateway.toml"
     path.write_text(text)
     with pytest.raises(ConfigError, match=why) as caught:
@@ -124,9 +122,7 @@ def test_reports_unreadable_file(tmp_path: Path) -> None:
         read(tmp_path / "bytes")
 
 
-def test_reports_failing_import(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_reports_failing_import(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(tmp_path))
     (tmp_path / "falls_over.py").write_text("1 / 0\n")
     with pytest.raises(ConfigError, match="'falls_over' fails when it is imported: ZeroDivision"):

@@ -137,10 +137,8 @@ async def test_failed_module_restarts_and_loses_one_message(
 
 
 @pytest.mark.parametrize("where", ["create", "start", "2"])
-async def test_failed_thread_module_restarts(
-    where: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("simplebus.gateway.supervisor.PAUSE_S", 0.0)
+async def test_failed_thread_module_restarts(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("simplebus.gateway.supervisor.RESTART_DELAY_S", 0.0)
     await fail_twice("BlockingRecorder", where)
 
 
@@ -152,7 +150,7 @@ async def test_system_exit_is_module_failure(
 ) -> None:
     if (kind, where) == ("BlockingRecorder", "run"):
         kind = "BlockingRunner"
-    monkeypatch.setattr("simplebus.gateway.supervisor.PAUSE_S", 0.0)
+    monkeypatch.setattr("simplebus.gateway.supervisor.RESTART_DELAY_S", 0.0)
     why = (
         "it called sys.exit(3)" if how == "exits" else f"it raised {sample_modules.RAISED[how]()!r}"
     )
@@ -177,7 +175,7 @@ async def test_raised_keyboard_interrupt_is_module_failure(
         return BaseExceptionGroup("of a nursery", [KeyboardInterrupt()])
 
     monkeypatch.setitem(sample_modules.RAISED, "in a task", made)
-    monkeypatch.setattr("simplebus.gateway.supervisor.PAUSE_S", 0.0)
+    monkeypatch.setattr("simplebus.gateway.supervisor.RESTART_DELAY_S", 0.0)
     with trio.open_signal_receiver(signal.SIGINT):  # As `simplebus gateway` hears it.
         await fail_twice(
             "Recorder", "2", why=f"RuntimeError: it raised {made()!r}", how="in a task"
@@ -196,7 +194,7 @@ async def test_stored_cancellation_is_module_failure(
             kept = error
             raise
     monkeypatch.setitem(sample_modules.RAISED, "kept", lambda: kept)
-    monkeypatch.setattr("simplebus.gateway.supervisor.PAUSE_S", 0.0)
+    monkeypatch.setattr("simplebus.gateway.supervisor.RESTART_DELAY_S", 0.0)
     await fail_twice("Recorder", "2", why="RuntimeError: it raised Cancelled(", how="kept")
 
 
@@ -215,8 +213,10 @@ async def test_error_during_cancellation_is_contained(
     assert "PanicError" in caplog.text
 
 
-async def test_base_exception_in_function_loses_one_message(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("simplebus.gateway.supervisor.PAUSE_S", 0.0)
+async def test_base_exception_in_function_loses_one_message(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("simplebus.gateway.supervisor.RESTART_DELAY_S", 0.0)
     plan = ModulePlan.of("a", "transform", {"function": f"{HERE}:panics"})
     async with open_gateway(GatewayPlan((plan, module("b")), (("*", "a"), ("*", "b")))) as gateway:
         for text in "12":
@@ -250,7 +250,7 @@ async def fail_twice(
 async def test_wait_quiet_after_module_was_added_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("simplebus.gateway.supervisor.PAUSE_S", 0.0)
+    monkeypatch.setattr("simplebus.gateway.supervisor.RESTART_DELAY_S", 0.0)
     sample_modules.Stuck.go.clear()
     sample_modules.Stuck.entered.clear()
     plan = GatewayPlan((module("a", "StuckLater", fails="start"),), (("*", "a"),))

@@ -89,9 +89,7 @@ def test_vectors_match() -> None:
 
 
 @given(MESSAGES, st.booleans())
-def test_byte_form_round_trips(
-    message: ModuleMessage, versioned: bool
-) -> None:
+def test_byte_form_round_trips(message: ModuleMessage, versioned: bool) -> None:
     data = message.to_bytes() if versioned else message.to_bytes(version=None)
     assert data == write_slowly(message, versioned=versioned)
     again = ModuleMessage.from_bytes(data)
@@ -204,9 +202,7 @@ def test_long_message_uses_several_queue_units(
         (b"", {"a": "\ud800"}, "UTF-8"),
     ],
 )
-def test_rejects_invalid_message(
-    content: bytes, properties: dict[str, str], why: str
-) -> None:
+def test_rejects_invalid_message(content: bytes, properties: dict[str, str], why: str) -> None:
     with pytest.raises(ModuleBusError, match=why) as caught:
         ModuleMessage(content, properties)
     assert caught.value.result is Result.INVALIDARG

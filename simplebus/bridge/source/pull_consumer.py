@@ -119,7 +119,10 @@ class PullConsumer:
         elif code and not is_too_long and not jetstream_codec.is_normal_end(code, words):
             self._end_reason = f"{code} {words}".strip()
         if code != _HEARTBEAT:
-            count, size = jetstream_codec.parse_pending_messages(headers), jetstream_codec.parse_pending_bytes(headers)
+            count, size = (
+                jetstream_codec.parse_pending_messages(headers),
+                jetstream_codec.parse_pending_bytes(headers),
+            )
             self._reduce_requested(count, size)
             if (
                 is_too_long and size >= self._last_request_bytes

@@ -558,7 +558,9 @@ class StreamSource:
         own = messages.pick(~again)
         info = [jetstream_codec.encode_acks(own, word)] if own.count else []
         for row in np.flatnonzero(again).tolist():
-            whom = jetstream_codec.ack_subject_of_consumer(messages.reply(row), self._consumer.encode())
+            whom = jetstream_codec.ack_subject_of_consumer(
+                messages.reply(row), self._consumer.encode()
+            )
             info.append(b"PUB %b %d\r\n%b\r\n" % (whom, len(word), word))
         return b"".join(info)
 

@@ -279,7 +279,9 @@ class BatchedStreamTarget(NatsTarget):
                 or tokens[0] != b"%b%d" % (self._batch_name_prefix, fast_batch.number)
             ):
                 continue
-            answer = jetstream_codec.parse_fast_batch_reply(messages.headers(row), messages.payload(row))
+            answer = jetstream_codec.parse_fast_batch_reply(
+                messages.headers(row), messages.payload(row)
+            )
             index = jetstream_codec.parse_number(tokens[3], 0)
             if answer.error is not None and answer.error.code == _BATCHES_NOT_ALLOWED:
                 fast_batch.is_not_allowed = True

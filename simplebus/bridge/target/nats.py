@@ -266,7 +266,9 @@ class NatsTarget:
         is_long = len(subject) + _LINE_REST_BYTES_MAX > _LINE_BYTES_MAX
         if is_long or size + payloads.shape[1] > self._max_payload:
             return False
-        body.commands.append(encode.encode_equal_messages(subject, payloads, reply=reply, headers=headers))
+        body.commands.append(
+            encode.encode_equal_messages(subject, payloads, reply=reply, headers=headers)
+        )
         body.counts.append(run.count)
         body.subjects.setdefault(subject, []).append(run.sequences)
         frames.sequences.append(run.sequences)

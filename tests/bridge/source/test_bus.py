@@ -26,9 +26,7 @@ def rows(found: SourceBatch) -> list[tuple[int, bytes]]:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_combined_replies_equal_single_replies(
-    seed: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_combined_replies_equal_single_replies(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of lengths that make guesses wrong, with some purged, in answers of about twenty."""
     monkeypatch.setattr("simplebus.core.broker.fetch.FETCH_BYTES_MAX", 1024)
     monkeypatch.setattr("simplebus.bridge.source.bus._PREFETCH_BYTES", 768)

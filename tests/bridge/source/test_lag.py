@@ -55,9 +55,7 @@ async def through(lane: Copier, copied: int) -> None:
 
 
 @pytest.mark.parametrize("was_there", [False, True])
-def test_lag_grows_while_target_is_away(
-    was_there: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_lag_grows_while_target_is_away(was_there: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
         monkeypatch.setattr("time.monotonic", trio.current_time)
         near, far = MemoryBus(), MemoryBus()
@@ -205,9 +203,7 @@ def lane(name: str, near: str, far: str, class_: str, **more: Any) -> Copier:
 
 
 @pytest.mark.parametrize("name", ["", "AWAY"])
-async def test_lag_grows_while_nats_is_away(
-    name: str, server: BusServer, nats: NatsServer
-) -> None:
+async def test_lag_grows_while_nats_is_away(name: str, server: BusServer, nats: NatsServer) -> None:
     class_ = f"away{name}"
     async with simplebus.connect(server.address) as bus:
         async with connect(nats) as wire:

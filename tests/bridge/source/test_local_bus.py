@@ -41,9 +41,7 @@ def told(found: SourceBatch) -> list[object]:
 
 
 @pytest.mark.parametrize("seed", range(3))
-async def test_in_place_read_equals_fetch(
-    seed: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_in_place_read_equals_fetch(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of several types and lengths, around the arena's end, with some purged and some gone."""
     monkeypatch.setattr("simplebus.core.broker.fetch.FETCH_BYTES_MAX", 4096)
     monkeypatch.setattr("simplebus.bridge.source.bus._REPLIES_PER_READ_MAX", 1)

@@ -45,9 +45,7 @@ def status(line: str, sid: int) -> ReceivedMessages:
 
 
 @given(st.lists(st.integers(1, 40), max_size=9), st.integers(0, 200), st.integers(-3, 3))
-def test_accepts_deliveries_up_to_first_gap(
-    sizes: list[int], broken: int, by: int
-) -> None:
+def test_accepts_deliveries_up_to_first_gap(sizes: list[int], broken: int, by: int) -> None:
     """In pieces of these sizes; from the message with number `broken` on, counts are otherwise."""
     source, first, got = pulled(delivered_count=7), 8, []
     counts = [n + (by if n >= broken else 0) for n in range(first, first + sum(sizes))]

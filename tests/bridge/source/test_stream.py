@@ -119,9 +119,7 @@ async def test_receives_message_longer_than_requested_bytes(
         assert await found(near, await near.open(), 8) == 7
 
 
-async def test_small_batch_limit_sends_more_requests(
-    server: BusServer, tmp_path: Path
-) -> None:
+async def test_small_batch_limit_sends_more_requests(server: BusServer, tmp_path: Path) -> None:
     limits = "limits { max_request_batch: 7 }"
     more = f'jetstream {{ store_dir: "{tmp_path}/limited", {limits} }}'
     with nats_server(tmp_path, more) as limited:
@@ -308,7 +306,9 @@ async def test_filtered_mirror_counts_nothing_as_missed(nats: NatsServer) -> Non
         assert (count, missed) == (10, 0)
 
 
-async def test_counts_removed_stream_messages_as_missed(server: BusServer, nats: NatsServer) -> None:
+async def test_counts_removed_stream_messages_as_missed(
+    server: BusServer, nats: NatsServer
+) -> None:
     async with connect(nats) as wire, simplebus.connect(server.address) as bus:
         await stream(wire, "HOLES", "holes")
         await say(wire, "holes", 0, 10)

@@ -370,9 +370,7 @@ async def test_interest_stream_accepts_changed_subjects(
                 await is_empty(wire, name)
 
 
-async def test_work_queue_is_copied_from_first_message(
-    server: BusServer, nats: NatsServer
-) -> None:
+async def test_work_queue_is_copied_from_first_message(server: BusServer, nats: NatsServer) -> None:
     """What it left there would stay for ever."""
     async with wired_to(nats) as wire, simplebus.connect(server.address) as bus:
         await stream(wire, "ALL", "ALL.>", retention="workqueue")
@@ -383,9 +381,7 @@ async def test_work_queue_is_copied_from_first_message(
 
 
 @pytest.mark.parametrize("kind", [*KINDS, ""])
-async def test_long_nats_message_becomes_complete_dead_letters(
-    kind: str, tmp_path: Path
-) -> None:
+async def test_long_nats_message_becomes_complete_dead_letters(kind: str, tmp_path: Path) -> None:
     """And only then the stream lets go of it. Without a kind there is no stream."""
     name = f"LONG-{kind}"
     long = bytes(range(256)) * 40
@@ -403,7 +399,9 @@ async def test_long_nats_message_becomes_complete_dead_letters(
                     await interested(wire, name)
                 headers = b"NATS/1.0\r\ntenant: 7\r\n\r\n"
                 for payload in (b"one", long, b"three"):
-                    wire.core.write(encode.encode_pub(f"{name}.x".encode(), payload, headers=headers))
+                    wire.core.write(
+                        encode.encode_pub(f"{name}.x".encode(), payload, headers=headers)
+                    )
                 await wire.round_trip()
                 assert await payloads(bus, name, 2) == [b"one", b"three"]
                 letters: list[Message[bytes]] = []

@@ -123,9 +123,7 @@ async def test_skipped_core_nats_messages_are_released(server: BusServer, nats: 
             assert near._out.count > 0
 
 
-async def test_starts_with_single_allowed_consumer(
-    server: BusServer, nats: NatsServer
-) -> None:
+async def test_starts_with_single_allowed_consumer(server: BusServer, nats: NatsServer) -> None:
     async with connect(nats) as wire, simplebus.connect(server.address) as bus:
         await stream(wire, "ONE", "one.>", retention="interest", max_consumers=1)
         copies = from_stream(nats, server, "ONE")

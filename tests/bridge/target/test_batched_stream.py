@@ -445,9 +445,7 @@ async def test_refused_message_of_fast_batch_does_not_block_rest(
         assert await stored(wire, "OTHER") == 0
 
 
-async def test_full_stream_keeps_order(
-    nats: NatsServer, server: BusServer
-) -> None:
+async def test_full_stream_keeps_order(nats: NatsServer, server: BusServer) -> None:
     async with connect(nats) as wire, simplebus.connect(server.address) as bus:
         options = {"max_msgs": 7, "discard": "new", "allow_batched": True}
         await stream(wire, "NARROW", "class.narrow", **options)

@@ -92,9 +92,7 @@ async def test_refuses_denied_subjects_with_escapes(
             assert [each.channel for each in letters] == channels[:-1]
 
 
-async def test_full_subject_does_not_block_others(
-    server: BusServer, nats: NatsServer
-) -> None:
+async def test_full_subject_does_not_block_others(server: BusServer, nats: NatsServer) -> None:
     per_subject = {"discard": "new", "discard_new_per_subject": True, "max_msgs_per_subject": 2}
     async with connect(nats) as wire, simplebus.connect(server.address) as bus:
         await stream(wire, "EACH", "each.>", **per_subject)
@@ -142,7 +140,7 @@ async def test_logs_missing_permission_once(
 ) -> None:
     """It would be there, and copy nothing."""
     monkeypatch.setattr("simplebus.bridge.copier.RETRY_DELAY_MAX_SECONDS", 0.05)
-    monkeypatch.setitem(NatsConnection.ask.__kwdefaults__, "seconds", 3.0)
+    monkeypatch.setitem(NatsConnection.api_request.__kwdefaults__, "seconds", 3.0)
     caplog.set_level("WARNING")
     with nats_server(tmp_path, NEEDS) as nats:
 

@@ -69,9 +69,7 @@ def logged(seed: int, under_way: int) -> list[int]:
 
 @settings(max_examples=300, deadline=None)
 @given(st.integers(0, 2**32), st.sampled_from([1, 1, 2, 7, 30]))
-def test_one_by_one_keeps_order_across_leader_changes(
-    seed: int, under_way: int
-) -> None:
+def test_one_by_one_keeps_order_across_leader_changes(seed: int, under_way: int) -> None:
     log = logged(seed, under_way)
     assert (log if under_way == 1 else sorted(log)) == list(range(COUNT))
 
@@ -267,9 +265,7 @@ async def test_refused_message_does_not_block_rest_of_stream(
         assert await payloads_of(wire, name) == good
 
 
-async def test_full_stream_keeps_order_one_by_one(
-    nats: NatsServer, server: BusServer
-) -> None:
+async def test_full_stream_keeps_order_one_by_one(nats: NatsServer, server: BusServer) -> None:
     async with connect(nats) as wire, simplebus.connect(server.address) as bus:
         await stream(wire, "TIGHT", "class.tight", max_msgs=7, discard="new")
         await bus.publish_many(numbered(0, 20), class_id="tight")
@@ -310,9 +306,7 @@ async def test_resends_messages_beyond_server_buffer(
             assert (got if is_in_order else sorted(got, key=int)) == numbered(0, count)
 
 
-async def test_new_stream_gets_one_message_at_a_time(
-    nats: NatsServer, server: BusServer
-) -> None:
+async def test_new_stream_gets_one_message_at_a_time(nats: NatsServer, server: BusServer) -> None:
     """How many servers will keep it, nobody knows."""
     async with connect(nats) as wire, simplebus.connect(server.address) as bus:
         wire.core.subscribe("class.late")
@@ -356,7 +350,9 @@ async def test_selects_target_again_when_stream_is_created_or_changed(
 
         async with copying(lane):
             await publish_some()
-            await until(lambda: "messages go into stream 'GROWN' one by one" in caplog.text)
+            await until(
+                lambda: "messages are stored in stream 'GROWN' one at a time" in caplog.text
+            )
             await stream(wire, "GROWN", "class.grown")
             await goes_on_as(NatsTarget)
             config = {"name": "GROWN", "subjects": ["class.grown"], "allow_batched": True}
@@ -398,7 +394,9 @@ async def test_replicated_stream_has_each_message_once_across_leader_changes(
             with suppress(BusConnectionError, JetStreamError):
                 async with connect_nats(urls, "test", {}) as wire:
                     got = await payloads_of(wire, "LED")
-        assert ("messages go into stream 'LED' one by one" in caplog.text) == (under_way is None)
+        assert ("messages are stored in stream 'LED' one at a time" in caplog.text) == (
+            under_way is None
+        )
         assert (sorted(got, key=int) if under_way else got) == numbered(0, published)
 
 

@@ -162,9 +162,7 @@ class Turning:
         return await place(self.now).open()
 
 
-async def test_detects_restored_source(
-    nats: NatsServer, tmp_path: Path
-) -> None:
+async def test_detects_restored_source(nats: NatsServer, tmp_path: Path) -> None:
     """What has the sequences of lost messages now is copied."""
     way = Turning()
     parts = [(0, 10), (10, 20), (1000, 1015)]

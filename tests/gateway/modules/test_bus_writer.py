@@ -66,8 +66,8 @@ async def test_full_bus_stores_messages_later_in_order(
         await writer.flush()
         assert (writer.stored_count, writer.problem) == (len(numbers), "")
     assert got == list(numbers)
-    assert "there is no room for what is heard: it waits (drop_newest" in caplog.text
-    assert "there is room again" in caplog.text
+    assert "no space for received messages, they wait (drop_newest" in caplog.text
+    assert "received messages are stored again" in caplog.text
 
 
 async def test_writer_bounds_messages_in_flight(

@@ -137,16 +137,14 @@ async def test_invalid_function_result_names_function(
         ("timer", {"every": 1e-9}, "every: Expected `float` >= 0.001"),
         ("timer", {"every": 1, "properties": {"a\0": "x"}}, "property"),
         ("tail", {"path": ""}, "path: expected that of a file, got ''"),
-        ("tail", {"path": "a\0"}, "no file can be called"),
+        ("tail", {"path": "a\0"}, "invalid file name"),
         ("tail", {"path": "/"}, "expected a regular file, and / is a directory"),
         ("tail", {"path": "/dev/null"}, "/dev/null is a device"),
         ("tail", {"path": "a", "remember": "/dev/null"}, "/dev/null is a device"),
         ("tail", {"path": "a", "poll_seconds": float("inf")}, "poll_seconds"),
-        ("json:loads", {}, "'json:loads' is no module"),
+        ("json:loads", {}, "'json:loads' is not a module"),
     ],
 )
-def test_rejects_impossible_plan_at_start(
-    module: str, settings: dict[str, Any], why: str
-) -> None:
+def test_rejects_impossible_plan_at_start(module: str, settings: dict[str, Any], why: str) -> None:
     with pytest.raises(ConfigError, match=why):
         ModulePlan.of("a", module, settings)

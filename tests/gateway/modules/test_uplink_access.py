@@ -97,9 +97,7 @@ async def test_uplink_authenticates_over_tls(
                 assert (await anext(aiter(messages))).payload == b"hello"
 
 
-async def test_uplink_uses_custom_authority_for_nats(
-    authority: Authority, tmp_path: Path
-) -> None:
+async def test_uplink_uses_custom_authority_for_nats(authority: Authority, tmp_path: Path) -> None:
     folder = authority.folder
     asks = (
         f'tls {{ cert_file: "{folder}/localhost.pem", key_file: "{folder}/localhost.key" }}\n'
@@ -111,7 +109,7 @@ async def test_uplink_uses_custom_authority_for_nats(
         to = nats.url.replace("nats://", "tls://")
         async with connect(nats, who, tls=trusted.tls()) as wire:
             wire.core.subscribe("class.readings")
-            await wire.echoed()
+            await wire.round_trip()
             async with open_gateway(plan(to, **who, ca=trusted.ca)) as gateway:
                 await gateway.publish(ModuleMessage(b"hello"))
                 while not wire.messages:
@@ -175,27 +173,27 @@ def test_no_text_contains_secrets() -> None:
 @pytest.mark.parametrize(
     ("settings", "why"),
     [
-        ({"class": "bridges"}, "is not copied"),
-        ({"class": "dead.orders"}, "has its dead letters"),
+        ({"class": "bridges"}, "cannot be copied"),
+        ({"class": "dead.orders"}, "holds dead letters"),
         ({"class": ""}, "a name of 1 to 200 characters"),
         ({"class": 1 << 16}, "class must be from 0 to 65535"),
         ({"nmae": "x"}, "did you mean 'name'"),
-        ({"name": "x y"}, "name: expected what may be part of a channel"),
+        ({"name": "x y"}, "name: expected a valid part of a channel"),
         ({"to": "nats://"}, "expected nats://HOST"),
         ({"to": "nats://a:port"}, "expected nats://HOST"),
         ({"to": "nats://a,"}, "expected nats://HOST"),
         ({"channel": "a b"}, "U\\+0020"),
         ({"channel": "a..b"}, "is empty"),
         ({"channel": "a.*"}, "wildcard"),
-        ({"to": "nats://a", "channel": "$SYS.x"}, "the NATS server's own"),
+        ({"to": "nats://a", "channel": "$SYS.x"}, "reserved for the NATS server"),
         ({"to": "nats://a", "stream": "a.b"}, "invalid stream name"),
-        ({"stream": "S"}, "stream: it goes with"),
-        ({"under_way": 7}, "under_way: it goes with"),
+        ({"stream": "S"}, "stream: needs an address"),
+        ({"under_way": 7}, "under_way: needs an address"),
         ({"under_way": 0}, "under_way"),
-        ({"to": "nats://a", "under_way": 7}, "into a 'stream'"),
+        ({"to": "nats://a", "under_way": 7}, "needs a 'stream'"),
         ({"to": "nats://a", "stream": "S", "under_way": 99_999}, "from 1 to 24576, got 99999"),
-        ({"seed": SEED}, "seed: it goes with"),
-        ({"ca": "a.pem"}, "ca: it goes with an address of simplebuss://"),
+        ({"seed": SEED}, "seed: needs an address"),
+        ({"ca": "a.pem"}, "ca: needs an address that begins with simplebuss://"),
         ({"to": "simplebuss://a", "ca": "/nowhere.pem"}, "/nowhere.pem cannot be read"),
         ({"to": "nats://a", "seed": "nonsense"}, "the seed is"),
         ({"to": "nats://a", "seed": SEED, "token": "t"}, "or a seed"),
@@ -203,10 +201,10 @@ def test_no_text_contains_secrets() -> None:
         ({"credentials": {"usr": "u"}}, "credentials: 'usr' is unknown; did you mean 'user'"),
         ({"credentials": {"user": "u"}, "user": "v"}, "and beside it"),
         ({"credentials": "/nowhere.toml"}, "/nowhere.toml"),
-        ({"credentials": "a.toml", "token": "t"}, "says it all"),
+        ({"credentials": "a.toml", "token": "t"}, "replaces all other"),
         ({"password": "p"}, "without a user"),
         ({"token": "t", "user": "u"}, "expected either"),
-        ({"data_dir": "/etc/passwd"}, "/etc/passwd is no directory"),
+        ({"data_dir": "/etc/passwd"}, "/etc/passwd is not a directory"),
     ],
 )
 def test_rejects_impossible_settings(settings: dict[str, Any], why: str) -> None:
