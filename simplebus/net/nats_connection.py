@@ -1,11 +1,11 @@
-"""A connection to a NATS server, one of several, that is made again when it is lost.
+"""Connection to one of several NATS servers, with reconnect.
 
-Rule 1: what is to be done when something comes is done at once, in `handle`, which never waits.
-Rule 2: nothing is sent twice and nothing is kept for later: what was said while there is no
-connection, or was not sent when it was lost, is nowhere. Who needs more asks for answers.
-Rule 3: servers are tried in turn, at random from the first on; behind a round in vain comes a
-pause, longer each time. Servers that one of them names are tried as well.
-Rule 4: what waits to be sent is bounded for whom `room` is awaited before saying more.
+Events are handled at once in `handle`, which never waits. Nothing is buffered or resent while
+there is
+no connection: callers that need certainty use requests. Servers are tried in random order, with a
+growing delay after each round; servers announced by the cluster are tried as well. Output is
+bounded
+for callers that await `wait_for_output_space`.
 """
 
 from __future__ import annotations
@@ -27,41 +27,49 @@ import trio
 
 from simplebus.core.errors import BusConnectionError, RemoteProtocolError
 from simplebus.nats.client import jetstream_codec
-from simplebus.nats.client.client import ClientCore, Ready, Replies, Said
+from simplebus.nats.client.client import (
+    NatsClientCore,
+    NatsClientEvent,
+    RequestReplies,
+    ServerReady,
+)
 from simplebus.nats.client.credentials import Credentials
-from simplebus.nats.client.events import Complaint, Info, Messages
+from simplebus.nats.client.events import ReceivedMessages, ServerError, ServerInfo
 from simplebus.nats.client.jetstream_codec import JetStreamError
 
 log = logging.getLogger("simplebus.engine")
 
 OUTPUT_BYTES_MAX = 4 * 1024 * 1024
-"""With more that waits to be sent, `room` waits."""
+"""Pending output above which `wait_for_output_space` waits."""
 CONNECT_SECONDS = 5.0
 REQUEST_SECONDS = 5.0
 REQUEST_SECONDS_MAX = 60.0
-"""What is asked behind much else is on its way for long before anybody can answer it: as long as it
-is, and something is heard of the server, it is waited for, up to this."""
+"""Longest wait for a reply. The timeout of a request starts when the server has received it;
+behind much
+other output that may be late, so it is extended up to this while the server responds.
+"""
 PING_SECONDS = 5.0
-"""A server that is silent so long is asked whether it is there; three times as long, and it is not:
-one that loses its power or its network says no word."""
-PAUSE_SECONDS_MIN, PAUSE_SECONDS_MAX = 0.05, 5.0
+"""Silence after which the server is sent a PING; after three times as long the connection is lost.
+Servers that lose power or network do not close their connections.
+"""
+RECONNECT_DELAY_MIN_SECONDS, RECONNECT_DELAY_MAX_SECONDS = 0.05, 5.0
 _PORT = 4222
-_ALONE_BYTES = 64 * 1024
+_UNJOINED_BYTES_MIN = 64 * 1024
 _READ_BYTES = 512 * 1024
 _TICK_SECONDS = 1.0
-_RESTS = ((64 * 1024, 0.010), (24 * 1024, 0.005), (4 * 1024, 0.002))
+_READ_DELAYS = ((64 * 1024, 0.010), (24 * 1024, 0.005), (4 * 1024, 0.002))
 """Behind a read of more bytes than this the next one waits for so many seconds: a few large pieces
 cost less than many small ones."""
 
 
 @dataclass(frozen=True, slots=True)
 class NatsAddress:
-    """A server, as `nats://[user[:password]@]host[:port]` or `tls://…` names it."""
+    """Address of a server: `nats://[user[:password]@]host[:port]` or `tls://…`."""
 
     host: str
     port: int = _PORT
     tls: bool = False
-    """Whether it has to speak TLS."""
+    """True if TLS is required."""
     user: str = ""
     password: str = ""
 
@@ -69,18 +77,18 @@ class NatsAddress:
         return f"{self.host}:{self.port}"
 
     @classmethod
-    def of(cls, text: str) -> NatsAddress:
-        """Raises ValueError for a text that names no server, and shows no secret of it."""
+    def parse(cls, text: str) -> NatsAddress:
+        """Parse an address. Raises ValueError for an invalid one, without its password."""
         if "://" not in text:
             text = f"nats://{text}"
         try:
             parts = urlsplit(text)
             port = _PORT if parts.port is None else parts.port
         except ValueError:
-            raise _no_address(text) from None
+            raise _invalid_address(text) from None
         is_known = parts.scheme in ("nats", "tls") and parts.hostname and port
         if not is_known or parts.path.strip("/"):
-            raise _no_address(text)
+            raise _invalid_address(text)
         assert parts.hostname
         return cls(
             parts.hostname,
@@ -92,59 +100,59 @@ class NatsAddress:
 
     @property
     def credentials(self) -> Credentials | None:
-        """Who it says one is: a user with a password, or a token; None for nobody."""
+        """User with password, or token, in the address; None for none."""
         if self.password:
             return Credentials(user=self.user, password=self.password)
         return Credentials(token=self.user) if self.user else None
 
 
-def _no_address(text: str) -> ValueError:
+def _invalid_address(text: str) -> ValueError:
     shown = re.sub(r"(?<=//).*@", "…@", text)
     return ValueError(f"{shown!r}: expected nats://HOST[:PORT] or tls://HOST[:PORT]")
 
 
 @dataclass(slots=True)
-class Lost:
-    """The connection is gone."""
+class NatsConnectionLost:
+    """Event: the connection was lost."""
 
     why: str
 
 
-Event = Said | Lost
+NatsConnectionEvent = NatsClientEvent | NatsConnectionLost
 
 
 def new_inbox() -> str:
-    """A subject that is nobody else's."""
+    """Return a unique inbox subject."""
     return f"_INBOX.{secrets.token_hex(11)}"
 
 
 @dataclass(frozen=True, slots=True)
-class _Asked:
-    """Something that is to be answered."""
+class _OpenRequest:
+    """Request whose reply is awaited."""
 
-    mark: int
-    """By which it is known whether the server has it,"""
+    ping_number: int
+    """PING sent after the request: its PONG shows that the server has received the request."""
     seconds: float
-    """how long it may take from then on,"""
-    most: float
-    """and until when it is waited for at most."""
+    """Timeout after the server has received the request."""
+    deadline: float
+    """Latest time to wait for the reply."""
 
 
-class _GoneError(Exception):
-    """The connection has ended, for this reason."""
+class _ConnectionEndedError(Exception):
+    """The connection has ended for this reason."""
 
 
-_ENDS = (OSError, trio.BrokenResourceError, RemoteProtocolError, _GoneError)
-"""What a connection ends with."""
+_END_ERRORS = (OSError, trio.BrokenResourceError, RemoteProtocolError, _ConnectionEndedError)
+"""Errors that end a connection."""
 
 
-class Link:
-    """Enter `run` in a nursery. See the module's law."""
+class NatsConnection:
+    """Connection to a NATS cluster. Start `run` in a nursery."""
 
     def __init__(
         self,
         servers: list[NatsAddress],
-        handle: Callable[[Event], None],
+        handle: Callable[[NatsConnectionEvent], None],
         *,
         name: str = "simplebus",
         credentials: Credentials | None = None,
@@ -154,15 +162,24 @@ class Link:
         payload_bytes_least: int = 0,
         is_quiet: bool = False,
     ) -> None:
-        """`handle` is called with everything that happens; what answers `request` is not among
-        it. `tls` says who is trusted; None for whom the system trusts. A server that takes no
-        messages of `payload_bytes_least` is none to be connected to: it would end the connection
-        with each. One that `is_quiet` leaves it to its user to tell what becomes of connections."""
+        """Create a connection.
+
+        Args:
+            servers: Addresses to try, at least one.
+            handle: Called with every event except replies to `request`.
+            name: Client name in CONNECT.
+            credentials: Credentials; None for those in the first address.
+            tls: TLS context; None for the system's trusted authorities.
+            echo: False to not receive messages that this client publishes.
+            ping_seconds: Silence after which the server is sent a PING.
+            payload_bytes_least: Smallest acceptable `max_payload`; other servers are not used.
+            is_quiet: True to log connection changes at debug level only.
+        """
         if not servers:
             raise ValueError("no NATS server was named, expected one at least")
         if credentials is None:
             credentials = servers[0].credentials
-        self.core = ClientCore(
+        self.core = NatsClientCore(
             inbox=new_inbox(),
             name=name,
             credentials=credentials,
@@ -170,35 +187,35 @@ class Link:
             ping_seconds=ping_seconds,
         )
         self.server = ""
-        """Which one it is, or was, connected to."""
-        self.connections = 0
-        """How often it was connected."""
+        """The current or last server."""
+        self.connection_count = 0
+        """Connections made so far."""
         self.problem = ""
-        """Why there was no connection when all servers were tried last."""
+        """Errors of the last round in which no server could be reached."""
         self._handle = handle
         self._tls = tls
         self._payload_bytes_least = payload_bytes_least
-        self._tell = log.debug if is_quiet else log.warning
-        self._tell_good = log.debug if is_quiet else log.info
+        self._log_problem = log.debug if is_quiet else log.warning
+        self._log_connected = log.debug if is_quiet else log.info
         self._servers = list(servers)
         random.shuffle(self._servers)
-        self._told: list[NatsAddress] = []
-        """Servers that are known from the last one."""
-        self._next: NatsAddress | None = None
-        """Which one is to be tried first,"""
-        self._why_leave = ""
-        """and why,"""
-        self._leaves = trio.Event()
-        """once the one that it is connected to is to be left."""
+        self._discovered_servers: list[NatsAddress] = []
+        """Servers announced by the last server."""
+        self._preferred_server: NatsAddress | None = None
+        """Server to try first after a switch."""
+        self._switch_reason = ""
+        """Reason of the switch, for the log."""
+        self._switch_requested = trio.Event()
+        """Set when the current server is to be left."""
         self._wakeup = trio.Event()
         self._emptied = trio.Event()
         self._changed = trio.Event()
-        self._waiting: dict[int, trio.MemorySendChannel[tuple[bytes, bytes]]] = {}
-        """Whose answers come one by one, by number."""
-        self._asked: dict[trio.CancelScope, _Asked] = {}
-        """What is asked: in which block it is waited for."""
-        self._collecting: dict[int, trio.MemorySendChannel[Messages]] = {}
-        """Who is sent several answers, by sid."""
+        self._reply_channels: dict[int, trio.MemorySendChannel[tuple[bytes, bytes]]] = {}
+        """Channels of awaited replies, by request number."""
+        self._open_requests: dict[trio.CancelScope, _OpenRequest] = {}
+        """Awaited requests by their cancel scope."""
+        self._message_channels: dict[int, trio.MemorySendChannel[ReceivedMessages]] = {}
+        """Channels of `request_many`, by subscription id."""
 
     @property
     def is_ready(self) -> bool:
@@ -206,69 +223,72 @@ class Link:
 
     @property
     def payload_bytes_max(self) -> int:
-        """How long a message of this cluster may be, its headers included."""
-        return Info().max_payload if self.core.info is None else self.core.info.max_payload
+        """Longest message of this cluster, including headers."""
+        return ServerInfo().max_payload if self.core.info is None else self.core.info.max_payload
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Connect, again and again, until cancelled."""
+        """Connect and reconnect until cancelled."""
         task_status.started()
-        pause = PAUSE_SECONDS_MIN
+        pause = RECONNECT_DELAY_MIN_SECONDS
         has_complained = False
         while True:
             errors: list[str] = []
-            for server in self._known():
-                before = self.connections
+            for server in self._servers_to_try():
+                before = self.connection_count
                 try:
-                    await self._serve(server)
-                except _ENDS as error:
-                    why = _why(error)
-                    if self.connections > before:
-                        self._tell("the connection to NATS at %s is lost: %s", server, why)
-                        pause, errors, has_complained = PAUSE_SECONDS_MIN, [], False
+                    await self._run_connection(server)
+                except _END_ERRORS as error:
+                    why = _describe_error(error)
+                    if self.connection_count > before:
+                        self._log_problem("the connection to NATS at %s is lost: %s", server, why)
+                        pause, errors, has_complained = RECONNECT_DELAY_MIN_SECONDS, [], False
                         break
                     errors.append(f"{server}: {why}")
             self.problem = "; ".join(sorted(errors))  # In whatever order they were tried.
             if errors and not has_complained:
-                self._tell("no NATS server can be reached, trying on: %s", self.problem)
+                self._log_problem("no NATS server can be reached, trying on: %s", self.problem)
                 has_complained = True
             await trio.sleep(pause * random.uniform(0.5, 1.0))
-            pause = min(2 * pause, PAUSE_SECONDS_MAX)
+            pause = min(2 * pause, RECONNECT_DELAY_MAX_SECONDS)
 
-    def _known(self) -> list[NatsAddress]:
-        """Servers to be tried, the last one last."""
-        known = [*self._servers, *(t for t in self._told if t not in self._servers)]
-        known.sort(key=lambda server: (server != self._next, str(server) == self.server))
+    def _servers_to_try(self) -> list[NatsAddress]:
+        """Return the known servers: preferred first, the last used one last."""
+        known = [*self._servers, *(t for t in self._discovered_servers if t not in self._servers)]
+        known.sort(
+            key=lambda server: (server != self._preferred_server, str(server) == self.server)
+        )
         return known
 
-    def others(self) -> list[NatsAddress]:
-        """Servers that are known besides the one that it is connected to."""
-        return [server for server in self._known() if str(server) != self.server]
+    def other_servers(self) -> list[NatsAddress]:
+        """Return the known servers except the current one."""
+        return [server for server in self._servers_to_try() if str(server) != self.server]
 
-    def go_to(self, server: NatsAddress, why: str) -> None:
-        """Leave the server that it is connected to, as if the connection were lost, and try this
-        one first."""
-        self._next, self._why_leave = server, why
-        self._leaves.set()
+    def switch_to(self, server: NatsAddress, why: str) -> None:
+        """Leave the current server as if the connection were lost, and try this one first."""
+        self._preferred_server, self._switch_reason = server, why
+        self._switch_requested.set()
 
     async def wait_ready(self) -> None:
-        """Wait until there is a connection."""
+        """Wait until the connection is ready."""
         while not self.core.is_ready:
             await self._changed.wait()
 
     # Saying --------------------------------------------------------------------------------------
 
     def flush(self) -> None:
-        """The core has been told something: have it sent. To be called whenever that is so."""
+        """Send the output of `core`. Call after every use of the core."""
         if self.core.output_bytes:
             self._wakeup.set()
 
     @property
     def is_full(self) -> bool:
-        """Whether so much waits to be sent that `room` would wait."""
+        """True if `wait_for_output_space` would wait."""
         return self.core.output_bytes > OUTPUT_BYTES_MAX
 
-    async def room(self) -> None:
-        """Wait while too much waits to be sent. Raises BusConnectionError when it is lost."""
+    async def wait_for_output_space(self) -> None:
+        """Wait while too much output is pending. Raises BusConnectionError if the connection is
+        lost.
+        """
         while self.is_full and self.core.is_ready:
             await self._emptied.wait()
         if not self.core.is_ready:
@@ -277,66 +297,80 @@ class Link:
     async def request(
         self, subject: str, payload: bytes = b"", *, seconds: float = REQUEST_SECONDS
     ) -> tuple[bytes, bytes]:
-        """Ask, and wait for the answer: its headers, and what it says.
+        """Send a request and wait for the reply.
 
-        Raises BusConnectionError when there is no connection, it is lost meanwhile, or nothing was
-        answered in time, which begins when the server has what is asked.
+        Args:
+            subject: Subject of the request.
+            payload: Payload of the request.
+            seconds: Timeout, from when the server has received the request.
+
+        Returns:
+            Headers and payload of the reply.
+
+        Raises:
+            BusConnectionError: There is no connection, it was lost, or there was no reply in time.
         """
         if not self.core.is_ready:
             raise BusConnectionError("there is no connection to a NATS server")
         number = self.core.request(subject, payload)
         send, receive = trio.open_memory_channel[tuple[bytes, bytes]](1)
-        self._waiting[number] = send
+        self._reply_channels[number] = send
         self.flush()
         try:
-            with self._answered(subject, seconds):
+            with self._wait_for_reply(subject, seconds):
                 return await receive.receive()
         finally:
-            self._waiting.pop(number, None)
+            self._reply_channels.pop(number, None)
 
-    async def collect(
+    async def request_many(
         self, subject: str, payload: bytes = b"", *, most: int, seconds: float = REQUEST_SECONDS
-    ) -> list[Messages]:
-        """Ask for several messages: up to `most` of them, or until it is said that there are no
-        more. Raises BusConnectionError as `request` does, and JetStreamError."""
+    ) -> list[ReceivedMessages]:
+        """Send a request and collect up to `most` messages, or until a status ends the request.
+
+        Raises:
+            BusConnectionError: As for `request`.
+            JetStreamError: There are no responders.
+        """
         if not self.core.is_ready:
             raise BusConnectionError("there is no connection to a NATS server")
         core = self.core
         inbox = new_inbox()
         sid = core.subscribe(inbox)
-        send, receive = trio.open_memory_channel[Messages](math.inf)  # No more than is asked for.
-        self._collecting[sid] = send
+        send, receive = trio.open_memory_channel[ReceivedMessages](
+            math.inf
+        )  # No more than is asked for.
+        self._message_channels[sid] = send
         core.publish(subject, payload, reply=inbox)
         self.flush()
-        found: list[Messages] = []
+        found: list[ReceivedMessages] = []
         count = 0
         try:
-            with self._answered(subject, seconds):
+            with self._wait_for_reply(subject, seconds):
                 while count < most:
-                    messages, ended = _without_status(await receive.receive())
+                    messages, ended = _remove_status(await receive.receive())
                     if messages.count:
                         found.append(messages)
                         count += messages.count
                     if ended:
                         break
         finally:
-            self._collecting.pop(sid, None)
+            self._message_channels.pop(sid, None)
             core.unsubscribe(sid)
             self.flush()
         return found
 
     @contextmanager
-    def _answered(self, subject: str, seconds: float) -> Iterator[None]:
-        """Wait for answers. Raises BusConnectionError where they do not come."""
-        mark, most = self.core.mark(), trio.current_time() + REQUEST_SECONDS_MAX
+    def _wait_for_reply(self, subject: str, seconds: float) -> Iterator[None]:
+        """Bound the wait for replies. Raises BusConnectionError on timeout or loss."""
+        mark, most = self.core.send_ping(), trio.current_time() + REQUEST_SECONDS_MAX
         self.flush()
         try:
             with trio.fail_after(seconds) as scope:
-                self._asked[scope] = _Asked(mark, seconds, most)
+                self._open_requests[scope] = _OpenRequest(mark, seconds, most)
                 try:
                     yield
                 finally:
-                    del self._asked[scope]
+                    del self._open_requests[scope]
         except trio.TooSlowError:
             raise BusConnectionError(
                 f"{subject} was not answered within {seconds:g} s by NATS at {self.server}"
@@ -346,51 +380,58 @@ class Link:
                 f"the connection to NATS at {self.server} was lost while {subject} was asked"
             ) from None
 
-    async def ask(
+    async def api_request(
         self, subject: str, body: dict[str, Any] | None = None, *, seconds: float = REQUEST_SECONDS
     ) -> dict[str, Any]:
-        """A request of JetStream's API, such as `STREAM.INFO.orders`. Raises BusConnectionError as
-        `request` does, and JetStreamError."""
-        headers, said = await self.request(*jetstream_codec.ask(subject, body), seconds=seconds)
-        return jetstream_codec.answer(headers, said, subject)
+        """Send a request to the JetStream API, for example `STREAM.INFO.orders`, and return its
+        JSON.
+
+        Raises:
+            BusConnectionError: As for `request`.
+            JetStreamError: JetStream returned an error.
+        """
+        headers, said = await self.request(
+            *jetstream_codec.encode_api_request(subject, body), seconds=seconds
+        )
+        return jetstream_codec.parse_api_reply(headers, said, subject)
 
     # One connection ------------------------------------------------------------------------------
 
-    async def _serve(self, server: NatsAddress) -> None:
-        """Be connected to this server until that ends."""
+    async def _run_connection(self, server: NatsAddress) -> None:
+        """Connect to a server and serve the connection until it ends."""
         core = self.core
-        with _in_time("it did not let itself be connected to"):
+        with _fail_after_timeout("no connection was established"):
             try:
                 socket = await trio.open_tcp_stream(server.host, server.port)
             except UnicodeError as error:  # Servers name others as they like.
-                raise _GoneError(f"it can have no address: {error}") from None
+                raise _ConnectionEndedError(f"it can have no address: {error}") from None
         async with socket:
             stream: trio.abc.Stream = socket
-            core.open(trio.current_time())
-            with _in_time("it did not say what it is"):
+            core.start_connection(trio.current_time())
+            with _fail_after_timeout("the server sent no INFO"):
                 info = await _read_info(socket, core)
                 if info.max_payload < self._payload_bytes_least:
-                    raise _GoneError(
+                    raise _ConnectionEndedError(
                         f"it takes messages of {info.max_payload} bytes (max_payload), expected "
                         f"{self._payload_bytes_least}, as when this was started"
                     )
                 if info.tls_required or server.tls:
                     if not (info.tls_required or info.tls_available):
-                        raise _GoneError("it does not speak TLS, which was asked for")
+                        raise _ConnectionEndedError("it does not speak TLS, which was asked for")
                     stream = await self._encrypt(socket, server)
-            core.greet()
-            self._leaves = trio.Event()
+            core.send_connect()
+            self._switch_requested = trio.Event()
             ended: Exception | None = None
             try:
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(self._write, stream)
                     nursery.start_soon(self._tick)
-                    nursery.start_soon(self._leave)
+                    nursery.start_soon(self._wait_for_switch)
                     nursery.start_soon(self._read, stream, server)
-            except* _ENDS as group:
-                ended = _first(group)
+            except* _END_ERRORS as group:
+                ended = _most_specific_error(group)
             finally:
-                self._lose(server, ended)
+                self._on_lost(server, ended)
             if ended is not None:  # Raised in there, Python 3.11.2 would make a group of it again.
                 raise ended
 
@@ -400,75 +441,75 @@ class Link:
         await stream.do_handshake()
         return stream
 
-    def _lose(self, server: NatsAddress, ended: Exception | None) -> None:
+    def _on_lost(self, server: NatsAddress, ended: Exception | None) -> None:
         was_ready = self.core.is_ready
-        self.core.lose()
-        for send in self._waiting.values():
+        self.core.end_connection()
+        for send in self._reply_channels.values():
             send.close()
-        self._waiting.clear()
-        for channel in self._collecting.values():
+        self._reply_channels.clear()
+        for channel in self._message_channels.values():
             channel.close()
-        self._collecting.clear()
+        self._message_channels.clear()
         self._emptied.set()
         self._emptied = trio.Event()
         if was_ready:
-            why = "" if ended is None else f": {_why(ended)}"
-            self._handle(Lost(f"the connection to NATS at {server} is lost{why}"))
+            why = "" if ended is None else f": {_describe_error(ended)}"
+            self._handle(NatsConnectionLost(f"the connection to NATS at {server} is lost{why}"))
 
     async def _read(self, stream: trio.abc.Stream, server: NatsAddress) -> None:
         complaint = ""
         while True:
             data = await stream.receive_some(_READ_BYTES)
             if not data:
-                raise _GoneError(complaint or "it has closed the connection")
+                raise _ConnectionEndedError(complaint or "it has closed the connection")
             for event in self.core.receive(data, trio.current_time()):
                 match event:
-                    case Ready(info=info):
-                        self._is_connected(server, info)
-                    case Info(ldm=True):
-                        raise _GoneError("it shuts down")
-                    case Info():
-                        self._hear_of(event)
-                    case Complaint(says=complaint):
+                    case ServerReady(info=info):
+                        self._on_connected(server, info)
+                    case ServerInfo(ldm=True):
+                        raise _ConnectionEndedError("it shuts down")
+                    case ServerInfo():
+                        self._update_discovered_servers(event)
+                    case ServerError(text=complaint):
                         if not self.core.is_ready:
-                            raise _GoneError(f"it refuses: {complaint}")
-                        self._tell("NATS at %s says: %s", server, complaint)
-                    case Replies():
-                        self._answer(event)
+                            raise _ConnectionEndedError(f"it refuses: {complaint}")
+                        self._log_problem("NATS at %s says: %s", server, complaint)
+                    case RequestReplies():
+                        self._dispatch_replies(event)
                         continue
-                    case Messages() if self._collecting:
-                        self._hand_out(event)
+                    case ReceivedMessages() if self._message_channels:
+                        self._dispatch_messages(event)
                         continue
                 self._handle(event)
             self.flush()
             if len(data) < _READ_BYTES:  # Else there is more already.
-                for rest_bytes, seconds in _RESTS:
+                for rest_bytes, seconds in _READ_DELAYS:
                     if len(data) > rest_bytes:
                         await trio.sleep(seconds)
                         break
 
-    def _is_connected(self, server: NatsAddress, info: Info) -> None:
-        self.connections += 1
+    def _on_connected(self, server: NatsAddress, info: ServerInfo) -> None:
+        self.connection_count += 1
         self.server = str(server)
-        self._hear_of(info)
-        self._next = None
-        self._tell_good("connected to NATS at %s", server)
+        self._update_discovered_servers(info)
+        self._preferred_server = None
+        self._log_connected("connected to NATS at %s", server)
         self._changed.set()
         self._changed = trio.Event()
 
-    def _hear_of(self, info: Info) -> None:
-        """Servers of the same cluster."""
-        told = (_address_of(text) for text in info.connect_urls)
-        self._told = [address for address in told if address is not None]
+    def _update_discovered_servers(self, info: ServerInfo) -> None:
+        """Remember the servers that INFO announces."""
+        told = (_parse_address(text) for text in info.connect_urls)
+        self._discovered_servers = [address for address in told if address is not None]
 
-    def _answer(self, replies: Replies) -> None:
-        """Give answers to those who wait for them one by one, and the others away."""
-        if not self._waiting:
+    def _dispatch_replies(self, replies: RequestReplies) -> None:
+        """Pass replies to their requests, and the others to `handle`."""
+        if not self._reply_channels:
             self._handle(replies)
             return
         others = []
         for row, number in enumerate(replies.numbers.tolist()):
-            send = self._waiting.pop(number, None)
+            send = self._reply_channels.pop(number, None)
             if send is None:
                 others.append(row)
                 continue
@@ -477,12 +518,12 @@ class Link:
             self._handle(replies)
         elif others:
             rows = np.array(others)
-            self._handle(Replies(replies.numbers[rows], replies.messages.pick(rows)))
+            self._handle(RequestReplies(replies.numbers[rows], replies.messages.pick(rows)))
 
-    def _hand_out(self, messages: Messages) -> None:
-        """Give messages to those who collect them, and the others away."""
-        for sid, some in messages.by_sid().items():
-            send = self._collecting.get(sid)
+    def _dispatch_messages(self, messages: ReceivedMessages) -> None:
+        """Pass messages to `request_many`, and the others to `handle`."""
+        for sid, some in messages.split_by_sid().items():
+            send = self._message_channels.get(sid)
             if send is not None:
                 send.send_nowait(some)
             else:
@@ -491,8 +532,8 @@ class Link:
     async def _write(self, stream: trio.abc.Stream) -> None:
         core = self.core
         while True:
-            while output := core.take_output():
-                for part in _joined(output):
+            while output := core.drain_output():
+                for part in _join_short_parts(output):
                     await stream.send_all(part)
             self._emptied.set()
             self._emptied = trio.Event()
@@ -501,24 +542,24 @@ class Link:
                 continue
             await self._wakeup.wait()
 
-    async def _leave(self) -> None:
-        await self._leaves.wait()
-        raise _GoneError(self._why_leave)
+    async def _wait_for_switch(self) -> None:
+        await self._switch_requested.wait()
+        raise _ConnectionEndedError(self._switch_reason)
 
     async def _tick(self) -> None:
         while True:
             await trio.sleep(_TICK_SECONDS)
             now = trio.current_time()
             self.core.tick(now)
-            for scope, asked in self._asked.items():
-                is_alive = self.core.heard_at > now - asked.seconds
-                if is_alive and not self.core.has_passed(asked.mark):
-                    scope.deadline = min(now + asked.seconds, asked.most)
+            for scope, asked in self._open_requests.items():
+                is_alive = self.core.last_received_at > now - asked.seconds
+                if is_alive and not self.core.is_ping_answered(asked.ping_number):
+                    scope.deadline = min(now + asked.seconds, asked.deadline)
             self.flush()
 
 
-def _why(error: Exception) -> str:
-    """What a connection has ended with. trio says only that it is broken; why is its cause."""
+def _describe_error(error: Exception) -> str:
+    """Return the cause of a lost connection. trio's own error only says that the stream is broken."""
     cause = error.__cause__
     if isinstance(cause, ssl.SSLCertVerificationError):
         return (
@@ -530,13 +571,15 @@ def _why(error: Exception) -> str:
     return str(error) or str(cause or "") or type(error).__name__
 
 
-def _without_status(messages: Messages) -> tuple[Messages, bool]:
-    """Messages without what is said of the request, and whether that ends it. Raises
-    JetStreamError when nobody is there to be asked."""
+def _remove_status(messages: ReceivedMessages) -> tuple[ReceivedMessages, bool]:
+    """Return the messages without status messages, and True if a status ends the request.
+
+    Raises JetStreamError if there are no responders.
+    """
     told = (messages.payloads == messages.ends) & (messages.bodies < messages.payloads)
     ended = False
     for row in told.nonzero()[0].tolist():
-        code, words = jetstream_codec.status(messages.headers(row))
+        code, words = jetstream_codec.parse_status(messages.headers(row))
         if code == jetstream_codec.NO_RESPONDERS:
             raise JetStreamError(code, f"nobody answers: {words or 'it has no leader now'}")
         told[row] = bool(code)
@@ -544,11 +587,11 @@ def _without_status(messages: Messages) -> tuple[Messages, bool]:
     return (messages.pick(~told) if told.any() else messages), ended
 
 
-def _joined(output: list[bytes | memoryview]) -> Iterator[bytes | memoryview]:
-    """The same in few parts: a long one goes as it is, others are joined."""
+def _join_short_parts(output: list[bytes | memoryview]) -> Iterator[bytes | memoryview]:
+    """Yield the output in few parts: short ones are joined, long ones stay as they are."""
     short: list[bytes | memoryview] = []
     for part in output:
-        if len(part) < _ALONE_BYTES:
+        if len(part) < _UNJOINED_BYTES_MIN:
             short.append(part)
             continue
         if short:
@@ -559,39 +602,39 @@ def _joined(output: list[bytes | memoryview]) -> Iterator[bytes | memoryview]:
         yield b"".join(short)
 
 
-async def _read_info(stream: trio.abc.ReceiveStream, core: ClientCore) -> Info:
-    """What the server says first."""
+async def _read_info(stream: trio.abc.ReceiveStream, core: NatsClientCore) -> ServerInfo:
+    """Return the INFO that the server sends first."""
     while True:
         data = await stream.receive_some(_READ_BYTES)
         if not data:
-            raise _GoneError("it has closed the connection")
+            raise _ConnectionEndedError("it has closed the connection")
         for event in core.receive(data, trio.current_time()):
             match event:
-                case Info():
+                case ServerInfo():
                     return event
-                case Complaint(says=says):
-                    raise _GoneError(f"it refuses: {says}")
+                case ServerError(text=text):
+                    raise _ConnectionEndedError(f"it refuses: {text}")
 
 
 @contextmanager
-def _in_time(what: str) -> Iterator[None]:
+def _fail_after_timeout(problem: str) -> Iterator[None]:
     try:
         with trio.fail_after(CONNECT_SECONDS):
             yield
     except trio.TooSlowError:
-        raise _GoneError(f"{what} within {CONNECT_SECONDS:g} s") from None
+        raise _ConnectionEndedError(f"{problem} within {CONNECT_SECONDS:g} s") from None
 
 
-def _first(group: BaseExceptionGroup[Exception]) -> Exception:
-    """Of what happened at once, one that says most."""
+def _most_specific_error(group: BaseExceptionGroup[Exception]) -> Exception:
+    """Return the most specific of several errors."""
     found: list[Exception] = []
     for each in group.exceptions:
-        found.append(_first(each) if isinstance(each, BaseExceptionGroup) else each)
+        found.append(_most_specific_error(each) if isinstance(each, BaseExceptionGroup) else each)
     return min(found, key=lambda error: isinstance(error, trio.BrokenResourceError))
 
 
-def _address_of(text: str) -> NatsAddress | None:
+def _parse_address(text: str) -> NatsAddress | None:
     try:
-        return NatsAddress.of(text)
+        return NatsAddress.parse(text)
     except ValueError:
         return None

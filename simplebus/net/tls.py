@@ -1,10 +1,7 @@
-"""A socket that speaks TLS with the verbs of a plain one, as a server or as a client.
+"""TLS socket with the interface of a non-blocking plain socket, as server or client.
 
-Rule 1: never wait. What cannot go on raises BlockingIOError, as a plain socket does; what was taken
-from the caller and is not on the wire yet is `unsent`, what came and was not asked for `unread`.
-Rule 2: nothing here decides whom to trust: that is the context's business.
-Rule 3: what a peer may have of TLS itself, behind the handshake, is bounded: who asks for new keys
-again and again, or sends records with nothing in them, costs time and is nobody's user.
+Nothing waits: an operation that cannot proceed raises BlockingIOError. Trust is decided by the SSL
+context. Work that a peer causes without data is bounded: key updates and empty records are limited.
 """
 
 from __future__ import annotations
@@ -32,23 +29,23 @@ SLICE_BYTES = 32 * 1024
 # And so much behind such as was data, and PIECE_BYTES encrypted: smaller ones take a tenth longer.
 # That is for those through which much goes, and for few of them: all others keep little.
 TRUSTED_SLICE_BYTES = 256 * 1024
-WIDE_BEHIND_BYTES = 4 * 1024 * 1024
+WIDE_AFTER_BYTES = 4 * 1024 * 1024
 WIDE_MAX = 64
 # Of so much that came, one part in so many is data: a whole record fits into it, and of a record
 # with a single byte that is one part in 85 or more.
-_JUDGED_BYTES = 32 * 1024
-_DATA_PART = 128
+_DENSITY_CHECK_BYTES = 32 * 1024
+_MIN_DATA_DIVISOR = 128
 # What TLS itself has to answer may wait for the wire up to here: 600 answers.
-_ANSWERS_BYTES_MAX = 16 * 1024
+_PENDING_TLS_REPLIES_BYTES_MAX = 16 * 1024
 
 
-def socket_of(wire: socket.socket | TlsSocket) -> socket.socket:
-    """The plain socket below, to be closed without a word."""
+def plain_socket(wire: socket.socket | TlsSocket) -> socket.socket:
+    """Return the plain socket below, to close it without a TLS alert."""
     return wire.socket if isinstance(wire, TlsSocket) else wire
 
 
 def is_flushed(wire: socket.socket | TlsSocket) -> bool:
-    """Send what was taken, as far as that goes; whether nothing of it waits. Raises OSError."""
+    """Send pending bytes. Returns True if none are left. Raises OSError."""
     if not isinstance(wire, TlsSocket):
         return True
     wire.flush()
@@ -56,118 +53,121 @@ def is_flushed(wire: socket.socket | TlsSocket) -> bool:
 
 
 def has_unread(wire: socket.socket | TlsSocket) -> bool:
-    """Whether there may be more to read though nothing comes from the network."""
+    """Return True if data may be readable without new bytes from the network."""
     return isinstance(wire, TlsSocket) and wire.unread
 
 
 _NOTHING = memoryview(b"")
-_wide: weakref.WeakSet[TlsSocket] = weakref.WeakSet()
-"""Through which much went. No more than WIDE_MAX."""
+_wide_sockets: weakref.WeakSet[TlsSocket] = weakref.WeakSet()
+"""Sockets with much traffic, which use large buffers; at most WIDE_MAX."""
 
 
 class TlsSocket:
-    """A connected, non-blocking socket that speaks TLS.
-
-    Resources: owns the socket. Errors: every verb raises OSError, ssl.SSLError among them.
-    """
+    """Connected non-blocking socket with TLS. Owns the plain socket; all methods raise OSError."""
 
     def __init__(
-        self, sock: socket.socket, made: ssl.SSLContext, *, server_name: str | None = None
+        self, sock: socket.socket, context: ssl.SSLContext, *, server_name: str | None = None
     ) -> None:
-        """As a client of the server with this name; as a server, without one."""
+        """Create a client of the server with this name, or a server without a name."""
         self.socket = sock
-        self._came = ssl.MemoryBIO()
-        self._goes = ssl.MemoryBIO()
-        self._tls = made.wrap_bio(
-            self._came,
-            self._goes,
+        self._incoming = ssl.MemoryBIO()
+        self._outgoing = ssl.MemoryBIO()
+        self._tls = context.wrap_bio(
+            self._incoming,
+            self._outgoing,
             server_side=server_name is None,
             server_hostname=server_name,
         )
         self._unsent = _NOTHING
-        self.opening = b""
-        """What the peer said first of all: a few bytes."""
-        self._rest = _NOTHING
-        """What came from the wire and was not looked at."""
-        self._looked = self._found = 0
-        """Bytes that were looked at, and how much data was in them, since that was judged last."""
+        self.first_bytes = b""
+        """First bytes from the peer."""
+        self._undecrypted = _NOTHING
+        """Received bytes that are not decrypted yet."""
+        self._decrypted_bytes = self._data_bytes = 0
+        """Bytes decrypted since the last density check, and the data in them."""
         self._is_dense = False
-        """Whether most of what was looked at last was data."""
+        """True if most of the bytes at the last density check were data."""
         self._is_wide = False
-        """Whether pieces are large."""
-        self._carried = 0
-        """Bytes of data that went or came while they were not."""
-        self._full = False
-        """Whether there may be more of what came from the wire."""
-        self._is_more = False
-        """Whether the wire had all that was asked for when it was read last."""
+        """True if large buffers are used."""
+        self._transferred_bytes = 0
+        """Data bytes transferred with small buffers."""
+        self._may_have_unread = False
+        """True if received bytes may contain more data."""
+        self._was_read_full = False
+        """True if the last read from the network filled its buffer."""
 
     def fileno(self) -> int:
         return self.socket.fileno()
 
     @property
     def unsent(self) -> bool:
-        """Whether bytes that `send` took still wait for the wire: call `flush` when it has room."""
-        return bool(self._unsent or self._goes.pending)
+        """True if bytes accepted by `send` are pending: call `flush` when the socket is writable."""
+        return bool(self._unsent or self._outgoing.pending)
 
     @property
     def unread(self) -> bool:
-        """Whether there may be more to read though nothing comes from the wire."""
-        return self._full
+        """True if data may be readable without new bytes from the network."""
+        return self._may_have_unread
 
     def handshake(self) -> None:
-        """Go on with it. Returns when it is done; raises BlockingIOError when the peer is to say
-        more, `ssl.SSLError` when it cannot be done."""
+        """Continue the handshake and return when it is complete.
+
+        Raises:
+            BlockingIOError: More bytes from the peer are needed.
+            ssl.SSLError: The handshake failed.
+        """
         while True:
             try:
                 self._tls.do_handshake()
             except ssl.SSLWantReadError:
                 self.flush()
                 if self._receive():
-                    self._look()
+                    self._decrypt_next()
             except ssl.SSLError:
-                if self.opening.startswith(_HANDSHAKE):  # Others would not understand.
-                    self._last_words()
+                if self.first_bytes.startswith(_HANDSHAKE):  # Others would not understand.
+                    self._send_close_notify()
                 raise
             else:
                 self.flush()
-                self._full = True  # What the peer said right behind it may have come with it.
-                self._looked = 0
+                self._may_have_unread = (
+                    True  # What the peer said right behind it may have come with it.
+                )
+                self._decrypted_bytes = 0
                 return
 
     def certificate(self) -> dict[str, Any] | None:
-        """The peer's, in the form of `ssl.SSLSocket.getpeercert`; None if it has shown none."""
+        """Return the peer's certificate as `ssl.SSLSocket.getpeercert` does; None for none."""
         return self._tls.getpeercert() or None
 
-    def spoken(self) -> tuple[str, str] | None:
-        """Which version, as "1.3", and which cipher; None before the handshake."""
+    def negotiated_version(self) -> tuple[str, str] | None:
+        """Return TLS version, such as "1.3", and cipher; None before the handshake."""
         version, cipher = self._tls.version(), self._tls.cipher()
         if version is None or cipher is None:
             return None
         return version.removeprefix("TLSv"), cipher[0]
 
     def recv_into(self, space: memoryview) -> int:
-        """Read up to as many bytes as there is space for; 0 at the end."""
+        """Read data into `space`. Returns the number of bytes; 0 at the end."""
         count, looked, records = 0, 0, 0
-        self._full = False
+        self._may_have_unread = False
         while count < len(space) and records < _TURN_RECORDS:
             try:
                 read = self._tls.read(len(space) - count, space[count:])
             except ssl.SSLWantReadError:
-                self._judge()
-                if not self._rest:
-                    if count and not (self._is_more and looked < _TURN_BYTES):
+                self._check_density()
+                if not self._undecrypted:
+                    if count and not (self._was_read_full and looked < _TURN_BYTES):
                         return count
                     if looked and not count:  # Others have their turn before more is looked at.
                         raise BlockingIOError from None
-                    if not self._more_came(count, len(space)):
+                    if not self._receive_more(count, len(space)):
                         return count
-                elif count < looked // _DATA_PART:
-                    self._full = True
+                elif count < looked // _MIN_DATA_DIVISOR:
+                    self._may_have_unread = True
                     if count:
                         return count
                     raise BlockingIOError from None
-                looked += self._look()
+                looked += self._decrypt_next()
                 continue
             except (ssl.SSLZeroReturnError, ssl.SSLEOFError):
                 return count
@@ -175,45 +175,51 @@ class TlsSocket:
                 return count
             records += 1
             count += int(read)
-            self._found += int(read)
-        self._full = True
+            self._data_bytes += int(read)
+        self._may_have_unread = True
         return count
 
-    def _more_came(self, count: int, wanted: int) -> bool:
-        """Take more from the wire, behind what was read in this turn. False at the end, and where
-        something was read and nothing more is there: an error is for the next turn then."""
+    def _receive_more(self, count: int, wanted: int) -> bool:
+        """Receive more bytes. Returns False at the end, or if nothing came after data was read in
+        this call.
+        """
         if not count:
             return self._receive(wanted)
         with contextlib.suppress(OSError):
             return self._receive(wanted - count)
         return False
 
-    def _look(self) -> int:
-        """Have the next part of what came looked at. Returns its bytes."""
+    def _decrypt_next(self) -> int:
+        """Pass the next part of the received bytes to TLS. Returns its size."""
         size = TRUSTED_SLICE_BYTES if self._is_dense and self._is_wide else SLICE_BYTES
-        piece = self._rest[:size]
-        self._rest = self._rest[size:] if size < len(self._rest) else _NOTHING
-        taken = self._came.write(piece)
-        self._looked += taken
+        piece = self._undecrypted[:size]
+        self._undecrypted = self._undecrypted[size:] if size < len(self._undecrypted) else _NOTHING
+        taken = self._incoming.write(piece)
+        self._decrypted_bytes += taken
         return taken
 
-    def _judge(self) -> None:
-        """All that was looked at is understood. Raises OSError where it was for nothing."""
-        if self._goes.pending:
+    def _check_density(self) -> None:
+        """Check how much data the decrypted bytes contained. Raises OSError if it was next to
+        nothing.
+        """
+        if self._outgoing.pending:
             self.flush()
-            if self._goes.pending > _ANSWERS_BYTES_MAX:
+            if self._outgoing.pending > _PENDING_TLS_REPLIES_BYTES_MAX:
                 raise ConnectionAbortedError(0, "it asked for new TLS keys and took no answer")
-        if self._looked >= _JUDGED_BYTES:
-            if self._found * _DATA_PART < self._looked:
+        if self._decrypted_bytes >= _DENSITY_CHECK_BYTES:
+            if self._data_bytes * _MIN_DATA_DIVISOR < self._decrypted_bytes:
                 raise ConnectionAbortedError(0, "its TLS records had next to nothing in them")
-            self._is_dense = self._found * 2 > self._looked
-            self._carry(self._found)
-            self._looked = self._found = 0
+            self._is_dense = self._data_bytes * 2 > self._decrypted_bytes
+            self._count_transferred(self._data_bytes)
+            self._decrypted_bytes = self._data_bytes = 0
 
     def send(self, piece: memoryview | bytes) -> int:
-        """Take a beginning of the piece: what the wire takes, and less than SLICE_BYTES more, or,
-        where much goes, than PIECE_BYTES. Raises BlockingIOError while what was taken before is not
-        sent."""
+        """Accept the beginning of `piece` and return its size.
+
+        Accepts what the network accepts plus one encrypted slice. Raises BlockingIOError while
+        earlier
+        bytes are pending.
+        """
         self.flush()
         if self._unsent:
             raise BlockingIOError
@@ -222,24 +228,26 @@ class TlsSocket:
         while taken < len(piece) and not self._unsent:
             taken += self._tls.write(piece[taken : taken + size])
             self.flush()
-        self._carry(taken)
+        self._count_transferred(taken)
         return taken
 
-    def _carry(self, count: int) -> None:
-        """So much data went or came."""
+    def _count_transferred(self, count: int) -> None:
+        """Count data bytes; after WIDE_AFTER_BYTES the socket uses large buffers."""
         if not self._is_wide:
-            self._carried += count
-            if self._carried >= WIDE_BEHIND_BYTES:
-                if len(_wide) >= WIDE_MAX:  # Who was cut off has not closed itself.
-                    _wide.difference_update([each for each in _wide if each.socket.fileno() < 0])
-                if len(_wide) < WIDE_MAX:
+            self._transferred_bytes += count
+            if self._transferred_bytes >= WIDE_AFTER_BYTES:
+                if len(_wide_sockets) >= WIDE_MAX:  # Who was cut off has not closed itself.
+                    _wide_sockets.difference_update(
+                        [each for each in _wide_sockets if each.socket.fileno() < 0]
+                    )
+                if len(_wide_sockets) < WIDE_MAX:
                     self._is_wide = True
-                    _wide.add(self)
+                    _wide_sockets.add(self)
 
     def flush(self) -> None:
-        """Send what was taken, as far as the wire takes it."""
-        if self._goes.pending and not self._unsent:
-            self._unsent = memoryview(self._goes.read())
+        """Send pending bytes as far as the network accepts them."""
+        if self._outgoing.pending and not self._unsent:
+            self._unsent = memoryview(self._outgoing.read())
         while self._unsent:
             try:
                 count = self.socket.send(self._unsent)
@@ -247,35 +255,34 @@ class TlsSocket:
                 return
             # A view of nothing would keep all that was below it.
             self._unsent = self._unsent[count:] if count < len(self._unsent) else _NOTHING
-            if not self._unsent and self._goes.pending:
-                self._unsent = memoryview(self._goes.read())
+            if not self._unsent and self._outgoing.pending:
+                self._unsent = memoryview(self._outgoing.read())
 
     def shutdown(self, how: int) -> None:
-        """Say that nothing more comes, and shut the socket down."""
-        self._last_words()
+        """Send a TLS close notification and shut the socket down."""
+        self._send_close_notify()
         self.socket.shutdown(how)
 
     def close(self) -> None:
-        """Say that nothing more comes, if there is still somebody to hear it, and close."""
-        _wide.discard(self)
-        self._last_words()
+        """Send a TLS close notification if possible and close the socket."""
+        _wide_sockets.discard(self)
+        self._send_close_notify()
         self.socket.close()
 
     def _receive(self, wanted: int = _RECORD_BYTES) -> bool:
-        """Take from the wire what is there, about so much of it. Returns whether there was anything
-        but its end."""
+        """Receive about `wanted` bytes. Returns False at the end."""
         most = min(PIECE_BYTES, max(wanted, _RECORD_BYTES))
-        self._is_more = False
+        self._was_read_full = False
         data = self.socket.recv(most)
-        self._is_more = len(data) == most
-        self._rest = memoryview(data)
-        self.opening = self.opening or data[:_OPENING_BYTES]
+        self._was_read_full = len(data) == most
+        self._undecrypted = memoryview(data)
+        self.first_bytes = self.first_bytes or data[:_OPENING_BYTES]
         if not data:
-            self._came.write_eof()
+            self._incoming.write_eof()
         return bool(data)
 
-    def _last_words(self) -> None:
-        """An alert, or that it is over: sent as far as the wire takes it."""
+    def _send_close_notify(self) -> None:
+        """Send an alert or close notification, as far as the network accepts it."""
         with contextlib.suppress(ssl.SSLError, ValueError):
             self._tls.unwrap()
         with contextlib.suppress(OSError):

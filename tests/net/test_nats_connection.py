@@ -14,11 +14,16 @@ import trio
 
 from simplebus.core.errors import BusConnectionError, RemoteProtocolError
 from simplebus.nats.client import encode, jetstream_codec
-from simplebus.nats.client.client import Ready, Replies
+from simplebus.nats.client.client import RequestReplies, ServerReady
 from simplebus.nats.client.credentials import Credentials
-from simplebus.nats.client.events import Messages
+from simplebus.nats.client.events import ReceivedMessages
 from simplebus.nats.client.jetstream_codec import JetStreamError
-from simplebus.net.nats_connection import Event, Link, Lost, NatsAddress
+from simplebus.net.nats_connection import (
+    NatsAddress,
+    NatsConnection,
+    NatsConnectionEvent,
+    NatsConnectionLost,
+)
 from tests.jetstream.nats_servers import HOST, NatsServer, nats_server
 from tests.support.certificates import Authority
 
@@ -30,10 +35,10 @@ class Heard:
     """What a link has heard."""
 
     def __init__(self) -> None:
-        self.events: list[Event] = []
+        self.events: list[NatsConnectionEvent] = []
         self._more = trio.Event()
 
-    def take(self, event: Event) -> None:
+    def take(self, event: NatsConnectionEvent) -> None:
         self.events.append(event)
         self._more.set()
         self._more = trio.Event()
@@ -48,9 +53,9 @@ class Heard:
 
 
 @asynccontextmanager
-async def linked(*urls: str, **options: Any) -> AsyncIterator[tuple[Link, Heard]]:
+async def linked(*urls: str, **options: Any) -> AsyncIterator[tuple[NatsConnection, Heard]]:
     heard = Heard()
-    link = Link([NatsAddress.of(url) for url in urls], heard.take, **options)
+    link = NatsConnection([NatsAddress.parse(url) for url in urls], heard.take, **options)
     async with trio.open_nursery() as nursery:
         await nursery.start(link.run)
         with trio.fail_after(PATIENCE_SECONDS):
@@ -60,8 +65,8 @@ async def linked(*urls: str, **options: Any) -> AsyncIterator[tuple[Link, Heard]
 
 
 def test_a_server_that_says_no_word_is_given_up_within_seconds() -> None:
-    core = Link([NatsAddress("one")], print).core
-    core.open(0.0)
+    core = NatsConnection([NatsAddress("one")], print).core
+    core.start_connection(0.0)
     for second in range(15):
         core.tick(second)
     with pytest.raises(RemoteProtocolError, match="answered none of 2 PINGs"):
@@ -72,27 +77,29 @@ async def test_jetstream_is_asked_fed_and_read_in_batches(jetstream_server: Nats
     count = 1000
     async with linked(jetstream_server.url) as (link, heard):
         with pytest.raises(JetStreamError, match="stream not found") as missing:
-            await link.ask("STREAM.INFO.WORDS")
+            await link.api_request("STREAM.INFO.WORDS")
         assert missing.value.code in jetstream_codec.NOT_FOUND
         made = {"name": "WORDS", "subjects": ["words"], "storage": "memory"}
-        assert (await link.ask("STREAM.CREATE.WORDS", made))["config"]["name"] == "WORDS"
+        assert (await link.api_request("STREAM.CREATE.WORDS", made))["config"]["name"] == "WORDS"
         consumer = {"durable_name": "all", "ack_policy": "explicit"}
         asked = {"stream_name": "WORDS", "config": consumer}
-        await link.ask("CONSUMER.CREATE.WORDS.all", asked)
+        await link.api_request("CONSUMER.CREATE.WORDS.all", asked)
 
         core = link.core
-        first = core.take_numbers(count)
-        numbers = encode.digits(np.arange(count), 6)
+        first = core.reserve_numbers(count)
+        numbers = encode.format_digits(np.arange(count), 6)
         headers = (b"NATS/1.0\r\nNats-Msg-Id: me:", numbers, b"\r\n\r\n")
-        batch = encode.alike(
-            b"words", numbers, reply=core.replies_to(first, count), headers=headers
+        batch = encode.encode_equal_messages(
+            b"words", numbers, reply=core.reply_subjects(first, count), headers=headers
         )
         for _ in range(2):  # The second time it has them.
             core.write(batch)
         link.flush()
-        await heard.until(lambda: sum(e.messages.count for e in heard.all(Replies)) == 2 * count)
-        answers = heard.all(Replies)
-        acks = [jetstream_codec.pub_acks(each.messages) for each in answers]
+        await heard.until(
+            lambda: sum(e.messages.count for e in heard.all(RequestReplies)) == 2 * count
+        )
+        answers = heard.all(RequestReplies)
+        acks = [jetstream_codec.parse_pub_acks(each.messages) for each in answers]
         assert not any(each.errors for each in acks)
         sequences = np.concatenate([each.sequences for each in acks])
         assert sequences.tolist() == 2 * list(range(1, count + 1))
@@ -104,25 +111,25 @@ async def test_jetstream_is_asked_fed_and_read_in_batches(jetstream_server: Nats
         sid = core.subscribe("inbox.mine")
         core.publish(
             "$JS.API.CONSUMER.MSG.NEXT.WORDS.all",
-            jetstream_codec.next_request(batch=count, expires_seconds=10),
+            jetstream_codec.pull_request(batch=count, expires_seconds=10),
             reply="inbox.mine",
         )
         link.flush()
-        await heard.until(lambda: sum(e.count for e in heard.all(Messages)) == count)
-        taken = [e for e in heard.all(Messages) if e.count]
+        await heard.until(lambda: sum(e.count for e in heard.all(ReceivedMessages)) == count)
+        taken = [e for e in heard.all(ReceivedMessages) if e.count]
         assert {int(s) for each in taken for s in each.sids} == {sid}
         assert [p for e in taken for p in e.all_payloads()] == [b"%06d" % n for n in range(count)]
         for each in taken:
-            told = jetstream_codec.deliveries(each)
+            told = jetstream_codec.parse_deliveries(each)
             assert told.good.all()
             assert (told.attempts == 1).all()
             assert (told.counts == told.sequences).all()
-            core.write(jetstream_codec.say(each))
+            core.write(jetstream_codec.encode_acks(each))
         link.flush()
         state: dict[str, Any] = {}
         with trio.fail_after(PATIENCE_SECONDS):
             while state.get("ack_floor", {}).get("stream_seq") != count:
-                state = await link.ask("CONSUMER.INFO.WORDS.all")
+                state = await link.api_request("CONSUMER.INFO.WORDS.all")
         assert state["num_ack_pending"] == 0
 
 
@@ -132,16 +139,16 @@ async def test_another_server_is_found_when_one_is_killed(tmp_path: Path) -> Non
             sid = link.core.subscribe("a.*")
             link.flush()
             first.kill()
-            await heard.until(lambda: bool(heard.all(Lost)))
+            await heard.until(lambda: bool(heard.all(NatsConnectionLost)))
             assert not link.is_ready
             with pytest.raises(BusConnectionError, match="no connection"):
                 await link.request("a.b")
             first.start()
-            await heard.until(lambda: len(heard.all(Ready)) == 2)
+            await heard.until(lambda: len(heard.all(ServerReady)) == 2)
             link.core.publish("a.b", b"again")
             link.flush()
-            await heard.until(lambda: bool(heard.all(Messages)))
-            (message,) = heard.all(Messages)
+            await heard.until(lambda: bool(heard.all(ReceivedMessages)))
+            (message,) = heard.all(ReceivedMessages)
             assert (int(message.sids[0]), message.payload(0)) == (sid, b"again")
 
 
@@ -158,7 +165,7 @@ async def test_a_request_ends_when_the_connection_does(tmp_path: Path) -> None:
     with nats_server(tmp_path) as server:
         async with linked(server.url) as (link, _):
             headers, _ = await link.request("nobody.there")
-            assert jetstream_codec.status(headers)[0] == jetstream_codec.NO_RESPONDERS
+            assert jetstream_codec.parse_status(headers)[0] == jetstream_codec.NO_RESPONDERS
             link.core.subscribe("silent")
             link.flush()
             with pytest.raises(BusConnectionError, match="not answered within"):
@@ -201,7 +208,9 @@ async def test_who_is_refused_tries_on_and_says_why_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with nats_server(tmp_path, "authorization { token: secret }") as server:
-        link = Link([NatsAddress.of(f"nats://wrong@{HOST}:{server.port}")], lambda event: None)
+        link = NatsConnection(
+            [NatsAddress.parse(f"nats://wrong@{HOST}:{server.port}")], lambda event: None
+        )
         known, tries = link._known, 0
         with trio.fail_after(PATIENCE_SECONDS), trio.CancelScope() as scope:
 
@@ -212,7 +221,7 @@ async def test_who_is_refused_tries_on_and_says_why_once(
                     scope.cancel()
                 return known()
 
-            monkeypatch.setattr(link, "_known", tried)
+            monkeypatch.setattr(link, "_servers_to_try", tried)
             await link.run()
     complaints = [r for r in caplog.messages if "Authorization Violation" in r]
     assert len(complaints) == 1
@@ -222,10 +231,10 @@ async def test_who_is_refused_tries_on_and_says_why_once(
 @pytest.mark.parametrize("text", ["http://a", "nats://", "nats://a:b", "nats://a/b"])
 def test_what_is_no_address_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"expected nats|[Pp]ort"):
-        NatsAddress.of(text)
+        NatsAddress.parse(text)
 
 
 def test_addresses_say_who_one_is() -> None:
-    assert str(NatsAddress.of("a")) == "a:4222"
-    assert NatsAddress.of("nats://t@a").credentials == Credentials(token="t")
-    assert NatsAddress.of("tls://a:1").tls
+    assert str(NatsAddress.parse("a")) == "a:4222"
+    assert NatsAddress.parse("nats://t@a").credentials == Credentials(token="t")
+    assert NatsAddress.parse("tls://a:1").tls

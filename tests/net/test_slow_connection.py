@@ -82,7 +82,7 @@ async def test_what_is_asked_behind_much_else_is_waited_for_while_it_is_on_its_w
         begun = trio.current_time()
         for _ in range(100):
             link.core.publish("said", b"x" * 10_000)
-        assert (await link.ask("INFO", seconds=3.0))["streams"] >= 0
+        assert (await link.api_request("INFO", seconds=3.0))["streams"] >= 0
         assert trio.current_time() - begun > 3.0  # However fast the machine is.
 
 
@@ -93,7 +93,7 @@ async def test_a_server_of_which_nothing_is_heard_is_not_waited_for(
         line.is_cut = True
         begun = trio.current_time()
         with pytest.raises(BusConnectionError, match=r"not answered within 0\.5 s"):
-            await link.ask("INFO", seconds=0.5)
+            await link.api_request("INFO", seconds=0.5)
         assert trio.current_time() - begun < REQUEST_SECONDS_MAX / 2
 
 

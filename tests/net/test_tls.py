@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 import simplebus.net.tls
-from simplebus.net.tls import PIECE_BYTES, SLICE_BYTES, WIDE_BEHIND_BYTES, TlsSocket
+from simplebus.net.tls import PIECE_BYTES, SLICE_BYTES, WIDE_AFTER_BYTES, TlsSocket
 from simplebus.server.tls.certificates import TlsOptions, create_ssl_context
 from tests.support.certificates import Authority, Pair, trusting
 from tests.support.requirements import missing
@@ -71,7 +71,7 @@ class Client:
     pieces=st.lists(st.integers(1, 30_000), max_size=8).map(lambda sizes: [*sizes, 30_000]),
     slice_bytes=st.sampled_from([11, 1000, SLICE_BYTES]),
     piece_bytes=st.sampled_from([30_000, PIECE_BYTES]),
-    wide_bytes=st.sampled_from([1, 20_000, WIDE_BEHIND_BYTES]),
+    wide_bytes=st.sampled_from([1, 20_000, WIDE_AFTER_BYTES]),
 )
 def test_what_is_read_is_what_was_written_however_it_comes(
     authority: Authority,
@@ -95,7 +95,7 @@ def test_what_is_read_is_what_was_written_however_it_comes(
         patch.setattr(simplebus.net.tls, "SLICE_BYTES", slice_bytes)
         patch.setattr(simplebus.net.tls, "TRUSTED_SLICE_BYTES", 3 * slice_bytes)
         patch.setattr(simplebus.net.tls, "PIECE_BYTES", piece_bytes)
-        patch.setattr(simplebus.net.tls, "WIDE_BEHIND_BYTES", wide_bytes)
+        patch.setattr(simplebus.net.tls, "WIDE_AFTER_BYTES", wide_bytes)
         theirs.setblocking(False)
         sent, got = b"", b""
         for number, size in enumerate(sizes):
@@ -157,8 +157,8 @@ def test_pieces_are_large_for_few_and_where_much_went(
     authority: Authority, own: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """TLS keeps room for the largest piece it has had, of each connection."""
-    monkeypatch.setattr(simplebus.net.tls, "WIDE_BEHIND_BYTES", 100_000)
-    monkeypatch.setattr(simplebus.net.tls, "WIDE_MAX", len(simplebus.net.tls._wide) + 2)
+    monkeypatch.setattr(simplebus.net.tls, "WIDE_AFTER_BYTES", 100_000)
+    monkeypatch.setattr(simplebus.net.tls, "WIDE_MAX", len(simplebus.net.tls._wide_sockets) + 2)
     with contextlib.ExitStack() as stack:
         over: list[int] = []
         servers: list[TlsSocket] = []
@@ -172,7 +172,7 @@ def test_pieces_are_large_for_few_and_where_much_went(
                 while theirs.recv(1 << 20) and server.unsent:
                     server.flush()
             assert server.send(bytes(5_000_000)) < 5_000_000
-            over.append(len(server._unsent) + server._goes.pending)
+            over.append(len(server._unsent) + server._outgoing.pending)
             servers.append(server)
             if len(over) == 3:
                 servers[0].socket.close()

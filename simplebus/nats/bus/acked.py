@@ -190,7 +190,7 @@ def _short_token(text: str, other: str) -> str:
 class AckedSubscription(NatsSubscription):
     """Subscription of a NATS client to a class."""
 
-    __slots__ = ("class_id", "ack_name", "number")
+    __slots__ = ("ack_name", "class_id", "number")
 
     def __init__(
         self,

@@ -1,12 +1,12 @@
-"""The client's half of the NATS text protocol: pure, bytes in and bytes out.
+"""Client side of the NATS protocol, without I/O, clock or randomness.
 
-    events  lines  scan  parser      what a server says: INFO, MSG and HMSG in batches, PING, -ERR
-    writing                          what a client says: SUB, PUB and HPUB in batches
-    credentials  connect             who it is: CONNECT
-    core                             the conversation: PINGs, subscriptions, requests by number
-    jetstream                        JetStream's words: API, PubAck, ack subjects, +ACK
+Reading order:
+    events, line_parser, bulk_parser, parser   bytes of a server to events
+    encode                                     SUB, PUB and HPUB, single and in batches
+    credentials                                CONNECT credentials
+    client                                     `NatsClientCore`: PINGs, subscriptions, requests
+    jetstream_types, jetstream_codec           JetStream API, PubAcks, ack subjects and acks
 
-Rule 1: no clock, no socket, no chance: a time, an inbox and a nonce's signature come as arguments.
-Rule 2: whoever reconnects brings a fresh socket to the same core: subscriptions are said again,
-requests and publications are not; who made them is told that the connection was lost.
+After a reconnect the same core sends its subscriptions again, but no requests or publications.
+May import `core` and `nats.numbers`.
 """

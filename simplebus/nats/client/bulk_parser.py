@@ -1,15 +1,15 @@
-r"""Finding a server's messages in a read, by arrays.
+"""Array parser for the messages of a server in one read.
 
-Rule 1: a line is a candidate wherever it stands, be it in a payload; a message is one only where
-another one before it ends: what is said there, not how it looks, decides.
-Rule 2: what is not plainly `MSG subject sid [reply] size CR LF` or HMSG, with one blank between
-words, is left to who reads one line at a time.
+Every line that looks like MSG or HMSG is a candidate, also inside payloads; a candidate is a
+message
+only if another message ends where it begins. Lines with single blanks and CR LF are handled here;
+the line parser handles everything else.
 
     bytes      MSG a 1 3 ␍␊ x␊x ␍␊ HMSG b 1 r 12 14 ␍␊ … ␍␊
     feeds                 ↑   ↑    ↑                 ↑       every LF
-    starts     ↑                   ↑                         behind CR LF, and the verb is there
-    blanks        ↑ ↑ ↑                ↑ ↑ ↑ ↑  ↑            every blank; those of a line part words
-    ends                           ↑                     ↑   by the size in the line
+    starts     ↑                   ↑                         after CR LF, where a verb follows
+    blanks        ↑ ↑ ↑                ↑ ↑ ↑ ↑  ↑            every blank; they separate words
+    ends                           ↑                     ↑   from the size in the line
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from __future__ import annotations
 import numpy as np
 
 from simplebus.core.protocol.frames import Bytes, Flags, Integers, Words, unaligned
-from simplebus.nats.client.events import Messages
+from simplebus.nats.client.events import ReceivedMessages
 from simplebus.nats.numbers import parse_similar_numbers
 
-STRETCH_MESSAGES_MIN = 16
-"""Fewer in a row are read one by one."""
+BATCH_MESSAGES_MIN = 16
+"""Fewer consecutive messages are parsed singly."""
 
 _CR, _LF, _BLANK = (np.uint8(byte) for byte in b"\r\n ")
 _WORD: np.dtype[np.uint64] = np.dtype("<u8")
@@ -32,14 +32,13 @@ _SIZE_DIGITS_MAX = 9
 _SID_DIGITS_MAX = 18
 
 
-class Scan:
-    """The candidates in raw[first:last]; PADDING bytes lie in front of `first`, and as many behind
-    `last`."""
+class ClientBulkParser:
+    """Candidates in raw[first:last]. PADDING bytes must precede `first` and follow `last`."""
 
     def __init__(self, raw: bytes, first: int, last: int, max_message: int) -> None:
         self._raw = raw
         self._last = last
-        self._most = max_message
+        self._max_message_bytes = max_message
         data: Bytes = np.frombuffer(raw, np.uint8)
         self._data = data
         feeds = np.flatnonzero(data[first:last] == _LF)
@@ -58,11 +57,11 @@ class Scan:
             self.starts = np.concatenate([[first], self.starts])
             self._feeds = np.concatenate([feeds[:1], self._feeds])
             self._is_long = np.concatenate([[raw.startswith(b"H", first)], self._is_long])
-        self._read(first, last)
-        self._link()
+        self._parse_lines(first, last)
+        self._link_candidates()
 
-    def _read(self, first: int, last: int) -> None:
-        """What the lines say, and which are plain."""
+    def _parse_lines(self, first: int, last: int) -> None:
+        """Parse the lines of the candidates and flag those in plain form."""
         data = self._data
         blanks = np.flatnonzero(data[first:last] == _BLANK)
         blanks += first
@@ -88,7 +87,7 @@ class Scan:
         sids, good = parse_similar_numbers(data, subject_ends + 1, sid_ends)
         plain &= good
         sizes, good = parse_similar_numbers(data, header_ends + 1, line_ends)
-        plain &= good & (sizes <= self._most)
+        plain &= good & (sizes <= self._max_message_bytes)
         headers = np.zeros(sizes.size, np.int64)
         long = np.flatnonzero(is_long)
         if long.size:
@@ -113,8 +112,8 @@ class Scan:
             bodies + headers,
         )
 
-    def _link(self) -> None:
-        """Which candidates end where the next one begins; and where others lead."""
+    def _link_candidates(self) -> None:
+        """Find the candidate that begins where each one ends."""
         starts, ends, plain = self.starts, self.ends, self._plain
         linked = np.zeros(starts.size, np.bool_)
         np.equal(ends[:-1], starts[1:], out=linked[:-1])
@@ -126,9 +125,10 @@ class Scan:
         good &= plain[self._breaks]
         self._jumps: Integers = np.where(good, jumps, -1)
 
-    def stretch(self, at: int) -> tuple[Messages, int] | None:
-        """The messages in a row from raw[at] on, where a line begins, and where they end; None if
-        they are too few."""
+    def parse_batch(self, at: int) -> tuple[ReceivedMessages, int] | None:
+        """Return the consecutive messages from raw[at] on and the offset of their end; None if
+        they are too few.
+        """
         row = int(self.starts.searchsorted(at))
         if row == self.starts.size or self.starts[row] != at:
             return None
@@ -137,21 +137,21 @@ class Scan:
         while row >= 0:
             step = int(self._breaks.searchsorted(row))
             stop, following = int(self._breaks[step]), int(self._jumps[step])
-            if following >= 0 or self._is_whole(stop):
+            if following >= 0 or self._is_complete(stop):
                 stop += 1
             if stop > row:
                 pieces.append((row, stop))
                 count += stop - row
             row = following
-        if count < STRETCH_MESSAGES_MIN:
+        if count < BATCH_MESSAGES_MIN:
             return None
         rows: slice | Integers = slice(*pieces[0])
         if len(pieces) > 1:
             rows = np.concatenate([np.arange(*piece) for piece in pieces])
         ends = self.ends[rows]
         columns = [*(column[rows] for column in self._columns), ends - 2]
-        return Messages(self._raw, *columns), int(ends[-1])
+        return ReceivedMessages(self._raw, *columns), int(ends[-1])
 
-    def _is_whole(self, row: int) -> bool:
-        """Whether a candidate that another one follows nowhere is plain, and ends as it has to."""
+    def _is_complete(self, row: int) -> bool:
+        """Return True if a candidate without a successor is plain and ends with CR LF."""
         return bool(self._plain[row]) and self._raw.startswith(b"\r\n", int(self.ends[row]) - 2)

@@ -1,8 +1,4 @@
-"""Who a client is to a NATS server.
-
-Rule 1: a key signs what the server says and never leaves this process; a secret is never shown in
-a text that this file makes.
-"""
+"""Credentials of a client at a NATS server. Secrets are never shown in messages."""
 
 from __future__ import annotations
 
@@ -18,38 +14,38 @@ _USER_KEY = 20 << 3
 
 @dataclass(frozen=True, slots=True)
 class Credentials:
-    """A name and a password, a token, or the seed of a user's key; nothing for nobody.
+    """User and password, token, or seed of a user's nkey; empty for no credentials.
 
-    Raises ValueError when there are several, or the seed is none.
+    Raises:
+        ValueError: Several are given, or the seed is invalid.
     """
 
     user: str = ""
     password: str = field(default="", repr=False)
     token: str = field(default="", repr=False)
     seed: str = field(default="", repr=False)
-    """As `nk` prints it: `SU` and 56 more letters and digits of base 32."""
+    """Seed as printed by `nk`: `SU` and 56 characters of base 32."""
 
     def __post_init__(self) -> None:
         given = [bool(self.user), bool(self.token), bool(self.seed)]
         if sum(given) > 1 or (self.password and not self.user):
             raise ValueError("expected a user with a password, or a token, or a seed")
         if self.seed:
-            _raw_seed(self.seed)
+            _decode_seed(self.seed)
 
-    def fields(self, nonce: str) -> dict[str, str]:
-        """What CONNECT says of it to a server that has said this nonce."""
+    def connect_fields(self, nonce: str) -> dict[str, str]:
+        """Return the fields of CONNECT for a server with this nonce."""
         if self.user:
             return {"user": self.user, "pass": self.password}
         if self.token:
             return {"auth_token": self.token}
         if self.seed:
-            return _signed(self.seed, nonce.encode())
+            return _sign_nonce(self.seed, nonce.encode())
         return {}
 
 
-def _raw_seed(seed: str) -> bytes:
-    """The 32 bytes of a user's private key: base 32 of its kind, the key and a checksum (nkeys of
-    NATS). Raises ValueError when it is none."""
+def _decode_seed(seed: str) -> bytes:
+    """Return the 32 bytes of the private key in a seed (NATS nkeys). Raises ValueError if invalid."""
     try:
         raw = base64.b32decode(seed + "=" * (-len(seed) % 8))
     except (binascii.Error, ValueError):
@@ -61,12 +57,12 @@ def _raw_seed(seed: str) -> bytes:
     return raw[2:-2]
 
 
-def _signed(seed: str, nonce: bytes) -> dict[str, str]:
+def _sign_nonce(seed: str, nonce: bytes) -> dict[str, str]:
     # Loaded when it is needed: few are known by keys.
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
     from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
-    key = Ed25519PrivateKey.from_private_bytes(_raw_seed(seed))
+    key = Ed25519PrivateKey.from_private_bytes(_decode_seed(seed))
     public = key.public_key().public_bytes(Encoding.Raw, PublicFormat.Raw)
     checked = bytes([_USER_KEY]) + public
     checked += binascii.crc_hqx(checked, 0).to_bytes(2, "little")

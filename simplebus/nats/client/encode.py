@@ -1,8 +1,7 @@
-"""What a client says to a NATS server: SUB, UNSUB, PUB and HPUB, one or many at a time.
+"""Encoding of SUB, UNSUB, PUB and HPUB, single and in batches.
 
-Rule 1: subjects and headers are the caller's to check: nothing is escaped here.
-Rule 2: a batch is written as its messages would be, one by one, but that numbers in it may have
-zeros in front; where all are of one length nothing per message is done in the interpreter.
+Subjects and headers are not checked or escaped. Numbers in batches may have leading zeros. Messages
+of equal length are encoded without per-message Python code.
 """
 
 from __future__ import annotations
@@ -15,15 +14,15 @@ from simplebus.core.protocol.frames import Bytes, Integers, view_byte_columns
 
 PING = b"PING\r\n"
 PONG = b"PONG\r\n"
-HEADERS = b"NATS/1.0\r\n"
-"""What a block of headers begins with; an empty line ends it."""
+HEADER_VERSION_LINE = b"NATS/1.0\r\n"
+"""First line of a header block, which ends with an empty line."""
 
 _FOUR = np.frombuffer(b"".join(b"%04d" % number for number in range(10_000)), np.uint32)
 """The digits of each number."""
 
 
-def sub(subject: bytes, sid: int, queue: bytes = b"") -> bytes:
-    """A subscription; one of a queue group, if that is not empty."""
+def encode_sub(subject: bytes, sid: int, queue: bytes = b"") -> bytes:
+    """Return a SUB, with a queue group if it is not empty."""
     return (
         b"SUB %b %b %d\r\n" % (subject, queue, sid)
         if queue
@@ -35,18 +34,20 @@ def sub(subject: bytes, sid: int, queue: bytes = b"") -> bytes:
     )
 
 
-def unsub(sid: int, most: int = 0) -> bytes:
-    """Its end: at once, or when it has been sent so many messages."""
+def encode_unsub(sid: int, most: int = 0) -> bytes:
+    """Return an UNSUB; with `most`, the subscription ends after that many messages."""
     return b"UNSUB %d %d\r\n" % (sid, most) if most else b"UNSUB %d\r\n" % sid
 
 
-def block(*headers: tuple[bytes, bytes]) -> bytes:
-    """A block of headers."""
-    return HEADERS + b"".join([b"%b: %b\r\n" % pair for pair in headers]) + b"\r\n"
+def encode_headers(*headers: tuple[bytes, bytes]) -> bytes:
+    """Return a header block."""
+    return HEADER_VERSION_LINE + b"".join([b"%b: %b\r\n" % pair for pair in headers]) + b"\r\n"
 
 
-def pub(subject: bytes, payload: bytes, *, reply: bytes = b"", headers: bytes = b"") -> bytes:
-    """One message, whose headers are a whole block; empty for none."""
+def encode_pub(
+    subject: bytes, payload: bytes, *, reply: bytes = b"", headers: bytes = b""
+) -> bytes:
+    """Return a PUB, or an HPUB if there is a header block."""
     to = b"%b %b" % (subject, reply) if reply else subject
     if headers:
         size = len(headers) + len(payload)
@@ -54,8 +55,8 @@ def pub(subject: bytes, payload: bytes, *, reply: bytes = b"", headers: bytes = 
     return b"PUB %b %d\r\n%b\r\n" % (to, len(payload), payload)
 
 
-def pubs(subject: bytes, payloads: Sequence[bytes | memoryview]) -> bytes:
-    """Messages of one subject without anything else."""
+def encode_pubs(subject: bytes, payloads: Sequence[bytes | memoryview]) -> bytes:
+    """Return PUBs of one subject without reply subject and headers."""
     head = b"PUB " + subject
     return b"".join(
         [
@@ -66,9 +67,8 @@ def pubs(subject: bytes, payloads: Sequence[bytes | memoryview]) -> bytes:
     )
 
 
-def digits(numbers: Integers, width: int) -> Bytes:
-    """Numbers below 10**width as text: shape (n, width), zeros in front. Four digits at a time are
-    looked up."""
+def format_digits(numbers: Integers, width: int) -> Bytes:
+    """Return numbers below 10**width as digits with leading zeros, shape (n, width)."""
     padded = -(-width // 4) * 4
     words = np.empty((numbers.size, padded // 4), np.uint32)
     left = numbers
@@ -81,11 +81,11 @@ def digits(numbers: Integers, width: int) -> Bytes:
 
 
 Column = bytes | Bytes
-"""A part of each row: the same for all, or of shape (n, width)."""
+"""Part of each row: the same bytes for all rows, or an array of shape (n, width)."""
 
 
-def table(count: int, columns: Sequence[Column]) -> memoryview:
-    """`count` rows of these parts, back to back: what is written of many messages alike."""
+def build_rows(count: int, columns: Sequence[Column]) -> memoryview:
+    """Return `count` rows made of these columns, back to back."""
     widths = [len(c) if isinstance(c, bytes) else c.shape[1] for c in columns]
     rows = np.empty((count, sum(widths)), np.uint8)
     at = 0
@@ -97,17 +97,20 @@ def table(count: int, columns: Sequence[Column]) -> memoryview:
     return rows.reshape(-1).data
 
 
-def alike(
+def encode_equal_messages(
     subject: bytes,
     payloads: Bytes,
     *,
     reply: Sequence[Column] = (),
     headers: Sequence[Column] = (),
 ) -> memoryview:
-    """Messages of one subject and one length: payloads has the shape (n, size).
+    """Return messages of one subject and one length.
 
-    Reply subjects and blocks of headers are put together of columns, which are the same for all or
-    of shape (n, width); empty for none.
+    Args:
+        subject: Subject of all messages.
+        payloads: Payloads, shape (n, size).
+        reply: Columns of the reply subjects; empty for none.
+        headers: Columns of the header blocks; empty for none.
     """
     count, size = payloads.shape
     block_bytes = sum(len(c) if isinstance(c, bytes) else c.shape[1] for c in headers)
@@ -117,4 +120,4 @@ def alike(
     parts: list[Column] = [
         verb + subject, *to, b" " + sizes + b"\r\n", *headers, payloads, b"\r\n"
     ]  # fmt: skip
-    return table(count, parts)
+    return build_rows(count, parts)

@@ -1,7 +1,6 @@
-"""What a NATS server's bytes say.
+"""Events parsed from the bytes of a NATS server.
 
-Rule 1: messages in a row are one event, whatever their subjects, sizes and number.
-Rule 2: an event owns its bytes: it is valid as long as it is kept.
+Consecutive messages are one event. An event owns its bytes and stays valid.
 """
 
 from __future__ import annotations
@@ -15,26 +14,28 @@ from simplebus.core.protocol.frames import Bytes, Flags, Integers
 
 
 @dataclass(slots=True)
-class Messages:
-    """MSG and HMSG, in the order in which they came. All columns have shape (n,), and positions
-    are in `raw`, of which at least PADDING bytes lie in front of each."""
+class ReceivedMessages:
+    """MSG and HMSG messages in order of arrival.
+
+    All columns have shape (n,). Offsets refer to `raw` and are preceded by at least PADDING bytes.
+    """
 
     raw: bytes
-    """What they came in, and perhaps more."""
+    """Buffer that contains the messages."""
     sids: Integers
-    """Which subscription each is for."""
+    """Subscription ids."""
     subjects: Integers
-    """Where subjects begin."""
+    """Offsets where subjects begin."""
     subject_ends: Integers
     replies: Integers
-    """Where the subject begins that an answer is to go to; no more than its end for none."""
+    """Offsets where reply subjects begin; not below `reply_ends` if there is none."""
     reply_ends: Integers
     bodies: Integers
-    """Where headers begin; where there are none, the payload."""
+    """Offsets where headers begin, or payloads if there are no headers."""
     payloads: Integers
-    """Where payloads begin."""
+    """Offsets where payloads begin."""
     ends: Integers
-    """Where they end; CR LF follows."""
+    """Offsets where payloads end; CR LF follows."""
 
     @property
     def count(self) -> int:
@@ -42,18 +43,18 @@ class Messages:
 
     @property
     def data(self) -> Bytes:
-        """The same bytes as an array, which cannot be written to."""
+        """Read-only array of `raw`."""
         return np.frombuffer(self.raw, np.uint8)
 
     def subject(self, row: int) -> bytes:
         return self.raw[self.subjects[row] : self.subject_ends[row]]
 
     def reply(self, row: int) -> bytes:
-        """Where an answer to the message in this row is to go; empty for nowhere."""
+        """Return the reply subject of a message; empty for none."""
         return self.raw[self.replies[row] : self.reply_ends[row]]
 
     def headers(self, row: int) -> bytes:
-        """The whole block of them, from `NATS/1.0` to the empty line; empty for none."""
+        """Return the header block from `NATS/1.0` to the empty line; empty for none."""
         return self.raw[self.bodies[row] : self.payloads[row]]
 
     def payload(self, row: int) -> bytes:
@@ -64,9 +65,9 @@ class Messages:
         pairs = zip(self.payloads.tolist(), self.ends.tolist(), strict=True)
         return [raw[begin:end] for begin, end in pairs]
 
-    def pick(self, rows: Integers | Flags | slice) -> Messages:
-        """Some of them: by positions, by a flag for each, or a stretch."""
-        return Messages(
+    def pick(self, rows: Integers | Flags | slice) -> ReceivedMessages:
+        """Return the messages selected by indexes, flags or a slice."""
+        return ReceivedMessages(
             self.raw,
             self.sids[rows],
             self.subjects[rows],
@@ -78,8 +79,8 @@ class Messages:
             self.ends[rows],
         )
 
-    def by_sid(self) -> dict[int, Messages]:
-        """Those of each subscription, in their order."""
+    def split_by_sid(self) -> dict[int, ReceivedMessages]:
+        """Return the messages of each subscription, in order."""
         if not self.count:
             return {}
         first = int(self.sids[0])
@@ -88,8 +89,8 @@ class Messages:
         return {int(sid): self.pick(self.sids == sid) for sid in np.unique(self.sids)}
 
 
-class Info(msgspec.Struct, frozen=True):
-    """What a server says of itself. Fields that are left out mean no, or that it does not say."""
+class ServerInfo(msgspec.Struct, frozen=True):
+    """INFO of the server. Missing fields have their defaults."""
 
     server_id: str = ""
     server_name: str = ""
@@ -101,29 +102,29 @@ class Info(msgspec.Struct, frozen=True):
     tls_available: bool = False
     nonce: str = ""
     connect_urls: list[str] = []
-    """HOST:PORT of servers of the same cluster, this one perhaps among them."""
+    """HOST:PORT of servers of the cluster, possibly including this one."""
     ldm: bool = False
-    """Whether it asks its clients to leave."""
+    """True if the server asks its clients to leave."""
     jetstream: bool = False
 
 
 @dataclass(slots=True)
-class Ping:
-    """Are you there?"""
+class ServerPing:
+    """PING of the server."""
 
 
 @dataclass(slots=True)
-class Pong:
-    """I am."""
+class ServerPong:
+    """PONG of the server."""
 
 
 @dataclass(slots=True)
-class Complaint:
-    """An -ERR line."""
+class ServerError:
+    """`-ERR` line."""
 
-    says: str
-    """What stands between its quotes."""
+    text: str
+    """Text between the quotes."""
 
 
-Event = Messages | Info | Ping | Pong | Complaint
-"""+OK says nothing."""
+ServerEvent = ReceivedMessages | ServerInfo | ServerPing | ServerPong | ServerError
+"""Event of a server. `+OK` yields none."""

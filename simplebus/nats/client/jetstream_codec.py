@@ -29,8 +29,14 @@ import numpy as np
 from simplebus.core.errors import BusError
 from simplebus.core.protocol.frames import Bytes, Flags, Integers, unaligned
 from simplebus.nats.client import jetstream_types
-from simplebus.nats.client.encode import HEADERS, Column, alike, digits, table
-from simplebus.nats.client.events import Messages
+from simplebus.nats.client.encode import (
+    HEADER_VERSION_LINE,
+    Column,
+    build_rows,
+    encode_equal_messages,
+    format_digits,
+)
+from simplebus.nats.client.events import ReceivedMessages
 from simplebus.nats.numbers import DIGITS_MAX, parse_numbers
 
 API = "$JS.API."
@@ -45,8 +51,8 @@ UNKNOWN_FIELD = 10025
 """A server is older than what it was asked for."""
 NO_ROLLUP = 10111
 
-CHAIN_DIGITS = 4
-CHAIN_ACK_MESSAGES = 500
+FAST_BATCH_DIGITS = 4
+FAST_BATCH_ACK_MESSAGES = 500
 """How often it may be said how far a chain has come: servers take no more for it."""
 
 _SENTENCE_CHARACTERS_MAX = 500
@@ -76,20 +82,20 @@ class JetStreamError(BusError):
         self.sentence = sentence
 
 
-def ask(subject: str, body: dict[str, Any] | None = None) -> tuple[str, bytes]:
+def encode_api_request(subject: str, body: dict[str, Any] | None = None) -> tuple[str, bytes]:
     """A request of the API: its subject, and what it says."""
     return API + subject, msgspec.json.encode(body) if body is not None else b""
 
 
-def status(headers: bytes) -> tuple[int, str]:
+def parse_status(headers: bytes) -> tuple[int, str]:
     """What the first line of a block of headers says: a code and words; 0 for none."""
     match = _STATUS.match(headers)
     return (int(match[1]), (match[2] or b"").decode("latin-1")) if match else (0, "")
 
 
-def answer(headers: bytes, payload: bytes, subject: str = "") -> dict[str, Any]:
+def parse_api_reply(headers: bytes, payload: bytes, subject: str = "") -> dict[str, Any]:
     """What the API answered, to a request to this subject: see `shapes`. Raises JetStreamError."""
-    code, words = status(headers)
+    code, words = parse_status(headers)
     if code >= 400:
         if code == NO_RESPONDERS:
             words = "nobody answers: JetStream is not enabled, or has no leader now"
@@ -100,22 +106,22 @@ def answer(headers: bytes, payload: bytes, subject: str = "") -> dict[str, Any]:
         raise JetStreamError(0, f"{payload[:60]!r} came, expected a JSON object") from None
     error = said.get("error")
     if isinstance(error, dict):
-        raise _error_of(error)
+        raise _parse_error(error)
     try:
-        jetstream_types.check(subject, said)
+        jetstream_types.check_reply(subject, said)
     except ValueError as wrong:
         raise JetStreamError(0, f"an odd answer to {subject}: {wrong}") from None
     return said
 
 
-def _error_of(error: dict[str, Any]) -> JetStreamError:
+def _parse_error(error: dict[str, Any]) -> JetStreamError:
     told = error.get("err_code") or error.get("code")
     code = told if type(told) is int else 0
     sentence = str(error.get("description", ""))[:_SENTENCE_CHARACTERS_MAX]
     return JetStreamError(code, sentence, is_final=error.get("code") == _BAD_REQUEST)
 
 
-def escaped(text: str) -> str:
+def percent_encode(text: str) -> str:
     """A text as a header's value, or a part of it: what is no letter of ASCII that can be seen, and
     %, as % and two hexadecimal digits for each byte."""
     return quote(text, safe=_SAFE)
@@ -136,16 +142,16 @@ class PubAcks:
     """By row: why it is not stored."""
 
 
-def pub_acks(messages: Messages) -> PubAcks:
+def parse_pub_acks(messages: ReceivedMessages) -> PubAcks:
     """Read answers to publications."""
     count = messages.count
     sequences = np.zeros(count, np.int64)
     duplicates = np.zeros(count, np.bool_)
     errors: dict[int, JetStreamError] = {}
-    plain = _plain_acks(messages, sequences)
+    plain = _parse_plain_acks(messages, sequences)
     for row in np.flatnonzero(~plain).tolist():
         try:
-            said = answer(messages.headers(row), messages.payload(row))
+            said = parse_api_reply(messages.headers(row), messages.payload(row))
             sequence, duplicate = said.get("seq"), said.get("duplicate", False)
             if type(sequence) is not int or not 0 < sequence < 1 << 63:
                 raise JetStreamError(0, f"{messages.payload(row)[:60]!r} came, expected a PubAck")
@@ -155,7 +161,7 @@ def pub_acks(messages: Messages) -> PubAcks:
     return PubAcks(sequences, duplicates, errors)
 
 
-class _ChainSaid(msgspec.Struct):
+class _FastBatchReplyJson(msgspec.Struct):
     """What is said of a chain: how far it has come ("ack"), that something is missing in it
     ("gap"), why something was not stored ("err"); without a type, that it has ended."""
 
@@ -166,7 +172,7 @@ class _ChainSaid(msgspec.Struct):
 
 
 @dataclass(frozen=True, slots=True)
-class ChainAnswer:
+class FastBatchReply:
     """What became of a chain so far."""
 
     stored: int
@@ -179,40 +185,46 @@ class ChainAnswer:
     """That of the last message that is stored, once it has ended."""
 
 
-def chain_answer(headers: bytes, payload: bytes) -> ChainAnswer:
+def parse_fast_batch_reply(headers: bytes, payload: bytes) -> FastBatchReply:
     """Read an answer to a chain."""
-    code, words = status(headers)
+    code, words = parse_status(headers)
     if code >= 400:
-        return ChainAnswer(-1, True, JetStreamError(code, words or "nobody answers"))
+        return FastBatchReply(-1, True, JetStreamError(code, words or "nobody answers"))
     try:
-        said = msgspec.json.decode(payload, type=_ChainSaid)
+        said = msgspec.json.decode(payload, type=_FastBatchReplyJson)
     except (msgspec.MsgspecError, RecursionError):
         wrong = JetStreamError(0, f"{payload[:60]!r} came, expected what became of a chain")
-        return ChainAnswer(-1, False, wrong)
-    error = None if said.error is None else _error_of(said.error)
+        return FastBatchReply(-1, False, wrong)
+    error = None if said.error is None else _parse_error(said.error)
     if said.type:
-        return ChainAnswer(said.seq if said.type == "ack" else -1, False, error)
+        return FastBatchReply(said.seq if said.type == "ack" else -1, False, error)
     if error is not None or said.count is None:
-        return ChainAnswer(
+        return FastBatchReply(
             -1, True, error or JetStreamError(0, f"{payload[:60]!r} came of a chain")
         )
     if (
         said.count and not said.seq
     ):  # The last message has the id of one that may be on its way still.
-        return ChainAnswer(-1, True, JetStreamError(0, "what of a chain is stored is not said"))
-    return ChainAnswer(said.count, True, sequence=said.seq)
+        return FastBatchReply(-1, True, JetStreamError(0, "what of a chain is stored is not said"))
+    return FastBatchReply(said.count, True, sequence=said.seq)
 
 
-def chain_reply(inbox: bytes, name: bytes, count: int) -> Sequence[Column]:
+def fast_batch_reply_subjects(inbox: bytes, name: bytes, count: int) -> Sequence[Column]:
     """Where answers to a chain of so many messages, less than 10**CHAIN_DIGITS, are to go, as
     `writing.alike` takes it. Of its `name` no other chain of the stream may be."""
     steps = np.full((count, 1), ord("1"), np.uint8)
     steps[0], steps[-1] = ord("0"), ord("2")
-    numbers = digits(np.arange(1, count + 1), CHAIN_DIGITS)
-    return [b"%b.%b.%d.fail." % (inbox, name, CHAIN_ACK_MESSAGES), numbers, b".", steps, b".$FI"]
+    numbers = format_digits(np.arange(1, count + 1), FAST_BATCH_DIGITS)
+    return [
+        b"%b.%b.%d.fail." % (inbox, name, FAST_BATCH_ACK_MESSAGES),
+        numbers,
+        b".",
+        steps,
+        b".$FI",
+    ]
 
 
-def whether_stored(
+def encode_stored_check(
     subject: bytes, count: int, message_ids: Sequence[Column], replies: Sequence[Column]
 ) -> memoryview:
     """What asks a stream whether it knows so many message ids, and stores nothing: messages that
@@ -220,13 +232,13 @@ def whether_stored(
     duplicate, or NO_ROLLUP; anything else says nothing. Columns are as `writing.alike` takes
     them."""
     headers: list[Column] = [
-        HEADERS + MSG_ID + b": ", *message_ids, b"\r\nNats-Rollup: none\r\n\r\n"
+        HEADER_VERSION_LINE + MSG_ID + b": ", *message_ids, b"\r\nNats-Rollup: none\r\n\r\n"
     ]  # fmt: skip
     nothing = np.empty((count, 0), np.uint8)
-    return alike(subject, nothing, reply=replies, headers=headers)
+    return encode_equal_messages(subject, nothing, reply=replies, headers=headers)
 
 
-def _plain_acks(messages: Messages, sequences: Integers) -> Flags:
+def _parse_plain_acks(messages: ReceivedMessages, sequences: Integers) -> Flags:
     """Which say no more than the first plain one but for their sequences, which are filled in."""
     plain: Flags = np.zeros(messages.count, np.bool_)
     first = next((m for m in map(messages.payload, range(min(4, messages.count)))
@@ -252,7 +264,7 @@ def _plain_acks(messages: Messages, sequences: Integers) -> Flags:
 
 
 @dataclass(slots=True)
-class Deliveries:
+class JetStreamDeliveries:
     """What ack subjects say of messages. All columns have shape (n,)."""
 
     good: Flags
@@ -263,48 +275,48 @@ class Deliveries:
     """In the stream, from 1."""
     counts: Integers
     """How many the consumer has sent, this one included."""
-    messages: Messages
+    messages: ReceivedMessages
     _rest: tuple[Integers, Integers] | None = None
     """Times and pending, once somebody has asked for them."""
 
     @property
     def times(self) -> Integers:
         """When it was stored: nanoseconds since 1970."""
-        return self._late()[0]
+        return self._parse_times_and_pending()[0]
 
     @property
     def pending(self) -> Integers:
         """How many are behind it."""
-        return self._late()[1]
+        return self._parse_times_and_pending()[1]
 
-    def _late(self) -> tuple[Integers, Integers]:
+    def _parse_times_and_pending(self) -> tuple[Integers, Integers]:
         if self._rest is None:
-            _, columns = _read_plainly(self.messages)
+            _, columns = _parse_ack_subjects(self.messages)
             self._rest = columns[3], columns[4]
         return self._rest
 
-    def pick(self, rows: Integers | Flags) -> Deliveries:
+    def pick(self, rows: Integers | Flags) -> JetStreamDeliveries:
         """Some of them."""
         columns = self.attempts[rows], self.sequences[rows], self.counts[rows]
-        return Deliveries(self.good[rows], *columns, self.messages.pick(rows))
+        return JetStreamDeliveries(self.good[rows], *columns, self.messages.pick(rows))
 
 
-def deliveries(messages: Messages) -> Deliveries:
+def parse_deliveries(messages: ReceivedMessages) -> JetStreamDeliveries:
     """Read the reply subjects of messages that a consumer has sent."""
-    alike = _read_alike(messages) if messages.count >= _ALIKE_MESSAGES_MIN else None
+    alike = _parse_similar_ack_subjects(messages) if messages.count >= _ALIKE_MESSAGES_MIN else None
     if alike is not None:
-        return Deliveries(np.ones(messages.count, np.bool_), *alike, messages)
-    good, (attempts, sequences, counts, *rest) = _read_plainly(messages)
-    return Deliveries(good, attempts, sequences, counts, messages, (rest[0], rest[1]))
+        return JetStreamDeliveries(np.ones(messages.count, np.bool_), *alike, messages)
+    good, (attempts, sequences, counts, *rest) = _parse_ack_subjects(messages)
+    return JetStreamDeliveries(good, attempts, sequences, counts, messages, (rest[0], rest[1]))
 
 
-def stored_at(messages: Messages, row: int) -> float:
+def parse_stored_time(messages: ReceivedMessages, row: int) -> float:
     """When one that is a delivery was stored: seconds since 1970."""
     tokens = messages.reply(row).split(b".")
     return int(tokens[7 if len(tokens) == _ACK_TOKENS else 9]) / 1e9
 
 
-def _read_plainly(messages: Messages) -> tuple[Flags, list[Integers]]:
+def _parse_ack_subjects(messages: ReceivedMessages) -> tuple[Flags, list[Integers]]:
     """Which are ack subjects, and their five numbers, whatever they look like."""
     data, begins, ends = messages.data, messages.replies, messages.reply_ends
     first = int(begins.min(initial=len(data)))
@@ -315,7 +327,7 @@ def _read_plainly(messages: Messages) -> tuple[Flags, list[Integers]]:
     tokens = dots.searchsorted(ends) - at + 1
     good: Flags = (tokens == _ACK_TOKENS) | (tokens == _LONG_ACK_TOKENS)
     good |= tokens == _LONG_ACK_TOKENS + 1
-    for row in _odd_beginnings(messages, good):
+    for row in _find_other_prefixes(messages, good):
         good[row] = False
     padded = np.concatenate([dots, np.full(_LONG_ACK_TOKENS + 2, last)])
     at = np.where(good, at, dots.size)
@@ -334,29 +346,31 @@ def _read_plainly(messages: Messages) -> tuple[Flags, list[Integers]]:
     return good, columns
 
 
-def _read_alike(messages: Messages) -> tuple[Integers, Integers, Integers] | None:
+def _parse_similar_ack_subjects(
+    messages: ReceivedMessages,
+) -> tuple[Integers, Integers, Integers] | None:
     """Attempts, sequences and counts of short ack subjects of one consumer, of which all that are
     of one length have their dots in the same places; None where any is another one."""
     begins = messages.replies
     lengths = messages.reply_ends - begins
     least, most = int(lengths.min()), int(lengths.max())
     if least == most:
-        return _read_layout(messages, begins, least)
+        return _parse_equal_layout(messages, begins, least)
     if most - least >= _LAYOUTS_MAX:
         return None
     attempts, sequences, counts = np.empty((3, messages.count), np.int64)
     for length in range(least, most + 1):
         rows = np.flatnonzero(lengths == length)
         if rows.size:
-            found = _read_layout(messages, begins[rows], length)
+            found = _parse_equal_layout(messages, begins[rows], length)
             if found is None:
                 return None
             attempts[rows], sequences[rows], counts[rows] = found
     return attempts, sequences, counts
 
 
-def _read_layout(
-    messages: Messages, begins: Integers, length: int
+def _parse_equal_layout(
+    messages: ReceivedMessages, begins: Integers, length: int
 ) -> tuple[Integers, Integers, Integers] | None:
     """The same of those that begin here and are of one length."""
     first = messages.raw[begins[0] : begins[0] + length]
@@ -384,13 +398,13 @@ def _read_layout(
         if len(token) == DIGITS_MAX and (values[at] == _NINE).any():
             return None  # It may be more than any number of 63 bits.
         if len(columns) < 3:
-            columns.append(_horner(values[at : at + len(token)]))
+            columns.append(_digits_to_numbers(values[at : at + len(token)]))
         at += len(token) + 1
     attempts, sequences, counts = columns
     return attempts, sequences, counts
 
 
-def _horner(digits_: Bytes) -> Integers:
+def _digits_to_numbers(digits_: Bytes) -> Integers:
     """Numbers of as many digits each: shape (width, n)."""
     found: Integers = digits_[0].astype(np.int64)
     for each in digits_[1:]:
@@ -399,7 +413,7 @@ def _horner(digits_: Bytes) -> Integers:
     return found
 
 
-def _odd_beginnings(messages: Messages, good: Flags) -> list[int]:
+def _find_other_prefixes(messages: ReceivedMessages, good: Flags) -> list[int]:
     """The rows whose reply subject does not begin as an ack subject does."""
     rows = np.flatnonzero(good)
     if not rows.size:
@@ -409,7 +423,7 @@ def _odd_beginnings(messages: Messages, good: Flags) -> list[int]:
     return found
 
 
-def say(messages: Messages, word: bytes = ACK) -> bytes:
+def encode_acks(messages: ReceivedMessages, word: bytes = ACK) -> bytes:
     """Say the same about each of these messages, which have ack subjects. The order is not kept."""
     data, begins = messages.data, messages.replies
     lengths = messages.reply_ends - begins
@@ -419,11 +433,11 @@ def say(messages: Messages, word: bytes = ACK) -> bytes:
         items = unaligned(data, np.dtype(f"V{length}"))[begins[lengths == length]]
         whom = items.view(np.uint8).reshape(-1, length)
         columns: list[Column] = [b"PUB ", whom, tail]
-        pieces.append(table(len(columns[1]), columns))
+        pieces.append(build_rows(len(columns[1]), columns))
     return b"".join(pieces)
 
 
-def say_in_order(messages: Messages, word: bytes) -> bytes:
+def encode_acks_in_order(messages: ReceivedMessages, word: bytes) -> bytes:
     """The same, one after the other: what is to come again comes again in the order in which that
     was said."""
     raw, tail = messages.raw, b" %d\r\n%b\r\n" % (len(word), word)
@@ -431,7 +445,7 @@ def say_in_order(messages: Messages, word: bytes) -> bytes:
     return b"".join([part for a, b in pairs for part in (b"PUB ", raw[a:b], tail)])
 
 
-def of_consumer(reply: bytes, consumer: bytes) -> bytes:
+def ack_subject_of_consumer(reply: bytes, consumer: bytes) -> bytes:
     """The ack subject of a message that has this one, as if another consumer had sent it, nobody
     knows as which one."""
     tokens = reply.split(b".")
@@ -440,12 +454,12 @@ def of_consumer(reply: bytes, consumer: bytes) -> bytes:
     return b".".join(tokens)
 
 
-def nak(delay_seconds: float) -> bytes:
+def nak_payload(delay_seconds: float) -> bytes:
     """What asks for a message again, after so long."""
     return b'-NAK {"delay":%d}' % round(delay_seconds * 1e9) if delay_seconds > 0 else NAK
 
 
-def next_request(
+def pull_request(
     *, batch: int, expires_seconds: float = 0.0, idle_seconds: float = 0.0, max_bytes: int = 0
 ) -> bytes:
     """What a consumer is asked for: up to so many messages, and bytes, for so long; with
@@ -462,36 +476,36 @@ def next_request(
     return msgspec.json.encode(said)
 
 
-def may_be_gone(code: int, words: str) -> bool:
+def is_consumer_missing(code: int, words: str) -> bool:
     """Whether a status says that who was asked for messages is not there: or has no leader now."""
     return code == NO_RESPONDERS or (code == 409 and words.lower() == "consumer deleted")
 
 
-def has_ended_well(code: int, words: str) -> bool:
+def is_normal_end(code: int, words: str) -> bool:
     """Whether a status ends a request for messages as it may: all were sent, or there are no more,
     or none came in time."""
     return code in (404, 408) or words.lower() == "batch completed"
 
 
-def pending(headers: bytes) -> int:
+def parse_pending_messages(headers: bytes) -> int:
     """How many messages of a request will not come, as the status that ends it says;"""
-    return _told(headers, b"Nats-Pending-Messages")
+    return _parse_number_header(headers, b"Nats-Pending-Messages")
 
 
-def pending_bytes(headers: bytes) -> int:
+def parse_pending_bytes(headers: bytes) -> int:
     """and how many bytes, where that was bounded."""
-    return _told(headers, b"Nats-Pending-Bytes")
+    return _parse_number_header(headers, b"Nats-Pending-Bytes")
 
 
-def _told(headers: bytes, name: bytes) -> int:
+def _parse_number_header(headers: bytes, name: bytes) -> int:
     """A number in a block of headers; more than anybody asks for where it is not said."""
     for line in headers.split(b"\r\n"):
         found, _, value = line.partition(b":")
         if found == name:
-            return number(value.strip(), 1 << 31)
+            return parse_number(value.strip(), 1 << 31)
     return 1 << 31
 
 
-def number(text: bytes, otherwise: int) -> int:
+def parse_number(text: bytes, otherwise: int) -> int:
     """What these digits say; `otherwise` where they are none, or more than any number has here."""
     return int(text) if text.isdigit() and len(text) <= DIGITS_MAX else otherwise

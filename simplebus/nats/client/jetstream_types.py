@@ -67,7 +67,7 @@ class ConsumerConfig(TypedDict, total=False):
     metadata: dict[str, str] | None
 
 
-class Through(TypedDict):
+class SequencePair(TypedDict):
     """How far a consumer is."""
 
     stream_seq: Count
@@ -79,8 +79,8 @@ class ConsumerInfo(TypedDict):
 
     name: str
     config: ConsumerConfig
-    delivered: Through
-    ack_floor: Through
+    delivered: SequencePair
+    ack_floor: SequencePair
     num_pending: NotRequired[Count]
     num_waiting: NotRequired[Count]
     num_ack_pending: NotRequired[Count]
@@ -107,7 +107,7 @@ class MessageFound(TypedDict):
     message: StoredMessage
 
 
-_SHAPES: dict[str, Any] = {
+_REPLY_TYPES: dict[str, Any] = {
     "STREAM.INFO.": StreamInfo,
     "STREAM.CREATE.": StreamInfo,
     "STREAM.UPDATE.": StreamInfo,
@@ -120,10 +120,12 @@ _SHAPES: dict[str, Any] = {
 }
 
 
-def check(subject: str, said: dict[str, Any]) -> None:
+def check_reply(subject: str, said: dict[str, Any]) -> None:
     """Raise ValueError, which says what is wrong, for an answer to this request (without the
     prefix of the API) that is not as it should be."""
-    shape = next((kind for begins, kind in _SHAPES.items() if subject.startswith(begins)), None)
+    shape = next(
+        (kind for begins, kind in _REPLY_TYPES.items() if subject.startswith(begins)), None
+    )
     if shape is None:
         return
     try:

@@ -1,9 +1,9 @@
-"""From a NATS server's bytes to events.
+"""Incremental parser of a NATS server's bytes.
 
-Rule 1: any chunking of the same bytes says the same, though it may part messages otherwise.
-Rule 2: the only error that escapes is RemoteProtocolError, after the events before the offence.
-Rule 3: how bytes are searched depends on how they look, what they say never does: a property test
-holds the plain way and the arrays together.
+Any chunking of the same bytes yields the same messages, possibly in other batches. The only error
+raised is RemoteProtocolError, after the events before the violation. A property test compares
+the line
+parser and the bulk parser.
 """
 
 from __future__ import annotations
@@ -13,71 +13,74 @@ from collections.abc import Iterator
 import numpy as np
 
 from simplebus.core.errors import RemoteProtocolError
-from simplebus.nats.client.bulk_parser import Scan
-from simplebus.nats.client.events import Event, Messages
-from simplebus.nats.client.line_parser import Reader, Row
+from simplebus.nats.client.bulk_parser import ClientBulkParser
+from simplebus.nats.client.events import ReceivedMessages, ServerEvent
+from simplebus.nats.client.line_parser import ClientLineParser, MessageRow
 from simplebus.nats.numbers import PADDING_BYTES
 
 PADDING = bytes(PADDING_BYTES)
-"""Lies in front of what is searched, and behind it."""
+"""Bytes in front of and behind the parsed buffer."""
 MESSAGE_BYTES_MAX = 64 * 1024 * 1024
-"""Longest message accepted unless told otherwise, headers included: the most that a reference
-server can be set to."""
+"""Default for the longest accepted message with headers: the most that nats-server can be
+configured to.
+"""
 _SCAN_BYTES_MIN = 4 * 1024
 _SCAN_MEAN_BYTES_MAX = 2 * 1024
 _PLAIN_MESSAGES = 16
 _LONG_MESSAGES = 256
 
 
-class Parser:
-    """Of one connection."""
+class ClientParser:
+    """Parser of one connection."""
 
-    __slots__ = ("_most", "_need", "_reader", "_tail", "_tail_bytes")
+    __slots__ = ("_line_parser", "_max_message_bytes", "_required_bytes", "_tail", "_tail_bytes")
 
     def __init__(self, max_message: int = MESSAGE_BYTES_MAX) -> None:
-        self._most = max_message
-        self._reader = Reader(max_message)
+        self._max_message_bytes = max_message
+        self._line_parser = ClientLineParser(max_message)
         self._tail: list[bytes] = []
-        """What is not whole yet, in the pieces in which it came."""
+        """Pieces of the incomplete command."""
         self._tail_bytes = 0
-        self._need = 0
-        """With fewer bytes than this it is not whole."""
+        self._required_bytes = 0
+        """Bytes that the incomplete command needs at least."""
 
     @property
     def tail_bytes(self) -> int:
-        """Bytes of what is not whole yet."""
+        """Bytes of the incomplete command."""
         return self._tail_bytes
 
-    def receive(self, data: bytes | bytearray | memoryview) -> Iterator[Event]:
-        """Yield what these bytes complete. They may be written to when the first event is there.
+    def receive(self, data: bytes | bytearray | memoryview) -> Iterator[ServerEvent]:
+        """Yield the events that these bytes complete. `data` may be overwritten after the first
+        event.
 
-        Exhaust the iterator, or drop the connection. Raises RemoteProtocolError after the events
-        before the offence.
+        Exhaust the iterator, or drop the connection. Raises RemoteProtocolError after the
+        events before
+        the violation.
         """
-        if self._tail_bytes + len(data) < self._need:
+        if self._tail_bytes + len(data) < self._required_bytes:
             self._tail.append(bytes(data))
             self._tail_bytes += len(data)
             return
         raw = b"".join((PADDING, *self._tail, data, PADDING))
-        self._tail, self._tail_bytes, self._need = [], 0, 0
-        yield from self._read(raw, len(PADDING), len(raw) - len(PADDING))
+        self._tail, self._tail_bytes, self._required_bytes = [], 0, 0
+        yield from self._parse(raw, len(PADDING), len(raw) - len(PADDING))
 
-    def _read(self, raw: bytes, at: int, last: int) -> Iterator[Event]:
-        reader = self._reader
-        scan: Scan | None = None
-        rows: list[Row] = []
+    def _parse(self, raw: bytes, at: int, last: int) -> Iterator[ServerEvent]:
+        reader = self._line_parser
+        scan: ClientBulkParser | None = None
+        rows: list[MessageRow] = []
         begun, patience = at, 0
         error: RemoteProtocolError | None = None
-        reader.need = 0
+        reader.required_bytes = 0
         while at < last:
             if patience <= 0 and last - at >= _SCAN_BYTES_MIN:
                 if scan is None:
-                    scan = Scan(raw, at, last, self._most)
-                found = scan.stretch(at)
+                    scan = ClientBulkParser(raw, at, last, self._max_message_bytes)
+                found = scan.parse_batch(at)
                 patience = _PLAIN_MESSAGES
                 if found is not None:
                     if rows:
-                        yield _gathered(raw, rows)
+                        yield _build_messages(raw, rows)
                         rows = []
                     yield found[0]
                     at = begun = found[1]
@@ -97,19 +100,23 @@ class Parser:
                     patience = _LONG_MESSAGES  # These are long: arrays gain nothing.
             elif reader.event is not None:
                 if rows:
-                    yield _gathered(raw, rows)
+                    yield _build_messages(raw, rows)
                     rows = []
                 event, reader.event = reader.event, None
                 begun = at
                 yield event
         left = raw[at:last]
-        self._tail, self._tail_bytes, self._need = [left], len(left), reader.need
+        self._tail, self._tail_bytes, self._required_bytes = (
+            [left],
+            len(left),
+            reader.required_bytes,
+        )
         if rows:
-            yield _gathered(raw, rows)
+            yield _build_messages(raw, rows)
         if error is not None:
             raise error
 
 
-def _gathered(raw: bytes, rows: list[Row]) -> Messages:
-    """Messages that were read one by one."""
-    return Messages(raw, *np.array(rows, np.int64).T)
+def _build_messages(raw: bytes, rows: list[MessageRow]) -> ReceivedMessages:
+    """Return messages that were parsed singly."""
+    return ReceivedMessages(raw, *np.array(rows, np.int64).T)

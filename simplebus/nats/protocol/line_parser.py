@@ -63,7 +63,7 @@ def _protocol_violation(sentence: str) -> NatsError:
 class LineParser:
     """Parser of one command; `parse_command` leaves its results in attributes."""
 
-    __slots__ = ("_limits", "event", "accepts_headers", "required_bytes", "shortened_tail")
+    __slots__ = ("_limits", "accepts_headers", "event", "required_bytes", "shortened_tail")
 
     def __init__(self, limits: NatsLimits) -> None:
         self._limits = limits

@@ -76,7 +76,7 @@ class _ConcatenatedMembers:
 class _GroupSink(ABC):
     """Sink that delivers each message to one of its members."""
 
-    __slots__ = ("_random", "_accepting", "_accepting_key")
+    __slots__ = ("_accepting", "_accepting_key", "_random")
 
     def __init__(self, random: RandomNumbers) -> None:
         self._random = random

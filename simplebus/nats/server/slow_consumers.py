@@ -95,7 +95,7 @@ class StallablePublisher(Protocol):
 class PublisherStall:
     """Slow sessions that a publisher waits for."""
 
-    __slots__ = ("has_fast_receivers", "max_seconds", "initial_sent_bytes", "sessions")
+    __slots__ = ("has_fast_receivers", "initial_sent_bytes", "max_seconds", "sessions")
 
     def __init__(
         self, sessions: list[NatsSession], has_fast_receivers: bool, max_seconds: float

@@ -42,11 +42,11 @@ class NatsSubscription:
     """Subscription of one client to a subject."""
 
     __slots__ = (
-        "memory_account",
         "delivered_count",
         "denied_subjects",
         "has_ended",
         "max_messages",
+        "memory_account",
         "queue",
         "session",
         "sid",

@@ -72,7 +72,7 @@ def test_a_fault_in_showing_what_is_stored_costs_its_publisher_nothing(
     doors = Doors()
     client = doors.client(b"SUB a 1\r\n")
     with monkeypatch.context() as broken:
-        broken.setattr(doors.front, "_write", lambda messages: 1 / 0)
+        broken.setattr(doors.front, "_write_gathered", lambda messages: 1 / 0)
         peer = connect_version2(
             doors, publish_envelopes(1, 0, *[channel_envelope("a", b"%d" % n) for n in range(60)])
         )

@@ -12,23 +12,24 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from simplebus.core.errors import RemoteProtocolError
-from simplebus.jetstream import api, backlog, stream_update
+from simplebus.jetstream import api, backlog
+from simplebus.jetstream.cluster import stream_update
 from simplebus.jetstream.consume.give_back import with_note
 from simplebus.jetstream.settings import EngineOptions
 from simplebus.nats.client import encode, jetstream_codec
-from simplebus.nats.client.client import ClientCore, Ready, Replies
+from simplebus.nats.client.client import NatsClientCore, RequestReplies, ServerReady
 from simplebus.nats.client.credentials import Credentials
-from simplebus.nats.client.events import Complaint, Info, Messages, Pong
-from simplebus.nats.client.parser import Parser
+from simplebus.nats.client.events import ReceivedMessages, ServerError, ServerInfo, ServerPong
+from simplebus.nats.client.parser import ClientParser
 from simplebus.nats.server.users import verify_signature
 from simplebus.net.nats_connection import NatsAddress
 
 SEED = "SUAAAAICAMCAKBQHBAEQUCYMBUHA6EARCIJRIFIWC4MBSGQ3DQOR4H776Y"
 
 
-def parsed(data: bytes) -> Messages:
-    (event,) = Parser().receive(data)
-    assert isinstance(event, Messages)
+def parsed(data: bytes) -> ReceivedMessages:
+    (event,) = ClientParser().receive(data)
+    assert isinstance(event, ReceivedMessages)
     return event
 
 
@@ -43,19 +44,24 @@ def msg(reply: bytes, payload: bytes = b"", sid: int = 2, head: bytes = b"") -> 
 
 
 def test_one_message_is_written_as_the_protocol_has_it() -> None:
-    assert encode.pub(b"a", b"xy") == b"PUB a 2\r\nxy\r\n"
-    assert encode.pub(b"a", b"xy", reply=b"r") == b"PUB a r 2\r\nxy\r\n"
-    head = encode.block((b"A", b"b"), (b"C", b""))
+    assert encode.encode_pub(b"a", b"xy") == b"PUB a 2\r\nxy\r\n"
+    assert encode.encode_pub(b"a", b"xy", reply=b"r") == b"PUB a r 2\r\nxy\r\n"
+    head = encode.encode_headers((b"A", b"b"), (b"C", b""))
     assert head == b"NATS/1.0\r\nA: b\r\nC: \r\n\r\n"
-    said = encode.pub(b"a", b"xy", reply=b"r", headers=head)
+    said = encode.encode_pub(b"a", b"xy", reply=b"r", headers=head)
     assert said == b"HPUB a r 23 25\r\n" + head + b"xy\r\n"
-    assert encode.sub(b"a.*", 3) + encode.sub(b"a", 4, b"q") == b"SUB a.* 3\r\nSUB a q 4\r\n"
-    assert encode.unsub(3) + encode.unsub(4, 9) == b"UNSUB 3\r\nUNSUB 4 9\r\n"
+    assert (
+        encode.encode_sub(b"a.*", 3) + encode.encode_sub(b"a", 4, b"q")
+        == b"SUB a.* 3\r\nSUB a q 4\r\n"
+    )
+    assert encode.encode_unsub(3) + encode.encode_unsub(4, 9) == b"UNSUB 3\r\nUNSUB 4 9\r\n"
 
 
 @given(st.lists(st.binary(max_size=20), max_size=9))
 def test_many_of_one_subject_are_written_as_one_by_one(payloads: list[bytes]) -> None:
-    assert encode.pubs(b"a.b", payloads) == b"".join(encode.pub(b"a.b", p) for p in payloads)
+    assert encode.encode_pubs(b"a.b", payloads) == b"".join(
+        encode.encode_pub(b"a.b", p) for p in payloads
+    )
 
 
 @given(st.integers(1, 30), st.integers(0, 12), st.integers(0, 10**9), st.booleans(), st.booleans())
@@ -63,11 +69,11 @@ def test_messages_alike_are_written_as_one_by_one(
     count: int, size: int, first: int, answered: bool, headed: bool
 ) -> None:
     payloads = np.arange(count * size, dtype=np.uint8).reshape(count, size)
-    numbers = encode.digits(np.arange(first, first + count), 12)
+    numbers = encode.format_digits(np.arange(first, first + count), 12)
     reply = (b"_INBOX.", numbers) if answered else ()
     headers = (b"NATS/1.0\r\nN: ", numbers, b"\r\n\r\n") if headed else ()
     expected = b"".join(
-        encode.pub(
+        encode.encode_pub(
             b"a.b",
             payloads[n].tobytes(),
             reply=b"_INBOX.%012d" % (first + n) if answered else b"",
@@ -75,14 +81,14 @@ def test_messages_alike_are_written_as_one_by_one(
         )
         for n in range(count)
     )
-    assert encode.alike(b"a.b", payloads, reply=reply, headers=headers) == expected
+    assert encode.encode_equal_messages(b"a.b", payloads, reply=reply, headers=headers) == expected
 
 
 # Who it is ---------------------------------------------------------------------------------------
 
 
 def test_a_key_signs_what_the_server_says() -> None:
-    said = Credentials(seed=SEED).fields("a nonce")
+    said = Credentials(seed=SEED).connect_fields("a nonce")
     assert verify_signature(said["nkey"], said["sig"], b"a nonce")
     assert not verify_signature(said["nkey"], said["sig"], b"another")
     assert SEED not in repr(Credentials(seed=SEED))
@@ -138,7 +144,9 @@ def one_pub_ack(payload: bytes) -> tuple[int, bool]:
 
 @given(st.lists(pub_ack_payloads(), min_size=1, max_size=30))
 def test_pub_acks_in_batches_are_those_read_one_by_one(payloads: list[bytes]) -> None:
-    acks = jetstream_codec.pub_acks(parsed(b"".join(msg(b"r", payload) for payload in payloads)))
+    acks = jetstream_codec.parse_pub_acks(
+        parsed(b"".join(msg(b"r", payload) for payload in payloads))
+    )
     expected = [one_pub_ack(payload) for payload in payloads]
     found = zip(acks.sequences.tolist(), acks.duplicates.tolist(), strict=True)
     assert list(found) == expected
@@ -150,12 +158,12 @@ def test_pub_acks_in_batches_are_those_read_one_by_one(payloads: list[bytes]) ->
 def test_why_something_is_not_stored_is_said() -> None:
     full = b'{"error":{"code":503,"err_code":10077,"description":"maximum messages exceeded"}}'
     nobody = b"NATS/1.0 503\r\n\r\n"
-    acks = jetstream_codec.pub_acks(parsed(msg(b"r", full) + msg(b"r", head=nobody)))
+    acks = jetstream_codec.parse_pub_acks(parsed(msg(b"r", full) + msg(b"r", head=nobody)))
     assert [acks.errors[0].code, acks.errors[1].code] == [10077, 503]
     assert "maximum messages exceeded" in str(acks.errors[0])
     with pytest.raises(jetstream_codec.JetStreamError, match="nobody answers"):
-        jetstream_codec.answer(nobody, b"")
-    assert jetstream_codec.status(b"NATS/1.0 409 Leadership Change\r\nA: b\r\n\r\n") == (
+        jetstream_codec.parse_api_reply(nobody, b"")
+    assert jetstream_codec.parse_status(b"NATS/1.0 409 Leadership Change\r\nA: b\r\n\r\n") == (
         409,
         "Leadership Change",
     )
@@ -233,11 +241,11 @@ def variants(value: object) -> list[object]:
 
 @pytest.mark.parametrize(("subject", "said"), ANSWERS)
 def test_an_answer_is_of_its_shape_or_an_error(subject: str, said: dict[str, object]) -> None:
-    assert jetstream_codec.answer(b"", json.dumps(said).encode(), subject) == said
+    assert jetstream_codec.parse_api_reply(b"", json.dumps(said).encode(), subject) == said
     refused, said_of_it = 0, set[str]()
     for odd in variants(said):
         try:
-            found = jetstream_codec.answer(b"", json.dumps(odd).encode(), subject)
+            found = jetstream_codec.parse_api_reply(b"", json.dumps(odd).encode(), subject)
         except jetstream_codec.JetStreamError as error:
             refused += 1
             said_of_it.add(str(error))
@@ -255,7 +263,9 @@ def test_an_answer_is_of_its_shape_or_an_error(subject: str, said: dict[str, obj
 @pytest.mark.parametrize("code", ['"abc"', "[]", "1.5", "null"])
 def test_an_error_with_an_odd_code_is_an_error(code: str) -> None:
     with pytest.raises(jetstream_codec.JetStreamError, match="why") as caught:
-        jetstream_codec.answer(b"", b'{"error":{"code":%b,"description":"why"}}' % code.encode())
+        jetstream_codec.parse_api_reply(
+            b"", b'{"error":{"code":%b,"description":"why"}}' % code.encode()
+        )
     assert caught.value.code == 0
 
 
@@ -286,7 +296,7 @@ def one_delivery(subject: str) -> list[int] | None:
 
 @given(st.lists(ack_subjects(), min_size=1, max_size=20))
 def test_ack_subjects_in_batches_are_those_read_one_by_one(subjects: list[str]) -> None:
-    found = jetstream_codec.deliveries(parsed(b"".join(msg(s.encode()) for s in subjects)))
+    found = jetstream_codec.parse_deliveries(parsed(b"".join(msg(s.encode()) for s in subjects)))
     expected = [one_delivery(subject) for subject in subjects]
     assert found.good.tolist() == [each is not None for each in expected]
     columns = (found.attempts, found.sequences, found.counts, found.times, found.pending)
@@ -316,7 +326,7 @@ def test_ack_subjects_of_one_consumer_are_read_as_others_are(
     for row, at, sign in changes:
         told = subjects[row % len(subjects)]
         subjects[row % len(subjects)] = told[:at] + sign + told[at + 1 :]
-    found = jetstream_codec.deliveries(parsed(b"".join(msg(s.encode()) for s in subjects)))
+    found = jetstream_codec.parse_deliveries(parsed(b"".join(msg(s.encode()) for s in subjects)))
     expected = [one_delivery(subject) for subject in subjects]
     assert found.good.tolist() == [each is not None for each in expected]
     columns = (found.attempts, found.sequences, found.counts, found.times, found.pending)
@@ -324,20 +334,24 @@ def test_ack_subjects_of_one_consumer_are_read_as_others_are(
     assert rows == [each or [0] * 5 for each in expected]
     some = found.pick(found.good)
     assert some.times.tolist() == found.times[found.good].tolist()
-    stored = [jetstream_codec.stored_at(some.messages, row) for row in range(len(some.good))]
+    stored = [
+        jetstream_codec.parse_stored_time(some.messages, row) for row in range(len(some.good))
+    ]
     assert stored == [time / 1e9 for time in some.times.tolist()]
 
 
 def test_each_form_of_an_ack_subject_is_read() -> None:
     forms = (b"$JS.ACK.S.c.%b", b"$JS.ACK.hub.hash.S.c.%b", b"$JS.ACK.hub.hash.S.c.%b.random")
-    found = jetstream_codec.deliveries(parsed(b"".join(msg(f % b"2.30.4.5.6") for f in forms)))
+    found = jetstream_codec.parse_deliveries(
+        parsed(b"".join(msg(f % b"2.30.4.5.6") for f in forms))
+    )
     assert found.good.all()
     assert (found.attempts.tolist(), found.sequences.tolist()) == ([2] * 3, [30] * 3)
     assert found.pending.tolist() == [6] * 3
 
 
 def test_a_message_without_a_reply_subject_is_no_delivery() -> None:
-    found = jetstream_codec.deliveries(parsed(b"MSG s 1 0\r\n\r\nMSG s 1 $JS.ACK 0\r\n\r\n"))
+    found = jetstream_codec.parse_deliveries(parsed(b"MSG s 1 0\r\n\r\nMSG s 1 $JS.ACK 0\r\n\r\n"))
     assert found.good.tolist() == [False, False]
 
 
@@ -347,41 +361,41 @@ def test_a_message_without_a_reply_subject_is_no_delivery() -> None:
 )
 def test_the_same_is_said_about_each(subjects: list[str], word: bytes) -> None:
     messages = parsed(b"".join(msg(subject.encode()) for subject in subjects))
-    said = jetstream_codec.say(messages, word)
-    expected = [encode.pub(subject.encode(), word) for subject in subjects]
+    said = jetstream_codec.encode_acks(messages, word)
+    expected = [encode.encode_pub(subject.encode(), word) for subject in subjects]
     end = b" %d\r\n%b\r\n" % (len(word), word)
-    assert jetstream_codec.say_in_order(messages, word) == b"".join(expected)
+    assert jetstream_codec.encode_acks_in_order(messages, word) == b"".join(expected)
     assert sorted(said.split(end)) == sorted([b"", *(each.removesuffix(end) for each in expected)])
 
 
 def test_requests_say_what_is_asked_for() -> None:
-    said = jetstream_codec.next_request(batch=5, expires_seconds=1.5, idle_seconds=0.5, max_bytes=7)
+    said = jetstream_codec.pull_request(batch=5, expires_seconds=1.5, idle_seconds=0.5, max_bytes=7)
     assert json.loads(said) == {
         "batch": 5, "expires": 1_500_000_000, "idle_heartbeat": 500_000_000, "max_bytes": 7
     }  # fmt: skip
-    assert json.loads(jetstream_codec.next_request(batch=5)) == {"batch": 5, "no_wait": True}
-    assert jetstream_codec.nak(0) == b"-NAK"
-    assert jetstream_codec.nak(2.5) == b'-NAK {"delay":2500000000}'
-    assert jetstream_codec.ask("STREAM.INFO.S") == ("$JS.API.STREAM.INFO.S", b"")
+    assert json.loads(jetstream_codec.pull_request(batch=5)) == {"batch": 5, "no_wait": True}
+    assert jetstream_codec.nak_payload(0) == b"-NAK"
+    assert jetstream_codec.nak_payload(2.5) == b'-NAK {"delay":2500000000}'
+    assert jetstream_codec.encode_api_request("STREAM.INFO.S") == ("$JS.API.STREAM.INFO.S", b"")
 
 
 # The conversation --------------------------------------------------------------------------------
 
 
-def sent(core: ClientCore) -> bytes:
+def sent(core: NatsClientCore) -> bytes:
     waited = core.output_bytes
-    output = b"".join(core.take_output())
+    output = b"".join(core.drain_output())
     assert len(output) == waited
     return output
 
 
-def greeted(**options: Any) -> ClientCore:
-    core = ClientCore(inbox="_INBOX.x", **options)
-    core.open(0.0)
+def greeted(**options: Any) -> NatsClientCore:
+    core = NatsClientCore(inbox="_INBOX.x", **options)
+    core.start_connection(0.0)
     core.subscribe("before.*", "q")
     (info,) = core.receive(b'INFO {"nonce":"n"}\r\n', 0.0)
-    assert isinstance(info, Info)
-    core.greet()
+    assert isinstance(info, ServerInfo)
+    core.send_connect()
     return core
 
 
@@ -394,7 +408,7 @@ def test_a_connection_begins_with_who_and_what() -> None:
     core.publish("early", b"is nowhere")
     assert sent(core) == b""
     (ready,) = core.receive(b"PONG\r\n", 0.1)
-    assert isinstance(ready, Ready)
+    assert isinstance(ready, ServerReady)
     core.publish("a", b"x")
     assert sent(core) == b"PUB a 1\r\nx\r\n"
 
@@ -404,11 +418,11 @@ def test_a_mark_is_passed_when_the_server_has_taken_what_was_said_before() -> No
     list(core.receive(b"PONG\r\n", 0.0))
     sent(core)
     core.publish("a", b"x")
-    first, second = core.mark(), core.mark()
+    first, second = core.send_ping(), core.send_ping()
     assert sent(core) == b"PUB a 1\r\nx\r\nPING\r\nPING\r\n"
-    assert [core.has_passed(mark) for mark in (first, second)] == [False, False]
-    assert list(core.receive(b"PONG\r\n", 0.1)) == [Pong()]
-    assert [core.has_passed(mark) for mark in (first, second)] == [True, False]
+    assert [core.is_ping_answered(mark) for mark in (first, second)] == [False, False]
+    assert list(core.receive(b"PONG\r\n", 0.1)) == [ServerPong()]
+    assert [core.is_ping_answered(mark) for mark in (first, second)] == [True, False]
 
 
 def test_answers_come_with_the_numbers_of_their_requests() -> None:
@@ -424,12 +438,14 @@ def test_answers_come_with_the_numbers_of_their_requests() -> None:
         for word in (b"%012d" % second, b"%012d" % first, b"guessed")
     )
     other, answers = core.receive(came + b"MSG before.a 2 0\r\n\r\n", 0.0)
-    assert isinstance(answers, Replies)
+    assert isinstance(answers, RequestReplies)
     assert answers.numbers.tolist() == [second, first]
-    assert isinstance(other, Messages)
-    many = core.take_numbers(3)
-    columns = core.replies_to(many, 3)
-    assert bytes(encode.table(3, columns))[: len(core.reply_to(many))] == core.reply_to(many)
+    assert isinstance(other, ReceivedMessages)
+    many = core.reserve_numbers(3)
+    columns = core.reply_subjects(many, 3)
+    assert bytes(encode.build_rows(3, columns))[
+        : len(core.reply_subject(many))
+    ] == core.reply_subject(many)
 
 
 def test_subscriptions_are_said_again_and_what_was_not_sent_is_not() -> None:
@@ -437,10 +453,10 @@ def test_subscriptions_are_said_again_and_what_was_not_sent_is_not() -> None:
     list(core.receive(b"PONG\r\n", 0.0))
     later = core.subscribe("later")
     core.publish("a", b"x")
-    core.lose()
-    core.open(1.0)
+    core.end_connection()
+    core.start_connection(1.0)
     list(core.receive(b"INFO {}\r\n", 1.0))
-    core.greet()
+    core.send_connect()
     said = sent(core)
     assert b"SUB before.* q 2\r\nSUB later %d\r\n" % later in said
     assert b"PUB" not in said
@@ -469,11 +485,11 @@ def test_a_server_that_answers_no_ping_is_gone() -> None:
 def test_what_a_server_complains_of_is_told() -> None:
     core = greeted()
     (said,) = core.receive(b"-ERR 'Authorization Violation'\r\n", 0.0)
-    assert said == Complaint("Authorization Violation")
+    assert said == ServerError("Authorization Violation")
 
 
 def test_so_many_pending_as_no_number_says_is_not_known() -> None:
     said = b"NATS/1.0 408 Request Timeout\r\nNats-Pending-Messages: %b\r\n\r\n"
-    assert jetstream_codec.pending(said % b"17") == 17
+    assert jetstream_codec.parse_pending_messages(said % b"17") == 17
     for odd in (b"1" * 5000, b"-1", b"", b"x"):
-        assert jetstream_codec.pending(said % odd) == 1 << 31
+        assert jetstream_codec.parse_pending_messages(said % odd) == 1 << 31

@@ -11,10 +11,16 @@ from hypothesis import strategies as st
 
 from simplebus.core.errors import RemoteProtocolError
 from simplebus.core.protocol.frames import Bytes, Flags, Integers
-from simplebus.nats.client.bulk_parser import STRETCH_MESSAGES_MIN
-from simplebus.nats.client.events import Complaint, Info, Messages, Ping, Pong
+from simplebus.nats.client.bulk_parser import BATCH_MESSAGES_MIN
+from simplebus.nats.client.events import (
+    ReceivedMessages,
+    ServerError,
+    ServerInfo,
+    ServerPing,
+    ServerPong,
+)
 from simplebus.nats.client.line_parser import LINE_BYTES_MAX
-from simplebus.nats.client.parser import Parser
+from simplebus.nats.client.parser import ClientParser
 from simplebus.nats.numbers import PADDING_BYTES, parse_numbers, parse_similar_numbers
 
 MOST = 5000
@@ -51,9 +57,9 @@ def truth(data: bytes) -> list[object]:
             said.append((int(words[2]), words[1], reply, body[:head], body[head:]))
             at += size + 2
         elif verb == b"PING":
-            said.append(Ping())
+            said.append(ServerPing())
         elif verb == b"PONG":
-            said.append(Pong())
+            said.append(ServerPong())
         elif verb != b"+OK":
             return [*said, WRONG]
     return said
@@ -61,20 +67,20 @@ def truth(data: bytes) -> list[object]:
 
 def read(chunks: list[bytes]) -> list[object]:
     """The same, as the parser has it."""
-    parser = Parser(MOST)
+    parser = ClientParser(MOST)
     said: list[object] = []
     for chunk in chunks:
         passed = bytearray(chunk)
         try:
             for event in parser.receive(passed):
                 passed[:] = bytes(len(passed))  # It may be written to by then.
-                said += rows(event) if isinstance(event, Messages) else [event]
+                said += rows(event) if isinstance(event, ReceivedMessages) else [event]
         except RemoteProtocolError:
             return [*said, WRONG]
     return said
 
 
-def rows(messages: Messages) -> list[object]:
+def rows(messages: ReceivedMessages) -> list[object]:
     assert messages.all_payloads() == [messages.payload(row) for row in range(messages.count)]
     return [
         (
@@ -164,14 +170,14 @@ def test_byte_by_byte_is_as_whole() -> None:
 
 def test_many_messages_are_one_event() -> None:
     stream = b"".join(message(7, b"a.b", b"r.%d" % n, b"", b"p" * (n % 9)) for n in range(1000))
-    events = list(Parser().receive(stream))
-    assert [e.count for e in events if isinstance(e, Messages)] == [1000]
+    events = list(ClientParser().receive(stream))
+    assert [e.count for e in events if isinstance(e, ReceivedMessages)] == [1000]
     (batch,) = events
-    assert isinstance(batch, Messages)
+    assert isinstance(batch, ReceivedMessages)
     some = batch.pick(batch.ends - batch.payloads == 8)
     assert some.count == 111
     assert some.reply(0) == b"r.8"
-    assert list(batch.by_sid()) == [7]
+    assert list(batch.split_by_sid()) == [7]
 
 
 def test_one_that_is_too_long_is_refused_among_many_as_alone() -> None:
@@ -183,39 +189,39 @@ def test_one_that_is_too_long_is_refused_among_many_as_alone() -> None:
 
 def test_those_of_each_subscription_are_found() -> None:
     stream = b"".join(message(n % 3, b"a", b"", b"", b"%d" % n) for n in range(9))
-    (batch,) = Parser().receive(stream)
-    assert isinstance(batch, Messages)
-    found = {sid: part.all_payloads() for sid, part in batch.by_sid().items()}
+    (batch,) = ClientParser().receive(stream)
+    assert isinstance(batch, ReceivedMessages)
+    found = {sid: part.all_payloads() for sid, part in batch.split_by_sid().items()}
     assert found == {0: [b"0", b"3", b"6"], 1: [b"1", b"4", b"7"], 2: [b"2", b"5", b"8"]}
 
 
 def test_info_and_complaints_are_read() -> None:
     text = b'INFO {"server_id":"x","headers":true,"connect_urls":["a:1"],"nonce":"n","new":1} \r\n'
-    info, error = Parser().receive(text + b"-ERR 'Authorization Violation'\r\n")
-    assert info == Info(server_id="x", headers=True, connect_urls=["a:1"], nonce="n")
-    assert error == Complaint("Authorization Violation")
+    info, error = ClientParser().receive(text + b"-ERR 'Authorization Violation'\r\n")
+    assert info == ServerInfo(server_id="x", headers=True, connect_urls=["a:1"], nonce="n")
+    assert error == ServerError("Authorization Violation")
 
 
 @pytest.mark.parametrize("line", [b"INFO x\r\n", b'INFO {"headers":3}\r\n', b"INFO\r\n", b"XXX"])
 def test_what_is_no_line_of_a_server_is_refused(line: bytes) -> None:
     with pytest.raises(RemoteProtocolError, match="the server sent"):
-        list(Parser().receive(line))
+        list(ClientParser().receive(line))
 
 
 def test_a_line_without_end_is_refused() -> None:
-    parser = Parser()
+    parser = ClientParser()
     with pytest.raises(RemoteProtocolError, match="longer than"):
         list(parser.receive(b"INFO " + b"x" * LINE_BYTES_MAX))
 
 
 def test_a_long_message_is_not_searched_until_it_is_whole() -> None:
-    parser = Parser()
+    parser = ClientParser()
     assert list(parser.receive(b"MSG a 1 4000000\r\n")) == []
     for _ in range(400):
         assert list(parser.receive(bytes(10_000))) == []
     assert len(parser._tail) == 401  # Pieces, not joined once.
     (event,) = parser.receive(b"\r\n")
-    assert isinstance(event, Messages)
+    assert isinstance(event, ReceivedMessages)
     assert len(event.payload(0)) == 4_000_000
     assert parser.tail_bytes == 0
 
@@ -240,5 +246,5 @@ def test_numbers_are_those_that_python_reads(
 
 
 def test_arrays_are_used_where_they_should_be() -> None:
-    few = message(1, b"a", b"", b"", b"x" * 400) * STRETCH_MESSAGES_MIN
-    assert len(list(Parser().receive(few + b"PING\r\n"))) == 2
+    few = message(1, b"a", b"", b"", b"x" * 400) * BATCH_MESSAGES_MIN
+    assert len(list(ClientParser().receive(few + b"PING\r\n"))) == 2

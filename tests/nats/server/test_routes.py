@@ -90,7 +90,10 @@ def test_groups_of_one_name_count_as_one_whatever_they_subscribed_to() -> None:
     ]
     for subscription in subscriptions:
         routes.subscribe(subscription)
-    plain, joined, other = sorted(routes.match(b"a.b"), key=lambda sink: type(sink).__name__)[::-1]
+    by_type = {type(sink): sink for sink in routes.match(b"a.b")}
+    assert len(by_type) == len(routes.match(b"a.b")) == 3
+    plain = by_type[NatsSubscription]
+    joined, other = by_type[QueueGroup], by_type[MergedQueueGroup]
     assert plain is subscriptions[3]
     assert isinstance(joined, QueueGroup)
     assert isinstance(other, MergedQueueGroup)
