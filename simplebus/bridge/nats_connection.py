@@ -74,7 +74,7 @@ class BridgeNatsConnection:
             case RequestReplies():
                 self.replies.append(event)
             case ServerError(text=text):
-                self.complaints.append(says)
+                self.complaints.append(text)
             case NatsConnectionLost(why=why):
                 self.lost_reason = why
                 self.on_lost()
