@@ -19,8 +19,8 @@ from simplebus.core.limits import (
 from simplebus.core.protocol.requests import START_KEYWORDS, Start, SubscribeRequest
 
 _DURABLE_SECONDS = (0.001, IDLE_SECONDS_MAX)
-_PAUSE_SECONDS = (0.001, BACKOFF_SECONDS_MAX)
-_SLOW = ("block", "drop_oldest", "drop_newest", "disconnect")
+_BACKOFF_SECONDS = (0.001, BACKOFF_SECONDS_MAX)
+_SLOW_POLICIES = ("block", "drop_oldest", "drop_newest", "disconnect")
 
 
 StartPosition = (
@@ -71,87 +71,86 @@ def subscribe_request(
         ValueError: An option has a value that no bus accepts.
         TypeError: An option has a value of the wrong type.
     """
-    if slow not in _SLOW:
-        raise ValueError(f"slow is one of {', '.join(_SLOW)}, got {slow!r}")
+    if slow not in _SLOW_POLICIES:
+        raise ValueError(f"slow is one of {', '.join(_SLOW_POLICIES)}, got {slow!r}")
     if slow == "block" and max_pending is not None:
         raise ValueError(
-            "max_pending has no meaning with slow='block', by which messages wait in the class: "
-            "leave it out, or say what becomes of those above it: drop_oldest, drop_newest or "
-            "disconnect"
+            "max_pending cannot be combined with slow='block': leave it out, or set slow to "
+            "drop_oldest, drop_newest or disconnect"
         )
     if slow != "block" and max_pending is None:
-        raise ValueError(f"slow is {slow!r}, so max_pending must be given: where it begins")
+        raise ValueError(f"slow is {slow!r}, so max_pending must be given")
     if durable_seconds is not None:
-        least, most = _DURABLE_SECONDS
+        minimum, maximum = _DURABLE_SECONDS
         durable_seconds = arguments.check_seconds(
-            "durable_seconds", durable_seconds, minimum=least, maximum=most
+            "durable_seconds", durable_seconds, minimum=minimum, maximum=maximum
         )
         if durable is None:
             raise ValueError(
-                f"durable_seconds is {durable_seconds:g}, so durable must be given: what has no "
-                "name ends with its connection"
+                f"durable_seconds is {durable_seconds:g}, so durable must be given: a position "
+                "without a name ends with its connection"
             )
-    least, most = _PAUSE_SECONDS
+    minimum, maximum = _BACKOFF_SECONDS
     if ack_seconds is not None:
         ack_seconds = arguments.check_seconds(
-            "ack_seconds", ack_seconds, minimum=least, maximum=most
+            "ack_seconds", ack_seconds, minimum=minimum, maximum=maximum
         )
-    pauses: list[float] | None = None
+    backoff_seconds: list[float] | None = None
     if backoff is not None:
         if isinstance(backoff, str | bytes) or not isinstance(backoff, Iterable):
             raise TypeError(f"backoff must be a list of seconds, got {backoff!r}")
-        pauses = [
-            arguments.check_seconds("backoff", each, minimum=least, maximum=most)
+        backoff_seconds = [
+            arguments.check_seconds("backoff", each, minimum=minimum, maximum=maximum)
             for each in backoff
         ]
-        if not 1 <= len(pauses) <= BACKOFF_STEPS_MAX:
+        if not 1 <= len(backoff_seconds) <= BACKOFF_STEPS_MAX:
             raise ValueError(
-                f"backoff must have 1 to {BACKOFF_STEPS_MAX} pauses, got {len(pauses)}"
+                f"backoff must have 1 to {BACKOFF_STEPS_MAX} values, got {len(backoff_seconds)}"
             )
     if not isinstance(by_key, bool):
         raise TypeError(f"by_key must be true or false, got {by_key!r}")
     if by_key and group is None:
-        raise ValueError("by_key says which member of a group gets a message, so give a group")
+        raise ValueError("by_key is true, so group must be given")
     request = SubscribeRequest(
-        channels=[check_pattern(_pattern(channel)) for channel in channels],
+        channels=[check_pattern(_check_is_text(channel)) for channel in channels],
         durable=durable,
         idle_seconds=durable_seconds,
         group=group,
-        start=_start(start),
+        start=_encode_start(start),
         max_in_flight=max_in_flight,
         max_pending=max_pending,
         slow=slow,
         ack_seconds=ack_seconds,
         max_deliveries=max_deliveries,
-        backoff=pauses,
+        backoff=backoff_seconds,
         by_key=by_key,
     )
     try:
         return msgspec.json.decode(request.encode(), type=SubscribeRequest)
     except msgspec.ValidationError as error:
-        raise ValueError(f"no bus grants this subscription: {error}") from None
+        raise ValueError(f"invalid subscription option: {error}") from None
 
 
-def _pattern(channel: str) -> str:
+def _check_is_text(channel: str) -> str:
     if not isinstance(channel, str):
         raise TypeError(
-            f"a pattern of channels must be text, got {channel!r}; several are given one by one: "
+            f"a pattern of channels must be text, got {channel!r}; pass several one by one: "
             'subscribe(…, "orders.eu.*", "orders.us.*")'
         )
     return channel
 
 
 def seconds_of(name: str, time: datetime) -> float:
-    """Seconds since 1970. Raises TypeError for what is no time, ValueError for one of no clock."""
+    """Return seconds since 1970. Raises TypeError or ValueError if `time` is not a valid time."""
     if not isinstance(time, datetime):
         raise TypeError(f"{name} must be a datetime, got {time!r}")
     try:
         return time.timestamp()
     except (ValueError, OverflowError) as error:
-        raise ValueError(f"{name} is no time that a bus can know, got {time!r}") from error
+        raise ValueError(f"{name} is a time outside the supported range: {time!r}") from error
 
 
-def _start(start: str | int | datetime | Start) -> str | Start:
+def _encode_start(start: str | int | datetime | Start) -> str | Start:
     if isinstance(start, Start):
         return start
     if isinstance(start, datetime):

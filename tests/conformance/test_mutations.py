@@ -19,8 +19,8 @@ from simplebus.core.subscription.subscription import BrokerSubscription
 from simplebus.testing.conformance import BusConformance, Host, memory_host
 
 
-class Promises(BusConformance):
-    """Kept, or broken, by a bus in this process."""
+class MutatedBusTests(BusConformance):
+    """The conformance suite on a `MemoryBus` that a test breaks."""
 
     def host(self, settings: Settings) -> AbstractAsyncContextManager[Host]:
         return memory_host(settings)
@@ -29,51 +29,51 @@ class Promises(BusConformance):
         trio.run(main, clock=MockClock(autojump_threshold=0))
 
 
-def nothing(*args: Any, **options: Any) -> None:
-    """What a bus does that forgets to do it."""
+def do_nothing(*args: Any, **options: Any) -> None:
+    """Replace a method of the bus."""
 
 
 BROKEN = {
-    "acks are forgotten": (
+    "acks are ignored": (
         (AckHandler, "ack_range"),
         "test_leaving_a_subscription_acknowledges_the_last_message",
     ),
-    "nacks are forgotten": (
+    "nacks are ignored": (
         (BrokerSubscription, "nack"),
         "test_redelivers_nacked_message_after_the_requested_delay",
     ),
-    "nobody is at work": (
+    "working is ignored": (
         (BrokerSubscription, "extend_ack_timeout"),
         "test_working_restarts_the_ack_timeout",
     ),
-    "nothing is ever overdue": (
+    "ticks are ignored": (
         (BrokerSubscription, "tick"),
         "test_redelivers_unacknowledged_messages_with_growing_backoff",
     ),
-    "what is put off is forgotten": (
+    "delayed messages are lost": (
         (BrokerSubscription, "_delay_span"),
         "test_delayed_message_is_delivered_after_its_delay",
     ),
-    "a member takes its messages with it": (
+    "messages of a leaving member are lost": (
         (Group, "remove_member"),
         "test_messages_of_a_leaving_member_go_to_the_others",
     ),
-    "what is given up is nowhere": (
+    "dead letters are lost": (
         (Store, "dead_letter"),
         "test_dead_letter_is_stored_with_its_reason",
     ),
-    "what was under way is not sent again": (
+    "unconfirmed messages are not resent": (
         (PublishBuffer, "connection_lost"),
         "test_reconnects_without_loss_or_duplicates",
     ),
 }
 
 
-@pytest.mark.parametrize("what", BROKEN)
-def test_suite_detects_a_broken_bus(monkeypatch: pytest.MonkeyPatch, what: str) -> None:
-    (owner, method), promise = BROKEN[what]
-    keep = getattr(Promises(), promise)
-    keep()
-    monkeypatch.setattr(owner, method, nothing)
+@pytest.mark.parametrize("mutation", BROKEN)
+def test_suite_detects_a_broken_bus(monkeypatch: pytest.MonkeyPatch, mutation: str) -> None:
+    (owner, method), test_name = BROKEN[mutation]
+    run_test = getattr(MutatedBusTests(), test_name)
+    run_test()
+    monkeypatch.setattr(owner, method, do_nothing)
     with pytest.raises(BaseException):  # noqa: B017, PT011 - whichever shows it first.
-        keep()
+        run_test()

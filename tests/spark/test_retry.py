@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from simplebus.core.errors import BusConnectionError, Reason, RefusedError
-from simplebus.spark.retry import patient_bus, patiently
+from simplebus.spark.retry import connect_with_retry, retry_connect
 from simplebus.testing.server import BusServer, until
 from tests.client.faulty_server import fake_server, faulty_proxy
 
@@ -20,10 +20,10 @@ def test_a_bus_that_is_away_is_tried_until_it_is_there(server: BusServer) -> Non
         def connect(seconds: float) -> Any:
             attempts.append(seconds)
             way.is_refusing = len(attempts) < 4
-            with patient_bus(way.address, timeout=0.01 if way.is_refusing else 60) as bus:
-                return bus.class_of("orders")
+            with connect_with_retry(way.address, timeout=0.01 if way.is_refusing else 60) as bus:
+                return bus.resolve_class_id("orders")
 
-        assert patiently(connect, 60.0) >= 0
+        assert retry_connect(connect, 60.0) >= 0
         assert len(attempts) == 4
         assert 60.0 > attempts[0] > attempts[1]
         until(lambda: way.refused_count > 0)
@@ -37,7 +37,7 @@ def test_a_bus_that_says_no_is_asked_once() -> None:
         raise BusConnectionError("no") from RefusedError(Reason.TOO_MANY_CLASSES, "not today")
 
     with pytest.raises(BusConnectionError, match="no"):
-        patiently(connect, 20.0)
+        retry_connect(connect, 20.0)
     assert len(attempts) == 1
 
 
@@ -46,6 +46,6 @@ def test_a_bus_that_stays_away_is_an_error_that_says_where() -> None:
         place = bus.address
     with (
         pytest.raises(BusConnectionError, match=f"cannot connect to simplebus://{place}"),
-        patient_bus(place, timeout=0.2),
+        connect_with_retry(place, timeout=0.2),
     ):
         pass
