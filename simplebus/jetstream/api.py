@@ -9,8 +9,8 @@ from datetime import UTC, datetime
 from typing import Any
 
 from simplebus.core.protocol.requests import Start
-from simplebus.jetstream.names import WAITING
-from simplebus.jetstream.settings import EngineOptions
+from simplebus.jetstream.names import BACKLOG_CONSUMER
+from simplebus.jetstream.settings import JetStreamOptions
 from simplebus.nats.client.jetstream_codec import JetStreamError
 from simplebus.net.nats_connection import NatsConnection
 
@@ -77,12 +77,12 @@ TIME_MAX = 9e9
 SEQUENCE_MAX = (1 << 63) - 1
 
 
-def stream(options: EngineOptions, class_id: int, name: str) -> dict[str, Any]:
+def stream(options: JetStreamOptions, class_id: int, name: str) -> dict[str, Any]:
     """The stream of a class. What everybody has acknowledged is removed by doors, many messages at
     once: to have JetStream see to it with every acknowledgement costs as much as to store them."""
     return {
-        "name": options.names.stream(class_id),
-        "subjects": [options.names.subject(class_id)],
+        "name": options.names.stream_name(class_id),
+        "subjects": [options.names.class_subject(class_id)],
         "description": name,
         "retention": "limits",
         "storage": options.storage,
@@ -94,10 +94,10 @@ def stream(options: EngineOptions, class_id: int, name: str) -> dict[str, Any]:
     }
 
 
-def identity_stream(options: EngineOptions, identity: str) -> dict[str, Any]:
+def identity_stream(options: JetStreamOptions, identity: str) -> dict[str, Any]:
     """The stream that says which bus it is."""
     return {
-        "name": options.names.identity_stream,
+        "name": options.names.identity_stream_name,
         "subjects": [options.names.identity_subject],
         "description": "which bus the doors are",
         "storage": options.storage,
@@ -114,7 +114,7 @@ def identity_of(info: dict[str, Any]) -> str:
 
 
 def consumer(
-    options: EngineOptions,
+    options: JetStreamOptions,
     name: str,
     *,
     kind: str,
@@ -149,7 +149,7 @@ def consumer(
         made["metadata"][_SENT] = str(sent)
     if terms:
         made["metadata"][_TERMS] = terms
-    if kind == "plain" and name != WAITING:
+    if kind == "plain" and name != BACKLOG_CONSUMER:
         made["inactive_threshold"] = round(PLAIN_SECONDS * 1e9)
     elif kind == "hold":
         made["inactive_threshold"] = round(CLAIM_SECONDS * 1e9)

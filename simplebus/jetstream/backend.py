@@ -52,7 +52,7 @@ from simplebus.jetstream.publish.codec import HEADERS_BYTES_MAX
 from simplebus.jetstream.publish.refusals import Refusals
 from simplebus.jetstream.publish.stream_publisher import Uplink
 from simplebus.jetstream.remote_class import RemoteClass, shut
-from simplebus.jetstream.settings import EngineOptions
+from simplebus.jetstream.settings import JetStreamOptions
 from simplebus.jetstream.trim import Trimming
 from simplebus.nats.client import jetstream_codec
 from simplebus.nats.client.client import ServerReady, RequestReplies
@@ -75,7 +75,7 @@ _PAUSE_SECONDS = 0.25
 class Cluster:
     """Of one door. Enter `run` in a nursery when the broker's driver runs."""
 
-    def __init__(self, broker: Broker, options: EngineOptions) -> None:
+    def __init__(self, broker: Broker, options: JetStreamOptions) -> None:
         self.options = options
         self.door = secrets.token_hex(6)
         """What other doors know it by."""
@@ -96,7 +96,7 @@ class Cluster:
         self.positions = Positions(self.link, options, self.door, Judge(broker))
         self.uplink = Uplink(
             core,
-            subject=options.names.subject,
+            subject=options.names.class_subject,
             program=lambda name: broker.connection_requests.producer_states.program(name) or "",
             run=self.door,
             takes_chains=self.positions.takes_chains,
@@ -123,7 +123,7 @@ class Cluster:
         self._reached = trio.Event()
         table = broker.store.class_registry
         table.dedup_window_seconds = options.duplicate_seconds
-        table.choose_first_number = options.first_number
+        table.choose_first_number = options.first_message_number
         table.class_factory = partial(
             RemoteClass,
             begin=self._begin,
@@ -225,7 +225,7 @@ class Cluster:
         if may_ask and (count := feed.wanted()):
             feed.asked += count
             feed.heard_at = now
-            stream = self.options.names.stream(feed.cls.class_id)
+            stream = self.options.names.stream_name(feed.cls.class_id)
             consumer = self.listening.consumers[feed.position]
             core.publish(
                 f"{jetstream_codec.API}CONSUMER.MSG.NEXT.{stream}.{consumer}",
@@ -609,4 +609,4 @@ class Cluster:
             await self._reached.wait()
         with contextlib.suppress(BusConnectionError):
             # What was said before is there when this is answered.
-            await self.link.request(self.options.names.door(self.door))
+            await self.link.request(self.options.names.server_subject(self.door))

@@ -60,7 +60,7 @@ class Counting:
 
     async def _counted(self, class_id: int) -> RemoteInventory:
         try:
-            info = await self._link.api_request(f"STREAM.INFO.{self._names.stream(class_id)}")
+            info = await self._link.api_request(f"STREAM.INFO.{self._names.stream_name(class_id)}")
         except JetStreamError as error:
             if error.code not in jetstream_codec.NOT_FOUND:
                 raise

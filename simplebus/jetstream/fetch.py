@@ -30,7 +30,7 @@ from simplebus.core.redelivery.delivery_policy import Clock
 from simplebus.jetstream import api
 from simplebus.jetstream.publish import codec
 from simplebus.jetstream.remote_class import RemoteClass
-from simplebus.jetstream.settings import EngineOptions
+from simplebus.jetstream.settings import JetStreamOptions
 from simplebus.nats.client import jetstream_codec
 from simplebus.nats.client.events import ReceivedMessages
 from simplebus.nats.client.jetstream_codec import JetStreamError
@@ -52,7 +52,7 @@ Tell = Callable[[], None]
 class Stored:
     """Of one door."""
 
-    def __init__(self, link: NatsConnection, options: EngineOptions) -> None:
+    def __init__(self, link: NatsConnection, options: JetStreamOptions) -> None:
         self._link = link
         self._options = options
 
@@ -74,7 +74,7 @@ class Stored:
     async def _ends(self, class_id: int) -> tuple[int, int, float]:
         """The lowest sequence, the next one, and what time it is by the clock of who stores them:
         seconds since 1970."""
-        info = await self._link.api_request(f"STREAM.INFO.{self._options.names.stream(class_id)}")
+        info = await self._link.api_request(f"STREAM.INFO.{self._options.names.stream_name(class_id)}")
         state = info.get("state", {})
         head = int(state.get("last_seq", 0))
         now = datetime.fromisoformat(info["ts"]).timestamp()
@@ -100,7 +100,7 @@ class Stored:
         self, class_id: int, wish: FetchRequest, first: int, frame_bytes: int
     ) -> tuple[int, list[FrameBatch], list[float]] | None:
         """What a consumer for once sends: the first of them, frames, times; None for nothing."""
-        stream, name = self._options.names.stream(class_id), f"look-{secrets.token_hex(6)}"
+        stream, name = self._options.names.stream_name(class_id), f"look-{secrets.token_hex(6)}"
         start: Start = Start(sequence=first) if wish.time is None else Start(time=wish.time)
         config = api.once(name, api.starting(start))
         body = {"stream_name": stream, "config": config, "action": "create"}
@@ -144,7 +144,7 @@ class Stored:
         first, last = max(first, floor), head if last is None else min(last, head)
         if first >= last:
             return 0, first, first
-        stream = self._options.names.stream(class_id)
+        stream = self._options.names.stream_name(class_id)
         if first == floor:
             said = await self._link.api_request(f"STREAM.PURGE.{stream}", {"seq": last + 1})
             return int(said.get("purged", 0)), first, last

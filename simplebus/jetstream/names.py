@@ -20,16 +20,16 @@ import re
 from dataclasses import dataclass
 from urllib.parse import unquote
 
-CLUSTER = "cluster."
+CLUSTER_ID_PREFIX = "cluster."
 """What the identity of a bus begins with that a cluster keeps."""
-WAITING = "waiting"
+BACKLOG_CONSUMER = "waiting"
 _ALLOWED = re.compile(r"[A-Za-z0-9_]")
 _PREFIX = re.compile(r"[A-Za-z0-9_]{1,32}")
 _ESCAPED, _HASH = re.compile(r"=([0-9A-F]{2})"), re.compile(r"=[0-9a-f]{64}")
 _NAME_BYTES_MAX = 120
 
 
-def token(text: str) -> str:
+def encode_token(text: str) -> str:
     """A text as a part of a name."""
     found = "".join(
         each if _ALLOWED.fullmatch(each) else "".join(f"={byte:02X}" for byte in each.encode())
@@ -53,14 +53,14 @@ class Names:
                 f"the prefix {self.prefix!r}: expected 1 to 32 letters, digits or underscores"
             )
 
-    def stream(self, class_id: int) -> str:
+    def stream_name(self, class_id: int) -> str:
         return f"{self.prefix}_{class_id}"
 
-    def subject(self, class_id: int) -> str:
+    def class_subject(self, class_id: int) -> str:
         return f"{self.prefix}.{class_id}"
 
     @property
-    def identity_stream(self) -> str:
+    def identity_stream_name(self) -> str:
         """Whose metadata say which bus it is."""
         return f"{self.prefix}_bus"
 
@@ -69,13 +69,13 @@ class Names:
         """A stream has to have one. Nothing is published to it."""
         return f"{self.prefix}.bus"
 
-    def class_of(self, stream: str) -> int | None:
+    def parse_stream_name(self, stream: str) -> int | None:
         """Which class a stream is of; None for another one."""
         head, _, number = stream.rpartition("_")
         is_ours = head == self.prefix and number.isascii() and number.isdigit() and len(number) < 6
         return int(number) if is_ours else None
 
-    def may_take(self, subject: str) -> bool:
+    def overlaps_subject(self, subject: str) -> bool:
         """Whether what is published to classes, or said among doors, may be to this subject, which
         may have wildcards."""
         head, *rest = subject.split(".")
@@ -85,21 +85,21 @@ class Names:
             case []:
                 return head == ">"
             case [one]:
-                is_class = self.class_of(f"{self.prefix}_{one}") is not None
+                is_class = self.parse_stream_name(f"{self.prefix}_{one}") is not None
                 return is_class or one in ("*", ">", "naming")
             case [first, _]:
                 return first in ("*", "door", "holder")
             case _:
                 return False
 
-    def door(self, door: str) -> str:
+    def server_subject(self, server_id: str) -> str:
         """Where a door answers as long as it is there."""
-        return f"{self.prefix}.door.{token(door)}"
+        return f"{self.prefix}.door.{encode_token(server_id)}"
 
     @property
-    def door_names(self) -> str:
+    def names_query_subject(self) -> str:
         """Where every door tells whoever asks which classes have names."""
-        return self.door("names")
+        return self.server_subject("names")
 
     def holder(self, class_id: int, name: str) -> str:
         """Where the door answers that feeds somebody from the consumer of this name."""
@@ -113,14 +113,14 @@ class Names:
 
 def consumer(durable: str, group: str) -> str:
     """Of a durable, a group, or both; empty for neither."""
-    parts = [f"g-{token(group)}"] if group else []
-    parts += [f"d-{token(durable)}"] if durable else []
+    parts = [f"g-{encode_token(group)}"] if group else []
+    parts += [f"d-{encode_token(durable)}"] if durable else []
     return "-".join(parts)
 
 
 def is_of_durable(consumer: str, durable: str) -> bool:
     """Whether a consumer of a durable is this one's, in whichever group."""
-    return consumer.split("-")[-2:] == ["d", token(durable)]
+    return consumer.split("-")[-2:] == ["d", encode_token(durable)]
 
 
 def called(consumer: str) -> str:

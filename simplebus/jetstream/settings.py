@@ -23,7 +23,7 @@ are 600,000 in a second then."""
 
 
 @dataclass(frozen=True, slots=True)
-class EngineOptions:
+class JetStreamOptions:
     """Raises ValueError for what makes no sense."""
 
     servers: tuple[NatsAddress, ...]
@@ -62,12 +62,12 @@ class EngineOptions:
             raise ValueError(f"max_bytes must be 0 or more, got {self.max_bytes}")
 
     @property
-    def level(self) -> Durability:
+    def durability(self) -> Durability:
         """What a PubAck means: a server that keeps messages in files has given them to its
         system."""
         return Durability.OS if self.storage == "file" else Durability.MEMORY
 
-    def first_number(self, now: float) -> int:
+    def first_message_number(self, now: float) -> int:
         """Which number a program begins with that connects at this time, at whichever door. What
         one of its name has used within the time of duplicates, elsewhere perhaps, lies before it:
         numbers go on with the clock, faster than anybody publishes, and come round after four
@@ -76,7 +76,7 @@ class EngineOptions:
         return int(part * (MESSAGE_ID_MASK + 1)) & MESSAGE_ID_MASK
 
 
-def unfit(settings: Settings) -> list[tuple[int | str | None, str, str]]:
+def unsupported_settings(settings: Settings) -> list[tuple[int | str | None, str, str]]:
     """What a bus can be told and a door before a cluster cannot do: of which class, None for all of
     them; what, by the name of its key; and why not."""
     found: list[tuple[int | str | None, str, str]] = []
@@ -99,5 +99,5 @@ def unfit(settings: Settings) -> list[tuple[int | str | None, str, str]]:
 
 def check_settings(settings: Settings) -> None:
     """Raises ValueError for what is `unfit`."""
-    for key, what, why in unfit(settings):
+    for key, what, why in unsupported_settings(settings):
         raise ValueError(f"{'every class' if key is None else f'class {key}'}: {what}: {why}")

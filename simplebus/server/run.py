@@ -30,7 +30,7 @@ from simplebus.core.users.rate_limit import UNLIMITED, RateLimit
 from simplebus.core.users.users import Users
 from simplebus.jetstream.backend import Cluster
 from simplebus.jetstream.cluster.limits_check import fitted
-from simplebus.jetstream.settings import EngineOptions, check_settings
+from simplebus.jetstream.settings import JetStreamOptions, check_settings
 from simplebus.nats.settings import NatsSettings
 from simplebus.server import listeners, process
 from simplebus.server.journal.pump import JournalPump, load
@@ -85,7 +85,7 @@ class ServeOptions:
     """Classes that exist from the start, with their bound NATS subjects."""
     data_dir: Path | None = None
     """Directory of the journal; None stores messages in memory only."""
-    cluster: EngineOptions | None = None
+    cluster: JetStreamOptions | None = None
     """JetStream cluster that stores all classes; None if this process stores them."""
     durability: Durability = Durability.DISK
     """Durability that a confirm promises if there is a journal."""
@@ -182,7 +182,7 @@ def _open_server(settings: Settings, options: ServeOptions, bus_id: str) -> Iter
     """Create the server and recover its data; close its journal on exit."""
     if options.cluster is not None:
         check_settings(settings)
-        commit_log = CommitLog(options.cluster.level, is_remote=True)
+        commit_log = CommitLog(options.cluster.durability, is_remote=True)
         server = Server(settings, bus_id=bus_id, commit_log=commit_log)
         server.jetstream = Cluster(server.broker, options.cluster)
         server.jetstream.drive(server.flush_ready, server.update_clock)

@@ -19,7 +19,7 @@ from simplebus.core.protocol.durability import Durability
 from simplebus.core.settings import Settings
 from simplebus.core.statistics import ClassStatistics
 from simplebus.core.users.users import Users
-from simplebus.jetstream.settings import EngineOptions
+from simplebus.jetstream.settings import JetStreamOptions
 from simplebus.server.run import RunningServer, ServeOptions, serve
 from simplebus.server.tls.certificates import TlsOptions
 
@@ -49,7 +49,7 @@ class BusServer:
         *,
         data_dir: Path | None = None,
         durability: Durability = Durability.DISK,
-        cluster: EngineOptions | None = None,
+        cluster: JetStreamOptions | None = None,
         tls: TlsOptions | None = None,
         users: Users | None = None,
     ) -> None:
@@ -151,7 +151,7 @@ def bus_server(
     *,
     data_dir: Path | None = None,
     durability: Durability = Durability.DISK,
-    cluster: EngineOptions | None = None,
+    cluster: JetStreamOptions | None = None,
     tls: TlsOptions | None = None,
     users: Users | None = None,
 ) -> Iterator[BusServer]:

@@ -9,7 +9,7 @@ from typing import Any
 
 from simplebus.core.broker.broker import Settings
 from simplebus.jetstream.names import Names
-from simplebus.jetstream.settings import EngineOptions
+from simplebus.jetstream.settings import JetStreamOptions
 from simplebus.net.nats_connection import NatsAddress
 from simplebus.server.run import RunningServer
 from tests.support.running_server import serving
@@ -18,16 +18,16 @@ PATIENCE_SECONDS = 60.0
 _prefixes = count()
 
 
-def options(*urls: str, prefix: str = "", **more: Any) -> EngineOptions:
+def options(*urls: str, prefix: str = "", **more: Any) -> JetStreamOptions:
     """Of an engine that is nobody else's, unless a prefix is given."""
     prefix = prefix or f"t{next(_prefixes)}"
     servers = tuple(NatsAddress.parse(url) for url in urls)
-    return EngineOptions(servers, Names(prefix), storage="memory", **more)
+    return JetStreamOptions(servers, Names(prefix), storage="memory", **more)
 
 
 @asynccontextmanager
 async def door(
-    cluster: EngineOptions, settings: Settings | None = None, **more: Any
+    cluster: JetStreamOptions, settings: Settings | None = None, **more: Any
 ) -> AsyncIterator[RunningServer]:
     async with serving(settings, cluster=cluster, **more) as up:
         yield up

@@ -180,7 +180,7 @@ async def test_a_class_and_its_durables_are_kept_by_as_many_servers_as_is_asked_
     with cluster(tmp_path) as servers, trio.fail_after(PATIENCE_SECONDS):
         urls = [server.url for server in servers]
         engine = options(*urls, replicas=3)
-        stream = engine.names.stream(CLASS)
+        stream = engine.names.stream_name(CLASS)
         async with (
             door(engine) as up,
             simplebus.connect(address(up)) as bus,
@@ -188,7 +188,7 @@ async def test_a_class_and_its_durables_are_kept_by_as_many_servers_as_is_asked_
             linked(*urls) as (link, _),
         ):
             await bus.publish(b"", class_id=CLASS)
-            for what in engine.names.identity_stream, stream:
+            for what in engine.names.identity_stream_name, stream:
                 found = await whole(link, f"STREAM.INFO.{what}")
                 assert found["config"]["num_replicas"] == 3
             found = await whole(link, f"CONSUMER.INFO.{stream}.d-d")

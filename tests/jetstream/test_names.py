@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from simplebus.core.protocol.requests import Start
 from simplebus.core.settings import ClassSettings, FullPolicy, Retention, Settings
 from simplebus.jetstream import api
-from simplebus.jetstream.names import WAITING, Names, called, consumer, token
-from simplebus.jetstream.settings import EngineOptions, check_settings
+from simplebus.jetstream.names import BACKLOG_CONSUMER, Names, called, consumer, encode_token
+from simplebus.jetstream.settings import JetStreamOptions, check_settings
 from simplebus.net.nats_connection import NatsAddress
 
 SERVERS = (NatsAddress("a"),)
@@ -21,8 +21,8 @@ names = st.text(max_size=40)
 
 @given(names, names)
 def test_no_two_names_have_one_token(one: str, other: str) -> None:
-    assert re.fullmatch(r"[A-Za-z0-9_=]*", token(one))
-    assert (token(one) == token(other)) == (one == other)
+    assert re.fullmatch(r"[A-Za-z0-9_=]*", encode_token(one))
+    assert (encode_token(one) == encode_token(other)) == (one == other)
 
 
 @given(names, names, names, names)
@@ -31,20 +31,20 @@ def test_no_two_positions_have_one_consumer(a: str, b: str, c: str, d: str) -> N
 
 
 def test_what_waits_is_nobodys_durable() -> None:
-    assert WAITING not in (consumer(WAITING, ""), consumer("", WAITING))
+    assert BACKLOG_CONSUMER not in (consumer(BACKLOG_CONSUMER, ""), consumer("", BACKLOG_CONSUMER))
     assert not consumer("p-x-1", "").startswith("p-")
 
 
 def test_a_long_name_is_a_hash() -> None:
-    assert len(token("x" * 500)) == 65
-    assert token("x" * 500) != token("x" * 501)
+    assert len(encode_token("x" * 500)) == 65
+    assert encode_token("x" * 500) != encode_token("x" * 501)
 
 
 def test_names_of_streams_lead_back_to_their_classes() -> None:
     ours = Names("bus")
-    assert (ours.stream(7), ours.subject(7)) == ("bus_7", "bus.7")
-    assert ours.class_of("bus_7") == 7
-    assert [ours.class_of(n) for n in ("bus_x", "other_7", "bus_", "bus_1_7", "bus_700000")] == [
+    assert (ours.stream_name(7), ours.class_subject(7)) == ("bus_7", "bus.7")
+    assert ours.parse_stream_name("bus_7") == 7
+    assert [ours.parse_stream_name(n) for n in ("bus_x", "other_7", "bus_", "bus_1_7", "bus_700000")] == [
         None
     ] * 5
     with pytest.raises(ValueError, match="the prefix"):
@@ -56,8 +56,8 @@ def test_whatever_a_consumer_says_whose_it_is_who_asks_that_door_says_one_subjec
     door: str,
 ) -> None:
     """Who may make consumers may write anything there."""
-    assert Names("bus").door("0123456789ab") == "bus.door.0123456789ab"
-    assert re.fullmatch(r"bus\.door\.[A-Za-z0-9_=]*", Names("bus").door(door))
+    assert Names("bus").server_subject("0123456789ab") == "bus.door.0123456789ab"
+    assert re.fullmatch(r"bus\.door\.[A-Za-z0-9_=]*", Names("bus").server_subject(door))
 
 
 @pytest.mark.parametrize(
@@ -72,7 +72,7 @@ def test_whatever_a_consumer_says_whose_it_is_who_asks_that_door_says_one_subjec
     ],
 )
 def test_what_is_published_to_classes_is_known_by_its_subject(subject: str, takes: bool) -> None:
-    assert Names("bus").may_take(subject) == takes
+    assert Names("bus").overlaps_subject(subject) == takes
 
 
 def test_where_a_position_begins_is_told() -> None:
@@ -93,7 +93,7 @@ def test_what_a_consumer_has_not_acknowledged_begins_behind_its_floor() -> None:
 
 
 def test_a_plain_one_is_nobodys_when_its_door_has_left_it() -> None:
-    options = EngineOptions(SERVERS)
+    options = JetStreamOptions(SERVERS)
     made = api.consumer(options, "p-x-1", kind="plain", door="x", start={})
     info = {"config": made}
     assert (api.kind_of(info), api.door_of(info)) == ("plain", "x")
@@ -109,9 +109,9 @@ def test_a_plain_one_is_nobodys_when_its_door_has_left_it() -> None:
 )
 def test_options_that_make_no_sense_are_refused(wrong: dict[str, object]) -> None:
     with pytest.raises(ValueError, match=next(iter(wrong))):
-        EngineOptions(SERVERS, **wrong)  # type: ignore[arg-type]
+        JetStreamOptions(SERVERS, **wrong)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="no NATS server"):
-        EngineOptions(())
+        JetStreamOptions(())
 
 
 @pytest.mark.parametrize(
@@ -135,4 +135,4 @@ def test_what_a_consumer_is_for_is_told_by_its_name(durable: str, group: str) ->
     told = called(consumer(durable, group))
     for name in filter(None, (durable, group)):
         assert repr(name) in told or ("of a long name" in told and len(name) > 10)
-    assert called(WAITING) == called("p-x-1") == "a subscription without a name"
+    assert called(BACKLOG_CONSUMER) == called("p-x-1") == "a subscription without a name"

@@ -12,13 +12,13 @@ from typer.testing import CliRunner
 from simplebus.cli import app
 from simplebus.commands.serve.jetstream_options import engine_options, parse_servers
 from simplebus.core.settings import FullPolicy, Settings
-from simplebus.jetstream.settings import EngineOptions
+from simplebus.jetstream.settings import JetStreamOptions
 from simplebus.net.nats_connection import NatsAddress
 
 
 def chosen(
     settings: Settings | None = None, environment: dict[str, str] | None = None, **given: Any
-) -> EngineOptions | None:
+) -> JetStreamOptions | None:
     values: dict[str, Any] = {
         "engine": parse_servers("nats://a,b:4333"),
         "engine_prefix": "bus",
@@ -37,7 +37,7 @@ def test_servers_are_named_with_commas_between_them() -> None:
     options = chosen()
     assert options is not None
     assert options.servers == (NatsAddress("a"), NatsAddress("b", 4333))
-    assert (options.names.stream(7), options.replicas) == ("bus_7", 3)
+    assert (options.names.stream_name(7), options.replicas) == ("bus_7", 3)
     assert chosen(engine=None) is None
     assert parse_servers(options.servers) == options.servers
     with pytest.raises(typer.BadParameter, match="expected nats://"):

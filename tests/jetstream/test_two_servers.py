@@ -96,7 +96,7 @@ async def test_what_is_confirmed_at_one_door_is_delivered_at_another(
                 got = [(await messages.get()).payload for _ in range(3000)]
                 assert got == [b"%d" % n for n in range(3000)]
         await until(lambda: not (cluster_of(other).feeds or cluster_of(other).is_busy))
-        name = f"CONSUMER.INFO.{cluster.names.stream(7)}.d-d"
+        name = f"CONSUMER.INFO.{cluster.names.stream_name(7)}.d-d"
         info = await cluster_of(one).link.api_request(name)
         assert (info["ack_floor"]["stream_seq"], info["num_ack_pending"]) == (3002, 0)
 
@@ -390,7 +390,7 @@ async def test_foreign_bytes_in_a_stream_harm_nobody(jetstream_server: NatsServe
         bus.subscribe(7, durable="d") as messages,
     ):
         link = cluster_of(up).link
-        subject = cluster.names.subject(7)
+        subject = cluster.names.class_subject(7)
         head = b"NATS/1.0\r\nSimplebus-Type: 5\r\n\r\n"
         for payload, headers in (
             (b"plain, from elsewhere", b""),

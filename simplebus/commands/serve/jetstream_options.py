@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import ssl
 
     from simplebus.core.settings import Settings
-    from simplebus.jetstream.settings import EngineOptions
+    from simplebus.jetstream.settings import JetStreamOptions
     from simplebus.net.nats_connection import NatsAddress
 
 ENGINE = "Before a JetStream cluster"
@@ -157,7 +157,7 @@ Ca = Annotated[
 
 def engine_options(
     settings: Settings, *, environment: Mapping[str, str], **values: Any
-) -> EngineOptions | None:
+) -> JetStreamOptions | None:
     """What the options amount to; None for a bus that keeps its messages itself.
 
     Raises ValueError when they contradict each other, or a file is no good.
@@ -165,7 +165,7 @@ def engine_options(
     if not values["engine"]:
         return None
     from simplebus.jetstream.names import Names
-    from simplebus.jetstream.settings import EngineOptions, unfit
+    from simplebus.jetstream.settings import JetStreamOptions, unsupported_settings
     from simplebus.nats.client.credentials import Credentials
 
     wrong = [
@@ -173,12 +173,12 @@ def engine_options(
         for name in ("data-dir", "last-values")
         if values.get(name.replace("-", "_"))
     ]
-    for key, what, why in unfit(settings):
+    for key, what, why in unsupported_settings(settings):
         wrong.append(f"{f'--{what}' if key is None else f'classes.{key}.{what}'}: {why}")
     said = {name: environment.get(key, "") for name, key in SECRETS.items()}
     made = None
     try:
-        made = EngineOptions(
+        made = JetStreamOptions(
             servers=values["engine"],
             names=Names(values["engine_prefix"]),
             replicas=values["engine_replicas"],

@@ -110,12 +110,12 @@ class Naming:
             await self._has_heard.wait()
         if not self._has_heard.is_set():
             log.warning("no other door has said within %g s what it knows", PATIENCE_SECONDS)
-        self._ask_sid = self._core.subscribe(self._subjects.door_names)
+        self._ask_sid = self._core.subscribe(self._subjects.names_query_subject)
 
     def begin_anew(self) -> None:
         """There is a connection. Nobody may have heard of any name, and this door not of theirs."""
         self._told.clear()
-        self._core.publish(self._subjects.door_names, self._door, reply=self._inbox)
+        self._core.publish(self._subjects.names_query_subject, self._door, reply=self._inbox)
 
     # What is told --------------------------------------------------------------------------------
 
@@ -192,7 +192,7 @@ class Naming:
 
     async def _write(self, link: NatsConnection, class_id: int) -> None:
         """Have a class's stream say its name, if there is a stream, and it says none."""
-        stream, name = self._subjects.stream(class_id), self._name_of(class_id)
+        stream, name = self._subjects.stream_name(class_id), self._name_of(class_id)
         try:
             config = (await link.api_request(f"STREAM.INFO.{stream}"))["config"]
             there = str(config.get("description") or "")

@@ -17,8 +17,8 @@ import trio
 
 from simplebus.core.errors import BusConnectionError, BusError
 from simplebus.jetstream import api
-from simplebus.jetstream.names import CLUSTER
-from simplebus.jetstream.settings import EngineOptions
+from simplebus.jetstream.names import CLUSTER_ID_PREFIX
+from simplebus.jetstream.settings import JetStreamOptions
 from simplebus.jetstream.stream_update import grow
 from simplebus.nats.client import jetstream_codec
 from simplebus.nats.client.jetstream_codec import JetStreamError
@@ -35,14 +35,14 @@ class EngineError(BusError):
     """Before this cluster no door can stand."""
 
 
-async def identity_of(link: NatsConnection, options: EngineOptions) -> str:
+async def identity_of(link: NatsConnection, options: JetStreamOptions) -> str:
     """Ask until it is known: `cluster.PREFIX.` and sixteen hexadecimal digits. Raises EngineError
     where another's stream stands in its place."""
     problem = ""
     while True:
         try:
             kept = await _kept(link, options, secrets.token_hex(8), grows=True)
-            return f"{CLUSTER}{options.names.prefix}.{kept}"
+            return f"{CLUSTER_ID_PREFIX}{options.names.prefix}.{kept}"
         except (BusConnectionError, JetStreamError) as error:
             if str(error) != problem:
                 problem = str(error)
@@ -50,7 +50,7 @@ async def identity_of(link: NatsConnection, options: EngineOptions) -> str:
         await trio.sleep(_PAUSE_SECONDS)
 
 
-async def keep_identity(link: NatsConnection, options: EngineOptions, identity: str) -> None:
+async def keep_identity(link: NatsConnection, options: JetStreamOptions, identity: str) -> None:
     """Have the cluster say this again where somebody has deleted what it said, and say it where it
     says something else. Until cancelled."""
     own, told = identity.rpartition(".")[2], ""
@@ -69,14 +69,14 @@ async def keep_identity(link: NatsConnection, options: EngineOptions, identity: 
                 "this door is the bus %s, and doors that have come since are another one, for the "
                 "stream %s was deleted meanwhile: start this door again",
                 identity,
-                options.names.identity_stream,
+                options.names.identity_stream_name,
             )
 
 
 async def _kept(link: NatsConnection, options: EngineOptions, fresh: str, *, grows: bool = False) -> str:
     """What the cluster says; it is `fresh` if it has said nothing. It `grows` if it was made for
     less."""
-    name = options.names.identity_stream
+    name = options.names.identity_stream_name
     try:
         info = await link.api_request(f"STREAM.INFO.{name}")
         if grows:

@@ -19,7 +19,7 @@ from simplebus.core.errors import BusConnectionError
 from simplebus.core.subscription.subscription import BrokerSubscription
 from simplebus.jetstream.consume.feed import Feed
 from simplebus.jetstream.publish.stream_publisher import Uplink
-from simplebus.jetstream.settings import EngineOptions
+from simplebus.jetstream.settings import JetStreamOptions
 from simplebus.nats.client.jetstream_codec import JetStreamError
 from simplebus.net.nats_connection import NatsConnection, NatsAddress
 
@@ -84,7 +84,7 @@ async def _answers(link: NatsConnection) -> bool:
     return True
 
 
-async def _elsewhere(link: NatsConnection, options: EngineOptions) -> NatsAddress | None:
+async def _elsewhere(link: NatsConnection, options: JetStreamOptions) -> NatsAddress | None:
     """A server at which JetStream answers now."""
     found: list[NatsAddress] = []
 

@@ -19,7 +19,7 @@ from simplebus.jetstream.api import streams
 from simplebus.jetstream.cluster_id import EngineError, identity_of
 from simplebus.jetstream.failover import follow
 from simplebus.jetstream.publish.codec import HEADERS_BYTES_MAX
-from simplebus.jetstream.settings import EngineOptions
+from simplebus.jetstream.settings import JetStreamOptions
 from simplebus.jetstream.stream_update import weakness
 from simplebus.nats.client.jetstream_codec import JetStreamError
 from simplebus.net.nats_connection import NatsConnection
@@ -40,7 +40,7 @@ class Fitted:
     """Of the bus that all doors of this engine are."""
 
 
-async def fitted(settings: Settings, options: EngineOptions) -> Fitted:
+async def fitted(settings: Settings, options: JetStreamOptions) -> Fitted:
     """Look at the cluster. Waits until it answers. Raises EngineError where no door can stand."""
     most, identity = await _looked_at(options)
     left = most - HEADERS_BYTES_MAX
@@ -56,7 +56,7 @@ async def fitted(settings: Settings, options: EngineOptions) -> Fitted:
     return Fitted(replace(settings, limits=replace(limits, frame_bytes=left)), identity)
 
 
-async def _looked_at(options: EngineOptions) -> tuple[int, str]:
+async def _looked_at(options: JetStreamOptions) -> tuple[int, str]:
     """How long a message may be, and which bus it is."""
     link = NatsConnection(
         list(options.servers),
@@ -82,7 +82,7 @@ async def _looked_at(options: EngineOptions) -> tuple[int, str]:
     return link.payload_bytes_max, identity
 
 
-async def _check_streams(link: NatsConnection, options: EngineOptions) -> None:
+async def _check_streams(link: NatsConnection, options: JetStreamOptions) -> None:
     """Raise EngineError where another's stream takes what is published to classes, or a class's
     keeps less than is confirmed. Where that is not to be known now, each class's is looked at when
     it is used."""
@@ -93,12 +93,12 @@ async def _check_streams(link: NatsConnection, options: EngineOptions) -> None:
         return
     for config in configs:
         name, subjects = str(config.get("name", "")), config.get("subjects") or ()
-        if options.names.class_of(name) is not None:
+        if options.names.parse_stream_name(name) is not None:
             if problem := weakness(config, options):
                 raise EngineError(problem)
-        elif any(options.names.may_take(str(each)) for each in subjects):
+        elif any(options.names.overlaps_subject(str(each)) for each in subjects):
             raise EngineError(
                 f"the stream {name} takes what is published to classes, "
-                f"{options.names.subject(0)} for one: have it take other subjects, or give this "
+                f"{options.names.class_subject(0)} for one: have it take other subjects, or give this "
                 "engine another prefix"
             )

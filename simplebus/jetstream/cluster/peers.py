@@ -75,7 +75,7 @@ class Others:
             return b""
         try:
             for waits in range(_WAITS_MAX):
-                said = await self._answer(self._names.door(door), asked)
+                said = await self._answer(self._names.server_subject(door), asked)
                 if said != WAIT:
                     return said
                 await trio.sleep(min(_WAIT_SECONDS * 2**waits, _WAIT_SECONDS_MAX))

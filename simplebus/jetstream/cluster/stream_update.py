@@ -12,7 +12,7 @@ import logging
 from typing import Any
 
 from simplebus.core.errors import BusConnectionError
-from simplebus.jetstream.settings import EngineOptions
+from simplebus.jetstream.settings import JetStreamOptions
 from simplebus.nats.client.jetstream_codec import JetStreamError
 from simplebus.net.nats_connection import NatsConnection
 
@@ -21,7 +21,7 @@ log = logging.getLogger("simplebus.engine")
 _UPDATE_SECONDS = 10.0
 
 
-def weakness(config: dict[str, Any], options: EngineOptions) -> str:
+def weakness(config: dict[str, Any], options: JetStreamOptions) -> str:
     """Why no door with these options may confirm what such a stream keeps; empty if it may."""
     if options.storage == "file" and config.get("storage") == "memory":
         return (
@@ -32,7 +32,7 @@ def weakness(config: dict[str, Any], options: EngineOptions) -> str:
     return ""
 
 
-def growth(config: dict[str, Any], options: EngineOptions) -> dict[str, Any]:
+def growth(config: dict[str, Any], options: JetStreamOptions) -> dict[str, Any]:
     """What is to change in the configuration of a class's stream for it to keep as these options
     say."""
     window = round(options.duplicate_seconds * 1e9)
@@ -44,7 +44,7 @@ def growth(config: dict[str, Any], options: EngineOptions) -> dict[str, Any]:
     return changes
 
 
-async def grow(link: NatsConnection, config: dict[str, Any], options: EngineOptions) -> None:
+async def grow(link: NatsConnection, config: dict[str, Any], options: JetStreamOptions) -> None:
     """Have a stream that is there keep as these options say."""
     if not (changes := growth(config, options)):
         return
@@ -58,7 +58,7 @@ async def grow(link: NatsConnection, config: dict[str, Any], options: EngineOpti
         log.warning("the stream %s does not grow as the options say, %s: %s", name, told, error)
 
 
-async def fit(link: NatsConnection, config: dict[str, Any], options: EngineOptions) -> None:
+async def fit(link: NatsConnection, config: dict[str, Any], options: JetStreamOptions) -> None:
     """The same of a class's stream. Raises JetStreamError where a door must not use it."""
     if problem := weakness(config, options):
         raise JetStreamError(0, problem)

@@ -45,7 +45,7 @@ async def when_all_has_come(
 
 
 async def _all_has_come(link: NatsConnection, names: Names, consumer: str, feed: Feed) -> None:
-    stream, subject = names.stream(feed.cls.class_id), names.subject(feed.cls.class_id)
+    stream, subject = names.stream_name(feed.cls.class_id), names.class_subject(feed.cls.class_id)
     last: int | None = None
     sent_at = float("inf")
     pause = _PAUSE_SECONDS

@@ -40,10 +40,10 @@ from simplebus.jetstream.consume.give_back import (
     with_note,
 )
 from simplebus.jetstream.consume.handover import Going
-from simplebus.jetstream.names import WAITING, called, consumer, is_of_durable
+from simplebus.jetstream.names import BACKLOG_CONSUMER, called, consumer, is_of_durable
 from simplebus.jetstream.peers import Others
 from simplebus.jetstream.remote_class import RemoteClass
-from simplebus.jetstream.settings import EngineOptions
+from simplebus.jetstream.settings import JetStreamOptions
 from simplebus.jetstream.stream_update import fit
 from simplebus.nats.client import jetstream_codec
 from simplebus.nats.client.jetstream_codec import JetStreamError
@@ -89,7 +89,7 @@ class Positions:
     async def classes(self) -> tuple[list[tuple[int, str]], list[str]]:
         """Id and name of each class that has a stream; and the streams of classes that did not say
         their names."""
-        class_of = self._options.names.class_of
+        class_of = self._options.names.parse_stream_name
         found: list[tuple[int, str]] = []
         configs, untold = await streams(self._link)
         for config in configs:
@@ -102,7 +102,7 @@ class Positions:
         """Have a class's stream."""
         if class_id in self._streams:
             return
-        stream = self._options.names.stream(class_id)
+        stream = self._options.names.stream_name(class_id)
         try:
             info = await self._link.api_request(f"STREAM.INFO.{stream}")
         except JetStreamError as error:
@@ -126,7 +126,7 @@ class Positions:
         state = info.get("state", {})
         self._last[class_id] = int(state.get("last_seq", 0))
         if not state.get("consumer_count") and not state.get("last_seq"):
-            await self._make(class_id, WAITING, "plain", {"deliver_policy": "all"}, door="")
+            await self._make(class_id, BACKLOG_CONSUMER, "plain", {"deliver_policy": "all"}, door="")
         self._streams.add(class_id)
         self.see(class_id, str(info.get("config", {}).get("description") or ""))
         born = str(info.get("created", ""))
@@ -266,7 +266,7 @@ class Positions:
         """Go on with a consumer that others had; if they are gone, with what they had first."""
         again, is_nobodys = dict[int, bytes](), False
         if info.get("num_ack_pending"):
-            stream, name = self._options.names.stream(class_id), str(info["name"])
+            stream, name = self._options.names.stream_name(class_id), str(info["name"])
             is_nobodys = may_be_nobodys and not await self._others.is_held(class_id, name)
             again = await give_again(self._link, stream, info, is_nobodys=is_nobodys)
         return Found(
@@ -312,7 +312,7 @@ class Positions:
         """Where a position begins, as of now."""
         if not (isinstance(start, Start) and start.sequence is not None):
             return api.starting(start)
-        info = await self._link.api_request(f"STREAM.INFO.{self._options.names.stream(class_id)}")
+        info = await self._link.api_request(f"STREAM.INFO.{self._options.names.stream_name(class_id)}")
         return api.starting(start, int(info["state"]["last_seq"]))
 
     def _new_name(self) -> str:
@@ -370,7 +370,7 @@ class Positions:
             said = self._said(position)
             floor = await self._make(class_id, name, kind, start, channels=patterns, **said)
         if is_new:  # Nothing there is for whoever comes first.
-            await self._delete(class_id, WAITING)
+            await self._delete(class_id, BACKLOG_CONSUMER)
         self._unsure.pop(position, None)
         feed.born = self.born(class_id)
         sent_to = highest if is_behind else 0
@@ -412,7 +412,7 @@ class Positions:
     async def _may_go_on(self, info: dict[str, Any]) -> bool:
         """Whether a plain subscription can go on with what is left itself: not with what a door is
         about to leave, which says something of it still."""
-        if api.is_sole(info) or info["name"] == WAITING:
+        if api.is_sole(info) or info["name"] == BACKLOG_CONSUMER:
             return False
         door = api.door_of(info)
         return not door or (door != self._door and not await self._others.is_alive(door))
@@ -420,7 +420,7 @@ class Positions:
     async def _claim(self, class_id: int, name: str) -> bool:
         """Whether this door may take up a consumer that nobody holds: of several, one may. Which
         one says a consumer that is there for a moment."""
-        stream = self._options.names.stream(class_id)
+        stream = self._options.names.stream_name(class_id)
         config = api.claim(name, self._door)
         body = {"stream_name": stream, "config": config, "action": "create"}
         try:
@@ -435,7 +435,7 @@ class Positions:
 
     async def all(self, class_id: int) -> list[dict[str, Any]]:
         """All consumers of a class. Raises BusConnectionError and JetStreamError."""
-        return await consumers_of(self._link, self._options.names.stream(class_id))
+        return await consumers_of(self._link, self._options.names.stream_name(class_id))
 
     async def left(self, class_id: int, *, going: bool = False) -> list[dict[str, Any]]:
         """Plain consumers that no door holds; and those that doors are about to leave, to be taken
@@ -485,7 +485,7 @@ class Positions:
         if is_plain and not await self._is_own(class_id, position, name):
             return
         if leaving is not None and not forget:
-            stream = self._options.names.stream(class_id)
+            stream = self._options.names.stream_name(class_id)
             config = await give_back(self._link, stream, name, leaving)
             if config is not None:
                 await self._update(class_id, name, config)
@@ -499,7 +499,7 @@ class Positions:
             others = [i for i in await self.all(class_id) if api.kind_of(i)]
             if len(others) == 1:
                 start = api.from_sequence(api.floor(info))
-                await self._make(class_id, WAITING, "plain", start, door="")
+                await self._make(class_id, BACKLOG_CONSUMER, "plain", start, door="")
             await self._delete(class_id, name)
             return
         # It is nobody's before it is looked who else is there: of two that leave at once, neither
@@ -530,7 +530,7 @@ class Positions:
         """What a sole consumer has sent and is not done with goes on in another one, in which each
         message is acknowledged, or given back with its pause. Returns what that is called."""
         class_id = cls.class_id
-        stream = self._options.names.stream(class_id)
+        stream = self._options.names.stream_name(class_id)
         fresh = self._giving_back.setdefault(position, self._new_name())
         patterns = tuple(position.channel_filter.patterns) if position.channel_filter else ()
         first = int(owed.sequences[owed.waits >= 0.0][0])
@@ -547,7 +547,7 @@ class Positions:
         floors = {str(info["name"]): api.floor(info) for info in found}
         floor = min(floors.values(), default=0)
         if floor > self._trimmed.get(class_id, 1):
-            stream = self._options.names.stream(class_id)
+            stream = self._options.names.stream_name(class_id)
             state = (await self._link.api_request(f"STREAM.INFO.{stream}"))["state"]
             if floor > int(state["first_seq"]):  # A purge of nothing would disturb others, too.
                 await self._link.api_request(f"STREAM.PURGE.{stream}", {"seq": floor})
@@ -567,7 +567,7 @@ class Positions:
         **more: Any,
     ) -> int:
         """Returns from which message of the stream on it has not acknowledged any."""
-        stream = self._options.names.stream(class_id)
+        stream = self._options.names.stream_name(class_id)
         whose = self._door if door is None else door
         config = api.consumer(self._options, name, kind=kind, door=whose, start=start, **more)
         body = {"stream_name": stream, "config": config, "action": "create"}
@@ -582,12 +582,12 @@ class Positions:
         return api.floor(info) if info is not None else 0
 
     async def _update(self, class_id: int, name: str, config: dict[str, Any]) -> None:
-        stream = self._options.names.stream(class_id)
+        stream = self._options.names.stream_name(class_id)
         body = {"stream_name": stream, "config": config, "action": "update"}
         await self._link.api_request(f"CONSUMER.CREATE.{stream}.{name}", body, seconds=_STREAM_SECONDS)
 
     async def _info(self, class_id: int, name: str) -> dict[str, Any] | None:
-        stream = self._options.names.stream(class_id)
+        stream = self._options.names.stream_name(class_id)
         try:
             return await self._link.api_request(f"CONSUMER.INFO.{stream}.{name}")
         except JetStreamError as error:

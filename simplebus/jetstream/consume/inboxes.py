@@ -33,7 +33,7 @@ class Listening:
         self._sids: dict[BrokerSubscription, int] = {}
         self.consumers: dict[BrokerSubscription, str] = {}
         """Their names."""
-        self._alive_sids = {core.subscribe(names.door(door))}
+        self._alive_sids = {core.subscribe(names.server_subject(door))}
         """Whoever asks there is told that this door is here."""
 
     def __contains__(self, position: BrokerSubscription) -> bool:

@@ -1,18 +1,14 @@
-"""JetStream's words: what its API is asked and answers, PubAcks, ack subjects, and acks.
+"""JetStream messages: API requests and replies, PubAcks, ack subjects, acks and fast batches.
 
-Rule 1: requests and answers are JSON as the reference server has it; what stands in an answer
-beyond what is needed is passed over.
-Rule 2: what comes in batches is read by arrays; what does not look as it always does is read one
-by one.
+API requests and replies are the JSON of nats-server; unknown fields are ignored. Batches of
+messages
+are parsed with arrays, unusual messages one by one.
 
-    a stream        keeps messages of its subjects; who publishes there with a reply subject is
-                    sent a PubAck when they are stored
-    a consumer      a position in a stream; asked for messages (`next`), it sends them with a reply
-                    subject that names stream, consumer, delivery and sequences
-    a chain         messages of which each is stored only behind all before it: servers call it a
-                    fast batch, in the mode `fail`. Its PubAcks are few, and say how far it has come
     $JS.ACK.<stream>.<consumer>.<deliveries>.<sequence>.<count>.<nanoseconds>.<pending>
     $JS.ACK.<domain>.<account>.<stream>.<consumer>.…the same…[.<random>]
+
+A fast batch (mode `fail`) is a series of messages that a stream stores in order: each only if all
+before it are stored. Its replies are few and tell how many messages are stored.
 """
 
 from __future__ import annotations
@@ -41,19 +37,19 @@ from simplebus.nats.numbers import DIGITS_MAX, parse_numbers
 
 API = "$JS.API."
 MSG_ID = b"Nats-Msg-Id"
-"""The header by which a stream knows a message that it has."""
+"""Header by which a stream detects duplicates."""
 ACK, NAK, WORKING, TERMINATE = b"+ACK", b"-NAK", b"+WPI", b"+TERM"
 NOT_FOUND = frozenset({404, 10014, 10059})
-"""What is asked for is not there: as such, a consumer, a stream."""
+"""Error codes of something missing: in general, a consumer, a stream."""
 NO_RESPONDERS = 503
 _BAD_REQUEST = 400
 UNKNOWN_FIELD = 10025
-"""A server is older than what it was asked for."""
+"""Error code of a server that is too old for a field of the request."""
 NO_ROLLUP = 10111
 
 FAST_BATCH_DIGITS = 4
 FAST_BATCH_ACK_MESSAGES = 500
-"""How often it may be said how far a chain has come: servers take no more for it."""
+"""Messages between two progress replies of a fast batch; the most that servers accept."""
 
 _SENTENCE_CHARACTERS_MAX = 500
 _SAFE = "".join(chr(code) for code in range(0x21, 0x7F) if chr(code) != "%")
@@ -70,31 +66,30 @@ _PUB_ACK = re.compile(rb'(\{"stream":"[^"\\]*", ?"seq": ?)[0-9]+\}')
 
 
 class JetStreamError(BusError):
-    """JetStream refused something, or nobody was there to be asked."""
+    """JetStream returned an error, or there are no responders."""
 
     def __init__(self, code: int, sentence: str, *, is_final: bool = False) -> None:
         super().__init__(f"JetStream: {sentence} ({code})")
         self.code = code
-        """Its `err_code` where there is one, else its `code`."""
+        """`err_code` if there is one, otherwise `code`."""
         self.is_final = is_final
-        """Whether what was asked for is refused for what it is: whoever asks again hears that
-        again."""
+        """True if the request itself is invalid, so that a retry fails as well."""
         self.sentence = sentence
 
 
 def encode_api_request(subject: str, body: dict[str, Any] | None = None) -> tuple[str, bytes]:
-    """A request of the API: its subject, and what it says."""
+    """Return subject and payload of an API request."""
     return API + subject, msgspec.json.encode(body) if body is not None else b""
 
 
 def parse_status(headers: bytes) -> tuple[int, str]:
-    """What the first line of a block of headers says: a code and words; 0 for none."""
+    """Return status code and description of a header block; code 0 for none."""
     match = _STATUS.match(headers)
     return (int(match[1]), (match[2] or b"").decode("latin-1")) if match else (0, "")
 
 
 def parse_api_reply(headers: bytes, payload: bytes, subject: str = "") -> dict[str, Any]:
-    """What the API answered, to a request to this subject: see `shapes`. Raises JetStreamError."""
+    """Return the checked JSON of an API reply; see `jetstream_types`. Raises JetStreamError."""
     code, words = parse_status(headers)
     if code >= 400:
         if code == NO_RESPONDERS:
@@ -122,8 +117,9 @@ def _parse_error(error: dict[str, Any]) -> JetStreamError:
 
 
 def percent_encode(text: str) -> str:
-    """A text as a header's value, or a part of it: what is no letter of ASCII that can be seen, and
-    %, as % and two hexadecimal digits for each byte."""
+    """Return the text for use in a header: other than printable ASCII, and %, as % and hexadecimal
+    digits.
+    """
     return quote(text, safe=_SAFE)
 
 
@@ -132,18 +128,18 @@ def percent_encode(text: str) -> str:
 
 @dataclass(slots=True)
 class PubAcks:
-    """What became of messages that were published. All columns have shape (n,)."""
+    """Results of publications. All columns have shape (n,)."""
 
     sequences: Integers
-    """In the stream; 0 where it is not stored."""
+    """Stream sequences; 0 if the message was not stored."""
     duplicates: Flags
-    """Whether the stream had it already."""
+    """True if the stream had the message already."""
     errors: dict[int, JetStreamError]
-    """By row: why it is not stored."""
+    """Errors by row."""
 
 
 def parse_pub_acks(messages: ReceivedMessages) -> PubAcks:
-    """Read answers to publications."""
+    """Parse replies to publications."""
     count = messages.count
     sequences = np.zeros(count, np.int64)
     duplicates = np.zeros(count, np.bool_)
@@ -162,8 +158,9 @@ def parse_pub_acks(messages: ReceivedMessages) -> PubAcks:
 
 
 class _FastBatchReplyJson(msgspec.Struct):
-    """What is said of a chain: how far it has come ("ack"), that something is missing in it
-    ("gap"), why something was not stored ("err"); without a type, that it has ended."""
+    """Reply to a fast batch: progress ("ack"), missing messages ("gap"), an error ("err"), or its
+    end (no type).
+    """
 
     type: str = ""
     seq: Annotated[int, msgspec.Meta(ge=0)] = 0
@@ -173,20 +170,20 @@ class _FastBatchReplyJson(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class FastBatchReply:
-    """What became of a chain so far."""
+    """Progress or end of a fast batch."""
 
     stored: int
-    """So many of its messages are, from the first one on; -1 where that is not said."""
+    """Messages stored, from the first on; -1 if unknown."""
     is_last: bool
-    """Whether it has ended: what else is sent of it is not stored."""
+    """True if the batch has ended; further messages of it are not stored."""
     error: JetStreamError | None = None
-    """Why it ends."""
+    """Reason of the end."""
     sequence: int = 0
-    """That of the last message that is stored, once it has ended."""
+    """Stream sequence of the last stored message, after the end."""
 
 
 def parse_fast_batch_reply(headers: bytes, payload: bytes) -> FastBatchReply:
-    """Read an answer to a chain."""
+    """Parse a reply to a fast batch."""
     code, words = parse_status(headers)
     if code >= 400:
         return FastBatchReply(-1, True, JetStreamError(code, words or "nobody answers"))
@@ -210,8 +207,10 @@ def parse_fast_batch_reply(headers: bytes, payload: bytes) -> FastBatchReply:
 
 
 def fast_batch_reply_subjects(inbox: bytes, name: bytes, count: int) -> Sequence[Column]:
-    """Where answers to a chain of so many messages, less than 10**CHAIN_DIGITS, are to go, as
-    `writing.alike` takes it. Of its `name` no other chain of the stream may be."""
+    """Return the reply subjects of a fast batch, as columns for `encode_equal_messages`.
+
+    `count` is below 10**FAST_BATCH_DIGITS; `name` must be unique within the stream.
+    """
     steps = np.full((count, 1), ord("1"), np.uint8)
     steps[0], steps[-1] = ord("0"), ord("2")
     numbers = format_digits(np.arange(1, count + 1), FAST_BATCH_DIGITS)
@@ -227,10 +226,12 @@ def fast_batch_reply_subjects(inbox: bytes, name: bytes, count: int) -> Sequence
 def encode_stored_check(
     subject: bytes, count: int, message_ids: Sequence[Column], replies: Sequence[Column]
 ) -> memoryview:
-    """What asks a stream whether it knows so many message ids, and stores nothing: messages that
-    would have to roll up others, in a way that no stream knows. It answers that a message is a
-    duplicate, or NO_ROLLUP; anything else says nothing. Columns are as `writing.alike` takes
-    them."""
+    """Return messages that ask a stream if it knows these message ids, without storing anything.
+
+    They carry an invalid rollup header: the stream replies that a message is a duplicate, or
+    NO_ROLLUP.
+    Any other reply means unknown. Columns are as for `encode_equal_messages`.
+    """
     headers: list[Column] = [
         HEADER_VERSION_LINE + MSG_ID + b": ", *message_ids, b"\r\nNats-Rollup: none\r\n\r\n"
     ]  # fmt: skip
@@ -239,7 +240,9 @@ def encode_stored_check(
 
 
 def _parse_plain_acks(messages: ReceivedMessages, sequences: Integers) -> Flags:
-    """Which say no more than the first plain one but for their sequences, which are filled in."""
+    """Fill in the sequences of replies that differ only in them. Returns a flag for each such
+    reply.
+    """
     plain: Flags = np.zeros(messages.count, np.bool_)
     first = next((m for m in map(messages.payload, range(min(4, messages.count)))
                   if _PUB_ACK.fullmatch(m)), b"")  # fmt: skip
@@ -265,28 +268,28 @@ def _parse_plain_acks(messages: ReceivedMessages, sequences: Integers) -> Flags:
 
 @dataclass(slots=True)
 class JetStreamDeliveries:
-    """What ack subjects say of messages. All columns have shape (n,)."""
+    """Contents of the ack subjects of messages. All columns have shape (n,)."""
 
     good: Flags
-    """Whether it is one; else the other columns are 0."""
+    """True for a valid ack subject; otherwise the other columns are 0."""
     attempts: Integers
-    """How often the message was sent, this time included."""
+    """Deliveries of the message, including this one."""
     sequences: Integers
-    """In the stream, from 1."""
+    """Stream sequences, from 1."""
     counts: Integers
-    """How many the consumer has sent, this one included."""
+    """Messages sent by the consumer, including this one."""
     messages: ReceivedMessages
     _rest: tuple[Integers, Integers] | None = None
-    """Times and pending, once somebody has asked for them."""
+    """Times and pending counts, parsed on demand."""
 
     @property
     def times(self) -> Integers:
-        """When it was stored: nanoseconds since 1970."""
+        """Times of storing, in nanoseconds since 1970."""
         return self._parse_times_and_pending()[0]
 
     @property
     def pending(self) -> Integers:
-        """How many are behind it."""
+        """Messages behind each message."""
         return self._parse_times_and_pending()[1]
 
     def _parse_times_and_pending(self) -> tuple[Integers, Integers]:
@@ -296,13 +299,13 @@ class JetStreamDeliveries:
         return self._rest
 
     def pick(self, rows: Integers | Flags) -> JetStreamDeliveries:
-        """Some of them."""
+        """Return the selected rows."""
         columns = self.attempts[rows], self.sequences[rows], self.counts[rows]
         return JetStreamDeliveries(self.good[rows], *columns, self.messages.pick(rows))
 
 
 def parse_deliveries(messages: ReceivedMessages) -> JetStreamDeliveries:
-    """Read the reply subjects of messages that a consumer has sent."""
+    """Parse the reply subjects of messages from a consumer."""
     alike = _parse_similar_ack_subjects(messages) if messages.count >= _ALIKE_MESSAGES_MIN else None
     if alike is not None:
         return JetStreamDeliveries(np.ones(messages.count, np.bool_), *alike, messages)
@@ -311,13 +314,13 @@ def parse_deliveries(messages: ReceivedMessages) -> JetStreamDeliveries:
 
 
 def parse_stored_time(messages: ReceivedMessages, row: int) -> float:
-    """When one that is a delivery was stored: seconds since 1970."""
+    """Return the time of storing of a delivery, in seconds since 1970."""
     tokens = messages.reply(row).split(b".")
     return int(tokens[7 if len(tokens) == _ACK_TOKENS else 9]) / 1e9
 
 
 def _parse_ack_subjects(messages: ReceivedMessages) -> tuple[Flags, list[Integers]]:
-    """Which are ack subjects, and their five numbers, whatever they look like."""
+    """Return a flag for each valid ack subject, and the five numbers of ack subjects of any form."""
     data, begins, ends = messages.data, messages.replies, messages.reply_ends
     first = int(begins.min(initial=len(data)))
     last = int(ends.max(initial=first))
@@ -349,8 +352,10 @@ def _parse_ack_subjects(messages: ReceivedMessages) -> tuple[Flags, list[Integer
 def _parse_similar_ack_subjects(
     messages: ReceivedMessages,
 ) -> tuple[Integers, Integers, Integers] | None:
-    """Attempts, sequences and counts of short ack subjects of one consumer, of which all that are
-    of one length have their dots in the same places; None where any is another one."""
+    """Return attempts, sequences and counts of short ack subjects of one consumer.
+
+    Subjects of one length must have their dots in the same places; None if any subject differs.
+    """
     begins = messages.replies
     lengths = messages.reply_ends - begins
     least, most = int(lengths.min()), int(lengths.max())
@@ -372,7 +377,7 @@ def _parse_similar_ack_subjects(
 def _parse_equal_layout(
     messages: ReceivedMessages, begins: Integers, length: int
 ) -> tuple[Integers, Integers, Integers] | None:
-    """The same of those that begin here and are of one length."""
+    """Do the same for subjects of one length."""
     first = messages.raw[begins[0] : begins[0] + length]
     tokens = first.split(b".")
     if len(tokens) != _ACK_TOKENS or not first.startswith(b"$JS.ACK."):
@@ -405,7 +410,7 @@ def _parse_equal_layout(
 
 
 def _digits_to_numbers(digits_: Bytes) -> Integers:
-    """Numbers of as many digits each: shape (width, n)."""
+    """Return the numbers of equally many digits, shape (width, n)."""
     found: Integers = digits_[0].astype(np.int64)
     for each in digits_[1:]:
         found *= 10
@@ -414,7 +419,7 @@ def _digits_to_numbers(digits_: Bytes) -> Integers:
 
 
 def _find_other_prefixes(messages: ReceivedMessages, good: Flags) -> list[int]:
-    """The rows whose reply subject does not begin as an ack subject does."""
+    """Return the rows whose reply subject does not begin with `$JS.ACK.`."""
     rows = np.flatnonzero(good)
     if not rows.size:
         return []
@@ -424,7 +429,7 @@ def _find_other_prefixes(messages: ReceivedMessages, good: Flags) -> list[int]:
 
 
 def encode_acks(messages: ReceivedMessages, word: bytes = ACK) -> bytes:
-    """Say the same about each of these messages, which have ack subjects. The order is not kept."""
+    """Return acks with the same payload for these messages, in any order."""
     data, begins = messages.data, messages.replies
     lengths = messages.reply_ends - begins
     tail = b" %d\r\n%b\r\n" % (len(word), word)
@@ -438,16 +443,16 @@ def encode_acks(messages: ReceivedMessages, word: bytes = ACK) -> bytes:
 
 
 def encode_acks_in_order(messages: ReceivedMessages, word: bytes) -> bytes:
-    """The same, one after the other: what is to come again comes again in the order in which that
-    was said."""
+    """Return acks in the order of the messages: naks are redelivered in the order in which they
+    are sent.
+    """
     raw, tail = messages.raw, b" %d\r\n%b\r\n" % (len(word), word)
     pairs = zip(messages.replies.tolist(), messages.reply_ends.tolist(), strict=True)
     return b"".join([part for a, b in pairs for part in (b"PUB ", raw[a:b], tail)])
 
 
 def ack_subject_of_consumer(reply: bytes, consumer: bytes) -> bytes:
-    """The ack subject of a message that has this one, as if another consumer had sent it, nobody
-    knows as which one."""
+    """Return the ack subject with another consumer and delivery count 0."""
     tokens = reply.split(b".")
     at = 3 if len(tokens) == _ACK_TOKENS else 5
     tokens[at], tokens[at + 3] = consumer, b"0"
@@ -455,15 +460,21 @@ def ack_subject_of_consumer(reply: bytes, consumer: bytes) -> bytes:
 
 
 def nak_payload(delay_seconds: float) -> bytes:
-    """What asks for a message again, after so long."""
+    """Return the payload that requests redelivery after a delay."""
     return b'-NAK {"delay":%d}' % round(delay_seconds * 1e9) if delay_seconds > 0 else NAK
 
 
 def pull_request(
     *, batch: int, expires_seconds: float = 0.0, idle_seconds: float = 0.0, max_bytes: int = 0
 ) -> bytes:
-    """What a consumer is asked for: up to so many messages, and bytes, for so long; with
-    `idle_seconds` it says so often that it is there. 0 for no wait, no bound."""
+    """Return the payload of a pull request.
+
+    Args:
+        batch: Most messages.
+        expires_seconds: Lifetime of the request; 0 to return at once.
+        idle_seconds: Interval of idle heartbeats; 0 for none.
+        max_bytes: Most bytes; 0 for no limit.
+    """
     said: dict[str, Any] = {"batch": batch}
     if expires_seconds:
         said["expires"] = round(expires_seconds * 1e9)
@@ -477,28 +488,27 @@ def pull_request(
 
 
 def is_consumer_missing(code: int, words: str) -> bool:
-    """Whether a status says that who was asked for messages is not there: or has no leader now."""
+    """Return True if the status says that the consumer is deleted or has no leader."""
     return code == NO_RESPONDERS or (code == 409 and words.lower() == "consumer deleted")
 
 
 def is_normal_end(code: int, words: str) -> bool:
-    """Whether a status ends a request for messages as it may: all were sent, or there are no more,
-    or none came in time."""
+    """Return True if the status ends a pull request normally: complete, no messages, or expired."""
     return code in (404, 408) or words.lower() == "batch completed"
 
 
 def parse_pending_messages(headers: bytes) -> int:
-    """How many messages of a request will not come, as the status that ends it says;"""
+    """Return the messages of a pull request that will not come, from the status that ends it."""
     return _parse_number_header(headers, b"Nats-Pending-Messages")
 
 
 def parse_pending_bytes(headers: bytes) -> int:
-    """and how many bytes, where that was bounded."""
+    """Return the bytes of a pull request that will not come, from the status that ends it."""
     return _parse_number_header(headers, b"Nats-Pending-Bytes")
 
 
 def _parse_number_header(headers: bytes, name: bytes) -> int:
-    """A number in a block of headers; more than anybody asks for where it is not said."""
+    """Return the number in a header; 1 << 31 if it is missing."""
     for line in headers.split(b"\r\n"):
         found, _, value = line.partition(b":")
         if found == name:
@@ -507,5 +517,5 @@ def _parse_number_header(headers: bytes, name: bytes) -> int:
 
 
 def parse_number(text: bytes, otherwise: int) -> int:
-    """What these digits say; `otherwise` where they are none, or more than any number has here."""
+    """Return the number of these digits; `otherwise` if they are invalid or too many."""
     return int(text) if text.isdigit() and len(text) <= DIGITS_MAX else otherwise

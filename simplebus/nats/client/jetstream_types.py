@@ -1,7 +1,6 @@
-"""What the API of JetStream answers, as far as anybody here reads it.
+"""Shapes of JetStream API replies, as far as they are used.
 
-Rule 1: whoever asks gets an answer of its shape or a JetStreamError. Anybody who may hear what is
-asked can answer, so an answer is believed no more than any other bytes.
+Any client with permission may answer an API request, so every reply is checked before it is used.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ Count = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
 
 
 class StreamState(TypedDict):
-    """Its messages. A stream that is empty has first_seq = last_seq + 1."""
+    """Messages of a stream. An empty stream has first_seq = last_seq + 1."""
 
     messages: NotRequired[Count]
     bytes: NotRequired[Count]
@@ -25,7 +24,7 @@ class StreamState(TypedDict):
 
 
 class StreamConfig(TypedDict):
-    """Of it."""
+    """Configuration of a stream."""
 
     name: str
     description: NotRequired[str | None]
@@ -41,7 +40,7 @@ class StreamConfig(TypedDict):
 
 
 class StreamInfo(TypedDict):
-    """STREAM.INFO, STREAM.CREATE and STREAM.UPDATE."""
+    """Reply to STREAM.INFO, STREAM.CREATE and STREAM.UPDATE."""
 
     created: NotRequired[str]
     config: StreamConfig
@@ -49,7 +48,7 @@ class StreamInfo(TypedDict):
 
 
 class StreamList(TypedDict):
-    """STREAM.LIST: as many of all as fit into an answer."""
+    """Reply to STREAM.LIST: one page of streams."""
 
     total: Count
     streams: list[StreamInfo] | None
@@ -57,7 +56,7 @@ class StreamList(TypedDict):
 
 
 class ConsumerConfig(TypedDict, total=False):
-    """Of it."""
+    """Configuration of a consumer."""
 
     opt_start_seq: Count
     ack_policy: str
@@ -68,14 +67,14 @@ class ConsumerConfig(TypedDict, total=False):
 
 
 class SequencePair(TypedDict):
-    """How far a consumer is."""
+    """Stream and consumer sequence."""
 
     stream_seq: Count
     consumer_seq: NotRequired[Count]
 
 
 class ConsumerInfo(TypedDict):
-    """CONSUMER.INFO and CONSUMER.CREATE."""
+    """Reply to CONSUMER.INFO and CONSUMER.CREATE."""
 
     name: str
     config: ConsumerConfig
@@ -87,7 +86,7 @@ class ConsumerInfo(TypedDict):
 
 
 class ConsumerList(TypedDict):
-    """CONSUMER.LIST, as STREAM.LIST."""
+    """Reply to CONSUMER.LIST: one page of consumers."""
 
     total: Count
     consumers: list[ConsumerInfo] | None
@@ -95,14 +94,14 @@ class ConsumerList(TypedDict):
 
 
 class StoredMessage(TypedDict):
-    """One of a stream."""
+    """Message of a stream."""
 
     seq: Count
     hdrs: NotRequired[str]
 
 
 class MessageFound(TypedDict):
-    """STREAM.MSG.GET."""
+    """Reply to STREAM.MSG.GET."""
 
     message: StoredMessage
 
@@ -121,8 +120,7 @@ _REPLY_TYPES: dict[str, Any] = {
 
 
 def check_reply(subject: str, said: dict[str, Any]) -> None:
-    """Raise ValueError, which says what is wrong, for an answer to this request (without the
-    prefix of the API) that is not as it should be."""
+    """Raise ValueError if the reply to this request (without the API prefix) has a wrong shape."""
     shape = next(
         (kind for begins, kind in _REPLY_TYPES.items() if subject.startswith(begins)), None
     )

@@ -19,7 +19,7 @@ from time import monotonic, sleep
 from simplebus.client.core.inbox import Inbox
 from simplebus.core.errors import BusConnectionError, Reason, RefusedError
 from simplebus.core.protocol.requests import Start, SubscribeReply, SubscribeRequest
-from simplebus.jetstream.names import CLUSTER
+from simplebus.jetstream.names import CLUSTER_ID_PREFIX
 from simplebus.spark.connections import Buses
 from simplebus.spark.read.bus_reader import SourceBus
 from simplebus.spark.read.offsets import BusExtents, Offsets
@@ -109,7 +109,7 @@ class Pin:
     def _begins(self, class_: str, to: int | str, reply: SubscribeReply) -> int:
         """Where a position is that was taken just now. Before a cluster a subscription has numbers
         of its own, and what is kept lies before what is there when it is had."""
-        if not self._core.bus_id.startswith(CLUSTER):
+        if not self._core.bus_id.startswith(CLUSTER_ID_PREFIX):
             return reply.cursor
         held = self._bus.memory([class_]).classes[class_]
         if isinstance(to, int):

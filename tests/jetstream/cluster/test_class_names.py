@@ -258,7 +258,7 @@ async def test_a_class_that_is_named_late_is_called_so_when_all_doors_are_gone(
 
 async def test_what_a_stream_that_others_made_says_is_heard(jetstream_server: NatsServer) -> None:
     cluster = options(jetstream_server.url)
-    stream = {"name": cluster.names.stream(7), "subjects": [cluster.names.subject(7)]}
+    stream = {"name": cluster.names.stream_name(7), "subjects": [cluster.names.class_subject(7)]}
     async with door(cluster) as up, simplebus.connect(address(up)) as bus:
         body = {**stream, "description": "orders"}
         await cluster_of(up).link.api_request(f"STREAM.CREATE.{stream['name']}", body)

@@ -97,7 +97,7 @@ async def test_what_is_longer_than_any_frame_stands_in_nobodys_way(tmp_path: Pat
             bus.subscribe(1, durable="d") as messages,
         ):
             link = cluster_of(up).link
-            link.core.publish(cluster.names.subject(1), bytes(12 << 20))
+            link.core.publish(cluster.names.class_subject(1), bytes(12 << 20))
             link.flush()
             await bus.publish(b"ours", class_id=1)
             assert (await messages.get(PATIENCE_SECONDS)).payload == b"ours"
@@ -126,7 +126,7 @@ async def test_no_door_that_says_files_stands_before_a_class_that_is_in_memory(
 ) -> None:
     cluster = options(jetstream_server.url)
     other = replace(cluster, storage="file")
-    why = rf"the stream {cluster.names.stream(1)} keeps messages in memory, and a door here says"
+    why = rf"the stream {cluster.names.stream_name(1)} keeps messages in memory, and a door here says"
     async with door(other) as before, simplebus.connect(address(before)) as bus:
         async with door(cluster) as up, simplebus.connect(address(up)) as there:
             await there.publish(b"kept", class_id=1)
@@ -139,7 +139,7 @@ async def test_no_door_that_says_files_stands_before_a_class_that_is_in_memory(
                 while not re.search(why, caplog.text):  # noqa: ASYNC110 - the log has no event.
                     await trio.sleep(0.01)
                 link = cluster_of(before).link
-                await link.api_request(f"STREAM.DELETE.{cluster.names.stream(1)}")
+                await link.api_request(f"STREAM.DELETE.{cluster.names.stream_name(1)}")
 
 
 async def test_streams_grow_to_what_doors_promise_and_do_not_shrink(
@@ -155,7 +155,7 @@ async def test_streams_grow_to_what_doors_promise_and_do_not_shrink(
             await bus.publish(b"x", class_id=1)
             configs = [
                 (await cluster_of(up).link.api_request(f"STREAM.INFO.{name}"))["config"]
-                for name in (names.stream(1), names.identity_stream)
+                for name in (names.stream_name(1), names.identity_stream_name)
             ]
             found += [(c["duplicate_window"] // 10**9, c["max_bytes"]) for c in configs]
     assert found == [(100, -1)] * 2 + [(600, -1)] * 4
@@ -208,7 +208,7 @@ async def test_a_stream_of_somebody_else_in_the_place_of_the_identity_is_told(
     jetstream_server: NatsServer,
 ) -> None:
     cluster = options(jetstream_server.url)
-    name = cluster.names.identity_stream
+    name = cluster.names.identity_stream_name
     link = NatsConnection(list(cluster.servers), lambda event: None)
     async with trio.open_nursery() as nursery:
         await nursery.start(link.run)
@@ -225,7 +225,7 @@ async def test_a_door_that_runs_has_the_cluster_say_it_again(
 ) -> None:
     monkeypatch.setattr(cluster_id, "_LOOK_SECONDS", 0.01)
     cluster = options(jetstream_server.url)
-    name = cluster.names.identity_stream
+    name = cluster.names.identity_stream_name
     async with door(cluster) as up:
         link = cluster_of(up).link
         before = up.server.broker.connection_requests.identity

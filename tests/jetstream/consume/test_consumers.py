@@ -271,7 +271,7 @@ async def test_what_is_to_be_forgotten_is_forgotten_later_but_not_if_somebody_ha
     async with door(options(jetstream_server.url)) as up, simplebus.connect(at(up)) as bus:
         cluster, is_there = cluster_of(up), False
         link, failing = cluster.link, [True]
-        delete = f"CONSUMER.DELETE.{cluster.options.names.stream(7)}.d-d"
+        delete = f"CONSUMER.DELETE.{cluster.options.names.stream_name(7)}.d-d"
         meddle = lambda subject: NO_LEADER if failing[0] and subject == delete else None  # noqa: E731
         with asked_in_vain(link, meddle) as failed:
             for comes_back in (True, False):
@@ -302,13 +302,13 @@ async def test_a_door_that_is_silent_is_taken_to_be_there_and_asked_once(
         config = api.consumer(
             cluster.options, name, kind="plain", door="frozen", start={"deliver_policy": "all"}
         )
-        stream, request = cluster.options.names.stream(7), cluster.link.request
+        stream, request = cluster.options.names.stream_name(7), cluster.link.request
         body = {"stream_name": stream, "config": config, "action": "create"}
         await cluster.link.api_request(f"CONSUMER.CREATE.{stream}.{name}", body)
         await cluster.link.api_request(f"CONSUMER.DELETE.{stream}.waiting")
 
         async def meddled(subject: str, *more: Any, **options: Any) -> tuple[bytes, bytes]:
-            if subject == cluster.options.names.door("frozen"):
+            if subject == cluster.options.names.server_subject("frozen"):
                 asked.append(subject)
                 raise BusConnectionError(f"{subject} was not answered")
             return await request(subject, *more, **options)
@@ -337,19 +337,19 @@ async def test_a_door_that_is_gone_is_gone_though_somebody_hears_what_it_is_aske
         cluster = cluster_of(up)
         names, request = cluster.options.names, cluster.link.request
         await bus.publish(b"left", class_id=7)
-        name, stream = "p-dead-1", names.stream(7)
+        name, stream = "p-dead-1", names.stream_name(7)
         config = api.consumer(
             cluster.options, name, kind="plain", door="dead", start={"deliver_policy": "all"}
         )
         body = {"stream_name": stream, "config": config, "action": "create"}
         await cluster.link.api_request(f"CONSUMER.CREATE.{stream}.{name}", body)
         await cluster.link.api_request(f"CONSUMER.DELETE.{stream}.waiting")
-        listener.core.subscribe(f"{names.door('dead').rpartition('.')[0]}.*")
+        listener.core.subscribe(f"{names.server_subject('dead').rpartition('.')[0]}.*")
         listener.flush()
         await listener.ask("INFO")  # It is heard by now.
 
         async def soon(subject: str, *more: Any, **options: Any) -> tuple[bytes, bytes]:
-            if subject == names.door("dead"):
+            if subject == names.server_subject("dead"):
                 options["seconds"] = 0.3
             return await request(subject, *more, **options)
 

@@ -34,7 +34,7 @@ async def test_what_is_deleted_is_made_again(
         bus.subscribe(1, **kind) as messages,
     ):
         cluster = cluster_of(up)
-        stream = cluster.options.names.stream(1)
+        stream = cluster.options.names.stream_name(1)
         with trio.fail_after(PATIENCE_SECONDS):
             for number in range(3):
                 await bus.publish(b"%d" % number, class_id=1)
@@ -64,7 +64,7 @@ async def test_what_is_confirmed_while_a_consumer_is_gone_that_has_sent_nothing_
         simplebus.connect(address(up)) as bus,
     ):
         cluster = cluster_of(up)
-        stream = cluster.options.names.stream(1)
+        stream = cluster.options.names.stream_name(1)
         async with bus.subscribe(1) as messages:  # So that nothing waits for whoever is first.
             await bus.publish(b"before", class_id=1)
             await messages.get()
@@ -145,7 +145,7 @@ async def test_a_consumer_that_is_gone_costs_nothing_where_its_stream_cannot_be_
         with trio.fail_after(PATIENCE_SECONDS):
             await until(lambda: bool(cluster.listening.consumers))
             monkeypatch.setattr(cluster.link, "ask", refuses)
-            await ask(f"STREAM.DELETE.{cluster.options.names.stream(1)}")
+            await ask(f"STREAM.DELETE.{cluster.options.names.stream_name(1)}")
             await bus.publish(b"late", class_id=1)
             assert (await messages.get()).payload == b"late"
         assert asked < 6
@@ -160,7 +160,7 @@ async def test_a_consumer_that_refuses_is_asked_now_and_then(
         bus.subscribe(1, durable="d") as messages,
     ):
         cluster = cluster_of(up)
-        name = f"{cluster.options.names.stream(1)}.d-d"
+        name = f"{cluster.options.names.stream_name(1)}.d-d"
         counts = Counter[str]()
         publish, beat = cluster.link.core.publish, cluster._beat
 

@@ -55,7 +55,7 @@ async def test_what_was_given_back_comes_first_though_the_stream_was_purged_in_f
             for message in [await messages.get(PATIENCE_SECONDS) for _ in range(5)][:3]:
                 message.ack()
         await is_quiet(up)
-        await cluster_of(up).link.api_request(f"STREAM.PURGE.{cluster.names.stream(7)}", {"seq": 4})
+        await cluster_of(up).link.api_request(f"STREAM.PURGE.{cluster.names.stream_name(7)}", {"seq": 4})
         await bus.publish_many(NUMBERED[5:], class_id=7)
         async with (
             simplebus.connect(at(other if is_elsewhere else up)) as second,
@@ -75,7 +75,7 @@ async def test_what_was_on_its_way_to_nobody_comes_to_whoever_comes_next(
         ):
             await bus.publish_many(NUMBERED, class_id=7)
             assert await get(messages, 2) == NUMBERED[:2]
-            link, stream = cluster_of(up).link, cluster.names.stream(7)
+            link, stream = cluster_of(up).link, cluster.names.stream_name(7)
             request = b'{"batch":3,"no_wait":true}'
             lost = await link.request_many(f"$JS.API.CONSUMER.MSG.NEXT.{stream}.d-d", request, most=3)
             assert [p for some in lost for p in some.all_payloads()] == NUMBERED[2:5]
@@ -160,7 +160,7 @@ async def test_what_a_dead_door_had_of_a_durable_comes_first_at_another(
                 taken += [frame[9:-4]] if frame[0] == frames.MESSAGE else []
             assert taken == NUMBERED[:5]
             await peer.send(ack(1, 0, 2))
-            asked = f"CONSUMER.INFO.{cluster.names.stream(7)}.d-d"
+            asked = f"CONSUMER.INFO.{cluster.names.stream_name(7)}.d-d"
             with trio.fail_after(PATIENCE_SECONDS):
                 while True:
                     info = await cluster_of(up).link.api_request(asked)

@@ -29,7 +29,7 @@ async def test_a_class_whose_subject_is_another_streams_holds_up_no_other(
     async with door(cluster) as up:
         link, uplink = cluster_of(up).link, cluster_of(up).uplink
         other = f"other_{cluster.names.prefix}"
-        body = {"name": other, "subjects": [cluster.names.subject(FULL)], "storage": "memory"}
+        body = {"name": other, "subjects": [cluster.names.class_subject(FULL)], "storage": "memory"}
         async with (
             simplebus.connect(address(up), name="one") as one,
             simplebus.connect(address(up), name="two") as two,
@@ -152,7 +152,7 @@ async def test_where_dead_letters_find_no_room_other_classes_are_acknowledged(
 
 async def acked_of(cluster: Cluster, class_id: int) -> int:
     """Up to which message of its stream the group of a class has acknowledged all."""
-    stream = cluster.options.names.stream(class_id)
+    stream = cluster.options.names.stream_name(class_id)
     info = await cluster.link.api_request(f"CONSUMER.INFO.{stream}.g-g")
     floor: int = info["ack_floor"]["stream_seq"]
     return floor

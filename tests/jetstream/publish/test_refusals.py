@@ -109,17 +109,17 @@ async def test_a_stream_that_says_nothing_of_what_it_is_sent_is_such_a_one(
         names = cluster.names
         with trio.fail_after(PATIENCE_SECONDS):
             await bus.publish(b"before", class_id=8)
-            config = (await link.api_request(f"STREAM.INFO.{names.stream(8)}"))["config"]
-            link.core.subscribe(names.subject(8))
-            elsewhere = {"subjects": [f"elsewhere.{names.subject(8)}"]}
+            config = (await link.api_request(f"STREAM.INFO.{names.stream_name(8)}"))["config"]
+            link.core.subscribe(names.class_subject(8))
+            elsewhere = {"subjects": [f"elsewhere.{names.class_subject(8)}"]}
             changed = elsewhere if "subjects" in change else change
             link.flush()
-            await link.api_request(f"STREAM.UPDATE.{names.stream(8)}", {**config, **changed})
+            await link.api_request(f"STREAM.UPDATE.{names.stream_name(8)}", {**config, **changed})
             nursery.start_soon(partial(bus.publish, b"behind", class_id=8))
             await until(lambda: bool(cluster_of(up).refusals(8)))
             said = await other.explain(8)
-            assert f"nothing is said of what comes to {names.subject(8)!r}" in said.waits_for
-            await link.api_request(f"STREAM.UPDATE.{names.stream(8)}", config)
+            assert f"nothing is said of what comes to {names.class_subject(8)!r}" in said.waits_for
+            await link.api_request(f"STREAM.UPDATE.{names.stream_name(8)}", config)
             await until(lambda: not len(cluster_of(up).refusals))
             async with other.subscribe(8) as messages:
                 found = [(await messages.get()).payload for _ in range(2)]
@@ -133,7 +133,7 @@ async def test_a_stream_that_cannot_be_made_is_such_a_one(
     async with door(cluster) as up, simplebus.connect(address(up)) as bus:
         ask = cluster_of(up).link.api_request
         body = {"name": f"other_{cluster.names.prefix}", "storage": "memory"}
-        await ask(f"STREAM.CREATE.{body['name']}", {**body, "subjects": [cluster.names.subject(8)]})
+        await ask(f"STREAM.CREATE.{body['name']}", {**body, "subjects": [cluster.names.class_subject(8)]})
         tries: list[str] = []
 
         def count(subject: str) -> None:
@@ -163,7 +163,7 @@ async def test_who_asks_about_a_class_without_a_stream_is_answered(
         trio.open_nursery() as nursery,
     ):
         ask, name = cluster_of(up).link.api_request, f"other_{cluster.names.prefix}"
-        body = {"name": name, "subjects": [cluster.names.subject(8)], "storage": "memory"}
+        body = {"name": name, "subjects": [cluster.names.class_subject(8)], "storage": "memory"}
         with trio.fail_after(PATIENCE_SECONDS):
             await ask(f"STREAM.CREATE.{name}", body)
             nursery.start_soon(partial(bus.publish, b"taken", class_id=8))

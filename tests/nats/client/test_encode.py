@@ -15,7 +15,7 @@ from simplebus.core.errors import RemoteProtocolError
 from simplebus.jetstream import api, backlog
 from simplebus.jetstream.cluster import stream_update
 from simplebus.jetstream.consume.give_back import with_note
-from simplebus.jetstream.settings import EngineOptions
+from simplebus.jetstream.settings import JetStreamOptions
 from simplebus.nats.client import encode, jetstream_codec
 from simplebus.nats.client.client import NatsClientCore, RequestReplies, ServerReady
 from simplebus.nats.client.credentials import Credentials
@@ -199,7 +199,7 @@ ANSWERS = [
 ]
 
 
-OPTIONS = EngineOptions((NatsAddress("a"),), replicas=3)
+OPTIONS = JetStreamOptions((NatsAddress("a"),), replicas=3)
 READ: dict[str, list[Callable[[dict[str, Any]], object]]] = {
     "consumers": [
         api.channels_of,
