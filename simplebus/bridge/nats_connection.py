@@ -79,7 +79,7 @@ class BridgeNatsConnection:
                 self.lost_reason = why
                 self.on_lost()
                 self._wake_pong_waiters()
-            case ServerPong():  # No expected answer: a server sends it even if it does nothing else.
+            case ServerPong():  # Not an expected answer: an otherwise silent server sends it.
                 self._wake_pong_waiters()
                 return
             case ServerReady():

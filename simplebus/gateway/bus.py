@@ -461,7 +461,7 @@ class ModuleBus:
     async def publish_async(
         self, message: ModuleMessage | bytes, *, source: object | None = None
     ) -> None:
-        """Publish like `publish`, in a trio task. If the call is cancelled, nothing was published."""
+        """Publish like `publish`, in a trio task. A cancelled call has published nothing."""
         if type(message) is not ModuleMessage:
             if (parsed := self._parse_message(message)) is None:
                 return

@@ -197,8 +197,8 @@ def _find_callable(module: str) -> Factory:
         inspect.signature(found).bind(None, None)
     except TypeError as error:
         raise ConfigError(
-            f"{module!r} is not a module: expected a class or function with two parameters, bus and "
-            f"settings ({error})"
+            f"{module!r} is not a module: expected a class or function with two parameters, "
+            f"bus and settings ({error})"
         ) from None
     except ValueError:
         pass  # Functions that are not written in Python may have no signature.

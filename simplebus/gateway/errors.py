@@ -42,7 +42,7 @@ class ModuleBusError(BusError):
 
 
 class ModuleBusFullError(ModuleBusError):
-    """A module that should receive the message has no room for it. No module received the message."""
+    """A module has no room for the message. No module received the message."""
 
 
 class MalformedError(ModuleBusError):

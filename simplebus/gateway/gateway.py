@@ -64,8 +64,8 @@ class GatewayStatistics:
         waiting = sum(each.waiting for each in self.modules)
         dropped = sum(each.dropped for each in self.modules) + self.lost
         text = (
-            f"{running} of {len(self.modules)} modules running; {self.published:,} messages published, "
-            f"{delivered:,} delivered, {waiting:,} waiting"
+            f"{running} of {len(self.modules)} modules running; "
+            f"{self.published:,} messages published, {delivered:,} delivered, {waiting:,} waiting"
         )
         if dropped:
             text += f", {dropped:,} dropped"

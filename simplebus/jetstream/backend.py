@@ -47,7 +47,7 @@ from simplebus.jetstream.consume.inboxes import Listening
 from simplebus.jetstream.dead_letters import Burials, Mark
 from simplebus.jetstream.failover import follow, signs_of
 from simplebus.jetstream.fetch import Stored, found_of
-from simplebus.jetstream.names import consumer
+from simplebus.jetstream.names import consumer_name
 from simplebus.jetstream.publish.codec import HEADERS_BYTES_MAX
 from simplebus.jetstream.publish.refusals import Refusals
 from simplebus.jetstream.publish.stream_publisher import Uplink
@@ -377,7 +377,7 @@ class Cluster:
 
     def _is_used(self, cls: RemoteClass, name: str) -> bool:
         there = [position for position, feed in self.feeds.items() if feed.cls is cls]
-        names = {consumer(position.durable, position.group) for position in there}
+        names = {consumer_name(position.durable, position.group) for position in there}
         return name in names or name in {self.listening.consumers.get(each) for each in there}
 
     async def _when_buried(self, mark: Mark) -> None:
@@ -571,7 +571,7 @@ class Cluster:
         head = cls.ring.head
         while self._ledger.safe(cls.class_id, cls.ring.head) < head:
             refusal = self.uplink.refusal(cls.class_id)
-            if refusal is not None and refusal.code in api.NO_ROOM:
+            if refusal is not None and refusal.code in api.STORAGE_FULL:
                 break
             await self._reached.wait()
         await self._trimming.trim_all(cls.class_id)

@@ -20,7 +20,7 @@ from simplebus.core.subscription.subscription import BrokerSubscription
 from simplebus.jetstream import api
 from simplebus.jetstream.consume.consumers import Positions
 from simplebus.jetstream.consume.inboxes import Listening
-from simplebus.jetstream.names import Names, called
+from simplebus.jetstream.names import JetStreamNames, describe_consumer
 from simplebus.jetstream.peers import Others
 from simplebus.nats.client import jetstream_codec
 from simplebus.nats.client.jetstream_codec import JetStreamError
@@ -36,7 +36,7 @@ class Counting:
     """Of one door."""
 
     def __init__(
-        self, link: NatsConnection, names: Names, positions: Positions, listening: Listening
+        self, link: NatsConnection, names: JetStreamNames, positions: Positions, listening: Listening
     ) -> None:
         self._link = link
         self._names = names
@@ -86,7 +86,7 @@ class Counting:
             where = "which another door has" if is_held else "which no door has"
         else:
             where = "which this door has not"
-        return f"{called(name)}, {where}; {waits}"
+        return f"{describe_consumer(name)}, {where}; {waits}"
 
 
 def inventory(info: dict[str, Any], left: Iterable[dict[str, Any]]) -> RemoteInventory:
@@ -109,5 +109,5 @@ def inventory(info: dict[str, Any], left: Iterable[dict[str, Any]]) -> RemoteInv
 def _furthest_behind(info: dict[str, Any], there: list[dict[str, Any]]) -> dict[str, Any] | None:
     """The consumer that has acknowledged least; None if all have acknowledged all."""
     last = int(info["state"]["last_seq"])
-    behind = [each for each in there if api.floor(each) <= last]
-    return min(behind, key=api.floor, default=None)
+    behind = [each for each in there if api.ack_floor(each) <= last]
+    return min(behind, key=api.ack_floor, default=None)

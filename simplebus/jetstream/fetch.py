@@ -102,7 +102,7 @@ class Stored:
         """What a consumer for once sends: the first of them, frames, times; None for nothing."""
         stream, name = self._options.names.stream_name(class_id), f"look-{secrets.token_hex(6)}"
         start: Start = Start(sequence=first) if wish.time is None else Start(time=wish.time)
-        config = api.once(name, api.starting(start))
+        config = api.reader_config(name, api.start_config(start))
         body = {"stream_name": stream, "config": config, "action": "create"}
         await self._link.api_request(f"CONSUMER.CREATE.{stream}.{name}", body)
         batch = min(wish.count, LOOK_MESSAGES_MAX)
@@ -161,7 +161,7 @@ class Stored:
                 await self._link.api_request(f"STREAM.MSG.DELETE.{stream}", body)
                 count += 1
             except JetStreamError as error:
-                if error.code not in api.NO_MESSAGE:
+                if error.code not in api.MESSAGE_NOT_FOUND:
                     raise
         return count, first, last
 

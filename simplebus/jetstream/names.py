@@ -41,7 +41,7 @@ def encode_token(text: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Names:
+class JetStreamNames:
     """Of one engine. Raises ValueError for a prefix of other than 1 to 32 letters, digits and _."""
 
     prefix: str = "simplebus"
@@ -101,42 +101,42 @@ class Names:
         """Where every door tells whoever asks which classes have names."""
         return self.server_subject("names")
 
-    def holder(self, class_id: int, name: str) -> str:
+    def consumer_holder_subject(self, class_id: int, consumer: str) -> str:
         """Where the door answers that feeds somebody from the consumer of this name."""
-        return f"{self.prefix}.holder.{class_id}-{name}"
+        return f"{self.prefix}.holder.{class_id}-{consumer}"
 
     @property
-    def naming(self) -> str:
+    def new_names_subject(self) -> str:
         """Where doors tell each other of classes that have names."""
         return f"{self.prefix}.naming"
 
 
-def consumer(durable: str, group: str) -> str:
+def consumer_name(durable: str, group: str) -> str:
     """Of a durable, a group, or both; empty for neither."""
     parts = [f"g-{encode_token(group)}"] if group else []
     parts += [f"d-{encode_token(durable)}"] if durable else []
     return "-".join(parts)
 
 
-def is_of_durable(consumer: str, durable: str) -> bool:
+def belongs_to_durable(consumer: str, durable: str) -> bool:
     """Whether a consumer of a durable is this one's, in whichever group."""
     return consumer.split("-")[-2:] == ["d", encode_token(durable)]
 
 
-def called(consumer: str) -> str:
+def describe_consumer(consumer: str) -> str:
     """What a consumer of such a name is for, in words."""
     match consumer.split("-"):
         case ["d", durable]:
-            return f"the durable {_text(durable)}"
+            return f"the durable {_decode_token(durable)}"
         case ["g", group]:
-            return f"the group {_text(group)}"
+            return f"the group {_decode_token(group)}"
         case ["g", group, "d", durable]:
-            return f"the durable {_text(durable)} of the group {_text(group)}"
+            return f"the durable {_decode_token(durable)} of the group {_decode_token(group)}"
         case _:
             return "a subscription without a name"
 
 
-def _text(token: str) -> str:
+def _decode_token(token: str) -> str:
     """What a token was made of; of a long text only that it is one is known."""
     if _HASH.fullmatch(token):
         return "of a long name"

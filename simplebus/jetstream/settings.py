@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from simplebus.core.commit_log import Durability
 from simplebus.core.limits import MESSAGE_ID_MASK
 from simplebus.core.settings import FullPolicy, Retention, Settings
-from simplebus.jetstream.names import Names
+from simplebus.jetstream.names import JetStreamNames
 from simplebus.nats.client.credentials import Credentials
 from simplebus.net.nats_connection import NatsAddress
 
@@ -27,7 +27,7 @@ class JetStreamOptions:
     """Raises ValueError for what makes no sense."""
 
     servers: tuple[NatsAddress, ...]
-    names: Names = field(default_factory=Names)
+    names: JetStreamNames = field(default_factory=JetStreamNames)
     replicas: int = 1
     """How many servers keep each message."""
     storage: str = "file"

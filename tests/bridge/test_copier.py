@@ -286,7 +286,7 @@ def test_discards_record_of_other_numbers(caplog: pytest.LogCaptureFixture) -> N
             await there.publish(record.encode(), class_id="bridges", channel=channel)
             async with running(lane(near, far)):
                 assert await payloads(there, "orders", 3) == numbered(5, 8)
-        assert "tells the numbers 1 to 5" in caplog.text
+        assert "has the numbers 1 to 5" in caplog.text
 
     run(main)
 

@@ -18,7 +18,7 @@ from tests.support.programs import program
 from tests.support.running_server import serving
 
 PATIENCE_SECONDS = 120.0
-WHAT_TO_DO = "have it lead to the NATS servers of that cluster"
+WHAT_TO_DO = "copy to the NATS servers of its cluster"
 
 
 @asynccontextmanager

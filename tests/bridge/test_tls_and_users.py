@@ -231,7 +231,7 @@ async def test_connects_to_nats_with_client_certificate(
             bridge = BridgeSettings("b", near.addresses[0], tls_url, copied, target_access=access)
             async with bridged(bridge):
                 while not wire.messages:
-                    await wire.changed()
+                    await wire.wait_event()
                 assert wire.messages[0].payload(0) == b"hello"
 
 

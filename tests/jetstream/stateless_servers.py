@@ -8,7 +8,7 @@ from itertools import count
 from typing import Any
 
 from simplebus.core.broker.broker import Settings
-from simplebus.jetstream.names import Names
+from simplebus.jetstream.names import JetStreamNames
 from simplebus.jetstream.settings import JetStreamOptions
 from simplebus.net.nats_connection import NatsAddress
 from simplebus.server.run import RunningServer
@@ -22,7 +22,7 @@ def options(*urls: str, prefix: str = "", **more: Any) -> JetStreamOptions:
     """Of an engine that is nobody else's, unless a prefix is given."""
     prefix = prefix or f"t{next(_prefixes)}"
     servers = tuple(NatsAddress.parse(url) for url in urls)
-    return JetStreamOptions(servers, Names(prefix), storage="memory", **more)
+    return JetStreamOptions(servers, JetStreamNames(prefix), storage="memory", **more)
 
 
 @asynccontextmanager

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from simplebus.core.protocol.requests import Start
 from simplebus.core.settings import ClassSettings, FullPolicy, Retention, Settings
 from simplebus.jetstream import api
-from simplebus.jetstream.names import BACKLOG_CONSUMER, Names, called, consumer, encode_token
+from simplebus.jetstream.names import BACKLOG_CONSUMER, JetStreamNames, describe_consumer, consumer_name, encode_token
 from simplebus.jetstream.settings import JetStreamOptions, check_settings
 from simplebus.net.nats_connection import NatsAddress
 
@@ -27,12 +27,12 @@ def test_no_two_names_have_one_token(one: str, other: str) -> None:
 
 @given(names, names, names, names)
 def test_no_two_positions_have_one_consumer(a: str, b: str, c: str, d: str) -> None:
-    assert (consumer(a, b) == consumer(c, d)) == ((a, b) == (c, d))
+    assert (consumer_name(a, b) == consumer_name(c, d)) == ((a, b) == (c, d))
 
 
 def test_what_waits_is_nobodys_durable() -> None:
-    assert BACKLOG_CONSUMER not in (consumer(BACKLOG_CONSUMER, ""), consumer("", BACKLOG_CONSUMER))
-    assert not consumer("p-x-1", "").startswith("p-")
+    assert BACKLOG_CONSUMER not in (consumer_name(BACKLOG_CONSUMER, ""), consumer_name("", BACKLOG_CONSUMER))
+    assert not consumer_name("p-x-1", "").startswith("p-")
 
 
 def test_a_long_name_is_a_hash() -> None:
@@ -41,14 +41,14 @@ def test_a_long_name_is_a_hash() -> None:
 
 
 def test_names_of_streams_lead_back_to_their_classes() -> None:
-    ours = Names("bus")
+    ours = JetStreamNames("bus")
     assert (ours.stream_name(7), ours.class_subject(7)) == ("bus_7", "bus.7")
     assert ours.parse_stream_name("bus_7") == 7
     assert [ours.parse_stream_name(n) for n in ("bus_x", "other_7", "bus_", "bus_1_7", "bus_700000")] == [
         None
     ] * 5
     with pytest.raises(ValueError, match="the prefix"):
-        Names("a.b")
+        JetStreamNames("a.b")
 
 
 @given(names)
@@ -56,8 +56,8 @@ def test_whatever_a_consumer_says_whose_it_is_who_asks_that_door_says_one_subjec
     door: str,
 ) -> None:
     """Who may make consumers may write anything there."""
-    assert Names("bus").server_subject("0123456789ab") == "bus.door.0123456789ab"
-    assert re.fullmatch(r"bus\.door\.[A-Za-z0-9_=]*", Names("bus").server_subject(door))
+    assert JetStreamNames("bus").server_subject("0123456789ab") == "bus.door.0123456789ab"
+    assert re.fullmatch(r"bus\.door\.[A-Za-z0-9_=]*", JetStreamNames("bus").server_subject(door))
 
 
 @pytest.mark.parametrize(
@@ -72,32 +72,32 @@ def test_whatever_a_consumer_says_whose_it_is_who_asks_that_door_says_one_subjec
     ],
 )
 def test_what_is_published_to_classes_is_known_by_its_subject(subject: str, takes: bool) -> None:
-    assert Names("bus").overlaps_subject(subject) == takes
+    assert JetStreamNames("bus").overlaps_subject(subject) == takes
 
 
 def test_where_a_position_begins_is_told() -> None:
-    assert api.starting("new") == api.starting("waiting") == {"deliver_policy": "new"}
-    assert api.starting("earliest") == {"deliver_policy": "all"}
-    assert api.starting("last") == {"deliver_policy": "last"}
-    assert api.starting(Start(sequence=0))["opt_start_seq"] == 1
-    at = api.starting(Start(time=1.5))
+    assert api.start_config("new") == api.start_config("waiting") == {"deliver_policy": "new"}
+    assert api.start_config("earliest") == {"deliver_policy": "all"}
+    assert api.start_config("last") == {"deliver_policy": "last"}
+    assert api.start_config(Start(sequence=0))["opt_start_seq"] == 1
+    at = api.start_config(Start(time=1.5))
     assert at == {
         "deliver_policy": "by_start_time", "opt_start_time": "1970-01-01T00:00:01.500000Z"
     }  # fmt: skip
 
 
 def test_what_a_consumer_has_not_acknowledged_begins_behind_its_floor() -> None:
-    assert api.floor({"ack_floor": {"stream_seq": 5}, "config": {}}) == 6
-    assert api.floor({"config": {"opt_start_seq": 9}}) == 9
-    assert api.floor({}) == 1
+    assert api.ack_floor({"ack_floor": {"stream_seq": 5}, "config": {}}) == 6
+    assert api.ack_floor({"config": {"opt_start_seq": 9}}) == 9
+    assert api.ack_floor({}) == 1
 
 
 def test_a_plain_one_is_nobodys_when_its_door_has_left_it() -> None:
     options = JetStreamOptions(SERVERS)
-    made = api.consumer(options, "p-x-1", kind="plain", door="x", start={})
+    made = api.consumer_config(options, "p-x-1", kind="plain", server_id="x", start={})
     info = {"config": made}
     assert (api.kind_of(info), api.door_of(info)) == ("plain", "x")
-    left = {"config": api.left_by_its_door(made)}
+    left = {"config": api.released_config(made)}
     assert (api.kind_of(left), api.door_of(left)) == ("plain", "")
     assert api.channels_of(info) == set()
     assert api.kind_of({}) == api.door_of({}) == ""
@@ -132,7 +132,7 @@ def test_settings_that_no_door_can_keep_are_refused(settings: Settings) -> None:
 
 @given(names, names)
 def test_what_a_consumer_is_for_is_told_by_its_name(durable: str, group: str) -> None:
-    told = called(consumer(durable, group))
+    told = describe_consumer(consumer_name(durable, group))
     for name in filter(None, (durable, group)):
         assert repr(name) in told or ("of a long name" in told and len(name) > 10)
-    assert called(BACKLOG_CONSUMER) == called("p-x-1") == "a subscription without a name"
+    assert describe_consumer(BACKLOG_CONSUMER) == describe_consumer("p-x-1") == "a subscription without a name"

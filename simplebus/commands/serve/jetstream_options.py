@@ -164,7 +164,7 @@ def engine_options(
     """
     if not values["engine"]:
         return None
-    from simplebus.jetstream.names import Names
+    from simplebus.jetstream.names import JetStreamNames
     from simplebus.jetstream.settings import JetStreamOptions, unsupported_settings
     from simplebus.nats.client.credentials import Credentials
 
@@ -180,7 +180,7 @@ def engine_options(
     try:
         made = JetStreamOptions(
             servers=values["engine"],
-            names=Names(values["engine_prefix"]),
+            names=JetStreamNames(values["engine_prefix"]),
             replicas=values["engine_replicas"],
             storage=values["engine_storage"],
             ack_wait_seconds=values["engine_ack_wait"],

@@ -123,7 +123,7 @@ class BusWriter:
         return to_resend
 
     async def _resend(self, to_resend: list[_PendingMessage]) -> None:
-        """Send messages again until they are stored: a few at first, so that they keep their order."""
+        """Send messages again until they are stored: a few at first, to keep their order."""
         error: RefusedError = to_resend[0].waiter.refusals[0]
         self.problem = str(error)
         self._log.warning("no space for received messages, they wait (%s)", error)

@@ -103,7 +103,7 @@ def _find_backlog(statistics: ClassStatistics, class_: int | str, name: str) -> 
 
 
 def _copier_names(statistics: ClassStatistics, class_: int | str) -> Iterator[tuple[str, int]]:
-    """Yield the uplink names under which messages of a class were sent, and how many wait for each."""
+    """Yield the uplink names in use for a class, and how many messages wait for each."""
     for each in statistics.subscriptions:
         match = _DURABLE.match(each.durable)
         if match and each.durable == copier_name(match[1], class_, back=False):
@@ -218,7 +218,7 @@ class Uplink(Module):
             raise
 
     def _create_copiers(self, identity: str) -> list[Copier]:
-        """Create the copier of the configured class, and those of stored messages of other classes."""
+        """Create the copiers of the configured class and of other classes with messages."""
         table, log = self._table, self.bus.log
         name = table.name or f"{self.bus.name}-{identity}"
         statistics = find_backlogs(self._memory.statistics(), table.class_, name)

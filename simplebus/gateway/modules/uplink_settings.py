@@ -186,7 +186,7 @@ def _check_address(table: UplinkTable) -> bool:
 
 
 def _access(table: UplinkTable, environment: Mapping[str, str], has_credentials: bool) -> Access:
-    """Return credentials and TLS settings. Raises ValueError, or OSError if a file cannot be read."""
+    """Return credentials and TLS settings. Raises ValueError, or OSError for a file."""
     own = {name: value for name in ENVIRONMENT_VARIABLES if (value := getattr(table, name))}
     if table.credentials:
         if own or table.seed:

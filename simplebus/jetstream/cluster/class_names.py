@@ -26,7 +26,7 @@ from simplebus.core.errors import BusConnectionError, RemoteProtocolError
 from simplebus.core.protocol.requests import ClassId, Name, NamedClass
 from simplebus.jetstream.class_jobs import Job
 from simplebus.jetstream.consume.consumers import Positions
-from simplebus.jetstream.names import Names
+from simplebus.jetstream.names import JetStreamNames
 from simplebus.nats.client import jetstream_codec
 from simplebus.nats.client.client import NatsClientCore
 from simplebus.nats.client.events import ReceivedMessages
@@ -53,7 +53,7 @@ class Naming:
     def __init__(
         self,
         core: NatsClientCore,
-        subjects: Names,
+        subjects: JetStreamNames,
         door: str,
         names: Mapping[str, int],
         name_classes: Callable[[list[Any]], object],
@@ -77,7 +77,7 @@ class Naming:
         self._unwritten: dict[int, None] = {}
         """Classes whose streams may not say yet what they are called."""
         self._inbox = new_inbox()
-        self._told_sid = core.subscribe(subjects.naming)
+        self._told_sid = core.subscribe(subjects.new_names_subject)
         self._answer_sid = core.subscribe(self._inbox)
         self._ask_sid = 0
         """By which others ask; 0 as long as this door has not learnt what there is."""
@@ -127,7 +127,7 @@ class Naming:
             fresh = {name: id_ for name, id_ in self._names.items() if name not in self._told}
             self._told = dict(self._names)
             for piece in _pieces(fresh):
-                self._core.publish(self._subjects.naming, piece)
+                self._core.publish(self._subjects.new_names_subject, piece)
             for name, class_id in fresh.items():
                 if self._described.get(class_id) != name:
                     self._unwritten[class_id] = None

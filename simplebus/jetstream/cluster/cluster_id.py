@@ -84,14 +84,14 @@ async def _kept(link: NatsConnection, options: EngineOptions, fresh: str, *, gro
     except JetStreamError as error:
         if error.code not in jetstream_codec.NOT_FOUND:
             raise
-        body = api.identity_stream(options, fresh)
+        body = api.identity_stream_config(options, fresh)
         try:
             info = await link.api_request(f"STREAM.CREATE.{name}", body)
         except JetStreamError as refused:
             if refused.code != api.NAME_IN_USE:
                 raise
             info = await link.api_request(f"STREAM.INFO.{name}")  # Another door was first.
-    found = api.identity_of(info)
+    found = api.cluster_id_of(info)
     if not found:
         raise EngineError(
             f"the stream {name} is none of a simplebus engine's: give this engine another prefix"

@@ -15,7 +15,7 @@ import trio
 
 from simplebus.core.errors import BusConnectionError
 from simplebus.core.settings import Settings
-from simplebus.jetstream.api import streams
+from simplebus.jetstream.api import list_streams
 from simplebus.jetstream.cluster_id import EngineError, identity_of
 from simplebus.jetstream.failover import follow
 from simplebus.jetstream.publish.codec import HEADERS_BYTES_MAX
@@ -87,7 +87,7 @@ async def _check_streams(link: NatsConnection, options: JetStreamOptions) -> Non
     keeps less than is confirmed. Where that is not to be known now, each class's is looked at when
     it is used."""
     try:
-        configs, _ = await streams(link)
+        configs, _ = await list_streams(link)
     except (BusConnectionError, JetStreamError) as error:
         log.warning("the streams of the cluster: %s", error)
         return

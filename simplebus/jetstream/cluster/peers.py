@@ -16,7 +16,7 @@ import trio
 
 from simplebus.core.errors import BusConnectionError, BusError
 from simplebus.jetstream.consume.handover import LEFT, WAIT
-from simplebus.jetstream.names import Names
+from simplebus.jetstream.names import JetStreamNames
 from simplebus.nats.client import jetstream_codec
 from simplebus.nats.client.jetstream_codec import JetStreamError
 from simplebus.net.nats_connection import NatsConnection
@@ -32,7 +32,7 @@ _WORDS = frozenset({b"", LEFT, WAIT})
 class Others:
     """As one door sees them."""
 
-    def __init__(self, link: NatsConnection, names: Names) -> None:
+    def __init__(self, link: NatsConnection, names: JetStreamNames) -> None:
         self._link = link
         self._names = names
         self._silent_until: dict[str, float] = {}
@@ -92,7 +92,7 @@ class Others:
         """Whether a door feeds somebody from the consumer of this name: it says so. A server may
         take one for alive that has just died. Raises BusConnectionError."""
         try:
-            return await self._answer(self._names.holder(class_id, name)) is not None
+            return await self._answer(self._names.consumer_holder_subject(class_id, name)) is not None
         except BusConnectionError:
             if self._link.is_ready:  # It was asked, and is silent.
                 return False

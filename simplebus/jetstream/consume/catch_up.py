@@ -18,7 +18,7 @@ import trio
 from simplebus.core.errors import BusConnectionError
 from simplebus.jetstream import api
 from simplebus.jetstream.consume.feed import Feed
-from simplebus.jetstream.names import Names
+from simplebus.jetstream.names import JetStreamNames
 from simplebus.nats.client import jetstream_codec
 from simplebus.nats.client.jetstream_codec import JetStreamError
 from simplebus.net.nats_connection import NatsConnection
@@ -32,7 +32,7 @@ _PAUSE_SECONDS, _PAUSE_SECONDS_MAX = 0.005, 0.1
 
 
 async def when_all_has_come(
-    link: NatsConnection, names: Names, consumer: str, feed: Feed, *tell: Callable[[], None]
+    link: NatsConnection, names: JetStreamNames, consumer: str, feed: Feed, *tell: Callable[[], None]
 ) -> None:
     """Call each of `tell` when the consumer of a feed has sent what the stream has now, and it is
     here; or when there is no use in waiting."""
@@ -44,7 +44,7 @@ async def when_all_has_come(
         each()
 
 
-async def _all_has_come(link: NatsConnection, names: Names, consumer: str, feed: Feed) -> None:
+async def _all_has_come(link: NatsConnection, names: JetStreamNames, consumer: str, feed: Feed) -> None:
     stream, subject = names.stream_name(feed.cls.class_id), names.class_subject(feed.cls.class_id)
     last: int | None = None
     sent_at = float("inf")
@@ -62,7 +62,7 @@ async def _all_has_come(link: NatsConnection, names: Names, consumer: str, feed:
                     return
             else:
                 now = trio.current_time()
-                if api.sent_to(info) >= last:
+                if api.last_delivered(info) >= last:
                     sent_at = min(sent_at, now)
                     is_shared = feed.sole is None
                     if feed.has_all(info) or (is_shared and now >= sent_at + SHARED_SECONDS):
@@ -76,7 +76,7 @@ async def _last_of(link: NatsConnection, stream: str, subject: str) -> int:
     try:
         said = await link.api_request(f"STREAM.MSG.GET.{stream}", {"last_by_subj": subject})
     except JetStreamError as error:
-        if error.code not in api.NO_MESSAGE:
+        if error.code not in api.MESSAGE_NOT_FOUND:
             raise
         return 0
     return int(said["message"]["seq"])

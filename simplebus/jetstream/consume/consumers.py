@@ -28,7 +28,7 @@ from simplebus.core.errors import Reason, RemoteProtocolError
 from simplebus.core.protocol.requests import Start
 from simplebus.core.subscription.subscription import BrokerSubscription
 from simplebus.jetstream import api
-from simplebus.jetstream.api import consumers_of, streams
+from simplebus.jetstream.api import list_consumers, list_streams
 from simplebus.jetstream.consume.durable_check import Judge, check_same
 from simplebus.jetstream.consume.feed import Feed, Found
 from simplebus.jetstream.consume.give_back import (
@@ -40,7 +40,7 @@ from simplebus.jetstream.consume.give_back import (
     with_note,
 )
 from simplebus.jetstream.consume.handover import Going
-from simplebus.jetstream.names import BACKLOG_CONSUMER, called, consumer, is_of_durable
+from simplebus.jetstream.names import BACKLOG_CONSUMER, describe_consumer, consumer_name, belongs_to_durable
 from simplebus.jetstream.peers import Others
 from simplebus.jetstream.remote_class import RemoteClass
 from simplebus.jetstream.settings import JetStreamOptions
@@ -91,7 +91,7 @@ class Positions:
         their names."""
         class_of = self._options.names.parse_stream_name
         found: list[tuple[int, str]] = []
-        configs, untold = await streams(self._link)
+        configs, untold = await list_streams(self._link)
         for config in configs:
             class_id = class_of(str(config.get("name", "")))
             if class_id is not None:
@@ -112,7 +112,7 @@ class Positions:
         if info:
             await fit(self._link, info["config"], self._options)
         else:
-            body = api.stream(self._options, class_id, name)
+            body = api.stream_config(self._options, class_id, name)
             try:
                 info = await self._create(stream, body)
             except JetStreamError as error:  # Another door was first.
@@ -173,7 +173,7 @@ class Positions:
         """
         class_id = cls.class_id
         await self.open_stream(class_id, cls.name)
-        name = consumer(position.durable, position.group)
+        name = consumer_name(position.durable, position.group)
         patterns = tuple(position.channel_filter.patterns) if position.channel_filter else ()
         if name:
             info = await self._info(class_id, name)
@@ -224,10 +224,10 @@ class Positions:
         for info in await self.all(class_id) if position.durable else ():
             name = str(info["name"])
             is_other = name != own and api.kind_of(info) == "durable"
-            if is_other and is_of_durable(name, position.durable):
+            if is_other and belongs_to_durable(name, position.durable):
                 raise RemoteProtocolError(
                     Reason.SUBSCRIPTION_MISMATCH,
-                    f"there is {called(name)}, and the durable {position.durable!r} was asked for "
+                    f"there is {describe_consumer(name)}, and the durable {position.durable!r} was asked for "
                     f"with the group {position.group!r}",
                 )
 
@@ -235,7 +235,7 @@ class Positions:
         """What a position has taken up before, if that was not answered."""
         name = self._unsure.get(position)
         info = await self._info(class_id, name) if name is not None else None
-        if info is None or api.is_sole(info):  # One that it makes for itself is.
+        if info is None or api.is_ack_all(info):  # One that it makes for itself is.
             return None
         if api.door_of(info) == self._door:
             return info
@@ -249,13 +249,13 @@ class Positions:
         says if nobody else has it, or else as it was."""
         name, config = str(info["name"]), info["config"]
         if api.owner_of(info) in ("", position.owner):
-            config = api.idle(config, position.idle_seconds)
-        there, terms = api.terms_of(info), self._judge.terms(position)
+            config = api.with_idle_seconds(config, position.idle_seconds)
+        there, terms = api.delivery_policy_of(info), self._judge.terms(position)
         if there != terms:
             if there and not (may_change and not await self._others.is_held(class_id, name)):
                 self._judge.agree(position, there)
             else:
-                config = api.served(config, terms)
+                config = api.with_delivery_policy(config, terms)
         if config != info["config"]:
             info["config"] = config
             await self._update(class_id, name, config)
@@ -273,9 +273,9 @@ class Positions:
             str(info["name"]),
             was_there,
             sent_to=api.sent_before(info),
-            sent_before=api.sent_to(info),
+            sent_before=api.last_delivered(info),
             sent_count=api.sent_count(info),
-            floor=api.floor(info),
+            floor=api.ack_floor(info),
             awaited=again if is_nobodys or not was_there else {},  # Else others may have it.
         )
 
@@ -290,11 +290,11 @@ class Positions:
                 Reason.DURABLE_IN_USE, f"another door has {name!r}: it is not moved under its feet"
             )
         hold = f"hold-{name}"
-        at = api.from_sequence(api.floor(info))
+        at = api.start_at_sequence(api.ack_floor(info))
         await self._make(class_id, hold, "hold", at, channels=patterns)
         await self._delete(class_id, name)
         begin, owner = await self._starting(class_id, start), api.owner_of(info)
-        seconds, terms = api.idle_seconds_of(info), api.terms_of(info)
+        seconds, terms = api.idle_seconds_of(info), api.delivery_policy_of(info)
         await self._make(
             class_id,
             name,
@@ -311,9 +311,9 @@ class Positions:
     async def _starting(self, class_id: int, start: str | Start) -> dict[str, Any]:
         """Where a position begins, as of now."""
         if not (isinstance(start, Start) and start.sequence is not None):
-            return api.starting(start)
+            return api.start_config(start)
         info = await self._link.api_request(f"STREAM.INFO.{self._options.names.stream_name(class_id)}")
-        return api.starting(start, int(info["state"]["last_seq"]))
+        return api.start_config(start, int(info["state"]["last_seq"]))
 
     def _new_name(self) -> str:
         self._count += 1
@@ -353,20 +353,20 @@ class Positions:
         patterns = tuple(position.channel_filter.patterns) if position.channel_filter else ()
         needed = 0 if is_new else feed.needed
         kind = "durable" if position.durable else "group" if position.group else "plain"
-        start = api.starting("earliest" if is_new or kind != "plain" else "new")
+        start = api.start_config("earliest" if is_new or kind != "plain" else "new")
         floor = 0
         if feed.sole is not None:
             if info is not None and not is_new:
-                at = api.floor(info)
+                at = api.ack_floor(info)
                 needed = min(at, needed) if needed else at
             former, name = name, self._fresh_name(position)
-            start = api.from_sequence(needed) if needed else start
+            start = api.start_at_sequence(needed) if needed else start
             more: dict[str, Any] = {"channels": patterns, "sent": feed.sole.sent_to}
             floor = await self._make(class_id, name, kind, start, is_sole=True, **more)
             await self._delete(class_id, former)
         elif info is None:
             # What other doors have of a group is not known here: all that is stored comes again.
-            start = api.from_sequence(needed) if needed and not position.group else start
+            start = api.start_at_sequence(needed) if needed and not position.group else start
             said = self._said(position)
             floor = await self._make(class_id, name, kind, start, channels=patterns, **said)
         if is_new:  # Nothing there is for whoever comes first.
@@ -398,11 +398,11 @@ class Positions:
                 raise JetStreamError(0, "another door takes up what waits")
             await self._delete(class_id, name)  # It may have been made before.
             self._unsure[position] = found
-            await self._update(class_id, found, api.held_by(left[0]["config"], self._door))
+            await self._update(class_id, found, api.taken_over_config(left[0]["config"], self._door))
             return await self._again(class_id, left[0], was_there=False)
-        at = min(api.floor(info) for info in left)
+        at = min(api.ack_floor(info) for info in left)
         sent = max(api.sent_before(info) for info in left)
-        floor = await make(api.from_sequence(at), sent=sent)
+        floor = await make(api.start_at_sequence(at), sent=sent)
         taken = [await self._delete(class_id, str(info["name"])) for info in left]
         if not any(taken):  # Somebody else has it, or what goes on in its stead.
             await self._delete(class_id, name)
@@ -412,7 +412,7 @@ class Positions:
     async def _may_go_on(self, info: dict[str, Any]) -> bool:
         """Whether a plain subscription can go on with what is left itself: not with what a door is
         about to leave, which says something of it still."""
-        if api.is_sole(info) or info["name"] == BACKLOG_CONSUMER:
+        if api.is_ack_all(info) or info["name"] == BACKLOG_CONSUMER:
             return False
         door = api.door_of(info)
         return not door or (door != self._door and not await self._others.is_alive(door))
@@ -421,12 +421,12 @@ class Positions:
         """Whether this door may take up a consumer that nobody holds: of several, one may. Which
         one says a consumer that is there for a moment."""
         stream = self._options.names.stream_name(class_id)
-        config = api.claim(name, self._door)
+        config = api.claim_config(name, self._door)
         body = {"stream_name": stream, "config": config, "action": "create"}
         try:
             await self._link.api_request(f"CONSUMER.CREATE.{stream}.{config['name']}", body)
         except JetStreamError as error:
-            if error.code not in api.EXISTS:
+            if error.code not in api.CONSUMER_EXISTS:
                 raise
             return False
         info = await self._info(class_id, name)
@@ -435,7 +435,7 @@ class Positions:
 
     async def all(self, class_id: int) -> list[dict[str, Any]]:
         """All consumers of a class. Raises BusConnectionError and JetStreamError."""
-        return await consumers_of(self._link, self._options.names.stream_name(class_id))
+        return await list_consumers(self._link, self._options.names.stream_name(class_id))
 
     async def left(self, class_id: int, *, going: bool = False) -> list[dict[str, Any]]:
         """Plain consumers that no door holds; and those that doors are about to leave, to be taken
@@ -498,7 +498,7 @@ class Positions:
                 return
             others = [i for i in await self.all(class_id) if api.kind_of(i)]
             if len(others) == 1:
-                start = api.from_sequence(api.floor(info))
+                start = api.start_at_sequence(api.ack_floor(info))
                 await self._make(class_id, BACKLOG_CONSUMER, "plain", start, door="")
             await self._delete(class_id, name)
             return
@@ -510,9 +510,9 @@ class Positions:
         config = info["config"]
         if owed is not None:
             config = with_note(info, owed.sequences[owed.waits == 0.0])
-        await self._update(class_id, name, api.left_by_its_door(config))
-        if not api.is_sole(info):  # Whoever comes next may claim it at once.
-            await self._delete(class_id, api.claim(name, self._door)["name"])
+        await self._update(class_id, name, api.released_config(config))
+        if not api.is_ack_all(info):  # Whoever comes next may claim it at once.
+            await self._delete(class_id, api.claim_config(name, self._door)["name"])
         nobodys = {str(each["name"]) for each in await self.left(class_id)}
         stay = [i for i in await self.all(class_id) if api.kind_of(i)]
         if any(each["name"] not in nobodys for each in stay):
@@ -534,7 +534,7 @@ class Positions:
         fresh = self._giving_back.setdefault(position, self._new_name())
         patterns = tuple(position.channel_filter.patterns) if position.channel_filter else ()
         first = int(owed.sequences[owed.waits >= 0.0][0])
-        begin = api.from_sequence(first)
+        begin = api.start_at_sequence(first)
         await self._make(class_id, fresh, "plain", begin, channels=patterns, sent=owed.sent_to)
         await self._delete(class_id, name)
         await pass_on(self._link, stream, fresh, owed)
@@ -544,7 +544,7 @@ class Positions:
         """Have removed what all consumers have acknowledged. A stream without any keeps all.
         Returns by the name of each up to which message it has."""
         found = [i for i in await self.all(class_id) if api.kind_of(i)]
-        floors = {str(info["name"]): api.floor(info) for info in found}
+        floors = {str(info["name"]): api.ack_floor(info) for info in found}
         floor = min(floors.values(), default=0)
         if floor > self._trimmed.get(class_id, 1):
             stream = self._options.names.stream_name(class_id)
@@ -569,17 +569,17 @@ class Positions:
         """Returns from which message of the stream on it has not acknowledged any."""
         stream = self._options.names.stream_name(class_id)
         whose = self._door if door is None else door
-        config = api.consumer(self._options, name, kind=kind, door=whose, start=start, **more)
+        config = api.consumer_config(self._options, name, kind=kind, server_id=whose, start=start, **more)
         body = {"stream_name": stream, "config": config, "action": "create"}
         subject, info = f"CONSUMER.CREATE.{stream}.{name}", None
         try:
             info = await self._link.api_request(subject, body, seconds=_STREAM_SECONDS)
         except JetStreamError as error:  # Another door was first, or the answer was lost.
-            if error.is_final and error.code not in api.EXISTS:
+            if error.is_final and error.code not in api.CONSUMER_EXISTS:
                 raise ConsumerRefusedError(error.code, error.sentence) from None
-            if error.code not in api.EXISTS:
+            if error.code not in api.CONSUMER_EXISTS:
                 raise
-        return api.floor(info) if info is not None else 0
+        return api.ack_floor(info) if info is not None else 0
 
     async def _update(self, class_id: int, name: str, config: dict[str, Any]) -> None:
         stream = self._options.names.stream_name(class_id)

@@ -208,7 +208,7 @@ class Feed:
             return False
         if self.sole is not None:
             return self.sole.taken >= api.sent_count(info)
-        return self._sent_to >= api.sent_to(info)
+        return self._sent_to >= api.last_delivered(info)
 
     @property
     def is_broken(self) -> bool:

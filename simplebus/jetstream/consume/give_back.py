@@ -162,7 +162,7 @@ def awaited(info: dict[str, Any]) -> list[int]:
     """All that a consumer may wait for, but for what pauses."""
     pauses = _RUNS.fullmatch(_said(info, PAUSE))
     paused = set(_sequences(pauses[0])) if pauses is not None else ()
-    sent = range(api.floor(info), api.sent_to(info) + 1)[:RETURN_MAX]
+    sent = range(api.ack_floor(info), api.last_delivered(info) + 1)[:RETURN_MAX]
     return [sequence for sequence in sent if sequence not in paused]
 
 
@@ -179,7 +179,7 @@ async def give_back(link: NatsConnection, stream: str, name: str, leaving: Leavi
     if leaving.known is not None and not info.get("num_waiting"):  # Else they may be another's.
         count, highest = leaving.known
         if api.sent_count(info) > count:
-            first, last_sent = api.floor(info), api.sent_to(info)
+            first, last_sent = api.ack_floor(info), api.last_delivered(info)
             lost = range(max(first, highest + 1), last_sent + 1)[:RETURN_MAX]
     subjects = [_subject(stream, info, sequence) for sequence in lost]
     _say(link, subjects, _ASIDE)  # They may be in the row already, before what is older.

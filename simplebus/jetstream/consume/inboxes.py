@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 
 from simplebus.core.subscription.subscription import BrokerSubscription
 from simplebus.jetstream.consume.feed import Feed
-from simplebus.jetstream.names import Names
+from simplebus.jetstream.names import JetStreamNames
 from simplebus.nats.client.client import NatsClientCore
 from simplebus.nats.client.events import ReceivedMessages
 from simplebus.net.nats_connection import new_inbox
@@ -21,7 +21,7 @@ from simplebus.net.nats_connection import new_inbox
 class Listening:
     """Of one door."""
 
-    def __init__(self, core: NatsClientCore, names: Names, door: str) -> None:
+    def __init__(self, core: NatsClientCore, names: JetStreamNames, door: str) -> None:
         """`door` is what others know it by."""
         self.say: Callable[[bytes], bytes] = lambda asked: b""
         """What is said to another door that asks for more than whether this one is there."""
@@ -76,7 +76,7 @@ class Listening:
         self._sids[position], self._feeds[sid] = sid, feed
         self.consumers[position] = name
         if (position.durable or position.group) and not feed.holder_sid:
-            feed.holder_sid = core.subscribe(self._names.holder(feed.cls.class_id, name))
+            feed.holder_sid = core.subscribe(self._names.consumer_holder_subject(feed.cls.class_id, name))
             self._alive_sids.add(feed.holder_sid)
 
     def end(self, feed: Feed) -> str:

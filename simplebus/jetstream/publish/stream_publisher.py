@@ -244,7 +244,7 @@ class Uplink:
             self._note_silence(lane)
         if lane.begun:
             self.last_error = None
-            if lane.refusal is not None and lane.refusal.code in api.NO_ROOM:
+            if lane.refusal is not None and lane.refusal.code in api.STORAGE_FULL:
                 lane.window, lane.calm = 1, 0
             lane.doubt()
         self._ask(lane, now)

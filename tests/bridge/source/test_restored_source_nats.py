@@ -45,7 +45,7 @@ async def said(wire: BridgeNatsConnection, name: str, count: int) -> list[bytes]
     config = {"deliver_subject": "heard", "ack_policy": "none", "deliver_policy": "all"}
     await wire.link.api_request(f"CONSUMER.CREATE.{name}", {"stream_name": name, "config": config})
     while sum(each.count for each in wire.messages) < count:
-        await wire.changed()
+        await wire.wait_event()
     wire.core.unsubscribe(sid)
     await wire.round_trip()
     return [each.payload(row) for each in wire.messages for row in range(each.count)]

@@ -69,7 +69,7 @@ async def test_copies_to_stateless_server_once_in_order(nats: NatsServer) -> Non
                         await here.flush()
                     while lane.statistics().position < 1400 * (at // 1000 + 1):  # noqa: ASYNC110
                         await trio.sleep(0.01)
-                assert lane.statistics().left == {"not_for_it": 400}
+                assert lane.statistics().skipped == {"not_for_it": 400}
                 assert lane.statistics().copied == 1000
             assert await all_of(there) == numbered(0, 3000)
 
@@ -150,7 +150,7 @@ async def test_cluster_messages_do_not_return(nats: NatsServer) -> None:
                 nursery.cancel_scope.cancel()
             told = [lane.statistics() for lane in made]
             assert sum(each.copied for each in told) == 10 + 10 + 30 + 30
-            assert sum(each.left.get("looped", 0) for each in told) == 30 + 30 + 10 + 10
+            assert sum(each.skipped.get("looped", 0) for each in told) == 30 + 30 + 10 + 10
 
 
 class Turning:

@@ -15,10 +15,10 @@ from simplebus.core.limits import NAME_CHARACTERS_MAX
 from simplebus.core.protocol import frames
 from simplebus.core.protocol.requests import NamedClass
 from simplebus.jetstream import class_names
-from simplebus.jetstream.api import streams
+from simplebus.jetstream.api import list_streams
 from simplebus.jetstream.class_jobs import Job
 from simplebus.jetstream.class_names import UNTOLD_SECONDS, Naming
-from simplebus.jetstream.names import Names as Subjects
+from simplebus.jetstream.names import JetStreamNames as Subjects
 from simplebus.jetstream.publish.codec import HEADERS_BYTES_MAX
 from simplebus.nats.client.jetstream_codec import JetStreamError
 from simplebus.server.run import RunningServer
@@ -168,7 +168,7 @@ class Listed:
 @pytest.mark.parametrize("leaderless", [(), (0,), (2, 3), (4, 5, 6), range(8)])
 async def test_all_streams_are_listed_but_those_without_a_leader(leaderless: Iterable[int]) -> None:
     link = Listed(8, *leaderless)
-    configs, untold = await streams(link)  # type: ignore[arg-type]
+    configs, untold = await list_streams(link)  # type: ignore[arg-type]
     assert untold == link.missing
     assert [each["name"] for each in configs] == [n for n in link.names if n not in untold]
 

@@ -16,7 +16,7 @@ from simplebus.core.settings import Settings
 from simplebus.jetstream import cluster_id
 from simplebus.jetstream.cluster_id import EngineError
 from simplebus.jetstream.limits_check import fitted
-from simplebus.jetstream.names import Names
+from simplebus.jetstream.names import JetStreamNames
 from simplebus.jetstream.stream_update import growth
 from simplebus.nats.client.jetstream_codec import JetStreamError
 from simplebus.net.nats_connection import NatsConnection
@@ -191,7 +191,7 @@ async def test_all_doors_of_one_engine_are_one_bus_and_no_others(tmp_path: Path)
         found: list[str] = []
 
         async def look(url: str, prefix: str = "q") -> None:
-            cluster = replace(options(url), names=Names(prefix))
+            cluster = replace(options(url), names=JetStreamNames(prefix))
             found.append((await fitted(Settings(), cluster)).identity)
 
         async with trio.open_nursery() as nursery:
@@ -233,7 +233,7 @@ async def test_a_door_that_runs_has_the_cluster_say_it_again(
             await link.api_request(f"STREAM.DELETE.{name}")
             while (await fitted(Settings(), cluster)).identity != before:  # Another was first.
                 await link.api_request(f"STREAM.DELETE.{name}")
-            body = cluster_id.api.identity_stream(cluster, "another")
+            body = cluster_id.api.identity_stream_config(cluster, "another")
             while f"the stream {name} was deleted meanwhile" not in caplog.text:
                 try:
                     await link.api_request(f"STREAM.DELETE.{name}")

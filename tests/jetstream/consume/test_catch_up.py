@@ -11,7 +11,7 @@ from trio.testing import MockClock
 from simplebus.core.errors import BusConnectionError
 from simplebus.jetstream.consume.ack_all import Sole
 from simplebus.jetstream.consume.catch_up import PATIENCE_SECONDS, SHARED_SECONDS, when_all_has_come
-from simplebus.jetstream.names import Names
+from simplebus.jetstream.names import JetStreamNames
 from simplebus.nats.client.jetstream_codec import JetStreamError
 from tests.jetstream.consume.test_feed import Door, message
 
@@ -51,7 +51,7 @@ class Case:
         self.told_at = trio.current_time()
 
     async def wait(self) -> None:
-        await when_all_has_come(self.link, Names(), "c", self.door.feed, self.tell)  # type: ignore[arg-type]
+        await when_all_has_come(self.link, JetStreamNames(), "c", self.door.feed, self.tell)  # type: ignore[arg-type]
 
     def take(self, *numbers: int) -> None:
         """These come and are acknowledged."""

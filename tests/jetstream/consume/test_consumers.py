@@ -127,14 +127,14 @@ def test_what_is_published_waits_for_positions_that_came_before_it_alone() -> No
 
 @pytest.mark.parametrize("time", [*LATE, *EARLY, 1.5, 4e9])
 def test_any_time_is_one_to_begin_at(time: float) -> None:
-    said = api.starting(Start(time=time))
+    said = api.start_config(Start(time=time))
     policy = {1.5: "by_start_time", 4e9: "by_start_time"}
     assert said["deliver_policy"] == policy.get(time, "new" if time in EARLY else "all")
 
 
 @pytest.mark.parametrize("sequence", [0, 7, 10, 11, 1 << 53, (1 << 63) - 1, (1 << 64) - 1])
 def test_who_begins_behind_the_next_message_begins_with_it(sequence: int) -> None:
-    said = api.starting(Start(sequence=sequence), last=10)
+    said = api.start_config(Start(sequence=sequence), last=10)
     assert said["opt_start_seq"] == min(sequence, 10) + 1
 
 
@@ -299,8 +299,8 @@ async def test_a_door_that_is_silent_is_taken_to_be_there_and_asked_once(
         cluster, asked = cluster_of(up), list[str]()
         await bus.publish(b"", class_id=7)
         name = "p-frozen-1"
-        config = api.consumer(
-            cluster.options, name, kind="plain", door="frozen", start={"deliver_policy": "all"}
+        config = api.consumer_config(
+            cluster.options, name, kind="plain", server_id="frozen", start={"deliver_policy": "all"}
         )
         stream, request = cluster.options.names.stream_name(7), cluster.link.request
         body = {"stream_name": stream, "config": config, "action": "create"}
@@ -338,8 +338,8 @@ async def test_a_door_that_is_gone_is_gone_though_somebody_hears_what_it_is_aske
         names, request = cluster.options.names, cluster.link.request
         await bus.publish(b"left", class_id=7)
         name, stream = "p-dead-1", names.stream_name(7)
-        config = api.consumer(
-            cluster.options, name, kind="plain", door="dead", start={"deliver_policy": "all"}
+        config = api.consumer_config(
+            cluster.options, name, kind="plain", server_id="dead", start={"deliver_policy": "all"}
         )
         body = {"stream_name": stream, "config": config, "action": "create"}
         await cluster.link.api_request(f"CONSUMER.CREATE.{stream}.{name}", body)

@@ -40,7 +40,7 @@ async def test_who_subscribes_says_for_how_long(jetstream_server: NatsServer) ->
         for seconds in (None, 3600.0, 7200.0, None, 0.5):
             async with bus.subscribe(7, durable="d", durable_seconds=seconds):
                 found.append(await kept_for(cluster_of(up)))
-        assert found == [0.0, 3600.0, 7200.0, 7200.0, api.IDLE_SECONDS_MIN]
+        assert found == [0.0, 3600.0, 7200.0, 7200.0, api.DURABLE_IDLE_MIN_SECONDS]
 
 
 async def test_one_that_nobody_uses_is_forgotten_and_one_in_use_is_not(

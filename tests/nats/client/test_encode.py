@@ -205,20 +205,20 @@ READ: dict[str, list[Callable[[dict[str, Any]], object]]] = {
         api.channels_of,
         api.door_of,
         api.idle_seconds_of,
-        api.is_sole,
+        api.is_ack_all,
         api.kind_of,
         api.owner_of,
         api.sent_count,
-        api.sent_to,
-        api.terms_of,
+        api.last_delivered,
+        api.delivery_policy_of,
         api.waiting_for,
-        lambda info: api.held_by(info["config"], "d"),
-        lambda info: api.left_by_its_door(info["config"]),
-        lambda info: api.served(info["config"], "{}"),
+        lambda info: api.taken_over_config(info["config"], "d"),
+        lambda info: api.released_config(info["config"]),
+        lambda info: api.with_delivery_policy(info["config"], "{}"),
         lambda info: with_note(info, np.arange(2)),
     ],
     "streams": [
-        api.identity_of,
+        api.cluster_id_of,
         lambda info: stream_update.growth(info["config"], OPTIONS),
         lambda info: stream_update.weakness(info["config"], OPTIONS),
         lambda info: backlog.inventory(info, [CONSUMER]),
@@ -253,7 +253,7 @@ def test_an_answer_is_of_its_shape_or_an_error(subject: str, said: dict[str, obj
             what = "consumers" if subject.startswith("CONSUMER") else "streams"
             for each in (found[what] or []) if "LIST" in subject else [found]:
                 if what == "consumers":
-                    assert api.floor(each) >= 1
+                    assert api.ack_floor(each) >= 1
                 for read in READ[what]:
                     read(each)
     assert refused > 20
