@@ -110,7 +110,7 @@ def identity_stream_config(options: JetStreamOptions, identity: str) -> dict[str
 
 def cluster_id_of(info: dict[str, Any]) -> str:
     """What such a stream says; empty for another one."""
-    return _word(info, _IDENTITY)
+    return _metadata(info, _IDENTITY)
 
 
 def consumer_config(
@@ -172,7 +172,7 @@ def with_delivery_policy(config: dict[str, Any], delivery_policy: str) -> dict[s
 
 def delivery_policy_of(info: dict[str, Any]) -> str:
     """On which terms a durable or a group is served; empty where it does not say."""
-    return _word(info, _DELIVERY_POLICY)
+    return _metadata(info, _DELIVERY_POLICY)
 
 
 def idle_seconds_of(info: dict[str, Any]) -> float | None:
@@ -260,41 +260,41 @@ def last_delivered(info: dict[str, Any]) -> int:
     return int(info.get("delivered", {}).get("stream_seq", 0))
 
 
-def sent_before(info: dict[str, Any]) -> int:
+def last_delivered_with_predecessors(info: dict[str, Any]) -> int:
     """The same, those counted that it took over from."""
     noted = str(info.get("config", {}).get("metadata", {}).get(_DELIVERED_BEFORE, ""))
     return max(last_delivered(info), int(noted) if noted.isdecimal() and len(noted) < 20 else 0)
 
 
-def sent_count(info: dict[str, Any]) -> int:
+def delivery_count(info: dict[str, Any]) -> int:
     """How many messages it has sent, those counted that it sent again."""
     return int(info.get("delivered", {}).get("consumer_seq", 0))
 
 
-def waiting_for(info: dict[str, Any]) -> int:
+def backlog_count(info: dict[str, Any]) -> int:
     """How many messages it has to send, or has sent and is to hear of."""
     return int(info.get("num_pending") or 0) + int(info.get("num_ack_pending") or 0)
 
 
 def kind_of(info: dict[str, Any]) -> str:
-    return _word(info, _KIND)
+    return _metadata(info, _KIND)
 
 
-def door_of(info: dict[str, Any]) -> str:
+def server_id_of(info: dict[str, Any]) -> str:
     """Which door holds a plain one; empty for none."""
-    return _word(info, _SERVER_ID)
+    return _metadata(info, _SERVER_ID)
 
 
 def owner_of(info: dict[str, Any]) -> str:
     """Which user has made a durable or a group; empty for nobody."""
-    return _word(info, _OWNER)
+    return _metadata(info, _OWNER)
 
 
 def channels_of(info: dict[str, Any]) -> set[str]:
-    told = _word(info, _CHANNELS)
+    told = _metadata(info, _CHANNELS)
     return set(told.split("\n")) if told else set()
 
 
-def _word(info: dict[str, Any], key: str) -> str:
+def _metadata(info: dict[str, Any], key: str) -> str:
     """One of the metadata of a stream or a consumer; empty where it says none."""
     return str((info.get("config", {}).get("metadata") or {}).get(key, ""))

@@ -150,7 +150,7 @@ class Cluster:
         """Serve until cancelled. It has started when the cluster was reached."""
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
-            self._jobs.begin(nursery)
+            self._jobs.start(nursery)
             await nursery.start(self.link.run)
             where = self.link, self.options
             nursery.start_soon(follow, *where, signs_of(self.uplink, self.feeds))

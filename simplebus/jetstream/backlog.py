@@ -80,7 +80,7 @@ class Counting:
         for position, own in self._listening.consumers.items():
             if own == name and position.class_id == class_id:
                 return position
-        waits = f"{api.waiting_for(info):,} messages wait for it"
+        waits = f"{api.backlog_count(info):,} messages wait for it"
         if api.kind_of(info) == "durable" and name[:2] == "d-":
             is_held = await self._others.is_held(class_id, name)
             where = "which another door has" if is_held else "which no door has"
@@ -100,7 +100,7 @@ def inventory(info: dict[str, Any], left: Iterable[dict[str, Any]]) -> RemoteInv
         head=last,
         messages_max=max(0, int(config.get("max_msgs", 0))),
         bytes_max=max(0, int(config.get("max_bytes", 0))),
-        backlog_count=max(map(api.waiting_for, left), default=0),
+        backlog_count=max(map(api.backlog_count, left), default=0),
         is_oldest_in_backlog=False,
         floor_holder="",
     )

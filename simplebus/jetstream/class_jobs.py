@@ -24,31 +24,31 @@ Job = Callable[[], Awaitable[None]]
 class Jobs:
     """Of one door."""
 
-    def __init__(self, tell: Callable[[], None]) -> None:
+    def __init__(self, on_idle: Callable[[], None]) -> None:
         """`tell` is called whenever nothing is left to be asked about a class."""
-        self._tell = tell
-        self._jobs: dict[int, deque[tuple[Job, object]]] = {}
+        self._on_idle = on_idle
+        self._queues: dict[int, deque[tuple[Job, object]]] = {}
         """Of each class, and for whom; the first one is under way."""
         self._nursery: trio.Nursery | None = None
-        self._later = 0
+        self._delayed_count = 0
 
-    def begin(self, nursery: trio.Nursery) -> None:
+    def start(self, nursery: trio.Nursery) -> None:
         """From now on they are done; what was to be done before is not."""
         self._nursery = nursery
 
     @property
     def is_empty(self) -> bool:
         """Whether nothing is to be asked, now or later."""
-        return not (self._jobs or self._later)
+        return not (self._queues or self._delayed_count)
 
     @property
     def classes(self) -> KeysView[int]:
         """Those about which something is asked."""
-        return self._jobs.keys()
+        return self._queues.keys()
 
     def do(self, class_id: int, job: Job, whose: object = None) -> None:
         """Have something asked about a class, when all that came up before is done."""
-        jobs = self._jobs.setdefault(class_id, deque())
+        jobs = self._queues.setdefault(class_id, deque())
         jobs.append((job, whose))
         if len(jobs) == 1 and self._nursery is not None:
             self._nursery.start_soon(self._work_off, class_id, jobs)
@@ -56,7 +56,7 @@ class Jobs:
     def drop(self, class_id: int, whose: object) -> bool:
         """Somebody is gone: what is not under way is not asked for him. Returns whether anything
         was to be."""
-        jobs = self._jobs.get(class_id, deque())
+        jobs = self._queues.get(class_id, deque())
         kept = [each for at, each in enumerate(jobs) if at == 0 or each[1] is not whose]
         is_dropped = len(kept) < len(jobs)
         if is_dropped:
@@ -67,12 +67,12 @@ class Jobs:
     def do_later(self, class_id: int, job: Job, seconds: float) -> None:
         """Have something asked about a class when so much time has passed."""
         assert self._nursery is not None, "only what was begun can fail"
-        self._later += 1
+        self._delayed_count += 1
         self._nursery.start_soon(self._do_after, class_id, job, seconds)
 
     async def _do_after(self, class_id: int, job: Job, seconds: float) -> None:
         await trio.sleep(seconds)
-        self._later -= 1
+        self._delayed_count -= 1
         self.do(class_id, job)
 
     def do_beside(self, class_id: int, job: Job) -> None:
@@ -85,8 +85,8 @@ class Jobs:
         while jobs:
             await self._try(class_id, jobs[0][0])
             jobs.popleft()
-        del self._jobs[class_id]
-        self._tell()
+        del self._queues[class_id]
+        self._on_idle()
 
     async def _try(self, class_id: int, job: Job) -> None:
         try:

@@ -96,11 +96,11 @@ def test_a_plain_one_is_nobodys_when_its_door_has_left_it() -> None:
     options = JetStreamOptions(SERVERS)
     made = api.consumer_config(options, "p-x-1", kind="plain", server_id="x", start={})
     info = {"config": made}
-    assert (api.kind_of(info), api.door_of(info)) == ("plain", "x")
+    assert (api.kind_of(info), api.server_id_of(info)) == ("plain", "x")
     left = {"config": api.released_config(made)}
-    assert (api.kind_of(left), api.door_of(left)) == ("plain", "")
+    assert (api.kind_of(left), api.server_id_of(left)) == ("plain", "")
     assert api.channels_of(info) == set()
-    assert api.kind_of({}) == api.door_of({}) == ""
+    assert api.kind_of({}) == api.server_id_of({}) == ""
 
 
 @pytest.mark.parametrize(

@@ -192,7 +192,7 @@ tls {{ cert_file: "{cert}", key_file: "{pem}" }}
 async def test_users_and_keys_come_in_by_tls(tmp_path: Path) -> None:
     authority = Authority(tmp_path)
     pair = authority.issue("localhost")
-    key = Credentials(seed=SEED).fields("")["nkey"]
+    key = Credentials(seed=SEED).connect_fields("")["nkey"]
     trusted = ssl.create_default_context(cafile=str(authority.path))
     more = AUTH.format(key=key, cert=pair.cert, pem=pair.key)
     with nats_server(tmp_path, more) as server:
@@ -211,7 +211,7 @@ async def test_who_is_refused_tries_on_and_says_why_once(
         link = NatsConnection(
             [NatsAddress.parse(f"nats://wrong@{HOST}:{server.port}")], lambda event: None
         )
-        known, tries = link._known, 0
+        known, tries = link._servers_to_try, 0
         with trio.fail_after(PATIENCE_SECONDS), trio.CancelScope() as scope:
 
             def tried() -> list[NatsAddress]:

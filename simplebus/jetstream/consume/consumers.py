@@ -237,7 +237,7 @@ class Positions:
         info = await self._info(class_id, name) if name is not None else None
         if info is None or api.is_ack_all(info):  # One that it makes for itself is.
             return None
-        if api.door_of(info) == self._door:
+        if api.server_id_of(info) == self._door:
             return info
         del self._unsure[position]
         return None
@@ -272,9 +272,9 @@ class Positions:
         return Found(
             str(info["name"]),
             was_there,
-            sent_to=api.sent_before(info),
+            sent_to=api.last_delivered_with_predecessors(info),
             sent_before=api.last_delivered(info),
-            sent_count=api.sent_count(info),
+            sent_count=api.delivery_count(info),
             floor=api.ack_floor(info),
             awaited=again if is_nobodys or not was_there else {},  # Else others may have it.
         )
@@ -401,7 +401,7 @@ class Positions:
             await self._update(class_id, found, api.taken_over_config(left[0]["config"], self._door))
             return await self._again(class_id, left[0], was_there=False)
         at = min(api.ack_floor(info) for info in left)
-        sent = max(api.sent_before(info) for info in left)
+        sent = max(api.last_delivered_with_predecessors(info) for info in left)
         floor = await make(api.start_at_sequence(at), sent=sent)
         taken = [await self._delete(class_id, str(info["name"])) for info in left]
         if not any(taken):  # Somebody else has it, or what goes on in its stead.
@@ -414,7 +414,7 @@ class Positions:
         about to leave, which says something of it still."""
         if api.is_ack_all(info) or info["name"] == BACKLOG_CONSUMER:
             return False
-        door = api.door_of(info)
+        door = api.server_id_of(info)
         return not door or (door != self._door and not await self._others.is_alive(door))
 
     async def _claim(self, class_id: int, name: str) -> bool:
@@ -430,7 +430,7 @@ class Positions:
                 raise
             return False
         info = await self._info(class_id, name)
-        door = api.door_of(info) if info is not None else ""
+        door = api.server_id_of(info) if info is not None else ""
         return info is not None and not (door and await self._others.is_alive(door))
 
     async def all(self, class_id: int) -> list[dict[str, Any]]:
@@ -441,7 +441,7 @@ class Positions:
         """Plain consumers that no door holds; and those that doors are about to leave, to be taken
         over, if nothing else is there. Raises as `all` does."""
         plain = [i for i in await self.all(class_id) if api.kind_of(i) == "plain"]
-        doors = {api.door_of(info) for info in plain} - {self._door, ""}
+        doors = {api.server_id_of(info) for info in plain} - {self._door, ""}
         alive, names = await self._others.alive(doors, class_id if going else None)
         if going:
             names |= self.going.names(class_id, trio.current_time())
@@ -449,7 +449,7 @@ class Positions:
         # What doors have left until they answered is there by now.
         there = [info for info in await self.all(class_id) if api.kind_of(info)]
         plain = [info for info in there if api.kind_of(info) == "plain"]
-        nobodys = [info for info in plain if api.door_of(info) in gone]
+        nobodys = [info for info in plain if api.server_id_of(info) in gone]
         names |= {str(info["name"]) for info in nobodys}
         stay = {str(info["name"]) for info in there} - names - set(self._unsure.values())
         return nobodys if stay else [info for info in plain if info["name"] in names]
@@ -505,7 +505,7 @@ class Positions:
         # It is nobody's before it is looked who else is there: of two that leave at once, neither
         # takes the other one for one that stays.
         info = await self._info(class_id, name)
-        if info is None or api.door_of(info) not in ("", self._door):
+        if info is None or api.server_id_of(info) not in ("", self._door):
             return
         config = info["config"]
         if owed is not None:
@@ -522,7 +522,7 @@ class Positions:
         """Whether nobody else has taken over what a position leaves."""
         names = {name, self._giving_back.get(position, name)}
         infos = [await self._info(class_id, each) for each in names]
-        return any(info and api.door_of(info) in ("", self._door) for info in infos)
+        return any(info and api.server_id_of(info) in ("", self._door) for info in infos)
 
     async def _give_back(
         self, cls: RemoteClass, position: BrokerSubscription, name: str, owed: Owed

@@ -207,7 +207,7 @@ class Feed:
         if self._waiting:
             return False
         if self.sole is not None:
-            return self.sole.taken >= api.sent_count(info)
+            return self.sole.taken >= api.delivery_count(info)
         return self._sent_to >= api.last_delivered(info)
 
     @property

@@ -130,7 +130,7 @@ def with_note(
     for key in (LEFT, PAUSE):
         metadata.pop(key, None)
     if sequences.size:
-        metadata[LEFT] = f"{api.sent_count(info)} {_runs(sequences)}"
+        metadata[LEFT] = f"{api.delivery_count(info)} {_runs(sequences)}"
     if paused.size:
         metadata[PAUSE] = _runs(paused)
     return {**config, "metadata": metadata}
@@ -153,7 +153,7 @@ def _sequences(runs: str) -> list[int]:
 def noted(info: dict[str, Any]) -> list[int]:
     """What was given back to a consumer that has sent nothing since."""
     match = _NOTE.fullmatch(_said(info, LEFT))
-    if match is None or int(match[1]) != api.sent_count(info):
+    if match is None or int(match[1]) != api.delivery_count(info):
         return []
     return _sequences(match[2])
 
@@ -178,7 +178,7 @@ async def give_back(link: NatsConnection, stream: str, name: str, leaving: Leavi
     lost = range(0)
     if leaving.known is not None and not info.get("num_waiting"):  # Else they may be another's.
         count, highest = leaving.known
-        if api.sent_count(info) > count:
+        if api.delivery_count(info) > count:
             first, last_sent = api.ack_floor(info), api.last_delivered(info)
             lost = range(max(first, highest + 1), last_sent + 1)[:RETURN_MAX]
     subjects = [_subject(stream, info, sequence) for sequence in lost]
@@ -250,7 +250,7 @@ async def give_again(
 
 def _subject(stream: str, info: dict[str, Any], sequence: int) -> bytes:
     """By which a consumer is told of a message of the stream that it has sent, whenever it was."""
-    sent = api.sent_count(info)
+    sent = api.delivery_count(info)
     return f"$JS.ACK.{stream}.{info['name']}.1.{sequence}.{sent}.0.0".encode()
 
 

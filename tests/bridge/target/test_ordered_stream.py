@@ -150,12 +150,12 @@ async def test_halves_batch_limit_after_too_many_requests(
     led = Led(random.Random(1))
     led.trouble, led.room = 0.0, 10
     far = far_of(led, NatsTarget)
-    far._decrypted_bytes.room = 100
+    far._stream_state.batch_limit = 100
     made = [far.prepare(found_from(at, at + 100)) for at in (0, 100)]
     for each in made:
         far.send(each)
     refused = [refusal.sequence for _ in made for refusal in await far.settle_oldest()]
-    assert far._decrypted_bytes.room == 64
+    assert far._stream_state.batch_limit == 64
     assert refused == list(range(10, 200))
     assert far.prepare(found_from(10, 200)).count == 64
 

@@ -71,7 +71,7 @@ async def test_what_was_to_be_asked_for_who_is_gone_is_not() -> None:
 
     async with trio.open_nursery() as nursery:
         jobs = Jobs(lambda: done.append("all"))
-        jobs.begin(nursery)
+        jobs.start(nursery)
         for name, whose in (("a", "ada"), ("b", "bob"), ("c", "ada"), ("d", "bob"), ("e", None)):
             jobs.do(7, partial(job, name), whose)
         await trio.testing.wait_all_tasks_blocked()
@@ -96,7 +96,7 @@ async def test_who_comes_and_goes_while_the_cluster_is_away_leaves_nothing(tmp_p
                             async with simplebus.connect(at(up)) as other, other.subscribe(7):
                                 await trio.sleep_forever()
                     await until(lambda: not cluster.feeds)
-                    assert len(cluster._jobs._jobs.get(7, ())) <= 2
+                    assert len(cluster._jobs._queues.get(7, ())) <= 2
                     assert len(cluster.uplink._held.get(7, ())) <= 1
                     server.start()
                     await bus.publish(b"after", class_id=7)
@@ -262,7 +262,7 @@ async def test_what_somebody_leaves_waits_for_the_next_one_whatever_is_answered(
         assert got == [b"%d" % number for number in range(5)]
         await is_quiet(up)
         (info,) = await consumers_of(up)
-        assert api.door_of(info) == ""
+        assert api.server_id_of(info) == ""
 
 
 async def test_what_is_to_be_forgotten_is_forgotten_later_but_not_if_somebody_has_come_for_it(
@@ -346,7 +346,7 @@ async def test_a_door_that_is_gone_is_gone_though_somebody_hears_what_it_is_aske
         await cluster.link.api_request(f"CONSUMER.DELETE.{stream}.waiting")
         listener.core.subscribe(f"{names.server_subject('dead').rpartition('.')[0]}.*")
         listener.flush()
-        await listener.ask("INFO")  # It is heard by now.
+        await listener.api_request("INFO")  # It is heard by now.
 
         async def soon(subject: str, *more: Any, **options: Any) -> tuple[bytes, bytes]:
             if subject == names.server_subject("dead"):
@@ -371,7 +371,7 @@ async def test_what_goes_wrong_with_one_thing_that_is_asked_ends_nothing_else(
 
     async with trio.open_nursery() as nursery:
         jobs = Jobs(told.set)
-        jobs.begin(nursery)
+        jobs.start(nursery)
         for number in range(3):
             jobs.do(7, partial(job, number))
         await told.wait()

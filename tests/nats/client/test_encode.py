@@ -203,15 +203,15 @@ OPTIONS = JetStreamOptions((NatsAddress("a"),), replicas=3)
 READ: dict[str, list[Callable[[dict[str, Any]], object]]] = {
     "consumers": [
         api.channels_of,
-        api.door_of,
+        api.server_id_of,
         api.idle_seconds_of,
         api.is_ack_all,
         api.kind_of,
         api.owner_of,
-        api.sent_count,
+        api.delivery_count,
         api.last_delivered,
         api.delivery_policy_of,
-        api.waiting_for,
+        api.backlog_count,
         lambda info: api.taken_over_config(info["config"], "d"),
         lambda info: api.released_config(info["config"]),
         lambda info: api.with_delivery_policy(info["config"], "{}"),

@@ -162,7 +162,7 @@ def test_who_may_not_have_everything_needs_leave_for_classes() -> None:
         client.say(b"SUB $SB.SUB.orders g 1\r\n")
     assert some.lines() == (
         b'-ERR \'Permissions Violation for Subscription to "$SB.SUB.orders" '
-        b"(it may not ask for class `orders` so)'\r\n"
+        b"(no permission to subscribe to class `orders`)'\r\n"
     )
     assert named.lines() == b""
 
