@@ -109,7 +109,7 @@ class Cluster:
         self._touched: dict[Feed, None] = {}
         self._burials = Burials(self._ledger, core.write)
         self._jobs = Jobs(self._has_reached)
-        self._do = self._jobs.do
+        self._do = self._jobs.enqueue
         self._trimming = Trimming(self.link, self.positions, self._jobs, self.listening)
         self._counting = Counting(self.link, options.names, self.positions, self.listening)
         asked = self._is_used, self._when_buried
@@ -178,7 +178,7 @@ class Cluster:
         if is_owed and not self.uplink.is_crowded(now):
             self._take_lot()
         missing = self.uplink.go_on(now)
-        for class_id in missing - self._jobs.classes:
+        for class_id in missing - self._jobs.busy_classes:
             self._do(class_id, partial(self._open_stream, class_id))
         touched, self._touched = self._touched, {}
         is_more = [feed for feed in touched if self._serve(feed)]

@@ -42,22 +42,22 @@ class Jobs:
         return not (self._queues or self._delayed_count)
 
     @property
-    def classes(self) -> KeysView[int]:
+    def busy_classes(self) -> KeysView[int]:
         """Those about which something is asked."""
         return self._queues.keys()
 
-    def do(self, class_id: int, job: Job, whose: object = None) -> None:
+    def enqueue(self, class_id: int, job: Job, owner: object = None) -> None:
         """Have something asked about a class, when all that came up before is done."""
         jobs = self._queues.setdefault(class_id, deque())
-        jobs.append((job, whose))
+        jobs.append((job, owner))
         if len(jobs) == 1 and self._nursery is not None:
             self._nursery.start_soon(self._work_off, class_id, jobs)
 
-    def drop(self, class_id: int, whose: object) -> bool:
+    def drop(self, class_id: int, owner: object) -> bool:
         """Somebody is gone: what is not under way is not asked for him. Returns whether anything
         was to be."""
         jobs = self._queues.get(class_id, deque())
-        kept = [each for at, each in enumerate(jobs) if at == 0 or each[1] is not whose]
+        kept = [each for at, each in enumerate(jobs) if at == 0 or each[1] is not owner]
         is_dropped = len(kept) < len(jobs)
         if is_dropped:
             jobs.clear()
@@ -73,7 +73,7 @@ class Jobs:
     async def _do_after(self, class_id: int, job: Job, seconds: float) -> None:
         await trio.sleep(seconds)
         self._delayed_count -= 1
-        self.do(class_id, job)
+        self.enqueue(class_id, job)
 
     def do_beside(self, class_id: int, job: Job) -> None:
         """Have something asked about a class that waits for nothing else, and for which nothing

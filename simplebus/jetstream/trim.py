@@ -46,7 +46,7 @@ class Trimming:
             self._trimmed_at = now
             acked, self.acked = self.acked, set()
             for class_id in acked:
-                self._jobs.do(class_id, partial(self._trim, class_id))
+                self._jobs.enqueue(class_id, partial(self._trim, class_id))
 
     async def _trim(self, class_id: int) -> None:
         try:

@@ -108,7 +108,7 @@ async def test_counts_messages_dropped_by_stream(
 ) -> None:
     await stream(nats, "SHORT", max_msgs=10)
     asking: list[StreamSource] = []
-    pull = StreamSource._pull
+    pull = StreamSource._request_more
     monkeypatch.setattr(StreamSource, "_request_more", lambda near: asking.append(near))
     async with (
         simplebus.connect(server.address) as bus,

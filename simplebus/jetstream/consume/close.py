@@ -93,7 +93,7 @@ class Closing:
         if not gone.is_named:
             now = trio.current_time()
             self._going.put(gone.position, gone.cls.class_id, gone.name, now)
-        self._jobs.do(gone.cls.class_id, partial(self.close, gone))
+        self._jobs.enqueue(gone.cls.class_id, partial(self.close, gone))
 
     async def close(self, gone: Gone) -> None:
         """Close it now, and later again if that fails."""

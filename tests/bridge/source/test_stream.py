@@ -103,7 +103,7 @@ async def test_requested_bytes_stay_below_server_buffer(
         while info["num_waiting"] and info["num_pending"]:
             info = await near._info(near._consumer)
         assert info["delivered"]["stream_seq"] * size < 16 * 1024 * 1024
-        assert await found(near, near._given, count + 1) > 0
+        assert await found(near, near._next_unread, count + 1) > 0
 
 
 async def test_receives_message_longer_than_requested_bytes(
@@ -175,7 +175,7 @@ async def test_resumes_after_kill_while_consumer_is_recreated(
             patch.setattr(StreamSource, "_create", lost)
             with pytest.raises(BusConnectionError, match="lost"):
                 await near.read(at)
-        assert await near._known(near._consumer) is None
+        assert await near._find_consumer(near._consumer) is None
         for _ in range(2):
             near = near_end(own, name, start="new")
             assert await near.open() == at
@@ -209,7 +209,7 @@ async def test_reads_recreated_stream_from_first_message(
         await stream(wire, "REBORN", "reborn")
         await say(wire, "reborn", 0, 5)
         for begin in near.refresh_stream_info(), near.read(8):
-            with pytest.raises(BusConnectionError, match="is made again"):
+            with pytest.raises(BusConnectionError, match="created again"):
                 await begin
         again = near_end(own, "REBORN")
         at = await again.open()
@@ -244,8 +244,8 @@ async def test_acks_redelivery_after_lost_ack(
             info = await near._info(near._consumer)  # What comes again meanwhile is not heard, too.
             assert info["num_ack_pending"] == 20
         while (await near._info(near._consumer))["num_ack_pending"]:
-            near._check()
-            near._pull()
+            near._check_alive()
+            near._request_more()
         await say(wire, name, 20, 30)
         assert await found(near, 21, 31) == 10
 
@@ -255,7 +255,7 @@ def test_redelivery_mixed_with_first_delivery_is_read_once() -> None:
     link: Any = SimpleNamespace(flush=lambda: None)
     wire: Any = SimpleNamespace(core=NatsClientCore(inbox="_INBOX.me"), link=link)
     near = near_end(wire, "STILL")
-    near._source = source = PullConsumer(wire, "STILL", "c", sent=0, pending=9, beat=1.0)
+    near._pull_consumer = source = PullConsumer(wire, "STILL", "c", sent=0, pending=9, beat=1.0)
     near._cursor = near._began = near._own_publish_cache = 1
     said = ""
     for count, sequence in enumerate([1, 2, 3, 1, 2, 4, 3, 5], 1):
@@ -279,7 +279,7 @@ async def test_filtered_copier_counts_drops_during_absence(
         await say(wire, "drops.a", 0, 5)
         near = near_end(own, "DROPS", subjects=["drops.a"])
         assert await found(near, await near.open(), 6) == 5
-        near._close()
+        near._close_pull_consumer()
         await near.commit_position(6, now=True)
         await say(wire, "drops.a", 5, 30)
         near = near_end(own, "DROPS", subjects=["drops.a"])

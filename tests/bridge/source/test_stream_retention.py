@@ -323,7 +323,7 @@ async def test_waits_for_reader_that_is_behind_stream(
         with monkeypatch.context() as patch:
             patch.setattr(StreamSource, "commit_position", not_kept)
             await copied_300(wire, lane(nats, server, name), name)
-        less = property(lambda near: 0 if near._is_again else pending.fget(near))
+        less = property(lambda near: 0 if near._is_rereading else pending.fget(near))
         monkeypatch.setattr(StreamSource, "_pending", less)
         begun = lane(nats, server, name)
         async with copying(begun, up=True):

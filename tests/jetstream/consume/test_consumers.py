@@ -73,7 +73,7 @@ async def test_what_was_to_be_asked_for_who_is_gone_is_not() -> None:
         jobs = Jobs(lambda: done.append("all"))
         jobs.start(nursery)
         for name, whose in (("a", "ada"), ("b", "bob"), ("c", "ada"), ("d", "bob"), ("e", None)):
-            jobs.do(7, partial(job, name), whose)
+            jobs.enqueue(7, partial(job, name), whose)
         await trio.testing.wait_all_tasks_blocked()
         assert jobs.drop(7, "ada")  # What is under way goes on.
         assert not jobs.drop(7, "ada")
@@ -373,7 +373,7 @@ async def test_what_goes_wrong_with_one_thing_that_is_asked_ends_nothing_else(
         jobs = Jobs(told.set)
         jobs.start(nursery)
         for number in range(3):
-            jobs.do(7, partial(job, number))
+            jobs.enqueue(7, partial(job, number))
         await told.wait()
     assert done == [0, 2]
     assert jobs.is_empty
@@ -423,7 +423,7 @@ async def test_who_goes_while_there_is_no_connection_leaves_no_fault(
                     server.kill()
                     await until(lambda: not cluster.link.is_ready)
                     cluster._renew(feed)
-                    await until(lambda: 7 in cluster._jobs.classes)
+                    await until(lambda: 7 in cluster._jobs.busy_classes)
                 await until(lambda: not cluster.feeds)
                 server.start()
                 await until(lambda: not cluster.is_busy)

@@ -38,7 +38,7 @@ async def test_a_class_whose_subject_is_another_streams_holds_up_no_other(
             with trio.fail_after(PATIENCE_SECONDS):
                 await link.api_request(f"STREAM.CREATE.{other}", body)
                 nursery.start_soon(partial(one.publish, b"taken", class_id=FULL))
-                await until(lambda: FULL in cluster_of(up)._jobs.classes)
+                await until(lambda: FULL in cluster_of(up)._jobs.busy_classes)
                 await two.publish(b"free", class_id=FREE)
                 assert uplink.lots
                 await link.api_request(f"STREAM.DELETE.{other}")
