@@ -420,7 +420,7 @@ class Cluster:
                 hold = None
         if not is_done:
             again = partial(self._open_feed, cls, position, find, hold, tries + 1)
-            self._jobs.do_later(cls.class_id, again, _PAUSE_SECONDS)
+            self._jobs.enqueue_later(cls.class_id, again, _PAUSE_SECONDS)
         self._settle()
 
     async def _find_consumer(
@@ -478,7 +478,7 @@ class Cluster:
         cls = feed.cls
         if not await self._find_another(feed, tries):
             again = partial(self._renew_consumer, feed, tries + 1)
-            self._jobs.do_later(cls.class_id, again, _PAUSE_SECONDS)
+            self._jobs.enqueue_later(cls.class_id, again, _PAUSE_SECONDS)
             return
         feed.is_renewing = False
         self._settle()
@@ -523,7 +523,7 @@ class Cluster:
             return
         self._touched.pop(feed, None)
         if position not in self.listening:
-            if self._jobs.drop(cls.class_id, feed):  # Else they would pile up in an outage.
+            if self._jobs.cancel_queued(cls.class_id, feed):  # Else they would pile up in an outage.
                 self.uplink.let_go(cls.class_id, feed.hold)
             return
         last: tuple[str, bytes] | None = None

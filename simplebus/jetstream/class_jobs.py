@@ -53,7 +53,7 @@ class Jobs:
         if len(jobs) == 1 and self._nursery is not None:
             self._nursery.start_soon(self._work_off, class_id, jobs)
 
-    def drop(self, class_id: int, owner: object) -> bool:
+    def cancel_queued(self, class_id: int, owner: object) -> bool:
         """Somebody is gone: what is not under way is not asked for him. Returns whether anything
         was to be."""
         jobs = self._queues.get(class_id, deque())
@@ -64,7 +64,7 @@ class Jobs:
             jobs.extend(kept)
         return is_dropped
 
-    def do_later(self, class_id: int, job: Job, seconds: float) -> None:
+    def enqueue_later(self, class_id: int, job: Job, seconds: float) -> None:
         """Have something asked about a class when so much time has passed."""
         assert self._nursery is not None, "only what was begun can fail"
         self._delayed_count += 1

@@ -101,7 +101,7 @@ class Closing:
         if gone.tries and gone.is_named and self._is_used(gone.cls, gone.name):
             return
         if self._going.is_being_taken(position, trio.current_time()):
-            self._jobs.do_later(class_id, partial(self.close, gone), TAKING_SECONDS)
+            self._jobs.enqueue_later(class_id, partial(self.close, gone), TAKING_SECONDS)
             return
         try:
             with self._going.leaving(position):
@@ -113,7 +113,7 @@ class Closing:
             if not is_final:
                 again = replace(gone, tries=gone.tries + 1)
                 pause = min(_PAUSE_SECONDS * 2**gone.tries, _PAUSE_SECONDS_MAX)
-                self._jobs.do_later(class_id, partial(self.close, again), pause)
+                self._jobs.enqueue_later(class_id, partial(self.close, again), pause)
                 return
         self._going.remove(position)
 

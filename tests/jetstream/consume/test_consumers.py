@@ -75,9 +75,9 @@ async def test_what_was_to_be_asked_for_who_is_gone_is_not() -> None:
         for name, whose in (("a", "ada"), ("b", "bob"), ("c", "ada"), ("d", "bob"), ("e", None)):
             jobs.enqueue(7, partial(job, name), whose)
         await trio.testing.wait_all_tasks_blocked()
-        assert jobs.drop(7, "ada")  # What is under way goes on.
-        assert not jobs.drop(7, "ada")
-        assert not jobs.drop(8, "bob")
+        assert jobs.cancel_queued(7, "ada")  # What is under way goes on.
+        assert not jobs.cancel_queued(7, "ada")
+        assert not jobs.cancel_queued(8, "bob")
         go_on.set()
     assert done == ["a", "b", "d", "e", "all"]
 
