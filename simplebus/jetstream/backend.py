@@ -220,7 +220,7 @@ class Cluster:
             core.write(said)
         if feed.cls.clock.take_wanted() and self._nursery is not None:
             asked = feed.cls, self._broker.clock, self._read_clock, self._settle
-            self._jobs.do_beside(feed.cls.class_id, partial(self.stored.ask_time, *asked))
+            self._jobs.run_concurrently(feed.cls.class_id, partial(self.stored.ask_time, *asked))
         may_ask = now >= feed.rests_until and not (self._is_closing or feed.is_renewing)
         if may_ask and (count := feed.wanted()):
             feed.asked += count
@@ -560,7 +560,7 @@ class Cluster:
 
     def _count(self, class_id: int, tell: Callable[[RemoteCountOutcome], None]) -> None:
         asked = class_id, tell, lambda _: self._settle()
-        self._jobs.do_beside(class_id, partial(self._counting.count, *asked))
+        self._jobs.run_concurrently(class_id, partial(self._counting.count, *asked))
 
     async def _has_stored(self, cls: RemoteClass) -> None:
         """Wait until what was accepted and has room is in the stream, and what is done with is not.
@@ -583,7 +583,7 @@ class Cluster:
         if feed is None or consumer is None or feed.is_busy or self._nursery is None:
             return True
         asked = self.link, self.options.names, consumer, feed, tell, self._settle
-        self._jobs.do_beside(cls.class_id, partial(when_all_has_come, *asked))
+        self._jobs.run_concurrently(cls.class_id, partial(when_all_has_come, *asked))
         return False
 
     def _struck(self, cls: RemoteClass, first: int, last: int) -> None:

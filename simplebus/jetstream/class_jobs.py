@@ -51,7 +51,7 @@ class Jobs:
         jobs = self._queues.setdefault(class_id, deque())
         jobs.append((job, owner))
         if len(jobs) == 1 and self._nursery is not None:
-            self._nursery.start_soon(self._work_off, class_id, jobs)
+            self._nursery.start_soon(self._run_queue, class_id, jobs)
 
     def cancel_queued(self, class_id: int, owner: object) -> bool:
         """Somebody is gone: what is not under way is not asked for him. Returns whether anything
@@ -68,27 +68,27 @@ class Jobs:
         """Have something asked about a class when so much time has passed."""
         assert self._nursery is not None, "only what was begun can fail"
         self._delayed_count += 1
-        self._nursery.start_soon(self._do_after, class_id, job, seconds)
+        self._nursery.start_soon(self._enqueue_after, class_id, job, seconds)
 
-    async def _do_after(self, class_id: int, job: Job, seconds: float) -> None:
+    async def _enqueue_after(self, class_id: int, job: Job, seconds: float) -> None:
         await trio.sleep(seconds)
         self._delayed_count -= 1
         self.enqueue(class_id, job)
 
-    def do_beside(self, class_id: int, job: Job) -> None:
+    def run_concurrently(self, class_id: int, job: Job) -> None:
         """Have something asked about a class that waits for nothing else, and for which nothing
         waits."""
         assert self._nursery is not None, "nobody asks before the door is open"
-        self._nursery.start_soon(self._try, class_id, job)
+        self._nursery.start_soon(self._run_job, class_id, job)
 
-    async def _work_off(self, class_id: int, jobs: deque[tuple[Job, object]]) -> None:
+    async def _run_queue(self, class_id: int, jobs: deque[tuple[Job, object]]) -> None:
         while jobs:
-            await self._try(class_id, jobs[0][0])
+            await self._run_job(class_id, jobs[0][0])
             jobs.popleft()
         del self._queues[class_id]
         self._on_idle()
 
-    async def _try(self, class_id: int, job: Job) -> None:
+    async def _run_job(self, class_id: int, job: Job) -> None:
         try:
             await job()
         except Exception:

@@ -237,7 +237,7 @@ class AckedDeliveries:
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing waits to be sent."""
+        """True if nothing is pending."""
         return self.local_session.outbox.is_idle
 
     def add(self, subscription: AckedSubscription) -> None:

@@ -167,22 +167,22 @@ class BusAdapter:
         """Return the acked deliveries of a client; opens its local session the first time."""
         deliveries = session.deliveries
         if deliveries is None:
-            guest = self.broker.open_local_session(
+            local_session = self.broker.open_local_session(
                 session.peer,
                 user=(session.user.name or session.user.nkey) if session.user is not None else "",
                 grants=session.class_grants,
             )
-            self.nats_sessions[guest.session_id] = session
-            deliveries = session.deliveries = AckedDeliveries(session, guest, self.broker)
+            self.nats_sessions[local_session.session_id] = session
+            deliveries = session.deliveries = AckedDeliveries(session, local_session, self.broker)
             session.outbox.source = deliveries
         return deliveries
 
     def close_local_session(self, session: NatsSession) -> None:
         """Close the local session of a client; its unacked messages are redelivered."""
         if session.deliveries is not None:
-            guest = session.deliveries.local_session
-            del self.nats_sessions[guest.session_id]
-            self.broker.close_session(guest)
+            local_session = session.deliveries.local_session
+            del self.nats_sessions[local_session.session_id]
+            self.broker.close_session(local_session)
             session.deliveries = session.outbox.source = None
 
     def is_blocking_publishers(self, session: NatsSession) -> bool:
@@ -312,27 +312,27 @@ class BusAdapter:
         if deliveries is None:
             self._refusal_counts[Reason.ACK_UNSUBSCRIBED] += 1
             return False
-        guest, sequence, known = deliveries.local_session, about.sequence, False
+        local_session, sequence, known = deliveries.local_session, about.sequence, False
         for subscription in deliveries.find_subscriptions(about):
             number = subscription.number
-            if self._is_ack_valid(guest, number, about, says):
+            if self._is_ack_valid(local_session, number, about, says):
                 known = True
                 first = sequence & MESSAGE_ID_MASK
                 match says.kind:
                     case "ack":
-                        self.broker.apply_event(guest, AckedRange(number, first, first + 1))
+                        self.broker.apply_event(local_session, AckedRange(number, first, first + 1))
                     case "nack":
                         attempt = about.attempt
                         nack = NackReceived(
                             number, first, first + 1, says.delay_seconds, attempt=attempt
                         )
-                        self.broker.apply_event(guest, nack)
+                        self.broker.apply_event(local_session, nack)
                     case "working":
                         working = WorkingReceived(number, first, first + 1, about.attempt)
-                        self.broker.apply_event(guest, working)
+                        self.broker.apply_event(local_session, working)
                     case "terminate":
                         end = TerminateReceived(number, first, first + 1, says.error, about.attempt)
-                        self.broker.apply_event(guest, end)
+                        self.broker.apply_event(local_session, end)
         if (
             not known
             and says.kind != "working"

@@ -52,7 +52,7 @@ class ClientBulkParser:
         self.starts: Integers = feeds[lines] + 1
         self._feeds: Integers = feeds[lines + 1]
         self._is_long = is_long[lines]
-        # What begins the bytes has no LF in front of it.
+        # The first message has no LF in front of it.
         if raw.startswith((b"MSG ", b"HMSG "), first) and feeds.size:
             self.starts = np.concatenate([[first], self.starts])
             self._feeds = np.concatenate([feeds[:1], self._feeds])

@@ -58,7 +58,7 @@ _DOT, _NINE = np.uint8(ord(".")), np.uint8(9)
 _ALIKE_MESSAGES_MIN = 32
 """Fewer are read one way."""
 _LAYOUTS_MAX = 8
-"""How many lengths of ack subjects are looked at one by one."""
+"""Most different lengths of ack subjects that are parsed with arrays."""
 _WORD: np.dtype[np.uint64] = np.dtype("<u8")
 _ACK_BEGINS = np.uint64(int.from_bytes(b"$JS.ACK.", "little"))
 _STATUS = re.compile(rb"NATS/1\.0[ \t]+([0-9]{3})(?:[ \t]+([^\r\n]*))?\r\n")

@@ -17,7 +17,7 @@ class OutboxSource(Protocol):
 
     @property
     def is_idle(self) -> bool:
-        """Whether it has nothing."""
+        """True if the source has nothing to send."""
 
     def encode_next(self, tick: int) -> bytes:
         """Return the next bytes, which count as sent. Empty if there are none or none were found
@@ -43,7 +43,7 @@ class NatsOutbox:
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing waits to be sent."""
+        """True if nothing is pending."""
         return not self.pending_bytes and (self.source is None or self.source.is_idle)
 
     def append(self, piece: bytes | bytearray | memoryview) -> None:

@@ -206,7 +206,7 @@ class OpenReplies:
     def __init__(self, responses: ResponsePermission, now: Callable[[], float]) -> None:
         self._responses = responses
         self._now = now
-        # The first of a plain dict is looked for behind all that were taken from its front.
+        # Finding the first key of a plain dict skips all removed entries; OrderedDict does not.
         self._open: OrderedDict[bytes, tuple[float, int]] = OrderedDict()
         """Reply subject to (time of delivery, responses), oldest first."""
 

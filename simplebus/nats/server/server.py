@@ -222,10 +222,12 @@ class NatsServer:
             ):
                 self._disconnect_slow_consumer(late, error)
         if self.slow_consumer_monitor.has_new_slow or session.has_stalled:
-            guest = session.deliveries.local_session.session_id if session.deliveries else -1
+            local_session_id = (
+                session.deliveries.local_session.session_id if session.deliveries else -1
+            )
             elsewhere = (
                 self.bus_adapter is not None
-                and self.bus_adapter.broker.has_other_ready_sessions(guest)
+                and self.bus_adapter.broker.has_other_ready_sessions(local_session_id)
             )
             session.stall = self.slow_consumer_monitor.create_session_stall(
                 session, self._ready_sessions, has_other_receivers=elsewhere
@@ -442,9 +444,7 @@ class NatsServer:
         """Apply the user of a session. Raises NatsError if the user has too many connections."""
         if self.bus_adapter is not None and not is_same_user(session.user, user):
             check_user_connections(self.bus_adapter.broker.connection_limits, user)
-            self.bus_adapter.close_local_session(
-                session
-            )  # As a guest of the broker it was somebody else.
+            self.bus_adapter.close_local_session(session)  # It belongs to the previous user.
         self.rate_limits.set_user(session, user)
         session.user, session.subject_grants = user, self.authenticator.subject_grants(user)
         session.class_grants = self.authenticator.local_session_grants(user)

@@ -181,7 +181,7 @@ class NatsSession:
 
     @property
     def can_free_space(self) -> bool:
-        """Whether its acknowledgements may make room for its own messages."""
+        """True: acks of the client may free space for its own messages."""
         return True
 
     @property
