@@ -33,7 +33,7 @@ from simplebus.core.subscription.selection import Ranges
 from simplebus.core.subscription.subscription import BrokerSubscription
 from simplebus.jetstream import api
 from simplebus.jetstream.backlog import Counting
-from simplebus.jetstream.class_jobs import Jobs, say_in_vain
+from simplebus.jetstream.class_jobs import ClassJobs, log_retry
 from simplebus.jetstream.class_names import Naming
 from simplebus.jetstream.cluster_id import keep_identity
 from simplebus.jetstream.consume.catch_up import when_all_has_come
@@ -108,7 +108,7 @@ class Cluster:
         self.listening = Listening(core, options.names, self.door)
         self._touched: dict[Feed, None] = {}
         self._burials = Burials(self._ledger, core.write)
-        self._jobs = Jobs(self._has_reached)
+        self._jobs = ClassJobs(self._has_reached)
         self._do = self._jobs.enqueue
         self._trimming = Trimming(self.link, self.positions, self._jobs, self.listening)
         self._counting = Counting(self.link, options.names, self.positions, self.listening)
@@ -440,7 +440,7 @@ class Cluster:
             self._refuse(cls, position, RemoteProtocolError(Reason.BAD_REQUEST, str(error)))
             return True
         except (BusConnectionError, JetStreamError) as error:
-            say_in_vain(cls.class_id, error, tries)
+            log_retry(cls.class_id, error, tries)
             return False
         except Exception:
             log.exception("class %d: a subscription could not be begun", cls.class_id)
@@ -494,7 +494,7 @@ class Cluster:
             name = self.listening.consumers[position]
             found = await self.positions.renew(cls, position, name, feed)
         except Exception as error:
-            say_in_vain(cls.class_id, error, tries)
+            log_retry(cls.class_id, error, tries)
             return False
         feed.asked = 0
         self._touched[feed] = None

@@ -21,7 +21,7 @@ log = logging.getLogger("simplebus.engine")
 Job = Callable[[], Awaitable[None]]
 
 
-class Jobs:
+class ClassJobs:
     """Of one door."""
 
     def __init__(self, on_idle: Callable[[], None]) -> None:
@@ -95,7 +95,7 @@ class Jobs:
             log.exception("class %d: what was asked of its stream went wrong", class_id)
 
 
-def say_in_vain(class_id: int, error: Exception, tries: int) -> None:
+def log_retry(class_id: int, error: Exception, tries: int) -> None:
     """A subscription has not what it needs, after so many tries more: said in the log, and more
     rarely each time."""
     if tries & (tries - 1) == 0:

@@ -12,7 +12,7 @@ import logging
 from functools import partial
 
 from simplebus.core.errors import BusConnectionError
-from simplebus.jetstream.class_jobs import Jobs
+from simplebus.jetstream.class_jobs import ClassJobs
 from simplebus.jetstream.consume.consumers import Positions
 from simplebus.jetstream.consume.inboxes import Listening
 from simplebus.nats.client import jetstream_codec

@@ -172,7 +172,7 @@ async def serve(
     bus_id = ""
     if options.cluster is not None:
         found = await fitted(settings, options.cluster)
-        settings, bus_id = found.settings, found.identity
+        settings, bus_id = found.settings, found.cluster_id
     with _open_server(settings, options, bus_id) as server:
         await _run_server(server, options, announce, task_status)
 

@@ -13,7 +13,7 @@ from tests.support.running_server import PATIENCE_SECONDS, _streams
 
 
 @dataclass(frozen=True)
-class Answer:
+class HttpResponse:
     """What was answered."""
 
     status: int
@@ -39,12 +39,12 @@ class HttpPeer:
         with trio.fail_after(PATIENCE_SECONDS):
             await self.stream.send_all(data)
 
-    async def ask(self, target: str, *headers: str, method: str = "GET") -> Answer:
+    async def ask(self, target: str, *headers: str, method: str = "GET") -> HttpResponse:
         lines = [f"{method} {target} HTTP/1.1", "Host: localhost", *headers, "", ""]
         await self.send("\r\n".join(lines).encode())
         return await self.answer(without_body=method == "HEAD")
 
-    async def answer(self, *, without_body: bool = False) -> Answer:
+    async def answer(self, *, without_body: bool = False) -> HttpResponse:
         with trio.fail_after(PATIENCE_SECONDS):
             while b"\r\n\r\n" not in self.received:
                 await self._more()
@@ -55,7 +55,7 @@ class HttpPeer:
             while len(self.received) < length:
                 await self._more()
         body, self.received = self.received[:length], self.received[length:]
-        return Answer(int(first.split()[1]), headers, body)
+        return HttpResponse(int(first.split()[1]), headers, body)
 
     async def _more(self) -> None:
         more = await self.stream.receive_some(1 << 16)

@@ -489,7 +489,7 @@ def _end_for(error: BaseException, hosts: tuple[str, ...]) -> NoReturn:
     match cause:
         case RemoteProtocolError():
             said, status = cause.sentence, USAGE_STATUS
-        case EngineError() | CertificateError():
+        case UnusableClusterError() | CertificateError():
             status = CONFIG_STATUS
         case JournalInUseError():
             status = BUSY_STATUS

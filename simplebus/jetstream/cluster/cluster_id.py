@@ -26,49 +26,49 @@ from simplebus.net.nats_connection import NatsConnection
 
 log = logging.getLogger("simplebus.engine")
 
-_PAUSE_SECONDS = 0.5
-_LOOK_SECONDS = 10.0
+_RETRY_SECONDS = 0.5
+_CHECK_SECONDS = 10.0
 """So often a door that runs looks whether its cluster still says so."""
 
 
-class EngineError(BusError):
+class UnusableClusterError(BusError):
     """Before this cluster no door can stand."""
 
 
-async def identity_of(link: NatsConnection, options: JetStreamOptions) -> str:
+async def load_cluster_id(link: NatsConnection, options: JetStreamOptions) -> str:
     """Ask until it is known: `cluster.PREFIX.` and sixteen hexadecimal digits. Raises EngineError
     where another's stream stands in its place."""
     problem = ""
     while True:
         try:
-            kept = await _kept(link, options, secrets.token_hex(8), grows=True)
+            kept = await _read_or_store_id(link, options, secrets.token_hex(8), should_upgrade=True)
             return f"{CLUSTER_ID_PREFIX}{options.names.prefix}.{kept}"
         except (BusConnectionError, JetStreamError) as error:
             if str(error) != problem:
                 problem = str(error)
                 log.warning("the identity of the bus in the cluster: %s; asking on", error)
-        await trio.sleep(_PAUSE_SECONDS)
+        await trio.sleep(_RETRY_SECONDS)
 
 
-async def keep_identity(link: NatsConnection, options: JetStreamOptions, identity: str) -> None:
+async def maintain_cluster_id(link: NatsConnection, options: JetStreamOptions, cluster_id: str) -> None:
     """Have the cluster say this again where somebody has deleted what it said, and say it where it
     says something else. Until cancelled."""
-    own, told = identity.rpartition(".")[2], ""
+    own_id, other_id = cluster_id.rpartition(".")[2], ""
     while True:
-        await trio.sleep(_LOOK_SECONDS)
+        await trio.sleep(_CHECK_SECONDS)
         if not link.core.is_ready:
             continue
         try:
-            found = await _kept(link, options, own)
+            found = await _read_or_store_id(link, options, own_id)
         except (BusError, JetStreamError) as error:
             log.debug("the identity of the bus in the cluster: %s", error)
             continue
-        if found not in (own, told):
-            told = found
+        if found not in (own_id, other_id):
+            other_id = found
             log.error(
                 "this door is the bus %s, and doors that have come since are another one, for the "
                 "stream %s was deleted meanwhile: start this door again",
-                identity,
+                cluster_id,
                 options.names.identity_stream_name,
             )
 
@@ -79,12 +79,12 @@ async def _kept(link: NatsConnection, options: EngineOptions, fresh: str, *, gro
     name = options.names.identity_stream_name
     try:
         info = await link.api_request(f"STREAM.INFO.{name}")
-        if grows:
+        if should_upgrade:
             await grow(link, info["config"], options)
     except JetStreamError as error:
         if error.code not in jetstream_codec.NOT_FOUND:
             raise
-        body = api.identity_stream_config(options, fresh)
+        body = api.identity_stream_config(options, new_id)
         try:
             info = await link.api_request(f"STREAM.CREATE.{name}", body)
         except JetStreamError as refused:
@@ -93,7 +93,7 @@ async def _kept(link: NatsConnection, options: EngineOptions, fresh: str, *, gro
             info = await link.api_request(f"STREAM.INFO.{name}")  # Another door was first.
     found = api.cluster_id_of(info)
     if not found:
-        raise EngineError(
+        raise UnusableClusterError(
             f"the stream {name} is none of a simplebus engine's: give this engine another prefix"
         )
     return found

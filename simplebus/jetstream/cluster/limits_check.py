@@ -26,7 +26,7 @@ from simplebus.net.nats_connection import NatsConnection
 
 log = logging.getLogger("simplebus.engine")
 
-_FRAME_BYTES_LEAST = 1024
+_FRAME_BYTES_MIN = 1024
 """Who cannot have such messages has no use for a door."""
 
 
@@ -36,7 +36,7 @@ class Fitted:
 
     settings: Settings
     """With frames that the cluster takes."""
-    identity: str
+    cluster_id: str
     """Of the bus that all doors of this engine are."""
 
 
@@ -44,10 +44,10 @@ async def fitted(settings: Settings, options: JetStreamOptions) -> Fitted:
     """Look at the cluster. Waits until it answers. Raises EngineError where no door can stand."""
     most, identity = await _looked_at(options)
     left = most - HEADERS_BYTES_MAX
-    if left < _FRAME_BYTES_LEAST:
-        raise EngineError(
+    if left < _FRAME_BYTES_MIN:
+        raise UnusableClusterError(
             f"the NATS servers take messages of {most} bytes (max_payload); a door needs "
-            f"{HEADERS_BYTES_MAX + _FRAME_BYTES_LEAST} at least"
+            f"{HEADERS_BYTES_MAX + _FRAME_BYTES_MIN} at least"
         )
     limits = settings.limits
     if limits.frame_bytes <= left:
@@ -65,7 +65,7 @@ async def _looked_at(options: JetStreamOptions) -> tuple[int, str]:
         credentials=options.credentials,
         tls=options.tls,
     )
-    problem: EngineError | None = None
+    problem: UnusableClusterError | None = None
     identity = ""
     async with trio.open_nursery() as nursery:
         await nursery.start(link.run)
@@ -73,8 +73,8 @@ async def _looked_at(options: JetStreamOptions) -> tuple[int, str]:
         await link.wait_ready()
         try:
             await _check_streams(link, options)
-            identity = await identity_of(link, options)
-        except EngineError as error:  # To be raised as it is, not in a group.
+            identity = await load_cluster_id(link, options)
+        except UnusableClusterError as error:  # To be raised as it is, not in a group.
             problem = error
         nursery.cancel_scope.cancel()
     if problem is not None:
@@ -95,9 +95,9 @@ async def _check_streams(link: NatsConnection, options: JetStreamOptions) -> Non
         name, subjects = str(config.get("name", "")), config.get("subjects") or ()
         if options.names.parse_stream_name(name) is not None:
             if problem := weakness(config, options):
-                raise EngineError(problem)
+                raise UnusableClusterError(problem)
         elif any(options.names.overlaps_subject(str(each)) for each in subjects):
-            raise EngineError(
+            raise UnusableClusterError(
                 f"the stream {name} takes what is published to classes, "
                 f"{options.names.class_subject(0)} for one: have it take other subjects, or give this "
                 "engine another prefix"

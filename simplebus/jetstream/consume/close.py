@@ -20,7 +20,7 @@ import trio
 
 from simplebus.core.errors import BusConnectionError
 from simplebus.core.subscription.subscription import BrokerSubscription
-from simplebus.jetstream.class_jobs import Jobs
+from simplebus.jetstream.class_jobs import ClassJobs
 from simplebus.jetstream.consume.consumers import Positions
 from simplebus.jetstream.consume.give_back import Leaving, Owed
 from simplebus.jetstream.consume.handover import TAKING_SECONDS
@@ -71,7 +71,7 @@ class Closing:
         self,
         link: NatsConnection,
         positions: Positions,
-        jobs: Jobs,
+        jobs: ClassJobs,
         is_used: Callable[[RemoteClass, str], bool],
         when_buried: Callable[[Mark], Awaitable[None]],
     ) -> None:

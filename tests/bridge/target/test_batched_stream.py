@@ -280,7 +280,7 @@ def far_of(led: Led, kind: Callable[..., NatsTarget], **own: Any) -> NatsTarget:
         "stream_state": led.stream_state,
     } | own
     wire: Any = Wire(led)
-    terms = TargetSettings(name="l", record_record_channel="l", class_=7)
+    terms = TargetSettings(name="l", record_channel="l", class_=7)
     return kind(wire, terms, stream="S", **options)
 
 

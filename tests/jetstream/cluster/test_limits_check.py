@@ -83,7 +83,7 @@ async def test_a_server_that_takes_less_than_a_door_has_accepted_is_not_connecte
 async def test_who_takes_next_to_nothing_is_no_cluster(tmp_path: Path) -> None:
     with (
         nats_server(tmp_path, "max_payload: 4096") as server,
-        pytest.raises(EngineError, match=r"4096 bytes .* at least"),
+        pytest.raises(UnusableClusterError, match=r"4096 bytes .* at least"),
     ):
         await fitted(Settings(), options(server.url))
 
@@ -114,7 +114,7 @@ async def test_where_another_stream_takes_what_classes_are_sent_no_door_can_stan
         await link.wait_ready()
         body = {"name": other, "subjects": [f"{cluster.names.prefix}.>"], "storage": "memory"}
         await link.api_request(f"STREAM.CREATE.{other}", body)
-        with pytest.raises(EngineError, match=f"the stream {other} takes what"):
+        with pytest.raises(UnusableClusterError, match=f"the stream {other} takes what"):
             await fitted(Settings(), cluster)
         await link.api_request(f"STREAM.DELETE.{other}")
         await fitted(Settings(), cluster)
@@ -130,7 +130,7 @@ async def test_no_door_that_says_files_stands_before_a_class_that_is_in_memory(
     async with door(other) as before, simplebus.connect(address(before)) as bus:
         async with door(cluster) as up, simplebus.connect(address(up)) as there:
             await there.publish(b"kept", class_id=1)
-        with pytest.raises(EngineError, match=why):
+        with pytest.raises(UnusableClusterError, match=why):
             await fitted(Settings(), other)
         await fitted(Settings(), cluster)
         async with trio.open_nursery() as nursery:  # Who was there before does not confirm, either.
@@ -192,7 +192,7 @@ async def test_all_doors_of_one_engine_are_one_bus_and_no_others(tmp_path: Path)
 
         async def look(url: str, prefix: str = "q") -> None:
             cluster = replace(options(url), names=JetStreamNames(prefix))
-            found.append((await fitted(Settings(), cluster)).identity)
+            found.append((await fitted(Settings(), cluster)).cluster_id)
 
         async with trio.open_nursery() as nursery:
             for _ in range(4):
@@ -215,7 +215,7 @@ async def test_a_stream_of_somebody_else_in_the_place_of_the_identity_is_told(
         await link.wait_ready()
         body = {"name": name, "subjects": [f"theirs_{name}"], "storage": "memory"}
         await link.api_request(f"STREAM.CREATE.{name}", body)
-        with pytest.raises(EngineError, match=f"the stream {name} is none of a simplebus engine's"):
+        with pytest.raises(UnusableClusterError, match=f"the stream {name} is none of a simplebus engine's"):
             await fitted(Settings(), cluster)
         nursery.cancel_scope.cancel()
 
@@ -231,7 +231,7 @@ async def test_a_door_that_runs_has_the_cluster_say_it_again(
         before = up.server.broker.connection_requests.identity
         with trio.fail_after(PATIENCE_SECONDS):
             await link.api_request(f"STREAM.DELETE.{name}")
-            while (await fitted(Settings(), cluster)).identity != before:  # Another was first.
+            while (await fitted(Settings(), cluster)).cluster_id != before:  # Another was first.
                 await link.api_request(f"STREAM.DELETE.{name}")
             body = cluster_id.api.identity_stream_config(cluster, "another")
             while f"the stream {name} was deleted meanwhile" not in caplog.text:

@@ -17,7 +17,7 @@ from simplebus.core.commit_log import WriteBatch
 from simplebus.core.errors import BusConnectionError, RefusedError
 from simplebus.core.protocol.requests import Start
 from simplebus.jetstream import api
-from simplebus.jetstream.class_jobs import Jobs
+from simplebus.jetstream.class_jobs import ClassJobs
 from simplebus.nats.client.jetstream_codec import JetStreamError
 from simplebus.server.run import RunningServer
 from tests.jetstream.faulty_api import answers_lost, asked_in_vain
@@ -70,7 +70,7 @@ async def test_what_was_to_be_asked_for_who_is_gone_is_not() -> None:
         await go_on.wait()
 
     async with trio.open_nursery() as nursery:
-        jobs = Jobs(lambda: done.append("all"))
+        jobs = ClassJobs(lambda: done.append("all"))
         jobs.start(nursery)
         for name, whose in (("a", "ada"), ("b", "bob"), ("c", "ada"), ("d", "bob"), ("e", None)):
             jobs.enqueue(7, partial(job, name), whose)
@@ -370,7 +370,7 @@ async def test_what_goes_wrong_with_one_thing_that_is_asked_ends_nothing_else(
         done.append(number)
 
     async with trio.open_nursery() as nursery:
-        jobs = Jobs(told.set)
+        jobs = ClassJobs(told.set)
         jobs.start(nursery)
         for number in range(3):
             jobs.enqueue(7, partial(job, number))
