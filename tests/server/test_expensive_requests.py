@@ -119,4 +119,4 @@ async def test_a_request_over_http_that_is_a_bomb_is_refused(said: bytes, status
         with contextlib.suppress(trio.BrokenResourceError):
             await peer.send(said)
         assert (await peer.answer()).status == status
-        assert (await (await http(server)).ask("/healthz")).status == 200
+        assert (await (await http(server)).request("/healthz")).status == 200

@@ -39,7 +39,7 @@ class HttpPeer:
         with trio.fail_after(PATIENCE_SECONDS):
             await self.stream.send_all(data)
 
-    async def ask(self, target: str, *headers: str, method: str = "GET") -> HttpResponse:
+    async def request(self, target: str, *headers: str, method: str = "GET") -> HttpResponse:
         lines = [f"{method} {target} HTTP/1.1", "Host: localhost", *headers, "", ""]
         await self.send("\r\n".join(lines).encode())
         return await self.answer(without_body=method == "HEAD")

@@ -193,17 +193,17 @@ class Led:
 
     def _store_batch(self, one: Taken) -> None:
         self.known.discard(one.id)
-        is_lost = self.has_ends_only and one.chain and not one.is_end
+        is_lost = self.has_ends_only and one.fast_batch and not one.is_end
         if not (one.is_known or is_lost):
             self.log.append(one.number)
             self.stored.append(one.id)
             self.ids.add(one.id)
-        if not one.chain:
+        if not one.fast_batch:
             self.say(one.reply, b'{"stream":"S","seq":%d}' % len(self.log))
         elif one.is_end:
             said = b'{"stream":"S","seq":%d,"batch":"%b","count":%d}'
             is_told = not (one.is_known and one.id)  # Nor is it of a server.
-            self.say(one.reply, said % (len(self.log) * is_told, one.chain, one.far))
+            self.say(one.reply, said % (len(self.log) * is_told, one.fast_batch, one.far))
 
 
 class Wire:

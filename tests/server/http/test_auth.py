@@ -62,7 +62,7 @@ def basic(user: str, password: str) -> str:
 @pytest.mark.parametrize("path", ["/", "/page.js", "/facts", "/metrics", "/varz", "/connz", "/x"])
 async def test_request_without_credentials_gets_a_challenge(path: str) -> None:
     async with server_with_users(ROOT) as server:
-        said = await (await http(server)).ask(path)
+        said = await (await http(server)).request(path)
         assert said.status == 401
         assert said.headers["www-authenticate"].startswith(("Basic", "Bearer"))
         assert "this bus requires authentication" in said.json["error"]
@@ -71,7 +71,7 @@ async def test_request_without_credentials_gets_a_challenge(path: str) -> None:
 @pytest.mark.parametrize("path", PUBLIC_PATHS)
 async def test_health_is_everybodys(path: str) -> None:
     async with server_with_users(ROOT) as server:
-        assert (await (await http(server)).ask(path)).status == 200
+        assert (await (await http(server)).request(path)).status == 200
 
 
 @pytest.mark.parametrize(
@@ -95,32 +95,32 @@ async def test_health_is_everybodys(path: str) -> None:
 )
 async def test_credentials_decide_over_addresses(header: str, status: int) -> None:
     async with server_with_users(ROOT, EYE, TILL) as server:
-        assert (await (await http(server)).ask("/metrics", header)).status == status
+        assert (await (await http(server)).request("/metrics", header)).status == status
 
 
 async def test_guessing_is_limited_and_delays_no_other_client() -> None:
     async with server_with_users(ROOT, EYE) as server:
         peer = await http(server)
-        assert (await peer.ask("/metrics", basic("root", "secret"))).status == 200
-        found = [(await peer.ask("/metrics", basic("root", f"{n}"))).status for n in range(12)]
+        assert (await peer.request("/metrics", basic("root", "secret"))).status == 200
+        found = [(await peer.request("/metrics", basic("root", f"{n}"))).status for n in range(12)]
         assert 429 in found
         assert set(found) == {401, 429}
-        assert (await peer.ask("/metrics", basic("eye", "secret"))).status == 200
+        assert (await peer.request("/metrics", basic("eye", "secret"))).status == 200
 
 
 async def test_removed_users_are_rejected() -> None:
     async with server_with_users(ROOT) as server:
         peer = await http(server)
-        assert (await peer.ask("/metrics", basic("root", "secret"))).status == 200
+        assert (await peer.request("/metrics", basic("root", "secret"))).status == 200
         server.server.replace_users(Users([EYE], PasswordVerifier(b"by chance")))
-        assert (await peer.ask("/metrics", basic("root", "secret"))).status == 401
+        assert (await peer.request("/metrics", basic("root", "secret"))).status == 401
         server.server.replace_users(None)
-        assert (await peer.ask("/metrics")).status == 200
+        assert (await peer.request("/metrics")).status == 200
 
 
 async def test_an_address_may_be_enough() -> None:
     async with server_with_users(User("here", addresses=("127.0.0.0/8",))) as server:
-        assert (await (await http(server)).ask("/metrics")).status == 200
+        assert (await (await http(server)).request("/metrics")).status == 200
 
 
 @pytest.mark.parametrize(
@@ -165,11 +165,11 @@ async def test_http_uses_tls_if_the_server_does(authority: Authority, own: Pair)
     async with serving(http_port=0, tls=TlsOptions(own.cert, own.key)) as server:
         peer = await secure(server, authority.path)
         for _ in range(2):
-            assert (await peer.ask("/healthz")).status == 200
+            assert (await peer.request("/healthz")).status == 200
         plain = await http(server)
         await plain.send(b"GET /healthz HTTP/1.1\r\nHost: a\r\n\r\n")
         assert await plain.hung_up()
-        assert (await peer.ask("/healthz")).status == 200
+        assert (await peer.request("/healthz")).status == 200
 
 
 async def test_a_certificate_may_be_enough(authority: Authority, own: Pair) -> None:
@@ -177,4 +177,4 @@ async def test_a_certificate_may_be_enough(authority: Authority, own: Pair) -> N
     tls = TlsOptions(own.cert, own.key, authority.path, verify=True)
     async with server_with_users(User("eye", certificates=("eye@example.com",)), tls=tls) as server:
         peer = await secure(server, authority.path, shown)
-        assert (await peer.ask("/metrics")).status == 200
+        assert (await peer.request("/metrics")).status == 200

@@ -27,22 +27,22 @@ from tests.support.running_server import message, serving, until
 async def test_a_server_says_that_it_is_ready_and_then_that_it_drains() -> None:
     async with serving(http_port=0) as up:
         peer = await http(up)
-        said = await peer.ask("/healthz")
+        said = await peer.request("/healthz")
         assert said.status == 200
         assert said.json == {"status": "ok", "live": True, "ready": True, "draining": False}
         assert up.monitor is not None
         up.monitor.is_draining = True
-        said = await peer.ask("/healthz")
+        said = await peer.request("/healthz")
         assert said.status == 503
         assert said.json["status"] == "draining"
-        assert (await peer.ask("/healthz/live")).status == 200
+        assert (await peer.request("/healthz/live")).status == 200
 
 
 async def test_a_server_that_can_keep_nothing_is_not_ready(tmp_path: object) -> None:
     async with serving(http_port=0, data_dir=tmp_path) as up:
         peer = await http(up)
         up.server.broker.journal_failed(Reason.DISK_FULL, "no space is left")
-        said = await peer.ask("/healthz")
+        said = await peer.request("/healthz")
         assert said.status == 503
         assert said.json["why"] == "disk_full: no space is left"
 
@@ -141,7 +141,7 @@ async def test_without_authentication_there_is_no_challenge(said: str) -> None:
 async def test_nothing_is_for_pages_of_others() -> None:
     async with serving(http_port=0) as up:
         for path in ("/", "/page.js", "/facts", "/metrics", "/nothing"):
-            headers = (await (await http(up)).ask(path)).headers
+            headers = (await (await http(up)).request(path)).headers
             assert headers["cross-origin-resource-policy"] == "same-origin"
             assert headers["x-frame-options"] == "DENY"
             assert headers["x-content-type-options"] == "nosniff"
@@ -183,21 +183,21 @@ async def test_what_makes_no_sense_is_answered_with_a_sentence(sent: bytes, stat
         assert said.status == status
         assert said.json["error"]
         fine = await http(up)
-        assert (await fine.ask("/healthz")).status == 200
+        assert (await fine.request("/healthz")).status == 200
 
 
 async def test_head_is_get_without_the_body() -> None:
     async with serving(http_port=0) as up:
         peer = await http(up)
-        said = await peer.ask("/healthz", method="HEAD")
+        said = await peer.request("/healthz", method="HEAD")
         assert (said.status, said.body) == (200, b"")
         assert int(said.headers["content-length"]) > 0
-        assert (await peer.ask("/healthz")).status == 200
+        assert (await peer.request("/healthz")).status == 200
 
 
 async def test_answers_cannot_be_framed_sniffed_or_kept() -> None:
     async with serving(http_port=0) as up:
-        said = await (await http(up)).ask("/healthz")
+        said = await (await http(up)).request("/healthz")
         assert said.headers["x-content-type-options"] == "nosniff"
         assert said.headers["x-frame-options"] == "DENY"
         assert said.headers["cache-control"] == "no-store"
@@ -428,7 +428,7 @@ async def test_what_answers_cost_is_counted() -> None:
         peer = await http(up)
 
         async def spent() -> float:
-            text = (await peer.ask("/metrics")).body.decode()
+            text = (await peer.request("/metrics")).body.decode()
             found = re.search(r"^simplebus_http_answers_seconds_total (\S+)$", text, re.MULTILINE)
             assert found is not None
             return float(found[1])

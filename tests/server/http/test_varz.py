@@ -34,7 +34,7 @@ from tests.support.running_server import (
 
 
 async def ask(server: RunningServer, path: str) -> Any:
-    return (await (await http(server)).ask(path)).json
+    return (await (await http(server)).request(path)).json
 
 
 def shape(value: object) -> object:
@@ -254,7 +254,7 @@ async def test_connections_come_in_the_order_that_is_asked_for(sort: str) -> Non
 
 async def test_an_order_that_is_none_is_a_sentence() -> None:
     async with serving(http_port=0) as up:
-        said = await (await http(up)).ask("/connz?sort=beauty")
+        said = await (await http(up)).request("/connz?sort=beauty")
         assert said.status == 400
         assert said.json["error"].startswith("expected sort to be one of cid, start, ")
 
@@ -274,7 +274,7 @@ async def test_classz_lists_all_classes_or_one() -> None:
         one = await ask(up, "/classz?class=1")
         assert (one["about"], one["class_id"], one["stored"]) == ("class", 1, 3)
         assert one["positions"][0]["in_flight"] == 3
-        missing = await (await http(up)).ask("/classz?class=nothing")
+        missing = await (await http(up)).request("/classz?class=nothing")
         assert missing.status == 404
         assert missing.json["error"] == "there is no class 'nothing'"
 

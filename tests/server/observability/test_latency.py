@@ -24,7 +24,7 @@ async def wait_for_metric(server: RunningServer, name: str) -> None:
     """Wait until /metrics has counted something: what it says may be half a second old."""
     peer = await http(server)
     while True:
-        text = (await peer.ask("/metrics")).body.decode()
+        text = (await peer.request("/metrics")).body.decode()
         samples = [s for family in text_string_to_metric_families(text) for s in family.samples]
         if any(s.name == f"simplebus_{name}_count" and s.value for s in samples):
             return
