@@ -29,7 +29,7 @@ from simplebus.core.protocol.requests import NamedClass
 from simplebus.core.users.rate_limit import UNLIMITED, RateLimit
 from simplebus.core.users.users import Users
 from simplebus.jetstream.backend import Cluster
-from simplebus.jetstream.cluster.limits_check import fitted
+from simplebus.jetstream.cluster.limits_check import check_cluster
 from simplebus.jetstream.settings import JetStreamOptions, check_settings
 from simplebus.nats.settings import NatsSettings
 from simplebus.server import listeners, process
@@ -171,7 +171,7 @@ async def serve(
     """
     bus_id = ""
     if options.cluster is not None:
-        found = await fitted(settings, options.cluster)
+        found = await check_cluster(settings, options.cluster)
         settings, bus_id = found.settings, found.cluster_id
     with _open_server(settings, options, bus_id) as server:
         await _run_server(server, options, announce, task_status)

@@ -25,7 +25,7 @@ from tests.jetstream.stateless_servers import (
     options,
 )
 from tests.support import running_server
-from tests.support.nats_peer import greeted
+from tests.support.nats_peer import connect_nats_peer
 
 
 def at(up: RunningServer) -> str:
@@ -137,12 +137,12 @@ async def test_version_1_has_what_waited_and_leaves_what_it_did_not_acknowledge(
             content = b"%d" % number
             await first.send(frames.encode(frames.MESSAGE, class_id=3, content=content))
         await second.send(frames.encode(frames.SUBSCRIBE, class_id=3))
-        assert await second.messages(3) == [(0, b"0"), (1, b"1"), (2, b"2")]
+        assert await second.read_messages(3) == [(0, b"0"), (1, b"1"), (2, b"2")]
         await second.send(frames.encode_ack(class_id=3, timer_index=0, first=0, last=2))
         await second.stream.aclose()
         await until(lambda: not (other.server.broker.sessions or cluster_of(other).is_busy))
         await first.send(frames.encode(frames.SUBSCRIBE, class_id=3))
-        assert await first.messages(1) == [(0, b"2")]
+        assert await first.read_messages(1) == [(0, b"2")]
 
 
 async def test_a_durable_that_is_to_seek_begins_where_it_is_asked_to(
@@ -160,20 +160,20 @@ async def test_a_durable_that_is_to_seek_begins_where_it_is_asked_to(
         await kept.get(PATIENCE_SECONDS)
         peer = await running_server.connect(other)
         await peer.send(connect_request(7))
-        assert (await peer.frame())[0] == frames.CONNECT
+        assert (await peer.read_frame())[0] == frames.CONNECT
 
         async def begun(number: int, **wish: object) -> bytes:
             """What the first frame behind the subscription's is."""
             await peer.send(subscribe(7, number, durable="d", **wish))
-            told = await peer.frame()
+            told = await peer.read_frame()
             if told[0] == frames.SUBSCRIBE:
-                assert (await peer.frame())[0] == frames.DELIVER
-                return (await peer.frame())[9:-4]
+                assert (await peer.read_frame())[0] == frames.DELIVER
+                return (await peer.read_frame())[9:-4]
             return told
 
         async def ended(number: int) -> None:
             await peer.send(unsubscribe(number))
-            while (await peer.frame())[0] != frames.UNSUBSCRIBE:
+            while (await peer.read_frame())[0] != frames.UNSUBSCRIBE:
                 pass
             await until(lambda: not cluster_of(other).is_busy)
 
@@ -331,20 +331,20 @@ async def test_nats_clients_publish_and_acknowledge_at_a_door(
     cluster = options(jetstream_server.url)
     async with door(cluster, nats_port=0) as one, door(cluster) as other:
         one.server.broker.store.class_registry.bind_subject("orders.>", 5)
-        peer = await greeted(one, headers=True)
+        peer = await connect_nats_peer(one, headers=True)
         await peer.send(b"PUB orders.eu 5\r\nhello\r\n")
         async with simplebus.connect(at(other)) as bus, bus.subscribe(5, durable="d") as messages:
             message = await messages.get(PATIENCE_SECONDS)
             assert (message.channel, message.payload) == ("orders.eu", b"hello")
             await peer.send(b"SUB $SB.SUB.5.mine 1\r\n")
-            await peer.settled()
+            await peer.flush()
             await until(lambda: len(feeds_of(one)) == 1)
             await bus.publish(b"back", class_id=5, channel="orders.us")
-        line = await peer.line()
+        line = await peer.read_line()
         assert line.startswith(b"MSG orders.us 1 $JS.ACK.5.mine.1.")
-        assert await peer.line() == b"back"
+        assert await peer.read_line() == b"back"
         await peer.send(b"PUB " + line.split(b" ")[3] + b" 4\r\n+ACK\r\n")
-        await peer.settled()
+        await peer.flush()
 
 
 @pytest.mark.parametrize(

@@ -100,8 +100,8 @@ class Stays:
             while not self.is_over:
                 await peer.send(b"PUB free.load 0\r\n\r\n" * 20)
                 for _ in range(20):
-                    assert await peer.line() == b"MSG free.load 1 0"
-                    assert await peer.line() == b""
+                    assert await peer.read_line() == b"MSG free.load 1 0"
+                    assert await peer.read_line() == b""
                 self.heard += 20
                 self._note()
 
@@ -111,7 +111,7 @@ async def nats_peer(at: str, token: str) -> AsyncIterator[NatsPeer]:
     host, _, port = at.rpartition(":")
     async with await trio.open_tcp_stream(host, int(port)) as stream:
         peer = NatsPeer(stream)
-        await peer.hello(auth_token=token)
+        await peer.handshake(auth_token=token)
         yield peer
 
 
@@ -146,7 +146,7 @@ async def is_cut_off(
 
 
 async def hung_up(peer: NatsPeer) -> None:
-    while await peer.line():
+    while await peer.read_line():
         pass
 
 
@@ -190,9 +190,9 @@ async def change(it: Program, url: str, file: Path, stays: Stays) -> None:
         trio.open_nursery() as nursery,
     ):
         await changed_there.send(b"PUB audit.x 0\r\n\r\n")
-        assert b"Permissions Violation for Publish" in await changed_there.line()
+        assert b"Permissions Violation for Publish" in await changed_there.read_line()
         await changed_there.send(b"PUB orders.x 0\r\n\r\n")
-        await changed_there.settled()
+        await changed_there.flush()
         assert await status(it.http, "goes") == await status(it.http, "changes") == 200
         for token in ("goes", "changes"):
             await nursery.start(is_cut_off, url, token)
@@ -211,4 +211,4 @@ async def change(it: Program, url: str, file: Path, stays: Stays) -> None:
             await changed.publish(b"x", class_id="orders")
     async with nats_peer(it.nats, "changes") as changed_there:
         await changed_there.send(b"PUB audit.x 0\r\n\r\nPUB orders.x 0\r\n\r\n")
-        assert b'Publish to "orders.x"' in await changed_there.line()
+        assert b'Publish to "orders.x"' in await changed_there.read_line()

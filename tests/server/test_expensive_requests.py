@@ -11,8 +11,8 @@ import simplebus
 from simplebus.core.protocol import frames
 from simplebus.core.protocol.requests import ConnectRequest
 from simplebus.server.run import RunningServer
-from tests.support.http_peer import http
-from tests.support.nats_peer import greeted, nats
+from tests.support.http_peer import open_http_peer
+from tests.support.nats_peer import connect_nats_peer, open_nats_peer
 from tests.support.running_server import Peer, connect, serving
 
 DEEP = b"[" * 100_000
@@ -32,7 +32,7 @@ async def is_alive(server: RunningServer) -> None:
 async def version_2(server: RunningServer) -> Peer:
     peer = await connect(server)
     await peer.send(frames.encode(frames.CONNECT, content=ConnectRequest(2).encode()))
-    assert (await peer.frame())[0] == frames.CONNECT
+    assert (await peer.read_frame())[0] == frames.CONNECT
     return peer
 
 
@@ -53,7 +53,7 @@ async def test_a_connect_that_is_a_bomb_ends_its_peer_alone(content: bytes) -> N
         peer = await connect(server)
         with contextlib.suppress(trio.BrokenResourceError):
             await peer.send(frames.encode(frames.CONNECT, content=content))
-        assert await peer.hung_up()
+        assert await peer.wait_closed()
         await is_alive(server)
 
 
@@ -61,7 +61,7 @@ async def test_skips_any_number_of_unknown_keys() -> None:
     async with serving() as server:
         peer = await connect(server)
         await peer.send(frames.encode(frames.CONNECT, content=WIDE))
-        assert (await peer.frame())[0] == frames.CONNECT
+        assert (await peer.read_frame())[0] == frames.CONNECT
         await is_alive(server)
 
 
@@ -74,9 +74,9 @@ async def test_a_request_that_is_a_bomb_is_refused_and_the_next_is_answered(kind
         for content in (b'{"x":' + DEEP, b'{"channels":[' + b'"a",' * 100_000 + b'"a"]}', DEEP):
             said = frames.encode(kind, class_id=1, message_id=7, timer_index=1, content=content)
             await peer.send(said)
-            assert (await peer.frame())[0] == frames.ERROR
+            assert (await peer.read_frame())[0] == frames.ERROR
         await peer.send(frames.encode(frames.INQUIRE, message_id=8, content=b'{"about":"bus"}'))
-        assert (await peer.frame())[0] == frames.INQUIRE
+        assert (await peer.read_frame())[0] == frames.INQUIRE
 
 
 @pytest.mark.parametrize(
@@ -93,14 +93,14 @@ async def test_a_request_that_is_a_bomb_is_refused_and_the_next_is_answered(kind
 )
 async def test_a_line_that_is_a_bomb_ends_its_nats_client_alone(said: bytes) -> None:
     async with serving(nats_port=0) as server:
-        other = await greeted(server)
-        peer = await nats(server)
-        await peer.info()
+        other = await connect_nats_peer(server)
+        peer = await open_nats_peer(server)
+        await peer.read_info()
         with contextlib.suppress(trio.BrokenResourceError):
             await peer.send(said)
-        answer = await peer.rest()
+        answer = await peer.read_until_closed()
         assert answer == b"" or answer.startswith(b"-ERR")
-        await other.settled()
+        await other.flush()
 
 
 @pytest.mark.parametrize(
@@ -115,8 +115,8 @@ async def test_a_line_that_is_a_bomb_ends_its_nats_client_alone(said: bytes) -> 
 )
 async def test_a_request_over_http_that_is_a_bomb_is_refused(said: bytes, status: int) -> None:
     async with serving(http_port=0) as server:
-        peer = await http(server)
+        peer = await open_http_peer(server)
         with contextlib.suppress(trio.BrokenResourceError):
             await peer.send(said)
-        assert (await peer.answer()).status == status
-        assert (await (await http(server)).request("/healthz")).status == 200
+        assert (await peer.read_response()).status == status
+        assert (await (await open_http_peer(server)).request("/healthz")).status == 200

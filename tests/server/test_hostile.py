@@ -75,7 +75,7 @@ async def bystanders(server: RunningServer):  # type: ignore[no-untyped-def]
     async def exchange() -> None:
         nonlocal sent
         await publisher.send(message(b"%d" % sent))
-        assert await subscriber.messages(1) == [(sent, b"%d" % sent)]
+        assert await subscriber.read_messages(1) == [(sent, b"%d" % sent)]
         await subscriber.send(ack(sent, sent + 1))
         sent += 1
 
@@ -96,7 +96,7 @@ async def test_an_offender_is_cut_off_with_a_reason(
             offender = await connect(server, [7])
             with contextlib.suppress(trio.BrokenResourceError):
                 await offender.send(message(b"kept", class_id=7) + data)
-            assert await offender.hung_up()
+            assert await offender.wait_closed()
             await until(lambda: server.server.disconnect_counts[reason] == 1)
         assert class_statistics(server, 7).published == 1
         (line,) = [r.getMessage() for r in caplog.records if str(reason) in r.getMessage()]
@@ -121,7 +121,7 @@ async def test_counts_and_ignores_invalid_acks(data: bytes, reason: Reason) -> N
         await confused.send(data)
         await until(lambda: server.server.broker.refusal_counts[reason] == 1)
         await exchange()
-        assert await confused.messages(1)
+        assert await confused.read_messages(1)
         await confused.stream.aclose()
 
 
@@ -130,8 +130,8 @@ async def test_disconnects_silent_and_dribbling_clients() -> None:
     async with serving(Settings(limits, tick_seconds=0.05)) as server, bystanders(server):
         silent, dribbling = await connect(server), await connect(server, [1])
         await dribbling.send(message(b"never ended")[:FRAME_BYTES_MIN])
-        assert await silent.hung_up()
-        assert await dribbling.hung_up()
+        assert await silent.wait_closed()
+        assert await dribbling.wait_closed()
         assert server.server.disconnect_counts == {Reason.HELLO_TIMEOUT: 1, Reason.FRAME_TIMEOUT: 1}
 
 
@@ -140,7 +140,7 @@ async def test_a_client_that_sends_byte_by_byte_is_served() -> None:
         peer = await connect(server, [1])
         for byte in subscribe() + message(b"slow"):
             await peer.send(bytes([byte]))
-        assert await peer.messages(1) == [(0, b"slow")]
+        assert await peer.read_messages(1) == [(0, b"slow")]
 
 
 async def test_a_subscriber_that_never_reads_is_cut_off_when_it_holds_back_others() -> None:
@@ -160,7 +160,7 @@ async def test_a_subscriber_that_never_reads_is_cut_off_when_it_holds_back_other
 
             nursery.start_soon(publish)
             for at in range(count):
-                ((message_id, _),) = await reading.messages(1)
+                ((message_id, _),) = await reading.read_messages(1)
                 assert message_id == at
                 await reading.send(ack(at, at + 1))
         assert server.server.disconnect_counts == {Reason.STALLED: 1}
@@ -170,7 +170,7 @@ async def test_a_subscriber_that_never_reads_is_cut_off_when_it_holds_back_other
 async def test_one_connection_too_many_is_refused_and_the_others_stay() -> None:
     async with serving(Settings(Limits(connections=2))) as server, bystanders(server):
         third = await connect(server)
-        assert await third.hung_up()
+        assert await third.wait_closed()
         assert server.server.disconnect_counts == {Reason.TOO_MANY_CONNECTIONS: 1}
 
 
@@ -204,6 +204,6 @@ async def test_memory_is_given_back_after_a_burst() -> None:
         await until(lambda: class_statistics(server).published == 20_000)
         subscriber = await connect(server, [1])
         await subscriber.send(subscribe())
-        await subscriber.messages(20_000)
+        await subscriber.read_messages(20_000)
         await subscriber.send(ack(0, 20_000))
         await until(lambda: server.server.broker.statistics().memory_bytes == 0)

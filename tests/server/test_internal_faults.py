@@ -41,9 +41,9 @@ async def test_internal_error_ends_only_one_connection(
         bystander, unlucky = await connect(server, [1]), await connect(server, [1])
         await bystander.send(subscribe())
         await unlucky.send(message(b"trip"))
-        assert await unlucky.hung_up()
+        assert await unlucky.wait_closed()
         await bystander.send(message(b"still here"))
-        assert await bystander.messages(1) == [(0, b"still here")]
+        assert await bystander.read_messages(1) == [(0, b"still here")]
     assert "disconnected by an internal error" in caplog.text
 
 
@@ -62,9 +62,9 @@ async def test_out_of_memory_disconnects_the_client_with_a_log_line(
         bystander, unlucky = await connect(server, [1]), await connect(server, [1])
         await bystander.send(subscribe())
         await unlucky.send(message(b"much"))
-        assert await unlucky.hung_up()
+        assert await unlucky.wait_closed()
         await bystander.send(message(b"still here"))
-        assert await bystander.messages(1) == [(0, b"still here")]
+        assert await bystander.read_messages(1) == [(0, b"still here")]
     assert "out of memory for its messages" in caplog.text
     assert "Traceback" not in caplog.text
 
@@ -77,12 +77,12 @@ async def test_replaced_connection_with_unread_bytes_is_closed(
             greeting = connect_request(1, name=f"till {attempt}", instance="a")
             former, next_one = await connect(server), await connect(server)
             await former.send(greeting)
-            assert await former.frame()
+            assert await former.read_frame()
             unread = message(b"of the former session")
             for peer, said in (former, unread), (next_one, greeting), (former, unread):
                 os.write(peer.stream.socket.fileno(), said)  # All in one turn of the loop.
-            assert await next_one.frame()
-            assert await former.hung_up()
+            assert await next_one.read_frame()
+            assert await former.wait_closed()
     assert "internal error" not in caplog.text
 
 
@@ -118,7 +118,7 @@ async def test_disconnected_client_is_not_read_from(
         peer = await connect(server, [1])
         to_cut += server.server.connections.values()
         await peer.send(message(b"it is published again on another connection"))
-        assert await peer.hung_up()
+        assert await peer.wait_closed()
         assert class_statistics(server).published == 0
 
 
@@ -142,7 +142,7 @@ async def test_memory_that_the_system_refuses_makes_a_publisher_wait(
             subscriber = await connect(server, [1])
             await subscriber.send(subscribe())
             for at in range(1500):
-                await subscriber.messages(1)
+                await subscriber.read_messages(1)
                 await subscriber.send(ack(at, at + 1))
         await until(lambda: class_statistics(server).ring.message_count == 0)
 
@@ -158,7 +158,7 @@ async def test_publishers_that_hang_up_while_they_wait_do_not_keep_their_sockets
         subscriber = await connect(server, [1])
         await subscriber.send(subscribe())
         for at in range(600):
-            assert (await subscriber.messages(1))[0][0] == at
+            assert (await subscriber.read_messages(1))[0][0] == at
             await subscriber.send(ack(at, at + 1))
         await until(lambda: class_statistics(server).ring.message_count == 0)
 
@@ -175,7 +175,7 @@ async def test_a_publisher_that_subscribes_elsewhere_waits_and_loses_nothing() -
             nursery.start_soon(publisher.send, message(bytes(2000)) * count)
             await until(lambda: class_statistics(server).blocked_sessions == 1)
             for at in range(count):
-                await slow.messages(1)
+                await slow.read_messages(1)
                 await slow.send(ack(at, at + 1))
         assert not server.server.disconnect_counts
         await until(lambda: class_statistics(server).ring.message_count == 0)
@@ -216,7 +216,7 @@ async def test_subscriptions_to_classes_never_named_are_limited_and_forgotten() 
         await modest.send(b"".join(subscribe(n) for n in range(100)))
         greedy = await connect(server)
         await greedy.send(b"".join(subscribe(n) for n in range(101)))
-        assert await greedy.hung_up()
+        assert await greedy.wait_closed()
         await modest.stream.aclose()
         await until(lambda: not server.server.connections)
         assert not server.server.broker.subscription_manager._early_subscribers

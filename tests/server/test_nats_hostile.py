@@ -19,7 +19,7 @@ from simplebus.nats.server.slow_consumers import PublisherStall, StallablePublis
 from simplebus.nats.settings import NatsSettings
 from simplebus.server.nats_listener import NatsListener
 from simplebus.server.run import RunningServer
-from tests.support.nats_peer import greeted, nats
+from tests.support.nats_peer import connect_nats_peer, open_nats_peer
 from tests.support.running_server import (
     connect,
     message,
@@ -41,17 +41,17 @@ async def nats_server(**limits: float) -> AsyncIterator[tuple[RunningServer, Nat
 @contextlib.asynccontextmanager
 async def bystanders(server: RunningServer) -> AsyncIterator[Callable[[], Awaitable[None]]]:
     """A publisher and a subscriber whose traffic goes on while something happens."""
-    publisher, subscriber = await greeted(server), await greeted(server)
+    publisher, subscriber = await connect_nats_peer(server), await connect_nats_peer(server)
     await subscriber.send(b"SUB by.stander 7\r\n")
-    await subscriber.settled()
+    await subscriber.flush()
     sent = 0
 
     async def exchange() -> None:
         nonlocal sent
         text = b"%d" % sent
         await publisher.send(b"PUB by.stander %d\r\n%b\r\n" % (len(text), text))
-        assert await subscriber.line() == b"MSG by.stander 7 %d" % len(text)
-        assert await subscriber.line() == text
+        assert await subscriber.read_line() == b"MSG by.stander 7 %d" % len(text)
+        assert await subscriber.read_line() == text
         sent += 1
 
     await exchange()
@@ -82,11 +82,11 @@ async def test_disconnects_only_the_offender(
     said, heard = OFFENCES[offence]
     caplog.set_level(logging.WARNING)
     async with nats_server() as (server, door), bystanders(server) as exchange:
-        offender = await nats(server)
-        await offender.info()
+        offender = await open_nats_peer(server)
+        await offender.read_info()
         with contextlib.suppress(trio.BrokenResourceError):
             await offender.send(said)
-        assert await offender.rest() == heard
+        assert await offender.read_until_closed() == heard
         await until(lambda: len(door.connections) == 2)
         await exchange()
     (line,) = [record.getMessage() for record in caplog.records]
@@ -96,11 +96,11 @@ async def test_disconnects_only_the_offender(
 
 async def test_nesting_is_no_bomb_where_lines_may_be_long() -> None:
     async with nats_server(max_control_line=8 * MIB) as (server, door), bystanders(server):
-        offender = await nats(server)
-        await offender.info()
+        offender = await open_nats_peer(server)
+        await offender.read_info()
         with contextlib.suppress(trio.BrokenResourceError):
             await offender.send(b'CONNECT {"name":' + b"[" * 4_000_000 + b"\r\n")
-        assert await offender.rest() == b""
+        assert await offender.read_until_closed() == b""
         await until(lambda: len(door.connections) == 2)
 
 
@@ -108,7 +108,7 @@ async def test_announced_payload_that_never_arrives_costs_no_memory() -> None:
     most = 999_999_999
     house = nats_server(max_payload=most, max_pending=1 << 30)
     async with house as (server, door), bystanders(server) as exchange:
-        liars = [await greeted(server) for _ in range(20)]
+        liars = [await connect_nats_peer(server) for _ in range(20)]
         for liar in liars:
             await liar.send(b"PUB a %d\r\n" % most + bytes(10_000))
         await until(lambda: sum(kept(door)) >= 20 * 10_000)
@@ -137,9 +137,9 @@ async def test_internal_error_ends_only_one_client(
 
     monkeypatch.setattr(NatsServer, "receive", faulty)
     async with nats_server() as (server, door), bystanders(server) as exchange:
-        unlucky = await greeted(server)
+        unlucky = await connect_nats_peer(server)
         await unlucky.send(b"PUB trip 0\r\n\r\n")
-        assert await unlucky.rest() == b""
+        assert await unlucky.read_until_closed() == b""
         await until(lambda: len(door.connections) == 2)
         await exchange()
     assert "disconnected by an internal error" in caplog.text
@@ -147,20 +147,20 @@ async def test_internal_error_ends_only_one_client(
 
 async def test_a_client_that_sends_byte_by_byte_is_served() -> None:
     async with nats_server() as (server, _):
-        peer = await nats(server)
-        await peer.info()
+        peer = await open_nats_peer(server)
+        await peer.read_info()
         for byte in b'CONNECT {"verbose":false}\r\nSUB a 1\r\nPUB a 4\r\nslow\r\n':
             await peer.send(bytes([byte]))
-        assert await peer.line() == b"MSG a 1 4"
-        assert await peer.line() == b"slow"
+        assert await peer.read_line() == b"MSG a 1 4"
+        assert await peer.read_line() == b"slow"
 
 
 async def test_client_that_dribbles_a_line_gets_pings() -> None:
     async with nats_server(ping_seconds=0.1) as (server, _):
-        silent, dribbling = await nats(server), await greeted(server)
+        silent, dribbling = await open_nats_peer(server), await connect_nats_peer(server)
         await dribbling.send(b"PUB a 5\r\nhal")
         for peer in (silent, dribbling):
-            rest = await peer.rest()
+            rest = await peer.read_until_closed()
             assert rest.count(b"PING\r\n") == 2
             assert rest.endswith(b"-ERR 'Stale Connection'\r\n")
         assert server.server.disconnect_counts == {Reason.HEARTBEAT_TIMEOUT: 2}
@@ -169,7 +169,7 @@ async def test_client_that_dribbles_a_line_gets_pings() -> None:
 async def test_very_many_subscriptions_of_one_client_are_forgotten_with_it() -> None:
     count = 30_000
     async with nats_server() as (server, door), bystanders(server) as exchange:
-        greedy = await greeted(server)
+        greedy = await connect_nats_peer(server)
         before = len(door.nats_server.routes)
         said = b"".join(b"SUB a.%d %d\r\n" % (n, n) for n in range(count)) + b"PING\r\n"
         coming = going = 0
@@ -178,7 +178,7 @@ async def test_very_many_subscriptions_of_one_client_are_forgotten_with_it() -> 
             while len(door.nats_server.routes) < before + count:
                 await exchange()
                 coming += 1
-        assert await greedy.line() == b"PONG"
+        assert await greedy.read_line() == b"PONG"
         await greedy.stream.aclose()
         while len(door.nats_server.routes) > before:
             await exchange()
@@ -190,23 +190,23 @@ async def test_very_many_subscriptions_of_one_client_are_forgotten_with_it() -> 
 
 async def test_subscriptions_of_one_client_can_be_limited() -> None:
     async with nats_server(max_subs=3) as (server, _), bystanders(server):
-        greedy = await greeted(server)
+        greedy = await connect_nats_peer(server)
         await greedy.send(b"".join(b"SUB a %d\r\n" % n for n in range(4)))
-        assert await greedy.line() == b"-ERR 'maximum subscriptions exceeded'"
-        await greedy.settled()
+        assert await greedy.read_line() == b"-ERR 'maximum subscriptions exceeded'"
+        await greedy.flush()
 
 
 async def test_subjects_of_thousands_of_tokens_are_only_long() -> None:
     subject = b".".join([b"a"] * 2000)
     async with nats_server() as (server, _), bystanders(server) as exchange:
-        peer = await greeted(server)
+        peer = await connect_nats_peer(server)
         await peer.send(b"SUB %b 1\r\nSUB a.> 2\r\nPUB %b 0\r\n\r\n" % (subject, subject))
-        assert {await peer.line(), await peer.line(), await peer.line()} == {
+        assert {await peer.read_line(), await peer.read_line(), await peer.read_line()} == {
             b"MSG %b 1 0" % subject,
             b"",
             b"MSG %b 2 0" % subject,
         }
-        assert await peer.line() == b""
+        assert await peer.read_line() == b""
         await exchange()
 
 
@@ -215,9 +215,9 @@ async def test_a_subscriber_that_stops_reading_while_a_thousand_publish(
 ) -> None:
     caplog.set_level(logging.WARNING)
     async with nats_server(max_pending=8 * MIB) as (server, door), bystanders(server) as exchange:
-        stuck = await greeted(server, name="stuck\n")
+        stuck = await connect_nats_peer(server, name="stuck\n")
         await stuck.send(b"SUB flood 1\r\n")
-        await stuck.settled()
+        await stuck.flush()
         said = b'CONNECT {"verbose":false}\r\n' + b"PUB flood 1000\r\n%b\r\n" % bytes(1000) * 20
         host, _, port = server.nats_addresses[0].rpartition(":")
         crowd = []
@@ -229,7 +229,7 @@ async def test_a_subscriber_that_stops_reading_while_a_thousand_publish(
         while not server.server.disconnect_counts:
             await exchange()
         assert server.server.disconnect_counts == {Reason.SLOW_CONSUMER: 1}
-        assert b"-ERR" not in await stuck.rest()
+        assert b"-ERR" not in await stuck.read_until_closed()
         await until(lambda: sum(s.pending_bytes for s in door.nats_server.sessions.values()) == 0)
         await until(lambda: len(door.connections) == 1002)
         for sock in crowd:
@@ -247,14 +247,14 @@ def resident_bytes() -> int:
 
 async def test_memory_of_a_client_that_never_reads_is_freed() -> None:
     async with nats_server() as (server, door), bystanders(server) as exchange:
-        publisher = await greeted(server)
+        publisher = await connect_nats_peer(server)
         block = b"PUB tick 0\r\n\r\n" + b"PUB flood 1000\r\n%b\r\n" % bytes(1000) * 2000
         before, waited = resident_bytes(), 0
-        stuck, other = await greeted(server), await greeted(server)
+        stuck, other = await connect_nats_peer(server), await connect_nats_peer(server)
         await stuck.send(b"SUB flood 1\r\n")
-        await stuck.settled()
+        await stuck.flush()
         await other.send(b"SUB tick 1\r\n")  # The publisher does not wait for one alone, then.
-        await other.settled()
+        await other.flush()
         while not server.server.disconnect_counts:
             await publisher.send(block)
             await exchange()
@@ -267,9 +267,9 @@ async def test_memory_of_a_client_that_never_reads_is_freed() -> None:
 async def test_a_subscriber_slower_than_its_publisher_keeps_up_all_the_same() -> None:
     count = 20_000
     async with nats_server(max_pending=4 * MIB) as (server, _):
-        slow, publisher = await greeted(server), await greeted(server)
+        slow, publisher = await connect_nats_peer(server), await connect_nats_peer(server)
         await slow.send(b"SUB a 1\r\n")
-        await slow.settled()
+        await slow.flush()
         whole = len(b"MSG a 1 1000\r\n%b\r\n" % bytes(1000)) * count
         async with trio.open_nursery() as nursery:
             nursery.start_soon(publisher.send, b"PUB a 1000\r\n%b\r\n" % bytes(1000) * count)
@@ -284,9 +284,9 @@ async def test_a_subscriber_slower_than_its_publisher_keeps_up_all_the_same() ->
 async def test_binary_publishers_wait_for_slow_nats_subscribers() -> None:
     count = 20_000
     async with nats_server(max_pending=4 * MIB) as (server, _):
-        slow, publisher = await greeted(server), await connect(server, [1])
+        slow, publisher = await connect_nats_peer(server), await connect(server, [1])
         await slow.send(b"SUB class.1 1\r\n")
-        await slow.settled()
+        await slow.flush()
         whole = len(b"MSG class.1 1 1000\r\n%b\r\n" % bytes(1000)) * count
         async with trio.open_nursery() as nursery:
             nursery.start_soon(publisher.send, message(bytes(1000)) * count)
@@ -301,13 +301,13 @@ async def test_binary_publishers_wait_for_slow_nats_subscribers() -> None:
 async def test_binary_publishers_do_not_wait_if_other_consumers_keep_up() -> None:
     async with nats_server(max_pending=4 * MIB) as (server, door):
         stuck, taking, publisher = (
-            await greeted(server),
-            await greeted(server),
+            await connect_nats_peer(server),
+            await connect_nats_peer(server),
             await connect(server, [1]),
         )
         for peer in (stuck, taking):
             await peer.send(b"SUB class.1 1\r\n")
-            await peer.settled()
+            await peer.flush()
         waits = 0
         wait = door.nats_server.slow_consumer_monitor.stall_timed_out
 
@@ -328,9 +328,9 @@ async def test_binary_publishers_do_not_wait_if_other_consumers_keep_up() -> Non
 
 async def test_connection_over_the_limit_gets_an_error() -> None:
     async with nats_server(connections=2) as (server, door), bystanders(server):
-        third = await nats(server)
-        await third.info()
-        assert await third.rest() == b"-ERR 'maximum connections exceeded'\r\n"
+        third = await open_nats_peer(server)
+        await third.read_info()
+        assert await third.read_until_closed() == b"-ERR 'maximum connections exceeded'\r\n"
         await until(lambda: len(door.connections) == 2)
         assert server.server.disconnect_counts == {Reason.TOO_MANY_CONNECTIONS: 1}
 
@@ -355,14 +355,14 @@ async def test_a_flood_of_connections_leaves_nothing_behind() -> None:
 
 async def test_closing_during_deliveries_affects_no_other_client() -> None:
     async with nats_server() as (server, door), bystanders(server) as exchange:
-        publisher = await greeted(server)
+        publisher = await connect_nats_peer(server)
         for _ in range(20):
-            gone = await greeted(server)
+            gone = await connect_nats_peer(server)
             await gone.send(b"SUB flood 1\r\n")
-            await gone.settled()
+            await gone.flush()
             await publisher.send(b"PUB flood 1000\r\n%b\r\n" % bytes(1000) * 1000)
             await gone.stream.aclose()
             await exchange()
-        await publisher.settled()
+        await publisher.flush()
         await until(lambda: len(door.connections) == 3)
         assert door.nats_server.routes.match(b"flood") == ()

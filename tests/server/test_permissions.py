@@ -27,7 +27,7 @@ from tests.server.test_users import (
     nats_user,
     rules,
 )
-from tests.support.nats_peer import nats
+from tests.support.nats_peer import open_nats_peer
 from tests.support.running_server import connect, message, until
 
 
@@ -84,10 +84,10 @@ async def test_empty_user_table_admits_no_client() -> None:
         with pytest.raises(simplebus.BusConnectionError, match="this bus requires authentication"):
             async with simplebus.connect(server.addresses[0]):
                 pass
-        client = await nats(server)
-        assert (await client.info())["auth_required"] is True
+        client = await open_nats_peer(server)
+        assert (await client.read_info())["auth_required"] is True
         await client.send(b"PUB a 1\r\nx\r\nPING\r\n")
-        assert await client.rest() == b"-ERR 'Authorization Violation'\r\n"
+        assert await client.read_until_closed() == b"-ERR 'Authorization Violation'\r\n"
 
 
 async def test_a_reload_never_opens_a_bus_to_everybody(caplog: pytest.LogCaptureFixture) -> None:
@@ -108,9 +108,9 @@ async def test_whole_channel_rule_applies_to_all_listeners() -> None:
         for subject in (b">", b"*.paid", b"eu.>", b"_INBOX.>", b"_INBOX.*"):
             await client.send(b"SUB %b 1\r\n" % subject)
             denied = b"-ERR 'Permissions Violation for Subscription to \"%b\"'" % subject
-            assert await client.line() == denied
+            assert await client.read_line() == denied
         await client.send(b"SUB eu.paid 1\r\nSUB _INBOX.mine.* 2\r\n")
-        await client.settled()
+        await client.flush()
         await bus.publish(b"x", class_id="orders", channel="eu.paid")
         with pytest.raises(simplebus.RefusedError, match="right 'fetch'"):
             await bus.fetch("orders", 0, 10)
@@ -140,25 +140,25 @@ async def test_what_is_denied_is_denied_when_it_is_given_up() -> None:
                 await asked
         client = await nats_user(server, '"auth_token":"n"')
         await client.send(b"SUB $SB.SUB.dead%2Eorders 1\r\n")
-        assert b"may not subscribe" in await client.line()
+        assert b"may not subscribe" in await client.read_line()
 
 
 async def test_no_user_can_impersonate_a_class() -> None:
     async with guarded(ADA, BOB) as server:
         ada, bob = await nats_user(server, ADA_SAYS), await nats_user(server, BOB_SAYS)
         await ada.send(b"SUB class.> 1\r\n")
-        await ada.settled()
+        await ada.flush()
         async with simplebus.connect(server.addresses[0], user="ada", password="secret") as bus:
             await bus.publish(b"x", class_id="hidden")
-        assert await ada.line() == b"MSG class.hidden 1 1"
-        assert await ada.line() == b"x"
+        assert await ada.read_line() == b"MSG class.hidden 1 1"
+        assert await ada.read_line() == b"x"
         for subject in (b"class.hidden", b"class.orders", b"class.5", b"class.other"):
             await bob.send(b"PUB %b 1\r\nx\r\n" % subject)
             denied = b"-ERR 'Permissions Violation for Publish to \"%b\"'" % subject
-            assert await bob.line() == denied
+            assert await bob.read_line() == denied
         await bob.send(b"PUB class.7 1\r\ny\r\n")  # To which it may publish.
-        await bob.settled()
-        assert await ada.line() == b"MSG class.7 1 1"
+        await bob.flush()
+        assert await ada.read_line() == b"MSG class.7 1 1"
 
 
 async def test_naming_a_class_requires_permission_for_its_id() -> None:
@@ -177,12 +177,12 @@ async def test_naming_a_class_requires_permission_for_its_id() -> None:
             peer = await connect(server)
             hello = ConnectRequest(2, auth=Auth(token="m"), classes=[named])
             await peer.send(frames.encode(frames.CONNECT, content=hello.encode()))
-            assert why.encode() in await peer.frame()
+            assert why.encode() in await peer.read_frame()
         peer = await connect(server)
         may = [NamedClass(id=8, name="mine.eight"), NamedClass(name="mine.y", last_values=True)]
         hello = ConnectRequest(2, auth=Auth(token="m"), classes=may)
         await peer.send(frames.encode(frames.CONNECT, content=hello.encode()))
-        assert b'"mine.eight":8' in await peer.frame()
+        assert b'"mine.eight":8' in await peer.read_frame()
 
 
 def test_a_right_that_is_one_in_all_classes_names_none() -> None:
@@ -199,7 +199,7 @@ async def test_publishing_to_nats_clients_requires_channel_permission() -> None:
     ):
         ada = await nats_user(server, ADA_SAYS)
         await ada.send(b"SUB > 1\r\n")
-        await ada.settled()
+        await ada.flush()
         for channel in ("eu.paid", "free", "class.orders"):
             await bus.publish(b"spoof", class_id="mine", channel=channel)
             await bus.publish(b"spoof", class_id="mine", channel=channel, delay=0.01)
@@ -207,8 +207,8 @@ async def test_publishing_to_nats_clients_requires_channel_permission() -> None:
                 await bus.publish(b"spoof", class_id="mine", channel=channel, confirm=False)
         await bus.flush()
         await bus.publish(b"its own", class_id="mine")
-        assert await ada.line() == b"MSG class.mine 1 7"
-        assert await ada.line() == b"its own"
+        assert await ada.read_line() == b"MSG class.mine 1 7"
+        assert await ada.read_line() == b"its own"
 
 
 async def test_denied_subscription_creates_no_class() -> None:
@@ -217,7 +217,7 @@ async def test_denied_subscription_creates_no_class() -> None:
         before = len(server.server.broker.classes)
         for n in range(5):
             await bob.send(b"SUB $SB.SUB.zz%d 1\r\n" % n)
-            assert b"may not subscribe" in await bob.line()
+            assert b"may not subscribe" in await bob.read_line()
         assert len(server.server.broker.classes) == before
 
 

@@ -18,7 +18,7 @@ from simplebus.nats.settings import NatsSettings
 from simplebus.server import reload as server_reload
 from simplebus.server.reload import CannotReloadError, apply_settings
 from simplebus.server.run import RunningServer, ServeOptions, reload
-from tests.support.nats_peer import greeted
+from tests.support.nats_peer import connect_nats_peer
 from tests.support.running_server import (
     ack,
     class_statistics,
@@ -61,9 +61,9 @@ async def test_what_is_beyond_a_limit_that_is_lowered_stays_until_it_is_taken() 
         await until(lambda: class_statistics(server).blocked_sessions == 1)
         subscriber = await connect(server, [1])
         await subscriber.send(subscribe())
-        assert len(await subscriber.messages(90)) == 90
+        assert len(await subscriber.read_messages(90)) == 90
         await subscriber.send(ack(0, 85))
-        assert await subscriber.messages(1) == [(90, b"y")]
+        assert await subscriber.read_messages(1) == [(90, b"y")]
 
 
 async def test_memory_of_all_classes_may_grow_and_shrink() -> None:
@@ -81,7 +81,7 @@ async def test_memory_of_all_classes_may_grow_and_shrink() -> None:
         assert table.budget.reserved_bytes == (1 << 20) // 8
         subscriber = await connect(server, [1])
         await subscriber.send(subscribe())
-        assert len(await subscriber.messages(40)) == 40
+        assert len(await subscriber.read_messages(40)) == 40
         await subscriber.send(ack(0, 40))
         await until(lambda: class_statistics(server).ring.message_count == 0)
 
@@ -156,20 +156,20 @@ async def test_clients_of_nats_stay_unless_their_user_is_not_as_it_was() -> None
         return NatsSettings(auth=NatsAuth(users=tuple(NatsUser(each, each) for each in names)))
 
     async with serving(BEFORE, nats_port=0, nats=users("ada", "bob")) as server:
-        ada = await greeted(server, user="ada", **{"pass": "ada"})
-        bob = await greeted(server, user="bob", **{"pass": "bob"})
+        ada = await connect_nats_peer(server, user="ada", **{"pass": "ada"})
+        bob = await connect_nats_peer(server, user="bob", **{"pass": "bob"})
         now(server, nats=users("ada", "eve"))
-        await bob.rest()
+        await bob.read_until_closed()
         await ada.send(b"PING\r\n")
-        assert await ada.line() == b"PONG"
-        eve = await greeted(server, user="eve", **{"pass": "eve"})
+        assert await ada.read_line() == b"PONG"
+        eve = await connect_nats_peer(server, user="eve", **{"pass": "eve"})
         await eve.send(b"PING\r\n")
-        assert await eve.line() == b"PONG"
+        assert await eve.read_line() == b"PONG"
         now(server, nats=NatsSettings(limits=NatsLimits(max_payload=8)))
-        await ada.rest()
-        anybody = await greeted(server)
+        await ada.read_until_closed()
+        anybody = await connect_nats_peer(server)
         await anybody.send(b"PUB a 9\r\n123456789\r\n")
-        assert b"Maximum Payload" in await anybody.line()
+        assert b"Maximum Payload" in await anybody.read_line()
 
 
 async def test_a_file_with_mistakes_changes_nothing_and_says_why(
@@ -211,11 +211,11 @@ async def test_while_a_file_does_not_answer_the_bus_does(
         raise ValueError("too late")
 
     async with serving(BEFORE, nats_port=0) as server, trio.open_nursery() as nursery:
-        client = await greeted(server)
+        client = await connect_nats_peer(server)
         nursery.start_soon(reload, server, ServeOptions(reload=slow))
         await until(begun.is_set)
         await client.send(b"PING\r\n")
-        assert await client.line() == b"PONG"
+        assert await client.read_line() == b"PONG"
         answers.set()
     assert "settings not reloaded: too late" in caplog.text
     answers.clear()
@@ -240,7 +240,7 @@ async def test_a_reload_under_load_loses_nothing() -> None:
 
             nursery.start_soon(publish)
             while got < 10_000:
-                got += len(await subscriber.messages(100))
+                got += len(await subscriber.read_messages(100))
                 await subscriber.send(ack(got - 100, got))
                 now(server, Settings(Limits(class_messages=300 + got, total_bytes=(1 << 30) - got)))
         await until(lambda: class_statistics(server).ring.message_count == 0)

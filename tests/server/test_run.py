@@ -14,7 +14,7 @@ from simplebus.core.errors import Reason
 from simplebus.core.limits import Limits
 from simplebus.core.protocol import frames
 from simplebus.server.observability.message_rates import format_nats_rates, format_rates
-from tests.support.nats_peer import greeted
+from tests.support.nats_peer import connect_nats_peer
 from tests.support.running_server import (
     ack,
     class_statistics,
@@ -31,7 +31,7 @@ async def test_session_ids_count_from_zero_in_the_order_of_connections() -> None
         for expected in range(3):
             peer = await connect(server)
             await peer.send(frames.encode(frames.CONNECT, content=b"[]"))
-            reply = await peer.frame()
+            reply = await peer.read_frame()
             assert reply[9:13] == expected.to_bytes(4, "little")
 
 
@@ -61,12 +61,12 @@ async def test_messages_wait_for_the_first_subscriber_and_reach_every_later_one(
         await until(lambda: class_statistics(server).published == 2)
         first = await connect(server, [1])
         await first.send(subscribe())
-        assert await first.messages(2) == [(0, b"a"), (1, b"b\r\n")]
+        assert await first.read_messages(2) == [(0, b"a"), (1, b"b\r\n")]
         second = await connect(server, [1])
         await second.send(subscribe())
         await until(lambda: len(class_statistics(server).subscriptions) == 2)
         await publisher.send(message(b"c"))
-        assert await first.messages(1) == await second.messages(1) == [(2, b"c")]
+        assert await first.read_messages(1) == await second.read_messages(1) == [(2, b"c")]
         await first.send(ack(0, 3))
         await until(lambda: class_statistics(server).in_flight == 1)
         assert class_statistics(server).ring.floor == 2
@@ -79,11 +79,11 @@ async def test_redelivers_with_growing_backoff() -> None:
     async with serving(settings) as server:
         peer = await connect(server, [1])
         await peer.send(subscribe() + message(b"one") + message(b"two"))
-        assert await peer.messages(2) == [(0, b"one"), (1, b"two")]
+        assert await peer.read_messages(2) == [(0, b"one"), (1, b"two")]
         await peer.send(ack(0, 1))
         ticks = [server.server.broker.tick_number]
         for _ in range(3):
-            assert await peer.messages(1) == [(1, b"two")]
+            assert await peer.read_messages(1) == [(1, b"two")]
             ticks.append(server.server.broker.tick_number)
         pauses = [after - before for before, after in itertools.pairwise(ticks)]
         assert pauses[0] >= 1
@@ -101,14 +101,14 @@ async def test_what_the_last_subscriber_left_goes_to_the_next() -> None:
         await gone.send(subscribe())
         await until(lambda: len(class_statistics(server).subscriptions) == 1)
         await publisher.send(message(b"a") + message(b"b") + message(b"c"))
-        await gone.messages(3)
+        await gone.read_messages(3)
         await gone.send(ack(1, 2))
         await until(lambda: class_statistics(server).in_flight == 2)
         await gone.stream.aclose()
         await until(lambda: not class_statistics(server).subscriptions)
         successor = await connect(server, [1])
         await successor.send(subscribe())
-        assert await successor.messages(2) == [(0, b"a"), (2, b"c")]
+        assert await successor.read_messages(2) == [(0, b"a"), (2, b"c")]
 
 
 async def test_a_backlog_larger_than_any_socket_buffer_arrives_whole() -> None:
@@ -119,7 +119,7 @@ async def test_a_backlog_larger_than_any_socket_buffer_arrives_whole() -> None:
             await publisher.send(message(payload))
         subscriber = await connect(server, [1])
         await subscriber.send(subscribe())
-        got = await subscriber.messages(count)
+        got = await subscriber.read_messages(count)
         assert [message_id for message_id, _ in got] == list(range(count))
         assert all(content == payload for _, content in got)
         await subscriber.send(ack(0, count))
@@ -142,17 +142,17 @@ async def test_a_slow_subscriber_does_not_slow_another() -> None:
                     await publisher.send(message(payload))
 
             nursery.start_soon(publish)
-            await awake.messages(count)
-        assert len(await asleep.messages(count)) == count
+            await awake.read_messages(count)
+        assert len(await asleep.read_messages(count)) == count
 
 
 async def test_a_client_that_fills_its_own_class_before_it_acknowledges_is_not_stuck() -> None:
     async with serving(Settings(Limits(class_messages=1000))) as server:
         peer = await connect(server, [1])
         await peer.send(subscribe() + message(b"0123456789abcdef") * 1005)
-        assert len(await peer.messages(1000)) == 1000
+        assert len(await peer.read_messages(1000)) == 1000
         await peer.send(ack(0, 1000))
-        assert await peer.messages(5) == [(n, b"0123456789abcdef") for n in range(1000, 1005)]
+        assert await peer.read_messages(5) == [(n, b"0123456789abcdef") for n in range(1000, 1005)]
         await peer.send(ack(1000, 1005))
         await until(lambda: class_statistics(server).ring.message_count == 0)
 
@@ -203,7 +203,7 @@ async def test_a_full_class_makes_its_publisher_wait_and_loses_nothing() -> None
         subscriber = await connect(server, [1])
         await subscriber.send(subscribe())
         for first in (0, 100, 200):
-            got = await subscriber.messages(min(100, 250 - first))
+            got = await subscriber.read_messages(min(100, 250 - first))
             assert got[0][0] == first
             await subscriber.send(ack(first, first + len(got)))
         await until(lambda: class_statistics(server).ring.message_count == 0)
@@ -227,7 +227,7 @@ async def test_a_full_class_drops_by_policy_and_counts(
         assert class_statistics(server).dropped == {reason: 150}
         subscriber = await connect(server, [1])
         await subscriber.send(subscribe())
-        got = await subscriber.messages(100)
+        got = await subscriber.read_messages(100)
         assert [int(payload) for _, payload in got] == list(kept)
 
 
@@ -236,7 +236,7 @@ async def test_the_line_of_rates_counts_what_happened_in_between() -> None:
         before = server.server.broker.statistics()
         peer = await connect(server, [1])
         await peer.send(subscribe() + message(b"x") * 3)
-        await peer.messages(3)
+        await peer.read_messages(3)
         line = format_rates(before, server.server.broker.statistics())
         assert line.startswith("Received: 3. Send: 3. Acknowledged: 0.")
 
@@ -245,10 +245,10 @@ async def test_rate_line_includes_nats_messages() -> None:
     async with serving(nats_port=0) as server:
         assert server.nats_listener is not None
         front = server.nats_listener.nats_server
-        peer = await greeted(server)
+        peer = await connect_nats_peer(server)
         before = front.statistics()
         await peer.send(b"SUB a 1\r\nSUB a 2\r\nPUB a 0\r\n\r\n")
-        assert (await peer.line()).startswith(b"MSG a")
+        assert (await peer.read_line()).startswith(b"MSG a")
         line = format_nats_rates(before, front.statistics())
         assert line == "NATS: received: 1. Sent: 2. Clients: 1. Slow: 0."
 

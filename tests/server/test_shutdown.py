@@ -14,7 +14,7 @@ import trio
 from simplebus.core.protocol import frames
 from simplebus.server.run import _cancel_on_stop_signal
 from simplebus.server.shutdown import drain
-from tests.support.nats_peer import greeted
+from tests.support.nats_peer import connect_nats_peer
 from tests.support.running_server import (
     ack,
     class_statistics,
@@ -36,17 +36,17 @@ async def test_announces_the_shutdown_to_version2_and_nats_clients() -> None:
     async with serving(nats_port=0) as server:
         peer = await connect(server)
         await peer.send(frames.encode(frames.CONNECT, content=b'{"version":2}'))
-        await peer.frame()
-        nats = await greeted(server, protocol=1)
+        await peer.read_frame()
+        nats = await connect_nats_peer(server, protocol=1)
         with trio.fail_after(60):
             await drain(server.server, server.nats_listener, 5, never())
-        told = await peer.frame()
+        told = await peer.read_frame()
         assert told[0] == frames.ERROR
         content = json.loads(told[frames.HEADER_BYTES : -len(frames.DELIMITER)])
         assert (content["code"], content["count"]) == ("draining", 0)
         assert not content.get("fatal")
-        assert await peer.frame() == b""
-        assert b'"ldm":true' in await nats.rest()
+        assert await peer.read_frame() == b""
+        assert b'"ldm":true' in await nats.read_until_closed()
 
 
 async def test_what_publishers_have_sent_is_read_before_they_are_disconnected() -> None:
@@ -59,7 +59,7 @@ async def test_what_publishers_have_sent_is_read_before_they_are_disconnected() 
             await publisher.send(message(b"x" * 100) * 5000)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(drain, server.server, None, 60, never())
-            assert len(await subscriber.messages(15_000)) == 15_000
+            assert len(await subscriber.read_messages(15_000)) == 15_000
             await subscriber.send(ack(0, 15_000))
         assert class_statistics(server).ring.message_count == 0
 
@@ -68,7 +68,7 @@ async def test_the_deadline_is_kept(caplog: pytest.LogCaptureFixture) -> None:
     async with serving() as server:
         peer = await connect(server, [1])
         await peer.send(subscribe() + message(b"never acknowledged"))
-        await peer.messages(1)
+        await peer.read_messages(1)
         with trio.fail_after(60):
             await drain(server.server, None, 0.2, never())
         assert "drain timeout of 0.2 s exceeded: stopping" in caplog.text
@@ -83,7 +83,7 @@ async def test_the_first_signal_of_a_server_that_drains_by_itself_is_not_the_sec
     async with serving() as server, trio.open_nursery() as nursery:
         peer = await connect(server, [1])
         await peer.send(subscribe() + message(b"waits"))
-        await peer.messages(1)
+        await peer.read_messages(1)
         for number in (signal.SIGHUP, signal.SIGTERM):
             send.send_nowait(number)
         draining = partial(drain, is_signaled=False)
@@ -101,7 +101,7 @@ async def test_the_second_one_stops_at_once(caplog: pytest.LogCaptureFixture) ->
     async with serving() as server:
         peer = await connect(server, [1])
         await peer.send(subscribe() + message(b"never acknowledged"))
-        await peer.messages(1)
+        await peer.read_messages(1)
         for number in (signal.SIGTERM, signal.SIGINT):
             send.send_nowait(number)
         with trio.fail_after(60):

@@ -108,7 +108,7 @@ async def test_early_clients_wait_in_the_backlog(stack: ExitStack) -> None:
         assert server.addresses == (f"127.0.0.1:{port}",)
         peer = await connect(server, [1])
         await peer.send(subscribe() + message(b"x"))
-        assert await peer.messages(1) == [(0, b"x")]
+        assert await peer.read_messages(1) == [(0, b"x")]
     assert copy.fileno() == -1
     with socket.create_connection(("127.0.0.1", port)):  # It listens on.
         pass

@@ -28,7 +28,7 @@ from simplebus.nats.server.users import NatsUser as NatsUser
 from simplebus.nats.settings import NatsSettings
 from simplebus.server.preauth import auth_worker
 from simplebus.server.run import RunningServer
-from tests.support.nats_peer import NatsPeer, nats
+from tests.support.nats_peer import NatsPeer, open_nats_peer
 from tests.support.running_server import (
     Peer,
     connect,
@@ -106,7 +106,7 @@ async def test_missing_credentials_get_a_helpful_error() -> None:
                 pass
         old = await connect(server)
         await old.send(frames.encode(frames.CONNECT, content=b"[1]"))
-        assert await old.hung_up()
+        assert await old.wait_closed()
         await until(lambda: server.server.disconnect_counts == {Reason.UNAUTHORIZED: 2})
 
 
@@ -131,7 +131,7 @@ async def test_version1_client_is_authenticated_by_address() -> None:
         await old.send(frames.encode(frames.CONNECT, content=b"[8]"))
         await old.send(message(b"x", 8))
         await until(lambda: 8 in server.server.broker.classes)
-        assert await old.hung_up()
+        assert await old.wait_closed()
         assert server.server.broker.classes[8].ring.head == 0
         assert server.server.disconnect_counts == {Reason.UNAUTHORIZED: 1}
 
@@ -258,11 +258,11 @@ async def test_connection_limit_of_a_user_spans_listeners() -> None:
         first = await nats_user(server, '"auth_token":"t"')
         second = await nats_user(server, '"auth_token":"t"')
         await second.send(b'CONNECT {"verbose":false,"auth_token":"t"}\r\nPING\r\n')
-        assert await second.line() == b"PONG"  # It is the same connection.
-        third = await nats(server)
-        await third.info()
+        assert await second.read_line() == b"PONG"  # It is the same connection.
+        third = await open_nats_peer(server)
+        await third.read_info()
         await third.send(b'CONNECT {"auth_token":"t"}\r\n')
-        assert await third.rest() == b"-ERR 'maximum connections for user exceeded'\r\n"
+        assert await third.read_until_closed() == b"-ERR 'maximum connections for user exceeded'\r\n"
         with pytest.raises(simplebus.BusConnectionError, match="2 are allowed"):
             async with simplebus.connect(server.addresses[0], token="t"):
                 pass
@@ -282,7 +282,7 @@ async def test_bytes_before_authentication_are_bounded() -> None:
             peer = await connect(server)
             with contextlib.suppress(trio.BrokenResourceError):
                 await peer.send(said)
-            assert await peer.hung_up()
+            assert await peer.wait_closed()
         await until(lambda: not server.server.connections)
 
 
@@ -299,10 +299,10 @@ async def test_guessing_is_held_up_and_others_are_not() -> None:
             said.append("too many wrong passwords" in str(caught.value))
         assert said[:5] == [False] * 5
         assert said[-1]
-        client = await nats(server)
-        await client.info()
+        client = await open_nats_peer(server)
+        await client.read_info()
         await client.send(b"CONNECT {%b}\r\nPING\r\n" % ADA_SAYS.encode())
-        assert await client.rest() == b"-ERR 'Too Many Authentication Attempts'\r\n"
+        assert await client.read_until_closed() == b"-ERR 'Too Many Authentication Attempts'\r\n"
         async with simplebus.connect(address, token="bob's token"):
             pass
 
@@ -318,8 +318,8 @@ async def test_authenticating_client_is_not_timed_out(monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(auth_worker, "_verify_in_thread", worked_out)
     async with server_with_users(ADA) as server:
-        peer, client = await connect(server), await nats(server)
-        await client.info()
+        peer, client = await connect(server), await open_nats_peer(server)
+        await client.read_info()
         await client.send(b"CONNECT {%b}\r\nPING\r\n" % ADA_SAYS.encode())
         said = b'{"classes":[],"auth":{"user":"ada","password":"secret"}}'
         await peer.send(frames.encode(frames.CONNECT, content=said))
@@ -332,8 +332,8 @@ async def test_authenticating_client_is_not_timed_out(monkeypatch: pytest.Monkey
         front.now += 1000
         front.tick()
         goes_on.set()
-        assert await client.line() == b"+OK"
-        assert (await peer.frame())[:1] == b"4"
+        assert await client.read_line() == b"+OK"
+        assert (await peer.read_frame())[:1] == b"4"
 
 
 async def test_authenticated_client_cannot_guess_faster() -> None:
@@ -342,12 +342,12 @@ async def test_authenticated_client_cannot_guess_faster() -> None:
         for password in (b"wrong",) * 7 + (b"right",):
             client = await nats_user(server, ADA_SAYS)
             await client.send(b'CONNECT {"user":"quick","pass":"%b"}\r\nPING\r\n' % password)
-            said.append(await client.rest())
+            said.append(await client.read_until_closed())
         assert said[:5] == [b"-ERR 'Authorization Violation'\r\n"] * 5
         assert said[-1] == b"-ERR 'Too Many Authentication Attempts'\r\n"
         client = await nats_user(server, ADA_SAYS)
         await client.send(b'CONNECT {"verbose":true,%b}\r\nPING\r\n' % ADA_SAYS.encode())
-        assert await client.line() == b"+OK"
+        assert await client.read_line() == b"+OK"
 
 
 async def test_guessing_nats_users_is_limited() -> None:
@@ -355,10 +355,10 @@ async def test_guessing_nats_users_is_limited() -> None:
     async with serving(nats_port=0, nats=NatsSettings(auth=auth)) as server:
         said = set()
         for password in ("wrong",) * 12 + ("secret",):
-            client = await nats(server)
-            await client.info()
+            client = await open_nats_peer(server)
+            await client.read_info()
             await client.send(b'CONNECT {"user":"ada","pass":"%b"}\r\n' % password.encode())
-            said.add(answer := await client.rest())
+            said.add(answer := await client.read_until_closed())
         assert said == {
             b"-ERR 'Authorization Violation'\r\n",
             b"-ERR 'Too Many Authentication Attempts'\r\n",
@@ -369,10 +369,10 @@ async def test_guessing_nats_users_is_limited() -> None:
 async def test_address_limit_spans_listeners() -> None:
     async with serving(nats_port=0, per_address=2) as server:
         first = await connect(server, [1])
-        second = await nats(server)
-        await second.info()
+        second = await open_nats_peer(server)
+        await second.read_info()
         third = await connect(server)
-        assert await third.hung_up()
+        assert await third.wait_closed()
         assert server.server.disconnect_counts == {Reason.TOO_MANY_CONNECTIONS: 1}
         await first.stream.aclose()
         await until(lambda: not server.server.connections)
@@ -380,10 +380,10 @@ async def test_address_limit_spans_listeners() -> None:
 
 
 async def nats_user(server: RunningServer, said: str) -> NatsPeer:
-    peer = await nats(server)
-    assert (await peer.info())["auth_required"] is True
+    peer = await open_nats_peer(server)
+    assert (await peer.read_info())["auth_required"] is True
     await peer.send(b'CONNECT {"verbose":false,"headers":true,%b}\r\nPING\r\n' % said.encode())
-    assert await peer.line() == b"PONG"
+    assert await peer.read_line() == b"PONG"
     return peer
 
 
@@ -395,18 +395,18 @@ async def test_users_can_connect_to_the_nats_listener() -> None:
     async with server_with_users(ADA, BOB) as server:
         ada, bob = await nats_user(server, ADA_SAYS), await nats_user(server, BOB_SAYS)
         await ada.send(b"SUB > 1\r\n")
-        await ada.settled()
+        await ada.flush()
         for subject in (b"eu.paid", b"us.paid", b"eu.test", b"free"):
             await bob.send(b"PUB %b 1\r\nx\r\n" % subject)
         for subject in (b"us.paid", b"eu.test", b"free"):
-            said = await bob.line()
+            said = await bob.read_line()
             assert said == b"-ERR 'Permissions Violation for Publish to \"%b\"'" % subject
-        assert await ada.line() == b"MSG eu.paid 1 1"
+        assert await ada.read_line() == b"MSG eu.paid 1 1"
         assert server.server.broker.classes[5].ring.head == 1
-        wrong = await nats(server)
-        await wrong.info()
+        wrong = await open_nats_peer(server)
+        await wrong.read_info()
         await wrong.send(b'CONNECT {"user":"ada","pass":"wrong"}\r\nPING\r\n')
-        assert await wrong.rest() == b"-ERR 'Authorization Violation'\r\n"
+        assert await wrong.read_until_closed() == b"-ERR 'Authorization Violation'\r\n"
 
 
 async def test_class_messages_reach_only_permitted_nats_clients() -> None:
@@ -414,32 +414,32 @@ async def test_class_messages_reach_only_permitted_nats_clients() -> None:
         bob = await nats_user(server, BOB_SAYS)
         other = await nats_user(server, ADA_SAYS)
         await bob.send(b"SUB > 1\r\n")
-        await bob.settled()
+        await bob.flush()
         async with simplebus.connect(server.addresses[0], user="ada", password="secret") as ada:
             await ada.publish(b"1", class_id="orders", channel="eu.secret")
             await ada.publish(b"2", class_id="hidden", channel="eu.paid")
             await ada.publish(b"3", class_id="orders", channel="eu.paid")
         await other.send(b"PUB us.secret 1\r\n4\r\nPUB free 1\r\n5\r\nPUB us.paid 1\r\n6\r\n")
-        await other.settled()
-        assert await bob.line() == b"MSG eu.paid 1 1"
-        assert await bob.line() == b"3"
-        assert await bob.line() == b"MSG us.paid 1 1"
-        assert await bob.line() == b"6"
+        await other.flush()
+        assert await bob.read_line() == b"MSG eu.paid 1 1"
+        assert await bob.read_line() == b"3"
+        assert await bob.read_line() == b"MSG us.paid 1 1"
+        assert await bob.read_line() == b"6"
 
 
 async def test_a_class_with_acknowledgements_obeys_the_same_rules_there() -> None:
     async with server_with_users(ADA, BOB) as server:
         bob, ada = await nats_user(server, BOB_SAYS), await nats_user(server, ADA_SAYS)
         await bob.send(b"SUB $SB.SUB.hidden 1\r\n")
-        assert b"may not subscribe" in await bob.line()
+        assert b"may not subscribe" in await bob.read_line()
         await bob.send(b"SUB $SB.SUB.orders 2\r\n")
-        await bob.settled()
+        await bob.flush()
         await ada.send(b"PUB us.secret 1\r\n1\r\nPUB us.paid 1\r\n2\r\n")
-        line = await bob.line()
+        line = await bob.read_line()
         assert line.startswith(b"MSG us.paid 2 $JS.ACK.")
-        assert await bob.line() == b"2"
+        assert await bob.read_line() == b"2"
         await bob.send(b"PUB %b 4\r\n+ACK\r\n" % line.split()[3])
-        await bob.settled()
+        await bob.flush()
 
 
 def test_nats_client_authenticates_with_slow_hash() -> None:
@@ -473,4 +473,4 @@ async def test_a_subscriber_of_version_1_sees_what_it_may() -> None:
         async with simplebus.connect(server.addresses[0], user="ada", password="secret") as ada:
             await ada.publish(b"1", class_id="orders", channel="us.secret")
             await ada.publish(b"2", class_id="orders", channel="us.paid")
-        assert await old.messages(1) == [(1, b"2")]
+        assert await old.read_messages(1) == [(1, b"2")]

@@ -42,9 +42,9 @@ class HttpPeer:
     async def request(self, target: str, *headers: str, method: str = "GET") -> HttpResponse:
         lines = [f"{method} {target} HTTP/1.1", "Host: localhost", *headers, "", ""]
         await self.send("\r\n".join(lines).encode())
-        return await self.answer(without_body=method == "HEAD")
+        return await self.read_response(without_body=method == "HEAD")
 
-    async def answer(self, *, without_body: bool = False) -> HttpResponse:
+    async def read_response(self, *, without_body: bool = False) -> HttpResponse:
         with trio.fail_after(PATIENCE_SECONDS):
             while b"\r\n\r\n" not in self.received:
                 await self._more()
@@ -62,7 +62,7 @@ class HttpPeer:
         assert more, f"it hung up behind {self.received[-200:]!r}"
         self.received += more
 
-    async def hung_up(self) -> bool:
+    async def wait_closed(self) -> bool:
         """Whether the server ends the conversation, which it is given time for."""
         with trio.fail_after(PATIENCE_SECONDS):
             try:
@@ -73,7 +73,7 @@ class HttpPeer:
         return True
 
 
-async def http(server: RunningServer) -> HttpPeer:
+async def open_http_peer(server: RunningServer) -> HttpPeer:
     """A peer of its HTTP door."""
     host, _, port = server.http_addresses[0].rpartition(":")
     return HttpPeer(await trio.open_tcp_stream(host, int(port)))

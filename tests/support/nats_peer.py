@@ -25,7 +25,7 @@ class NatsPeer:
         with trio.fail_after(PATIENCE_SECONDS):
             await self.stream.send_all(data)
 
-    async def line(self) -> bytes:
+    async def read_line(self) -> bytes:
         """The next line, without its end; b"" at the end of the stream. A PING is answered."""
         while (line := await self._line()) == b"PING":
             await self.send(b"PONG\r\n")
@@ -45,29 +45,29 @@ class NatsPeer:
         del self.received[: end + 2]
         return line
 
-    async def info(self) -> dict[str, Any]:
+    async def read_info(self) -> dict[str, Any]:
         """What INFO says."""
-        verb, _, text = (await self.line()).partition(b" ")
+        verb, _, text = (await self.read_line()).partition(b" ")
         assert verb == b"INFO"
         found = json.loads(text)
         assert isinstance(found, dict)
         return found
 
-    async def hello(self, **options: Any) -> dict[str, Any]:
+    async def handshake(self, **options: Any) -> dict[str, Any]:
         """Take INFO, say CONNECT and PING, take PONG. Returns what INFO said."""
-        info = await self.info()
-        await self.greet(**options)
+        info = await self.read_info()
+        await self.send_connect(**options)
         return info
 
-    async def greet(self, **options: Any) -> None:
+    async def send_connect(self, **options: Any) -> None:
         quiet = {"verbose": False, "pedantic": False, **options}
         await self.send(b"CONNECT " + json.dumps(quiet).encode() + b"\r\nPING\r\n")
-        assert await self.line() == b"PONG"
+        assert await self.read_line() == b"PONG"
 
-    async def settled(self) -> None:
+    async def flush(self) -> None:
         """What was sent is dealt with."""
         await self.send(b"PING\r\n")
-        assert await self.line() == b"PONG"
+        assert await self.read_line() == b"PONG"
 
     async def use_tls(self, context: ssl.SSLContext) -> None:
         """Go over to TLS. Raises trio.BrokenResourceError when the server does not want to."""
@@ -77,7 +77,7 @@ class NatsPeer:
         with trio.fail_after(PATIENCE_SECONDS):
             await self.stream.do_handshake()
 
-    async def rest(self) -> bytes:
+    async def read_until_closed(self) -> bytes:
         """What comes until the server hangs up, which it is given time for."""
         with trio.fail_after(PATIENCE_SECONDS):
             try:
@@ -89,14 +89,14 @@ class NatsPeer:
         return rest
 
 
-async def nats(server: RunningServer) -> NatsPeer:
+async def open_nats_peer(server: RunningServer) -> NatsPeer:
     """A peer that is connected, and has been told nothing yet."""
     host, _, port = server.nats_addresses[0].rpartition(":")
     return NatsPeer(await trio.open_tcp_stream(host, int(port)))
 
 
-async def greeted(server: RunningServer, **options: Any) -> NatsPeer:
+async def connect_nats_peer(server: RunningServer, **options: Any) -> NatsPeer:
     """A peer that has said CONNECT."""
-    peer = await nats(server)
-    await peer.hello(**options)
+    peer = await open_nats_peer(server)
+    await peer.handshake(**options)
     return peer

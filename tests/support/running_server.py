@@ -56,7 +56,7 @@ class Peer:
         with trio.fail_after(PATIENCE_SECONDS):
             await self.stream.send_all(data)
 
-    async def frame(self) -> bytes:
+    async def read_frame(self) -> bytes:
         """The next frame, header and delimiter included; b"" at the end of the stream."""
         with trio.fail_after(PATIENCE_SECONDS):
             while (end := self.received.find(frames.DELIMITER, frames.HEADER_BYTES)) < 0:
@@ -69,18 +69,18 @@ class Peer:
         del self.received[:end]
         return frame
 
-    async def messages(self, count: int) -> list[tuple[int, bytes]]:
+    async def read_messages(self, count: int) -> list[tuple[int, bytes]]:
         """(message id, payload) of so many messages."""
         got = []
         for _ in range(count):
-            frame = await self.frame()
+            frame = await self.read_frame()
             assert frame, f"the server hung up after {len(got)} of {count} messages"
             frame_type, _, message_id, _ = frames.HEADER.unpack_from(frame)
             assert frame_type == frames.MESSAGE
             got.append((message_id, frame[frames.HEADER_BYTES : -len(frames.DELIMITER)]))
         return got
 
-    async def hung_up(self) -> bool:
+    async def wait_closed(self) -> bool:
         """Whether the server ends the conversation, which it is given time for."""
         with trio.fail_after(PATIENCE_SECONDS):
             try:
@@ -98,7 +98,7 @@ async def connect(server: RunningServer, class_ids: list[int] | None = None) -> 
     if class_ids is not None:
         content = str(class_ids).encode()
         await peer.send(frames.encode(frames.CONNECT, content=content))
-        reply = await peer.frame()
+        reply = await peer.read_frame()
         assert reply[0] == frames.CONNECT
     return peer
 

@@ -25,44 +25,44 @@ from simplebus.net.nats_connection import NatsConnection, NatsAddress
 
 log = logging.getLogger("simplebus.engine")
 
-LOOK_SECONDS = 5.0
-MUTE_SECONDS = 15.0
+CHECK_SECONDS = 5.0
+SILENCE_SECONDS = 15.0
 """JetStream that has not answered for so long is looked for elsewhere,"""
-PAUSE_SECONDS_MAX = 60.0
+CHECK_SECONDS_MAX = 60.0
 """and again after pauses that grow up to this."""
-_ASK_SECONDS = 2.5
-_PATIENCE_SECONDS = 10.0
+_REQUEST_SECONDS = 2.5
+_SEARCH_SECONDS = 10.0
 
 
 async def follow(link: NatsConnection, options: EngineOptions, signs: Callable[[], int] = int) -> None:
     """Have the link be where JetStream answers. Until cancelled. `signs` counts what came from it
     by itself."""
-    connection = heard = -1
+    connection = activity = -1
     silent_since: float | None = None
-    pause = LOOK_SECONDS
+    pause = CHECK_SECONDS
     while True:
         await trio.sleep(pause)
         if not link.is_ready or link.connection_count != connection:
-            connection, silent_since, pause = link.connection_count, None, LOOK_SECONDS
+            connection, silent_since, pause = link.connection_count, None, CHECK_SECONDS
             continue
-        now, before, heard = trio.current_time(), heard, signs()
-        if heard != before or await _answers(link):
-            if silent_since is not None and pause > LOOK_SECONDS:
+        now, before, activity = trio.current_time(), activity, activity_count()
+        if activity != before or await _is_jetstream_answering(link):
+            if silent_since is not None and pause > CHECK_SECONDS:
                 log.warning("JetStream answers again at NATS at %s", link.server)
-            silent_since, pause = None, LOOK_SECONDS
+            silent_since, pause = None, CHECK_SECONDS
             continue
         silent_since = now if silent_since is None else silent_since
-        if now - silent_since < MUTE_SECONDS:
+        if now - silent_since < SILENCE_SECONDS:
             continue
-        if (found := await _elsewhere(link, options)) is not None:
-            link.switch_to(found, f"JetStream does not answer there, and does at {found}")
+        if (server := await _elsewhere(link, options)) is not None:
+            link.switch_to(server, f"JetStream does not answer there, and does at {server}")
             continue
-        if pause == LOOK_SECONDS:
+        if pause == CHECK_SECONDS:
             log.warning(
                 "JetStream has not answered for %g s at NATS at %s, nor does it at any other "
-                "server that is known; looking on", MUTE_SECONDS, link.server,
+                "server that is known; looking on", SILENCE_SECONDS, link.server,
             )  # fmt: skip
-        pause = min(2 * pause, PAUSE_SECONDS_MAX)
+        pause = min(2 * pause, CHECK_SECONDS_MAX)
 
 
 def signs_of(uplink: Uplink, feeds: Mapping[BrokerSubscription, Feed]) -> Callable[[], int]:
@@ -70,13 +70,13 @@ def signs_of(uplink: Uplink, feeds: Mapping[BrokerSubscription, Feed]) -> Callab
     return lambda: uplink.stored + sum(feed.fetched for feed in feeds.values())
 
 
-async def _answers(link: NatsConnection) -> bool:
+async def _is_jetstream_answering(link: NatsConnection) -> bool:
     """Whether it does, as far as can be told. Who is asked is who leads the whole cluster: of a
     stream, a server that is cut off goes on to say what it knows, as long as nothing is published
     to it."""
     mark = link.core.send_ping()
     try:
-        await link.api_request("INFO", seconds=_ASK_SECONDS)
+        await link.api_request("INFO", seconds=_REQUEST_SECONDS)
     except BusConnectionError:
         return not link.core.is_ping_answered(mark)
     except JetStreamError:
@@ -100,13 +100,13 @@ async def _elsewhere(link: NatsConnection, options: JetStreamOptions) -> NatsAdd
         async with trio.open_nursery() as own:
             await own.start(other.run)
             await other.wait_ready()
-            if await _answers(other):
+            if await _is_jetstream_answering(other):
                 found.append(server)
                 everybody.cancel_scope.cancel()
             own.cancel_scope.cancel()
 
     async with trio.open_nursery() as everybody:
-        everybody.cancel_scope.deadline = trio.current_time() + _PATIENCE_SECONDS
+        everybody.cancel_scope.deadline = trio.current_time() + _SEARCH_SECONDS
         for server in link.other_servers():
             everybody.start_soon(ask, server)
     return found[0] if found else None

@@ -31,7 +31,7 @@ _FRAME_BYTES_MIN = 1024
 
 
 @dataclass(frozen=True, slots=True)
-class Fitted:
+class ClusterCheck:
     """What a door is before this cluster."""
 
     settings: Settings
@@ -40,23 +40,23 @@ class Fitted:
     """Of the bus that all doors of this engine are."""
 
 
-async def fitted(settings: Settings, options: JetStreamOptions) -> Fitted:
+async def check_cluster(settings: Settings, options: JetStreamOptions) -> ClusterCheck:
     """Look at the cluster. Waits until it answers. Raises EngineError where no door can stand."""
-    most, identity = await _looked_at(options)
-    left = most - HEADERS_BYTES_MAX
-    if left < _FRAME_BYTES_MIN:
+    payload_bytes_max, identity = await _connect_and_check(options)
+    frame_bytes = payload_bytes_max - HEADERS_BYTES_MAX
+    if frame_bytes < _FRAME_BYTES_MIN:
         raise UnusableClusterError(
-            f"the NATS servers take messages of {most} bytes (max_payload); a door needs "
+            f"the NATS servers take messages of {payload_bytes_max} bytes (max_payload); a door needs "
             f"{HEADERS_BYTES_MAX + _FRAME_BYTES_MIN} at least"
         )
     limits = settings.limits
-    if limits.frame_bytes <= left:
-        return Fitted(settings, identity)
-    log.info("frames have at most %d bytes here: the NATS servers take messages of %d", left, most)
-    return Fitted(replace(settings, limits=replace(limits, frame_bytes=left)), identity)
+    if limits.frame_bytes <= frame_bytes:
+        return ClusterCheck(settings, identity)
+    log.info("frames have at most %d bytes here: the NATS servers take messages of %d", frame_bytes, payload_bytes_max)
+    return ClusterCheck(replace(settings, limits=replace(limits, frame_bytes=frame_bytes)), identity)
 
 
-async def _looked_at(options: JetStreamOptions) -> tuple[int, str]:
+async def _connect_and_check(options: JetStreamOptions) -> tuple[int, str]:
     """How long a message may be, and which bus it is."""
     link = NatsConnection(
         list(options.servers),
@@ -69,7 +69,7 @@ async def _looked_at(options: JetStreamOptions) -> tuple[int, str]:
     identity = ""
     async with trio.open_nursery() as nursery:
         await nursery.start(link.run)
-        nursery.start_soon(follow, link, options)
+        nursery.start_soon(follow_jetstream, link, options)
         await link.wait_ready()
         try:
             await _check_streams(link, options)

@@ -218,7 +218,7 @@ async def name_orders(up: RunningServer) -> None:
     """A program calls class 7 `orders`, and is gone."""
     peer = await running_server.connect(up)
     await peer.send(connect_request({"id": 7, "name": "orders"}))
-    assert (await peer.frame())[0] == frames.CONNECT
+    assert (await peer.read_frame())[0] == frames.CONNECT
 
 
 async def test_a_door_that_comes_knows_names_that_no_stream_says(

@@ -75,7 +75,7 @@ class Case:
     async def run(self, seconds: float) -> None:
         """Follow it for so long."""
         with trio.move_on_after(seconds):
-            await failover.follow(self.link, options("a"), lambda: self.signs)  # type: ignore[arg-type]
+            await failover.follow_jetstream(self.link, options("a"), lambda: self.signs)  # type: ignore[arg-type]
 
 
 UNANSWERED = [
@@ -94,9 +94,9 @@ async def test_who_is_not_answered_goes_where_jetstream_answers(
     assert not case.looked
     case.link.error, case.elsewhere = error, ELSEWHERE
     begun = trio.current_time()
-    await case.run(2 * failover.MUTE_SECONDS + 1)
+    await case.run(2 * failover.SILENCE_SECONDS + 1)
     (left,) = case.link.left
-    assert left[0] - begun <= failover.MUTE_SECONDS + 3 * failover.LOOK_SECONDS
+    assert left[0] - begun <= failover.SILENCE_SECONDS + 3 * failover.CHECK_SECONDS
     assert left[1] is ELSEWHERE
 
 
@@ -149,7 +149,7 @@ async def test_a_server_that_has_just_been_come_to_has_its_time(
     case.link.error, case.elsewhere = UNANSWERED[0], ELSEWHERE
     await case.run(1000.0)
     times = [at for at, _ in case.link.left]
-    assert min(b - a for a, b in pairwise(times)) >= failover.MUTE_SECONDS
+    assert min(b - a for a, b in pairwise(times)) >= failover.SILENCE_SECONDS
 
 
 @pytest.fixture(name="soon")
@@ -166,7 +166,7 @@ async def ready(cluster: Parted) -> None:
     async with trio.open_nursery() as nursery:
         await nursery.start(link.run)
         await link.wait_ready()
-        while not await failover._answers(link):  # noqa: ASYNC110 - nobody says when.
+        while not await failover._is_jetstream_answering(link):  # noqa: ASYNC110 - nobody says when.
             await trio.sleep(0.1)
         nursery.cancel_scope.cancel()
 

@@ -85,7 +85,7 @@ async def test_who_takes_next_to_nothing_is_no_cluster(tmp_path: Path) -> None:
         nats_server(tmp_path, "max_payload: 4096") as server,
         pytest.raises(UnusableClusterError, match=r"4096 bytes .* at least"),
     ):
-        await fitted(Settings(), options(server.url))
+        await check_cluster(Settings(), options(server.url))
 
 
 async def test_what_is_longer_than_any_frame_stands_in_nobodys_way(tmp_path: Path) -> None:
@@ -115,9 +115,9 @@ async def test_where_another_stream_takes_what_classes_are_sent_no_door_can_stan
         body = {"name": other, "subjects": [f"{cluster.names.prefix}.>"], "storage": "memory"}
         await link.api_request(f"STREAM.CREATE.{other}", body)
         with pytest.raises(UnusableClusterError, match=f"the stream {other} takes what"):
-            await fitted(Settings(), cluster)
+            await check_cluster(Settings(), cluster)
         await link.api_request(f"STREAM.DELETE.{other}")
-        await fitted(Settings(), cluster)
+        await check_cluster(Settings(), cluster)
         nursery.cancel_scope.cancel()
 
 
@@ -131,8 +131,8 @@ async def test_no_door_that_says_files_stands_before_a_class_that_is_in_memory(
         async with door(cluster) as up, simplebus.connect(address(up)) as there:
             await there.publish(b"kept", class_id=1)
         with pytest.raises(UnusableClusterError, match=why):
-            await fitted(Settings(), other)
-        await fitted(Settings(), cluster)
+            await check_cluster(Settings(), other)
+        await check_cluster(Settings(), cluster)
         async with trio.open_nursery() as nursery:  # Who was there before does not confirm, either.
             nursery.start_soon(partial(bus.publish, b"not kept", class_id=1))
             with trio.fail_after(PATIENCE_SECONDS):
@@ -150,7 +150,7 @@ async def test_streams_grow_to_what_doors_promise_and_do_not_shrink(
     wishes = [(100.0, 0), (600.0, 0), (300.0, 1 << 20)]
     for seconds, bytes_max in wishes:
         wished = replace(cluster, duplicate_seconds=seconds, max_bytes=bytes_max)
-        await fitted(Settings(), wished)
+        await check_cluster(Settings(), wished)
         async with door(wished) as up, simplebus.connect(address(up)) as bus:
             await bus.publish(b"x", class_id=1)
             configs = [
@@ -192,7 +192,7 @@ async def test_all_doors_of_one_engine_are_one_bus_and_no_others(tmp_path: Path)
 
         async def look(url: str, prefix: str = "q") -> None:
             cluster = replace(options(url), names=JetStreamNames(prefix))
-            found.append((await fitted(Settings(), cluster)).cluster_id)
+            found.append((await check_cluster(Settings(), cluster)).cluster_id)
 
         async with trio.open_nursery() as nursery:
             for _ in range(4):
@@ -216,7 +216,7 @@ async def test_a_stream_of_somebody_else_in_the_place_of_the_identity_is_told(
         body = {"name": name, "subjects": [f"theirs_{name}"], "storage": "memory"}
         await link.api_request(f"STREAM.CREATE.{name}", body)
         with pytest.raises(UnusableClusterError, match=f"the stream {name} is none of a simplebus engine's"):
-            await fitted(Settings(), cluster)
+            await check_cluster(Settings(), cluster)
         nursery.cancel_scope.cancel()
 
 
@@ -231,7 +231,7 @@ async def test_a_door_that_runs_has_the_cluster_say_it_again(
         before = up.server.broker.connection_requests.identity
         with trio.fail_after(PATIENCE_SECONDS):
             await link.api_request(f"STREAM.DELETE.{name}")
-            while (await fitted(Settings(), cluster)).cluster_id != before:  # Another was first.
+            while (await check_cluster(Settings(), cluster)).cluster_id != before:  # Another was first.
                 await link.api_request(f"STREAM.DELETE.{name}")
             body = cluster_id.api.identity_stream_config(cluster, "another")
             while f"the stream {name} was deleted meanwhile" not in caplog.text:

@@ -89,9 +89,9 @@ async def test_nobody_moves_what_is_another_ones(jetstream_server: NatsServer) -
         for who in ("bob", "ada", "keeper"):
             peer = await running_server.connect(doors[1])
             await peer.send(connect_request(1, auth={"token": who}))
-            assert (await peer.frame())[0] == frames.CONNECT
+            assert (await peer.read_frame())[0] == frames.CONNECT
             await peer.send(subscribe(1, 1, durable="d", start="earliest", seek=True))
-            told = await peer.frame()
+            told = await peer.read_frame()
             assert (b"not its own to move" in told) == (who == "bob")
             assert (told[0] == frames.SUBSCRIBE) == (who != "bob")
             await peer.stream.aclose()

@@ -152,11 +152,11 @@ async def test_what_a_dead_door_had_of_a_durable_comes_first_at_another(
             peer = await running_server.connect(dies)
             await peer.send(connect_request(7) + subscribe(7, 1, durable="d"))
             for expected in (frames.CONNECT, frames.SUBSCRIBE):
-                assert (await peer.frame())[0] == expected
+                assert (await peer.read_frame())[0] == expected
             await publisher.publish_many(NUMBERED[:5], class_id=7)
             taken: list[bytes] = []
             while len(taken) < 5:
-                frame = await peer.frame()
+                frame = await peer.read_frame()
                 taken += [frame[9:-4]] if frame[0] == frames.MESSAGE else []
             assert taken == NUMBERED[:5]
             await peer.send(ack(1, 0, 2))

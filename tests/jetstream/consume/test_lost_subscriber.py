@@ -33,7 +33,7 @@ async def test_what_is_given_back_comes_at_once_though_the_stream_is_trimmed_mea
         for number in range(5):
             content = b"%d" % number
             await second.send(frames.encode(frames.MESSAGE, class_id=3, content=content))
-        assert len(await first.messages(5)) == 5
+        assert len(await first.read_messages(5)) == 5
         await first.send(frames.encode_ack(class_id=3, timer_index=0, first=0, last=1))
         await first.stream.aclose()
         await until(lambda: not (one.server.broker.sessions or cluster_of(one).is_busy))
@@ -46,7 +46,7 @@ async def test_what_is_given_back_comes_at_once_though_the_stream_is_trimmed_mea
         monkeypatch.setattr(Positions, "_again", trimmed)
         await second.send(frames.encode(frames.SUBSCRIBE, class_id=3))
         with trio.fail_after(PATIENCE_SECONDS):
-            assert [each for _, each in await second.messages(4)] == [b"1", b"2", b"3", b"4"]
+            assert [each for _, each in await second.read_messages(4)] == [b"1", b"2", b"3", b"4"]
 
 
 def test_what_does_not_come_is_given_back_a_few_times_while_it_is_owed() -> None:

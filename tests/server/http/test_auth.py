@@ -26,7 +26,7 @@ from simplebus.server.http.auth import parse_authorization
 from simplebus.server.run import RunningServer
 from simplebus.server.tls.certificates import TlsOptions
 from tests.support.certificates import Authority, Pair
-from tests.support.http_peer import HttpPeer, http
+from tests.support.http_peer import HttpPeer, open_http_peer
 from tests.support.running_server import serving
 
 SLOW = PasswordHasher(time_cost=1, memory_cost=8, parallelism=1).hash("secret")
@@ -62,7 +62,7 @@ def basic(user: str, password: str) -> str:
 @pytest.mark.parametrize("path", ["/", "/page.js", "/facts", "/metrics", "/varz", "/connz", "/x"])
 async def test_request_without_credentials_gets_a_challenge(path: str) -> None:
     async with server_with_users(ROOT) as server:
-        said = await (await http(server)).request(path)
+        said = await (await open_http_peer(server)).request(path)
         assert said.status == 401
         assert said.headers["www-authenticate"].startswith(("Basic", "Bearer"))
         assert "this bus requires authentication" in said.json["error"]
@@ -71,7 +71,7 @@ async def test_request_without_credentials_gets_a_challenge(path: str) -> None:
 @pytest.mark.parametrize("path", PUBLIC_PATHS)
 async def test_health_is_everybodys(path: str) -> None:
     async with server_with_users(ROOT) as server:
-        assert (await (await http(server)).request(path)).status == 200
+        assert (await (await open_http_peer(server)).request(path)).status == 200
 
 
 @pytest.mark.parametrize(
@@ -95,12 +95,12 @@ async def test_health_is_everybodys(path: str) -> None:
 )
 async def test_credentials_decide_over_addresses(header: str, status: int) -> None:
     async with server_with_users(ROOT, EYE, TILL) as server:
-        assert (await (await http(server)).request("/metrics", header)).status == status
+        assert (await (await open_http_peer(server)).request("/metrics", header)).status == status
 
 
 async def test_guessing_is_limited_and_delays_no_other_client() -> None:
     async with server_with_users(ROOT, EYE) as server:
-        peer = await http(server)
+        peer = await open_http_peer(server)
         assert (await peer.request("/metrics", basic("root", "secret"))).status == 200
         found = [(await peer.request("/metrics", basic("root", f"{n}"))).status for n in range(12)]
         assert 429 in found
@@ -110,7 +110,7 @@ async def test_guessing_is_limited_and_delays_no_other_client() -> None:
 
 async def test_removed_users_are_rejected() -> None:
     async with server_with_users(ROOT) as server:
-        peer = await http(server)
+        peer = await open_http_peer(server)
         assert (await peer.request("/metrics", basic("root", "secret"))).status == 200
         server.server.replace_users(Users([EYE], PasswordVerifier(b"by chance")))
         assert (await peer.request("/metrics", basic("root", "secret"))).status == 401
@@ -120,7 +120,7 @@ async def test_removed_users_are_rejected() -> None:
 
 async def test_an_address_may_be_enough() -> None:
     async with server_with_users(User("here", addresses=("127.0.0.0/8",))) as server:
-        assert (await (await http(server)).request("/metrics")).status == 200
+        assert (await (await open_http_peer(server)).request("/metrics")).status == 200
 
 
 @pytest.mark.parametrize(
@@ -138,9 +138,9 @@ async def test_an_address_may_be_enough() -> None:
 async def test_authenticated_requests_may_use_any_host(header: str, status: int) -> None:
     here = User("here", addresses=("127.0.0.0/8",))
     async with server_with_users(ROOT, here) as server:
-        peer = await http(server)
+        peer = await open_http_peer(server)
         await peer.send(f"GET /facts HTTP/1.1\r\nHost: evil.example\r\n{header}\r\n\r\n".encode())
-        assert (await peer.answer()).status == status
+        assert (await peer.read_response()).status == status
 
 
 def test_no_words_are_no_mistake_and_others_are() -> None:
@@ -153,7 +153,7 @@ def test_no_words_are_no_mistake_and_others_are() -> None:
 
 
 async def secure(server: RunningServer, authority: Path, shown: Pair | None = None) -> HttpPeer:
-    peer = await http(server)
+    peer = await open_http_peer(server)
     made = ssl.create_default_context(cafile=str(authority))
     if shown is not None:
         made.load_cert_chain(shown.cert, shown.key)
@@ -166,9 +166,9 @@ async def test_http_uses_tls_if_the_server_does(authority: Authority, own: Pair)
         peer = await secure(server, authority.path)
         for _ in range(2):
             assert (await peer.request("/healthz")).status == 200
-        plain = await http(server)
+        plain = await open_http_peer(server)
         await plain.send(b"GET /healthz HTTP/1.1\r\nHost: a\r\n\r\n")
-        assert await plain.hung_up()
+        assert await plain.wait_closed()
         assert (await peer.request("/healthz")).status == 200
 
 

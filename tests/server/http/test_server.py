@@ -19,14 +19,14 @@ from simplebus.monitor.snapshot import MonitorSnapshot
 from simplebus.server import process
 from simplebus.server.http import server as http_server
 from simplebus.server.http.server import HttpServer
-from tests.support.http_peer import http
+from tests.support.http_peer import open_http_peer
 from tests.support.programs import run, server
 from tests.support.running_server import message, serving, until
 
 
 async def test_a_server_says_that_it_is_ready_and_then_that_it_drains() -> None:
     async with serving(http_port=0) as up:
-        peer = await http(up)
+        peer = await open_http_peer(up)
         said = await peer.request("/healthz")
         assert said.status == 200
         assert said.json == {"status": "ok", "live": True, "ready": True, "draining": False}
@@ -40,7 +40,7 @@ async def test_a_server_says_that_it_is_ready_and_then_that_it_drains() -> None:
 
 async def test_a_server_that_can_keep_nothing_is_not_ready(tmp_path: object) -> None:
     async with serving(http_port=0, data_dir=tmp_path) as up:
-        peer = await http(up)
+        peer = await open_http_peer(up)
         up.server.broker.journal_failed(Reason.DISK_FULL, "no space is left")
         said = await peer.request("/healthz")
         assert said.status == 503
@@ -119,29 +119,29 @@ def test_options_of_a_disabled_listener_are_errors() -> None:
 )
 async def test_rejects_unknown_host_names(called: str, status: int) -> None:
     async with serving(http_port=0, http_names=("bus.example",)) as up:
-        peer = await http(up)
+        peer = await open_http_peer(up)
         for path in ("/facts", "/healthz"):
             await peer.send(f"GET {path} HTTP/1.1\r\nHost: {called}\r\n\r\n".encode())
-            said = await peer.answer()
+            said = await peer.read_response()
             assert said.status == (200 if path == "/healthz" else status)
         if status != 200:
             await peer.send(b"GET /varz HTTP/1.1\r\nHost: evil\r\n\r\n")
-            assert (await peer.answer()).json["error"].startswith("unknown host 'evil':")
+            assert (await peer.read_response()).json["error"].startswith("unknown host 'evil':")
 
 
 @pytest.mark.parametrize("said", ["Bearer x", "Basic eDp5", "x", ""])
 async def test_without_authentication_there_is_no_challenge(said: str) -> None:
     async with serving(http_port=0) as up:
-        peer = await http(up)
+        peer = await open_http_peer(up)
         words = f"GET /varz HTTP/1.1\r\nHost: proxy\r\nAuthorization: {said}\r\n\r\n"
         await peer.send(words.encode())
-        assert (await peer.answer()).status == 421
+        assert (await peer.read_response()).status == 421
 
 
 async def test_nothing_is_for_pages_of_others() -> None:
     async with serving(http_port=0) as up:
         for path in ("/", "/page.js", "/facts", "/metrics", "/nothing"):
-            headers = (await (await http(up)).request(path)).headers
+            headers = (await (await open_http_peer(up)).request(path)).headers
             assert headers["cross-origin-resource-policy"] == "same-origin"
             assert headers["x-frame-options"] == "DENY"
             assert headers["x-content-type-options"] == "nosniff"
@@ -154,10 +154,10 @@ async def test_nothing_is_for_pages_of_others() -> None:
 
 async def test_a_connection_answers_one_request_after_the_other() -> None:
     async with serving(http_port=0) as up:
-        peer = await http(up)
+        peer = await open_http_peer(up)
         await peer.send(b"GET /healthz HTTP/1.1\r\nHost: a\r\n\r\n" * 3)
         for _ in range(3):
-            assert (await peer.answer()).status == 200
+            assert (await peer.read_response()).status == 200
 
 
 @pytest.mark.parametrize(
@@ -177,18 +177,18 @@ async def test_a_connection_answers_one_request_after_the_other() -> None:
 )
 async def test_what_makes_no_sense_is_answered_with_a_sentence(sent: bytes, status: int) -> None:
     async with serving(http_port=0) as up:
-        peer = await http(up)
+        peer = await open_http_peer(up)
         await peer.send(sent)
-        said = await peer.answer()
+        said = await peer.read_response()
         assert said.status == status
         assert said.json["error"]
-        fine = await http(up)
+        fine = await open_http_peer(up)
         assert (await fine.request("/healthz")).status == 200
 
 
 async def test_head_is_get_without_the_body() -> None:
     async with serving(http_port=0) as up:
-        peer = await http(up)
+        peer = await open_http_peer(up)
         said = await peer.request("/healthz", method="HEAD")
         assert (said.status, said.body) == (200, b"")
         assert int(said.headers["content-length"]) > 0
@@ -197,7 +197,7 @@ async def test_head_is_get_without_the_body() -> None:
 
 async def test_answers_cannot_be_framed_sniffed_or_kept() -> None:
     async with serving(http_port=0) as up:
-        said = await (await http(up)).request("/healthz")
+        said = await (await open_http_peer(up)).request("/healthz")
         assert said.headers["x-content-type-options"] == "nosniff"
         assert said.headers["x-frame-options"] == "DENY"
         assert said.headers["cache-control"] == "no-store"
@@ -425,7 +425,7 @@ async def test_health_waits_for_no_other_answer(autojump_clock: trio.testing.Moc
 
 async def test_what_answers_cost_is_counted() -> None:
     async with serving(http_port=0) as up:
-        peer = await http(up)
+        peer = await open_http_peer(up)
 
         async def spent() -> float:
             text = (await peer.request("/metrics")).body.decode()

@@ -21,8 +21,8 @@ from simplebus.core.statistics import BrokerStatistics
 from simplebus.server.http import varz as http_varz
 from simplebus.server.http.varz import format_duration, format_timestamp
 from simplebus.server.run import RunningServer
-from tests.support.http_peer import http
-from tests.support.nats_peer import greeted
+from tests.support.http_peer import open_http_peer
+from tests.support.nats_peer import connect_nats_peer
 from tests.support.requirements import needed
 from tests.support.running_server import (
     connect,
@@ -34,7 +34,7 @@ from tests.support.running_server import (
 
 
 async def ask(server: RunningServer, path: str) -> Any:
-    return (await (await http(server)).request(path)).json
+    return (await (await open_http_peer(server)).request(path)).json
 
 
 def shape(value: object) -> object:
@@ -117,9 +117,9 @@ PATHS = ("/varz", "/connz?subs=1", "/connz?subs=detail", "/subsz", "/subsz?subs=
 async def same() -> AsyncIterator[RunningServer]:
     """A server of ours to which the same has happened."""
     async with serving(nats_port=0, http_port=0) as up:
-        peer = await greeted(up, name="x", lang="l", version="1")
+        peer = await connect_nats_peer(up, name="x", lang="l", version="1")
         await peer.send(SAID)
-        while not (await peer.line()).startswith(b"PONG"):
+        while not (await peer.read_line()).startswith(b"PONG"):
             pass
         yield up
 
@@ -168,7 +168,7 @@ async def test_connz_lists_binary_connections() -> None:
     async with same() as up:
         bus = await connect(up, [1])
         await bus.send(subscribe() + message(b"x") * 3)
-        await bus.messages(3)
+        await bus.read_messages(3)
         said = await ask(up, "/connz?subs=1")
         assert [each["type"] for each in said["connections"]] == ["nats", "simplebus"]
         ours = said["connections"][1]
@@ -186,7 +186,7 @@ async def test_connz_shows_the_address_despite_the_client_name() -> None:
         peer = await connect(up)
         asked = b'{"version":2,"client":"a:b (c:1","name":"d:2"}'
         await peer.send(frames.encode(frames.CONNECT, content=asked))
-        await peer.frame()
+        await peer.read_frame()
         host, port, *_ = peer.stream.socket.getsockname()
         (row,) = (await ask(up, "/connz"))["connections"]
         assert (row["ip"], row["port"], row["name"]) == (host, port, "d:2")
@@ -254,7 +254,7 @@ async def test_connections_come_in_the_order_that_is_asked_for(sort: str) -> Non
 
 async def test_an_order_that_is_none_is_a_sentence() -> None:
     async with serving(http_port=0) as up:
-        said = await (await http(up)).request("/connz?sort=beauty")
+        said = await (await open_http_peer(up)).request("/connz?sort=beauty")
         assert said.status == 400
         assert said.json["error"].startswith("expected sort to be one of cid, start, ")
 
@@ -263,7 +263,7 @@ async def test_classz_lists_all_classes_or_one() -> None:
     async with serving(http_port=0) as up:
         bus = await connect(up, [1, 2])
         await bus.send(subscribe(1) + message(b"x", 1) * 3 + message(b"y", 2))
-        await bus.messages(3)
+        await bus.read_messages(3)
         said = await ask(up, "/classz")
         statistics: BrokerStatistics = up.server.broker.statistics()
         for row, cls in zip(said["classes"], statistics.classes, strict=True):
@@ -274,7 +274,7 @@ async def test_classz_lists_all_classes_or_one() -> None:
         one = await ask(up, "/classz?class=1")
         assert (one["about"], one["class_id"], one["stored"]) == ("class", 1, 3)
         assert one["positions"][0]["in_flight"] == 3
-        missing = await (await http(up)).request("/classz?class=nothing")
+        missing = await (await open_http_peer(up)).request("/classz?class=nothing")
         assert missing.status == 404
         assert missing.json["error"] == "there is no class 'nothing'"
 

@@ -9,7 +9,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from simplebus.server.observability.latency import LatencyRecorder, RecentLatencies
 from simplebus.server.run import RunningServer
-from tests.support.http_peer import http
+from tests.support.http_peer import open_http_peer
 from tests.support.running_server import (
     ack,
     connect,
@@ -22,7 +22,7 @@ from tests.support.running_server import (
 
 async def wait_for_metric(server: RunningServer, name: str) -> None:
     """Wait until /metrics has counted something: what it says may be half a second old."""
-    peer = await http(server)
+    peer = await open_http_peer(server)
     while True:
         text = (await peer.request("/metrics")).body.decode()
         samples = [s for family in text_string_to_metric_families(text) for s in family.samples]
@@ -35,7 +35,7 @@ async def test_confirms_and_acknowledgements_are_timed() -> None:
     async with serving(http_port=0) as server:
         peer = await connect(server, [1])
         await peer.send(subscribe() + message(b"x") * 3)
-        await peer.messages(3)
+        await peer.read_messages(3)
         assert server.monitor is not None
         timing = server.monitor.latency
         assert timing.ack_latency.snapshot().count == 0
@@ -60,7 +60,7 @@ async def test_without_monitoring_nothing_is_measured() -> None:
         assert server.server.latency is None
         peer = await connect(server, [1])
         await peer.send(subscribe() + message(b"x"))
-        await peer.messages(1)
+        await peer.read_messages(1)
         await peer.send(ack(0, 1))
         await until(lambda: server.server.broker.classes[1].statistics().acknowledged == 1)
         assert server.server.broker.classes[1].ack_latency is None

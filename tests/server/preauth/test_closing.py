@@ -21,7 +21,7 @@ from simplebus.server.connection import Connection
 from simplebus.server.preauth import closing
 from simplebus.server.preauth.closing import ClosingConnections
 from simplebus.server.run import RunningServer
-from tests.support.nats_peer import NatsPeer, nats
+from tests.support.nats_peer import NatsPeer, open_nats_peer
 from tests.support.running_server import serving, until
 
 
@@ -87,7 +87,7 @@ async def server_with_refused_clients(
         connections: dict[Connection[Any], None] = {}
         peers = []
         for _ in range(places + 5):
-            peers.append(await nats(server))
+            peers.append(await open_nats_peer(server))
             await peers[-1].info()
             connections |= dict.fromkeys(server.nats_listener.connections.values())
         for peer in peers[:5]:

@@ -23,7 +23,7 @@ from simplebus.server import process
 from simplebus.server.preauth import eviction as module
 from simplebus.server.preauth.eviction import EvictableConnections
 from simplebus.server.run import RunningServer
-from tests.support.nats_peer import nats
+from tests.support.nats_peer import open_nats_peer
 from tests.support.running_server import connect, serving, until
 
 FULL = RemoteProtocolError(Reason.TOO_MANY_CONNECTIONS, "full")
@@ -58,11 +58,11 @@ async def connect_authenticated(
         bus = simplebus.connect(server.addresses[0], token="t")
         await stack.enter_async_context(bus)
     else:
-        peer = await nats(server)
+        peer = await open_nats_peer(server)
         stack.push_async_callback(peer.stream.aclose)
         await peer.send(b'CONNECT {"verbose":false,"auth_token":"t"}\r\nPING\r\n')
-        await peer.info()
-        assert await peer.line() == b"PONG"
+        await peer.read_info()
+        assert await peer.read_line() == b"PONG"
 
 
 async def is_cut(stream: trio.SocketStream) -> bool:

@@ -176,9 +176,9 @@ async def test_a_server_hears_no_more_than_that_and_lets_others_in() -> None:
         hello = build_frame(frames.CONNECT, content=b'{"auth":{"token":"ada\'s token"}}')
         await second.send(HEARTBEAT + hello[:20])
         await until(lambda: 0 < auth_worker.greeting_buffers.held_bytes < 100)
-        assert await first.hung_up()
+        assert await first.wait_closed()
         await second.send(hello[20:])
-        assert (await second.frame())[0] == frames.CONNECT
+        assert (await second.read_frame())[0] == frames.CONNECT
         assert auth_worker.greeting_buffers.held_bytes == 0
 
 
@@ -231,5 +231,5 @@ async def test_ipv4_mapped_addresses_are_shown_as_ipv4() -> None:
         async with serving(users=users, inherited={"tcp": [listener]}) as server:
             peer = Peer(await trio.open_tcp_stream("127.0.0.1", listener.getsockname()[1]))
             await peer.send(build_frame(frames.CONNECT, content=b"[1]"))
-            assert (await peer.frame())[0] == frames.CONNECT
+            assert (await peer.read_frame())[0] == frames.CONNECT
             assert [each.user for each in server.server.broker.sessions.values()] == ["till"]

@@ -17,7 +17,7 @@ from simplebus.nats.settings import NatsSettings
 from simplebus.server.run import RunningServer, ServeOptions, reload
 from simplebus.server.tls.certificates import TlsOptions
 from tests.support.certificates import Authority
-from tests.support.nats_peer import NatsPeer, nats
+from tests.support.nats_peer import NatsPeer, open_nats_peer
 from tests.support.running_server import (
     Peer,
     ack,
@@ -54,7 +54,7 @@ async def test_reload_keeps_connections_and_serves_the_new_certificate(tmp_path:
             nursery.cancel_scope.deadline = trio.current_time() + 120
             await old.send(subscribe(CLASS))
             await client.send(b"SUB all.> 1\r\n")
-            await client.settled()
+            await client.flush()
             heard: dict[str, list[bytes]] = {"old": [], "new": [], "nats": []}
             # What has no channel is on the subject of its class, to which no client listens here.
             for who, following, kinds in (
@@ -114,7 +114,7 @@ async def _shown(address: str, trusting: ssl.SSLContext, *, info: bool = False) 
     host, _, port = address.rpartition(":")
     plain = await trio.open_tcp_stream(host, int(port))
     if info:
-        await NatsPeer(plain).info()
+        await NatsPeer(plain).read_info()
     secret = trio.SSLStream(plain, trusting, server_hostname="localhost", https_compatible=True)
     with trio.fail_after(60):
         await secret.do_handshake()
@@ -131,15 +131,15 @@ async def _version_1(server: RunningServer, trusting: ssl.SSLContext) -> Peer:
         plain, trusting, server_hostname="localhost", https_compatible=False
     )
     await peer.send(frames.encode(frames.CONNECT, content=b"[1]"))
-    assert (await peer.frame())[0] == frames.CONNECT
+    assert (await peer.read_frame())[0] == frames.CONNECT
     return peer
 
 
 async def _nats(server: RunningServer, trusting: ssl.SSLContext) -> NatsPeer:
-    peer = await nats(server)
-    await peer.info()
+    peer = await open_nats_peer(server)
+    await peer.read_info()
     await peer.use_tls(trusting)
-    await peer.greet()
+    await peer.send_connect()
     return peer
 
 
@@ -151,15 +151,15 @@ async def _listen(
 
 
 async def _next_old(peer: Peer) -> bytes:
-    ((number, payload),) = await peer.messages(1)
+    ((number, payload),) = await peer.read_messages(1)
     await peer.send(ack(number, number + 1, CLASS))
     return payload
 
 
 async def _next_nats(peer: NatsPeer) -> bytes:
-    line = await peer.line()
+    line = await peer.read_line()
     assert line.startswith(b"MSG"), line
-    return await peer.line()
+    return await peer.read_line()
 
 
 async def _next_new(messages: simplebus.Subscription) -> bytes:

@@ -26,7 +26,7 @@ from simplebus.nats.settings import NatsSettings
 from simplebus.server.run import RunningServer
 from simplebus.server.tls.certificates import TlsOptions, create_ssl_context
 from tests.support.certificates import Authority, Pair, trusting
-from tests.support.nats_peer import NatsPeer, nats
+from tests.support.nats_peer import NatsPeer, open_nats_peer
 from tests.support.running_server import serving, until
 
 
@@ -55,32 +55,32 @@ async def tls_server(
 async def converse(peer: NatsPeer, payload: bytes = b"secret") -> None:
     """Publish to itself, whatever the size."""
     await peer.send(b"SUB a 1\r\n")
-    await peer.settled()
+    await peer.flush()
     async with trio.open_nursery() as nursery:
         nursery.start_soon(peer.send, b"PUB a %d\r\n%b\r\n" % (len(payload), payload))
-        assert await peer.line() == b"MSG a 1 %d" % len(payload)
-        assert await peer.line() == payload
+        assert await peer.read_line() == b"MSG a 1 %d" % len(payload)
+        assert await peer.read_line() == payload
 
 
 async def test_tls_begins_behind_info(authority: Authority, own: Pair) -> None:
     async with tls_server(own) as server:
-        peer = await nats(server)
-        info = await peer.info()
+        peer = await open_nats_peer(server)
+        info = await peer.read_info()
         assert info["tls_required"] is True
         assert "tls_available" not in info
         await peer.use_tls(trusting(authority))
-        await peer.greet()
+        await peer.send_connect()
         await converse(peer)
 
 
 async def test_expired_certificate_is_reported(authority: Authority, own: Pair) -> None:
     async with tls_server(own) as server:
-        peer = await nats(server)
-        await peer.info()
+        peer = await open_nats_peer(server)
+        await peer.read_info()
         peer.stream = trio.SSLStream(
             peer.socket, trusting(authority), server_hostname="localhost", https_compatible=False
         )
-        await peer.greet()
+        await peer.send_connect()
         assert server.nats_listener is not None
         (connection,) = server.nats_listener.connections.values()
         connection.disconnect()
@@ -91,25 +91,25 @@ async def test_more_than_a_record_and_more_than_a_socket_takes_go_both_ways(
     authority: Authority, own: Pair
 ) -> None:
     async with tls_server(own) as server:
-        peer = await nats(server)
-        await peer.info()
+        peer = await open_nats_peer(server)
+        await peer.read_info()
         await peer.use_tls(trusting(authority))
-        await peer.greet()
+        await peer.send_connect()
         await converse(peer, b"0123456789abcdef" * 65_536)
         block = b"PUB a 1000\r\n" + bytes(1000) + b"\r\n"
         async with trio.open_nursery() as nursery:
             nursery.start_soon(peer.send, block * 3000)
             for _ in range(3000):
-                assert await peer.line() == b"MSG a 1 1000"
-                assert await peer.line() == bytes(1000)
+                assert await peer.read_line() == b"MSG a 1 1000"
+                assert await peer.read_line() == bytes(1000)
 
 
 async def test_tls_can_begin_with_the_first_byte(authority: Authority, own: Pair) -> None:
     async with tls_server(own, handshake_first=True) as server:
-        peer = await nats(server)
+        peer = await open_nats_peer(server)
         await peer.use_tls(trusting(authority))
-        assert (await peer.info())["tls_required"] is True
-        await peer.greet()
+        assert (await peer.read_info())["tls_required"] is True
+        await peer.send_connect()
         await converse(peer)
 
 
@@ -117,47 +117,47 @@ async def test_where_tls_is_optional_both_kinds_of_clients_meet(
     authority: Authority, own: Pair
 ) -> None:
     async with tls_server(own, optional=True) as server:
-        plain, secret = await nats(server), await nats(server)
-        info = await plain.info()
+        plain, secret = await open_nats_peer(server), await open_nats_peer(server)
+        info = await plain.read_info()
         assert info["tls_available"] is True
         assert "tls_required" not in info
-        await plain.greet()
-        await secret.info()
+        await plain.send_connect()
+        await secret.read_info()
         await secret.use_tls(trusting(authority))
-        await secret.greet()
+        await secret.send_connect()
         await converse(secret)
         await plain.send(b"PUB a 2\r\nhi\r\n")
-        assert await secret.line() == b"MSG a 1 2"
+        assert await secret.read_line() == b"MSG a 1 2"
 
 
 async def test_stalled_tls_client_is_disconnected(authority: Authority, own: Pair) -> None:
     async with tls_server(own, optional=True, max_pending=4 << 20) as server:
-        publisher, stuck, other = await nats(server), await nats(server), await nats(server)
-        await publisher.hello()
-        await other.hello()
+        publisher, stuck, other = await open_nats_peer(server), await open_nats_peer(server), await open_nats_peer(server)
+        await publisher.handshake()
+        await other.handshake()
         await other.send(b"SUB tick 1\r\n")  # The publisher does not wait for one alone, then.
-        await other.settled()
-        await stuck.info()
+        await other.flush()
+        await stuck.read_info()
         await stuck.use_tls(trusting(authority))
-        await stuck.greet()
+        await stuck.send_connect()
         await stuck.send(b"SUB a 1\r\n")
-        await stuck.settled()
+        await stuck.flush()
         block = b"PUB tick 0\r\n\r\n" + b"PUB a 1000\r\n%b\r\n" % bytes(1000) * 1000
         while not server.server.disconnect_counts:
             await publisher.send(block)
-            await publisher.settled()
+            await publisher.flush()
         assert server.server.disconnect_counts == {Reason.SLOW_CONSUMER: 1}
         assert server.nats_listener is not None
         await until(lambda: len(server.nats_listener.connections) == 2)  # type: ignore[union-attr]
-        await publisher.settled()
+        await publisher.flush()
 
 
 async def test_silent_client_continues_without_optional_tls(own: Pair) -> None:
     async with tls_server(own, seconds=0.05, optional=True) as server:
-        peer = await nats(server)
-        await peer.info()
+        peer = await open_nats_peer(server)
+        await peer.read_info()
         await trio.sleep(0.1)
-        await peer.greet()
+        await peer.send_connect()
 
 
 @pytest.mark.parametrize(
@@ -173,12 +173,12 @@ async def test_silent_client_continues_without_optional_tls(own: Pair) -> None:
 @pytest.mark.parametrize("first", [False, True], ids=["behind info", "first"])
 async def test_missing_handshake_is_closed_silently(own: Pair, said: bytes, first: bool) -> None:
     async with tls_server(own, seconds=0.1, handshake_first=first) as server:
-        peer = await nats(server)
+        peer = await open_nats_peer(server)
         if not first:
-            await peer.info()
+            await peer.read_info()
         if said:
             await peer.send(said)
-        assert b"-ERR" not in (rest := await peer.rest())
+        assert b"-ERR" not in (rest := await peer.read_until_closed())
         assert b"INFO" not in rest
         await until(lambda: server.server.disconnect_counts[Reason.TLS_HANDSHAKE] == 1)
         assert server.nats_listener is not None
@@ -190,15 +190,15 @@ async def test_authentication_timeout_starts_after_the_handshake(
 ) -> None:
     auth = NatsAuth((NatsUser(name="ada", password="x"),))
     async with tls_server(own, auth=auth, seconds=0.2, auth_seconds=0.05) as server:
-        late = await nats(server)
-        await late.info()
-        assert await late.rest() == b""
+        late = await open_nats_peer(server)
+        await late.read_info()
+        assert await late.read_until_closed() == b""
         assert server.server.disconnect_counts == {Reason.TLS_HANDSHAKE: 1}
     async with tls_server(own, auth=auth, auth_seconds=0.05) as server:
-        silent = await nats(server)
-        await silent.info()
+        silent = await open_nats_peer(server)
+        await silent.read_info()
         await silent.use_tls(trusting(authority))
-        assert await silent.rest() == b"-ERR 'Authentication Timeout'\r\n"
+        assert await silent.read_until_closed() == b"-ERR 'Authentication Timeout'\r\n"
 
 
 @pytest.mark.parametrize("optional", [False, True])
@@ -207,8 +207,8 @@ async def test_closing_during_the_handshake_leaves_no_state(
     own: Pair, optional: bool, rude: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with tls_server(own, optional=optional) as server:
-        peer = await nats(server)
-        await peer.info()
+        peer = await open_nats_peer(server)
+        await peer.read_info()
         if rude:
             peer.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, bytes([1, *bytes(7)]))
         await peer.stream.aclose()
@@ -220,15 +220,15 @@ async def test_closing_during_the_handshake_leaves_no_state(
 
 async def test_clients_can_be_asked_for_a_certificate(authority: Authority, own: Pair) -> None:
     async with tls_server(own, verify=True, ca=authority.path) as server:
-        peer = await nats(server)
-        assert (await peer.info())["tls_verify"] is True
+        peer = await open_nats_peer(server)
+        assert (await peer.read_info())["tls_verify"] is True
         await peer.use_tls(trusting(authority, authority.issue("ada")))
-        await peer.greet()
-        stranger = await nats(server)
-        await stranger.info()
+        await peer.send_connect()
+        stranger = await open_nats_peer(server)
+        await stranger.read_info()
         with contextlib.suppress(trio.BrokenResourceError):
             await stranger.use_tls(trusting(authority))
-        assert await stranger.rest() == b""
+        assert await stranger.read_until_closed() == b""
         await until(lambda: server.server.disconnect_counts[Reason.TLS_HANDSHAKE] == 1)
 
 
@@ -241,16 +241,16 @@ async def test_a_certificate_can_say_which_user_a_client_is(
     async with tls_server(
         own, verify_and_map=True, ca=authority.path, auth=NatsAuth(users)
     ) as server:
-        ada, other = await nats(server), await nats(server)
-        await ada.info()
+        ada, other = await open_nats_peer(server), await open_nats_peer(server)
+        await ada.read_info()
         await ada.use_tls(trusting(authority, authority.issue("ada", email="ada@example.com")))
-        await ada.greet()
+        await ada.send_connect()
         await ada.send(b"PUB no 0\r\n\r\n")
-        assert b"Permissions Violation" in await ada.line()
-        await other.info()
+        assert b"Permissions Violation" in await ada.read_line()
+        await other.read_info()
         await other.use_tls(trusting(authority, authority.issue("bob", unit="billing")))
         await other.send(b'CONNECT {"user":"ada@example.com","pass":"x"}\r\n')
-        assert await other.rest() == b"-ERR 'Authorization Violation'\r\n"
+        assert await other.read_until_closed() == b"-ERR 'Authorization Violation'\r\n"
 
 
 async def test_old_versions_of_tls_are_refused(authority: Authority, own: Pair) -> None:
@@ -260,8 +260,8 @@ async def test_old_versions_of_tls_are_refused(authority: Authority, own: Pair) 
     with pytest.warns(DeprecationWarning, match="TLSv1_1 is deprecated"):
         old.maximum_version = ssl.TLSVersion.TLSv1_1
     async with tls_server(own) as server:
-        peer = await nats(server)
-        await peer.info()
+        peer = await open_nats_peer(server)
+        await peer.read_info()
         with pytest.raises(trio.BrokenResourceError):
             await peer.use_tls(old)
 

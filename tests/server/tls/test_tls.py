@@ -47,7 +47,7 @@ async def version_1(server: RunningServer, made: ssl.SSLContext) -> Peer:
     peer = Peer(plain)
     peer.stream = secret  # type: ignore[assignment]
     await peer.send(frames.encode(frames.CONNECT, content=b"[1]"))
-    assert (await peer.frame())[0] == frames.CONNECT
+    assert (await peer.read_frame())[0] == frames.CONNECT
     return peer
 
 
@@ -89,9 +89,9 @@ async def test_version_1_meets_version_2(authority: Authority, own: Pair) -> Non
         await old.send(subscribe())
         async with simplebus.connect(url(server), tls=trusting(authority)) as bus:
             await bus.publish(b"new to old", class_id=1)
-            assert await old.messages(1) == [(0, b"new to old")]
+            assert await old.read_messages(1) == [(0, b"new to old")]
             await old.send(ack(0, 1) + message(b"old to new"))
-            assert await old.messages(1) == [(1, b"old to new")]
+            assert await old.read_messages(1) == [(1, b"old to new")]
 
 
 async def test_many_small_ones_arrive_once_and_in_order(authority: Authority, own: Pair) -> None:
@@ -102,7 +102,7 @@ async def test_many_small_ones_arrive_once_and_in_order(authority: Authority, ow
         async with trio.open_nursery() as nursery:
             sent = b"".join(message(b"%d" % n) for n in range(count))
             nursery.start_soon(old.send, sent)
-            got = await old.messages(count)
+            got = await old.read_messages(count)
         assert got == [(n, b"%d" % n) for n in range(count)]
 
 
@@ -122,7 +122,7 @@ async def test_missing_handshake_is_closed(own: Pair, said: bytes) -> None:
         peer = Peer(await trio.open_tcp_stream(host, int(port)))
         if said:
             await peer.send(said)
-        assert await peer.hung_up()
+        assert await peer.wait_closed()
         await until(lambda: server.server.disconnect_counts[Reason.TLS_HANDSHAKE] == 1)
         assert not server.server.connections
         assert not server.server.broker.sessions
