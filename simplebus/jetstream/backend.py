@@ -1,6 +1,6 @@
 """A door before a JetStream cluster: between its broker and the link (trio).
 
-Rule 1: the broker stays as it is. What it accepts goes from its ledger to the uplink, and what its
+Rule 1: the broker stays as it is. What it accepts goes from its commit_log to the uplink, and what its
 positions are sent comes from their feeds; both are told of in `hand_over`, at the end of each turn.
 Rule 2: what has to be asked of JetStream (streams, consumers) is asked in jobs, of each class one
 after the other, in the order in which it came up. A position gets its answer when its consumer is
@@ -34,31 +34,31 @@ from simplebus.core.subscription.subscription import BrokerSubscription
 from simplebus.jetstream import api
 from simplebus.jetstream.backlog import Counting
 from simplebus.jetstream.class_jobs import ClassJobs, log_retry
-from simplebus.jetstream.class_names import Naming
-from simplebus.jetstream.cluster_id import keep_identity
+from simplebus.jetstream.cluster.class_names import Naming
+from simplebus.jetstream.cluster.cluster_id import maintain_cluster_id
+from simplebus.jetstream.cluster.failover import follow_jetstream
 from simplebus.jetstream.consume.catch_up import when_all_has_come
 from simplebus.jetstream.consume.close import Closing, Gone
 from simplebus.jetstream.consume.consumers import ConsumerRefusedError, Positions
+from simplebus.jetstream.consume.dead_letters import Burials, Mark
 from simplebus.jetstream.consume.durable_check import Judge, askers_of, let_answer
 from simplebus.jetstream.consume.feed import ALIVE_SECONDS, FETCH_BYTES, FETCH_SECONDS, Feed
 from simplebus.jetstream.consume.feed import Found as Consumer
 from simplebus.jetstream.consume.give_back import Leaving
 from simplebus.jetstream.consume.inboxes import Listening
-from simplebus.jetstream.dead_letters import Burials, Mark
-from simplebus.jetstream.failover import follow, signs_of
 from simplebus.jetstream.fetch import Stored, found_of
 from simplebus.jetstream.names import consumer_name
 from simplebus.jetstream.publish.codec import HEADERS_BYTES_MAX
 from simplebus.jetstream.publish.refusals import Refusals
 from simplebus.jetstream.publish.stream_publisher import Uplink
-from simplebus.jetstream.remote_class import RemoteClass, shut
+from simplebus.jetstream.remote_class import RemoteClass, StoredMessages, shut
 from simplebus.jetstream.settings import JetStreamOptions
 from simplebus.jetstream.trim import Trimming
 from simplebus.nats.client import jetstream_codec
-from simplebus.nats.client.client import ServerReady, RequestReplies
+from simplebus.nats.client.client import RequestReplies, ServerReady
 from simplebus.nats.client.events import ReceivedMessages
 from simplebus.nats.client.jetstream_codec import JetStreamError
-from simplebus.net.nats_connection import Event, NatsConnection, NatsConnectionLost
+from simplebus.net.nats_connection import NatsConnection, NatsConnectionEvent, NatsConnectionLost
 
 log = logging.getLogger("simplebus.engine")
 
@@ -80,8 +80,8 @@ class Cluster:
         self.door = secrets.token_hex(6)
         """What other doors know it by."""
         self._broker = broker
-        assert broker.commit_log is not None, "a door's broker has a ledger"
-        self._ledger: CommitLog = broker.commit_log
+        assert broker.commit_log is not None, "a door's broker has a commit_log"
+        self._commit_log: CommitLog = broker.commit_log
         self._settle: Callable[[], None] = lambda: None
         self._read_clock = trio.current_time
         self.link = NatsConnection(
@@ -97,7 +97,9 @@ class Cluster:
         self.uplink = Uplink(
             core,
             subject=options.names.class_subject,
-            program=lambda name: broker.connection_requests.producer_states.program(name) or "",
+            program=lambda name: (
+                broker.subscription_manager.producer_states.last_instance(name) or ""
+            ),
             run=self.door,
             takes_chains=self.positions.takes_chains,
         )
@@ -107,7 +109,7 @@ class Cluster:
         self.feeds: dict[BrokerSubscription, Feed] = {}
         self.listening = Listening(core, options.names, self.door)
         self._touched: dict[Feed, None] = {}
-        self._burials = Burials(self._ledger, core.write)
+        self._burials: Burials[Feed] = Burials(self._commit_log, core.write)
         self._jobs = ClassJobs(self._has_reached)
         self._do = self._jobs.enqueue
         self._trimming = Trimming(self.link, self.positions, self._jobs, self.listening)
@@ -146,6 +148,14 @@ class Cluster:
         """Whether something is asked of JetStream."""
         return not self._jobs.is_empty
 
+    def _activity_count(self) -> int:
+        """Number of messages stored and fetched so far, as evidence that JetStream answers."""
+        return self.uplink.stored + sum(feed.fetched for feed in self.feeds.values())
+
+    def _activity_count(self) -> int:
+        """Number of messages stored and fetched so far, as evidence that JetStream answers."""
+        return self.uplink.stored + sum(feed.fetched for feed in self.feeds.values())
+
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Serve until cancelled. It has started when the cluster was reached."""
         async with trio.open_nursery() as nursery:
@@ -153,10 +163,10 @@ class Cluster:
             self._jobs.start(nursery)
             await nursery.start(self.link.run)
             where = self.link, self.options
-            nursery.start_soon(follow, *where, signs_of(self.uplink, self.feeds))
+            nursery.start_soon(follow_jetstream, *where, self._activity_count)
             await self.link.wait_ready()
-            await self._naming.learn(self.positions)
-            nursery.start_soon(keep_identity, *where, self._broker.connection_requests.identity)
+            await self._naming.learn(self.positions.classes)
+            nursery.start_soon(maintain_cluster_id, *where, self._broker.subscription_manager.identity)
             task_status.started()
             while True:
                 await trio.sleep(_BEAT_SECONDS)
@@ -173,8 +183,8 @@ class Cluster:
         Returns whether what had waited here can be sent to somebody now."""
         if self._nursery is None:
             return False
-        ledger, now = self._ledger, trio.current_time()
-        is_owed = not ledger.is_empty
+        commit_log, now = self._commit_log, trio.current_time()
+        is_owed = not commit_log.is_empty
         if is_owed and not self.uplink.is_crowded(now):
             self._take_lot()
         missing = self.uplink.go_on(now)
@@ -187,9 +197,9 @@ class Cluster:
         return bool(is_more)
 
     def _take_lot(self) -> None:
-        ledger, store = self._ledger, self._broker.store
-        ledger.forget_changes()
-        lot = ledger.take(is_owed=True)
+        commit_log, store = self._commit_log, self._broker.store
+        commit_log.discard_changes()
+        lot = commit_log.pop_write_batch(allow_empty=True)
         assert lot is not None
         self.uplink.put(lot)
         if not lot.entries and self.uplink.is_empty:  # It is told when this turn is over.
@@ -212,7 +222,7 @@ class Cluster:
             return False
         self._burials.settle(feed)
         for messages in feed.acked():
-            core.write(jetstream_codec.say(messages))
+            core.write(jetstream_codec.encode_acks(messages))
             self._trimming.acked.add(feed.cls.class_id)
             feed.said_last = messages.reply(-1)
         now = trio.current_time()
@@ -238,7 +248,7 @@ class Cluster:
                 reply=self.listening.inbox(feed.position),
             )
         if feed.position.ring.head > head:
-            self._broker.connection_requests.notify_position(feed.position)
+            self._broker.subscription_manager.notify_position(feed.position)
         return feed.position.ring.head > head
 
     def _buried(self, position: BrokerSubscription, ranges: Ranges, class_id: int) -> None:
@@ -259,7 +269,9 @@ class Cluster:
                 feed.asked = 0
             if works:
                 for messages in feed.left():
-                    self.link.core.write(jetstream_codec.say(messages, jetstream_codec.WORKING))
+                    self.link.core.write(
+                        jetstream_codec.encode_acks(messages, jetstream_codec.WORKING)
+                    )
         if ready:
             self._trimming.beat(now)
         self.refusals.beat(now)
@@ -268,7 +280,7 @@ class Cluster:
 
     # What comes ----------------------------------------------------------------------------------
 
-    def _handle(self, event: Event) -> None:
+    def _handle(self, event: NatsConnectionEvent) -> None:
         now = self._read_clock()
         match event:
             case RequestReplies():
@@ -301,10 +313,10 @@ class Cluster:
             self._do(class_id, partial(self._open_stream, class_id))
         reached_in = self.uplink.take_reached_in()
         for class_id, last in reached_in.items():
-            self._ledger.reach_in(class_id, last)
+            self._commit_log.mark_class_durable(class_id, last)
         self._hear_refusing()
         if lot is not None or reached_in:
-            self._reach(self._ledger.reached if lot is None else lot)
+            self._reach(self._commit_log.durable_position if lot is None else lot)
         else:
             self.hand_over()
 
@@ -359,7 +371,7 @@ class Cluster:
                 self.link.core.write(said)
             if feed.is_broken:
                 self._renew(feed)
-            self._broker.connection_requests.notify_position(feed.position)
+            self._broker.subscription_manager.notify_position(feed.position)
         self._touched[feed] = None
 
     # Positions -----------------------------------------------------------------------------------
@@ -530,10 +542,10 @@ class Cluster:
         self._burials.settle(feed)
         self._trimming.acked.add(cls.class_id)  # It may be what others are done with.
         for messages in feed.acked():
-            self.link.core.write(jetstream_codec.say(messages))
+            self.link.core.write(jetstream_codec.encode_acks(messages))
             last = messages.reply(-1).decode("latin-1"), jetstream_codec.ACK
         tick_seconds = self._broker.settings.tick_seconds
-        pauses = position.build_handover().pauses(self._broker.clock, tick_seconds)
+        pauses = position.build_handover().remaining_delays(self._broker.clock, tick_seconds)
         owed = feed.owed(pauses) if feed.sole is not None else None
         buried = self._burials.end(feed)
         name = self.listening.end(feed)
@@ -547,7 +559,7 @@ class Cluster:
     def _ask(
         self,
         cls: RemoteClass,
-        find: Callable[[Stored], Awaitable[RemoteFetchOutcome | RemotePurgeOutcome]],
+        find: Callable[[StoredMessages], Awaitable[RemoteFetchOutcome | RemotePurgeOutcome]],
         tell: Callable[[Any], None],
     ) -> None:
         """Have something found out about a class's stream, and told."""
@@ -569,7 +581,7 @@ class Cluster:
         self.uplink.open_classes.add(cls.class_id)
         self._settle()
         head = cls.ring.head
-        while self._ledger.safe(cls.class_id, cls.ring.head) < head:
+        while self._commit_log.durable_head(cls.class_id, cls.ring.head) < head:
             refusal = self.uplink.refusal(cls.class_id)
             if refusal is not None and refusal.code in api.STORAGE_FULL:
                 break
@@ -590,7 +602,7 @@ class Cluster:
         """Messages first..last-1 are purged: nobody here is to have them either."""
         for feed in [feed for feed in self.feeds.values() if feed.cls is cls]:
             feed.strike(first + 1, last + 1)
-            self._broker.connection_requests.notify_position(feed.position)
+            self._broker.subscription_manager.notify_position(feed.position)
             self._touched[feed] = None
         self._broker.store.trim_class(cls)
 
@@ -603,7 +615,7 @@ class Cluster:
         for session in list(self._broker.sessions.values()):
             self._broker.close_session(session)
         self._settle()
-        while not (self.uplink.is_empty and self._ledger.is_empty):
+        while not (self.uplink.is_empty and self._commit_log.is_empty):
             await self._reached.wait()
         while not self._jobs.is_empty and self.link.is_ready:
             await self._reached.wait()

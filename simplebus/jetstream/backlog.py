@@ -18,10 +18,10 @@ from simplebus.core.errors import BusConnectionError
 from simplebus.core.message_class.remote_storage import RemoteCountOutcome, RemoteInventory
 from simplebus.core.subscription.subscription import BrokerSubscription
 from simplebus.jetstream import api
+from simplebus.jetstream.cluster.peers import Others
 from simplebus.jetstream.consume.consumers import Positions
 from simplebus.jetstream.consume.inboxes import Listening
 from simplebus.jetstream.names import JetStreamNames, describe_consumer
-from simplebus.jetstream.peers import Others
 from simplebus.nats.client import jetstream_codec
 from simplebus.nats.client.jetstream_codec import JetStreamError
 from simplebus.net.nats_connection import NatsConnection

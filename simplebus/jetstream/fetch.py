@@ -16,6 +16,7 @@ from itertools import pairwise
 import numpy as np
 import trio
 
+from simplebus.core.clock import BrokerClock
 from simplebus.core.errors import BusConnectionError, Reason, RemoteProtocolError
 from simplebus.core.limits import FETCH_BYTES_MAX
 from simplebus.core.message_class.remote_storage import (
@@ -26,10 +27,9 @@ from simplebus.core.message_class.remote_storage import (
 from simplebus.core.protocol import envelope_batch
 from simplebus.core.protocol.frames import FrameBatch
 from simplebus.core.protocol.requests import FetchRequest, Start
-from simplebus.core.redelivery.delivery_policy import Clock
 from simplebus.jetstream import api
 from simplebus.jetstream.publish import codec
-from simplebus.jetstream.remote_class import RemoteClass
+from simplebus.jetstream.remote_class import RemoteClass, StoredMessages
 from simplebus.jetstream.settings import JetStreamOptions
 from simplebus.nats.client import jetstream_codec
 from simplebus.nats.client.events import ReceivedMessages
@@ -88,7 +88,9 @@ class Stored:
         read_clock()
         asked_at, info = clock.now, None
         try:
-            info = await self._link.api_request(f"STREAM.INFO.{self._options.names.stream(cls.class_id)}")
+            info = await self._link.api_request(
+                f"STREAM.INFO.{self._options.names.stream_name(cls.class_id)}"
+            )
         except (BusConnectionError, JetStreamError):
             await trio.sleep(_REST_SECONDS)
         read_clock()
@@ -169,7 +171,7 @@ class Stored:
 async def found_of(
     stored: Stored,
     cls: RemoteClass,
-    find: Callable[[Stored], Awaitable[RemoteFetchOutcome | RemotePurgeOutcome]],
+    find: Callable[[StoredMessages], Awaitable[RemoteFetchOutcome | RemotePurgeOutcome]],
     wait_stored: Callable[[RemoteClass], Awaitable[None]],
 ) -> RemoteFetchOutcome | RemotePurgeOutcome:
     """What `find` finds in a class's stream when all is there that was accepted and has room; or
@@ -202,14 +204,19 @@ def _rows(messages: ReceivedMessages) -> list[tuple[ReceivedMessages, np.ndarray
     ]
 
 
-def _framed(class_id: int, messages: ReceivedMessages, frame_bytes: int) -> tuple[FrameBatch, np.ndarray]:
+def _framed(
+    class_id: int, messages: ReceivedMessages, frame_bytes: int
+) -> tuple[FrameBatch, np.ndarray]:
     """Messages that are alike as frames, and which of them can be any."""
     is_envelope = bool(codec.are_envelopes(messages)[0])
     batch, good = codec.framed(class_id, messages, is_envelope=is_envelope)
     fits = batch.lengths <= frame_bytes
     if is_envelope:
-        fits &= [bool(envelope_batch.scan(batch.slice(r, r + 1)).count) for r in range(batch.count)]
+        fits &= [
+            bool(envelope_batch.scan_envelopes(batch.slice(r, r + 1)).count)
+            for r in range(batch.count)
+        ]
     if not fits.all():
         good[np.flatnonzero(good)[~fits]] = False
-        batch = batch.take(np.flatnonzero(fits)) if fits.any() else batch.slice(0, 0)
+        batch = batch.select(np.flatnonzero(fits)) if fits.any() else batch.slice(0, 0)
     return batch, good

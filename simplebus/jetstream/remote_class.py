@@ -8,33 +8,73 @@ Rule 2: what the cluster cannot do is refused with a sentence, never left out.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from simplebus.core.errors import Reason, RemoteProtocolError
 from simplebus.core.message_class.message_class import MessageClass, TimeIndex
 from simplebus.core.message_class.remote_storage import (
     RemoteCountOutcome,
     RemoteFetchOutcome,
+    RemoteFetchResult,
+    RemoteFetchResult,
     RemotePurgeOutcome,
 )
 from simplebus.core.protocol.requests import FetchRequest, Start, SubscribeRequest
 from simplebus.core.redelivery.ack_window import AckWindow
-from simplebus.core.redelivery.handover import Left
+from simplebus.core.redelivery.handover import PositionHandover
 from simplebus.core.ring.ring import Ring
 from simplebus.core.settings import FullPolicy, Retention
+from simplebus.core.store.store import Store
+from simplebus.core.store.store import Store
 from simplebus.core.subscription.channel_filter import ChannelFilter
 from simplebus.core.subscription.selection import Ranges
 from simplebus.core.subscription.subscription import BrokerSubscription
 from simplebus.jetstream.stream_clock import StreamClock
 
-if TYPE_CHECKING:
-    from simplebus.core.store.store import Store
-    from simplebus.jetstream.consume.feed import Feed
-    from simplebus.jetstream.fetch import Stored
-
 FEED_MESSAGES_MAX = 128 * 1024
 FEED_BYTES_MAX = 64 * 1024 * 1024
 """What one subscription may hold at a door."""
+
+
+class AcceptanceTimes(Protocol):
+    """Acceptance times of the messages that were fetched for a position."""
+
+    def accepted_at(self, number: int) -> float:
+        """Return when the stream stored a message: seconds since 1970, 0.0 if unknown."""
+        ...
+
+
+class StoredMessages(Protocol):
+    """Access to the messages that are stored in the streams."""
+
+    async def look(self, class_id: int, wish: FetchRequest, frame_bytes: int) -> RemoteFetchResult:
+        """Return consecutive messages of a class."""
+        ...
+
+    async def strike(self, class_id: int, first: int, last: int | None) -> tuple[int, int, int]:
+        """Remove messages. Returns how many were removed and the range first..last-1."""
+        ...
+
+
+class AcceptanceTimes(Protocol):
+    """Acceptance times of the messages that were fetched for a position."""
+
+    def accepted_at(self, number: int) -> float:
+        """Return when the stream stored a message: seconds since 1970, 0.0 if unknown."""
+        ...
+
+
+class StoredMessages(Protocol):
+    """Access to the messages that are stored in the streams."""
+
+    async def look(self, class_id: int, wish: FetchRequest, frame_bytes: int) -> RemoteFetchResult:
+        """Return consecutive messages of a class."""
+        ...
+
+    async def strike(self, class_id: int, first: int, last: int | None) -> tuple[int, int, int]:
+        """Remove messages. Returns how many were removed and the range first..last-1."""
+        ...
+
 
 Begin = Callable[["RemoteClass", BrokerSubscription, "str | Start", bool], None]
 """Called with a position that is new, and where it begins if the cluster does not know it; or in
@@ -45,7 +85,7 @@ End = Callable[["RemoteClass", BrokerSubscription, bool], None]
 Ask = Callable[
     [
         "RemoteClass",
-        Callable[["Stored"], Awaitable[RemoteFetchOutcome | RemotePurgeOutcome]],
+        Callable[[StoredMessages], Awaitable[RemoteFetchOutcome | RemotePurgeOutcome]],
         Callable[[Any], None],
     ],
     None,
@@ -68,7 +108,7 @@ class RemoteClass(MessageClass):
         end: End,
         ask: Ask,
         struck: Callable[[RemoteClass, int, int], None],
-        feeds: Mapping[BrokerSubscription, Feed],
+        feeds: Mapping[BrokerSubscription, AcceptanceTimes],
         coming: Callable[[RemoteClass, BrokerSubscription, Callable[[], None]], bool],
         buried: Callable[[BrokerSubscription, Ranges, int], None],
         count: Callable[[int, Callable[[RemoteCountOutcome], None]], None],
@@ -149,7 +189,7 @@ class RemoteClass(MessageClass):
     ) -> None:
         """See `Elsewhere`."""
 
-        async def find(stored: Stored) -> RemoteFetchOutcome:
+        async def find(stored: StoredMessages) -> RemoteFetchOutcome:
             return await stored.look(self.class_id, request, self._frame_bytes)
 
         self._ask(self, find, on_fetched)
@@ -159,7 +199,7 @@ class RemoteClass(MessageClass):
     ) -> None:
         """See `Elsewhere`."""
 
-        async def find(stored: Stored) -> RemotePurgeOutcome:
+        async def find(stored: StoredMessages) -> RemotePurgeOutcome:
             count, begin, end = await stored.strike(self.class_id, first, last)
             self._struck(self, begin, end)
             return count
@@ -191,11 +231,11 @@ class RemoteClass(MessageClass):
 
     def create_window(
         self, start: str | Start, channel_filter: ChannelFilter | None = None, now: float = 0.0
-    ) -> tuple[AckWindow, Left]:
+    ) -> tuple[AckWindow, PositionHandover]:
         if not (start in ("waiting", "new", "earliest", "last") or isinstance(start, Start)):
             return super().create_window(start, channel_filter, now)  # Which raises.
         self._start = start
-        return AckWindow(floor=0), Left()
+        return AckWindow(floor=0), PositionHandover()
 
     def add_position(self, position: BrokerSubscription) -> None:
         super().add_position(position)

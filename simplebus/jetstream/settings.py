@@ -9,8 +9,8 @@ from __future__ import annotations
 import ssl
 from dataclasses import dataclass, field
 
-from simplebus.core.commit_log import Durability
 from simplebus.core.limits import MESSAGE_ID_MASK
+from simplebus.core.protocol.durability import Durability
 from simplebus.core.settings import FullPolicy, Retention, Settings
 from simplebus.jetstream.names import JetStreamNames
 from simplebus.nats.client.credentials import Credentials

@@ -28,7 +28,9 @@ _TRIM_SECONDS = 2.0
 class Trimming:
     """Of one door."""
 
-    def __init__(self, link: NatsConnection, positions: Positions, jobs: Jobs, listening: Listening) -> None:
+    def __init__(
+        self, link: NatsConnection, positions: Positions, jobs: ClassJobs, listening: Listening
+    ) -> None:
         self._link = link
         self._positions = positions
         self._jobs = jobs

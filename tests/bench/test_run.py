@@ -6,12 +6,12 @@ import re
 
 import pytest
 
-from tests.support.programs import run, server
+from tests.support.programs import run_program, server
 
 
 @pytest.mark.long
 def test_a_bench_starts_a_server_of_its_own_and_reports() -> None:
-    status, said, complained = run("bench", "--messages", "2000", "--size", "32")
+    status, said, complained = run_program("bench", "--messages", "2000", "--size", "32")
     assert status == 0, complained
     assert "verified    2,000 messages of 32 bytes to 1 subscriber" in said
     assert re.search(r"^throughput  [\d,]+ messages a second published", said, re.MULTILINE)
@@ -20,8 +20,8 @@ def test_a_bench_starts_a_server_of_its_own_and_reports() -> None:
 
 def test_a_bench_uses_the_server_it_is_given_and_leaves_it_running() -> None:
     with server() as (bus, url):
-        run("pub", "65000", "something", "else", "--url", url)
-        status, said, complained = run(
+        run_program("pub", "65000", "something", "else", "--url", url)
+        status, said, complained = run_program(
             "bench", "--messages", "300", "--size", "16", "--subscribers", "2", "--url", url
         )
         assert status == 0, complained
@@ -33,6 +33,6 @@ def test_a_bench_uses_the_server_it_is_given_and_leaves_it_running() -> None:
 
 def test_there_is_no_rate_for_a_bus_that_drops() -> None:
     with server("--full", "drop_newest", "--max-class-messages", "100") as (_, url):
-        status, said, complained = run("bench", "--messages", "50000", "--url", url)
+        status, said, complained = run_program("bench", "--messages", "50000", "--url", url)
     assert (status, said) == (1, "")
     assert "no rate, because subscriber 1 found a fault: message" in complained

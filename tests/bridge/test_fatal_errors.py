@@ -96,6 +96,6 @@ async def test_command_exits_with_config_status_on_fatal_error(
     with trio.fail_after(PATIENCE_SECONDS):
         async with refusing(monkeypatch, "cluster old") as door, serving() as up:
             with program("bridge", "--from", str(up.addresses[0]), "--to", door, "a") as bridge:
-                status, _, said = await trio.to_thread.run_sync(bridge.end)
+                status, _, said = await trio.to_thread.run_sync(bridge.wait)
     assert status == 78
     assert WHAT_TO_DO in said.splitlines()[-1]

@@ -46,7 +46,7 @@ def test_http_reports_copiers() -> None:
         server("--no-nats", "--no-http") as (far, url),
         program("bridge", "--from", near, "--to", url, "--name", "b", "a", "--http", "0") as it,
     ):
-        _, _, at = it.line().partition("simplebus bridge ready http=")
+        _, _, at = it.read_line().partition("simplebus bridge ready http=")
         (name,) = lanes_of(at, are_up=True)
         assert ask(at, "/healthz")["status"] == "ok"
         far.process.kill()
@@ -84,7 +84,7 @@ def bridged(tmp_path: Path, port: int, *, is_part: bool) -> Iterator[tuple[str, 
         server("--no-nats", "--no-http") as (_, near),
         program("bridge", "--from", near, *way, "a", "--http", "0") as it,
     ):
-        yield near, it.line().partition("simplebus bridge ready http=")[2]
+        yield near, it.read_line().partition("simplebus bridge ready http=")[2]
 
 
 def comes_to(lag: int, at: str) -> None:

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from load import line, partitions
-from tests.support.requirements import missing
+from tests.support.requirements import skip_or_fail
 
 PATIENCE_SECONDS = 120.0
 
@@ -16,7 +16,7 @@ PATIENCE_SECONDS = 120.0
 @pytest.fixture(autouse=True)
 def _networks() -> None:
     if lack := line.missing():
-        missing(f"networks of one's own need {lack}")
+        skip_or_fail(f"networks of one's own need {lack}")
 
 
 @pytest.fixture(autouse=True)

@@ -24,7 +24,7 @@ from simplebus.core.limits import Limits
 from simplebus.core.settings import FullPolicy, Settings
 from simplebus.server.run import ServeOptions, serve
 from simplebus.testing.server import bus_server
-from tests.support.programs import ROOT, program, started
+from tests.support.programs import ROOT, program, start_program
 
 COUNT = 2000
 PATIENCE_SECONDS = 120.0
@@ -40,7 +40,7 @@ class Killed:
 
     def again(self) -> None:
         with self._log.open("a") as log:
-            self._process = started(*self._words, stdin=DEVNULL, stdout=DEVNULL, stderr=log)
+            self._process = start_program(*self._words, stdin=DEVNULL, stdout=DEVNULL, stderr=log)
 
     def said(self) -> str:
         """The last of what it has logged, and whether it is there."""
@@ -123,7 +123,7 @@ async def test_command_ends_cleanly_and_logs_counts() -> None:
                 async with there.subscribe(1) as messages:
                     assert (await messages.get()).payload == b"hello"
                 bridge.signal(signal.SIGTERM)
-                status, _, log = await trio.to_thread.run_sync(bridge.end)
+                status, _, log = await trio.to_thread.run_sync(bridge.wait)
     assert status == 0
     assert "bridge bridge there 1: copying from sequence 0" in log
 

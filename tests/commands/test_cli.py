@@ -22,7 +22,7 @@ from tests.support.programs import (
     ROOT,
     environment,
     program,
-    run,
+    run_program,
     server,
 )
 
@@ -221,7 +221,7 @@ def test_a_server_says_that_it_is_ready_and_is() -> None:
         assert int(port) > 0
         socket.create_connection((host, int(port)), timeout=60).close()
         it.signal(signal.SIGTERM)
-        status, said, complained = it.end()
+        status, said, complained = it.wait()
     assert (status, said) == (0, "")
     assert "SIGTERM: draining" in complained
     assert "Traceback" not in complained
@@ -230,20 +230,20 @@ def test_a_server_says_that_it_is_ready_and_is() -> None:
 def test_ctrl_c_ends_a_server_as_sigterm_does() -> None:
     with server() as (it, _):
         it.signal(signal.SIGINT)
-        status, _, complained = it.end()
+        status, _, complained = it.wait()
     assert status == 0
     assert "Traceback" not in complained
 
 
 def test_the_environment_steers_a_server() -> None:
     with program("serve", SIMPLEBUS_PORT="0", SIMPLEBUS_HOST="127.0.0.1", SIMPLEBUS_TICK="9") as it:
-        assert it.line().startswith("simplebus ready tcp=127.0.0.1:")
+        assert it.read_line().startswith("simplebus ready tcp=127.0.0.1:")
 
 
 def test_a_port_that_is_taken_is_one_sentence() -> None:
     with server("--host", "127.0.0.1") as (_, url):
         address = url.removeprefix("simplebus://")
-        status, said, complained = run(
+        status, said, complained = run_program(
             "serve", "--host", "127.0.0.1", "--port", address.rpartition(":")[2]
         )
     assert (status, said) == (69, "")
@@ -251,7 +251,7 @@ def test_a_port_that_is_taken_is_one_sentence() -> None:
 
 
 def test_a_host_that_is_none_is_one_sentence() -> None:
-    status, said, complained = run("serve", "--host", "256.0.0.1", "--port", "0")
+    status, said, complained = run_program("serve", "--host", "256.0.0.1", "--port", "0")
     assert (status, said) == (69, "")
     assert complained.startswith("simplebus: cannot listen on 256.0.0.1: ")
     assert len(complained.splitlines()) == 1
@@ -260,12 +260,12 @@ def test_a_host_that_is_none_is_one_sentence() -> None:
 @pytest.mark.parametrize("flag", ["--host", "--http-host"])
 def test_a_host_that_is_empty_is_not_everywhere(flag: str, tmp_path: Path) -> None:
     told = f"Invalid value for '{flag}': '' is no address, expected one to listen on; 0.0.0.0 and"
-    status, said, complained = run("serve", flag, "", "--port", "0")
+    status, said, complained = run_program("serve", flag, "", "--port", "0")
     assert (status, said) == (2, "")
     assert told in complained
     file = tmp_path / "bus.toml"
     file.write_text(f"[serve]\n{flag[2:]} = ''\n")
-    status, said, complained = run("check-config", str(file))
+    status, said, complained = run_program("check-config", str(file))
     assert status == 78
     assert "no address, expected one to listen on" in said + complained
 
@@ -278,7 +278,7 @@ def test_verbose_prints_rates_apart_from_the_ready_line() -> None:
         ):
             assert it.process.poll() is None
         it.signal(signal.SIGTERM)
-        status, said, _ = it.end()
+        status, said, _ = it.wait()
     assert (status, said) == (0, "")
 
 
@@ -295,7 +295,7 @@ async def test_sigterm_waits_until_what_is_stored_is_acknowledged() -> None:
             assert it.process.poll() is None
             messages.ack(message)
             await bus.flush()
-            status, _, complained = await trio.to_thread.run_sync(it.end)
+            status, _, complained = await trio.to_thread.run_sync(it.wait)
     assert status == 0
     assert "lost" not in complained
 
@@ -309,7 +309,7 @@ async def test_sigterm_does_not_wait_longer_than_it_may() -> None:
             await bus.publish(b"important", class_id=1)
             await anext(messages)
             it.signal(signal.SIGTERM)
-            status, _, complained = await trio.to_thread.run_sync(it.end)
+            status, _, complained = await trio.to_thread.run_sync(it.wait)
     assert status == 0
     assert "class 1: 1 stored messages are lost" in complained
 
@@ -324,7 +324,7 @@ def test_systemd_is_told_what_happens(tmp_path: Path) -> None:
             assert told[1].startswith(f"STATUS=listening on {url.removeprefix('simplebus://')}")
             it.signal(signal.SIGTERM)
             assert systemd.recv(4096).decode().splitlines() == ["STOPPING=1", "STATUS=draining"]
-            assert it.end()[0] == 0
+            assert it.wait()[0] == 0
 
 
 # pub and sub -------------------------------------------------------------------------------------
@@ -345,18 +345,18 @@ def publish(url: str, class_id: int | str, *texts: str) -> None:
 
 
 def test_what_is_published_is_printed(url: str) -> None:
-    assert run("pub", "11", "hello", "wörld", "--url", url) == (
+    assert run_program("pub", "11", "hello", "wörld", "--url", url) == (
         0,
         "",
         "2 messages sent to class 11\n",
     )
-    assert run("sub", "11", "--count", "2", "--url", url) == (0, "hello\nwörld\n", "")
+    assert run_program("sub", "11", "--count", "2", "--url", url) == (0, "hello\nwörld\n", "")
 
 
 def test_each_line_of_the_input_is_a_message(url: str) -> None:
-    status, _, complained = run("pub", "12", "--url", url, given=b"one\n\n\xff\r\nlast")
+    status, _, complained = run_program("pub", "12", "--url", url, given=b"one\n\n\xff\r\nlast")
     assert (status, complained) == (0, "4 messages sent to class 12\n")
-    assert run("sub", "12", "--count", "4", SIMPLEBUS_URL=url) == (
+    assert run_program("sub", "12", "--count", "4", SIMPLEBUS_URL=url) == (
         0,
         "one\n\n\\xff\\r\nlast\n",
         "",
@@ -364,12 +364,12 @@ def test_each_line_of_the_input_is_a_message(url: str) -> None:
 
 
 def test_no_input_is_no_message(url: str) -> None:
-    assert run("pub", "13", "--url", url, given=b"") == (0, "", "0 messages sent to class 13\n")
+    assert run_program("pub", "13", "--url", url, given=b"") == (0, "", "0 messages sent to class 13\n")
 
 
 def test_raw_output_is_the_bytes_that_were_published(url: str) -> None:
     content = b"\x1b[31m \xc3\xb6 \t"
-    run("pub", "14", "--url", url, given=content)
+    run_program("pub", "14", "--url", url, given=content)
     with program("sub", "14", "--raw", "--count", "1", "--url", url) as it:
         out, _ = it.process.communicate(timeout=60)
     assert out == content + b"\n"
@@ -388,13 +388,13 @@ def test_what_is_said_about_messages_goes_with_them(url: str) -> None:
         "--expires",
         "3600",
     ]
-    assert run("pub", "cli.orders", "x", *options, "--url", url) == (
+    assert run_program("pub", "cli.orders", "x", *options, "--url", url) == (
         0,
         "",
         "1 message sent to class cli.orders\n",
     )
-    assert run("pub", "cli.orders", "--count", "2", *options, "--url", url)[0] == 0
-    assert run("pub", "cli.orders", *options, "--url", url, given=b"line\n")[0] == 0
+    assert run_program("pub", "cli.orders", "--count", "2", *options, "--url", url)[0] == 0
+    assert run_program("pub", "cli.orders", *options, "--url", url, given=b"line\n")[0] == 0
     with simplebus.connect_blocking(url) as bus:
         messages = bus.fetch("cli.orders")
     assert [message.payload[:2] for message in messages] == [b"x", b"00", b"00", b"li"]
@@ -409,7 +409,7 @@ def test_a_subscriber_gets_the_channels_that_it_asks_for(url: str) -> None:
         for channel in ("eu.paid", "us.paid", "eu.sent"):
             bus.publish(channel.encode(), class_id="cli.sales", channel=channel)
     patterns = ("--channel", "us.*", "--channel", "*.sent")
-    assert run("sub", "cli.sales", *patterns, "--count", "2", "--url", url) == (
+    assert run_program("sub", "cli.sales", *patterns, "--count", "2", "--url", url) == (
         0,
         "us.paid\neu.sent\n",
         "",
@@ -421,28 +421,28 @@ def test_a_subscriber_begins_where_it_is_told_to(url: str) -> None:
         for channel in ("a", "b", "a"):
             bus.publish(channel.encode(), class_id="cli.state", channel=channel)
     begin = ("sub", "cli.state", "--start", "last_values", "--count", "2", "--url", url)
-    assert run(*begin) == (0, "b\na\n", "")
+    assert run_program(*begin) == (0, "b\na\n", "")
 
 
 def test_a_durable_subscriber_goes_on_where_it_ended(url: str) -> None:
     durable = ("sub", "cli.lasting", "--durable", "till", "--count", "1", "--url", url)
     publish(url, "cli.lasting", "a", "b")
-    assert run(*durable)[:2] == (0, "a\n")
+    assert run_program(*durable)[:2] == (0, "a\n")
     publish(url, "cli.lasting", "c")
-    assert [run(*durable)[1] for _ in range(2)] == ["b\n", "c\n"]
+    assert [run_program(*durable)[1] for _ in range(2)] == ["b\n", "c\n"]
 
 
 def test_subscribers_of_a_group_share_the_messages(url: str) -> None:
     member = ("sub", "cli.shared", "--group", "tills", "--count", "1", "--url", url)
     publish(url, "cli.shared", "a", "b")
-    assert [run(*member)[1] for _ in range(2)] == ["a\n", "b\n"]
+    assert [run_program(*member)[1] for _ in range(2)] == ["a\n", "b\n"]
 
 
 def test_a_group_may_be_by_key(url: str) -> None:
     publish(url, "cli.keyed", "a", "b")
     member = ("sub", "cli.keyed", "--group", "tills", "--by-key", "--count", "2", "--url", url)
-    assert run(*member)[:2] == (0, "a\nb\n")
-    code, _, error = run("sub", "cli.keyed", "--by-key", "--url", url)
+    assert run_program(*member)[:2] == (0, "a\nb\n")
+    code, _, error = run_program("sub", "cli.keyed", "--by-key", "--url", url)
     assert code == 2
     assert "--group NAME" in error
 
@@ -451,9 +451,9 @@ def test_a_subscriber_prints_messages_as_they_come(url: str) -> None:
     with program("sub", "15", "--url", url) as it:
         for text in ("first", "second"):
             publish(url, 15, text)
-            assert it.line() == text
+            assert it.read_line() == text
         it.signal(signal.SIGINT)
-        assert it.end() == (130, "", "")
+        assert it.wait() == (130, "", "")
 
 
 def test_a_publisher_sends_a_line_as_soon_as_it_is_typed(url: str) -> None:
@@ -464,25 +464,25 @@ def test_a_publisher_sends_a_line_as_soon_as_it_is_typed(url: str) -> None:
         assert publisher.process.stdin is not None
         publisher.process.stdin.write(b"typed\n")
         publisher.process.stdin.flush()
-        assert subscriber.line() == "typed"
+        assert subscriber.read_line() == "typed"
 
 
 def test_what_is_beyond_the_count_is_left_to_the_next_one(url: str) -> None:
     publish(url, 17, "a", "b", "c")
-    assert run("sub", "17", "--count", "2", "--url", url)[1] == "a\nb\n"
-    assert run("sub", "17", "--count", "1", "--url", url)[1] == "c\n"
+    assert run_program("sub", "17", "--count", "2", "--url", url)[1] == "a\nb\n"
+    assert run_program("sub", "17", "--count", "1", "--url", url)[1] == "c\n"
 
 
 def test_what_is_not_acknowledged_is_left_to_the_next_one(url: str) -> None:
     publish(url, 18, "a", "b")
-    assert run("sub", "18", "--no-ack", "--count", "2", "--url", url)[1] == "a\nb\n"
-    assert run("sub", "18", "--count", "2", "--url", url)[1] == "a\nb\n"
+    assert run_program("sub", "18", "--no-ack", "--count", "2", "--url", url)[1] == "a\nb\n"
+    assert run_program("sub", "18", "--count", "2", "--url", url)[1] == "a\nb\n"
 
 
 def test_a_subscriber_whose_reader_goes_ends_quietly(url: str) -> None:
-    run("pub", "19", "--count", "100000", "--url", url)
+    run_program("pub", "19", "--count", "100000", "--url", url)
     with program("sub", "19", "--url", url) as it:
-        assert it.line().startswith("0000000000")
+        assert it.read_line().startswith("0000000000")
         assert it.process.stdout is not None
         it.process.stdout.close()
         assert it.process.wait(60) == 1
@@ -491,11 +491,11 @@ def test_a_subscriber_whose_reader_goes_ends_quietly(url: str) -> None:
 
 
 def test_generated_messages_are_numbered_and_as_long_as_asked_for(url: str) -> None:
-    status, _, complained = run(
+    status, _, complained = run_program(
         "pub", "9", "--count", "1200", "--size", "32", "--rate", "5000", "--url", url
     )
     assert (status, complained) == (0, "1,200 messages sent to class 9\n")
-    lines = run("sub", "9", "--count", "1200", "--url", url)[1].splitlines()
+    lines = run_program("sub", "9", "--count", "1200", "--url", url)[1].splitlines()
     assert [int(line[:10]) for line in lines] == list(range(1200))
     assert {len(line) for line in lines} == {32}
 
@@ -505,7 +505,7 @@ def test_a_bus_that_is_not_there_is_one_sentence() -> None:
         nobody.bind(("127.0.0.1", 0))
         url = f"simplebus://127.0.0.1:{nobody.getsockname()[1]}"
         for command in (["pub", "1", "x"], ["sub", "1"]):
-            status, said, complained = run(*command, "--url", url)
+            status, said, complained = run_program(*command, "--url", url)
             assert (status, said) == (1, "")
             assert complained.startswith(f"simplebus: cannot connect to {url}: Connection refused")
             assert len(complained.splitlines()) == 1
@@ -514,9 +514,9 @@ def test_a_bus_that_is_not_there_is_one_sentence() -> None:
 def test_a_bus_that_goes_away_is_one_sentence() -> None:
     with server() as (bus, url), program("sub", "1", "--url", url) as it:
         publish(url, 1, "x")
-        assert it.line() == "x"
+        assert it.read_line() == "x"
         bus.process.kill()
-        status, _, complained = it.end()
+        status, _, complained = it.wait()
     assert status == 1
     assert complained.startswith("simplebus: ")
     assert len(complained.splitlines()) == 1

@@ -19,7 +19,7 @@ from simplebus.commands.systemd_unit import (
     unit,
     unreadable,
 )
-from tests.support.requirements import needed
+from tests.support.requirements import require_program
 
 
 def made(*arguments: str, installed_in: str = "/opt/x", port: int = 8888) -> dict[str, str]:
@@ -37,7 +37,7 @@ def made(*arguments: str, installed_in: str = "/opt/x", port: int = 8888) -> dic
 
 def verified(text: str, folder: Path, *, kind: str = "service") -> str:
     """What systemd has to say against a unit."""
-    needed("systemd-analyze")
+    require_program("systemd-analyze")
     path = folder / f"simplebus.{kind}"
     path.write_text(text)
     done = subprocess.run(
@@ -75,7 +75,7 @@ def test_systemd_has_nothing_against_its_sockets(tmp_path: Path) -> None:
 
 def test_systemd_finds_it_well_protected(tmp_path: Path) -> None:
     """Exposure of 2.0 at most, of 10; what it calls OK ends at 4.9."""
-    needed("systemd-analyze")
+    require_program("systemd-analyze")
     path = tmp_path / "simplebus.service"
     path.write_text(
         unit([], ports=[8888], drain_seconds=1, connections=1, installed_in=[Path("/opt/x")])

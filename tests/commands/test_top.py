@@ -16,7 +16,7 @@ from rich.console import Console
 
 import simplebus
 from simplebus.commands.top import Facts, figure, fitted, plain, sparkline
-from tests.support.programs import run, server
+from tests.support.programs import run_program, server
 
 HOSTILE = "evil\x1b[31m[bold]name"
 
@@ -34,7 +34,7 @@ def at() -> Iterator[str]:
 
 
 def test_a_snapshot_is_for_people(at: str) -> None:
-    status, said, complained = run("top", at, "--once")
+    status, said, complained = run_program("top", at, "--once")
     assert (status, complained) == (0, "")
     assert "● ready" in said
     assert "1,500" in said
@@ -43,7 +43,7 @@ def test_a_snapshot_is_for_people(at: str) -> None:
 
 
 def test_or_for_scripts_and_then_it_is_what_the_door_says(at: str) -> None:
-    status, said, _ = run("top", f"http://{at}/", "--json")
+    status, said, _ = run_program("top", f"http://{at}/", "--json")
     assert status == 0
     with urllib.request.urlopen(f"http://{at}/facts", timeout=60) as answer:
         asked = json.load(answer)["facts"]
@@ -56,10 +56,10 @@ def test_who_is_asked_says_who_it_is(tmp_path: Path) -> None:
     users = tmp_path / "users.toml"
     users.write_text('[[users]]\nname = "eye"\npassword = "a long password"\n')
     with server("--no-nats", "--host", "127.0.0.1", "--users", str(users)) as (it, _):
-        status, said, complained = run("top", it.http, "--once")
+        status, said, complained = run_program("top", it.http, "--once")
         assert (status, said) == (1, "")
         assert complained == f"simplebus: http://{it.http} says 401 Unauthorized\n"
-        status, said, _ = run(
+        status, said, _ = run_program(
             *("top", it.http, "--once", "--user", "eye"), SIMPLEBUS_PASSWORD="a long password"
         )
         assert status == 0
@@ -67,7 +67,7 @@ def test_who_is_asked_says_who_it_is(tmp_path: Path) -> None:
 
 
 def test_where_nobody_answers_is_one_sentence() -> None:
-    assert run("top", "127.0.0.1:1") == (
+    assert run_program("top", "127.0.0.1:1") == (
         1,
         "",
         "simplebus: http://127.0.0.1:1 does not answer: [Errno 111] Connection refused\n",
@@ -80,7 +80,7 @@ def test_where_nobody_answers_is_one_sentence() -> None:
     }.items():
         with pytest.raises(ValueError, match="^" + re.escape(sentence)):
             Facts(url)
-    status, _, complained = run("top", "nats://127.0.0.1:4222")
+    status, _, complained = run_program("top", "nats://127.0.0.1:4222")
     assert (status, complained.count("\n")) == (1, 1)
 
 

@@ -89,7 +89,7 @@ def test_who_adds_users_at_once_undoes_nobody_s_work(file: Path) -> None:
             )
             for name, address in (("a", "10.1.0.0/16"), ("b", "10.2.0.0/16"), ("c", "10.3.0.0/16"))
         ]
-        assert [each.end()[0] for each in at_once] == [0, 0, 0]
+        assert [each.wait()[0] for each in at_once] == [0, 0, 0]
     assert {user.name for user in read_users(file)[0].users} == {"a", "b", "c"}
 
 

@@ -58,9 +58,9 @@ def test_what_somebody_reads_is_not(name: str) -> None:
 def test_a_server_and_the_check_say_so_and_never_the_value() -> None:
     told = "SIMPLEBUS_TIK in the environment is read by nothing; did you mean SIMPLEBUS_TICK?"
     with program("serve", "--port", "0", SIMPLEBUS_TIK="geheim") as it:
-        it.line()
+        it.read_line()
         it.process.terminate()
-        status, _, said = it.end()
+        status, _, said = it.wait()
     assert (status, told in said, "geheim" in said) == (0, True, False)
     done = CliRunner().invoke(cli.app, ["check-config", "/dev/null"], env={"SIMPLEBUS_TIK": "1"})
     assert (done.exit_code, done.output) == (0, f"simplebus: {told}\n/dev/null is fine\n")
@@ -157,7 +157,7 @@ def test_a_server_beside_a_service_of_its_name_is_where_it_was_told_to_be(tmp_pa
         "SIMPLEBUS_SERVICE_PORT": "8888",
     }
     with program("serve", "--config", str(file), **service) as it:
-        assert "simplebus ready tcp=127.0.0.1:" in it.line()
+        assert "simplebus ready tcp=127.0.0.1:" in it.read_line()
         it.process.terminate()
-        status, _, said = it.end()
+        status, _, said = it.wait()
     assert (status, "in the environment" in said) == (0, False)

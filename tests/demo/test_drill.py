@@ -29,7 +29,7 @@ def counts(pattern: str, text: str) -> list[int]:
 @pytest.mark.long
 def test_the_demo_passes_and_says_why() -> None:
     with program("demo") as it:
-        status, said, complained = it.end()
+        status, said, complained = it.wait()
     assert (status, complained) == (0, ""), said
     lines = said.splitlines()
     assert lines[-1].startswith("PASSED"), said
@@ -52,12 +52,12 @@ def test_the_demo_passes_and_says_why() -> None:
 
 def test_ctrl_c_ends_the_demo_and_all_that_it_has_started() -> None:
     with program("demo") as it:
-        while "subscribers are up" not in it.line():
+        while "subscribers are up" not in it.read_line():
             pass
         started = children(it.process.pid)
         assert len(started) == 3
         it.signal(signal.SIGINT)
-        status, said, complained = it.end()
+        status, said, complained = it.wait()
     assert (status, complained) == (130, "")
     assert "PASSED" not in said
     for pid in started:
@@ -67,7 +67,7 @@ def test_ctrl_c_ends_the_demo_and_all_that_it_has_started() -> None:
 
 def test_no_worker_outlives_a_demo_that_is_killed(tmp_path: Path) -> None:
     with program("demo", TMPDIR=str(tmp_path)) as it:
-        while "subscribers are up" not in it.line():
+        while "subscribers are up" not in it.read_line():
             pass
         started = children(it.process.pid)
         assert len(started) == 3

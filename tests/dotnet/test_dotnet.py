@@ -32,7 +32,7 @@ from tests.support.oracles import (
 )
 from tests.support.oracles import split_frames as split
 from tests.support.programs import PATIENCE_SECONDS, Program, server
-from tests.support.requirements import needed
+from tests.support.requirements import require_program
 from tests.support.strategies import (
     ACK,
     CONNECT,
@@ -74,8 +74,8 @@ def code_of_the_readme() -> str:
 @pytest.fixture(scope="module")
 def dotnet(tmp_path_factory: pytest.TempPathFactory) -> Dotnet:
     """Runs one of these programs: `Shops`, `Checks`, `Readme`. Killed with the block."""
-    needed("mcs")
-    needed("mono")
+    require_program("mcs")
+    require_program("mono")
     folder = tmp_path_factory.mktemp("dotnet")
     readme = folder / "Readme.cs"
     readme.write_text(README_PROGRAM % code_of_the_readme())
@@ -123,7 +123,7 @@ def tell(program: Program, line: str) -> None:
 
 def ends_well(program: Program) -> list[str]:
     """End its input; returns the lines that it says yet."""
-    status, said, complained = program.end()
+    status, said, complained = program.wait()
     assert (status, complained) == (0, ""), said
     return said.splitlines()
 
@@ -131,7 +131,7 @@ def ends_well(program: Program) -> list[str]:
 def ask(dotnet: Dotnet, *questions: str) -> list[str]:
     """The answers of `Checks bytes`."""
     with dotnet("Checks", "bytes") as checks:
-        status, said, complained = checks.end("".join(f"{q}\n" for q in questions).encode())
+        status, said, complained = checks.wait("".join(f"{q}\n" for q in questions).encode())
     assert status == 0, complained
     return said.splitlines()
 
@@ -303,10 +303,10 @@ def test_it_connects_first_and_subscribes_once_per_class(dotnet: Dotnet) -> None
     with watching(dotnet, "Checks", "two") as (checks, accepted), accepted() as peer:
         assert peer.greet(session_id=0x04030201) == {1, 2}
         assert [peer.frame() for _ in range(2)] == [(SUBSCRIBE, n, 0, 0, b"") for n in (1, 2)]
-        assert checks.line() == f"session {0x04030201}"
+        assert checks.read_line() == f"session {0x04030201}"
         peer.say(HEARTBEAT)
         peer.say(MESSAGE, class_id=2, message_id=7, timer_index=4, content=b"<\r\n")
-        assert [checks.line() for _ in range(2)] == ["first 2 7 3c0d0a", "second 2 7 3c0d0a"]
+        assert [checks.read_line() for _ in range(2)] == ["first 2 7 3c0d0a", "second 2 7 3c0d0a"]
         assert peer.frame() == (ACK, 2, 0, 4, b"7-8")
 
 
@@ -347,9 +347,9 @@ def test_what_it_had_not_acknowledged_is_forgotten_with_the_connection(dotnet: D
         with accepted() as peer:
             peer.greet()
             [peer.frame() for _ in range(2)]
-            assert checks.line() == "session 0"
+            assert checks.read_line() == "session 0"
             peer.say(MESSAGE, class_id=1, message_id=3)
-            assert [checks.line() for _ in range(2)] == ["first 1 3 ", "second 1 3 "]
+            assert [checks.read_line() for _ in range(2)] == ["first 1 3 ", "second 1 3 "]
         with accepted() as peer:
             assert peer.greet() == {1, 2}
             assert [peer.frame() for _ in range(2)] == [(SUBSCRIBE, n, 0, 0, b"") for n in (1, 2)]
@@ -361,16 +361,16 @@ def test_closing_acknowledges_at_once_and_hangs_up_when_all_is_written(dotnet: D
     with watching(dotnet, "Checks", "patient") as (checks, accepted), accepted() as peer:
         peer.greet()
         peer.frame()
-        assert checks.line() == "session 0"
+        assert checks.read_line() == "session 0"
         peer.say(MESSAGE, class_id=1)
-        assert checks.line() == "0"
+        assert checks.read_line() == "0"
         assert checks.process.stdin is not None
         checks.process.stdin.close()
         assert peer.frame() == (ACK, 1, 0, 0, b"0-1")
         assert peer.sock.recv(100) == b""
         peer.say(MESSAGE, class_id=1, message_id=1)  # It is not processed any more.
         peer.sock.close()
-        assert checks.line() == "closed"
+        assert checks.read_line() == "closed"
 
 
 def test_a_client_that_has_nothing_to_say_says_so(dotnet: Dotnet) -> None:
@@ -384,7 +384,7 @@ def test_a_client_that_has_nothing_to_say_says_so(dotnet: Dotnet) -> None:
 
 def test_the_example_of_its_readme_runs(dotnet: Dotnet) -> None:
     with server() as (_, url), dotnet("Readme", url.rpartition(":")[2]) as readme:
-        assert readme.line() == "First"
+        assert readme.read_line() == "First"
         assert ends_well(readme) == []
         assert what_is_left(url) == []
 
@@ -395,15 +395,15 @@ def test_200000_messages_come_in_order_and_are_acknowledged(dotnet: Dotnet) -> N
             dotnet("Shops", "count", address(url), "200000") as counting,
             dotnet("Shops", "publish", address(url)) as publishing,
         ):
-            assert counting.line().startswith("session ")
-            assert publishing.line().startswith("session ")
+            assert counting.read_line().startswith("session ")
+            assert publishing.read_line().startswith("session ")
             tell(publishing, "200000")
-            assert publishing.line() == "published 200000"
-            assert counting.line().startswith("counted 200000 in order")
+            assert publishing.read_line() == "published 200000"
+            assert counting.read_line().startswith("counted 200000 in order")
             assert ends_well(publishing) == ends_well(counting) == []
         assert what_is_left(url) == []
         bus.process.terminate()  # It waits for what is not acknowledged, and says what is lost.
-        status, _, log = bus.end()
+        status, _, log = bus.wait()
         assert status == 0
         assert "lost" not in log
 
@@ -429,7 +429,7 @@ class Listener(threading.Thread):
 
     def __init__(self, program: Program) -> None:
         super().__init__(daemon=True)
-        assert program.line().startswith("session ")
+        assert program.read_line().startswith("session ")
         self.numbers: list[int] = []
         self.process = program.process
         self._rest, program._unread = program._unread, b""
@@ -492,10 +492,10 @@ def test_a_handler_that_throws_gets_the_message_again(dotnet: Dotnet) -> None:
         dotnet("Shops", "publish", address(url)) as publishing,
         dotnet("Checks", "faulty", address(url)) as faulty,
     ):
-        assert faulty.line().startswith("session ")
+        assert faulty.read_line().startswith("session ")
         tell(publishing, "10")
-        assert [int(faulty.line()) for _ in range(12)] == [*range(10), 5, 7]
-        status, said, complained = faulty.end()
+        assert [int(faulty.read_line()) for _ in range(12)] == [*range(10), 5, 7]
+        status, said, complained = faulty.wait()
         assert (status, said) == (0, "closed\n")
         assert re.findall(r"failed on message (\d+) of class 1", complained) == ["5", "7"]
         assert what_is_left(url) == []
@@ -508,9 +508,9 @@ def test_it_publishes_to_a_full_class_from_its_own_handler(dotnet: Dotnet) -> No
         dotnet("Checks", "echo", address(url)) as echoing,
         dotnet("Shops", "publish", address(url)) as publishing,
     ):
-        assert echoing.line().startswith("session ")
+        assert echoing.read_line().startswith("session ")
         tell(publishing, "900")
-        assert [echoing.line() for _ in range(900)] == ["echoed"] * 900
+        assert [echoing.read_line() for _ in range(900)] == ["echoed"] * 900
 
 
 def test_it_comes_back_when_the_server_was_restarted(dotnet: Dotnet) -> None:
@@ -520,16 +520,16 @@ def test_it_comes_back_when_the_server_was_restarted(dotnet: Dotnet) -> None:
             subscribing = clients.enter_context(dotnet("Shops", "subscribe", address(url)))
             publishing = clients.enter_context(dotnet("Shops", "publish", address(url)))
             listener = Listener(subscribing)
-            assert publishing.line().startswith("session ")
+            assert publishing.read_line().startswith("session ")
             tell(publishing, "1000")
-            assert publishing.line() == "published 1000"
+            assert publishing.read_line() == "published 1000"
             listener.until(lambda numbers: len(numbers) == 1000)
             bus.process.kill()
         assert publishing.process.stderr is not None
         assert b"connection lost: " in publishing.process.stderr.readline()
         tell(publishing, "1000")  # They wait, for there is nobody to take them.
         with server("--port", port):
-            assert publishing.line() == "published 2000"
+            assert publishing.read_line() == "published 2000"
             listener.until(lambda numbers: len(numbers) == 2000)
             assert listener.numbers == list(range(2000))
 

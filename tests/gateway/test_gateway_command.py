@@ -123,16 +123,16 @@ def test_reloads_file_and_stops_on_signal(folder: Path) -> None:
     file, path = folder / "gateway.toml", folder / "said.db"
     file.write_text(SINK % path + CLOCK % "one")
     with program("gateway", str(file)) as gateway:
-        assert gateway.line() == "simplebus gateway ready modules=2"
+        assert gateway.read_line() == "simplebus gateway ready modules=2"
         wait_said(path, "one")
         file.write_text("[modules.sink]\nmodul = 3\n")
         gateway.signal(signal.SIGHUP)
-        gateway.complains("all goes on as before: ")
+        gateway.wait_for_stderr("all goes on as before: ")
         file.write_text(SINK % path + CLOCK % "two")
         gateway.signal(signal.SIGHUP)
         wait_said(path, "two")
         gateway.signal(signal.SIGTERM)
-        status, _, told = gateway.end()
+        status, _, told = gateway.wait()
     assert status == 0, told
     assert "all goes on as before: " in told
     assert "gateway.toml:2: modules.sink.modul: 'modul' is unknown; did you mean" in told
@@ -155,7 +155,7 @@ settings = {{ to = "{url}", class = 7, data_dir = "{folder / "kept"}" }}
     file.write_text(up + CLOCK % "x" + SINK % path)
     for is_last in False, True:
         with program("gateway", str(file)) as gateway:
-            gateway.line()
+            gateway.read_line()
             if not is_last:
                 wait_many(path, 40)
                 continue  # Killed.
@@ -170,7 +170,7 @@ settings = {{ to = "{url}", class = 7, data_dir = "{folder / "kept"}" }}
                     if ticks.count(0) == 2 and len(ticks) - ticks[1:].index(0) > 12:
                         break
             gateway.signal(signal.SIGTERM)
-            gateway.end()
+            gateway.wait()
     lives = [number for number, tick in enumerate(ticks) if tick == 0]
     for begin, end in zip(lives, [*lives[1:], len(ticks)], strict=True):
         life = ticks[begin:end]
@@ -193,7 +193,7 @@ def test_broken_or_empty_file_changes_nothing(folder: Path) -> None:
     file, path = folder / "gateway.toml", folder / "said.db"
     file.write_text(SINK % path + CLOCK % "begin")
     with program("gateway", str(file)) as gateway:
-        gateway.line()
+        gateway.read_line()
         wait_said(path, "begin")
         for number, (text, _) in enumerate(BROKEN):
             if text is None:
@@ -201,12 +201,12 @@ def test_broken_or_empty_file_changes_nothing(folder: Path) -> None:
             else:
                 file.write_text(text)
             gateway.signal(signal.SIGHUP)
-            gateway.complains("all goes on as before: ", number + 1)
+            gateway.wait_for_stderr("all goes on as before: ", number + 1)
             file.write_text(SINK % path + CLOCK % number)
             gateway.signal(signal.SIGHUP)
             wait_said(path, str(number))
         gateway.signal(signal.SIGTERM)
-        status, _, told = gateway.end()
+        status, _, told = gateway.wait()
     assert status == 0, told
     lines = [line for line in told.splitlines() if f"all goes on as before: {file}" in line]
     for line, (_, why) in zip(lines, BROKEN, strict=True):
@@ -236,12 +236,12 @@ def test_stops_while_module_is_being_created(folder: Path, signals: int) -> None
     file.write_text(SINK % (folder / "said.db") + '[modules.a]\nmodule = "stuck_of_test:Stuck"\n')
     patience = "0.2" if signals == 1 else "3600"
     with program("gateway", "--drain-timeout", patience, str(file)) as gateway:
-        assert gateway.line() == "is made"
+        assert gateway.read_line() == "is made"
         gateway.signal(signal.SIGTERM)
         if signals == 2:
-            gateway.complains("ends: ")
+            gateway.wait_for_stderr("ends: ")
             gateway.signal(signal.SIGTERM)
-        status, _, told = gateway.end()
+        status, _, told = gateway.wait()
     assert status == 0, told
     assert ("ends at once" in told) == (signals == 2)
 
@@ -303,12 +303,12 @@ def test_second_signal_ends_shielded_module(
         CLOCK % "one" + "[modules.bad]\nmodule = 'shielded_of_test:Shielded'\nhears = ['clock']\n"
     )
     with program("gateway", "--drain-timeout", "0.1", str(file)) as gateway:
-        assert gateway.line() == "simplebus gateway ready modules=2"
-        gateway.complains("it never returns")
+        assert gateway.read_line() == "simplebus gateway ready modules=2"
+        gateway.wait_for_stderr("it never returns")
         gateway.signal(signal.SIGTERM)
-        gateway.complains("module 'bad' shields itself from cancellation")
+        gateway.wait_for_stderr("module 'bad' shields itself from cancellation")
         gateway.signal(signal.SIGTERM)
-        status, _, told = gateway.end()
+        status, _, told = gateway.wait()
     assert status == 1, told
     assert "ends at once" in told
 
@@ -323,10 +323,10 @@ def test_reload_abandons_module_that_never_starts(folder: Path) -> None:
         wait_said(path, "one")
         file.write_text(SINK % path + CLOCK % "two")
         gateway.signal(signal.SIGHUP)
-        assert gateway.line() == "simplebus gateway ready modules=3"
+        assert gateway.read_line() == "simplebus gateway ready modules=3"
         wait_said(path, "two")
         gateway.signal(signal.SIGTERM)
-        status, _, told = gateway.end()
+        status, _, told = gateway.wait()
     assert status == 0, told
     assert "module 'stuck' did not stop within" in told
 
@@ -342,11 +342,11 @@ def test_earlier_loss_is_not_reported_at_end(folder: Path) -> None:
         # From then on it says one thing more, behind all that it has said.
         file.write_text(SINK % path + LAST_WORD)
         gateway.signal(signal.SIGHUP)
-        assert gateway.line() == "simplebus gateway ready modules=3"
-        gateway.complains("read ")
+        assert gateway.read_line() == "simplebus gateway ready modules=3"
+        gateway.wait_for_stderr("read ")
         wait_said(path, "last")
         gateway.signal(signal.SIGTERM)
-        status, _, told = gateway.end()
+        status, _, told = gateway.wait()
     assert status == 0, told
     assert re.search(r"ends: 2 of 2 modules running; .*, [\d,]+ dropped", told)
     assert "not all messages were delivered" not in told

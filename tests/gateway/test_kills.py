@@ -69,7 +69,7 @@ def value(gateway: str, what: str) -> int:
 
 def started(gateway: Program) -> str:
     """Where its HTTP door is."""
-    return gateway.line().partition(" http=")[2]
+    return gateway.read_line().partition(" http=")[2]
 
 
 def play(

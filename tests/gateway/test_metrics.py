@@ -41,7 +41,7 @@ def test_http_reports_modules(tmp_path: Path) -> None:
     file = tmp_path / "modules.toml"
     file.write_text(MODULES)
     with program("gateway", str(file), "--http", "0") as it:
-        ready, _, at = it.line().partition(" http=")
+        ready, _, at = it.read_line().partition(" http=")
         assert ready == "simplebus gateway ready modules=2"
 
         def ask(path: str) -> bytes:
@@ -71,7 +71,7 @@ def test_snapshot_shows_failures_and_health(tmp_path: Path) -> None:
         '[modules.fails]\nmodule = "own_of_test:Fails"\nhears = ["clock"]\n' + MODULES
     )
     with program("gateway", str(file), "--http", "0") as it:
-        at = it.line().partition(" http=")[2]
+        at = it.read_line().partition(" http=")[2]
         deadline = time.monotonic() + PATIENCE_SECONDS
         metrics = told = b""
         while b'_module_value{module="tells",what="level"} 7' not in metrics or not told:

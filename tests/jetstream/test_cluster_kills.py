@@ -44,7 +44,7 @@ class Door:
     def start(self) -> None:
         self._stack = contextlib.ExitStack()
         self.program = self._stack.enter_context(program("serve", *self._arguments))
-        assert self.program.line().startswith("simplebus ready")
+        assert self.program.read_line().startswith("simplebus ready")
 
     def kill(self) -> None:
         self._stack.close()

@@ -12,7 +12,7 @@ from simplebus.commands.explain import lines
 from simplebus.core.errors import BusConnectionError
 from simplebus.core.protocol.inquiry import ClassInfo
 from simplebus.jetstream import backlog
-from simplebus.jetstream.consume.handover import LEFT
+from simplebus.jetstream.cluster.peers import LEFT
 from tests.jetstream.faulty_api import asked_in_vain
 from tests.jetstream.nats_servers import NatsServer
 from tests.jetstream.stateless_servers import (

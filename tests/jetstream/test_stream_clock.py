@@ -104,7 +104,7 @@ def test_what_has_times_waits_at_a_door_until_it_is_known_what_time_it_is() -> N
     assert clock.take_wanted()
     clock.heard(NOW, NOW, said_at(NOW - 3600))
     door.feed.fill()
-    door.broker.connection_requests.notify_position(door.feed.position)
+    door.broker.subscription_manager.notify_position(door.feed.position)
     assert [payload for _, payload in door.taken()] == [b"2", b"4"]
     here.now += 5
     door.take(envelope(5, stored=fresh + 5, not_before_ms=10_000))

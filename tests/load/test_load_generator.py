@@ -13,14 +13,14 @@ from load import canary, canary_nats, generators, sdk
 from load.measure import Manner
 from load.processes import LoadError
 from simplebus.spark.jobs.report.traces import RUN_FILE
-from tests.support.requirements import needed
+from tests.support.requirements import require_program
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(autouse=True, scope="module")
 def _compiler() -> None:
-    needed("cc", "gcc", "clang")
+    require_program("cc", "gcc", "clang")
 
 
 @pytest.mark.parametrize("version", canary.VERSIONS)

@@ -13,7 +13,7 @@ from random import Random
 import pytest
 
 from load.power import PAGE_BYTES, Power, mixed, torn
-from tests.support.requirements import needed
+from tests.support.requirements import require_program
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -47,7 +47,7 @@ class Kind(Random):
 
 @pytest.fixture(autouse=True, scope="module")
 def _compiler() -> None:
-    needed("cc", "gcc", "clang")
+    require_program("cc", "gcc", "clang")
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from load.traces import KINDS, Tracer, prepare, read_records
 from simplebus.spark.jobs.report.figures import figures
 from simplebus.spark.jobs.report.ranges import Ranges
 from simplebus.spark.jobs.report.traces import COLUMNS, Rows
-from tests.support.requirements import missing, needed
+from tests.support.requirements import skip_or_fail, require_program
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -26,7 +26,7 @@ COUNT = 20_001
 
 @pytest.fixture(autouse=True, scope="module")
 def _compiler() -> None:
-    needed("cc", "gcc", "clang")
+    require_program("cc", "gcc", "clang")
 
 
 def numbers(tracer: Tracer, process: int, kind: str) -> list[tuple[int, int, int]]:
@@ -57,7 +57,7 @@ def test_a_trace_has_every_message_of_every_class_once(
     kind: str, protocol: str, heard: tuple[str, ...], tmp_path: Path
 ) -> None:
     if not is_available(kind):
-        missing(f"{kind} is not installed")
+        skip_or_fail(f"{kind} is not installed")
     tracer, flow = Tracer(tmp_path), Flow(classes=(7, 8), subscribers=2)
     with running(kind) as broker:
         sample = measure(broker, protocol, flow, count=COUNT, tracer=tracer)

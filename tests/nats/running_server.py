@@ -52,7 +52,7 @@ def door(*arguments: str, port: int = 0, conf: str = "", toml: str = "") -> Iter
             arguments = (*arguments, "--config", str(_kept(stack, "simplebus.toml", toml)))
         flags = ("--port", "0", "--nats-port", str(port), *arguments)
         served = stack.enter_context(program("serve", *flags))
-        ready = served.line()
+        ready = served.read_line()
         match = re.search(rf"^simplebus ready .*nats={re.escape(HOST)}:(\d+)", ready)
         assert match, ready
         yield Door(int(match[1]), served.process)
@@ -80,7 +80,7 @@ def _reference(port: int, conf: str) -> Iterator[Door]:
         try:
             reading = Program(process)
             process.stdout = process.stderr  # Where it says what it does.
-            for line in iter(reading.line, None):
+            for line in iter(reading.read_line, None):
                 if match := re.search(r"Listening for client connections on [^ ]*:(\d+)", line):
                     break
             yield Door(int(match[1]), process)

@@ -18,7 +18,7 @@ import simplebus.net.tls
 from simplebus.net.tls import PIECE_BYTES, SLICE_BYTES, WIDE_AFTER_BYTES, TlsSocket
 from simplebus.server.tls.certificates import TlsOptions, create_ssl_context
 from tests.support.certificates import Authority, Pair, trusting
-from tests.support.requirements import missing
+from tests.support.requirements import skip_or_fail
 
 NOT_REQUESTED, REQUESTED = 0, 1
 VERSIONS = {"1.2": ssl.TLSVersion.TLSv1_2, "1.3": ssl.TLSVersion.TLSv1_3}
@@ -223,7 +223,7 @@ def library() -> ctypes.CDLL:
     lines = Path("/proc/self/maps").read_text().splitlines()
     found = next((line.split()[-1] for line in lines if "libssl" in line), None)
     if found is None:
-        missing("the interpreter's libssl is no library of its own")
+        skip_or_fail("the interpreter's libssl is no library of its own")
     assert found is not None
     made = ctypes.CDLL(found)
     pointer = ctypes.c_void_p

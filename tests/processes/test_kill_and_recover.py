@@ -14,7 +14,7 @@ import pytest
 
 from load import kills
 from load.accounts import Seen, Sent, payload
-from tests.support.requirements import needed
+from tests.support.requirements import require_program
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -32,7 +32,7 @@ main()
 
 @pytest.fixture(autouse=True, scope="module")
 def _compiler() -> None:
-    needed("cc", "gcc", "clang")
+    require_program("cc", "gcc", "clang")
 
 
 @pytest.fixture(autouse=True)

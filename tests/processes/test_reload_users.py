@@ -169,7 +169,7 @@ async def test_reload_disconnects_only_changed_users(tmp_path: Path) -> None:
             await stays.end()
             nursery.cancel_scope.cancel()
         it.signal(signal.SIGTERM)
-        assert it.end()[0] == 0
+        assert it.wait()[0] == 0
 
 
 def reload(it: Program, file: Path, text: str) -> None:

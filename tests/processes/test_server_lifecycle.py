@@ -28,7 +28,7 @@ from tests.support.programs import (
     program,
     server,
 )
-from tests.support.requirements import needed
+from tests.support.requirements import require_program
 
 ALONE = ("--no-nats", "--no-http")
 
@@ -72,7 +72,7 @@ def test_notifies_systemd_from_start_to_stop(systemd: socket.socket, tmp_path: P
         assert heard(systemd, "READY=1") == ["READY=1"]
         it.signal(signal.SIGTERM)
         assert heard(systemd, "STOPPING=1") == ["STOPPING=1", "STATUS=draining"]
-        status, _, said = it.end()
+        status, _, said = it.wait()
     assert status == 0
     assert "serve.max-connections is now 20, was 10\n" in said
     counted = re.search(r"the configuration is read again: (\d+) changes", said)
@@ -98,7 +98,7 @@ def test_hanging_loop_sends_no_watchdog_messages(systemd: socket.socket, tmp_pat
 
 
 def test_systemd_socket_activate_passes_two_listeners() -> None:
-    needed("systemd-socket-activate")
+    require_program("systemd-socket-activate")
     with ExitStack() as stack:
         ports = free_ports(2)
         activator = stack.enter_context(
@@ -118,9 +118,9 @@ def test_systemd_socket_activate_passes_two_listeners() -> None:
             bus.publish(b"x", class_id=1)
             bus.flush()
         it = Program(activator)
-        assert it.line() == f"simplebus ready tcp=127.0.0.1:{ports[0]} nats=127.0.0.1:{ports[1]}"
+        assert it.read_line() == f"simplebus ready tcp=127.0.0.1:{ports[0]} nats=127.0.0.1:{ports[1]}"
         it.signal(signal.SIGTERM)
-        assert it.end()[0] == 0
+        assert it.wait()[0] == 0
 
 
 def wait_for(port: int) -> None:
@@ -188,7 +188,7 @@ def test_upgrade_under_load_refuses_no_client_and_loses_no_message(tmp_path: Pat
         threads = [threading.Thread(target=each) for each in (publish, refused)]
         for turn in range(4):
             with activated(sock, *ALONE, *data) as it:
-                assert it.line().startswith("simplebus ready tcp=")
+                assert it.read_line().startswith("simplebus ready tcp=")
                 if not turn:
                     for thread in threads:
                         thread.start()
@@ -208,7 +208,7 @@ def test_upgrade_under_load_refuses_no_client_and_loses_no_message(tmp_path: Pat
                         got = [int(messages.get(PATIENCE_SECONDS).payload) for _ in range(sent)]
                         assert got == list(range(sent))
                 it.signal(signal.SIGTERM)
-                assert it.end()[0] == 0
+                assert it.wait()[0] == 0
     assert not failures
 
 
@@ -226,14 +226,14 @@ def test_late_signals_do_not_kill_the_process(command: str, tmp_path: Path) -> N
         "bridge": ("--from", near, "--to", far, "--http", "127.0.0.1:0", "1"),
     }[command]
     with program(command, *arguments) as it:
-        assert f"simplebus {'ready' if command == 'serve' else command + ' ready'}" in it.line()
+        assert f"simplebus {'ready' if command == 'serve' else command + ' ready'}" in it.read_line()
         deadline = time.monotonic() + PATIENCE_SECONDS
         while it.process.poll() is None:
             assert time.monotonic() < deadline
             for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
                 it.signal(number)
             time.sleep(0.001)
-        status, _, said = it.end()
+        status, _, said = it.wait()
     assert (status, "Traceback" in said) == (0, False), said
 
 
@@ -243,7 +243,7 @@ def test_late_signals_do_not_kill_the_process(command: str, tmp_path: Path) -> N
 def ended(*arguments: str) -> tuple[int, str]:
     """Its status, and what it says."""
     with program("serve", "--port", "0", *ALONE, *arguments) as it:
-        status, said, complained = it.end()
+        status, said, complained = it.wait()
     assert said == ""
     assert "Traceback" not in complained
     return status, complained
@@ -304,7 +304,7 @@ def test_without_descriptors_new_clients_wait() -> None:
         bus.publish(b"all is well", class_id=1)
         bus.flush()
         wait_for_health(it.http)
-        it.complains("cannot accept connections: too many open files")
+        it.wait_for_stderr("cannot accept connections: too many open files")
         began = time.monotonic()
         for other in others:
             other.close()
@@ -312,7 +312,7 @@ def test_without_descriptors_new_clients_wait() -> None:
             assert messages.get(PATIENCE_SECONDS).payload == b"all is well"
         passed = time.monotonic() - began
         it.signal(signal.SIGTERM)
-        status, _, said = it.end()
+        status, _, said = it.wait()
     assert status == 0
     # Of eighty that come and go: once for each time that it happens, with a pause behind each.
     told = said.count("cannot accept connections: too many open files")
@@ -351,6 +351,6 @@ def test_without_memory_a_class_is_full_and_others_go_on() -> None:
                     got += len(messages.take(10_000, timeout=PATIENCE_SECONDS))
         filling.join(PATIENCE_SECONDS)
         it.signal(signal.SIGTERM)
-        status, _, said = it.end()
+        status, _, said = it.wait()
     assert (status, filling.is_alive(), got) == (0, False, count + 1)
     assert "Traceback" not in said

@@ -22,7 +22,7 @@ from tests.support.running_server import (
     message,
     serving,
     subscribe,
-    until,
+    wait_until,
 )
 
 OFFENCES = {
@@ -69,7 +69,7 @@ async def bystanders(server: RunningServer):  # type: ignore[no-untyped-def]
     """A publisher and a subscriber whose traffic must go on while something happens."""
     publisher, subscriber = await connect(server, [1]), await connect(server, [1])
     await subscriber.send(subscribe())
-    await until(lambda: bool(class_statistics(server).subscriptions))
+    await wait_until(lambda: bool(class_statistics(server).subscriptions))
     sent = 0
 
     async def exchange() -> None:
@@ -82,7 +82,7 @@ async def bystanders(server: RunningServer):  # type: ignore[no-untyped-def]
     await exchange()
     yield exchange
     await exchange()
-    await until(lambda: class_statistics(server).in_flight == 0)
+    await wait_until(lambda: class_statistics(server).in_flight == 0)
 
 
 @pytest.mark.parametrize("offence", OFFENCES)
@@ -97,11 +97,11 @@ async def test_an_offender_is_cut_off_with_a_reason(
             with contextlib.suppress(trio.BrokenResourceError):
                 await offender.send(message(b"kept", class_id=7) + data)
             assert await offender.wait_closed()
-            await until(lambda: server.server.disconnect_counts[reason] == 1)
+            await wait_until(lambda: server.server.disconnect_counts[reason] == 1)
         assert class_statistics(server, 7).published == 1
         (line,) = [r.getMessage() for r in caplog.records if str(reason) in r.getMessage()]
         assert "127.0.0.1:" in line
-        await until(lambda: len(server.server.connections) == 2)
+        await wait_until(lambda: len(server.server.connections) == 2)
         server.server.broker.check_invariants()
 
 
@@ -117,9 +117,9 @@ async def test_counts_and_ignores_invalid_acks(data: bytes, reason: Reason) -> N
     async with serving() as server, bystanders(server) as exchange:
         confused = await connect(server, [1])
         await confused.send(subscribe())
-        await until(lambda: len(class_statistics(server).subscriptions) == 2)
+        await wait_until(lambda: len(class_statistics(server).subscriptions) == 2)
         await confused.send(data)
-        await until(lambda: server.server.broker.refusal_counts[reason] == 1)
+        await wait_until(lambda: server.server.broker.refusal_counts[reason] == 1)
         await exchange()
         assert await confused.read_messages(1)
         await confused.stream.aclose()
@@ -149,7 +149,7 @@ async def test_a_subscriber_that_never_reads_is_cut_off_when_it_holds_back_other
         stalled, reading = await connect(server, [1]), await connect(server, [1])
         for peer in (stalled, reading):
             await peer.send(subscribe())
-        await until(lambda: len(class_statistics(server).subscriptions) == 2)
+        await wait_until(lambda: len(class_statistics(server).subscriptions) == 2)
         publisher = await connect(server, [1])
         payload, count = bytes(100_000), 400
         async with trio.open_nursery() as nursery:
@@ -164,7 +164,7 @@ async def test_a_subscriber_that_never_reads_is_cut_off_when_it_holds_back_other
                 assert message_id == at
                 await reading.send(ack(at, at + 1))
         assert server.server.disconnect_counts == {Reason.STALLED: 1}
-        await until(lambda: class_statistics(server).ring.message_count == 0)
+        await wait_until(lambda: class_statistics(server).ring.message_count == 0)
 
 
 async def test_one_connection_too_many_is_refused_and_the_others_stay() -> None:
@@ -182,9 +182,9 @@ async def test_three_thousand_connections_in_a_row_leave_nothing_behind() -> Non
                 stream = await trio.open_tcp_stream(host, int(port))
                 stream.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, bytes([1, *bytes(7)]))
                 stream.socket.close()
-            await until(lambda: len(server.server.connections) == 2)
-        await until(lambda: server.server.accepted_count >= 3_000)
-        await until(lambda: len(server.server.connections) == 2)
+            await wait_until(lambda: len(server.server.connections) == 2)
+        await wait_until(lambda: server.server.accepted_count >= 3_000)
+        await wait_until(lambda: len(server.server.connections) == 2)
         assert len(server.server.broker.sessions) == 2
 
 
@@ -194,16 +194,16 @@ async def test_a_peer_that_resets_its_connection_takes_only_itself_away() -> Non
         await rude.send(subscribe() + message(b"x", class_id=1)[:-2])
         rude.stream.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, bytes([1, *bytes(7)]))
         await rude.stream.aclose()
-        await until(lambda: len(server.server.connections) == 2)
+        await wait_until(lambda: len(server.server.connections) == 2)
 
 
 async def test_memory_is_given_back_after_a_burst() -> None:
     async with serving(Settings(ack_timeout=1000, tick_seconds=0.01)) as server:
         publisher = await connect(server, [1])
         await publisher.send(message(bytes(1000)) * 20_000)
-        await until(lambda: class_statistics(server).published == 20_000)
+        await wait_until(lambda: class_statistics(server).published == 20_000)
         subscriber = await connect(server, [1])
         await subscriber.send(subscribe())
         await subscriber.read_messages(20_000)
         await subscriber.send(ack(0, 20_000))
-        await until(lambda: server.server.broker.statistics().memory_bytes == 0)
+        await wait_until(lambda: server.server.broker.statistics().memory_bytes == 0)

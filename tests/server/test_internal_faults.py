@@ -22,7 +22,7 @@ from tests.support.running_server import (
     message,
     serving,
     subscribe,
-    until,
+    wait_until,
 )
 
 
@@ -99,7 +99,7 @@ async def test_a_connection_that_is_cut_as_it_begins_to_write_is_no_internal_err
             (connection,) = server.server.connections.values()
             connection.flush()
             connection.disconnect()
-            await until(lambda: not server.server.connections)
+            await wait_until(lambda: not server.server.connections)
     assert not caplog.records
 
 
@@ -137,14 +137,14 @@ async def test_memory_that_the_system_refuses_makes_a_publisher_wait(
         publisher = await connect(server, [1])
         async with trio.open_nursery() as nursery:
             nursery.start_soon(publisher.send, message(bytes(1000)) * 1500)
-            await until(lambda: class_statistics(server).blocked_sessions == 1)
+            await wait_until(lambda: class_statistics(server).blocked_sessions == 1)
             server.server.broker.check_invariants()
             subscriber = await connect(server, [1])
             await subscriber.send(subscribe())
             for at in range(1500):
                 await subscriber.read_messages(1)
                 await subscriber.send(ack(at, at + 1))
-        await until(lambda: class_statistics(server).ring.message_count == 0)
+        await wait_until(lambda: class_statistics(server).ring.message_count == 0)
 
 
 async def test_publishers_that_hang_up_while_they_wait_do_not_keep_their_sockets() -> None:
@@ -153,14 +153,14 @@ async def test_publishers_that_hang_up_while_they_wait_do_not_keep_their_sockets
             publisher = await connect(server, [1])
             await publisher.send(message(b"x") * 30)
             await publisher.stream.aclose()
-        await until(lambda: len(server.server.connections) == 0)
+        await wait_until(lambda: len(server.server.connections) == 0)
         assert class_statistics(server).parked == 20 * 30 - 10
         subscriber = await connect(server, [1])
         await subscriber.send(subscribe())
         for at in range(600):
             assert (await subscriber.read_messages(1))[0][0] == at
             await subscriber.send(ack(at, at + 1))
-        await until(lambda: class_statistics(server).ring.message_count == 0)
+        await wait_until(lambda: class_statistics(server).ring.message_count == 0)
 
 
 async def test_a_publisher_that_subscribes_elsewhere_waits_and_loses_nothing() -> None:
@@ -173,12 +173,12 @@ async def test_a_publisher_that_subscribes_elsewhere_waits_and_loses_nothing() -
         await publisher.send(subscribe(2))
         async with trio.open_nursery() as nursery:
             nursery.start_soon(publisher.send, message(bytes(2000)) * count)
-            await until(lambda: class_statistics(server).blocked_sessions == 1)
+            await wait_until(lambda: class_statistics(server).blocked_sessions == 1)
             for at in range(count):
                 await slow.read_messages(1)
                 await slow.send(ack(at, at + 1))
         assert not server.server.disconnect_counts
-        await until(lambda: class_statistics(server).ring.message_count == 0)
+        await wait_until(lambda: class_statistics(server).ring.message_count == 0)
 
 
 async def test_disconnects_the_holder_of_all_memory_in_another_class() -> None:
@@ -186,13 +186,13 @@ async def test_disconnects_the_holder_of_all_memory_in_another_class() -> None:
     async with serving(Settings(limits, tick_seconds=0.05)) as server:
         dead = await connect(server, [1, 2])
         await dead.send(subscribe(2))
-        await until(lambda: bool(class_statistics(server, 2).subscriptions))
+        await wait_until(lambda: bool(class_statistics(server, 2).subscriptions))
         first, second = await connect(server), await connect(server)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(first.send, message(bytes(100_000), class_id=2) * 150)
-            await until(lambda: class_statistics(server, 2).blocked_sessions == 1)
+            await wait_until(lambda: class_statistics(server, 2).blocked_sessions == 1)
             nursery.start_soon(second.send, message(bytes(100_000), class_id=1) * 20)
-            await until(lambda: server.server.disconnect_counts[Reason.STALLED] == 1)
+            await wait_until(lambda: server.server.disconnect_counts[Reason.STALLED] == 1)
             nursery.cancel_scope.cancel()
 
 
@@ -206,8 +206,8 @@ async def test_what_is_dropped_and_what_is_ignored_is_logged(
     async with serving(settings) as server:
         peer = await connect(server, [1])
         await peer.send(message(b"x") * 250 + ack(0, 1, class_id=9))
-        await until(lambda: "dropped 150 messages of class 1 (drop_newest)" in caplog.text)
-        await until(lambda: "ignored 1 acks (ack_unsubscribed)" in caplog.text)
+        await wait_until(lambda: "dropped 150 messages of class 1 (drop_newest)" in caplog.text)
+        await wait_until(lambda: "ignored 1 acks (ack_unsubscribed)" in caplog.text)
 
 
 async def test_subscriptions_to_classes_never_named_are_limited_and_forgotten() -> None:
@@ -218,5 +218,5 @@ async def test_subscriptions_to_classes_never_named_are_limited_and_forgotten() 
         await greedy.send(b"".join(subscribe(n) for n in range(101)))
         assert await greedy.wait_closed()
         await modest.stream.aclose()
-        await until(lambda: not server.server.connections)
+        await wait_until(lambda: not server.server.connections)
         assert not server.server.broker.subscription_manager._early_subscribers

@@ -24,7 +24,7 @@ from tests.support.running_server import (
     connect,
     message,
     serving,
-    until,
+    wait_until,
 )
 
 MIB = 1 << 20
@@ -87,7 +87,7 @@ async def test_disconnects_only_the_offender(
         with contextlib.suppress(trio.BrokenResourceError):
             await offender.send(said)
         assert await offender.read_until_closed() == heard
-        await until(lambda: len(door.connections) == 2)
+        await wait_until(lambda: len(door.connections) == 2)
         await exchange()
     (line,) = [record.getMessage() for record in caplog.records]
     assert line.startswith("127.0.0.1:")
@@ -101,7 +101,7 @@ async def test_nesting_is_no_bomb_where_lines_may_be_long() -> None:
         with contextlib.suppress(trio.BrokenResourceError):
             await offender.send(b'CONNECT {"name":' + b"[" * 4_000_000 + b"\r\n")
         assert await offender.read_until_closed() == b""
-        await until(lambda: len(door.connections) == 2)
+        await wait_until(lambda: len(door.connections) == 2)
 
 
 async def test_announced_payload_that_never_arrives_costs_no_memory() -> None:
@@ -111,12 +111,12 @@ async def test_announced_payload_that_never_arrives_costs_no_memory() -> None:
         liars = [await connect_nats_peer(server) for _ in range(20)]
         for liar in liars:
             await liar.send(b"PUB a %d\r\n" % most + bytes(10_000))
-        await until(lambda: sum(kept(door)) >= 20 * 10_000)
+        await wait_until(lambda: sum(kept(door)) >= 20 * 10_000)
         assert sum(kept(door)) < 20 * 11_000
         await exchange()
         for liar in liars:
             await liar.stream.aclose()
-        await until(lambda: len(door.connections) == 2)
+        await wait_until(lambda: len(door.connections) == 2)
         assert sum(kept(door)) == 0
 
 
@@ -140,7 +140,7 @@ async def test_internal_error_ends_only_one_client(
         unlucky = await connect_nats_peer(server)
         await unlucky.send(b"PUB trip 0\r\n\r\n")
         assert await unlucky.read_until_closed() == b""
-        await until(lambda: len(door.connections) == 2)
+        await wait_until(lambda: len(door.connections) == 2)
         await exchange()
     assert "disconnected by an internal error" in caplog.text
 
@@ -230,11 +230,11 @@ async def test_a_subscriber_that_stops_reading_while_a_thousand_publish(
             await exchange()
         assert server.server.disconnect_counts == {Reason.SLOW_CONSUMER: 1}
         assert b"-ERR" not in await stuck.read_until_closed()
-        await until(lambda: sum(s.pending_bytes for s in door.nats_server.sessions.values()) == 0)
-        await until(lambda: len(door.connections) == 1002)
+        await wait_until(lambda: sum(s.pending_bytes for s in door.nats_server.sessions.values()) == 0)
+        await wait_until(lambda: len(door.connections) == 1002)
         for sock in crowd:
             sock.close()
-        await until(lambda: len(door.connections) == 2)
+        await wait_until(lambda: len(door.connections) == 2)
     (line,) = [record.getMessage() for record in caplog.records]
     assert "('stuck\\n'): disconnected (slow_consumer)" in line
     assert line.endswith("it has subscribed to flood")
@@ -260,7 +260,7 @@ async def test_memory_of_a_client_that_never_reads_is_freed() -> None:
             await exchange()
             waited = max(waited, door.nats_server.statistics().pending_bytes)
         assert waited > 40 * MIB
-        await until(lambda: resident_bytes() - before < 16 * MIB)
+        await wait_until(lambda: resident_bytes() - before < 16 * MIB)
         assert len(door.connections) == 4
 
 
@@ -331,7 +331,7 @@ async def test_connection_over_the_limit_gets_an_error() -> None:
         third = await open_nats_peer(server)
         await third.read_info()
         assert await third.read_until_closed() == b"-ERR 'maximum connections exceeded'\r\n"
-        await until(lambda: len(door.connections) == 2)
+        await wait_until(lambda: len(door.connections) == 2)
         assert server.server.disconnect_counts == {Reason.TOO_MANY_CONNECTIONS: 1}
 
 
@@ -348,7 +348,7 @@ async def test_a_flood_of_connections_leaves_nothing_behind() -> None:
             await exchange()
             for sock in flood:
                 sock.close()
-        await until(lambda: len(door.connections) == 2)
+        await wait_until(lambda: len(door.connections) == 2)
         assert len(door.nats_server.sessions) == 2
         assert door.nats_server.routes.match(b"a.b") == ()
 
@@ -364,5 +364,5 @@ async def test_closing_during_deliveries_affects_no_other_client() -> None:
             await gone.stream.aclose()
             await exchange()
         await publisher.flush()
-        await until(lambda: len(door.connections) == 3)
+        await wait_until(lambda: len(door.connections) == 3)
         assert door.nats_server.routes.match(b"flood") == ()

@@ -10,7 +10,7 @@ from typing import IO
 
 import pytest
 
-from tests.support.programs import Program, run, server
+from tests.support.programs import Program, run_program, server
 
 
 class Client:
@@ -47,7 +47,7 @@ def client() -> Iterator[Callable[[Program], Client]]:
 def test_a_port_that_is_taken_is_a_sentence() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        status, said, complained = run(
+        status, said, complained = run_program(
             "serve", "--host", "127.0.0.1", "--port", "0", "--nats-port", str(port)
         )
     assert (status, said) == (69, "")
@@ -75,7 +75,7 @@ def test_sighup_and_sigusr1_are_ignored_and_sigterm_flushes(
         assert publisher.line() == b""
         got = reader.lines.read(count * len(b"MSG a 1 1000\r\n%b\r\n" % bytes(1000)) + 1)
         assert got == b"MSG a 1 1000\r\n%b\r\n" % bytes(1000) * count
-        status, said, complained = it.end()
+        status, said, complained = it.wait()
     assert (status, said) == (0, "")
     assert "SIGHUP: no configuration file to reload" in complained
     assert "SIGUSR1: no log file" in complained
@@ -94,7 +94,7 @@ def test_a_lame_duck_says_so_closes_its_port_then_its_clients_and_ends(
             assert line.startswith(b"INFO {"), line
         assert old.line() == b""
         assert modern.line() == b""
-        status, _, complained = it.end()
+        status, _, complained = it.wait()
     assert status == 0
     assert "SIGUSR2: refusing new NATS clients" in complained
     assert "the last NATS client has disconnected: draining" in complained
@@ -105,6 +105,6 @@ def test_disabled_nats_listener_is_not_in_the_ready_line() -> None:
         assert it.nats == ""
         it.signal(signal.SIGUSR2)
         it.signal(signal.SIGTERM)
-        status, _, complained = it.end()
+        status, _, complained = it.wait()
     assert status == 0
     assert "SIGUSR2: no NATS listener to close" in complained

@@ -28,7 +28,7 @@ from tests.server.test_users import (
     rules,
 )
 from tests.support.nats_peer import open_nats_peer
-from tests.support.running_server import connect, message, until
+from tests.support.running_server import connect, message, wait_until
 
 
 async def test_whoever_publishes_too_fast_waits_and_nothing_is_lost() -> None:
@@ -73,7 +73,7 @@ async def test_changed_limits_apply_to_open_connections() -> None:
         server.nats_listener.apply_rate_limits()
         server.server.flush_ready()
         await bus.flush()
-        await until(lambda: server.server.broker.classes[5].ring.head == 40)
+        await wait_until(lambda: server.server.broker.classes[5].ring.head == 40)
         with pytest.raises(simplebus.BusConnectionError, match="1 are allowed"):
             async with simplebus.connect(server.addresses[0], token="t"):
                 pass

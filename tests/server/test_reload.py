@@ -26,7 +26,7 @@ from tests.support.running_server import (
     message,
     serving,
     subscribe,
-    until,
+    wait_until,
 )
 
 BEFORE = Settings(Limits(class_messages=100))
@@ -43,11 +43,11 @@ async def test_blocked_publisher_resumes_when_a_limit_is_raised() -> None:
     async with serving(BEFORE) as server:
         publisher = await connect(server, [1])
         await publisher.send(message(b"x") * 250)
-        await until(lambda: class_statistics(server).blocked_sessions == 1)
+        await wait_until(lambda: class_statistics(server).blocked_sessions == 1)
         now(server, Settings(Limits(class_messages=200)))
         assert class_statistics(server).published == 200
         now(server, Settings(Limits(class_messages=1000)))
-        await until(lambda: class_statistics(server).published == 250)
+        await wait_until(lambda: class_statistics(server).published == 250)
         assert class_statistics(server).blocked_sessions == 0
 
 
@@ -55,10 +55,10 @@ async def test_what_is_beyond_a_limit_that_is_lowered_stays_until_it_is_taken() 
     async with serving(BEFORE) as server:
         publisher = await connect(server, [1])
         await publisher.send(message(b"x") * 90)
-        await until(lambda: class_statistics(server).published == 90)
+        await wait_until(lambda: class_statistics(server).published == 90)
         now(server, Settings(Limits(class_messages=10)))
         await publisher.send(message(b"y"))
-        await until(lambda: class_statistics(server).blocked_sessions == 1)
+        await wait_until(lambda: class_statistics(server).blocked_sessions == 1)
         subscriber = await connect(server, [1])
         await subscriber.send(subscribe())
         assert len(await subscriber.read_messages(90)) == 90
@@ -73,9 +73,9 @@ async def test_memory_of_all_classes_may_grow_and_shrink() -> None:
         table = server.server.broker.store.class_registry
         publisher = await connect(server, [1])
         nursery.start_soon(publisher.send, message(bytes(60_000)) * 40)
-        await until(lambda: class_statistics(server).blocked_sessions == 1)
+        await wait_until(lambda: class_statistics(server).blocked_sessions == 1)
         now(server, large)
-        await until(lambda: class_statistics(server).published == 40)
+        await wait_until(lambda: class_statistics(server).published == 40)
         now(server, small)
         assert (table.budget.limit_bytes, table.dead_letter_budget.limit) == (1 << 20, 1 << 18)
         assert table.budget.reserved_bytes == (1 << 20) // 8
@@ -83,7 +83,7 @@ async def test_memory_of_all_classes_may_grow_and_shrink() -> None:
         await subscriber.send(subscribe())
         assert len(await subscriber.read_messages(40)) == 40
         await subscriber.send(ack(0, 40))
-        await until(lambda: class_statistics(server).ring.message_count == 0)
+        await wait_until(lambda: class_statistics(server).ring.message_count == 0)
 
 
 async def test_a_class_obeys_other_settings_of_its_own() -> None:
@@ -213,7 +213,7 @@ async def test_while_a_file_does_not_answer_the_bus_does(
     async with serving(BEFORE, nats_port=0) as server, trio.open_nursery() as nursery:
         client = await connect_nats_peer(server)
         nursery.start_soon(reload, server, ServeOptions(reload=slow))
-        await until(begun.is_set)
+        await wait_until(begun.is_set)
         await client.send(b"PING\r\n")
         assert await client.read_line() == b"PONG"
         answers.set()
@@ -243,5 +243,5 @@ async def test_a_reload_under_load_loses_nothing() -> None:
                 got += len(await subscriber.read_messages(100))
                 await subscriber.send(ack(got - 100, got))
                 now(server, Settings(Limits(class_messages=300 + got, total_bytes=(1 << 30) - got)))
-        await until(lambda: class_statistics(server).ring.message_count == 0)
+        await wait_until(lambda: class_statistics(server).ring.message_count == 0)
         assert class_statistics(server).redelivered == 0

@@ -22,7 +22,7 @@ from tests.support.running_server import (
     message,
     serving,
     subscribe,
-    until,
+    wait_until,
 )
 
 
@@ -58,20 +58,20 @@ async def test_messages_wait_for_the_first_subscriber_and_reach_every_later_one(
     async with serving() as server:
         publisher = await connect(server, [1])
         await publisher.send(message(b"a") + message(b"b\r\n"))
-        await until(lambda: class_statistics(server).published == 2)
+        await wait_until(lambda: class_statistics(server).published == 2)
         first = await connect(server, [1])
         await first.send(subscribe())
         assert await first.read_messages(2) == [(0, b"a"), (1, b"b\r\n")]
         second = await connect(server, [1])
         await second.send(subscribe())
-        await until(lambda: len(class_statistics(server).subscriptions) == 2)
+        await wait_until(lambda: len(class_statistics(server).subscriptions) == 2)
         await publisher.send(message(b"c"))
         assert await first.read_messages(1) == await second.read_messages(1) == [(2, b"c")]
         await first.send(ack(0, 3))
-        await until(lambda: class_statistics(server).in_flight == 1)
+        await wait_until(lambda: class_statistics(server).in_flight == 1)
         assert class_statistics(server).ring.floor == 2
         await second.send(ack(2, 3))
-        await until(lambda: class_statistics(server).ring.message_count == 0)
+        await wait_until(lambda: class_statistics(server).ring.message_count == 0)
 
 
 async def test_redelivers_with_growing_backoff() -> None:
@@ -90,7 +90,7 @@ async def test_redelivers_with_growing_backoff() -> None:
         assert pauses[1] >= 3
         assert pauses[2] >= 7
         await peer.send(ack(1, 2))
-        await until(lambda: class_statistics(server).in_flight == 0)
+        await wait_until(lambda: class_statistics(server).in_flight == 0)
         assert class_statistics(server).redelivered == 3
 
 
@@ -99,13 +99,13 @@ async def test_what_the_last_subscriber_left_goes_to_the_next() -> None:
         publisher = await connect(server, [1])
         gone = await connect(server, [1])
         await gone.send(subscribe())
-        await until(lambda: len(class_statistics(server).subscriptions) == 1)
+        await wait_until(lambda: len(class_statistics(server).subscriptions) == 1)
         await publisher.send(message(b"a") + message(b"b") + message(b"c"))
         await gone.read_messages(3)
         await gone.send(ack(1, 2))
-        await until(lambda: class_statistics(server).in_flight == 2)
+        await wait_until(lambda: class_statistics(server).in_flight == 2)
         await gone.stream.aclose()
-        await until(lambda: not class_statistics(server).subscriptions)
+        await wait_until(lambda: not class_statistics(server).subscriptions)
         successor = await connect(server, [1])
         await successor.send(subscribe())
         assert await successor.read_messages(2) == [(0, b"a"), (2, b"c")]
@@ -123,7 +123,7 @@ async def test_a_backlog_larger_than_any_socket_buffer_arrives_whole() -> None:
         assert [message_id for message_id, _ in got] == list(range(count))
         assert all(content == payload for _, content in got)
         await subscriber.send(ack(0, count))
-        await until(lambda: class_statistics(server).ring.message_count == 0)
+        await wait_until(lambda: class_statistics(server).ring.message_count == 0)
 
 
 async def test_a_slow_subscriber_does_not_slow_another() -> None:
@@ -133,7 +133,7 @@ async def test_a_slow_subscriber_does_not_slow_another() -> None:
         awake = await connect(server, [1])
         for peer in (asleep, awake):
             await peer.send(subscribe())
-        await until(lambda: len(class_statistics(server).subscriptions) == 2)
+        await wait_until(lambda: len(class_statistics(server).subscriptions) == 2)
         publisher = await connect(server, [1])
         async with trio.open_nursery() as nursery:
 
@@ -154,7 +154,7 @@ async def test_a_client_that_fills_its_own_class_before_it_acknowledges_is_not_s
         await peer.send(ack(0, 1000))
         assert await peer.read_messages(5) == [(n, b"0123456789abcdef") for n in range(1000, 1005)]
         await peer.send(ack(1000, 1005))
-        await until(lambda: class_statistics(server).ring.message_count == 0)
+        await wait_until(lambda: class_statistics(server).ring.message_count == 0)
 
 
 async def test_three_million_messages_to_itself_acknowledged_once_a_second_finish() -> None:
@@ -187,7 +187,7 @@ async def test_three_million_messages_to_itself_acknowledged_once_a_second_finis
                 nursery.start_soon(acknowledge)
                 while received < count * stride:
                     received += len(await peer.stream.receive_some(1 << 20))
-        await until(lambda: class_statistics(server).ring.message_count == 0)
+        await wait_until(lambda: class_statistics(server).ring.message_count == 0)
         statistics = class_statistics(server)
         assert statistics.delivered == count
         assert statistics.redelivered == 0
@@ -197,7 +197,7 @@ async def test_a_full_class_makes_its_publisher_wait_and_loses_nothing() -> None
     async with serving(Settings(Limits(class_messages=100))) as server:
         publisher = await connect(server, [1])
         await publisher.send(message(b"x") * 250)
-        await until(lambda: class_statistics(server).blocked_sessions == 1)
+        await wait_until(lambda: class_statistics(server).blocked_sessions == 1)
         assert class_statistics(server).published == 100
         await publisher.stream.aclose()
         subscriber = await connect(server, [1])
@@ -206,7 +206,7 @@ async def test_a_full_class_makes_its_publisher_wait_and_loses_nothing() -> None
             got = await subscriber.read_messages(min(100, 250 - first))
             assert got[0][0] == first
             await subscriber.send(ack(first, first + len(got)))
-        await until(lambda: class_statistics(server).ring.message_count == 0)
+        await wait_until(lambda: class_statistics(server).ring.message_count == 0)
         assert server.server.broker.statistics().parked_bytes == 0
 
 
@@ -223,7 +223,7 @@ async def test_a_full_class_drops_by_policy_and_counts(
     async with serving(Settings(Limits(class_messages=100), full_policy=policy)) as server:
         publisher = await connect(server, [1])
         await publisher.send(b"".join(message(b"%d" % n) for n in range(250)))
-        await until(lambda: sum(class_statistics(server).dropped.values()) == 150)
+        await wait_until(lambda: sum(class_statistics(server).dropped.values()) == 150)
         assert class_statistics(server).dropped == {reason: 150}
         subscriber = await connect(server, [1])
         await subscriber.send(subscribe())

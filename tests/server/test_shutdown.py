@@ -22,7 +22,7 @@ from tests.support.running_server import (
     message,
     serving,
     subscribe,
-    until,
+    wait_until,
 )
 
 
@@ -54,7 +54,7 @@ async def test_what_publishers_have_sent_is_read_before_they_are_disconnected() 
         publishers = [await connect(server, [1]) for _ in range(3)]
         subscriber = await connect(server, [1])
         await subscriber.send(subscribe())
-        await until(lambda: len(class_statistics(server).subscriptions) == 1)
+        await wait_until(lambda: len(class_statistics(server).subscriptions) == 1)
         for publisher in publishers:
             await publisher.send(message(b"x" * 100) * 5000)
         async with trio.open_nursery() as nursery:
@@ -88,10 +88,10 @@ async def test_the_first_signal_of_a_server_that_drains_by_itself_is_not_the_sec
             send.send_nowait(number)
         draining = partial(drain, is_signaled=False)
         nursery.start_soon(draining, server.server, None, 60, signals)
-        await until(lambda: "SIGTERM: already draining" in caplog.text)
+        await wait_until(lambda: "SIGTERM: already draining" in caplog.text)
         assert "SIGHUP: settings not reloaded, because the server shuts down" in caplog.text
         await peer.send(ack(0, 1))
-        await until(lambda: class_statistics(server).ring.message_count == 0)
+        await wait_until(lambda: class_statistics(server).ring.message_count == 0)
     assert "stopping" not in caplog.text
 
 

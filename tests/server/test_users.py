@@ -35,7 +35,7 @@ from tests.support.running_server import (
     message,
     serving,
     subscribe,
-    until,
+    wait_until,
 )
 
 HASH = PasswordHasher(time_cost=1, memory_cost=8, parallelism=1).hash("secret")
@@ -107,7 +107,7 @@ async def test_missing_credentials_get_a_helpful_error() -> None:
         old = await connect(server)
         await old.send(frames.encode(frames.CONNECT, content=b"[1]"))
         assert await old.wait_closed()
-        await until(lambda: server.server.disconnect_counts == {Reason.UNAUTHORIZED: 2})
+        await wait_until(lambda: server.server.disconnect_counts == {Reason.UNAUTHORIZED: 2})
 
 
 async def test_blocking_client_authenticates() -> None:
@@ -127,10 +127,10 @@ async def test_version1_client_is_authenticated_by_address() -> None:
     async with server_with_users(ADA, OLD) as server:
         old = await connect(server, [9])
         await old.send(message(b"x", 9))
-        await until(lambda: bool(server.server.broker.classes[9].ring.head))
+        await wait_until(lambda: bool(server.server.broker.classes[9].ring.head))
         await old.send(frames.encode(frames.CONNECT, content=b"[8]"))
         await old.send(message(b"x", 8))
-        await until(lambda: 8 in server.server.broker.classes)
+        await wait_until(lambda: 8 in server.server.broker.classes)
         assert await old.wait_closed()
         assert server.server.broker.classes[8].ring.head == 0
         assert server.server.disconnect_counts == {Reason.UNAUTHORIZED: 1}
@@ -267,7 +267,7 @@ async def test_connection_limit_of_a_user_spans_listeners() -> None:
             async with simplebus.connect(server.addresses[0], token="t"):
                 pass
         await first.stream.aclose()
-        await until(lambda: len(server.nats_listener.connections) == 1)
+        await wait_until(lambda: len(server.nats_listener.connections) == 1)
         async with simplebus.connect(server.addresses[0], token="t"):
             pass
 
@@ -283,7 +283,7 @@ async def test_bytes_before_authentication_are_bounded() -> None:
             with contextlib.suppress(trio.BrokenResourceError):
                 await peer.send(said)
             assert await peer.wait_closed()
-        await until(lambda: not server.server.connections)
+        await wait_until(lambda: not server.server.connections)
 
 
 async def test_guessing_is_held_up_and_others_are_not() -> None:
@@ -326,7 +326,7 @@ async def test_authenticating_client_is_not_timed_out(monkeypatch: pytest.Monkey
         (session,) = server.server.broker.sessions.values()
         front = server.nats_listener.nats_server
         (other,) = front.sessions.values()
-        await until(lambda: asked and session.is_authenticating and other.is_authenticating)
+        await wait_until(lambda: asked and session.is_authenticating and other.is_authenticating)
         for _ in range(1000):
             assert session.tick(Limits(), 1.0, is_blocking_publishers=False) is None
         front.now += 1000
@@ -375,7 +375,7 @@ async def test_address_limit_spans_listeners() -> None:
         assert await third.wait_closed()
         assert server.server.disconnect_counts == {Reason.TOO_MANY_CONNECTIONS: 1}
         await first.stream.aclose()
-        await until(lambda: not server.server.connections)
+        await wait_until(lambda: not server.server.connections)
         await connect(server, [1])
 
 

@@ -36,7 +36,7 @@ def test_a_bus_that_is_killed_in_the_middle_of_a_batch_is_archived_once(
     arguments = ["serve", "--host", "127.0.0.1", "--no-nats", "--no-http"]
     arguments += ["--data-dir", str(data), "--port", str(port := free_port())]
     with program(*arguments) as killed:
-        killed.line()
+        killed.read_line()
         address = f"simplebus://127.0.0.1:{port}"
         with simplebus.connect_blocking(address, name="till") as bus, faulty_proxy(address) as way:
             bus.publish_many(CONFIRMED, class_id="orders")
@@ -56,11 +56,11 @@ def test_a_bus_that_is_killed_in_the_middle_of_a_batch_is_archived_once(
                 for payload in UNDER_WAY:
                     bus.publish(payload, class_id="orders", confirm=False)
                 killed.signal(signal.SIGKILL)
-                killed.end()
+                killed.wait()
                 way.stall_after_bytes = None
                 way.disconnect_all()
                 with program(*arguments) as again:
-                    again.line()
+                    again.read_line()
                     bus.flush()
                     bus.publish_many(LATER, class_id="orders")
                     for query in queries.values():

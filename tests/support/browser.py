@@ -16,7 +16,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from tests.support.requirements import needed
+from tests.support.requirements import require_program
 
 PATIENCE_SECONDS = 60.0
 _FLAGS = (
@@ -112,8 +112,8 @@ class Browser:
 @contextlib.contextmanager
 def browser() -> Iterator[Browser]:
     """A browser, gone with the block."""
-    driver = needed("chromedriver")
-    needed("chromium", "chromium-browser", "google-chrome")
+    driver = require_program("chromedriver")
+    require_program("chromium", "chromium-browser", "google-chrome")
     with tempfile.TemporaryDirectory(prefix="simplebus-browser-") as home, ExitStack() as stack:
         for _ in range(5):
             process = stack.enter_context(

@@ -48,7 +48,7 @@ class Program:
         self._unread = b""
         self._complained = b""
 
-    def line(self) -> str:
+    def read_line(self) -> str:
         """The next line of its standard output."""
         assert self.process.stdout is not None
         deadline = time.monotonic() + PATIENCE_SECONDS
@@ -59,12 +59,12 @@ class Program:
                 assert left > 0, "it said nothing"
                 assert selector.select(left), "it said nothing"
                 data = os.read(self.process.stdout.fileno(), 65536)
-                assert data, f"it ended: {self.end()}"
+                assert data, f"it ended: {self.wait()}"
                 self._unread += data
         line, _, self._unread = self._unread.partition(b"\n")
         return line.decode()
 
-    def complains(self, of: str, times: int = 1) -> None:
+    def wait_for_stderr(self, of: str, times: int = 1) -> None:
         """Wait until this stands on its standard error so many times."""
         assert self.process.stderr is not None
         deadline = time.monotonic() + PATIENCE_SECONDS
@@ -73,13 +73,13 @@ class Program:
             while self._complained.count(of.encode()) < times:
                 assert selector.select(max(0.0, deadline - time.monotonic())), f"no word of {of!r}"
                 data = os.read(self.process.stderr.fileno(), 65536)
-                assert data, f"it ended: {self.end()}"
+                assert data, f"it ended: {self.wait()}"
                 self._complained += data
 
     def signal(self, number: signal.Signals) -> None:
         self.process.send_signal(number)
 
-    def end(self, data: bytes | None = None) -> tuple[int, str, str]:
+    def wait(self, data: bytes | None = None) -> tuple[int, str, str]:
         """Give it input, wait until it ends. Returns its status and the rest of both outputs."""
         out, err = self.process.communicate(data, timeout=PATIENCE_SECONDS)
         rest, self._unread = self._unread + out, b""
@@ -87,7 +87,7 @@ class Program:
         return self.process.returncode, rest.decode(), complaints.decode()
 
 
-def started(
+def start_program(
     *arguments: str, stdin: File, stdout: File, stderr: File, **variables: str
 ) -> subprocess.Popen[bytes]:
     """`simplebus` with these arguments, begun; without the time of importing, if that may be."""
@@ -101,24 +101,24 @@ def started(
 @contextlib.contextmanager
 def program(*arguments: str, **variables: str) -> Iterator[Program]:
     """Run `simplebus` with these arguments; killed with the block, if it still runs."""
-    with started(*arguments, stdin=PIPE, stdout=PIPE, stderr=PIPE, **variables) as process:
+    with start_program(*arguments, stdin=PIPE, stdout=PIPE, stderr=PIPE, **variables) as process:
         try:
             yield Program(process)
         finally:
             process.kill()
 
 
-def run(*arguments: str, given: bytes | None = None, **variables: str) -> tuple[int, str, str]:
+def run_program(*arguments: str, given: bytes | None = None, **variables: str) -> tuple[int, str, str]:
     """Run `simplebus` to its end. Returns its status, standard output and standard error."""
     with program(*arguments, **variables) as it:
-        return it.end(given)
+        return it.wait(given)
 
 
 @contextlib.contextmanager
 def server(*arguments: str, **variables: str) -> Iterator[tuple[Program, str]]:
     """A server on free ports, and where its binary door is, as a URL."""
     with program("serve", "--port", "0", *arguments, **variables) as it:
-        ready = re.fullmatch(READY, it.line())
+        ready = re.fullmatch(READY, it.read_line())
         assert ready
         it.nats, it.http = ready[2] or "", ready[3] or ""
         yield it, f"simplebus://{ready[1]}"

@@ -9,7 +9,7 @@ from typing import NoReturn
 import pytest
 
 
-def needed(*names: str) -> str:
+def require_program(*names: str) -> str:
     """The first of these programs that is there.
 
     Without any, the test is skipped on a machine that has only Python; in CI, which installs them
@@ -18,10 +18,10 @@ def needed(*names: str) -> str:
     for name in names:
         if shutil.which(name):
             return name
-    return missing(f"this test needs one of {', '.join(names)}")
+    return skip_or_fail(f"this test needs one of {', '.join(names)}")
 
 
-def missing(sentence: str) -> NoReturn:
+def skip_or_fail(sentence: str) -> NoReturn:
     """Ends a test that cannot be made without something: skips it, and in CI fails it."""
     if os.environ.get("CI"):
         pytest.fail(sentence)

@@ -120,7 +120,7 @@ def class_statistics(server: RunningServer, class_id: int = 1) -> ClassStatistic
     return next(c for c in statistics.classes if c.class_id == class_id)
 
 
-async def until(condition: Callable[[], bool]) -> None:
+async def wait_until(condition: Callable[[], bool]) -> None:
     """Wait until the server has come so far. Each look is a turn of the loop, bounded in time."""
     with trio.fail_after(PATIENCE_SECONDS):
         while not condition():  # noqa: ASYNC110 - what is looked at has no event.

@@ -24,7 +24,7 @@ _JOIN_BYTES_MAX = 16 * 1024
 _EMPTY = memoryview(b"")
 
 
-class SendSource(Protocol):
+class OutgoingFrames(Protocol):
     """Source of published messages."""
 
     @property
@@ -45,7 +45,7 @@ class SendQueue:
     The driver sends the bytes that `peek` returns and reports them with `mark_sent`.
     """
 
-    def __init__(self, source: SendSource) -> None:
+    def __init__(self, source: OutgoingFrames) -> None:
         self.ack_sink = AckSink()
         self.is_open = False
         """True when the server has accepted the Connect. Until then only appended frames are sent.

@@ -475,7 +475,7 @@ def _end_for(error: BaseException, hosts: tuple[str, ...]) -> NoReturn:
     import logging
     import socket
 
-    from simplebus.jetstream.cluster_id import EngineError
+    from simplebus.jetstream.cluster.cluster_id import UnusableClusterError
     from simplebus.server.tls.certificates import CertificateError
     from simplebus.storage.errors import JournalError, JournalInUseError
 

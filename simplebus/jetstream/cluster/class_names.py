@@ -14,7 +14,7 @@ serves nobody before one of them has told it all, or has been silent for long.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from itertools import islice
 from typing import Any
@@ -25,7 +25,6 @@ import trio
 from simplebus.core.errors import BusConnectionError, RemoteProtocolError
 from simplebus.core.protocol.requests import ClassId, Name, NamedClass
 from simplebus.jetstream.class_jobs import Job
-from simplebus.jetstream.consume.consumers import Positions
 from simplebus.jetstream.names import JetStreamNames
 from simplebus.nats.client import jetstream_codec
 from simplebus.nats.client.client import NatsClientCore
@@ -84,13 +83,15 @@ class Naming:
         self._has_heard = trio.Event()
         self._write_at, self._pause = 0.0, _PAUSE_SECONDS
 
-    async def learn(self, positions: Positions) -> None:
+    async def learn(
+        self, list_classes: Callable[[], Awaitable[tuple[list[tuple[int, str]], list[str]]]]
+    ) -> None:
         """Ask the streams, and the other doors, until it is known. A stream without a leader is
         waited for a while: others are not to stay closed for that one."""
         until = trio.current_time() + UNTOLD_SECONDS
         while True:
             try:
-                found, untold = await positions.classes()
+                found, untold = await list_classes()
                 if not untold:
                     break
                 is_over = trio.current_time() >= until

@@ -17,9 +17,9 @@ import trio
 
 from simplebus.core.errors import BusConnectionError, BusError
 from simplebus.jetstream import api
+from simplebus.jetstream.cluster.stream_update import grow
 from simplebus.jetstream.names import CLUSTER_ID_PREFIX
 from simplebus.jetstream.settings import JetStreamOptions
-from simplebus.jetstream.stream_update import grow
 from simplebus.nats.client import jetstream_codec
 from simplebus.nats.client.jetstream_codec import JetStreamError
 from simplebus.net.nats_connection import NatsConnection
@@ -73,7 +73,9 @@ async def maintain_cluster_id(link: NatsConnection, options: JetStreamOptions, c
             )
 
 
-async def _kept(link: NatsConnection, options: EngineOptions, fresh: str, *, grows: bool = False) -> str:
+async def _read_or_store_id(
+    link: NatsConnection, options: JetStreamOptions, new_id: str, *, should_upgrade: bool = False
+) -> str:
     """What the cluster says; it is `fresh` if it has said nothing. It `grows` if it was made for
     less."""
     name = options.names.identity_stream_name

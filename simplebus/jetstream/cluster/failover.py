@@ -11,17 +11,14 @@ Rule 3: a line on which what is asked is still on its way says nothing of who is
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 import trio
 
 from simplebus.core.errors import BusConnectionError
-from simplebus.core.subscription.subscription import BrokerSubscription
-from simplebus.jetstream.consume.feed import Feed
-from simplebus.jetstream.publish.stream_publisher import Uplink
 from simplebus.jetstream.settings import JetStreamOptions
 from simplebus.nats.client.jetstream_codec import JetStreamError
-from simplebus.net.nats_connection import NatsConnection, NatsAddress
+from simplebus.net.nats_connection import NatsAddress, NatsConnection
 
 log = logging.getLogger("simplebus.engine")
 
@@ -34,7 +31,9 @@ _REQUEST_SECONDS = 2.5
 _SEARCH_SECONDS = 10.0
 
 
-async def follow(link: NatsConnection, options: EngineOptions, signs: Callable[[], int] = int) -> None:
+async def follow_jetstream(
+    link: NatsConnection, options: JetStreamOptions, activity_count: Callable[[], int] = int
+) -> None:
     """Have the link be where JetStream answers. Until cancelled. `signs` counts what came from it
     by itself."""
     connection = activity = -1
@@ -54,7 +53,7 @@ async def follow(link: NatsConnection, options: EngineOptions, signs: Callable[[
         silent_since = now if silent_since is None else silent_since
         if now - silent_since < SILENCE_SECONDS:
             continue
-        if (server := await _elsewhere(link, options)) is not None:
+        if (server := await _find_answering_server(link, options)) is not None:
             link.switch_to(server, f"JetStream does not answer there, and does at {server}")
             continue
         if pause == CHECK_SECONDS:
@@ -63,11 +62,6 @@ async def follow(link: NatsConnection, options: EngineOptions, signs: Callable[[
                 "server that is known; looking on", SILENCE_SECONDS, link.server,
             )  # fmt: skip
         pause = min(2 * pause, CHECK_SECONDS_MAX)
-
-
-def signs_of(uplink: Uplink, feeds: Mapping[BrokerSubscription, Feed]) -> Callable[[], int]:
-    """What counts that a stream has stored something, or a consumer has sent something."""
-    return lambda: uplink.stored + sum(feed.fetched for feed in feeds.values())
 
 
 async def _is_jetstream_answering(link: NatsConnection) -> bool:
@@ -84,7 +78,7 @@ async def _is_jetstream_answering(link: NatsConnection) -> bool:
     return True
 
 
-async def _elsewhere(link: NatsConnection, options: JetStreamOptions) -> NatsAddress | None:
+async def _find_answering_server(link: NatsConnection, options: JetStreamOptions) -> NatsAddress | None:
     """A server at which JetStream answers now."""
     found: list[NatsAddress] = []
 

@@ -16,11 +16,11 @@ import trio
 from simplebus.core.errors import BusConnectionError
 from simplebus.core.settings import Settings
 from simplebus.jetstream.api import list_streams
-from simplebus.jetstream.cluster_id import EngineError, identity_of
-from simplebus.jetstream.failover import follow
+from simplebus.jetstream.cluster.cluster_id import UnusableClusterError, load_cluster_id
+from simplebus.jetstream.cluster.failover import follow_jetstream
+from simplebus.jetstream.cluster.stream_update import weakness
 from simplebus.jetstream.publish.codec import HEADERS_BYTES_MAX
 from simplebus.jetstream.settings import JetStreamOptions
-from simplebus.jetstream.stream_update import weakness
 from simplebus.nats.client.jetstream_codec import JetStreamError
 from simplebus.net.nats_connection import NatsConnection
 

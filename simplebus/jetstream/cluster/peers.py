@@ -15,17 +15,17 @@ from collections.abc import Collection
 import trio
 
 from simplebus.core.errors import BusConnectionError, BusError
-from simplebus.jetstream.consume.handover import LEFT, WAIT
 from simplebus.jetstream.names import JetStreamNames
 from simplebus.nats.client import jetstream_codec
 from simplebus.nats.client.jetstream_codec import JetStreamError
 from simplebus.net.nats_connection import NatsConnection
 
-SILENT_SECONDS = 30.0
+SILENCE_ACCEPTED_SECONDS = 30.0
 """For how long."""
-_AT_ONCE_SECONDS = 1.0
+_NO_RESPONDERS_SECONDS = 1.0
 """Within it a server says that nobody is there, when it has what was asked."""
-_WAITS_MAX, _WAIT_SECONDS, _WAIT_SECONDS_MAX = 25, 0.002, 0.05
+_RETRIES_MAX, _RETRY_SECONDS, _WAIT_SECONDS_MAX = 25, 0.002, 0.05
+LEFT, WAIT = b"left", b"wait"
 _WORDS = frozenset({b"", LEFT, WAIT})
 
 
@@ -74,18 +74,18 @@ class Others:
         if now < self._silent_until.get(door, 0.0):
             return b""
         try:
-            for waits in range(_WAITS_MAX):
+            for waits in range(_RETRIES_MAX):
                 said = await self._answer(self._names.server_subject(door), asked)
                 if said != WAIT:
                     return said
-                await trio.sleep(min(_WAIT_SECONDS * 2**waits, _WAIT_SECONDS_MAX))
+                await trio.sleep(min(_RETRY_SECONDS * 2**waits, _WAIT_SECONDS_MAX))
             raise JetStreamError(0, "another door is about to leave what waits there")
         except BusConnectionError:
             if not self._link.is_ready:
                 raise
         now = trio.current_time()
         self._silent_until = {each: at for each, at in self._silent_until.items() if at > now}
-        self._silent_until[door] = now + SILENT_SECONDS
+        self._silent_until[door] = now + SILENCE_ACCEPTED_SECONDS
         return b""
 
     async def is_held(self, class_id: int, name: str) -> bool:
@@ -116,7 +116,7 @@ class Others:
         that is nobody's. Raises BusConnectionError."""
         try:
             nobodys = f"{subject.rpartition('.')[0]}.{secrets.token_hex(8)}"
-            await self._link.request(nobodys, seconds=_AT_ONCE_SECONDS)
+            await self._link.request(nobodys, seconds=_NO_RESPONDERS_SECONDS)
         except BusConnectionError:
             if not self._link.is_ready:
                 raise

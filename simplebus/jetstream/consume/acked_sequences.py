@@ -14,7 +14,7 @@ from __future__ import annotations
 import numpy as np
 
 from simplebus.core.protocol.frames import Flags, Integers
-from simplebus.core.redelivery.ack_timer import SequenceSet
+from simplebus.core.redelivery.sequence_set import SequenceSet
 from simplebus.nats.client import jetstream_codec
 from simplebus.nats.client.jetstream_codec import JetStreamDeliveries
 
@@ -44,7 +44,9 @@ class Remembered:
         row = int(told.sequences.argmax())
         if told.sequences[row] >= self.highest:
             self.highest = int(told.sequences[row])
-            self._youngest = max(self._youngest, jetstream_codec.parse_stored_time(told.messages, row))
+            self._youngest = max(
+                self._youngest, jetstream_codec.parse_stored_time(told.messages, row)
+            )
         lowest = int(told.sequences.min())
         self._first = min(self._first or lowest, lowest)
 
@@ -63,7 +65,7 @@ class Remembered:
     def add(self, sequences: Integers) -> None:
         """These, which ascend, are acknowledged."""
         self._done.update(_ranges(sequences))
-        if self._done.ranges > RANGES_MAX:
+        if self._done.range_count > RANGES_MAX:
             self._done.remove(0, list(self._done)[RANGES_MAX // 2][0])
 
     def raise_floor(self, floor: int) -> None:

@@ -22,9 +22,9 @@ from simplebus.core.errors import BusConnectionError
 from simplebus.core.subscription.subscription import BrokerSubscription
 from simplebus.jetstream.class_jobs import ClassJobs
 from simplebus.jetstream.consume.consumers import Positions
+from simplebus.jetstream.consume.dead_letters import Mark
 from simplebus.jetstream.consume.give_back import Leaving, Owed
 from simplebus.jetstream.consume.handover import TAKING_SECONDS
-from simplebus.jetstream.dead_letters import Mark
 from simplebus.jetstream.remote_class import RemoteClass
 from simplebus.nats.client.jetstream_codec import JetStreamError
 from simplebus.net.nats_connection import NatsConnection

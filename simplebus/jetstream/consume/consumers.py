@@ -29,6 +29,8 @@ from simplebus.core.protocol.requests import Start
 from simplebus.core.subscription.subscription import BrokerSubscription
 from simplebus.jetstream import api
 from simplebus.jetstream.api import list_consumers, list_streams
+from simplebus.jetstream.cluster.peers import Others
+from simplebus.jetstream.cluster.stream_update import fit
 from simplebus.jetstream.consume.durable_check import Judge, check_same
 from simplebus.jetstream.consume.feed import Feed, Found
 from simplebus.jetstream.consume.give_back import (
@@ -41,10 +43,8 @@ from simplebus.jetstream.consume.give_back import (
 )
 from simplebus.jetstream.consume.handover import Going
 from simplebus.jetstream.names import BACKLOG_CONSUMER, describe_consumer, consumer_name, belongs_to_durable
-from simplebus.jetstream.peers import Others
 from simplebus.jetstream.remote_class import RemoteClass
 from simplebus.jetstream.settings import JetStreamOptions
-from simplebus.jetstream.stream_update import fit
 from simplebus.nats.client import jetstream_codec
 from simplebus.nats.client.jetstream_codec import JetStreamError
 from simplebus.net.nats_connection import NatsConnection
@@ -61,7 +61,9 @@ class ConsumerRefusedError(JetStreamError):
 class Positions:
     """Of one door."""
 
-    def __init__(self, link: NatsConnection, options: EngineOptions, door: str, judge: Judge) -> None:
+    def __init__(
+        self, link: NatsConnection, options: JetStreamOptions, door: str, judge: Judge
+    ) -> None:
         self._link = link
         self._judge = judge
         self._options = options
@@ -139,11 +141,15 @@ class Positions:
         """Make a stream; on an older server one that takes no chains."""
         wish = {**body, "allow_batched": True}
         try:
-            return await self._link.api_request(f"STREAM.CREATE.{stream}", wish, seconds=_STREAM_SECONDS)
+            return await self._link.api_request(
+                f"STREAM.CREATE.{stream}", wish, seconds=_STREAM_SECONDS
+            )
         except JetStreamError as error:
             if error.code != jetstream_codec.UNKNOWN_FIELD:
                 raise
-        return await self._link.api_request(f"STREAM.CREATE.{stream}", body, seconds=_STREAM_SECONDS)
+        return await self._link.api_request(
+            f"STREAM.CREATE.{stream}", body, seconds=_STREAM_SECONDS
+        )
 
     def takes_chains(self, class_id: int) -> bool:
         """Whether its stream does, as it was last."""
@@ -584,7 +590,9 @@ class Positions:
     async def _update(self, class_id: int, name: str, config: dict[str, Any]) -> None:
         stream = self._options.names.stream_name(class_id)
         body = {"stream_name": stream, "config": config, "action": "update"}
-        await self._link.api_request(f"CONSUMER.CREATE.{stream}.{name}", body, seconds=_STREAM_SECONDS)
+        await self._link.api_request(
+            f"CONSUMER.CREATE.{stream}.{name}", body, seconds=_STREAM_SECONDS
+        )
 
     async def _info(self, class_id: int, name: str) -> dict[str, Any] | None:
         stream = self._options.names.stream_name(class_id)
@@ -598,7 +606,9 @@ class Positions:
     async def _delete(self, class_id: int, name: str) -> bool:
         """Returns whether it was there."""
         try:
-            await self._link.api_request(f"CONSUMER.DELETE.{self._options.names.stream(class_id)}.{name}")
+            await self._link.api_request(
+                f"CONSUMER.DELETE.{self._options.names.stream_name(class_id)}.{name}"
+            )
         except JetStreamError as error:
             if error.code in jetstream_codec.NOT_FOUND:
                 return False

@@ -10,19 +10,16 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import Generic, Protocol, TypeVar
 
 import numpy as np
 
 from simplebus.core.commit_log import CommitLog
 from simplebus.core.protocol.frames import Flags
-from simplebus.core.redelivery.ack_timer import SequenceSet
+from simplebus.core.redelivery.sequence_set import SequenceSet
 from simplebus.core.subscription.selection import Ranges
 from simplebus.nats.client import jetstream_codec
-
-if TYPE_CHECKING:
-    from simplebus.jetstream.consume.feed import Feed
-
+from simplebus.nats.client.events import ReceivedMessages
 
 Mark = tuple[int, int]
 """When dead letters are stored: when this lot has reached the cluster, of what is in this class."""
@@ -64,44 +61,69 @@ class Burying:
     def flags(self, first: int, last: int) -> Flags:
         """Which of messages first..last-1 are owed."""
         found = np.zeros(last - first, np.bool_)
-        for begin, end in self._messages.within(first, last) if self._owed else ():
+        for begin, end in self._messages.ranges_within(first, last) if self._owed else ():
             found[begin - first : end - first] = True
         return found
 
 
-class Burials:
+class DeadLetteringFeed(Protocol):
+    """DeadLetteringFeed of a position, as far as dead-lettering needs to know it."""
+
+    burying: Burying
+
+    def acked(self) -> list[ReceivedMessages]:
+        """Return the messages that became acknowledged since the previous call."""
+        ...
+
+
+class DeadLetteringFeed(Protocol):
+    """DeadLetteringFeed of a position, as far as dead-lettering needs to know it."""
+
+    burying: Burying
+
+    def acked(self) -> list[ReceivedMessages]:
+        """Return the messages that became acknowledged since the previous call."""
+        ...
+
+
+FeedT = TypeVar("FeedT", bound=DeadLetteringFeed)
+
+
+class Burials(Generic[FeedT]):
     """Of all subscriptions at a door."""
 
-    def __init__(self, ledger: CommitLog, write: Callable[[bytes], None]) -> None:
-        self._ledger = ledger
+    def __init__(self, commit_log: CommitLog, write: Callable[[bytes], None]) -> None:
+        self._commit_log = commit_log
         self._write = write
-        self._feeds: set[Feed] = set()
+        self._feeds: set[FeedT] = set()
         """Those of which something is being buried."""
         self._owed: list[tuple[Mark, bytes]] = []
         """What is to be said when dead letters are stored whose subscription has ended."""
 
-    def add(self, feed: Feed, ranges: Ranges, class_id: int) -> None:
+    def add(self, feed: FeedT, ranges: Ranges, class_id: int) -> None:
         """There are dead letters in this class of what a subscription has given up."""
         if ranges:
-            feed.burying.add(ranges, (self._ledger.mark, class_id))
+            feed.burying.add(ranges, (self._commit_log.log_position, class_id))
             self._feeds.add(feed)
 
-    def settle(self, feed: Feed) -> None:
+    def settle(self, feed: FeedT) -> None:
         """Have what is buried acknowledged when the feed is asked next."""
         feed.burying.settle(self.is_stored)
         if not feed.burying:
             self._feeds.discard(feed)
 
-    def end(self, feed: Feed) -> Mark | None:
+    def end(self, feed: FeedT) -> Mark | None:
         """A subscription has ended: what is being buried of it is acknowledged as soon as it is.
         Returns when that is; None if nothing is."""
         self._feeds.discard(feed)
         mark = feed.burying.end()
         if mark is not None:
-            self._owed += [(mark, jetstream_codec.say(messages)) for messages in feed.acked()]
+            self._owed += [
+                (mark, jetstream_codec.encode_acks(messages)) for messages in feed.acked()
+            ]
         return mark
 
-    def go_on(self) -> set[Feed]:
+    def go_on(self) -> set[FeedT]:
         """Some lots have reached the cluster. Returns the feeds that may have more to say."""
         owed, self._owed = self._owed, []
         for mark, said in owed:
@@ -114,4 +136,4 @@ class Burials:
     def is_stored(self, mark: Mark) -> bool:
         """Whether dead letters are."""
         lot, class_id = mark
-        return self._ledger.has_reached(lot, {class_id: lot})
+        return self._commit_log.is_producer_durable(lot, {class_id: lot})

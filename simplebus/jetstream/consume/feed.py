@@ -32,8 +32,8 @@ from simplebus.core.subscription.subscription import BrokerSubscription
 from simplebus.jetstream import api
 from simplebus.jetstream.consume.ack_all import Sole
 from simplebus.jetstream.consume.acked_sequences import Remembered
+from simplebus.jetstream.consume.dead_letters import Burying
 from simplebus.jetstream.consume.give_back import BURIED, Awaited, Owed
-from simplebus.jetstream.dead_letters import Burying
 from simplebus.jetstream.publish import codec
 from simplebus.jetstream.remote_class import FEED_MESSAGES_MAX, RemoteClass
 from simplebus.nats.client import jetstream_codec
@@ -174,7 +174,7 @@ class Feed:
 
     @property
     def outstanding(self) -> int:
-        return self.position.window.in_flight + (
+        return self.position.window.in_flight_count + (
             self.position.ring.head - self.position.window.cursor
         )
 
@@ -320,7 +320,7 @@ class Feed:
             attempts = np.where(sequences <= self._again_to, np.maximum(attempts, 2), attempts)
             fresh, again = self._sort_out(messages, sequences)
             if again.any():
-                said.append(jetstream_codec.say(messages.pick(again)))
+                said.append(jetstream_codec.encode_acks(messages.pick(again)))
             at = np.flatnonzero(fresh)
             at = at[np.argsort(sequences[at], kind="stable")]
             at = at[np.diff(sequences[at], append=0) != 0]  # Of each, the one that came last.
@@ -367,7 +367,9 @@ class Feed:
                 self.odd += bad.size
                 if self.sole is None:  # Else that would be said of all before them.
                     said.append(
-                        jetstream_codec.say(some.messages.pick(bad), jetstream_codec.TERMINATE)
+                        jetstream_codec.encode_acks(
+                            some.messages.pick(bad), jetstream_codec.TERMINATE
+                        )
                     )
             if rest is not None:
                 self._put_back(rest)
@@ -406,15 +408,17 @@ class Feed:
                 position.requeue_with_attempts(first, int(attempts[0]) - 1)
         return taken, good
 
-    def _rows(self, batch: FrameBatch, messages: ReceivedMessages, came_at: float) -> MessageRows | None:
+    def _rows(
+        self, batch: FrameBatch, messages: ReceivedMessages, came_at: float
+    ) -> MessageRows | None:
         """What is known of them; None where there is no memory for it, or the stream is to be asked
         what time it is."""
-        read = envelope_batch.scan(batch)
+        read = envelope_batch.scan_envelopes(batch)
         if read.expires is None and read.not_before is None:
-            return self._store.build_rows(self.cls, read, came_at)
+            return self.cls.channels.build_rows(read, came_at)
         stored = jetstream_codec.parse_deliveries(messages).times / 1e9
         accepted = self.cls.clock.dates(stored, came_at)
-        return None if accepted is None else self._store.build_rows(self.cls, read, accepted)
+        return None if accepted is None else self.cls.channels.build_rows(read, accepted)
 
     # What goes back ------------------------------------------------------------------------------
 
@@ -426,7 +430,7 @@ class Feed:
             return [] if word is None else [word]
         window = self.position.window
         first, floor = self._said_floor, self.burying.floor(window.floor)
-        gaps, rest = window.gaps()
+        gaps, rest = window.unacked_sequences()
         if floor == first and rest == floor and not self._said.any():
             return []
         last = max(window.floor, rest)
@@ -498,7 +502,9 @@ class Feed:
         found = [b.messages.pick(rows) for b, rows in self._picked(np.flatnonzero(kept) + first)]
         return found + [some.messages for some in self._waiting]
 
-    def given_back(self, pauses: list[tuple[int, int, float]]) -> list[tuple[ReceivedMessages, float]]:
+    def given_back(
+        self, pauses: list[tuple[int, int, float]]
+    ) -> list[tuple[ReceivedMessages, float]]:
         """What is here and not acknowledged, and how long it is not to be sent to anybody: of
         messages first..last-1 of the ring as `pauses` say."""
         first, head = self._said_floor, self.position.ring.head
@@ -522,7 +528,7 @@ class Feed:
         floor = self.burying.floor(window.floor)
         waits = np.full(head - floor, -1.0)
         waits[window.cursor - floor :] = 0.0  # What is here and was not sent yet.
-        for a, b in window.unacked(floor, head):
+        for a, b in window.unacked_ranges(floor, head):
             waits[a - floor : b - floor] = 0.0
         for begin, end, pause in pauses:
             some = waits[max(0, begin - floor) : max(0, end - floor)]
@@ -573,18 +579,22 @@ def _kept(batch: FrameBatch, good: Flags, flags: Flags) -> tuple[FrameBatch, Fla
     found[np.flatnonzero(good)[flags]] = True
     if not flags.any():
         return batch.slice(0, 0), found
-    return batch.take(np.flatnonzero(flags)), found
+    return batch.select(np.flatnonzero(flags)), found
 
 
 def _good_envelopes(batch: FrameBatch, good: Flags) -> tuple[FrameBatch, Flags]:
     """The same, of frames of which some may be no good envelopes."""
-    if not batch.count or envelope_batch.scan(batch).count == batch.count:
+    if not batch.count or envelope_batch.scan_envelopes(batch).count == batch.count:
         return batch, good
-    each = (envelope_batch.scan(batch.slice(row, row + 1)).count for row in range(batch.count))
+    each = (
+        envelope_batch.scan_envelopes(batch.slice(row, row + 1)).count for row in range(batch.count)
+    )
     return _kept(batch, good, np.fromiter(map(bool, each), np.bool_, batch.count))
 
 
-def _with_replies(messages: ReceivedMessages, at: Integers, other: ReceivedMessages, rows: Integers) -> ReceivedMessages:
+def _with_replies(
+    messages: ReceivedMessages, at: Integers, other: ReceivedMessages, rows: Integers
+) -> ReceivedMessages:
     """The same, but that some of them have the ack subjects that others have."""
     replies = [other.reply(row) for row in rows.tolist()]
     ends = len(messages.raw) + np.cumsum([len(reply) for reply in replies])

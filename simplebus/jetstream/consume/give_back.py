@@ -89,7 +89,9 @@ class Awaited:
             self._since = now
         if now - self._since < _PAUSES[self._tries]:
             return b""
-        said = [encode.encode_pub(subject, jetstream_codec.NAK) for subject in self._subjects.values()]
+        said = [
+            encode.encode_pub(subject, jetstream_codec.NAK) for subject in self._subjects.values()
+        ]
         self._since, self._tries = now, self._tries + 1
         if self._tries == len(_PAUSES):
             self._subjects.clear()
@@ -171,7 +173,9 @@ def _said(info: dict[str, Any], key: str) -> str:
     return str(metadata.get(key, ""))[:_NOTE_CHARACTERS_MAX]
 
 
-async def give_back(link: NatsConnection, stream: str, name: str, leaving: Leaving) -> dict[str, Any] | None:
+async def give_back(
+    link: NatsConnection, stream: str, name: str, leaving: Leaving
+) -> dict[str, Any] | None:
     """Give messages back to a consumer, and what it has sent to nobody. Returns how it is to be
     configured from now on; None for as it is. Raises BusConnectionError and JetStreamError."""
     info = await link.api_request(f"CONSUMER.INFO.{stream}.{name}")
@@ -189,7 +193,9 @@ async def give_back(link: NatsConnection, stream: str, name: str, leaving: Leavi
         word = jetstream_codec.nak_payload(pause)
         link.core.write(jetstream_codec.encode_acks_in_order(messages, word))
         last = messages.reply(-1).decode("latin-1"), word
-        (paused if pause > 0 else given).append(jetstream_codec.parse_deliveries(messages).sequences)
+        (paused if pause > 0 else given).append(
+            jetstream_codec.parse_deliveries(messages).sequences
+        )
     _say(link, subjects, jetstream_codec.NAK)
     if subjects:
         last = subjects[-1].decode(), jetstream_codec.NAK
@@ -229,8 +235,14 @@ def _say_each(link: NatsConnection, messages: ReceivedMessages, owed: Owed) -> t
     waits[sequences > owed.highest] = 0.0
     word = b""
     for begin, end in pairwise([0, *(np.flatnonzero(np.diff(waits)) + 1), waits.size]):
-        word = jetstream_codec.ACK if waits[begin] < 0 else jetstream_codec.nak_payload(float(waits[begin]))
-        link.core.write(jetstream_codec.encode_acks_in_order(messages.pick(slice(begin, end)), word))
+        word = (
+            jetstream_codec.ACK
+            if waits[begin] < 0
+            else jetstream_codec.nak_payload(float(waits[begin]))
+        )
+        link.core.write(
+            jetstream_codec.encode_acks_in_order(messages.pick(slice(begin, end)), word)
+        )
     return messages.reply(-1).decode("latin-1"), word
 
 

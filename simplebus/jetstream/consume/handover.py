@@ -12,12 +12,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from simplebus.core.subscription.subscription import BrokerSubscription
+from simplebus.jetstream.cluster.peers import LEFT, WAIT
+from simplebus.jetstream.cluster.peers import LEFT, WAIT
 
 TAKING_SECONDS = 10.0
 """So long who was told of them may take to have them."""
 MOMENT_SECONDS = 2.0
 """So long what is to be left may wait for what was asked before."""
-LEFT, WAIT = b"left", b"wait"
 _NAMES_MAX = 4096
 
 

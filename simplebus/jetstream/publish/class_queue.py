@@ -22,7 +22,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from simplebus.core.limits import LEDGER_BYTES_MAX
+from simplebus.core.limits import COMMIT_LOG_BYTES_MAX
 from simplebus.core.protocol.frames import Flags, FrameBatch, Integers
 from simplebus.jetstream.publish import codec
 from simplebus.nats.client.jetstream_codec import JetStreamError
@@ -36,7 +36,7 @@ WAITING_PIECES_MAX = 4096
 SHARED_BYTES = 48 * 1024 * 1024
 SHARE_BYTES_MIN = 1024 * 1024
 """A class has half of what the others leave of this, and so much in any case: there is some of
-LEDGER_BYTES_MAX for those that go on."""
+COMMIT_LOG_BYTES_MAX for those that go on."""
 NAMES_MAX = 4096
 """Of more publishers it is forgotten what was put, but for those of whom something waits."""
 PIECES_AT_ONCE = 64
@@ -48,7 +48,7 @@ SILENT_SECONDS = 0.5
 """A class of which nothing is heard for so long may be held up."""
 
 assert UNDER_WAY_BYTES < WAITING_BYTES_MAX
-assert SHARED_BYTES < LEDGER_BYTES_MAX
+assert SHARED_BYTES < COMMIT_LOG_BYTES_MAX
 
 
 @dataclass(slots=True, eq=False)
@@ -96,7 +96,7 @@ class Piece:
 
     def keep(self, rows: Integers) -> None:
         """Leave these, of one that was not begun."""
-        self.batch = self.batch.take(rows) if rows.size else self.batch.slice(0, 0)
+        self.batch = self.batch.select(rows) if rows.size else self.batch.slice(0, 0)
         self.ids, self.left = self.ids[rows], rows.size
 
     def doubt(self) -> int:
@@ -133,7 +133,7 @@ class Piece:
         rows = np.flatnonzero(missing)
         if 0 < rows.size < missing.size:  # Where a stream has no room, for hours.
             self.done = [np.concatenate([*self.done, self.ids[~missing]])]
-            self.batch, self.ids = self.batch.take(rows), self.ids[rows]
+            self.batch, self.ids = self.batch.select(rows), self.ids[rows]
         self.left = rows.size
 
     def part(self, first: int, last: int | None = None) -> Piece:

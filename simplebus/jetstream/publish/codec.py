@@ -18,10 +18,10 @@ from simplebus.core.limits import (
     HEADER_BYTES,
     MESSAGE_ID_MASK,
     NAME_CHARACTERS_MAX,
-    SPARE_BYTES,
+    RECEIVE_PADDING_BYTES,
 )
 from simplebus.core.protocol import frames
-from simplebus.core.protocol.frame_splitter import Scratch, split
+from simplebus.core.protocol.frame_splitter import SplitterScratch, split_frames
 from simplebus.core.protocol.frames import (
     DELIMITER,
     HEADER,
@@ -56,13 +56,13 @@ assert MESSAGE_ID_MASK < 10**_ID_DIGITS
 
 def batches(pieces: Sequence[bytes]) -> list[FrameBatch]:
     """Whole frames as batches, in order; each of one type, and of one length where many are."""
-    raw = bytearray().join((*pieces, bytes(SPARE_BYTES)))
-    last, at = len(raw) - SPARE_BYTES, 0
-    scratch = Scratch(len(raw))
+    raw = bytearray().join((*pieces, bytes(RECEIVE_PADDING_BYTES)))
+    last, at = len(raw) - RECEIVE_PADDING_BYTES, 0
+    scratch = SplitterScratch(len(raw))
     found: list[FrameBatch] = []
     while at < last:
-        batch = split(raw, at, last, scratch)
-        assert batch is not None, "a ledger holds whole frames"
+        batch = split_frames(raw, at, last, scratch)
+        assert batch is not None, "a commit_log holds whole frames"
         at += batch.data.size
         types = batch.data[batch.starts]
         edges = [0, *(np.flatnonzero(types[1:] != types[:-1]) + 1).tolist(), batch.count]
@@ -77,7 +77,9 @@ def publications(
     numbers below 10**10; `replies` where PubAcks are to go (see `writing.alike`)."""
     headers = _headers(batch, ids)
     if batch.stride:
-        return encode.encode_equal_messages(subject, _payloads(batch), reply=replies, headers=headers)
+        return encode.encode_equal_messages(
+            subject, _payloads(batch), reply=replies, headers=headers
+        )
     count = batch.count
     heads = bytes(encode.build_rows(count, headers))
     whom = bytes(encode.build_rows(count, replies))
@@ -213,7 +215,9 @@ def _is_plain(messages: ReceivedMessages) -> bool:
     return messages.raw.find(DELIMITER, first, last) < 0
 
 
-def framed(class_id: int, messages: ReceivedMessages, *, is_envelope: bool) -> tuple[FrameBatch, Flags]:
+def framed(
+    class_id: int, messages: ReceivedMessages, *, is_envelope: bool
+) -> tuple[FrameBatch, Flags]:
     """Messages of a stream, all with envelopes or all without, as frames; and which of them can be
     any: the others are left out."""
     kind = frames.ENVELOPE if is_envelope else frames.MESSAGE

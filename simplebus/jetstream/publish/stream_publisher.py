@@ -171,7 +171,7 @@ class Uplink:
             lane = self._lanes.get(entry.class_id)
             if lane is None:
                 lane = self._lanes[entry.class_id] = Lane(entry.class_id)
-            runs = deque(entry.publishers)
+            runs = deque(entry.producer_runs)
             for batch in codec.batches(entry.frames):
                 at = 0
                 while at < batch.count:
@@ -193,7 +193,7 @@ class Uplink:
     def _piece(self, class_id: int, batch: FrameBatch, name: str) -> Piece:
         if name:
             program = jetstream_codec.percent_encode(self._program(name) or self._run)
-            prefix = f"{jetstream_codec.escaped(name)}:{program}:"
+            prefix = f"{jetstream_codec.percent_encode(name)}:{program}:"
             ids = message_numbers(batch)
         else:
             prefix = f":{self._run}:"
@@ -352,7 +352,9 @@ class Uplink:
         if piece.is_chain:
             # It stands in each message and costs a server what it is long.
             name = b"%b%d" % (self._run.encode(), piece.number)
-            replies = jetstream_codec.fast_batch_reply_subjects(self._inbox, name, piece.batch.count)
+            replies = jetstream_codec.fast_batch_reply_subjects(
+                self._inbox, name, piece.batch.count
+            )
             write = codec.publications if piece.has_name else codec.chain
         elif lane.window:
             replies = self._replies_to_each(lane, piece)
@@ -384,7 +386,9 @@ class Uplink:
             piece = lane.piece(number) if lane is not None else None
             if lane is None or piece is None or not piece.is_open or len(said) != _REPLY_TOKENS:
                 continue
-            told = jetstream_codec.parse_fast_batch_reply(answers.headers(row), answers.payload(row))
+            told = jetstream_codec.parse_fast_batch_reply(
+                answers.headers(row), answers.payload(row)
+            )
             if told.error is not None:
                 self.last_error = told.error
                 if told.error.code == jetstream_codec.NO_RESPONDERS:

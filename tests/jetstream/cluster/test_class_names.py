@@ -14,10 +14,10 @@ from simplebus.core.errors import Reason, RemoteProtocolError
 from simplebus.core.limits import NAME_CHARACTERS_MAX
 from simplebus.core.protocol import frames
 from simplebus.core.protocol.requests import NamedClass
-from simplebus.jetstream import class_names
 from simplebus.jetstream.api import list_streams
 from simplebus.jetstream.class_jobs import Job
-from simplebus.jetstream.class_names import UNTOLD_SECONDS, Naming
+from simplebus.jetstream.cluster import class_names
+from simplebus.jetstream.cluster.class_names import UNTOLD_SECONDS, Naming
 from simplebus.jetstream.names import JetStreamNames as Subjects
 from simplebus.jetstream.publish.codec import HEADERS_BYTES_MAX
 from simplebus.nats.client.jetstream_codec import JetStreamError

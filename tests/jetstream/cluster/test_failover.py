@@ -13,9 +13,9 @@ from trio.testing import MockClock
 
 import simplebus
 from simplebus.core.errors import BusConnectionError
-from simplebus.jetstream import failover
+from simplebus.jetstream.cluster import failover
 from simplebus.nats.client.jetstream_codec import JetStreamError
-from simplebus.net.nats_connection import NatsConnection, NatsAddress
+from simplebus.net.nats_connection import NatsAddress, NatsConnection
 from tests.jetstream.partitioned_cluster import Parted, parted_cluster
 from tests.jetstream.stateless_servers import (
     PATIENCE_SECONDS,
@@ -231,4 +231,6 @@ async def test_where_no_server_has_a_cluster_a_door_stays_and_goes_on_when_there
                     cluster.mend()
                 async with bus.subscribe(7) as messages:
                     assert [(await messages.get()).payload for _ in range(2)] == [b"one", b"two"]
-                assert caplog.text.count("JetStream has not answered for 2 s") <= link.connection_count
+                assert (
+                    caplog.text.count("JetStream has not answered for 2 s") <= link.connection_count
+                )

@@ -13,11 +13,11 @@ import trio
 import simplebus
 from simplebus.core.limits import FRAME_BYTES_MIN, NAME_CHARACTERS_MAX
 from simplebus.core.settings import Settings
-from simplebus.jetstream import cluster_id
-from simplebus.jetstream.cluster_id import EngineError
-from simplebus.jetstream.limits_check import fitted
+from simplebus.jetstream.cluster import cluster_id
+from simplebus.jetstream.cluster.cluster_id import UnusableClusterError
+from simplebus.jetstream.cluster.limits_check import check_cluster
+from simplebus.jetstream.cluster.stream_update import growth
 from simplebus.jetstream.names import JetStreamNames
-from simplebus.jetstream.stream_update import growth
 from simplebus.nats.client.jetstream_codec import JetStreamError
 from simplebus.net.nats_connection import NatsConnection
 from tests.jetstream.nats_servers import NatsServer, nats_server
@@ -228,7 +228,7 @@ async def test_a_door_that_runs_has_the_cluster_say_it_again(
     name = cluster.names.identity_stream_name
     async with door(cluster) as up:
         link = cluster_of(up).link
-        before = up.server.broker.connection_requests.identity
+        before = up.server.broker.subscription_manager.identity
         with trio.fail_after(PATIENCE_SECONDS):
             await link.api_request(f"STREAM.DELETE.{name}")
             while (await check_cluster(Settings(), cluster)).cluster_id != before:  # Another was first.

@@ -79,5 +79,7 @@ def test_a_word_is_never_of_more_than_is_done_with(found: list[int], data: st.Da
         told = word(sole, done)
         assert told == (expected[-1] if expected else None)
         said = told or said
-        left = [s for m in sole.open() for s in jetstream_codec.parse_deliveries(m).sequences.tolist()]
+        left = [
+            s for m in sole.open() for s in jetstream_codec.parse_deliveries(m).sequences.tolist()
+        ]
         assert left == [s for s in sequences[:at] if s > said]

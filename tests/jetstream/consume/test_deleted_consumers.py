@@ -42,7 +42,9 @@ async def test_what_is_deleted_is_made_again(
             assert [message.payload for message in held] == [b"0", b"1", b"2"]
             (consumer,) = cluster.listening.consumers.values()
             name = f"CONSUMER.DELETE.{stream}.{consumer}"
-            await cluster.link.api_request(name if what == "CONSUMER" else f"STREAM.DELETE.{stream}")
+            await cluster.link.api_request(
+                name if what == "CONSUMER" else f"STREAM.DELETE.{stream}"
+            )
             got: list[bytes] = []
             for number in range(3, 6):
                 await bus.publish(b"%d" % number, class_id=1)
@@ -113,7 +115,9 @@ async def test_what_a_deleted_consumer_was_to_send_later_comes_when_it_is_made_a
                     (await messages.get()).ack()
             async with bus.subscribe(1, **durable) as messages:
                 await until(lambda: bool(cluster.listening.consumers))
-                await cluster.link.api_request(f"CONSUMER.DELETE.{cluster.options.names.stream(1)}.d-d")
+                await cluster.link.api_request(
+                    f"CONSUMER.DELETE.{cluster.options.names.stream_name(1)}.d-d"
+                )
                 again = await messages.get()
                 assert (again.payload, again.attempt) == (b"0", 2)
                 await bus.publish(b"3", class_id=1)

@@ -11,8 +11,13 @@ import pytest
 import simplebus
 from simplebus.core.errors import RefusedError
 from simplebus.core.protocol import frames
-from simplebus.core.users.passwords import Passwords, quick_hash
-from simplebus.core.users.permissions import Permissions, Right, Rule, Rules
+from simplebus.core.users.passwords import PasswordVerifier, hash_token
+from simplebus.core.users.permissions import (
+    AdminRight,
+    PermissionRule,
+    PermissionRules,
+    Permissions,
+)
 from simplebus.core.users.users import User, Users
 from simplebus.server.run import RunningServer
 from tests.behaviour.wire_peer_v2 import connect_request, subscribe
@@ -22,9 +27,11 @@ from tests.jetstream.test_two_servers import at, cluster_of, until
 from tests.support import running_server
 
 
-def user(name: str, *subscribe: str, admin: tuple[tuple[Right, str], ...] = ()) -> User:
-    rules = Rules(tuple(map(Rule.parse, subscribe)) or None)
-    return User(name, token=quick_hash(name), permissions=Permissions(Rules(), rules, admin))
+def user(name: str, *subscribe: str, admin: tuple[tuple[AdminRight, str], ...] = ()) -> User:
+    rules = PermissionRules(tuple(map(PermissionRule.parse, subscribe)) or None)
+    return User(
+        name, token=hash_token(name), permissions=Permissions(PermissionRules(), rules, admin)
+    )
 
 
 USERS = Users(
@@ -32,9 +39,9 @@ USERS = Users(
         user("ada"),
         user("bob"),
         user("eu", "1 eu.#"),
-        user("keeper", admin=((Right.CONFIGURE, "*"),)),
+        user("keeper", admin=((AdminRight.CONFIGURE, "*"),)),
     ],
-    Passwords(b"by chance"),
+    PasswordVerifier(b"by chance"),
 )
 
 

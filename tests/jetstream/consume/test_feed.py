@@ -11,14 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from simplebus.core.broker.broker import Broker, Settings
-from simplebus.core.commit_log import CommitLog, Durability
+from simplebus.core.commit_log import CommitLog
 from simplebus.core.protocol import frames
+from simplebus.core.protocol.durability import Durability
 from simplebus.core.protocol.envelope_batch import Envelope, encode
 from simplebus.core.protocol.receive_buffer import ReceiveBuffer
 from simplebus.core.subscription.subscription import BrokerSubscription
 from simplebus.jetstream.consume.ack_all import Sole
+from simplebus.jetstream.consume.dead_letters import Burials, Burying
 from simplebus.jetstream.consume.feed import FETCH_MESSAGES_MAX, Feed, Found
-from simplebus.jetstream.dead_letters import Burials, Burying
 from simplebus.jetstream.remote_class import RemoteClass
 from simplebus.nats.client.events import ReceivedMessages
 from simplebus.nats.client.parser import ClientParser
@@ -36,8 +37,8 @@ class Door:
         self.written: list[bytes] = []
         """What was said of messages whose subscription had ended."""
         assert self.broker.commit_log is not None
-        self.ledger = self.broker.commit_log
-        self.burials = Burials(self.ledger, self.written.append)
+        self.commit_log = self.broker.commit_log
+        self.burials = Burials(self.commit_log, self.written.append)
         table = self.broker.store.class_registry
         table.class_factory = partial(
             RemoteClass,
@@ -67,13 +68,13 @@ class Door:
         self.ended.append(forget)
 
     def say(self, data: bytes) -> None:
-        self._buffer.space[: len(data)] = data
+        self._buffer.writable[: len(data)] = data
         self.broker.receive(self.session, self._buffer, len(data))
 
     def take(self, *messages: bytes) -> bytes:
         """These come from the consumer. Returns what is said of them at once."""
         said = self.feed.take(arrived(*messages))
-        self.broker.connection_requests.notify_position(self.feed.position)
+        self.broker.subscription_manager.notify_position(self.feed.position)
         return said
 
     def taken(self) -> list[tuple[int, bytes]]:
@@ -90,9 +91,9 @@ class Door:
 
     def store(self) -> None:
         """All that was accepted reaches the cluster."""
-        lot = self.ledger.take()
+        lot = self.commit_log.pop_write_batch()
         assert lot is not None
-        self.ledger.reach(lot.number)
+        self.commit_log.mark_durable(lot.number)
 
     def ack(self, first: int, last: int) -> None:
         self.say(frames.encode_ack(class_id=7, timer_index=0, first=first, last=last))
@@ -206,7 +207,7 @@ def test_one_that_comes_twice_at_once_is_fed_once(attempt: int) -> None:
     again = (message(n, attempt=attempt, tail="9") for n in (5, 6))
     door.take(*(message(n) for n in (5, 6, 7)), *again)
     assert [payload for _, payload in door.taken()][:2] == [b"5", b"6"]
-    door.broker.connection_requests.notify_position(door.feed.position)
+    door.broker.subscription_manager.notify_position(door.feed.position)
     assert door.feed.position.ring.head == 3
     assert door.feed.statistics().repeated == 2
     door.ack(0, 3)
@@ -263,7 +264,7 @@ def test_one_that_another_door_had_goes_first_through_all_that_a_redelivery_does
     door.take(message(8), message(5, attempt=3), message(6, attempt=3))
     position = door.feed.position
     assert door.taken() == [(0, b"5"), (1, b"6"), (2, b"8")]
-    assert position.redelivered == 2
+    assert position.redelivered_count == 2
     assert position.list_attempts() == [(0, 2, 3)]
     door.ack(0, 3)
     assert door.acked() == [5, 6, 8]
@@ -285,7 +286,7 @@ def test_what_died_waits_for_its_letter_and_nothing_else_does() -> None:
     door = Door()
     door.take(message(5), message(6, attempt=17), message(7))
     assert [payload for _, payload in door.taken()] == [b"5"]
-    door.broker.connection_requests.notify_position(door.feed.position)
+    door.broker.subscription_manager.notify_position(door.feed.position)
     assert [payload for _, payload in door.taken()] == [b"7"]
     door.ack(0, 3)
     assert door.acked() == [5, 7]
@@ -304,7 +305,7 @@ def test_a_consumer_that_is_told_of_all_up_to_a_message_is_told_of_what_is_befor
     door.feed.sole = Sole()
     door.take(message(1), message(2), message(3, attempt=17), message(4))
     assert [payload for _, payload in door.taken()] == [b"1", b"2"]
-    door.broker.connection_requests.notify_position(door.feed.position)
+    door.broker.subscription_manager.notify_position(door.feed.position)
     assert [payload for _, payload in door.taken()] == [b"4"]
     door.ack(0, 4)
     assert door.acked() == [2]
@@ -320,7 +321,7 @@ def test_who_goes_owes_what_is_being_buried_until_its_letter_is_stored(is_stored
     door.feed.sole = Sole()
     door.take(message(1), message(2, attempt=17), message(3), message(4))
     door.taken()
-    door.broker.connection_requests.notify_position(door.feed.position)
+    door.broker.subscription_manager.notify_position(door.feed.position)
     door.taken()
     door.ack(0, 1)
     door.ack(2, 3)
@@ -486,5 +487,5 @@ def test_a_ring_that_is_full_takes_the_rest_later(count: int) -> None:
     door.ack(0, 16)
     assert door.acked() == list(range(1, min(count, 16) + 1))
     assert door.feed.fill() == b""
-    door.broker.connection_requests.notify_position(door.feed.position)
+    door.broker.subscription_manager.notify_position(door.feed.position)
     assert len(door.taken()) == max(0, min(count - 16, 16))

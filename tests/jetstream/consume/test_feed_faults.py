@@ -122,12 +122,12 @@ class Fed(Door):
         """What a door does at the end of a turn."""
         feed = self.feed
         for messages in feed.acked():
-            self.going.append(bytes(jetstream_codec.say(messages)))
+            self.going.append(bytes(jetstream_codec.encode_acks(messages)))
         self.going.append(feed.fill())
         if count := feed.wanted():
             feed.asked += count
             self.going.append(b"PUB want %d\r\n%b\r\n" % (len(b"%d" % count), b"%d" % count))
-        self.broker.connection_requests.notify_position(feed.position)
+        self.broker.subscription_manager.notify_position(feed.position)
 
     def hear(self, most: int) -> None:
         """The consumer hears so much."""

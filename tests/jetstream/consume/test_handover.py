@@ -9,8 +9,9 @@ import trio
 
 import simplebus
 from simplebus.core.errors import BusConnectionError
+from simplebus.jetstream.cluster.peers import LEFT, WAIT
 from simplebus.jetstream.consume import close, handover
-from simplebus.jetstream.consume.handover import LEFT, MOMENT_SECONDS, TAKING_SECONDS, WAIT, Going
+from simplebus.jetstream.consume.handover import MOMENT_SECONDS, TAKING_SECONDS, Going
 from simplebus.server.run import RunningServer
 from tests.jetstream.faulty_api import asked_in_vain
 from tests.jetstream.nats_servers import NatsServer

@@ -26,7 +26,9 @@ IDLE_SECONDS = 1.5
 async def kept_for(cluster: Cluster) -> float | None:
     """For how long the durable of class 7 is kept; None if it is gone, 0.0 for ever."""
     try:
-        info = await cluster.link.api_request(f"CONSUMER.INFO.{cluster.options.names.stream(7)}.d-d")
+        info = await cluster.link.api_request(
+            f"CONSUMER.INFO.{cluster.options.names.stream_name(7)}.d-d"
+        )
     except JetStreamError as error:
         if error.code not in jetstream_codec.NOT_FOUND:
             raise

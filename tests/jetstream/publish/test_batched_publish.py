@@ -596,7 +596,9 @@ async def test_a_server_keeps_a_chain_and_knows_its_milestones(
         # What it says of the chain is not listened to; then it is asked.
         last = b"%04d.2.$FI" % count
         await heard.until(
-            lambda: any(e.subject(-1).endswith(last) for e in heard.all(ReceivedMessages) if e.count)
+            lambda: any(
+                e.subject(-1).endswith(last) for e in heard.all(ReceivedMessages) if e.count
+            )
         )
         uplink.begin_anew(1.0)
         uplink.go_on(1.0)
@@ -647,7 +649,9 @@ async def test_a_server_keeps_what_is_in_two_chains_of_a_name_once(
                 assert uplinks[sid].hear(some_answers, 0.0) is None
         before = len(heard.all(RequestReplies))
         link.flush()
-        await heard.until(lambda: sum(len(e.numbers) for e in heard.all(RequestReplies)[before:]) == 2)
+        await heard.until(
+            lambda: sum(len(e.numbers) for e in heard.all(RequestReplies)[before:]) == 2
+        )
         for replies in heard.all(RequestReplies)[before:]:
             for uplink in uplinks.values():
                 uplink.take(replies, 0.0)

@@ -241,7 +241,9 @@ def test_what_is_refused_of_one_class_has_no_other_published_again() -> None:
     stream.uplink.open_classes |= {7, 8}
     for lot in range(1, 4):
         stream.uplink.put(
-            WriteBatch(lot, [entry(frame(b"a", lot)), entry(frame(b"b", lot, class_id=8), class_id=8)])
+            WriteBatch(
+                lot, [entry(frame(b"a", lot)), entry(frame(b"b", lot, class_id=8), class_id=8)]
+            )
         )
     stream.uplink.go_on(0.0)
     answers = stream.take()
@@ -269,7 +271,9 @@ def test_of_a_class_of_which_much_waits_nothing_more_is_to_be_accepted() -> None
     big = [frame(bytes(size), 0, class_id=class_id) for class_id in (7, 8)]
     for lot in range(1, 33):
         assert stream.uplink.full == set()
-        stream.uplink.put(WriteBatch(lot, [entry(big[0]), entry(big[1], class_id=8)][: 1 + lot % 2]))
+        stream.uplink.put(
+            WriteBatch(lot, [entry(big[0]), entry(big[1], class_id=8)][: 1 + lot % 2])
+        )
     assert stream.uplink.full == {7}
     stream.uplink.let_go(7, hold)
     stream.uplink.go_on(0.0)

@@ -40,7 +40,7 @@ def both() -> Iterator[Both]:
     flags = ["--port", "0", "--nats-port", "0", "--tick", "0.1", "--ack-timeout", "20"]
     flags += ["--max-class-messages", "1000"]
     with program("serve", *flags, *bound) as served:
-        ready = re.match(r"simplebus ready tcp=(\S+) nats=(\S+)", served.line())
+        ready = re.match(r"simplebus ready tcp=(\S+) nats=(\S+)", served.read_line())
         assert ready
         yield Both(f"simplebus://{ready[1]}", f"nats://{ready[2]}")
 

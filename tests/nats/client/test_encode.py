@@ -21,7 +21,7 @@ from simplebus.nats.client.client import NatsClientCore, RequestReplies, ServerR
 from simplebus.nats.client.credentials import Credentials
 from simplebus.nats.client.events import ReceivedMessages, ServerError, ServerInfo, ServerPong
 from simplebus.nats.client.parser import ClientParser
-from simplebus.nats.server.users import verify_signature
+from simplebus.nats.users import verify_signature
 from simplebus.net.nats_connection import NatsAddress
 
 SEED = "SUAAAAICAMCAKBQHBAEQUCYMBUHA6EARCIJRIFIWC4MBSGQ3DQOR4H776Y"

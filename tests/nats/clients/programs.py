@@ -10,26 +10,26 @@ from pathlib import Path
 from typing import Any
 
 from tests.support.programs import Program
-from tests.support.requirements import missing, needed
+from tests.support.requirements import skip_or_fail, require_program
 
 HERE = Path(__file__).parent
 
 
 def javascript() -> list[str]:
     """The command of the program that uses nats.js."""
-    node = needed("node", "nodejs")
+    node = require_program("node", "nodejs")
     if not (HERE / "js" / "node_modules" / "@nats-io").exists():
-        missing("this test needs nats.js: npm ci --prefix tests/nats/clients/js")
+        skip_or_fail("this test needs nats.js: npm ci --prefix tests/nats/clients/js")
     return [node, str(HERE / "js" / "check.js")]
 
 
 def compiled(folder: Path) -> list[str]:
     """The command of the program that uses nats.c, which is compiled into this folder."""
-    compiler = needed("cc", "gcc", "clang")
+    compiler = require_program("cc", "gcc", "clang")
     source, target = HERE / "c" / "check.c", folder / "check"
     probe = [compiler, "-E", "-include", "nats/nats.h", "-x", "c", "/dev/null"]
     if subprocess.run(probe, capture_output=True).returncode != 0:
-        missing("this test needs nats.c, which is libnats-dev of Debian")
+        skip_or_fail("this test needs nats.c, which is libnats-dev of Debian")
     flags = ("-O1", "-Wall", "-Wextra", "-Werror")
     command = [compiler, *flags, "-o", str(target), str(source), "-lnats", "-lpthread"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
@@ -59,7 +59,7 @@ def outcomes(command: list[str], *arguments: str) -> dict[str, Any]:
 
 
 def last_words(program: Program) -> dict[str, Any]:
-    status, said, complained = program.end()
+    status, said, complained = program.wait()
     assert (status, complained) == (0, ""), said + complained
     found: dict[str, Any] = json.loads(said)
     return found

@@ -62,7 +62,7 @@ async def test_clients_come_back_when_the_server_was_restarted(tmp_path: Path) -
             subscription = await client.subscribe("again.*")
             await client.publish("again.before", b"1")
             assert (await subscription.next_msg(timeout=60)).data == b"1"
-            assert [other.line() for other in others.values()] == ["ready"] * 2
+            assert [other.read_line() for other in others.values()] == ["ready"] * 2
         await asyncio.wait_for(lost.wait(), PATIENCE_SECONDS)
         await client.publish("again.meanwhile", b"2")
         with door(port=port) as second:

@@ -20,8 +20,8 @@ from simplebus.server import process
 from simplebus.server.http import server as http_server
 from simplebus.server.http.server import HttpServer
 from tests.support.http_peer import open_http_peer
-from tests.support.programs import run, server
-from tests.support.running_server import message, serving, until
+from tests.support.programs import run_program, server
+from tests.support.running_server import message, serving, wait_until
 
 
 async def test_a_server_says_that_it_is_ready_and_then_that_it_drains() -> None:
@@ -88,7 +88,7 @@ def test_a_port_that_is_taken_says_what_it_is_for() -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = str(taken.getsockname()[1])
-        status, said, complained = run(
+        status, said, complained = run_program(
             *("serve", "--port", "0", "--http-port", port, "--http-host", "127.0.0.1")
         )
     assert (status, said) == (69, "")
@@ -99,7 +99,7 @@ def test_a_port_that_is_taken_says_what_it_is_for() -> None:
 
 
 def test_options_of_a_disabled_listener_are_errors() -> None:
-    status, _, complained = run("serve", "--no-http", "--http-port", "1")
+    status, _, complained = run_program("serve", "--no-http", "--http-port", "1")
     assert status == 2
     assert complained == "simplebus: --no-http closes the door that --http-port opens\n"
 
@@ -450,7 +450,7 @@ async def test_health_is_answered_without_free_descriptors(
         host, _, port = server.http_addresses[0].rpartition(":")
         silent = [await trio.open_tcp_stream(host, int(port)) for _ in range(5)]
         assert server.monitor is not None
-        await until(lambda: server.monitor.http_connections()[0] == 5)
+        await wait_until(lambda: server.monitor.http_connections()[0] == 5)
         of_all = server.monitor.http_connections
 
         def descriptors(more: int = 0) -> int:

@@ -23,13 +23,13 @@ from simplebus.server.http.varz import format_duration, format_timestamp
 from simplebus.server.run import RunningServer
 from tests.support.http_peer import open_http_peer
 from tests.support.nats_peer import connect_nats_peer
-from tests.support.requirements import needed
+from tests.support.requirements import require_program
 from tests.support.running_server import (
     connect,
     message,
     serving,
     subscribe,
-    until,
+    wait_until,
 )
 
 
@@ -71,7 +71,7 @@ slow_consumer_stats stalled_clients stale_connections proto
 @pytest.fixture(scope="module")
 def reference() -> dict[str, Any]:
     """What nats-server says with one client that has two subscriptions and has published once."""
-    program = needed("nats-server", str(Path(sys.executable).parent / "nats-server"))
+    program = require_program("nats-server", str(Path(sys.executable).parent / "nats-server"))
     ports = free_ports(2)
     with subprocess.Popen(
         [program, "-a", "127.0.0.1", "-p", str(ports[0]), "-m", str(ports[1])],
@@ -212,10 +212,10 @@ async def test_totals_include_closed_connections() -> None:
     async with serving(http_port=0, nats_port=0) as up:
         bus = await connect(up, [1])
         await bus.send(message(b"x") * 3)
-        await until(lambda: up.server.broker.statistics().published == 3)
+        await wait_until(lambda: up.server.broker.statistics().published == 3)
         before = await ask(up, "/varz")
         await bus.stream.aclose()
-        await until(lambda: not up.server.connections)
+        await wait_until(lambda: not up.server.connections)
         after = await ask(up, "/varz")
         for field in ("in_msgs", "in_bytes", "out_bytes"):
             assert after[field] == before[field] > 0
@@ -245,7 +245,7 @@ async def test_connections_come_in_the_order_that_is_asked_for(sort: str) -> Non
         for count in (1, 3, 2):
             bus = await connect(up, [1])
             await bus.send(message(b"x") * count)
-        await until(lambda: up.server.broker.statistics().published == 6)
+        await wait_until(lambda: up.server.broker.statistics().published == 6)
         said = await ask(up, f"/connz?sort={sort}&limit=2")
         assert len(said["connections"]) == 2
         if sort == "msgs_from":

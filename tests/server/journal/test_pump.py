@@ -23,7 +23,7 @@ from tests.support.running_server import (
     connect,
     message,
     serving,
-    until,
+    wait_until,
 )
 
 PAYLOADS = [b"%06d" % number for number in range(3000)]
@@ -41,7 +41,7 @@ async def test_a_server_that_was_stopped_has_its_messages_again(
     async with serving(data_dir=tmp_path, durability=level) as server:
         peer = await connect(server, [1])
         await peer.send(message(b"a") + message(b"b"))
-        await until(lambda: class_statistics(server).published == 2)
+        await wait_until(lambda: class_statistics(server).published == 2)
         identity = server.server.broker.subscription_manager.identity
         url = f"simplebus://{server.addresses[0]}"
         async with simplebus.connect(url) as bus:
@@ -72,12 +72,12 @@ async def test_a_full_disk_refuses_publishers_until_there_is_space(
             await bus.publish(b"before", class_id=1)
             is_full.set()
             await bus.publish(b"accepted", class_id=1, confirm=False)
-            await until(lambda: commit_log.write_error is not None)
-            await until(lambda: "disk_full: cannot write the journal" in caplog.text)
+            await wait_until(lambda: commit_log.write_error is not None)
+            await wait_until(lambda: "disk_full: cannot write the journal" in caplog.text)
             await bus.publish(b"refused", class_id=1, confirm=False)
-            await until(lambda: class_statistics(server).dropped != {})
+            await wait_until(lambda: class_statistics(server).dropped != {})
             is_full = trio.Event()
-            await until(lambda: commit_log.write_error is None)
+            await wait_until(lambda: commit_log.write_error is None)
             with pytest.raises(ExceptionGroup) as caught:
                 await bus.flush()
             assert caught.group_contains(RefusedError, match=r"disk_full: .*[Nn]o space")

@@ -16,7 +16,7 @@ from tests.support.running_server import (
     message,
     serving,
     subscribe,
-    until,
+    wait_until,
 )
 
 
@@ -40,7 +40,7 @@ async def test_confirms_and_acknowledgements_are_timed() -> None:
         timing = server.monitor.latency
         assert timing.ack_latency.snapshot().count == 0
         await peer.send(ack(0, 3))
-        await until(lambda: timing.ack_latency.snapshot().count == 1)
+        await wait_until(lambda: timing.ack_latency.snapshot().count == 1)
         assert timing.confirm_latency.snapshot().count >= 1
         await wait_for_metric(server, "publish_ack_seconds")
 
@@ -51,7 +51,7 @@ async def test_what_is_written_is_timed_until_it_is_safe(tmp_path: Path) -> None
         await peer.send(message(b"x"))
         assert server.monitor is not None
         timing = server.monitor.latency
-        await until(lambda: timing.confirm_latency.snapshot().count == 1)
+        await wait_until(lambda: timing.confirm_latency.snapshot().count == 1)
         await wait_for_metric(server, "journal_write_seconds")
 
 
@@ -62,7 +62,7 @@ async def test_without_monitoring_nothing_is_measured() -> None:
         await peer.send(subscribe() + message(b"x"))
         await peer.read_messages(1)
         await peer.send(ack(0, 1))
-        await until(lambda: server.server.broker.classes[1].statistics().acknowledged == 1)
+        await wait_until(lambda: server.server.broker.classes[1].statistics().acknowledged == 1)
         assert server.server.broker.classes[1].ack_latency is None
 
 

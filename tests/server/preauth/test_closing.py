@@ -22,7 +22,7 @@ from simplebus.server.preauth import closing
 from simplebus.server.preauth.closing import ClosingConnections
 from simplebus.server.run import RunningServer
 from tests.support.nats_peer import NatsPeer, open_nats_peer
-from tests.support.running_server import serving, until
+from tests.support.running_server import serving, wait_until
 
 
 class FakeSocket:
@@ -103,10 +103,10 @@ def are_open(connections: list[Connection[Any]]) -> list[bool]:
 @pytest.mark.usefixtures("patient")
 async def test_refused_connections_free_their_descriptors() -> None:
     async with server_with_refused_clients(3) as (server, connections, peers):
-        await until(lambda: len(server.server.closing_connections) == 2)
+        await wait_until(lambda: len(server.server.closing_connections) == 2)
         assert are_open(connections) == [False] * 3 + [True] * 5
         await peers[4].stream.aclose()
-        await until(lambda: len(server.server.closing_connections) == 1)
+        await wait_until(lambda: len(server.server.closing_connections) == 1)
         assert are_open(connections) == [False] * 3 + [True, False] + [True] * 3
 
 
@@ -115,7 +115,7 @@ async def test_where_descriptors_run_out_they_go_before_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async with server_with_refused_clients(3) as (server, connections, _):
-        await until(lambda: len(server.server.closing_connections) == 2)
+        await wait_until(lambda: len(server.server.closing_connections) == 2)
 
         def descriptors(more: int = 0) -> int:
             return 0 if sum(are_open(connections)) >= 5 else 1 << 20
@@ -128,5 +128,5 @@ async def test_where_descriptors_run_out_they_go_before_others(
 async def test_closed_and_expired_connections_are_removed() -> None:
     async with server_with_refused_clients(1) as (server, connections, peers):
         await peers[0].stream.aclose()
-        await until(lambda: not len(server.server.closing_connections))
+        await wait_until(lambda: not len(server.server.closing_connections))
         assert are_open(connections) == [False] * 5 + [True]

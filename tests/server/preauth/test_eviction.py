@@ -24,7 +24,7 @@ from simplebus.server.preauth import eviction as module
 from simplebus.server.preauth.eviction import EvictableConnections
 from simplebus.server.run import RunningServer
 from tests.support.nats_peer import open_nats_peer
-from tests.support.running_server import connect, serving, until
+from tests.support.running_server import connect, serving, wait_until
 
 FULL = RemoteProtocolError(Reason.TOO_MANY_CONNECTIONS, "full")
 USERS = Users((User("ada", token=hash_token("t")),), PasswordVerifier(b"by chance"))
@@ -104,7 +104,7 @@ async def test_refused_connection_evicts_no_other(users: Users | None) -> None:
             stack.enter_context(socket.create_connection((host, int(port)))) for _ in range(12)
         ]
         assert server.nats_listener is not None
-        await until(lambda: server.server.disconnect_counts[Reason.TOO_MANY_CONNECTIONS] == 12)
+        await wait_until(lambda: server.server.disconnect_counts[Reason.TOO_MANY_CONNECTIONS] == 12)
         assert len(server.nats_listener.connections) == 3
         for each in crowd:
             each.close()
@@ -118,7 +118,7 @@ async def test_so_it_is_where_descriptors_run_out(
         evictable_connections = [
             await stack.enter_async_context(await open_connection(server, "bus")) for _ in range(20)
         ]
-        await until(lambda: len(server.server.evictable_connections) == 20)
+        await wait_until(lambda: len(server.server.evictable_connections) == 20)
         sockets = [each.socket for each in server.server.connections.values()]
 
         def descriptors(more: int = 0) -> int:
@@ -134,8 +134,8 @@ async def test_authenticated_and_closed_connections_are_not_evictable() -> None:
         for door in DOORS:
             await connect_authenticated(server, door, stack)
         async with await open_connection(server, "bus"):
-            await until(lambda: len(server.server.evictable_connections) == 1)
-        await until(lambda: not len(server.server.evictable_connections))
+            await wait_until(lambda: len(server.server.evictable_connections) == 1)
+        await wait_until(lambda: not len(server.server.evictable_connections))
         assert server.nats_listener is not None
         assert not len(server.nats_listener.evictable_connections)
     async with serving() as open_to_all:

@@ -24,7 +24,7 @@ from tests.support.running_server import (
     Peer,
     connect,
     serving,
-    until,
+    wait_until,
 )
 
 HEARTBEAT = build_frame(frames.HEARTBEAT)
@@ -171,11 +171,11 @@ async def test_a_server_hears_no_more_than_that_and_lets_others_in() -> None:
         auth_worker.greeting_buffers._bytes_max = 9_910
         first = await connect(server)
         await first.send(b"4" * 9_900)
-        await until(lambda: auth_worker.greeting_buffers.held_bytes == 9_900)
+        await wait_until(lambda: auth_worker.greeting_buffers.held_bytes == 9_900)
         second = await connect(server)
         hello = build_frame(frames.CONNECT, content=b'{"auth":{"token":"ada\'s token"}}')
         await second.send(HEARTBEAT + hello[:20])
-        await until(lambda: 0 < auth_worker.greeting_buffers.held_bytes < 100)
+        await wait_until(lambda: 0 < auth_worker.greeting_buffers.held_bytes < 100)
         assert await first.wait_closed()
         await second.send(hello[20:])
         assert (await second.read_frame())[0] == frames.CONNECT

@@ -19,7 +19,7 @@ from simplebus.server.preauth.queue import PreAuthConnection, PreAuthQueue, yiel
 from simplebus.server.run import RunningServer
 from simplebus.server.tls.certificates import TlsOptions
 from tests.support.certificates import Authority, Pair
-from tests.support.running_server import serving, until
+from tests.support.running_server import serving, wait_until
 
 MANY = 100
 
@@ -412,15 +412,15 @@ async def test_many_ready_connections_take_one_step_per_turn(
         host, _, port = DOORS[door](up)[0].rpartition(":")
         listening = len(up.addresses + up.nats_addresses + up.http_addresses)
         there = [socket.create_connection((host, int(port))) for _ in range(many)]
-        await until(lambda: up.server.preauth_queue.waiting_count == listening + many)
+        await wait_until(lambda: up.server.preauth_queue.waiting_count == listening + many)
         steps, before = StepCounter(), up.server.preauth_queue.step_count
         trio.lowlevel.add_instrument(steps)
         for sock in there:
             sock.sendall(words[said])
-        await until(lambda: up.server.preauth_queue.step_count >= before + many)
+        await wait_until(lambda: up.server.preauth_queue.step_count >= before + many)
         for sock in there:
             sock.close()
-        await until(lambda: up.server.preauth_queue.waiting_count == listening)
+        await wait_until(lambda: up.server.preauth_queue.waiting_count == listening)
         trio.lowlevel.remove_instrument(steps)
         assert steps.all >= many
         assert steps.most == 1
@@ -430,14 +430,14 @@ async def test_listeners_are_separate_origins() -> None:
     async with serving(nats_port=0, http_port=0, users=Users([])) as up:
         queue_, there = up.server.preauth_queue, []
         listening = len(up.addresses + up.nats_addresses + up.http_addresses)
-        await until(lambda: queue_.waiting_count == listening)
+        await wait_until(lambda: queue_.waiting_count == listening)
         listeners_at = {connection.origin for connection in queue_._polled_by_fd.values()}
         for door in DOORS.values():
             host, _, port = door(up)[0].rpartition(":")
             there += [socket.create_connection((host, int(port))) for _ in range(3)]
-        await until(lambda: queue_.waiting_count == listening + len(there))
+        await wait_until(lambda: queue_.waiting_count == listening + len(there))
         places = {connection.origin for connection in queue_._polled_by_fd.values()}
         assert len(places - listeners_at) == len(DOORS)
         for sock in there:
             sock.close()
-        await until(lambda: queue_.waiting_count == listening)
+        await wait_until(lambda: queue_.waiting_count == listening)

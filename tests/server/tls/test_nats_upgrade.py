@@ -27,7 +27,7 @@ from simplebus.server.run import RunningServer
 from simplebus.server.tls.certificates import TlsOptions, create_ssl_context
 from tests.support.certificates import Authority, Pair, trusting
 from tests.support.nats_peer import NatsPeer, open_nats_peer
-from tests.support.running_server import serving, until
+from tests.support.running_server import serving, wait_until
 
 
 @contextlib.asynccontextmanager
@@ -148,7 +148,7 @@ async def test_stalled_tls_client_is_disconnected(authority: Authority, own: Pai
             await publisher.flush()
         assert server.server.disconnect_counts == {Reason.SLOW_CONSUMER: 1}
         assert server.nats_listener is not None
-        await until(lambda: len(server.nats_listener.connections) == 2)  # type: ignore[union-attr]
+        await wait_until(lambda: len(server.nats_listener.connections) == 2)  # type: ignore[union-attr]
         await publisher.flush()
 
 
@@ -180,7 +180,7 @@ async def test_missing_handshake_is_closed_silently(own: Pair, said: bytes, firs
             await peer.send(said)
         assert b"-ERR" not in (rest := await peer.read_until_closed())
         assert b"INFO" not in rest
-        await until(lambda: server.server.disconnect_counts[Reason.TLS_HANDSHAKE] == 1)
+        await wait_until(lambda: server.server.disconnect_counts[Reason.TLS_HANDSHAKE] == 1)
         assert server.nats_listener is not None
         assert not server.nats_listener.connections
 
@@ -214,7 +214,7 @@ async def test_closing_during_the_handshake_leaves_no_state(
         await peer.stream.aclose()
         door = server.nats_listener
         assert door is not None
-        await until(lambda: not door.connections)
+        await wait_until(lambda: not door.connections)
     assert "internal error" not in caplog.text
 
 
@@ -229,7 +229,7 @@ async def test_clients_can_be_asked_for_a_certificate(authority: Authority, own:
         with contextlib.suppress(trio.BrokenResourceError):
             await stranger.use_tls(trusting(authority))
         assert await stranger.read_until_closed() == b""
-        await until(lambda: server.server.disconnect_counts[Reason.TLS_HANDSHAKE] == 1)
+        await wait_until(lambda: server.server.disconnect_counts[Reason.TLS_HANDSHAKE] == 1)
 
 
 async def test_a_certificate_can_say_which_user_a_client_is(

@@ -25,7 +25,7 @@ from tests.support.running_server import (
     message,
     serving,
     subscribe,
-    until,
+    wait_until,
 )
 
 
@@ -123,7 +123,7 @@ async def test_missing_handshake_is_closed(own: Pair, said: bytes) -> None:
         if said:
             await peer.send(said)
         assert await peer.wait_closed()
-        await until(lambda: server.server.disconnect_counts[Reason.TLS_HANDSHAKE] == 1)
+        await wait_until(lambda: server.server.disconnect_counts[Reason.TLS_HANDSHAKE] == 1)
         assert not server.server.connections
         assert not server.server.broker.sessions
 
@@ -142,7 +142,7 @@ async def test_plaintext_version2_client_gets_an_error(own: Pair) -> None:
 
         with pytest.raises(simplebus.BusError, match=said):
             await trio.to_thread.run_sync(connect)
-        await until(lambda: not server.server.broker.sessions)
+        await wait_until(lambda: not server.server.broker.sessions)
 
 
 async def test_client_without_a_trusted_ca_gets_an_error(own: Pair) -> None:
@@ -176,7 +176,7 @@ async def test_clients_can_be_asked_for_a_certificate(authority: Authority, own:
         with pytest.raises(simplebus.BusConnectionError):
             async with simplebus.connect(url(server), tls=trusting(authority)):
                 pass
-        await until(lambda: server.server.disconnect_counts[Reason.TLS_HANDSHAKE] == 1)
+        await wait_until(lambda: server.server.disconnect_counts[Reason.TLS_HANDSHAKE] == 1)
 
 
 async def test_certificate_reload_disconnects_no_client(
@@ -205,7 +205,7 @@ async def test_certificate_reload_disconnects_no_client(
 
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(load)
-                await until(lambda: done > 10)
+                await wait_until(lambda: done > 10)
                 cert.write_text("nonsense")
                 await server.reload_certificates(log_warnings=True)
                 assert "certificate not reloaded" in caplog.text
@@ -219,7 +219,7 @@ async def test_certificate_reload_disconnects_no_client(
                 with pytest.raises(simplebus.BusConnectionError, match="is not trusted"):
                     async with simplebus.connect(url(server), tls=trusting(authority)):
                         pass
-                await until(lambda: done > before + 10)
+                await wait_until(lambda: done > before + 10)
                 stop.set()
         assert server.server.broker.statistics().classes[0].published == done
 
