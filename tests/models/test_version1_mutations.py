@@ -6,11 +6,8 @@ The broker's own checks are disabled, so that only the model can detect the defe
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
-from hypothesis import Phase, settings
-from hypothesis.stateful import run_state_machine_as_test
 
 from simplebus.core.message_class.message_class import MessageClass
 from simplebus.core.protocol.frames import FrameBatch
@@ -21,9 +18,8 @@ from simplebus.core.session.session import Session
 from simplebus.core.store.publish_queue import PublishQueue
 from simplebus.core.store.store import Store
 from simplebus.core.subscription.subscription import BrokerSubscription
+from tests.models.broken_broker import Patch, assert_model_detects_defect
 from tests.models.test_version1_model import BlockMachine
-
-Patch = pytest.MonkeyPatch
 
 
 class TrustingMachine(BlockMachine):
@@ -134,16 +130,4 @@ def test_model_detects_broker_that(
     break_engine: Callable[[Patch], None], monkeypatch: Patch
 ) -> None:
     break_engine(monkeypatch)
-    with pytest.raises(AssertionError) as caught:
-        run_state_machine_as_test(
-            TrustingMachine,
-            settings=settings(
-                max_examples=3000,  # It ends with the first that shows it.
-                stateful_step_count=40,
-                phases=[Phase.generate],
-                derandomize=True,
-                database=None,
-                report_multiple_bugs=False,
-            ),
-        )
-    assert Path(caught.traceback[-1].path).name == "version1_model.py"
+    assert_model_detects_defect(TrustingMachine, "version1_model.py", derandomize=True)

@@ -7,12 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import Phase, seed, settings
-from hypothesis.stateful import precondition, rule, run_state_machine_as_test
+from hypothesis import seed
+from hypothesis.stateful import precondition, rule
 
 from simplebus.core.broker.subscription_manager import SubscriptionManager
 from simplebus.core.errors import RemoteProtocolError
@@ -30,9 +29,8 @@ from simplebus.core.subscription import selection
 from simplebus.core.subscription.channel_filter import ChannelFilter
 from simplebus.core.subscription.selection import MessageSelection
 from simplebus.core.subscription.subscription import BrokerSubscription
+from tests.models.broken_broker import Patch, assert_model_detects_defect
 from tests.models.test_version2_model import Version2Machine, class_ids
-
-Patch = pytest.MonkeyPatch
 
 
 @seed(1)  # Of lives as they are now, those that come upon each break soon.
@@ -219,15 +217,4 @@ def test_model_detects_broker_that(
     break_engine: Callable[[Patch], None], monkeypatch: Patch
 ) -> None:
     break_engine(monkeypatch)
-    with pytest.raises(AssertionError) as caught:
-        run_state_machine_as_test(
-            TrustingMachine,
-            settings=settings(
-                max_examples=3000,  # It ends with the first that shows it.
-                stateful_step_count=40,
-                phases=[Phase.generate],
-                database=None,
-                report_multiple_bugs=False,
-            ),
-        )
-    assert Path(caught.traceback[-1].path).name == "version2_model.py"
+    assert_model_detects_defect(TrustingMachine, "version2_model.py")

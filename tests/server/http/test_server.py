@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import signal
 import socket
-from collections.abc import Generator
+from collections.abc import AsyncIterator, Generator
 
 import pytest
 import trio
@@ -24,7 +25,7 @@ from tests.support.programs import run_program, server
 from tests.support.running_server import message, serving, wait_until
 
 
-async def test_a_server_says_that_it_is_ready_and_then_that_it_drains() -> None:
+async def test_health_reports_ready_then_draining() -> None:
     async with serving(http_port=0) as up:
         peer = await open_http_peer(up)
         said = await peer.request("/healthz")
@@ -38,7 +39,7 @@ async def test_a_server_says_that_it_is_ready_and_then_that_it_drains() -> None:
         assert (await peer.request("/healthz/live")).status == 200
 
 
-async def test_a_server_that_can_keep_nothing_is_not_ready(tmp_path: object) -> None:
+async def test_server_with_a_failed_journal_is_not_ready(tmp_path: object) -> None:
     async with serving(http_port=0, data_dir=tmp_path) as up:
         peer = await open_http_peer(up)
         up.server.broker.journal_failed(Reason.DISK_FULL, "no space is left")
@@ -83,7 +84,7 @@ def test_disabled_http_listener_is_not_in_the_ready_line() -> None:
         assert it.http == ""
 
 
-def test_a_port_that_is_taken_says_what_it_is_for() -> None:
+def test_http_port_in_use_is_reported_with_its_purpose() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -138,7 +139,7 @@ async def test_without_authentication_there_is_no_challenge(said: str) -> None:
         assert (await peer.read_response()).status == 421
 
 
-async def test_nothing_is_for_pages_of_others() -> None:
+async def test_responses_forbid_use_by_other_origins() -> None:
     async with serving(http_port=0) as up:
         for path in ("/", "/page.js", "/facts", "/metrics", "/nothing"):
             headers = (await (await open_http_peer(up)).request(path)).headers
@@ -152,7 +153,7 @@ async def test_nothing_is_for_pages_of_others() -> None:
 # Who may not hurt the bus ------------------------------------------------------------------------
 
 
-async def test_a_connection_answers_one_request_after_the_other() -> None:
+async def test_pipelined_requests_are_answered_in_order() -> None:
     async with serving(http_port=0) as up:
         peer = await open_http_peer(up)
         await peer.send(b"GET /healthz HTTP/1.1\r\nHost: a\r\n\r\n" * 3)
@@ -175,7 +176,7 @@ async def test_a_connection_answers_one_request_after_the_other() -> None:
     ],
     ids=lambda value: str(value)[:40],
 )
-async def test_what_makes_no_sense_is_answered_with_a_sentence(sent: bytes, status: int) -> None:
+async def test_invalid_requests_get_an_error_message(sent: bytes, status: int) -> None:
     async with serving(http_port=0) as up:
         peer = await open_http_peer(up)
         await peer.send(sent)
@@ -186,7 +187,7 @@ async def test_what_makes_no_sense_is_answered_with_a_sentence(sent: bytes, stat
         assert (await fine.request("/healthz")).status == 200
 
 
-async def test_head_is_get_without_the_body() -> None:
+async def test_head_response_has_no_body() -> None:
     async with serving(http_port=0) as up:
         peer = await open_http_peer(up)
         said = await peer.request("/healthz", method="HEAD")
@@ -195,7 +196,7 @@ async def test_head_is_get_without_the_body() -> None:
         assert (await peer.request("/healthz")).status == 200
 
 
-async def test_answers_cannot_be_framed_sniffed_or_kept() -> None:
+async def test_responses_cannot_be_framed_sniffed_or_cached() -> None:
     async with serving(http_port=0) as up:
         said = await (await open_http_peer(up)).request("/healthz")
         assert said.headers["x-content-type-options"] == "nosniff"
@@ -208,6 +209,16 @@ def nothing() -> Dashboard:
     return Dashboard(lambda detailed: MonitorSnapshot(title="nothing"))
 
 
+@contextlib.asynccontextmanager
+async def running_http_server() -> AsyncIterator[HttpServer]:
+    """Run a server without a listener: tests pass it sockets."""
+    async with trio.open_nursery() as nursery:
+        server = HttpServer(nothing())
+        await nursery.start(server.run)
+        yield server
+        nursery.cancel_scope.cancel()
+
+
 def pair() -> tuple[socket.socket, socket.socket]:
     ours, theirs = socket.socketpair()
     theirs.setblocking(False)
@@ -218,106 +229,91 @@ def pair() -> tuple[socket.socket, socket.socket]:
 async def test_dribbled_request_times_out(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
-    async with trio.open_nursery() as nursery:
-        door = HttpServer(nothing())
-        await nursery.start(door.run)
+    async with running_http_server() as dashboard_server:
         ours, theirs = pair()
-        door.serve(theirs, "them")
+        dashboard_server.serve(theirs, "them")
         ours.send(b"GET / HTTP")
         for _ in range(4):
             await trio.sleep(1)
             ours.send(b"X")
-            assert door.connections == 1
+            assert dashboard_server.connections == 1
         await trio.sleep(http_server.HEAD_SECONDS_MAX)
-        assert door.connections == 0
+        assert dashboard_server.connections == 0
         ours.close()
-        nursery.cancel_scope.cancel()
 
 
 async def test_silent_connection_times_out(autojump_clock: trio.testing.MockClock) -> None:
-    async with trio.open_nursery() as nursery:
-        door = HttpServer(nothing())
-        await nursery.start(door.run)
+    async with running_http_server() as dashboard_server:
         ours, theirs = pair()
-        door.serve(theirs, "them")
+        dashboard_server.serve(theirs, "them")
         await trio.sleep(http_server.IDLE_SECONDS_MAX - 1)
-        assert door.connections == 1
+        assert dashboard_server.connections == 1
         await trio.sleep(2)
-        assert door.connections == 0
+        assert dashboard_server.connections == 0
         ours.close()
-        nursery.cancel_scope.cancel()
 
 
 async def test_closes_the_longest_idle_connection_when_full(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
-    async with trio.open_nursery() as nursery:
-        door = HttpServer(nothing())
-        await nursery.start(door.run)
+    async with running_http_server() as dashboard_server:
         silent: list[socket.socket] = []
         for _ in range(http_server.CONNECTIONS_MAX + 10):
             ours, theirs = pair()
             silent.append(ours)
-            door.serve(theirs, "them")
+            dashboard_server.serve(theirs, "them")
             await trio.testing.wait_all_tasks_blocked()
-            assert door.connections <= http_server.CONNECTIONS_MAX
+            assert dashboard_server.connections <= http_server.CONNECTIONS_MAX
         assert silent[0].recv(1) == b""
         with pytest.raises(BlockingIOError):
             silent[-1].recv(1)
-        assert door.rejected_count == 10
+        assert dashboard_server.rejected_count == 10
         for ours in silent:
             ours.close()
-        nursery.cancel_scope.cancel()
 
 
 async def test_connection_after_its_last_response_can_be_closed(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
-    async with trio.open_nursery() as nursery:
-        door = HttpServer(nothing())
-        await nursery.start(door.run)
+    async with running_http_server() as dashboard_server:
         pairs = [pair() for _ in range(http_server.CONNECTIONS_MAX + 10)]
         for ours, theirs in pairs:
             ours.send(b"nonsense\r\n\r\n")
-            door.serve(theirs, "them")
+            dashboard_server.serve(theirs, "them")
             await trio.testing.wait_all_tasks_blocked()
             assert ours.recv(65_536).startswith(b"HTTP/1.1 400")
-        assert sum(theirs.fileno() >= 0 for _, theirs in pairs) == door.connections
+        assert sum(theirs.fileno() >= 0 for _, theirs in pairs) == dashboard_server.connections
         assert [theirs.fileno() >= 0 for _, theirs in pairs[9:11]] == [False, True]
         await trio.sleep(http_server.CLOSE_SECONDS_MAX + 1)
-        assert not door.connections
+        assert not dashboard_server.connections
         assert all(theirs.fileno() < 0 for _, theirs in pairs)
         for ours, _ in pairs:
             ours.close()
-        nursery.cancel_scope.cancel()
 
 
 async def test_connections_over_the_rate_are_delayed_or_rejected(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
-    async with trio.open_nursery() as nursery:
-        door = HttpServer(nothing())
-        await nursery.start(door.run)
+    async with running_http_server() as dashboard_server:
         at_once, most = http_server.CONNECTION_BURST, http_server.DELAYED_MAX
         theirs = []
         doorstep = http_server.REJECT_QUEUE_MAX
         for count in range(at_once + most + doorstep + 5):
             ours, other = pair()
             theirs.append(other)
-            door.serve(other, f"10.0.0.1:{count}")
+            dashboard_server.serve(other, f"10.0.0.1:{count}")
             ours.close()
-        assert door.rejected_count == at_once - http_server.CONNECTIONS_MAX + 5
+        assert dashboard_server.rejected_count == at_once - http_server.CONNECTIONS_MAX + 5
         closed = [other.fileno() < 0 for other in theirs[at_once:]]
         assert closed == [False] * most + [True] * 5 + [False] * doorstep
         await trio.sleep(1)  # Whoever had come and gone is heard out.
         fine, other = pair()
-        door.serve(other, "10.0.0.2:1")
+        dashboard_server.serve(other, "10.0.0.2:1")
         await trio.sleep(0.5 / http_server.CONNECTIONS_PER_SECOND)
-        assert door.connections == 1
+        assert dashboard_server.connections == 1
         await trio.sleep(most / http_server.CONNECTIONS_PER_SECOND)
         assert all(other.fileno() < 0 for other in theirs)
         fine.close()
-        nursery.cancel_scope.cancel()
 
 
 @pytest.mark.parametrize("method", ["GET", "HEAD"])
@@ -325,68 +321,59 @@ async def test_connections_over_the_rate_are_delayed_or_rejected(
 async def test_rejected_connections_get_health_responses(
     method: str, path: str, autojump_clock: trio.testing.MockClock
 ) -> None:
-    async with trio.open_nursery() as nursery:
-        door = HttpServer(nothing())
-        await nursery.start(door.run)
+    async with running_http_server() as dashboard_server:
         crowd = [pair() for _ in range(http_server.CONNECTION_BURST + http_server.DELAYED_MAX)]
         for _, other in crowd:
-            door.serve(other, "10.0.0.1:1")
+            dashboard_server.serve(other, "10.0.0.1:1")
         asks, other = pair()
-        door.serve(other, "10.0.0.1:2")
+        dashboard_server.serve(other, "10.0.0.1:2")
         asks.send(f"{method} {path} HTTP/1.1\r\nHost: x\r\n\r\n".encode())  # Behind the crowd.
         figures, other = pair()  # Closed without an answer.
         figures.send(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n")
-        door.serve(other, "10.0.0.1:3")
+        dashboard_server.serve(other, "10.0.0.1:3")
         for _ in range(http_server.REJECT_QUEUE_MAX):
             crowd.append(pair())
-            door.serve(crowd[-1][1], "10.0.0.1:1")
+            dashboard_server.serve(crowd[-1][1], "10.0.0.1:1")
         head, _, body = asks.recv(65_536).partition(b"\r\n\r\n")
         assert head.startswith((b"HTTP/1.1 200 ", b"HTTP/1.1 503 "))
         assert (json.loads(body)["status"] != "") if method == "GET" else (body == b"")
-        nursery.cancel_scope.cancel()
-    for ours in (asks, figures, *(ours for ours, _ in crowd)):
-        ours.close()
+        for ours in (asks, figures, *(ours for ours, _ in crowd)):
+            ours.close()
 
 
-async def test_many_that_come_in_one_turn_make_others_leave(
+async def test_connections_of_one_loop_turn_are_evicted_over_the_limit(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
-    async with trio.open_nursery() as nursery:
-        door = HttpServer(nothing())
-        await nursery.start(door.run)
+    async with running_http_server() as dashboard_server:
         crowd = [pair() for _ in range(http_server.CONNECTIONS_MAX + 30)]
         for number, (_, other) in enumerate(crowd):
-            door.serve(other, f"10.0.{number}.1:1")
+            dashboard_server.serve(other, f"10.0.{number}.1:1")
         await trio.testing.wait_all_tasks_blocked()
         open_ones = [other for _, other in crowd if other.fileno() >= 0]
-        assert len(open_ones) == door.connections == http_server.CONNECTIONS_MAX
-        nursery.cancel_scope.cancel()
-    for ours, _ in crowd:
-        ours.close()
+        assert len(open_ones) == dashboard_server.connections == http_server.CONNECTIONS_MAX
+        for ours, _ in crowd:
+            ours.close()
 
 
 async def test_responding_connection_is_not_closed(autojump_clock: trio.testing.MockClock) -> None:
-    async with trio.open_nursery() as nursery:
-        door = HttpServer(nothing())
-        await nursery.start(door.run)
-        async with door._response_lock:  # Answers have to wait.
+    async with running_http_server() as dashboard_server:
+        async with dashboard_server._response_lock:  # Answers have to wait.
             asks, other = pair()
             asks.send(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n")
-            door.serve(other, "10.0.0.1:1")
+            dashboard_server.serve(other, "10.0.0.1:1")
             await trio.testing.wait_all_tasks_blocked()
             crowd = [pair() for _ in range(http_server.CONNECTIONS_MAX + 5)]
             for _, other in crowd:
-                door.serve(other, "10.0.0.2:1")
+                dashboard_server.serve(other, "10.0.0.2:1")
                 await trio.testing.wait_all_tasks_blocked()
         await trio.testing.wait_all_tasks_blocked()
         await trio.sleep(1)
         assert asks.recv(65_536).startswith(b"HTTP/1.1 ")
-        nursery.cancel_scope.cancel()
-    for ours in (asks, *(ours for ours, _ in crowd)):
-        ours.close()
+        for ours in (asks, *(ours for ours, _ in crowd)):
+            ours.close()
 
 
-async def test_whoever_asks_for_how_much_the_bus_has_nine_tenths_of_the_time(
+async def test_expensive_responses_get_a_tenth_of_the_loop_time(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
     def dear() -> Generator[None, None, str]:
@@ -405,7 +392,9 @@ async def test_whoever_asks_for_how_much_the_bus_has_nine_tenths_of_the_time(
     assert busy / (passed + 2.7) <= http_server.LOOP_SHARE + 1e-9
 
 
-async def test_health_waits_for_no_other_answer(autojump_clock: trio.testing.MockClock) -> None:
+async def test_health_does_not_wait_for_other_responses(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
     def dear() -> Generator[None, None, str]:
         autojump_clock.jump(1)
         yield
@@ -423,7 +412,7 @@ async def test_health_waits_for_no_other_answer(autojump_clock: trio.testing.Moc
         nursery.cancel_scope.cancel()
 
 
-async def test_what_answers_cost_is_counted() -> None:
+async def test_response_time_is_counted() -> None:
     async with serving(http_port=0) as up:
         peer = await open_http_peer(up)
 
@@ -468,21 +457,18 @@ async def test_health_is_answered_without_free_descriptors(
 async def test_largest_network_is_evicted_even_while_responding(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
-    async with trio.open_nursery() as nursery:
-        door = HttpServer(nothing())
-        await nursery.start(door.run)
+    async with running_http_server() as dashboard_server:
         alone, other = pair()
-        door.serve(other, "10.0.0.1:1")
+        dashboard_server.serve(other, "10.0.0.1:1")
         await trio.testing.wait_all_tasks_blocked()
-        async with door._response_lock:  # Answers have to wait.
+        async with dashboard_server._response_lock:  # Answers have to wait.
             crowd = [pair() for _ in range(http_server.CONNECTIONS_MAX + 5)]
             for ours, other in crowd:
                 ours.send(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n")
-                door.serve(other, "10.0.0.2:1")
+                dashboard_server.serve(other, "10.0.0.2:1")
                 await trio.testing.wait_all_tasks_blocked()
         alone.send(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
         await trio.sleep(1)
         assert alone.recv(65_536).startswith(b"HTTP/1.1 200")
-        nursery.cancel_scope.cancel()
-    for ours in (alone, *(ours for ours, _ in crowd)):
-        ours.close()
+        for ours in (alone, *(ours for ours, _ in crowd)):
+            ours.close()
