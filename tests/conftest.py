@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests.support.cache_folder import place
+from tests.support.cache_folder import cache_folder
 
 TESTS = Path(__file__).resolve().parent
 IN_CI = bool(os.environ.get("CI"))
@@ -65,7 +65,7 @@ def pytest_configure() -> None:
     which is a third of their time. It lies with what else is kept from run to run.
     """
     if sys.dont_write_bytecode:
-        sys.dont_write_bytecode, sys.pycache_prefix = False, str(place() / "compiled")
+        sys.dont_write_bytecode, sys.pycache_prefix = False, str(cache_folder() / "compiled")
         os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
         os.environ["PYTHONPYCACHEPREFIX"] = sys.pycache_prefix
 

@@ -16,11 +16,12 @@ Sub-packages and modules, lowest layer first. Each imports only those above it:
     dead_letters              messages that a position gave up, as messages of another class
     statistics                immutable counters of a broker, its classes and subscriptions
     redelivery                ack windows, ack timers, backoff, delivery counts
-    session                   protocol state of one peer, versions 1 and 2, and its outbox
-    commit_log                changes that wait to be written to the journal
-    snapshot                  records of the state that outlives the process
+    outbox                    bytes and positions that a session has to send
     subscription              positions and subscriptions: selecting and sending messages
     group                     groups, and key-ordered groups, that share a position
+    session                   protocol state of one peer, versions 1 and 2
+    commit_log                changes that wait to be written to the journal
+    snapshot                  records of the state that outlives the process
     message_class             a class: ring, positions, last values, spilling, remote storage
     authorization             permissions of a session for classes, channels and durables
     store                     publishing: full-class policies, publish queue, confirms, quotas

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from tests.support.programs import run_program, server
+from tests.support.programs import run_program, run_server
 
 
 @pytest.mark.long
@@ -19,7 +19,7 @@ def test_a_bench_starts_a_server_of_its_own_and_reports() -> None:
 
 
 def test_a_bench_uses_the_server_it_is_given_and_leaves_it_running() -> None:
-    with server() as (bus, url):
+    with run_server() as (bus, url):
         run_program("pub", "65000", "something", "else", "--url", url)
         status, said, complained = run_program(
             "bench", "--messages", "300", "--size", "16", "--subscribers", "2", "--url", url
@@ -32,7 +32,7 @@ def test_a_bench_uses_the_server_it_is_given_and_leaves_it_running() -> None:
 
 
 def test_there_is_no_rate_for_a_bus_that_drops() -> None:
-    with server("--full", "drop_newest", "--max-class-messages", "100") as (_, url):
+    with run_server("--full", "drop_newest", "--max-class-messages", "100") as (_, url):
         status, said, complained = run_program("bench", "--messages", "50000", "--url", url)
     assert (status, said) == (1, "")
     assert "no rate, because subscriber 1 found a fault: message" in complained

@@ -16,7 +16,7 @@ import pytest
 
 from load.ports import free_port
 from simplebus import connect_blocking
-from tests.support.programs import program, server
+from tests.support.programs import program, run_server
 
 
 def ask(at: str, path: str) -> Any:
@@ -42,8 +42,8 @@ def lanes_of(at: str, *, are_up: bool) -> list[str]:
 
 def test_http_reports_copiers() -> None:
     with (
-        server("--no-nats", "--no-http") as (_, near),
-        server("--no-nats", "--no-http") as (far, url),
+        run_server("--no-nats", "--no-http") as (_, near),
+        run_server("--no-nats", "--no-http") as (far, url),
         program("bridge", "--from", near, "--to", url, "--name", "b", "a", "--http", "0") as it,
     ):
         _, _, at = it.read_line().partition("simplebus bridge ready http=")
@@ -58,13 +58,13 @@ def test_http_reports_copiers() -> None:
 
 
 def test_server_page_includes_its_bridges(tmp_path: Path) -> None:
-    with server("--no-nats", "--no-http") as (_, far):
+    with run_server("--no-nats", "--no-http") as (_, far):
         file = tmp_path / "bus.toml"
         address = far.removeprefix("simplebus://")
         file.write_text(f'[[bridges]]\nname = "b"\nto = "{address}"\nclasses = ["a"]\n')
-        with server("--no-nats", "--config", str(file)) as (it, _):
-            assert len(lanes_of(it.http, are_up=True)) == 1
-            facts = ask(it.http, "/facts")["facts"]
+        with run_server("--no-nats", "--config", str(file)) as (it, _):
+            assert len(lanes_of(it.http_address, are_up=True)) == 1
+            facts = ask(it.http_address, "/facts")["facts"]
             assert facts["title"] == "simplebus"
             assert "copied" in facts["flows"]
 
@@ -77,11 +77,11 @@ def bridged(tmp_path: Path, port: int, *, is_part: bool) -> Iterator[tuple[str, 
     if is_part:
         file = tmp_path / "bus.toml"
         file.write_text(f'[[bridges]]\nname = "b"\nto = "127.0.0.1:{port}"\nclasses = ["a"]\n')
-        with server("--no-nats", "--config", str(file)) as (it, near):
-            yield near, it.http
+        with run_server("--no-nats", "--config", str(file)) as (it, near):
+            yield near, it.http_address
         return
     with (
-        server("--no-nats", "--no-http") as (_, near),
+        run_server("--no-nats", "--no-http") as (_, near),
         program("bridge", "--from", near, *way, "a", "--http", "0") as it,
     ):
         yield near, it.read_line().partition("simplebus bridge ready http=")[2]
@@ -113,11 +113,11 @@ def test_reports_lag_while_target_is_away(is_part: bool, tmp_path: Path) -> None
     ):
         bus.publish_many([b"hello"] * 5, class_id="a")
         comes_to(5, at)
-        with server("--no-nats", "--no-http", "--port", str(port)):
+        with run_server("--no-nats", "--no-http", "--port", str(port)):
             comes_to(0, at)
         bus.publish_many([b"hello"] * 300, class_id="a")
         comes_to(300, at)
         bus.publish_many([b"hello"] * 7, class_id="a")
         comes_to(307, at)
-        with server("--no-nats", "--no-http", "--port", str(port)):
+        with run_server("--no-nats", "--no-http", "--port", str(port)):
             comes_to(0, at)

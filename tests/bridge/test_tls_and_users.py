@@ -35,7 +35,7 @@ from simplebus.server.tls.certificates import TlsOptions
 from tests.bridge.memory_buses import numbered, payloads
 from tests.bridge.nats_copiers import bridged, connect, until
 from tests.jetstream.nats_servers import nats_server
-from tests.support.certificates import Authority
+from tests.support.certificates import CertificateAuthority
 from tests.support.running_server import serving
 
 PATIENCE_SECONDS = 120.0
@@ -67,15 +67,15 @@ WRITER = User(
 
 
 @pytest.fixture(scope="module")
-def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
-    found = Authority(tmp_path_factory.mktemp("certificates"))
+def authority(tmp_path_factory: pytest.TempPathFactory) -> CertificateAuthority:
+    found = CertificateAuthority(tmp_path_factory.mktemp("certificates"))
     found.issue("localhost")
     found.issue("bridge")
     return found
 
 
 @asynccontextmanager
-async def guarded(authority: Authority, *users: User, **more: Any) -> AsyncIterator[RunningServer]:
+async def guarded(authority: CertificateAuthority, *users: User, **more: Any) -> AsyncIterator[RunningServer]:
     folder = authority.folder
     tls = TlsOptions(folder / "localhost.pem", folder / "localhost.key", **more)
     async with serving(
@@ -89,7 +89,7 @@ def secure(server: RunningServer) -> str:
 
 
 async def test_uses_tls_and_credentials_at_both_ends(
-    authority: Authority,
+    authority: CertificateAuthority,
 ) -> None:
     """It may do at each end what a bridge does there, and nothing else."""
     ca, cert, key = (
@@ -129,7 +129,7 @@ async def test_uses_tls_and_credentials_at_both_ends(
     ],
 )
 async def test_logs_refused_credentials(
-    near_access: dict[str, str], problem: str, authority: Authority
+    near_access: dict[str, str], problem: str, authority: CertificateAuthority
 ) -> None:
     access = Access(**{"ca": str(authority.path), **near_access})
     async with guarded(authority) as near, serving() as far:
@@ -143,7 +143,7 @@ async def test_logs_refused_credentials(
 
 
 async def test_local_bridge_needs_no_credentials(
-    authority: Authority,
+    authority: CertificateAuthority,
 ) -> None:
     """Both ways, and through what it is told anew: nobody asks them for TLS, or who they are."""
     folder, known = authority.folder, Access(token="all", ca=str(authority.path))
@@ -203,7 +203,7 @@ async def test_local_bridge_needs_no_credentials(
 
 
 async def test_connects_to_nats_with_client_certificate(
-    authority: Authority, tmp_path: Path
+    authority: CertificateAuthority, tmp_path: Path
 ) -> None:
     folder = authority.folder
     tls = (

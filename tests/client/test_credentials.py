@@ -16,7 +16,7 @@ from simplebus.client.credentials import Access, resolve_access
 from simplebus.core.users.users import User, Users
 from simplebus.server.tls.certificates import TlsOptions
 from tests.client.bus_server import bus_server
-from tests.support.certificates import Authority, Pair
+from tests.support.certificates import CertificateAuthority, CertificatePair
 
 Run = Callable[[Callable[[], Awaitable[None]]], None]
 
@@ -28,12 +28,12 @@ def _nothing_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="module")
-def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
-    return Authority(tmp_path_factory.mktemp("tls"))
+def authority(tmp_path_factory: pytest.TempPathFactory) -> CertificateAuthority:
+    return CertificateAuthority(tmp_path_factory.mktemp("tls"))
 
 
 @pytest.fixture(scope="module")
-def pair(authority: Authority) -> Pair:
+def pair(authority: CertificateAuthority) -> CertificatePair:
     return authority.issue("localhost")
 
 
@@ -103,7 +103,7 @@ def test_repr_hides_secrets() -> None:
     assert "hidden" not in repr(Access(token="hidden"))
 
 
-def test_unusable_certificate_is_named(authority: Authority, tmp_path: Path) -> None:
+def test_unusable_certificate_is_named(authority: CertificateAuthority, tmp_path: Path) -> None:
     nothing = tmp_path / "nothing.pem"
     nothing.write_text("nothing")
     for access, sentence in (
@@ -119,14 +119,14 @@ def test_unusable_certificate_is_named(authority: Authority, tmp_path: Path) -> 
 
 
 @pytest.fixture
-def address(pair: Pair) -> Iterator[str]:
+def address(pair: CertificatePair) -> Iterator[str]:
     users = Users([User("ada", token="t")])
     with bus_server(tls=TlsOptions(pair.cert, pair.key), users=users) as server:
         yield server.address
 
 
 def test_every_driver_authenticates_over_tls(
-    run: Run, address: str, authority: Authority, monkeypatch: pytest.MonkeyPatch
+    run: Run, address: str, authority: CertificateAuthority, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SIMPLEBUS_TOKEN", "t")
     monkeypatch.setenv("SIMPLEBUS_TLS_CA", str(authority.path))

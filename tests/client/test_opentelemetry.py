@@ -5,7 +5,7 @@ from __future__ import annotations
 from opentelemetry import propagate, trace
 
 import simplebus
-from tests.support.programs import server
+from tests.support.programs import run_server
 
 SPAN = trace.SpanContext(0x1234, 0x56, is_remote=False, trace_flags=trace.TraceFlags(1))
 
@@ -33,7 +33,7 @@ async def test_headers_carry_the_span_of_the_publisher() -> None:
 
 def test_headers_carry_the_span_through_a_server() -> None:
     with (
-        server("--no-nats", "--no-http") as (_, url),
+        run_server("--no-nats", "--no-http") as (_, url),
         simplebus.connect_blocking(url, timeout=60) as bus,
         bus.subscribe("orders") as orders,
     ):

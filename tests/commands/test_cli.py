@@ -23,7 +23,7 @@ from tests.support.programs import (
     environment,
     program,
     run_program,
-    server,
+    run_server,
 )
 
 COMMANDS = typer.main.get_group(cli.app).commands
@@ -216,7 +216,7 @@ def test_a_bug_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch, error: Excep
 
 
 def test_a_server_says_that_it_is_ready_and_is() -> None:
-    with server() as (it, url):
+    with run_server() as (it, url):
         host, port = url.removeprefix("simplebus://").split(":")
         assert int(port) > 0
         socket.create_connection((host, int(port)), timeout=60).close()
@@ -228,7 +228,7 @@ def test_a_server_says_that_it_is_ready_and_is() -> None:
 
 
 def test_ctrl_c_ends_a_server_as_sigterm_does() -> None:
-    with server() as (it, _):
+    with run_server() as (it, _):
         it.signal(signal.SIGINT)
         status, _, complained = it.wait()
     assert status == 0
@@ -241,7 +241,7 @@ def test_the_environment_steers_a_server() -> None:
 
 
 def test_a_port_that_is_taken_is_one_sentence() -> None:
-    with server("--host", "127.0.0.1") as (_, url):
+    with run_server("--host", "127.0.0.1") as (_, url):
         address = url.removeprefix("simplebus://")
         status, said, complained = run_program(
             "serve", "--host", "127.0.0.1", "--port", address.rpartition(":")[2]
@@ -271,7 +271,7 @@ def test_a_host_that_is_empty_is_not_everywhere(flag: str, tmp_path: Path) -> No
 
 
 def test_verbose_prints_rates_apart_from_the_ready_line() -> None:
-    with server("--verbose") as (it, _):
+    with run_server("--verbose") as (it, _):
         assert it.process.stderr is not None
         while not it.process.stderr.readline().startswith(
             b"Received: 0. Send: 0. Acknowledged: 0."
@@ -283,7 +283,7 @@ def test_verbose_prints_rates_apart_from_the_ready_line() -> None:
 
 
 async def test_sigterm_waits_until_what_is_stored_is_acknowledged() -> None:
-    with server() as (it, url):
+    with run_server() as (it, url):
         async with (
             simplebus.connect(url) as bus,
             bus.subscribe(1, auto_ack=False) as messages,
@@ -301,7 +301,7 @@ async def test_sigterm_waits_until_what_is_stored_is_acknowledged() -> None:
 
 
 async def test_sigterm_does_not_wait_longer_than_it_may() -> None:
-    with server("--drain-timeout", "0.1") as (it, url):
+    with run_server("--drain-timeout", "0.1") as (it, url):
         async with (
             simplebus.connect(url) as bus,
             bus.subscribe(1, auto_ack=False) as messages,
@@ -318,7 +318,7 @@ def test_systemd_is_told_what_happens(tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
         systemd.bind(str(tmp_path / "notify"))
         systemd.settimeout(60)
-        with server(NOTIFY_SOCKET=str(tmp_path / "notify")) as (it, url):
+        with run_server(NOTIFY_SOCKET=str(tmp_path / "notify")) as (it, url):
             told = systemd.recv(4096).decode().splitlines()
             assert told[0] == "READY=1"
             assert told[1].startswith(f"STATUS=listening on {url.removeprefix('simplebus://')}")
@@ -333,7 +333,7 @@ def test_systemd_is_told_what_happens(tmp_path: Path) -> None:
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
     """A server for all that follows; each test has a class of its own."""
-    with server() as (_, url):
+    with run_server() as (_, url):
         yield url
 
 
@@ -512,7 +512,7 @@ def test_a_bus_that_is_not_there_is_one_sentence() -> None:
 
 
 def test_a_bus_that_goes_away_is_one_sentence() -> None:
-    with server() as (bus, url), program("sub", "1", "--url", url) as it:
+    with run_server() as (bus, url), program("sub", "1", "--url", url) as it:
         publish(url, 1, "x")
         assert it.read_line() == "x"
         bus.process.kill()

@@ -16,7 +16,7 @@ from rich.console import Console
 
 import simplebus
 from simplebus.commands.top import Facts, figure, fitted, plain, sparkline
-from tests.support.programs import run_program, server
+from tests.support.programs import run_program, run_server
 
 HOSTILE = "evil\x1b[31m[bold]name"
 
@@ -24,13 +24,13 @@ HOSTILE = "evil\x1b[31m[bold]name"
 @pytest.fixture(scope="module")
 def at() -> Iterator[str]:
     with (
-        server("--no-nats", "--host", "127.0.0.1") as (it, url),
+        run_server("--no-nats", "--host", "127.0.0.1") as (it, url),
         simplebus.connect_blocking(url, name="till") as bus,
     ):
         bus.publish_many([b"x"] * 1500, class_id="orders")
         bus.publish(b"x", class_id=HOSTILE)
         bus.flush()
-        yield it.http
+        yield it.http_address
 
 
 def test_a_snapshot_is_for_people(at: str) -> None:
@@ -55,12 +55,12 @@ def test_or_for_scripts_and_then_it_is_what_the_door_says(at: str) -> None:
 def test_who_is_asked_says_who_it_is(tmp_path: Path) -> None:
     users = tmp_path / "users.toml"
     users.write_text('[[users]]\nname = "eye"\npassword = "a long password"\n')
-    with server("--no-nats", "--host", "127.0.0.1", "--users", str(users)) as (it, _):
-        status, said, complained = run_program("top", it.http, "--once")
+    with run_server("--no-nats", "--host", "127.0.0.1", "--users", str(users)) as (it, _):
+        status, said, complained = run_program("top", it.http_address, "--once")
         assert (status, said) == (1, "")
-        assert complained == f"simplebus: http://{it.http} says 401 Unauthorized\n"
+        assert complained == f"simplebus: http://{it.http_address} says 401 Unauthorized\n"
         status, said, _ = run_program(
-            *("top", it.http, "--once", "--user", "eye"), SIMPLEBUS_PASSWORD="a long password"
+            *("top", it.http_address, "--once", "--user", "eye"), SIMPLEBUS_PASSWORD="a long password"
         )
         assert status == 0
         assert "● ready" in said

@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from simplebus import cli
-from tests.support.certificates import Authority
+from tests.support.certificates import CertificateAuthority
 
 
 def checked(file: Path) -> tuple[int, str]:
@@ -287,7 +287,7 @@ name = "c"
 
 
 def test_a_certificate_whose_time_is_over_is_a_warning(tmp_path: Path) -> None:
-    pair = Authority(tmp_path).issue("old", later=datetime.timedelta(days=-3))
+    pair = CertificateAuthority(tmp_path).issue("old", later=datetime.timedelta(days=-3))
     pair.key.chmod(0o600)
     file = tmp_path / "bus.toml"
     file.write_text("[tls]\ncert = 'old.pem'\nkey = 'old.key'")

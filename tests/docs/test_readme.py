@@ -15,7 +15,7 @@ import pytest
 
 from simplebus.core.broker.broker import Settings
 from simplebus.core.limits import Limits
-from tests.support.programs import PATIENCE_SECONDS, server
+from tests.support.programs import PATIENCE_SECONDS, run_server
 
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text()
@@ -56,9 +56,9 @@ def test_the_examples_run(code: str, capfd: pytest.CaptureFixture[str]) -> None:
 def served(code: str) -> Iterator[str]:
     """The example, with the ports of a server that runs meanwhile."""
     nats = NATS_FLAGS if "4222" in code else ["--no-nats"]
-    with server(*nats) as (it, url):
+    with run_server(*nats) as (it, url):
         code = code.replace("8888", url.rpartition(":")[2])
-        yield code.replace("4222", it.nats.rpartition(":")[2])
+        yield code.replace("4222", it.nats_address.rpartition(":")[2])
 
 
 def test_the_defaults_it_names_are_the_defaults() -> None:

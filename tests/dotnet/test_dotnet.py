@@ -31,7 +31,7 @@ from tests.support.oracles import (
     parse_frame,
 )
 from tests.support.oracles import split_frames as split
-from tests.support.programs import PATIENCE_SECONDS, Program, server
+from tests.support.programs import PATIENCE_SECONDS, Program, run_server
 from tests.support.requirements import require_program
 from tests.support.strategies import (
     ACK,
@@ -383,14 +383,14 @@ def test_a_client_that_has_nothing_to_say_says_so(dotnet: Dotnet) -> None:
 
 
 def test_the_example_of_its_readme_runs(dotnet: Dotnet) -> None:
-    with server() as (_, url), dotnet("Readme", url.rpartition(":")[2]) as readme:
+    with run_server() as (_, url), dotnet("Readme", url.rpartition(":")[2]) as readme:
         assert readme.read_line() == "First"
         assert ends_well(readme) == []
         assert what_is_left(url) == []
 
 
 def test_200000_messages_come_in_order_and_are_acknowledged(dotnet: Dotnet) -> None:
-    with server() as (bus, url):
+    with run_server() as (bus, url):
         with (
             dotnet("Shops", "count", address(url), "200000") as counting,
             dotnet("Shops", "publish", address(url)) as publishing,
@@ -466,7 +466,7 @@ def in_order(numbers: list[int]) -> bool:
 
 def test_what_a_killed_consumer_left_comes_to_its_successor(dotnet: Dotnet) -> None:
     count = 60_000
-    with server() as (_, url), dotnet("Shops", "publish", address(url)) as publishing:
+    with run_server() as (_, url), dotnet("Shops", "publish", address(url)) as publishing:
         with dotnet("Shops", "subscribe", address(url)) as killed:
             first = Listener(killed)
             tell(publishing, str(count))
@@ -488,7 +488,7 @@ def test_what_a_killed_consumer_left_comes_to_its_successor(dotnet: Dotnet) -> N
 
 def test_a_handler_that_throws_gets_the_message_again(dotnet: Dotnet) -> None:
     with (
-        server("--ack-timeout", "3") as (_, url),
+        run_server("--ack-timeout", "3") as (_, url),
         dotnet("Shops", "publish", address(url)) as publishing,
         dotnet("Checks", "faulty", address(url)) as faulty,
     ):
@@ -504,7 +504,7 @@ def test_a_handler_that_throws_gets_the_message_again(dotnet: Dotnet) -> None:
 def test_it_publishes_to_a_full_class_from_its_own_handler(dotnet: Dotnet) -> None:
     # Each message that it takes makes another one, on the connection that its acks have to take.
     with (
-        server("--max-class-messages", "1000") as (_, url),
+        run_server("--max-class-messages", "1000") as (_, url),
         dotnet("Checks", "echo", address(url)) as echoing,
         dotnet("Shops", "publish", address(url)) as publishing,
     ):
@@ -516,7 +516,7 @@ def test_it_publishes_to_a_full_class_from_its_own_handler(dotnet: Dotnet) -> No
 def test_it_comes_back_when_the_server_was_restarted(dotnet: Dotnet) -> None:
     port = str(free_port())
     with contextlib.ExitStack() as clients:
-        with server("--port", port) as (bus, url):
+        with run_server("--port", port) as (bus, url):
             subscribing = clients.enter_context(dotnet("Shops", "subscribe", address(url)))
             publishing = clients.enter_context(dotnet("Shops", "publish", address(url)))
             listener = Listener(subscribing)
@@ -528,7 +528,7 @@ def test_it_comes_back_when_the_server_was_restarted(dotnet: Dotnet) -> None:
         assert publishing.process.stderr is not None
         assert b"connection lost: " in publishing.process.stderr.readline()
         tell(publishing, "1000")  # They wait, for there is nobody to take them.
-        with server("--port", port):
+        with run_server("--port", port):
             assert publishing.read_line() == "published 2000"
             listener.until(lambda numbers: len(numbers) == 2000)
             assert listener.numbers == list(range(2000))
@@ -586,7 +586,7 @@ def test_a_connection_that_is_cut_again_and_again_loses_nothing(dotnet: Dotnet) 
     cuts = [5, 100_001, 17 + 30, 200_007]  # In the reply, in a message, anywhere.
     with (
         # What was on its way when a line broke a second time waits: in seconds here, not minutes.
-        server("--tick", "0.3") as (_, url),
+        run_server("--tick", "0.3") as (_, url),
         dotnet("Shops", "publish", address(url)) as publishing,
         Proxy(url, cuts) as proxy,
         dotnet("Shops", "subscribe", proxy.address) as subscribing,

@@ -15,8 +15,8 @@ from typer.testing import CliRunner
 import simplebus
 from load.ports import free_port
 from simplebus import cli
-from tests.support.certificates import Authority
-from tests.support.programs import PATIENCE_SECONDS, program, server
+from tests.support.certificates import CertificateAuthority
+from tests.support.programs import PATIENCE_SECONDS, program, run_server
 
 WRITER = '''
 """Writes what it hears into a database."""
@@ -160,7 +160,7 @@ settings = {{ to = "{url}", class = 7, data_dir = "{folder / "kept"}" }}
                 wait_many(path, 40)
                 continue  # Killed.
             with (
-                server("--port", str(port)),
+                run_server("--port", str(port)),
                 simplebus.connect_blocking(url) as client,
                 client.subscribe(7) as messages,
             ):
@@ -278,7 +278,7 @@ def test_warns_about_readable_file_with_secrets(
     who: str, is_secret: bool, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "path", sys.path.copy())
-    Authority(folder)
+    CertificateAuthority(folder)
     file = folder / "gateway.toml"
     settings = who.replace("%s", str(folder / "authority.pem"))
     file.write_text(

@@ -23,7 +23,7 @@ from tests.support.programs import (
     PATIENCE_SECONDS,
     Program,
     program,
-    server,
+    run_server,
 )
 
 MODULES = """
@@ -108,7 +108,7 @@ def test_kills_of_bus_and_gateway_lose_nothing(tmp_path: Path, is_door: bool) ->
         if is_door:
             nats = all_along.enter_context(nats_server(tmp_path))
             flags = ("--port", str(port), "--engine", nats.url)
-        first.enter_context(server(*flags))
+        first.enter_context(run_server(*flags))
 
         def read() -> list[int]:
             got: list[int] = []
@@ -119,7 +119,7 @@ def test_kills_of_bus_and_gateway_lose_nothing(tmp_path: Path, is_door: bool) ->
                         break
             return got
 
-        play(lines, first.close, lambda: second.enter_context(server(*flags)), read)
+        play(lines, first.close, lambda: second.enter_context(run_server(*flags)), read)
 
 
 def test_kills_of_nats_and_gateway_lose_nothing(tmp_path: Path) -> None:

@@ -13,8 +13,8 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 import simplebus
-from tests.support.browser import Browser, browser
-from tests.support.programs import Program, server
+from tests.support.browser import Browser, open_browser
+from tests.support.programs import Program, run_server
 
 pytestmark = pytest.mark.xdist_group("browser")
 
@@ -32,7 +32,7 @@ class Shown:
 
     def metrics(self) -> dict[tuple[str, str], float]:
         """By name and class."""
-        with urllib.request.urlopen(f"http://{self.program.http}/metrics", timeout=60) as answer:
+        with urllib.request.urlopen(f"http://{self.program.http_address}/metrics", timeout=60) as answer:
             families = text_string_to_metric_families(answer.read().decode())
         return {
             (sample.name.removeprefix("simplebus_"), sample.labels.get("class", "")): sample.value
@@ -42,7 +42,7 @@ class Shown:
 
     def table(self, key: str) -> list[dict[str, str]]:
         """Its rows, each by the titles of its columns."""
-        return self.page.run(  # type: ignore[no-any-return]
+        return self.page.run_script(  # type: ignore[no-any-return]
             """
             const table = document.querySelector(`#table-${arguments[0]} table`);
             if (!table) return [];
@@ -57,15 +57,15 @@ class Shown:
     def look(self) -> None:
         """Wait until the page has looked again, twice: what was asked before may be on its way."""
         looks = "Number(document.body.dataset.looks || 0)"
-        before = int(self.page.run(f"return {looks}"))
-        self.page.until(f"return {looks} >= arguments[0]", before + 2)
+        before = int(self.page.run_script(f"return {looks}"))
+        self.page.wait_until(f"return {looks} >= arguments[0]", before + 2)
 
 
 @pytest.fixture(scope="module")
 def shown() -> Iterator[Shown]:
     with (
-        server("--host", "127.0.0.1") as (it, url),
-        browser() as page,
+        run_server("--host", "127.0.0.1") as (it, url),
+        open_browser() as page,
         simplebus.connect_blocking(url, name="till <b>1</b>") as bus,
     ):
         bus.publish_many([b"x" * 100] * 1234, class_id="orders")
@@ -74,9 +74,9 @@ def shown() -> Iterator[Shown]:
         with bus.subscribe("orders", durable="billing") as messages:
             next(iter(messages.batches()))
         bus.flush()
-        page.look(width=1280, height=900)
-        page.open(f"http://{it.http}/")
-        page.until("return document.querySelector('#table-classes tbody tr') !== null")
+        page.set_viewport(width=1280, height=900)
+        page.open(f"http://{it.http_address}/")
+        page.wait_until("return document.querySelector('#table-classes tbody tr') !== null")
         yield Shown(page, it, url)
 
 
@@ -102,7 +102,7 @@ def test_page_shows_the_values_of_the_metrics(shown: Shown) -> None:
             assert number(row[column]) == metrics[metric, name], (name, column)
     assert number(rows["orders"]["Published"]) == 1234
     tiles = dict(
-        shown.page.run(
+        shown.page.run_script(
             "return [...document.querySelectorAll('#tiles div')]"
             ".map((tile) => [tile.children[0].textContent, tile.children[1].textContent])"
         )
@@ -113,81 +113,81 @@ def test_page_shows_the_values_of_the_metrics(shown: Shown) -> None:
 def test_names_are_text_and_nothing_else(shown: Shown) -> None:
     page = shown.page
     shown.look()
-    assert page.run("return document.title").startswith("simplebus")
-    assert page.run("return document.querySelectorAll('img, main b b, iframe').length") == 0
-    assert HOSTILE in page.run("return document.body.textContent")
-    assert "till <b>1</b>" in page.run("return document.body.textContent")
+    assert page.run_script("return document.title").startswith("simplebus")
+    assert page.run_script("return document.querySelectorAll('img, main b b, iframe').length") == 0
+    assert HOSTILE in page.run_script("return document.body.textContent")
+    assert "till <b>1</b>" in page.run_script("return document.body.textContent")
 
 
 def test_nothing_is_loaded_from_elsewhere_and_nothing_is_complained_of(shown: Shown) -> None:
-    loaded = shown.page.run("return performance.getEntriesByType('resource').map((e) => e.name)")
+    loaded = shown.page.run_script("return performance.getEntriesByType('resource').map((e) => e.name)")
     assert loaded
-    assert all(name.startswith(f"http://{shown.program.http}/") for name in loaded)
-    assert shown.page.complaints() == []
+    assert all(name.startswith(f"http://{shown.program.http_address}/") for name in loaded)
+    assert shown.page.read_log() == []
 
 
 @pytest.mark.parametrize("width", [360, 390, 768, 1280])
 @pytest.mark.parametrize("dark", [False, True])
 def test_no_page_is_wider_than_its_window(shown: Shown, width: int, dark: bool) -> None:
     page = shown.page
-    page.look(width=width, height=800, dark=dark)
-    page.run("window.dispatchEvent(new Event('resize'))")
-    wide = page.run("return document.documentElement.scrollWidth")
+    page.set_viewport(width=width, height=800, dark=dark)
+    page.run_script("window.dispatchEvent(new Event('resize'))")
+    wide = page.run_script("return document.documentElement.scrollWidth")
     assert wide <= width
-    ground = page.run("return getComputedStyle(document.body).backgroundColor")
+    ground = page.run_script("return getComputedStyle(document.body).backgroundColor")
     assert (sum(map(int, re.findall(r"\d+", ground))) < 300) is dark
-    page.look(width=1280, height=900)
+    page.set_viewport(width=1280, height=900)
 
 
 def test_a_table_is_sorted_by_the_keyboard(shown: Shown) -> None:
     page = shown.page
     second = "document.querySelector('#table-classes th:nth-child(2)')"
     head = f"return {second}.getAttribute('aria-sort')"
-    page.run(f"{second}.querySelector('button').focus()")
-    page.press(ENTER)
-    assert page.run(head) == "descending"
+    page.run_script(f"{second}.querySelector('button').focus()")
+    page.press_keys(ENTER)
+    assert page.run_script(head) == "descending"
     assert [row["Class"] for row in shown.table("classes")] == ["orders", HOSTILE]
-    page.press(ENTER)
-    assert page.run(head) == "ascending"
+    page.press_keys(ENTER)
+    assert page.run_script(head) == "ascending"
     assert [row["Class"] for row in shown.table("classes")] == [HOSTILE, "orders"]
     shown.look()
-    assert page.run("return document.activeElement.textContent") == "Published"
-    page.press(ENTER)
-    assert page.run(head) is None
+    assert page.run_script("return document.activeElement.textContent") == "Published"
+    page.press_keys(ENTER)
+    assert page.run_script(head) is None
 
 
 def test_the_chart_is_read_and_its_lines_are_hidden_by_the_keyboard(shown: Shown) -> None:
     page = shown.page
-    page.run("document.getElementById('chart').focus()")
-    page.press(LEFT, LEFT)
-    assert page.run("return document.getElementById('tip').textContent").startswith("2 s ago\n")
-    page.run("document.querySelector('#legend button').focus()")
-    assert page.run("return document.getElementById('tip').hidden")
+    page.run_script("document.getElementById('chart').focus()")
+    page.press_keys(LEFT, LEFT)
+    assert page.run_script("return document.getElementById('tip').textContent").startswith("2 s ago\n")
+    page.run_script("document.querySelector('#legend button').focus()")
+    assert page.run_script("return document.getElementById('tip').hidden")
     pressed = "return document.activeElement.getAttribute('aria-pressed')"
     lines = "return document.querySelectorAll('#lines path.line').length"
-    before = page.run(lines)
-    page.press(ENTER)
-    assert (page.run(pressed), page.run(lines)) == ("false", before - 1)
-    page.press(ENTER)
-    assert (page.run(pressed), page.run(lines)) == ("true", before)
+    before = page.run_script(lines)
+    page.press_keys(ENTER)
+    assert (page.run_script(pressed), page.run_script(lines)) == ("false", before - 1)
+    page.press_keys(ENTER)
+    assert (page.run_script(pressed), page.run_script(lines)) == ("true", before)
 
 
 def test_everything_that_can_be_used_has_a_name_and_shows_its_focus(shown: Shown) -> None:
     page = shown.page
-    nameless = page.run(
+    nameless = page.run_script(
         "return [...document.querySelectorAll('button, a, [tabindex=\"0\"], summary')].filter("
         "(e) => !(e.textContent.trim() || e.getAttribute('aria-label'))).map((e) => e.outerHTML)"
     )
     assert nameless == []
-    page.open(f"http://{shown.program.http}/")
+    page.open(f"http://{shown.program.http_address}/")
     shown.look()
-    page.press(TAB)
-    assert page.run("return document.activeElement.textContent") == "Skip to the data"
+    page.press_keys(TAB)
+    assert page.run_script("return document.activeElement.textContent") == "Skip to the data"
     for _ in range(8):
-        page.press(TAB)
-        style = page.run("return getComputedStyle(document.activeElement).outlineStyle")
-        assert style == "solid", page.run("return document.activeElement.outerHTML")
-    heads: list[Any] = page.run(
+        page.press_keys(TAB)
+        style = page.run_script("return getComputedStyle(document.activeElement).outlineStyle")
+        assert style == "solid", page.run_script("return document.activeElement.outerHTML")
+    heads: list[Any] = page.run_script(
         "return [...document.querySelectorAll('h1, h2')].map((e) => e.tagName)"
     )
     assert heads[0] == "H1"
@@ -197,14 +197,14 @@ def test_everything_that_can_be_used_has_a_name_and_shows_its_focus(shown: Shown
 def test_page_can_be_paused_and_shows_lost_connections(shown: Shown) -> None:
     page = shown.page
     health = "return document.getElementById('health').textContent"
-    page.run("document.getElementById('pause').click()")
-    assert page.run(health) == "paused"
-    looks = page.run("return document.body.dataset.looks")
-    page.run("document.getElementById('pause').click()")
-    page.until("return document.body.dataset.looks > arguments[0]", looks)
-    assert page.run(health) == "ready"
+    page.run_script("document.getElementById('pause').click()")
+    assert page.run_script(health) == "paused"
+    looks = page.run_script("return document.body.dataset.looks")
+    page.run_script("document.getElementById('pause').click()")
+    page.wait_until("return document.body.dataset.looks > arguments[0]", looks)
+    assert page.run_script(health) == "ready"
     shown.program.process.kill()
-    page.until(f"{health} === 'no answer'")
+    page.wait_until(f"{health} === 'no answer'")
 
 
 # Without a browser -------------------------------------------------------------------------------

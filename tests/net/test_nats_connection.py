@@ -25,7 +25,7 @@ from simplebus.net.nats_connection import (
     NatsConnectionLost,
 )
 from tests.jetstream.nats_servers import HOST, NatsServer, nats_server
-from tests.support.certificates import Authority
+from tests.support.certificates import CertificateAuthority
 
 PATIENCE_SECONDS = 60.0
 SEED = "SUAAAAICAMCAKBQHBAEQUCYMBUHA6EARCIJRIFIWC4MBSGQ3DQOR4H776Y"
@@ -190,7 +190,7 @@ tls {{ cert_file: "{cert}", key_file: "{pem}" }}
 
 
 async def test_users_and_keys_come_in_by_tls(tmp_path: Path) -> None:
-    authority = Authority(tmp_path)
+    authority = CertificateAuthority(tmp_path)
     pair = authority.issue("localhost")
     key = Credentials(seed=SEED).connect_fields("")["nkey"]
     trusted = ssl.create_default_context(cafile=str(authority.path))

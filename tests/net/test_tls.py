@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 import simplebus.net.tls
 from simplebus.net.tls import PIECE_BYTES, SLICE_BYTES, WIDE_AFTER_BYTES, TlsSocket
 from simplebus.server.tls.certificates import TlsOptions, create_ssl_context
-from tests.support.certificates import Authority, Pair, trusting
+from tests.support.certificates import CertificateAuthority, CertificatePair, client_ssl_context
 from tests.support.requirements import skip_or_fail
 
 NOT_REQUESTED, REQUESTED = 0, 1
@@ -74,8 +74,8 @@ class Client:
     wide_bytes=st.sampled_from([1, 20_000, WIDE_AFTER_BYTES]),
 )
 def test_what_is_read_is_what_was_written_however_it_comes(
-    authority: Authority,
-    own: Pair,
+    authority: CertificateAuthority,
+    own: CertificatePair,
     version: str,
     sizes: list[int],
     pieces: list[int],
@@ -83,7 +83,7 @@ def test_what_is_read_is_what_was_written_however_it_comes(
     piece_bytes: int,
     wide_bytes: int,
 ) -> None:
-    made = trusting(authority)
+    made = client_ssl_context(authority)
     made.maximum_version = VERSIONS[version]
     ours, theirs = socket.socketpair()
     ours.setblocking(False)
@@ -116,11 +116,11 @@ def test_what_is_read_is_what_was_written_however_it_comes(
 
 @pytest.fixture
 def through(
-    authority: Authority, own: Pair, ends: tuple[socket.socket, socket.socket]
+    authority: CertificateAuthority, own: CertificatePair, ends: tuple[socket.socket, socket.socket]
 ) -> tuple[TlsSocket, Client, socket.socket]:
     """A server, its client behind the handshake, and the wire."""
     server = TlsSocket(ends[0], create_ssl_context(TlsOptions(own.cert, own.key)))
-    client = Client(trusting(authority))
+    client = Client(client_ssl_context(authority))
     client.shake_hands(server, ends[1])
     assert read(server) == b""
     return server, client, ends[1]
@@ -154,7 +154,7 @@ def test_of_small_records_few_are_read_in_one_turn(
 
 
 def test_pieces_are_large_for_few_and_where_much_went(
-    authority: Authority, own: Pair, monkeypatch: pytest.MonkeyPatch
+    authority: CertificateAuthority, own: CertificatePair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """TLS keeps room for the largest piece it has had, of each connection."""
     monkeypatch.setattr(simplebus.net.tls, "WIDE_AFTER_BYTES", 100_000)
@@ -166,7 +166,7 @@ def test_pieces_are_large_for_few_and_where_much_went(
             ours, theirs = map(stack.enter_context, socket.socketpair())
             ours.setblocking(False)
             server = TlsSocket(ours, create_ssl_context(TlsOptions(own.cert, own.key)))
-            Client(trusting(authority)).shake_hands(server, theirs)
+            Client(client_ssl_context(authority)).shake_hands(server, theirs)
             for _ in range(2):
                 assert server.send(bytes(50_000)) == 50_000
                 while theirs.recv(1 << 20) and server.unsent:
@@ -276,7 +276,7 @@ class Changing:
 
 @pytest.fixture
 def pair(
-    own: Pair, ends: tuple[socket.socket, socket.socket]
+    own: CertificatePair, ends: tuple[socket.socket, socket.socket]
 ) -> Iterator[tuple[TlsSocket, Changing]]:
     server = TlsSocket(ends[0], create_ssl_context(TlsOptions(own.cert, own.key)))
     client = Changing(server, ends[1])

@@ -18,7 +18,7 @@ import trio
 import simplebus
 from simplebus.core.users.passwords import hash_token
 from tests.support.nats_peer import NatsPeer
-from tests.support.programs import PATIENCE_SECONDS, Program, server
+from tests.support.programs import PATIENCE_SECONDS, Program, run_server
 
 ENOUGH = 300
 """Messages between two reloads."""
@@ -155,12 +155,12 @@ async def test_reload_disconnects_only_changed_users(tmp_path: Path) -> None:
     file.write_text(BEFORE)
     file.chmod(0o600)
     # However late somebody is: what comes again by itself is not looked at here.
-    with server("--users", str(file), "--ack-timeout", "600") as (it, url):
+    with run_server("--users", str(file), "--ack-timeout", "600") as (it, url):
         stays = Stays()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(stays.publish, url)
             nursery.start_soon(stays.subscribe, url)
-            nursery.start_soon(stays.hear, it.nats)
+            nursery.start_soon(stays.hear, it.nats_address)
             await stays.until_more()
             await change(it, url, file, stays)
             for text in (BEFORE, AFTER) * 3:  # As often as an operator likes.
@@ -185,23 +185,23 @@ async def change(it: Program, url: str, file: Path, stays: Stays) -> None:
     """One user is taken out, and another one may do something else."""
     once = partial(simplebus.connect, url, reconnect=None)
     async with (
-        nats_peer(it.nats, "goes") as gone_there,
-        nats_peer(it.nats, "changes") as changed_there,
+        nats_peer(it.nats_address, "goes") as gone_there,
+        nats_peer(it.nats_address, "changes") as changed_there,
         trio.open_nursery() as nursery,
     ):
         await changed_there.send(b"PUB audit.x 0\r\n\r\n")
         assert b"Permissions Violation for Publish" in await changed_there.read_line()
         await changed_there.send(b"PUB orders.x 0\r\n\r\n")
         await changed_there.flush()
-        assert await status(it.http, "goes") == await status(it.http, "changes") == 200
+        assert await status(it.http_address, "goes") == await status(it.http_address, "changes") == 200
         for token in ("goes", "changes"):
             await nursery.start(is_cut_off, url, token)
         reload(it, file, AFTER)
         await hung_up(gone_there)
         await hung_up(changed_there)
     await stays.until_more()
-    assert await status(it.http, "goes") == 401
-    assert await status(it.http, "changes") == 403
+    assert await status(it.http_address, "goes") == 401
+    assert await status(it.http_address, "changes") == 403
     with pytest.raises(simplebus.BusConnectionError, match="wrong user, password or token"):
         async with once(token="goes"):
             pass
@@ -209,6 +209,6 @@ async def change(it: Program, url: str, file: Path, stays: Stays) -> None:
         await changed.publish(b"x", class_id="audit")
         with pytest.raises(simplebus.RefusedError, match="unauthorized"):
             await changed.publish(b"x", class_id="orders")
-    async with nats_peer(it.nats, "changes") as changed_there:
+    async with nats_peer(it.nats_address, "changes") as changed_there:
         await changed_there.send(b"PUB audit.x 0\r\n\r\nPUB orders.x 0\r\n\r\n")
         assert b'Publish to "orders.x"' in await changed_there.read_line()

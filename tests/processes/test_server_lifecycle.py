@@ -26,7 +26,7 @@ from tests.support.programs import (
     Program,
     environment,
     program,
-    server,
+    run_server,
 )
 from tests.support.requirements import require_program
 
@@ -57,7 +57,7 @@ def test_notifies_systemd_from_start_to_stop(systemd: socket.socket, tmp_path: P
     file = tmp_path / "bus.toml"
     file.write_text("[serve]\nmax-connections = 10\n")
     variables = {"NOTIFY_SOCKET": str(tmp_path / "notify"), "WATCHDOG_USEC": "200000"}
-    with server(*ALONE, "--config", str(file), **variables) as (it, _):
+    with run_server(*ALONE, "--config", str(file), **variables) as (it, _):
         assert heard(systemd, "READY=1")[1].startswith("STATUS=listening on 127.0.0.1:")
         assert heard(systemd, "WATCHDOG=1") == ["WATCHDOG=1"]
         classes = "".join(f"[classes.c{n}]\nkeep-seconds = 9\n" for n in range(30))
@@ -83,7 +83,7 @@ def test_notifies_systemd_from_start_to_stop(systemd: socket.socket, tmp_path: P
 
 def test_hanging_loop_sends_no_watchdog_messages(systemd: socket.socket, tmp_path: Path) -> None:
     variables = {"NOTIFY_SOCKET": str(tmp_path / "notify"), "WATCHDOG_USEC": "200000"}
-    with server(*ALONE, **variables) as (it, _):
+    with run_server(*ALONE, **variables) as (it, _):
         heard(systemd, "WATCHDOG=1")
         it.signal(signal.SIGSTOP)
         systemd.settimeout(1)
@@ -251,7 +251,7 @@ def ended(*arguments: str) -> tuple[int, str]:
 
 def test_a_data_directory_that_cannot_be_used_is_a_sentence(tmp_path: Path) -> None:
     data = tmp_path / "data"
-    with server(*ALONE, "--data-dir", str(data)) as (it, _):
+    with run_server(*ALONE, "--data-dir", str(data)) as (it, _):
         assert ended("--data-dir", str(data)) == (
             75,
             f"simplebus: {data} is used by another server, process {it.process.pid}\n",
@@ -293,7 +293,7 @@ def wait_for_health(at: str) -> None:
 
 def test_without_descriptors_new_clients_wait() -> None:
     with ExitStack() as stack:
-        it, url = stack.enter_context(server("--no-nats"))
+        it, url = stack.enter_context(run_server("--no-nats"))
         host, _, port = url.removeprefix("simplebus://").rpartition(":")
         bus = stack.enter_context(simplebus.connect_blocking(url, timeout=60))
         resource.prlimit(it.process.pid, resource.RLIMIT_NOFILE, (64, 64))
@@ -303,7 +303,7 @@ def test_without_descriptors_new_clients_wait() -> None:
         ]
         bus.publish(b"all is well", class_id=1)
         bus.flush()
-        wait_for_health(it.http)
+        wait_for_health(it.http_address)
         it.wait_for_stderr("cannot accept connections: too many open files")
         began = time.monotonic()
         for other in others:
@@ -322,7 +322,7 @@ def test_without_descriptors_new_clients_wait() -> None:
 
 def test_without_memory_a_class_is_full_and_others_go_on() -> None:
     count, payload = 100_000, b"x" * 1000
-    with server(*ALONE) as (it, url):
+    with run_server(*ALONE) as (it, url):
         with simplebus.connect_blocking(url, timeout=60) as bus:
             bus.publish(b"first", class_id=1)
             bus.flush()

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import pytest
 
-from tests.support.cache_folder import place
+from tests.support.cache_folder import cache_folder
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "simplebus"

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.certificates import Authority, Pair
+from tests.support.certificates import CertificateAuthority, CertificatePair
 
 
 @pytest.fixture(scope="module")
-def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
-    return Authority(tmp_path_factory.mktemp("tls"))
+def authority(tmp_path_factory: pytest.TempPathFactory) -> CertificateAuthority:
+    return CertificateAuthority(tmp_path_factory.mktemp("tls"))
 
 
 @pytest.fixture(scope="module")
-def own(authority: Authority) -> Pair:
+def own(authority: CertificateAuthority) -> CertificatePair:
     return authority.issue("localhost")

@@ -10,14 +10,14 @@ from typing import IO
 
 import pytest
 
-from tests.support.programs import Program, run_program, server
+from tests.support.programs import Program, run_program, run_server
 
 
 class Client:
     """A raw, blocking NATS client."""
 
     def __init__(self, it: Program) -> None:
-        host, _, port = it.nats.rpartition(":")
+        host, _, port = it.nats_address.rpartition(":")
         self.socket = socket.create_connection((host, int(port)), timeout=60)
         self.lines: IO[bytes] = self.socket.makefile("rb")
 
@@ -60,7 +60,7 @@ def test_a_port_that_is_taken_is_a_sentence() -> None:
 def test_sighup_and_sigusr1_are_ignored_and_sigterm_flushes(
     client: Callable[[Program], Client],
 ) -> None:
-    with server() as (it, _):
+    with run_server() as (it, _):
         reader, publisher = client(it), client(it)
         reader.greet()
         reader.send(b"SUB a 1\r\nPING\r\n")
@@ -85,7 +85,7 @@ def test_sighup_and_sigusr1_are_ignored_and_sigterm_flushes(
 def test_a_lame_duck_says_so_closes_its_port_then_its_clients_and_ends(
     client: Callable[[Program], Client],
 ) -> None:
-    with server("--nats-lame-duck-grace", "0.2", "--nats-lame-duck-time", "0.2") as (it, _):
+    with run_server("--nats-lame-duck-grace", "0.2", "--nats-lame-duck-time", "0.2") as (it, _):
         modern, old = client(it), client(it)
         modern.greet(b'{"verbose":false,"protocol":1}')
         old.greet()
@@ -101,8 +101,8 @@ def test_a_lame_duck_says_so_closes_its_port_then_its_clients_and_ends(
 
 
 def test_disabled_nats_listener_is_not_in_the_ready_line() -> None:
-    with server("--no-nats") as (it, _):
-        assert it.nats == ""
+    with run_server("--no-nats") as (it, _):
+        assert it.nats_address == ""
         it.signal(signal.SIGUSR2)
         it.signal(signal.SIGTERM)
         status, _, complained = it.wait()

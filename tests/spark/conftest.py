@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from simplebus.testing.server import BusServer, bus_server
-from tests.support.cache_folder import place as kept
+from tests.support.cache_folder import cache_folder as kept
 
 
 @pytest.fixture

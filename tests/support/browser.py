@@ -50,24 +50,24 @@ class Browser:
     def open(self, url: str) -> None:
         self._ask("POST", "/url", {"url": url})
 
-    def run(self, script: str, *given: object) -> Any:
+    def run_script(self, script: str, *given: object) -> Any:
         """What a script returns."""
         return self._ask("POST", "/execute/sync", {"script": script, "args": list(given)})
 
-    def until(self, script: str, *given: object) -> Any:
+    def wait_until(self, script: str, *given: object) -> Any:
         """What it returns as soon as that is something."""
         deadline = time.monotonic() + PATIENCE_SECONDS
-        while not (found := self.run(script, *given)):
+        while not (found := self.run_script(script, *given)):
             assert time.monotonic() < deadline, f"{script} is {found!r} for too long"
             time.sleep(0.05)
         return found
 
-    def press(self, *keys: str) -> None:
+    def press_keys(self, *keys: str) -> None:
         """Keys, one after the other, wherever the focus is."""
         actions = [{"type": kind, "value": key} for key in keys for kind in ("keyDown", "keyUp")]
         self._ask("POST", "/actions", {"actions": [{"type": "key", "id": "k", "actions": actions}]})
 
-    def look(self, *, width: int, height: int, dark: bool = False) -> None:
+    def set_viewport(self, *, width: int, height: int, dark: bool = False) -> None:
         """Have the page this size, light or dark."""
         self.command(
             "Emulation.setDeviceMetricsOverride",
@@ -79,12 +79,12 @@ class Browser:
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.command("Emulation.setEmulatedMedia", features=[scheme])
 
-    def picture(self, file: Path, *, whole: bool = True) -> None:
+    def save_screenshot(self, file: Path, *, whole: bool = True) -> None:
         """What is seen, as PNG."""
         shot = self.command("Page.captureScreenshot", format="png", captureBeyondViewport=whole)
         file.write_bytes(base64.b64decode(shot["data"]))
 
-    def complaints(self) -> list[str]:
+    def read_log(self) -> list[str]:
         """What the browser had to complain of since it was asked last."""
         entries = self._ask("POST", "/se/log", {"type": "browser"})
         return [f"{entry['level']}: {entry['message']}" for entry in entries]
@@ -110,7 +110,7 @@ class Browser:
 
 
 @contextlib.contextmanager
-def browser() -> Iterator[Browser]:
+def open_browser() -> Iterator[Browser]:
     """A browser, gone with the block."""
     driver = require_program("chromedriver")
     require_program("chromium", "chromium-browser", "google-chrome")
@@ -126,7 +126,7 @@ def browser() -> Iterator[Browser]:
                 )
             )
             stack.callback(process.terminate)
-            if port := _port(process):
+            if port := _read_driver_port(process):
                 break
         else:
             raise AssertionError("the driver ends before it has started")
@@ -137,7 +137,7 @@ def browser() -> Iterator[Browser]:
             it.close()
 
 
-def _port(process: subprocess.Popen[str]) -> str:
+def _read_driver_port(process: subprocess.Popen[str]) -> str:
     """Where the driver listens; empty where it has ended: the port that it chose for one version of
     IP may be taken for the other."""
     assert process.stdout is not None

@@ -7,7 +7,7 @@ import tempfile
 from pathlib import Path
 
 
-def place() -> Path:
+def cache_folder() -> Path:
     """A folder that outlives a run of the tests, and is this user's alone.
 
     Raises PermissionError where somebody else has one of its name.

@@ -15,27 +15,27 @@ from cryptography.x509.oid import NameOID
 
 
 @dataclass(frozen=True)
-class Pair:
+class CertificatePair:
     """A certificate and its key, as PEM files."""
 
     cert: Path
     key: Path
 
 
-class Authority:
+class CertificateAuthority:
     """Signs certificates; its own is in `path`."""
 
     def __init__(self, folder: Path, name: str = "authority") -> None:
         self.folder = folder
         self._key = ec.generate_private_key(ec.SECP256R1())
         self._name = _subject(name)
-        made = self._begun(self._name, self._key.public_key()).add_extension(
+        made = self._build_certificate(self._name, self._key.public_key()).add_extension(
             x509.BasicConstraints(ca=True, path_length=None), critical=True
         )
         self.path = folder / f"{name}.pem"
         self.path.write_bytes(_pem(made.sign(self._key, hashes.SHA256())))
 
-    def _begun(
+    def _build_certificate(
         self,
         subject: x509.Name,
         key: ec.EllipticCurvePublicKey,
@@ -60,7 +60,7 @@ class Authority:
         unit: str = "",
         password: bytes = b"",
         later: datetime.timedelta = datetime.timedelta(),
-    ) -> Pair:
+    ) -> CertificatePair:
         """A certificate for this name, good from an hour ago for a day, or so much later; for
         localhost it is good for 127.0.0.1 too."""
         key = ec.generate_private_key(ec.SECP256R1())
@@ -72,10 +72,10 @@ class Authority:
             ]
         if email:
             alternatives.append(x509.RFC822Name(email))
-        made = self._begun(_subject(name, unit), key.public_key(), later)
+        made = self._build_certificate(_subject(name, unit), key.public_key(), later)
         if alternatives:
             made = made.add_extension(x509.SubjectAlternativeName(alternatives), critical=False)
-        pair = Pair(self.folder / f"{name}.pem", self.folder / f"{name}.key")
+        pair = CertificatePair(self.folder / f"{name}.pem", self.folder / f"{name}.key")
         pair.cert.write_bytes(_pem(made.sign(self._key, hashes.SHA256())))
         encryption: serialization.KeySerializationEncryption = (
             serialization.BestAvailableEncryption(password)
@@ -99,7 +99,7 @@ def _pem(certificate: x509.Certificate) -> bytes:
     return certificate.public_bytes(serialization.Encoding.PEM)
 
 
-def trusting(authority: Authority, pair: Pair | None = None) -> ssl.SSLContext:
+def client_ssl_context(authority: CertificateAuthority, pair: CertificatePair | None = None) -> ssl.SSLContext:
     """What a client uses that trusts this authority, and has a certificate or none."""
     made = ssl.create_default_context(cafile=str(authority.path))
     if pair is not None:

@@ -48,7 +48,7 @@ def steering(environment: dict[str, str]) -> dict[str, str]:
 # Where programs are begun -------------------------------------------------------------------------
 
 
-class Forker:
+class ForkServer:
     """The process that has imported everything, begun when it is first needed."""
 
     def __init__(self) -> None:
@@ -75,25 +75,25 @@ class Forker:
         self._process.wait()
 
 
-_forkers: list[Forker] = []
+_forkers: list[ForkServer] = []
 _one_at_a_time = threading.Lock()
 
 
-def forker() -> Forker:
+def fork_server() -> ForkServer:
     """This process's own."""
     with _one_at_a_time:
         if not _forkers:
-            _forkers.append(Forker())
+            _forkers.append(ForkServer())
             atexit.register(_forkers[0].end)
     return _forkers[0]
 
 
 def can_run(environment: dict[str, str]) -> bool:
     """Whether a program with this environment would be steered as the one that it is forked of."""
-    return steering(environment) == forker().steered
+    return steering(environment) == fork_server().steered
 
 
-class Forked(subprocess.Popen[bytes]):
+class ForkedProgram(subprocess.Popen[bytes]):
     """`simplebus` with these arguments. How it begins and how its end is heard of is all that
     differs from its base.
 
@@ -110,7 +110,7 @@ class Forked(subprocess.Popen[bytes]):
         self._told, end = os.pipe()
         try:
             files = [told["p2cread"], told["c2pwrite"], told["errwrite"], end]
-            forker().begin(request, files)
+            fork_server().begin(request, files)
         finally:
             os.close(end)
             pipes = ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite")

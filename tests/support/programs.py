@@ -15,7 +15,7 @@ from pathlib import Path
 from subprocess import PIPE
 from typing import IO
 
-from tests.support.forked_programs import Forked, can_run
+from tests.support.forked_programs import ForkedProgram, can_run
 
 File = int | IO[bytes]
 ROOT = Path(__file__).parents[2]
@@ -41,12 +41,12 @@ class Program:
 
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         self.process = process
-        self.nats = ""
+        self.nats_address = ""
         """Of a server: HOST:PORT of its NATS door; empty for a closed one."""
-        self.http = ""
+        self.http_address = ""
         """The same of its HTTP door."""
         self._unread = b""
-        self._complained = b""
+        self._read_stderr = b""
 
     def read_line(self) -> str:
         """The next line of its standard output."""
@@ -70,11 +70,11 @@ class Program:
         deadline = time.monotonic() + PATIENCE_SECONDS
         with selectors.DefaultSelector() as selector:
             selector.register(self.process.stderr, selectors.EVENT_READ)
-            while self._complained.count(of.encode()) < times:
+            while self._read_stderr.count(of.encode()) < times:
                 assert selector.select(max(0.0, deadline - time.monotonic())), f"no word of {of!r}"
                 data = os.read(self.process.stderr.fileno(), 65536)
                 assert data, f"it ended: {self.wait()}"
-                self._complained += data
+                self._read_stderr += data
 
     def signal(self, number: signal.Signals) -> None:
         self.process.send_signal(number)
@@ -83,7 +83,7 @@ class Program:
         """Give it input, wait until it ends. Returns its status and the rest of both outputs."""
         out, err = self.process.communicate(data, timeout=PATIENCE_SECONDS)
         rest, self._unread = self._unread + out, b""
-        complaints, self._complained = self._complained + err, b""
+        complaints, self._read_stderr = self._read_stderr + err, b""
         return self.process.returncode, rest.decode(), complaints.decode()
 
 
@@ -93,7 +93,7 @@ def start_program(
     """`simplebus` with these arguments, begun; without the time of importing, if that may be."""
     env = environment(**variables)
     if can_run(env):
-        return Forked(arguments, stdin=stdin, stdout=stdout, stderr=stderr, cwd=ROOT, env=env)
+        return ForkedProgram(arguments, stdin=stdin, stdout=stdout, stderr=stderr, cwd=ROOT, env=env)
     command = [sys.executable, "-m", "simplebus", *arguments]
     return subprocess.Popen(command, stdin=stdin, stdout=stdout, stderr=stderr, cwd=ROOT, env=env)
 
@@ -115,10 +115,10 @@ def run_program(*arguments: str, given: bytes | None = None, **variables: str) -
 
 
 @contextlib.contextmanager
-def server(*arguments: str, **variables: str) -> Iterator[tuple[Program, str]]:
+def run_server(*arguments: str, **variables: str) -> Iterator[tuple[Program, str]]:
     """A server on free ports, and where its binary door is, as a URL."""
     with program("serve", "--port", "0", *arguments, **variables) as it:
         ready = re.fullmatch(READY, it.read_line())
         assert ready
-        it.nats, it.http = ready[2] or "", ready[3] or ""
+        it.nats_address, it.http_address = ready[2] or "", ready[3] or ""
         yield it, f"simplebus://{ready[1]}"

@@ -20,7 +20,7 @@ from simplebus.gateway.modules.uplink_settings import parse
 from simplebus.server.tls.certificates import TlsOptions
 from tests.bridge.nats_copiers import connect
 from tests.jetstream.nats_servers import nats_server
-from tests.support.certificates import Authority
+from tests.support.certificates import CertificateAuthority
 from tests.support.running_server import serving
 
 PATIENCE_S = 90
@@ -28,8 +28,8 @@ SEED = "SUAAAAICAMCAKBQHBAEQUCYMBUHA6EARCIJRIFIWC4MBSGQ3DQOR4H776Y"
 
 
 @pytest.fixture(scope="module")
-def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
-    found = Authority(tmp_path_factory.mktemp("certificates"))
+def authority(tmp_path_factory: pytest.TempPathFactory) -> CertificateAuthority:
+    found = CertificateAuthority(tmp_path_factory.mktemp("certificates"))
     found.issue("localhost")
     found.issue("edge")
     return found
@@ -59,7 +59,7 @@ async def said_of(gateway: Gateway, name: str, value: object) -> None:
 
 @pytest.mark.parametrize("says", ["settings", "file", "environment"])
 async def test_uplink_authenticates_over_tls(
-    says: str, authority: Authority, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    says: str, authority: CertificateAuthority, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its certificate is asked for, too."""
     folder = authority.folder
@@ -97,7 +97,7 @@ async def test_uplink_authenticates_over_tls(
                 assert (await anext(aiter(messages))).payload == b"hello"
 
 
-async def test_uplink_uses_custom_authority_for_nats(authority: Authority, tmp_path: Path) -> None:
+async def test_uplink_uses_custom_authority_for_nats(authority: CertificateAuthority, tmp_path: Path) -> None:
     folder = authority.folder
     asks = (
         f'tls {{ cert_file: "{folder}/localhost.pem", key_file: "{folder}/localhost.key" }}\n'
@@ -119,7 +119,7 @@ async def test_uplink_uses_custom_authority_for_nats(authority: Authority, tmp_p
 
 
 async def test_reports_untrusted_nats_server(
-    authority: Authority, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    authority: CertificateAuthority, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As soon as it has been tried to connect for long enough: the busier a machine is, the longer
     that takes."""

@@ -28,7 +28,7 @@ from tests.nats.running_server import (
     settle,
     until,
 )
-from tests.support.certificates import Authority
+from tests.support.certificates import CertificateAuthority
 
 pytestmark = pytest.mark.xdist_group("nats clients")
 
@@ -100,7 +100,7 @@ class Certified:
     """A server that knows who its clients are by an authority, and they it."""
 
     door: Door
-    authority: Authority
+    authority: CertificateAuthority
 
     def context(self, *, own: bool = True) -> ssl.SSLContext:
         """What a client goes by, with or without a certificate of its own."""
@@ -113,7 +113,7 @@ class Certified:
 
 @pytest.fixture(scope="module")
 def token(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Certified]:
-    authority = Authority(tmp_path_factory.mktemp("certified"))
+    authority = CertificateAuthority(tmp_path_factory.mktemp("certified"))
     server = authority.issue("localhost")
     paths = {"cert": server.cert, "key": server.key, "ca": authority.path}
     with door(toml=TOKEN_TOML.format(**paths), conf=TOKEN_CONF.format(**paths)) as it:

@@ -25,7 +25,7 @@ from tests.nats.differential.compare import (
     reference,
 )
 from tests.nats.running_server import HOST
-from tests.support.programs import server
+from tests.support.programs import run_server
 
 GREETING = b'CONNECT {"verbose":false}\r\nPING\r\n'
 PATIENCE_SECONDS = 60.0
@@ -182,7 +182,7 @@ def side_by_side(folder: Path, conf: str, toml: str) -> Iterator[Pair]:
     path = folder / "simplebus.toml"
     with open(os.open(path, os.O_CREAT | os.O_WRONLY, 0o600), "w") as file:
         file.write(toml)
-    with reference(conf) as theirs, server("--config", str(path)) as (ours, _):
+    with reference(conf) as theirs, run_server("--config", str(path)) as (ours, _):
         assert theirs.process is not None
-        port = int(ours.nats.rpartition(":")[2])
+        port = int(ours.nats_address.rpartition(":")[2])
         yield Pair(Side(theirs.port, theirs.process), Side(port, ours.process))

@@ -25,8 +25,8 @@ from tests.nats.differential.side_by_side import (
     Side,
     side_by_side,
 )
-from tests.support.certificates import Authority
-from tests.support.certificates import Pair as Certificate
+from tests.support.certificates import CertificateAuthority
+from tests.support.certificates import CertificatePair as Certificate
 
 pytestmark = pytest.mark.xdist_group("nats-side-by-side")
 
@@ -100,7 +100,7 @@ TOML = {
 class Papers:
     """Certificates."""
 
-    authority: Authority
+    authority: CertificateAuthority
     own: Certificate
     """The servers',"""
     ada: Certificate
@@ -112,8 +112,8 @@ class Papers:
 
 @pytest.fixture(scope="module")
 def papers(tmp_path_factory: pytest.TempPathFactory) -> Papers:
-    authority = Authority(tmp_path_factory.mktemp("tls"))
-    other = Authority(tmp_path_factory.mktemp("other"), "other")
+    authority = CertificateAuthority(tmp_path_factory.mktemp("tls"))
+    other = CertificateAuthority(tmp_path_factory.mktemp("other"), "other")
     ada = authority.issue("ada", email=ADA)
     return Papers(
         authority, authority.issue("localhost"), ada, authority.issue("bob"), other.issue("eve")

@@ -25,7 +25,7 @@ from simplebus.monitor.requests import PUBLIC_PATHS
 from simplebus.server.http.auth import parse_authorization
 from simplebus.server.run import RunningServer
 from simplebus.server.tls.certificates import TlsOptions
-from tests.support.certificates import Authority, Pair
+from tests.support.certificates import CertificateAuthority, CertificatePair
 from tests.support.http_peer import HttpPeer, open_http_peer
 from tests.support.running_server import serving
 
@@ -152,7 +152,7 @@ def test_no_words_are_no_mistake_and_others_are() -> None:
 # TLS ---------------------------------------------------------------------------------------------
 
 
-async def secure(server: RunningServer, authority: Path, shown: Pair | None = None) -> HttpPeer:
+async def secure(server: RunningServer, authority: Path, shown: CertificatePair | None = None) -> HttpPeer:
     peer = await open_http_peer(server)
     made = ssl.create_default_context(cafile=str(authority))
     if shown is not None:

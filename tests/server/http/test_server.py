@@ -21,7 +21,7 @@ from simplebus.server import process
 from simplebus.server.http import server as http_server
 from simplebus.server.http.server import HttpServer
 from tests.support.http_peer import open_http_peer
-from tests.support.programs import run_program, server
+from tests.support.programs import run_program, run_server
 from tests.support.running_server import message, serving, wait_until
 
 
@@ -49,9 +49,9 @@ async def test_server_with_a_failed_journal_is_not_ready(tmp_path: object) -> No
 
 
 def test_http_answers_while_the_server_drains() -> None:
-    with server("--host", "127.0.0.1", "--no-nats", "--drain-timeout", "30") as (it, url):
-        assert it.http.startswith("127.0.0.1:")
-        host, _, port = it.http.rpartition(":")
+    with run_server("--host", "127.0.0.1", "--no-nats", "--drain-timeout", "30") as (it, url):
+        assert it.http_address.startswith("127.0.0.1:")
+        host, _, port = it.http_address.rpartition(":")
         bus_host, _, bus_port = url.removeprefix("simplebus://").rpartition(":")
 
         async def watch() -> None:
@@ -80,8 +80,8 @@ def test_http_answers_while_the_server_drains() -> None:
 
 
 def test_disabled_http_listener_is_not_in_the_ready_line() -> None:
-    with server("--no-http", "--no-nats") as (it, _):
-        assert it.http == ""
+    with run_server("--no-http", "--no-nats") as (it, _):
+        assert it.http_address == ""
 
 
 def test_http_port_in_use_is_reported_with_its_purpose() -> None:

@@ -18,7 +18,7 @@ from simplebus.server.preauth import queue
 from simplebus.server.preauth.queue import PreAuthConnection, PreAuthQueue, yield_to_others
 from simplebus.server.run import RunningServer
 from simplebus.server.tls.certificates import TlsOptions
-from tests.support.certificates import Authority, Pair
+from tests.support.certificates import CertificateAuthority, CertificatePair
 from tests.support.running_server import serving, wait_until
 
 MANY = 100
@@ -404,7 +404,7 @@ DOORS: dict[str, Callable[[RunningServer], tuple[str, ...]]] = {
 @pytest.mark.parametrize("door", DOORS)
 @pytest.mark.parametrize("said", ["half", "garbage", "whole"])
 async def test_many_ready_connections_take_one_step_per_turn(
-    own: Pair, authority: Authority, door: str, said: str
+    own: CertificatePair, authority: CertificateAuthority, door: str, said: str
 ) -> None:
     tls, many = TlsOptions(own.cert, own.key), 40
     words = {"half": hello()[:100], "garbage": b"\x16\x03\x01\x00\x05nonsense", "whole": hello()}

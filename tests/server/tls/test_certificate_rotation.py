@@ -16,7 +16,7 @@ from simplebus.core.protocol.requests import NamedClass
 from simplebus.nats.settings import NatsSettings
 from simplebus.server.run import RunningServer, ServeOptions, reload
 from simplebus.server.tls.certificates import TlsOptions
-from tests.support.certificates import Authority
+from tests.support.certificates import CertificateAuthority
 from tests.support.nats_peer import NatsPeer, open_nats_peer
 from tests.support.running_server import (
     Peer,
@@ -32,7 +32,7 @@ CLASS = 1
 
 
 async def test_reload_keeps_connections_and_serves_the_new_certificate(tmp_path: Path) -> None:
-    authority = Authority(tmp_path)
+    authority = CertificateAuthority(tmp_path)
     trusting = ssl.create_default_context(cafile=str(authority.path))
     tls = TlsOptions(*_pair(authority))
     classes = (NamedClass(id=CLASS, name="all", subjects=["all.>"]),)
@@ -88,7 +88,7 @@ async def test_reload_keeps_connections_and_serves_the_new_certificate(tmp_path:
 async def test_certificate_that_is_not_valid_yet_is_used_with_a_warning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    authority = Authority(tmp_path)
+    authority = CertificateAuthority(tmp_path)
     async with serving(tls=TlsOptions(*_pair(authority))) as server:
         authority.issue("localhost", later=datetime.timedelta(days=2))
         await reload(server, ServeOptions())
@@ -97,7 +97,7 @@ async def test_certificate_that_is_not_valid_yet_is_used_with_a_warning(
         )
 
 
-def _pair(authority: Authority) -> tuple[Path, Path]:
+def _pair(authority: CertificateAuthority) -> tuple[Path, Path]:
     """A new certificate where the former one was."""
     made = authority.issue("localhost")
     return made.cert, made.key

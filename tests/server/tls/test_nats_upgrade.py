@@ -25,14 +25,14 @@ from simplebus.nats.server.users import (
 from simplebus.nats.settings import NatsSettings
 from simplebus.server.run import RunningServer
 from simplebus.server.tls.certificates import TlsOptions, create_ssl_context
-from tests.support.certificates import Authority, Pair, trusting
+from tests.support.certificates import CertificateAuthority, CertificatePair, client_ssl_context
 from tests.support.nats_peer import NatsPeer, open_nats_peer
 from tests.support.running_server import serving, wait_until
 
 
 @contextlib.asynccontextmanager
 async def tls_server(
-    own: Pair,
+    own: CertificatePair,
     *,
     seconds: float = 2.0,
     max_pending: int = 64 << 20,
@@ -68,17 +68,17 @@ async def test_tls_begins_behind_info(authority: Authority, own: Pair) -> None:
         info = await peer.read_info()
         assert info["tls_required"] is True
         assert "tls_available" not in info
-        await peer.use_tls(trusting(authority))
+        await peer.use_tls(client_ssl_context(authority))
         await peer.send_connect()
         await converse(peer)
 
 
-async def test_expired_certificate_is_reported(authority: Authority, own: Pair) -> None:
+async def test_expired_certificate_is_reported(authority: CertificateAuthority, own: CertificatePair) -> None:
     async with tls_server(own) as server:
         peer = await open_nats_peer(server)
         await peer.read_info()
         peer.stream = trio.SSLStream(
-            peer.socket, trusting(authority), server_hostname="localhost", https_compatible=False
+            peer.socket, client_ssl_context(authority), server_hostname="localhost", https_compatible=False
         )
         await peer.send_connect()
         assert server.nats_listener is not None
@@ -88,12 +88,12 @@ async def test_expired_certificate_is_reported(authority: Authority, own: Pair) 
 
 
 async def test_more_than_a_record_and_more_than_a_socket_takes_go_both_ways(
-    authority: Authority, own: Pair
+    authority: CertificateAuthority, own: CertificatePair
 ) -> None:
     async with tls_server(own) as server:
         peer = await open_nats_peer(server)
         await peer.read_info()
-        await peer.use_tls(trusting(authority))
+        await peer.use_tls(client_ssl_context(authority))
         await peer.send_connect()
         await converse(peer, b"0123456789abcdef" * 65_536)
         block = b"PUB a 1000\r\n" + bytes(1000) + b"\r\n"
@@ -107,14 +107,14 @@ async def test_more_than_a_record_and_more_than_a_socket_takes_go_both_ways(
 async def test_tls_can_begin_with_the_first_byte(authority: Authority, own: Pair) -> None:
     async with tls_server(own, handshake_first=True) as server:
         peer = await open_nats_peer(server)
-        await peer.use_tls(trusting(authority))
+        await peer.use_tls(client_ssl_context(authority))
         assert (await peer.read_info())["tls_required"] is True
         await peer.send_connect()
         await converse(peer)
 
 
 async def test_where_tls_is_optional_both_kinds_of_clients_meet(
-    authority: Authority, own: Pair
+    authority: CertificateAuthority, own: CertificatePair
 ) -> None:
     async with tls_server(own, optional=True) as server:
         plain, secret = await open_nats_peer(server), await open_nats_peer(server)
@@ -123,14 +123,14 @@ async def test_where_tls_is_optional_both_kinds_of_clients_meet(
         assert "tls_required" not in info
         await plain.send_connect()
         await secret.read_info()
-        await secret.use_tls(trusting(authority))
+        await secret.use_tls(client_ssl_context(authority))
         await secret.send_connect()
         await converse(secret)
         await plain.send(b"PUB a 2\r\nhi\r\n")
         assert await secret.read_line() == b"MSG a 1 2"
 
 
-async def test_stalled_tls_client_is_disconnected(authority: Authority, own: Pair) -> None:
+async def test_stalled_tls_client_is_disconnected(authority: CertificateAuthority, own: CertificatePair) -> None:
     async with tls_server(own, optional=True, max_pending=4 << 20) as server:
         publisher, stuck, other = await open_nats_peer(server), await open_nats_peer(server), await open_nats_peer(server)
         await publisher.handshake()
@@ -138,7 +138,7 @@ async def test_stalled_tls_client_is_disconnected(authority: Authority, own: Pai
         await other.send(b"SUB tick 1\r\n")  # The publisher does not wait for one alone, then.
         await other.flush()
         await stuck.read_info()
-        await stuck.use_tls(trusting(authority))
+        await stuck.use_tls(client_ssl_context(authority))
         await stuck.send_connect()
         await stuck.send(b"SUB a 1\r\n")
         await stuck.flush()
@@ -152,7 +152,7 @@ async def test_stalled_tls_client_is_disconnected(authority: Authority, own: Pai
         await publisher.flush()
 
 
-async def test_silent_client_continues_without_optional_tls(own: Pair) -> None:
+async def test_silent_client_continues_without_optional_tls(own: CertificatePair) -> None:
     async with tls_server(own, seconds=0.05, optional=True) as server:
         peer = await open_nats_peer(server)
         await peer.read_info()
@@ -171,7 +171,7 @@ async def test_silent_client_continues_without_optional_tls(own: Pair) -> None:
     ids=["plain", "garbage", "half a handshake", "nothing"],
 )
 @pytest.mark.parametrize("first", [False, True], ids=["behind info", "first"])
-async def test_missing_handshake_is_closed_silently(own: Pair, said: bytes, first: bool) -> None:
+async def test_missing_handshake_is_closed_silently(own: CertificatePair, said: bytes, first: bool) -> None:
     async with tls_server(own, seconds=0.1, handshake_first=first) as server:
         peer = await open_nats_peer(server)
         if not first:
@@ -186,7 +186,7 @@ async def test_missing_handshake_is_closed_silently(own: Pair, said: bytes, firs
 
 
 async def test_authentication_timeout_starts_after_the_handshake(
-    authority: Authority, own: Pair
+    authority: CertificateAuthority, own: CertificatePair
 ) -> None:
     auth = NatsAuth((NatsUser(name="ada", password="x"),))
     async with tls_server(own, auth=auth, seconds=0.2, auth_seconds=0.05) as server:
@@ -197,14 +197,14 @@ async def test_authentication_timeout_starts_after_the_handshake(
     async with tls_server(own, auth=auth, auth_seconds=0.05) as server:
         silent = await open_nats_peer(server)
         await silent.read_info()
-        await silent.use_tls(trusting(authority))
+        await silent.use_tls(client_ssl_context(authority))
         assert await silent.read_until_closed() == b"-ERR 'Authentication Timeout'\r\n"
 
 
 @pytest.mark.parametrize("optional", [False, True])
 @pytest.mark.parametrize("rude", [False, True])
 async def test_closing_during_the_handshake_leaves_no_state(
-    own: Pair, optional: bool, rude: bool, caplog: pytest.LogCaptureFixture
+    own: CertificatePair, optional: bool, rude: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with tls_server(own, optional=optional) as server:
         peer = await open_nats_peer(server)
@@ -222,12 +222,12 @@ async def test_clients_can_be_asked_for_a_certificate(authority: Authority, own:
     async with tls_server(own, verify=True, ca=authority.path) as server:
         peer = await open_nats_peer(server)
         assert (await peer.read_info())["tls_verify"] is True
-        await peer.use_tls(trusting(authority, authority.issue("ada")))
+        await peer.use_tls(client_ssl_context(authority, authority.issue("ada")))
         await peer.send_connect()
         stranger = await open_nats_peer(server)
         await stranger.read_info()
         with contextlib.suppress(trio.BrokenResourceError):
-            await stranger.use_tls(trusting(authority))
+            await stranger.use_tls(client_ssl_context(authority))
         assert await stranger.read_until_closed() == b""
         await wait_until(lambda: server.server.disconnect_counts[Reason.TLS_HANDSHAKE] == 1)
 
@@ -243,18 +243,18 @@ async def test_a_certificate_can_say_which_user_a_client_is(
     ) as server:
         ada, other = await open_nats_peer(server), await open_nats_peer(server)
         await ada.read_info()
-        await ada.use_tls(trusting(authority, authority.issue("ada", email="ada@example.com")))
+        await ada.use_tls(client_ssl_context(authority, authority.issue("ada", email="ada@example.com")))
         await ada.send_connect()
         await ada.send(b"PUB no 0\r\n\r\n")
         assert b"Permissions Violation" in await ada.read_line()
         await other.read_info()
-        await other.use_tls(trusting(authority, authority.issue("bob", unit="billing")))
+        await other.use_tls(client_ssl_context(authority, authority.issue("bob", unit="billing")))
         await other.send(b'CONNECT {"user":"ada@example.com","pass":"x"}\r\n')
         assert await other.read_until_closed() == b"-ERR 'Authorization Violation'\r\n"
 
 
 async def test_old_versions_of_tls_are_refused(authority: Authority, own: Pair) -> None:
-    old = trusting(authority)
+    old = client_ssl_context(authority)
     old.set_ciphers("ALL:@SECLEVEL=0")
     old.minimum_version = ssl.TLSVersion.MINIMUM_SUPPORTED
     with pytest.warns(DeprecationWarning, match="TLSv1_1 is deprecated"):
@@ -267,10 +267,10 @@ async def test_old_versions_of_tls_are_refused(authority: Authority, own: Pair) 
 
 
 def test_a_certificate_that_cannot_be_used_is_a_sentence(
-    authority: Authority, own: Pair, tmp_path: Path
+    authority: CertificateAuthority, own: CertificatePair, tmp_path: Path
 ) -> None:
-    other = Authority(tmp_path, "other").issue("other")
-    locked = Authority(tmp_path).issue("locked", password=b"x")
+    other = CertificateAuthority(tmp_path, "other").issue("other")
+    locked = CertificateAuthority(tmp_path).issue("locked", password=b"x")
     nothing = tmp_path / "nothing.pem"
     nothing.write_text("nothing")
     missing = tmp_path / "missing.pem"

@@ -18,7 +18,7 @@ from simplebus.core.errors import Reason
 from simplebus.core.protocol import frames
 from simplebus.server.run import RunningServer
 from simplebus.server.tls.certificates import TlsOptions, certificate_warnings
-from tests.support.certificates import Authority, Pair, trusting
+from tests.support.certificates import CertificateAuthority, CertificatePair, client_ssl_context
 from tests.support.running_server import (
     Peer,
     ack,
@@ -34,7 +34,7 @@ def url(server: RunningServer) -> str:
 
 
 @contextlib.asynccontextmanager
-async def tls_server(own: Pair, **more: object) -> AsyncIterator[RunningServer]:
+async def tls_server(own: CertificatePair, **more: object) -> AsyncIterator[RunningServer]:
     async with serving(tls=TlsOptions(own.cert, own.key, **more)) as server:  # type: ignore[arg-type]
         yield server
 
@@ -73,7 +73,7 @@ async def test_a_client_without_a_loop_speaks_it_too(authority: Authority, own: 
         def talk() -> list[bytes]:
             payloads = [bytes([n]) * 100_000 for n in range(20)]
             with (
-                simplebus.connect_blocking(address, tls=trusting(authority)) as bus,
+                simplebus.connect_blocking(address, tls=client_ssl_context(authority)) as bus,
                 bus.subscribe(1) as messages,
             ):
                 bus.publish_many(payloads, class_id=1)
@@ -85,9 +85,9 @@ async def test_a_client_without_a_loop_speaks_it_too(authority: Authority, own: 
 
 async def test_version_1_meets_version_2(authority: Authority, own: Pair) -> None:
     async with tls_server(own) as server:
-        old = await version_1(server, trusting(authority))
+        old = await version_1(server, client_ssl_context(authority))
         await old.send(subscribe())
-        async with simplebus.connect(url(server), tls=trusting(authority)) as bus:
+        async with simplebus.connect(url(server), tls=client_ssl_context(authority)) as bus:
             await bus.publish(b"new to old", class_id=1)
             assert await old.read_messages(1) == [(0, b"new to old")]
             await old.send(ack(0, 1) + message(b"old to new"))
@@ -97,7 +97,7 @@ async def test_version_1_meets_version_2(authority: Authority, own: Pair) -> Non
 async def test_many_small_ones_arrive_once_and_in_order(authority: Authority, own: Pair) -> None:
     count = 30_000
     async with tls_server(own) as server:
-        old = await version_1(server, trusting(authority))
+        old = await version_1(server, client_ssl_context(authority))
         await old.send(subscribe())
         async with trio.open_nursery() as nursery:
             sent = b"".join(message(b"%d" % n) for n in range(count))
@@ -116,7 +116,7 @@ async def test_many_small_ones_arrive_once_and_in_order(authority: Authority, ow
     ],
     ids=["plain", "garbage", "half a handshake", "nothing"],
 )
-async def test_missing_handshake_is_closed(own: Pair, said: bytes) -> None:
+async def test_missing_handshake_is_closed(own: CertificatePair, said: bytes) -> None:
     async with tls_server(own, seconds=0.1) as server:
         host, _, port = server.addresses[0].rpartition(":")
         peer = Peer(await trio.open_tcp_stream(host, int(port)))
@@ -128,7 +128,7 @@ async def test_missing_handshake_is_closed(own: Pair, said: bytes) -> None:
         assert not server.server.broker.sessions
 
 
-async def test_plaintext_version2_client_gets_an_error(own: Pair) -> None:
+async def test_plaintext_version2_client_gets_an_error(own: CertificatePair) -> None:
     said = "this port requires TLS, but the client sent plain text: expected simplebuss://"
     async with tls_server(own) as server:
         address = f"simplebus://{server.addresses[0]}"
@@ -145,7 +145,7 @@ async def test_plaintext_version2_client_gets_an_error(own: Pair) -> None:
         await wait_until(lambda: not server.server.broker.sessions)
 
 
-async def test_client_without_a_trusted_ca_gets_an_error(own: Pair) -> None:
+async def test_client_without_a_trusted_ca_gets_an_error(own: CertificatePair) -> None:
     async with tls_server(own) as server:
         with pytest.raises(simplebus.BusConnectionError, match="its certificate is not trusted"):
             async with simplebus.connect(url(server), access=simplebus.Access()):
@@ -160,10 +160,10 @@ async def test_client_without_a_trusted_ca_gets_an_error(own: Pair) -> None:
             await trio.to_thread.run_sync(connect)
 
 
-async def test_tls_client_rejects_a_plaintext_server(authority: Authority) -> None:
+async def test_tls_client_rejects_a_plaintext_server(authority: CertificateAuthority) -> None:
     async with serving() as server:
         with pytest.raises(simplebus.BusConnectionError, match="the TLS handshake failed"):
-            async with simplebus.connect(url(server), tls=trusting(authority)):
+            async with simplebus.connect(url(server), tls=client_ssl_context(authority)):
                 pass
 
 
@@ -174,28 +174,28 @@ async def test_clients_can_be_asked_for_a_certificate(authority: Authority, own:
         async with simplebus.connect(url(server), access=access) as bus:
             await bus.publish(b"x", class_id=1)
         with pytest.raises(simplebus.BusConnectionError):
-            async with simplebus.connect(url(server), tls=trusting(authority)):
+            async with simplebus.connect(url(server), tls=client_ssl_context(authority)):
                 pass
         await wait_until(lambda: server.server.disconnect_counts[Reason.TLS_HANDSHAKE] == 1)
 
 
 async def test_certificate_reload_disconnects_no_client(
-    authority: Authority, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    authority: CertificateAuthority, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     first = authority.issue("localhost")
     cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
 
-    def put(pair: Pair) -> None:
+    def put(pair: CertificatePair) -> None:
         cert.write_bytes(pair.cert.read_bytes())
         key.write_bytes(pair.key.read_bytes())
 
     put(first)
     second_folder = tmp_path / "second"
     second_folder.mkdir()
-    second = Authority(second_folder, "second")
-    async with tls_server(Pair(cert, key)) as server:
+    second = CertificateAuthority(second_folder, "second")
+    async with tls_server(CertificatePair(cert, key)) as server:
         done, stop = 0, threading.Event()
-        async with simplebus.connect(url(server), tls=trusting(authority)) as bus:
+        async with simplebus.connect(url(server), tls=client_ssl_context(authority)) as bus:
 
             async def load() -> None:
                 nonlocal done
@@ -209,15 +209,15 @@ async def test_certificate_reload_disconnects_no_client(
                 cert.write_text("nonsense")
                 await server.reload_certificates(log_warnings=True)
                 assert "certificate not reloaded" in caplog.text
-                async with simplebus.connect(url(server), tls=trusting(authority)):
+                async with simplebus.connect(url(server), tls=client_ssl_context(authority)):
                     pass
                 put(second.issue("localhost"))
                 await server.reload_certificates(log_warnings=True)
                 before = done
-                async with simplebus.connect(url(server), tls=trusting(second)):
+                async with simplebus.connect(url(server), tls=client_ssl_context(second)):
                     pass
                 with pytest.raises(simplebus.BusConnectionError, match="is not trusted"):
-                    async with simplebus.connect(url(server), tls=trusting(authority)):
+                    async with simplebus.connect(url(server), tls=client_ssl_context(authority)):
                         pass
                 await wait_until(lambda: done > before + 10)
                 stop.set()
@@ -229,7 +229,7 @@ async def test_certificate_reload_disconnects_no_client(
 )
 @pytest.mark.parametrize("asks", [False, True])
 def test_warns_about_certificates_that_are_not_valid_now(
-    authority: Authority, days: int, told: str | None, asks: bool
+    authority: CertificateAuthority, days: int, told: str | None, asks: bool
 ) -> None:
     pair = authority.issue("timely", later=datetime.timedelta(days=days))
     pair.key.chmod(0o640)
@@ -238,7 +238,7 @@ def test_warns_about_certificates_that_are_not_valid_now(
     assert certificate_warnings(options) == ([said] if told else [])
 
 
-def test_warns_about_world_readable_keys(own: Pair) -> None:
+def test_warns_about_world_readable_keys(own: CertificatePair) -> None:
     own.key.chmod(0o644)
     (told,) = certificate_warnings(TlsOptions(own.cert, own.key))
     assert told == f"the key {own.key} is readable by every user; run chmod 640 on it"
