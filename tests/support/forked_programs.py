@@ -66,7 +66,7 @@ class ForkServer:
             )
         self._line = ours
 
-    def begin(self, request: dict[str, Any], files: list[int]) -> None:
+    def fork_program(self, request: dict[str, Any], files: list[int]) -> None:
         with self._lock:
             socket.send_fds(self._line, [json.dumps(request).encode()], files)
 
@@ -110,7 +110,7 @@ class ForkedProgram(subprocess.Popen[bytes]):
         self._told, end = os.pipe()
         try:
             files = [told["p2cread"], told["c2pwrite"], told["errwrite"], end]
-            fork_server().begin(request, files)
+            fork_server().fork_program(request, files)
         finally:
             os.close(end)
             pipes = ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite")
