@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable
 from itertools import count
+from typing import Any
 
 import anyio
 import pytest
@@ -279,6 +280,21 @@ def test_backoff_grows_if_the_server_disconnects_at_once(
 # When there is no other connection ---------------------------------------------------------------
 
 
+def waiting_calls(bus: Any, messages: Any) -> list[Callable[[], Any]]:
+    """Return the calls of a bus and a subscription that wait for the server, of either driver."""
+    return [
+        lambda: bus.publish(b"x", class_id=1),
+        lambda: bus.publish(b"x", class_id=1, confirm=False),
+        lambda: bus.publish_many([b"x"], class_id=1),
+        bus.flush,
+        bus.drain,
+        lambda: bus.request(b"x", class_id=1),
+        lambda: bus.fetch(1),
+        messages.get,
+        lambda: messages.take(1),
+    ]
+
+
 @pytest.mark.parametrize("reconnect", [0.3, 0, None])
 def test_waiting_calls_raise_when_reconnecting_fails(run: Run, reconnect: float | None) -> None:
     expected = GIVEN_UP if reconnect else "closed the connection"
@@ -290,18 +306,7 @@ def test_waiting_calls_raise_when_reconnecting_fails(run: Run, reconnect: float 
                 bus.subscribe(1) as messages,
             ):
                 await anyio.to_thread.run_sync(bus_gone.close)
-                for wait in (
-                    lambda: anext(messages),
-                    lambda: bus.publish(b"x", class_id=1),
-                    lambda: bus.publish(b"x", class_id=1, confirm=False),
-                    lambda: bus.publish_many([b"x"], class_id=1),
-                    bus.flush,
-                    bus.drain,
-                    lambda: bus.request(b"x", class_id=1),
-                    lambda: bus.fetch(1),
-                    messages.get,
-                    lambda: messages.take(1),
-                ):
+                for wait in (lambda: anext(messages), *waiting_calls(bus, messages)):
                     with pytest.raises(BusConnectionError, match=expected):
                         await wait()
                 with pytest.raises(BusConnectionError, match=expected):
@@ -325,17 +330,9 @@ def test_blocking_calls_raise_when_reconnecting_fails(
         bus_gone.close()
         for wait in (
             lambda: next(iter(messages)),
-            lambda: bus.publish(b"x", class_id=1),
-            lambda: bus.publish(b"x", class_id=1, confirm=False),
             lambda: bus.publish_nowait(b"x", class_id=1),
-            lambda: bus.publish_many([b"x"], class_id=1),
-            bus.flush,
-            bus.drain,
-            lambda: bus.request(b"x", class_id=1),
-            lambda: bus.fetch(1),
-            messages.get,
-            lambda: messages.take(1),
             lambda: bus.handle(1, print),
+            *waiting_calls(bus, messages),
         ):
             with pytest.raises(BusConnectionError, match=expected):
                 wait()

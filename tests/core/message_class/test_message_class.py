@@ -12,6 +12,19 @@ from simplebus.core.message_class.message_class import TimeIndex
 from simplebus.core.redelivery.ack_window import AckWindow
 
 
+def build_time_index(gaps: list[float], step_count_max: int) -> tuple[TimeIndex, list[float]]:
+    """Return an index of messages stored `gaps` seconds apart, and their times."""
+    index, times = TimeIndex(), list[float]()
+    now = 0.0
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(message_class, "TIME_INDEX_STEPS_MAX", step_count_max)
+        for gap in gaps:
+            now += gap
+            index.record(now, len(times))
+            times.append(now)
+    return index, times
+
+
 @given(
     gaps=st.lists(st.sampled_from([0.0, 0.003, 0.01, 0.02, 5.0, 1000.0]), max_size=60),
     most=st.sampled_from([3, 8, TIME_INDEX_STEPS_MAX]),
@@ -21,14 +34,7 @@ from simplebus.core.redelivery.ack_window import AckWindow
 def test_find_sequence_never_skips_later_messages(
     gaps: list[float], most: int, floor: int, asked: float
 ) -> None:
-    index, times = TimeIndex(), list[float]()
-    now = 0.0
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(message_class, "TIME_INDEX_STEPS_MAX", most)
-        for gap in gaps:
-            now += gap
-            index.record(now, len(times))
-            times.append(now)
+    index, times = build_time_index(gaps, most)
     assert len(index) <= most
     index.trim(min(floor, len(times)))
     for time in (asked, *times):
@@ -47,14 +53,7 @@ def test_find_sequence_never_skips_later_messages(
 def test_list_steps_covers_all_stored_messages(
     gaps: list[float], most: int, data: st.DataObject
 ) -> None:
-    index, times = TimeIndex(), list[float]()
-    now = 0.0
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(message_class, "TIME_INDEX_STEPS_MAX", most)
-        for gap in gaps:
-            now += gap
-            index.record(now, len(times))
-            times.append(now)
+    index, times = build_time_index(gaps, most)
     floor = data.draw(st.integers(0, len(times)))
     index.trim(floor)
     first = data.draw(st.integers(floor, len(times)))

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict, deque
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
@@ -22,7 +21,7 @@ from simplebus.core.protocol import envelope_batch, frames, inquiry, requests
 from simplebus.core.protocol.envelope_batch import Envelope
 from simplebus.core.protocol.frame_splitter import SplitterScratch, split_frames
 from tests.behaviour.wire_peer import BrokerHarness, WirePeer, build_batch
-from tests.core.protocol.test_vectors import VECTORS, Vector, vector_bytes
+from tests.core.protocol.vectors import Vector, vector_bytes, vectors
 from tests.support.oracles import build_frame, parse_frame
 
 KINDS = {
@@ -57,26 +56,10 @@ OBJECTS: dict[tuple[str, str], type[requests._JsonBody]] = {
 }
 
 
-def vectors(file: str, name: str) -> pytest.MarkDecorator:
-    """Parametrize a test with the vectors of a list."""
-    found = json.loads((VECTORS / f"v2-{file}.json").read_text())[name]
-    return pytest.mark.parametrize("vector", found, ids=[vector["name"] for vector in found])
-
-
-@pytest.mark.parametrize("path", sorted(VECTORS.glob("v2-*.json")), ids=lambda path: path.name)
-def test_a_file_says_what_it_holds_and_names_every_vector_once(path: Path) -> None:
-    file = json.loads(path.read_text())
-    assert file.pop("protocol") == 2
-    assert file.pop("about").endswith(".")
-    for entries in file.values():
-        names = [vector["name"] for vector in entries]
-        assert len(set(names)) == len(names) > 0
-
-
 # Frames ------------------------------------------------------------------------------------------
 
 
-@vectors("frames", "frames")
+@vectors("v2-frames", "frames")
 def test_a_frame_reads_and_writes_as_its_fields(vector: Vector) -> None:
     frame, content = vector_bytes(vector), vector_bytes(vector, "content_")
     frame_type, a, b, c = (vector[name] for name in ("type", "a", "b", "c"))
@@ -90,7 +73,7 @@ def test_a_frame_reads_and_writes_as_its_fields(vector: Vector) -> None:
     assert encoded == frame
 
 
-@vectors("frames", "frames")
+@vectors("v2-frames", "frames")
 def test_json_bodies_decode_and_encode(vector: Vector) -> None:
     content, said = vector_bytes(vector, "content_"), vector.get("json")
     if vector["kind"] == "inquire":
@@ -124,7 +107,7 @@ def describe_envelope(vector: Vector) -> tuple[Envelope, bytes]:
     return about, vector_bytes(vector, "payload_")
 
 
-@vectors("envelopes", "valid")
+@vectors("v2-envelopes", "valid")
 def test_envelope_vectors(vector: Vector) -> None:
     content = vector_bytes(vector, "content_")
     about, payload = describe_envelope(vector)
@@ -138,7 +121,7 @@ def test_envelope_vectors(vector: Vector) -> None:
         assert (found.count, found.names) == (count, [vector["channel"]])
 
 
-@vectors("envelopes", "invalid")
+@vectors("v2-envelopes", "invalid")
 def test_malformed_envelope_vectors_are_refused(vector: Vector) -> None:
     content = vector_bytes(vector, "content_")
     with pytest.raises(RemoteProtocolError) as caught:
@@ -149,14 +132,14 @@ def test_malformed_envelope_vectors_are_refused(vector: Vector) -> None:
         assert envelope_batch.scan_envelopes(build_batch(*[bad] * count)).count == 0
 
 
-@vectors("stuffing", "stuffing")
+@vectors("v2-stuffing", "stuffing")
 def test_stuffing_vectors(vector: Vector) -> None:
     plain, stuffed = vector_bytes(vector, "plain_"), vector_bytes(vector, "stuffed_")
     assert envelope_batch.stuff(plain) == stuffed
     assert envelope_batch.unstuff(stuffed) == plain
 
 
-@vectors("stuffing", "unstuffing")
+@vectors("v2-stuffing", "unstuffing")
 def test_unstuffed_bytes_are_unchanged(vector: Vector) -> None:
     plain, stuffed = vector_bytes(vector, "plain_"), vector_bytes(vector, "stuffed_")
     assert envelope_batch.unstuff(stuffed) == plain
@@ -310,7 +293,7 @@ class DialogueServer:
 
 
 @pytest.mark.parametrize("in_one", [True, False], ids=["in one", "in pieces"])
-@vectors("sessions", "sessions")
+@vectors("v2-sessions", "sessions")
 def test_dialogue_vectors(vector: Vector, in_one: bool) -> None:
     """The bytes of a line arrive in one read, or each frame in a read of its own."""
     server = DialogueServer(vector["limits"])
@@ -361,7 +344,7 @@ def check_error(server: DialogueServer, listener: DialoguePeer, vector: Vector) 
         assert [(one.type, one.b) for one in listener.others] == [(frames.CONNECT, 99)]
 
 
-@vectors("invalid", "connects")
+@vectors("v2-invalid", "connects")
 def test_refused_first_connect_ends_the_session(vector: Vector) -> None:
     server = DialogueServer(vector["limits"])
     listener = server.get_peer("a")
@@ -370,7 +353,7 @@ def test_refused_first_connect_ends_the_session(vector: Vector) -> None:
     assert server.bus.broker.classes == {}
 
 
-@vectors("invalid", "frames")
+@vectors("v2-invalid", "frames")
 def test_malformed_frame_gets_an_error(vector: Vector) -> None:
     server = DialogueServer(vector["limits"])
     listener = server.get_peer("a")

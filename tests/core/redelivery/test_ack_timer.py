@@ -64,6 +64,23 @@ class SequenceSetMachine(RuleBasedStateMachine):
 TestSequenceSet = SequenceSetMachine.TestCase
 
 
+def schedule_runs(
+    runs: list[tuple[int, int, int]],
+) -> tuple[TimerWheel, dict[int, tuple[int, int]]]:
+    """Schedule consecutive runs (tick, message count, attempts).
+
+    Returns:
+        The wheel, and the tick and attempts of each sequence.
+    """
+    wheel, model = TimerWheel(), dict[int, tuple[int, int]]()
+    first = 0
+    for due, count, attempts in runs:
+        wheel.schedule(due, first, first + count, attempts)
+        model |= dict.fromkeys(range(first, first + count), (due, attempts))
+        first += count
+    return wheel, model
+
+
 @given(
     puts=st.lists(st.tuples(st.integers(1, 4), st.integers(1, 9), st.integers(1, 2)), max_size=12),
     cuts=st.lists(st.tuples(bounds, st.integers(0, 2)), max_size=5),
@@ -72,12 +89,7 @@ TestSequenceSet = SequenceSetMachine.TestCase
 def test_removed_spans_are_not_due(
     puts: list[tuple[int, int, int]], cuts: list[tuple[tuple[int, int], int]], tick: int
 ) -> None:
-    wheel, model = TimerWheel(), dict[int, tuple[int, int]]()
-    first = 0
-    for due, count, attempts in puts:
-        wheel.schedule(due, first, first + count, attempts)
-        model |= dict.fromkeys(range(first, first + count), (due, attempts))
-        first += count
+    wheel, model = schedule_runs(puts)
     for (begin, end), only in cuts:
         expected = {
             s: attempts
@@ -105,12 +117,7 @@ def test_removed_spans_are_not_due(
 def test_reschedule_moves_only_the_given_messages(
     puts: list[tuple[int, int, int]], moves: list[tuple[tuple[int, int], int]]
 ) -> None:
-    wheel, model = TimerWheel(), dict[int, tuple[int, int]]()
-    first = 0
-    for due, count, attempts in puts:
-        wheel.schedule(due, first, first + count, attempts)
-        model |= dict.fromkeys(range(first, first + count), (due, attempts))
-        first += count
+    wheel, model = schedule_runs(puts)
     for (begin, end), now in moves:
         wheel.reschedule(begin, end, lambda attempts, now=now: now + attempts)  # type: ignore[misc]
         model |= {s: (now + n, n) for s, (_, n) in model.items() if begin <= s < end}
