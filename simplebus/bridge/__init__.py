@@ -9,6 +9,7 @@ transform          rewrites frames of the source for the target
 channel_map        rules that rename channels
 loop_header        the `bridge-path` header, which prevents loops
 reserved_headers   headers and subjects that belong to the NATS server
+nats_frames        converts NATS messages to frames of a bus
 checkpoint         the bridge record, which the target stores for the next connection
 dead_letters       dead letters for messages that the target refuses
 bus_connection     one connection to a bus

@@ -53,11 +53,11 @@ def bus_to_bus(
     start: str = "waiting",
     auth: Auth | None = None,
 ) -> CopierConnector:
-    """Return the opener for a copier between two buses.
+    """Return the connector of a copier between two buses.
 
     Args:
-        source_place: Where to connect to the source.
-        target_place: Where to connect to the target.
+        source_endpoint: Endpoint of the source.
+        target_endpoint: Endpoint of the target.
         settings: Settings of the copier for its target.
         class_: Class at the source.
         start: Start position of a copier that has never run.
@@ -66,14 +66,14 @@ def bus_to_bus(
     source_identity = SourceIdentity()
     heartbeat = settings.heartbeat_seconds
 
-    def create_source(wire: ClientConnection) -> BusSource:
+    def create_source(connection: ClientConnection) -> BusSource:
         return BusSource(
-            wire,
+            connection,
             class_=class_,
             durable=settings.name,
             channels=settings.channels,
             start=start,
-            place=source_endpoint,
+            endpoint=source_endpoint,
         )
 
     @asynccontextmanager
@@ -83,13 +83,13 @@ def bus_to_bus(
         )
         async with connect_source(
             source_endpoint, settings.name, target_id=target_id, heartbeat=heartbeat, auth=auth
-        ) as wire:
-            source = create_source(wire)
+        ) as connection:
+            source = create_source(connection)
             if is_stateless:
                 source_opened(source, committed := await source.open())
                 discarded_records = await source_identity.check_unchanged(source, settings.name)
                 target_settings = settings.for_source(
-                    sequence_scope(wire.core) + source_identity.era
+                    sequence_scope(connection.core) + source_identity.era
                 )
                 async with open_stateless_server_target(
                     target_endpoint, target_settings, source, committed, source_identity
@@ -99,12 +99,16 @@ def bus_to_bus(
                         source, stateless_target, committed, [], discarded_records
                     )
                 return
-            target_settings = settings.for_source(wire.core.bus_id)
+            target_settings = settings.for_source(connection.core.bus_id)
             async with open_bus_target(target_endpoint, target_settings) as (target, record):
                 source_opened(source, committed := await source.open())
                 check_different(source, target)
                 refusals = await target.resume(source, record, committed=committed)
-                start_sequence = committed if target.at is None else max(committed, target.at)
+                start_sequence = (
+                    committed
+                    if target.resume_sequence is None
+                    else max(committed, target.resume_sequence)
+                )
                 yield SourceAndTarget(
                     source, target, start_sequence, refusals, target.discarded_records
                 )
@@ -124,14 +128,14 @@ def bus_to_bus(
 _IDENTITIES_MAX = 256
 """Number of server identities to remember per cluster."""
 _known_identities: dict[tuple[str, str], dict[str, None]] = {}
-"""Identities of the servers that copiers of this process met, by addresses and stream."""
+"""Identities of the servers that copiers of this process connected to, by addresses and stream."""
 
 
 def _cluster_identities(servers: str, stream: str, identity: str) -> Collection[str]:
-    """Return all known identities of a cluster, and add `identity`.
+    """Add `identity` to the known identities of a cluster, and return all of them.
 
-    Each server of a cluster has its own, and a copier that reads may be connected to another server
-    than one that writes.
+    Each server of a cluster has its own identity, and the two copiers of a bridge may be
+    connected to different servers.
     """
     known = _known_identities.setdefault((format_addresses(servers), stream), {})
     known.pop(identity, None)
@@ -176,10 +180,10 @@ def bus_to_nats(
     nats_access: NatsAccess,
     auth: Auth | None = None,
 ) -> CopierConnector:
-    """Return the opener for a copier from a class of a bus to a NATS server.
+    """Return the connector of a copier from a class of a bus to a NATS server.
 
     Args:
-        source_place: Where to connect to the bus.
+        source_endpoint: Endpoint of the bus.
         servers: Addresses of the NATS servers, separated by commas.
         settings: Settings of the copier for its target.
         copied_class: Class, start position and stream.
@@ -189,14 +193,14 @@ def bus_to_nats(
     source_identity, stream_state = SourceIdentity(), TargetStreamState()
     heartbeat = settings.heartbeat_seconds
 
-    def create_source(wire: ClientConnection) -> BusSource:
+    def create_source(connection: ClientConnection) -> BusSource:
         return BusSource(
-            wire,
+            connection,
             class_=copied_class.class_,
             durable=settings.name,
             channels=settings.channels,
             start=copied_class.start,
-            place=source_endpoint,
+            endpoint=source_endpoint,
         )
 
     @asynccontextmanager
@@ -204,30 +208,34 @@ def bus_to_nats(
         target_id = format_addresses(servers)
         async with connect_source(
             source_endpoint, settings.name, target_id=target_id, heartbeat=heartbeat, auth=auth
-        ) as wire:
-            source = create_source(wire)
+        ) as connection:
+            source = create_source(connection)
             source_opened(source, start_sequence := await source.open())
-            async with nats_access.connect(servers, settings.name, heartbeat=heartbeat) as nats:
+            async with nats_access.connect(
+                servers, settings.name, heartbeat=heartbeat
+            ) as nats_connection:
                 discarded_records = 0
                 target_class, options, config = NatsTarget, dict[str, Any](), None
                 if copied_class.stream:
-                    require_jetstream(nats)
+                    require_jetstream(nats_connection)
                     discarded_records = await source_identity.check_unchanged(source, settings.name)
-                    config = await _fetch_stream_config(nats, copied_class.stream)
+                    config = await _fetch_stream_config(nats_connection, copied_class.stream)
                     target_class, options = select_target(config, copied_class)
                     if target_class is OrderedStreamTarget and not copied_class.under_way:
                         log.info(_LOW_RATE_NOTICE, settings.name, copied_class.stream)
                 target = target_class(
-                    nats,
+                    nats_connection,
                     settings,
                     source=source,
                     class_id=source.class_id,
-                    sequence_scope=sequence_scope(wire.core),
+                    sequence_scope=sequence_scope(connection.core),
                     source_identity=source_identity,
                     stream_state=stream_state,
                     stream=copied_class.stream,
                     target_identities=_cluster_identities(
-                        servers, copied_class.stream, nats_identity(nats, copied_class.stream)
+                        servers,
+                        copied_class.stream,
+                        nats_identity(nats_connection, copied_class.stream),
                     ),
                     config=config,
                     config_fits=lambda config: (
@@ -235,7 +243,7 @@ def bus_to_nats(
                     ),
                     **options,
                 )
-                _log_connected(settings.name, nats)
+                _log_connected(settings.name, nats_connection)
                 yield SourceAndTarget(source, target, start_sequence, [], discarded_records)
 
     return CopierConnector(
@@ -251,7 +259,7 @@ def nats_to_bus(
     *,
     nats_access: NatsAccess,
 ) -> CopierConnector:
-    """Return the opener for a copier from subjects or a stream of a NATS server to a class of a
+    """Return the connector of a copier from a NATS server, or one of its streams, to a class of a
     bus.
     """
     settings = replace(settings, channels=())  # The server filters the subjects.
@@ -260,10 +268,10 @@ def nats_to_bus(
         target_endpoint, settings.class_, settings.name, heartbeat=heartbeat, auth=settings.auth
     )
 
-    def create_source(nats: BridgeNatsConnection, target_id: str) -> StreamSource:
-        require_jetstream(nats)
+    def create_source(nats_connection: BridgeNatsConnection, target_id: str) -> StreamSource:
+        require_jetstream(nats_connection)
         return StreamSource(
-            nats,
+            nats_connection,
             copied_class.stream,
             durable=settings.name,
             target_id=target_id,
@@ -275,8 +283,10 @@ def nats_to_bus(
 
     @asynccontextmanager
     async def open_source() -> AsyncIterator[tuple[StreamSource, int]]:
-        async with nats_access.connect(servers, settings.name, heartbeat=heartbeat) as nats:
-            source = create_source(nats, "")
+        async with nats_access.connect(
+            servers, settings.name, heartbeat=heartbeat
+        ) as nats_connection:
+            source = create_source(nats_connection, "")
             yield source, await source.open()
 
     @asynccontextmanager
@@ -284,13 +294,15 @@ def nats_to_bus(
         target_id, is_stateless = await probe_bus(
             target_endpoint, heartbeat=heartbeat, auth=settings.auth
         )
-        async with nats_access.connect(servers, settings.name, heartbeat=heartbeat) as nats:
+        async with nats_access.connect(
+            servers, settings.name, heartbeat=heartbeat
+        ) as nats_connection:
             source: CoreNatsSource | StreamSource
             if copied_class.stream:
-                source = create_source(nats, target_id)
+                source = create_source(nats_connection, target_id)
             else:
                 source = CoreNatsSource(
-                    nats, copied_class.channels, open_dead_letters=open_dead_letters
+                    nats_connection, copied_class.channels, open_dead_letters=open_dead_letters
                 )
             _cluster_identities(servers, copied_class.stream, source.identity)
             committed = first = await source.open()
@@ -299,8 +311,8 @@ def nats_to_bus(
             if is_stateless:
                 async with AsyncExitStack() as stack:
                     if not copied_class.stream:
-                        # Core NATS sequences start anew with each connection, and so do the names
-                        # for them. This connection reserves the name of the copier itself.
+                        # Core NATS sequences start again with each connection, so the publisher
+                        # name changes too. This connection reserves the name of the copier itself.
                         name_settings = settings.for_source(numbering_scope)
                         await stack.enter_async_context(
                             connect(target_endpoint, name_settings.create_client_core())
@@ -311,19 +323,23 @@ def nats_to_bus(
                             target_endpoint, target_settings, source, first, SourceIdentity()
                         )
                     )
-                    _log_connected(settings.name, nats)
+                    _log_connected(settings.name, nats_connection)
                     yield SourceAndTarget(source, stateless_target, first, [])
                 return
             target_settings = settings.for_source(numbering_scope)
             async with open_bus_target(target_endpoint, target_settings) as (target, record):
                 if isinstance(source, StreamSource):
-                    # A copier that was taken over just now may have advanced the stream.
+                    # The copier whose place this one took may have advanced the stream.
                     await source.refresh_stream_info()
                     if source.is_new:
                         committed = 0  # The consumer is new: only the target knows the position.
                 refusals = await target.resume(source, record, committed=committed)
-                start_sequence = first if target.at is None else max(committed, target.at)
-                _log_connected(settings.name, nats)
+                start_sequence = (
+                    first
+                    if target.resume_sequence is None
+                    else max(committed, target.resume_sequence)
+                )
+                _log_connected(settings.name, nats_connection)
                 yield SourceAndTarget(
                     source, target, start_sequence, refusals, target.discarded_records
                 )
@@ -331,10 +347,14 @@ def nats_to_bus(
     return CopierConnector(open, open_source if copied_class.stream else None)
 
 
-async def _fetch_stream_config(nats: BridgeNatsConnection, stream: str) -> StreamConfig | None:
+async def _fetch_stream_config(
+    nats_connection: BridgeNatsConnection, stream: str
+) -> StreamConfig | None:
     """Return the configuration of a stream, or None if it does not exist yet."""
     try:
-        config: StreamConfig = (await nats.link.api_request(f"STREAM.INFO.{stream}"))["config"]
+        config: StreamConfig = (await nats_connection.nats.api_request(f"STREAM.INFO.{stream}"))[
+            "config"
+        ]
     except JetStreamError as error:
         if error.code not in NOT_FOUND:
             raise
@@ -345,9 +365,9 @@ async def _fetch_stream_config(nats: BridgeNatsConnection, stream: str) -> Strea
 def select_target(
     config: StreamConfig | None, copied_class: CopiedClass
 ) -> tuple[type[NatsTarget], dict[str, Any]]:
-    """Return the kind of target for a stream, and its additional arguments.
+    """Return the type of target for a stream, and its additional arguments.
 
-    A stream that does not exist may get replicas, so it is treated as if it had some.
+    A stream that does not exist yet may get replicas, so it is treated like a replicated stream.
     """
     if config is not None and config.get("allow_batched") is True:
         return BatchedStreamTarget, {}
@@ -359,12 +379,13 @@ def select_target(
 def _can_reorder(config: StreamConfig) -> bool:
     """Return True if the stream can store a message after later ones.
 
-    That happens if a message is lost with a leader, or refused by a full stream that then has room.
+    That happens if a message is lost with a leader, or if a full stream refuses a message and
+    then has room for the next one.
     """
     bounds = (config.get(bound) or 0 for bound in ("max_msgs", "max_bytes"))
     refuses = config.get("discard") == "new" and any(bound > 0 for bound in bounds)
     return refuses or (config.get("num_replicas") or 1) > 1
 
 
-def _log_connected(lane: str, nats: BridgeNatsConnection) -> None:
-    log.info("%s: connected to NATS at %s", lane, nats.link.server)
+def _log_connected(copier_name: str, nats_connection: BridgeNatsConnection) -> None:
+    log.info("%s: connected to NATS at %s", copier_name, nats_connection.nats.server)

@@ -54,25 +54,25 @@ def create_client_core(
 
 
 @asynccontextmanager
-async def connect(place: Endpoint, core: ClientCore) -> AsyncIterator[ClientConnection]:
+async def connect(endpoint: Endpoint, core: ClientCore) -> AsyncIterator[ClientConnection]:
     """Connect to a bus and complete the handshake.
 
     Raises BusConnectionError if that fails, and as soon as the connection is lost: the block is
     cancelled then.
     """
     now = trio.current_time()
-    wire = ClientConnection(
+    connection = ClientConnection(
         core,
-        [place],
+        [endpoint],
         ReconnectSchedule(1, timeout=CONNECT_SECONDS, reconnect=None, now=now),
         read_bytes=READ_BYTES,
     )
-    await wire.open()
+    await connection.open()
     scope = trio.CancelScope()
     failure: BaseException | None = None
 
     async def run() -> None:
-        await wire.run()
+        await connection.run()
         scope.cancel()
 
     try:
@@ -80,33 +80,35 @@ async def connect(place: Endpoint, core: ClientCore) -> AsyncIterator[ClientConn
             nursery.start_soon(run)
             try:
                 with scope:
-                    yield wire
-                check_connected(wire)
+                    yield connection
+                check_connected(connection)
             except Exception as error:  # Raised outside the nursery, which would wrap it.
                 is_consequence = (
-                    isinstance(error, BusConnectionError) and wire.end_error is not None
+                    isinstance(error, BusConnectionError) and connection.end_error is not None
                 )
-                failure = _connection_error(wire) if is_consequence else error
+                failure = _connection_error(connection) if is_consequence else error
             finally:
                 seconds = 0.0 if failure is not None else _CLOSE_TIMEOUT_SECONDS
-                await wire.close(seconds=seconds, shield=True)
+                await connection.close(seconds=seconds, shield=True)
     finally:
         if failure is not None:
             raise failure
 
 
-async def probe_bus(place: Endpoint, *, heartbeat: float, auth: Auth | None) -> tuple[str, bool]:
+async def probe_bus(endpoint: Endpoint, *, heartbeat: float, auth: Auth | None) -> tuple[str, bool]:
     """Return the identity of a bus, and True if it is a stateless server.
 
     Raises BusConnectionError.
     """
-    async with connect(place, create_client_core(None, heartbeat=heartbeat, auth=auth)) as wire:
-        return wire.core.bus_id, wire.core.duplicate_seconds > 0
+    async with connect(
+        endpoint, create_client_core(None, heartbeat=heartbeat, auth=auth)
+    ) as connection:
+        return connection.core.bus_id, connection.core.duplicate_seconds > 0
 
 
 @asynccontextmanager
 async def connect_source(
-    place: Endpoint, name: str, *, target_id: str, heartbeat: float, auth: Auth | None
+    endpoint: Endpoint, name: str, *, target_id: str, heartbeat: float, auth: Auth | None
 ) -> AsyncIterator[ClientConnection]:
     """Connect to the source of the copier `name`, which writes to the target `target_id`.
 
@@ -121,9 +123,9 @@ async def connect_source(
     )
     is_open = False
     try:
-        async with connect(place, core) as wire:
+        async with connect(endpoint, core) as connection:
             is_open = True
-            yield wire
+            yield connection
     except BusConnectionError as error:
         cause = error.__cause__
         is_name_in_use = (
@@ -132,7 +134,7 @@ async def connect_source(
         if is_open or not is_name_in_use:
             raise
         raise BusConnectionError(
-            f"{name!r} at {place} already copies to another target than {target_id}: give each "
+            f"{name!r} at {endpoint} already copies to another target than {target_id}: give each "
             "bridge its own name"
         ) from cause
 
@@ -146,17 +148,17 @@ def _source_publisher_name(copier_name: str) -> str:
     return name
 
 
-def check_connected(wire: ClientConnection) -> None:
+def check_connected(connection: ClientConnection) -> None:
     """Raise BusConnectionError if the connection is lost."""
-    if wire.end_error is not None:
-        raise _connection_error(wire)
+    if connection.end_error is not None:
+        raise _connection_error(connection)
 
 
-def _connection_error(wire: ClientConnection) -> BusConnectionError:
+def _connection_error(connection: ClientConnection) -> BusConnectionError:
     """Return the reason of the loss, as TakenOverError if another bridge took over."""
-    cause = wire.end_error.__cause__ if wire.end_error is not None else None
-    error = BusConnectionError(str(wire.end_error))
+    cause = connection.end_error.__cause__ if connection.end_error is not None else None
+    error = BusConnectionError(str(connection.end_error))
     if isinstance(cause, RemoteProtocolError) and cause.reason == Reason.TAKEN_OVER:
-        error = TakenOverError(str(wire.end_error))
+        error = TakenOverError(str(connection.end_error))
     error.__cause__ = cause
     return error

@@ -1,16 +1,15 @@
 """Bridge records: the state that a copier stores at its target.
 
 The target stores each message number once. Before the copier sends a batch, it stores a *bridge
-record* there that assigns the next numbers to sequences of the source. A restarted copier reads the
-record and continues with the same message under the same number.
+record* there that assigns the next numbers to sequences of the source. A restarted copier reads
+the record and sends the same messages again under the same numbers.
 
-- A batch is sent after the record that announces it is confirmed. Each record also announces the
-  batches after the next one, so that they need not wait.
-- A record repeats the batches in flight, because these may be lost.
-- A record that does not match the target's `next` number, or the source's messages (which have
-other
-  fingerprints after the source was restored from an old copy), is discarded. The copier then uses
-  new numbers.
+- The copier sends a batch after the record that announces it is confirmed. Each record also
+announces later batches, so that they need not wait for a record of their own.
+- A record repeats the batches in flight, because they may be lost.
+- The copier discards a record that does not match the target's next number, or whose
+fingerprints do not match the source (which was then restored from an old copy). It continues
+with new numbers.
 
     number      7                8 … 107    108                       109 … 208    209
     content     record           batch      record                    batch        record
@@ -37,7 +36,7 @@ BATCHES_MAX = 16
 """Largest number of batches in a record."""
 _HALF = 1 << (MESSAGE_ID_BITS - 1)
 _CLOCK_TOLERANCE_SECONDS = 300.0
-"""A bus reports the same accept time of a message with less difference than this, even after a
+"""Largest difference between the accept times that a bus reports for one message, even after a
 restart.
 """
 
@@ -50,7 +49,7 @@ class BridgeRecordError(BusError):
 
 
 class MessageFingerprint(msgspec.Struct, frozen=True):
-    """Checksum and accept time, by which a message is recognized."""
+    """Checksum and accept time, which identify a message."""
 
     checksum: int = msgspec.field(name="check")
     """CRC-32 of the frame type and the content."""
@@ -125,17 +124,17 @@ class BridgeRecord(msgspec.Struct, frozen=True):
     def decode(cls, payload: bytes) -> BridgeRecord:
         """Return the record in `payload`. Raises BridgeRecordError."""
         try:
-            found = msgspec.json.decode(payload, type=cls)
+            record = msgspec.json.decode(payload, type=cls)
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             raise BridgeRecordError(f"{payload[:60]!r} is not a bridge record: {error}") from None
-        if problem := found._find_error():
+        if problem := record._find_error():
             raise BridgeRecordError(f"{payload[:60]!r} is not a bridge record: {problem}")
-        return found
+        return record
 
     def _find_error(self) -> str:
         """Return the reason why no copier could have written this record; empty if it is valid.
 
-        Everyone with the right to publish in the class of records can store one there.
+        Every user who may publish in the class of bridge records can store one there.
         """
         if not 1 <= len(self.batches) <= BATCHES_MAX:
             return f"it has {len(self.batches)} batches, expected 1 to {BATCHES_MAX}"
@@ -179,17 +178,16 @@ class BridgeRecord(msgspec.Struct, frozen=True):
     def matches_next_number(self, number: int) -> bool:
         """Return True if `number` can be the next number of the target.
 
-        It is at most `end_number`, because every later number would have been announced by a later
-        record.
+        It is at most `end_number`: a later record would have announced every higher number.
         """
         is_beyond = _distance(number, self.end_number) > 0
         return not is_beyond and _distance(number, self.first_number) >= -BATCH_MESSAGES_MAX
 
     def iter_missing(self, number: int) -> Iterator[tuple[int, list[SequenceRange]]]:
-        """Yield first number and sequences of each part that the target lacks if `number` is its
-        next one.
+        """Yield the first number and the sequences of each part that the target lacks.
 
-        The sequences are empty for the number of a record.
+        `number` is the next number of the target. The sequences are empty for the number of a
+        record.
         """
         for batch in self.batches:
             while _distance(number, batch.number) < 0:
@@ -200,9 +198,9 @@ class BridgeRecord(msgspec.Struct, frozen=True):
                 number = batch.end_number
 
 
-def _distance(number: int, of: int) -> int:
-    """Return how far `number` is after `of`, by the nearest-id rule."""
-    return ((number - of + _HALF) & MESSAGE_ID_MASK) - _HALF
+def _distance(number: int, reference: int) -> int:
+    """Return `number - reference` in circular message numbers, from -2**30 to 2**30 - 1."""
+    return ((number - reference + _HALF) & MESSAGE_ID_MASK) - _HALF
 
 
 @dataclass(slots=True)
@@ -221,18 +219,19 @@ class TargetNumbering:
         """Create the record that announces the planned batches.
 
         Args:
-            planned: Of each batch its sequence ranges, the sequence after it, and the
-                fingerprint of its
-                last message.
+            planned: Sequence ranges, next sequence and fingerprint of the last message of each
+                batch.
 
         Returns:
-            The record to publish now, and the batches with the numbers that it announces.
+            The record to publish now, and the numbered batches that it announces.
         """
         number = self.next_number
-        batches, at = list[AnnouncedBatch](), number
-        for ranges, next, mark in planned:  # In front of each is a record.
-            batches.append(AnnouncedBatch((at + 1) & MESSAGE_ID_MASK, ranges, next, mark))
-            at = batches[-1].end_number
+        batches, next_number = list[AnnouncedBatch](), number
+        for ranges, next, fingerprint in planned:  # A record precedes each batch.
+            batches.append(
+                AnnouncedBatch((next_number + 1) & MESSAGE_ID_MASK, ranges, next, fingerprint)
+            )
+            next_number = batches[-1].end_number
         self.next_number = (number + 1) & MESSAGE_ID_MASK
         return BridgeRecord(self.source, number, [*self.in_flight, *batches]), batches
 

@@ -90,7 +90,7 @@ class CopierStatistics:
     """Age of the oldest of these messages, from when the source accepted it (core NATS: when it
     arrived); 0 without lag."""
     position: int
-    """Next sequence after the last message that the copier is done with."""
+    """Source sequence after the last message that was copied, skipped or dead-lettered."""
     losses: int
     """Connection losses and failed attempts to connect, at either end."""
     discarded_records: int
@@ -193,9 +193,9 @@ class Copier:
         while True:
             batches_before, yield_seconds = self._batches, 0.0
             try:
-                async with self._connector.open(self._lag.set_source) as ends:
-                    self._on_connected(ends)
-                    await self._copy(ends)
+                async with self._connector.open(self._lag.set_source) as source_and_target:
+                    self._on_connected(source_and_target)
+                    await self._copy(source_and_target)
             except FatalConfigurationError as error:
                 self._losses += 1
                 self._problem = str(error)
@@ -250,14 +250,14 @@ class Copier:
             YIELD_TO_OTHER_BRIDGE_MAX_SECONDS,
         )
 
-    def _on_connected(self, ends: SourceAndTarget) -> None:
-        refused = [each.sequence for each in ends.refusals]
-        self._is_up, self._position = True, min([ends.start_sequence, *refused])
-        self._storage_id = ends.source.storage_id
-        self._discarded_records += ends.discarded_records
-        self._head = max(self._head, ends.start_sequence)
+    def _on_connected(self, source_and_target: SourceAndTarget) -> None:
+        refused = [each.sequence for each in source_and_target.refusals]
+        self._is_up, self._position = True, min([source_and_target.start_sequence, *refused])
+        self._storage_id = source_and_target.source.storage_id
+        self._discarded_records += source_and_target.discarded_records
+        self._head = max(self._head, source_and_target.start_sequence)
         self._problem = ""
-        log.info("%s: copying from sequence %d", self.name, ends.start_sequence)
+        log.info("%s: copying from sequence %d", self.name, source_and_target.start_sequence)
 
     def _clear_problem(self) -> None:
         """Log that copying works again, if a problem was logged."""
@@ -298,12 +298,16 @@ class Copier:
 
     # Copying -------------------------------------------------------------------------------------
 
-    async def _copy(self, ends: SourceAndTarget) -> None:
-        source, target, start = ends.source, ends.target, ends.start_sequence
+    async def _copy(self, source_and_target: SourceAndTarget) -> None:
+        source, target, start = (
+            source_and_target.source,
+            source_and_target.target,
+            source_and_target.start_sequence,
+        )
         self._lag.set_source(source, start)
         self._lag.target = target
         # Earlier refusals come first: the source may drop messages below a committed position.
-        if to_resend := await self._dead_letter_final(source, ends.refusals):
+        if to_resend := await self._dead_letter_final(source, source_and_target.refusals):
             self._lag.unsettled_count = len(to_resend)
             source_batch = await self._reread(source, to_resend, start)
             await self._resend_until_accepted(source, target, to_resend, source_batch)

@@ -16,7 +16,7 @@ import numpy as np
 
 from simplebus.bridge.bus_connection import connect, create_client_core
 from simplebus.bridge.interfaces import Refusal
-from simplebus.bridge.target.nats_frames import NatsFramer
+from simplebus.bridge.nats_frames import NatsFramer
 from simplebus.client.aio.connection import ClientConnection
 from simplebus.client.aio.transport import Endpoint
 from simplebus.core import dead_letters
@@ -97,23 +97,23 @@ async def write_dead_letters(
 
 
 class BridgeDeadLetters:
-    """Writes dead letters over one connection. Call `open` first and `wait_stored` last."""
+    """Writer of dead letters over one connection. Call `open` first and `wait_stored` last."""
 
-    def __init__(self, wire: ClientConnection, class_: int | str, copier_name: str) -> None:
+    def __init__(self, connection: ClientConnection, class_: int | str, copier_name: str) -> None:
         """Create a writer. `class_` is the class of the refused messages."""
-        self._wire = wire
-        self._core = wire.core
+        self._connection = connection
+        self._core = connection.core
         self._class = class_
         self._class_label = str(class_)
         self._copier_name = copier_name
         self._class_id = -1
-        self._first = wire.core.published_position
+        self._first = connection.core.published_position
 
     async def open(self) -> None:
         self._class_label = await self._find_class_label()
         name = dead_letters.dead_letter_class_name(self._class_label)
         if self._core.find_class_id(name) is None:
-            await self._wire.wait_answered(self._core.name_classes(NamedClass(name=name)))
+            await self._connection.wait_answered(self._core.name_classes(NamedClass(name=name)))
         class_id = self._core.find_class_id(name)
         assert class_id is not None
         self._class_id, self._first = class_id, self._core.published_position
@@ -127,7 +127,7 @@ class BridgeDeadLetters:
             return self._class
         request = self._core.inquire(ClassInquiry(self._class))
         try:
-            reply = (await self._wire.wait_answered(request)).reply
+            reply = (await self._connection.wait_answered(request)).reply
         except RefusedError:  # The class does not exist, or the user lacks the permission.
             return str(self._class)
         assert isinstance(reply, ClassInfo)
@@ -165,7 +165,7 @@ class BridgeDeadLetters:
         """Wait until all dead letters are stored. Raises RefusedError if the bus has no space."""
         last = self._core.published_position - 1
         if last >= self._first:
-            refused = await self._wire.wait_confirmed(self._first, last)
+            refused = await self._connection.wait_confirmed(self._first, last)
             if refused:
                 raise refused[0]
 
@@ -173,17 +173,17 @@ class BridgeDeadLetters:
 def _split_to_fit(frame: bytes, error: str) -> Iterator[list[tuple[bytes, str]]]:
     """Yield ways to split a message into dead letters, each as frames with their reasons.
 
-    The first is one dead letter; the next ones have more and more parts. If headers fit into no
-    number of parts, they are dropped.
+    The first way is one dead letter; the next ones have more and more parts. If the headers do
+    not fit even then, the next ways drop the headers, and finally all metadata.
     """
-    full, payload = Envelope(), frame[HEADER_BYTES:-DELIMITER_BYTES]
+    original, payload = Envelope(), frame[HEADER_BYTES:-DELIMITER_BYTES]
     if frame[0] == frames.ENVELOPE:
-        full, payload = envelope_batch.decode(payload)
+        original, payload = envelope_batch.decode(payload)
     yield [(frame, error)]
-    bare = full._replace(headers=())
+    without_headers = original._replace(headers=())
     for envelope, loss in (
-        (full, ""),
-        (bare, "without its headers; "),
+        (original, ""),
+        (without_headers, "without its headers; "),
         (Envelope(), "payload only; "),
     ):
         count = 1
@@ -205,7 +205,7 @@ OpenDeadLetters = Callable[[], AbstractAsyncContextManager[BridgeDeadLetters]]
 
 
 def dead_letter_opener(
-    place: Endpoint, class_: int | str, copier_name: str, *, heartbeat: float, auth: Auth | None
+    endpoint: Endpoint, class_: int | str, copier_name: str, *, heartbeat: float, auth: Auth | None
 ) -> OpenDeadLetters:
     """Return a function that connects to a bus to write dead letters.
 
@@ -214,8 +214,10 @@ def dead_letter_opener(
 
     @asynccontextmanager
     async def open() -> AsyncIterator[BridgeDeadLetters]:
-        async with connect(place, create_client_core(None, heartbeat=heartbeat, auth=auth)) as wire:
-            letters = BridgeDeadLetters(wire, class_, copier_name)
+        async with connect(
+            endpoint, create_client_core(None, heartbeat=heartbeat, auth=auth)
+        ) as connection:
+            letters = BridgeDeadLetters(connection, class_, copier_name)
             await letters.open()
             yield letters
             await letters.wait_stored()

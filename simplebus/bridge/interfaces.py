@@ -1,7 +1,7 @@
 """Protocols of a copier's source and target, and the batches that pass between them.
 
-A source returns messages in sequence order, again and again until their position is committed. A
-target reports which messages are safe and which it refused.
+A source returns messages in sequence order. After a restart it returns them again from the last
+committed position. A target reports which messages it stored and which it refused.
 """
 
 from __future__ import annotations
@@ -35,8 +35,7 @@ class SourceBatch:
 
     runs: list[MessageRun]
     first_sequence: int
-    """Sequence from which messages were requested. The source does not have missing ones any more.
-    """
+    """Sequence from which messages were requested. The source no longer has the missing ones."""
     next_sequence: int
     """Sequence after the last message."""
     head: int
@@ -59,7 +58,7 @@ class SourceBatch:
     def below(self, end: int) -> SourceBatch:
         """Return the messages with sequences below `end`."""
         counts = [int(np.searchsorted(run.sequences, end)) for run in self.runs]
-        runs = [p.slice(0, n) for p, n in zip(self.runs, counts, strict=True) if n]
+        runs = [run.slice(0, n) for run, n in zip(self.runs, counts, strict=True) if n]
         return SourceBatch(
             runs, self.first_sequence, min(self.next_sequence, end), self.head, read_at=self.read_at
         )
@@ -75,7 +74,11 @@ class SourceBatch:
     def starting_at(self, first: int) -> SourceBatch:
         """Return the messages from sequence `first` on."""
         counts = [int(np.searchsorted(run.sequences, first)) for run in self.runs]
-        runs = [p.slice(n, p.count) for p, n in zip(self.runs, counts, strict=True) if n < p.count]
+        runs = [
+            run.slice(n, run.count)
+            for run, n in zip(self.runs, counts, strict=True)
+            if n < run.count
+        ]
         return SourceBatch(
             runs,
             max(first, self.first_sequence),
@@ -124,7 +127,7 @@ class TargetBatch:
 
     sequences: Integers
     next_sequence: int
-    """Source sequence after the last message, skipped messages included."""
+    """Source sequence after the last message, including skipped messages."""
     encoded: object
     """Encoded messages, of a type that only the target knows."""
     skipped_counts: dict[SkipReason, int] = field(default_factory=dict)
@@ -161,8 +164,8 @@ class MessageSource(Protocol):
     identity: str
     """Name of the source in the bridge path of a message."""
     storage_id: str
-    """Identity of the storage that assigned the sequences. Another storage uses them for other
-    messages.
+    """Identity of the storage that assigned the sequences. Sequences of another storage are not
+    comparable.
     """
     head: int
     """Sequence after the last message at the time the source was opened."""
@@ -185,13 +188,14 @@ class MessageSource(Protocol):
         Can be called while another call of this source is running.
 
         Returns:
-            The number of messages that are to be copied, as far as the source knows, and the
-            seconds
-            since it accepted the first one; 0 seconds if unknown.
+            The number of messages to copy, as far as the source knows, and the seconds since
+            the source accepted the first one; 0 seconds if unknown.
         """
 
     async def dead_letter(self, refusals: Sequence[Refusal]) -> int:
-        """Store the refused messages as dead letters. Returns how many of them are gone."""
+        """Store the refused messages as dead letters. Returns how many of them the source no
+        longer has.
+        """
 
     def count_lost_on_close(self, sequence: int) -> int:
         """Return how many messages from `sequence` on are lost when this connection closes."""
@@ -211,11 +215,13 @@ class MessageTarget(Protocol):
     def must_wait_for_announcement(self) -> bool:
         """True if the announced batches may not be sent yet."""
 
-    def prepare(self, found: SourceBatch) -> TargetBatch:
-        """Encode messages for the target: all of them, or the first ones if there are too many."""
+    def prepare(self, source_batch: SourceBatch) -> TargetBatch:
+        """Encode messages for the target: all of them, or only the first ones if there are too
+        many.
+        """
 
     def has_room(self, planned: Sequence[TargetBatch]) -> bool:
-        """Return True if another batch may be announced, besides `planned` and the batches in
+        """Return True if one more batch may be announced, besides `planned` and the batches in
         flight.
         """
 
@@ -227,7 +233,7 @@ class MessageTarget(Protocol):
     async def wait_announced(self) -> list[Refusal]:
         """Wait until the next batch may be sent. Returns refusals of the announcement."""
 
-    def send(self, made: TargetBatch) -> None:
+    def send(self, batch: TargetBatch) -> None:
         """Send the next announced batch."""
 
     async def settle_oldest(self) -> list[Refusal]:

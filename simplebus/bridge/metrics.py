@@ -20,11 +20,11 @@ def bridge_snapshot(copiers: Sequence[Copier], *, subtitle: str = "") -> Monitor
     for copier in statistics:
         _add_metrics(metrics, copier)
     down = [copier for copier in statistics if not copier.is_up]
-    why = "; ".join(f"{copier.name}: {_problem(copier)}" for copier in down[:3])
+    problem = "; ".join(f"{copier.name}: {_problem(copier)}" for copier in down[:3])
     return MonitorSnapshot(
         title="simplebus bridge",
         subtitle=subtitle,
-        health=Health(ready=not down, why=why),
+        health=Health(ready=not down, why=problem),
         metrics=metrics.build(),
         flows={"copied": sum(copier.copied for copier in statistics)},
         tiles=[

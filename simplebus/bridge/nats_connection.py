@@ -34,7 +34,11 @@ TIMEOUT_HEARTBEATS = 3
 
 
 class BridgeNatsConnection:
-    """Connection to a NATS server. Received messages, replies and complaints wait in lists."""
+    """Connection to a NATS server that collects received messages, replies and complaints in lists.
+
+    `nats` is the underlying connection, and `core` its protocol state. A complaint is the text
+    of an error that the server sent.
+    """
 
     def __init__(
         self,
@@ -47,7 +51,7 @@ class BridgeNatsConnection:
     ) -> None:
         server_addresses = parse_addresses(servers)
         client_credentials = Credentials(**credentials) if credentials else None
-        self.link = NatsConnection(
+        self.nats = NatsConnection(
             server_addresses,
             self._on_event,
             name=name,
@@ -57,7 +61,7 @@ class BridgeNatsConnection:
             is_quiet=True,  # The copier logs failed attempts, without repeating itself.
         )
         self.timeout_seconds = TIMEOUT_HEARTBEATS * heartbeat
-        self.core = self.link.core
+        self.core = self.nats.core
         self.messages: list[ReceivedMessages] = []
         self.replies: list[RequestReplies] = []
         self.complaints: list[str] = []
@@ -79,7 +83,7 @@ class BridgeNatsConnection:
                 self.lost_reason = why
                 self.on_lost()
                 self._wake_pong_waiters()
-            case ServerPong():  # Not an expected answer: an otherwise silent server sends it.
+            case ServerPong():  # Does not count as an expected answer: a server that hangs otherwise may still send it.
                 self._wake_pong_waiters()
                 return
             case ServerReady():
@@ -96,15 +100,18 @@ class BridgeNatsConnection:
         if self.lost_reason:
             raise BusConnectionError(self.lost_reason)
 
-    def check_permissions(self, is_needed: Callable[[str], bool] = is_permission_violation) -> None:
+    def check_permissions(
+        self, is_relevant: Callable[[str], bool] = is_permission_violation
+    ) -> None:
         """Raise BusConnectionError if the connection is lost or the user lacks a permission.
 
-        By default every complaint about a permission counts; `is_needed` selects the ones that do.
+        `is_relevant` selects the complaints that count. By default all complaints about
+        permissions do.
         """
         self.check()
-        if barred := next(filter(is_needed, self.complaints), ""):
+        if violation := next(filter(is_relevant, self.complaints), ""):
             raise BusConnectionError(
-                f"NATS at {self.link.server} refuses: {normalize_subjects(barred)}"
+                f"NATS at {self.nats.server} refuses: {normalize_subjects(violation)}"
             )
 
     def with_complaint(self, error: BusConnectionError) -> BusConnectionError:
@@ -121,7 +128,7 @@ class BridgeNatsConnection:
         self.check()
 
     async def wait_expected(self, expected: str) -> None:
-        """Do the same, and raise BusConnectionError also if nothing is received in time."""
+        """Wait like `wait_event`, and raise BusConnectionError also if nothing is received in time."""
         self.check()
         await self._wait_or_fail(self._event_received, expected)
 
@@ -130,7 +137,7 @@ class BridgeNatsConnection:
             await event.wait()
         if waiting.cancelled_caught:
             raise BusConnectionError(
-                f"NATS at {self.link.server} did not send {expected} within "
+                f"NATS at {self.nats.server} did not send {expected} within "
                 f"{self.timeout_seconds:g} s"
             )
         self.check()
@@ -138,30 +145,33 @@ class BridgeNatsConnection:
     async def round_trip(self) -> None:
         """Wait until the server has processed everything that was sent before.
 
-        A message to the own inbox returns after everything that the server sent before it.
+        A message to the connection's own inbox returns after everything that the server sent
+        before it.
         """
         number = self.core.reserve_numbers(1)
         self.core.publish(self.core.reply_subject(number).decode(), b"")
-        self.link.flush()
+        self.nats.flush()
         while not self._pop_reply(number):
             await self.wait_expected("the message to the own inbox")
             self.check_permissions(is_required_permission_violation)
 
-    async def wait_processed(self, mark: int) -> None:
-        """Wait until the server has processed what was sent before this mark of the client core.
+    async def wait_processed(self, ping_number: int) -> None:
+        """Wait until the server has answered the PING with this number, and so has processed what
+        was sent before.
 
-        Raises BusConnectionError if the connection is lost: a mark belongs to one connection.
+        Raises BusConnectionError if the connection is lost: a PING number belongs to one
+        connection.
         """
         self.check()
-        while not self.core.is_ping_answered(mark):
+        while not self.core.is_ping_answered(ping_number):
             await self._wait_or_fail(self._pong_event, "a PONG")
 
     def _pop_reply(self, number: int) -> bool:
         """Remove the reply with this number. Returns False if it has not arrived."""
         for at, each in enumerate(self.replies):
-            mine = each.numbers == number
-            if mine.any():
-                rest = np.flatnonzero(~mine)
+            is_match = each.numbers == number
+            if is_match.any():
+                rest = np.flatnonzero(~is_match)
                 kept = (
                     [RequestReplies(each.numbers[rest], each.messages.pick(rest))]
                     if rest.size
@@ -192,39 +202,42 @@ async def connect_nats(
 
     Raises:
         BusConnectionError: No server accepted the connection in time, or the connection was
-            lost. In
-            the second case the block is cancelled first.
+            lost. After a loss the block is cancelled first.
     """
-    wire = BridgeNatsConnection(servers, name, credentials, heartbeat=heartbeat, tls=tls)
-    using = trio.CancelScope()
-    wire.on_lost = using.cancel
+    connection = BridgeNatsConnection(servers, name, credentials, heartbeat=heartbeat, tls=tls)
+    body_scope = trio.CancelScope()
+    connection.on_lost = body_scope.cancel
     failure: BaseException | None = None
-    scope = trio.CancelScope(shield=True)  # So that a cancelled copier can commit its position.
+    run_scope = trio.CancelScope(shield=True)  # So that a cancelled copier can commit its position.
 
     async def run() -> None:
-        with scope:
-            await wire.link.run()
+        with run_scope:
+            await connection.nats.run()
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(run)
         try:
             with trio.move_on_after(CONNECT_SECONDS):
-                await wire.link.wait_ready()
-            if not wire.link.is_ready:
-                why = f": {normalize_subjects(wire.link.problem)}" if wire.link.problem else ""
+                await connection.nats.wait_ready()
+            if not connection.nats.is_ready:
+                problem = (
+                    f": {normalize_subjects(connection.nats.problem)}"
+                    if connection.nats.problem
+                    else ""
+                )
                 raise BusConnectionError(
                     f"no NATS server at {format_addresses(servers)} accepted a connection within "
-                    f"{CONNECT_SECONDS:g} s{why}"
+                    f"{CONNECT_SECONDS:g} s{problem}"
                 )
-            with using:
-                yield wire
-            wire.check()
+            with body_scope:
+                yield connection
+            connection.check()
         except BusConnectionError as error:
-            failure = wire.with_complaint(error)
+            failure = connection.with_complaint(error)
         except Exception as error:
-            failure = error  # Kept out of the nursery, which would wrap it.
+            failure = error  # Raised outside the nursery, which would wrap it.
         finally:
-            scope.cancel()
+            run_scope.cancel()
     if failure is not None:
         raise failure
 

@@ -36,8 +36,8 @@ class NatsFramer:
 
     def pop_altered(self) -> tuple[int, str]:
         """Return how many messages were altered since the last call, and how the first one was."""
-        odd, self._altered_count = self._altered_count, 0
-        return odd, self._alteration
+        altered_count, self._altered_count = self._altered_count, 0
+        return altered_count, self._alteration
 
     def to_run(self, messages: ReceivedMessages, sequences: Integers) -> MessageRun:
         """Return messages with these sequences as frames. Headers that do not fit are dropped."""
@@ -63,8 +63,8 @@ class NatsFramer:
 
 
 def _encode_metadata(subject: bytes, block: bytes) -> tuple[bytes, str]:
-    """Return the unstuffed bytes before the payload, and how they differ from the message; empty if
-    not.
+    """Return the unstuffed bytes before the payload, and a description of what was altered; empty
+    if nothing was.
     """
     headers, key = split_key(strip_received_headers(parse_header_block(block)))
     channel = subject_text = subject.decode("utf-8", "backslashreplace")

@@ -1,10 +1,9 @@
 """Headers and subjects that belong to the NATS server, not to the messages that a bridge copies.
 
-- `Nats-…` headers are instructions to, or results of, a server. They are not copied; a target adds
-  its own.
+- `Nats-…` headers are instructions to, or results of, a server. They are not copied; a target
+adds its own.
 - `$…` and `_INBOX.…` are API subjects and reply subjects. A bridge publishes there only if a
-rewrite
-  rule of its user says so, not because a channel has such a name.
+rewrite rule of its user says so, not because a channel has such a name.
 - A message key becomes the header `bus-key` if it is plain text, otherwise `bus-key-hex`.
 """
 
@@ -33,8 +32,9 @@ def strip_nats_headers(headers: Headers) -> Headers:
 
 
 def strip_received_headers(headers: Headers) -> Headers:
-    """Do the same for a message from NATS. A malformed header block is kept whole: nothing else is
-    known.
+    """Return the headers of a message from NATS without those of the server.
+
+    A malformed header block is kept whole, because its headers are unknown.
     """
     return (
         headers if any(name == BLOCK_HEADER for name, _ in headers) else strip_nats_headers(headers)
@@ -88,13 +88,10 @@ def is_required_permission_violation(complaint: str) -> bool:
 
 
 def denied_subject(complaint: str) -> bytes:
-    """Return the subject on which the user may not publish; empty for another complaint.
-
-    The server quotes subjects like Go source, and Go's escapes are also Python's.
-    """
+    """Return the subject on which the user may not publish; empty for another complaint."""
     match = _PUBLISH_DENIED.match(complaint)
     if match is None:
         return b""
-    # Go's escapes are Python's.
+    # The server quotes subjects like Go source. Go's escapes are also Python's.
     escaped = match[1].encode("ascii", "backslashreplace")
     return escaped.decode("unicode_escape", "replace").encode("utf-8", "replace")

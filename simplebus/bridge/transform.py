@@ -119,11 +119,11 @@ class RewrittenFrames:
     """Frames for the target, and counts of the skipped messages."""
 
     raws: list[bytearray | memoryview] = field(default_factory=list)
-    """Of each run a delimiter, followed by its frames. The message numbers are not set yet."""
+    """A delimiter and the frames of each run. The message numbers are not set yet."""
     bounds: list[Integers] = field(default_factory=list)
-    """Of each run the start of each frame after the delimiter, and the end of the last one."""
+    """Start of each frame after the delimiter, and end of the last frame, for each run."""
     sequences: list[Integers] = field(default_factory=list)
-    """Of each run the sequences of its frames."""
+    """Sequences of the frames of each run."""
     skipped_counts: dict[SkipReason, int] = field(default_factory=dict)
     """Number of skipped messages by reason."""
     rejected: list[tuple[int, str]] = field(default_factory=list)
@@ -187,7 +187,7 @@ class FrameRewriter:
         self._content_bytes_max = frame_bytes_max - FRAME_BYTES_MIN
         self._header = frames.HEADER.pack(frames.ENVELOPE, class_id, 0, 0)
 
-    # One by one: the oracle ----------------------------------------------------------------------
+    # One message at a time: the reference implementation -----------------------------------------
 
     def rewrite(self, frame: bytes, age: float = 0.0) -> bytes | tuple[SkipReason, str]:
         """Return the frame of a message for the target, or the reason why it is skipped, with
@@ -203,11 +203,11 @@ class FrameRewriter:
         except (ValueError, LocalProtocolError, RemoteProtocolError) as error:
             return SkipReason.REJECTED, str(error)
         if len(content) > self._content_bytes_max:
-            most = self._content_bytes_max + FRAME_BYTES_MIN
+            bytes_max = self._content_bytes_max + FRAME_BYTES_MIN
             size = len(content) + FRAME_BYTES_MIN
             return (
                 SkipReason.REJECTED,
-                f"its frame has {size} bytes, expected at most {most}",
+                f"its frame has {size} bytes, expected at most {bytes_max}",
             )
         return self._header + content + DELIMITER
 
@@ -246,7 +246,7 @@ class FrameRewriter:
             not_before_ms=not_before_ms,
         )
 
-    # Many at once --------------------------------------------------------------------------------
+    # Whole runs ----------------------------------------------------------------------------------
 
     def rewrite_run(self, run: MessageRun, output: RewrittenFrames) -> None:
         """Rewrite all messages of a run."""
@@ -281,27 +281,30 @@ class FrameRewriter:
         """
         if not is_unstuffed(run):
             return False
-        result = UniformRun.detect(run)
-        if result is None:
+        uniform = UniformRun.detect(run)
+        if uniform is None:
             return False
         try:
-            rewritten = self.rewrite_envelope(result.envelope, 0.0)
+            rewritten = self.rewrite_envelope(uniform.envelope, 0.0)
             if isinstance(rewritten, SkipReason):
                 output.skip(rewritten, run.count)
                 return True
-            prefixes = result.encode_prefixes(self._header, rewritten)
+            prefixes = uniform.encode_prefixes(self._header, rewritten)
         except (ValueError, LocalProtocolError):
             return False
-        growth = prefixes.shape[1] - result.prefix_bytes
+        growth = prefixes.shape[1] - uniform.prefix_bytes
         longest = run.stride or int(run.lengths.max())
         if longest + growth > self._content_bytes_max + FRAME_BYTES_MIN:
             return False
-        rewritten_frames = _replace_prefixes(run, result.prefix_bytes, prefixes)
-        is_odd = (prefixes == _DELIMITER_START[1]).any() or (
+        rewritten_frames = _replace_prefixes(run, uniform.prefix_bytes, prefixes)
+        may_look_stuffed = (prefixes == _DELIMITER_START[1]).any() or (
             prefixes[:, -1] == _DELIMITER_START[0]
         ).any()
-        if is_odd and _count_delimiter_starts(rewritten_frames[DELIMITER_BYTES:]) != run.count:
-            return False  # Something in front looks stuffed, and is not.
+        if (
+            may_look_stuffed
+            and _count_delimiter_starts(rewritten_frames[DELIMITER_BYTES:]) != run.count
+        ):
+            return False  # A prefix contains the start of a delimiter.
         bounds = run.bounds + growth * np.arange(run.count + 1)
         output.add(rewritten_frames.data, bounds, run.sequences)
         return True
@@ -309,7 +312,7 @@ class FrameRewriter:
 
 @dataclass(frozen=True, slots=True)
 class UniformRun:
-    """Run of messages with nearly equal envelopes."""
+    """Run of messages whose envelopes differ at most in publish time and key."""
 
     run: MessageRun
     prefix_bytes: int
@@ -318,7 +321,9 @@ class UniformRun:
     envelope: Envelope
     """Envelope of the first message. Only publish time and key differ in the others."""
     key: tuple[int, int]
-    """Offset of the key with its length in each frame, and its size; 0 without a key."""
+    """Offset of the key, with its length field, in each frame, and its size; the size is 0 without
+    a key.
+    """
 
     @classmethod
     def detect(cls, run: MessageRun) -> UniformRun | None:
@@ -336,19 +341,19 @@ class UniformRun:
             return None
         at = HEADER_BYTES + 1 + TIMES_BYTES[fields & TIMES]
         key = (0, 0)
-        for text in (CHANNEL, KEY, HEADERS):
-            if not fields & text:
+        for field_bit in (CHANNEL, KEY, HEADERS):
+            if not fields & field_bit:
                 continue
             if at + 2 > last:
                 return None
             size = 2 + int.from_bytes(data[at : at + 2].tobytes(), "big")
             if at + size > last:
                 return None
-            # A key may be another one in each; only its length is not.
-            texts = run.slice_frames(at, 2 if text == KEY else size)
-            if (texts != texts[0]).any():
+            # Keys may differ in content, but not in length.
+            values = run.slice_frames(at, 2 if field_bit == KEY else size)
+            if (values != values[0]).any():
                 return None
-            if text == KEY:
+            if field_bit == KEY:
                 key = (at, size)
             at += size
         if at > last:
@@ -392,38 +397,34 @@ _UNIFORM_FIELDS = PUBLISHED | CHANNEL | KEY | HEADERS
 
 
 def is_unstuffed(run: MessageRun) -> bool:
-    """Return True if no content contains the start of a delimiter, so that nothing is or needs
-    stuffing.
-    """
-    result = np.count_nonzero(run.data == _DELIMITER_START[1])
-    if result > run.count:  # A header may look like anything, and does not matter.
+    """Return True if no content contains the start of a delimiter, so no byte stuffing is involved."""
+    second_byte_count = np.count_nonzero(run.data == _DELIMITER_START[1])
+    if second_byte_count > run.count:  # Only content is stuffed, so bytes of headers do not count.
         headers = np.ascontiguousarray(
             view_byte_columns(run.slice_frames(0, HEADER_BYTES), 0, HEADER_BYTES)
         )
-        result -= np.count_nonzero(headers.view(np.uint8) == _DELIMITER_START[1])
-    return int(result) == run.count or _count_delimiter_starts(run.data) == run.count
+        second_byte_count -= np.count_nonzero(headers.view(np.uint8) == _DELIMITER_START[1])
+    return int(second_byte_count) == run.count or _count_delimiter_starts(run.data) == run.count
 
 
 def _count_delimiter_starts(data: Bytes) -> int:
-    """Return how often the start of a delimiter occurs. Its first byte is rare, so it is searched
-    first.
-    """
+    """Count the delimiter starts in `data`, searching for the rare first byte."""
     first, second, third = _DELIMITER_START
-    places = np.flatnonzero(data[:-2] == first)
-    return int(np.count_nonzero((data[places + 1] == second) & (data[places + 2] == third)))
+    positions = np.flatnonzero(data[:-2] == first)
+    return int(np.count_nonzero((data[positions + 1] == second) & (data[positions + 2] == third)))
 
 
 def _to_bounds(lengths: Integers) -> Integers:
-    """Return the start of each frame, and the end of the last one."""
+    """Return the start of each frame, and the end of the last frame."""
     bounds = np.zeros(lengths.size + 1, np.int64)
     np.cumsum(lengths, out=bounds[1:])
     return bounds
 
 
 def _replace_prefixes(run: MessageRun, prefix_bytes: int, prefixes: Bytes) -> Bytes:
-    """Return a delimiter and the frames, with another prefix in place of their first bytes.
+    """Return a delimiter and the frames, with their first `prefix_bytes` bytes replaced.
 
-    `prefixes` has one row per frame, or one for all.
+    `prefixes` has one row per frame, or one row for all frames.
     """
     count, size, data = run.count, prefixes.shape[1], run.data
     rewritten_frames = np.empty(
@@ -437,13 +438,13 @@ def _replace_prefixes(run: MessageRun, prefix_bytes: int, prefixes: Bytes) -> By
             data.reshape(count, stride), prefix_bytes, stride - prefix_bytes
         )
         return rewritten_frames
-    whole = rewritten_frames[DELIMITER_BYTES:]
-    kept = np.ones(data.size, np.bool_)
-    kept[run.bounds[:-1, None] + np.arange(prefix_bytes)] = False
+    output = rewritten_frames[DELIMITER_BYTES:]
+    is_source_payload = np.ones(data.size, np.bool_)
+    is_source_payload[run.bounds[:-1, None] + np.arange(prefix_bytes)] = False
     starts = run.bounds[:-1] + (size - prefix_bytes) * np.arange(count)
-    places = starts[:, None] + np.arange(size)
-    whole[places] = prefixes
-    rest = np.ones(whole.size, np.bool_)
-    rest[places] = False
-    whole[rest] = data[kept]
+    prefix_positions = starts[:, None] + np.arange(size)
+    output[prefix_positions] = prefixes
+    is_payload = np.ones(output.size, np.bool_)
+    is_payload[prefix_positions] = False
+    output[is_payload] = data[is_source_payload]
     return rewritten_frames

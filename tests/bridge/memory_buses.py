@@ -8,7 +8,6 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import trio
-from simplebus.memory.bus import MemoryBus
 from trio.testing import MockClock
 
 from simplebus.bridge.build import bus_to_bus
@@ -17,6 +16,7 @@ from simplebus.bridge.target.bus import TargetSettings
 from simplebus.client.aio.bus import Bus
 from simplebus.client.aio.transport import Endpoint
 from simplebus.client.core.messages import Message
+from simplebus.memory.bus import MemoryBus
 
 
 def run(main: Callable[[], Awaitable[None]]) -> None:
@@ -172,7 +172,7 @@ class Silent:
         """One more call. Whether nothing comes through."""
         self._calls += 1
         if self._calls == self.cut_at:
-            self.slice_frames()
+            self.cut()
         return self.is_cut
 
     def cut(self) -> None:

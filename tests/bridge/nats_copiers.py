@@ -12,8 +12,7 @@ import trio
 
 from simplebus.bridge.copier import Copier
 from simplebus.bridge.nats_connection import BridgeNatsConnection, connect_nats
-from simplebus.bridge.runner import create_copiers
-from simplebus.bridge.runner import run_copiers
+from simplebus.bridge.runner import create_copiers, run_copiers
 from simplebus.bridge.settings import BridgeSettings
 from simplebus.core.errors import BusConnectionError
 from simplebus.testing.server import BusServer, bus_server
@@ -46,25 +45,31 @@ async def connect(
     async with AsyncExitStack() as stack:
         while True:
             try:
-                wire = await stack.enter_async_context(connect_nats(url, "test", shown, **more))
+                connection = await stack.enter_async_context(
+                    connect_nats(url, "test", shown, **more)
+                )
                 break
             except BusConnectionError:
                 if trio.current_time() > end:
                     raise
         for name in "api_request", "request":
-            setattr(wire.link, name, partial(getattr(wire.link, name), seconds=PATIENCE_SECONDS))
-        yield wire
+            setattr(
+                connection.nats,
+                name,
+                partial(getattr(connection.nats, name), seconds=PATIENCE_SECONDS),
+            )
+        yield connection
 
 
-async def stream(wire: BridgeNatsConnection, name: str, subject: str, **more: object) -> None:
+async def stream(connection: BridgeNatsConnection, name: str, subject: str, **more: object) -> None:
     """A stream that is new."""
     config = {"name": name, "subjects": [subject], **more}
-    await wire.link.api_request(f"STREAM.CREATE.{name}", config)
+    await connection.nats.api_request(f"STREAM.CREATE.{name}", config)
 
 
-async def stored(wire: BridgeNatsConnection, name: str) -> int:
+async def stored(connection: BridgeNatsConnection, name: str) -> int:
     """How many messages the stream has."""
-    return int((await wire.link.api_request(f"STREAM.INFO.{name}"))["state"]["messages"])
+    return int((await connection.nats.api_request(f"STREAM.INFO.{name}"))["state"]["messages"])
 
 
 async def until(condition: Callable[[], bool]) -> None:

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 import trio
-from simplebus.memory.bus import MemoryBus
 
 import simplebus
 from simplebus.bridge.runner import create_copiers
 from simplebus.bridge.settings import BridgeSettings, CopiedClass
+from simplebus.memory.bus import MemoryBus
 from simplebus.testing.server import bus_server
 from tests.bridge.memory_buses import (
     hold,
@@ -88,9 +88,9 @@ async def test_a_ring_through_a_nats_server_neither_loops_nor_loses(tmp_path: Pa
     of the stream is killed meanwhile."""
     count = 200
     with bus_server() as one, bus_server() as two, nats_server(tmp_path) as nats:
-        async with connect(nats) as wire:
+        async with connect(nats) as connection:
             config = {"name": "RING", "subjects": ["ring.>"]}
-            await wire.link.api_request("STREAM.CREATE.RING", config)
+            await connection.nats.api_request("STREAM.CREATE.RING", config)
         out = CopiedClass("a", rewrite=(("#", "ring.x.#"),), stream="RING", start="earliest")
         over = CopiedClass("a", channels=("ring.>",), rewrite=(("ring.x.#", "#"),), stream="RING")
         ring = create_copiers(
@@ -126,8 +126,8 @@ async def test_a_ring_through_a_nats_server_neither_loops_nor_loses(tmp_path: Pa
                         assert own == sorted(own)
                 while not all(each.statistics().position >= count for each in ring):  # noqa: ASYNC110
                     await trio.sleep(0.01)
-                async with connect(nats) as wire:
-                    info = await wire.link.api_request("STREAM.INFO.RING")
+                async with connect(nats) as connection:
+                    info = await connection.nats.api_request("STREAM.INFO.RING")
                     assert info["state"]["messages"] == count
                 await here.publish(b"last", class_id="a")
                 for bus in here, there:  # Nothing more had come to either.

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 import trio
-from simplebus.memory.bus import MemoryBus
 
 import simplebus
 from simplebus.bridge.bus_connection import connect_source
@@ -25,6 +24,7 @@ from simplebus.core.errors import BusConnectionError, LocalProtocolError
 from simplebus.core.limits import Limits
 from simplebus.core.protocol.requests import NamedClass
 from simplebus.core.settings import ClassSettings, FullPolicy, Settings
+from simplebus.memory.bus import MemoryBus
 from tests.bridge.memory_buses import (
     Breaking,
     hold,
@@ -603,8 +603,8 @@ def test_filtered_copier_counts_nothing_as_missed(channels: tuple[str, ...], mis
                     message.ack()
             async with connect_source(
                 place(near), "a", target_id="x", heartbeat=10, auth=None
-            ) as wire:
-                end = BusSource(wire, class_="orders", durable="a", channels=channels)
+            ) as connection:
+                end = BusSource(connection, class_="orders", durable="a", channels=channels)
                 await end.open()
                 assert (await end.read(0)).missed_count == missed
 

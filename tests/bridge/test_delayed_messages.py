@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 import trio
-from simplebus.memory.bus import MemoryBus
 
+from simplebus.memory.bus import MemoryBus
 from tests.bridge.memory_buses import (
     hold,
     lane,

@@ -36,8 +36,8 @@ async def test_takeover_continues_after_previous_copier(
     of what the stream had when it was looked at first."""
     bridge = BridgeSettings("twin", nats.url, server.address, (CopiedClass("twin", stream="TWIN"),))
     (before,), (after,) = create_copiers([bridge]), create_copiers([bridge])
-    async with connect(nats) as wire, simplebus.connect(server.address) as bus:
-        await stream(wire, "TWIN", "twin")
+    async with connect(nats) as connection, simplebus.connect(server.address) as bus:
+        await stream(connection, "TWIN", "twin")
 
         got: list[bytes] = []
         is_said = False
@@ -45,8 +45,8 @@ async def test_takeover_continues_after_previous_copier(
         async def say(first: int, last: int) -> None:
             """And wait until it is there, whichever of them has brought it."""
             for number in range(first, last):
-                wire.core.publish("twin", b"%d" % number)
-            wire.link.flush()
+                connection.core.publish("twin", b"%d" % number)
+            connection.nats.flush()
             got.extend(await payloads(bus, "twin", last - first))
 
         @asynccontextmanager
@@ -74,7 +74,7 @@ async def test_one_of_two_bridges_to_stateless_server_copies(
 ) -> None:
     monkeypatch.setattr("simplebus.bridge.copier.YIELD_TO_OTHER_BRIDGE_MAX_SECONDS", 3600.0)
     monkeypatch.setattr("simplebus.bridge.copier._TAKEN_OVER_AGAIN_SECONDS", 60.0)
-    async with connect(nats) as wire, door(options(nats.url)) as one:
+    async with connect(nats) as connection, door(options(nats.url)) as one:
         bridge = BridgeSettings(
             "twins", nats.url, address(one), (CopiedClass("a", channels=("twins",)),)
         )
@@ -90,8 +90,8 @@ async def test_one_of_two_bridges_to_stateless_server_copies(
         async with copying(first, up=True), copying(second, up=True):
             await until(lambda: bool(aside()))
             for number in range(100):
-                wire.core.publish("twins", b"%d" % number)
-            wire.link.flush()
+                connection.core.publish("twins", b"%d" % number)
+            connection.nats.flush()
             await until(lambda: sum(e.statistics().copied for e in (first, second)) == 100)
             assert [each.statistics().copied for each in aside()] == [0]
         async with simplebus.connect(address(one)) as bus:

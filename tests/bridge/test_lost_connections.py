@@ -6,13 +6,13 @@ import itertools
 
 import pytest
 import trio
-from simplebus.memory.bus import MemoryBus
 
 from simplebus.bridge.interfaces import Refusal, TargetBatch
 from simplebus.bridge.target import bus as far_module
 from simplebus.bridge.target.bus import BusTarget, TargetSettings
 from simplebus.client.aio.connection import ClientConnection
 from simplebus.client.core.inbox import Inbox
+from simplebus.memory.bus import MemoryBus
 from tests.bridge.memory_buses import (
     Silent,
     hold,
@@ -134,8 +134,10 @@ def test_lost_connection_is_not_a_missing_record(
             await trio.sleep_forever()
             raise AssertionError
 
-        async def cut_behind(wire: ClientConnection, terms: TargetSettings, *, seek: bool) -> Inbox:
-            found = await subscribed(wire, terms, seek=seek)
+        async def cut_behind(
+            connection: ClientConnection, terms: TargetSettings, *, seek: bool
+        ) -> Inbox:
+            found = await subscribed(connection, terms, seek=seek)
             line.slice_frames()
             return found
 

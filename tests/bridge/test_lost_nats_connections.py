@@ -38,9 +38,9 @@ async def copying(
 
 
 async def stream(nats: NatsServer, name: str, **more: object) -> None:
-    async with connect(nats) as wire:
+    async with connect(nats) as connection:
         config = {"name": name, "subjects": [f"{name.lower()}.>"], **more}
-        await wire.link.api_request(f"STREAM.CREATE.{name}", config)
+        await connection.nats.api_request(f"STREAM.CREATE.{name}", config)
 
 
 async def test_stream_with_no_ack_is_fatal(server: BusServer, nats: NatsServer) -> None:
@@ -58,9 +58,9 @@ async def test_answering_server_does_not_extend_timeout(
     nats: NatsServer,
 ) -> None:
     """It goes on to answer when it is asked whether it is there."""
-    async with connect(nats, heartbeat=2.0) as wire:
+    async with connect(nats, heartbeat=2.0) as connection:
         with trio.fail_after(PATIENCE_SECONDS), pytest.raises(BusConnectionError) as refused:
-            await wire.wait_expected("an answer")
+            await connection.wait_expected("an answer")
         assert str(refused.value).endswith("did not send an answer within 6 s")
 
 
@@ -82,10 +82,10 @@ async def test_recreates_silent_consumer(
                 await trio.sleep(5 * HEARTBEAT_SECONDS)  # It says that it is there.
 
         monkeypatch.setattr(StreamSource, "_request_more", lambda _: None)
-        async with connect(nats) as wire:
+        async with connect(nats) as connection:
             for number in range(20_000):  # More than was asked for.
-                wire.core.publish("quiet.x", b"%d" % number)
-            await wire.round_trip()
+                connection.core.publish("quiet.x", b"%d" % number)
+            await connection.round_trip()
         silent = "of stream 'QUIET' within"
         await until(lambda: silent in lane.statistics().problem)
         assert lane.statistics().losses > losses
@@ -112,15 +112,15 @@ async def test_counts_messages_dropped_by_stream(
     monkeypatch.setattr(StreamSource, "_request_more", lambda near: asking.append(near))
     async with (
         simplebus.connect(server.address) as bus,
-        connect(nats) as wire,
+        connect(nats) as connection,
         copying(nats.url, server.address, "short", stream="SHORT") as lane,
     ):
         await until(lambda: len(asking) > 1)  # It waits for the first one.
         for number in range(100):
-            wire.core.publish("short.x", b"%d" % number)
-        info = await wire.link.api_request("STREAM.INFO.SHORT")
+            connection.core.publish("short.x", b"%d" % number)
+        info = await connection.nats.api_request("STREAM.INFO.SHORT")
         while info["state"]["last_seq"] < 100:  # It stores them behind what it answers.
-            info = await wire.link.api_request("STREAM.INFO.SHORT")
+            info = await connection.nats.api_request("STREAM.INFO.SHORT")
         monkeypatch.undo()
         pull(asking[-1])
         assert await payloads(bus, "short", 10) == numbered(90, 100)
@@ -137,10 +137,10 @@ async def test_does_not_wait_for_purged_messages(
 ) -> None:
     monkeypatch.setattr("simplebus.bridge.source.pull_consumer.PULL_MESSAGES", 8)
     await stream(nats, "PURGED")
-    async with connect(nats) as wire, connect(nats) as mine:
+    async with connect(nats) as connection, connect(nats) as mine:
         for number in range(20):
-            wire.core.publish("purged.x", b"%d" % number)
-        await wire.round_trip()
+            connection.core.publish("purged.x", b"%d" % number)
+        await connection.round_trip()
         near = StreamSource(
             mine,
             "PURGED",
@@ -155,13 +155,13 @@ async def test_does_not_wait_for_purged_messages(
             at = await near.open()
             while at < 9:
                 at = (await near.read(at)).next_sequence
-                await wire.round_trip()  # Else nothing would come where nothing was found.
-            await wire.link.api_request("STREAM.PURGE.PURGED")
+                await connection.round_trip()  # Else nothing would come where nothing was found.
+            await connection.nats.api_request("STREAM.PURGE.PURGED")
             # Some may be here, and some on their way.
             while at < 21 and (found := await near.read(at)).runs:
                 at = found.next_sequence
-            wire.core.publish("purged.x", b"late")
-            wire.link.flush()
+            connection.core.publish("purged.x", b"late")
+            connection.nats.flush()
             await near.wait_for_message(at)
             assert (await near.read(at)).next_sequence == 22
 
@@ -182,13 +182,13 @@ async def test_counts_core_nats_messages_lost_with_connection(
 
         patch.setattr(CoreNatsSource, "read", lost)
         async with (
-            connect(nats) as wire,
+            connect(nats) as connection,
             copying(nats.url, server.address, "held", channels=("held.>",)) as lane,
         ):
             await until(lambda: bool(ends))
             for number in range(100):
-                wire.core.publish("held.x", b"%d" % number)
-            await wire.round_trip()
+                connection.core.publish("held.x", b"%d" % number)
+            await connection.round_trip()
             await until(lambda: lane.statistics().missed > 0)
             assert lane.statistics().copied == 0
     assert ": missed " in caplog.text

@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 import trio
-from simplebus.memory.bus import MemoryBus
 
 from simplebus.bridge.bus_connection import connect_source
 from simplebus.bridge.source.bus import BusSource
 from simplebus.bridge.target.bus import BusTarget
 from simplebus.core.limits import FETCH_BYTES_MAX
+from simplebus.memory.bus import MemoryBus
 from tests.bridge.memory_buses import (
     clock,
     hold,
@@ -109,8 +109,8 @@ def test_prefetched_messages_keep_aging() -> None:
             published = clock(near)()
             async with connect_source(
                 place(near), "a", target_id="x", heartbeat=10, auth=None
-            ) as wire:
-                end = BusSource(wire, class_="orders", durable="a", start="earliest")
+            ) as connection:
+                end = BusSource(connection, class_="orders", durable="a", start="earliest")
                 at = await end.open()
                 while at < 40:
                     found = await end.read(at)

@@ -40,22 +40,22 @@ def lane(near: str, far: str, class_: str, *, path: bool = True, **more: Any) ->
     return made
 
 
-async def heard(wire: BridgeNatsConnection, count: int) -> list[tuple[bytes, bytes, bytes]]:
+async def heard(connection: BridgeNatsConnection, count: int) -> list[tuple[bytes, bytes, bytes]]:
     """Subject, headers and payload of what has come."""
-    while sum(each.count for each in wire.messages) < count:
-        await wire.wait_event()
+    while sum(each.count for each in connection.messages) < count:
+        await connection.wait_event()
     return [
         (each.subject(row), each.headers(row), each.payload(row))
-        for each in wire.messages
+        for each in connection.messages
         for row in range(each.count)
     ]
 
 
 async def test_copies_class_to_core_nats(server: BusServer, nats: NatsServer) -> None:
-    async with connect(nats) as wire, simplebus.connect(server.address) as bus:
+    async with connect(nats) as connection, simplebus.connect(server.address) as bus:
         for subject in "class.tills", "eu.>":
-            wire.core.subscribe(subject)
-        await wire.round_trip()
+            connection.core.subscribe(subject)
+        await connection.round_trip()
         await bus.publish_many([b"%03d" % n for n in range(100)], class_id="tills")
         more: Any = {"channel": "orders.eu", "key": b"k", "headers": {"h": "1"}}
         await bus.publish(b"one", class_id="tills", **more)
@@ -63,7 +63,7 @@ async def test_copies_class_to_core_nats(server: BusServer, nats: NatsServer) ->
         await trio.sleep(0.01)
         copied = lane(server.address, nats.url, "tills", rewrite=(("orders.*", "*.orders"),))
         async with copying(copied):
-            got = await heard(wire, 101)
+            got = await heard(connection, 101)
             await until(lambda: copied.statistics().copied == 101)
         path = f"{PATH_HEADER}: {bus.connection.core.bus_id}\r\n".encode()
         assert got[:100] == [
@@ -74,9 +74,9 @@ async def test_copies_class_to_core_nats(server: BusServer, nats: NatsServer) ->
 
 
 async def test_path_can_be_disabled_without_loops(server: BusServer, nats: NatsServer) -> None:
-    async with connect(nats) as wire, simplebus.connect(server.address) as bus:
-        wire.core.subscribe("class.bare")
-        await wire.round_trip()
+    async with connect(nats) as connection, simplebus.connect(server.address) as bus:
+        connection.core.subscribe("class.bare")
+        await connection.round_trip()
         await bus.publish_many([b"%03d" % n for n in range(100)], class_id="bare")
         here = bus.connection.core.bus_id
         for path in "a", f"a {here}":  # What came over other bridges says so, and makes no circle.
@@ -84,7 +84,7 @@ async def test_path_can_be_disabled_without_loops(server: BusServer, nats: NatsS
         await bus.publish(b"last", class_id="bare")
         copied = lane(server.address, nats.url, "bare", has_path=False)
         async with copying(copied):
-            got = await heard(wire, 102)
+            got = await heard(connection, 102)
             await until(lambda: copied.statistics().skipped == {"looped": 1})
         assert got[:100] == [(b"class.bare", b"", b"%03d" % n) for n in range(100)]
         headers = f"NATS/1.0\r\n{PATH_HEADER}: a\r\n\r\n".encode()
@@ -92,8 +92,8 @@ async def test_path_can_be_disabled_without_loops(server: BusServer, nats: NatsS
 
 
 async def test_stream_drops_duplicates(server: BusServer, nats: NatsServer) -> None:
-    async with connect(nats) as wire, simplebus.connect(server.address) as bus:
-        await stream(wire, "TILLS", "once.>")
+    async with connect(nats) as connection, simplebus.connect(server.address) as bus:
+        await stream(connection, "TILLS", "once.>")
         copied = CopiedClass("once", stream="TILLS", rewrite=(("#", "once.x.#"),), start="earliest")
         bridge = BridgeSettings("once", server.address, nats.url, (copied,))
         async with bus.subscribe("once", durable="holds them"):
@@ -107,7 +107,7 @@ async def test_stream_drops_duplicates(server: BusServer, nats: NatsServer) -> N
             assert (found.copied, found.skipped) == (
                 (0, {"known_there": 201}) if life else (201, {})
             )
-            assert await stored(wire, "TILLS") == 201
+            assert await stored(connection, "TILLS") == 201
             # A bridge that is killed before it can say how far it is says it all again.
             core = bus.connection.core
             back = SubscribeRequest(durable=made.name, start="earliest", seek=True)
@@ -120,21 +120,21 @@ async def test_reserved_headers_and_subjects_are_not_copied(
     server: BusServer, nats: NatsServer
 ) -> None:
     """They would have it drop messages, or delete streams, in the bridge's name."""
-    async with connect(nats) as wire, simplebus.connect(server.address) as bus:
-        await stream(wire, "OWN", "own.>")
-        await stream(wire, "VICTIM", "victim.>")
+    async with connect(nats) as connection, simplebus.connect(server.address) as bus:
+        await stream(connection, "OWN", "own.>")
+        await stream(connection, "VICTIM", "victim.>")
         for header in "Nats-Msg-Id", "nats-msg-id", "Nats-Expected-Last-Sequence", "NATS-TTL":
             for _ in range(2):
                 await bus.publish(b"", class_id="own", headers={header: "7", "h": "1"})
         copied = lane(server.address, nats.url, "own", stream="OWN", rewrite=(("#", "own.x.#"),))
         async with copying(copied):
             await until(lambda: copied.statistics().position == 8)
-        assert (copied.statistics().copied, await stored(wire, "OWN")) == (8, 8)
+        assert (copied.statistics().copied, await stored(connection, "OWN")) == (8, 8)
 
         inbox = "_INBOX.somebody"
-        wire.core.subscribe(inbox)
-        wire.core.subscribe("$SAID.>")
-        await wire.round_trip()
+        connection.core.subscribe(inbox)
+        connection.core.subscribe("$SAID.>")
+        await connection.round_trip()
         await bus.publish(b"", class_id="free", channel="$JS.API.STREAM.DELETE.VICTIM")
         await bus.publish(b"x", class_id="free", channel=inbox)
         await bus.publish(b"said", class_id="free", channel="said.so")
@@ -143,10 +143,10 @@ async def test_reserved_headers_and_subjects_are_not_copied(
         copied = lane(server.address, nats.url, "free", rewrite=rules)
         async with copying(copied):
             await until(lambda: copied.statistics().position == 4)
-        assert [(subject, body) for subject, _, body in await heard(wire, 1)] == [
+        assert [(subject, body) for subject, _, body in await heard(connection, 1)] == [
             (b"$SAID.so", b"said")
         ]
-        assert await stored(wire, "VICTIM") == 0
+        assert await stored(connection, "VICTIM") == 0
         found = copied.statistics()
         assert (found.copied, found.skipped, found.refused) == (1, {"refused": 3}, 3)
         letters = await payloads(bus, "dead.free", 3)
@@ -154,12 +154,12 @@ async def test_reserved_headers_and_subjects_are_not_copied(
 
 
 async def test_copies_stream_to_stream(server: BusServer, nats: NatsServer) -> None:
-    async with connect(nats) as wire:
-        await stream(wire, "FIRST", "first.>")
-        await stream(wire, "SECOND", "second.>")
+    async with connect(nats) as connection:
+        await stream(connection, "FIRST", "first.>")
+        await stream(connection, "SECOND", "second.>")
         for number in range(20):
-            wire.core.publish("first.a", b"%d" % number)
-        await wire.round_trip()
+            connection.core.publish("first.a", b"%d" % number)
+        await connection.round_trip()
         ways = [
             lane(nats.url, server.address, "chain", stream="FIRST"),
             lane(
@@ -172,22 +172,22 @@ async def test_copies_stream_to_stream(server: BusServer, nats: NatsServer) -> N
         ]
         async with copying(ways[0]), copying(ways[1]):
             await until(lambda: ways[1].statistics().position == 20)
-        assert (ways[1].statistics().copied, await stored(wire, "SECOND")) == (20, 20)
+        assert (ways[1].statistics().copied, await stored(connection, "SECOND")) == (20, 20)
 
 
 async def test_recreates_deleted_consumer(server: BusServer, nats: NatsServer) -> None:
-    async with connect(nats) as wire, simplebus.connect(server.address) as bus:
-        await stream(wire, "ENDS", "ends.>")
+    async with connect(nats) as connection, simplebus.connect(server.address) as bus:
+        await stream(connection, "ENDS", "ends.>")
         copied = lane(nats.url, server.address, "ends", stream="ENDS", start="new")
         async with copying(copied):
             await until(lambda: copied.statistics().is_up)
             for turn in range(3):
                 for number in range(10 * turn, 10 * turn + 10):
-                    wire.core.publish("ends.a", b"%d" % number)
-                await wire.round_trip()
+                    connection.core.publish("ends.a", b"%d" % number)
+                await connection.round_trip()
                 await until(lambda turn=turn: copied.statistics().copied == 10 * turn + 10)
-                (name,) = (await wire.link.api_request("CONSUMER.NAMES.ENDS"))["consumers"]
-                await wire.link.api_request(f"CONSUMER.DELETE.ENDS.{name}")
+                (name,) = (await connection.nats.api_request("CONSUMER.NAMES.ENDS"))["consumers"]
+                await connection.nats.api_request(f"CONSUMER.DELETE.ENDS.{name}")
                 # It is published while nobody is there to see it.
             await until(lambda: copied.statistics().losses == 3)
             assert await payloads(bus, "ends", 30) == numbered(0, 30)
@@ -195,7 +195,7 @@ async def test_recreates_deleted_consumer(server: BusServer, nats: NatsServer) -
 
 async def test_wildcard_skips_reserved_subjects(server: BusServer, nats: NatsServer) -> None:
     """A lane back to the same server would copy its own echoes for ever."""
-    async with connect(nats) as wire, simplebus.connect(server.address) as bus:
+    async with connect(nats) as connection, simplebus.connect(server.address) as bus:
         ways = [
             lane(nats.url, server.address, "wide"),
             lane(server.address, nats.url, "wide", rewrite=(("x", "$OWN"),)),
@@ -206,14 +206,14 @@ async def test_wildcard_skips_reserved_subjects(server: BusServer, nats: NatsSer
         async with copying(ways[0]), copying(ways[1]), copying(meant):
             await until(lambda: all(each.statistics().is_up for each in (*ways, meant)))
             for subject in "one", "_INBOX.x.1", "$x", "_INBOX.meant.1", "_two", "three":
-                wire.core.publish(subject, subject.encode())
-            await wire.round_trip()
+                connection.core.publish(subject, subject.encode())
+            await connection.round_trip()
             assert await payloads(bus, "wide", 3) == [b"one", b"_two", b"three"]
             assert await payloads(bus, "meant", 1) == [b"_INBOX.meant.1"]
             await until(lambda: ways[1].statistics().position == 3)
             await bus.publish(b"last", class_id="wide", channel="x")
             await until(lambda: ways[1].statistics().position == 4)
-            await wire.round_trip()
+            await connection.round_trip()
             assert await payloads(bus, "wide", 1) == [b"last"]
             await until(lambda: ways[0].statistics().copied == 3)
 
@@ -222,24 +222,24 @@ async def test_waits_for_full_stream(
     server: BusServer, nats: NatsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("simplebus.bridge.copier._RESEND_DELAY_SECONDS", 0.02)
-    async with connect(nats) as wire, simplebus.connect(server.address) as bus:
+    async with connect(nats) as connection, simplebus.connect(server.address) as bus:
         config = {"name": "FULL", "subjects": ["class.full"], "max_msgs": 10, "discard": "new"}
-        await wire.link.api_request("STREAM.CREATE.FULL", config)
+        await connection.nats.api_request("STREAM.CREATE.FULL", config)
         await bus.publish_many(numbered(0, 25), class_id="full")
         copied = lane(server.address, nats.url, "full", stream="FULL")
         async with copying(copied):
             for count in 10, 20:
                 await until(lambda count=count: copied.statistics().copied == count)
-                await wire.link.api_request("STREAM.PURGE.FULL")
+                await connection.nats.api_request("STREAM.PURGE.FULL")
             await until(lambda: copied.statistics().position == 25)
         found = copied.statistics()
-        assert (found.copied, found.refused, await stored(wire, "FULL")) == (25, 0, 5)
+        assert (found.copied, found.refused, await stored(connection, "FULL")) == (25, 0, 5)
 
 
 async def test_logs_missing_stream_once_and_waits(
     server: BusServer, nats: NatsServer, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with connect(nats) as wire, simplebus.connect(server.address) as bus:
+    async with connect(nats) as connection, simplebus.connect(server.address) as bus:
         await bus.publish(b"1", class_id="late")
         copied = lane(server.address, nats.url, "late", stream="LATE")
         async with copying(copied):
@@ -248,9 +248,9 @@ async def test_logs_missing_stream_once_and_waits(
                 "stream 'LATE' did not answer" in copied.statistics().problem
                 or copied.statistics().is_up
             )
-            await stream(wire, "LATE", "class.late")
+            await stream(connection, "LATE", "class.late")
             await until(lambda: copied.statistics().copied == 1)
-        assert await stored(wire, "LATE") == 1
+        assert await stored(connection, "LATE") == 1
         assert caplog.text.count("stream 'LATE' did not answer: JetStream: stream not found") == 1
         assert caplog.text.count(": works again") == 1
 
@@ -259,13 +259,13 @@ async def test_waits_for_stream_while_another_has_its_subject(
     server: BusServer, nats: NatsServer
 ) -> None:
     """Its name may be a slip. Where it is there, it will never have what the other one takes."""
-    async with connect(nats) as wire, simplebus.connect(server.address) as bus:
-        await stream(wire, "OTHER", "other.>")
+    async with connect(nats) as connection, simplebus.connect(server.address) as bus:
+        await stream(connection, "OTHER", "other.>")
         await bus.publish(b"1", class_id="another", channel="other.x")
         copied = lane(server.address, nats.url, "another", stream="ANOTHER")
         async with copying(copied):
             await until(lambda: "stream 'ANOTHER' did not answer" in copied.statistics().problem)
-            await stream(wire, "ANOTHER", "class.another")
+            await stream(connection, "ANOTHER", "class.another")
             await until(lambda: copied.statistics().position == 1)
         assert (copied.statistics().copied, copied.statistics().refused) == (0, 1)
         (letter,) = await bus.fetch("dead.another")
@@ -273,8 +273,8 @@ async def test_waits_for_stream_while_another_has_its_subject(
 
 
 async def test_subject_outside_stream_is_refused(server: BusServer, nats: NatsServer) -> None:
-    async with connect(nats) as wire, simplebus.connect(server.address) as bus:
-        await stream(wire, "SOME", "some.*")
+    async with connect(nats) as connection, simplebus.connect(server.address) as bus:
+        await stream(connection, "SOME", "some.*")
         for number in range(60):
             more: Any = {"channel": "stray"} if number == 30 else {"channel": "some.x"}
             await bus.publish(b"%d" % number, class_id="some", **({} if number == 40 else more))
@@ -283,7 +283,7 @@ async def test_subject_outside_stream_is_refused(server: BusServer, nats: NatsSe
             await until(lambda: copied.statistics().position == 60)
         found = copied.statistics()
         assert (found.copied, found.refused, found.losses) == (58, 2, 0)
-        assert await stored(wire, "SOME") == 58
+        assert await stored(connection, "SOME") == 58
         letters = await bus.fetch("dead.some")
         assert [each.payload for each in letters] == [b"30", b"40"]
         assert [dict(each.headers)["dead-error"] for each in letters] == [
@@ -293,22 +293,22 @@ async def test_subject_outside_stream_is_refused(server: BusServer, nats: NatsSe
 
 
 async def test_copies_core_nats_to_class(server: BusServer, nats: NatsServer) -> None:
-    async with connect(nats) as wire, simplebus.connect(server.address) as bus:
+    async with connect(nats) as connection, simplebus.connect(server.address) as bus:
         copied = lane(nats.url, server.address, "heard", channels=("in.>",))
         async with copying(copied):
             await until(lambda: copied.statistics().is_up)
             for number in range(100):
-                wire.core.publish("in.a", b"%d" % number)
+                connection.core.publish("in.a", b"%d" % number)
             headers = encode.encode_headers((b"h", b"1"), (KEY_HEADER.encode(), b"k"))
-            wire.core.publish("in.b", b"<\r\n>", headers=headers)
-            wire.link.flush()
+            connection.core.publish("in.b", b"<\r\n>", headers=headers)
+            connection.nats.flush()
             async with bus.subscribe("heard") as messages:
                 got = [await messages.get(PATIENCE_SECONDS) for _ in range(101)]
         assert [m.payload for m in got[:100]] == numbered(0, 100)
         assert got[0].channel == "in.a"
         assert (got[100].channel, got[100].payload, got[100].key) == ("in.b", b"<\r\n>", b"k")
-        assert wire.core.info is not None
-        here = f"nats.{wire.core.info.server_id[:16]}"
+        assert connection.core.info is not None
+        here = f"nats.{connection.core.info.server_id[:16]}"
         assert got[100].headers == (("h", "1"), (PATH_HEADER, here))
 
 
@@ -317,7 +317,7 @@ async def test_altered_nats_messages_are_counted_and_logged(
 ) -> None:
     headers = encode.encode_headers((b"tenant", b"7"), (KEY_HEADER.encode(), b"k"))
     long = encode.encode_headers((b"long", b"x" * 70_000), (KEY_HEADER.encode(), b"k"))
-    async with connect(nats) as wire, simplebus.connect(server.address) as bus:
+    async with connect(nats) as connection, simplebus.connect(server.address) as bus:
         copied = lane(nats.url, server.address, "odd", channels=("odd.>",))
         async with copying(copied, up=True):
             for subject, block in (
@@ -327,8 +327,8 @@ async def test_altered_nats_messages_are_counted_and_logged(
                 (b"odd.b", long),
                 (b"odd.#", b""),
             ):
-                wire.core.write(encode.encode_pub(subject, b"", headers=block))
-            wire.link.flush()
+                connection.core.write(encode.encode_pub(subject, b"", headers=block))
+            connection.nats.flush()
             async with bus.subscribe("odd") as messages:
                 got = [await messages.get(PATIENCE_SECONDS) for _ in range(5)]
             await until(lambda: copied.statistics().copied == 5)
@@ -346,40 +346,40 @@ async def test_altered_nats_messages_are_counted_and_logged(
 
 
 async def test_copies_between_two_nats_servers(server: BusServer, nats: NatsServer) -> None:
-    async with connect(nats) as wire, simplebus.connect(server.address) as bus:
-        assert wire.core.info is not None
-        here = f"nats.{wire.core.info.server_id[:16]}"
+    async with connect(nats) as connection, simplebus.connect(server.address) as bus:
+        assert connection.core.info is not None
+        here = f"nats.{connection.core.info.server_id[:16]}"
         copied = lane(nats.url, server.address, "circle", channels=("circle",))
         async with copying(copied):
             await until(lambda: copied.statistics().is_up)
             for path in "nats.ANOTHER a", f"{here} a":
                 headers = encode.encode_headers((PATH_HEADER.encode(), path.encode()))
-                wire.core.publish("circle", path.encode(), headers=headers)
-            wire.core.publish("circle", b"last")
-            await wire.round_trip()
+                connection.core.publish("circle", path.encode(), headers=headers)
+            connection.core.publish("circle", b"last")
+            await connection.round_trip()
             assert await payloads(bus, "circle", 2) == [b"nats.ANOTHER a", b"last"]
             await until(lambda: copied.statistics().skipped == {"looped": 1})
 
 
 async def test_copies_stream_once(server: BusServer, nats: NatsServer) -> None:
-    async with connect(nats) as wire, simplebus.connect(server.address) as bus:
-        await stream(wire, "WORDS", "words.*")
+    async with connect(nats) as connection, simplebus.connect(server.address) as bus:
+        await stream(connection, "WORDS", "words.*")
         for number in range(300):
-            wire.core.publish(f"words.{number % 3}", b"%d" % number)
-        await wire.round_trip()
+            connection.core.publish(f"words.{number % 3}", b"%d" % number)
+        await connection.round_trip()
         bridge = BridgeSettings(
             "words", nats.url, server.address, (CopiedClass("words", stream="WORDS"),)
         )
         for first, last in ((0, 300), (300, 310)):
             (copied,) = create_copiers([bridge])
             for number in range(max(300, first), last):
-                wire.core.publish("words.0", b"%d" % number)
-            wire.link.flush()
+                connection.core.publish("words.0", b"%d" % number)
+            connection.nats.flush()
             async with copying(copied):
                 assert await payloads(bus, "words", last - first) == numbered(first, last)
                 await until(lambda made=copied, end=last: made.statistics().position > end)
         where = "CONSUMER.INFO.WORDS.bridge-words-there-words"
-        state = await wire.link.api_request(where)
+        state = await connection.nats.api_request(where)
         assert state["ack_floor"]["stream_seq"] == 310
 
 
@@ -387,8 +387,8 @@ async def test_same_name_from_stream_to_two_buses_is_rejected(
     server: BusServer, nats: NatsServer
 ) -> None:
     """They would take the consumer from one another for ever."""
-    async with connect(nats) as wire, simplebus.connect(server.address) as bus:
-        await stream(wire, "SHARED", "shared")
+    async with connect(nats) as connection, simplebus.connect(server.address) as bus:
+        await stream(connection, "SHARED", "shared")
         with bus_server() as other:
             copied = (CopiedClass("shared", stream="SHARED"),)
             first, second = (
@@ -397,17 +397,17 @@ async def test_same_name_from_stream_to_two_buses_is_rejected(
             )
             async with copying(first):
                 await until(lambda: first.statistics().is_up)
-                wire.core.publish("shared", b"0")
-                wire.link.flush()
+                connection.core.publish("shared", b"0")
+                connection.nats.flush()
                 assert await payloads(bus, "shared", 1) == [b"0"]
                 async with copying(second):
                     await until(lambda: "name of its own" in second.statistics().problem)
-                    wire.core.publish("shared", b"1")
-                    wire.link.flush()
+                    connection.core.publish("shared", b"1")
+                    connection.nats.flush()
                     assert await payloads(bus, "shared", 1) == [b"1"]
                 await until(lambda: first.statistics().position == 3)
             assert first.statistics().losses == 0
             async with copying(second), simplebus.connect(other.address) as there:
-                wire.core.publish("shared", b"2")  # Who has moved its far end goes on there.
-                wire.link.flush()
+                connection.core.publish("shared", b"2")  # Who has moved its far end goes on there.
+                connection.nats.flush()
                 assert await payloads(there, "shared", 1) == [b"2"]

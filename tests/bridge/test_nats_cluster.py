@@ -58,17 +58,17 @@ start = "earliest"
 
 
 async def asked(
-    wire: BridgeNatsConnection, subject: str, body: dict[str, Any] | None = None
+    connection: BridgeNatsConnection, subject: str, body: dict[str, Any] | None = None
 ) -> dict[str, Any]:
     """Ask until it is answered: while nobody leads what it is about, nobody does."""
     while True:
         with suppress(BusConnectionError, JetStreamError):
-            return await wire.link.api_request(subject, body, seconds=5.0)
-        wire.check()
+            return await connection.nats.api_request(subject, body, seconds=5.0)
+        connection.check()
         await trio.sleep(0.1)
 
 
-async def made(wire: BridgeNatsConnection, stream: str, *, takes_chains: bool) -> None:
+async def made(connection: BridgeNatsConnection, stream: str, *, takes_chains: bool) -> None:
     """Kept by all three, as soon as these have found each other."""
     config = {
         "name": stream,
@@ -76,16 +76,18 @@ async def made(wire: BridgeNatsConnection, stream: str, *, takes_chains: bool) -
         "num_replicas": 3,
         "allow_batched": takes_chains,
     }
-    await asked(wire, f"STREAM.CREATE.{stream}", config)
+    await asked(connection, f"STREAM.CREATE.{stream}", config)
 
 
-async def led_by(wire: BridgeNatsConnection, stream: str, server: NatsServer) -> None:
+async def led_by(connection: BridgeNatsConnection, stream: str, server: NatsServer) -> None:
     """Return when this server leads the stream."""
     move = {"placement": {"preferred": server.name}}
-    while (await asked(wire, f"STREAM.INFO.{stream}"))["cluster"].get("leader") != server.name:
+    while (await asked(connection, f"STREAM.INFO.{stream}"))["cluster"].get(
+        "leader"
+    ) != server.name:
         with suppress(BusConnectionError, JetStreamError):  # It may lead by now, or nobody does.
-            await wire.link.api_request(f"STREAM.LEADER.STEPDOWN.{stream}", move, seconds=5.0)
-        wire.check()
+            await connection.nats.api_request(f"STREAM.LEADER.STEPDOWN.{stream}", move, seconds=5.0)
+        connection.check()
         await trio.sleep(0.1)
 
 
@@ -123,26 +125,28 @@ class Flow:
         """Into the stream itself, one behind the other, each until the cluster has it."""
         while not self.is_over:
             try:
-                async with connect_nats(self._servers, "said", {}, heartbeat=2.0) as wire:
+                async with connect_nats(self._servers, "said", {}, heartbeat=2.0) as connection:
                     while not self.is_over:
-                        await self._say(wire, self.published["said"])
+                        await self._say(connection, self.published["said"])
                         self.published["said"] += 1
                         await trio.sleep(0.01)
                         await until(lambda: self.is_over or not self._is_ahead("said"))
             except (BusConnectionError, JetStreamError):
                 await trio.sleep(0.1)
 
-    async def _say(self, wire: BridgeNatsConnection, number: int) -> None:
+    async def _say(self, connection: BridgeNatsConnection, number: int) -> None:
         headers = encode.encode_headers((jetstream_codec.MSG_ID, b"%d" % number))
-        core = wire.core
+        core = connection.core
         reply = core.reserve_numbers(1)
         core.publish(
             "class.said", b"%d" % number, headers=headers, reply=core.reply_subject(reply).decode()
         )
-        wire.link.flush()
-        while not wire.replies:
-            await wire.wait_expected("a PubAck")
-        for error in jetstream_codec.parse_pub_acks(wire.replies.pop().messages).errors.values():
+        connection.nats.flush()
+        while not connection.replies:
+            await connection.wait_expected("a PubAck")
+        for error in jetstream_codec.parse_pub_acks(
+            connection.replies.pop().messages
+        ).errors.values():
             raise error
 
     async def read(self, class_: str) -> None:
@@ -178,9 +182,9 @@ async def test_survives_kill_of_one_nats_server(
         most = ONE_BY_ONE_MAX if is_one_by_one else UNDER_WAY_MAX
         flow, connected = Flow(near.address, far.address, urls, most), partial(connect, urls)
         with trio.fail_after(PATIENCE_SECONDS):
-            async with connected() as wire:
+            async with connected() as connection:
                 for stream in STREAMS:
-                    await made(wire, stream, takes_chains=takes_chains)
+                    await made(connection, stream, takes_chains=takes_chains)
             bridges = Killed(log, "bridge", str(file))
             try:
                 async with trio.open_nursery() as readers:
@@ -192,9 +196,9 @@ async def test_survives_kill_of_one_nats_server(
                         await flow.goes_on()
                         place = log.read_text().split("connected to NATS at ")[1].split()[0]
                         (victim,) = (each for each in servers if each.url.endswith(place))
-                        async with connected() as wire:
+                        async with connected() as connection:
                             for stream in STREAMS:
-                                await led_by(wire, stream, victim)
+                                await led_by(connection, stream, victim)
                         await flow.goes_on()
                         victim.kill()
                         await flow.goes_on()
@@ -202,8 +206,8 @@ async def test_survives_kill_of_one_nats_server(
                         await flow.goes_on()
                         flow.is_over = True
                     await flow.goes_on(0)
-                    async with connected() as wire:
-                        info = await asked(wire, "STREAM.INFO.THROUGH")
+                    async with connected() as connection:
+                        info = await asked(connection, "STREAM.INFO.THROUGH")
                     readers.cancel_scope.cancel()
             finally:
                 bridges.kill()

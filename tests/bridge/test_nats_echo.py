@@ -21,12 +21,12 @@ async def test_bidirectional_copies_each_message_once(
     stream: str, server: BusServer, nats: NatsServer
 ) -> None:
     async with (
-        connect(nats) as wire,
+        connect(nats) as connection,
         simplebus.connect(server.address) as bus,
     ):
         if stream:
             config = {"name": stream, "subjects": ["echo.>"]}
-            await wire.link.api_request(f"STREAM.CREATE.{stream}", config)
+            await connection.nats.api_request(f"STREAM.CREATE.{stream}", config)
         subject = f"echo.{stream or 'plain'}"
         copied = CopiedClass(f"both{stream}", channels=(subject,), stream=stream, start="earliest")
         bridge = BridgeSettings(
@@ -36,24 +36,24 @@ async def test_bidirectional_copies_each_message_once(
             bus.subscribe(copied.class_) as messages,
             bridged(bridge, up=True) as (there, back),
         ):
-            wire.core.subscribe(subject)
-            await wire.round_trip()
+            connection.core.subscribe(subject)
+            await connection.round_trip()
             await bus.publish_many(numbered(0, 5), class_id=copied.class_, channel=subject)
             for number in range(5, 15):
-                wire.core.publish(subject, b"%d" % number)
-            wire.link.flush()
+                connection.core.publish(subject, b"%d" % number)
+            connection.nats.flush()
             while (  # noqa: ASYNC110
                 there.statistics().skipped.get("looped") != 10
                 or back.statistics().skipped.get("looped") != 5
             ):
                 await trio.sleep(0.01)
-            await wire.round_trip()
+            await connection.round_trip()
             got = [(await messages.get(PATIENCE_SECONDS)).payload for _ in range(15)]
             assert sorted(got) == sorted(numbered(0, 15))
-            said = [each.payload(row) for each in wire.messages for row in range(each.count)]
+            said = [each.payload(row) for each in connection.messages for row in range(each.count)]
             assert sorted(said) == sorted(numbered(0, 15))
             if stream:
-                info = await wire.link.api_request(f"STREAM.INFO.{stream}")
+                info = await connection.nats.api_request(f"STREAM.INFO.{stream}")
                 assert info["state"]["messages"] == 15
 
 
@@ -66,14 +66,14 @@ async def test_rejects_disabled_path_with_possible_loop(
     )
     renamed = CopiedClass("way", rewrite=(("way.in", "way.out"),), start="earliest")
     out = BridgeSettings("out", server.address, nats.url, (renamed,), has_path=False)
-    async with connect(nats) as wire, bridged(into, out, up=True):
-        wire.core.subscribe("way.out")
-        await wire.round_trip()
-        wire.core.publish("way.in", b"hello")
-        wire.link.flush()
-        while not wire.messages:
-            await wire.wait_event()
-        assert wire.messages[0].payload(0) == b"hello"
+    async with connect(nats) as connection, bridged(into, out, up=True):
+        connection.core.subscribe("way.out")
+        await connection.round_trip()
+        connection.core.publish("way.in", b"hello")
+        connection.nats.flush()
+        while not connection.messages:
+            await connection.wait_event()
+        assert connection.messages[0].payload(0) == b"hello"
 
 
 def test_collects_identities_of_cluster() -> None:

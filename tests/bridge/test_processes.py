@@ -15,8 +15,7 @@ from typer.testing import CliRunner
 import simplebus
 from load.ports import HOST, free_ports
 from simplebus import Bus
-from simplebus.bridge.runner import create_copiers, serve_with_bridges
-from simplebus.bridge.runner import run_copiers
+from simplebus.bridge.runner import create_copiers, run_copiers, serve_with_bridges
 from simplebus.bridge.settings import BridgeSettings, CopiedClass
 from simplebus.cli import app
 from simplebus.config.bridges import made as read_bridges

@@ -45,14 +45,14 @@ async def test_shutdown_waits_for_position_commit() -> None:
         place = SocketEndpoint(Address.parse(address))
         async with simplebus.connect(address) as bus:
             await bus.publish_many([b"1", b"2"], class_id="orders")
-        async with connect_source(place, "a", target_id="x", heartbeat=10, auth=None) as wire:
-            end = BusSource(wire, class_="orders", durable="a")
+        async with connect_source(place, "a", target_id="x", heartbeat=10, auth=None) as connection:
+            end = BusSource(connection, class_="orders", durable="a")
             await end.open()
             (session,) = [c.session for c in server.server.connections.values()]
             inbox = end._inbox
             assert inbox is not None
-            wire.core.unsubscribe(inbox, is_processed=False)
-            wire.remove_inbox(inbox)
+            connection.core.unsubscribe(inbox, is_processed=False)
+            connection.remove_inbox(inbox)
             with trio.fail_after(30):
                 await until(lambda: not session.subscriptions)
                 ended = trio.Event()

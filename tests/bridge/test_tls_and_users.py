@@ -75,7 +75,9 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> CertificateAuthority:
 
 
 @asynccontextmanager
-async def guarded(authority: CertificateAuthority, *users: User, **more: Any) -> AsyncIterator[RunningServer]:
+async def guarded(
+    authority: CertificateAuthority, *users: User, **more: Any
+) -> AsyncIterator[RunningServer]:
     folder = authority.folder
     tls = TlsOptions(folder / "localhost.pem", folder / "localhost.key", **more)
     async with serving(
@@ -221,18 +223,18 @@ async def test_connects_to_nats_with_client_certificate(
         async with (
             serving() as near,
             simplebus.connect(near.addresses[0]) as bus,
-            connect(nats, {"token": "secret"}, tls=access.tls()) as wire,
+            connect(nats, {"token": "secret"}, tls=access.tls()) as connection,
         ):
-            wire.core.subscribe("class.orders")
-            await wire.round_trip()
+            connection.core.subscribe("class.orders")
+            await connection.round_trip()
             await bus.publish(b"hello", class_id="orders")
             copied = (CopiedClass("orders", start="earliest"),)
             tls_url = nats.url.replace("nats://", "tls://")
             bridge = BridgeSettings("b", near.addresses[0], tls_url, copied, target_access=access)
             async with bridged(bridge):
-                while not wire.messages:
-                    await wire.wait_event()
-                assert wire.messages[0].payload(0) == b"hello"
+                while not connection.messages:
+                    await connection.wait_event()
+                assert connection.messages[0].payload(0) == b"hello"
 
 
 @pytest.fixture

@@ -33,16 +33,16 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
-STEERING = ("PYTHON", "LD_", "MALLOC_", "OPENBLAS_", "OMP_")
+START_VARIABLE_PREFIXES = ("PYTHON", "LD_", "MALLOC_", "OPENBLAS_", "OMP_")
 """Variables that begin like this are heard by Python and its libraries when they start."""
 REQUEST_BYTES_MAX = 1 << 17
 NUMBER = struct.Struct("i")
-LEFT_OUT = {"simplebus.spark", "simplebus.testing", "simplebus.__main__"}
+EXCLUDED_MODULES = {"simplebus.spark", "simplebus.testing", "simplebus.__main__"}
 """What takes much longer to import, and what is no module."""
 
 
-def steering(environment: dict[str, str]) -> dict[str, str]:
-    return {name: environment[name] for name in environment if name.startswith(STEERING)}
+def start_variables(environment: dict[str, str]) -> dict[str, str]:
+    return {name: environment[name] for name in environment if name.startswith(START_VARIABLE_PREFIXES)}
 
 
 # Where programs are begun -------------------------------------------------------------------------
@@ -52,7 +52,7 @@ class ForkServer:
     """The process that has imported everything, begun when it is first needed."""
 
     def __init__(self) -> None:
-        self.steered = steering(dict(os.environ))
+        self.start_variables = start_variables(dict(os.environ))
         self._lock = threading.Lock()
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
@@ -70,7 +70,7 @@ class ForkServer:
         with self._lock:
             socket.send_fds(self._line, [json.dumps(request).encode()], files)
 
-    def end(self) -> None:
+    def close(self) -> None:
         self._line.close()
         self._process.wait()
 
@@ -84,13 +84,13 @@ def fork_server() -> ForkServer:
     with _one_at_a_time:
         if not _forkers:
             _forkers.append(ForkServer())
-            atexit.register(_forkers[0].end)
+            atexit.register(_forkers[0].close)
     return _forkers[0]
 
 
-def can_run(environment: dict[str, str]) -> bool:
+def can_fork_with(environment: dict[str, str]) -> bool:
     """Whether a program with this environment would be steered as the one that it is forked of."""
-    return steering(environment) == fork_server().steered
+    return start_variables(environment) == fork_server().start_variables
 
 
 class ForkedProgram(subprocess.Popen[bytes]):
@@ -152,7 +152,7 @@ def import_everything() -> None:
     import simplebus
 
     for found in pkgutil.walk_packages(simplebus.__path__, "simplebus.", onerror=lambda name: None):
-        if not any(found.name == each or found.name.startswith(f"{each}.") for each in LEFT_OUT):
+        if not any(found.name == each or found.name.startswith(f"{each}.") for each in EXCLUDED_MODULES):
             importlib.import_module(found.name)
 
 
@@ -178,7 +178,7 @@ def wait_for_requests(line: socket.socket) -> list[str]:
                     os.kill(pid, signal.SIGKILL)
                 sys.exit()
             if not (pid := os.fork()):
-                return begin(json.loads(said), files[:3])
+                return become_program(json.loads(said), files[:3])
             os.write(files[3], NUMBER.pack(pid))
             whom[pid] = files[3]
             for each in files[:3]:
@@ -191,7 +191,7 @@ def wait_for_requests(line: socket.socket) -> list[str]:
                 os.close(whom.pop(ended[0]))
 
 
-def begin(request: dict[str, Any], files: list[int]) -> list[str]:
+def become_program(request: dict[str, Any], files: list[int]) -> list[str]:
     """Be like a process that has just begun."""
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)

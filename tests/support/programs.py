@@ -15,7 +15,7 @@ from pathlib import Path
 from subprocess import PIPE
 from typing import IO
 
-from tests.support.forked_programs import ForkedProgram, can_run
+from tests.support.forked_programs import ForkedProgram, can_fork_with
 
 File = int | IO[bytes]
 ROOT = Path(__file__).parents[2]
@@ -92,7 +92,7 @@ def start_program(
 ) -> subprocess.Popen[bytes]:
     """`simplebus` with these arguments, begun; without the time of importing, if that may be."""
     env = environment(**variables)
-    if can_run(env):
+    if can_fork_with(env):
         return ForkedProgram(arguments, stdin=stdin, stdout=stdout, stderr=stderr, cwd=ROOT, env=env)
     command = [sys.executable, "-m", "simplebus", *arguments]
     return subprocess.Popen(command, stdin=stdin, stdout=stdout, stderr=stderr, cwd=ROOT, env=env)

@@ -1,9 +1,9 @@
 """Source for a class of a bus.
 
-Messages are fetched by sequence, so they arrive in order and once. The bus delivers only messages
-that are as durable as it promises, so a crash cannot take back a copied one. A durable with one
-message in flight makes the bus keep the messages, and shows that there is a new one. Ages of
-messages are measured by the clock of the bus alone.
+Messages are fetched by sequence, so each arrives once and in order. The bus returns only
+messages that are as durable as it promises, so a crash cannot take back a copied message. The
+bus keeps uncopied messages because of a durable subscription with one message in flight, which
+also signals new messages. Ages of messages are measured by the clock of the bus alone.
 """
 
 from __future__ import annotations
@@ -86,35 +86,35 @@ class BusSource:
 
     def __init__(
         self,
-        wire: ClientConnection,
+        connection: ClientConnection,
         *,
         class_: int | str,
         durable: str,
         channels: tuple[str, ...] = (),
         start: str = "waiting",
-        place: Endpoint | None = None,
+        endpoint: Endpoint | None = None,
     ) -> None:
         """Create the source.
 
         Args:
-            wire: Connection to the bus.
+            connection: Connection to the bus.
             class_: Class to read.
-            durable: Name of the durable.
+            durable: Name of the durable subscription.
             channels: Patterns of the channels to copy; empty for all.
             start: Start position of a durable that does not exist.
-            place: Where the connection leads.
+            endpoint: Endpoint of the connection. A bus in this process is read without requests.
         """
-        self._wire = wire
-        self._core = wire.core
+        self._connection = connection
+        self._core = connection.core
         self._class = class_
         self._durable = durable
         self._channels = list(channels)
         self._start = start
-        self._in_process_bus = place if isinstance(place, InProcessBus) else None
+        self._in_process_bus = endpoint if isinstance(endpoint, InProcessBus) else None
         self.class_id = -1
         self.head = 0
         """Highest head that the bus has reported."""
-        self.identity = self.storage_id = wire.core.bus_id
+        self.identity = self.storage_id = connection.core.bus_id
         self._inbox: Inbox | None = None
         self._arrived = WakeupEvent()
         self._committed = 0
@@ -126,16 +126,19 @@ class BusSource:
         """Number of fetches to send in advance. Their starts are estimates."""
 
     async def open(self) -> int:
-        """Subscribe to the durable. Returns its position. Raises RefusedError while another client
-        has it.
+        """Subscribe to the durable, and return its position.
+
+        Raises RefusedError while another client is connected to it.
         """
         if isinstance(self._class, int):
             self.class_id = self._class
         else:
-            await self._wire.wait_answered(self._core.name_classes(NamedClass(name=self._class)))
-            found = self._core.find_class_id(self._class)
-            assert found is not None
-            self.class_id = found
+            await self._connection.wait_answered(
+                self._core.name_classes(NamedClass(name=self._class))
+            )
+            class_id = self._core.find_class_id(self._class)
+            assert class_id is not None
+            self.class_id = class_id
         try:
             reply = await self._subscribe(self._start)
         except RefusedError as error:
@@ -148,7 +151,7 @@ class BusSource:
             ) from error
         self._committed = reply.floor
         fetch = self._core.fetch(self.class_id, self._committed, 1, create_class=False)
-        fetch_reply = (await self._wire.wait_answered(fetch)).reply
+        fetch_reply = (await self._connection.wait_answered(fetch)).reply
         assert isinstance(fetch_reply, FetchReply)
         self.head = fetch_reply.head
         return self._committed
@@ -164,8 +167,8 @@ class BusSource:
             ack_seconds=_ACK_TIMEOUT_SECONDS,
         )
         inbox = self._inbox = self._core.subscribe(self.class_id, options, auto_ack=False)
-        self._wire.add_inbox(inbox, self._arrived)
-        await self._wire.wait_answered(inbox.subscribe_request)
+        self._connection.add_inbox(inbox, self._arrived)
+        await self._connection.wait_answered(inbox.subscribe_request)
         reply = inbox.subscribe_request.reply
         assert isinstance(reply, SubscribeReply)
         return reply
@@ -200,12 +203,12 @@ class BusSource:
         return SourceBatch(runs, sequence, next, self.head, missed, now)
 
     async def _wait_reply(self, fetch: _PendingFetch) -> tuple[_PendingFetch, FetchReply]:
-        reply = (await self._wire.wait_answered(fetch.request)).reply
+        reply = (await self._connection.wait_answered(fetch.request)).reply
         assert isinstance(reply, FetchReply)
         return fetch, reply
 
     def _is_next_ready(self, reply: tuple[_PendingFetch, FetchReply]) -> bool:
-        """Return True if the next reply has arrived. A few large batches cost less than many small
+        """Return True if the next reply has arrived: few large batches cost less than many small
         ones.
         """
         return (
@@ -217,9 +220,9 @@ class BusSource:
     async def _read_in_place(
         self, in_process_bus: InProcessBus, sequence: int
     ) -> SourceBatch | None:
-        """Read from a bus in this process, after other tasks had a turn; None if it is slow."""
+        """Read from a bus in this process. Returns None if the messages are not in memory."""
         await trio.lowlevel.checkpoint()
-        check_connected(self._wire)
+        check_connected(self._connection)
         result = in_process_bus.fetch_from_memory(
             self.class_id, FetchRequest(first=sequence, times=True)
         )
@@ -229,23 +232,23 @@ class BusSource:
         ages = _message_ages(reply, reply.now)
         runs, first = [], reply.first
         for batch in batches:
-            for whole in _split_by_type(batch, first, ages[first - reply.first :]):
-                runs += _exclude_purged(whole, reply.purged)
+            for run in _split_by_type(batch, first, ages[first - reply.first :]):
+                runs += _exclude_purged(run, reply.purged)
             first += batch.count
         missed = self._count_missed(sequence, reply)
         return SourceBatch(runs, sequence, max(sequence, reply.next), reply.head, missed, reply.now)
 
     def _count_missed(self, sequence: int, reply: FetchReply) -> int:
-        """Return how many messages were dropped.
+        """Return how many messages were dropped before the copier read them.
 
-        With channel patterns the answer is 0: dropped messages may have had other channels, and the
-        bus counts what it drops.
+        With channel patterns the answer is 0: the dropped messages may have been on other
+        channels, and the bus counts its dropped messages itself.
         """
         return 0 if self._channels else max(0, reply.first - sequence)
 
     async def read_fingerprint(self, sequence: int) -> MessageFingerprint | None:
         fetch = self._core.fetch(self.class_id, sequence, 1, with_times=True, create_class=False)
-        reply = (await self._wire.wait_answered(fetch)).reply
+        reply = (await self._connection.wait_answered(fetch)).reply
         assert isinstance(reply, FetchReply)
         ages = _message_ages(reply, reply.now)
         runs = [
@@ -256,9 +259,9 @@ class BusSource:
         )
 
     async def measure_backlog(self, sequence: int) -> tuple[int, float]:
-        """Count messages of other channels, too, until they are read."""
+        """Count unread messages, including those on channels that are not copied."""
         fetch = self._core.fetch(self.class_id, sequence, 1, with_times=True, create_class=False)
-        reply = (await self._wire.wait_answered(fetch)).reply
+        reply = (await self._connection.wait_answered(fetch)).reply
         assert isinstance(reply, FetchReply)
         self.head = max(self.head, reply.head)
         ages = _message_ages(reply, reply.now)
@@ -266,8 +269,8 @@ class BusSource:
 
     def _prefetch(self, fetch: _PendingFetch, reply: FetchReply) -> None:
         """Send fetches for the messages after this reply."""
-        is_wrong = self._pending_fetches and self._pending_fetches[0].first != reply.next
-        if is_wrong:  # An estimated start was wrong.
+        is_estimate_wrong = self._pending_fetches and self._pending_fetches[0].first != reply.next
+        if is_estimate_wrong:  # An estimated start was wrong.
             self._pending_fetches.clear()
             self._prefetch_limit = 1
         sequence = self._pending_fetches[-1].end if self._pending_fetches else reply.next
@@ -283,7 +286,7 @@ class BusSource:
             )
             sequence += expected_count
         self._prefetch_limit = min(_PREFETCH_MAX, self._prefetch_limit + 1)
-        self._wire.writer.write_now()
+        self._connection.writer.write_now()
 
     def _send_fetch(self, sequence: int, count: int) -> None:
         request = self._core.fetch(
@@ -291,14 +294,14 @@ class BusSource:
         )
         fetch = _PendingFetch(request, sequence, sequence + count)
         self._pending_fetches.append(fetch)
-        self._wire.pending_requests.append((request, fetch.set_replied))
+        self._connection.pending_requests.append((request, fetch.set_replied))
 
     async def wait_for_message(self, sequence: int) -> int:
         await self.commit_position(sequence, now=True)
         inbox = self._inbox
         assert inbox is not None
         while inbox.is_empty:
-            check_connected(self._wire)
+            check_connected(self._connection)
             await self._arrived.wait()
         batch = inbox.pop_batch()
         assert batch is not None
@@ -307,7 +310,7 @@ class BusSource:
         delay, delay_max = _DURABLE_POLL_SECONDS
         while True:
             fetch = self._core.fetch(self.class_id, first, 1, create_class=False)
-            reply = (await self._wire.wait_answered(fetch)).reply
+            reply = (await self._connection.wait_answered(fetch)).reply
             assert isinstance(reply, FetchReply)
             if reply.head > first:
                 return sequence
@@ -329,15 +332,15 @@ class BusSource:
         # Both requests are sent together: a bus that shuts down does not wait for a client
         # without a subscription.
         await self._subscribe(Start(sequence=sequence), seek=True)
-        self._wire.remove_inbox(inbox)
-        await self._wire.wait_answered(unsubscribe_request)
+        self._connection.remove_inbox(inbox)
+        await self._connection.wait_answered(unsubscribe_request)
 
     def _has_delivered(self) -> bool:
         """Return True if the durable has a message in flight, and so would not deliver another."""
         return self._inbox is None or self._inbox.has_unsettled
 
     async def dead_letter(self, refusals: Sequence[Refusal]) -> int:
-        letters = BridgeDeadLetters(self._wire, self._class, self._durable)
+        letters = BridgeDeadLetters(self._connection, self._class, self._durable)
         await letters.open()
         remaining = sorted(refusals, key=lambda each: each.sequence)
         missing_count = len(remaining)
@@ -351,7 +354,7 @@ class BusSource:
                 with_times=True,
                 create_class=False,
             )
-            reply = (await self._wire.wait_answered(fetch)).reply
+            reply = (await self._connection.wait_answered(fetch)).reply
             assert isinstance(reply, FetchReply)
             ages = _message_ages(reply, reply.now)
             runs = [
@@ -369,7 +372,7 @@ class BusSource:
                     accepted = reply.now - float(np.max(run.ages))
                     letters.add(bytes(run.raw), refusal, accepted=accepted, now=reply.now)
                     missing_count -= 1
-        await letters.wait_stored()  # Without space this raises, and the copier starts again.
+        await letters.wait_stored()  # Raises if there is no space; then the copier reconnects.
         return missing_count
 
     def count_lost_on_close(self, sequence: int) -> int:
@@ -377,20 +380,20 @@ class BusSource:
 
 
 def bus_source_opener(
-    place: Endpoint,
+    endpoint: Endpoint,
     create: Callable[[ClientConnection], BusSource],
     *,
     heartbeat: float,
     auth: Auth | None,
 ) -> OpenSource:
-    """Return a function that opens the source alone. From then on the bus keeps the messages to
-    copy.
-    """
+    """Return a function that opens the source alone, which makes the bus keep the messages to copy."""
 
     @asynccontextmanager
     async def open() -> AsyncIterator[tuple[BusSource, int]]:
-        async with connect(place, create_client_core(None, heartbeat=heartbeat, auth=auth)) as wire:
-            source = create(wire)
+        async with connect(
+            endpoint, create_client_core(None, heartbeat=heartbeat, auth=auth)
+        ) as connection:
+            source = create(connection)
             yield source, await source.open()
 
     return open
@@ -431,15 +434,15 @@ def _split_by_type(batch: FrameBatch, first: int, ages: Seconds) -> list[Message
     return [whole.slice(a, b) for a, b in pairwise(edges)] if len(edges) > 2 else [whole]
 
 
-def _exclude_purged(whole: MessageRun, purged: Sequence[tuple[int, int]]) -> list[MessageRun]:
+def _exclude_purged(run: MessageRun, purged: Sequence[tuple[int, int]]) -> list[MessageRun]:
     """Return the messages outside of the purged ranges."""
     if not purged:
-        return [whole]
-    parts, row, first = [], 0, int(whole.sequences[0])
+        return [run]
+    parts, row, first = [], 0, int(run.sequences[0])
     for begin, end in purged:
-        begin, end = max(0, begin - first), min(whole.count, end - first)
+        begin, end = max(0, begin - first), min(run.count, end - first)
         if begin < end:
             parts.append((row, begin))
             row = end
-    parts.append((row, whole.count))
-    return [whole.slice(a, b) for a, b in parts if a < b]
+    parts.append((row, run.count))
+    return [run.slice(a, b) for a, b in parts if a < b]

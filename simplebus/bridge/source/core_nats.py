@@ -18,8 +18,8 @@ from simplebus.bridge.checkpoint import MessageFingerprint
 from simplebus.bridge.dead_letters import UnackedDeliveries, write_dead_letters
 from simplebus.bridge.interfaces import Refusal, SourceBatch
 from simplebus.bridge.nats_connection import BridgeNatsConnection
+from simplebus.bridge.nats_frames import NatsFramer
 from simplebus.bridge.reserved_headers import is_reserved_subject
-from simplebus.bridge.target.nats_frames import NatsFramer
 from simplebus.core.errors import BusConnectionError
 from simplebus.nats.client.events import ReceivedMessages
 
@@ -39,16 +39,16 @@ class CoreNatsSource:
 
     def __init__(
         self,
-        wire: BridgeNatsConnection,
+        connection: BridgeNatsConnection,
         subjects: Sequence[str],
         *,
         open_dead_letters: dead_letters.OpenDeadLetters,
         group: str = "",
     ) -> None:
         """Subscribe to `subjects`, or to all; `group` is a queue group."""
-        self._wire = wire
+        self._connection = connection
         self._open_dead_letters = open_dead_letters
-        self.identity = nats_identity(wire)
+        self.identity = nats_identity(connection)
         self.storage_id = f"nats {secrets.token_hex(8)}"
         self.head = 0
         self._framer = NatsFramer()
@@ -57,19 +57,19 @@ class CoreNatsSource:
         self._next = 0
         self._missed = 0
         self._unacked = UnackedDeliveries()
-        wire.on_messages = self._on_messages
+        connection.on_messages = self._on_messages
         self._wildcard_sids: list[int] = []
         """Subscriptions whose first segment is a wildcard."""
         for subject in subjects or (">",):
-            sid = wire.core.subscribe(subject, group)
+            sid = connection.core.subscribe(subject, group)
             if subject.split(".", 1)[0] in ("*", ">", "#"):
                 self._wildcard_sids.append(sid)
-        wire.link.flush()
+        connection.nats.flush()
 
     async def open(self) -> int:
         """Wait until the subscriptions are active. Returns the first sequence."""
-        await self._wire.round_trip()  # The server has processed the subscriptions.
-        self._wire.check_permissions()
+        await self._connection.round_trip()  # The server has processed the subscriptions.
+        self._connection.check_permissions()
         return 0
 
     def _on_messages(self, messages: ReceivedMessages) -> None:
@@ -83,8 +83,9 @@ class CoreNatsSource:
             self._buffered_bytes += size
 
     def _without_reserved(self, messages: ReceivedMessages) -> ReceivedMessages:
-        """Remove messages on reserved subjects that only a wildcard matched: replies to other
-        clients, and the bridge's own round trips.
+        """Remove messages on reserved subjects that only a wildcard matched.
+
+        These are replies to other clients, and the round trips of the bridge itself.
         """
         is_reserved = np.isin(messages.data[messages.subjects], _RESERVED_FIRST_BYTES)
         if not is_reserved.any():
@@ -95,7 +96,7 @@ class CoreNatsSource:
         return messages.pick(~is_reserved)
 
     async def read(self, sequence: int) -> SourceBatch:
-        self._wire.check_permissions()
+        self._connection.check_permissions()
         missed, self._missed = self._missed, 0
         runs = []
         first = self._next
@@ -120,8 +121,8 @@ class CoreNatsSource:
     async def wait_for_message(self, sequence: int) -> int:
         await self.commit_position(sequence, now=False)
         while not self._buffered:
-            await self._wire.wait_event()
-            self._wire.check_permissions()
+            await self._connection.wait_event()
+            self._connection.check_permissions()
         return sequence
 
     async def commit_position(self, sequence: int, *, now: bool) -> None:
@@ -129,27 +130,27 @@ class CoreNatsSource:
         self._unacked.pop_below(sequence)
 
     async def dead_letter(self, refusals: Sequence[Refusal]) -> int:
-        found = self._unacked.select(refusals)
-        await write_dead_letters(found, refusals, self._open_dead_letters, self._framer)
-        return len(refusals) - sum(messages.count for messages, _ in found)
+        batches = self._unacked.select(refusals)
+        await write_dead_letters(batches, refusals, self._open_dead_letters, self._framer)
+        return len(refusals) - sum(messages.count for messages, _ in batches)
 
     def count_lost_on_close(self, sequence: int) -> int:
         buffered_count = sum(messages.count for messages in self._buffered)
         return self._next - sequence + buffered_count + self._missed
 
 
-def require_jetstream(wire: BridgeNatsConnection) -> None:
+def require_jetstream(connection: BridgeNatsConnection) -> None:
     """Raise BusConnectionError if the server has no JetStream."""
-    info = wire.core.info
+    info = connection.core.info
     if info is None or not info.jetstream:
         raise BusConnectionError("the NATS server has no JetStream, but the bridge names a stream")
 
 
-def nats_identity(wire: BridgeNatsConnection, stream: str = "") -> str:
+def nats_identity(connection: BridgeNatsConnection, stream: str = "") -> str:
     """Return the identity of a server, or of its stream, in a bridge path.
 
     Every server of a cluster has its own.
     """
-    info = wire.core.info
+    info = connection.core.info
     server = f"nats.{info.server_id[:_ID_CHARACTERS]}" if info and info.server_id else "nats"
     return f"{server}.{stream}" if stream else server

@@ -1,8 +1,9 @@
 """Detection of a source that was restored from an old copy.
 
-Targets that recognize a message by its sequence need this: after a restore, a sequence can belong
-to another message. Such targets then use another name for their message ids. The last message sent
-is known as long as the process runs.
+After such a restore a sequence can belong to another message, so a target that recognizes
+messages by their sequence would drop new ones as duplicates. The copier detects it by the last
+message that it sent, which it remembers as long as the process runs. The target then uses new
+message ids.
 """
 
 from __future__ import annotations
@@ -19,10 +20,10 @@ log = logging.getLogger("simplebus.bridge")
 
 
 def sequence_scope(source: ClientCore) -> str:
-    """Return the scope in which a sequence of the source means one message.
+    """Return the scope in which a sequence of the source identifies one message.
 
-    A bus without disk durability can lose messages that it delivered, so its scope is one run of
-    it.
+    A bus without disk durability can lose messages that it delivered, so its scope is one run
+    of the server.
     """
     return (
         source.bus_id
@@ -32,9 +33,7 @@ def sequence_scope(source: ClientCore) -> str:
 
 
 class SourceIdentity:
-    """State that a copier keeps from one connection to the next, about its source and a target
-    stream.
-    """
+    """Detector of a restored source, kept by a copier from one connection to the next."""
 
     def __init__(self) -> None:
         self.era = ""
@@ -57,10 +56,10 @@ class SourceIdentity:
         """
         if self._last_sent is None or self._storage_id != source.storage_id:
             return 0
-        sequence, mark = self._last_sent
+        sequence, fingerprint = self._last_sent
         if sequence < source.head:
             current = await source.read_fingerprint(sequence)
-            if current is None or mark.may_match(
+            if current is None or fingerprint.may_match(
                 current
             ):  # A message that is gone cannot be compared.
                 return 0

@@ -1,9 +1,9 @@
 """Pull requests to one consumer of a stream.
 
 More messages are requested when few are under request and few wait to be read. The limit also
-counts bytes: a server closes a connection with more unread bytes than it buffers. A consumer
-numbers its deliveries. After a gap (a lost message, or a new leader with less knowledge) nothing
-more is accepted from it.
+counts bytes, because a server closes a connection with more unread bytes than it buffers. A
+consumer numbers its deliveries. After a gap (a lost message, or a new leader with older state)
+nothing more is accepted from it.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ _MESSAGE_TOO_LONG = "message size exceeds maxbytes"
 
 
 class PullConsumer:
-    """One consumer, from which nobody else requests messages."""
+    """Pull requests to a consumer that no other client uses."""
 
     def __init__(
         self,
-        wire: BridgeNatsConnection,
+        connection: BridgeNatsConnection,
         stream: str,
         consumer: str,
         *,
@@ -50,7 +50,7 @@ class PullConsumer:
             heartbeat_seconds: Interval of the consumer's heartbeats.
             batch_max: Largest number of messages per request; 0 for no limit.
         """
-        self._core = wire.core
+        self._core = connection.core
         self._stream, self._consumer = stream, consumer
         self._delivered_count = delivered_count
         self.pending = pending
@@ -65,7 +65,7 @@ class PullConsumer:
         self._end_reason = ""
         """Reason why nothing more is accepted; empty while messages are."""
         self._inbox = new_inbox()
-        self._sid = wire.core.subscribe(self._inbox)
+        self._sid = connection.core.subscribe(self._inbox)
 
     def close(self) -> None:
         """Unsubscribe. Later messages are dropped."""
@@ -130,10 +130,10 @@ class PullConsumer:
                 self._batch_bytes_max *= 2
 
     def _reduce_requested(self, count: int, size: int) -> None:
-        """Subtract what arrived from what is under request.
+        """Subtract delivered messages and bytes from those under request.
 
-        A request that was served completely ends without a status message, so its unused bytes are
-        only known to be free when nothing is under request.
+        A request that was served completely ends without a status message. Its unused bytes are
+        known to be free only when nothing is under request.
         """
         self._requested_count = max(0, self._requested_count - count)
         self._requested_bytes = max(0, self._requested_bytes - size) if self._requested_count else 0
@@ -148,7 +148,9 @@ class PullConsumer:
 
 
 def _wire_sizes(messages: ReceivedMessages) -> int:
-    """Return the bytes of messages as a server counts them; otherwise the estimate would drift."""
+    """Return the bytes of messages as a server counts them. Another measure would make the
+    estimate drift.
+    """
     subjects = messages.subject_ends - messages.subjects
     replies = np.maximum(messages.reply_ends - messages.replies, 0)
     return int((subjects + replies + messages.ends - messages.bodies).sum())

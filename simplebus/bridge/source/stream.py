@@ -30,9 +30,9 @@ from simplebus.bridge.checkpoint import MessageFingerprint
 from simplebus.bridge.dead_letters import UnackedDeliveries, write_dead_letters
 from simplebus.bridge.interfaces import FatalConfigurationError, Refusal, SourceBatch
 from simplebus.bridge.nats_connection import BridgeNatsConnection
+from simplebus.bridge.nats_frames import NatsFramer
 from simplebus.bridge.source.core_nats import nats_identity
 from simplebus.bridge.source.pull_consumer import PullConsumer
-from simplebus.bridge.target.nats_frames import NatsFramer
 from simplebus.core.errors import BusConnectionError
 from simplebus.core.protocol.frames import Integers
 from simplebus.nats.client import jetstream_codec
@@ -40,6 +40,7 @@ from simplebus.nats.client.events import ReceivedMessages
 from simplebus.nats.client.jetstream_codec import JetStreamError
 
 _ACKS_PENDING_MAX = 65_536
+"""Largest number of unacked messages that the copier asks for."""
 _MAX_ACK_PENDING_EXCEEDED = 10121
 """JetStream error: the stream or the server allows fewer unacked messages."""
 _NO_MESSAGE = 10037
@@ -53,16 +54,17 @@ _READER_INACTIVE_SECONDS = 300.0
 """JetStream deletes an abandoned reader after this time."""
 _UNSAFE_CHARACTERS = re.compile(r"[^A-Za-z0-9_-]")
 _TARGET_METADATA = "simplebus-bridge-to"
-"""Metadata key of a consumer with the identity of its target; empty if the copier never got there.
+"""Metadata key of a consumer for the identity of its target. The value is empty until a copier has
+connected to the target.
 """
 
 
-def consumer_name(lane: str) -> str:
+def consumer_name(copier_name: str) -> str:
     """Return the consumer name of a copier.
 
     A class name with characters that consumer names cannot have gets a checksum.
     """
-    *words, class_ = lane.split(" ", 3)
+    *words, class_ = copier_name.split(" ", 3)
     plain = _UNSAFE_CHARACTERS.sub("-", class_)
     if plain != class_:
         plain += f"-{zlib.crc32(class_.encode()):08x}"
@@ -70,7 +72,7 @@ def consumer_name(lane: str) -> str:
 
 
 def _reader_name(name: str) -> str:
-    """Return the name of the second consumer, which is not the name of another copier."""
+    """Return the name of the second consumer. It cannot equal the consumer name of another copier."""
     first, _, rest = name.partition("-")
     return f"{first}2-{rest}"
 
@@ -80,7 +82,7 @@ class StreamSource:
 
     def __init__(
         self,
-        wire: BridgeNatsConnection,
+        connection: BridgeNatsConnection,
         stream: str,
         *,
         durable: str,
@@ -90,10 +92,12 @@ class StreamSource:
         heartbeat: float,
         open_dead_letters: dead_letters.OpenDeadLetters,
     ) -> None:
-        """Create the source. `target_id` is stored at the consumer, so that a second bridge with
-        the same name and another target is detected.
+        """Create the source.
+
+        `target_id` is stored at the consumer, so that a second bridge with the same name and
+        another target is detected.
         """
-        self._wire, self._core = wire, wire.core
+        self._connection, self._core = connection, connection.core
         self._stream = stream
         self._consumer = consumer_name(durable)
         self._reader = _reader_name(self._consumer)
@@ -104,7 +108,7 @@ class StreamSource:
         self._is_filtered = bool(subjects)
         """True if missing sequences can belong to subjects that the source does not read."""
         self._heartbeat = heartbeat
-        self.identity = nats_identity(wire, stream)
+        self.identity = nats_identity(connection, stream)
         self.storage_id = ""
         self.head = 0
         self._framer = NatsFramer()
@@ -129,18 +133,16 @@ class StreamSource:
         self._wanted_from = 0
         """First sequence that is to be read."""
         self._committed: int | None = None
-        """First sequence that is delivered; None if unknown. Messages between this and
-        `_wanted_from` are unacked.
+        """First sequence that is delivered; None if unknown. Messages from here to `_wanted_from`
+        are unacked.
         """
         self._acks_pending = _ACKS_PENDING_MAX
         """Largest number of unacked messages of the consumer."""
         self._has_committed = False
-        """True once a position was committed over this connection: the copier proceeds from then
-        on.
-        """
+        """True once a position was committed over this connection."""
         self.is_new = False
         """True if the consumer does not know the position of the copier."""
-        wire.on_messages = self._on_messages
+        connection.on_messages = self._on_messages
 
     async def open(self) -> int:
         """Create the consumer if it does not exist, even while the target is away.
@@ -156,9 +158,9 @@ class StreamSource:
             sequence = {"new": last + 1, "last": max(first, last)}.get(self._start, first)
             if self._retention == "workqueue":  # It stores what is not acked forever.
                 sequence = first
-            info = await self._create(sequence, to="")
+            info = await self._create(sequence, target_id="")
         elif self._retention == "interest":  # The subjects may have changed.
-            info = await self._update_consumer(info, to=_target_of(info))
+            info = await self._update_consumer(info, target_id=_target_of(info))
         elif self._retention == "workqueue":
             self._check_subjects(info)
         previous_target = _target_of(info)
@@ -190,10 +192,10 @@ class StreamSource:
     async def refresh_stream_info(self) -> dict[str, Any]:
         """Read the state of the stream, which another copier of this name may have advanced.
 
-        Raises BusConnectionError if the stream was deleted and created again: its sequences start
-        anew.
+        Raises BusConnectionError if the stream was deleted and created again: its sequences
+        start again then.
         """
-        info = await self._wire.link.api_request(f"STREAM.INFO.{self._stream}")
+        info = await self._connection.nats.api_request(f"STREAM.INFO.{self._stream}")
         storage_id = f"{self._stream} {info.get('created', '')}"
         if self.storage_id not in ("", storage_id):
             raise BusConnectionError(f"stream {self._stream!r} was deleted and created again")
@@ -209,7 +211,7 @@ class StreamSource:
     # Consumers -----------------------------------------------------------------------------------
 
     async def _info(self, name: str) -> dict[str, Any]:
-        return await self._wire.link.api_request(f"CONSUMER.INFO.{self._stream}.{name}")
+        return await self._connection.nats.api_request(f"CONSUMER.INFO.{self._stream}.{name}")
 
     async def _find_consumer(self, name: str) -> dict[str, Any] | None:
         """Return the info of a consumer, or None if it does not exist."""
@@ -236,26 +238,28 @@ class StreamSource:
         """Create or change a consumer."""
         subject = f"CONSUMER.DURABLE.CREATE.{self._stream}.{config['durable_name']}"
         body = {"stream_name": self._stream, "config": config}
-        return await self._wire.link.api_request(subject, body, seconds=_CREATE_TIMEOUT_SECONDS)
+        return await self._connection.nats.api_request(
+            subject, body, seconds=_CREATE_TIMEOUT_SECONDS
+        )
 
     async def _create(
-        self, sequence: int, *, to: str, like: dict[str, Any] | None = None
+        self, sequence: int, *, target_id: str, current_config: dict[str, Any] | None = None
     ) -> dict[str, Any]:
-        """Create the consumer, which starts at `sequence`; or change one whose configuration is
-        `like`.
+        """Create the consumer, starting at `sequence`, or update the one with configuration
+        `current_config`.
         """
         config = self._config(self._consumer, sequence)
         config["ack_policy"] = "explicit"
         config["max_ack_pending"] = self._acks_pending
         config["max_deliver"] = -1
-        config["metadata"] = {_TARGET_METADATA: to}
+        config["metadata"] = {_TARGET_METADATA: target_id}
         if (
             self._retention == "workqueue"
         ):  # It allows no other policy, and stores only what is not acked.
             config["deliver_policy"] = "all"
             del config["opt_start_seq"]
-        if like is not None:
-            config["opt_start_seq"] = like.get("opt_start_seq", config["opt_start_seq"])
+        if current_config is not None:
+            config["opt_start_seq"] = current_config.get("opt_start_seq", config["opt_start_seq"])
         try:
             info = await self._put_consumer(config)
         except JetStreamError as error:
@@ -269,7 +273,7 @@ class StreamSource:
     async def _delete(self, name: str) -> None:
         """Delete a consumer, if it exists."""
         try:
-            await self._wire.link.api_request(f"CONSUMER.DELETE.{self._stream}.{name}")
+            await self._connection.nats.api_request(f"CONSUMER.DELETE.{self._stream}.{name}")
         except JetStreamError as error:
             if error.code not in jetstream_codec.NOT_FOUND:
                 raise
@@ -277,7 +281,7 @@ class StreamSource:
     def _create_pull_consumer(self, name: str, info: dict[str, Any]) -> PullConsumer:
         """Create the pull requests for the consumer that `info` describes."""
         return PullConsumer(
-            self._wire,
+            self._connection,
             self._stream,
             name,
             delivered_count=int(info["delivered"]["consumer_seq"]),
@@ -310,11 +314,13 @@ class StreamSource:
         self._request_more()
 
     async def _recreate_consumer(self, sequence: int) -> dict[str, Any]:
-        """Replace the consumer. A copier that is killed meanwhile finds the bookmark."""
-        is_marked = self._retention == "limits" and await self._create_bookmark(sequence)
+        """Replace the consumer. If the copier is killed in between, the bookmark holds its
+        position.
+        """
+        has_bookmark = self._retention == "limits" and await self._create_bookmark(sequence)
         await self._delete(self._consumer)
-        info = await self._create(sequence, to=self._target_id)
-        if is_marked:
+        info = await self._create(sequence, target_id=self._target_id)
+        if has_bookmark:
             await self._delete(self._reader)
         return info
 
@@ -334,11 +340,13 @@ class StreamSource:
 
     async def _restore_from_bookmark(self, info: dict[str, Any] | None) -> dict[str, Any] | None:
         """Return the consumer's info, after creating it from the bookmark if only that exists."""
-        mark = await self._find_consumer(self._reader)
-        if mark is None:
+        bookmark = await self._find_consumer(self._reader)
+        if bookmark is None:
             return info
         if info is None:
-            info = await self._create(_sequence_before_start(mark) + 1, to=_target_of(mark))
+            info = await self._create(
+                _sequence_before_start(bookmark) + 1, target_id=_target_of(bookmark)
+            )
         await self._delete(self._reader)
         return info
 
@@ -346,9 +354,9 @@ class StreamSource:
         """Start delivery at `sequence`: by the reader if the consumer has delivered it before."""
         info = await self._find_consumer(self._consumer)
         if info is None:
-            await self._create(sequence, to=self._target_id)
+            await self._create(sequence, target_id=self._target_id)
             info = await self._info(self._consumer)
-        info = await self._update_consumer(info, to=self._target_id)
+        info = await self._update_consumer(info, target_id=self._target_id)
         self._close_pull_consumer()
         await self._delete(self._reader)
         self._consumer_start = (
@@ -370,17 +378,17 @@ class StreamSource:
             info = await self._info(name)
         self._pull_consumer = self._create_pull_consumer(name, info)
 
-    async def _update_consumer(self, info: dict[str, Any], *, to: str) -> dict[str, Any]:
+    async def _update_consumer(self, info: dict[str, Any], *, target_id: str) -> dict[str, Any]:
         """Set target and subjects of the consumer, if they have changed. Returns its info."""
-        if _target_of(info) == to and _filter_subjects(info) == set(self._subjects):
+        if _target_of(info) == target_id and _filter_subjects(info) == set(self._subjects):
             return info
-        await self._create(0, to=to, like=info["config"])
+        await self._create(0, target_id=target_id, current_config=info["config"])
         return await self._info(self._consumer)
 
     # Reading -------------------------------------------------------------------------------------
 
     def _close_pull_consumer(self) -> None:
-        """Drop what the consumer still delivers."""
+        """Stop accepting messages from the consumer."""
         if self._pull_consumer is not None:
             self._pull_consumer.close()
             self._pull_consumer = None
@@ -388,7 +396,7 @@ class StreamSource:
     def _request_more(self) -> None:
         if self._pull_consumer is not None and len(self._queue) < _QUEUED_MAX:
             self._pull_consumer.request_more()
-        self._wire.link.flush()
+        self._connection.nats.flush()
 
     def _on_messages(self, messages: ReceivedMessages) -> None:
         if self._pull_consumer is None:
@@ -398,7 +406,7 @@ class StreamSource:
         if is_done.any():  # The ack was lost, or they would be redelivered forever.
             done = deliveries.messages.pick(is_done), deliveries.sequences[is_done]
             self._core.write(self._encode_acks(*done, jetstream_codec.ACK))
-            self._wire.link.flush()
+            self._connection.nats.flush()
         # Redeliveries of the consumer are left to the reader.
         is_mine = ~is_done & ((deliveries.sequences < self._consumer_start) == self._is_rereading)
         is_early = is_mine & (deliveries.sequences < self._wanted_from)
@@ -449,7 +457,7 @@ class StreamSource:
                 break
             else:
                 self._check_alive()
-                await self._wire.wait_expected(self._expected_event)
+                await self._connection.wait_expected(self._expected_event)
             self._request_more()
         self._check_alive()
         runs = []
@@ -459,11 +467,11 @@ class StreamSource:
         self._queue.clear()
         self._next_unread = max(sequence, self._cursor)
         missed, self._missed = self._missed, 0
-        found = SourceBatch(
+        batch = SourceBatch(
             runs, sequence, self._next_unread, self._next_unread + self._pending, missed
         )
-        found.altered_count, found.alteration = self._framer.pop_altered()
-        return found
+        batch.altered_count, batch.alteration = self._framer.pop_altered()
+        return batch
 
     @property
     def _pending(self) -> int:
@@ -479,59 +487,63 @@ class StreamSource:
             return True
         if self._pending:
             return False
-        asked = f"STREAM.MSG.GET.{self._stream}"
+        api_subject = f"STREAM.MSG.GET.{self._stream}"
         for subject in self._subjects or [">"]:
-            about = {"seq": self._reread_cursor, "next_by_subj": subject}
+            request = {"seq": self._reread_cursor, "next_by_subj": subject}
             try:
-                found = await self._wire.link.api_request(asked, about)
+                reply = await self._connection.nats.api_request(api_subject, request)
             except JetStreamError as error:
                 if error.code != _NO_MESSAGE:
                     raise
             else:
-                if int(found["message"]["seq"]) < self._consumer_start:
+                if int(reply["message"]["seq"]) < self._consumer_start:
                     return False
         return True
 
     def _is_ack_limit_reached(self) -> bool:
         """Return True if the consumer delivers nothing more until some messages are acked.
 
-        Raises BusConnectionError if the copier must first see more messages: the ones that it does
-        not see would count as gone.
+        Raises BusConnectionError if that happens before the first commit: the copier must see
+        all redelivered messages then, because unseen ones would count as gone.
         """
-        waits = self._unacked.count >= self._acks_pending
-        if waits and not self._has_committed:
+        is_reached = self._unacked.count >= self._acks_pending
+        if is_reached and not self._has_committed:
             raise BusConnectionError(
                 f"stream {self._stream!r}, or its server, allows {self._acks_pending} unacked "
                 "messages, and more than that must be redelivered: raise 'max_ack_pending'"
             )
-        return waits
+        return is_reached
 
     async def measure_backlog(self, sequence: int) -> tuple[int, float]:
-        """Return the unacked and undelivered messages of the consumer, before the first read."""
+        """Return the number of unacked and undelivered messages of the consumer; the age is
+        unknown.
+        """
         info = await self._info(self._consumer)
         count, unacked = int(info["num_pending"]), int(info["num_ack_pending"])
         if self._next_unread < 0:
             return count + unacked, 0.0
         if self._is_rereading:  # The reader has not delivered all of them.
-            here = self._unacked.count + sum(messages.count for messages, _ in self._queue)
-            count += max(0, unacked - here)
+            received_count = self._unacked.count + sum(
+                messages.count for messages, _ in self._queue
+            )
+            count += max(0, unacked - received_count)
         return count + sum(int(np.count_nonzero(s >= sequence)) for _, s in self._queue), 0.0
 
     async def read_fingerprint(self, sequence: int) -> MessageFingerprint | None:
         missed, counted = self._missed, self._missed_counted_to
-        found = await self._read_batch(sequence, resumes=False)
+        batch = await self._read_batch(sequence, resumes=False)
         self._missed, self._missed_counted_to = (
             missed,
             counted,
         )  # The same messages are read again later.
-        return found.fingerprint(sequence)
+        return batch.fingerprint(sequence)
 
     async def wait_for_message(self, sequence: int) -> int:
         await self.commit_position(sequence, now=False)
         while not self._queue:
             self._check_alive()
             self._request_more()
-            await self._wire.wait_expected(self._expected_event)
+            await self._connection.wait_expected(self._expected_event)
         return sequence
 
     @property
@@ -539,53 +551,53 @@ class StreamSource:
         return f"a message or a heartbeat of stream {self._stream!r}"
 
     def _check_alive(self) -> None:
-        """Raise BusConnectionError if nothing more will be delivered, so that the copier starts
-        again.
+        """Raise BusConnectionError if nothing more will be delivered, so that the copier
+        reconnects.
         """
-        self._wire.check_permissions()
+        self._connection.check_permissions()
         if self._pull_consumer is not None:
             self._pull_consumer.check()
 
     # Acknowledging -------------------------------------------------------------------------------
 
-    def _encode_acks(self, messages: ReceivedMessages, sequences: Integers, word: bytes) -> bytes:
-        """Return the acks of messages. Those that the reader delivered are acked in the consumer's
-        name.
+    def _encode_acks(self, messages: ReceivedMessages, sequences: Integers, ack: bytes) -> bytes:
+        """Return the acks of messages. Messages from the reader are acked in the name of the
+        consumer.
         """
-        again = sequences < self._consumer_start
-        if not again.any():
-            return jetstream_codec.encode_acks(messages, word)
-        own = messages.pick(~again)
-        info = [jetstream_codec.encode_acks(own, word)] if own.count else []
-        for row in np.flatnonzero(again).tolist():
-            whom = jetstream_codec.ack_subject_of_consumer(
+        is_redelivered = sequences < self._consumer_start
+        if not is_redelivered.any():
+            return jetstream_codec.encode_acks(messages, ack)
+        own = messages.pick(~is_redelivered)
+        commands = [jetstream_codec.encode_acks(own, ack)] if own.count else []
+        for row in np.flatnonzero(is_redelivered).tolist():
+            ack_subject = jetstream_codec.ack_subject_of_consumer(
                 messages.reply(row), self._consumer.encode()
             )
-            info.append(b"PUB %b %d\r\n%b\r\n" % (whom, len(word), word))
-        return b"".join(info)
+            commands.append(b"PUB %b %d\r\n%b\r\n" % (ack_subject, len(ack), ack))
+        return b"".join(commands)
 
     async def commit_position(self, sequence: int, *, now: bool) -> None:
         self._has_committed = True
         self._committed = sequence if self._committed is None else max(sequence, self._committed)
         for messages, sequences in self._unacked.pop_below(sequence):
             self._core.write(self._encode_acks(messages, sequences, jetstream_codec.ACK))
-        self._wire.link.flush()
-        if now and self._wire.link.is_ready and not self._wire.lost_reason:
-            await self._wire.round_trip()
+        self._connection.nats.flush()
+        if now and self._connection.nats.is_ready and not self._connection.lost_reason:
+            await self._connection.round_trip()
 
     async def dead_letter(self, refusals: Sequence[Refusal]) -> int:
         remaining = sorted(refusals, key=lambda each: each.sequence)
         missing_count = 0
         while remaining:
-            found = self._unacked.select(remaining)
-            if not found:  # It was read before the last seek.
+            batches = self._unacked.select(remaining)
+            if not batches:  # It was read before the last seek.
                 await self.read_fingerprint(remaining[0].sequence)
-                found = self._unacked.select(remaining[:1])
-            await write_dead_letters(found, remaining, self._open_dead_letters, self._framer)
-            for messages, sequences in found:
+                batches = self._unacked.select(remaining[:1])
+            await write_dead_letters(batches, remaining, self._open_dead_letters, self._framer)
+            for messages, sequences in batches:
                 self._core.write(self._encode_acks(messages, sequences, jetstream_codec.TERMINATE))
-            self._wire.link.flush()
-            done = {sequence for _, sequences in found for sequence in sequences.tolist()}
+            self._connection.nats.flush()
+            done = {sequence for _, sequences in batches for sequence in sequences.tolist()}
             if not done:
                 done, missing_count = {remaining[0].sequence}, missing_count + 1
             remaining = [each for each in remaining if each.sequence not in done]
@@ -596,7 +608,7 @@ class StreamSource:
 
 
 def _target_of(info: dict[str, Any]) -> str:
-    """Return the identity of the consumer's target; empty if no copier has begun with it."""
+    """Return the identity of the consumer's target; empty if no copier has connected to it yet."""
     return str((info["config"].get("metadata") or {}).get(_TARGET_METADATA) or "")
 
 

@@ -4,7 +4,6 @@ bus              a class of a bus, or of a stateless server
 nats             subjects of a NATS server, or a stream without replicas
 ordered_stream   a stream that may change its leader: few messages in flight
 batched_stream   a stream with fast batches (nats-server 2.14)
-nats_frames      the other direction: NATS messages as frames of a bus
 
-May import the bridge's own modules, client, nats, net and core.
+May import the bridge's own modules, source, client, nats, net and core.
 """

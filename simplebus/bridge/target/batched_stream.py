@@ -1,15 +1,16 @@
 """Target for a stream with fast batches, which keep their order even if the stream's leader
 changes.
 
-A stream stores a message of a fast batch only after all earlier ones of the batch, and one batch is
-in flight at a time. So a change of the leader can lose the end of a batch, but nothing before it.
+A stream stores a message of a fast batch only after all earlier ones of the batch, and one
+batch is in flight at a time. So a change of the leader can lose the end of a batch, but nothing
+before it.
 
-No message is sent in two batches: a server would confirm the second batch from the messages of the
-first, even if no other server has these yet. What may have been sent before is queried by message
-id. The last message that a stream confirms is queried too, by its id or by its stream sequence, and
-the stream sequence must have grown by the number of messages. Without these checks messages were
-lost: while a stream is given fewer replicas, nats-server 2.15 may store a part of a batch and
-confirm all of it.
+No message is sent in two batches: a server would confirm the second batch from the messages of
+the first, even if no other server has these yet. Messages that may have been sent before are
+queried by message id. The last message that a stream confirms is queried too, by its id or by
+its stream sequence, and the stream sequence must have grown by the number of messages. These
+checks prevent a loss: while a stream is given fewer replicas, nats-server 2.15 may store a part
+of a batch and confirm all of it.
 
 A message at which a batch ends early is sent again alone. The stream then answers with the error.
 
@@ -94,7 +95,7 @@ class _FastBatch:
     is_too_long: bool = False
     """True if the stream has no room for so many messages at once."""
     is_not_allowed: bool = False
-    """True if a stream does not accept fast batches. It can be another stream with one of the
+    """True if a stream does not accept fast batches; perhaps another stream with one of the
     subjects.
     """
     unanswered: list[int] = field(default_factory=list)
@@ -104,18 +105,18 @@ class _FastBatch:
 class BatchedStreamTarget(NatsTarget):
     """A stream with `allow_batched`, over one connection."""
 
-    def __init__(self, wire: BridgeNatsConnection, *args: Any, **options: Any) -> None:
-        super().__init__(wire, *args, **options)
+    def __init__(self, connection: BridgeNatsConnection, *args: Any, **options: Any) -> None:
+        super().__init__(connection, *args, **options)
         self._fast_batch: _FastBatch | None = None
         self._is_uncertain = True
         """True if the next messages may already be stored."""
         self._is_single = False
         """True while one message is prepared and sent alone."""
         self._retry_reason: Refusal | None = None
-        """Refusal because of which nothing after it is sent; None if there is none."""
+        """Refusal after which nothing more is sent; None if there is none."""
         self._inbox = new_inbox()
         self._batch_name_prefix = self._inbox.rpartition(".")[2].encode() + b"-"
-        wire.on_messages = self._on_messages
+        connection.on_messages = self._on_messages
         self._core.subscribe(f"{self._inbox}.>")
 
     # Preparing -----------------------------------------------------------------------------------
@@ -189,8 +190,8 @@ class BatchedStreamTarget(NatsTarget):
         body = nats_batch(to_send)
         for commands in body.commands:
             self._core.write(commands)
-        self._wire.complaints.clear()
-        self._wire.link.flush()
+        self._connection.complaints.clear()
+        self._connection.nats.flush()
         self._fast_batch = _FastBatch(body.number, to_send.sequences, trio.current_time())
 
     async def _store_batch(self, prepared: TargetBatch) -> None:
@@ -246,10 +247,10 @@ class BatchedStreamTarget(NatsTarget):
             await self._handle_unknown_result(prepared, fast_batch)
 
     async def _check_batches_allowed(self) -> None:
-        """Raise BusConnectionError if the stream has no `allow_batched`: the next connection uses
-        none.
+        """Raise BusConnectionError if the stream lost `allow_batched`. The next connection sends
+        no batches.
         """
-        info = await self._wire.link.api_request(f"STREAM.INFO.{self._stream}")
+        info = await self._connection.nats.api_request(f"STREAM.INFO.{self._stream}")
         if not info["config"].get("allow_batched"):
             raise BusConnectionError(
                 f"stream {self._stream!r} no longer accepts fast batches (allow_batched)"
@@ -319,18 +320,18 @@ class BatchedStreamTarget(NatsTarget):
     def _check_timeout(self, since: float) -> None:
         """Raise BusConnectionError if nothing was confirmed since `since` for too long.
 
-        A server can go on answering batches that were given up, so other answers do not count.
+        Other answers do not count: a server can go on answering abandoned batches.
         """
-        if trio.current_time() > since + self._wire.timeout_seconds:
+        if trio.current_time() > since + self._connection.timeout_seconds:
             raise BusConnectionError(
                 f"stream {self._stream!r} did not confirm messages within "
-                f"{self._wire.timeout_seconds:g} s"
+                f"{self._connection.timeout_seconds:g} s"
             )
 
     async def _wait_pub_acks(self) -> None:
-        if not self._wire.complaints:
+        if not self._connection.complaints:
             await super()._wait_pub_acks()
-        if self._wire.complaints and not self._is_single:
+        if self._connection.complaints and not self._is_single:
             raise _PermissionDeniedError
         if not self._is_single and nats_batch(self._sent[0]).unanswered:
             raise _UnansweredError
@@ -340,8 +341,9 @@ class BatchedStreamTarget(NatsTarget):
         return [self._sent[0]]  # Only the first one was sent.
 
     async def _handle_unknown_result(self, prepared: TargetBatch, fast_batch: _FastBatch) -> None:
-        """Refuse the messages that no stream accepts. Raises BusConnectionError if there are none:
-        then the result of the whole batch is unknown.
+        """Refuse the messages that no stream accepts.
+
+        Raises BusConnectionError if there are none: the result of the whole batch is unknown then.
         """
         body, self._is_uncertain = nats_batch(prepared), True
         rows = np.searchsorted(prepared.sequences, fast_batch.sequences[fast_batch.unanswered])
@@ -353,20 +355,23 @@ class BatchedStreamTarget(NatsTarget):
         await self._refuse_unanswered(prepared)
 
     def _refuse_denied_messages(self, prepared: TargetBatch) -> None:
-        """Refuse the messages that the user may not publish. Raises BusConnectionError for other
-        complaints.
+        """Refuse the messages that the user may not publish.
+
+        Raises BusConnectionError for complaints about something else.
         """
         count, self._is_uncertain = len(nats_batch(prepared).refusals), True
-        complaints = list(dict.fromkeys(self._wire.complaints))
-        self._wire.complaints.clear()
+        complaints = list(dict.fromkeys(self._connection.complaints))
+        self._connection.complaints.clear()
         for complaint in complaints:
             if subject := denied_subject(complaint):
                 self._refuse_denied_subject(prepared, subject, complaint)
         if len(nats_batch(prepared).refusals) == count:
-            raise BusConnectionError(f"NATS at {self._wire.link.server} complains: {complaints[0]}")
+            raise BusConnectionError(
+                f"NATS at {self._connection.nats.server} complains: {complaints[0]}"
+            )
 
     async def _store_single(self, prepared: TargetBatch, sequence: int) -> None:
-        """Send one message alone, at which a batch ended early."""
+        """Send one message alone, because a batch ended early at it."""
         body, sent = nats_batch(prepared), self._sent
         self._is_single, self._sent = True, deque()
         try:
@@ -405,7 +410,7 @@ class BatchedStreamTarget(NatsTarget):
         """Return True if the stream has this message at `sequence`."""
         request = f"STREAM.MSG.GET.{self._stream}"
         try:
-            reply = await self._wire.link.api_request(request, {"seq": sequence})
+            reply = await self._connection.nats.api_request(request, {"seq": sequence})
             headers = b64decode(reply["message"].get("hdrs", ""))
         except (JetStreamError, ValueError):
             return False
@@ -416,9 +421,7 @@ class BatchedStreamTarget(NatsTarget):
         )
 
     async def _query_stored(self, prepared: TargetBatch, sequences: Integers) -> Flags:
-        """Return a flag per message that is True if the stream has it. Raises BusConnectionError if
-        unknown.
-        """
+        """Return for each message True if the stream has it. Raises BusConnectionError if unknown."""
         stored, at = [np.zeros(0, np.bool_)], 0
         while at < sequences.size:
             stored.append(
@@ -438,15 +441,15 @@ class BatchedStreamTarget(NatsTarget):
         )
         ids = self._message_ids_of(prepared, sequences)
         self._core.write(jetstream_codec.encode_stored_check(subject, count, ids, replies))
-        self._wire.link.flush()
+        self._connection.nats.flush()
         stored: Flags = np.zeros(count, np.bool_)
         missing = np.ones(count, np.bool_)
         queried_at = trio.current_time()
         while missing.any():
-            if not self._wire.replies:
+            if not self._connection.replies:
                 await self._wait_pub_acks()
                 self._check_timeout(queried_at)
-            for each in self._wire.replies:
+            for each in self._connection.replies:
                 rows = each.numbers - first
                 acks = jetstream_codec.parse_pub_acks(each.messages)
                 for at in np.flatnonzero((rows >= 0) & (rows < count)).tolist():
@@ -459,7 +462,7 @@ class BatchedStreamTarget(NatsTarget):
                         )
                     stored[rows[at]] = bool(acks.duplicates[at])
                     missing[rows[at]] = False
-            self._wire.replies.clear()
+            self._connection.replies.clear()
         return stored
 
 

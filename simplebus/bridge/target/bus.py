@@ -102,10 +102,10 @@ class TargetSettings:
     auth: Auth | None = field(default=None, repr=False)
     """Credentials for the target."""
 
-    def create_client_core(self, **more: Any) -> ClientCore:
+    def create_client_core(self, **options: Any) -> ClientCore:
         """Create a client that continues the copier's numbering."""
         return create_client_core(
-            self.name, heartbeat=self.heartbeat_seconds, auth=self.auth, **more
+            self.name, heartbeat=self.heartbeat_seconds, auth=self.auth, **options
         )
 
     def for_source(self, source: str) -> TargetSettings:
@@ -122,17 +122,17 @@ class BusTarget:
     """A class of a bus, over one connection."""
 
     def __init__(
-        self, wire: ClientConnection, class_id: int, records: Inbox, settings: TargetSettings
+        self, connection: ClientConnection, class_id: int, records: Inbox, settings: TargetSettings
     ) -> None:
-        self._wire = wire
-        self._core = wire.core
+        self._connection = connection
+        self._core = connection.core
         self.class_id = class_id
         self._record_inbox = records
         self._settings = settings
         self._channel = Envelope(channel=settings.record_channel)
-        self.identity = wire.core.bus_id
-        self.at: int | None = None
-        """Sequence at which to continue; None for the position of the source."""
+        self.identity = connection.core.bus_id
+        self.resume_sequence: int | None = None
+        """Source sequence at which to continue; None to continue at the source's own position."""
         self.discarded_records = 0
         """Number of discarded records: 0 or 1."""
         self._numbering = TargetNumbering("", 0)
@@ -178,22 +178,23 @@ class BusTarget:
             numbers = f"has the numbers {record.first_number} to {record.end_number}"
             self._discard_record(f"{numbers}, but {self.identity} expects {number}")
             return []
-        is_same = record.source == source.storage_id
-        if is_same and record.next > source.head:
+        is_same_source = record.source == source.storage_id
+        if is_same_source and record.next > source.head:
             self._discard_record(
                 f"has the position {record.next}, but {source.identity} ends at {source.head}"
             )
-            is_same = False
+            is_same_source = False
         elif (
-            is_same
-            and (other := await self._find_changed_message(source, record, committed)) is not None
+            is_same_source
+            and (changed_sequence := await self._find_changed_message(source, record, committed))
+            is not None
         ):
             self._discard_record(
-                f"has another message {other} than {source.identity}: that was restored from an "
+                f"has another message {changed_sequence} than {source.identity}: that was restored from an "
                 "old copy; messages copied since then may be copied again"
             )
-            is_same = False
-        self.at = record.next if is_same else None
+            is_same_source = False
+        self.resume_sequence = record.next if is_same_source else None
         refused: dict[int, Refusal] = {}
         batches = {batch.number: batch for batch in record.batches}
         for first, parts in record.iter_missing(number):
@@ -205,7 +206,7 @@ class BusTarget:
             assert first == self._numbering.next_number, (first, self._numbering.next_number)
             if not parts:
                 await self._use_up_numbers(record, 1, refused)
-            elif not is_same:  # The sequences belong to other messages now.
+            elif not is_same_source:  # The sequences belong to other messages now.
                 await self._use_up_numbers(
                     record, sum(end - begin for begin, end in parts), refused
                 )
@@ -215,9 +216,9 @@ class BusTarget:
         await self._settle_resent(refused)
         return [refused[sequence] for sequence in sorted(refused) if sequence >= committed]
 
-    def _discard_record(self, why: str) -> None:
+    def _discard_record(self, reason: str) -> None:
         self.discarded_records += 1
-        log.warning("%s: discarded a bridge record: it %s", self._settings.name, why)
+        log.warning("%s: discarded a bridge record: it %s", self._settings.name, reason)
 
     async def _find_changed_message(
         self, source: MessageSource, record: BridgeRecord, committed: int
@@ -244,16 +245,16 @@ class BusTarget:
         end: int,
         refused: dict[int, Refusal],
     ) -> None:
-        """Send the messages from `begin` to `end - 1` under their numbers.
+        """Send the messages from `begin` to `end - 1` under their announced numbers.
 
-        Numbers of messages that the source does not have, or that are not copied any more, are used
-        up.
+        Numbers of messages that the source no longer has, or that are no longer to be copied,
+        are used up.
         """
         at = begin
         while at < end:
             batch = (await source.read(at)).below(end)
             prepared = self.prepare(batch)
-            upto = min(end, max(prepared.next_sequence, at + 1))
+            next_begin = min(end, max(prepared.next_sequence, at + 1))
             for first, last in prepared.ranges:
                 await self._use_up_numbers(record, first - at, refused)
                 run = prepared
@@ -266,8 +267,8 @@ class BusTarget:
                 self._skip_numbers(last - first)
                 await self._count_resent(size, refused)
                 at = last
-            await self._use_up_numbers(record, upto - at, refused)
-            at = upto
+            await self._use_up_numbers(record, next_begin - at, refused)
+            at = next_begin
 
     async def _use_up_numbers(
         self, record: BridgeRecord, count: int, refused: dict[int, Refusal]
@@ -349,18 +350,20 @@ class BusTarget:
 
     def announce(self, planned: Sequence[TargetBatch]) -> None:
         before, self._announced = self._announced, []
-        wanted = [
+        planned_batches = [
             (prepared.ranges, prepared.next_sequence, prepared.last_fingerprint)
             for prepared in planned
         ]
-        record, batches = self._numbering.create_record(wanted)
+        record, batches = self._numbering.create_record(planned_batches)
         waiter = self._publish_record(record)
-        self._wire.writer.write_now()
+        self._connection.writer.write_now()
         for row, (prepared, batch) in enumerate(zip(planned, batches, strict=True)):
-            known = before[row] if row < len(before) else None
-            is_known = known is not None and known.prepared is prepared and known.batch == batch
-            if known is not None and is_known and not known.waiter.refusals:
-                self._announced.append(known)
+            earlier = before[row] if row < len(before) else None
+            is_announced = (
+                earlier is not None and earlier.prepared is prepared and earlier.batch == batch
+            )
+            if earlier is not None and is_announced and not earlier.waiter.refusals:
+                self._announced.append(earlier)
             else:
                 self._announced.append(_Announcement(prepared, batch, waiter))
 
@@ -378,7 +381,7 @@ class BusTarget:
         assert announcement.prepared is prepared, "sent before it was announced"
         self._numbering.note_sent(announcement.batch)
         self._publish_batch(prepared, announcement.batch)
-        self._wire.writer.write_now()
+        self._connection.writer.write_now()
 
     def _publish_batch(self, prepared: TargetBatch, batch: AnnouncedBatch) -> int:
         """Publish a batch. Returns its size in bytes."""
@@ -395,7 +398,7 @@ class BusTarget:
         self, first: int, last: int, batch: AnnouncedBatch | None
     ) -> ConfirmWaiter:
         """Register for the confirm of some positions."""
-        waiter = self._wire.confirms.add_waiter(first, last, self._result_received.set)
+        waiter = self._connection.confirms.add_waiter(first, last, self._result_received.set)
         self._sent.append((waiter, batch))
         return waiter
 
@@ -414,7 +417,7 @@ class BusTarget:
 
     async def _settle_all(self) -> list[Refusal]:
         """Wait for everything that was sent."""
-        self._wire.writer.write_now()
+        self._connection.writer.write_now()
         refusals = list[Refusal]()
         while self._sent:
             refusals += await self._settle_first()
@@ -436,7 +439,7 @@ class BusTarget:
 
     async def _wait_done(self, waiter: ConfirmWaiter) -> None:
         while not waiter.is_done:
-            check_connected(self._wire)
+            check_connected(self._connection)
             await self._result_received.wait()
 
 
@@ -460,7 +463,7 @@ class _Announcement:
 
 @asynccontextmanager
 async def open_bus_target(
-    place: Endpoint, settings: TargetSettings
+    endpoint: Endpoint, settings: TargetSettings
 ) -> AsyncIterator[tuple[BusTarget, BridgeRecord | None]]:
     """Connect to a bus, and return the target with the last bridge record.
 
@@ -471,45 +474,45 @@ async def open_bus_target(
     """
     name = settings.name
     record, is_record_missing = None, False
-    async with connect(place, settings.create_client_core()) as wire:
-        bus = wire.core.bus_id
-        if wire.core.publish_buffer.stored_before_count:
-            record = await _read_last_record(wire, settings)
+    async with connect(endpoint, settings.create_client_core()) as connection:
+        bus = connection.core.bus_id
+        if connection.core.publish_buffer.stored_before_count:
+            record = await _read_last_record(connection, settings)
             is_record_missing = record is None
     if is_record_missing:  # The target does not know what the copier's numbers mean.
         log.warning(
             "%s has no valid bridge record of %s: messages in flight may be stored twice", bus, name
         )
         new_instance = secrets.token_hex(8)
-        async with connect(place, settings.create_client_core(instance=new_instance)):
+        async with connect(endpoint, settings.create_client_core(instance=new_instance)):
             pass
     core = settings.create_client_core()
     if record is not None:
         core = settings.create_client_core(first_unconfirmed=record.first_number, bus_id=bus)
-    async with connect(place, core) as wire:
-        class_id = await open_class(wire, settings.class_)
-        records = await _subscribe_records(wire, settings, seek=False)
+    async with connect(endpoint, core) as connection:
+        class_id = await open_class(connection, settings.class_)
+        records = await _subscribe_records(connection, settings, seek=False)
         if class_id == records.class_id:
             raise BusError(
                 f"class {class_id} of {bus} is {BRIDGE_RECORDS_CLASS!r}: it holds the "
                 "records of bridges, and nothing can be copied to it"
             )
-        yield BusTarget(wire, class_id, records, settings), record
+        yield BusTarget(connection, class_id, records, settings), record
 
 
 async def _read_last_record(
-    wire: ClientConnection, settings: TargetSettings
+    connection: ClientConnection, settings: TargetSettings
 ) -> BridgeRecord | None:
     """Return the last bridge record, or None if there is none."""
-    inbox = await _subscribe_records(wire, settings, seek=True)
+    inbox = await _subscribe_records(connection, settings, seek=True)
     try:
         with trio.move_on_after(_RECORD_SECONDS):
             while inbox.is_empty:
-                check_connected(wire)
-                await wire.changed.wait()
+                check_connected(connection)
+                await connection.changed.wait()
         if inbox.is_empty:
-            await wire.wait_answered(
-                wire.core.sync()
+            await connection.wait_answered(
+                connection.core.sync()
             )  # Without it, a silent connection would look like no record.
         if inbox.is_empty:
             return None
@@ -521,17 +524,17 @@ async def _read_last_record(
             log.warning("%s: %s", settings.name, error)
             return None
     finally:
-        wire.core.unsubscribe(inbox, is_processed=False)
-        wire.remove_inbox(inbox)
+        connection.core.unsubscribe(inbox, is_processed=False)
+        connection.remove_inbox(inbox)
 
 
 async def _subscribe_records(
-    wire: ClientConnection, settings: TargetSettings, *, seek: bool
+    connection: ClientConnection, settings: TargetSettings, *, seek: bool
 ) -> Inbox:
     """Subscribe to the copier's records; with `seek`, from the last one on."""
-    core = wire.core
+    core = connection.core
     try:
-        await wire.wait_answered(
+        await connection.wait_answered(
             core.name_classes(NamedClass(name=BRIDGE_RECORDS_CLASS, last_values=True))
         )
     except RefusedError as error:
@@ -553,25 +556,26 @@ async def _subscribe_records(
         max_deliveries=0,
     )
     inbox = core.subscribe(class_id, options)
-    wire.add_inbox(inbox, WakeupEvent())
-    await wire.wait_answered(inbox.subscribe_request)
+    connection.add_inbox(inbox, WakeupEvent())
+    await connection.wait_answered(inbox.subscribe_request)
     return inbox
 
 
-async def open_class(wire: ClientConnection, class_: int | str) -> int:
-    """Return the id of a class, which is created if it does not exist."""
-    core = wire.core
+async def open_class(connection: ClientConnection, class_: int | str) -> int:
+    """Return the id of a class, after creating the class if it does not exist."""
+    core = connection.core
     named_class = NamedClass(id=class_) if isinstance(class_, int) else NamedClass(name=class_)
-    await wire.wait_answered(core.name_classes(named_class))
+    await connection.wait_answered(core.name_classes(named_class))
     if isinstance(class_, int):
         return class_
-    batch = core.find_class_id(class_)
-    assert batch is not None
-    return batch
+    class_id = core.find_class_id(class_)
+    assert class_id is not None
+    return class_id
 
 
 _NUMBER_SPAN_MAX = 1 << (MESSAGE_ID_BITS - 2)
-"""Largest distance of numbers in flight. Numbers wrap, and their order must be known."""
+"""Largest distance of message numbers in flight. Numbers wrap, so larger distances are ambiguous.
+"""
 
 
 class StatelessServerTarget:
@@ -581,20 +585,20 @@ class StatelessServerTarget:
 
     def __init__(
         self,
-        wire: ClientConnection,
+        connection: ClientConnection,
         class_id: int,
         settings: TargetSettings,
         source: MessageSource,
-        at: int,
+        start_sequence: int,
         source_identity: SourceIdentity,
     ) -> None:
-        """Create the target. `at` is the sequence whose number is the first of the connection."""
+        """Create the target. The first number of the connection belongs to `start_sequence`."""
         self._source, self._source_identity = source, source_identity
-        self.identity = wire.core.bus_id
+        self.identity = connection.core.bus_id
         self.class_id = class_id
-        self._wire, self._core = wire, wire.core
-        self._at = at - wire.core.published_position
-        """Sequence of publish position 0."""
+        self._connection, self._core = connection, connection.core
+        self._first_sequence = start_sequence - connection.core.published_position
+        """Source sequence that corresponds to publish position 0."""
         self._rewriter = FrameRewriter(
             class_id=class_id,
             source=source.identity,
@@ -602,7 +606,7 @@ class StatelessServerTarget:
             channels=settings.channels,
             channel_map=settings.channel_map,
             hops_max=settings.hops_max,
-            frame_bytes_max=wire.core.accepted_frame_bytes_max,
+            frame_bytes_max=connection.core.accepted_frame_bytes_max,
         )
         self._sent: deque[tuple[ConfirmWaiter, TargetBatch]] = deque()
         """Batches that are not settled."""
@@ -610,7 +614,7 @@ class StatelessServerTarget:
 
     @property
     def confirmed_count(self) -> int:
-        end = self._at + self._core.confirmed_position
+        end = self._first_sequence + self._core.confirmed_position
         return sum(int(np.searchsorted(prepared.sequences, end)) for _, prepared in self._sent)
 
     def prepare(self, batch: SourceBatch) -> TargetBatch:
@@ -644,7 +648,10 @@ class StatelessServerTarget:
     def send(self, prepared: TargetBatch) -> None:
         frames, core = prepared.encoded, self._core
         assert isinstance(frames, RewrittenFrames)
-        first, last = int(prepared.sequences[0]) - self._at, int(prepared.sequences[-1]) - self._at
+        first, last = (
+            int(prepared.sequences[0]) - self._first_sequence,
+            int(prepared.sequences[-1]) - self._first_sequence,
+        )
         if first < core.published_position:
             raise BusConnectionError(
                 f"messages to resend come before those that {self.identity} has: reconnecting"
@@ -661,40 +668,47 @@ class StatelessServerTarget:
                     part,
                     bounds[begin : end + 1] - bounds[begin],
                     self.class_id,
-                    skipped_count=int(sequences[begin]) - self._at - core.published_position,
+                    skipped_count=int(sequences[begin])
+                    - self._first_sequence
+                    - core.published_position,
                 )
         self._source_identity.note_sent(self._source, prepared)
         self._sent.append(
-            (self._wire.confirms.add_waiter(first, last, self._result_received.set), prepared)
+            (self._connection.confirms.add_waiter(first, last, self._result_received.set), prepared)
         )
-        self._wire.writer.write_now()
+        self._connection.writer.write_now()
 
     async def settle_oldest(self) -> list[Refusal]:
         waiter, _ = self._sent[0]
         while not waiter.is_done:
-            check_connected(self._wire)
+            check_connected(self._connection)
             await self._result_received.wait()
         self._sent.popleft()
         return [
-            Refusal(self._at + position, error.code, error.sentence)
+            Refusal(self._first_sequence + position, error.code, error.sentence)
             for position, error in zip(waiter.refused_positions, waiter.refusals, strict=True)
         ]
 
 
 @asynccontextmanager
 async def open_stateless_server_target(
-    place: Endpoint,
+    endpoint: Endpoint,
     settings: TargetSettings,
     source: MessageSource,
-    at: int,
+    start_sequence: int,
     source_identity: SourceIdentity,
 ) -> AsyncIterator[StatelessServerTarget]:
-    """Connect to a stateless server, and continue at sequence `at`.
+    """Connect to a stateless server, and continue at `start_sequence`.
 
     Raises BusConnectionError and RefusedError.
     """
-    core = settings.create_client_core(first_number=at & MESSAGE_ID_MASK)
-    async with connect(place, core) as wire:
+    core = settings.create_client_core(first_number=start_sequence & MESSAGE_ID_MASK)
+    async with connect(endpoint, core) as connection:
         yield StatelessServerTarget(
-            wire, await open_class(wire, settings.class_), settings, source, at, source_identity
+            connection,
+            await open_class(connection, settings.class_),
+            settings,
+            source,
+            start_sequence,
+            source_identity,
         )

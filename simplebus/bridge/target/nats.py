@@ -53,11 +53,11 @@ from simplebus.core.errors import BusConnectionError, LocalProtocolError, Remote
 from simplebus.core.limits import DELIMITER_BYTES, HEADER_BYTES
 from simplebus.core.protocol.envelope_batch import Envelope
 from simplebus.core.protocol.frames import Flags, Integers
-from simplebus.nats.bus.convert import class_subject as subject_of
 from simplebus.nats.bus.convert import format_header_block
 from simplebus.nats.client import encode, jetstream_codec
 from simplebus.nats.client.client import RequestReplies
 from simplebus.nats.client.jetstream_codec import JetStreamError
+from simplebus.nats.subjects import class_subject as subject_of
 
 _SEQUENCE_DIGITS = 19
 _CHECK_DIGITS = 10
@@ -111,13 +111,13 @@ class NatsBatch:
     """Reply number of the first message's PubAck; the others follow."""
     pending: Flags = field(default_factory=lambda: np.zeros(0, np.bool_))
     """True for each sent message without a PubAck."""
-    pong_mark: int = 0
-    """Without JetStream, the mark whose PONG confirms the batch."""
+    ping_number: int = 0
+    """Without JetStream, the number of the PING whose PONG confirms the batch."""
     refusals: list[Refusal] = field(default_factory=list)
     source_batch: SourceBatch | None = None
     """Source messages, for targets that prepare parts of the batch again."""
     unanswered: list[int] = field(default_factory=list)
-    """Rows of messages that no stream answered, or another stream."""
+    """Rows of messages that no stream, or another stream, answered."""
     batch_limit: int = 0
     """Batch limit at the time the batch was prepared."""
 
@@ -146,7 +146,7 @@ class NatsTarget:
 
     def __init__(
         self,
-        wire: BridgeNatsConnection,
+        connection: BridgeNatsConnection,
         settings: TargetSettings,
         *,
         source: MessageSource,
@@ -177,7 +177,7 @@ class NatsTarget:
             config_fits: Returns False if another kind of target is needed for a configuration.
         """
         self.identity = ""
-        self._wire, self._core = wire, wire.core
+        self._connection, self._core = connection, connection.core
         self._stream = stream
         self._config_fits, self._checked_at = config_fits, trio.current_time()
         self._subjects = None if config is None else stream_subjects(config)
@@ -237,7 +237,7 @@ class NatsTarget:
     def _encode_uniform(
         self, run: MessageRun, frames: RewrittenFrames, body: NatsBatch, number: int
     ) -> bool:
-        """Encode a run whose messages have the same metadata and length. Returns False for another
+        """Encode a run whose messages have equal metadata and length. Returns False for another
         run.
         """
         if not run.stride:
@@ -311,7 +311,7 @@ class NatsTarget:
         headers = (*strip_nats_headers(rewritten.headers), *encode_key(rewritten.key))
         return format_header_block(headers) or (encode.encode_headers() if self._stream else b"")
 
-    # One by one ----------------------------------------------------------------------------------
+    # Other runs, one message at a time -----------------------------------------------------------
 
     def _encode_each(
         self, run: MessageRun, frames: RewrittenFrames, body: NatsBatch, number: int
@@ -410,14 +410,16 @@ class NatsTarget:
         if self._stream:
             body.pending = np.ones(prepared.count, np.bool_)
         else:
-            body.pong_mark = self._core.send_ping()
-        self._wire.link.flush()
+            body.ping_number = self._core.send_ping()
+        self._connection.nats.flush()
         self._source_identity.note_sent(self._source, prepared)
         self._sent.append(prepared)
 
     async def settle_oldest(self) -> list[Refusal]:
         await self._wait_processed(self._sent[0])
-        if self._wire.complaints:  # They can concern later batches, so these are awaited, too.
+        if (
+            self._connection.complaints
+        ):  # They can concern later batches, so these are awaited, too.
             for prepared in self._sent:
                 await self._wait_processed(prepared)
             self._handle_complaints()
@@ -430,23 +432,24 @@ class NatsTarget:
         Raises BusConnectionError without an answer; everything is sent again then, and the stream
         drops the duplicates.
         """
-        body, wire = nats_batch(prepared), self._wire
+        body, connection = nats_batch(prepared), self._connection
         if not self._stream:
-            await wire.wait_processed(body.pong_mark)
+            await connection.wait_processed(body.ping_number)
             return
         while body.pending.any():
-            if not (wire.replies or wire.complaints):
+            if not (connection.replies or connection.complaints):
                 await self._wait_pub_acks()
-            for each in wire.replies:
+            for each in connection.replies:
                 for sent in self._sent:
                     self._apply_pub_acks(each, sent)
-            wire.replies.clear()
+            connection.replies.clear()
             self._handle_complaints()
         if body.unanswered:
             await self._refuse_unanswered(prepared)
 
     async def _wait_pub_acks(self) -> None:
-        """Wait for PubAcks, check the stream's configuration, or find messages that get no answer.
+        """Wait for PubAcks. Checks the stream's configuration, and finds messages that get no
+        answer.
 
         Raises:
             BusConnectionError: Messages for the stream get no answer.
@@ -454,11 +457,11 @@ class NatsTarget:
         """
         if trio.current_time() >= self._checked_at + _STREAM_CHECK_SECONDS:
             await self._check_stream_config()
-            return  # Some may have arrived meanwhile.
+            return  # PubAcks may have arrived meanwhile.
         try:
-            await self._wire.wait_expected(f"a PubAck of stream {self._stream!r}")
+            await self._connection.wait_expected(f"a PubAck of stream {self._stream!r}")
         except BusConnectionError:
-            if self._wire.lost_reason or not await self._find_unanswered():
+            if self._connection.lost_reason or not await self._find_unanswered():
                 raise
 
     async def _find_unanswered(self) -> bool:
@@ -467,7 +470,7 @@ class NatsTarget:
         If another client has subscribed to their subject, the server does not report "no
         responders". Raises FatalConfigurationError if the stream never answers.
         """
-        info = await self._wire.link.api_request(f"STREAM.INFO.{self._stream}")
+        info = await self._connection.nats.api_request(f"STREAM.INFO.{self._stream}")
         if info["config"].get("no_ack"):
             raise FatalConfigurationError(
                 f"stream {self._stream!r} does not confirm what it stores, and a bridge needs "
@@ -530,9 +533,9 @@ class NatsTarget:
         """Raise BusConnectionError if the stream now needs another kind of target."""
         self._checked_at = trio.current_time()
         try:
-            info = await self._wire.link.api_request(f"STREAM.INFO.{self._stream}")
+            info = await self._connection.nats.api_request(f"STREAM.INFO.{self._stream}")
         except (JetStreamError, BusConnectionError):
-            self._wire.check()
+            self._connection.check()
             return  # The stream has no leader, or does not exist yet.
         self._subjects = stream_subjects(info["config"])
         if not self._config_fits(info["config"]):
@@ -543,12 +546,12 @@ class NatsTarget:
     async def _refuse_unanswered(self, prepared: TargetBatch) -> None:
         """Refuse messages that an available stream does not accept.
 
-        Raises BusConnectionError if the stream is, or was, unavailable: everything is sent again in
-        order.
+        Raises BusConnectionError if the stream is, or was, unavailable. Then everything is sent
+        again in order.
         """
         body, stream = nats_batch(prepared), self._stream
         try:
-            info = await self._wire.link.api_request(f"STREAM.INFO.{stream}")
+            info = await self._connection.nats.api_request(f"STREAM.INFO.{stream}")
         except JetStreamError as error:
             raise BusConnectionError(f"stream {stream!r} did not answer: {error}") from None
         subjects = stream_subjects(info["config"])
@@ -568,11 +571,11 @@ class NatsTarget:
 
     def _handle_complaints(self) -> None:
         """Refuse messages on subjects that the server complained about."""
-        for complaint in dict.fromkeys(self._wire.complaints):
+        for complaint in dict.fromkeys(self._connection.complaints):
             if subject := denied_subject(complaint):
                 for prepared in self._sent:
                     self._refuse_denied_subject(prepared, subject, complaint)
-        self._wire.complaints.clear()
+        self._connection.complaints.clear()
 
     def _refuse_denied_subject(self, prepared: TargetBatch, subject: bytes, complaint: str) -> None:
         """Refuse the messages of a batch on this subject."""

@@ -31,15 +31,15 @@ class OrderedStreamTarget(NatsTarget):
     """A stream, over one connection."""
 
     def __init__(
-        self, wire: BridgeNatsConnection, *args: Any, under_way: int, **options: Any
+        self, connection: BridgeNatsConnection, *args: Any, under_way: int, **options: Any
     ) -> None:
         """Create the target. `under_way` is the largest number of messages in flight."""
-        super().__init__(wire, *args, **options)
+        super().__init__(connection, *args, **options)
         self._in_flight_max = under_way
         self._next_part = self._next_row = self._sent_count = 0
         """Next command of the oldest batch, its next row, and the number of rows sent."""
         self._retry_reason: Refusal | None = None
-        """Refusal because of which nothing after it is sent; None if there is none."""
+        """Refusal after which nothing more is sent; None if there is none."""
 
     def prepare(self, batch: SourceBatch) -> TargetBatch:
         prepared = super().prepare(batch.limit(_ROUNDS_PER_BATCH_MAX * self._in_flight_max))
@@ -108,12 +108,10 @@ class OrderedStreamTarget(NatsTarget):
             self._next_row += rows
             if self._next_row == count:
                 self._next_part, self._next_row = self._next_part + 1, 0
-        self._wire.link.flush()
+        self._connection.nats.flush()
 
     def _refuse_rest_if_retryable(self, prepared: TargetBatch) -> None:
-        """If a message is to be sent again later, refuse the unanswered ones after it for the same
-        reason.
-        """
+        """If a message is to be sent again later, refuse all unanswered messages after it, too."""
         body = nats_batch(prepared)
         refused = (each for each in body.refusals if each.code == STREAM_FULL)
         reason = self._retry_reason = self._retry_reason or next(refused, None)

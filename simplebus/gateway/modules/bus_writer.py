@@ -93,13 +93,13 @@ class BusWriter:
             self._bus.connection.check_open()
 
     async def _publish(self, payload: bytes, options: Mapping[str, Any]) -> None:
-        wire = self._bus.connection
+        connection = self._bus.connection
         await self._bus.publish(payload, class_id=self._class, confirm=False, **options)
-        position = wire.core.published_position - 1
-        waiter = wire.confirms.add_waiter(position, position, self._notify_changed)
+        position = connection.core.published_position - 1
+        waiter = connection.confirms.add_waiter(position, position, self._notify_changed)
         self._pending.append(_PendingMessage(waiter, payload, options))
         self._pending_bytes += len(payload)
-        wire.writer.write_soon()
+        connection.writer.write_soon()
 
     def _notify_changed(self) -> None:
         self._changed.set()

@@ -5,11 +5,11 @@ from __future__ import annotations
 import random
 
 import pytest
-from simplebus.memory.bus import MemoryBus
 
 from simplebus.bridge.bus_connection import connect_source
 from simplebus.bridge.interfaces import SourceBatch
 from simplebus.bridge.source.bus import BusSource
+from simplebus.memory.bus import MemoryBus
 from tests.bridge.memory_buses import place, run
 
 COUNT = 2000
@@ -40,16 +40,16 @@ def test_combined_replies_equal_single_replies(seed: int, monkeypatch: pytest.Mo
         name = f"by {most}"
         async with connect_source(
             place(near), name, target_id="x", heartbeat=10, auth=None
-        ) as wire:
-            end = BusSource(wire, class_="orders", durable=name, start="earliest")
+        ) as connection:
+            end = BusSource(connection, class_="orders", durable=name, start="earliest")
             await end.open()
             while at < COUNT:
                 found = await end.read(at)
                 assert (found.first_sequence, found.missed_count) == (at, 0)
                 got += rows(found)
                 at, finds = found.next_sequence, finds + 1
-                await wire.wait_answered(
-                    wire.core.sync()
+                await connection.wait_answered(
+                    connection.core.sync()
                 )  # What is asked for beforehand is here now.
             assert end.head == COUNT
         return got, finds

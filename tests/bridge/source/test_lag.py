@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import trio
-from simplebus.memory.bus import MemoryBus
 
 import simplebus
 from load.ports import HOST, free_port
@@ -16,6 +15,7 @@ from simplebus.bridge.runner import create_copiers, format_status
 from simplebus.bridge.settings import BridgeSettings, CopiedClass
 from simplebus.core.limits import Limits
 from simplebus.core.settings import ClassSettings, FullPolicy, Settings
+from simplebus.memory.bus import MemoryBus
 from simplebus.testing.server import BusServer
 from tests.bridge import memory_buses
 from tests.bridge.memory_buses import (
@@ -206,9 +206,9 @@ def lane(name: str, near: str, far: str, class_: str, **more: Any) -> Copier:
 async def test_lag_grows_while_nats_is_away(name: str, server: BusServer, nats: NatsServer) -> None:
     class_ = f"away{name}"
     async with simplebus.connect(server.address) as bus:
-        async with connect(nats) as wire:
+        async with connect(nats) as connection:
             if name:
-                await stream(wire, name, f"class.{class_}")
+                await stream(connection, name, f"class.{class_}")
         await bus.publish_many(numbered(0, 20), class_id=class_)
         made = lane("away", server.address, nats.url, class_, stream=name)
         nats.stop()
@@ -230,8 +230,8 @@ async def test_lag_grows_while_nats_is_away(name: str, server: BusServer, nats: 
 
 
 async def test_reports_lag_while_stream_is_full(server: BusServer, nats: NatsServer) -> None:
-    async with connect(nats) as wire, simplebus.connect(server.address) as bus:
-        await stream(wire, "LAGS", "class.lags", max_msgs=ROOM, discard="new")
+    async with connect(nats) as connection, simplebus.connect(server.address) as bus:
+        await stream(connection, "LAGS", "class.lags", max_msgs=ROOM, discard="new")
         await bus.publish_many(numbered(0, 25), class_id="lags")
         made = lane("full", server.address, nats.url, "lags", stream="LAGS")
         async with copying(made):
@@ -239,7 +239,7 @@ async def test_reports_lag_while_stream_is_full(server: BusServer, nats: NatsSer
             await bus.publish_many(numbered(25, 28), class_id="lags")
             await until(lambda: lag(made) == 18)
             while lag(made):
-                await wire.link.api_request("STREAM.PURGE.LAGS")
+                await connection.nats.api_request("STREAM.PURGE.LAGS")
                 await trio.sleep(0.05)
             await through(made, 28)
 
@@ -247,53 +247,61 @@ async def test_reports_lag_while_stream_is_full(server: BusServer, nats: NatsSer
 # From NATS ----------------------------------------------------------------------------------------
 
 
-async def publish(wire: Any, subject: str, first: int, last: int) -> None:
+async def publish(connection: Any, subject: str, first: int, last: int) -> None:
     for number in range(first, last):
-        wire.core.publish(subject, b"%d" % number)
-    await wire.round_trip()
+        connection.core.publish(subject, b"%d" % number)
+    await connection.round_trip()
 
 
 async def test_reports_stream_lag_while_bus_is_away(nats: NatsServer) -> None:
     port = free_port()
-    async with connect(nats) as wire:
-        await stream(wire, "WAITS", "waits.*")
-        await publish(wire, "waits.a", 0, 5)
+    async with connect(nats) as connection:
+        await stream(connection, "WAITS", "waits.*")
+        await publish(connection, "waits.a", 0, 5)
         more: Any = {"stream": "WAITS", "channels": ("waits.a",)}
         made = lane("w", nats.url, f"simplebus://{HOST}:{port}", "w", **more)
         async with copying(made):
             await until(lambda: lag(made) == 5)  # It was never there.
             async with serving(port=port):
                 await through(made, 5)
-            await publish(wire, "waits.a", 5, 20)
-            await publish(wire, "waits.b", 0, 7)  # Not for this lane.
+            await publish(connection, "waits.a", 5, 20)
+            await publish(connection, "waits.b", 0, 7)  # Not for this lane.
             await until(lambda: lag(made) == 15)
             assert not made.statistics().is_up
-            await publish(wire, "waits.a", 20, 30)
+            await publish(connection, "waits.a", 20, 30)
             await until(lambda: lag(made) == 25)
             async with serving(port=port):
                 await through(made, 30)
 
 
 async def test_reports_stream_lag_while_bus_is_full(nats: NatsServer) -> None:
-    async with connect(nats) as wire, serving(FULL) as up, simplebus.connect(address(up)) as bus:
+    async with (
+        connect(nats) as connection,
+        serving(FULL) as up,
+        simplebus.connect(address(up)) as bus,
+    ):
         await hold_there(bus, "slow")
-        await stream(wire, "SLOW", "slow")
+        await stream(connection, "SLOW", "slow")
         made = lane("slow", nats.url, address(up), "slow", stream="SLOW")
         async with copying(made, up=True):
-            await publish(wire, "slow", 0, 30)
+            await publish(connection, "slow", 0, 30)
             await until(lambda: lag(made) == 30 - ROOM)
-            await publish(wire, "slow", 30, 20_000)
+            await publish(connection, "slow", 30, 20_000)
             await until(lambda: lag(made) == 20_000 - ROOM)
 
 
 async def test_reports_lag_of_full_target(nats: NatsServer) -> None:
-    async with connect(nats) as wire, serving(FULL) as up, simplebus.connect(address(up)) as bus:
+    async with (
+        connect(nats) as connection,
+        serving(FULL) as up,
+        simplebus.connect(address(up)) as bus,
+    ):
         await hold_there(bus, "held")
         made = lane("held", nats.url, address(up), "held", channels=("held",))
         async with copying(made, up=True):
-            await publish(wire, "held", 0, 30)
+            await publish(connection, "held", 0, 30)
             await until(lambda: lag(made) == 30 - ROOM)
-            await publish(wire, "held", 30, 45)
+            await publish(connection, "held", 30, 45)
             await until(lambda: lag(made) == 45 - ROOM)
             assert await payloads(bus, "held", 45) == numbered(0, 45)
             await until(lambda: lag(made) == 0)

@@ -49,16 +49,18 @@ async def test_in_place_read_equals_fetch(seed: int, monkeypatch: pytest.MonkeyP
     orders = ClassSettings(full_policy=FullPolicy.DROP_OLDEST, bytes_max=262_144)
     settings = Settings(classes={"orders": orders})
     async with serving(settings) as server:
-        place = LocalEndpoint(server.server, "a test")
+        endpoint = LocalEndpoint(server.server, "a test")
         with trio.fail_after(PATIENCE_SECONDS):
             async with (
-                open_bus([place]) as bus,
-                connect_source(place, "told", target_id="x", heartbeat=10, auth=None) as wire,
-                connect_source(place, "seen", target_id="x", heartbeat=10, auth=None) as other,
+                open_bus([endpoint]) as bus,
+                connect_source(
+                    endpoint, "told", target_id="x", heartbeat=10, auth=None
+                ) as connection,
+                connect_source(endpoint, "seen", target_id="x", heartbeat=10, auth=None) as other,
             ):
                 ends = [
-                    BusSource(wire, class_="orders", durable="a"),
-                    BusSource(other, class_="orders", durable="b", place=place),
+                    BusSource(connection, class_="orders", durable="a"),
+                    BusSource(other, class_="orders", durable="b", endpoint=endpoint),
                 ]
                 for end in ends:
                     await end.open()

@@ -21,9 +21,9 @@ from simplebus.nats.client.parser import ClientParser
 
 
 def pulled(delivered_count: int) -> PullConsumer:
-    wire: Any = SimpleNamespace(core=NatsClientCore(inbox="_INBOX.me"))
+    connection: Any = SimpleNamespace(core=NatsClientCore(inbox="_INBOX.me"))
     return PullConsumer(
-        wire, "S", "c", delivered_count=delivered_count, pending=9, heartbeat_seconds=1.0
+        connection, "S", "c", delivered_count=delivered_count, pending=9, heartbeat_seconds=1.0
     )
 
 

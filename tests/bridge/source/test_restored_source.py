@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 import trio
-from simplebus.memory.bus import MemoryBus
 
 from simplebus.bridge.checkpoint import MessageFingerprint
 from simplebus.bridge.interfaces import SourceBatch, TargetBatch
 from simplebus.bridge.source.bus import BusSource
 from simplebus.bridge.target.bus import BusTarget
+from simplebus.memory.bus import MemoryBus
 from tests.bridge.memory_buses import (
     hold,
     lane,

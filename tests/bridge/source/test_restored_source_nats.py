@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from simplebus.memory.bus import MemoryBus
 
 from simplebus.bridge.copier import Copier
 from simplebus.bridge.nats_connection import BridgeNatsConnection
 from simplebus.bridge.runner import create_copiers
 from simplebus.bridge.settings import BridgeSettings, CopiedClass
 from simplebus.client.aio.transport import Endpoint
+from simplebus.memory.bus import MemoryBus
 from tests.bridge import memory_buses
 from tests.bridge.memory_buses import numbered
 from tests.bridge.nats_copiers import (
@@ -38,17 +38,19 @@ class Moving:
         return await self.now.open()
 
 
-async def said(wire: BridgeNatsConnection, name: str, count: int) -> list[bytes]:
+async def said(connection: BridgeNatsConnection, name: str, count: int) -> list[bytes]:
     """All that the stream has, once it is so many."""
-    wire.messages.clear()
-    sid = wire.core.subscribe("heard")
+    connection.messages.clear()
+    sid = connection.core.subscribe("heard")
     config = {"deliver_subject": "heard", "ack_policy": "none", "deliver_policy": "all"}
-    await wire.link.api_request(f"CONSUMER.CREATE.{name}", {"stream_name": name, "config": config})
-    while sum(each.count for each in wire.messages) < count:
-        await wire.wait_event()
-    wire.core.unsubscribe(sid)
-    await wire.round_trip()
-    return [each.payload(row) for each in wire.messages for row in range(each.count)]
+    await connection.nats.api_request(
+        f"CONSUMER.CREATE.{name}", {"stream_name": name, "config": config}
+    )
+    while sum(each.count for each in connection.messages) < count:
+        await connection.wait_event()
+    connection.core.unsubscribe(sid)
+    await connection.round_trip()
+    return [each.payload(row) for each in connection.messages for row in range(each.count)]
 
 
 @pytest.mark.parametrize("bridge", ["goes on", "is started anew"])
@@ -75,8 +77,8 @@ async def test_restored_source_messages_are_stored(
             0
         ]
 
-    async with connect(nats) as wire:
-        await stream(wire, name, f"{name}.>")
+    async with connect(nats) as connection:
+        await stream(connection, name, f"{name}.>")
         lane, count = made(), 0
         for folder, texts, at in (near, first, 20), (near, lost, 40), (copy, new, 50):
             memory = MemoryBus(data_dir=folder)
@@ -86,12 +88,12 @@ async def test_restored_source_messages_are_stored(
                 async with copying(lane):
                     await until(lambda lane=lane, at=at: lane.statistics().position >= at)
             count += len(texts)
-            assert await stored(wire, name) == count
+            assert await stored(connection, name) == count
             if not copy.exists():
                 shutil.copytree(near, copy)
             if bridge == "is started anew":
                 lane = made()
-        assert await said(wire, name, count) == first + lost + new
+        assert await said(connection, name, count) == first + lost + new
     if bridge == "goes on":
         assert lane.statistics().discarded_records == 1
         assert "was restored from an old copy" in caplog.text

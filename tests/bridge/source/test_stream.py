@@ -42,7 +42,7 @@ def from_stream(nats: NatsServer, server: BusServer, name: str, **more: Any) -> 
     return create_copiers([BridgeSettings(name, nats.url, server.address, (copied,))])[0]
 
 
-def near_end(wire: BridgeNatsConnection, name: str, **more: Any) -> StreamSource:
+def near_end(connection: BridgeNatsConnection, name: str, **more: Any) -> StreamSource:
     options: dict[str, Any] = {
         "durable": f"a lane of {name}",
         "target_id": "far",
@@ -51,13 +51,13 @@ def near_end(wire: BridgeNatsConnection, name: str, **more: Any) -> StreamSource
         "heartbeat": 10.0,
         "open_dead_letters": dead_letter_opener(None, 7, "l", heartbeat=9, auth=None),  # type: ignore[arg-type]
     }
-    return StreamSource(wire, name, **(options | more))
+    return StreamSource(connection, name, **(options | more))
 
 
-async def say(wire: BridgeNatsConnection, subject: str, first: int, last: int) -> None:
+async def say(connection: BridgeNatsConnection, subject: str, first: int, last: int) -> None:
     """Returns when they are stored."""
     for number in range(first, last):
-        headers, ack = await wire.link.request(subject, b"%d" % number)
+        headers, ack = await connection.nats.request(subject, b"%d" % number)
         assert b'"seq"' in ack, (headers, ack)
 
 
@@ -67,8 +67,8 @@ async def both(
 ) -> AsyncIterator[tuple[BridgeNatsConnection, BridgeNatsConnection]]:
     """A connection of the test's own, and one for a near end."""
     with trio.fail_after(PATIENCE_SECONDS):
-        async with connect(nats) as wire, connect(nats) as own:
-            yield wire, own
+        async with connect(nats) as connection, connect(nats) as own:
+            yield connection, own
 
 
 async def found(near: StreamSource, at: int, end: int) -> int:
@@ -90,13 +90,13 @@ async def test_requested_bytes_stay_below_server_buffer(
 ) -> None:
     """It would end that, and the lane would begin anew for ever."""
     count, size = 40, 1_000_000
-    async with both(nats) as (wire, own):
-        await stream(wire, "LONG", "long")
+    async with both(nats) as (connection, own):
+        await stream(connection, "LONG", "long")
         for _ in range(count):
-            wire.core.publish("long", bytes(size))
-            wire.link.flush()
-            await wire.link.wait_for_output_space()
-        await wire.round_trip()
+            connection.core.publish("long", bytes(size))
+            connection.nats.flush()
+            await connection.nats.wait_for_output_space()
+        await connection.round_trip()
         near = near_end(own, "LONG")
         await near.read(await near.open())  # From then on nobody takes anything.
         info = await near._info(near._consumer)
@@ -110,11 +110,11 @@ async def test_receives_message_longer_than_requested_bytes(
     nats: NatsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("simplebus.bridge.source.pull_consumer.PULL_BYTES", 1000)
-    async with both(nats) as (wire, own):
-        await stream(wire, "LONGER", "longer")
+    async with both(nats) as (connection, own):
+        await stream(connection, "LONGER", "longer")
         for size in (300, 400, 20_000, 5, 900, 30_000, 10):
-            wire.core.publish("longer", bytes(size))
-        await wire.round_trip()
+            connection.core.publish("longer", bytes(size))
+        await connection.round_trip()
         near = near_end(own, "LONGER")
         assert await found(near, await near.open(), 8) == 7
 
@@ -123,9 +123,9 @@ async def test_small_batch_limit_sends_more_requests(server: BusServer, tmp_path
     limits = "limits { max_request_batch: 7 }"
     more = f'jetstream {{ store_dir: "{tmp_path}/limited", {limits} }}'
     with nats_server(tmp_path, more) as limited:
-        async with connect(limited) as wire, simplebus.connect(server.address) as bus:
-            await stream(wire, "LITTLE", "little")
-            await say(wire, "little", 0, 300)
+        async with connect(limited) as connection, simplebus.connect(server.address) as bus:
+            await stream(connection, "LITTLE", "little")
+            await say(connection, "little", 0, 300)
             lane = from_stream(limited, server, "LITTLE")
             async with copying(lane):
                 assert await payloads(bus, "LITTLE", 300) == numbered(0, 300)
@@ -136,11 +136,11 @@ async def test_rereads_with_short_inactive_threshold(
     nats: NatsServer,
 ) -> None:
     limits = {"consumer_limits": {"inactive_threshold": 30 * 10**9}}
-    async with both(nats) as (wire, own):
-        await stream(wire, "SHORT", "short", retention="interest", **limits)
+    async with both(nats) as (connection, own):
+        await stream(connection, "SHORT", "short", retention="interest", **limits)
         near = near_end(own, "SHORT")
         at = await near.open()
-        await say(wire, "short", 0, 20)
+        await say(connection, "short", 0, 20)
         assert await found(near, at, 21) == 20
         assert await found(near, at, 21) == 20
 
@@ -159,16 +159,16 @@ async def test_resumes_after_kill_while_consumer_is_recreated(
         raise BusConnectionError("lost")
 
     name = f"BETWEEN-{was_there}"
-    async with both(nats) as (wire, own):
-        await stream(wire, name, name)
-        await say(wire, name, 0, 5)
+    async with both(nats) as (connection, own):
+        await stream(connection, name, name)
+        await say(connection, name, 0, 5)
         near = near_end(own, name, start="new")
         assert await near.open() == 6
         if was_there:
-            await say(wire, name, 5, 15)
+            await say(connection, name, 5, 15)
             assert await found(near, 6, 16) == 10
             await near.commit_position(11, now=True)
-        await say(wire, name, 15, 20)
+        await say(connection, name, 15, 20)
         near, at = near_end(own, name, start="new"), 11 if was_there else 6
         assert await near.open() == at
         with monkeypatch.context() as patch:
@@ -181,16 +181,16 @@ async def test_resumes_after_kill_while_consumer_is_recreated(
             assert await near.open() == at
         assert not near.is_new
         assert await found(near, at, near.head) == near.head - at
-        names = (await wire.link.api_request(f"CONSUMER.NAMES.{name}"))["consumers"]
+        names = (await connection.nats.api_request(f"CONSUMER.NAMES.{name}"))["consumers"]
         assert names == [near._consumer]
 
 
 async def test_continues_without_bookmark_if_one_consumer_allowed(
     nats: NatsServer,
 ) -> None:
-    async with both(nats) as (wire, own):
-        await stream(wire, "LONE", "lone", max_consumers=1)
-        await say(wire, "lone", 0, 10)
+    async with both(nats) as (connection, own):
+        await stream(connection, "LONE", "lone", max_consumers=1)
+        await say(connection, "lone", 0, 10)
         for _ in range(3):
             near = near_end(own, "LONE")
             assert await found(near, await near.open(), 11) == 10
@@ -200,14 +200,14 @@ async def test_reads_recreated_stream_from_first_message(
     nats: NatsServer,
 ) -> None:
     """Its sequences mean other messages: none is taken for copied."""
-    async with both(nats) as (wire, own):
-        await stream(wire, "REBORN", "reborn")
-        await say(wire, "reborn", 0, 10)
+    async with both(nats) as (connection, own):
+        await stream(connection, "REBORN", "reborn")
+        await say(connection, "reborn", 0, 10)
         near = near_end(own, "REBORN")
         await near.open()
-        await wire.link.api_request("STREAM.DELETE.REBORN")
-        await stream(wire, "REBORN", "reborn")
-        await say(wire, "reborn", 0, 5)
+        await connection.nats.api_request("STREAM.DELETE.REBORN")
+        await stream(connection, "REBORN", "reborn")
+        await say(connection, "reborn", 0, 5)
         for begin in near.refresh_stream_info(), near.read(8):
             with pytest.raises(BusConnectionError, match="created again"):
                 await begin
@@ -231,11 +231,11 @@ async def test_acks_redelivery_after_lost_ack(
         return b""
 
     monkeypatch.setattr(StreamSource, "_config", soon)
-    async with both(nats) as (wire, own):
-        await stream(wire, name, name, retention=kind)
+    async with both(nats) as (connection, own):
+        await stream(connection, name, name, retention=kind)
         near = near_end(own, name)
         at = await near.open()
-        await say(wire, name, 0, 20)
+        await say(connection, name, 0, 20)
         await near.commit_position(at, now=True)
         assert await found(near, at, 21) == 20
         with monkeypatch.context() as patch:
@@ -246,16 +246,18 @@ async def test_acks_redelivery_after_lost_ack(
         while (await near._info(near._consumer))["num_ack_pending"]:
             near._check_alive()
             near._request_more()
-        await say(wire, name, 20, 30)
+        await say(connection, name, 20, 30)
         assert await found(near, 21, 31) == 10
 
 
 def test_redelivery_mixed_with_first_delivery_is_read_once() -> None:
     """As of a bridge that stood still for longer than its consumer waits for acks."""
-    link: Any = SimpleNamespace(flush=lambda: None)
-    wire: Any = SimpleNamespace(core=NatsClientCore(inbox="_INBOX.me"), link=link)
-    near = near_end(wire, "STILL")
-    near._pull_consumer = source = PullConsumer(wire, "STILL", "c", sent=0, pending=9, beat=1.0)
+    nats: Any = SimpleNamespace(flush=lambda: None)
+    connection: Any = SimpleNamespace(core=NatsClientCore(inbox="_INBOX.me"), nats=nats)
+    near = near_end(connection, "STILL")
+    near._pull_consumer = source = PullConsumer(
+        connection, "STILL", "c", sent=0, pending=9, beat=1.0
+    )
     near._cursor = near._began = near._own_publish_cache = 1
     said = ""
     for count, sequence in enumerate([1, 2, 3, 1, 2, 4, 3, 5], 1):
@@ -274,30 +276,30 @@ def test_redelivery_mixed_with_first_delivery_is_read_once() -> None:
 async def test_filtered_copier_counts_drops_during_absence(
     nats: NatsServer,
 ) -> None:
-    async with both(nats) as (wire, own):
-        await stream(wire, "DROPS", "drops.>", max_msgs=10)
-        await say(wire, "drops.a", 0, 5)
+    async with both(nats) as (connection, own):
+        await stream(connection, "DROPS", "drops.>", max_msgs=10)
+        await say(connection, "drops.a", 0, 5)
         near = near_end(own, "DROPS", subjects=["drops.a"])
         assert await found(near, await near.open(), 6) == 5
         near._close_pull_consumer()
         await near.commit_position(6, now=True)
-        await say(wire, "drops.a", 5, 30)
+        await say(connection, "drops.a", 5, 30)
         near = near_end(own, "DROPS", subjects=["drops.a"])
         some = await near.read(await near.open())
         assert (some.first_sequence, some.missed_count) == (6, 15)
 
 
 async def test_filtered_mirror_counts_nothing_as_missed(nats: NatsServer) -> None:
-    async with both(nats) as (wire, own):
-        await stream(wire, "ORIGIN", "origin.>")
+    async with both(nats) as (connection, own):
+        await stream(connection, "ORIGIN", "origin.>")
         mirror = {"name": "ORIGIN", "filter_subject": "origin.a"}
-        await wire.link.api_request("STREAM.CREATE.PART", {"name": "PART", "mirror": mirror})
+        await connection.nats.api_request("STREAM.CREATE.PART", {"name": "PART", "mirror": mirror})
         for number in range(10):
-            await say(wire, "origin.a", number, number + 1)
-            await say(wire, "origin.b", number, number + 1)
+            await say(connection, "origin.a", number, number + 1)
+            await say(connection, "origin.b", number, number + 1)
         near = near_end(own, "PART", subjects=())
         while await near.open() and near.head < 20:
-            await wire.round_trip()
+            await connection.round_trip()
         count, missed, at = 0, 0, 1
         while at < 20:
             some = await near.read(at)
@@ -309,11 +311,11 @@ async def test_filtered_mirror_counts_nothing_as_missed(nats: NatsServer) -> Non
 async def test_counts_removed_stream_messages_as_missed(
     server: BusServer, nats: NatsServer
 ) -> None:
-    async with connect(nats) as wire, simplebus.connect(server.address) as bus:
-        await stream(wire, "HOLES", "holes")
-        await say(wire, "holes", 0, 10)
+    async with connect(nats) as connection, simplebus.connect(server.address) as bus:
+        await stream(connection, "HOLES", "holes")
+        await say(connection, "holes", 0, 10)
         for sequence in 1, 4, 5:
-            await wire.link.api_request("STREAM.MSG.DELETE.HOLES", {"seq": sequence})
+            await connection.nats.api_request("STREAM.MSG.DELETE.HOLES", {"seq": sequence})
         lane = from_stream(nats, server, "HOLES")
         async with copying(lane):
             assert len(await payloads(bus, "HOLES", 7)) == 7

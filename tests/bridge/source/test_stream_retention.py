@@ -51,45 +51,45 @@ def lane(nats: NatsServer, server: BusServer, name: str, **more: object) -> Copi
     return create_copiers([BridgeSettings(name, nats.url, server.address, (copied,))])[0]
 
 
-async def say(wire: BridgeNatsConnection, name: str, first: int, last: int) -> None:
+async def say(connection: BridgeNatsConnection, name: str, first: int, last: int) -> None:
     for number in range(first, last):
-        wire.core.publish(f"{name}.x", b"%d" % number)
-    await wire.round_trip()
+        connection.core.publish(f"{name}.x", b"%d" % number)
+    await connection.round_trip()
 
 
-async def consumers(wire: BridgeNatsConnection, name: str) -> int:
-    return len((await wire.link.api_request(f"CONSUMER.NAMES.{name}"))["consumers"])
+async def consumers(connection: BridgeNatsConnection, name: str) -> int:
+    return len((await connection.nats.api_request(f"CONSUMER.NAMES.{name}"))["consumers"])
 
 
-async def interested(wire: BridgeNatsConnection, name: str) -> None:
+async def interested(connection: BridgeNatsConnection, name: str) -> None:
     """Wait until the lane has its consumer: what is said before is kept for nobody."""
-    while not await consumers(wire, name):
-        await wire.round_trip()
+    while not await consumers(connection, name):
+        await connection.round_trip()
 
 
-async def is_empty(wire: BridgeNatsConnection, name: str) -> None:
+async def is_empty(connection: BridgeNatsConnection, name: str) -> None:
     """Wait until nothing is there any more for the lane."""
-    while await stored(wire, name):
-        await wire.round_trip()
+    while await stored(connection, name):
+        await connection.round_trip()
 
 
-async def reads_by_one(wire: BridgeNatsConnection, name: str) -> None:
+async def reads_by_one(connection: BridgeNatsConnection, name: str) -> None:
     """Wait until the lane has one consumer: what a line that was lost late was still sent, another
     one reads, and goes when it is through."""
-    while await consumers(wire, name) != 1:
-        await wire.round_trip()
+    while await consumers(connection, name) != 1:
+        await connection.round_trip()
 
 
-async def is_gone(wire: BridgeNatsConnection, name: str) -> None:
+async def is_gone(connection: BridgeNatsConnection, name: str) -> None:
     """Wait until nobody asks the lane's consumer any more: a server may notice late that a line is
     lost, and send what comes meanwhile there."""
-    while (await of_consumer(wire, name))["num_waiting"]:
-        await wire.round_trip()
+    while (await of_consumer(connection, name))["num_waiting"]:
+        await connection.round_trip()
 
 
-async def of_consumer(wire: BridgeNatsConnection, name: str) -> dict[str, Any]:
+async def of_consumer(connection: BridgeNatsConnection, name: str) -> dict[str, Any]:
     """What is said of the lane's."""
-    return await wire.link.api_request(f"CONSUMER.INFO.{name}.{of_lane(name)}")
+    return await connection.nats.api_request(f"CONSUMER.INFO.{name}.{of_lane(name)}")
 
 
 def of_lane(name: str) -> str:
@@ -101,11 +101,11 @@ async def not_kept(near: StreamSource, at: int, *, now: bool) -> None:
     """As where the line is lost first."""
 
 
-async def copied_300(wire: BridgeNatsConnection, begun: Copier, name: str) -> None:
+async def copied_300(connection: BridgeNatsConnection, begun: Copier, name: str) -> None:
     """Have a lane copy what is said once it listens."""
     async with copying(begun):
-        await interested(wire, name)
-        await say(wire, name, 0, 300)
+        await interested(connection, name)
+        await say(connection, name, 0, 300)
         await until(lambda: begun.statistics().copied == 300)
 
 
@@ -115,22 +115,22 @@ async def test_backlog_survives_bridge_restart(
 ) -> None:
     """More often than it has names for its consumer."""
     name = f"AWAY-{kind}"
-    async with wired_to(nats) as wire, simplebus.connect(server.address) as bus:
-        await stream(wire, name, f"{name}.>", retention=kind)
+    async with wired_to(nats) as connection, simplebus.connect(server.address) as bus:
+        await stream(connection, name, f"{name}.>", retention=kind)
         begun = lane(nats, server, name)
         async with copying(begun):
-            await interested(wire, name)
-            await say(wire, name, 0, 10)
+            await interested(connection, name)
+            await say(connection, name, 0, 10)
             assert await payloads(bus, name, 10) == numbered(0, 10)
         for first in range(10, 50, 10):
-            await say(wire, name, first, first + 10)  # Nobody is there.
+            await say(connection, name, first, first + 10)  # Nobody is there.
             begun = lane(nats, server, name)
             async with copying(begun):
                 assert await payloads(bus, name, 10) == numbered(first, first + 10)
                 await until(lambda at=first + 11, begun=begun: begun.statistics().position >= at)
                 if kind != "limits":
-                    await is_empty(wire, name)
-                await reads_by_one(wire, name)
+                    await is_empty(connection, name)
+                await reads_by_one(connection, name)
             assert begun.statistics().missed == 0
 
 
@@ -140,26 +140,26 @@ async def test_work_queue_rejects_more_subjects(
 ) -> None:
     """What waits in front of where it is was acknowledged, and copied nowhere."""
     name = f"MORE-{len(more)}-{''.join(more)[-1:]}".replace(">", "all")
-    async with wired_to(nats) as wire, simplebus.connect(server.address) as bus:
+    async with wired_to(nats) as connection, simplebus.connect(server.address) as bus:
         subjects = [each.replace("MORE", name) for each in more]
-        await stream(wire, name, f"{name}.>", retention="workqueue")
-        wire.core.publish(f"{name}.y", b"waits")
-        await say(wire, name, 0, 10)
+        await stream(connection, name, f"{name}.>", retention="workqueue")
+        connection.core.publish(f"{name}.y", b"waits")
+        await say(connection, name, 0, 10)
         async with copying(lane(nats, server, name, channels=(f"{name}.x",))):
             assert await payloads(bus, name, 10) == numbered(0, 10)
-        await is_gone(wire, name)
+        await is_gone(connection, name)
         begun = lane(nats, server, name, channels=tuple(subjects))
         await begun.run()
         assert "to read more, delete it and give the bridge another name" in (
             begun.statistics().problem
         )
-        assert await stored(wire, name) == 1
-        await wire.link.api_request(f"CONSUMER.DELETE.{name}.{of_lane(name)}")
+        assert await stored(connection, name) == 1
+        await connection.nats.api_request(f"CONSUMER.DELETE.{name}.{of_lane(name)}")
         copied = CopiedClass(name, stream=name, channels=tuple(subjects))
         (other,) = create_copiers([BridgeSettings("other", nats.url, server.address, (copied,))])
         async with copying(other):
             assert await payloads(bus, name, 1) == [b"waits"]
-            await is_empty(wire, name)
+            await is_empty(connection, name)
 
 
 @pytest.mark.parametrize("kind", KINDS[:2])
@@ -167,16 +167,16 @@ async def test_copied_but_unacked_messages_are_acked_not_copied(
     kind: str, server: BusServer, nats: NatsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     name = f"TWICE-{kind}"
-    async with wired_to(nats) as wire, simplebus.connect(server.address) as bus:
-        await stream(wire, name, f"{name}.>", retention=kind)
+    async with wired_to(nats) as connection, simplebus.connect(server.address) as bus:
+        await stream(connection, name, f"{name}.>", retention=kind)
         with monkeypatch.context() as patch:
             patch.setattr(StreamSource, "commit_position", not_kept)
-            await copied_300(wire, lane(nats, server, name), name)
-        assert await stored(wire, name) == 300
+            await copied_300(connection, lane(nats, server, name), name)
+        assert await stored(connection, name) == 300
         begun = lane(nats, server, name)
         async with copying(begun, up=True):
-            await is_empty(wire, name)
-            await say(wire, name, 300, 310)
+            await is_empty(connection, name)
+            await say(connection, name, 300, 310)
             assert await payloads(bus, name, 310) == numbered(0, 310)
             await until(lambda: begun.statistics().position == 311)
         found = begun.statistics()
@@ -184,12 +184,14 @@ async def test_copied_but_unacked_messages_are_acked_not_copied(
 
 
 @asynccontextmanager
-async def waiting(wire: BridgeNatsConnection, nats: NatsServer, name: str) -> AsyncIterator[None]:
+async def waiting(
+    connection: BridgeNatsConnection, nats: NatsServer, name: str
+) -> AsyncIterator[None]:
     """A bridge whose far end is away has its consumer, and waits."""
     copied = CopiedClass(name, stream=name, start="new")
     nowhere = f"127.0.0.1:{free_port()}"
     async with copying(*create_copiers([BridgeSettings(name, nats.url, nowhere, (copied,))])):
-        await interested(wire, name)
+        await interested(connection, name)
         yield
 
 
@@ -198,32 +200,32 @@ async def test_copies_messages_from_before_target_existed(
     kind: str, server: BusServer, nats: NatsServer
 ) -> None:
     name = f"FIRST-{kind}"
-    async with wired_to(nats) as wire, simplebus.connect(server.address) as bus:
-        await stream(wire, name, f"{name}.>", retention=kind)
-        async with waiting(wire, nats, name):
-            await say(wire, name, 0, 10)
+    async with wired_to(nats) as connection, simplebus.connect(server.address) as bus:
+        await stream(connection, name, f"{name}.>", retention=kind)
+        async with waiting(connection, nats, name):
+            await say(connection, name, 0, 10)
         begun = lane(nats, server, name, start="new")
         async with copying(begun):
             assert await payloads(bus, name, 10) == numbered(0, 10)
         assert begun.statistics().missed == 0
-        assert await consumers(wire, name) == 1
+        assert await consumers(connection, name) == 1
 
 
 async def test_new_consumer_does_not_replace_target_position(
     server: BusServer, nats: NatsServer
 ) -> None:
     """That the far bus knows, once it is there."""
-    async with wired_to(nats) as wire, simplebus.connect(server.address) as bus:
-        await stream(wire, "AGAIN", "AGAIN.>")
+    async with wired_to(nats) as connection, simplebus.connect(server.address) as bus:
+        await stream(connection, "AGAIN", "AGAIN.>")
         begun = lane(nats, server, "AGAIN")
         async with copying(begun):
-            await say(wire, "AGAIN", 0, 10)
+            await say(connection, "AGAIN", 0, 10)
             assert await payloads(bus, "AGAIN", 10) == numbered(0, 10)
             await until(lambda: begun.statistics().position == 11)
-        await wire.link.api_request(f"CONSUMER.DELETE.AGAIN.{of_lane('AGAIN')}")
-        await say(wire, "AGAIN", 10, 20)
-        async with waiting(wire, nats, "AGAIN"):
-            await say(wire, "AGAIN", 20, 30)
+        await connection.nats.api_request(f"CONSUMER.DELETE.AGAIN.{of_lane('AGAIN')}")
+        await say(connection, "AGAIN", 10, 20)
+        async with waiting(connection, nats, "AGAIN"):
+            await say(connection, "AGAIN", 20, 30)
         async with copying(lane(nats, server, "AGAIN", start="new")):
             assert await payloads(bus, "AGAIN", 20) == numbered(10, 30)
 
@@ -238,35 +240,35 @@ async def test_interest_stream_always_has_consumer(
     async def left(near: StreamSource, name: str) -> None:
         """As by one that is killed."""
 
-    async with wired_to(nats) as wire, simplebus.connect(server.address) as bus:
-        await stream(wire, name, f"{name}.>", retention="interest")
+    async with wired_to(nats) as connection, simplebus.connect(server.address) as bus:
+        await stream(connection, name, f"{name}.>", retention="interest")
         async with copying(lane(nats, server, name)):
-            await interested(wire, name)
-            made = (await of_consumer(wire, name))["created"]
-            await say(wire, name, 0, 10)
+            await interested(connection, name)
+            made = (await of_consumer(connection, name))["created"]
+            await say(connection, name, 0, 10)
             assert await payloads(bus, name, 10) == numbered(0, 10)
-        await is_gone(wire, name)  # What would go there would be read by one more.
+        await is_gone(connection, name)  # What would go there would be read by one more.
         with monkeypatch.context() as patch:
             patch.setattr(StreamSource, "commit_position", not_kept)
             async with copying(lane(nats, server, name)):
-                await say(wire, name, 10, 20)
+                await say(connection, name, 10, 20)
                 assert await payloads(bus, name, 10) == numbered(10, 20)
-        await is_gone(wire, name)
+        await is_gone(connection, name)
         with monkeypatch.context() as patch:
             patch.setattr(StreamSource, "_delete", left)
             patch.setattr(StreamSource, "commit_position", not_kept)
             async with copying(lane(nats, server, name)):
-                await say(wire, name, 20, 30)
+                await say(connection, name, 20, 30)
                 assert await payloads(bus, name, 10) == numbered(20, 30)
-        assert await consumers(wire, name) == 2
-        await say(wire, name, 30, 40)
+        assert await consumers(connection, name) == 2
+        await say(connection, name, 30, 40)
         begun = lane(nats, server, name)
         async with copying(begun, up=True):
             assert await payloads(bus, name, 10) == numbered(30, 40)
-            await is_empty(wire, name)
-            await reads_by_one(wire, name)
+            await is_empty(connection, name)
+            await reads_by_one(connection, name)
         assert begun.statistics().missed == 0
-        assert (await of_consumer(wire, name))["created"] == made
+        assert (await of_consumer(connection, name))["created"] == made
 
 
 @pytest.mark.parametrize("turn", [1, 2], ids=["the reader", "the consumer"])
@@ -278,15 +280,15 @@ async def test_copies_after_connection_loss_during_reread(
     name, go_on, turns = f"LATE-{turn}", StreamSource._go_on, 0
 
     async with (
-        wired_to(nats) as wire,
+        wired_to(nats) as connection,
         wired_to(nats) as lost,
         simplebus.connect(server.address) as bus,
     ):
-        await stream(wire, name, f"{name}.>", retention="interest")
+        await stream(connection, name, f"{name}.>", retention="interest")
         with monkeypatch.context() as patch:
             patch.setattr(StreamSource, "commit_position", not_kept)
-            await copied_300(wire, lane(nats, server, name), name)
-        await is_gone(wire, name)
+            await copied_300(connection, lane(nats, server, name), name)
+        await is_gone(connection, name)
         lost.core.subscribe("lost")
         asks = jetstream_codec.pull_request(batch=5, expires_seconds=60.0)
         lost.core.publish(
@@ -299,14 +301,14 @@ async def test_copies_after_connection_loss_during_reread(
             turns += 1
             await go_on(near, at)
             if turns == turn:
-                await say(wire, name, 300, 310)
+                await say(connection, name, 300, 310)
 
         monkeypatch.setattr(StreamSource, "_resume", meanwhile)
         begun = lane(nats, server, name)
         async with copying(begun):
             assert await payloads(bus, name, 310) == numbered(0, 310)
-            await is_empty(wire, name)
-            await reads_by_one(wire, name)
+            await is_empty(connection, name)
+            await reads_by_one(connection, name)
         assert begun.statistics().missed == 0
         assert sum(each.count for each in lost.messages) == 5
 
@@ -318,18 +320,18 @@ async def test_waits_for_reader_that_is_behind_stream(
     name = "LESS"
     pending = StreamSource._pending
 
-    async with wired_to(nats) as wire, simplebus.connect(server.address) as bus:
-        await stream(wire, name, f"{name}.>", retention="interest")
+    async with wired_to(nats) as connection, simplebus.connect(server.address) as bus:
+        await stream(connection, name, f"{name}.>", retention="interest")
         with monkeypatch.context() as patch:
             patch.setattr(StreamSource, "commit_position", not_kept)
-            await copied_300(wire, lane(nats, server, name), name)
+            await copied_300(connection, lane(nats, server, name), name)
         less = property(lambda near: 0 if near._is_rereading else pending.fget(near))
         monkeypatch.setattr(StreamSource, "_pending", less)
         begun = lane(nats, server, name)
         async with copying(begun, up=True):
-            await say(wire, name, 300, 310)
+            await say(connection, name, 300, 310)
             assert await payloads(bus, name, 310) == numbered(0, 310)
-            await is_empty(wire, name)
+            await is_empty(connection, name)
         assert begun.statistics().missed == 0
 
 
@@ -337,17 +339,17 @@ async def test_does_not_wait_for_delivered_and_removed_messages(
     server: BusServer, nats: NatsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     name = "PURGED"
-    async with wired_to(nats) as wire, simplebus.connect(server.address) as bus:
-        await stream(wire, name, f"{name}.>", retention="interest")
+    async with wired_to(nats) as connection, simplebus.connect(server.address) as bus:
+        await stream(connection, name, f"{name}.>", retention="interest")
         with monkeypatch.context() as patch:
             patch.setattr(StreamSource, "commit_position", not_kept)
-            await copied_300(wire, lane(nats, server, name), name)
-        await wire.link.api_request(f"STREAM.PURGE.{name}")
+            await copied_300(connection, lane(nats, server, name), name)
+        await connection.nats.api_request(f"STREAM.PURGE.{name}")
         begun = lane(nats, server, name)
         async with copying(begun, up=True):
-            await say(wire, name, 300, 310)
+            await say(connection, name, 300, 310)
             assert await payloads(bus, name, 310) == numbered(0, 310)
-            await is_empty(wire, name)
+            await is_empty(connection, name)
 
 
 async def test_interest_stream_accepts_changed_subjects(
@@ -359,25 +361,25 @@ async def test_interest_stream_accepts_changed_subjects(
         copied = CopiedClass(name, stream=name, channels=(f"{name}.{letter}",))
         return create_copiers([BridgeSettings(name, nats.url, server.address, (copied,))])[0]
 
-    async with wired_to(nats) as wire, simplebus.connect(server.address) as bus:
-        await stream(wire, name, f"{name}.>", retention="interest")
+    async with wired_to(nats) as connection, simplebus.connect(server.address) as bus:
+        await stream(connection, name, f"{name}.>", retention="interest")
         for first, letter in enumerate("abab"):
             async with copying(some(letter), up=True):
                 for each in "ab":
-                    wire.core.publish(f"{name}.{each}", f"{each}{first}".encode())
-                await wire.round_trip()
+                    connection.core.publish(f"{name}.{each}", f"{each}{first}".encode())
+                await connection.round_trip()
                 assert await payloads(bus, name, 1) == [f"{letter}{first}".encode()]
-                await is_empty(wire, name)
+                await is_empty(connection, name)
 
 
 async def test_work_queue_is_copied_from_first_message(server: BusServer, nats: NatsServer) -> None:
     """What it left there would stay for ever."""
-    async with wired_to(nats) as wire, simplebus.connect(server.address) as bus:
-        await stream(wire, "ALL", "ALL.>", retention="workqueue")
-        await say(wire, "ALL", 0, 10)
+    async with wired_to(nats) as connection, simplebus.connect(server.address) as bus:
+        await stream(connection, "ALL", "ALL.>", retention="workqueue")
+        await say(connection, "ALL", 0, 10)
         async with copying(lane(nats, server, "ALL", start="new")):
             assert await payloads(bus, "ALL", 10) == numbered(0, 10)
-            await is_empty(wire, "ALL")
+            await is_empty(connection, "ALL")
 
 
 @pytest.mark.parametrize("kind", [*KINDS, ""])
@@ -387,29 +389,29 @@ async def test_long_nats_message_becomes_complete_dead_letters(kind: str, tmp_pa
     long = bytes(range(256)) * 40
     small = Settings(limits=Limits(frame_bytes=4096))
     with nats_server(tmp_path) as nats, bus_server(small) as server:
-        async with wired_to(nats) as wire, simplebus.connect(server.address) as bus:
+        async with wired_to(nats) as connection, simplebus.connect(server.address) as bus:
             if kind:
-                await stream(wire, name, f"{name}.>", retention=kind)
+                await stream(connection, name, f"{name}.>", retention=kind)
             source = {"stream": name} if kind else {"channels": (f"{name}.>",)}
             begun = create_copiers(
                 [BridgeSettings("b", nats.url, server.address, (CopiedClass(name, **source),))]
             )[0]  # type: ignore[arg-type]
             async with copying(begun, up=True):
                 if kind:
-                    await interested(wire, name)
+                    await interested(connection, name)
                 headers = b"NATS/1.0\r\ntenant: 7\r\n\r\n"
                 for payload in (b"one", long, b"three"):
-                    wire.core.write(
+                    connection.core.write(
                         encode.encode_pub(f"{name}.x".encode(), payload, headers=headers)
                     )
-                await wire.round_trip()
+                await connection.round_trip()
                 assert await payloads(bus, name, 2) == [b"one", b"three"]
                 letters: list[Message[bytes]] = []
                 while b"".join(each.payload for each in letters) != long:
                     letters += await read(bus, f"dead.{name}", 1)
                 await until(lambda: begun.statistics().position == (4 if kind else 3))
                 if kind in KINDS[:2]:
-                    await is_empty(wire, name)
+                    await is_empty(connection, name)
             assert len(letters) > 2
             for number, letter in enumerate(letters, 1):
                 told = dict(letter.headers)
@@ -439,9 +441,9 @@ async def test_stream_keeps_message_without_room_for_dead_letter(
         )
         return Users((User("all", token=hash_token("all")), bridge), PasswordVerifier(b"by chance"))
 
-    async with serving(users=users(f"{name} other.#")) as server, wired_to(nats) as wire:
+    async with serving(users=users(f"{name} other.#")) as server, wired_to(nats) as connection:
         address = server.addresses[0]
-        await stream(wire, name, f"{name}.>", retention=kind)
+        await stream(connection, name, f"{name}.>", retention=kind)
         begun = create_copiers(
             [
                 BridgeSettings(
@@ -454,11 +456,11 @@ async def test_stream_keeps_message_without_room_for_dead_letter(
             ]
         )[0]
         async with copying(begun):
-            await interested(wire, name)
-            await say(wire, name, 0, 100)
+            await interested(connection, name)
+            await say(connection, name, 0, 100)
             await until(lambda: begun.statistics().losses > 2)
             assert "has no permissions in class 'dead." in begun.statistics().problem
-            assert await stored(wire, name) == 100
+            assert await stored(connection, name) == 100
             server.server.replace_users(users(name, f"dead.{name}"))
             await until(lambda: begun.statistics().position == 101)
             found = begun.statistics()

@@ -13,11 +13,11 @@ from simplebus.bridge.copier import Copier
 from simplebus.bridge.dead_letters import dead_letter_opener
 from simplebus.bridge.loop_header import PATH_HEADER
 from simplebus.bridge.nats_connection import BridgeNatsConnection
+from simplebus.bridge.nats_frames import NatsFramer
 from simplebus.bridge.runner import create_copiers
 from simplebus.bridge.settings import BridgeSettings, CopiedClass
 from simplebus.bridge.source.core_nats import CoreNatsSource
 from simplebus.bridge.source.stream import StreamSource
-from simplebus.bridge.target.nats_frames import NatsFramer
 from simplebus.core.errors import BusConnectionError
 from simplebus.nats.client import encode
 from tests.bridge.memory_buses import numbered, payloads
@@ -39,19 +39,19 @@ def from_stream(nats: NatsServer, server: BusServer, name: str, **more: Any) -> 
     )[0]
 
 
-def publish(wire: BridgeNatsConnection, subject: str, count: int, path: str = "") -> None:
+def publish(connection: BridgeNatsConnection, subject: str, count: int, path: str = "") -> None:
     block = b"NATS/1.0\r\n%b: %b\r\n\r\n" % (PATH_HEADER.encode(), path.encode()) if path else b""
     for number in range(count):
-        wire.core.write(encode.encode_pub(subject.encode(), b"%d" % number, headers=block))
+        connection.core.write(encode.encode_pub(subject.encode(), b"%d" % number, headers=block))
 
 
 async def test_copies_stream_with_few_unacked_messages_allowed(
     server: BusServer, nats: NatsServer
 ) -> None:
-    async with connect(nats) as wire, simplebus.connect(server.address) as bus:
-        await stream(wire, "FEW", "few.>", **FEW)
-        publish(wire, "few.x", 300)
-        await wire.round_trip()
+    async with connect(nats) as connection, simplebus.connect(server.address) as bus:
+        await stream(connection, "FEW", "few.>", **FEW)
+        publish(connection, "few.x", 300)
+        await connection.round_trip()
         copies = from_stream(nats, server, "FEW", heartbeat_seconds=60.0)
         async with copying(copies):
             assert await payloads(bus, "FEW", 300) == numbered(0, 300)
@@ -63,10 +63,10 @@ async def test_copies_stream_with_few_unacked_messages_allowed(
 async def test_ack_limit_below_redeliveries_raises(
     nats: NatsServer,
 ) -> None:
-    async with connect(nats) as own, connect(nats) as wire:
-        await stream(wire, "FEWER", "fewer.>", **FEW)
-        publish(wire, "fewer.x", 30)
-        await wire.round_trip()
+    async with connect(nats) as own, connect(nats) as connection:
+        await stream(connection, "FEWER", "fewer.>", **FEW)
+        publish(connection, "fewer.x", 30)
+        await connection.round_trip()
         near = StreamSource(
             own,
             "FEWER",
@@ -80,23 +80,23 @@ async def test_ack_limit_below_redeliveries_raises(
         at = await near.open()
         while at < 11:
             at = (await near.read(at)).next_sequence
-            await wire.round_trip()  # Else nothing would come where nothing was found.
+            await connection.round_trip()  # Else nothing would come where nothing was found.
         with pytest.raises(BusConnectionError, match="allows 10 unacked messages"):
             await near.read(at)
         await near.commit_position(6, now=True)  # All that was under way before is settled.
         while at < 16:
             at = (await near.read(at)).next_sequence
-            await wire.round_trip()
+            await connection.round_trip()
         assert (await near.read(at)).next_sequence == at == 16
 
 
 async def test_skipped_stream_messages_are_acked(server: BusServer, nats: NatsServer) -> None:
     """Or nothing would come behind so many as may wait for their acks."""
-    async with connect(nats) as wire, simplebus.connect(server.address) as bus:
-        await stream(wire, "LOOPS", "loops.>", **FEW)
-        publish(wire, "loops.x", 95, path=bus.connection.core.bus_id)
-        publish(wire, "loops.x", 5)
-        await wire.round_trip()
+    async with connect(nats) as connection, simplebus.connect(server.address) as bus:
+        await stream(connection, "LOOPS", "loops.>", **FEW)
+        publish(connection, "loops.x", 95, path=bus.connection.core.bus_id)
+        publish(connection, "loops.x", 5)
+        await connection.round_trip()
         copies = from_stream(nats, server, "LOOPS", heartbeat_seconds=60.0)
         async with copying(copies):
             assert await payloads(bus, "LOOPS", 5) == numbered(0, 5)
@@ -106,7 +106,7 @@ async def test_skipped_stream_messages_are_acked(server: BusServer, nats: NatsSe
 
 async def test_skipped_core_nats_messages_are_released(server: BusServer, nats: NatsServer) -> None:
     """Of NATS without JetStream: a bridge that hears only what it has said would hold all of it."""
-    async with connect(nats) as own, connect(nats) as wire:
+    async with connect(nats) as own, connect(nats) as connection:
         place = None
         near = CoreNatsSource(
             own,
@@ -115,8 +115,8 @@ async def test_skipped_core_nats_messages_are_released(server: BusServer, nats: 
         )  # type: ignore[arg-type]
         at = await near.open()
         for _ in range(3):
-            publish(wire, "echo.x", 10)
-            await wire.round_trip()
+            publish(connection, "echo.x", 10)
+            await connection.round_trip()
             await near.wait_for_message(at)
             assert near._out.count == 0
             at = (await near.read(at)).next_sequence
@@ -124,25 +124,25 @@ async def test_skipped_core_nats_messages_are_released(server: BusServer, nats: 
 
 
 async def test_starts_with_single_allowed_consumer(server: BusServer, nats: NatsServer) -> None:
-    async with connect(nats) as wire, simplebus.connect(server.address) as bus:
-        await stream(wire, "ONE", "one.>", retention="interest", max_consumers=1)
+    async with connect(nats) as connection, simplebus.connect(server.address) as bus:
+        await stream(connection, "ONE", "one.>", retention="interest", max_consumers=1)
         copies = from_stream(nats, server, "ONE")
         async with copying(copies, up=True):
-            publish(wire, "one.x", 10)
-            await wire.round_trip()
+            publish(connection, "one.x", 10)
+            await connection.round_trip()
             assert await payloads(bus, "ONE", 10) == numbered(0, 10)
         assert copies.statistics().losses == 0
 
 
 async def test_metadata_cache_is_bounded(nats: NatsServer) -> None:
     framer, count = NatsFramer(), 400
-    async with connect(nats) as own, connect(nats) as wire:
+    async with connect(nats) as own, connect(nats) as connection:
         own.core.subscribe("long")
         await own.round_trip()
         for number in range(count):
             block = b"NATS/1.0\r\na: %b\r\n\r\n" % (b"%d" % number).ljust(30_000)
-            wire.core.write(encode.encode_pub(b"long", b"", headers=block))
-        await wire.round_trip()
+            connection.core.write(encode.encode_pub(b"long", b"", headers=block))
+        await connection.round_trip()
         await own.round_trip()
         assert sum(each.count for each in own.messages) == count
         tracemalloc.start()

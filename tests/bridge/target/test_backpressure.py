@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import trio
-from simplebus.memory.bus import MemoryBus
 
 import simplebus
 from simplebus.bridge.interfaces import Refusal, TargetBatch
@@ -19,6 +18,7 @@ from simplebus.bridge.target import bus as target_bus
 from simplebus.bridge.target import nats as target_nats
 from simplebus.core.limits import Limits
 from simplebus.core.settings import Settings
+from simplebus.memory.bus import MemoryBus
 from tests.bridge import memory_buses
 from tests.bridge.memory_buses import numbered, payloads
 from tests.jetstream.nats_servers import NatsServer

@@ -217,7 +217,7 @@ class Wire:
         list(self.core.receive(says % led.version.encode(), 0.0))
         self.core.send_connect()
         list(self.core.receive(b"PONG\r\n", 0.0))
-        self.link = SimpleNamespace(flush=self._flush, ask=self._ask, server="here")
+        self.nats = SimpleNamespace(flush=self._flush, api_request=self._api_request, server="here")
         self.replies: list[RequestReplies] = []
         self.complaints: list[str] = []
         self.on_messages: Any = None
@@ -234,7 +234,7 @@ class Wire:
         if not said.startswith(b"CONNECT"):
             self.led.written += publications(said)
 
-    async def _ask(self, subject: str, body: dict[str, int] | None = None) -> dict[str, Any]:
+    async def _api_request(self, subject: str, body: dict[str, int] | None = None) -> dict[str, Any]:
         if subject == "STREAM.INFO.S":
             return {"config": {"subjects": ["class.>"]}}
         assert subject == "STREAM.MSG.GET.S"
@@ -279,9 +279,9 @@ def far_of(led: Led, kind: Callable[..., NatsTarget], **own: Any) -> NatsTarget:
         "source_identity": led.source_identity,
         "stream_state": led.stream_state,
     } | own
-    wire: Any = Wire(led)
+    connection: Any = Wire(led)
     terms = TargetSettings(name="l", record_channel="l", class_=7)
-    return kind(wire, terms, stream="S", **options)
+    return kind(connection, terms, stream="S", **options)
 
 
 def far_end(led: Led) -> NatsTarget:
@@ -410,13 +410,13 @@ def into(nats: NatsServer, server: BusServer, name: str, **options: Any) -> Copi
     return create_copiers([BridgeSettings(name, server.address, nats.url, (copied,))])[0]
 
 
-async def payloads_of(wire: BridgeNatsConnection, name: str) -> list[bytes]:
+async def payloads_of(connection: BridgeNatsConnection, name: str) -> list[bytes]:
     """All that a stream has, in its order."""
-    state = (await wire.link.api_request(f"STREAM.INFO.{name}"))["state"]
+    state = (await connection.nats.api_request(f"STREAM.INFO.{name}"))["state"]
     found = []
     for sequence in range(state["first_seq"], state["last_seq"] + 1):
         with suppress(JetStreamError):
-            said = await wire.link.api_request(f"STREAM.MSG.GET.{name}", {"seq": sequence})
+            said = await connection.nats.api_request(f"STREAM.MSG.GET.{name}", {"seq": sequence})
             found.append(b64decode(said["message"].get("data", "")))
     return found
 
@@ -426,9 +426,9 @@ async def test_refused_message_of_fast_batch_does_not_block_rest(
 ) -> None:
     """What is too long, and what goes to a subject of no stream, or of another one."""
     subjects = ["class.odd", "odd.>"]
-    async with connect(nats) as wire, simplebus.connect(server.address) as bus:
-        await stream(wire, "ODD", "", subjects=subjects, allow_batched=True, max_msg_size=300)
-        await stream(wire, "OTHER", "other.>")
+    async with connect(nats) as connection, simplebus.connect(server.address) as bus:
+        await stream(connection, "ODD", "", subjects=subjects, allow_batched=True, max_msg_size=300)
+        await stream(connection, "OTHER", "other.>")
         sizes = [1, 2, 1000, 4, 1000, 1000, 7, 1000]
         await bus.publish_many([b"x" * size for size in sizes], class_id="odd")
         channels = ["no.where", "odd.a", "other.b", "odd.c", "odd.d", "no.where", "odd.e"]
@@ -441,22 +441,22 @@ async def test_refused_message_of_fast_batch_does_not_block_rest(
         assert (found.copied, found.refused, found.losses) == (8, 7, 0)
         good = [b"x" * size for size in sizes if size < 300]
         good += [each.encode() for each in channels if each.startswith("odd.")]
-        assert await payloads_of(wire, "ODD") == good
-        assert await stored(wire, "OTHER") == 0
+        assert await payloads_of(connection, "ODD") == good
+        assert await stored(connection, "OTHER") == 0
 
 
 async def test_full_stream_keeps_order(nats: NatsServer, server: BusServer) -> None:
-    async with connect(nats) as wire, simplebus.connect(server.address) as bus:
+    async with connect(nats) as connection, simplebus.connect(server.address) as bus:
         options = {"max_msgs": 7, "discard": "new", "allow_batched": True}
-        await stream(wire, "NARROW", "class.narrow", **options)
+        await stream(connection, "NARROW", "class.narrow", **options)
         await bus.publish_many(numbered(0, 20), class_id="narrow")
         lane, got = into(nats, server, "NARROW"), list[bytes]()
         async with copying(lane):
             while len(got) < 20:
-                while await stored(wire, "NARROW") < min(7, 20 - len(got)):
-                    await wire.round_trip()
-                got += await payloads_of(wire, "NARROW")
-                await wire.link.api_request("STREAM.PURGE.NARROW")
+                while await stored(connection, "NARROW") < min(7, 20 - len(got)):
+                    await connection.round_trip()
+                got += await payloads_of(connection, "NARROW")
+                await connection.nats.api_request("STREAM.PURGE.NARROW")
         assert got == numbered(0, 20)
         assert lane.statistics().refused == 0
 
@@ -467,8 +467,8 @@ async def test_restart_drops_stored_messages_as_duplicates(
     async def not_kept(near: BusSource, at: int, *, now: bool) -> None:
         """As where it is killed first."""
 
-    async with connect(nats) as wire, simplebus.connect(server.address) as bus:
-        await stream(wire, "ANEW", "class.anew", allow_batched=True)
+    async with connect(nats) as connection, simplebus.connect(server.address) as bus:
+        await stream(connection, "ANEW", "class.anew", allow_batched=True)
         await bus.publish_many(numbered(0, 300), class_id="anew")
         with monkeypatch.context() as patch:
             patch.setattr(BusSource, "commit_position", not_kept)
@@ -479,22 +479,22 @@ async def test_restart_drops_stored_messages_as_duplicates(
             await until(lambda: lane.statistics().position == 400)
         found = lane.statistics()
         assert (found.copied, found.skipped) == (100, {"known_there": 300})
-        assert await payloads_of(wire, "ANEW") == numbered(0, 400)
+        assert await payloads_of(connection, "ANEW") == numbered(0, 400)
 
 
 async def test_stops_using_fast_batches_when_disallowed(
     nats: NatsServer, server: BusServer
 ) -> None:
-    async with connect(nats) as wire, simplebus.connect(server.address) as bus:
-        await stream(wire, "NONE", "class.none", allow_batched=True)
+    async with connect(nats) as connection, simplebus.connect(server.address) as bus:
+        await stream(connection, "NONE", "class.none", allow_batched=True)
         await bus.publish_many(numbered(0, 100), class_id="none")
         async with copying(lane := into(nats, server, "NONE")):
             await until(lambda: lane.statistics().copied == 100)
             config = {"name": "NONE", "subjects": ["class.none"], "allow_batched": False}
-            await wire.link.api_request("STREAM.UPDATE.NONE", config)
+            await connection.nats.api_request("STREAM.UPDATE.NONE", config)
             await bus.publish_many(numbered(100, 5000), class_id="none")
             await until(lambda: lane.statistics().copied == 5000)
         found = lane.statistics()
         assert (found.losses, found.problem) == (1, "")
-        assert await stored(wire, "NONE") == 5000
-        assert (await payloads_of(wire, "NONE"))[95:105] == numbered(95, 105)
+        assert await stored(connection, "NONE") == 5000
+        assert (await payloads_of(connection, "NONE"))[95:105] == numbered(95, 105)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import trio
-from simplebus.memory.bus import MemoryBus
 
 import simplebus
 from simplebus.bridge.copier import STALLED_SECONDS, Copier
@@ -13,6 +12,7 @@ from simplebus.bridge.runner import create_copiers
 from simplebus.bridge.settings import BridgeSettings, CopiedClass
 from simplebus.core.limits import Limits
 from simplebus.core.settings import ClassSettings, FullPolicy, Settings
+from simplebus.memory.bus import MemoryBus
 from simplebus.testing.server import BusServer
 from tests.bridge import memory_buses
 from tests.bridge.memory_buses import (
@@ -101,8 +101,8 @@ async def test_reports_full_stream_until_it_has_room(
     server: BusServer, nats: NatsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("simplebus.bridge.copier.STALLED_SECONDS", 2.0)
-    async with connect(nats) as wire, simplebus.connect(server.address) as bus:
-        await stream(wire, "HELD", "class.held", max_msgs=ROOM, discard="new")
+    async with connect(nats) as connection, simplebus.connect(server.address) as bus:
+        await stream(connection, "HELD", "class.held", max_msgs=ROOM, discard="new")
         await bus.publish_many(numbered(0, 25), class_id="held")
         copied = CopiedClass("held", start="earliest", stream="HELD")
         bridge = BridgeSettings("b", server.address, nats.url, (copied,))
@@ -112,9 +112,9 @@ async def test_reports_full_stream_until_it_has_room(
             await until(lambda: not is_told_up(made))
             said = made.statistics().problem
             assert said == "the target accepted no message for 2 s: maximum messages exceeded"
-            await wire.link.api_request("STREAM.PURGE.HELD")
+            await connection.nats.api_request("STREAM.PURGE.HELD")
             await until(lambda: is_told_up(made))
             while made.statistics().lag:
-                await wire.link.api_request("STREAM.PURGE.HELD")
+                await connection.nats.api_request("STREAM.PURGE.HELD")
                 await trio.sleep(0.05)
             await until(lambda: is_told_up(made))

@@ -40,9 +40,9 @@ async def test_dead_letters_message_whose_subject_is_too_long(
     """The server would close the connection, each time it comes."""
     class_ = f"{name}l"
     sizes = [9, *[most] * 20, *[4095] * 20, 4096, 10]
-    async with connect(nats) as wire, simplebus.connect(server.address) as bus:
+    async with connect(nats) as connection, simplebus.connect(server.address) as bus:
         if name:
-            await stream(wire, name, f"{class_}.>")
+            await stream(connection, name, f"{class_}.>")
         for size in sizes:
             channel = f"{class_}.".ljust(size, "x")
             await bus.publish(b"", class_id=class_, channel=channel)
@@ -55,7 +55,7 @@ async def test_dead_letters_message_whose_subject_is_too_long(
         found = lane.statistics()
         assert (found.copied, found.refused, found.losses) == (22, 21, 0)
         if name:
-            assert await stored(wire, name) == 22
+            assert await stored(connection, name) == 22
         letters = await bus.fetch(f"dead.{class_}")
         assert len(letters) == 21
         assert dict(letters[0].headers)["dead-error"].startswith(
@@ -74,12 +74,12 @@ async def test_refuses_denied_subjects_with_escapes(
     with nats_server(tmp_path, MAY_NOT) as nats:
         url = nats.url.replace("//", "//lane:p@")
         async with (
-            connect(url) as wire,
+            connect(url) as connection,
             simplebus.connect(server.address) as bus,
         ):
             if name:
                 more = {"subjects": ["no.>", "yes"], "allow_batched": takes_chains}
-                await stream(wire, name, "", **more)
+                await stream(connection, name, "", **more)
             for channel in channels:
                 await bus.publish(b"", class_id=class_, channel=channel)
             copied = CopiedClass(class_, stream=name, start="earliest")
@@ -94,8 +94,8 @@ async def test_refuses_denied_subjects_with_escapes(
 
 async def test_full_subject_does_not_block_others(server: BusServer, nats: NatsServer) -> None:
     per_subject = {"discard": "new", "discard_new_per_subject": True, "max_msgs_per_subject": 2}
-    async with connect(nats) as wire, simplebus.connect(server.address) as bus:
-        await stream(wire, "EACH", "each.>", **per_subject)
+    async with connect(nats) as connection, simplebus.connect(server.address) as bus:
+        await stream(connection, "EACH", "each.>", **per_subject)
         for channel in "each.a", "each.a", "each.a", "each.b":
             await bus.publish(b"", class_id="each", channel=channel)
         copied = CopiedClass("each", stream="EACH", start="earliest")
@@ -147,10 +147,10 @@ async def test_logs_missing_permission_once(
         def url(user: str) -> str:
             return nats.url.replace("//", f"//{user}:p@")
 
-        async with connect(url("whole")) as wire:
-            await stream(wire, "S", "s")
-            wire.core.publish("s", b"1")
-            await wire.round_trip()
+        async with connect(url("whole")) as connection:
+            await stream(connection, "S", "s")
+            connection.core.publish("s", b"1")
+            await connection.round_trip()
             (lane,) = create_copiers(
                 [BridgeSettings("needs", url(user), server.address, (copied,))]
             )
@@ -184,9 +184,9 @@ async def test_retryable_refusal_is_not_dead_lettered(
             acks.errors[0] = why
         return acks
 
-    async with connect(nats) as wire, simplebus.connect(server.address) as bus:
+    async with connect(nats) as connection, simplebus.connect(server.address) as bus:
         name = f"DOUBTFUL{why.code}"
-        await stream(wire, name, f"class.{name}")
+        await stream(connection, name, f"class.{name}")
         await bus.publish_many(numbered(0, 10), class_id=name)
         copied = CopiedClass(name, stream=name, start="earliest")
         (lane,) = create_copiers([BridgeSettings("doubtful", server.address, nats.url, (copied,))])
@@ -195,7 +195,7 @@ async def test_retryable_refusal_is_not_dead_lettered(
             await until(lambda: lane.statistics().position == 10)
         found = lane.statistics()
         assert (len(said), found.refused, found.losses) == (1, 0, 0)
-        assert await stored(wire, name) == 10
+        assert await stored(connection, name) == 10
 
 
 ONLY = """authorization { users = [
@@ -244,12 +244,12 @@ async def test_message_for_other_subscriber_is_refused(
     batched = {"allow_batched": True} if "allow_batched" in how else {}
     under_way = {} if batched else how
     async with (
-        connect(nats) as wire,
+        connect(nats) as connection,
         simplebus.connect(server.address) as bus,
     ):
-        await stream(wire, name, f"{own}.>", **batched)
-        wire.core.subscribe("elsewhere.>")
-        await wire.round_trip()
+        await stream(connection, name, f"{own}.>", **batched)
+        connection.core.subscribe("elsewhere.>")
+        await connection.round_trip()
         for channel in channels:
             await bus.publish(channel.encode(), class_id=own, channel=channel)
         copied = CopiedClass(own, stream=name, start="earliest", **under_way)
@@ -260,7 +260,7 @@ async def test_message_for_other_subscriber_is_refused(
             await until(lambda: lane.statistics().position == len(channels))
         found, good = lane.statistics(), [each for each in channels if each.startswith(own)]
         assert (found.copied, found.refused) == (3, len(channels) - 3)
-        assert await payloads_of(wire, name) == [each.encode() for each in good]
+        assert await payloads_of(connection, name) == [each.encode() for each in good]
         letters = await bus.fetch(f"dead.{own}")
         assert {dict(each.headers)["dead-error"] for each in letters} == {
             f"no_stream: stream {name!r} does not accept the subject 'elsewhere.{end}'"

@@ -87,8 +87,8 @@ async def test_unanswered_and_denied_message_is_refused() -> None:
     body = nats_batch(made)
     body.pending[0] = False
     body.unanswered.append(0)
-    far._wire.complaints.append('Permissions Violation for Publish to "class.7"')
-    far._hear_complaints()
+    far._connection.complaints.append('Permissions Violation for Publish to "class.7"')
+    far._handle_complaints()
     assert [(each.sequence, each.code) for each in body.refusals] == [
         (n, "permissions") for n in range(3)
     ]
@@ -186,7 +186,7 @@ async def test_mapped_subject_is_not_refused_without_leader(
             config=config,
             **own,
         )
-        far._wire.link.api_request = ask  # type: ignore[assignment, method-assign]
+        far._connection.nats.api_request = ask  # type: ignore[assignment, method-assign]
         return far
 
     async def refused(far: NatsTarget, at: int) -> list[tuple[int, str]]:
@@ -247,9 +247,9 @@ async def test_refused_message_does_not_block_rest_of_stream(
     """What is too long, and what goes to a subject of no stream, or of another one."""
     name = f"FEW{under_way}"
     own = name.lower()
-    async with connect(nats) as wire, simplebus.connect(server.address) as bus:
-        await stream(wire, name, "", subjects=[f"class.{own}", f"{own}.>"], max_msg_size=300)
-        await stream(wire, f"BESIDE-{name}", f"beside-{own}.>")
+    async with connect(nats) as connection, simplebus.connect(server.address) as bus:
+        await stream(connection, name, "", subjects=[f"class.{own}", f"{own}.>"], max_msg_size=300)
+        await stream(connection, f"BESIDE-{name}", f"beside-{own}.>")
         sizes = [1, 2, 1000, 4, 1000, 1000, 7, 1000]
         await bus.publish_many([b"x" * size for size in sizes], class_id=own)
         channels = ["no.where", f"{own}.a", f"beside-{own}.b", f"{own}.c", "no.where", f"{own}.d"]
@@ -262,20 +262,20 @@ async def test_refused_message_does_not_block_rest_of_stream(
         assert (found.copied, found.refused, found.losses) == (7, 7, 0)
         good = [b"x" * size for size in sizes if size < 300]
         good += [each.encode() for each in channels if each.startswith(f"{own}.")]
-        assert await payloads_of(wire, name) == good
+        assert await payloads_of(connection, name) == good
 
 
 async def test_full_stream_keeps_order_one_by_one(nats: NatsServer, server: BusServer) -> None:
-    async with connect(nats) as wire, simplebus.connect(server.address) as bus:
-        await stream(wire, "TIGHT", "class.tight", max_msgs=7, discard="new")
+    async with connect(nats) as connection, simplebus.connect(server.address) as bus:
+        await stream(connection, "TIGHT", "class.tight", max_msgs=7, discard="new")
         await bus.publish_many(numbered(0, 20), class_id="tight")
         lane, got = into(nats, server, "TIGHT"), list[bytes]()
         async with copying(lane):
             while len(got) < 20:
-                while await stored(wire, "TIGHT") < min(7, 20 - len(got)):
-                    await wire.round_trip()
-                got += await payloads_of(wire, "TIGHT")
-                await wire.link.api_request("STREAM.PURGE.TIGHT")
+                while await stored(connection, "TIGHT") < min(7, 20 - len(got)):
+                    await connection.round_trip()
+                got += await payloads_of(connection, "TIGHT")
+                await connection.nats.api_request("STREAM.PURGE.TIGHT")
         assert got == numbered(0, 20)
         assert lane.statistics().refused == 0
 
@@ -292,8 +292,8 @@ async def test_resends_messages_beyond_server_buffer(
     own = "max_buffered_msgs: 100, sync_interval: always"
     room = f'jetstream {{ store_dir: "{tmp_path}/few", {own} }}'
     with nats_server(tmp_path, room) as nats:
-        async with connect(nats) as wire, simplebus.connect(server.address) as bus:
-            await stream(wire, "FAST", "class.fast", allow_batched=takes_chains)
+        async with connect(nats) as connection, simplebus.connect(server.address) as bus:
+            await stream(connection, "FAST", "class.fast", allow_batched=takes_chains)
             await bus.publish_many(numbered(0, count), class_id="fast")
             lane = into(nats, server, "FAST", under_way=under_way)
             async with copying(lane):
@@ -301,22 +301,22 @@ async def test_resends_messages_beyond_server_buffer(
             found = lane.statistics()
             known = found.skipped.get("known_there", 0)
             assert (found.copied + known, found.refused) == (count, 0)
-            got = await payloads_of(wire, "FAST")
+            got = await payloads_of(connection, "FAST")
             is_in_order = takes_chains or under_way == 1
             assert (got if is_in_order else sorted(got, key=int)) == numbered(0, count)
 
 
 async def test_new_stream_gets_one_message_at_a_time(nats: NatsServer, server: BusServer) -> None:
     """How many servers will keep it, nobody knows."""
-    async with connect(nats) as wire, simplebus.connect(server.address) as bus:
-        wire.core.subscribe("class.late")
-        await wire.round_trip()
+    async with connect(nats) as connection, simplebus.connect(server.address) as bus:
+        connection.core.subscribe("class.late")
+        await connection.round_trip()
         await bus.publish_many(numbered(0, 20), class_id="late")
         async with copying(into(nats, server, "LATE")):
-            while not wire.messages:
-                await wire.round_trip()
-            await wire.round_trip()
-        assert [each for some in wire.messages for each in some.all_payloads()] == [b"0"]
+            while not connection.messages:
+                await connection.round_trip()
+            await connection.round_trip()
+        assert [each for some in connection.messages for each in some.all_payloads()] == [b"0"]
 
 
 async def test_selects_target_again_when_stream_is_created_or_changed(
@@ -332,7 +332,7 @@ async def test_selects_target_again_when_stream_is_created_or_changed(
         "simplebus.bridge.build.end_for",
         lambda *known: ends.setdefault((found := select_target(*known))[0].__name__) or found,
     )
-    async with connect(nats) as wire, simplebus.connect(server.address) as bus:
+    async with connect(nats) as connection, simplebus.connect(server.address) as bus:
         lane, published = into(nats, server, "GROWN"), 0
 
         async def publish_some() -> None:
@@ -353,14 +353,14 @@ async def test_selects_target_again_when_stream_is_created_or_changed(
             await until(
                 lambda: "messages are stored in stream 'GROWN' one at a time" in caplog.text
             )
-            await stream(wire, "GROWN", "class.grown")
+            await stream(connection, "GROWN", "class.grown")
             await goes_on_as(NatsTarget)
             config = {"name": "GROWN", "subjects": ["class.grown"], "allow_batched": True}
-            await wire.link.api_request("STREAM.UPDATE.GROWN", config)
+            await connection.nats.api_request("STREAM.UPDATE.GROWN", config)
             await goes_on_as(BatchedStreamTarget)
         assert list(ends) == ["FarFew", "FarNats", "FarChains"]
         assert "stream 'GROWN' has another configuration than before" in caplog.text
-        assert await payloads_of(wire, "GROWN") == numbered(0, published)
+        assert await payloads_of(connection, "GROWN") == numbered(0, published)
 
 
 @pytest.mark.long
@@ -379,8 +379,8 @@ async def test_replicated_stream_has_each_message_once_across_leader_changes(
         (lane,) = create_copiers(
             [BridgeSettings("into", server.address, urls, (copied,), heartbeat_seconds=1.0)]
         )
-        async with connect_nats(urls, "test", {}) as wire:
-            await made(wire, "LED", takes_chains=False)
+        async with connect_nats(urls, "test", {}) as connection:
+            await made(connection, "LED", takes_chains=False)
         published, led, some = 0, 0, under_way or 100
         async with simplebus.connect(server.address) as bus, copying(lane):
             while led < LEADERS:
@@ -392,8 +392,8 @@ async def test_replicated_stream_has_each_message_once_across_leader_changes(
         got = list[bytes]()
         while len(got) < published:  # The leader may have changed, and not have told all it has.
             with suppress(BusConnectionError, JetStreamError):
-                async with connect_nats(urls, "test", {}) as wire:
-                    got = await payloads_of(wire, "LED")
+                async with connect_nats(urls, "test", {}) as connection:
+                    got = await payloads_of(connection, "LED")
         assert ("messages are stored in stream 'LED' one at a time" in caplog.text) == (
             under_way is None
         )
@@ -407,7 +407,7 @@ async def come_to(lane: Copier, at: int) -> None:
 async def has_gone(urls: str) -> bool:
     """Whether the stream's leader gave up, for another one."""
     with suppress(BusConnectionError, JetStreamError):
-        async with connect_nats(urls, "test", {}) as wire:
-            await wire.link.api_request("STREAM.LEADER.STEPDOWN.LED")
+        async with connect_nats(urls, "test", {}) as connection:
+            await connection.nats.api_request("STREAM.LEADER.STEPDOWN.LED")
             return True
     return False

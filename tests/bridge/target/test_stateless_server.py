@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import trio
-from simplebus.memory.bus import MemoryBus
 
 import simplebus
 from load.ports import HOST, free_ports
@@ -25,6 +24,7 @@ from simplebus.client.credentials import Access
 from simplebus.core.users.passwords import PasswordVerifier, hash_token
 from simplebus.core.users.permissions import PermissionRule, PermissionRules, Permissions
 from simplebus.core.users.users import User, Users
+from simplebus.memory.bus import MemoryBus
 from tests.bridge.memory_buses import numbered, place
 from tests.bridge.nats_copiers import bridged, connect
 from tests.bridge.test_processes import Killed, listening
@@ -192,10 +192,10 @@ async def test_copies_nats_to_stateless_server(nats: NatsServer, stream: str) ->
     """Of a stream each once; of what is not kept, what comes while the lane is there, and nothing
     of it is taken for what came before."""
     subject = f"words{stream}"
-    async with connect(nats) as wire, door(options(nats.url)) as one:
+    async with connect(nats) as connection, door(options(nats.url)) as one:
         if stream:
             config = {"name": stream, "subjects": [subject], "storage": "memory"}
-            await wire.link.api_request(f"STREAM.CREATE.{stream}", config)
+            await connection.nats.api_request(f"STREAM.CREATE.{stream}", config)
         with trio.fail_after(PATIENCE_SECONDS):
             copied = CopiedClass("a", stream=stream, channels=(subject,))
             for first in range(0, 600, 200):
@@ -205,8 +205,8 @@ async def test_copies_nats_to_stateless_server(nats: NatsServer, stream: str) ->
                     while not lane.statistics().is_up:  # noqa: ASYNC110 - it has no event.
                         await trio.sleep(0.01)
                     for number in range(first, first + 200):
-                        wire.core.publish(subject, b"%d" % number)
-                    wire.link.flush()
+                        connection.core.publish(subject, b"%d" % number)
+                    connection.nats.flush()
                     while lane.statistics().copied < 200:  # noqa: ASYNC110
                         await trio.sleep(0.01)
             async with simplebus.connect(address(one)) as bus:

@@ -165,10 +165,10 @@ async def test_stream_stores_each_message_once(
     """One message behind the other where it might be full, unless more are asked for."""
     caplog.set_level("INFO", "simplebus.bridge")
     with nats_server(tmp_path) as nats:
-        async with connect(nats) as wire:
+        async with connect(nats) as connection:
             bound = {"discard": "new", "max_msgs": 1000}
             config = {"name": "READINGS", "subjects": ["roof.>"], **bound}
-            await wire.link.api_request("STREAM.CREATE.READINGS", config)
+            await connection.nats.api_request("STREAM.CREATE.READINGS", config)
             to = {
                 "to": f"nats://{HOST}:{free_port()}, {nats.url}",  # One of a cluster is down.
                 "class": 7,
@@ -182,16 +182,16 @@ async def test_stream_stores_each_message_once(
                 async with open_gateway(up) as gateway:
                     await say(gateway, first, 50)
                     with trio.fail_after(PATIENCE_S):
-                        while await stored(wire) < first + 50:  # noqa: ASYNC110
+                        while await stored(connection) < first + 50:  # noqa: ASYNC110
                             await trio.sleep(0.01)
-            assert await stored(wire) == 100
+            assert await stored(connection) == 100
             assert ("messages are stored in stream 'READINGS' one at a time" in caplog.text) == (
                 not own
             )
 
 
-async def stored(wire: BridgeNatsConnection) -> int:
-    return int((await wire.link.api_request("STREAM.INFO.READINGS"))["state"]["messages"])
+async def stored(connection: BridgeNatsConnection) -> int:
+    return int((await connection.nats.api_request("STREAM.INFO.READINGS"))["state"]["messages"])
 
 
 async def test_locked_data_dir_is_retried(

@@ -97,7 +97,9 @@ async def test_uplink_authenticates_over_tls(
                 assert (await anext(aiter(messages))).payload == b"hello"
 
 
-async def test_uplink_uses_custom_authority_for_nats(authority: CertificateAuthority, tmp_path: Path) -> None:
+async def test_uplink_uses_custom_authority_for_nats(
+    authority: CertificateAuthority, tmp_path: Path
+) -> None:
     folder = authority.folder
     asks = (
         f'tls {{ cert_file: "{folder}/localhost.pem", key_file: "{folder}/localhost.key" }}\n'
@@ -107,15 +109,15 @@ async def test_uplink_uses_custom_authority_for_nats(authority: CertificateAutho
     trusted = Access(ca=str(authority.path))
     with trio.fail_after(PATIENCE_S), nats_server(tmp_path, asks) as nats:
         to = nats.url.replace("nats://", "tls://")
-        async with connect(nats, who, tls=trusted.tls()) as wire:
-            wire.core.subscribe("class.readings")
-            await wire.round_trip()
+        async with connect(nats, who, tls=trusted.tls()) as connection:
+            connection.core.subscribe("class.readings")
+            await connection.round_trip()
             async with open_gateway(plan(to, **who, ca=trusted.ca)) as gateway:
                 await gateway.publish(ModuleMessage(b"hello"))
-                while not wire.messages:
-                    await wire.apply_rules()
+                while not connection.messages:
+                    await connection.wait_event()
                 await said_of(gateway, "copied", 1)
-            assert wire.messages[0].payload(0) == b"hello"
+            assert connection.messages[0].payload(0) == b"hello"
 
 
 async def test_reports_untrusted_nats_server(
