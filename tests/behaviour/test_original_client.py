@@ -15,10 +15,10 @@ from tests.support.oracles import (
 from tests.support.original_client import (
     GROUPING_SECONDS,
     PULSE_SECONDS,
-    Bounds,
+    QueueLimits,
     OutOfOrder,
     Reservations,
-    StandIn,
+    OriginalClient,
     StrictOrder,
     number_of,
     numbered,
@@ -34,21 +34,21 @@ from tests.support.strategies import (
 LATEST_ACK = GROUPING_SECONDS + PULSE_SECONDS
 
 
-def create_connected_client(class_ids: list[int], **options: object) -> StandIn:
+def create_connected_client(class_ids: list[int], **options: object) -> OriginalClient:
     """Return a client that has received its Connect reply."""
-    client = StandIn(class_ids, **options)  # type: ignore[arg-type]
-    client.take(1 << 20)
+    client = OriginalClient(class_ids, **options)  # type: ignore[arg-type]
+    client.read_output(1 << 20)
     client.receive(build_frame(CONNECT, content=bytes(4)))
     return client
 
 
-def read_frames(client: StandIn) -> list[tuple[int, int, int, int, bytes]]:
-    frames, rest = split_frames(client.take(1 << 30))
+def read_frames(client: OriginalClient) -> list[tuple[int, int, int, int, bytes]]:
+    frames, rest = split_frames(client.read_output(1 << 30))
     assert rest == b""
     return [parse_frame(frame) for frame in frames]
 
 
-def deliver(client: StandIn, *messages: tuple[int, int], class_id: int = 1) -> None:
+def deliver(client: OriginalClient, *messages: tuple[int, int], class_id: int = 1) -> None:
     """Return the bytes of messages with these (message id, timer index)."""
     client.receive(
         b"".join(
@@ -61,7 +61,7 @@ def deliver(client: StandIn, *messages: tuple[int, int], class_id: int = 1) -> N
 
 
 def test_client_waits_for_connect_reply() -> None:
-    client = StandIn([1, 2])
+    client = OriginalClient([1, 2])
     client.subscribe(1, lambda message: None)
     assert read_frames(client) == [(CONNECT, 0, 0, 0, b"[1,2]")]
     assert not client.publish(1, b"too early")
@@ -90,7 +90,7 @@ def test_client_acks_within_1500_ms() -> None:
         assert acks == [(ACK, 1, 0, 0, b"0-1")]
         latest.append(now - moment)
     assert max(latest) == pytest.approx(LATEST_ACK, abs=0.01)
-    assert client.latest_ack == pytest.approx(LATEST_ACK, abs=0.01)
+    assert client.ack_delay_max_seconds == pytest.approx(LATEST_ACK, abs=0.01)
 
 
 def test_client_groups_consecutive_acks() -> None:
@@ -125,7 +125,7 @@ def test_client_timers_survive_handler_exception() -> None:
     client.subscribe(1, lambda message: handled.append(message.message_id))
     read_frames(client)
     deliver(client, (0, 0), (1, 0), (3, 0), (4, 0))
-    assert isinstance(client.dead, OutOfOrder)
+    assert isinstance(client.handler_error, OutOfOrder)
     assert handled == [0, 1]
     deliver(client, (2, 0))
     client.tick(2.0)
@@ -142,7 +142,7 @@ def test_client_runs_handlers_sequentially() -> None:
     deliver(client, *((i, 0) for i in range(5)))
     for now, processed in ((1.9, 0), (2.0, 1), (3.9, 1), (9.9, 4), (100.0, 5)):
         client.tick(now)
-        assert client.processed == processed
+        assert client.processed_count == processed
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -166,11 +166,11 @@ def test_client_keeps_result_order(seed: int) -> None:
 
 
 def test_client_queues_are_bounded() -> None:
-    bounds = Bounds()
+    bounds = QueueLimits()
     assert (bounds.unserialised, bounds.raw, bounds.received) == (1_100, 10_000, 1_500)
     assert (bounds.chunks, bounds.acks) == (1_000, 2_000_000)
     # Outgoing: the chunks are not read.
-    client = create_connected_client([1], bounds=Bounds(chunks=3, unserialised=40))
+    client = create_connected_client([1], bounds=QueueLimits(chunks=3, unserialised=40))
     accepted = 0
     while client.publish(1, numbered(accepted)):
         accepted += 1
@@ -182,34 +182,34 @@ def test_client_queues_are_bounded() -> None:
     numbers += [number_of(content) for *_, content in read_frames(client)]
     assert numbers == list(range(accepted))
     # Incoming: the handler is slow.
-    client = create_connected_client([1], bounds=Bounds(raw=50, received=10))
+    client = create_connected_client([1], bounds=QueueLimits(raw=50, received=10))
     client.subscribe(1, StrictOrder(seconds=1.0))
     read_frames(client)
     came = 0
-    while client.reading:
+    while client.can_receive:
         deliver(client, (came, 0))
         came += 1
     assert came == 1 + 10 + 50
     client.tick(10.0)
-    assert client.reading
+    assert client.can_receive
     client.tick(100.0)
-    assert client.processed == came
+    assert client.processed_count == came
     # Acknowledgements: they cannot be sent.
-    client = create_connected_client([1], bounds=Bounds(acks=20, chunks=1))
+    client = create_connected_client([1], bounds=QueueLimits(acks=20, chunks=1))
     client.subscribe(1, StrictOrder())
     client.publish(1, b"in the way")
     client.tick(0.0)
     deliver(client, *((i, 0) for i in range(30)))
     client.tick(10.0)
-    assert client.processed == 20
+    assert client.processed_count == 20
     read_frames(client)
     client.tick(20.0)
-    assert client.processed == 30
+    assert client.processed_count == 30
 
 
 def test_client_ignores_heartbeat_and_fails_on_unknown_type() -> None:
     client = create_connected_client([1])
     client.receive(build_frame(HEARTBEAT))
-    assert client.idle
+    assert client.is_idle
     with pytest.raises(AssertionError):
         client.receive(build_frame(ord("5")))

@@ -21,10 +21,10 @@ from tests.support.oracles import ID_COUNT, build_frame, group_ids
 from tests.support.original_client import (
     GROUPING_SECONDS,
     PULSE_SECONDS,
-    Bounds,
+    QueueLimits,
     Message,
     OutOfOrder,
-    StandIn,
+    OriginalClient,
     StrictOrder,
     number_of,
     numbered,
@@ -50,7 +50,7 @@ class ClientSimulation:
         self.bus = BrokerHarness(settings, **limits)
         self.bus.skips_checks = True
         self.now = 0.0
-        self.members: dict[StandIn, WirePeer] = {}
+        self.members: dict[OriginalClient, WirePeer] = {}
         self._next_beat = 1.0
         self._next_check = MINUTE
 
@@ -61,9 +61,9 @@ class ClientSimulation:
         cls.ring.floor = cls.ring.head = sequence
         cls.backlog_window = AckWindow(floor=sequence)
 
-    def join(self, *class_ids: int, bounds: Bounds | None = None) -> StandIn:
+    def join(self, *class_ids: int, bounds: QueueLimits | None = None) -> OriginalClient:
         """Connect a client whose timers have a random phase."""
-        client = StandIn(
+        client = OriginalClient(
             class_ids,
             now=self.now,
             seed=self.random.getrandbits(32),
@@ -76,7 +76,7 @@ class ClientSimulation:
         assert client.session_id is not None
         return client
 
-    def kill_client(self, client: StandIn) -> None:
+    def kill_client(self, client: OriginalClient) -> None:
         """Kill a client's process. Its unsent and its received bytes are lost."""
         self.members.pop(client).disconnect()
 
@@ -104,11 +104,11 @@ class ClientSimulation:
         while moved:
             moved = False
             for client, peer in self.members.items():
-                if client.speaking and (data := client.take(self._readable_bytes(peer))):
+                if client.has_output and (data := client.read_output(self._readable_bytes(peer))):
                     peer.send(data)
                     client.tick(self.now)
                     moved = True
-                if peer.session.outbox.is_idle or not client.reading:
+                if peer.session.outbox.is_idle or not client.can_receive:
                     continue
                 if heard := peer.read_bytes(READ_BYTES):
                     client.receive(heard)
@@ -124,7 +124,7 @@ class ClientSimulation:
     def drain(self, seconds: float = 30.0) -> None:
         """Run until all messages are acknowledged."""
         self.run(seconds)
-        assert all(client.idle for client in self.members)
+        assert all(client.is_idle for client in self.members)
 
     def statistics(self, class_id: int = 1) -> ClassStatistics:
         return self.bus.statistics(class_id)
@@ -132,7 +132,7 @@ class ClientSimulation:
     def assert_no_loss(self, *class_ids: int) -> None:
         """Check that no message was lost, refused or redelivered, and no client has failed."""
         for client in self.members:
-            assert client.dead is None
+            assert client.handler_error is None
         assert self.bus.broker.refusal_counts == Counter()
         for class_id in class_ids:
             statistics = self.statistics(class_id)
@@ -143,7 +143,7 @@ class ClientSimulation:
 class NumberedSource:
     """Publishes numbered messages of one class through a client, as fast as possible."""
 
-    def __init__(self, client: StandIn, class_id: int = 1, prefix: bytes = b"") -> None:
+    def __init__(self, client: OriginalClient, class_id: int = 1, prefix: bytes = b"") -> None:
         self.published = 0
         self.refusals = 0
         """How often the client would have blocked."""
@@ -185,7 +185,7 @@ def test_late_acks_for_two_hours_cause_no_redelivery(seed: int) -> None:
     world.assert_no_loss(1, 2)
     for source, order in orders:
         assert order.next == source.published > 5_000
-    latest = max(client.latest_ack for client in world.members)
+    latest = max(client.ack_delay_max_seconds for client in world.members)
     assert LATEST_ACK - 0.1 < latest <= LATEST_ACK, "the acks were not as late as they can be"
 
 
@@ -283,7 +283,7 @@ def test_full_class_slows_publisher_to_slowest_subscriber(seed: int) -> None:
 def test_full_class_still_accepts_acks(seed: int, chunks: int) -> None:
     # Each client subscribes to its own class, so its acks wait behind its own messages.
     world = ClientSimulation(seed, class_messages=200)
-    clients = [world.join(1, bounds=Bounds(chunks=chunks)) for _ in range(3)]
+    clients = [world.join(1, bounds=QueueLimits(chunks=chunks)) for _ in range(3)]
     orders, sources = [], []
     for number, client in enumerate(clients):
         orders.append(OrderCheck())
@@ -321,7 +321,7 @@ def test_successor_receives_messages_of_dead_client(seed: int) -> None:
     dying.subscribe(1, breaks)
     dying.subscribe(1, order)
     world.run(MINUTE, lambda: source.publish(world.random.randrange(40)))
-    assert isinstance(dying.dead, RuntimeError)
+    assert isinstance(dying.handler_error, RuntimeError)
     assert order.next == fatal
     # The dead client stays connected. Earlier messages are acknowledged; the others are redelivered
     # to it with growing backoff, and to no other client.
@@ -335,7 +335,7 @@ def test_successor_receives_messages_of_dead_client(seed: int) -> None:
     successor.subscribe(1, heir)
     world.run(MINUTE, lambda: source.publish(world.random.randrange(40)))
     world.drain()
-    assert successor.dead is None
+    assert successor.handler_error is None
     assert heir.next == source.published
     assert world.statistics().ring.message_count == 0
 
@@ -348,14 +348,14 @@ def test_dead_connected_client_does_not_affect_others() -> None:
     order = StrictOrder()
     living.subscribe(1, order)
     world.run(MINUTE, lambda: source.publish(500))
-    assert isinstance(dead.dead, OutOfOrder)
-    assert not dead.reading
+    assert isinstance(dead.handler_error, OutOfOrder)
+    assert not dead.can_receive
     assert source.published == 60_000
     assert order.next > source.published - 1000
     world.kill_client(dead)
     world.drain()
     assert order.next == source.published
-    assert living.dead is None
+    assert living.handler_error is None
     assert world.statistics().ring.message_count == 0
 
 
@@ -370,9 +370,9 @@ def test_slow_handler_fails_order_checking_client() -> None:
     client.subscribe(1, order)
     source.publish(10)
     world.run(2 * MINUTE)
-    assert str(client.dead) == "expected 10 of class 1, got 0"
+    assert str(client.handler_error) == "expected 10 of class 1, got 0"
     # The client is dead, but all ten messages are processed and acknowledged.
-    assert client.processed == 10
+    assert client.processed_count == 10
     assert world.statistics().ring.message_count == 0
 
 
@@ -403,7 +403,7 @@ def test_slow_duplicate_tolerant_client_finishes() -> None:
     source.publish(10)
     world.run(10 * MINUTE)
     world.drain()
-    assert client.dead is None
+    assert client.handler_error is None
     assert set(handled) == set(range(10))
     assert handled[:10] == list(range(10))
     # The backoff doubles: all ten are redelivered at 6, the unacknowledged ones at 18 and 42.
@@ -421,7 +421,7 @@ def test_hour_of_failing_clients_loses_nothing(seed: int) -> None:
     source = NumberedSource(world.join(1))
     processed: set[int] = set()
     disorder: list[tuple[int, int]] = []
-    present: deque[StandIn] = deque()
+    present: deque[OriginalClient] = deque()
 
     def joins() -> None:
         """A subscriber, quick or slow, perhaps with a bug."""

@@ -14,6 +14,7 @@ from simplebus.core.limits import Limits
 from simplebus.core.ring import ring
 from simplebus.server.connection import Connection
 from tests.behaviour.wire_peer_v2 import connect_request
+from tests.server.injected_faults import raise_on_received
 from tests.support.running_server import (
     PATIENCE_SECONDS,
     ack,
@@ -29,14 +30,7 @@ from tests.support.running_server import (
 async def test_internal_error_ends_only_one_connection(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    honest = Broker.receive
-
-    def faulty(self: Broker, session, buffer, count):  # type: ignore[no-untyped-def]
-        if b"trip" in bytes(buffer.writable[:count]):
-            raise AssertionError("a fault of ours")
-        honest(self, session, buffer, count)
-
-    monkeypatch.setattr(Broker, "receive", faulty)
+    raise_on_received(monkeypatch, Broker, b"trip", AssertionError("a fault of ours"))
     async with serving() as server:
         bystander, unlucky = await connect(server, [1]), await connect(server, [1])
         await bystander.send(subscribe())
@@ -50,14 +44,7 @@ async def test_internal_error_ends_only_one_connection(
 async def test_out_of_memory_disconnects_the_client_with_a_log_line(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    honest = Broker.receive
-
-    def short(self: Broker, session, buffer, count):  # type: ignore[no-untyped-def]
-        if b"much" in bytes(buffer.writable[:count]):
-            raise MemoryError
-        honest(self, session, buffer, count)
-
-    monkeypatch.setattr(Broker, "receive", short)
+    raise_on_received(monkeypatch, Broker, b"much", MemoryError())
     async with serving() as server:
         bystander, unlucky = await connect(server, [1]), await connect(server, [1])
         await bystander.send(subscribe())
@@ -86,7 +73,7 @@ async def test_replaced_connection_with_unread_bytes_is_closed(
     assert "internal error" not in caplog.text
 
 
-async def test_a_connection_that_is_cut_as_it_begins_to_write_is_no_internal_error(
+async def test_disconnecting_at_the_start_of_a_write_is_no_internal_error(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(Connection, "_send", lambda self: False)  # A socket that takes nothing.
@@ -122,7 +109,7 @@ async def test_disconnected_client_is_not_read_from(
         assert class_statistics(server).published == 0
 
 
-async def test_memory_that_the_system_refuses_makes_a_publisher_wait(
+async def test_publisher_waits_when_the_system_refuses_memory(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     honest = ring.allocate_array
@@ -147,7 +134,7 @@ async def test_memory_that_the_system_refuses_makes_a_publisher_wait(
         await wait_until(lambda: class_statistics(server).ring.message_count == 0)
 
 
-async def test_publishers_that_hang_up_while_they_wait_do_not_keep_their_sockets() -> None:
+async def test_blocked_publishers_that_hang_up_free_their_sockets() -> None:
     async with serving(Settings(Limits(class_messages=10))) as server:
         for _ in range(20):
             publisher = await connect(server, [1])
@@ -163,7 +150,7 @@ async def test_publishers_that_hang_up_while_they_wait_do_not_keep_their_sockets
         await wait_until(lambda: class_statistics(server).ring.message_count == 0)
 
 
-async def test_a_publisher_that_subscribes_elsewhere_waits_and_loses_nothing() -> None:
+async def test_publisher_that_subscribes_to_another_class_waits_without_loss() -> None:
     limits = Limits(class_messages=100, pending_bytes=3 << 20, frame_bytes=64 << 10)
     count = 4000
     async with serving(Settings(limits)) as server:
@@ -196,7 +183,7 @@ async def test_disconnects_the_holder_of_all_memory_in_another_class() -> None:
             nursery.cancel_scope.cancel()
 
 
-async def test_what_is_dropped_and_what_is_ignored_is_logged(
+async def test_dropped_messages_and_ignored_acks_are_logged(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.WARNING)
@@ -210,7 +197,7 @@ async def test_what_is_dropped_and_what_is_ignored_is_logged(
         await wait_until(lambda: "ignored 1 acks (ack_unsubscribed)" in caplog.text)
 
 
-async def test_subscriptions_to_classes_never_named_are_limited_and_forgotten() -> None:
+async def test_subscriptions_to_unnamed_classes_are_limited_and_removed() -> None:
     async with serving(Settings(Limits(classes=100))) as server:
         modest = await connect(server)
         await modest.send(b"".join(subscribe(n) for n in range(100)))

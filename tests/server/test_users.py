@@ -23,9 +23,9 @@ from simplebus.core.users.permissions import (
     Permissions,
 )
 from simplebus.core.users.users import User, Users
-from simplebus.nats.server.users import NatsAuth
-from simplebus.nats.server.users import NatsUser as NatsUser
 from simplebus.nats.settings import NatsSettings
+from simplebus.nats.users import NatsAuth
+from simplebus.nats.users import NatsUser as NatsUser
 from simplebus.server.preauth import auth_worker
 from simplebus.server.run import RunningServer
 from tests.support.nats_peer import NatsPeer, open_nats_peer
@@ -69,7 +69,18 @@ async def server_with_users(*users: User, **more: object) -> AsyncIterator[Runni
         yield server
 
 
-async def test_a_password_that_is_slow_to_check_lets_in(caplog: pytest.LogCaptureFixture) -> None:
+@contextlib.asynccontextmanager
+async def connected_users() -> AsyncIterator[tuple[RunningServer, simplebus.Bus, simplebus.Bus]]:
+    """Run a server that knows Ada and Bob, with a connection of Bob and one of Ada."""
+    async with (
+        server_with_users(ADA, BOB) as server,
+        simplebus.connect(server.addresses[0], token="bob's token") as bob,
+        simplebus.connect(server.addresses[0], user="ada", password="secret") as ada,
+    ):
+        yield server, bob, ada
+
+
+async def test_slow_password_hash_is_checked_once(caplog: pytest.LogCaptureFixture) -> None:
     async with server_with_users(ADA) as server:
         for _ in range(2):
             async with simplebus.connect(server.addresses[0], user="ada", password="secret") as bus:
@@ -136,11 +147,9 @@ async def test_version1_client_is_authenticated_by_address() -> None:
         assert server.server.disconnect_counts == {Reason.UNAUTHORIZED: 1}
 
 
-async def test_what_may_not_be_published_is_refused_and_the_rest_is_stored() -> None:
+async def test_forbidden_publishes_are_refused_and_others_stored() -> None:
     async with (
-        server_with_users(ADA, BOB) as server,
-        simplebus.connect(server.addresses[0], token="bob's token") as bus,
-        simplebus.connect(server.addresses[0], user="ada", password="secret") as ada,
+        connected_users() as (server, bus, ada),
         ada.subscribe("orders") as messages,
     ):
         for channel in ("eu.paid", "eu.test", "us.paid", "eu.paid.late", None):
@@ -156,11 +165,9 @@ async def test_what_may_not_be_published_is_refused_and_the_rest_is_stored() -> 
         assert server.server.broker.refusal_counts[Reason.UNAUTHORIZED] == 6
 
 
-async def test_a_run_of_mixed_channels_is_sorted_out() -> None:
+async def test_batch_of_mixed_channels_is_filtered_by_permission() -> None:
     async with (
-        server_with_users(ADA, BOB) as server,
-        simplebus.connect(server.addresses[0], token="bob's token") as bus,
-        simplebus.connect(server.addresses[0], user="ada", password="secret") as ada,
+        connected_users() as (server, bus, ada),
         ada.subscribe("orders") as messages,
     ):
         channels = [("eu.a", "us.b", "us.b", "eu.test", "eu.c", "us.d")[n % 6] for n in range(1800)]
@@ -174,12 +181,8 @@ async def test_a_run_of_mixed_channels_is_sorted_out() -> None:
         assert server.server.broker.refusal_counts[Reason.UNAUTHORIZED] == 1200
 
 
-async def test_a_subscription_is_sent_what_may_be_seen() -> None:
-    async with (
-        server_with_users(ADA, BOB) as server,
-        simplebus.connect(server.addresses[0], token="bob's token") as bus,
-        simplebus.connect(server.addresses[0], user="ada", password="secret") as ada,
-    ):
+async def test_subscription_receives_only_permitted_channels() -> None:
+    async with connected_users() as (_, bus, ada):
         async with (
             bus.subscribe("orders") as all_,
             bus.subscribe("orders", "us.*") as some,
@@ -201,12 +204,8 @@ async def test_a_subscription_is_sent_what_may_be_seen() -> None:
                     pass
 
 
-async def test_a_durable_shows_each_user_what_that_may_see() -> None:
-    async with (
-        server_with_users(ADA, BOB) as server,
-        simplebus.connect(server.addresses[0], token="bob's token") as bus,
-        simplebus.connect(server.addresses[0], user="ada", password="secret") as ada,
-    ):
+async def test_durable_delivers_only_channels_permitted_to_its_user() -> None:
+    async with connected_users() as (_, bus, ada):
         async with bus.subscribe("orders", durable="bob's"):
             pass
         for channel in ("us.secret", "us.paid"):
@@ -227,11 +226,7 @@ async def test_a_durable_shows_each_user_what_that_may_see() -> None:
 
 
 async def test_inspection_requires_permission() -> None:
-    async with (
-        server_with_users(ADA, BOB) as server,
-        simplebus.connect(server.addresses[0], token="bob's token") as bus,
-        simplebus.connect(server.addresses[0], user="ada", password="secret") as ada,
-    ):
+    async with connected_users() as (_, bus, ada):
         await ada.publish(b"x", class_id="orders", channel="eu.paid")
         for asked in (bus.explain(), bus.fetch("orders", 0, 10), bus.keep_last_values("orders")):
             with pytest.raises(simplebus.RefusedError, match="unauthorized"):
@@ -241,7 +236,7 @@ async def test_inspection_requires_permission() -> None:
         await ada.explain()
 
 
-async def test_a_user_may_have_so_many_connections() -> None:
+async def test_connections_of_a_user_are_limited() -> None:
     few = User("few", token=hash_token("t"), connections=1)
     async with (
         server_with_users(few) as server,
@@ -262,7 +257,9 @@ async def test_connection_limit_of_a_user_spans_listeners() -> None:
         third = await open_nats_peer(server)
         await third.read_info()
         await third.send(b'CONNECT {"auth_token":"t"}\r\n')
-        assert await third.read_until_closed() == b"-ERR 'maximum connections for user exceeded'\r\n"
+        assert (
+            await third.read_until_closed() == b"-ERR 'maximum connections for user exceeded'\r\n"
+        )
         with pytest.raises(simplebus.BusConnectionError, match="2 are allowed"):
             async with simplebus.connect(server.addresses[0], token="t"):
                 pass
@@ -286,7 +283,7 @@ async def test_bytes_before_authentication_are_bounded() -> None:
         await wait_until(lambda: not server.server.connections)
 
 
-async def test_guessing_is_held_up_and_others_are_not() -> None:
+async def test_password_guessing_is_limited_without_delaying_others() -> None:
     async with server_with_users(ADA, BOB) as server:
         address = server.addresses[0]
         async with simplebus.connect(address, user="ada", password="secret"):
@@ -427,7 +424,7 @@ async def test_class_messages_reach_only_permitted_nats_clients() -> None:
         assert await bob.read_line() == b"6"
 
 
-async def test_a_class_with_acknowledgements_obeys_the_same_rules_there() -> None:
+async def test_acked_nats_subscription_requires_permission() -> None:
     async with server_with_users(ADA, BOB) as server:
         bob, ada = await nats_user(server, BOB_SAYS), await nats_user(server, ADA_SAYS)
         await bob.send(b"SUB $SB.SUB.hidden 1\r\n")
@@ -461,7 +458,7 @@ def test_nats_client_authenticates_with_slow_hash() -> None:
     trio.run(main)
 
 
-async def test_a_subscriber_of_version_1_sees_what_it_may() -> None:
+async def test_version1_subscriber_receives_only_permitted_channels() -> None:
     reader = User(
         "reader",
         addresses=("127.0.0.1",),

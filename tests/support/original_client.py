@@ -50,7 +50,7 @@ FRAMES_PER_CHUNK = 100
 
 
 @dataclass(frozen=True, slots=True)
-class Bounds:
+class QueueLimits:
     """How much may wait in each place. A test may make them small, to reach them soon."""
 
     unserialised: int = 1_100
@@ -131,7 +131,7 @@ def number_of(payload: bytes) -> int:
     return int(payload)
 
 
-class StandIn:
+class OriginalClient:
     """One client, from Connect on. `seed` decides in which order its workers come to an end.
 
     `grouping_phase` and `pulse_phase` are when its timers first fire, after its beginning.
@@ -144,20 +144,20 @@ class StandIn:
         now: float = 0.0,
         seed: int = 0,
         workers: int = 4,
-        bounds: Bounds | None = None,
+        bounds: QueueLimits | None = None,
         grouping_phase: float = GROUPING_SECONDS,
         pulse_phase: float = PULSE_SECONDS,
     ) -> None:
         self.now = now
         self.session_id: int | None = None
         """Until the reply to its Connect it publishes nothing and subscribes to nothing."""
-        self.dead: Exception | None = None
+        self.handler_error: Exception | None = None
         """What its handler threw. Its loop has ended then; its timers and its socket live on."""
-        self.processed = 0
+        self.processed_count = 0
         """Messages whose handlers have returned."""
-        self.latest_ack = 0.0
+        self.ack_delay_max_seconds = 0.0
         """The longest time between the end of a handler and the acknowledgement being sent."""
-        self._bounds = bounds or Bounds()
+        self._bounds = bounds or QueueLimits()
         self._random = random.Random(seed)
         self._workers = workers
         self._handlers: dict[int, list[Handler]] = {}
@@ -198,16 +198,16 @@ class StandIn:
         return True
 
     @property
-    def idle(self) -> bool:
+    def is_idle(self) -> bool:
         """Whether nothing waits in it. What a dead one has received does not count."""
         waiting = self._unserialised or self._chunks or self._unflushed or self._partial
         received = self._raw or self._received or self._handling
-        return not (waiting or (received and self.dead is None))
+        return not (waiting or (received and self.handler_error is None))
 
     # The wire ------------------------------------------------------------------------------------
 
     @property
-    def reading(self) -> bool:
+    def can_receive(self) -> bool:
         """Whether it takes bytes from its socket."""
         return len(self._raw) < self._bounds.raw
 
@@ -225,11 +225,11 @@ class StandIn:
         self._turn()
 
     @property
-    def speaking(self) -> bool:
+    def has_output(self) -> bool:
         """Whether it has bytes for its socket."""
         return bool(self._chunks)
 
-    def take(self, most: int) -> bytes:
+    def read_output(self, most: int) -> bytes:
         """The next bytes for the socket, up to so many."""
         taken = []
         while most and self._chunks:
@@ -324,14 +324,14 @@ class StandIn:
 
     def _handle(self) -> None:
         """The client's loop: handle a message, acknowledge it, and again."""
-        while self._received and self._handling is None and self.dead is None:
+        while self._received and self._handling is None and self.handler_error is None:
             if self._unflushed >= self._bounds.acks:
                 return
             message = self._received.popleft()
             try:
                 seconds = sum(handle(message) or 0.0 for handle in self._handlers[message.class_id])
             except Exception as error:
-                self.dead = error
+                self.handler_error = error
                 return
             self._handling = message
             self._handled_at = self.now + seconds
@@ -342,7 +342,7 @@ class StandIn:
         message = self._handling
         assert message is not None
         self._handling, self._handled_at = None, math.inf
-        self.processed += 1
+        self.processed_count += 1
         key = (message.class_id, message.timer_index)
         self._ids.setdefault(key, []).append(message.message_id)
         self._unflushed += 1
@@ -374,5 +374,5 @@ class StandIn:
                 self._unflushed -= last - first
         self._ranges.clear()
         self._chunks.append(b"".join(frames))
-        self.latest_ack = max(self.latest_ack, self.now - self._oldest_range)
+        self.ack_delay_max_seconds = max(self.ack_delay_max_seconds, self.now - self._oldest_range)
         self._oldest_range = math.inf

@@ -86,6 +86,17 @@ def running(tmp_path: Path) -> Iterator[WriterHarness]:
         running.directory.close()
 
 
+def fill_disk(running: WriterHarness, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let writes fail until the reserve is released, and leave no space to reserve again."""
+
+    def fail() -> None:
+        if running.reserve.is_there:
+            raise OSError(errno.ENOSPC, "No space")
+
+    running.journal.fails = fail
+    monkeypatch.setattr(running.reserve, "take", lambda: running.reserve.is_there)
+
+
 def test_batches_during_a_sync_share_the_next_one(running: WriterHarness) -> None:
     running.put(0)
     running.journal.may_sync.release()
@@ -100,9 +111,7 @@ def test_batches_during_a_sync_share_the_next_one(running: WriterHarness) -> Non
     assert running.journal.syncs <= 3
 
 
-def test_what_could_not_be_written_is_written_again(
-    running: WriterHarness, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failed_writes_are_retried(running: WriterHarness, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_RETRY_SECONDS", 0.0)
     errors = [OSError(errno.ENOSPC, "No space"), OSError(errno.EIO, "I/O error")]
 
@@ -121,20 +130,14 @@ def test_what_could_not_be_written_is_written_again(
     assert said[2:] == [-1, 1]  # With the reserve, which is there again then.
 
 
-def test_a_full_disk_takes_what_is_under_way_and_no_more_until_its_reserve_is_there_again(
+def test_full_disk_writes_queued_batches_from_the_reserve_then_refuses(
     running: WriterHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     running.put(0)
     running.journal.may_sync.release()
     assert running.hear(1) == [1]
     assert running.reserve.is_there
-
-    def fail() -> None:
-        if running.reserve.is_there:
-            raise OSError(errno.ENOSPC, "No space")
-
-    running.journal.fails = fail
-    monkeypatch.setattr(running.reserve, "take", lambda: running.reserve.is_there)
+    fill_disk(running, monkeypatch)
     running.put(1)
     running.journal.may_sync.release(2)
     said = running.hear(2)
@@ -152,7 +155,7 @@ def test_a_full_disk_takes_what_is_under_way_and_no_more_until_its_reserve_is_th
     assert running.reserve.is_there
 
 
-def test_of_a_disk_that_is_full_at_the_start_nothing_is_asked_but_what_makes_space(
+def test_only_segment_removal_runs_on_a_disk_that_is_full_at_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "_RETRY_SECONDS", 0.0)
@@ -179,17 +182,11 @@ def test_of_a_disk_that_is_full_at_the_start_nothing_is_asked_but_what_makes_spa
         running.directory.close()
 
 
-def test_a_disk_that_has_space_again_is_noticed_though_nothing_is_to_be_written(
+def test_free_space_is_noticed_without_a_write(
     running: WriterHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "_RETRY_SECONDS", 0.0)
-
-    def fail() -> None:
-        if running.reserve.is_there:
-            raise OSError(errno.ENOSPC, "No space")
-
-    running.journal.fails = fail
-    monkeypatch.setattr(running.reserve, "take", lambda: running.reserve.is_there)
+    fill_disk(running, monkeypatch)
     running.put(0)
     running.journal.may_sync.release(2)
     assert running.hear(2)[-1] == -1
@@ -199,7 +196,7 @@ def test_a_disk_that_has_space_again_is_noticed_though_nothing_is_to_be_written(
     assert running.reserve.is_there
 
 
-def test_it_ends_though_nothing_can_be_written_and_says_what_is_lost(
+def test_stop_with_failing_writes_logs_the_lost_messages(
     running: WriterHarness, caplog: pytest.LogCaptureFixture
 ) -> None:
     def fail() -> None:
@@ -214,7 +211,7 @@ def test_it_ends_though_nothing_can_be_written_and_says_what_is_lost(
     assert "lost 1 messages: cannot write the journal: No space" in caplog.text
 
 
-def test_a_fault_of_ours_refuses_publishers_and_is_logged(
+def test_internal_writer_error_refuses_publishers_and_is_logged(
     running: WriterHarness, caplog: pytest.LogCaptureFixture
 ) -> None:
     def fail() -> None:
