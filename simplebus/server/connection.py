@@ -75,7 +75,7 @@ class ConnectionSession(Protocol):
     def is_reading_paused(self) -> bool: ...
     @property
     def can_free_space(self) -> bool:
-        """Whether what it says may end its own waiting."""
+        """True if an ack or a request of this session may free space in the full class."""
 
     @property
     def can_receive_error(self) -> bool:

@@ -17,13 +17,13 @@ from simplebus.core.errors import Reason, RemoteProtocolError
 from simplebus.core.protocol.requests import Auth
 from simplebus.core.users.users import Users
 from simplebus.nats.errors import NatsError, too_many_connections
+from simplebus.nats.nats_server import NatsServer
+from simplebus.nats.nats_server import apply_settings as apply_nats_settings
 from simplebus.nats.protocol.handshake import parse_greeting
-from simplebus.nats.server.server import NatsServer
-from simplebus.nats.server.server import apply_settings as apply_nats_settings
-from simplebus.nats.server.session import NatsSession
-from simplebus.nats.server.slow_consumers import PublisherStall, StallablePublisher
-from simplebus.nats.server.users import NatsAuth, certificate_name_index
+from simplebus.nats.server.session import NatsSession, PublisherStall
+from simplebus.nats.server.slow_consumers import StallablePublisher
 from simplebus.nats.settings import NatsSettings
+from simplebus.nats.users import NatsAuth, certificate_name_index
 from simplebus.server import process
 from simplebus.server.connection import Connection
 from simplebus.server.listeners import host_from_address
@@ -251,7 +251,7 @@ class NatsListener:
         for session in front.drain_ready():
             if session.client_id in connections:
                 connections[session.client_id].flush()
-            if session.deliveries is not None:
+            if session.local_session is not None:
                 changed = True
         for session, error in front.drain_disconnecting():
             if session.client_id in connections:
@@ -357,5 +357,5 @@ class NatsListener:
 
 
 def _by_spelling(auth: NatsAuth) -> dict[str, str]:
-    """Whom a certificate may say one is."""
+    """Index the users of `auth` by the spellings of their names in client certificates."""
     return certificate_name_index([user.name for user in auth.users if user.name])

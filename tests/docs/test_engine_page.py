@@ -63,7 +63,7 @@ def until(lines: Queue[str], wanted: str, times: int = 1) -> None:
             raise AssertionError(f"no {wanted!r}, only {shown}") from None
 
 
-def test_the_example_runs_as_typed(tmp_path: Path) -> None:
+def test_example_of_the_engine_page_runs(tmp_path: Path) -> None:
     section = PAGE.split("## Try it", 1)[1].split("\n## ", 1)[0]
     doors, clients = re.findall(r"^```sh\n(.*?)^```", section, re.MULTILINE | re.DOTALL)
     ports = dict(zip(("4333", "8888", "8889"), map(str, free_ports(3)), strict=True))

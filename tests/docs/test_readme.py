@@ -27,7 +27,7 @@ def blocks(language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
 
 
-def test_the_test_command_is_what_ci_runs() -> None:
+def test_readme_test_command_is_the_ci_command() -> None:
     section = README.split("## Test it", 1)[1]
     command = re.search(r"^```sh\n(.*?)\n```", section, re.MULTILINE | re.DOTALL)
     assert command is not None
@@ -35,7 +35,7 @@ def test_the_test_command_is_what_ci_runs() -> None:
 
 
 @pytest.mark.parametrize("code", blocks("python"), ids=lambda code: code.splitlines()[0])
-def test_the_examples_run(code: str, capfd: pytest.CaptureFixture[str]) -> None:
+def test_readme_examples_run(code: str, capfd: pytest.CaptureFixture[str]) -> None:
     """Each example talks to a server on port 8888, and those for NATS on 4222: here, to one on free
     ports."""
     with ExitStack() as stack:
@@ -61,7 +61,7 @@ def served(code: str) -> Iterator[str]:
         yield code.replace("4222", it.nats_address.rpartition(":")[2])
 
 
-def test_the_defaults_it_names_are_the_defaults() -> None:
+def test_readme_states_the_default_limits() -> None:
     limits = Limits()
     for said in (
         f"{limits.frame_bytes >> 20} MiB",
@@ -73,7 +73,7 @@ def test_the_defaults_it_names_are_the_defaults() -> None:
         assert said in README, said
 
 
-def test_the_links_lead_somewhere() -> None:
+def test_readme_links_exist() -> None:
     for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", README):
         assert (ROOT / target).exists(), target
 
@@ -92,7 +92,7 @@ def heard(name: str) -> Iterator[list[str]]:
     log.setLevel(level)
 
 
-async def test_the_example_of_a_gateway_runs_as_it_is(
+async def test_readme_gateway_example_runs(
     tmp_path: Path, autojump_clock: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import trio

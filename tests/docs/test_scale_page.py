@@ -43,11 +43,11 @@ def figure(row: str, of: str = r"([\d.,]+)") -> str:
         (figure("one acknowledgement for 500", rf"\| {RATE} \("), "a door {} times that"),
     ],
 )
-def test_what_it_quotes_is_what_readme_says(quoted: str, words: str) -> None:
+def test_scale_page_quotes_readme_figures(quoted: str, words: str) -> None:
     assert words.format(quoted) in PAGE
 
 
-def test_it_counts_right_from_there() -> None:
+def test_scale_page_calculations_are_right() -> None:
     flow = float(figure("128 B, the same", RATE)) * NATS_128
     envelopes = flow * float(figure("version 2 with envelopes", RATE))
     kept = flow * float(figure("16 B / 128 B, confirmed by the system", f"/ {RATE}"))

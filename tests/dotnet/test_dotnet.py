@@ -155,7 +155,7 @@ def fields_of(vector: dict[str, Any]) -> str:
     return " ".join([*(str(vector[name]) for name in names), bytes_of(vector, "content_").hex()])
 
 
-def test_it_writes_the_frames_of_the_vectors(dotnet: Dotnet) -> None:
+def test_encodes_the_frames_of_the_vectors(dotnet: Dotnet) -> None:
     frames = vectors("frames", "frames")
     written = ask(dotnet, *(f"frame {fields_of(vector)}" for vector in frames))
     assert dict(zip([v["name"] for v in frames], written, strict=True)) == {
@@ -163,7 +163,7 @@ def test_it_writes_the_frames_of_the_vectors(dotnet: Dotnet) -> None:
     }
 
 
-def test_it_reads_the_streams_of_the_vectors_however_they_come(
+def test_decodes_the_streams_of_the_vectors_in_any_fragmentation(
     dotnet: Dotnet, tmp_path: Path
 ) -> None:
     streams = vectors("streams", "streams") + [
@@ -182,7 +182,7 @@ def test_it_reads_the_streams_of_the_vectors_however_they_come(
         assert answer == right, question
 
 
-def test_it_groups_acknowledgements_as_the_vectors_do(dotnet: Dotnet) -> None:
+def test_groups_acks_as_in_the_vectors(dotnet: Dotnet) -> None:
     grouping = vectors("acks", "grouping")
     questions = [" ".join(["group", *(f"1:3:{i}" for i in v["ids"])]) for v in grouping]
     for vector, answer in zip(grouping, ask(dotnet, *questions), strict=True):
@@ -191,7 +191,7 @@ def test_it_groups_acknowledgements_as_the_vectors_do(dotnet: Dotnet) -> None:
         assert {fields[:4] for fields in frames} <= {(ACK, 1, 0, 3)}
 
 
-def test_it_groups_classes_and_timer_indexes_apart(dotnet: Dotnet) -> None:
+def test_acks_of_different_classes_and_timer_indexes_are_separate(dotnet: Dotnet) -> None:
     [answer] = ask(dotnet, "group 1:5:7 1:5:8 2:5:9 1:0:9 1:5:9 2:5:10 1:0:10")
     frames = [parse_frame(frame) for frame in split(bytes.fromhex(answer))[0]]
     assert [(class_id, timer, content) for _, class_id, _, timer, content in frames] == [
@@ -201,7 +201,7 @@ def test_it_groups_classes_and_timer_indexes_apart(dotnet: Dotnet) -> None:
     ]
 
 
-def test_its_messages_are_protobuf(dotnet: Dotnet) -> None:
+def test_messages_are_encoded_as_protobuf(dotnet: Dotnet) -> None:
     # Written by hand after the encoding's own description: tag, value, tag, length, bytes.
     known = {
         (0, ""): "",
@@ -216,7 +216,7 @@ def test_its_messages_are_protobuf(dotnet: Dotnet) -> None:
     assert decoded == [f"{n} {name.encode().hex()}" for n, name in known]
 
 
-def test_it_skips_fields_that_it_does_not_know_and_refuses_what_is_none(dotnet: Dotnet) -> None:
+def test_skips_unknown_fields_and_rejects_invalid_ones(dotnet: Dotnet) -> None:
     unknown = "18ff01" + "21" + "00" * 8 + "2a03616263" + "35" + "00" * 4
     assert ask(dotnet, f"decode {unknown}0805{unknown}") == ["5 "]
     for broken in ("08", "12ff", "120261", "0a00", "1500000000", "00", "0b", "08" + "ff" * 10):
@@ -224,7 +224,7 @@ def test_it_skips_fields_that_it_does_not_know_and_refuses_what_is_none(dotnet: 
         assert answer.startswith("invalid: "), broken
 
 
-def test_it_refuses_what_a_server_would_hang_up_on(dotnet: Dotnet) -> None:
+def test_refuses_payloads_that_violate_the_protocol(dotnet: Dotnet) -> None:
     # What it was sending when a connection broke it sends again: that would be for ever.
     long = 100 - 13  # The limit that Checks sets.
     good = [b"", b"<\r\n", b"\r\n>", b"<\r\n<", b"x" * long]
@@ -299,7 +299,7 @@ def watching(
             yield program, accepted
 
 
-def test_it_connects_first_and_subscribes_once_per_class(dotnet: Dotnet) -> None:
+def test_connects_then_subscribes_once_per_class(dotnet: Dotnet) -> None:
     with watching(dotnet, "Checks", "two") as (checks, accepted), accepted() as peer:
         assert peer.greet(session_id=0x04030201) == {1, 2}
         assert [peer.frame() for _ in range(2)] == [(SUBSCRIBE, n, 0, 0, b"") for n in (1, 2)]
@@ -310,7 +310,7 @@ def test_it_connects_first_and_subscribes_once_per_class(dotnet: Dotnet) -> None
         assert peer.frame() == (ACK, 2, 0, 4, b"7-8")
 
 
-def test_its_acks_are_ranges_of_one_class_and_timer_index(dotnet: Dotnet) -> None:
+def test_ack_ranges_have_one_class_and_timer_index(dotnet: Dotnet) -> None:
     with watching(dotnet, "Checks", "two") as (_, accepted), accepted() as peer:
         peer.greet()
         [peer.frame() for _ in range(2)]
@@ -329,7 +329,7 @@ def test_its_acks_are_ranges_of_one_class_and_timer_index(dotnet: Dotnet) -> Non
         ]
 
 
-def test_many_acks_do_not_wait_for_their_time_to_come(dotnet: Dotnet) -> None:
+def test_many_acks_are_sent_before_the_ack_interval(dotnet: Dotnet) -> None:
     with watching(dotnet, "Checks", "patient") as (_, accepted), accepted() as peer:
         peer.greet()
         peer.frame()
@@ -341,7 +341,7 @@ def test_many_acks_do_not_wait_for_their_time_to_come(dotnet: Dotnet) -> None:
         assert 4096 <= last <= 5000
 
 
-def test_what_it_had_not_acknowledged_is_forgotten_with_the_connection(dotnet: Dotnet) -> None:
+def test_pending_acks_are_dropped_with_the_connection(dotnet: Dotnet) -> None:
     # After a restart of the server the same ids are other messages.
     with watching(dotnet, "Checks", "two") as (checks, accepted):
         with accepted() as peer:
@@ -357,7 +357,7 @@ def test_what_it_had_not_acknowledged_is_forgotten_with_the_connection(dotnet: D
             assert peer.frame() == (ACK, 1, 0, 0, b"9-10")
 
 
-def test_closing_acknowledges_at_once_and_hangs_up_when_all_is_written(dotnet: Dotnet) -> None:
+def test_closing_sends_pending_acks_first(dotnet: Dotnet) -> None:
     with watching(dotnet, "Checks", "patient") as (checks, accepted), accepted() as peer:
         peer.greet()
         peer.frame()
@@ -373,7 +373,7 @@ def test_closing_acknowledges_at_once_and_hangs_up_when_all_is_written(dotnet: D
         assert checks.read_line() == "closed"
 
 
-def test_a_client_that_has_nothing_to_say_says_so(dotnet: Dotnet) -> None:
+def test_idle_client_sends_heartbeats(dotnet: Dotnet) -> None:
     with watching(dotnet, "Checks", "quiet") as (_, accepted), accepted() as peer:
         peer.greet()
         assert [peer.frame() for _ in range(2)] == [(HEARTBEAT, 0, 0, 0, b"")] * 2
@@ -382,14 +382,14 @@ def test_a_client_that_has_nothing_to_say_says_so(dotnet: Dotnet) -> None:
 # Against the real server -------------------------------------------------------------------------
 
 
-def test_the_example_of_its_readme_runs(dotnet: Dotnet) -> None:
+def test_dotnet_readme_example_runs(dotnet: Dotnet) -> None:
     with run_server() as (_, url), dotnet("Readme", url.rpartition(":")[2]) as readme:
         assert readme.read_line() == "First"
         assert ends_well(readme) == []
         assert what_is_left(url) == []
 
 
-def test_200000_messages_come_in_order_and_are_acknowledged(dotnet: Dotnet) -> None:
+def test_200000_messages_arrive_in_order_and_are_acked(dotnet: Dotnet) -> None:
     with run_server() as (bus, url):
         with (
             dotnet("Shops", "count", address(url), "200000") as counting,
@@ -464,7 +464,7 @@ def in_order(numbers: list[int]) -> bool:
     return all(a < b for a, b in itertools.pairwise(numbers))
 
 
-def test_what_a_killed_consumer_left_comes_to_its_successor(dotnet: Dotnet) -> None:
+def test_unacked_messages_of_a_killed_consumer_go_to_the_next(dotnet: Dotnet) -> None:
     count = 60_000
     with run_server() as (_, url), dotnet("Shops", "publish", address(url)) as publishing:
         with dotnet("Shops", "subscribe", address(url)) as killed:
@@ -486,7 +486,7 @@ def test_what_a_killed_consumer_left_comes_to_its_successor(dotnet: Dotnet) -> N
     assert len(group_ids(second.numbers)) == 1
 
 
-def test_a_handler_that_throws_gets_the_message_again(dotnet: Dotnet) -> None:
+def test_message_is_redelivered_if_its_handler_throws(dotnet: Dotnet) -> None:
     with (
         run_server("--ack-timeout", "3") as (_, url),
         dotnet("Shops", "publish", address(url)) as publishing,
@@ -501,7 +501,7 @@ def test_a_handler_that_throws_gets_the_message_again(dotnet: Dotnet) -> None:
         assert what_is_left(url) == []
 
 
-def test_it_publishes_to_a_full_class_from_its_own_handler(dotnet: Dotnet) -> None:
+def test_handler_can_publish_to_its_own_full_class(dotnet: Dotnet) -> None:
     # Each message that it takes makes another one, on the connection that its acks have to take.
     with (
         run_server("--max-class-messages", "1000") as (_, url),
@@ -513,7 +513,7 @@ def test_it_publishes_to_a_full_class_from_its_own_handler(dotnet: Dotnet) -> No
         assert [echoing.read_line() for _ in range(900)] == ["echoed"] * 900
 
 
-def test_it_comes_back_when_the_server_was_restarted(dotnet: Dotnet) -> None:
+def test_reconnects_after_a_server_restart(dotnet: Dotnet) -> None:
     port = str(free_port())
     with contextlib.ExitStack() as clients:
         with run_server("--port", port) as (bus, url):
@@ -581,7 +581,7 @@ class Proxy(threading.Thread):
 
 
 @pytest.mark.long
-def test_a_connection_that_is_cut_again_and_again_loses_nothing(dotnet: Dotnet) -> None:
+def test_repeated_disconnects_lose_no_message(dotnet: Dotnet) -> None:
     count = 20_000
     cuts = [5, 100_001, 17 + 30, 200_007]  # In the reply, in a message, anywhere.
     with (

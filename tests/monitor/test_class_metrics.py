@@ -143,7 +143,7 @@ def test_subscriptions_with_the_largest_lag_are_listed(
     assert notes == []  # It has not waited for long.
 
 
-def test_sessions_are_shown_with_what_is_kept_for_them(bus: Bus) -> None:
+def test_sessions_table_shows_published_counts(bus: Bus) -> None:
     explaining = PositionReporter(bus.broker.store, bus.broker.sessions)
     (table, notes), _ = done(bus_tables.build_sessions_table(bus.broker, explaining))
     assert [row[0] for row in table.rows] == ["0", "1", "2"]

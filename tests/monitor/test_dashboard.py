@@ -52,7 +52,7 @@ def ask_json(dashboard: Dashboard, target: str) -> Any:
     return json.loads(ask(dashboard, target).body)
 
 
-def test_rates_are_what_has_come_each_second() -> None:
+def test_rates_are_differences_per_second() -> None:
     program = Program()
     dashboard = Dashboard(program.tell)
     for second, count in enumerate((0, 10, 10, 40)):
@@ -67,7 +67,7 @@ def test_rates_are_what_has_come_each_second() -> None:
     assert dashboard.get_rate_history(since=99).first == 3
 
 
-def test_only_the_last_minutes_are_kept_and_they_are_numbered_on() -> None:
+def test_rate_history_is_bounded_and_keeps_its_numbering() -> None:
     program = Program()
     dashboard = Dashboard(program.tell)
     for second in range(dashboard_module.HISTORY_TICKS + 11):
@@ -78,7 +78,7 @@ def test_only_the_last_minutes_are_kept_and_they_are_numbered_on() -> None:
     assert len(rates.seconds) == dashboard_module.HISTORY_TICKS
 
 
-def test_a_flow_that_begins_late_is_missing_before() -> None:
+def test_flow_has_no_rates_before_its_first_snapshot() -> None:
     program = Program()
     dashboard = Dashboard(program.tell)
     for second, flow in enumerate(("said", "said", "heard", "heard")):
@@ -90,7 +90,7 @@ def test_a_flow_that_begins_late_is_missing_before() -> None:
     }
 
 
-def test_a_counter_that_begins_anew_is_no_negative_rate() -> None:
+def test_counter_reset_is_no_negative_rate() -> None:
     program = Program()
     dashboard = Dashboard(program.tell)
     for second, count in enumerate((10, 5)):
@@ -160,7 +160,7 @@ def test_health_comes_from_the_callback_or_the_last_snapshot() -> None:
     assert ask(Dashboard(lambda detailed: MonitorSnapshot("it"), Health), "/healthz").status == 200
 
 
-def test_metrics_come_in_the_format_that_is_asked_for() -> None:
+def test_metrics_format_follows_the_accept_header() -> None:
     dashboard = Dashboard(Program().tell)
     plain = ask(dashboard, "/metrics")
     assert plain.content_type.startswith("text/plain; version=0.0.4")
@@ -178,12 +178,12 @@ def test_merged_snapshots_keep_the_health_of_the_program() -> None:
 
 
 @pytest.mark.parametrize("text", ["x", "-1", "1.5", "²", "1" * 20])
-def test_a_number_of_a_query_that_is_none_is_a_sentence(text: str) -> None:
+def test_invalid_query_number_is_rejected(text: str) -> None:
     request = Request("/connz", {"limit": text})
     with pytest.raises(BadRequestError, match="expected limit to be a whole number, got"):
         request.get_int("limit", 1, maximum=10)
 
 
-def test_a_number_of_a_query_is_bounded() -> None:
+def test_query_number_is_bounded() -> None:
     assert Request("/connz", {"limit": "5000"}).get_int("limit", 1, maximum=10) == 10
     assert Request("/connz", {}).get_int("limit", 3, maximum=10) == 3

@@ -23,9 +23,7 @@ def told(metrics_builder: MetricsBuilder, accept: str) -> str:
 
 
 @given(st.lists(ANY_TEXT, unique=True, max_size=5), st.floats(0, 1e18), st.booleans())
-def test_labels_come_back_as_they_were_whatever_they_say(
-    names: list[str], value: float, is_open: bool
-) -> None:
+def test_labels_survive_encoding_and_parsing(names: list[str], value: float, is_open: bool) -> None:
     metrics_builder = MetricsBuilder()
     for name in names:
         metrics_builder.gauge("things", 'How many "things".\\', value, **{"class": name})
@@ -37,7 +35,7 @@ def test_labels_come_back_as_they_were_whatever_they_say(
     assert all(sample.name == "simplebus_things" for sample in samples)
 
 
-def test_kinds_are_what_they_are_in_both_formats() -> None:
+def test_metric_types_are_kept_in_both_formats() -> None:
     histogram = Histogram((0.5, 1.0))
     for value in (0.1, 0.7, 3.0):
         histogram.observe(value)
@@ -79,14 +77,14 @@ def test_openmetrics_requires_its_accept_header(accept: str, kind: str) -> None:
     assert told_kind.startswith(kind)
 
 
-def test_half_a_character_is_a_question_mark() -> None:
+def test_lone_surrogates_become_question_marks() -> None:
     metrics_builder = MetricsBuilder()
     metrics_builder.gauge("things", "Things.", 1, door="a\ud800b")
     assert 'simplebus_things{door="a?b"} 1.0\n' in told(metrics_builder, PLAIN)
 
 
 @given(st.lists(st.tuples(st.booleans(), st.lists(st.integers(0, 2), min_size=3, max_size=3))))
-def test_what_is_kept_is_what_would_be_written(looks: list[tuple[bool, list[int]]]) -> None:
+def test_cached_encoding_equals_a_new_one(looks: list[tuple[bool, list[int]]]) -> None:
     kept = Exposition()
     for is_open, values in looks:
         metrics_builder, histogram = MetricsBuilder(), Histogram((0.5,))

@@ -32,7 +32,9 @@ class Shown:
 
     def metrics(self) -> dict[tuple[str, str], float]:
         """By name and class."""
-        with urllib.request.urlopen(f"http://{self.program.http_address}/metrics", timeout=60) as answer:
+        with urllib.request.urlopen(
+            f"http://{self.program.http_address}/metrics", timeout=60
+        ) as answer:
             families = text_string_to_metric_families(answer.read().decode())
         return {
             (sample.name.removeprefix("simplebus_"), sample.labels.get("class", "")): sample.value
@@ -110,7 +112,7 @@ def test_page_shows_the_values_of_the_metrics(shown: Shown) -> None:
     assert number(tiles["Dead letters"]) == metrics["dead_letters", ""]
 
 
-def test_names_are_text_and_nothing_else(shown: Shown) -> None:
+def test_names_are_shown_as_text(shown: Shown) -> None:
     page = shown.page
     shown.look()
     assert page.run_script("return document.title").startswith("simplebus")
@@ -119,8 +121,10 @@ def test_names_are_text_and_nothing_else(shown: Shown) -> None:
     assert "till <b>1</b>" in page.run_script("return document.body.textContent")
 
 
-def test_nothing_is_loaded_from_elsewhere_and_nothing_is_complained_of(shown: Shown) -> None:
-    loaded = shown.page.run_script("return performance.getEntriesByType('resource').map((e) => e.name)")
+def test_page_loads_only_from_the_server_without_browser_errors(shown: Shown) -> None:
+    loaded = shown.page.run_script(
+        "return performance.getEntriesByType('resource').map((e) => e.name)"
+    )
     assert loaded
     assert all(name.startswith(f"http://{shown.program.http_address}/") for name in loaded)
     assert shown.page.read_log() == []
@@ -128,7 +132,7 @@ def test_nothing_is_loaded_from_elsewhere_and_nothing_is_complained_of(shown: Sh
 
 @pytest.mark.parametrize("width", [360, 390, 768, 1280])
 @pytest.mark.parametrize("dark", [False, True])
-def test_no_page_is_wider_than_its_window(shown: Shown, width: int, dark: bool) -> None:
+def test_page_fits_its_window(shown: Shown, width: int, dark: bool) -> None:
     page = shown.page
     page.set_viewport(width=width, height=800, dark=dark)
     page.run_script("window.dispatchEvent(new Event('resize'))")
@@ -139,7 +143,7 @@ def test_no_page_is_wider_than_its_window(shown: Shown, width: int, dark: bool) 
     page.set_viewport(width=1280, height=900)
 
 
-def test_a_table_is_sorted_by_the_keyboard(shown: Shown) -> None:
+def test_table_can_be_sorted_by_keyboard(shown: Shown) -> None:
     page = shown.page
     second = "document.querySelector('#table-classes th:nth-child(2)')"
     head = f"return {second}.getAttribute('aria-sort')"
@@ -156,11 +160,13 @@ def test_a_table_is_sorted_by_the_keyboard(shown: Shown) -> None:
     assert page.run_script(head) is None
 
 
-def test_the_chart_is_read_and_its_lines_are_hidden_by_the_keyboard(shown: Shown) -> None:
+def test_chart_can_be_used_by_keyboard(shown: Shown) -> None:
     page = shown.page
     page.run_script("document.getElementById('chart').focus()")
     page.press_keys(LEFT, LEFT)
-    assert page.run_script("return document.getElementById('tip').textContent").startswith("2 s ago\n")
+    assert page.run_script("return document.getElementById('tip').textContent").startswith(
+        "2 s ago\n"
+    )
     page.run_script("document.querySelector('#legend button').focus()")
     assert page.run_script("return document.getElementById('tip').hidden")
     pressed = "return document.activeElement.getAttribute('aria-pressed')"
@@ -172,7 +178,7 @@ def test_the_chart_is_read_and_its_lines_are_hidden_by_the_keyboard(shown: Shown
     assert (page.run_script(pressed), page.run_script(lines)) == ("true", before)
 
 
-def test_everything_that_can_be_used_has_a_name_and_shows_its_focus(shown: Shown) -> None:
+def test_controls_have_names_and_visible_focus(shown: Shown) -> None:
     page = shown.page
     nameless = page.run_script(
         "return [...document.querySelectorAll('button, a, [tabindex=\"0\"], summary')].filter("
@@ -216,7 +222,7 @@ def _luminance(colour: str) -> float:
     return 0.2126 * red + 0.7152 * green + 0.0722 * blue
 
 
-def test_every_text_can_be_read_on_its_ground_in_light_and_in_dark() -> None:
+def test_text_contrast_is_sufficient_in_both_color_schemes() -> None:
     css = resources.files("simplebus.monitor").joinpath("files", "page.css").read_text("utf-8")
     sets = re.findall(r":root \{(.*?)\}", css, re.DOTALL)
     assert len(sets) == 2
@@ -237,7 +243,7 @@ def test_every_text_can_be_read_on_its_ground_in_light_and_in_dark() -> None:
             assert (light + 0.05) / (dark + 0.05) >= 3, line
 
 
-def test_the_page_has_no_markup_made_of_text() -> None:
+def test_page_script_builds_no_markup_from_text() -> None:
     script = resources.files("simplebus.monitor").joinpath("files", "page.js").read_text("utf-8")
     for word in ("innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval(", "://"):
         assert word not in script.replace('"http://www.w3.org/2000/svg"', ""), word

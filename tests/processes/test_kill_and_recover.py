@@ -42,7 +42,7 @@ def _short(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.long
-def test_nothing_confirmed_is_lost_through_kills_and_power_cuts() -> None:
+def test_confirmed_messages_survive_kills_and_power_cuts() -> None:
     found = kills.lives(POWER_CUTS, 1, SEED)
     assert found.faults(may_lose=False) == []
     assert (found.rounds, found.cuts) == (1, 1)
@@ -50,13 +50,13 @@ def test_nothing_confirmed_is_lost_through_kills_and_power_cuts() -> None:
 
 
 @pytest.mark.long
-def test_a_server_that_confirms_what_is_not_synced_is_found_out() -> None:
+def test_detects_a_server_that_confirms_before_syncing() -> None:
     found = kills.lives(POWER_CUTS, 1, SEED, serve=(sys.executable, "-c", LIAR, "serve"))
     assert found.cuts == 1
     assert any("lost" in fault for fault in found.faults(may_lose=False))
 
 
-def test_the_books_tell_what_is_missing_repeated_late_or_out_of_its_turn() -> None:
+def test_accounts_count_missing_repeated_late_and_disordered_messages() -> None:
     sent, seen = Sent(), Seen(1)
     assert sent.more(1, "ann", 3) == [b"ann 0", b"ann 1", b"ann 2"]
     sent.more(1, "bob", 1)
@@ -84,7 +84,7 @@ def test_losses_at_weaker_durability_are_reported_to_publishers() -> None:
     ]
 
 
-def test_servers_take_turns_in_being_small_and_full(tmp_path: Path) -> None:
+def test_server_variants_alternate(tmp_path: Path) -> None:
     servers = kills._Servers(kills.KINDS[1], tmp_path, Random(1), kills.SERVE, ())
     commands = [servers._command() for _ in range(6)]
     assert commands[:3] == commands[3:]

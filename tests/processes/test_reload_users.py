@@ -193,7 +193,9 @@ async def change(it: Program, url: str, file: Path, stays: Stays) -> None:
         assert b"Permissions Violation for Publish" in await changed_there.read_line()
         await changed_there.send(b"PUB orders.x 0\r\n\r\n")
         await changed_there.flush()
-        assert await status(it.http_address, "goes") == await status(it.http_address, "changes") == 200
+        assert (
+            await status(it.http_address, "goes") == await status(it.http_address, "changes") == 200
+        )
         for token in ("goes", "changes"):
             await nursery.start(is_cut_off, url, token)
         reload(it, file, AFTER)

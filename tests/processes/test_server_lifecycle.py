@@ -118,7 +118,9 @@ def test_systemd_socket_activate_passes_two_listeners() -> None:
             bus.publish(b"x", class_id=1)
             bus.flush()
         it = Program(activator)
-        assert it.read_line() == f"simplebus ready tcp=127.0.0.1:{ports[0]} nats=127.0.0.1:{ports[1]}"
+        assert (
+            it.read_line() == f"simplebus ready tcp=127.0.0.1:{ports[0]} nats=127.0.0.1:{ports[1]}"
+        )
         it.signal(signal.SIGTERM)
         assert it.wait()[0] == 0
 
@@ -226,7 +228,9 @@ def test_late_signals_do_not_kill_the_process(command: str, tmp_path: Path) -> N
         "bridge": ("--from", near, "--to", far, "--http", "127.0.0.1:0", "1"),
     }[command]
     with program(command, *arguments) as it:
-        assert f"simplebus {'ready' if command == 'serve' else command + ' ready'}" in it.read_line()
+        assert (
+            f"simplebus {'ready' if command == 'serve' else command + ' ready'}" in it.read_line()
+        )
         deadline = time.monotonic() + PATIENCE_SECONDS
         while it.process.poll() is None:
             assert time.monotonic() < deadline
@@ -249,7 +253,7 @@ def ended(*arguments: str) -> tuple[int, str]:
     return status, complained
 
 
-def test_a_data_directory_that_cannot_be_used_is_a_sentence(tmp_path: Path) -> None:
+def test_unusable_data_directory_is_reported(tmp_path: Path) -> None:
     data = tmp_path / "data"
     with run_server(*ALONE, "--data-dir", str(data)) as (it, _):
         assert ended("--data-dir", str(data)) == (
@@ -267,7 +271,7 @@ def test_a_data_directory_that_cannot_be_used_is_a_sentence(tmp_path: Path) -> N
     )
 
 
-def test_a_file_with_mistakes_is_a_sentence_each(tmp_path: Path) -> None:
+def test_each_error_in_a_file_is_reported(tmp_path: Path) -> None:
     file = tmp_path / "bus.toml"
     file.write_text("[serve]\nprt = 1\n[nat]\n")
     status, said = ended("--config", str(file))
@@ -320,7 +324,7 @@ def test_without_descriptors_new_clients_wait() -> None:
     assert said.count("accepting connections again") == told
 
 
-def test_without_memory_a_class_is_full_and_others_go_on() -> None:
+def test_without_memory_a_class_is_full_and_others_work() -> None:
     count, payload = 100_000, b"x" * 1000
     with run_server(*ALONE) as (it, url):
         with simplebus.connect_blocking(url, timeout=60) as bus:

@@ -1,4 +1,4 @@
-"""Style is a test: layers, sizes, exports, words, lint and types."""
+"""Structure and style of the project: purity, docstrings, public names, lint and types."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import hashlib
 import os
 import subprocess
 import sys
+from collections import defaultdict
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -18,13 +19,14 @@ from tests.support.cache_folder import cache_folder
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "simplebus"
 SOURCES = sorted(PACKAGE.rglob("*.py"))
-CORE = sorted(
+PURE_SOURCES = sorted(
     path
-    for part in ("core", "nats", "monitor", "client/core")
-    for path in (PACKAGE / part).rglob("*.py")
+    for package in ("core", "nats", "monitor", "client/core")
+    for path in (PACKAGE / package).rglob("*.py")
 )
+"""Modules that do no I/O, read no clock and start no thread."""
 
-BANNED_IN_CORE = {
+IMPURE_MODULES = {
     "anyio",
     "asyncio",
     "logging",
@@ -37,84 +39,81 @@ BANNED_IN_CORE = {
     "time",
     "trio",
 }
-LAYERS = {
-    # Each folder, and what of simplebus it may import.
-    "core": {"core"},
-    "nats": {"core", "nats"},
-    "storage": {"core", "storage"},
-    "net": {"core", "nats", "net"},
-    "jetstream": {"core", "jetstream", "nats", "net"},
-    "monitor": {"core", "monitor", "nats"},
-    "server": {"console", "core", "jetstream", "monitor", "nats", "net", "server", "storage"},
-    "client": {"client", "core", "net"},
-    "gateway": {"bridge", "client", "config", "core", "gateway", "memory", "monitor", "net"},
-}
 TOP_LEVEL = {"pyproject.toml", "simplebus", "protocol", "tests", "load", "README.md", "rps.png"}
+SOURCES_GROUP = pytest.mark.xdist_group("sources")
+"""One worker parses all sources once for these tests."""
 
-READ = pytest.mark.xdist_group("sources")
-"""Tests of what one worker reads; else each of them would."""
 
+class ModuleFacts(NamedTuple):
+    """Facts about one source file."""
 
-class Facts(NamedTuple):
-    """What is asked of a file here."""
-
-    law: str | None
+    docstring: str | None
     imports: frozenset[str]
-    """The dotted modules that it imports anywhere."""
-    waits: list[str]
-    """Its async functions."""
-    unsaid: list[str]
-    """Public classes that say nothing of themselves."""
+    """Dotted names of all imported modules, wherever the import stands."""
+    async_functions: list[str]
+    public_classes: list[str]
+    undocumented_classes: list[str]
+    """Public classes without a docstring."""
 
 
 @cache
-def facts(path: Path) -> Facts:
-    """Of a file, which is read once."""
+def module_facts(path: Path) -> ModuleFacts:
+    """Parse a source file, once."""
     tree = ast.parse(path.read_text())
-    found, waits, unsaid = set(), [], []
+    imports, async_functions, undocumented = set(), [], []
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
+            imports |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{path} imports relatively"
-            found.add(node.module or "")
-            found |= {f"{node.module}.{alias.name}" for alias in node.names}
+            assert node.level == 0, f"{path} has a relative import"
+            imports.add(node.module or "")
+            imports |= {f"{node.module}.{alias.name}" for alias in node.names}
         elif isinstance(node, ast.AsyncFunctionDef):
-            waits.append(node.name)
+            async_functions.append(node.name)
         elif (
             isinstance(node, ast.ClassDef)
             and not node.name.startswith("_")
             and not ast.get_docstring(node)
         ):
-            unsaid.append(node.name)
-    return Facts(ast.get_docstring(tree), frozenset(found), waits, unsaid)
+            undocumented.append(node.name)
+    public_classes = [
+        node.name
+        for node in tree.body
+        if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
+    ]
+    docstring = ast.get_docstring(tree)
+    return ModuleFacts(docstring, frozenset(imports), async_functions, public_classes, undocumented)
 
 
-@READ
-def test_the_core_touches_nothing_outside_itself() -> None:
-    for path in CORE:
-        touched = {name.split(".")[0] for name in facts(path).imports} & BANNED_IN_CORE
-        assert not touched, f"{path.relative_to(ROOT)} imports {touched}"
-        assert not facts(path).waits, f"{path.relative_to(ROOT)} has async functions"
+@SOURCES_GROUP
+def test_pure_packages_import_no_io_clock_or_thread() -> None:
+    assert {path.parent.name for path in PURE_SOURCES} >= {"ring", "protocol", "bus", "core"}
+    for path in PURE_SOURCES:
+        impure = {name.split(".")[0] for name in module_facts(path).imports} & IMPURE_MODULES
+        assert not impure, f"{path.relative_to(ROOT)} imports {impure}"
+        assert not module_facts(path).async_functions, f"{path.relative_to(ROOT)} is asynchronous"
 
 
-def test_a_file_that_reads_the_clock_would_be_noticed(tmp_path: Path) -> None:
+def test_an_import_inside_a_function_is_found(tmp_path: Path) -> None:
     impure = tmp_path / "impure.py"
     impure.write_text("def now():\n    import time\n    return time.time()\n")
-    assert facts(impure).imports & BANNED_IN_CORE == {"time"}
+    assert module_facts(impure).imports & IMPURE_MODULES == {"time"}
 
 
-@pytest.mark.parametrize("layer", LAYERS)
-@READ
-def test_a_layer_imports_only_what_lies_below_it(layer: str) -> None:
-    for path in sorted((PACKAGE / layer).rglob("*.py")):
-        inner = {
-            name.split(".")[1] for name in facts(path).imports if name.startswith("simplebus.")
-        }
-        assert inner <= LAYERS[layer], f"{path.relative_to(ROOT)} imports {inner - LAYERS[layer]}"
+def test_the_package_root_holds_only_the_public_names_and_the_command_line() -> None:
+    assert {path.name for path in PACKAGE.glob("*.py")} == {"__init__.py", "__main__.py", "cli.py"}
 
 
-def test_every_public_name_is_loaded_from_where_it_is() -> None:
+@SOURCES_GROUP
+def test_a_public_class_name_exists_once() -> None:
+    modules = defaultdict(list)
+    for path in SOURCES:
+        for name in module_facts(path).public_classes:
+            modules[name].append(str(path.relative_to(PACKAGE)))
+    assert {name: paths for name, paths in modules.items() if len(paths) > 1} == {}
+
+
+def test_public_names_are_imported_lazily() -> None:
     import simplebus
 
     assert sorted(simplebus._MODULES) == list(simplebus.__all__)  # type: ignore[attr-defined]
@@ -144,30 +143,31 @@ def test_importing_simplebus_does_not_bring_spark() -> None:
     assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
 
 
-@READ
-def test_each_file_says_what_it_is() -> None:
+@SOURCES_GROUP
+def test_every_module_has_a_docstring_and_lazy_annotations() -> None:
     for path in SOURCES:
         text, where = path.read_text(), path.relative_to(ROOT)
-        assert facts(path).law, f"{where} does not say what it is"
+        assert module_facts(path).docstring, f"{where} has no docstring"
         if path.name not in ("__init__.py", "__main__.py"):
-            assert "from __future__ import annotations" in text, f"{where} reads annotations"
+            assert "from __future__ import annotations" in text, f"{where} evaluates annotations"
 
 
-@READ
-def test_public_things_are_documented() -> None:
+@SOURCES_GROUP
+def test_public_classes_have_docstrings() -> None:
     for path in SOURCES:
-        assert not facts(path).unsaid, f"{path.name}: {facts(path).unsaid} have no docstring"
+        undocumented = module_facts(path).undocumented_classes
+        assert not undocumented, f"{path.relative_to(ROOT)}: {undocumented} have no docstring"
 
 
-def test_every_public_name_exists_and_is_sorted() -> None:
+def test_public_names_are_documented_and_sorted() -> None:
     import simplebus
 
     assert list(simplebus.__all__) == sorted(simplebus.__all__)
     for name in simplebus.__all__:
-        assert getattr(simplebus, name).__doc__, f"simplebus.{name} is not documented"
+        assert getattr(simplebus, name).__doc__, f"simplebus.{name} has no docstring"
 
 
-def test_the_top_level_holds_what_it_should() -> None:
+def test_the_top_level_holds_only_the_listed_files() -> None:
     listed = subprocess.run(
         ["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True, timeout=60
     ).stdout.split()
@@ -176,31 +176,31 @@ def test_the_top_level_holds_what_it_should() -> None:
 
 
 def test_ruff_finds_nothing() -> None:
-    for command in (["check"], ["format", "--check"]):
-        done = subprocess.run(
-            [sys.executable, "-m", "ruff", *command, "."],
+    for arguments in (["check"], ["format", "--check"]):
+        ruff = subprocess.run(
+            [sys.executable, "-m", "ruff", *arguments, "."],
             cwd=ROOT,
             capture_output=True,
             text=True,
             timeout=120,
         )
-        assert done.returncode == 0, done.stdout + done.stderr
+        assert ruff.returncode == 0, ruff.stdout + ruff.stderr
 
 
 @pytest.mark.long
-def test_mypy_finds_nothing_and_knows_what_programs_are_given() -> None:
-    """The examples are programs, with the mistakes that it must find: in one run, a long one."""
+def test_mypy_finds_nothing_and_infers_the_types_of_the_examples() -> None:
+    """The examples contain mistakes that mypy must report. One run, because a run is slow."""
     examples = ("tests/client/bus_example.py", "tests/client/typed_example.py")
     assert all((ROOT / example).is_file() for example in examples)
-    # To write down what it has found takes a fifth of its time, and saves the next run nearly all.
-    kept = hashlib.sha256(os.fsencode(ROOT)).hexdigest()[:16]
-    where = os.devnull if os.environ.get("CI") else str(place() / "mypy" / kept)
-    keeps = () if (ROOT / ".mypy_cache").exists() else ("--cache-dir", where)
-    done = subprocess.run(
-        [sys.executable, "-m", "mypy", *keeps, "simplebus", *examples],
+    # Writing the cache takes a fifth of the time and saves nearly all of the next run.
+    checkout = hashlib.sha256(os.fsencode(ROOT)).hexdigest()[:16]
+    mypy_cache = os.devnull if os.environ.get("CI") else str(cache_folder() / "mypy" / checkout)
+    options = () if (ROOT / ".mypy_cache").exists() else ("--cache-dir", mypy_cache)
+    mypy = subprocess.run(
+        [sys.executable, "-m", "mypy", *options, "simplebus", *examples],
         cwd=ROOT,
         capture_output=True,
         text=True,
         timeout=300,
     )
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert mypy.returncode == 0, mypy.stdout + mypy.stderr

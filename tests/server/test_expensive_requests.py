@@ -48,7 +48,7 @@ async def version_2(server: RunningServer) -> Peer:
     ],
     ids=["deep", "deep and unknown", "many classes", "long name", "huge number", "version 1"],
 )
-async def test_a_connect_that_is_a_bomb_ends_its_peer_alone(content: bytes) -> None:
+async def test_expensive_connect_ends_only_its_connection(content: bytes) -> None:
     async with serving() as server:
         peer = await connect(server)
         with contextlib.suppress(trio.BrokenResourceError):
@@ -68,7 +68,7 @@ async def test_skips_any_number_of_unknown_keys() -> None:
 @pytest.mark.parametrize(
     "kind", [frames.SUBSCRIBE, frames.FETCH, frames.INQUIRE, frames.PURGE, frames.UNSUBSCRIBE]
 )
-async def test_a_request_that_is_a_bomb_is_refused_and_the_next_is_answered(kind: int) -> None:
+async def test_expensive_request_is_refused_and_the_next_is_answered(kind: int) -> None:
     async with serving() as server:
         peer = await version_2(server)
         for content in (b'{"x":' + DEEP, b'{"channels":[' + b'"a",' * 100_000 + b'"a"]}', DEEP):
@@ -91,7 +91,7 @@ async def test_a_request_that_is_a_bomb_is_refused_and_the_next_is_answered(kind
     ],
     ids=["deep", "list", "no end", "size", "headers", "no word"],
 )
-async def test_a_line_that_is_a_bomb_ends_its_nats_client_alone(said: bytes) -> None:
+async def test_expensive_nats_line_ends_only_its_client(said: bytes) -> None:
     async with serving(nats_port=0) as server:
         other = await connect_nats_peer(server)
         peer = await open_nats_peer(server)
@@ -113,7 +113,7 @@ async def test_a_line_that_is_a_bomb_ends_its_nats_client_alone(said: bytes) -> 
     ],
     ids=["long head", "many headers", "body", "endless body"],
 )
-async def test_a_request_over_http_that_is_a_bomb_is_refused(said: bytes, status: int) -> None:
+async def test_expensive_http_request_is_refused(said: bytes, status: int) -> None:
     async with serving(http_port=0) as server:
         peer = await open_http_peer(server)
         with contextlib.suppress(trio.BrokenResourceError):

@@ -86,7 +86,7 @@ async def bystanders(server: RunningServer):  # type: ignore[no-untyped-def]
 
 
 @pytest.mark.parametrize("offence", OFFENCES)
-async def test_an_offender_is_cut_off_with_a_reason(
+async def test_protocol_violation_disconnects_with_a_reason(
     offence: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     data, reason = OFFENCES[offence]
@@ -143,7 +143,7 @@ async def test_a_client_that_sends_byte_by_byte_is_served() -> None:
         assert await peer.read_messages(1) == [(0, b"slow")]
 
 
-async def test_a_subscriber_that_never_reads_is_cut_off_when_it_holds_back_others() -> None:
+async def test_stalled_subscriber_that_blocks_others_is_disconnected() -> None:
     limits = Limits(class_bytes=4 << 20, stall_seconds=0.3)
     async with serving(Settings(limits, tick_seconds=0.05, ack_timeout=40)) as server:
         stalled, reading = await connect(server, [1]), await connect(server, [1])
@@ -167,14 +167,14 @@ async def test_a_subscriber_that_never_reads_is_cut_off_when_it_holds_back_other
         await wait_until(lambda: class_statistics(server).ring.message_count == 0)
 
 
-async def test_one_connection_too_many_is_refused_and_the_others_stay() -> None:
+async def test_connection_over_the_limit_is_refused() -> None:
     async with serving(Settings(Limits(connections=2))) as server, bystanders(server):
         third = await connect(server)
         assert await third.wait_closed()
         assert server.server.disconnect_counts == {Reason.TOO_MANY_CONNECTIONS: 1}
 
 
-async def test_three_thousand_connections_in_a_row_leave_nothing_behind() -> None:
+async def test_three_thousand_reset_connections_leave_no_state() -> None:
     async with serving() as server, bystanders(server):
         host, _, port = server.addresses[0].rpartition(":")
         for _ in range(30):
@@ -188,7 +188,7 @@ async def test_three_thousand_connections_in_a_row_leave_nothing_behind() -> Non
         assert len(server.server.broker.sessions) == 2
 
 
-async def test_a_peer_that_resets_its_connection_takes_only_itself_away() -> None:
+async def test_connection_reset_affects_no_other_client() -> None:
     async with serving() as server, bystanders(server):
         rude: Peer = await connect(server, [1])
         await rude.send(subscribe() + message(b"x", class_id=1)[:-2])
@@ -197,7 +197,7 @@ async def test_a_peer_that_resets_its_connection_takes_only_itself_away() -> Non
         await wait_until(lambda: len(server.server.connections) == 2)
 
 
-async def test_memory_is_given_back_after_a_burst() -> None:
+async def test_memory_is_freed_after_a_burst() -> None:
     async with serving(Settings(ack_timeout=1000, tick_seconds=0.01)) as server:
         publisher = await connect(server, [1])
         await publisher.send(message(bytes(1000)) * 20_000)

@@ -74,7 +74,7 @@ async def test_disconnected_local_client_reconnects() -> None:
         await place.open()
 
 
-async def test_a_publisher_of_much_leaves_the_server_s_own_readers_their_turns() -> None:
+async def test_bulk_publisher_waits_for_local_readers() -> None:
     async with serving() as server:
         place, engine = LocalEndpoint(server.server, "a part of it"), server.server
         with trio.fail_after(PATIENCE_SECONDS):

@@ -44,7 +44,7 @@ def client() -> Iterator[Callable[[Program], Client]]:
         yield lambda it: stack.enter_context(contextlib.closing(Client(it)))
 
 
-def test_a_port_that_is_taken_is_a_sentence() -> None:
+def test_nats_port_in_use_is_reported_with_its_purpose() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         status, said, complained = run_program(
@@ -82,7 +82,7 @@ def test_sighup_and_sigusr1_are_ignored_and_sigterm_flushes(
     assert "SIGTERM: draining" in complained
 
 
-def test_a_lame_duck_says_so_closes_its_port_then_its_clients_and_ends(
+def test_lame_duck_mode_announces_closes_and_ends(
     client: Callable[[Program], Client],
 ) -> None:
     with run_server("--nats-lame-duck-grace", "0.2", "--nats-lame-duck-time", "0.2") as (it, _):

@@ -15,27 +15,27 @@ from simplebus.core.users.passwords import PasswordVerifier, hash_token
 from simplebus.core.users.permissions import REPLIES_CLASS, AdminRight, Permissions
 from simplebus.core.users.rate_limit import UNLIMITED, RateLimit
 from simplebus.core.users.users import User, Users
-from simplebus.nats.server.users import NatsAuth
 from simplebus.nats.settings import NatsSettings
+from simplebus.nats.users import NatsAuth
 from simplebus.server.run import ServeOptions, reload
 from tests.server.test_users import (
     ADA,
     ADA_SAYS,
     BOB,
     BOB_SAYS,
-    guarded,
     nats_user,
     rules,
+    server_with_users,
 )
 from tests.support.nats_peer import open_nats_peer
 from tests.support.running_server import connect, message, wait_until
 
 
-async def test_whoever_publishes_too_fast_waits_and_nothing_is_lost() -> None:
+async def test_rate_limited_publishers_wait_without_loss() -> None:
     hasty = User("hasty", token=hash_token("t"), rate=RateLimit(400))
     old = User("old", addresses=("127.0.0.0/8",), rate=RateLimit(bytes=20_000))
     async with (
-        guarded(ADA, hasty, old) as server,
+        server_with_users(ADA, hasty, old) as server,
         simplebus.connect(server.addresses[0], user="ada", password="secret") as ada,
         ada.subscribe("orders") as messages,
         simplebus.connect(server.addresses[0], token="t") as bus,
@@ -56,7 +56,7 @@ async def test_whoever_publishes_too_fast_waits_and_nothing_is_lost() -> None:
 async def test_changed_limits_apply_to_open_connections() -> None:
     before = User("bob", token=hash_token("t"), rate=RateLimit(0.001))
     async with (
-        guarded(before) as server,
+        server_with_users(before) as server,
         simplebus.connect(server.addresses[0], token="t") as bus,
     ):
         client = await nats_user(server, '"auth_token":"t"')
@@ -80,7 +80,7 @@ async def test_changed_limits_apply_to_open_connections() -> None:
 
 
 async def test_empty_user_table_admits_no_client() -> None:
-    async with guarded() as server:
+    async with server_with_users() as server:
         with pytest.raises(simplebus.BusConnectionError, match="this bus requires authentication"):
             async with simplebus.connect(server.addresses[0]):
                 pass
@@ -90,8 +90,8 @@ async def test_empty_user_table_admits_no_client() -> None:
         assert await client.read_until_closed() == b"-ERR 'Authorization Violation'\r\n"
 
 
-async def test_a_reload_never_opens_a_bus_to_everybody(caplog: pytest.LogCaptureFixture) -> None:
-    async with guarded(ADA) as server:
+async def test_reload_without_users_keeps_authentication(caplog: pytest.LogCaptureFixture) -> None:
+    async with server_with_users(ADA) as server:
         options = ServeOptions(users=None)
         await reload(server, ServeOptions(reload=lambda: (Settings(), options, lambda: None)))
         assert "there are no users any more, so everybody could connect" in caplog.text
@@ -101,7 +101,7 @@ async def test_a_reload_never_opens_a_bus_to_everybody(caplog: pytest.LogCapture
 async def test_whole_channel_rule_applies_to_all_listeners() -> None:
     few = User("few", token=hash_token("f"), permissions=Permissions(wildcards=False, admin=()))
     async with (
-        guarded(ADA, few) as server,
+        server_with_users(ADA, few) as server,
         simplebus.connect(server.addresses[0], token="f") as bus,
     ):
         client = await nats_user(server, '"auth_token":"f"')
@@ -116,7 +116,7 @@ async def test_whole_channel_rule_applies_to_all_listeners() -> None:
             await bus.fetch("orders", 0, 10)
 
 
-async def test_what_is_denied_is_denied_when_it_is_given_up() -> None:
+async def test_denied_channels_are_denied_as_dead_letters() -> None:
     some = User(
         "some",
         token=hash_token("s"),
@@ -126,7 +126,7 @@ async def test_what_is_denied_is_denied_when_it_is_given_up() -> None:
         "none", token=hash_token("n"), permissions=Permissions(subscribe=rules(deny=("orders",)))
     )
     async with (
-        guarded(ADA, some, none) as server,
+        server_with_users(ADA, some, none) as server,
         simplebus.connect(server.addresses[0], user="ada", password="secret") as ada,
         simplebus.connect(server.addresses[0], token="s") as bus,
         simplebus.connect(server.addresses[0], token="n") as other,
@@ -144,7 +144,7 @@ async def test_what_is_denied_is_denied_when_it_is_given_up() -> None:
 
 
 async def test_no_user_can_impersonate_a_class() -> None:
-    async with guarded(ADA, BOB) as server:
+    async with server_with_users(ADA, BOB) as server:
         ada, bob = await nats_user(server, ADA_SAYS), await nats_user(server, BOB_SAYS)
         await ada.send(b"SUB class.> 1\r\n")
         await ada.flush()
@@ -169,7 +169,7 @@ async def test_naming_a_class_requires_permission_for_its_id() -> None:
             rules("mine.*", "8"), rules("mine.*"), ((AdminRight.CONFIGURE, "mine.*"),)
         ),
     )
-    async with guarded(ADA, mine) as server:
+    async with server_with_users(ADA, mine) as server:
         for named, why in (
             (NamedClass(id=9, name="mine.nine"), "has no permissions in class 9"),
             (NamedClass(name="mine.x", subjects=["eu.>"]), "may not bind subjects"),
@@ -185,7 +185,7 @@ async def test_naming_a_class_requires_permission_for_its_id() -> None:
         assert b'"mine.eight":8' in await peer.read_frame()
 
 
-def test_a_right_that_is_one_in_all_classes_names_none() -> None:
+def test_bus_wide_rights_accept_no_class() -> None:
     for text in ("inquire orders", "monitor dead.*"):
         with pytest.raises(ValueError, match="cannot be limited to a class"):
             Permissions.parse_right(text)
@@ -194,7 +194,7 @@ def test_a_right_that_is_one_in_all_classes_names_none() -> None:
 async def test_publishing_to_nats_clients_requires_channel_permission() -> None:
     small = User("small", token=hash_token("s"), permissions=Permissions(rules("mine")))
     async with (
-        guarded(ADA, small) as server,
+        server_with_users(ADA, small) as server,
         simplebus.connect(server.addresses[0], token="s") as bus,
     ):
         ada = await nats_user(server, ADA_SAYS)
@@ -212,7 +212,7 @@ async def test_publishing_to_nats_clients_requires_channel_permission() -> None:
 
 
 async def test_denied_subscription_creates_no_class() -> None:
-    async with guarded(ADA, BOB) as server:
+    async with server_with_users(ADA, BOB) as server:
         bob = await nats_user(server, BOB_SAYS)
         before = len(server.server.broker.classes)
         for n in range(5):
@@ -228,7 +228,7 @@ async def test_restricted_user_sees_only_its_own_replies() -> None:
 
     asker, answerer = user("a", "orders", REPLIES_CLASS), user("b", REPLIES_CLASS, "orders")
     async with (
-        guarded(asker, answerer) as server,
+        server_with_users(asker, answerer) as server,
         simplebus.connect(server.addresses[0], token="b") as answers,
         answers.subscribe("orders") as questions,
         simplebus.connect(server.addresses[0], token="a") as asks,

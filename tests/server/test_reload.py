@@ -13,8 +13,8 @@ from simplebus.core.limits import Limits
 from simplebus.core.protocol.requests import NamedClass
 from simplebus.core.settings import ClassSettings, FullPolicy, Retention, Settings
 from simplebus.nats.limits import NatsLimits
-from simplebus.nats.server.users import NatsAuth, NatsUser
 from simplebus.nats.settings import NatsSettings
+from simplebus.nats.users import NatsAuth, NatsUser
 from simplebus.server import reload as server_reload
 from simplebus.server.reload import CannotReloadError, apply_settings
 from simplebus.server.run import RunningServer, ServeOptions, reload
@@ -51,7 +51,7 @@ async def test_blocked_publisher_resumes_when_a_limit_is_raised() -> None:
         assert class_statistics(server).blocked_sessions == 0
 
 
-async def test_what_is_beyond_a_limit_that_is_lowered_stays_until_it_is_taken() -> None:
+async def test_messages_over_a_lowered_limit_stay_until_acked() -> None:
     async with serving(BEFORE) as server:
         publisher = await connect(server, [1])
         await publisher.send(message(b"x") * 90)
@@ -66,7 +66,7 @@ async def test_what_is_beyond_a_limit_that_is_lowered_stays_until_it_is_taken() 
         assert await subscriber.read_messages(1) == [(90, b"y")]
 
 
-async def test_memory_of_all_classes_may_grow_and_shrink() -> None:
+async def test_reload_changes_the_memory_budget() -> None:
     small = Settings(Limits(total_bytes=1 << 20, class_bytes=1 << 20, frame_bytes=1 << 16))
     large = replace(small, limits=replace(small.limits, total_bytes=1 << 24, class_bytes=1 << 24))
     async with serving(small) as server, trio.open_nursery() as nursery:
@@ -86,7 +86,7 @@ async def test_memory_of_all_classes_may_grow_and_shrink() -> None:
         await wait_until(lambda: class_statistics(server).ring.message_count == 0)
 
 
-async def test_a_class_obeys_other_settings_of_its_own() -> None:
+async def test_reload_changes_settings_of_one_class() -> None:
     async with serving(BEFORE) as server:
         await connect(server, [1])
         own = ClassSettings(keep=Retention(messages=5), full_policy=FullPolicy.DROP_OLDEST)
@@ -128,7 +128,7 @@ async def test_handshake_limits_and_tick_survive_a_reload() -> None:
         ),
     ],
 )
-async def test_what_cannot_be_changes_nothing(
+async def test_settings_that_need_a_restart_change_nothing(
     settings: Settings, classes: list[NamedClass], why: str
 ) -> None:
     async with serving(BEFORE) as server:
@@ -138,7 +138,7 @@ async def test_what_cannot_be_changes_nothing(
         assert not server.server.broker.classes
 
 
-async def test_subjects_are_bound_and_are_not_any_more() -> None:
+async def test_reload_binds_and_unbinds_subjects() -> None:
     first = [NamedClass(name="orders", subjects=["orders.>"])]
     second = [NamedClass(name="orders", subjects=["shops.>"])]
     async with serving(BEFORE, nats_port=0, classes=tuple(first)) as server:
@@ -151,7 +151,7 @@ async def test_subjects_are_bound_and_are_not_any_more() -> None:
         assert broker.store.subject_bindings.subjects_of(class_id) == ("by.a.client",)
 
 
-async def test_clients_of_nats_stay_unless_their_user_is_not_as_it_was() -> None:
+async def test_reload_disconnects_nats_clients_of_changed_users() -> None:
     def users(*names: str) -> NatsSettings:
         return NatsSettings(auth=NatsAuth(users=tuple(NatsUser(each, each) for each in names)))
 
@@ -172,7 +172,7 @@ async def test_clients_of_nats_stay_unless_their_user_is_not_as_it_was() -> None
         assert b"Maximum Payload" in await anybody.read_line()
 
 
-async def test_a_file_with_mistakes_changes_nothing_and_says_why(
+async def test_invalid_file_changes_nothing_and_is_logged(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     def broken() -> Any:
@@ -200,7 +200,7 @@ async def test_a_file_with_mistakes_changes_nothing_and_says_why(
         assert server.server.broker.settings.limits.class_messages == 7
 
 
-async def test_while_a_file_does_not_answer_the_bus_does(
+async def test_slow_file_system_does_not_block_the_server(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begun, answers = threading.Event(), threading.Event()

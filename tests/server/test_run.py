@@ -43,7 +43,7 @@ async def test_one_port_serves_both_address_families() -> None:
         assert server.addresses[1].startswith("[::1]:")
 
 
-async def test_a_port_that_is_taken_is_named() -> None:
+async def test_port_in_use_is_reported() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -94,7 +94,7 @@ async def test_redelivers_with_growing_backoff() -> None:
         assert class_statistics(server).redelivered == 3
 
 
-async def test_what_the_last_subscriber_left_goes_to_the_next() -> None:
+async def test_unacked_messages_of_the_last_subscriber_go_to_the_next() -> None:
     async with serving() as server:
         publisher = await connect(server, [1])
         gone = await connect(server, [1])
@@ -146,7 +146,7 @@ async def test_a_slow_subscriber_does_not_slow_another() -> None:
         assert len(await asleep.read_messages(count)) == count
 
 
-async def test_a_client_that_fills_its_own_class_before_it_acknowledges_is_not_stuck() -> None:
+async def test_client_that_fills_its_own_class_can_still_ack() -> None:
     async with serving(Settings(Limits(class_messages=1000))) as server:
         peer = await connect(server, [1])
         await peer.send(subscribe() + message(b"0123456789abcdef") * 1005)
@@ -157,7 +157,7 @@ async def test_a_client_that_fills_its_own_class_before_it_acknowledges_is_not_s
         await wait_until(lambda: class_statistics(server).ring.message_count == 0)
 
 
-async def test_three_million_messages_to_itself_acknowledged_once_a_second_finish() -> None:
+async def test_client_exchanges_three_million_messages_with_itself() -> None:
     count, stride = 3_000_000, len(message(b"0123456789abcdef"))
     async with serving() as server:
         peer = await connect(server, [1])
@@ -193,7 +193,7 @@ async def test_three_million_messages_to_itself_acknowledged_once_a_second_finis
         assert statistics.redelivered == 0
 
 
-async def test_a_full_class_makes_its_publisher_wait_and_loses_nothing() -> None:
+async def test_full_class_blocks_its_publisher_without_loss() -> None:
     async with serving(Settings(Limits(class_messages=100))) as server:
         publisher = await connect(server, [1])
         await publisher.send(message(b"x") * 250)
@@ -231,7 +231,7 @@ async def test_a_full_class_drops_by_policy_and_counts(
         assert [int(payload) for _, payload in got] == list(kept)
 
 
-async def test_the_line_of_rates_counts_what_happened_in_between() -> None:
+async def test_rate_line_counts_messages_between_two_snapshots() -> None:
     async with serving() as server:
         before = server.server.broker.statistics()
         peer = await connect(server, [1])

@@ -49,7 +49,7 @@ async def test_announces_the_shutdown_to_version2_and_nats_clients() -> None:
         assert b'"ldm":true' in await nats.read_until_closed()
 
 
-async def test_what_publishers_have_sent_is_read_before_they_are_disconnected() -> None:
+async def test_drain_reads_sent_messages_before_disconnecting_publishers() -> None:
     async with serving() as server:
         publishers = [await connect(server, [1]) for _ in range(3)]
         subscriber = await connect(server, [1])
@@ -64,7 +64,7 @@ async def test_what_publishers_have_sent_is_read_before_they_are_disconnected() 
         assert class_statistics(server).ring.message_count == 0
 
 
-async def test_the_deadline_is_kept(caplog: pytest.LogCaptureFixture) -> None:
+async def test_drain_ends_at_its_timeout(caplog: pytest.LogCaptureFixture) -> None:
     async with serving() as server:
         peer = await connect(server, [1])
         await peer.send(subscribe() + message(b"never acknowledged"))
@@ -75,7 +75,7 @@ async def test_the_deadline_is_kept(caplog: pytest.LogCaptureFixture) -> None:
         assert class_statistics(server).ring.message_count == 1
 
 
-async def test_the_first_signal_of_a_server_that_drains_by_itself_is_not_the_second(
+async def test_first_signal_during_a_drain_without_signal_does_not_stop(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.INFO)
@@ -95,7 +95,7 @@ async def test_the_first_signal_of_a_server_that_drains_by_itself_is_not_the_sec
     assert "stopping" not in caplog.text
 
 
-async def test_the_second_one_stops_at_once(caplog: pytest.LogCaptureFixture) -> None:
+async def test_second_stop_signal_stops_at_once(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     send, signals = trio.open_memory_channel[int](9)
     async with serving() as server:

@@ -43,7 +43,7 @@ async def test_unread_signals_are_ignored_afterwards(outside: list[int], turns: 
     assert outside == []
 
 
-async def test_behind_it_signals_are_whose_they_were(outside: list[int]) -> None:
+async def test_former_signal_handlers_are_restored(outside: list[int]) -> None:
     async with open_signal_receiver():
         pass
     os.kill(os.getpid(), signal.SIGUSR2)

@@ -49,7 +49,7 @@ def copies(count: int, *socks: socket.socket) -> list[int]:
     return list(range(first, first + count))
 
 
-def test_what_is_handed_over_is_found_once(
+def test_inherited_sockets_are_taken_once(
     stack: ExitStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one, two = listening(stack), listening(stack)
@@ -69,13 +69,13 @@ def test_what_is_handed_over_is_found_once(
     assert take_inherited_sockets(environment) == []
 
 
-def test_what_was_handed_to_another_process_is_not_ours() -> None:
+def test_sockets_of_another_process_are_ignored() -> None:
     assert take_inherited_sockets({"LISTEN_PID": "1", "LISTEN_FDS": "1"}) == []
     assert take_inherited_sockets({"LISTEN_FDS": "1"}) == []
     assert take_inherited_sockets({"LISTEN_PID": str(os.getpid()), "LISTEN_FDS": "many"}) == []
 
 
-def test_what_does_not_listen_is_a_sentence(
+def test_inherited_socket_that_does_not_listen_is_reported(
     stack: ExitStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sock = stack.enter_context(socket.socket())

@@ -25,7 +25,7 @@ def heard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> socket.socket:
     return sock
 
 
-def test_the_watchdog_is_for_the_process_that_it_names() -> None:
+def test_watchdog_variables_of_another_process_are_ignored() -> None:
     assert watchdog_seconds({"WATCHDOG_USEC": "3000000"}) == 3
     assert watchdog_seconds({"WATCHDOG_USEC": "3000000", "WATCHDOG_PID": str(os.getpid())}) == 3
     assert watchdog_seconds({"WATCHDOG_USEC": "3000000", "WATCHDOG_PID": "1"}) is None

@@ -99,7 +99,9 @@ def _pem(certificate: x509.Certificate) -> bytes:
     return certificate.public_bytes(serialization.Encoding.PEM)
 
 
-def client_ssl_context(authority: CertificateAuthority, pair: CertificatePair | None = None) -> ssl.SSLContext:
+def client_ssl_context(
+    authority: CertificateAuthority, pair: CertificatePair | None = None
+) -> ssl.SSLContext:
     """What a client uses that trusts this authority, and has a certificate or none."""
     made = ssl.create_default_context(cafile=str(authority.path))
     if pair is not None:

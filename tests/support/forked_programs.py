@@ -42,7 +42,9 @@ EXCLUDED_MODULES = {"simplebus.spark", "simplebus.testing", "simplebus.__main__"
 
 
 def start_variables(environment: dict[str, str]) -> dict[str, str]:
-    return {name: environment[name] for name in environment if name.startswith(START_VARIABLE_PREFIXES)}
+    return {
+        name: environment[name] for name in environment if name.startswith(START_VARIABLE_PREFIXES)
+    }
 
 
 # Where programs are begun -------------------------------------------------------------------------
@@ -152,7 +154,9 @@ def import_everything() -> None:
     import simplebus
 
     for found in pkgutil.walk_packages(simplebus.__path__, "simplebus.", onerror=lambda name: None):
-        if not any(found.name == each or found.name.startswith(f"{each}.") for each in EXCLUDED_MODULES):
+        if not any(
+            found.name == each or found.name.startswith(f"{each}.") for each in EXCLUDED_MODULES
+        ):
             importlib.import_module(found.name)
 
 

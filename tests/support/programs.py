@@ -93,7 +93,9 @@ def start_program(
     """`simplebus` with these arguments, begun; without the time of importing, if that may be."""
     env = environment(**variables)
     if can_fork_with(env):
-        return ForkedProgram(arguments, stdin=stdin, stdout=stdout, stderr=stderr, cwd=ROOT, env=env)
+        return ForkedProgram(
+            arguments, stdin=stdin, stdout=stdout, stderr=stderr, cwd=ROOT, env=env
+        )
     command = [sys.executable, "-m", "simplebus", *arguments]
     return subprocess.Popen(command, stdin=stdin, stdout=stdout, stderr=stderr, cwd=ROOT, env=env)
 
@@ -108,7 +110,9 @@ def program(*arguments: str, **variables: str) -> Iterator[Program]:
             process.kill()
 
 
-def run_program(*arguments: str, given: bytes | None = None, **variables: str) -> tuple[int, str, str]:
+def run_program(
+    *arguments: str, given: bytes | None = None, **variables: str
+) -> tuple[int, str, str]:
     """Run `simplebus` to its end. Returns its status, standard output and standard error."""
     with program(*arguments, **variables) as it:
         return it.wait(given)

@@ -16,7 +16,7 @@ HEADER_FULL_OF_DELIMITER = bytes.fromhex("313c0d0a3e3c0d0a3e" + "6869" + "3c0d0a
 LAST_ID = 2147483647
 
 
-def test_a_stream_splits_into_its_frames() -> None:
+def test_stream_is_split_into_frames() -> None:
     assert split_frames(SUBSCRIBE_1 + ACK_0_TO_100) == ([SUBSCRIBE_1, ACK_0_TO_100], b"")
 
 
@@ -55,7 +55,7 @@ def test_acks_in_order_move_the_floor() -> None:
     assert (window.floor, window.unacked_ranges(0, 10)) == (10, [])
 
 
-def test_an_ack_out_of_order_waits_for_the_gap_to_close() -> None:
+def test_floor_waits_for_the_gap_before_an_ack_out_of_order() -> None:
     window = AckOracle(floor=0, cursor=10)
     window.ack_ids(4, 6)
     window.ack_ids(5, 8)
@@ -64,7 +64,7 @@ def test_an_ack_out_of_order_waits_for_the_gap_to_close() -> None:
     assert (window.floor, window.unacked_ranges(2, 9)) == (8, [(8, 9)])
 
 
-def test_acks_behind_the_floor_and_beyond_the_cursor_change_nothing() -> None:
+def test_acks_outside_the_window_change_nothing() -> None:
     window = AckOracle(floor=100, cursor=110)
     assert window.ack_ids(90, 95) == 0
     assert window.ack_ids(110, 113) == 3
@@ -90,7 +90,7 @@ def test_nearest_id_rule_at_half_the_range() -> None:
     assert window.nearest_sequence(1 << 30) == -(1 << 30)
 
 
-def test_a_ring_keeps_what_was_not_released() -> None:
+def test_ring_keeps_messages_until_they_are_released() -> None:
     ring = RingOracle(floor=7)
     assert [ring.append(frame) for frame in (b"a", b"b", b"c")] == [7, 8, 9]
     ring.release(8, 9)
@@ -101,7 +101,7 @@ def test_a_ring_keeps_what_was_not_released() -> None:
     assert (ring.floor, ring.head, ring.read(7, 10)) == (10, 10, b"")
 
 
-def test_ids_are_grouped_in_the_order_they_arrived() -> None:
+def test_ids_are_grouped_in_order_of_arrival() -> None:
     assert group_ids([]) == []
     assert group_ids([0, 1]) == [(0, 2)]
     assert group_ids([5, 6, 7, 0, 1, 2]) == [(5, 8), (0, 3)]

@@ -33,7 +33,7 @@ from simplebus.monitor.requests import (
     Response,
     error_response,
 )
-from simplebus.nats.server.users import certificate_names
+from simplebus.nats.users import certificate_names
 from simplebus.server import listeners, process
 from simplebus.server.http.auth import AllowedHosts
 from simplebus.server.http.stream import HttpStream

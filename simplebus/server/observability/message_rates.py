@@ -11,7 +11,7 @@ import trio
 
 from simplebus.core.broker.broker import Broker
 from simplebus.core.statistics import BrokerStatistics
-from simplebus.nats.server.server import NatsServer
+from simplebus.nats.nats_server import NatsServer
 from simplebus.nats.statistics import NatsServerStatistics
 
 

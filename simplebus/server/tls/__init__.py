@@ -4,5 +4,5 @@
 - `handshake`: server handshakes, and binary connections over TLS
 - `nats_upgrade`: NATS connections that start TLS after INFO
 
-May import: core, nats, net.
+May import: core, nats, net, and the sibling package `preauth`.
 """

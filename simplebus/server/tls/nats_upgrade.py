@@ -10,22 +10,18 @@ from __future__ import annotations
 import contextlib
 import socket
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 import trio
 
 from simplebus.core.errors import Reason
 from simplebus.nats.errors import NatsError
-from simplebus.nats.server.server import NatsServer
+from simplebus.nats.nats_server import NatsServer
 from simplebus.nats.server.session import NatsSession
-from simplebus.nats.server.users import certificate_names, find_certificate_user
+from simplebus.nats.users import certificate_names, find_certificate_user
 from simplebus.net.tls import TlsSocket
-from simplebus.server.connection import Connection
+from simplebus.server.connection import Connection, Listener
 from simplebus.server.tls.certificates import ReloadableCertificate
 from simplebus.server.tls.handshake import HandshakeError, accept_tls
-
-if TYPE_CHECKING:
-    from simplebus.server.nats_listener import NatsListener
 
 _CLOSE_REASON = "TLS Handshake Failure"
 _HANDSHAKE_RECORD_TYPE = 0x16
@@ -39,7 +35,7 @@ class NatsTlsConnection(Connection[NatsSession]):
         self,
         sock: socket.socket,
         session: NatsSession,
-        listener: NatsListener,
+        listener: Listener[NatsSession],
         nats_server: NatsServer,
         *,
         certificate: ReloadableCertificate,

@@ -69,7 +69,7 @@ async def test_request_without_credentials_gets_a_challenge(path: str) -> None:
 
 
 @pytest.mark.parametrize("path", PUBLIC_PATHS)
-async def test_health_is_everybodys(path: str) -> None:
+async def test_health_requires_no_credentials(path: str) -> None:
     async with server_with_users(ROOT) as server:
         assert (await (await open_http_peer(server)).request(path)).status == 200
 
@@ -93,7 +93,7 @@ async def test_health_is_everybodys(path: str) -> None:
     ],
     ids=lambda value: str(value)[:40],
 )
-async def test_credentials_decide_over_addresses(header: str, status: int) -> None:
+async def test_credentials_take_precedence_over_addresses(header: str, status: int) -> None:
     async with server_with_users(ROOT, EYE, TILL) as server:
         assert (await (await open_http_peer(server)).request("/metrics", header)).status == status
 
@@ -118,7 +118,7 @@ async def test_removed_users_are_rejected() -> None:
         assert (await peer.request("/metrics")).status == 200
 
 
-async def test_an_address_may_be_enough() -> None:
+async def test_user_can_authenticate_by_address() -> None:
     async with server_with_users(User("here", addresses=("127.0.0.0/8",))) as server:
         assert (await (await open_http_peer(server)).request("/metrics")).status == 200
 
@@ -143,7 +143,7 @@ async def test_authenticated_requests_may_use_any_host(header: str, status: int)
         assert (await peer.read_response()).status == status
 
 
-def test_no_words_are_no_mistake_and_others_are() -> None:
+def test_authorization_header_may_be_absent_but_not_malformed() -> None:
     assert parse_authorization("") is None
     with pytest.raises(RemoteProtocolError, match="expected an Authorization header of type Basic"):
         parse_authorization("Basic")
@@ -152,7 +152,9 @@ def test_no_words_are_no_mistake_and_others_are() -> None:
 # TLS ---------------------------------------------------------------------------------------------
 
 
-async def secure(server: RunningServer, authority: Path, shown: CertificatePair | None = None) -> HttpPeer:
+async def secure(
+    server: RunningServer, authority: Path, shown: CertificatePair | None = None
+) -> HttpPeer:
     peer = await open_http_peer(server)
     made = ssl.create_default_context(cafile=str(authority))
     if shown is not None:
@@ -161,7 +163,9 @@ async def secure(server: RunningServer, authority: Path, shown: CertificatePair 
     return peer
 
 
-async def test_http_uses_tls_if_the_server_does(authority: Authority, own: Pair) -> None:
+async def test_http_listener_uses_tls_of_the_server(
+    authority: CertificateAuthority, own: CertificatePair
+) -> None:
     async with serving(http_port=0, tls=TlsOptions(own.cert, own.key)) as server:
         peer = await secure(server, authority.path)
         for _ in range(2):
@@ -172,7 +176,9 @@ async def test_http_uses_tls_if_the_server_does(authority: Authority, own: Pair)
         assert (await peer.request("/healthz")).status == 200
 
 
-async def test_a_certificate_may_be_enough(authority: Authority, own: Pair) -> None:
+async def test_user_can_authenticate_by_certificate(
+    authority: CertificateAuthority, own: CertificatePair
+) -> None:
     shown = authority.issue("eye", email="eye@example.com")
     tls = TlsOptions(own.cert, own.key, authority.path, verify=True)
     async with server_with_users(User("eye", certificates=("eye@example.com",)), tls=tls) as server:

@@ -124,7 +124,7 @@ async def same() -> AsyncIterator[RunningServer]:
         yield up
 
 
-async def test_varz_has_what_tools_read_of_the_same_types(reference: dict[str, Any]) -> None:
+async def test_varz_has_the_fields_and_types_that_tools_read(reference: dict[str, Any]) -> None:
     async with same() as up:
         ours, theirs = await ask(up, "/varz"), reference["/varz"]
         for field in READ_OF_VARZ:
@@ -135,7 +135,7 @@ async def test_varz_has_what_tools_read_of_the_same_types(reference: dict[str, A
 
 
 @pytest.mark.parametrize("path", PATHS[1:])
-async def test_connections_and_subscriptions_have_the_shape_of_theirs(
+async def test_connz_and_subsz_have_the_shape_of_nats_server(
     path: str, reference: dict[str, Any]
 ) -> None:
     def cut(said: dict[str, Any]) -> dict[str, Any]:
@@ -192,7 +192,7 @@ async def test_connz_shows_the_address_despite_the_client_name() -> None:
         assert (row["ip"], row["port"], row["name"]) == (host, port, "d:2")
 
 
-async def test_every_number_is_whole_where_programs_in_go_want_it_so() -> None:
+async def test_numbers_are_integers_where_go_programs_need_them() -> None:
     def fractions(value: Any, name: str = "") -> set[str]:
         if isinstance(value, dict):
             return {each for key, inner in value.items() for each in fractions(inner, key)}
@@ -240,7 +240,7 @@ ORDERS_OF_TOP = {
 
 
 @pytest.mark.parametrize("sort", sorted(http_varz._SORT_KEYS.keys() | ORDERS_OF_TOP))
-async def test_connections_come_in_the_order_that_is_asked_for(sort: str) -> None:
+async def test_connz_sorts_as_requested(sort: str) -> None:
     async with serving(http_port=0) as up:
         for count in (1, 3, 2):
             bus = await connect(up, [1])
@@ -252,7 +252,7 @@ async def test_connections_come_in_the_order_that_is_asked_for(sort: str) -> Non
             assert [each["in_msgs"] for each in said["connections"]] == [3, 2]
 
 
-async def test_an_order_that_is_none_is_a_sentence() -> None:
+async def test_connz_rejects_unknown_sort_keys() -> None:
     async with serving(http_port=0) as up:
         said = await (await open_http_peer(up)).request("/connz?sort=beauty")
         assert said.status == 400

@@ -35,9 +35,7 @@ def blocking_durability(url: str) -> str:
 
 
 @pytest.mark.parametrize("level", Durability)
-async def test_a_server_that_was_stopped_has_its_messages_again(
-    tmp_path: Path, level: Durability
-) -> None:
+async def test_messages_survive_a_restart(tmp_path: Path, level: Durability) -> None:
     async with serving(data_dir=tmp_path, durability=level) as server:
         peer = await connect(server, [1])
         await peer.send(message(b"a") + message(b"b"))
@@ -88,7 +86,7 @@ async def test_a_full_disk_refuses_publishers_until_there_is_space(
         assert found == [b"before", b"accepted", b"after"]
 
 
-def test_a_class_larger_than_memory_is_served_from_disk_by_one_server_after_the_other(
+def test_spilled_messages_are_served_after_a_restart(
     tmp_path: Path,
 ) -> None:
     settings = Settings(limits=Limits(class_messages=500), full_policy=FullPolicy.SPILL)
@@ -121,9 +119,7 @@ def test_a_class_larger_than_memory_is_served_from_disk_by_one_server_after_the_
 
 
 @pytest.mark.parametrize("policy", FullPolicy)
-def test_a_class_that_spills_is_asked_for_last_values_in_vain(
-    tmp_path: Path, policy: FullPolicy
-) -> None:
+def test_spilling_class_refuses_last_values(tmp_path: Path, policy: FullPolicy) -> None:
     """And says so; a setting of its own that says that it keeps none is obeyed without a word."""
     own = {"b": ClassSettings(last_values=False)}
     settings = Settings(full_policy=policy, classes=own)

@@ -31,7 +31,7 @@ async def wait_for_metric(server: RunningServer, name: str) -> None:
         await trio.sleep(0.05)
 
 
-async def test_confirms_and_acknowledgements_are_timed() -> None:
+async def test_confirm_and_ack_latency_are_measured() -> None:
     async with serving(http_port=0) as server:
         peer = await connect(server, [1])
         await peer.send(subscribe() + message(b"x") * 3)
@@ -45,7 +45,7 @@ async def test_confirms_and_acknowledgements_are_timed() -> None:
         await wait_for_metric(server, "publish_ack_seconds")
 
 
-async def test_what_is_written_is_timed_until_it_is_safe(tmp_path: Path) -> None:
+async def test_confirm_latency_includes_the_journal_write(tmp_path: Path) -> None:
     async with serving(http_port=0, data_dir=tmp_path) as server:
         peer = await connect(server, [1])
         await peer.send(message(b"x"))
@@ -55,7 +55,7 @@ async def test_what_is_written_is_timed_until_it_is_safe(tmp_path: Path) -> None
         await wait_for_metric(server, "journal_write_seconds")
 
 
-async def test_without_monitoring_nothing_is_measured() -> None:
+async def test_without_monitoring_no_latency_is_measured() -> None:
     async with serving() as server:
         assert server.server.latency is None
         peer = await connect(server, [1])

@@ -39,7 +39,7 @@ def failed() -> logging.LogRecord:
 
 
 @given(st.text())
-def test_nothing_that_a_peer_sends_makes_a_line_or_moves_a_cursor(text: str) -> None:
+def test_control_characters_of_peers_are_escaped(text: str) -> None:
     for formatter in (TextFormatter(), TextFormatter(for_journal=True), JsonFormatter()):
         said = formatter.format(record("%s: disconnected", text))
         assert len(said.splitlines()) == 1
@@ -47,12 +47,12 @@ def test_nothing_that_a_peer_sends_makes_a_line_or_moves_a_cursor(text: str) -> 
     assert json.loads(said)["fields"] == [text]
 
 
-def test_what_is_harmless_stays_as_it_is() -> None:
+def test_printable_characters_are_not_escaped() -> None:
     assert escape_controls("grün, 日本, \\n") == "grün, 日本, \\n"
     assert escape_controls("a\r\n\x00\u2028\u202e") == "a\\r\\n\\x00\\u2028\\u202e"
 
 
-def test_a_traceback_is_on_the_same_line() -> None:
+def test_traceback_is_logged_on_one_line() -> None:
     said = TextFormatter().format(failed())
     assert "WARNING a beat failed | Traceback (most recent call last): | File " in said
     assert said.endswith("| ValueError: one | two\\x1b[2J")
@@ -66,7 +66,7 @@ def test_journal_lines_have_a_priority() -> None:
     assert formatter.format(record("x", level=logging.INFO)) == "<6>x"
 
 
-def test_a_stream_is_the_journal_s_if_systemd_says_so_of_just_that_one() -> None:
+def test_stream_is_the_systemd_journal_only_if_its_inode_matches() -> None:
     with tempfile.TemporaryFile("w") as file:
         found = os.fstat(file.fileno())
         named = {"JOURNAL_STREAM": f"{found.st_dev}:{found.st_ino}"}
@@ -76,7 +76,7 @@ def test_a_stream_is_the_journal_s_if_systemd_says_so_of_just_that_one() -> None
     assert not is_systemd_journal(io.StringIO(), named)
 
 
-def test_json_has_the_kind_and_what_differs_apart() -> None:
+def test_json_separates_the_event_from_its_fields() -> None:
     said = json.loads(JsonFormatter().format(record("%s: %d were dropped (%s)", "a:1", 3, "full")))
     assert said.pop("ts").endswith("+00:00")
     assert said == {
@@ -132,7 +132,7 @@ def test_reports_suppressed_events_without_a_further_one(log: RecordingHandler) 
     assert log.said[EVENT_BURST:] == ["suppressed 1 more events: flood", "quiet"]
 
 
-def test_kinds_without_end_take_no_memory_without_end(log: RecordingHandler) -> None:
+def test_number_of_tracked_event_kinds_is_bounded(log: RecordingHandler) -> None:
     limit = log.filters[0]
     assert isinstance(limit, LogRateLimit)
     for _ in range(EVENT_BURST + 1):

@@ -25,7 +25,7 @@ def log_messages(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [record.getMessage() for record in caplog.records]
 
 
-def test_one_stall_is_one_line_while_it_lasts_and_one_when_it_is_over(
+def test_stall_is_logged_once_at_its_start_and_once_at_its_end(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     clock = Clock()
@@ -48,7 +48,7 @@ def test_one_stall_is_one_line_while_it_lasts_and_one_when_it_is_over(
     assert stalls.stall_count == 1
 
 
-def test_stopped_process_is_reported_as_such(caplog: pytest.LogCaptureFixture) -> None:
+def test_stopped_process_is_reported_as_stalled_process(caplog: pytest.LogCaptureFixture) -> None:
     clock = Clock()
     stalls = LoopWatchdog(
         threshold_seconds=1.0, clock=clock, describe_stack=lambda: "wait (trio.py:1)"
@@ -61,7 +61,7 @@ def test_stopped_process_is_reported_as_such(caplog: pytest.LogCaptureFixture) -
     assert stalls.stall_count == 1
 
 
-async def test_the_culprit_is_named(caplog: pytest.LogCaptureFixture) -> None:
+async def test_stall_log_names_the_blocking_function(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.ERROR)
     stalls = LoopWatchdog(threshold_seconds=0.0)
 
@@ -80,7 +80,7 @@ async def test_the_culprit_is_named(caplog: pytest.LogCaptureFixture) -> None:
     assert "\n" not in line
 
 
-def test_the_thread_ends_with_the_block() -> None:
+def test_watchdog_thread_ends_with_its_context() -> None:
     before = threading.active_count()
     with LoopWatchdog().watch_in_thread():
         assert threading.active_count() == before + 1

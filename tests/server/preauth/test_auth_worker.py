@@ -79,7 +79,7 @@ async def test_too_many_failures_are_refused_without_a_check(
 
 
 @pytest.mark.parametrize("said", ["token", "user"])
-async def test_whoever_a_place_says_to_be_it_may_not_be_wrong_for_ever(
+async def test_failures_of_a_network_are_limited_across_users(
     said: str, work: Work, autojump_clock: object
 ) -> None:
     work.goes_on.set()
@@ -95,7 +95,7 @@ async def test_whoever_a_place_says_to_be_it_may_not_be_wrong_for_ever(
     assert await is_heard(worker, Auth(token="right"), "10.0.0.2")
 
 
-async def test_what_is_right_costs_nothing(work: Work, autojump_clock: object) -> None:
+async def test_valid_credentials_are_never_limited(work: Work, autojump_clock: object) -> None:
     work.goes_on.set()
     worker = auth_worker()
     for auth in (
@@ -108,7 +108,7 @@ async def test_what_is_right_costs_nothing(work: Work, autojump_clock: object) -
 
 
 @pytest.mark.parametrize("address", ["2001:db8:1:2::{:x}", "::ffff:10.0.0.1", "10.0.0.1"])
-async def test_addresses_of_one_host_are_one_place(
+async def test_addresses_of_one_network_share_the_failure_limit(
     address: str, work: Work, autojump_clock: object
 ) -> None:
     worker = auth_worker()
@@ -205,7 +205,7 @@ async def test_full_queue_prefers_networks_without_failures(
     assert [kept for kept, _ in work.asked[1:4]] == [f"$argon2id${100 + n}" for n in range(3)]
 
 
-async def test_one_place_may_have_so_many_waiting(work: Work, autojump_clock: object) -> None:
+async def test_waiting_checks_per_network_are_bounded(work: Work, autojump_clock: object) -> None:
     worker, done = auth_worker(), list[str]()
     async with trio.open_nursery() as nursery:
         for number in range(260):
@@ -217,7 +217,7 @@ async def test_one_place_may_have_so_many_waiting(work: Work, autojump_clock: ob
     assert sum(each.endswith("True") for each in done) == 257
 
 
-async def test_what_was_learned_stays_known_where_the_hash_did_not_change(
+async def test_verified_passwords_stay_cached_while_the_hash_is_unchanged(
     work: Work, autojump_clock: object
 ) -> None:
     worker = auth_worker()

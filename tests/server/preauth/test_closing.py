@@ -14,8 +14,8 @@ import simplebus
 from simplebus.core.settings import Settings
 from simplebus.core.users.passwords import PasswordVerifier, hash_token
 from simplebus.core.users.users import User, Users
-from simplebus.nats.server.users import NatsAuth
 from simplebus.nats.settings import NatsLimits, NatsSettings
+from simplebus.nats.users import NatsAuth
 from simplebus.server import connection, process
 from simplebus.server.connection import Connection
 from simplebus.server.preauth import closing
@@ -111,7 +111,7 @@ async def test_refused_connections_free_their_descriptors() -> None:
 
 
 @pytest.mark.usefixtures("patient")
-async def test_where_descriptors_run_out_they_go_before_others(
+async def test_refused_connections_are_closed_first_without_free_descriptors(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async with server_with_refused_clients(3) as (server, connections, _):

@@ -17,8 +17,8 @@ from simplebus.core.limits import Limits
 from simplebus.core.settings import Settings
 from simplebus.core.users.passwords import PasswordVerifier, hash_token
 from simplebus.core.users.users import User, Users
-from simplebus.nats.server.users import NatsAuth
 from simplebus.nats.settings import NatsLimits, NatsSettings
+from simplebus.nats.users import NatsAuth
 from simplebus.server import process
 from simplebus.server.preauth import eviction as module
 from simplebus.server.preauth.eviction import EvictableConnections
@@ -111,7 +111,7 @@ async def test_refused_connection_evicts_no_other(users: Users | None) -> None:
 
 
 @pytest.mark.parametrize("door", DOORS)
-async def test_so_it_is_where_descriptors_run_out(
+async def test_authenticated_client_evicts_one_without_free_descriptors(
     door: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with server_with_limit(1000) as server, contextlib.AsyncExitStack() as stack:

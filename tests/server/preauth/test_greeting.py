@@ -77,7 +77,7 @@ def test_greeting_is_parsed_in_any_fragmentation(
         assert (said[-1][1] is not None) is (frame is HELLO)
 
 
-def test_a_byte_at_a_time_costs_no_more_than_all_at_once() -> None:
+def test_greeting_sent_byte_by_byte_is_searched_in_linear_time() -> None:
     long = build_frame(frames.CONNECT, content=b'{"client":"' + b"x" * 4000 + b'"}')
     heard, said = hears(*struct.unpack(f"{len(long)}c", long))
     assert [is_whole for is_whole, _ in said] == [False] * (len(long) - 1) + [True]
@@ -85,7 +85,7 @@ def test_a_byte_at_a_time_costs_no_more_than_all_at_once() -> None:
     assert heard.data.total < 5 * len(long)
 
 
-def test_heartbeats_are_let_go_of_and_so_many_are_too_many() -> None:
+def test_heartbeats_before_the_greeting_are_discarded_and_limited() -> None:
     heard, said = hears(*[HEARTBEAT] * HANDSHAKE_HEARTBEATS_MAX, HELLO[:20])
     assert not any(is_whole for is_whole, _ in said)
     assert bytes(heard.data) == HELLO[:20]
@@ -94,7 +94,7 @@ def test_heartbeats_are_let_go_of_and_so_many_are_too_many() -> None:
     assert caught.value.reason is Reason.UNAUTHORIZED
 
 
-def test_a_greeting_has_a_length() -> None:
+def test_length_of_a_greeting_is_limited() -> None:
     whole = b"4" * HANDSHAKE_FRAME_BYTES_MAX
     assert hears(whole)[1] == [(False, None)]
     with pytest.raises(RemoteProtocolError, match="frame_too_long"):
@@ -163,7 +163,7 @@ def test_total_of_greetings_is_bounded(script: list[tuple[int, str, int]]) -> No
         assert kept == greetings.held_bytes <= 200
 
 
-async def test_a_server_hears_no_more_than_that_and_lets_others_in() -> None:
+async def test_server_disconnects_the_largest_greeting_and_admits_others() -> None:
     users = Users([User("ada", token=hash_token("ada's token"))])
     async with serving(users=users) as server:
         auth_worker = server.server.auth_worker
@@ -185,7 +185,7 @@ async def test_a_server_hears_no_more_than_that_and_lets_others_in() -> None:
 # Addresses ---------------------------------------------------------------------------------------
 
 
-def test_an_address_of_version_4_is_one_at_a_socket_of_both_versions() -> None:
+def test_ipv4_mapped_addresses_are_formatted_as_ipv4() -> None:
     for address, shown, host in (
         (("::ffff:192.0.2.7", 80, 0, 0), "192.0.2.7:80", "192.0.2.7"),
         (("192.0.2.7", 80), "192.0.2.7:80", "192.0.2.7"),
@@ -198,7 +198,7 @@ def test_an_address_of_version_4_is_one_at_a_socket_of_both_versions() -> None:
 
 @pytest.mark.parametrize("written", ["192.0.2.0/24", "::ffff:192.0.2.0/120"])
 @pytest.mark.parametrize("shown", ["192.0.2.7", "::ffff:192.0.2.7"])
-def test_a_rule_for_addresses_holds_however_they_are_written(written: str, shown: str) -> None:
+def test_address_rules_match_ipv4_and_mapped_notation(written: str, shown: str) -> None:
     users = Users([User("till", addresses=(written,)), User("all", addresses=("::/0",))])
     assert users.authenticate(None, address=shown, version=1).name == "till"
     assert users.authenticate(None, address="2001:db8::1", version=1).name == "all"

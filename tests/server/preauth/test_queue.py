@@ -51,8 +51,8 @@ async def running_queue() -> AsyncIterator[tuple[PreAuthQueue, trio.Nursery]]:
         nursery.cancel_scope.cancel()
 
 
-async def wait_until(condition: Callable[[], bool]) -> None:
-    """Wait for it, whatever the clock does."""
+async def poll_until(condition: Callable[[], bool]) -> None:
+    """Wait for a condition without using the clock."""
     while not condition():
         await trio.lowlevel.checkpoint()
 
@@ -96,12 +96,12 @@ class MoveLog:
 
     async def all_told(self, count: int) -> None:
         """Wait for them; nobody has moved twice while one inside has not moved."""
-        await wait_until(lambda: len(self.evictable_connections()) >= count)
+        await poll_until(lambda: len(self.evictable_connections()) >= count)
         for one, next_ in zip(self.names, self.names[1:], strict=False):
             assert "inside" in (one, next_), self.names
 
 
-async def test_few_are_let_in_while_a_crowd_is_to_move(
+async def test_listeners_accept_less_often_in_a_crowd(
     sockets: Sockets, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A crowd that always has something to say holds them up, and shuts no door."""
@@ -120,7 +120,7 @@ async def test_few_are_let_in_while_a_crowd_is_to_move(
             nursery.start_soon(be, queue_.add(sockets()[1], door, is_listener=True), door)
         for n in range(5):
             nursery.start_soon(be, queue_.add(sockets()[1], f"place {n % 2}"), "guest")
-        await wait_until(lambda: len(names) >= 100)
+        await poll_until(lambda: len(names) >= 100)
     for door in ("bus", "health"):
         turns = [n for n, name in enumerate(names) if name == door]
         steps = [later - one for one, later in pairwise(turns)]
@@ -128,7 +128,7 @@ async def test_few_are_let_in_while_a_crowd_is_to_move(
         assert all(10 <= each <= 15 for each in steps), steps
 
 
-async def test_of_many_that_speak_at_once_one_moves_at_a_time(sockets: Sockets) -> None:
+async def test_readable_connections_run_one_at_a_time(sockets: Sockets) -> None:
     log = MoveLog()
     async with running_queue() as (queue_, nursery):
         for _ in range(MANY):
@@ -141,14 +141,14 @@ async def test_of_many_that_speak_at_once_one_moves_at_a_time(sockets: Sockets) 
         assert queue_.waiting_count == 0
 
 
-async def test_of_many_that_have_had_their_time_one_moves_at_a_time(
+async def test_timed_out_connections_run_one_at_a_time(
     sockets: Sockets, mock_clock: trio.testing.MockClock
 ) -> None:
     log = MoveLog()
     async with running_queue() as (queue_, nursery):
         for _ in range(MANY):
             nursery.start_soon(log.read, queue_.add(sockets()[1], "there"), "guest", 5.0)
-        await wait_until(lambda: queue_.waiting_count == MANY)
+        await poll_until(lambda: queue_.waiting_count == MANY)
         mock_clock.jump(4.9)
         await trio.testing.wait_all_tasks_blocked()
         assert log.names == []
@@ -158,13 +158,13 @@ async def test_of_many_that_have_had_their_time_one_moves_at_a_time(
         assert set(log.evictable_connections()) == {"guest is late"}
 
 
-async def test_of_many_that_are_ended_one_moves_at_a_time(sockets: Sockets) -> None:
+async def test_cancelled_connections_run_one_at_a_time(sockets: Sockets) -> None:
     log = MoveLog()
     async with running_queue() as (queue_, nursery):
         connections = [(queue_.add(sockets()[1], "there"), trio.CancelScope()) for _ in range(MANY)]
         for connection, scope in connections:
             nursery.start_soon(log.be_ended, connection, scope, "guest")
-        await wait_until(lambda: queue_.waiting_count == MANY)
+        await poll_until(lambda: queue_.waiting_count == MANY)
         for connection, scope in connections:
             connection.cancel_in_turn(scope)
         nursery.start_soon(log.be_inside)
@@ -172,7 +172,7 @@ async def test_of_many_that_are_ended_one_moves_at_a_time(sockets: Sockets) -> N
         assert queue_.waiting_count == 0
 
 
-async def test_of_many_that_ask_for_a_turn_one_moves_at_a_time(sockets: Sockets) -> None:
+async def test_connections_that_wait_for_a_turn_run_one_at_a_time(sockets: Sockets) -> None:
     log = MoveLog()
     async with running_queue() as (queue_, nursery):
         for _ in range(MANY):
@@ -181,7 +181,7 @@ async def test_of_many_that_ask_for_a_turn_one_moves_at_a_time(sockets: Sockets)
         await log.all_told(MANY)
 
 
-async def test_each_place_has_its_turn(sockets: Sockets) -> None:
+async def test_origins_take_turns(sockets: Sockets) -> None:
     log = MoveLog()
     async with running_queue() as (queue_, nursery):
         nursery.start_soon(log.be_inside)
@@ -213,7 +213,7 @@ async def test_ready_connection_does_not_time_out(
         theirs.send(b"x")
         nursery.start_soon(log.read, queue_.add(ours, "there"), "guest", 1.0)
         nursery.start_soon(log.read, queue_.add(sockets()[1], "there"), "silent", 1.0)
-        await wait_until(lambda: queue_.waiting_count == 2)
+        await poll_until(lambda: queue_.waiting_count == 2)
         mock_clock.jump(2)  # Nobody was let move so far.
         nursery.start_soon(queue_.run)
         nursery.start_soon(log.be_inside)
@@ -237,12 +237,12 @@ async def test_resumed_connection_ignores_its_deadline(
             gone.append(scope.cancelled_caught)
 
         nursery.start_soon(wait)
-        await wait_until(lambda: queue_.waiting_count == 1)
+        await poll_until(lambda: queue_.waiting_count == 1)
         mock_clock.jump(2)
         connection.start_step() if is_moved else scope.cancel()
         queue_._collect_ready()
         assert not connection.is_queued
-        await wait_until(lambda: gone == [not is_moved])
+        await poll_until(lambda: gone == [not is_moved])
 
 
 async def test_repeated_deadline_is_scheduled_once(
@@ -259,11 +259,11 @@ async def test_repeated_deadline_is_scheduled_once(
                     assert ours.recv(1) == b"x"
             assert len(queue_._deadlines) == 2  # One that became earlier is there twice.
             nursery.start_soon(log.read, connection, "guest", 9.0)
-            await wait_until(lambda: queue_.waiting_count == 1)
+            await poll_until(lambda: queue_.waiting_count == 1)
             for now, count in ((8.5, 1), (9.5, 0)):
                 mock_clock.jump(now - trio.current_time())
-                await wait_until(lambda count=count: len(queue_._deadlines) == count)
-            await wait_until(lambda: log.names == ["guest is late"])
+                await poll_until(lambda count=count: len(queue_._deadlines) == count)
+            await poll_until(lambda: log.names == ["guest is late"])
 
 
 async def test_deadlines_of_ready_connections_are_not_rescanned(
@@ -274,7 +274,7 @@ async def test_deadlines_of_ready_connections_are_not_rescanned(
         pairs = [sockets() for _ in range(200)]
         for _, ours in pairs:
             nursery.start_soon(log.read, queue_.add(ours, "there"), "guest", 1e9)
-        await wait_until(lambda: queue_.waiting_count == 200)
+        await poll_until(lambda: queue_.waiting_count == 200)
         for theirs, _ in pairs:
             theirs.send(b"x")
         for _ in range(10):
@@ -288,7 +288,7 @@ async def test_deadlines_of_ready_connections_are_not_rescanned(
         nursery.cancel_scope.cancel()
 
 
-async def test_deadlines_that_are_past_do_not_pile_up(sockets: Sockets) -> None:
+async def test_outdated_deadlines_do_not_pile_up(sockets: Sockets) -> None:
     async with running_queue() as (queue_, nursery):
         log = MoveLog()
         nursery.start_soon(log.read, queue_.add(sockets()[1], "there"), "silent", 1e9)
@@ -299,7 +299,7 @@ async def test_deadlines_that_are_past_do_not_pile_up(sockets: Sockets) -> None:
                 await connection.wait_readable(1e9 + number)
                 assert ours.recv(1) == b"x"
         assert len(queue_._deadlines) <= 2 * 2 + 64
-        await wait_until(lambda: queue_.waiting_count == 1)
+        await poll_until(lambda: queue_.waiting_count == 1)
         assert log.names == []
 
 
@@ -309,17 +309,17 @@ async def test_cancelled_connections_are_removed(sockets: Sockets) -> None:
         for scope in scopes:
             theirs, ours = sockets()
             nursery.start_soon(log.be_ended, queue_.add(ours, "there"), scope, "guest")
-        await wait_until(lambda: queue_.waiting_count == 3)
+        await poll_until(lambda: queue_.waiting_count == 3)
         for scope in scopes:
             scope.cancel()
         theirs.send(b"x")
-        await wait_until(lambda: len(log.names) == 3)
+        await poll_until(lambda: len(log.names) == 3)
         assert queue_.waiting_count == 0
         await trio.testing.wait_all_tasks_blocked()
         assert queue_.step_count == 0
 
 
-async def test_others_have_their_part_of_a_busy_loop(
+async def test_other_tasks_get_their_share_of_a_busy_loop(
     mock_clock: trio.testing.MockClock,
 ) -> None:
     turns = 0
@@ -338,7 +338,7 @@ async def test_others_have_their_part_of_a_busy_loop(
         nursery.cancel_scope.cancel()
 
 
-async def test_a_loop_with_nothing_to_do_is_not_waited_for(
+async def test_yielding_to_an_idle_loop_returns_at_once(
     mock_clock: trio.testing.MockClock,
 ) -> None:
     began = trio.current_time()
@@ -349,7 +349,7 @@ async def test_a_loop_with_nothing_to_do_is_not_waited_for(
 # At the doors ------------------------------------------------------------------------------------
 
 
-async def test_of_many_that_come_at_once_few_are_let_in_at_a_time() -> None:
+async def test_accepts_per_turn_are_bounded() -> None:
     log, let_in = MoveLog(), listeners._ACCEPTS_PER_TURN
     (listener,) = await listeners.bind("127.0.0.1", 0)
     with contextlib.ExitStack() as all_:
@@ -363,7 +363,7 @@ async def test_of_many_that_come_at_once_few_are_let_in_at_a_time() -> None:
         async with running_queue() as (queue_, nursery):
             nursery.start_soon(log.be_inside)
             nursery.start_soon(listeners.accept, listener, serve, queue_)
-            await wait_until(lambda: log.names.count("comer") == MANY)
+            await poll_until(lambda: log.names.count("comer") == MANY)
     together = [len(list(some)) for name, some in groupby(log.names) if name == "comer"]
     assert max(together) <= let_in
     assert len(together) >= MANY / let_in

@@ -14,15 +14,15 @@ import trio
 
 from simplebus.core.errors import Reason
 from simplebus.nats.limits import NatsLimits
-from simplebus.nats.server.permissions import SubjectPermissions
-from simplebus.nats.server.users import (
+from simplebus.nats.settings import NatsSettings
+from simplebus.nats.subject_permissions import SubjectPermissions
+from simplebus.nats.users import (
     NatsAuth,
     NatsUser,
     certificate_name_index,
     certificate_names,
     find_certificate_user,
 )
-from simplebus.nats.settings import NatsSettings
 from simplebus.server.run import RunningServer
 from simplebus.server.tls.certificates import TlsOptions, create_ssl_context
 from tests.support.certificates import CertificateAuthority, CertificatePair, client_ssl_context
@@ -62,7 +62,7 @@ async def converse(peer: NatsPeer, payload: bytes = b"secret") -> None:
         assert await peer.read_line() == payload
 
 
-async def test_tls_begins_behind_info(authority: Authority, own: Pair) -> None:
+async def test_tls_starts_after_info(authority: CertificateAuthority, own: CertificatePair) -> None:
     async with tls_server(own) as server:
         peer = await open_nats_peer(server)
         info = await peer.read_info()
@@ -73,12 +73,17 @@ async def test_tls_begins_behind_info(authority: Authority, own: Pair) -> None:
         await converse(peer)
 
 
-async def test_expired_certificate_is_reported(authority: CertificateAuthority, own: CertificatePair) -> None:
+async def test_expired_certificate_is_reported(
+    authority: CertificateAuthority, own: CertificatePair
+) -> None:
     async with tls_server(own) as server:
         peer = await open_nats_peer(server)
         await peer.read_info()
         peer.stream = trio.SSLStream(
-            peer.socket, client_ssl_context(authority), server_hostname="localhost", https_compatible=False
+            peer.socket,
+            client_ssl_context(authority),
+            server_hostname="localhost",
+            https_compatible=False,
         )
         await peer.send_connect()
         assert server.nats_listener is not None
@@ -87,7 +92,7 @@ async def test_expired_certificate_is_reported(authority: CertificateAuthority, 
         assert await peer.stream.receive_some() == b""  # Otherwise: somebody may have cut the line.
 
 
-async def test_more_than_a_record_and_more_than_a_socket_takes_go_both_ways(
+async def test_data_larger_than_records_and_socket_buffers_is_exchanged(
     authority: CertificateAuthority, own: CertificatePair
 ) -> None:
     async with tls_server(own) as server:
@@ -104,7 +109,9 @@ async def test_more_than_a_record_and_more_than_a_socket_takes_go_both_ways(
                 assert await peer.read_line() == bytes(1000)
 
 
-async def test_tls_can_begin_with_the_first_byte(authority: Authority, own: Pair) -> None:
+async def test_tls_can_start_before_info(
+    authority: CertificateAuthority, own: CertificatePair
+) -> None:
     async with tls_server(own, handshake_first=True) as server:
         peer = await open_nats_peer(server)
         await peer.use_tls(client_ssl_context(authority))
@@ -113,7 +120,7 @@ async def test_tls_can_begin_with_the_first_byte(authority: Authority, own: Pair
         await converse(peer)
 
 
-async def test_where_tls_is_optional_both_kinds_of_clients_meet(
+async def test_optional_tls_serves_tls_and_plaintext_clients(
     authority: CertificateAuthority, own: CertificatePair
 ) -> None:
     async with tls_server(own, optional=True) as server:
@@ -130,9 +137,15 @@ async def test_where_tls_is_optional_both_kinds_of_clients_meet(
         assert await secret.read_line() == b"MSG a 1 2"
 
 
-async def test_stalled_tls_client_is_disconnected(authority: CertificateAuthority, own: CertificatePair) -> None:
+async def test_stalled_tls_client_is_disconnected(
+    authority: CertificateAuthority, own: CertificatePair
+) -> None:
     async with tls_server(own, optional=True, max_pending=4 << 20) as server:
-        publisher, stuck, other = await open_nats_peer(server), await open_nats_peer(server), await open_nats_peer(server)
+        publisher, stuck, other = (
+            await open_nats_peer(server),
+            await open_nats_peer(server),
+            await open_nats_peer(server),
+        )
         await publisher.handshake()
         await other.handshake()
         await other.send(b"SUB tick 1\r\n")  # The publisher does not wait for one alone, then.
@@ -171,7 +184,9 @@ async def test_silent_client_continues_without_optional_tls(own: CertificatePair
     ids=["plain", "garbage", "half a handshake", "nothing"],
 )
 @pytest.mark.parametrize("first", [False, True], ids=["behind info", "first"])
-async def test_missing_handshake_is_closed_silently(own: CertificatePair, said: bytes, first: bool) -> None:
+async def test_missing_handshake_is_closed_silently(
+    own: CertificatePair, said: bytes, first: bool
+) -> None:
     async with tls_server(own, seconds=0.1, handshake_first=first) as server:
         peer = await open_nats_peer(server)
         if not first:
@@ -218,7 +233,9 @@ async def test_closing_during_the_handshake_leaves_no_state(
     assert "internal error" not in caplog.text
 
 
-async def test_clients_can_be_asked_for_a_certificate(authority: Authority, own: Pair) -> None:
+async def test_client_certificate_can_be_required(
+    authority: CertificateAuthority, own: CertificatePair
+) -> None:
     async with tls_server(own, verify=True, ca=authority.path) as server:
         peer = await open_nats_peer(server)
         assert (await peer.read_info())["tls_verify"] is True
@@ -232,8 +249,8 @@ async def test_clients_can_be_asked_for_a_certificate(authority: Authority, own:
         await wait_until(lambda: server.server.disconnect_counts[Reason.TLS_HANDSHAKE] == 1)
 
 
-async def test_a_certificate_can_say_which_user_a_client_is(
-    authority: Authority, own: Pair
+async def test_client_certificate_selects_the_user(
+    authority: CertificateAuthority, own: CertificatePair
 ) -> None:
     users = (
         NatsUser("ada@example.com", "x", permissions=SubjectPermissions(publish_deny=("no",))),
@@ -243,7 +260,9 @@ async def test_a_certificate_can_say_which_user_a_client_is(
     ) as server:
         ada, other = await open_nats_peer(server), await open_nats_peer(server)
         await ada.read_info()
-        await ada.use_tls(client_ssl_context(authority, authority.issue("ada", email="ada@example.com")))
+        await ada.use_tls(
+            client_ssl_context(authority, authority.issue("ada", email="ada@example.com"))
+        )
         await ada.send_connect()
         await ada.send(b"PUB no 0\r\n\r\n")
         assert b"Permissions Violation" in await ada.read_line()
@@ -253,7 +272,9 @@ async def test_a_certificate_can_say_which_user_a_client_is(
         assert await other.read_until_closed() == b"-ERR 'Authorization Violation'\r\n"
 
 
-async def test_old_versions_of_tls_are_refused(authority: Authority, own: Pair) -> None:
+async def test_old_tls_versions_are_refused(
+    authority: CertificateAuthority, own: CertificatePair
+) -> None:
     old = client_ssl_context(authority)
     old.set_ciphers("ALL:@SECLEVEL=0")
     old.minimum_version = ssl.TLSVersion.MINIMUM_SUPPORTED
@@ -266,7 +287,7 @@ async def test_old_versions_of_tls_are_refused(authority: Authority, own: Pair) 
             await peer.use_tls(old)
 
 
-def test_a_certificate_that_cannot_be_used_is_a_sentence(
+def test_unusable_certificates_are_reported(
     authority: CertificateAuthority, own: CertificatePair, tmp_path: Path
 ) -> None:
     other = CertificateAuthority(tmp_path, "other").issue("other")
@@ -290,7 +311,7 @@ def test_a_certificate_that_cannot_be_used_is_a_sentence(
             create_ssl_context(options)
 
 
-def test_what_a_certificate_calls_its_holder() -> None:
+def test_certificate_names_and_their_order() -> None:
     subject = (
         (("countryName", "CH"),),
         (("organizationName", "Bus, Ltd"),),
@@ -323,7 +344,7 @@ def test_what_a_certificate_calls_its_holder() -> None:
     assert find_certificate_user({}, certificate_name_index(["b"])) == "nobody"
 
 
-def test_what_is_signed_as_a_name_of_one_kind_is_none_of_another() -> None:
+def test_certificate_names_of_the_wrong_type_are_ignored() -> None:
     signed = [("DNS", "CN=ada,OU=shops"), ("DNS", "ada@x"), ("email", "ada.example")]
     signed += [("URI", "CN=ada"), ("email", "CN=a@x"), ("DNS", "a\0b"), ("DNS", "Fine.Example")]
     subject = ((("commonName", "nobody"),),)

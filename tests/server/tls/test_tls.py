@@ -51,7 +51,9 @@ async def version_1(server: RunningServer, made: ssl.SSLContext) -> Peer:
     return peer
 
 
-async def test_what_is_long_goes_both_ways(authority: Authority, own: Pair) -> None:
+async def test_large_messages_are_exchanged_over_tls(
+    authority: CertificateAuthority, own: CertificatePair
+) -> None:
     async with tls_server(own) as server:
         access = simplebus.Access(ca=str(authority.path))
         async with (
@@ -66,7 +68,9 @@ async def test_what_is_long_goes_both_ways(authority: Authority, own: Pair) -> N
                     assert got.payload == expected
 
 
-async def test_a_client_without_a_loop_speaks_it_too(authority: Authority, own: Pair) -> None:
+async def test_blocking_client_uses_tls(
+    authority: CertificateAuthority, own: CertificatePair
+) -> None:
     async with tls_server(own) as server:
         address = url(server)
 
@@ -83,7 +87,9 @@ async def test_a_client_without_a_loop_speaks_it_too(authority: Authority, own: 
         assert await trio.to_thread.run_sync(talk) == []
 
 
-async def test_version_1_meets_version_2(authority: Authority, own: Pair) -> None:
+async def test_version1_and_version2_clients_exchange_messages_over_tls(
+    authority: CertificateAuthority, own: CertificatePair
+) -> None:
     async with tls_server(own) as server:
         old = await version_1(server, client_ssl_context(authority))
         await old.send(subscribe())
@@ -94,7 +100,9 @@ async def test_version_1_meets_version_2(authority: Authority, own: Pair) -> Non
             assert await old.read_messages(1) == [(1, b"old to new")]
 
 
-async def test_many_small_ones_arrive_once_and_in_order(authority: Authority, own: Pair) -> None:
+async def test_many_small_messages_arrive_once_and_in_order(
+    authority: CertificateAuthority, own: CertificatePair
+) -> None:
     count = 30_000
     async with tls_server(own) as server:
         old = await version_1(server, client_ssl_context(authority))
@@ -167,7 +175,9 @@ async def test_tls_client_rejects_a_plaintext_server(authority: CertificateAutho
                 pass
 
 
-async def test_clients_can_be_asked_for_a_certificate(authority: Authority, own: Pair) -> None:
+async def test_client_certificate_can_be_required(
+    authority: CertificateAuthority, own: CertificatePair
+) -> None:
     ada = authority.issue("ada")
     async with tls_server(own, verify=True, ca=authority.path) as server:
         access = simplebus.Access(ca=str(authority.path), cert=str(ada.cert), key=str(ada.key))
