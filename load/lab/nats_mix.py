@@ -27,7 +27,7 @@ from simplebus.nats.limits import NatsLimits
 from simplebus.nats.protocol import encode
 from simplebus.nats.protocol.events import MixedBatch
 from simplebus.nats.protocol.parser import NatsParser
-from simplebus.nats.server.subject_table import SubjectTable
+from simplebus.nats.protocol.subject_table import SubjectTable
 
 ROUNDS = 15
 READ_BYTES = 2 << 20

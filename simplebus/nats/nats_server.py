@@ -20,7 +20,7 @@ from simplebus.core.limits import HEADROOM_BYTES, Limits
 from simplebus.core.protocol.receive_buffer import ReceiveBuffer
 from simplebus.nats import subjects
 from simplebus.nats.bus.acked import AckedSubscription
-from simplebus.nats.bus.bus_session import BusAdapter
+from simplebus.nats.bus.bus_adapter import BusAdapter
 from simplebus.nats.errors import NatsError, error_line, stale_connection
 from simplebus.nats.limits import (
     BLOCKED_READ_INTERVAL_SECONDS,
@@ -55,14 +55,13 @@ from simplebus.nats.server.authenticate import (
 )
 from simplebus.nats.server.class_permissions import SubjectClasses
 from simplebus.nats.server.permissions import OpenReplies
-from simplebus.nats.server.routes import SubjectRoutes, SubjectSinks
-from simplebus.nats.server.session import EncodedBatches, NatsSession
+from simplebus.nats.server.routes import SubjectRoutes, SubjectSink, SubjectSinks
+from simplebus.nats.server.session import EncodedBatches, NatsSession, NatsSubscription
 from simplebus.nats.server.slow_consumers import NatsRateLimits, SlowConsumerMonitor
-from simplebus.nats.server.subscription import NatsSubscription, SubjectSink
 from simplebus.nats.server.subscription_memory import memory_limit
-from simplebus.nats.server.users import NatsAuth, NatsUser
 from simplebus.nats.settings import NatsSettings
-from simplebus.nats.statistics import NatsServerStatistics, collect_statistics
+from simplebus.nats.statistics import NatsServerStatistics
+from simplebus.nats.users import NatsAuth, NatsUser
 
 _OK = b"+OK\r\n"
 _PING = b"PING\r\n"
@@ -222,9 +221,8 @@ class NatsServer:
             ):
                 self._disconnect_slow_consumer(late, error)
         if self.slow_consumer_monitor.has_new_slow or session.has_stalled:
-            local_session_id = (
-                session.deliveries.local_session.session_id if session.deliveries else -1
-            )
+            local_session = session.local_session
+            local_session_id = -1 if local_session is None else local_session.session_id
             elsewhere = (
                 self.bus_adapter is not None
                 and self.bus_adapter.broker.has_other_ready_sessions(local_session_id)
@@ -288,7 +286,19 @@ class NatsServer:
 
     def statistics(self) -> NatsServerStatistics:
         """Return the current counters."""
-        return collect_statistics(self)
+        sessions = self.sessions.values()
+        return NatsServerStatistics(
+            clients=len(sessions),
+            accepted=self.next_client_id - 1,
+            subscriptions=sum(len(session.subscriptions) for session in sessions),
+            in_messages=self.closed_in_messages + sum(each.in_messages for each in sessions),
+            in_bytes=self.closed_in_bytes + sum(each.in_bytes for each in sessions),
+            out_messages=self.closed_out_messages + sum(each.out_messages for each in sessions),
+            out_bytes=self.closed_out_bytes + sum(each.outbox.sent_bytes for each in sessions),
+            pending_bytes=sum(session.outbox.pending_bytes for session in sessions),
+            denied=self.denied_count,
+            slow_consumers=self.slow_consumer_count,
+        )
 
     def drain_errors(self) -> list[Exception]:
         """Return internal errors for the log."""

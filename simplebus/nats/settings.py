@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from simplebus.nats.limits import NatsLimits
-from simplebus.nats.server.users import NatsAuth
+from simplebus.nats.users import NatsAuth
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,9 @@ subscription index, where `#` is the wildcard of channels.
 
 from __future__ import annotations
 
+from simplebus.core.errors import RemoteProtocolError
 from simplebus.core.limits import PATTERN_SEGMENTS_MAX
+from simplebus.core.protocol.envelope import decode_channel
 
 WILDCARD_ONE, WILDCARD_REST = b"*", b">"
 _RESERVED = (b"_R_.", b"_GR_.", b"$JS.ACK.")
@@ -83,3 +85,11 @@ def index_key(subject: bytes) -> str:
 
 def _escape_token(token: str) -> str:
     return _ESCAPE + token if token.lstrip(_ESCAPE) == "#" else token
+
+
+def class_subject(class_id: int, name: str) -> bytes:
+    """Return the subject of a class's messages without a channel."""
+    try:
+        return decode_channel(f"class.{name}".encode()).encode() if name else b"class.%d" % class_id
+    except RemoteProtocolError:  # A name that is no channel.
+        return b"class.%d" % class_id

@@ -25,7 +25,7 @@ from simplebus.core.users.certificate_names import (
 )
 from simplebus.core.users.users import User as SharedUser
 from simplebus.core.users.users import Users
-from simplebus.nats.server.permissions import SubjectPermissions
+from simplebus.nats.subject_permissions import SubjectPermissions
 
 _KINDS = {
     "email": CertificateNameKind.EMAIL,
@@ -62,7 +62,7 @@ def certificate_names(certificate: Mapping[str, Any]) -> tuple[str, ...]:
         for k, written in alternatives
         if k == key and classify_name(written) is kind and (name := _normalize_name(written))
     ]
-    own = format_subject(reversed(certificate.get("format_subject", ())))
+    own = format_subject(reversed(certificate.get("subject", ())))
     return (*found, own) if own else tuple(found)
 
 

@@ -11,10 +11,10 @@ from simplebus.core.limits import CLASS_ID_MAX, Limits
 from simplebus.core.protocol.requests import NamedClass
 from simplebus.core.settings import Settings
 from simplebus.nats.bus.acked import parse_subscribe
-from simplebus.nats.bus.subjects import encode_token, make_class_request, normalize_pattern
-from simplebus.nats.server.permissions import SubjectPermissions
-from simplebus.nats.server.users import NatsAuth, NatsUser
+from simplebus.nats.class_requests import encode_token, make_class_request, normalize_pattern
 from simplebus.nats.settings import NatsSettings
+from simplebus.nats.subject_permissions import SubjectPermissions
+from simplebus.nats.users import NatsAuth, NatsUser
 from tests.nats.bus.two_listeners import Client, Doors
 
 NAMES = st.text(st.characters(exclude_categories=("C", "Z")), min_size=1, max_size=5)

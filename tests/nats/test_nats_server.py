@@ -16,10 +16,10 @@ from simplebus.nats.limits import (
 )
 from simplebus.nats.protocol.events import MixedBatch, UniformBatch
 from simplebus.nats.protocol.parser import NatsParser
-from simplebus.nats.server.permissions import ResponsePermission, SubjectPermissions
-from simplebus.nats.server.subject_table import SubjectTable
-from simplebus.nats.server.users import NatsAuth, NatsUser
+from simplebus.nats.protocol.subject_table import SubjectTable
 from simplebus.nats.settings import NatsSettings
+from simplebus.nats.subject_permissions import ResponsePermission, SubjectPermissions
+from simplebus.nats.users import NatsAuth, NatsUser
 from tests.nats.differential import generated_dialogues
 from tests.nats.differential.compare import Script
 from tests.nats.server.nats_peer import Client, Inside, buffer

@@ -12,10 +12,10 @@ from simplebus.core.users.users import User as SharedUser
 from simplebus.core.users.users import Users
 from simplebus.nats.errors import NatsError
 from simplebus.nats.protocol.handshake import ConnectOptions
+from simplebus.nats.protocol.subject_table import SubjectTable
 from simplebus.nats.server.authenticate import Authenticator
-from simplebus.nats.server.permissions import SubjectPermissions
-from simplebus.nats.server.subject_table import SubjectTable
-from simplebus.nats.server.users import NatsAuth, NatsUser, decode_user_key, verify_signature
+from simplebus.nats.subject_permissions import SubjectPermissions
+from simplebus.nats.users import NatsAuth, NatsUser, decode_user_key, verify_signature
 from tests.nats.differential.dialogues_auth import nkey
 
 KEY = Ed25519PrivateKey.from_private_bytes(bytes(32))

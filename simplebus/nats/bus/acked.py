@@ -40,13 +40,17 @@ from simplebus.core.protocol.requests import SubscribeRequest
 from simplebus.core.redelivery.ack_window import nearest_sequence
 from simplebus.core.session.session import Session
 from simplebus.core.subscription.subscription import BrokerSubscription as Position
-from simplebus.nats.bus import subjects
-from simplebus.nats.bus.convert import class_subject, message_from_frame
-from simplebus.nats.bus.subjects import FILTER_TOKEN, SUBSCRIBE_PREFIX, encode_token
+from simplebus.nats.bus.convert import message_from_frame
+from simplebus.nats.class_requests import (
+    FILTER_TOKEN,
+    SUBSCRIBE_PREFIX,
+    encode_token,
+    normalize_options,
+)
 from simplebus.nats.limits import ACKED_IN_FLIGHT_MESSAGES
 from simplebus.nats.protocol import encode
-from simplebus.nats.server.session import NatsSession
-from simplebus.nats.server.subscription import NatsSubscription
+from simplebus.nats.server.session import NatsSession, NatsSubscription
+from simplebus.nats.subjects import class_subject
 
 ACK_SUBJECT_PATTERN = b"$JS.ACK.>"
 """Pattern of the subjects that acks are published on."""
@@ -95,7 +99,7 @@ def parse_subscribe(subject: bytes, queue: bytes) -> AckedSubscribeRequest:
     except UnicodeDecodeError as error:
         raise _bad_request(f"it is not UTF-8: {error.reason}") from None
     channels: list[str] = []
-    behind = tuple(subjects.normalize_options(tokens[1:]))
+    behind = tuple(normalize_options(tokens[1:]))
     if FILTER_TOKEN in tokens[2:]:
         at = tokens.index(FILTER_TOKEN, 2)
         if at + 1 == len(tokens):

@@ -45,7 +45,7 @@ from simplebus.nats.bus.acked import (
 from simplebus.nats.bus.bindings import SubjectBinding, SubjectBindings
 from simplebus.nats.bus.bus_to_nats import BusToNats, Deliver
 from simplebus.nats.bus.convert import MessageBatch
-from simplebus.nats.bus.subjects import REQUEST_PREFIX, SUBSCRIBE_PREFIX
+from simplebus.nats.class_requests import REQUEST_PREFIX, SUBSCRIBE_PREFIX
 from simplebus.nats.errors import NatsError, error_line
 from simplebus.nats.limits import ACK_COST_BYTES
 from simplebus.nats.protocol.events import (
@@ -58,8 +58,7 @@ from simplebus.nats.protocol.events import (
 )
 from simplebus.nats.server.class_permissions import SubjectClasses, class_request
 from simplebus.nats.server.routes import ChannelListeners, SubjectRoutes
-from simplebus.nats.server.session import NatsSession
-from simplebus.nats.server.subscription import NatsSubscription
+from simplebus.nats.server.session import NatsSession, NatsSubscription
 from simplebus.nats.subjects import quote
 
 
@@ -88,6 +87,8 @@ class BusAdapter:
         )
         self.nats_sessions: dict[int, NatsSession] = {}
         """NATS sessions by the id of their local session."""
+        self._deliveries: dict[NatsSession, AckedDeliveries] = {}
+        """Acked deliveries of the clients that use classes."""
         self._routes = routes
         self._refusal_counts = broker.refusal_counts
         self._deliver = deliver
@@ -165,7 +166,7 @@ class BusAdapter:
 
     def _open_local_session(self, session: NatsSession) -> AckedDeliveries:
         """Return the acked deliveries of a client; opens its local session the first time."""
-        deliveries = session.deliveries
+        deliveries = self._deliveries.get(session)
         if deliveries is None:
             local_session = self.broker.open_local_session(
                 session.peer,
@@ -173,29 +174,32 @@ class BusAdapter:
                 grants=session.class_grants,
             )
             self.nats_sessions[local_session.session_id] = session
-            deliveries = session.deliveries = AckedDeliveries(session, local_session, self.broker)
-            session.outbox.source = deliveries
+            deliveries = AckedDeliveries(session, local_session, self.broker)
+            self._deliveries[session] = deliveries
+            session.local_session, session.outbox.source = local_session, deliveries
         return deliveries
 
     def close_local_session(self, session: NatsSession) -> None:
         """Close the local session of a client; its unacked messages are redelivered."""
-        if session.deliveries is not None:
-            local_session = session.deliveries.local_session
+        local_session = session.local_session
+        if local_session is not None:
             del self.nats_sessions[local_session.session_id]
+            del self._deliveries[session]
             self.broker.close_session(local_session)
-            session.deliveries = session.outbox.source = None
+            session.local_session = session.outbox.source = None
 
     def is_blocking_publishers(self, session: NatsSession) -> bool:
         """Return True if publishers wait for acks of this client."""
-        deliveries = session.deliveries
-        return deliveries is not None and self.broker.is_blocking_publishers(
-            deliveries.local_session
-        )
+        local_session = session.local_session
+        return local_session is not None and self.broker.is_blocking_publishers(local_session)
 
     def has_few_parked_bytes(self, session: NatsSession) -> bool:
         """Return True if the client's blocked messages use at most a quarter of the limit."""
-        deliveries, most = session.deliveries, self.broker.settings.limits.pending_bytes
-        return deliveries is None or 4 * deliveries.local_session.parked_bytes <= most
+        local_session, limit_bytes = (
+            session.local_session,
+            self.broker.settings.limits.pending_bytes,
+        )
+        return local_session is None or 4 * local_session.parked_bytes <= limit_bytes
 
     # Publishing ----------------------------------------------------------------------------------
 
@@ -290,7 +294,7 @@ class BusAdapter:
 
     def unsubscribe(self, subscription: AckedSubscription) -> None:
         """End an acked subscription. Unacked messages are redelivered; a durable stays."""
-        deliveries = subscription.session.deliveries
+        deliveries = self._deliveries.get(subscription.session)
         if deliveries is not None and deliveries.remove(subscription):
             asked = UnsubscribeRequested(0, subscription.number, UnsubscribeRequest())
             self.broker.apply_event(deliveries.local_session, asked)
@@ -304,7 +308,7 @@ class BusAdapter:
         self._add_read_cost(ACK_COST_BYTES)
         session.ack_count += 1
         session.ack_bytes += len(message.body)
-        deliveries, about = session.deliveries, parse_ack_subject(message.subject)
+        deliveries, about = self._deliveries.get(session), parse_ack_subject(message.subject)
         says = parse_ack_payload(bytes(message.body[message.header_bytes :]))
         if about is None or says is None:
             self._refusal_counts[Reason.BAD_ACK] += 1

@@ -29,10 +29,11 @@ from simplebus.core.subscription import selection
 from simplebus.core.subscription.delayed_wakeups import DelayedWakeups
 from simplebus.core.subscription.position import NEVER
 from simplebus.core.subscription.selection import Ranges
-from simplebus.nats.bus.convert import class_subject, message_from_frame
+from simplebus.nats.bus.convert import message_from_frame
 from simplebus.nats.protocol.events import MixedBatch, Pub, UniformBatch
 from simplebus.nats.server.class_permissions import SubjectClasses
 from simplebus.nats.server.routes import SubjectRoutes
+from simplebus.nats.subjects import class_subject
 
 _MESSAGE_ID: np.dtype[np.uint32] = np.dtype(">u4")
 _MESSAGE_ID_AT = 3

@@ -31,7 +31,7 @@ from simplebus.core.channel.pattern import check_name
 from simplebus.core.errors import LocalProtocolError, Reason, RemoteProtocolError
 from simplebus.core.limits import DELIMITER_BYTES, HEADER_BYTES
 from simplebus.core.protocol import frames
-from simplebus.core.protocol.envelope import CHANNEL, STUFFED, decode_channel
+from simplebus.core.protocol.envelope import CHANNEL, STUFFED
 from simplebus.core.protocol.envelope_batch import Envelope, decode, encode
 from simplebus.core.protocol.frames import DELIMITER, HEADER, FrameBatch
 from simplebus.nats import subjects
@@ -354,11 +354,3 @@ def message_from_frame(frame: bytes, class_subject: bytes, ack_subject: bytes = 
     size = b"%d" % len(body)
     header_size = b"%d" % len(block) if block else b""
     return Pub(subject, reply, size, header_size, len(block), memoryview(body))
-
-
-def class_subject(class_id: int, name: str) -> bytes:
-    """Return the subject of a class's messages without a channel."""
-    try:
-        return decode_channel(f"class.{name}".encode()).encode() if name else b"class.%d" % class_id
-    except RemoteProtocolError:  # A name that is no channel.
-        return b"class.%d" % class_id

@@ -26,7 +26,7 @@ from simplebus.nats.limits import (
 )
 from simplebus.nats.numbers import parse_digits as digits_value
 from simplebus.nats.protocol.events import MixedBatch
-from simplebus.nats.server.subject_table import SubjectNumbers, SubjectTable, have_no_blanks
+from simplebus.nats.protocol.subject_table import SubjectNumbers, SubjectTable, have_no_blanks
 
 _VERB = b"PUB "
 _CR_LF = b"\r\n"

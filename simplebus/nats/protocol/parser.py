@@ -29,7 +29,7 @@ from simplebus.nats.limits import (
 from simplebus.nats.protocol.bulk_parser import BulkParser
 from simplebus.nats.protocol.events import ClientEvent, MixedBatch, Pub, UniformBatch
 from simplebus.nats.protocol.line_parser import LineParser
-from simplebus.nats.server.subject_table import SubjectTable
+from simplebus.nats.protocol.subject_table import SubjectTable
 
 _CR_LF = b"\r\n"
 _CR_LF_WORD = np.uint16(int.from_bytes(_CR_LF, "little"))
@@ -82,10 +82,7 @@ class NatsParser:
                 self._tail += buffer.view[first:last]
                 return
             if len(self._tail) <= HEADROOM_BYTES:
-                begin = first - len(self._tail)
-                buffer.raw[begin:first] = self._tail
-                self._tail.clear()
-                first = begin
+                first = buffer.prepend(self._tail)
             else:
                 first = self._extend_tail(buffer, first, last)
                 if self._tail:

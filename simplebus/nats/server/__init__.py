@@ -1,16 +1,15 @@
-"""NATS server without I/O: a driver brings bytes and clock readings and sends the outboxes.
+"""State of the NATS server without I/O; `nats.nats_server` connects it with clients and the bus.
 
 Reading order:
-    server               `NatsServer`: connect, publish, subscribe, liveness checks
-    session, outbox      state and output of one client
-    subscription         delivery to one subscription
-    queue_group          delivery to one member of a queue group
+    session              state and subscriptions of one client
+    outbox               output of one client
     routes               subjects to sinks, with cached results
+    queue_group          delivery to one member of a queue group
     subscription_memory  memory bound of all subscriptions
-    users, authenticate  NATS users and the check of CONNECT
-    permissions          subject permissions; class_permissions applies class permissions to
-    subjects
+    authenticate         check of CONNECT
+    permissions          cached decisions about subjects
+    class_permissions    class permissions applied to subjects
     slow_consumers       publisher stalls and disconnection of slow clients
 
-May import `core` and the other packages of `nats`, except `client`.
+May import `core`, the modules of `nats` except `nats_server`, and `nats.protocol`.
 """

@@ -15,15 +15,16 @@ from simplebus.core.users.permissions import Grants
 from simplebus.nats.errors import NatsError
 from simplebus.nats.protocol import handshake
 from simplebus.nats.protocol.handshake import SUPPORTED_PROTOCOLS, ConnectOptions
+from simplebus.nats.protocol.subject_table import SubjectTable
 from simplebus.nats.server.class_permissions import (
     ClassSubjectGrants,
     LocalSessionGrants,
     SubjectClasses,
 )
-from simplebus.nats.server.permissions import SubjectGrants, SubjectPermissions
+from simplebus.nats.server.permissions import SubjectGrants
 from simplebus.nats.server.session import NatsSession
-from simplebus.nats.server.subject_table import SubjectTable
-from simplebus.nats.server.users import NatsAuth, NatsUser, verify_signature
+from simplebus.nats.subject_permissions import SubjectPermissions
+from simplebus.nats.users import NatsAuth, NatsUser, verify_signature
 
 _NONCE_BYTES = 12
 _QUOTED_CHARACTERS_MAX = 400

@@ -26,11 +26,12 @@ from simplebus.core.users.permissions import (
     unresolved_class,
 )
 from simplebus.nats import subjects
-from simplebus.nats.bus.convert import class_subject
-from simplebus.nats.bus.subjects import ClassRequest, make_class_request
+from simplebus.nats.class_requests import ClassRequest, make_class_request
 from simplebus.nats.limits import CACHED_PERMISSIONS_MAX
-from simplebus.nats.server.permissions import PermissionCache, SubjectGrants, SubjectPermissions
-from simplebus.nats.server.subject_table import SubjectTable
+from simplebus.nats.protocol.subject_table import SubjectTable
+from simplebus.nats.server.permissions import PermissionCache, SubjectGrants
+from simplebus.nats.subject_permissions import SubjectPermissions
+from simplebus.nats.subjects import class_subject
 
 _INBOX, _ACKS, _CLASS = "_INBOX.", "$JS.ACK.", "class."
 _EVERYTHING = ClassPermissions(everything=True, allow=(), nothing=False, deny=())

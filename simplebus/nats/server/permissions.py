@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -17,54 +16,12 @@ import numpy.typing as npt
 from simplebus.core.channel.pattern import matches, overlaps
 from simplebus.core.channel.subscription_index import SubscriptionIndex
 from simplebus.nats import subjects
-from simplebus.nats.bus.subjects import REQUEST_PREFIX, ClassRequest, normalize_pattern, prefixes
+from simplebus.nats.class_requests import REQUEST_PREFIX, ClassRequest, normalize_pattern, prefixes
 from simplebus.nats.limits import CACHED_PERMISSIONS_MAX, OPEN_REPLIES_MAX, SUBJECTS_MAX
-from simplebus.nats.server.subject_table import SubjectTable
+from simplebus.nats.protocol.subject_table import SubjectTable
+from simplebus.nats.subject_permissions import ResponsePermission, SubjectPermissions
 
 _YES, _NO, _UNKNOWN = 1, 0, -1
-
-
-@dataclass(frozen=True, slots=True)
-class ResponsePermission:
-    """Permission to publish on the reply subject of a delivered message."""
-
-    max_responses: int = 1
-    """Responses to one message; negative for no limit."""
-    expires_seconds: float = 120.0
-    """How long a response is allowed; negative for no limit."""
-
-
-@dataclass(frozen=True, slots=True)
-class SubjectPermissions:
-    """Patterns of allowed and denied subjects.
-
-    In subscribe patterns a blank and a queue pattern may follow; the pattern then applies to
-    members of matching queue groups only.
-
-    Raises:
-        ValueError: A pattern is not legal.
-    """
-
-    publish_allow: tuple[str, ...] = ()
-    publish_deny: tuple[str, ...] = ()
-    subscribe_allow: tuple[str, ...] = ()
-    subscribe_deny: tuple[str, ...] = ()
-    responses: ResponsePermission | None = None
-    """If set, publishing is denied unless allowed by a pattern or as a response."""
-
-    def __post_init__(self) -> None:
-        for name, words in (
-            ("publish_allow", 1),
-            ("publish_deny", 1),
-            ("subscribe_allow", 2),
-            ("subscribe_deny", 2),
-        ):
-            for pattern in getattr(self, name):
-                parts = pattern.split()
-                legal = all(subjects.is_legal(part.encode()) for part in parts)
-                if not (1 <= len(parts) <= words and legal):
-                    expected = "a subject" if words == 1 else "a subject, or one and a queue name"
-                    raise ValueError(f"{name}: {pattern!r} is no pattern, expected {expected}")
 
 
 class PermissionCache:

@@ -10,15 +10,12 @@ from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections.abc import Iterator
 from itertools import accumulate, chain
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import numpy as np
 
 from simplebus.nats.protocol.events import Indexes, MixedBatch, Pub, UniformBatch, row_indexes
-from simplebus.nats.server.subscription import NatsSubscription
-
-if TYPE_CHECKING:
-    from simplebus.nats.server.session import NatsSession
+from simplebus.nats.server.session import NatsSession, NatsSubscription
 
 _DRAW_COUNT = 256
 # Up to this many messages are distributed one by one: arrays cost more.

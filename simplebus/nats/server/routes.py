@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import islice
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -25,18 +25,35 @@ from simplebus.nats.limits import (
     SCATTERED_FRACTION,
     SUBJECTS_MAX,
 )
-from simplebus.nats.protocol.events import Indexes, MixedBatch, UniformBatch
+from simplebus.nats.protocol.events import Indexes, MixedBatch, Pub, UniformBatch
+from simplebus.nats.protocol.subject_table import SubjectTable
 from simplebus.nats.server.queue_group import MergedQueueGroup, QueueGroup, RandomNumbers
-from simplebus.nats.server.subject_table import SubjectTable
-from simplebus.nats.server.subscription import NatsSubscription, SubjectSink
+from simplebus.nats.server.session import NatsSession, NatsSubscription
 from simplebus.nats.server.subscription_memory import SubscriptionMemory, memory_limit
+
+
+class SubjectSink(Protocol):
+    """Receiver of messages of a subject. `origin` is the publishing session; None for the bus."""
+
+    def __hash__(self) -> int: ...
+
+    @property
+    def is_ordered(self) -> bool:
+        """True if the rows of a mixed batch must arrive in one call, in publication order."""
+
+    def deliver(self, message: Pub, origin: NatsSession | None) -> bool:
+        """Deliver a message. Returns True if a receiver accepted it."""
+
+    def deliver_batch(
+        self, messages: UniformBatch | MixedBatch, rows: Indexes | None, origin: NatsSession | None
+    ) -> None:
+        """Deliver these rows of a batch, in ascending order; None for all rows."""
+
 
 SubjectSinks: TypeAlias = tuple[SubjectSink, ...]
 
 _UNKNOWN = -1
 _NO_GENERATION = (-1, -1)
-
-
 _SAMPLED_RESULTS = 4096
 
 

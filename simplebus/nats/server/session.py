@@ -1,17 +1,22 @@
-"""State of one NATS client: handshake, subscriptions and output.
+"""State of one NATS client: handshake, output, and its subscriptions.
 
-A session only knows its own client. `NatsServer` decides what a command means for others.
+A session only knows its own client. `NatsServer` decides what a command means for others. A batch
+is gathered per client and encoded once, in publication order across the client's subscriptions.
+@end
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
+
+import numpy as np
 
 from simplebus.core.errors import RemoteProtocolError
 from simplebus.core.limits import RECEIVE_BYTES, TRICKLE_BYTES
 from simplebus.core.protocol.requests import Auth
 from simplebus.core.session.rate_limits import address_network
+from simplebus.core.session.session import Session
 from simplebus.core.users.permissions import Grants
 from simplebus.core.users.rate_limit import RateLimiter, read_bytes
 from simplebus.nats.limits import (
@@ -19,19 +24,17 @@ from simplebus.nats.limits import (
     OUTPUT_PER_READ_BYTES,
     READ_BYTES_INITIAL,
     READ_BYTES_MIN,
+    STALL_SECONDS_MAX,
 )
 from simplebus.nats.protocol import encode
-from simplebus.nats.protocol.events import Indexes, MixedBatch, UniformBatch
+from simplebus.nats.protocol.events import Indexes, MixedBatch, Pub, UniformBatch, row_indexes
 from simplebus.nats.protocol.handshake import ConnectOptions, Info
 from simplebus.nats.protocol.parser import NatsParser
 from simplebus.nats.server.outbox import NatsOutbox
-from simplebus.nats.server.permissions import OpenReplies, SubjectGrants
-from simplebus.nats.server.subscription import NatsSubscription
+from simplebus.nats.server.permissions import OpenReplies, PermissionCache, SubjectGrants
+from simplebus.nats.users import NatsUser
 
-if TYPE_CHECKING:
-    from simplebus.nats.bus.acked import AckedDeliveries
-    from simplebus.nats.server.slow_consumers import PublisherStall
-    from simplebus.nats.server.users import NatsUser
+_NONE: Indexes = np.empty(0, np.int64)
 
 GatheredRows: TypeAlias = list[tuple[bytes, Indexes | None]]
 """Messages of the current batch for one client: subscription id and rows; None for all rows."""
@@ -130,8 +133,8 @@ class NatsSession:
         self.is_closed = False
         self.is_disconnecting = False
         """True if the session will be closed: nothing more is sent to it."""
-        self.deliveries: AckedDeliveries | None = None
-        """Acked subscriptions and the local session; None if the client uses no classes."""
+        self.local_session: Session | None = None
+        """Session of the client at the broker; None if the client uses no classes."""
         self.in_messages = self.in_bytes = 0
         """Messages published by the client, with headers and payloads."""
         self.ack_count = self.ack_bytes = 0
@@ -161,7 +164,7 @@ class NatsSession:
     @property
     def is_reading_paused(self) -> bool:
         """True while published messages wait for space in a class."""
-        return self.deliveries is not None and self.deliveries.local_session.is_reading_paused
+        return self.local_session is not None and self.local_session.is_reading_paused
 
     @property
     def pending_bytes(self) -> int:
@@ -286,3 +289,147 @@ class NatsSession:
                     encoded[key] = piece
         self.outbox.append(piece)
         return len(piece)
+
+
+class NatsSubscription:
+    """Subscription of one client to a subject."""
+
+    __slots__ = (
+        "delivered_count",
+        "denied_subjects",
+        "has_ended",
+        "max_messages",
+        "memory_account",
+        "queue",
+        "session",
+        "sid",
+        "subject",
+    )
+
+    def __init__(
+        self,
+        session: NatsSession,
+        subject: bytes,
+        queue: bytes,
+        sid: bytes,
+        denied_subjects: PermissionCache | None = None,
+    ) -> None:
+        self.session = session
+        self.subject = subject
+        self.queue = queue
+        self.sid = sid
+        self.memory_account = ""
+        """Account charged for the memory of the subscription."""
+        self.delivered_count = 0
+        """Messages delivered so far."""
+        self.max_messages = 0
+        """Number of messages after which the subscription ends; 0 for no limit."""
+        self.has_ended = False
+        """True if the subscription has ended but is not yet removed from the routes."""
+        self.denied_subjects = denied_subjects
+        """Cache of subjects whose messages are not delivered; None if nothing is denied."""
+
+    @property
+    def is_ordered(self) -> bool:
+        """True with `max_messages`: the last messages are known only if all rows arrive together."""
+        return self.max_messages > 0
+
+    def accepts_from(self, origin: NatsSession | None) -> bool:
+        """Return True if messages of this publisher are delivered."""
+        session = self.session
+        if self.has_ended or session.is_disconnecting:
+            return False
+        return origin is not session or session.options.echo
+
+    def accepts(self, subject: bytes, origin: NatsSession | None) -> bool:
+        """Return True if messages of this publisher on this subject are delivered."""
+        return self.accepts_from(origin) and not (
+            self.denied_subjects and self.denied_subjects.get(subject)
+        )
+
+    def deliver(self, message: Pub, origin: NatsSession | None) -> bool:
+        if not self.accepts(message.subject, origin):
+            return False
+        session = self.session
+        session.send(encode.encode_message(message, self.sid, headers=session.accepts_headers))
+        if message.reply and session.open_replies is not None:
+            session.open_replies.add(message.reply)
+        self._count_delivered(1)
+        return True
+
+    def deliver_batch(
+        self, messages: UniformBatch | MixedBatch, rows: Indexes | None, origin: NatsSession | None
+    ) -> None:
+        self.deliver_rows(messages, rows, origin)
+
+    def deliver_rows(
+        self, messages: UniformBatch | MixedBatch, rows: Indexes | None, origin: NatsSession | None
+    ) -> Indexes:
+        """Deliver rows of a batch; None for all. Returns the rows that were not accepted."""
+        if not self.accepts_from(origin):
+            return row_indexes(messages, rows)
+        left = _NONE
+        if self.denied_subjects is not None:
+            rows, left = self._split_denied(messages, rows, self.denied_subjects)
+        count = messages.count if rows is None else len(rows)
+        most = self.max_messages - self.delivered_count
+        if self.max_messages and count > most:
+            rows = row_indexes(messages, rows)
+            left = np.sort(np.concatenate((left, rows[most:])))
+            rows, count = rows[:most], most
+        if count:
+            session = self.session
+            session.gather(self.sid, rows, count * messages.mean_message_bytes)
+            if (
+                isinstance(messages, UniformBatch)
+                and messages.first_message.reply
+                and session.open_replies is not None
+            ):
+                session.open_replies.add(messages.first_message.reply)
+            self._count_delivered(count)
+        return left
+
+    def _split_denied(
+        self, messages: UniformBatch | MixedBatch, rows: Indexes | None, denied: PermissionCache
+    ) -> tuple[Indexes | None, Indexes]:
+        """Return the deliverable rows and the denied rows."""
+        if isinstance(messages, UniformBatch):
+            if denied.get(messages.first_message.subject):
+                return _NONE, row_indexes(messages, rows)
+            return rows, _NONE
+        numbers = messages.subject_numbers if rows is None else messages.subject_numbers[rows]
+        if messages.subject_names is None:
+            are_denied = denied.get_many(numbers)
+        else:
+            are_denied = np.array([denied.get(name) for name in messages.subject_names])[numbers]
+        if not are_denied.any():
+            return rows, _NONE
+        rows = row_indexes(messages, rows)
+        return rows[~are_denied], rows[are_denied]
+
+    def _count_delivered(self, count: int) -> None:
+        self.delivered_count += count
+        self.session.out_messages += count
+        if self.max_messages and self.delivered_count >= self.max_messages:
+            self.session.on_subscription_complete(self)
+
+
+class PublisherStall:
+    """Slow sessions that a publisher waits for."""
+
+    __slots__ = ("has_fast_receivers", "initial_sent_bytes", "max_seconds", "sessions")
+
+    def __init__(
+        self, sessions: list[NatsSession], has_fast_receivers: bool, max_seconds: float
+    ) -> None:
+        self.sessions = sessions
+        self.has_fast_receivers = has_fast_receivers
+        """True if receivers that are not slow would be delayed by the stall."""
+        self.max_seconds = max_seconds
+        """Longest duration of the stall."""
+        self.initial_sent_bytes = [session.outbox.sent_bytes for session in sessions]
+        """Bytes sent to each session when the stall began."""
+
+    def shorten(self) -> None:
+        """Wait only briefly, and only for sessions that are about to be disconnected."""
+        self.has_fast_receivers, self.max_seconds = True, STALL_SECONDS_MAX

@@ -32,8 +32,8 @@ from simplebus.nats.limits import (
     STUCK_SECONDS,
     NatsLimits,
 )
-from simplebus.nats.server.session import NatsSession
-from simplebus.nats.server.users import NatsUser
+from simplebus.nats.server.session import NatsSession, PublisherStall
+from simplebus.nats.users import NatsUser
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -90,27 +90,6 @@ class StallablePublisher(Protocol):
 
     def reduce_read_size(self) -> None:
         """Read less from the publisher at a time."""
-
-
-class PublisherStall:
-    """Slow sessions that a publisher waits for."""
-
-    __slots__ = ("has_fast_receivers", "initial_sent_bytes", "max_seconds", "sessions")
-
-    def __init__(
-        self, sessions: list[NatsSession], has_fast_receivers: bool, max_seconds: float
-    ) -> None:
-        self.sessions = sessions
-        self.has_fast_receivers = has_fast_receivers
-        """True if receivers that are not slow would be delayed by the stall."""
-        self.max_seconds = max_seconds
-        """Longest duration of the stall."""
-        self.initial_sent_bytes = [session.outbox.sent_bytes for session in sessions]
-        """Bytes sent to each session when the stall began."""
-
-    def shorten(self) -> None:
-        """Wait only briefly, and only for sessions that are about to be disconnected."""
-        self.has_fast_receivers, self.max_seconds = True, STALL_SECONDS_MAX
 
 
 class SlowConsumerMonitor:

@@ -7,8 +7,6 @@ from the subject, on the high side: most memory is used by the index tables of a
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from simplebus.core.channel.pattern_index import PREFIX_SEGMENTS
 from simplebus.core.limits import Limits
 from simplebus.nats.limits import (
@@ -20,10 +18,8 @@ from simplebus.nats.limits import (
     SUBSCRIPTION_MEMORY_BYTES,
     SUBSCRIPTION_MEMORY_DIVISOR,
 )
+from simplebus.nats.server.session import NatsSubscription
 from simplebus.nats.subjects import has_wildcard
-
-if TYPE_CHECKING:
-    from simplebus.nats.server.subscription import NatsSubscription
 
 
 def estimate_bytes(subject: bytes, queue: bytes, sid: bytes) -> int:

@@ -8,7 +8,7 @@ from simplebus.core.broker.broker import Settings
 from simplebus.core.errors import Reason
 from simplebus.core.limits import Limits
 from simplebus.core.settings import ClassSettings
-from simplebus.nats.bus.subjects import encode_token
+from simplebus.nats.class_requests import encode_token
 from tests.behaviour.wire_peer import connect as connect1
 from tests.behaviour.wire_peer import numbered
 from tests.behaviour.wire_peer import publish as publish1

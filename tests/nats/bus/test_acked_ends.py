@@ -178,5 +178,6 @@ def test_so_many_durables_that_were_left_are_remembered() -> None:
         client.sub(f"$SB.SUB.1.d{number}.start=earliest", str(number))
         client.say(b"UNSUB %d\r\n" % number)
     client.messages()
-    assert client.session.deliveries is not None
-    assert len(client.session.deliveries._released_positions) == 64
+    assert doors.front.bus_adapter is not None
+    deliveries = doors.front.bus_adapter._deliveries[client.session]
+    assert len(deliveries._released_positions) == 64

@@ -10,9 +10,9 @@ from simplebus.core.users.permissions import PermissionRule, PermissionRules
 from simplebus.core.users.permissions import Permissions as Rights
 from simplebus.core.users.users import User as SharedUser
 from simplebus.core.users.users import Users
-from simplebus.nats.server.permissions import ResponsePermission, SubjectPermissions
-from simplebus.nats.server.users import NatsAuth, NatsUser
 from simplebus.nats.settings import NatsSettings
+from simplebus.nats.subject_permissions import ResponsePermission, SubjectPermissions
+from simplebus.nats.users import NatsAuth, NatsUser
 from tests.behaviour.wire_peer_v2 import channel_envelope, connect_version2, publish_envelopes
 from tests.nats.bus.two_listeners import Client, Doors
 

@@ -255,7 +255,7 @@ def test_where_a_class_is_full_its_publisher_waits_and_what_else_it_says_is_hear
             client.pub(message.reply, b"+ACK")
         acked = client.messages()
     assert heard == [b"0", b"1", b"2", b"3", b"4"]
-    assert doors.broker.drain_resumed() == [publisher.session.deliveries.local_session]  # type: ignore[union-attr]
+    assert doors.broker.drain_resumed() == [publisher.session.local_session]  # type: ignore[union-attr]
     assert not publisher.session.is_reading_paused
 
 
@@ -270,7 +270,7 @@ def test_a_publisher_that_waits_is_not_taken_for_gone_and_heard_now_and_then() -
         assert front.can_read_while_blocked(publisher.session)
         publisher.say(b"PING\r\n")
         assert publisher.lines() == [b"PONG"]
-    while publisher.session.deliveries.local_session.parked_bytes < 1 << 20:  # type: ignore[union-attr]
+    while publisher.session.local_session.parked_bytes < 1 << 20:  # type: ignore[union-attr]
         publisher.say(pubs(*[("orders.a", bytes(4000))] * 100))
     front.now += 1000 * front.settings.limits.ping_seconds
     front.tick()

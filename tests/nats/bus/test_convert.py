@@ -16,12 +16,12 @@ from simplebus.nats.bus.convert import (
     REPLY_HEADER,
     STATUS_HEADER,
     MessageConverter,
-    class_subject,
     format_header_block,
     message_from_frame,
     parse_header_block,
 )
 from simplebus.nats.protocol.events import MixedBatch, Pub, UniformBatch, iter_messages
+from simplebus.nats.subjects import class_subject
 
 SUBJECTS = [b"a.b", b"<", b"orders.eu", b"a.*", b"caf\xe9", b"x" * 60]
 PAYLOADS = st.sampled_from([b"", b"<", b"\r\n", b"<\r\n", b"<\r\n>", b"plain", b"y" * 40])

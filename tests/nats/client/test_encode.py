@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from simplebus.core.errors import RemoteProtocolError
 from simplebus.jetstream import api, backlog
 from simplebus.jetstream.cluster import stream_update
-from simplebus.jetstream.consume.give_back import with_note
+from simplebus.jetstream.consume.give_back import with_return_note
 from simplebus.jetstream.settings import JetStreamOptions
 from simplebus.nats.client import encode, jetstream_codec
 from simplebus.nats.client.client import NatsClientCore, RequestReplies, ServerReady
@@ -215,13 +215,13 @@ READ: dict[str, list[Callable[[dict[str, Any]], object]]] = {
         lambda info: api.taken_over_config(info["config"], "d"),
         lambda info: api.released_config(info["config"]),
         lambda info: api.with_delivery_policy(info["config"], "{}"),
-        lambda info: with_note(info, np.arange(2)),
+        lambda info: with_return_note(info, np.arange(2)),
     ],
     "streams": [
         api.cluster_id_of,
-        lambda info: stream_update.growth(info["config"], OPTIONS),
-        lambda info: stream_update.weakness(info["config"], OPTIONS),
-        lambda info: backlog.inventory(info, [CONSUMER]),
+        lambda info: stream_update.required_changes(info["config"], OPTIONS),
+        lambda info: stream_update.storage_problem(info["config"], OPTIONS),
+        lambda info: backlog.build_inventory(info, [CONSUMER]),
     ],
 }
 """All that doors make of such answers."""

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.support.programs import Program
-from tests.support.requirements import skip_or_fail, require_program
+from tests.support.requirements import require_program, skip_or_fail
 
 HERE = Path(__file__).parent
 

@@ -15,8 +15,8 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from simplebus.nats.limits import NatsLimits
-from simplebus.nats.server.permissions import ResponsePermission, SubjectPermissions
-from simplebus.nats.server.users import NatsAuth, NatsUser
+from simplebus.nats.subject_permissions import ResponsePermission, SubjectPermissions
+from simplebus.nats.users import NatsAuth, NatsUser
 from tests.nats.differential.compare import Say, Script
 from tests.nats.differential.dialogues import BLOCK, QUIET
 

@@ -15,8 +15,8 @@ import pytest
 from hypothesis import given, settings
 
 from simplebus.nats.limits import NatsLimits
-from simplebus.nats.server.users import NatsAuth, NatsUser
 from simplebus.nats.settings import NatsSettings
+from simplebus.nats.users import NatsAuth, NatsUser
 from tests.nats.differential import generated_dialogues
 from tests.nats.differential.compare import (
     Heard,

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from simplebus.core.protocol.frames import Words, unaligned
-from simplebus.nats.server.subject_table import Indexes, SubjectNumbers, SubjectTable
+from simplebus.nats.protocol.subject_table import Indexes, SubjectNumbers, SubjectTable
 
 
 class Asked(NamedTuple):

@@ -20,7 +20,7 @@ from simplebus.nats.protocol.events import (
     iter_messages,
 )
 from simplebus.nats.protocol.parser import NatsParser
-from simplebus.nats.server.subject_table import SubjectTable
+from simplebus.nats.protocol.subject_table import SubjectTable
 from tests.nats.protocol.parser_oracle import Oracle
 
 LIMITS = NatsLimits(max_payload=300, max_control_line=64)

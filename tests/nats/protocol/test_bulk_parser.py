@@ -19,7 +19,7 @@ from simplebus.nats import limits as bounds
 from simplebus.nats.limits import NatsLimits
 from simplebus.nats.protocol import parser as parsers
 from simplebus.nats.protocol.bulk_parser import BulkParser, find_line_feeds
-from simplebus.nats.server.subject_table import SubjectTable
+from simplebus.nats.protocol.subject_table import SubjectTable
 from tests.nats.protocol.parser_driver import Reading, read, truth
 
 LOOKS_LIKE = [
@@ -256,7 +256,7 @@ def test_an_event_of_many_subjects_has_a_bound(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_subjects_are_forgotten_between_events_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("simplebus.nats.server.subject_table.SUBJECTS_MAX", 150)
+    monkeypatch.setattr("simplebus.nats.protocol.subject_table.SUBJECTS_MAX", 150)
     monkeypatch.setattr("simplebus.nats.protocol.bulk_parser.MIXED_BATCH_MESSAGES_MAX", 100)
     table = SubjectTable()
     data = b"".join(pub(Random(), b"s.%d" % (n * n % 997), b"x" * (n % 7)) for n in range(1000))

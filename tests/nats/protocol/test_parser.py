@@ -19,7 +19,7 @@ from simplebus.nats.limits import NatsLimits
 from simplebus.nats.protocol.events import Connect, Pub
 from simplebus.nats.protocol.line_parser import LineParser
 from simplebus.nats.protocol.parser import NatsParser
-from simplebus.nats.server.subject_table import SubjectTable
+from simplebus.nats.protocol.subject_table import SubjectTable
 from tests.nats.protocol.parser_driver import (
     BUFFER,
     LIMITS,

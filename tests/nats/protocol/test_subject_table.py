@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from simplebus.nats.limits import BULK_SUBJECT_BYTES_MAX
-from simplebus.nats.server import subject_table as tables
-from simplebus.nats.server.subject_table import SubjectTable, have_no_blanks
-from tests.nats.server.numbered_subjects import asked
+from simplebus.nats.protocol import subject_table as tables
+from simplebus.nats.protocol.subject_table import SubjectTable, have_no_blanks
+from tests.nats.protocol.numbered_subjects import asked
 
 SUBJECTS = st.binary(min_size=1, max_size=20) | st.sampled_from(
     [b"a", b"a\0", b"a" * 8, b"a" * 8 + b"\0", b"a" * 16, b"a" * 17, b"a" * BULK_SUBJECT_BYTES_MAX]

@@ -10,7 +10,7 @@ import functools
 from simplebus.core.broker.broker import Broker
 from simplebus.core.protocol.receive_buffer import ReceiveBuffer
 from simplebus.nats.errors import NatsError
-from simplebus.nats.server.server import NatsServer
+from simplebus.nats.nats_server import NatsServer
 from simplebus.nats.server.session import NatsSession
 from simplebus.nats.settings import NatsSettings
 from tests.nats.differential.compare import (

@@ -13,9 +13,9 @@ from simplebus.core.users.permissions import (
     Permissions,
 )
 from simplebus.core.users.users import User, Users
-from simplebus.nats.server.permissions import SubjectPermissions as NatsPermissions
-from simplebus.nats.server.users import NatsAuth
 from simplebus.nats.settings import NatsSettings
+from simplebus.nats.subject_permissions import SubjectPermissions as NatsPermissions
+from simplebus.nats.users import NatsAuth
 from tests.behaviour.wire_peer_v2 import channel_envelope, connect_version2, publish_envelopes
 from tests.nats.bus.two_listeners import Client, Doors
 

@@ -9,8 +9,8 @@ from simplebus.core.users.permissions import PermissionRule, PermissionRules, Pe
 from simplebus.core.users.rate_limit import RateLimit
 from simplebus.core.users.users import User, Users
 from simplebus.nats.errors import NatsError
-from simplebus.nats.server.users import NatsAuth
 from simplebus.nats.settings import NatsSettings
+from simplebus.nats.users import NatsAuth
 from tests.nats.bus.two_listeners import Client, Doors
 
 

@@ -12,7 +12,7 @@ from simplebus.nats.limits import (
     READ_BYTES_INITIAL,
     READ_BYTES_MIN,
 )
-from simplebus.nats.server.server import NatsServer
+from simplebus.nats.nats_server import NatsServer
 
 
 @pytest.fixture(scope="module")

@@ -11,14 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from simplebus.nats.limits import MERGED_GROUPS_MAX
-from simplebus.nats.server.permissions import SubjectPermissions
 from simplebus.nats.server.queue_group import MergedQueueGroup, QueueGroup, RandomNumbers
-from simplebus.nats.server.routes import SubjectRoutes
-from simplebus.nats.server.subscription import NatsSubscription, SubjectSink
-from simplebus.nats.server.users import NatsAuth, NatsUser
+from simplebus.nats.server.routes import SubjectRoutes, SubjectSink
+from simplebus.nats.server.session import NatsSubscription
 from simplebus.nats.settings import NatsSettings
+from simplebus.nats.subject_permissions import SubjectPermissions
+from simplebus.nats.users import NatsAuth, NatsUser
+from tests.nats.protocol.numbered_subjects import numbered
 from tests.nats.server.nats_peer import Client, Inside
-from tests.nats.server.numbered_subjects import numbered
 
 QUIET = b'CONNECT {"verbose":false,"pedantic":false}\r\n'
 DEAF = b'CONNECT {"verbose":false,"pedantic":false,"echo":false}\r\n'

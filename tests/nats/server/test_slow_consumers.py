@@ -12,7 +12,7 @@ from simplebus.nats.limits import (
     STUCK_SECONDS,
     NatsLimits,
 )
-from simplebus.nats.server.server import NatsServer
+from simplebus.nats.nats_server import NatsServer
 from simplebus.nats.server.session import NatsSession
 from simplebus.nats.settings import NatsSettings
 from tests.nats.server.nats_peer import buffer

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from simplebus.core.broker.broker import Broker, Settings
 from simplebus.core.limits import Limits
 from simplebus.nats.limits import IMMEDIATE_REMOVALS_MAX
-from simplebus.nats.server.server import apply_settings
+from simplebus.nats.nats_server import apply_settings
 from simplebus.nats.server.subscription_memory import estimate_bytes
 from simplebus.nats.settings import NatsSettings
 from tests.nats.server.nats_peer import Client, Inside

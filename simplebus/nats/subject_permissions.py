@@ -1,0 +1,50 @@
+"""Permissions of a NATS user for subjects, as configured."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from simplebus.nats import subjects
+
+
+@dataclass(frozen=True, slots=True)
+class ResponsePermission:
+    """Permission to publish on the reply subject of a delivered message."""
+
+    max_responses: int = 1
+    """Responses to one message; negative for no limit."""
+    expires_seconds: float = 120.0
+    """How long a response is allowed; negative for no limit."""
+
+
+@dataclass(frozen=True, slots=True)
+class SubjectPermissions:
+    """Patterns of allowed and denied subjects.
+
+    In subscribe patterns a blank and a queue pattern may follow; the pattern then applies to
+    members of matching queue groups only.
+
+    Raises:
+        ValueError: A pattern is not legal.
+    """
+
+    publish_allow: tuple[str, ...] = ()
+    publish_deny: tuple[str, ...] = ()
+    subscribe_allow: tuple[str, ...] = ()
+    subscribe_deny: tuple[str, ...] = ()
+    responses: ResponsePermission | None = None
+    """If set, publishing is denied unless allowed by a pattern or as a response."""
+
+    def __post_init__(self) -> None:
+        for name, words in (
+            ("publish_allow", 1),
+            ("publish_deny", 1),
+            ("subscribe_allow", 2),
+            ("subscribe_deny", 2),
+        ):
+            for pattern in getattr(self, name):
+                parts = pattern.split()
+                legal = all(subjects.is_legal(part.encode()) for part in parts)
+                if not (1 <= len(parts) <= words and legal):
+                    expected = "a subject" if words == 1 else "a subject, or one and a queue name"
+                    raise ValueError(f"{name}: {pattern!r} is no pattern, expected {expected}")
