@@ -49,12 +49,12 @@ def is_flushed(wire: socket.socket | TlsSocket) -> bool:
     if not isinstance(wire, TlsSocket):
         return True
     wire.flush()
-    return not wire.unsent
+    return not wire.has_unsent
 
 
 def has_unread(wire: socket.socket | TlsSocket) -> bool:
     """Return True if data may be readable without new bytes from the network."""
-    return isinstance(wire, TlsSocket) and wire.unread
+    return isinstance(wire, TlsSocket) and wire.has_unread
 
 
 _NOTHING = memoryview(b"")
@@ -100,12 +100,12 @@ class TlsSocket:
         return self.socket.fileno()
 
     @property
-    def unsent(self) -> bool:
+    def has_unsent(self) -> bool:
         """True if bytes accepted by `send` are pending: call `flush` when the socket is writable."""
         return bool(self._unsent or self._outgoing.pending)
 
     @property
-    def unread(self) -> bool:
+    def has_unread(self) -> bool:
         """True if data may be readable without new bytes from the network."""
         return self._may_have_unread
 
@@ -148,32 +148,32 @@ class TlsSocket:
 
     def recv_into(self, space: memoryview) -> int:
         """Read data into `space`. Returns the number of bytes; 0 at the end."""
-        count, looked, records = 0, 0, 0
+        count, decrypted_bytes, record_count = 0, 0, 0
         self._may_have_unread = False
-        while count < len(space) and records < _TURN_RECORDS:
+        while count < len(space) and record_count < _TURN_RECORDS:
             try:
                 read = self._tls.read(len(space) - count, space[count:])
             except ssl.SSLWantReadError:
                 self._check_density()
                 if not self._undecrypted:
-                    if count and not (self._was_read_full and looked < _TURN_BYTES):
+                    if count and not (self._was_read_full and decrypted_bytes < _TURN_BYTES):
                         return count
                     if looked and not count:  # Others have their turn before more is looked at.
                         raise BlockingIOError from None
                     if not self._receive_more(count, len(space)):
                         return count
-                elif count < looked // _MIN_DATA_DIVISOR:
+                elif count < decrypted_bytes // _MIN_DATA_DIVISOR:
                     self._may_have_unread = True
                     if count:
                         return count
                     raise BlockingIOError from None
-                looked += self._decrypt_next()
+                decrypted_bytes += self._decrypt_next()
                 continue
             except (ssl.SSLZeroReturnError, ssl.SSLEOFError):
                 return count
             if not read:
                 return count
-            records += 1
+            record_count += 1
             count += int(read)
             self._data_bytes += int(read)
         self._may_have_unread = True
@@ -196,7 +196,7 @@ class TlsSocket:
         self._undecrypted = self._undecrypted[size:] if size < len(self._undecrypted) else _NOTHING
         taken = self._incoming.write(piece)
         self._decrypted_bytes += taken
-        return taken
+        return accepted
 
     def _check_density(self) -> None:
         """Check how much data the decrypted bytes contained. Raises OSError if it was next to
@@ -223,12 +223,12 @@ class TlsSocket:
         self.flush()
         if self._unsent:
             raise BlockingIOError
-        piece, taken = memoryview(piece), 0
+        piece, accepted = memoryview(piece), 0
         size = PIECE_BYTES if self._is_wide else SLICE_BYTES
-        while taken < len(piece) and not self._unsent:
-            taken += self._tls.write(piece[taken : taken + size])
+        while accepted < len(piece) and not self._unsent:
+            accepted += self._tls.write(piece[accepted : accepted + size])
             self.flush()
-        self._count_transferred(taken)
+        self._count_transferred(accepted)
         return taken
 
     def _count_transferred(self, count: int) -> None:

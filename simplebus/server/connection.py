@@ -169,7 +169,7 @@ class Connection(Generic[SessionT]):
                 )
                 self._leave_preauth()
                 while is_open:
-                    if tls is not None and tls.unread:
+                    if tls is not None and tls.has_unread:
                         await trio.lowlevel.checkpoint()
                     else:
                         await trio.lowlevel.wait_readable(sock)
@@ -379,7 +379,7 @@ class Connection(Generic[SessionT]):
         if self.tls is None:
             return True
         self.tls.flush()
-        return not self.tls.unsent
+        return not self.tls.has_unsent
 
     async def _send_rest(self) -> None:
         try:

@@ -103,7 +103,7 @@ def test_what_is_read_is_what_was_written_however_it_comes(
             assert client.tls.write(data) == size
             sent += data
         wire, at, turns = client.goes.read(), 0, cycle(pieces)
-        while at < len(wire) or server.unread:
+        while at < len(wire) or server.has_unread:
             piece = next(turns)
             with contextlib.suppress(BlockingIOError):  # The wire is full: it is read slower.
                 at += theirs.send(wire[at : at + piece])
@@ -147,7 +147,7 @@ def test_of_small_records_few_are_read_in_one_turn(
         client.tls.write(b"x")
     wire.sendall(client.goes.read())
     turns = [len(read(server))]
-    while server.unread:
+    while server.has_unread:
         turns.append(len(read(server)))
     assert sum(turns) == 1000
     assert max(turns) == 256
@@ -169,7 +169,7 @@ def test_pieces_are_large_for_few_and_where_much_went(
             Client(client_ssl_context(authority)).shake_hands(server, theirs)
             for _ in range(2):
                 assert server.send(bytes(50_000)) == 50_000
-                while theirs.recv(1 << 20) and server.unsent:
+                while theirs.recv(1 << 20) and server.has_unsent:
                     server.flush()
             assert server.send(bytes(5_000_000)) < 5_000_000
             over.append(len(server._unsent) + server._outgoing.pending)
@@ -203,7 +203,7 @@ def test_what_is_sent_is_taken_as_far_as_the_wire_takes_it(
     monkeypatch.setattr(simplebus.net.tls, "SLICE_BYTES", 10_000)
     data = bytes(range(256)) * 8000
     taken = server.send(data)
-    assert server.unsent
+    assert server.has_unsent
     assert 10_000 < taken < len(data)
     with pytest.raises(BlockingIOError):
         server.send(data[taken:])
@@ -215,7 +215,7 @@ def test_what_is_sent_is_taken_as_far_as_the_wire_takes_it(
                 got += client.tls.read(1 << 20)
         server.flush()
     assert got == data[:taken]
-    assert not server.unsent
+    assert not server.has_unsent
 
 
 def library() -> ctypes.CDLL:
@@ -331,7 +331,7 @@ def test_who_sends_nothing_but_new_keys_has_one_slice_looked_at_in_a_turn(
     for _ in range(150):
         client.change_keys()
     turns = 0
-    while not turns or server.unread:
+    while not turns or server.has_unread:
         assert read(server) == b""
         turns += 1
     assert turns >= 4

@@ -101,7 +101,7 @@ class SocketEndpoint:
         try:
             tls = start_tls(sock, where, self._access)
             while not continue_handshake(tls):
-                if tls.unsent:
+                if tls.has_unsent:
                     await anyio.wait_writable(sock)
                     tls.flush()
                 else:

@@ -84,7 +84,7 @@ def start_tls(
     try:
         tls = access_of.start_tls(sock, where, access)
         while not access_of.continue_handshake(tls):
-            events = EVENT_WRITE if tls.unsent else EVENT_READ
+            events = EVENT_WRITE if tls.has_unsent else EVENT_READ
             if not (yield from wait_ready(sock, events, until)):
                 raise addresses.connect_timeout_error(where, seconds, is_connected=False)
             tls.flush()

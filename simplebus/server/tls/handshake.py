@@ -68,7 +68,7 @@ async def accept_tls(
                 tls.handshake()
                 return tls
             with trio.fail_at(deadline):
-                while tls.unsent:
+                while tls.has_unsent:
                     await trio.lowlevel.wait_writable(tls.socket)
                     tls.flush()
     except trio.TooSlowError:

@@ -23,18 +23,18 @@ from simplebus.storage.journal import Journal
 PATIENCE_SECONDS = 60.0
 
 
-class Gated(Journal):
+class GatedJournal(Journal):
     """Syncs only when it may, and fails as it is told."""
 
     may_sync = threading.Semaphore(0)
-    syncs = 0
-    fails: Callable[[], None] = staticmethod(lambda: None)
+    sync_count = 0
+    on_sync: Callable[[], None] = staticmethod(lambda: None)
 
     def sync(self) -> None:
         assert self.may_sync.acquire(timeout=PATIENCE_SECONDS)
-        self.fails()
+        self.on_sync()
         super().sync()
-        self.syncs += 1
+        self.sync_count += 1
 
 
 class WriterHarness:
@@ -42,9 +42,9 @@ class WriterHarness:
 
     def __init__(self, path: Path) -> None:
         self.directory = take(path, new_bus="here")
-        self.journal = Gated(self.directory, level=Durability.DISK)
+        self.journal = GatedJournal(self.directory, level=Durability.DISK)
         self.journal.may_sync = threading.Semaphore(0)
-        self.said: list[object] = []
+        self.events: list[object] = []
         self.heard = threading.Semaphore(0)
         self.commit_log = CommitLog()
         self.reserve = Reserve(path, 4096)
@@ -58,13 +58,13 @@ class WriterHarness:
         self.writer.start()
 
     def say(self, what: int | WriteFailure | str) -> None:
-        self.said.append(what)
+        self.events.append(what)
         self.heard.release()
 
     def hear(self, count: int) -> list[object]:
         for _ in range(count):
             assert self.heard.acquire(timeout=PATIENCE_SECONDS)
-        return self.said
+        return self.events
 
     def put(self, first: int) -> None:
         self.commit_log.append_messages(1, first, 1, b"0" * 13, "", 1.0)
@@ -80,7 +80,7 @@ def running(tmp_path: Path) -> Iterator[WriterHarness]:
     try:
         yield running
     finally:
-        running.journal.fails = lambda: None
+        running.journal.on_sync = lambda: None
         running.journal.may_sync.release(100)
         running.writer.stop()
         running.directory.close()
@@ -93,7 +93,7 @@ def fill_disk(running: WriterHarness, monkeypatch: pytest.MonkeyPatch) -> None:
         if running.reserve.is_there:
             raise OSError(errno.ENOSPC, "No space")
 
-    running.journal.fails = fail
+    running.journal.on_sync = fail
     monkeypatch.setattr(running.reserve, "take", lambda: running.reserve.is_there)
 
 
@@ -106,9 +106,9 @@ def test_batches_during_a_sync_share_the_next_one(running: WriterHarness) -> Non
         running.put(first)
     running.journal.may_sync.release(2)
     assert running.hear(1)[-1] in (2, 3, 4, 5, 6)
-    while running.said[-1] != 6:
+    while running.events[-1] != 6:
         running.hear(1)
-    assert running.journal.syncs <= 3
+    assert running.journal.sync_count <= 3
 
 
 def test_failed_writes_are_retried(running: WriterHarness, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -119,7 +119,7 @@ def test_failed_writes_are_retried(running: WriterHarness, monkeypatch: pytest.M
         if errors:
             raise errors.pop(0)
 
-    running.journal.fails = fail
+    running.journal.on_sync = fail
     running.put(0)
     running.journal.may_sync.release(3)
     said = running.hear(4)
@@ -144,7 +144,7 @@ def test_full_disk_writes_queued_batches_from_the_reserve_then_refuses(
     assert isinstance(said[1], tuple)
     assert said[1][0] is Reason.DISK_FULL
     assert said[2:] == [-2]
-    running.journal.fails = lambda: None
+    running.journal.on_sync = lambda: None
     running.writer.put(SegmentFloors({1: 0}, ()))  # As at each tick: with it, segments may go.
     running.put(2)
     running.journal.may_sync.release()
@@ -190,7 +190,7 @@ def test_free_space_is_noticed_without_a_write(
     running.put(0)
     running.journal.may_sync.release(2)
     assert running.hear(2)[-1] == -1
-    running.journal.fails = lambda: None
+    running.journal.on_sync = lambda: None
     monkeypatch.undo()
     assert running.hear(1)[-1] == 1
     assert running.reserve.is_there
@@ -202,7 +202,7 @@ def test_stop_with_failing_writes_logs_the_lost_messages(
     def fail() -> None:
         raise OSError(errno.ENOSPC, "No space")
 
-    running.journal.fails = fail
+    running.journal.on_sync = fail
     running.put(0)
     running.journal.may_sync.release(100)
     running.hear(1)
@@ -217,7 +217,7 @@ def test_internal_writer_error_refuses_publishers_and_is_logged(
     def fail() -> None:
         raise ZeroDivisionError
 
-    running.journal.fails = fail
+    running.journal.on_sync = fail
     running.put(0)
     running.journal.may_sync.release()
     assert running.hear(1) == [(Reason.DISK_FAILED, "the journal failed; see the server's log")]
