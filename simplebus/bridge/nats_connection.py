@@ -79,7 +79,7 @@ class BridgeNatsConnection:
                 self.replies.append(event)
             case ServerError(text=text):
                 self.complaints.append(text)
-            case NatsConnectionLost(why=why):
+            case NatsConnectionLost(reason=why):
                 self.lost_reason = why
                 self.on_lost()
                 self._wake_pong_waiters()

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from simplebus.commands.serve import http_options, log_options
-from simplebus.config.mistakes import ConfigError, unknown
+from simplebus.config.mistakes import ConfigError, describe_unknown_name
 from simplebus.config.parse import LogFormat, LogLevel, option, parse_class, parse_pattern
 from simplebus.config.toml_lines import places, told
 from simplebus.console.errors import CONFIG_STATUS, USAGE_STATUS, fail, describe_error
@@ -219,13 +219,13 @@ def _read(path: Path) -> list[BridgeSettings]:
     try:
         for key in raw:
             if key != "bridges":
-                raise ConfigError(unknown(key, ["bridges"], ""))
+                raise ConfigError(describe_unknown_name(key, ["bridges"], ""))
         if not (raw_bridges := raw.get("bridges", [])):
             raise ConfigError("there is no bridge in it: expected a table [[bridges]]")
         return made(raw_bridges, is_served=False)[0]
     except ConfigError as error:
         lines = places(text)
-        raise ConfigError(*(told(each, path, lines) for each in error.mistakes)) from None
+        raise ConfigError(*(told(each, path, lines) for each in error.messages)) from None
 
 
 async def _run(copiers: list[Any], http: tuple[str, int] | None) -> None:

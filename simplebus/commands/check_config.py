@@ -20,8 +20,8 @@ import typer
 
 from simplebus.config.environment import PREFIX, no_good, unread_variables
 from simplebus.config.file import Check, Config
-from simplebus.config.messages import as_said, options_in
-from simplebus.config.mistakes import MISTAKES_MAX
+from simplebus.config.messages import name_options_by_source, option_names_in
+from simplebus.config.mistakes import MESSAGES_MAX
 from simplebus.config.parse import HOSTS
 from simplebus.config.server_settings import server_settings
 from simplebus.console.errors import CONFIG_STATUS, describe_error, fail
@@ -59,7 +59,7 @@ def check_config(
     for warning in (*config.warnings, *unread):
         typer.echo(f"simplebus: {warning}", err=True)
     if mistakes:
-        fail("\n".join(mistakes[:MISTAKES_MAX]), status=CONFIG_STATUS)
+        fail("\n".join(mistakes[:MESSAGES_MAX]), status=CONFIG_STATUS)
     typer.echo(f"{file} is fine")
 
 
@@ -101,7 +101,7 @@ def looked_over(file: str) -> tuple[Config, list[str]]:
             told, warnings = _contradictions(cast(typer.Context, given))
         found |= dict.fromkeys(told)
         culprits = [name for names in told.values() for name in names if name in config.options]
-        if not culprits or len(found) >= MISTAKES_MAX:
+        if not culprits or len(found) >= MESSAGES_MAX:
             break
         check.left_out.add(culprits[0])
     config = replace(config, warnings=(*config.warnings, *warnings))
@@ -139,14 +139,14 @@ def _contradictions(context: typer.Context) -> tuple[dict[str, list[str]], list[
         except OSError as error:
             note_file(error)
         except ValueError as error:
-            note(error, options_in(str(error)))
+            note(error, option_names_in(str(error)))
         return None
 
     def note_file(error: OSError) -> None:
         note(ValueError(_with_option(describe_error(error), context)), [])
 
     def note(error: ValueError, names: list[str]) -> None:
-        for said in str(as_said(error, context)).splitlines():
+        for said in str(name_options_by_source(error, context)).splitlines():
             is_told = said.startswith((f"{config.path}:", f"{config.path} ", PREFIX))
             found[said if is_told else config.told(said)] = names
 

@@ -33,7 +33,7 @@ from simplebus.bridge.loop_header import HOPS_MAX
 from simplebus.bridge.settings import BridgeSettings, CopiedClass, check_loops, is_nats_address
 from simplebus.client.addresses import Address
 from simplebus.client.credentials import Access
-from simplebus.config.mistakes import ConfigError, Mistakes
+from simplebus.config.mistakes import ConfigError, ErrorCollector
 from simplebus.config.parse import parse_class
 from simplebus.config.schema import Table, table
 
@@ -113,17 +113,17 @@ def made(raw: Any, *, is_served: bool) -> tuple[list[BridgeSettings], bool]:
     if not isinstance(raw, list) or not all(isinstance(each, dict) for each in raw):
         raise ConfigError("bridges: expected tables, as [[bridges]] begins them")
     found: list[BridgeSettings] = []
-    has_secrets, mistakes = False, Mistakes()
+    has_secrets, mistakes = False, ErrorCollector()
     for at, each in enumerate(raw):
         where = f"bridges[{at}]"
-        with mistakes.noted():
+        with mistakes.collect():
             read = table(BridgeTable, each, where)
             has_secrets |= read.has_secrets
             bridge = _bridge(read, where, is_served=is_served)
             if any(other.name == bridge.name for other in found):
                 raise ConfigError(f"{where}.name: there is another bridge {bridge.name!r}")
             found.append(bridge)
-    mistakes.check()
+    mistakes.raise_if_any()
     try:
         check_loops(found)
     except ValueError as error:
@@ -132,20 +132,20 @@ def made(raw: Any, *, is_served: bool) -> tuple[list[BridgeSettings], bool]:
 
 
 def _bridge(read: BridgeTable, where: str, *, is_served: bool) -> BridgeSettings:
-    mistakes, copied = Mistakes(), list[CopiedClass]()
+    mistakes, copied = ErrorCollector(), list[CopiedClass]()
     ends = {"from": read.from_, "to": read.to}
     missing = [name for name, address in ends.items() if not address]
     if not is_served:
-        mistakes.found += [f"{where}: {name!r} is missing" for name in missing]
+        mistakes.messages += [f"{where}: {name!r} is missing" for name in missing]
     elif len(missing) == len(ends):
-        mistakes.found.append(f"{where}: 'to' is missing, or 'from'")
+        mistakes.messages.append(f"{where}: 'to' is missing, or 'from'")
     for name, address in ends.items():
-        with mistakes.noted():
+        with mistakes.collect():
             _check_address(address, f"{where}.{name}")
     parts = [(CopyTable(each), f"{where}.classes[{at}]") for at, each in enumerate(read.classes)]
     parts += [(each, f"{where}.copy[{at}]") for at, each in enumerate(read.copy)]
     for part, here in parts:
-        with mistakes.noted():
+        with mistakes.collect():
             copied.append(_copied(part, here))
     given = {name: getattr(read, name) for name in ("user", "password", "token", "seed")}
     accesses = {}
@@ -153,9 +153,9 @@ def _bridge(read: BridgeTable, where: str, *, is_served: bool) -> BridgeSettings
         ("source_access", "near", read.near),
         ("target_access", "far", read.far),
     ):
-        with mistakes.noted():
+        with mistakes.collect():
             accesses[field] = access.made(f"{where}.{table_name}")
-    mistakes.check()
+    mistakes.raise_if_any()
     try:
         bridge = BridgeSettings(
             read.name,

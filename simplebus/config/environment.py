@@ -18,7 +18,7 @@ from typing import Any
 
 import typer
 
-from simplebus.config.mistakes import no_value
+from simplebus.config.mistakes import describe_value_error
 
 PREFIX = "SIMPLEBUS_"
 _OF_BRIDGES = ("SIMPLEBUS_FROM_", "SIMPLEBUS_TO_")  # And then any of those of clients.
@@ -90,7 +90,7 @@ def told(error: typer.BadParameter) -> str | None:
 
 def _told(parameter: Any, error: typer.BadParameter) -> str:
     name = parameter.envvar
-    return f"{name}: {no_value(error.message, os.environ.get(name, ''))}"
+    return f"{name}: {describe_value_error(error.message, os.environ.get(name, ''))}"
 
 
 def _meant(name: str, known: Iterable[str]) -> str:

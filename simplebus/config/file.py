@@ -30,13 +30,13 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from simplebus.config.mistakes import (
-    MISTAKES_MAX,
+    MESSAGES_MAX,
     ConfigError,
-    Mistakes,
-    no_toml,
-    no_value,
-    once,
-    unknown,
+    ErrorCollector,
+    describe_toml_error,
+    describe_value_error,
+    check_unique_names,
+    describe_unknown_name,
 )
 from simplebus.config.parse import option
 from simplebus.config.toml_lines import places, told
@@ -137,7 +137,7 @@ def _read_for(context: typer.Context, path: Path | None) -> Config | None:
     try:
         config, mistakes = read(path, context)
     except ConfigError as error:
-        config, mistakes = Config.empty(path), error.mistakes
+        config, mistakes = Config.empty(path), error.messages
     if check is not None:
         check.mistakes = [*mistakes]
         config = replace(
@@ -159,9 +159,9 @@ def read(path: Path, context: typer.Context) -> tuple[Config, tuple[str, ...]]:
     try:
         raw = toml.loads(text)
     except toml.TOMLDecodeError as error:
-        raise ConfigError(no_toml(path, str(error))) from None
-    mistakes = Mistakes()
-    with mistakes.noted():
+        raise ConfigError(describe_toml_error(path, str(error))) from None
+    mistakes = ErrorCollector()
+    with mistakes.collect():
         _known(raw, _OWN_TABLES, "", _names(context))
     parts = {name: _taken(raw, name, mistakes) for name in ("serve", "tls", "nats")}
     parts["nats.tls"] = _taken(parts["nats"], "tls", mistakes, under="nats.")
@@ -169,27 +169,27 @@ def read(path: Path, context: typer.Context) -> tuple[Config, tuple[str, ...]]:
     options, nats = _options(parts, NatsTable.keys(), path, context, mistakes)
     config, has_secrets = Config.empty(path), False
     auth = config.auth
-    with mistakes.noted():
+    with mistakes.collect():
         auth, has_secrets = nats_of(nats, mistakes)
     classes: dict[str, NamedClass] = {}
     own: dict[int | str, ClassSettings] = {}
     ids: dict[str, int | None] = {}
     for name, given in _taken(raw, "classes", mistakes).items():
         where = f"classes.{name}"
-        with mistakes.noted():
+        with mistakes.collect():
             each = what_is_good(ClassTable, _named(given, where), where, mistakes)
             if each is not None:
                 ids[name], own[name] = each.id, each.settings(where, mistakes)
                 classes[name] = each.made(name, where)
-    with mistakes.noted():
+    with mistakes.collect():
         _check_ids(ids)
     has_secrets |= "@" in str(parts["serve"].get("engine", ""))
     bridges: tuple[BridgeSettings, ...] = ()
-    with mistakes.noted():
+    with mistakes.collect():
         bridges, theirs = _bridges(raw)
         has_secrets |= theirs
     known = _nobody()
-    with mistakes.noted():
+    with mistakes.collect():
         known = users_of(raw["users"]) if "users" in raw else _nobody()
         has_secrets |= any(user.password or user.token for user in known.users)
     warnings = []
@@ -206,7 +206,7 @@ def read(path: Path, context: typer.Context) -> tuple[Config, tuple[str, ...]]:
         warnings=tuple(warnings),
         lines=places(text),
     )
-    return config, tuple(map(config.told, mistakes.found[:MISTAKES_MAX]))
+    return config, tuple(map(config.told, mistakes.messages[:MESSAGES_MAX]))
 
 
 def _text(path: Path) -> tuple[str, int]:
@@ -241,7 +241,7 @@ def _options(
     others: Iterable[str],
     path: Path,
     context: typer.Context,
-    mistakes: Mistakes,
+    mistakes: ErrorCollector,
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """The values of options that are good; and what of [nats] is none."""
     parameters, names = _parameters(context), _names(context)
@@ -249,7 +249,7 @@ def _options(
     rest: dict[str, Any] = {}
     for part, given in parts.items():
         known = {*names[part], *(others if part == "nats" else ())}
-        with mistakes.noted():
+        with mistakes.collect():
             _known(given, known, part, names)
         for key, value in given.items():
             name = names[part].get(plain := key.replace("-", "_"))
@@ -260,8 +260,8 @@ def _options(
             try:
                 values[name] = _checked(parameters[name], value, path, context)
             except (typer.BadParameter, ValueError) as error:
-                what = no_value(getattr(error, "message", "") or str(error), value)
-                mistakes.found.append(f"{part}.{key}: {what}")
+                what = describe_value_error(getattr(error, "message", "") or str(error), value)
+                mistakes.messages.append(f"{part}.{key}: {what}")
     return values, rest
 
 
@@ -316,10 +316,10 @@ def _checked(parameter: Any, value: Any, path: Path, context: typer.Context) -> 
 
 
 def _taken(
-    raw: dict[str, Any], name: str, mistakes: Mistakes, *, under: str = ""
+    raw: dict[str, Any], name: str, mistakes: ErrorCollector, *, under: str = ""
 ) -> dict[str, Any]:
     """A table below another, empty if it is none or not there."""
-    with mistakes.noted():
+    with mistakes.collect():
         return _named(raw.get(name, {}), under + name)
     return {}
 
@@ -339,19 +339,19 @@ def _known(
 ) -> None:
     """Raise ConfigError for names that are none, or are there twice. `elsewhere` are those of other
     tables, see `_names`."""
-    known, given, mistakes = set(known), list(given), Mistakes()
-    with mistakes.noted():
-        once(given, where)
+    known, given, mistakes = set(known), list(given), ErrorCollector()
+    with mistakes.collect():
+        check_unique_names(given, where)
     for name in given:
         plain = name.replace("-", "_")
         if plain not in known:
             meant = _meant(plain, elsewhere or {})
-            mistakes.found.append(
+            mistakes.messages.append(
                 f"{where + ': ' if where else ''}{name!r} is unknown; did you mean {meant}?"
                 if meant
-                else unknown(name, known, where)
+                else describe_unknown_name(name, known, where)
             )
-    mistakes.check()
+    mistakes.raise_if_any()
 
 
 def _meant(name: str, names: Mapping[str, Mapping[str, str]]) -> str:
@@ -375,13 +375,13 @@ def _meant(name: str, names: Mapping[str, Mapping[str, str]]) -> str:
 def _check_ids(ids: Mapping[str, int | None]) -> None:
     """Raise ConfigError for ids, by the names of classes, that two have."""
     whose: dict[int, str] = {}
-    mistakes = Mistakes()
+    mistakes = ErrorCollector()
     for name, class_id in ids.items():
         if class_id is not None and whose.setdefault(class_id, name) != name:
-            mistakes.found.append(
+            mistakes.messages.append(
                 f"classes.{name}.id: {class_id} is the id of {whose[class_id]!r} too"
             )
-    mistakes.check()
+    mistakes.raise_if_any()
 
 
 def _may_be(parameter: Any, text: str) -> bool:

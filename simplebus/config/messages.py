@@ -27,12 +27,12 @@ _FLAG = re.compile(r"--[a-z][a-z-]*")
 _TABLES = (("nats_tls_", "nats.tls."), ("nats_", "nats."), ("tls_", "tls."))
 
 
-def options_in(text: str) -> list[str]:
+def option_names_in(text: str) -> list[str]:
     """The options that a sentence names, by the names of their values."""
     return [_name(flag) for flag in _FLAG.findall(text)]
 
 
-def key_of(name: str) -> str:
+def toml_key(name: str) -> str:
     """How an option is called in the file, by the name of its value."""
     for prefix, table in _TABLES:
         if name.startswith(prefix):
@@ -40,12 +40,12 @@ def key_of(name: str) -> str:
     return f"serve.{name.replace('_', '-')}"
 
 
-def variable_of(name: str) -> str:
+def environment_variable(name: str) -> str:
     """How it is called in the environment."""
     return PREFIX + name.upper()
 
 
-def as_said(error: ValueError, context: typer.Context) -> ValueError:
+def name_options_by_source(error: ValueError, context: typer.Context) -> ValueError:
     """What is wrong with options, a line each, in the words of whoever set them: a ConfigError
     where the file did."""
     config: Config | None = context.params.get("config")
@@ -58,7 +58,7 @@ def as_said(error: ValueError, context: typer.Context) -> ValueError:
 
 def _as_said(sentence: str, config: Config | None, context: typer.Context) -> tuple[str, bool]:
     """One of them, and whether it is about the file."""
-    sources = {name: _source(context, name) for name in options_in(sentence)}
+    sources = {name: _source(context, name) for name in option_names_in(sentence)}
     begins_with_key = config is not None and line_of(sentence, config.lines) is not None
     is_of_file = begins_with_key or "DEFAULT_MAP" in sources.values()
     others = "ENVIRONMENT" if "ENVIRONMENT" in sources.values() else ""
@@ -67,9 +67,9 @@ def _as_said(sentence: str, config: Config | None, context: typer.Context) -> tu
         name = _name(flag[0])
         match sources[name] or ("DEFAULT_MAP" if is_of_file else others):
             case "DEFAULT_MAP":
-                return key_of(name)
+                return toml_key(name)
             case "ENVIRONMENT":
-                return variable_of(name)
+                return environment_variable(name)
         return flag[0]
 
     plain = _FLAG.sub(word, sentence)

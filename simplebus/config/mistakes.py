@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-MISTAKES_MAX = 100
+MESSAGES_MAX = 100
 """So many are told at once."""
 
 
@@ -20,30 +20,30 @@ class ConfigError(ValueError):
 
     def __init__(self, *mistakes: str) -> None:
         super().__init__("\n".join(mistakes))
-        self.mistakes = mistakes
+        self.messages = mistakes
 
 
-class Mistakes:
+class ErrorCollector:
     """Those that were found so far."""
 
     def __init__(self) -> None:
-        self.found: list[str] = []
+        self.messages: list[str] = []
 
     @contextlib.contextmanager
-    def noted(self) -> Iterator[None]:
+    def collect(self) -> Iterator[None]:
         """What is wrong in this block ends it, and nothing else."""
         try:
             yield
         except ConfigError as error:
-            self.found.extend(error.mistakes)
+            self.messages.extend(error.messages)
 
-    def check(self) -> None:
+    def raise_if_any(self) -> None:
         """Raise ConfigError if there are any."""
-        if self.found:
-            raise ConfigError(*dict.fromkeys(self.found))
+        if self.messages:
+            raise ConfigError(*dict.fromkeys(self.messages))
 
 
-def once(given: Iterable[str], where: str) -> None:
+def check_unique_names(given: Iterable[str], where: str) -> None:
     """Raise ConfigError for a name that is there with `-` and with `_`."""
     seen: dict[str, str] = {}
     for name in given:
@@ -52,7 +52,7 @@ def once(given: Iterable[str], where: str) -> None:
             raise ConfigError(f"{where}: {other!r} and {name!r} are the same, expected either")
 
 
-def no_toml(path: Path, complaint: str) -> str:
+def describe_toml_error(path: Path, complaint: str) -> str:
     """What tomllib says, with the line in its place."""
     found = re.fullmatch(r"(?s)(.*) \(at line (\d+), column (\d+)\)", complaint)
     if found is None:
@@ -60,7 +60,7 @@ def no_toml(path: Path, complaint: str) -> str:
     return f"{path}:{found[2]}: is no TOML: {found[1]}, in column {found[3]}"
 
 
-def nearest(word: str, known: Iterable[str]) -> str:
+def suggest_name(word: str, known: Iterable[str]) -> str:
     """Which of these was meant, as the end of a sentence; empty for none."""
     near = difflib.get_close_matches(word.lower(), list(known), n=1)
     return f"; did you mean {near[0]!r}?" if near else ""
@@ -71,7 +71,7 @@ _INVALID = re.compile(r"'.*' is not (?P<expected>a valid \w+)\..*", re.DOTALL)
 _CHOICE = re.compile(r"(?P<word>.*) is not one of (?P<known>'.*')\.?")
 
 
-def no_value(complaint: str, value: object) -> str:
+def describe_value_error(complaint: str, value: object) -> str:
     """Why a value of an option is none, from what typer says of it."""
     what = complaint.removeprefix("Value error, ")
     invalid = _INVALID.fullmatch(what)
@@ -82,11 +82,11 @@ def no_value(complaint: str, value: object) -> str:
         meant = {"a valid boolean": "true or false"}.get(meant, meant)
         return f"it should be {meant}, got {value!r}"
     if found := _CHOICE.fullmatch(what):
-        return what.removesuffix(".") + nearest(str(value), re.findall("'(.*?)'", found["known"]))
+        return what.removesuffix(".") + suggest_name(str(value), re.findall("'(.*?)'", found["known"]))
     return what
 
 
-def unknown(name: str, known: Iterable[str], where: str) -> str:
+def describe_unknown_name(name: str, known: Iterable[str], where: str) -> str:
     """That a name is none, and which one may have been meant, in the way that name is written."""
     sign = "_" if "_" in name else "-"
     names = {each: each.replace("_", sign) for each in known}

@@ -13,7 +13,7 @@ from typing import Annotated, Any, TypeVar, get_args, get_type_hints
 import msgspec
 import typer
 
-from simplebus.config.mistakes import MISTAKES_MAX, ConfigError, Mistakes, nearest, once, unknown
+from simplebus.config.mistakes import MESSAGES_MAX, ConfigError, ErrorCollector, suggest_name, check_unique_names, describe_unknown_name
 from simplebus.config.parse import FullPolicyChoice, parse_class, parse_size
 from simplebus.core.dead_letters import is_dead_letter_class
 from simplebus.core.errors import RemoteProtocolError
@@ -120,17 +120,17 @@ class NatsTable(Table, frozen=True):
         )
 
 
-def nats_of(raw: dict[str, Any], mistakes: Mistakes, where: str = "nats") -> tuple[NatsAuth, bool]:
+def nats_of(raw: dict[str, Any], mistakes: ErrorCollector, where: str = "nats") -> tuple[NatsAuth, bool]:
     """What the NATS door goes by, as far as nothing is wrong with it, which is noted; and whether
     there are secrets. Raises ConfigError."""
-    mine, users, given = Mistakes(), list[NatsUser](), raw.get("users")
+    mine, users, given = ErrorCollector(), list[NatsUser](), raw.get("users")
     if isinstance(given, list) and all(isinstance(each, dict) for each in given):
         raw = {key: value for key, value in raw.items() if key != "users"}
     else:
         given = []
     has_secrets = False
     for at, each in enumerate(given):
-        with mine.noted():
+        with mine.collect():
             here = f"{where}.users[{at}]"
             user = table(UserTable, each, here)
             has_secrets |= bool(user.password)
@@ -138,9 +138,9 @@ def nats_of(raw: dict[str, Any], mistakes: Mistakes, where: str = "nats") -> tup
     read, auth = what_is_good(NatsTable, raw, where, mine), NatsAuth()
     if read is not None:
         has_secrets |= bool(read.token or read.password)
-        if not mine.found:
+        if not mine.messages:
             auth = read.auth(users, where)
-    mistakes.found += mine.found
+    mistakes.messages += mine.messages
     return auth, has_secrets
 
 
@@ -168,7 +168,7 @@ class ClassTable(Table, frozen=True):
     max_disk: int | str | None = None
     """Bytes of messages that may be on disk only, where full is spill."""
 
-    def settings(self, where: str, mistakes: Mistakes) -> ClassSettings:
+    def settings(self, where: str, mistakes: ErrorCollector) -> ClassSettings:
         """What it does in its own way. What is wrong is noted, and left out."""
         given: dict[str, Any] = {
             "full_policy": None if self.full is None else FullPolicy(self.full),
@@ -179,44 +179,44 @@ class ClassTable(Table, frozen=True):
             "backoff_seconds": None if self.backoff is None else tuple(self.backoff),
         }
         for name, key in (("bytes_max", "max-memory"), ("disk_bytes_max", "max-disk")):
-            with mistakes.noted():
+            with mistakes.collect():
                 given[name] = size_of(getattr(self, key.replace("-", "_")), f"{where}.{key}")
-        with mistakes.noted():
+        with mistakes.collect():
             if (self.keep_messages, self.keep_memory, self.keep_seconds) != (None, None, None):
                 memory = size_of(self.keep_memory, f"{where}.keep-memory")
                 given["keep"] = Retention(
                     self.keep_messages or 0, memory or 0, self.keep_seconds or 0.0
                 )
         for name, value in list(given.items()):  # Each by itself, and then all together.
-            with mistakes.noted():
+            with mistakes.collect():
                 _class_settings(where, {name: given.pop(name)})
                 given[name] = value
-        with mistakes.noted():
+        with mistakes.collect():
             return _class_settings(where, given)
         return ClassSettings()
 
     def made(self, name: str, where: str) -> NamedClass:
         """The class. Raises ConfigError for all of its name, its subjects and what it does that
         makes no sense."""
-        mistakes = Mistakes()
-        with mistakes.noted():
+        mistakes = ErrorCollector()
+        with mistakes.collect():
             _check_name(name, where)
         for at, subject in enumerate(self.subjects):
             try:
                 check_subject(subject)
             except RemoteProtocolError as error:
-                mistakes.found.append(f"{where}.subjects[{at}]: {error.sentence}")
+                mistakes.messages.append(f"{where}.subjects[{at}]: {error.sentence}")
         if is_dead_letter_class(name):
             if self.full not in (None, FullPolicyChoice.BLOCK, FullPolicyChoice.DROP_OLDEST):
-                mistakes.found.append(
+                mistakes.messages.append(
                     f"{where}.full: {self.full.value} has no effect on a class of dead letters, "
                     "expected drop_oldest or block"
                 )
             if self.last_values:
-                mistakes.found.append(
+                mistakes.messages.append(
                     f"{where}.last-values has no effect on a class of dead letters: leave it out"
                 )
-        mistakes.check()
+        mistakes.raise_if_any()
         return NamedClass(id=self.id, name=name, subjects=self.subjects)
 
 
@@ -265,19 +265,19 @@ _TABLES: dict[str, type[Table]] = {
 def table(kind: type[T], raw: dict[str, Any], where: str) -> T:
     """A table as it stands in the file, checked. Raises ConfigError, saying where: for all that is
     wrong, as far as it can be looked at without what is."""
-    mistakes = Mistakes()
+    mistakes = ErrorCollector()
     made = what_is_good(kind, raw, where, mistakes)
-    mistakes.check()
+    mistakes.raise_if_any()
     assert made is not None
     return made
 
 
-def what_is_good(kind: type[T], raw: dict[str, Any], where: str, mistakes: Mistakes) -> T | None:
+def what_is_good(kind: type[T], raw: dict[str, Any], where: str, mistakes: ErrorCollector) -> T | None:
     """What of a table is good by itself; None where that is no table. What is wrong is noted."""
     spelled: dict[str, str] = {}
     raw = _plain(raw, where, spelled)
     numbers: dict[int, list[int]] = {}
-    for _ in range(MISTAKES_MAX):
+    for _ in range(MESSAGES_MAX):
         try:
             return msgspec.convert(raw, kind)
         except msgspec.ValidationError as error:
@@ -285,7 +285,7 @@ def what_is_good(kind: type[T], raw: dict[str, Any], where: str, mistakes: Mista
             assert found is not None
             path = [*map(_step, _STEP.findall((found["at"] or "").removeprefix("$")))]
             below = _shown(raw, path, numbers, spelled)
-            mistakes.found.append(_told(kind, found["what"], where, below, spelled))
+            mistakes.messages.append(_told(kind, found["what"], where, below, spelled))
             if name := _UNKNOWN.fullmatch(found["what"]):
                 path.append(name[1])
             if _MISSING.fullmatch(found["what"]) or not _take_out(raw, path, numbers):
@@ -299,14 +299,14 @@ def _told(kind: type[Table], what: str, where: str, below: str, spelled: Mapping
     if name := _UNKNOWN.fullmatch(what):
         last = re.sub(r"\[.*?\]$", "", at).rpartition(".")[2]
         known = kind if at == where else _TABLES.get(last.replace("-", "_"), kind)
-        return unknown(spelled.get(name[1], name[1]), known.keys(), at)
+        return describe_unknown_name(spelled.get(name[1], name[1]), known.keys(), at)
     if name := _MISSING.fullmatch(what):
         return f"{at}: {name[1].replace('_', '-')!r} is missing"
     if what.startswith("Invalid enum value "):
         word = what.removeprefix("Invalid enum value ")
         words = _words(kind, below.removeprefix(".").replace("-", "_"))
         expected = f", expected one of {', '.join(words)}" if words else ""
-        meant = nearest(word.strip("'"), words)
+        meant = suggest_name(word.strip("'"), words)
         return f"{at}: {word} is unknown{expected}{meant}"
     return f"{at}: {_in_words(what)}"
 
@@ -397,7 +397,7 @@ def _plain(raw: Any, where: str, spelled: dict[str, str]) -> Any:
     """With `_` for `-` in all keys; how they were written is noted. Raises ConfigError for one that
     is there in both forms."""
     if isinstance(raw, dict):
-        once(raw, where)
+        check_unique_names(raw, where)
         made = {}
         for key, value in raw.items():
             spelled[plain := key.replace("-", "_")] = key

@@ -38,7 +38,7 @@ from typing import Annotated, Any, TypeVar
 
 import msgspec
 
-from simplebus.config.mistakes import MISTAKES_MAX, ConfigError, Mistakes, no_toml
+from simplebus.config.mistakes import MESSAGES_MAX, ConfigError, ErrorCollector, describe_toml_error
 from simplebus.config.schema import (
     PermissionsTable,
     Table,
@@ -103,28 +103,28 @@ class UserTable(Table, frozen=True):
     def made(self, where: str, *, is_whole: bool = True) -> User:
         """The user. Raises ConfigError for all values that make no sense; how it may come in is not
         asked where this is not all that is said of it."""
-        mistakes, granted, size = Mistakes(), None, 0
-        with mistakes.noted():
+        mistakes, granted, size = ErrorCollector(), None, 0
+        with mistakes.collect():
             if self.nkey:
                 or_complaint(f"{where}.nkey", lambda: decode_user_key(self.nkey))
-        with mistakes.noted():
+        with mistakes.collect():
             if self.password.startswith("$argon2") and not _ARGON2.fullmatch(self.password):
                 raise ConfigError(
                     f"{where}.password: it begins with $argon2, and is no hash as `simplebus user "
                     "add` writes it"
                 )
-        with mistakes.noted():
+        with mistakes.collect():
             size = size_of(self.max_byte_rate, f"{where}.max-byte-rate") or 0
-        with mistakes.noted():
+        with mistakes.collect():
             granted = _granted(self.permissions, f"{where}.permissions")
         name = "it"  # A name that is none is told once.
-        with mistakes.noted():
+        with mistakes.collect():
             name = or_complaint(f"{where}.name", lambda: User(self.name)).name
         for key, part in self._parts():
-            with mistakes.noted():
+            with mistakes.collect():
                 or_complaint(f"{where}.{key}", partial(User, name, **part))
-        mistakes.check()
-        with mistakes.noted():
+        mistakes.raise_if_any()
+        with mistakes.collect():
             made = or_complaint(
                 where,
                 lambda: User(
@@ -147,7 +147,7 @@ class UserTable(Table, frozen=True):
                     f"{where}: user {self.name!r} cannot come in: expected a password, token, "
                     "nkey, certificate or addresses"
                 )
-        mistakes.check()
+        mistakes.raise_if_any()
         return made
 
     def _parts(self) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -185,26 +185,26 @@ def users_of(raw: Any, where: str = "users") -> ConfiguredUsers:
     found: list[User] = []
     names: set[str] = set()
     nats: dict[str, NatsPermissions] = {}
-    mistakes = Mistakes()
+    mistakes = ErrorCollector()
     for at, each in enumerate(raw):
-        here, mine = f"{where}[{at}]", Mistakes()
-        with mine.noted():
+        here, mine = f"{where}[{at}]", ErrorCollector()
+        with mine.collect():
             if not isinstance(each, dict):
                 raise ConfigError(f"{here}: expected a table, as [[{where}]] begins one")
             if isinstance(name := each.get("name"), str):
                 if name in names:
-                    mistakes.found.append(f"{here}.name: there is another user {name!r}")
+                    mistakes.messages.append(f"{here}.name: there is another user {name!r}")
                 names.add(name)
             if (one := what_is_good(UserTable, each, here, mine)) is not None:
-                with mine.noted():
+                with mine.collect():
                     if permissions := nats_permissions(one.nats, f"{here}.nats"):
                         nats[one.name] = permissions
-                found.append(one.made(here, is_whole=not mine.found))
-        mistakes.found += mine.found
+                found.append(one.made(here, is_whole=not mine.messages))
+        mistakes.messages += mine.messages
     all_of_them = ConfiguredUsers(tuple(found), nats, is_said=True)
-    with mistakes.noted():
+    with mistakes.collect():
         or_complaint(where, all_of_them.known)
-    mistakes.check()
+    mistakes.raise_if_any()
     return all_of_them
 
 
@@ -237,16 +237,16 @@ def users_in(text: str, path: Path) -> ConfiguredUsers:
     try:
         raw = toml.loads(text)
     except toml.TOMLDecodeError as error:
-        raise ConfigError(no_toml(path, str(error))) from None
-    mistakes, found = Mistakes(), ConfiguredUsers()
-    mistakes.found += [
+        raise ConfigError(describe_toml_error(path, str(error))) from None
+    mistakes, found = ErrorCollector(), ConfiguredUsers()
+    mistakes.messages += [
         f"{name!r} is unknown; there is nothing but [[users]]" for name in raw if name != "users"
     ]
-    with mistakes.noted():
+    with mistakes.collect():
         found = users_of(raw.get("users", []))
-    if mistakes.found:
+    if mistakes.messages:
         lines = places(text)
-        raise ConfigError(*(told(each, path, lines) for each in mistakes.found[:MISTAKES_MAX]))
+        raise ConfigError(*(told(each, path, lines) for each in mistakes.messages[:MESSAGES_MAX]))
     return found
 
 
@@ -264,34 +264,34 @@ def together(groups: Sequence[ConfiguredUsers]) -> ConfiguredUsers:
 def _granted(given: GrantedTable | None, where: str) -> Permissions | None:
     if given is None:
         return None
-    mistakes, publish, subscribe = Mistakes(), PermissionRules(), PermissionRules()
-    with mistakes.noted():
+    mistakes, publish, subscribe = ErrorCollector(), PermissionRules(), PermissionRules()
+    with mistakes.collect():
         publish = _rules(given.publish, f"{where}.publish")
-    with mistakes.noted():
+    with mistakes.collect():
         subscribe = _rules(given.subscribe, f"{where}.subscribe")
     admin = _parsed(Permissions.parse_right, given.admin, f"{where}.admin", mistakes)
-    mistakes.check()
+    mistakes.raise_if_any()
     return Permissions(publish, subscribe, admin, given.wildcards)
 
 
 def _rules(given: AllowedTable | Texts | None, where: str) -> PermissionRules:
-    mistakes, is_short = Mistakes(), not isinstance(given, AllowedTable)
+    mistakes, is_short = ErrorCollector(), not isinstance(given, AllowedTable)
     said = given if isinstance(given, AllowedTable) else AllowedTable(allow=given)
     allow = None
     if said.allow is not None:
         allow = _parsed(PermissionRule.parse, said.allow, where if is_short else f"{where}.allow", mistakes)
     deny = _parsed(PermissionRule.parse, said.deny or (), f"{where}.deny", mistakes)
-    mistakes.check()
+    mistakes.raise_if_any()
     return or_complaint(where, lambda: PermissionRules(allow, deny))
 
 
 def _parsed(
-    parse: Callable[[str], T], given: Texts, where: str, mistakes: Mistakes
+    parse: Callable[[str], T], given: Texts, where: str, mistakes: ErrorCollector
 ) -> tuple[T, ...]:
     """What each of these texts means. Where one means nothing is noted."""
     found = []
     for at, text in enumerate(_several(given)):
-        with mistakes.noted():
+        with mistakes.collect():
             here = where if isinstance(given, str) else f"{where}[{at}]"
             found.append(or_complaint(here, partial(parse, text)))
     return tuple(found)

@@ -28,7 +28,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import msgspec
 
-from simplebus.config.mistakes import ConfigError, once, unknown
+from simplebus.config.mistakes import ConfigError, check_unique_names, describe_unknown_name
 from simplebus.core import toml
 from simplebus.gateway.mailbox import QUEUE_UNITS, FullQueuePolicy
 from simplebus.gateway.modules import SHIPPED
@@ -95,7 +95,7 @@ class GatewayPlan:
         for link in self.links:
             for name in link:
                 if name not in names and (name != EVERYONE or name is link[1]):
-                    raise ConfigError(f"a link: {unknown(name, names or ['no modules'], '')}")
+                    raise ConfigError(f"a link: {describe_unknown_name(name, names or ['no modules'], '')}")
             if self.links.count(link) > 1:
                 raise ConfigError(f"{link[1]!r} hears {link[0]!r} already")
 
@@ -133,7 +133,7 @@ def parse(text: str) -> GatewayPlan:
         raise ConfigError(f"not valid TOML: {error}") from None
     for name in raw:
         if name != "modules":
-            raise _LocatedConfigError((name,), unknown(name, ["modules"], ""))
+            raise _LocatedConfigError((name,), describe_unknown_name(name, ["modules"], ""))
     if not raw:
         raise ConfigError(
             "the file is empty: expected [modules.NAME] for each module, or [modules] for none"
@@ -149,7 +149,7 @@ def parse(text: str) -> GatewayPlan:
     for source, sink in links:
         where = ("modules", sink, "hears")
         if source != EVERYONE and source not in tables:
-            raise _LocatedConfigError(where, unknown(source, tables, _join_path(where)))
+            raise _LocatedConfigError(where, describe_unknown_name(source, tables, _join_path(where)))
         if links.count((source, sink)) > 1:
             raise _LocatedConfigError(where, f"{_join_path(where)}: {source!r} is there twice")
     return GatewayPlan(tuple(modules), tuple(links))
@@ -170,7 +170,7 @@ def find_entry_point(module: str) -> Factory:
     """Import the entry point of a module. Raises ConfigError."""
     where, _, name = SHIPPED.get(module, module).partition(":")
     if not name:
-        hint = unknown(module, SHIPPED, "")
+        hint = describe_unknown_name(module, SHIPPED, "")
         raise ConfigError(f"{hint}; name your own module as package.module:Name")
     try:
         found: Any = importlib.import_module(where)
@@ -183,7 +183,7 @@ def find_entry_point(module: str) -> Factory:
     for part in name.split("."):
         if not hasattr(found, part):
             known = [each for each in dir(found) if not each.startswith("_")]
-            raise ConfigError(unknown(part, known, where))
+            raise ConfigError(describe_unknown_name(part, known, where))
         found = getattr(found, part)
     if not callable(found):
         raise ConfigError(f"{module!r} must be a class or a function, got {found!r}")
@@ -247,10 +247,10 @@ def convert_settings(raw: Mapping[str, Any], wanted: Any) -> Any:
         known = [each.name for each in dataclasses.fields(wanted)]
     else:
         known = [each.encode_name for each in msgspec.structs.fields(wanted)]
-    once(raw, "settings")
+    check_unique_names(raw, "settings")
     for name in raw:
         if name.replace("-", "_") not in known:
-            raise _LocatedConfigError((name,), unknown(name, known, ""))
+            raise _LocatedConfigError((name,), describe_unknown_name(name, known, ""))
     return msgspec.convert({name.replace("-", "_"): each for name, each in raw.items()}, wanted)
 
 
@@ -277,7 +277,7 @@ def _parse_module(name: str, table: Any) -> tuple[ModulePlan, list[str]]:
         for key in table:
             if key not in known:
                 where = (*where, key)
-                raise ConfigError(unknown(key, known, ""))
+                raise ConfigError(describe_unknown_name(key, known, ""))
         try:
             parsed = msgspec.convert(table, _ModuleTable)
         except msgspec.ValidationError as error:

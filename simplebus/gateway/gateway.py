@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 import trio
 
-from simplebus.config.mistakes import ConfigError, unknown
+from simplebus.config.mistakes import ConfigError, describe_unknown_name
 from simplebus.gateway.bus import ModuleBus
 from simplebus.gateway.config import EVERYONE, GatewayPlan, ModulePlan, check_module_name
 from simplebus.gateway.messages import ModuleMessage
@@ -361,7 +361,7 @@ class Gateway:
 
     def _supervisor(self, name: str) -> ModuleSupervisor:
         if name not in self._supervisors:
-            raise ConfigError(unknown(name, self._supervisors or ["no modules"], ""))
+            raise ConfigError(describe_unknown_name(name, self._supervisors or ["no modules"], ""))
         return self._supervisors[name]
 
     def _check_queue(self, supervisor: ModuleSupervisor, plan: ModulePlan) -> None:

@@ -90,7 +90,7 @@ class Cluster:
             name=f"simplebus {options.names.prefix}",
             credentials=options.credentials,
             tls=options.tls,
-            payload_bytes_least=broker.settings.limits.frame_bytes + HEADERS_BYTES_MAX,
+            min_payload_bytes=broker.settings.limits.frame_bytes + HEADERS_BYTES_MAX,
         )
         core = self.link.core
         self.positions = Positions(self.link, options, self.door, Judge(broker))

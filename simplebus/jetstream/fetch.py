@@ -113,7 +113,7 @@ class Stored:
             found = await self._link.request_many(
                 f"{jetstream_codec.API}CONSUMER.MSG.NEXT.{stream}.{name}",
                 jetstream_codec.pull_request(batch=batch, max_bytes=most_bytes),
-                most=batch,
+                max_messages=batch,
             )
         finally:
             with trio.CancelScope(shield=True), trio.move_on_after(1.0):

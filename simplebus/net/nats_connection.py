@@ -115,7 +115,7 @@ def _invalid_address(text: str) -> ValueError:
 class NatsConnectionLost:
     """Event: the connection was lost."""
 
-    why: str
+    reason: str
 
 
 NatsConnectionEvent = NatsClientEvent | NatsConnectionLost
@@ -159,7 +159,7 @@ class NatsConnection:
         tls: ssl.SSLContext | None = None,
         echo: bool = True,
         ping_seconds: float = PING_SECONDS,
-        payload_bytes_least: int = 0,
+        min_payload_bytes: int = 0,
         is_quiet: bool = False,
     ) -> None:
         """Create a connection.
@@ -194,7 +194,7 @@ class NatsConnection:
         """Errors of the last round in which no server could be reached."""
         self._handle = handle
         self._tls = tls
-        self._payload_bytes_least = payload_bytes_least
+        self._payload_bytes_least = min_payload_bytes
         self._log_problem = log.debug if is_quiet else log.warning
         self._log_connected = log.debug if is_quiet else log.info
         self._servers = list(servers)
@@ -263,9 +263,9 @@ class NatsConnection:
         """Return the known servers except the current one."""
         return [server for server in self._servers_to_try() if str(server) != self.server]
 
-    def switch_to(self, server: NatsAddress, why: str) -> None:
+    def switch_to(self, server: NatsAddress, reason: str) -> None:
         """Leave the current server as if the connection were lost, and try this one first."""
-        self._preferred_server, self._switch_reason = server, why
+        self._preferred_server, self._switch_reason = server, reason
         self._switch_requested.set()
 
     async def wait_ready(self) -> None:
@@ -323,7 +323,7 @@ class NatsConnection:
             self._reply_channels.pop(number, None)
 
     async def request_many(
-        self, subject: str, payload: bytes = b"", *, most: int, seconds: float = REQUEST_SECONDS
+        self, subject: str, payload: bytes = b"", *, max_messages: int, seconds: float = REQUEST_SECONDS
     ) -> list[ReceivedMessages]:
         """Send a request and collect up to `most` messages, or until a status ends the request.
 
@@ -342,14 +342,14 @@ class NatsConnection:
         self._message_channels[sid] = send
         core.publish(subject, payload, reply=inbox)
         self.flush()
-        found: list[ReceivedMessages] = []
+        received: list[ReceivedMessages] = []
         count = 0
         try:
             with self._wait_for_reply(subject, seconds):
-                while count < most:
+                while count < max_messages:
                     messages, ended = _remove_status(await receive.receive())
                     if messages.count:
-                        found.append(messages)
+                        received.append(messages)
                         count += messages.count
                     if ended:
                         break
@@ -357,7 +357,7 @@ class NatsConnection:
             self._message_channels.pop(sid, None)
             core.unsubscribe(sid)
             self.flush()
-        return found
+        return received
 
     @contextmanager
     def _wait_for_reply(self, subject: str, seconds: float) -> Iterator[None]:
@@ -522,12 +522,12 @@ class NatsConnection:
 
     def _dispatch_messages(self, messages: ReceivedMessages) -> None:
         """Pass messages to `request_many`, and the others to `handle`."""
-        for sid, some in messages.split_by_sid().items():
+        for sid, part in messages.split_by_sid().items():
             send = self._message_channels.get(sid)
             if send is not None:
-                send.send_nowait(some)
+                send.send_nowait(part)
             else:
-                self._handle(some)
+                self._handle(part)
 
     async def _write(self, stream: trio.abc.Stream) -> None:
         core = self.core

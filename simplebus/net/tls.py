@@ -194,8 +194,8 @@ class TlsSocket:
         size = TRUSTED_SLICE_BYTES if self._is_dense and self._is_wide else SLICE_BYTES
         piece = self._undecrypted[:size]
         self._undecrypted = self._undecrypted[size:] if size < len(self._undecrypted) else _NOTHING
-        taken = self._incoming.write(piece)
-        self._decrypted_bytes += taken
+        written = self._incoming.write(piece)
+        self._decrypted_bytes += written
         return accepted
 
     def _check_density(self) -> None:
@@ -229,7 +229,7 @@ class TlsSocket:
             accepted += self._tls.write(piece[accepted : accepted + size])
             self.flush()
         self._count_transferred(accepted)
-        return taken
+        return written
 
     def _count_transferred(self, count: int) -> None:
         """Count data bytes; after WIDE_AFTER_BYTES the socket uses large buffers."""
@@ -271,10 +271,10 @@ class TlsSocket:
 
     def _receive(self, wanted: int = _RECORD_BYTES) -> bool:
         """Receive about `wanted` bytes. Returns False at the end."""
-        most = min(PIECE_BYTES, max(wanted, _RECORD_BYTES))
+        max_bytes = min(PIECE_BYTES, max(wanted, _RECORD_BYTES))
         self._was_read_full = False
-        data = self.socket.recv(most)
-        self._was_read_full = len(data) == most
+        data = self.socket.recv(max_bytes)
+        self._was_read_full = len(data) == max_bytes
         self._undecrypted = memoryview(data)
         self.first_bytes = self.first_bytes or data[:_OPENING_BYTES]
         if not data:

@@ -269,7 +269,7 @@ def test_all_that_is_wrong_with_users_is_told_at_once_with_its_line(file: Path) 
         (14, "users[2].name: there is another user 'a'"),
         (17, "users[3]: user 'nobody' cannot come in: expected a password, token, nkey,"),
     ]
-    for told, (line, sentence) in zip(caught.value.mistakes, beginnings, strict=True):
+    for told, (line, sentence) in zip(caught.value.messages, beginnings, strict=True):
         assert told.startswith(f"{file}:{line}: {sentence}"), told
     file.write_text("x = 1\n[[users]\n")
     with pytest.raises(ConfigError, match=r"users.toml:2: is no TOML: "):

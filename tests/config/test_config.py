@@ -634,7 +634,7 @@ def test_a_file_that_has_become_wrong_is_told_with_all_its_mistakes(file: Path) 
         file.write_text("[serve]\nport = 'x'\nprt = 2\n")
         with pytest.raises(ConfigError) as caught:
             again(context)
-        assert len(caught.value.mistakes) == 2
+        assert len(caught.value.messages) == 2
         file.write_text("[serve]\nmax-memory = '1MiB'\nmax-class-memory = '2MiB'")
         with pytest.raises(ConfigError, match=r"bus.toml:3: serve\.max-class-memory must be from"):
             again(context)

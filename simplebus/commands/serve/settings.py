@@ -18,7 +18,7 @@ import typer
 from simplebus.commands.serve import http_options, jetstream_options, nats_options, tls_options
 from simplebus.commands.serve.option_values import convert_params
 from simplebus.config.file import Check, Config
-from simplebus.config.messages import as_said, key_of
+from simplebus.config.messages import name_options_by_source, toml_key
 from simplebus.config.mistakes import ConfigError
 from simplebus.config.parse import HOSTS, show_size
 from simplebus.config.server_settings import server_settings
@@ -88,7 +88,7 @@ def planned(context: typer.Context) -> Plan:
     try:
         return _planned(context)
     except ValueError as error:
-        raise as_said(error, context) from None
+        raise name_options_by_source(error, context) from None
 
 
 def _planned(context: typer.Context) -> Plan:
@@ -151,7 +151,7 @@ def _said(context: typer.Context, config: Config | None) -> dict[str, Any]:
         if name not in ("config", "help"):
             value = context.params[name]
             is_size = parameter.metavar == "SIZE" and isinstance(value, int)
-            said[key_of(name)] = show_size(value) if is_size else value
+            said[toml_key(name)] = show_size(value) if is_size else value
     if config is not None:
         said |= {f"classes.{name}": config.class_settings[name] for name in config.class_settings}
         said |= {f"classes.{name} subjects": each for name, each in config.classes.items()}
@@ -187,7 +187,7 @@ def again(context: typer.Context) -> Plan:
 
 def changes(before: Plan, now: Plan) -> list[Change]:
     """What is set otherwise now."""
-    reloaded = {key_of(name) for name in RELOADED}
+    reloaded = {toml_key(name) for name in RELOADED}
     found = []
     for key in dict.fromkeys((*before.values, *now.values)):
         was, value = before.values.get(key), now.values.get(key)

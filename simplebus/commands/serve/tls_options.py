@@ -127,7 +127,7 @@ def configured_users(users: Path | None, config: Config | None) -> ConfiguredUse
         try:
             found, warning = read_users(users)
         except ConfigError as error:
-            raise ConfigError(*(f"--users: {each}" for each in error.mistakes)) from None
+            raise ConfigError(*(f"--users: {each}" for each in error.messages)) from None
         if warning:
             logging.getLogger("simplebus").warning(warning)
         groups.append(found)

@@ -15,7 +15,7 @@ from simplebus.core.authorization.durable_owners import DurableOwners
 from simplebus.core.authorization.session_permissions import check_class_references, visible_scope
 from simplebus.core.broker import subscribe_options
 from simplebus.core.errors import Reason, RemoteProtocolError
-from simplebus.core.group.group import Group, GroupMember
+from simplebus.core.group.group import Group, GroupMember, notify_position
 from simplebus.core.message_class.class_registry import ClassRegistry
 from simplebus.core.message_class.message_class import MessageClass
 from simplebus.core.message_class.purge import apply_purges
@@ -683,12 +683,7 @@ class SubscriptionManager:
 
     def notify_position(self, position: BrokerSubscription) -> None:
         """Mark a position as possibly having something to send."""
-        if isinstance(position, Group):
-            for member in position.distribute_messages():
-                self._mark_ready(member.outbox)
-        elif position.is_connected:
-            position.outbox.enqueue(position)
-            self._mark_ready(position.outbox)
+        notify_position(position, self._mark_ready)
 
     def _send_reply(self, session: Session, frame: bytes) -> None:
         session.outbox.queue_reply(frame)

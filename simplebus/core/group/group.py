@@ -11,7 +11,7 @@ member leaves behind, does not read or does not acknowledge in time are assigned
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from itertools import islice
 from typing import Any
@@ -520,6 +520,16 @@ class Group(BrokerSubscription):
     def _check_waiting_sequences(self) -> None:
         assert not self._unsent_sequences
         assert not self._resend_sequences
+
+
+def notify_position(position: BrokerSubscription, mark_ready: Callable[[Outbox], None]) -> None:
+    """Queue the new messages of a position, or of a group's members, for sending."""
+    if isinstance(position, Group):
+        for member in position.distribute_messages():
+            mark_ready(member.outbox)
+    elif position.is_connected:
+        position.outbox.enqueue(position)
+        mark_ready(position.outbox)
 
 
 def _count_messages(spans: Iterable[Span]) -> int:

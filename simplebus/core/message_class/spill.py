@@ -24,7 +24,7 @@ import numpy as np
 
 from simplebus.core.commit_log import CommitLog
 from simplebus.core.errors import Reason
-from simplebus.core.group.group import Group
+from simplebus.core.group.group import notify_position
 from simplebus.core.limits import (
     MESSAGES_MAX,
     RECEIVE_PADDING_BYTES,
@@ -479,12 +479,7 @@ class SpillManager:
 
     def notify_position(self, position: BrokerSubscription) -> None:
         """Queue a position with new messages for sending."""
-        if isinstance(position, Group):
-            for member in position.distribute_messages():
-                self._mark_ready(member.outbox)
-        elif position.is_connected:
-            position.outbox.enqueue(position)
-            self._mark_ready(position.outbox)
+        notify_position(position, self._mark_ready)
 
     def split_range(self, spilled_range: SpilledRange) -> list[FrameBatch]:
         """Return the messages of a range."""

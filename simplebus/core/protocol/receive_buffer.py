@@ -40,6 +40,13 @@ class ReceiveBuffer:
         self.writable[: len(data)] = data
         return len(data)
 
+    def prepend(self, tail: bytearray) -> int:
+        """Move `tail`, at most HEADROOM_BYTES, in front of the bytes read. Returns its offset."""
+        first = HEADROOM_BYTES - len(tail)
+        self.raw[first:HEADROOM_BYTES] = tail
+        tail.clear()
+        return first
+
 
 class FrameReceiver:
     """Incomplete frame of one connection, and counters of what it received."""
@@ -95,10 +102,7 @@ class FrameReceiver:
         first, last = HEADROOM_BYTES, HEADROOM_BYTES + count
         if self._tail:
             if len(self._tail) <= HEADROOM_BYTES:
-                begin = first - len(self._tail)
-                buffer.raw[begin:first] = self._tail
-                self._tail.clear()
-                first = begin
+                first = buffer.prepend(self._tail)
             else:
                 frame, first = self._assemble(buffer, first, last)
                 if frame is not None:

@@ -23,7 +23,7 @@ from simplebus.bridge.settings import CopiedClass, is_nats_address, record_chann
 from simplebus.client.addresses import Address
 from simplebus.client.core.arguments import check_integer
 from simplebus.client.credentials import ENVIRONMENT_VARIABLES, Access
-from simplebus.config.mistakes import unknown
+from simplebus.config.mistakes import describe_unknown_name
 from simplebus.core import dead_letters
 from simplebus.core.channel.pattern import check_name
 from simplebus.core.limits import CLASS_ID_MAX, NAME_CHARACTERS_MAX
@@ -138,7 +138,7 @@ def _merge_credentials(table: UplinkTable) -> UplinkTable:
         return table
     for name in table.credentials:
         if name not in _CREDENTIAL_FIELDS:
-            raise ValueError(unknown(name, _CREDENTIAL_FIELDS, "credentials"))
+            raise ValueError(describe_unknown_name(name, _CREDENTIAL_FIELDS, "credentials"))
         if getattr(table, name):
             raise ValueError(f"{name!r} is in credentials and beside it, expected one of them")
     return msgspec.structs.replace(table, **table.credentials, credentials="")

@@ -215,7 +215,7 @@ async def pass_on(link: NatsConnection, stream: str, name: str, owed: Owed) -> N
         found = await link.request_many(
             f"{jetstream_codec.API}CONSUMER.MSG.NEXT.{stream}.{name}",
             jetstream_codec.pull_request(batch=batch),
-            most=batch,
+            max_messages=batch,
         )
         count = sum(messages.count for messages in found)
         for messages in found:

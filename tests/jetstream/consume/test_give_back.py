@@ -78,7 +78,7 @@ async def test_what_was_on_its_way_to_nobody_comes_to_whoever_comes_next(
             link, stream = cluster_of(up).link, cluster.names.stream_name(7)
             request = b'{"batch":3,"no_wait":true}'
             lost = await link.request_many(
-                f"$JS.API.CONSUMER.MSG.NEXT.{stream}.d-d", request, most=3
+                f"$JS.API.CONSUMER.MSG.NEXT.{stream}.d-d", request, max_messages=3
             )
             assert [p for some in lost for p in some.all_payloads()] == NUMBERED[2:5]
         await is_quiet(up)

@@ -45,28 +45,28 @@ class WriterHarness:
         self.journal = GatedJournal(self.directory, level=Durability.DISK)
         self.journal.may_sync = threading.Semaphore(0)
         self.events: list[object] = []
-        self.heard = threading.Semaphore(0)
+        self.event_count = threading.Semaphore(0)
         self.commit_log = CommitLog()
         self.reserve = Reserve(path, 4096)
         self.writer = JournalWriter(
             self.journal,
-            on_durable=lambda lot, has_space: self.say(lot if has_space else -lot),
-            on_failure=self.say,
-            on_snapshot_needed=lambda: self.say("snapshot"),
+            on_durable=lambda lot, has_space: self.record_event(lot if has_space else -lot),
+            on_failure=self.record_event,
+            on_snapshot_needed=lambda: self.record_event("snapshot"),
             reserve=self.reserve,
         )
         self.writer.start()
 
-    def say(self, what: int | WriteFailure | str) -> None:
+    def record_event(self, what: int | WriteFailure | str) -> None:
         self.events.append(what)
-        self.heard.release()
+        self.event_count.release()
 
-    def hear(self, count: int) -> list[object]:
+    def wait_events(self, count: int) -> list[object]:
         for _ in range(count):
-            assert self.heard.acquire(timeout=PATIENCE_SECONDS)
+            assert self.event_count.acquire(timeout=PATIENCE_SECONDS)
         return self.events
 
-    def put(self, first: int) -> None:
+    def put_batch(self, first: int) -> None:
         self.commit_log.append_messages(1, first, 1, b"0" * 13, "", 1.0)
         snapshot = b"" if self.commit_log.last_batch_number else StateChanges().encode()
         lot = self.commit_log.pop_write_batch(snapshot=snapshot)
@@ -98,16 +98,16 @@ def fill_disk(running: WriterHarness, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_batches_during_a_sync_share_the_next_one(running: WriterHarness) -> None:
-    running.put(0)
+    running.put_batch(0)
     running.journal.may_sync.release()
-    assert running.hear(1) == [1]
-    running.put(1)
+    assert running.wait_events(1) == [1]
+    running.put_batch(1)
     for first in range(2, 6):
-        running.put(first)
+        running.put_batch(first)
     running.journal.may_sync.release(2)
-    assert running.hear(1)[-1] in (2, 3, 4, 5, 6)
+    assert running.wait_events(1)[-1] in (2, 3, 4, 5, 6)
     while running.events[-1] != 6:
-        running.hear(1)
+        running.wait_events(1)
     assert running.journal.sync_count <= 3
 
 
@@ -120,9 +120,9 @@ def test_failed_writes_are_retried(running: WriterHarness, monkeypatch: pytest.M
             raise errors.pop(0)
 
     running.journal.on_sync = fail
-    running.put(0)
+    running.put_batch(0)
     running.journal.may_sync.release(3)
-    said = running.hear(4)
+    said = running.wait_events(4)
     assert [each[0] for each in said[:2] if isinstance(each, tuple)] == [
         Reason.DISK_FULL,
         Reason.DISK_FAILED,
@@ -133,25 +133,25 @@ def test_failed_writes_are_retried(running: WriterHarness, monkeypatch: pytest.M
 def test_full_disk_writes_queued_batches_from_the_reserve_then_refuses(
     running: WriterHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    running.put(0)
+    running.put_batch(0)
     running.journal.may_sync.release()
-    assert running.hear(1) == [1]
+    assert running.wait_events(1) == [1]
     assert running.reserve.is_there
     fill_disk(running, monkeypatch)
-    running.put(1)
+    running.put_batch(1)
     running.journal.may_sync.release(2)
-    said = running.hear(2)
+    said = running.wait_events(2)
     assert isinstance(said[1], tuple)
     assert said[1][0] is Reason.DISK_FULL
     assert said[2:] == [-2]
     running.journal.on_sync = lambda: None
     running.writer.put(SegmentFloors({1: 0}, ()))  # As at each tick: with it, segments may go.
-    running.put(2)
+    running.put_batch(2)
     running.journal.may_sync.release()
-    assert running.hear(1)[-1] == -3
+    assert running.wait_events(1)[-1] == -3
     monkeypatch.undo()
     running.writer.put(SegmentFloors({1: 0}, ()))
-    assert running.hear(1)[-1] == 3
+    assert running.wait_events(1)[-1] == 3
     assert running.reserve.is_there
 
 
@@ -170,7 +170,7 @@ def test_only_segment_removal_runs_on_a_disk_that_is_full_at_start(
     running = WriterHarness(tmp_path)
     try:
         running.writer.put(SegmentFloors({1: 7}, {1}))
-        failure, has_space = running.hear(2)
+        failure, has_space = running.wait_events(2)
         assert isinstance(failure, tuple)
         assert failure[0] is Reason.DISK_FULL
         assert "cannot reserve disk space" in failure[1]
@@ -187,12 +187,12 @@ def test_free_space_is_noticed_without_a_write(
 ) -> None:
     monkeypatch.setattr(module, "_RETRY_SECONDS", 0.0)
     fill_disk(running, monkeypatch)
-    running.put(0)
+    running.put_batch(0)
     running.journal.may_sync.release(2)
-    assert running.hear(2)[-1] == -1
+    assert running.wait_events(2)[-1] == -1
     running.journal.on_sync = lambda: None
     monkeypatch.undo()
-    assert running.hear(1)[-1] == 1
+    assert running.wait_events(1)[-1] == 1
     assert running.reserve.is_there
 
 
@@ -203,9 +203,9 @@ def test_stop_with_failing_writes_logs_the_lost_messages(
         raise OSError(errno.ENOSPC, "No space")
 
     running.journal.on_sync = fail
-    running.put(0)
+    running.put_batch(0)
     running.journal.may_sync.release(100)
-    running.hear(1)
+    running.wait_events(1)
     with caplog.at_level(logging.ERROR):
         running.writer.stop()
     assert "lost 1 messages: cannot write the journal: No space" in caplog.text
@@ -218,8 +218,8 @@ def test_internal_writer_error_refuses_publishers_and_is_logged(
         raise ZeroDivisionError
 
     running.journal.on_sync = fail
-    running.put(0)
+    running.put_batch(0)
     running.journal.may_sync.release()
-    assert running.hear(1) == [(Reason.DISK_FAILED, "the journal failed; see the server's log")]
+    assert running.wait_events(1) == [(Reason.DISK_FAILED, "the journal failed; see the server's log")]
     running.writer.stop()
     assert "ZeroDivisionError" in caplog.text

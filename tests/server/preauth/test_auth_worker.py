@@ -24,21 +24,21 @@ TOKEN = User("token", token=hash_token("right"))
 
 
 @dataclass
-class Work:
+class FakeVerification:
     """What is asked of the thread."""
 
-    asked: list[tuple[str, str]] = field(default_factory=list)
-    goes_on: trio.Event = field(default_factory=trio.Event)
+    checks: list[tuple[str, str]] = field(default_factory=list)
+    released: trio.Event = field(default_factory=trio.Event)
 
     async def __call__(self, kept: str, said: str) -> bool:
-        self.asked.append((kept, said))
-        await self.goes_on.wait()
+        self.checks.append((kept, said))
+        await self.released.wait()
         return said == "right"
 
 
 @pytest.fixture
-def work(monkeypatch: pytest.MonkeyPatch) -> Work:
-    work = Work()
+def work(monkeypatch: pytest.MonkeyPatch) -> FakeVerification:
+    work = FakeVerification()
     monkeypatch.setattr(module, "_verify_in_thread", work)
     return work
 
@@ -65,9 +65,9 @@ async def is_heard(worker: AuthWorker, auth: Auth, address: str = "10.0.0.1") ->
     ],
 )
 async def test_too_many_failures_are_refused_without_a_check(
-    wrong: Auth, work: Work, autojump_clock: object
+    wrong: Auth, work: FakeVerification, autojump_clock: object
 ) -> None:
-    work.goes_on.set()
+    work.released.set()
     worker = auth_worker()
     heard = [await is_heard(worker, wrong) for _ in range(9)]
     assert heard == [True] * 5 + [False] * 4
@@ -80,9 +80,9 @@ async def test_too_many_failures_are_refused_without_a_check(
 
 @pytest.mark.parametrize("said", ["token", "user"])
 async def test_failures_of_a_network_are_limited_across_users(
-    said: str, work: Work, autojump_clock: object
+    said: str, work: FakeVerification, autojump_clock: object
 ) -> None:
-    work.goes_on.set()
+    work.released.set()
     worker = auth_worker()
     heard = [
         await is_heard(
@@ -95,8 +95,8 @@ async def test_failures_of_a_network_are_limited_across_users(
     assert await is_heard(worker, Auth(token="right"), "10.0.0.2")
 
 
-async def test_valid_credentials_are_never_limited(work: Work, autojump_clock: object) -> None:
-    work.goes_on.set()
+async def test_valid_credentials_are_never_limited(work: FakeVerification, autojump_clock: object) -> None:
+    work.released.set()
     worker = auth_worker()
     for auth in (
         Auth(user="quick", password="right"),
@@ -104,33 +104,33 @@ async def test_valid_credentials_are_never_limited(work: Work, autojump_clock: o
         Auth(token="right"),
     ):
         assert all([await is_heard(worker, auth) for _ in range(200)])
-    assert work.asked == [("$argon2id$1", "right")]
+    assert work.checks == [("$argon2id$1", "right")]
 
 
 @pytest.mark.parametrize("address", ["2001:db8:1:2::{:x}", "::ffff:10.0.0.1", "10.0.0.1"])
 async def test_addresses_of_one_network_share_the_failure_limit(
-    address: str, work: Work, autojump_clock: object
+    address: str, work: FakeVerification, autojump_clock: object
 ) -> None:
     worker = auth_worker()
     wrong = Auth(user="quick", password="wrong")
-    work.goes_on.set()
+    work.released.set()
     heard = [await is_heard(worker, wrong, address.format(n)) for n in range(9)]
     assert heard == [True] * 5 + [False] * 4
     assert await is_heard(worker, wrong, "2001:db8:1:3::1")
 
 
-async def test_equal_credentials_share_one_check(work: Work, autojump_clock: object) -> None:
+async def test_equal_credentials_share_one_check(work: FakeVerification, autojump_clock: object) -> None:
     worker = auth_worker()
     async with trio.open_nursery() as nursery:
         for _ in range(100):
             nursery.start_soon(worker.check, Auth(user="slow1", password="right"), "10.0.0.1")
         await trio.testing.wait_all_tasks_blocked()
-        work.goes_on.set()
-    assert work.asked == [("$argon2id$1", "right")]
+        work.released.set()
+    assert work.checks == [("$argon2id$1", "right")]
     assert worker.check_count == 1
 
 
-async def test_waiter_of_a_cancelled_check_runs_its_own(work: Work, autojump_clock: object) -> None:
+async def test_waiter_of_a_cancelled_check_runs_its_own(work: FakeVerification, autojump_clock: object) -> None:
     worker = auth_worker()
     right, other = Auth(user="slow1", password="right"), Auth(user="slow2", password="right")
     async with trio.open_nursery() as nursery:
@@ -143,8 +143,8 @@ async def test_waiter_of_a_cancelled_check_runs_its_own(work: Work, autojump_clo
         await trio.testing.wait_all_tasks_blocked()
         leaving.cancel()
         await trio.testing.wait_all_tasks_blocked()
-        work.goes_on.set()
-    assert work.asked == [("$argon2id$2", "right"), ("$argon2id$1", "right")]
+        work.released.set()
+    assert work.checks == [("$argon2id$2", "right"), ("$argon2id$1", "right")]
     assert worker.users.is_authentic(right)
 
 
@@ -159,13 +159,13 @@ async def _note(worker: AuthWorker, auth: Auth, address: str, done: Callable[[st
 
 
 async def test_networks_take_turns_and_failing_ones_come_last(
-    work: Work, autojump_clock: object
+    work: FakeVerification, autojump_clock: object
 ) -> None:
     worker, done = auth_worker(), list[str]()
-    work.goes_on.set()
+    work.released.set()
     await worker.check(Auth(user="quick", password="wrong"), "10.0.0.9")
-    work.asked.clear()
-    work.goes_on = trio.Event()
+    work.checks.clear()
+    work.released = trio.Event()
     async with trio.open_nursery() as nursery:
         for number, address in enumerate(
             ["10.0.0.1", "10.0.0.9", "10.0.0.9", "10.0.0.1", "10.0.0.1", "10.0.0.2", "10.0.0.2"]
@@ -173,14 +173,14 @@ async def test_networks_take_turns_and_failing_ones_come_last(
             auth = Auth(user=f"slow{number}", password="right")
             nursery.start_soon(_note, worker, auth, address, done.append)
             await trio.testing.wait_all_tasks_blocked()
-        work.goes_on.set()
-    numbers = [int(kept.rpartition("$")[2]) for kept, _ in work.asked]
+        work.released.set()
+    numbers = [int(kept.rpartition("$")[2]) for kept, _ in work.checks]
     assert numbers == [0, 3, 5, 4, 6, 1, 2]
     assert len(done) == 7
 
 
 async def test_full_queue_prefers_networks_without_failures(
-    work: Work, autojump_clock: object
+    work: FakeVerification, autojump_clock: object
 ) -> None:
     worker, done = auth_worker(), list[str]()
     for number in range(70):
@@ -199,13 +199,13 @@ async def test_full_queue_prefers_networks_without_failures(
             await trio.testing.wait_all_tasks_blocked()
         assert len(done) == 8
         assert not any(each.startswith("10.2") for each in done)
-        work.goes_on.set()
+        work.released.set()
     assert {f"10.2.0.{number} slow{100 + number} True" for number in range(3)} <= set(done)
     assert sum(each.endswith("False") for each in done) == 8
-    assert [kept for kept, _ in work.asked[1:4]] == [f"$argon2id${100 + n}" for n in range(3)]
+    assert [kept for kept, _ in work.checks[1:4]] == [f"$argon2id${100 + n}" for n in range(3)]
 
 
-async def test_waiting_checks_per_network_are_bounded(work: Work, autojump_clock: object) -> None:
+async def test_waiting_checks_per_network_are_bounded(work: FakeVerification, autojump_clock: object) -> None:
     worker, done = auth_worker(), list[str]()
     async with trio.open_nursery() as nursery:
         for number in range(260):
@@ -213,15 +213,15 @@ async def test_waiting_checks_per_network_are_bounded(work: Work, autojump_clock
             nursery.start_soon(_note, worker, auth, "10.0.0.1", done.append)
         await trio.testing.wait_all_tasks_blocked()
         assert len(done) == 3
-        work.goes_on.set()
+        work.released.set()
     assert sum(each.endswith("True") for each in done) == 257
 
 
 async def test_verified_passwords_stay_cached_while_the_hash_is_unchanged(
-    work: Work, autojump_clock: object
+    work: FakeVerification, autojump_clock: object
 ) -> None:
     worker = auth_worker()
-    work.goes_on.set()
+    work.released.set()
     for number in (1, 2):
         await worker.check(Auth(user=f"slow{number}", password="right"), "10.0.0.1")
     changed = User("slow2", password="$argon2id$changed")

@@ -144,17 +144,17 @@ async def test_authenticated_and_closed_connections_are_not_evictable() -> None:
         await peer.stream.aclose()
 
 
-class Stays:
+class FakeConnection:
     """One of many; told apart by which it is."""
 
     def __init__(self, place: str) -> None:
-        self.place = place
-        self.was_cut = False
+        self.network = place
+        self.is_disconnected = False
 
-    def cut(self, error: RemoteProtocolError) -> None:
+    def disconnect(self, error: RemoteProtocolError) -> None:
         assert error is FULL
-        assert not self.was_cut
-        self.was_cut = True
+        assert not self.is_disconnected
+        self.is_disconnected = True
 
 
 @given(
@@ -165,34 +165,34 @@ def test_evicts_the_oldest_of_a_large_network_or_of_all(
     done: list[tuple[str, str]], part: int
 ) -> None:
     """The same with a list that is looked through."""
-    evictable_connections, there = EvictableConnections(), list[Stays]()
+    evictable_connections, there = EvictableConnections(), list[FakeConnection]()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "LARGE_NETWORK_FRACTION", part)
         for place, what in done:
-            own = [each for each in there if each.place == place]
+            own = [each for each in there if each.network == place]
             if what == "come":
-                there.append(Stays(place))
-                evictable_connections.add(place, there[-1].cut)
+                there.append(FakeConnection(place))
+                evictable_connections.add(place, there[-1].disconnect)
             elif what == "go" and own:
                 there.remove(own[-1])
-                evictable_connections.discard(own[-1].cut)
-                evictable_connections.discard(own[-1].cut)
+                evictable_connections.discard(own[-1].disconnect)
+                evictable_connections.discard(own[-1].disconnect)
             elif what == "room":
                 assert evictable_connections.evict_one(FULL) == bool(there)
                 if not there:
                     continue
-                (gone,) = (each for each in there if each.was_cut)
-                counts = Counter(each.place for each in there)
+                (gone,) = (each for each in there if each.is_disconnected)
+                counts = Counter(each.network for each in there)
                 most = max(counts.values())
                 if most * part > len(there):
-                    assert counts[gone.place] == most
-                    assert gone is next(each for each in there if each.place == gone.place)
+                    assert counts[gone.network] == most
+                    assert gone is next(each for each in there if each.network == gone.network)
                 else:
                     assert gone is there[0]
                 there.remove(gone)
-                evictable_connections.discard(gone.cut)
+                evictable_connections.discard(gone.disconnect)
             assert len(evictable_connections) == len(there)
         while there:
             assert evictable_connections.evict_one(FULL)
-            there = [each for each in there if not each.was_cut]
+            there = [each for each in there if not each.is_disconnected]
         assert not evictable_connections.evict_one(FULL)

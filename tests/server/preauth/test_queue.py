@@ -57,14 +57,14 @@ async def poll_until(condition: Callable[[], bool]) -> None:
         await trio.lowlevel.checkpoint()
 
 
-class MoveLog:
+class StepLog:
     """What happened, in order, on a loop where one who is inside has something to do all the
     time."""
 
     def __init__(self) -> None:
         self.names: list[str] = []
 
-    async def be_inside(self) -> None:
+    async def run_authenticated(self) -> None:
         while True:
             self.names.append("inside")
             await trio.lowlevel.checkpoint()
@@ -129,13 +129,13 @@ async def test_listeners_accept_less_often_in_a_crowd(
 
 
 async def test_readable_connections_run_one_at_a_time(sockets: Sockets) -> None:
-    log = MoveLog()
+    log = StepLog()
     async with running_queue() as (queue_, nursery):
         for _ in range(MANY):
             theirs, ours = sockets()
             nursery.start_soon(log.read, queue_.add(ours, "there"), "guest")
             theirs.send(b"x")
-        nursery.start_soon(log.be_inside)
+        nursery.start_soon(log.run_authenticated)
         await log.all_told(MANY)
         assert queue_.step_count == MANY
         assert queue_.waiting_count == 0
@@ -144,7 +144,7 @@ async def test_readable_connections_run_one_at_a_time(sockets: Sockets) -> None:
 async def test_timed_out_connections_run_one_at_a_time(
     sockets: Sockets, mock_clock: trio.testing.MockClock
 ) -> None:
-    log = MoveLog()
+    log = StepLog()
     async with running_queue() as (queue_, nursery):
         for _ in range(MANY):
             nursery.start_soon(log.read, queue_.add(sockets()[1], "there"), "guest", 5.0)
@@ -152,14 +152,14 @@ async def test_timed_out_connections_run_one_at_a_time(
         mock_clock.jump(4.9)
         await trio.testing.wait_all_tasks_blocked()
         assert log.names == []
-        nursery.start_soon(log.be_inside)
+        nursery.start_soon(log.run_authenticated)
         mock_clock.jump(0.2)
         await log.all_told(MANY)
         assert set(log.evictable_connections()) == {"guest is late"}
 
 
 async def test_cancelled_connections_run_one_at_a_time(sockets: Sockets) -> None:
-    log = MoveLog()
+    log = StepLog()
     async with running_queue() as (queue_, nursery):
         connections = [(queue_.add(sockets()[1], "there"), trio.CancelScope()) for _ in range(MANY)]
         for connection, scope in connections:
@@ -167,24 +167,24 @@ async def test_cancelled_connections_run_one_at_a_time(sockets: Sockets) -> None
         await poll_until(lambda: queue_.waiting_count == MANY)
         for connection, scope in connections:
             connection.cancel_in_turn(scope)
-        nursery.start_soon(log.be_inside)
+        nursery.start_soon(log.run_authenticated)
         await log.all_told(MANY)
         assert queue_.waiting_count == 0
 
 
 async def test_connections_that_wait_for_a_turn_run_one_at_a_time(sockets: Sockets) -> None:
-    log = MoveLog()
+    log = StepLog()
     async with running_queue() as (queue_, nursery):
         for _ in range(MANY):
             nursery.start_soon(log.ask, queue_.add(sockets()[1], "there"), "guest")
-        nursery.start_soon(log.be_inside)
+        nursery.start_soon(log.run_authenticated)
         await log.all_told(MANY)
 
 
 async def test_origins_take_turns(sockets: Sockets) -> None:
-    log = MoveLog()
+    log = StepLog()
     async with running_queue() as (queue_, nursery):
-        nursery.start_soon(log.be_inside)
+        nursery.start_soon(log.run_authenticated)
         for name in ["crowd"] * MANY + ["one"]:  # They ask in one turn of the loop, in any order.
             nursery.start_soon(log.ask, queue_.add(sockets()[1], name), name)
         await log.all_told(MANY + 1)
@@ -207,7 +207,7 @@ async def test_connection_can_wait_repeatedly(sockets: Sockets) -> None:
 async def test_ready_connection_does_not_time_out(
     sockets: Sockets, mock_clock: trio.testing.MockClock
 ) -> None:
-    log, queue_ = MoveLog(), PreAuthQueue()
+    log, queue_ = StepLog(), PreAuthQueue()
     async with trio.open_nursery() as nursery:
         theirs, ours = sockets()
         theirs.send(b"x")
@@ -216,7 +216,7 @@ async def test_ready_connection_does_not_time_out(
         await poll_until(lambda: queue_.waiting_count == 2)
         mock_clock.jump(2)  # Nobody was let move so far.
         nursery.start_soon(queue_.run)
-        nursery.start_soon(log.be_inside)
+        nursery.start_soon(log.run_authenticated)
         await log.all_told(2)
         assert log.evictable_connections() == ["guest", "silent is late"]
         nursery.cancel_scope.cancel()
@@ -249,7 +249,7 @@ async def test_repeated_deadline_is_scheduled_once(
     sockets: Sockets, mock_clock: trio.testing.MockClock
 ) -> None:
     async with running_queue() as (queue_, nursery):
-        log = MoveLog()
+        log = StepLog()
         theirs, ours = sockets()
         with queue_.add(ours, "here") as connection:
             for deadline in (8.0, 7.0, 9.0):
@@ -270,7 +270,7 @@ async def test_deadlines_of_ready_connections_are_not_rescanned(
     sockets: Sockets,
 ) -> None:
     async with trio.open_nursery() as nursery:
-        queue_, log = PreAuthQueue(), MoveLog()
+        queue_, log = PreAuthQueue(), StepLog()
         pairs = [sockets() for _ in range(200)]
         for _, ours in pairs:
             nursery.start_soon(log.read, queue_.add(ours, "there"), "guest", 1e9)
@@ -290,7 +290,7 @@ async def test_deadlines_of_ready_connections_are_not_rescanned(
 
 async def test_outdated_deadlines_do_not_pile_up(sockets: Sockets) -> None:
     async with running_queue() as (queue_, nursery):
-        log = MoveLog()
+        log = StepLog()
         nursery.start_soon(log.read, queue_.add(sockets()[1], "there"), "silent", 1e9)
         theirs, ours = sockets()
         with queue_.add(ours, "here") as connection:
@@ -305,7 +305,7 @@ async def test_outdated_deadlines_do_not_pile_up(sockets: Sockets) -> None:
 
 async def test_cancelled_connections_are_removed(sockets: Sockets) -> None:
     async with running_queue() as (queue_, nursery):
-        log, scopes = MoveLog(), [trio.CancelScope() for _ in range(3)]
+        log, scopes = StepLog(), [trio.CancelScope() for _ in range(3)]
         for scope in scopes:
             theirs, ours = sockets()
             nursery.start_soon(log.be_ended, queue_.add(ours, "there"), scope, "guest")
@@ -350,7 +350,7 @@ async def test_yielding_to_an_idle_loop_returns_at_once(
 
 
 async def test_accepts_per_turn_are_bounded() -> None:
-    log, let_in = MoveLog(), listeners._ACCEPTS_PER_TURN
+    log, let_in = StepLog(), listeners._ACCEPTS_PER_TURN
     (listener,) = await listeners.bind("127.0.0.1", 0)
     with contextlib.ExitStack() as all_:
 
@@ -361,7 +361,7 @@ async def test_accepts_per_turn_are_bounded() -> None:
         for _ in range(MANY):
             all_.enter_context(socket.create_connection(listener.getsockname()))
         async with running_queue() as (queue_, nursery):
-            nursery.start_soon(log.be_inside)
+            nursery.start_soon(log.run_authenticated)
             nursery.start_soon(listeners.accept, listener, serve, queue_)
             await poll_until(lambda: log.names.count("comer") == MANY)
     together = [len(list(some)) for name, some in groupby(log.names) if name == "comer"]
