@@ -30,7 +30,7 @@ from simplebus.commands import (
 )
 from simplebus.commands.client_options import with_access
 from simplebus.commands.serve import command
-from simplebus.config.environment import leave_out_links, told
+from simplebus.config.environment import remove_service_links, describe_invalid_variable
 from simplebus.config.parse import (
     URL,
     URL_OPTION,
@@ -63,7 +63,7 @@ class _Commands(TyperGroup):
         try:
             return super().invoke(ctx)
         except typer.BadParameter as error:
-            if (said := told(error)) is None:
+            if (said := describe_invalid_variable(error)) is None:
                 raise
             fail(said, status=USAGE_STATUS)
 
@@ -534,7 +534,7 @@ def main() -> None:
     while (descriptor := os.open(os.devnull, os.O_RDWR)) < 3:
         pass  # Standard input, output or error was closed: no socket is to be in its place.
     os.close(descriptor)
-    leave_out_links(os.environ)
+    remove_service_links(os.environ)
     if (conflict := find_conflict()) is not None:
         typer.echo(f"simplebus: {conflict}", err=True)
         sys.exit(1)

@@ -18,7 +18,7 @@ from typing import Annotated, Any, cast
 
 import typer
 
-from simplebus.config.environment import PREFIX, no_good, unread_variables
+from simplebus.config.environment import PREFIX, find_invalid_variables, unread_variables
 from simplebus.config.file import Check, Config
 from simplebus.config.messages import name_options_by_source, option_names_in
 from simplebus.config.mistakes import MESSAGES_MAX
@@ -92,7 +92,7 @@ def looked_over(file: str) -> tuple[Config, list[str]]:
     What contradicts something else is left out, and the rest looked at again."""
     command, check = serve_command_of(), Check()
     found: dict[str, None] = {}
-    for parameter, said in no_good(command, typer.Context(command)).items():
+    for parameter, said in find_invalid_variables(command, typer.Context(command)).items():
         found[said] = None
         parameter.envvar = None
     while True:

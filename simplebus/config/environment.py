@@ -29,7 +29,7 @@ _LINK = re.compile(r"(tcp|udp|sctp)://\S+:(\d+)")
 """What Kubernetes, and Docker before, say of where a service is."""
 
 
-def leave_out_links(environment: MutableMapping[str, str]) -> None:
+def remove_service_links(environment: MutableMapping[str, str]) -> None:
     """Take what says where a service is, and is called as an option is, from the environment."""
     for name, value in list(environment.items()):
         if name.startswith(PREFIX) and name.endswith("PORT") and (link := _LINK.fullmatch(value)):
@@ -65,7 +65,7 @@ def unread_variables(
     ]
 
 
-def no_good(command: Any, context: Any) -> dict[Any, str]:
+def find_invalid_variables(command: Any, context: Any) -> dict[Any, str]:
     """The options of a command, but for --config, whose variables make no sense, and why: a
     sentence each."""
     found = {}
@@ -75,20 +75,20 @@ def no_good(command: Any, context: Any) -> dict[Any, str]:
             if given is not None:
                 each.process_value(context, given)
         except typer.BadParameter as error:
-            found[each] = _told(each, error)
+            found[each] = _describe(each, error)
     return found
 
 
-def told(error: typer.BadParameter) -> str | None:
+def describe_invalid_variable(error: typer.BadParameter) -> str | None:
     """What is wrong with a variable, by its name; None for what something else says."""
     if error.ctx is None or error.param is None or error.param.name is None:
         return None
     source = error.ctx.get_parameter_source(error.param.name)
     is_variable = source is not None and source.name == "ENVIRONMENT"
-    return _told(error.param, error) if is_variable else None
+    return _describe(error.param, error) if is_variable else None
 
 
-def _told(parameter: Any, error: typer.BadParameter) -> str:
+def _describe(parameter: Any, error: typer.BadParameter) -> str:
     name = parameter.envvar
     return f"{name}: {describe_value_error(error.message, os.environ.get(name, ''))}"
 

@@ -50,13 +50,13 @@ def name_options_by_source(error: ValueError, context: typer.Context) -> ValueEr
     where the file did."""
     config: Config | None = context.params.get("config")
     said = str(error).splitlines()
-    told = [_as_said(sentence, config, context) for sentence in said]
+    told = [_name_options(sentence, config, context) for sentence in said]
     of_file = isinstance(error, ConfigError) or any(is_of_file for _, is_of_file in told)
     sentences = [sentence for sentence, _ in told]
     return ConfigError(*sentences) if of_file else ValueError("\n".join(sentences))
 
 
-def _as_said(sentence: str, config: Config | None, context: typer.Context) -> tuple[str, bool]:
+def _name_options(sentence: str, config: Config | None, context: typer.Context) -> tuple[str, bool]:
     """One of them, and whether it is about the file."""
     sources = {name: _source(context, name) for name in option_names_in(sentence)}
     begins_with_key = config is not None and line_of(sentence, config.lines) is not None

@@ -2,7 +2,7 @@
 
     names  settings  consumers      what things are called there, and what JetStream is told of them
     content                         frames as messages of a stream, and the way back
-    uplink  lanes  refusals         lots of the commit_log become publications; PubAcks become confirms
+    uplink  lanes  refusals         lots of the commit_log become encode_publications; PubAcks become confirms
     classes  feed                   a position's own ring, filled from its consumer; acks go back
     dating                          when what it was fed was accepted, by the door's clock
     sole                            a consumer that is one door's alone: acks of all up to a message

@@ -167,7 +167,10 @@ def with_idle_seconds(config: dict[str, Any], seconds: float | None) -> dict[str
 
 def with_delivery_policy(config: dict[str, Any], delivery_policy: str) -> dict[str, Any]:
     """One that is served on such terms."""
-    return {**config, "metadata": {**(config.get("metadata") or {}), _DELIVERY_POLICY: delivery_policy}}
+    return {
+        **config,
+        "metadata": {**(config.get("metadata") or {}), _DELIVERY_POLICY: delivery_policy},
+    }
 
 
 def delivery_policy_of(info: dict[str, Any]) -> str:

@@ -1,7 +1,7 @@
 """A door before a JetStream cluster: between its broker and the link (trio).
 
 Rule 1: the broker stays as it is. What it accepts goes from its commit_log to the uplink, and what its
-positions are sent comes from their feeds; both are told of in `hand_over`, at the end of each turn.
+positions are sent comes from their feeds; both are told of in `end_turn`, at the end of each turn.
 Rule 2: what has to be asked of JetStream (streams, consumers) is asked in jobs, of each class one
 after the other, in the order in which it came up. A position gets its answer when its consumer is
 there; what was published here behind it is published there behind it.
@@ -32,28 +32,37 @@ from simplebus.core.protocol.requests import Start
 from simplebus.core.subscription.selection import Ranges
 from simplebus.core.subscription.subscription import BrokerSubscription
 from simplebus.jetstream import api
-from simplebus.jetstream.backlog import Counting
+from simplebus.jetstream.backlog import StreamBacklog
 from simplebus.jetstream.class_jobs import ClassJobs, log_retry
-from simplebus.jetstream.cluster.class_names import Naming
+from simplebus.jetstream.cluster.class_names import ClassNameExchange
 from simplebus.jetstream.cluster.cluster_id import maintain_cluster_id
 from simplebus.jetstream.cluster.failover import follow_jetstream
-from simplebus.jetstream.consume.catch_up import when_all_has_come
-from simplebus.jetstream.consume.close import Closing, Gone
-from simplebus.jetstream.consume.consumers import ConsumerRefusedError, Positions
-from simplebus.jetstream.consume.dead_letters import Burials, Mark
-from simplebus.jetstream.consume.durable_check import Judge, askers_of, let_answer
-from simplebus.jetstream.consume.feed import ALIVE_SECONDS, FETCH_BYTES, FETCH_SECONDS, Feed
-from simplebus.jetstream.consume.feed import Found as Consumer
-from simplebus.jetstream.consume.give_back import Leaving
-from simplebus.jetstream.consume.inboxes import Listening
-from simplebus.jetstream.fetch import Stored, found_of
+from simplebus.jetstream.consume.catch_up import notify_when_caught_up
+from simplebus.jetstream.consume.close import ClosedPosition, ConsumerCloser
+from simplebus.jetstream.consume.consumers import ConsumerManager, ConsumerRefusedError
+from simplebus.jetstream.consume.dead_letters import DeadLetterMark, DeadLetterTracker
+from simplebus.jetstream.consume.durable_check import (
+    DurableCheck,
+    resume_replies,
+    subscribed_sessions,
+)
+from simplebus.jetstream.consume.feed import (
+    ALIVE_SECONDS,
+    FETCH_BYTES,
+    FETCH_SECONDS,
+    ConsumerFeed,
+    OpenedConsumer,
+)
+from simplebus.jetstream.consume.give_back import ReturnedMessages
+from simplebus.jetstream.consume.inboxes import ConsumerInboxes
+from simplebus.jetstream.fetch import StreamReader, query_when_stored
 from simplebus.jetstream.names import consumer_name
 from simplebus.jetstream.publish.codec import HEADERS_BYTES_MAX
-from simplebus.jetstream.publish.refusals import Refusals
-from simplebus.jetstream.publish.stream_publisher import Uplink
-from simplebus.jetstream.remote_class import RemoteClass, StoredMessages, shut
+from simplebus.jetstream.publish.refusals import StreamRefusals
+from simplebus.jetstream.publish.stream_publisher import StreamPublisher
+from simplebus.jetstream.remote_class import RemoteClass, StoredMessages, pause_full_classes
 from simplebus.jetstream.settings import JetStreamOptions
-from simplebus.jetstream.trim import Trimming
+from simplebus.jetstream.trim import StreamTrimmer
 from simplebus.nats.client import jetstream_codec
 from simplebus.nats.client.client import RequestReplies, ServerReady
 from simplebus.nats.client.events import ReceivedMessages
@@ -62,27 +71,27 @@ from simplebus.net.nats_connection import NatsConnection, NatsConnectionEvent, N
 
 log = logging.getLogger("simplebus.engine")
 
-Find = Callable[[], Awaitable[Consumer]]
+Find = Callable[[], Awaitable[OpenedConsumer]]
 
-_BEAT_SECONDS = 0.25
-_WORK_PART = 3
+_TICK_SECONDS = 0.25
+_WORKING_PER_ACK_WAIT = 3
 """What a door holds is said to be in work so often within the time that the cluster waits."""
-_SILENT_SECONDS = 3 * ALIVE_SECONDS
+_REQUEST_LOST_SECONDS = 3 * ALIVE_SECONDS
 """A consumer that was asked and is silent so long is asked anew."""
-_PAUSE_SECONDS = 0.25
+_RETRY_SECONDS = 0.25
 
 
-class Cluster:
+class JetStreamBackend:
     """Of one door. Enter `run` in a nursery when the broker's driver runs."""
 
     def __init__(self, broker: Broker, options: JetStreamOptions) -> None:
         self.options = options
-        self.door = secrets.token_hex(6)
+        self.server_id = secrets.token_hex(6)
         """What other doors know it by."""
         self._broker = broker
         assert broker.commit_log is not None, "a door's broker has a commit_log"
         self._commit_log: CommitLog = broker.commit_log
-        self._settle: Callable[[], None] = lambda: None
+        self._flush: Callable[[], None] = lambda: None
         self._read_clock = trio.current_time
         self.link = NatsConnection(
             list(options.servers),
@@ -93,55 +102,58 @@ class Cluster:
             min_payload_bytes=broker.settings.limits.frame_bytes + HEADERS_BYTES_MAX,
         )
         core = self.link.core
-        self.positions = Positions(self.link, options, self.door, Judge(broker))
-        self.uplink = Uplink(
+        self.consumers = ConsumerManager(self.link, options, self.server_id, DurableCheck(broker))
+        self.publisher = StreamPublisher(
             core,
             subject=options.names.class_subject,
-            program=lambda name: (
+            get_instance=lambda name: (
                 broker.subscription_manager.producer_states.last_instance(name) or ""
             ),
-            run=self.door,
-            takes_chains=self.positions.takes_chains,
+            run_id=self.server_id,
+            has_fast_batches=self.consumers.has_fast_batches,
         )
-        self.refusals = Refusals(self.uplink.refusal)
-        self._chain_sid = core.subscribe(self.uplink.inbox)
-        self.stored = Stored(self.link, options)
-        self.feeds: dict[BrokerSubscription, Feed] = {}
-        self.listening = Listening(core, options.names, self.door)
-        self._touched: dict[Feed, None] = {}
-        self._burials: Burials[Feed] = Burials(self._commit_log, core.write)
-        self._jobs = ClassJobs(self._has_reached)
-        self._do = self._jobs.enqueue
-        self._trimming = Trimming(self.link, self.positions, self._jobs, self.listening)
-        self._counting = Counting(self.link, options.names, self.positions, self.listening)
-        asked = self._is_used, self._when_buried
-        self._closing = Closing(self.link, self.positions, self._jobs, *asked)
-        self.listening.say = self._closing.answer
+        self.refusals = StreamRefusals(self.publisher.refusal)
+        self._chain_sid = core.subscribe(self.publisher.inbox)
+        self.reader = StreamReader(self.link, options)
+        self.feeds: dict[BrokerSubscription, ConsumerFeed] = {}
+        self.inboxes = ConsumerInboxes(core, options.names, self.server_id)
+        self._feeds_to_serve: dict[ConsumerFeed, None] = {}
+        self._dead_letters: DeadLetterTracker[ConsumerFeed] = DeadLetterTracker(
+            self._commit_log, core.write
+        )
+        self._jobs = ClassJobs(self._notify_stored)
+        self._trimmer = StreamTrimmer(self.link, self.consumers, self._jobs, self.inboxes)
+        self._backlog = StreamBacklog(self.link, options.names, self.consumers, self.inboxes)
+        asked = self._is_used, self._wait_dead_letters
+        self._closer = ConsumerCloser(self.link, self.consumers, self._jobs, *asked)
+        self.inboxes.answer_query = self._closer.answer_query
         self._nursery: trio.Nursery | None = None
-        self._worked_at = 0.0
-        self._shut: set[int] = set()
+        self._working_sent_at = 0.0
+        self._paused_classes: set[int] = set()
         """Classes in which nothing is accepted for now."""
         self._is_closing = False
-        self._reached = trio.Event()
+        self._stored = trio.Event()
         table = broker.store.class_registry
         table.dedup_window_seconds = options.duplicate_seconds
         table.choose_first_number = options.first_message_number
         table.class_factory = partial(
             RemoteClass,
-            begin=self._begin,
-            end=self._end,
-            ask=self._ask,
-            struck=self._struck,
+            open_position=self._open_position,
+            close_position=self._close_position,
+            query_stream=self._query_stream,
+            on_purged=self._on_purged,
             feeds=self.feeds,
-            coming=self._coming,
-            buried=self._buried,
-            count=self._count,
-            refused=self.refusals,
+            check_caught_up=self._check_caught_up,
+            on_dead_lettered=self._on_dead_lettered,
+            count_messages=self._count_messages,
+            get_refusal=self.refusals.get_reason,
             frame_bytes=broker.settings.limits.frame_bytes,
         )
         known = broker.store.class_id_by_name, table.declare_classes
-        self._naming = Naming(core, options.names, self.door, *known, do=self._do)
-        self.positions.see = self._naming.see
+        self._class_names = ClassNameExchange(
+            core, options.names, self.server_id, *known, enqueue_job=self._jobs.enqueue
+        )
+        self.consumers.on_description = self._class_names.record_description
 
     @property
     def is_busy(self) -> bool:
@@ -150,11 +162,7 @@ class Cluster:
 
     def _activity_count(self) -> int:
         """Number of messages stored and fetched so far, as evidence that JetStream answers."""
-        return self.uplink.stored + sum(feed.fetched for feed in self.feeds.values())
-
-    def _activity_count(self) -> int:
-        """Number of messages stored and fetched so far, as evidence that JetStream answers."""
-        return self.uplink.stored + sum(feed.fetched for feed in self.feeds.values())
+        return self.publisher.stored + sum(feed.fetched_count for feed in self.feeds.values())
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Serve until cancelled. It has started when the cluster was reached."""
@@ -165,78 +173,84 @@ class Cluster:
             where = self.link, self.options
             nursery.start_soon(follow_jetstream, *where, self._activity_count)
             await self.link.wait_ready()
-            await self._naming.learn(self.positions.classes)
-            nursery.start_soon(maintain_cluster_id, *where, self._broker.subscription_manager.identity)
+            await self._class_names.load(self.consumers.list_classes)
+            nursery.start_soon(
+                maintain_cluster_id, *where, self._broker.subscription_manager.identity
+            )
             task_status.started()
             while True:
-                await trio.sleep(_BEAT_SECONDS)
-                self._beat()
+                await trio.sleep(_TICK_SECONDS)
+                self._tick()
 
-    def drive(self, settle: Callable[[], None], read_clock: Callable[[], float]) -> None:
+    def drive(self, flush: Callable[[], None], read_clock: Callable[[], float]) -> None:
         """`settle` is to be called when something has changed, and `read_clock` before it does."""
-        self._settle, self._read_clock = settle, read_clock
+        self._flush, self._read_clock = flush, read_clock
 
     # Turns ---------------------------------------------------------------------------------------
 
-    def hand_over(self) -> bool:
+    def end_turn(self) -> bool:
         """At the end of a turn: publish what was accepted, say what was acknowledged, ask for more.
         Returns whether what had waited here can be sent to somebody now."""
         if self._nursery is None:
             return False
         commit_log, now = self._commit_log, trio.current_time()
         is_owed = not commit_log.is_empty
-        if is_owed and not self.uplink.is_crowded(now):
-            self._take_lot()
-        missing = self.uplink.go_on(now)
+        if is_owed and not self.publisher.is_crowded(now):
+            self._publish_write_batch()
+        missing = self.publisher.publish_ready(now)
         for class_id in missing - self._jobs.busy_classes:
-            self._do(class_id, partial(self._open_stream, class_id))
-        touched, self._touched = self._touched, {}
-        is_more = [feed for feed in touched if self._serve(feed)]
-        self._naming.tell(self.link, now)
+            self._jobs.enqueue(class_id, partial(self._open_stream, class_id))
+        touched, self._feeds_to_serve = self._feeds_to_serve, {}
+        is_more = [feed for feed in touched if self._serve_feed(feed)]
+        self._class_names.publish_new_names(self.link, now)
         self.link.flush()
         return bool(is_more)
 
-    def _take_lot(self) -> None:
+    def _publish_write_batch(self) -> None:
         commit_log, store = self._commit_log, self._broker.store
         commit_log.discard_changes()
-        lot = commit_log.pop_write_batch(allow_empty=True)
-        assert lot is not None
-        self.uplink.put(lot)
-        if not lot.entries and self.uplink.is_empty:  # It is told when this turn is over.
+        batch_number = commit_log.pop_write_batch(allow_empty=True)
+        assert batch_number is not None
+        self.publisher.append_batch(batch_number)
+        if (
+            not batch_number.entries and self.publisher.is_empty
+        ):  # It is told when this turn is over.
             with contextlib.suppress(trio.RunFinishedError):
-                trio.lowlevel.current_trio_token().run_sync_soon(self._reach_empty)
-        for class_id in {entry.class_id for entry in lot.entries}:
+                trio.lowlevel.current_trio_token().run_sync_soon(self._finish_empty_batch)
+        for class_id in {entry.class_id for entry in batch_number.entries}:
             store.trim_class(store.classes[class_id])
-        self._shut = shut(store, self.uplink.full, self._shut)
+        self._paused_classes = pause_full_classes(store, self.publisher.full, self._paused_classes)
 
-    def _reach_empty(self) -> None:
-        """A lot of nothing has reached the cluster when those before it have."""
-        if (lot := self.uplink.reached()) is not None:
-            self._reach(lot)
+    def _finish_empty_batch(self) -> None:
+        """A batch_number of nothing has reached the cluster when those before it have."""
+        if (batch_number := self.publisher.pop_durable_position()) is not None:
+            self._mark_durable(batch_number)
 
-    def _serve(self, feed: Feed) -> bool:
+    def _serve_feed(self, feed: ConsumerFeed) -> bool:
         """Say what of it was acknowledged, have it filled, and ask for more. Returns whether what
         had waited for room, or for what time it is, has come in."""
         core, head = self.link.core, feed.position.ring.head
-        if feed.position not in self.listening or not core.is_ready:
+        if feed.position not in self.inboxes or not core.is_ready:
             return False
-        self._burials.settle(feed)
-        for messages in feed.acked():
+        self._dead_letters.update_feed(feed)
+        for messages in feed.pop_acked():
             core.write(jetstream_codec.encode_acks(messages))
-            self._trimming.acked.add(feed.cls.class_id)
-            feed.said_last = messages.reply(-1)
+            self._trimmer.classes_to_trim.add(feed.cls.class_id)
+            feed.last_ack = messages.reply(-1)
         now = trio.current_time()
-        if said := feed.fill() + feed.awaited.late(now, is_owed=feed.asked > 0):
+        if said := feed.fill() + feed.expected_redeliveries.retry_overdue(
+            now, has_request=feed.requested_count > 0
+        ):
             core.write(said)
-        if feed.cls.clock.take_wanted() and self._nursery is not None:
-            asked = feed.cls, self._broker.clock, self._read_clock, self._settle
-            self._jobs.run_concurrently(feed.cls.class_id, partial(self.stored.ask_time, *asked))
-        may_ask = now >= feed.rests_until and not (self._is_closing or feed.is_renewing)
-        if may_ask and (count := feed.wanted()):
-            feed.asked += count
-            feed.heard_at = now
+        if feed.cls.clock.begin_query() and self._nursery is not None:
+            asked = feed.cls, self._broker.clock, self._read_clock, self._flush
+            self._jobs.run_concurrently(feed.cls.class_id, partial(self.reader.query_time, *asked))
+        may_ask = now >= feed.retry_at and not (self._is_closing or feed.is_replacing)
+        if may_ask and (count := feed.request_size()):
+            feed.requested_count += count
+            feed.last_answer_at = now
             stream = self.options.names.stream_name(feed.cls.class_id)
-            consumer = self.listening.consumers[feed.position]
+            consumer = self.inboxes.consumer_names[feed.position]
             core.publish(
                 f"{jetstream_codec.API}CONSUMER.MSG.NEXT.{stream}.{consumer}",
                 jetstream_codec.pull_request(
@@ -245,38 +259,43 @@ class Cluster:
                     idle_seconds=ALIVE_SECONDS,
                     max_bytes=FETCH_BYTES + self.link.payload_bytes_max,
                 ),
-                reply=self.listening.inbox(feed.position),
+                reply=self.inboxes.inbox(feed.position),
             )
         if feed.position.ring.head > head:
             self._broker.subscription_manager.notify_position(feed.position)
         return feed.position.ring.head > head
 
-    def _buried(self, position: BrokerSubscription, ranges: Ranges, class_id: int) -> None:
+    def _on_dead_lettered(
+        self, position: BrokerSubscription, ranges: Ranges, class_id: int
+    ) -> None:
         if (feed := self.feeds.get(position)) is not None:
-            self._burials.add(feed, ranges, class_id)
+            self._dead_letters.add(feed, ranges, class_id)
 
-    def _beat(self) -> None:
+    def _tick(self) -> None:
         """What time brings: what is late is published or asked for again, what is here is said to
         be in work."""
         now = trio.current_time()
         ready = self.link.core.is_ready
-        works = ready and now - self._worked_at >= self.options.ack_wait_seconds / _WORK_PART
-        if works:
-            self._worked_at = now
+        should_send_working = (
+            ready
+            and now - self._working_sent_at >= self.options.ack_wait_seconds / _WORKING_PER_ACK_WAIT
+        )
+        if should_send_working:
+            self._working_sent_at = now
         for feed in self.feeds.values():
-            self._touched[feed] = None
-            if feed.asked and now - feed.heard_at > _SILENT_SECONDS:
-                feed.asked = 0
-            if works:
-                for messages in feed.left():
+            self._feeds_to_serve[feed] = None
+            if feed.requested_count and now - feed.last_answer_at > _REQUEST_LOST_SECONDS:
+                feed.requested_count = 0
+            if should_send_working:
+                for messages in feed.unacked_messages():
                     self.link.core.write(
                         jetstream_codec.encode_acks(messages, jetstream_codec.WORKING)
                     )
         if ready:
-            self._trimming.beat(now)
-        self.refusals.beat(now)
-        self._settle()
-        self._hear_refusing()  # A stream that does not answer is heard of by nothing else.
+            self._trimmer.trim_if_due(now)
+        self.refusals.log_recovered(now)
+        self._flush()
+        self._handle_refusals()  # A stream that does not answer is heard of by nothing else.
 
     # What comes ----------------------------------------------------------------------------------
 
@@ -284,73 +303,84 @@ class Cluster:
         now = self._read_clock()
         match event:
             case RequestReplies():
-                self._heard(self.uplink.take(event, now))
+                self._handle_progress(self.publisher.handle_pub_acks(event, now))
             case ReceivedMessages():
                 for sid, some in event.split_by_sid().items():
-                    self._take(sid, some)
-                self._settle()
+                    self._handle_messages(sid, some)
+                self._flush()
             case ServerReady():
-                self.uplink.begin_anew(now)
-                self._worked_at = 0.0
+                self.publisher.handle_reconnect(now)
+                self._working_sent_at = 0.0
                 for feed in self.feeds.values():
-                    feed.asked = 0
-                    self._touched[feed] = None
+                    feed.requested_count = 0
+                    self._feeds_to_serve[feed] = None
                     if feed.is_broken:
-                        self._renew(feed)
-                self._naming.begin_anew()
+                        self._replace_later(feed)
+                self._class_names.query_peers()
                 if self._nursery is not None:
-                    self._settle()
+                    self._flush()
             case NatsConnectionLost():
                 for feed in self.feeds.values():
-                    feed.asked = 0
-                    if feed.sole is not None:  # What was on its way to here is lost.
-                        feed.sole.is_broken = True
+                    feed.requested_count = 0
+                    if feed.ack_all is not None:  # What was on its way to here is lost.
+                        feed.ack_all.has_gap = True
 
-    def _heard(self, lot: int | None) -> None:
+    def _handle_progress(self, batch_number: int | None) -> None:
         """The uplink was told something; lots up to this one have reached the cluster."""
-        for class_id in self.uplink.take_homeless():
-            self.positions.doubt(class_id)
-            self._do(class_id, partial(self._open_stream, class_id))
-        reached_in = self.uplink.take_reached_in()
+        for class_id in self.publisher.pop_classes_without_stream():
+            self.consumers.forget_stream(class_id)
+            self._jobs.enqueue(class_id, partial(self._open_stream, class_id))
+        reached_in = self.publisher.pop_durable_positions()
         for class_id, last in reached_in.items():
             self._commit_log.mark_class_durable(class_id, last)
-        self._hear_refusing()
-        if lot is not None or reached_in:
-            self._reach(self._commit_log.durable_position if lot is None else lot)
+        self._handle_refusals()
+        if batch_number is not None or reached_in:
+            self._mark_durable(
+                self._commit_log.durable_position if batch_number is None else batch_number
+            )
         else:
-            self.hand_over()
+            self.end_turn()
 
-    def _hear_refusing(self) -> None:
-        if refusing := self.uplink.take_refusing():
-            self.refusals.hear(refusing, trio.current_time())
-            self._shut = shut(self._broker.store, self.uplink.full, self._shut)
-            self._has_reached()  # Who waits for what is stored looks what else there is.
+    def _handle_refusals(self) -> None:
+        if refusing := self.publisher.pop_refusing_classes():
+            self.refusals.update(refusing, trio.current_time())
+            self._paused_classes = pause_full_classes(
+                self._broker.store, self.publisher.full, self._paused_classes
+            )
+            self._notify_stored()  # Who waits for what is stored looks what else there is.
 
-    def _reach(self, lot: int) -> None:
-        self._broker.mark_durable(lot)
-        self._shut = shut(self._broker.store, self.uplink.full, self._shut)
-        self._has_reached()
-        self._touched |= dict.fromkeys(self._burials.go_on())
-        self._settle()
+    def _mark_durable(self, batch_number: int) -> None:
+        self._broker.mark_durable(batch_number)
+        self._paused_classes = pause_full_classes(
+            self._broker.store, self.publisher.full, self._paused_classes
+        )
+        self._notify_stored()
+        self._feeds_to_serve |= dict.fromkeys(self._dead_letters.write_stored_acks())
+        self._flush()
 
-    def _has_reached(self) -> None:
-        self._reached.set()
-        self._reached = trio.Event()
+    def _notify_stored(self) -> None:
+        self._stored.set()
+        self._stored = trio.Event()
 
-    def _take(self, sid: int, messages: ReceivedMessages) -> None:
-        feed = self.listening.feed(sid)
+    def _handle_messages(self, sid: int, messages: ReceivedMessages) -> None:
+        feed = self.inboxes.find_feed(sid)
         if feed is not None:
-            self._feed(feed, messages)
+            self._feed_messages(feed, messages)
         elif sid == self._chain_sid:
-            self._heard(self.uplink.hear(messages, trio.current_time()))
-        elif not (self.listening.answer(sid, messages) or self._naming.take(sid, messages)):
+            self._handle_progress(
+                self.publisher.handle_fast_batch_acks(messages, trio.current_time())
+            )
+        elif not (
+            self.inboxes.handle_query(sid, messages)
+            or self._class_names.handle_messages(sid, messages)
+        ):
             # It was on its way when its position ended.
             found = messages.pick(jetstream_codec.parse_deliveries(messages).good)
             self.link.core.write(jetstream_codec.encode_acks_in_order(found, jetstream_codec.NAK))
 
-    def _feed(self, feed: Feed, messages: ReceivedMessages) -> None:
+    def _feed_messages(self, feed: ConsumerFeed, messages: ReceivedMessages) -> None:
         """What a consumer has sent: messages, and what it says of the request."""
-        feed.heard_at = trio.current_time()
+        feed.last_answer_at = trio.current_time()
         told = (messages.payloads == messages.ends) & (messages.bodies < messages.payloads)
         if told.any():
             for row in told.nonzero()[0].tolist():
@@ -358,89 +388,91 @@ class Cluster:
                 if not code:
                     told[row] = False
                 elif code >= 400:
-                    feed.end_asked(code, words, messages.headers(row))
+                    feed.record_request_end(code, words, messages.headers(row))
                     if jetstream_codec.is_consumer_missing(code, words):
-                        self._renew(feed)
+                        self._replace_later(feed)
                 else:  # It is there; with a reply, it asks whether we are.
                     reply = messages.reply(row)
                     if reply:
                         self.link.core.publish(reply.decode("latin-1"), b"")
             messages = messages.pick(~told)
         if messages.count:
-            if said := feed.take(messages):
+            if said := feed.receive(messages):
                 self.link.core.write(said)
             if feed.is_broken:
-                self._renew(feed)
+                self._replace_later(feed)
             self._broker.subscription_manager.notify_position(feed.position)
-        self._touched[feed] = None
+        self._feeds_to_serve[feed] = None
 
     # Positions -----------------------------------------------------------------------------------
 
-    def _begin(
-        self, cls: RemoteClass, position: BrokerSubscription, start: str | Start, seeks: bool
+    def _open_position(
+        self, cls: RemoteClass, position: BrokerSubscription, start: str | Start, is_seek: bool
     ) -> None:
-        cls.touched = self._touch
-        feed = self.feeds[position] = Feed(cls, position, self._broker.store)
-        feed.hold = self.uplink.hold(cls.class_id)
-        find = partial(self.positions.open, cls, position, start, seeks=seeks)
+        cls.on_positions_changed = self._mark_positions_changed
+        feed = self.feeds[position] = ConsumerFeed(cls, position, self._broker.store)
+        feed.publish_pause = self.publisher.pause_class(cls.class_id)
+        find = partial(self.consumers.open, cls, position, start, is_seek=is_seek)
         if start == "earliest" or isinstance(start, Start):  # Not what everybody has had.
-            self._do(cls.class_id, partial(self._trimming.trim_all, cls.class_id), feed)
-        self._do(cls.class_id, partial(self._open_feed, cls, position, find, feed.hold), feed)
+            self._jobs.enqueue(cls.class_id, partial(self._trimmer.trim_now, cls.class_id), feed)
+        self._jobs.enqueue(
+            cls.class_id, partial(self._open_feed, cls, position, find, feed.publish_pause), feed
+        )
 
     def _is_used(self, cls: RemoteClass, name: str) -> bool:
         there = [position for position, feed in self.feeds.items() if feed.cls is cls]
         names = {consumer_name(position.durable, position.group) for position in there}
-        return name in names or name in {self.listening.consumers.get(each) for each in there}
+        return name in names or name in {self.inboxes.consumer_names.get(each) for each in there}
 
-    async def _when_buried(self, mark: Mark) -> None:
-        while not self._burials.is_stored(mark):
-            await self._reached.wait()
+    async def _wait_dead_letters(self, mark: DeadLetterMark) -> None:
+        while not self._dead_letters.is_stored(mark):
+            await self._stored.wait()
 
-    def _touch(self, cls: RemoteClass) -> None:
+    def _mark_positions_changed(self, cls: RemoteClass) -> None:
         found = map(self.feeds.get, cls.subscriptions)
-        self._touched |= dict.fromkeys(feed for feed in found if feed is not None)
+        self._feeds_to_serve |= dict.fromkeys(feed for feed in found if feed is not None)
 
     async def _open_stream(self, class_id: int) -> None:
         """Have one for what waits. If there is none, the next turn asks again; others are asked for
         what they want to know in between."""
         try:
             await self.link.wait_ready()
-            await self.positions.open_stream(class_id, self._broker.classes[class_id].name)
+            await self.consumers.open_stream(class_id, self._broker.classes[class_id].name)
         except (BusConnectionError, JetStreamError) as error:
-            self.refusals.note(class_id, str(error), trio.current_time())
-            await trio.sleep(_PAUSE_SECONDS)
+            self.refusals.record(class_id, str(error), trio.current_time())
+            await trio.sleep(_RETRY_SECONDS)
             return
-        self.uplink.open_classes.add(class_id)
-        self._settle()
+        self.publisher.open_classes.add(class_id)
+        self._flush()
 
     async def _open_feed(
         self,
         cls: RemoteClass,
         position: BrokerSubscription,
         find: Find,
-        hold: int | None,
+        publish_pause: int | None,
         tries: int = 0,
     ) -> None:
         """Find or make the consumer of a position, and have it feed it. What is published behind it
         waits for one try: nobody is held up for as long as the cluster refuses."""
         is_done = True
         try:
-            is_done = await self._find_consumer(cls, position, find, tries)
+            is_done = await self._try_open_consumer(cls, position, find, tries)
         finally:  # Whatever goes wrong.
-            if hold is not None and (is_done or self.link.is_ready):
-                self.uplink.let_go(cls.class_id, hold)
-                hold = None
+            if publish_pause is not None and (is_done or self.link.is_ready):
+                self.publisher.resume_class(cls.class_id, publish_pause)
+                publish_pause = None
         if not is_done:
-            again = partial(self._open_feed, cls, position, find, hold, tries + 1)
-            self._jobs.enqueue_later(cls.class_id, again, _PAUSE_SECONDS)
-        self._settle()
+            again = partial(self._open_feed, cls, position, find, publish_pause, tries + 1)
+            self._jobs.enqueue_later(cls.class_id, again, _RETRY_SECONDS)
+        self._flush()
 
-    async def _find_consumer(
+    async def _try_open_consumer(
         self, cls: RemoteClass, position: BrokerSubscription, find: Find, tries: int
     ) -> bool:
         """Returns False where that is to be tried again."""
         if position not in self.feeds:
-            await self._close_unsure(cls, position)
+            await self._close_unconfirmed(cls, position)
             return True
         try:
             await self.link.wait_ready()
@@ -459,104 +491,112 @@ class Cluster:
             why = "a fault of the door's own: its log says which"
             self._refuse(cls, position, RemoteProtocolError(Reason.BAD_REQUEST, why))
             return True
-        if position not in self.feeds:  # It has gone meanwhile.
-            await self._closing.close(Gone(cls, position, found.name))
+        if position not in self.feeds:  # It has closed meanwhile.
+            await self._closer.close(ClosedPosition(cls, position, found.name))
             return True
-        self.uplink.open_classes.add(cls.class_id)
-        self._trimming.acked.add(cls.class_id)  # It may have moved.
+        self.publisher.open_classes.add(cls.class_id)
+        self._trimmer.classes_to_trim.add(cls.class_id)  # It may have moved.
         feed = self.feeds[position]
-        feed.begin(found)
-        feed.born = self.positions.born(cls.class_id)
-        self.listening.begin(feed, found.name)
-        cls.begun[position] = found.was_there
+        feed.open(found)
+        feed.stream_created = self.consumers.stream_created(cls.class_id)
+        self.inboxes.open(feed, found.name)
+        cls.existed_before[position] = found.existed_before
         feed.is_open = True
-        let_answer(self._broker, askers_of(self._broker, position))
-        self._touched[feed] = None
+        resume_replies(self._broker, subscribed_sessions(self._broker, position))
+        self._feeds_to_serve[feed] = None
         return True
 
-    async def _close_unsure(self, cls: RemoteClass, position: BrokerSubscription) -> None:
+    async def _close_unconfirmed(self, cls: RemoteClass, position: BrokerSubscription) -> None:
         """Nobody has this position any more. Its consumer may be there though nobody was told."""
-        if name := self.positions.take_unsure(position):
-            await self._closing.close(Gone(cls, position, name))
+        if name := self.consumers.pop_unconfirmed(position):
+            await self._closer.close(ClosedPosition(cls, position, name))
 
-    def _renew(self, feed: Feed) -> None:
-        """Something of a sole consumer was lost, or a consumer may be gone: have what follows from
+    def _replace_later(self, feed: ConsumerFeed) -> None:
+        """Something of a sole consumer was lost, or a consumer may be closed: have what follows from
         another one."""
-        if not feed.is_renewing:
-            feed.is_renewing = True
-            self._do(feed.cls.class_id, partial(self._renew_consumer, feed))
+        if not feed.is_replacing:
+            feed.is_replacing = True
+            self._jobs.enqueue(feed.cls.class_id, partial(self._replace_consumer, feed))
 
-    async def _renew_consumer(self, feed: Feed, tries: int = 0) -> None:
+    async def _replace_consumer(self, feed: ConsumerFeed, tries: int = 0) -> None:
         cls = feed.cls
-        if not await self._find_another(feed, tries):
-            again = partial(self._renew_consumer, feed, tries + 1)
-            self._jobs.enqueue_later(cls.class_id, again, _PAUSE_SECONDS)
+        if not await self._open_replacement(feed, tries):
+            again = partial(self._replace_consumer, feed, tries + 1)
+            self._jobs.enqueue_later(cls.class_id, again, _RETRY_SECONDS)
             return
-        feed.is_renewing = False
-        self._settle()
+        feed.is_replacing = False
+        self._flush()
 
-    async def _find_another(self, feed: Feed, tries: int) -> bool:
+    async def _open_replacement(self, feed: ConsumerFeed, tries: int) -> bool:
         """Returns False where that is to be tried again."""
         cls, position = feed.cls, feed.position
         try:
             await self.link.wait_ready()
-            if position not in self.listening:
-                await self._close_unsure(cls, position)
+            if position not in self.inboxes:
+                await self._close_unconfirmed(cls, position)
                 return True
-            name = self.listening.consumers[position]
-            found = await self.positions.renew(cls, position, name, feed)
+            name = self.inboxes.consumer_names[position]
+            found = await self.consumers.replace(cls, position, name, feed)
         except Exception as error:
             log_retry(cls.class_id, error, tries)
             return False
-        feed.asked = 0
-        self._touched[feed] = None
+        feed.requested_count = 0
+        self._feeds_to_serve[feed] = None
         if found is None:  # It is there, and was only silent.
-            await trio.sleep(_PAUSE_SECONDS)
-        elif position not in self.listening:  # It has gone meanwhile.
-            await self._closing.close(Gone(cls, position, found.name))
+            await trio.sleep(_RETRY_SECONDS)
+        elif position not in self.inboxes:  # It has closed meanwhile.
+            await self._closer.close(ClosedPosition(cls, position, found.name))
         else:
-            feed.begin_anew(found)
-            self.listening.begin(feed, found.name)
+            feed.replace_consumer(found)
+            self.inboxes.open(feed, found.name)
         return True
 
     def _refuse(
         self, cls: RemoteClass, position: BrokerSubscription, error: RemoteProtocolError
     ) -> None:
         """The cluster has another position of this name: whoever asked is told."""
-        askers = askers_of(self._broker, position)
+        askers = subscribed_sessions(self._broker, position)
         self._broker.revoke_position(position, error)
-        let_answer(self._broker, askers)
-        self._settle()
+        resume_replies(self._broker, askers)
+        self._flush()
 
-    def _end(self, cls: RemoteClass, position: BrokerSubscription, forget: bool) -> None:
+    def _close_position(self, cls: RemoteClass, position: BrokerSubscription, forget: bool) -> None:
         """Give back what is here; whoever comes for it next, at whichever door, goes on."""
         feed = self.feeds.pop(position, None)
         if feed is None:
             return
-        self._touched.pop(feed, None)
-        if position not in self.listening:
-            if self._jobs.cancel_queued(cls.class_id, feed):  # Else they would pile up in an outage.
-                self.uplink.let_go(cls.class_id, feed.hold)
+        self._feeds_to_serve.pop(feed, None)
+        if position not in self.inboxes:
+            if self._jobs.cancel_queued(
+                cls.class_id, feed
+            ):  # Else they would pile up in an outage.
+                self.publisher.resume_class(cls.class_id, feed.publish_pause)
             return
-        last: tuple[str, bytes] | None = None
-        self._burials.settle(feed)
-        self._trimming.acked.add(cls.class_id)  # It may be what others are done with.
-        for messages in feed.acked():
+        last_ack: tuple[str, bytes] | None = None
+        self._dead_letters.update_feed(feed)
+        self._trimmer.classes_to_trim.add(cls.class_id)  # It may be what others are done with.
+        for messages in feed.pop_acked():
             self.link.core.write(jetstream_codec.encode_acks(messages))
-            last = messages.reply(-1).decode("latin-1"), jetstream_codec.ACK
+            last_ack = messages.reply(-1).decode("latin-1"), jetstream_codec.ACK
         tick_seconds = self._broker.settings.tick_seconds
-        pauses = position.build_handover().remaining_delays(self._broker.clock, tick_seconds)
-        owed = feed.owed(pauses) if feed.sole is not None else None
-        buried = self._burials.end(feed)
-        name = self.listening.end(feed)
-        leaving = Leaving(feed.given_back(pauses), feed.known) if feed.sole is None else None
-        gone = Gone(cls, position, name, forget, last, leaving, owed, buried)
-        self._closing.end(gone)
+        delays = position.build_handover().remaining_delays(self._broker.clock, tick_seconds)
+        unacked = feed.unacked_on_exit(delays) if feed.ack_all is not None else None
+        dead_letters = self._dead_letters.end_feed(feed)
+        name = self.inboxes.close(feed)
+        returned = (
+            ReturnedMessages(feed.messages_to_return(delays), feed.delivery_state)
+            if feed.ack_all is None
+            else None
+        )
+        closed = ClosedPosition(
+            cls, position, name, forget, last_ack, returned, unacked, dead_letters
+        )
+        self._closer.close_later(closed)
         self.link.flush()
 
     # What lies in streams -----------------------------------------------------------------------
 
-    def _ask(
+    def _query_stream(
         self,
         cls: RemoteClass,
         find: Callable[[StoredMessages], Awaitable[RemoteFetchOutcome | RemotePurgeOutcome]],
@@ -565,45 +605,45 @@ class Cluster:
         """Have something found out about a class's stream, and told."""
 
         async def job() -> None:
-            tell(await found_of(self.stored, cls, find, self._has_stored))
-            self._settle()
+            tell(await query_when_stored(self.reader, cls, find, self._wait_stored))
+            self._flush()
 
-        self._do(cls.class_id, job)
+        self._jobs.enqueue(cls.class_id, job)
 
-    def _count(self, class_id: int, tell: Callable[[RemoteCountOutcome], None]) -> None:
-        asked = class_id, tell, lambda _: self._settle()
-        self._jobs.run_concurrently(class_id, partial(self._counting.count, *asked))
+    def _count_messages(self, class_id: int, tell: Callable[[RemoteCountOutcome], None]) -> None:
+        asked = class_id, tell, lambda _: self._flush()
+        self._jobs.run_concurrently(class_id, partial(self._backlog.count, *asked))
 
-    async def _has_stored(self, cls: RemoteClass) -> None:
+    async def _wait_stored(self, cls: RemoteClass) -> None:
         """Wait until what was accepted and has room is in the stream, and what is done with is not.
         Raises BusConnectionError and JetStreamError."""
-        await self.positions.open_stream(cls.class_id, cls.name)
-        self.uplink.open_classes.add(cls.class_id)
-        self._settle()
+        await self.consumers.open_stream(cls.class_id, cls.name)
+        self.publisher.open_classes.add(cls.class_id)
+        self._flush()
         head = cls.ring.head
         while self._commit_log.durable_head(cls.class_id, cls.ring.head) < head:
-            refusal = self.uplink.refusal(cls.class_id)
+            refusal = self.publisher.refusal(cls.class_id)
             if refusal is not None and refusal.code in api.STORAGE_FULL:
                 break
-            await self._reached.wait()
-        await self._trimming.trim_all(cls.class_id)
+            await self._stored.wait()
+        await self._trimmer.trim_now(cls.class_id)
 
-    def _coming(
+    def _check_caught_up(
         self, cls: RemoteClass, position: BrokerSubscription, tell: Callable[[], None]
     ) -> bool:
-        feed, consumer = self.feeds.get(position), self.listening.consumers.get(position)
+        feed, consumer = self.feeds.get(position), self.inboxes.consumer_names.get(position)
         if feed is None or consumer is None or feed.is_busy or self._nursery is None:
             return True
-        asked = self.link, self.options.names, consumer, feed, tell, self._settle
-        self._jobs.run_concurrently(cls.class_id, partial(when_all_has_come, *asked))
+        asked = self.link, self.options.names, consumer, feed, tell, self._flush
+        self._jobs.run_concurrently(cls.class_id, partial(notify_when_caught_up, *asked))
         return False
 
-    def _struck(self, cls: RemoteClass, first: int, last: int) -> None:
+    def _on_purged(self, cls: RemoteClass, first: int, last: int) -> None:
         """Messages first..last-1 are purged: nobody here is to have them either."""
         for feed in [feed for feed in self.feeds.values() if feed.cls is cls]:
-            feed.strike(first + 1, last + 1)
+            feed.purge(first + 1, last + 1)
             self._broker.subscription_manager.notify_position(feed.position)
-            self._touched[feed] = None
+            self._feeds_to_serve[feed] = None
         self._broker.store.trim_class(cls)
 
     # Ending --------------------------------------------------------------------------------------
@@ -614,11 +654,11 @@ class Cluster:
         self._is_closing = True
         for session in list(self._broker.sessions.values()):
             self._broker.close_session(session)
-        self._settle()
-        while not (self.uplink.is_empty and self._commit_log.is_empty):
-            await self._reached.wait()
+        self._flush()
+        while not (self.publisher.is_empty and self._commit_log.is_empty):
+            await self._stored.wait()
         while not self._jobs.is_empty and self.link.is_ready:
-            await self._reached.wait()
+            await self._stored.wait()
         with contextlib.suppress(BusConnectionError):
             # What was said before is there when this is answered.
-            await self.link.request(self.options.names.server_subject(self.door))
+            await self.link.request(self.options.names.server_subject(self.server_id))

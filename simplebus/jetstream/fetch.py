@@ -38,50 +38,56 @@ from simplebus.net.nats_connection import NatsConnection
 
 log = logging.getLogger("simplebus.engine")
 
-LOOK_MESSAGES_MAX = 4096
-STRIKE_MESSAGES_MAX = 10_000
+FETCH_LIMIT_MESSAGES = 4096
+PURGE_LIMIT_MESSAGES = 10_000
 """So many are purged behind others that stay: each is a request."""
-PATIENCE_SECONDS = 10.0
+STORE_WAIT_SECONDS = 10.0
 _TRIES = 4
-_PAUSE_SECONDS = 0.05
-_REST_SECONDS = 0.25
-
-Tell = Callable[[], None]
+_RETRY_SECONDS = 0.05
+_TIME_QUERY_RETRY_SECONDS = 0.25
 
 
-class Stored:
+class StreamReader:
     """Of one door."""
 
     def __init__(self, link: NatsConnection, options: JetStreamOptions) -> None:
         self._link = link
         self._options = options
 
-    async def look(self, class_id: int, wish: FetchRequest, frame_bytes: int) -> RemoteFetchResult:
-        """Messages in a row from where on `wish` says. Raises BusConnectionError and
+    async def fetch(
+        self, class_id: int, request: FetchRequest, frame_bytes: int
+    ) -> RemoteFetchResult:
+        """Messages in a row from where on `request` says. Raises BusConnectionError and
         JetStreamError."""
         for _ in range(_TRIES):
-            floor, head, now = await self._ends(class_id)
-            first = max(wish.first, floor) if wish.time is None else floor
+            floor, head, now = await self._sequence_range(class_id)
+            first = max(request.first, floor) if request.time is None else floor
             if first >= head:
                 break
-            found = await self._read(class_id, wish, first, frame_bytes)
+            found = await self._read(class_id, request, first, frame_bytes)
             if found is not None:
-                at, batches, times = found
-                return RemoteFetchResult(at, batches, times, floor, head, now)
-            await trio.sleep(_PAUSE_SECONDS)  # A server may be a little behind the others.
+                first_sequence, batches, times = found
+                return RemoteFetchResult(first_sequence, batches, times, floor, head, now)
+            await trio.sleep(_RETRY_SECONDS)  # A server may be a little behind the others.
         return RemoteFetchResult(head, [], [], floor, head, now)
 
-    async def _ends(self, class_id: int) -> tuple[int, int, float]:
+    async def _sequence_range(self, class_id: int) -> tuple[int, int, float]:
         """The lowest sequence, the next one, and what time it is by the clock of who stores them:
         seconds since 1970."""
-        info = await self._link.api_request(f"STREAM.INFO.{self._options.names.stream_name(class_id)}")
+        info = await self._link.api_request(
+            f"STREAM.INFO.{self._options.names.stream_name(class_id)}"
+        )
         state = info.get("state", {})
         head = int(state.get("last_seq", 0))
         now = datetime.fromisoformat(info["ts"]).timestamp()
         return min(max(0, int(state.get("first_seq", 1)) - 1), head), head, now
 
-    async def ask_time(
-        self, cls: RemoteClass, clock: BrokerClock, read_clock: Callable[[], object], tell: Tell
+    async def query_time(
+        self,
+        cls: RemoteClass,
+        clock: BrokerClock,
+        read_clock: Callable[[], object],
+        on_answered: Callable[[], None],
     ) -> None:
         """Have the class know what time it is by its stream's clock. `read_clock` sets the door's
         `clock`; `tell` is called when the class knows it, or is to ask again."""
@@ -92,22 +98,22 @@ class Stored:
                 f"STREAM.INFO.{self._options.names.stream_name(cls.class_id)}"
             )
         except (BusConnectionError, JetStreamError):
-            await trio.sleep(_REST_SECONDS)
+            await trio.sleep(_TIME_QUERY_RETRY_SECONDS)
         read_clock()
-        cls.clock.heard(asked_at, clock.now, info)
-        cls.touched(cls)
-        tell()
+        cls.clock.finish_query(asked_at, clock.now, info)
+        cls.on_positions_changed(cls)
+        on_answered()
 
     async def _read(
-        self, class_id: int, wish: FetchRequest, first: int, frame_bytes: int
+        self, class_id: int, request: FetchRequest, first: int, frame_bytes: int
     ) -> tuple[int, list[FrameBatch], list[float]] | None:
         """What a consumer for once sends: the first of them, frames, times; None for nothing."""
         stream, name = self._options.names.stream_name(class_id), f"look-{secrets.token_hex(6)}"
-        start: Start = Start(sequence=first) if wish.time is None else Start(time=wish.time)
+        start: Start = Start(sequence=first) if request.time is None else Start(time=request.time)
         config = api.reader_config(name, api.start_config(start))
         body = {"stream_name": stream, "config": config, "action": "create"}
         await self._link.api_request(f"CONSUMER.CREATE.{stream}.{name}", body)
-        batch = min(wish.count, LOOK_MESSAGES_MAX)
+        batch = min(request.count, FETCH_LIMIT_MESSAGES)
         most_bytes = FETCH_BYTES_MAX + self._link.payload_bytes_max  # Any message fits.
         try:
             found = await self._link.request_many(
@@ -118,43 +124,43 @@ class Stored:
         finally:
             with trio.CancelScope(shield=True), trio.move_on_after(1.0):
                 await self._link.api_request(f"CONSUMER.DELETE.{stream}.{name}")
-        at, batches, times = -1, list[FrameBatch](), list[float]()
+        first_sequence, batches, times = -1, list[FrameBatch](), list[float]()
         for messages in found:
-            for some, sequences, stored_at in _rows(messages):
-                made, good = _framed(class_id, some, frame_bytes)
+            for some, sequences, stored_at in _uniform_runs(messages):
+                frames, good = _decode_uniform_run(class_id, some, frame_bytes)
                 index = -1
                 for row in range(some.count):
                     index += bool(good[row])
                     sequence = int(sequences[row]) - 1
                     if not good[row]:  # What can be no message of the bus is passed over.
-                        if at < 0:
+                        if first_sequence < 0:
                             continue
-                        return at, batches, times
-                    if at < 0:
-                        at = sequence
-                    elif sequence != at + len(times):
-                        return at, batches, times
-                    batches.append(made.slice(index, index + 1))
+                        return first_sequence, batches, times
+                    if first_sequence < 0:
+                        first_sequence = sequence
+                    elif sequence != first_sequence + len(times):
+                        return first_sequence, batches, times
+                    batches.append(frames.slice(index, index + 1))
                     times.append(float(stored_at[row]) / 1e9)
-        return (at, batches, times) if at >= 0 else None
+        return (first_sequence, batches, times) if first_sequence >= 0 else None
 
-    async def strike(self, class_id: int, first: int, last: int | None) -> tuple[int, int, int]:
+    async def purge(self, class_id: int, first: int, last: int | None) -> tuple[int, int, int]:
         """Have messages first..last-1 removed, those that are there. Returns how many these were,
         and which. Raises RemoteProtocolError (bad_request) for too many behind others that stay,
         BusConnectionError and JetStreamError."""
-        floor, head, _ = await self._ends(class_id)
+        floor, head, _ = await self._sequence_range(class_id)
         first, last = max(first, floor), head if last is None else min(last, head)
         if first >= last:
             return 0, first, first
         stream = self._options.names.stream_name(class_id)
         if first == floor:
-            said = await self._link.api_request(f"STREAM.PURGE.{stream}", {"seq": last + 1})
-            return int(said.get("purged", 0)), first, last
-        if last - first > STRIKE_MESSAGES_MAX:
+            reply = await self._link.api_request(f"STREAM.PURGE.{stream}", {"seq": last + 1})
+            return int(reply.get("purged", 0)), first, last
+        if last - first > PURGE_LIMIT_MESSAGES:
             raise RemoteProtocolError(
                 Reason.BAD_REQUEST,
                 f"{last - first} messages of class {class_id} are to be purged behind others that "
-                f"stay: before a JetStream cluster these may be {STRIKE_MESSAGES_MAX} at once",
+                f"stay: before a JetStream cluster these may be {PURGE_LIMIT_MESSAGES} at once",
             )
         count = 0
         for sequence in range(first, last):
@@ -168,48 +174,52 @@ class Stored:
         return count, first, last
 
 
-async def found_of(
-    stored: Stored,
+async def query_when_stored(
+    reader: StoredMessages,
     cls: RemoteClass,
-    find: Callable[[StoredMessages], Awaitable[RemoteFetchOutcome | RemotePurgeOutcome]],
+    query: Callable[[StoredMessages], Awaitable[RemoteFetchOutcome | RemotePurgeOutcome]],
     wait_stored: Callable[[RemoteClass], Awaitable[None]],
 ) -> RemoteFetchOutcome | RemotePurgeOutcome:
     """What `find` finds in a class's stream when all is there that was accepted and has room; or
-    why it finds nothing."""
+    problem it finds nothing."""
     try:
-        with trio.fail_after(PATIENCE_SECONDS):
+        with trio.fail_after(STORE_WAIT_SECONDS):
             await wait_stored(cls)
-        return await find(stored)
+        return await query(reader)
     except RemoteProtocolError as error:
         return error
     except (BusConnectionError, JetStreamError) as error:
-        why = f"the cluster does not answer: {error}"
+        problem = f"the cluster does not answer: {error}"
     except trio.TooSlowError:
-        why = f"the cluster has not stored all that was accepted within {PATIENCE_SECONDS:g} s"
+        problem = (
+            f"the cluster has not stored all that was accepted within {STORE_WAIT_SECONDS:g} s"
+        )
     except Exception:
         log.exception("class %d: what was asked of its stream went wrong", cls.class_id)
-        why = "a fault of the door's own: its log says which"
-    return RemoteProtocolError(Reason.BAD_REQUEST, why)
+        problem = "a fault of the door's own: its log says which"
+    return RemoteProtocolError(Reason.BAD_REQUEST, problem)
 
 
-def _rows(messages: ReceivedMessages) -> list[tuple[ReceivedMessages, np.ndarray, np.ndarray]]:
+def _uniform_runs(
+    messages: ReceivedMessages,
+) -> list[tuple[ReceivedMessages, np.ndarray, np.ndarray]]:
     """Runs of messages that are alike, with sequences and times."""
-    told = jetstream_codec.parse_deliveries(messages)
+    deliveries = jetstream_codec.parse_deliveries(messages)
     kinds = codec.are_envelopes(messages)
     edges = [0, *(np.flatnonzero(kinds[1:] != kinds[:-1]) + 1).tolist(), messages.count]
     return [
-        (messages.pick(slice(a, b)), told.sequences[a:b], told.times[a:b])
+        (messages.pick(slice(a, b)), deliveries.sequences[a:b], deliveries.times[a:b])
         for a, b in pairwise(edges)
         if a < b
     ]
 
 
-def _framed(
+def _decode_uniform_run(
     class_id: int, messages: ReceivedMessages, frame_bytes: int
 ) -> tuple[FrameBatch, np.ndarray]:
     """Messages that are alike as frames, and which of them can be any."""
     is_envelope = bool(codec.are_envelopes(messages)[0])
-    batch, good = codec.framed(class_id, messages, is_envelope=is_envelope)
+    batch, good = codec.decode_frames(class_id, messages, is_envelope=is_envelope)
     fits = batch.lengths <= frame_bytes
     if is_envelope:
         fits &= [

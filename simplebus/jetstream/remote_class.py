@@ -16,7 +16,6 @@ from simplebus.core.message_class.remote_storage import (
     RemoteCountOutcome,
     RemoteFetchOutcome,
     RemoteFetchResult,
-    RemoteFetchResult,
     RemotePurgeOutcome,
 )
 from simplebus.core.protocol.requests import FetchRequest, Start, SubscribeRequest
@@ -24,7 +23,6 @@ from simplebus.core.redelivery.ack_window import AckWindow
 from simplebus.core.redelivery.handover import PositionHandover
 from simplebus.core.ring.ring import Ring
 from simplebus.core.settings import FullPolicy, Retention
-from simplebus.core.store.store import Store
 from simplebus.core.store.store import Store
 from simplebus.core.subscription.channel_filter import ChannelFilter
 from simplebus.core.subscription.selection import Ranges
@@ -47,42 +45,24 @@ class AcceptanceTimes(Protocol):
 class StoredMessages(Protocol):
     """Access to the messages that are stored in the streams."""
 
-    async def look(self, class_id: int, wish: FetchRequest, frame_bytes: int) -> RemoteFetchResult:
+    async def fetch(
+        self, class_id: int, request: FetchRequest, frame_bytes: int
+    ) -> RemoteFetchResult:
         """Return consecutive messages of a class."""
         ...
 
-    async def strike(self, class_id: int, first: int, last: int | None) -> tuple[int, int, int]:
+    async def purge(self, class_id: int, first: int, last: int | None) -> tuple[int, int, int]:
         """Remove messages. Returns how many were removed and the range first..last-1."""
         ...
 
 
-class AcceptanceTimes(Protocol):
-    """Acceptance times of the messages that were fetched for a position."""
-
-    def accepted_at(self, number: int) -> float:
-        """Return when the stream stored a message: seconds since 1970, 0.0 if unknown."""
-        ...
-
-
-class StoredMessages(Protocol):
-    """Access to the messages that are stored in the streams."""
-
-    async def look(self, class_id: int, wish: FetchRequest, frame_bytes: int) -> RemoteFetchResult:
-        """Return consecutive messages of a class."""
-        ...
-
-    async def strike(self, class_id: int, first: int, last: int | None) -> tuple[int, int, int]:
-        """Remove messages. Returns how many were removed and the range first..last-1."""
-        ...
-
-
-Begin = Callable[["RemoteClass", BrokerSubscription, "str | Start", bool], None]
+OpenPosition = Callable[["RemoteClass", BrokerSubscription, "str | Start", bool], None]
 """Called with a position that is new, and where it begins if the cluster does not know it; or in
 any case."""
-End = Callable[["RemoteClass", BrokerSubscription, bool], None]
+ClosePosition = Callable[["RemoteClass", BrokerSubscription, bool], None]
 """Called with a position that nobody here has any more, and whether it is to be forgotten."""
 
-Ask = Callable[
+QueryStream = Callable[
     [
         "RemoteClass",
         Callable[[StoredMessages], Awaitable[RemoteFetchOutcome | RemotePurgeOutcome]],
@@ -104,18 +84,18 @@ class RemoteClass(MessageClass):
         retention: Retention,
         full_policy: FullPolicy = FullPolicy.BLOCK,
         *,
-        begin: Begin,
-        end: End,
-        ask: Ask,
-        struck: Callable[[RemoteClass, int, int], None],
+        open_position: OpenPosition,
+        close_position: ClosePosition,
+        query_stream: QueryStream,
+        on_purged: Callable[[RemoteClass, int, int], None],
         feeds: Mapping[BrokerSubscription, AcceptanceTimes],
-        coming: Callable[[RemoteClass, BrokerSubscription, Callable[[], None]], bool],
-        buried: Callable[[BrokerSubscription, Ranges, int], None],
-        count: Callable[[int, Callable[[RemoteCountOutcome], None]], None],
-        refused: Callable[[int], str],
+        check_caught_up: Callable[[RemoteClass, BrokerSubscription, Callable[[], None]], bool],
+        on_dead_lettered: Callable[[BrokerSubscription, Ranges, int], None],
+        count_messages: Callable[[int, Callable[[RemoteCountOutcome], None]], None],
+        get_refusal: Callable[[int], str],
         frame_bytes: int,
     ) -> None:
-        """`struck` is called with messages of the stream that are purged, first..last-1;
+        """`on_purged` is called with messages of the stream that are purged, first..last-1;
         `feeds` are those of all positions here; `coming` is what
         `has_come` does, `buried` what `has_buried` does, `count` what `count` does, and
         `refused` says what `refused` is."""
@@ -123,29 +103,29 @@ class RemoteClass(MessageClass):
         self.time_index = _NoTimes()
         self.clock = StreamClock()
         self.remote_storage = self
-        self._ask = ask
-        self._struck = struck
+        self._query_stream = query_stream
+        self._on_purged = on_purged
         self._feeds = feeds
-        self._coming = coming
-        self._buried = buried
-        self._count = count
-        self._refused = refused
+        self._check_caught_up = check_caught_up
+        self._on_dead_lettered = on_dead_lettered
+        self._count_messages = count_messages
+        self._get_refusal = get_refusal
         self._frame_bytes = frame_bytes
-        self._begin = begin
-        self._end = end
+        self._open_position = open_position
+        self._close_position = close_position
         self._start: str | Start = "waiting"
-        self._seeks = False
-        self._forgets = False
+        self._is_seek = False
+        self._is_forgotten = False
         self._messages_max = ring.messages_max
         """How many its ring may have, when it is open."""
-        self.touched: Callable[[RemoteClass], None] = lambda cls: None
+        self.on_positions_changed: Callable[[RemoteClass], None] = lambda cls: None
         """Called when positions of it may have moved."""
-        self.begun: dict[BrokerSubscription, bool] = {}
+        self.existed_before: dict[BrokerSubscription, bool] = {}
         """The positions that the cluster has, and whether it had them before."""
 
     @property
     def unavailable_reason(self) -> str:
-        return self._refused(self.class_id)
+        return self._get_refusal(self.class_id)
 
     @property
     def has_lagging_consumer(self) -> bool:
@@ -158,7 +138,7 @@ class RemoteClass(MessageClass):
 
     def trim(self, now: float) -> None:
         super().trim(now)
-        self.touched(self)
+        self.on_positions_changed(self)
 
     def accepted_at(self, position: BrokerSubscription, sequence: int) -> float:
         """When the stream took it, by its own clock."""
@@ -168,7 +148,7 @@ class RemoteClass(MessageClass):
     def on_dead_lettered(
         self, position: BrokerSubscription, ranges: Ranges, dead_letter_class_id: int
     ) -> None:
-        self._buried(position, ranges, dead_letter_class_id)
+        self._on_dead_lettered(position, ranges, dead_letter_class_id)
 
     def floor(self) -> int:
         """What is to be handed over is copied when it comes."""
@@ -189,44 +169,44 @@ class RemoteClass(MessageClass):
     ) -> None:
         """See `Elsewhere`."""
 
-        async def find(stored: StoredMessages) -> RemoteFetchOutcome:
-            return await stored.look(self.class_id, request, self._frame_bytes)
+        async def query(reader: StoredMessages) -> RemoteFetchOutcome:
+            return await reader.fetch(self.class_id, request, self._frame_bytes)
 
-        self._ask(self, find, on_fetched)
+        self._query_stream(self, query, on_fetched)
 
     def purge_messages(
         self, first: int, last: int | None, on_purged: Callable[[RemotePurgeOutcome], None]
     ) -> None:
         """See `Elsewhere`."""
 
-        async def find(stored: StoredMessages) -> RemotePurgeOutcome:
-            count, begin, end = await stored.strike(self.class_id, first, last)
-            self._struck(self, begin, end)
+        async def query(reader: StoredMessages) -> RemotePurgeOutcome:
+            count, begin, end = await reader.purge(self.class_id, first, last)
+            self._on_purged(self, begin, end)
             return count
 
-        self._ask(self, find, on_purged)
+        self._query_stream(self, query, on_purged)
 
     def count_messages(self, on_counted: Callable[[RemoteCountOutcome], None]) -> None:
         """See `Elsewhere`."""
-        self._count(self.class_id, on_counted)
+        self._count_messages(self.class_id, on_counted)
 
     def has_caught_up(self, position: BrokerSubscription, on_caught_up: Callable[[], None]) -> bool:
         """See `Elsewhere`."""
-        return self._coming(self, position, on_caught_up)
+        return self._check_caught_up(self, position, on_caught_up)
 
     def check_subscribe_request(self, request: SubscribeRequest) -> None:
         """Raises RemoteProtocolError (bad_request) for what the cluster cannot do."""
         if request.by_key:
-            what = "by_key: members at several doors would not know of each other's keys"
+            option = "by_key: members at several doors would not know of each other's keys"
         elif request.slow != "block":
-            what = f"slow = {request.slow!r}: what waits is not counted at a door"
+            option = f"slow = {request.slow!r}: what waits is not counted at a door"
         elif request.start == "last_values":
-            what = "last_values: no door sees them all"
+            option = "last_values: no door sees them all"
         else:
-            self._seeks = request.seek
+            self._is_seek = request.seek
             return
         raise RemoteProtocolError(
-            Reason.BAD_REQUEST, f"a door before a JetStream cluster does not know {what}"
+            Reason.BAD_REQUEST, f"a door before a JetStream cluster does not know {option}"
         )
 
     def create_window(
@@ -239,23 +219,23 @@ class RemoteClass(MessageClass):
 
     def add_position(self, position: BrokerSubscription) -> None:
         super().add_position(position)
-        seeks, self._seeks = self._seeks, False
-        self._begin(self, position, self._start, seeks)
+        is_seek, self._is_seek = self._is_seek, False
+        self._open_position(self, position, self._start, is_seek)
 
     def forget_position(self, position: BrokerSubscription) -> None:
         """The next one to be removed goes for good."""
-        self._forgets = True
+        self._is_forgotten = True
 
     def remove_position(self, position: BrokerSubscription) -> None:
-        forgets, self._forgets = self._forgets, False
+        is_forgotten, self._is_forgotten = self._is_forgotten, False
         super().remove_position(position)
         self.channels.borrowing_columns.pop(position.ring.columns, None)
-        self.begun.pop(position, None)
-        self._end(self, position, forgets)
+        self.existed_before.pop(position, None)
+        self._close_position(self, position, is_forgotten)
 
     def has_remote_position(self, position: BrokerSubscription) -> bool | None:
         """Whether the cluster had it before; None while that is not known."""
-        return self.begun.get(position)
+        return self.existed_before.get(position)
 
     def _add_to_backlog(self, position: BrokerSubscription) -> None:
         pass  # What waits is the stream's.
@@ -263,30 +243,30 @@ class RemoteClass(MessageClass):
     def check_invariants(self) -> None:
         pass
 
-    def shut(self) -> None:
+    def pause_publishing(self) -> None:
         """Have publishers wait for room."""
         if self.ring.messages_max:
             self._messages_max, self.ring.messages_max = self.ring.messages_max, 0
 
-    def open_up(self) -> None:
+    def resume_publishing(self) -> None:
         """Let them go on."""
         self.ring.messages_max = self.ring.messages_max or self._messages_max
 
 
-def shut(store: Store, full: set[int], were: set[int]) -> set[int]:
+def pause_full_classes(store: Store, full: set[int], paused: set[int]) -> set[int]:
     """Have publishers of these classes wait, and those of others go on that were shut. Returns
     which are."""
     classes = store.classes
-    now = {each for each in full if classes[each].full_policy is FullPolicy.BLOCK}
-    for class_id in now | were:
+    now_paused = {each for each in full if classes[each].full_policy is FullPolicy.BLOCK}
+    for class_id in now_paused | paused:
         cls = classes[class_id]
         assert isinstance(cls, RemoteClass)
-        if class_id in now:
-            cls.shut()
+        if class_id in now_paused:
+            cls.pause_publishing()
         else:
-            cls.open_up()
+            cls.resume_publishing()
             store.trim_class(cls)
-    return now
+    return now_paused
 
 
 class _NoTimes(TimeIndex):

@@ -16,65 +16,69 @@ from typing import Any
 
 from simplebus.core.ring.columns import Times
 
-YOUNG_SECONDS = 0.5
+RECENT_SECONDS = 0.5
 """What seems to have been on its way for so long, or to come so much before its time, needs no
 question."""
 
 
-TRUST_SECONDS = 0.1
-"""For so long it is known what time it is to the stream, once it has said so."""
+ANSWER_VALID_SECONDS = 0.1
+"""For so long it is known what time it is to the stream, once it has server_time so."""
 
 
 class StreamClock:
     """What is known of the clock of a class's stream."""
 
     def __init__(self) -> None:
-        self._is_wanted = False
+        self._is_query_needed = False
         """Whether the stream is to be asked what time it is,"""
-        self._is_asked = False
+        self._is_query_pending = False
         """or is being asked."""
-        self._ahead = 0.0
+        self._offset_seconds = 0.0
         """So many seconds it is ahead of the door's clock, as far as is known."""
-        self._asked_at = -float("inf")
+        self._answered_query_at = -float("inf")
         """When it was asked that last, of those times at which it answered."""
 
     @property
-    def is_unsure(self) -> bool:
+    def needs_answer(self) -> bool:
         """Whether something waits until it is known what time it is."""
-        return self._is_wanted or self._is_asked
+        return self._is_query_needed or self._is_query_pending
 
-    def dates(self, stored: Times, came_at: float) -> Times | None:
+    def to_local_times(self, stored: Times, received_at: float) -> Times | None:
         """When messages were stored, by the door's clock, which came at a time by that clock; None
         if the stream is to be asked first."""
-        found: Times = stored - self._ahead
-        ages = came_at - found
-        is_young = ages.min() >= -YOUNG_SECONDS and ages.max() <= YOUNG_SECONDS
-        if not (is_young or self._asked_at >= came_at - TRUST_SECONDS):
-            self._is_wanted = not self._is_asked
+        local_times: Times = stored - self._offset_seconds
+        ages = received_at - local_times
+        is_young = ages.min() >= -RECENT_SECONDS and ages.max() <= RECENT_SECONDS
+        if not (is_young or self._answered_query_at >= received_at - ANSWER_VALID_SECONDS):
+            self._is_query_needed = not self._is_query_pending
             return None
-        return found
+        return local_times
 
-    def take_wanted(self) -> bool:
+    def begin_query(self) -> bool:
         """Whether the stream is to be asked. Who hears so asks, and says `heard`."""
-        wanted, self._is_wanted = self._is_wanted, False
-        self._is_asked = self._is_asked or wanted
+        wanted, self._is_query_needed = self._is_query_needed, False
+        self._is_query_pending = self._is_query_pending or wanted
         return wanted
 
-    def heard(self, asked_at: float, answered_at: float, info: dict[str, Any] | None) -> None:
+    def finish_query(
+        self, asked_at: float, answered_at: float, info: dict[str, Any] | None
+    ) -> None:
         """The stream was asked, and told this between these two times; None for nothing, so that it
         is asked again. What was known before is moved as little as that allows."""
-        self._is_asked = False
+        self._is_query_pending = False
         if info is None:
             return
-        said = _time_of(info)
-        if said is not None:
-            self._ahead = min(max(self._ahead, said - answered_at), said - asked_at)
-        self._asked_at = max(self._asked_at, asked_at)
+        server_time = _server_time(info)
+        if server_time is not None:
+            self._offset_seconds = min(
+                max(self._offset_seconds, server_time - answered_at), server_time - asked_at
+            )
+        self._answered_query_at = max(self._answered_query_at, asked_at)
 
 
-def _time_of(info: dict[str, Any]) -> float | None:
-    """When this was said of a stream, by its server's clock: seconds since 1970; None where it is
-    not said, as by servers older than 2.10."""
+def _server_time(info: dict[str, Any]) -> float | None:
+    """When this was server_time of a stream, by its server's clock: seconds since 1970; None where it is
+    not server_time, as by servers older than 2.10."""
     try:
         return datetime.fromisoformat(info["ts"]).timestamp()
     except (KeyError, TypeError, ValueError, OverflowError):

@@ -28,7 +28,7 @@ from simplebus.core.protocol.durability import Durability
 from simplebus.core.protocol.requests import NamedClass
 from simplebus.core.users.rate_limit import UNLIMITED, RateLimit
 from simplebus.core.users.users import Users
-from simplebus.jetstream.backend import Cluster
+from simplebus.jetstream.backend import JetStreamBackend
 from simplebus.jetstream.cluster.limits_check import check_cluster
 from simplebus.jetstream.settings import JetStreamOptions, check_settings
 from simplebus.nats.settings import NatsSettings
@@ -138,8 +138,8 @@ class RunningServer:
             try:
                 warnings = await read_in_thread(each.reload)
             except (OSError, CannotReloadError) as error:
-                said = getattr(error, "strerror", None) or error
-                log.error("certificate not reloaded, the previous one stays in use: %s", said)
+                problem = getattr(error, "strerror", None) or error
+                log.error("certificate not reloaded, the previous one stays in use: %s", problem)
             else:
                 log.info("reloaded the certificate %s", each.options.cert)
                 for warning in warnings if log_warnings else ():
@@ -184,7 +184,7 @@ def _open_server(settings: Settings, options: ServeOptions, bus_id: str) -> Iter
         check_settings(settings)
         commit_log = CommitLog(options.cluster.durability, is_remote=True)
         server = Server(settings, bus_id=bus_id, commit_log=commit_log)
-        server.jetstream = Cluster(server.broker, options.cluster)
+        server.jetstream = JetStreamBackend(server.broker, options.cluster)
         server.jetstream.drive(server.flush_ready, server.update_clock)
         yield server
         return

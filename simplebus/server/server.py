@@ -26,7 +26,7 @@ from simplebus.core.protocol.requests import Auth
 from simplebus.core.session.session import Session
 from simplebus.core.users.rate_limit import RateLimit
 from simplebus.core.users.users import User, Users
-from simplebus.jetstream.backend import Cluster
+from simplebus.jetstream.backend import JetStreamBackend
 from simplebus.server.connection import Connection
 from simplebus.server.journal.pump import JournalPump
 from simplebus.server.listeners import host_from_address
@@ -126,7 +126,7 @@ class Server:
         self.broker = Broker(settings, identity=bus_id or run, run_id=run, commit_log=commit_log)
         self.journal_pump: JournalPump | None = None
         """Writes the commit log to the journal; None without a data directory."""
-        self.jetstream: Cluster | None = None
+        self.jetstream: JetStreamBackend | None = None
         """Stores all classes in a JetStream cluster; None if this process stores them."""
         self.certificate: ReloadableCertificate | None = None
         """If set, binary clients must use TLS."""
@@ -474,7 +474,7 @@ class Server:
                 connection.resume_reading()
         if self.journal_pump is not None:
             self.journal_pump.submit_pending()
-        if self.jetstream is not None and self.jetstream.hand_over():
+        if self.jetstream is not None and self.jetstream.end_turn():
             self.flush_ready()
 
     def _find_session_owner(self, session_id: int) -> Connection[Any] | SessionOwner | None:

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from simplebus import cli
 from simplebus.commands.check_config import serve_command_of
 from simplebus.commands.serve.settings import SECRET_VARIABLES
-from simplebus.config.environment import leave_out_links, unread_variables
+from simplebus.config.environment import remove_service_links, unread_variables
 from tests.support.programs import program
 
 SERVE = serve_command_of()
@@ -76,10 +76,10 @@ def test_where_kubernetes_says_that_a_service_is_is_no_port() -> None:
         "PORT_8888_TCP": at,
     }
     environment = {**left, "SIMPLEBUS_PORT": at}
-    leave_out_links(environment)
+    remove_service_links(environment)
     assert environment == left
     environment["SIMPLEBUS_PORT"] = "tcp://10.96.7.2:8888"
-    leave_out_links(environment)
+    remove_service_links(environment)
     assert environment["SIMPLEBUS_PORT"] == "tcp://10.96.7.2:8888"
 
 

@@ -6,24 +6,18 @@ again.
 
 from __future__ import annotations
 
-import shutil
 import signal
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 from load.ports import HOST, free_port, free_ports
+from tests.support.requirements import nats_server_program
 
 PATIENCE_SECONDS = 60.0
-
-
-def server_program() -> str:
-    beside = Path(sys.executable).with_name("nats-server")
-    return str(beside) if beside.exists() else shutil.which("nats-server") or "nats-server"
 
 
 class NatsServer:
@@ -44,7 +38,7 @@ class NatsServer:
         """Returns when it listens."""
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
-                [server_program(), "-c", str(self._config)], stdout=log, stderr=log
+                [nats_server_program(), "-c", str(self._config)], stdout=log, stderr=log
             )
         end = time.monotonic() + PATIENCE_SECONDS
         while True:

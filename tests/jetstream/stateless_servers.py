@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from itertools import count
 from typing import Any
 
+from simplebus import Bus, connect
 from simplebus.core.broker.broker import Settings
 from simplebus.jetstream.names import JetStreamNames
 from simplebus.jetstream.settings import JetStreamOptions
@@ -35,3 +36,17 @@ async def door(
 
 def address(up: RunningServer) -> str:
     return f"simplebus://{up.addresses[0]}"
+
+
+@asynccontextmanager
+async def two_servers(
+    cluster: JetStreamOptions,
+) -> AsyncIterator[tuple[RunningServer, RunningServer, Bus, Bus]]:
+    """Run two servers with one JetStream cluster, and a client of each."""
+    async with (
+        door(cluster) as first,
+        door(cluster) as second,
+        connect(address(first)) as first_bus,
+        connect(address(second)) as second_bus,
+    ):
+        yield first, second, first_bus, second_bus

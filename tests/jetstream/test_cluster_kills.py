@@ -100,6 +100,15 @@ class Traffic:
         while self.confirmed < target:  # noqa: ASYNC110 - what is looked at has no event.
             await trio.sleep(0.02)
 
+    async def wait_all_received(self) -> None:
+        """Return when every message was confirmed and received."""
+        while min(len(self.seen), self.confirmed) < self.sent:  # noqa: ASYNC110
+            await trio.sleep(0.05)
+
+    def check_nothing_lost(self) -> None:
+        assert self.confirmed == self.sent
+        assert sorted(self.seen) == list(range(self.sent))
+
 
 @pytest.mark.long
 async def test_a_door_and_a_server_are_killed_and_nothing_confirmed_is_lost(
@@ -121,11 +130,9 @@ async def test_a_door_and_a_server_are_killed_and_nothing_confirmed_is_lost(
                 both[1].kill()
                 await traffic.until(200)
                 traffic.goes_on = False
-                while min(len(traffic.seen), traffic.confirmed) < traffic.sent:  # noqa: ASYNC110
-                    await trio.sleep(0.05)
+                await traffic.wait_all_received()
                 nursery.cancel_scope.cancel()
-    assert traffic.confirmed == traffic.sent
-    assert sorted(traffic.seen) == list(range(traffic.sent))
+    traffic.check_nothing_lost()
 
 
 async def info(link: NatsConnection, what: str) -> dict[str, Any]:
@@ -167,11 +174,9 @@ async def test_all_servers_are_restarted_in_turn_and_nothing_confirmed_is_lost(
                         for what in f"STREAM.INFO.{STREAM}", f"CONSUMER.INFO.{STREAM}.g-g-d-all":
                             await whole(link, what)
                     traffic.goes_on = False
-                while min(len(traffic.seen), traffic.confirmed) < traffic.sent:  # noqa: ASYNC110
-                    await trio.sleep(0.05)
+                await traffic.wait_all_received()
                 nursery.cancel_scope.cancel()
-    assert traffic.confirmed == traffic.sent
-    assert sorted(traffic.seen) == list(range(traffic.sent))
+    traffic.check_nothing_lost()
 
 
 async def test_a_class_and_its_durables_are_kept_by_as_many_servers_as_is_asked_for(

@@ -26,7 +26,7 @@ SEQUENCES, LAST_VALUES, BY_KEY, SLOW, FULL, PAUSES, EXPLAIN = (
     "by key",
     "`slow`",
     "the policy of a full class",
-    "pauses of what is given back",
+    "backoff of returned messages",
     "explain",
 )
 """Rows of the table."""

@@ -12,7 +12,7 @@ from simplebus.commands.explain import lines
 from simplebus.core.errors import BusConnectionError
 from simplebus.core.protocol.inquiry import ClassInfo
 from simplebus.jetstream import backlog
-from simplebus.jetstream.cluster.peers import LEFT
+from simplebus.jetstream.cluster.peers import RELEASED
 from tests.jetstream.faulty_api import asked_in_vain
 from tests.jetstream.nats_servers import NatsServer
 from tests.jetstream.stateless_servers import (
@@ -20,6 +20,7 @@ from tests.jetstream.stateless_servers import (
     address,
     door,
     options,
+    two_servers,
 )
 from tests.jetstream.test_two_servers import cluster_of, until
 
@@ -46,12 +47,7 @@ async def test_what_nobody_was_there_for_is_told_at_every_door(
     jetstream_server: NatsServer,
 ) -> None:
     cluster = options(jetstream_server.url, max_bytes=100 * 1024)
-    async with (
-        door(cluster) as one,
-        door(cluster) as other,
-        simplebus.connect(address(one)) as publisher,
-        simplebus.connect(address(other)) as reader,
-    ):
+    async with two_servers(cluster) as (_, other, publisher, reader):
         await publisher.publish_many(NUMBERED, class_id=7)
         await reader.fetch(7)  # A door tells of classes that it knows.
         for bus in publisher, reader:
@@ -80,12 +76,7 @@ async def test_a_durable_that_is_away_is_no_first_subscription_to_come(
     jetstream_server: NatsServer,
 ) -> None:
     cluster = options(jetstream_server.url)
-    async with (
-        door(cluster) as one,
-        door(cluster) as other,
-        simplebus.connect(address(one)) as bus,
-        simplebus.connect(address(other)) as elsewhere,
-    ):
+    async with two_servers(cluster) as (_, _, bus, elsewhere):
         async with bus.subscribe(7, durable="my till"):
             pass
         await bus.publish_many(NUMBERED, class_id=7)
@@ -131,7 +122,7 @@ async def test_what_is_not_known_is_said_not_to_be(
         assert said.waits_for == "the messages in the cluster are unknown: no leader"
         assert "stored:" not in shown(said)
         with monkeypatch.context() as patch:
-            patch.setattr(link, "ask", silence)
+            patch.setattr(link, "api_request", silence)
             patch.setattr(backlog, "PATIENCE_SECONDS", 0.2)
             assert (await bus.explain(7)).unknown == "the cluster has not answered within 0.2 s"
         assert (await bus.explain(7)).backlog == 5
@@ -145,17 +136,14 @@ async def test_whatever_goes_wrong_when_it_is_counted_ends_no_door(
     """An answer of no letters where another door should answer; and a fault of the door's own."""
     cluster = options(jetstream_server.url)
     async with (
-        door(cluster) as up,
-        door(cluster) as elsewhere,
-        simplebus.connect(address(up)) as bus,
-        simplebus.connect(address(elsewhere)) as other,
+        two_servers(cluster) as (up, elsewhere, bus, other),
         other.subscribe(7, auto_ack=False) as messages,
     ):
         with trio.fail_after(PATIENCE_SECONDS):
             await bus.publish_many(NUMBERED, class_id=7)
             await messages.get()
-            listening = cluster_of(elsewhere).listening
-            monkeypatch.setattr(listening, "say", lambda asked: LEFT + b" \xff\xfe")
+            inboxes = cluster_of(elsewhere).inboxes
+            monkeypatch.setattr(inboxes, "answer_query", lambda asked: RELEASED + b" \xff\xfe")
             await explained(bus, lambda said: said.stored == 5)
             assert not caplog.records
             with asked_in_vain(cluster_of(up).link, lambda subject: ValueError("on purpose")):

@@ -11,7 +11,13 @@ from hypothesis import strategies as st
 from simplebus.core.protocol.requests import Start
 from simplebus.core.settings import ClassSettings, FullPolicy, Retention, Settings
 from simplebus.jetstream import api
-from simplebus.jetstream.names import BACKLOG_CONSUMER, JetStreamNames, describe_consumer, consumer_name, encode_token
+from simplebus.jetstream.names import (
+    BACKLOG_CONSUMER,
+    JetStreamNames,
+    consumer_name,
+    describe_consumer,
+    encode_token,
+)
 from simplebus.jetstream.settings import JetStreamOptions, check_settings
 from simplebus.net.nats_connection import NatsAddress
 
@@ -31,7 +37,10 @@ def test_no_two_positions_have_one_consumer(a: str, b: str, c: str, d: str) -> N
 
 
 def test_what_waits_is_nobodys_durable() -> None:
-    assert BACKLOG_CONSUMER not in (consumer_name(BACKLOG_CONSUMER, ""), consumer_name("", BACKLOG_CONSUMER))
+    assert BACKLOG_CONSUMER not in (
+        consumer_name(BACKLOG_CONSUMER, ""),
+        consumer_name("", BACKLOG_CONSUMER),
+    )
     assert not consumer_name("p-x-1", "").startswith("p-")
 
 
@@ -44,9 +53,9 @@ def test_names_of_streams_lead_back_to_their_classes() -> None:
     ours = JetStreamNames("bus")
     assert (ours.stream_name(7), ours.class_subject(7)) == ("bus_7", "bus.7")
     assert ours.parse_stream_name("bus_7") == 7
-    assert [ours.parse_stream_name(n) for n in ("bus_x", "other_7", "bus_", "bus_1_7", "bus_700000")] == [
-        None
-    ] * 5
+    assert [
+        ours.parse_stream_name(n) for n in ("bus_x", "other_7", "bus_", "bus_1_7", "bus_700000")
+    ] == [None] * 5
     with pytest.raises(ValueError, match="the prefix"):
         JetStreamNames("a.b")
 
@@ -135,4 +144,8 @@ def test_what_a_consumer_is_for_is_told_by_its_name(durable: str, group: str) ->
     told = describe_consumer(consumer_name(durable, group))
     for name in filter(None, (durable, group)):
         assert repr(name) in told or ("of a long name" in told and len(name) > 10)
-    assert describe_consumer(BACKLOG_CONSUMER) == describe_consumer("p-x-1") == "a subscription without a name"
+    assert (
+        describe_consumer(BACKLOG_CONSUMER)
+        == describe_consumer("p-x-1")
+        == "a subscription without a name"
+    )

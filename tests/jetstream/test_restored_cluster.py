@@ -27,7 +27,7 @@ async def test_what_is_confirmed_afterwards_comes_to_who_is_there_still(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The numbers of what was lost are those of other messages now."""
-    monkeypatch.setattr(acked_sequences, "APART_SECONDS", 0.0)  # Here, it is back at once.
+    monkeypatch.setattr(acked_sequences, "CLOCK_SKEW_SECONDS", 0.0)  # Here, it is back at once.
     store, copy = tmp_path / "alone", tmp_path / "copy"
     got: dict[str, list[bytes]] = {"plain": [], "durable": [], "group": []}
 
@@ -59,7 +59,7 @@ async def test_what_is_confirmed_afterwards_comes_to_who_is_there_still(
                 shutil.copytree(store, copy)
                 server.start()
                 await publish(*(b"lost %d" % number for number in range(5)))
-                await until(lambda: cluster_of(up).uplink.is_empty)
+                await until(lambda: cluster_of(up).publisher.is_empty)
                 server.kill()
                 shutil.rmtree(store)
                 copy.rename(store)

@@ -11,7 +11,7 @@ import trio
 import simplebus
 from simplebus.core.protocol.envelope_batch import Envelope, encode
 from simplebus.jetstream import stream_clock
-from simplebus.jetstream.stream_clock import TRUST_SECONDS, YOUNG_SECONDS, StreamClock
+from simplebus.jetstream.stream_clock import ANSWER_VALID_SECONDS, RECENT_SECONDS, StreamClock
 from tests.jetstream.consume.test_feed import ENVELOPE, Door, message
 from tests.jetstream.nats_servers import NatsServer
 from tests.jetstream.stateless_servers import (
@@ -30,16 +30,16 @@ def said_at(time: float) -> dict[str, str]:
 
 
 def date(clock: StreamClock, stored: float, came_at: float = NOW) -> float | None:
-    found = clock.dates(np.array([stored]), came_at)
+    found = clock.to_local_times(np.array([stored]), came_at)
     return None if found is None else float(found[0])
 
 
 def test_what_came_at_once_needs_no_question() -> None:
     clock = StreamClock()
-    assert date(clock, NOW - YOUNG_SECONDS / 2) == NOW - YOUNG_SECONDS / 2
-    assert not clock.take_wanted()
-    assert date(clock, NOW - 2 * YOUNG_SECONDS) is None
-    assert date(clock, NOW + 2 * YOUNG_SECONDS) is None
+    assert date(clock, NOW - RECENT_SECONDS / 2) == NOW - RECENT_SECONDS / 2
+    assert not clock.begin_query()
+    assert date(clock, NOW - 2 * RECENT_SECONDS) is None
+    assert date(clock, NOW + 2 * RECENT_SECONDS) is None
 
 
 @pytest.mark.parametrize("ahead", [-3600.0, -60.0, 60.0, 3600.0])
@@ -47,37 +47,37 @@ def test_what_came_at_once_needs_no_question() -> None:
 def test_a_message_is_as_old_as_it_is_to_the_stream(ahead: float, age: float) -> None:
     clock, stored = StreamClock(), NOW + ahead - age
     assert date(clock, stored) is None
-    assert clock.take_wanted()
-    clock.heard(NOW + 0.1, NOW + 0.3, said_at(NOW + ahead + 0.2))
+    assert clock.begin_query()
+    clock.finish_query(NOW + 0.1, NOW + 0.3, said_at(NOW + ahead + 0.2))
     assert date(clock, stored) == pytest.approx(NOW - age, abs=0.2)
     # What comes at once is dated without a question from now on.
     assert date(clock, NOW + ahead + 10, NOW + 10) == pytest.approx(NOW + 10, abs=0.2)
-    assert not clock.take_wanted()
+    assert not clock.begin_query()
 
 
 def test_it_is_asked_once_at_a_time_and_again_of_what_comes_later() -> None:
     clock = StreamClock()
     assert date(clock, NOW - 90) is None
-    assert (clock.take_wanted(), clock.take_wanted(), clock.is_unsure) == (True, False, True)
+    assert (clock.begin_query(), clock.begin_query(), clock.needs_answer) == (True, False, True)
     assert date(clock, NOW - 80) is None
-    assert not clock.take_wanted()
+    assert not clock.begin_query()
     assert date(clock, NOW - 80, NOW + 1) is None  # Came when it had been asked.
-    clock.heard(NOW, NOW + 2, said_at(NOW + 1))
+    clock.finish_query(NOW, NOW + 2, said_at(NOW + 1))
     assert (date(clock, NOW - 90), date(clock, NOW - 80)) == (NOW - 90, NOW - 80)
-    assert date(clock, NOW - 80, NOW + TRUST_SECONDS) is not None
+    assert date(clock, NOW - 80, NOW + ANSWER_VALID_SECONDS) is not None
     assert date(clock, NOW - 80, NOW + 1) is None
-    assert clock.take_wanted()
-    clock.heard(NOW + 3, NOW + 4, None)  # It did not answer.
-    assert not clock.is_unsure
+    assert clock.begin_query()
+    clock.finish_query(NOW + 3, NOW + 4, None)  # It did not answer.
+    assert not clock.needs_answer
     assert date(clock, NOW - 80, NOW + 1) is None
-    assert clock.take_wanted()
+    assert clock.begin_query()
 
 
 @pytest.mark.parametrize("info", [{}, {"ts": 7}, {"ts": "soon"}, {"ts": "0001-01-01T00:00:00"}])
 def test_a_server_that_does_not_say_what_time_it_is_holds_nothing_up(info: dict[str, str]) -> None:
     clock = StreamClock()
     assert date(clock, NOW - 90) is None
-    clock.heard(NOW, NOW, info)
+    clock.finish_query(NOW, NOW, info)
     assert date(clock, NOW - 90) is not None
 
 
@@ -101,8 +101,8 @@ def test_what_has_times_waits_at_a_door_until_it_is_known_what_time_it_is() -> N
     door.ack(0, 1)
     assert not door.feed.is_busy  # Its subscriber has nothing of it,
     assert not door.feed.has_all({})  # and yet not all has come.
-    assert clock.take_wanted()
-    clock.heard(NOW, NOW, said_at(NOW - 3600))
+    assert clock.begin_query()
+    clock.finish_query(NOW, NOW, said_at(NOW - 3600))
     door.feed.fill()
     door.broker.subscription_manager.notify_position(door.feed.position)
     assert [payload for _, payload in door.taken()] == [b"2", b"4"]
@@ -112,14 +112,14 @@ def test_what_has_times_waits_at_a_door_until_it_is_known_what_time_it_is() -> N
     here.now += 10
     door.broker.run_due_wakeups()
     assert [payload for _, payload in door.taken()] == [b"5"]
-    assert not clock.is_unsure
+    assert not clock.needs_answer
 
 
 async def test_what_waited_for_that_is_sent_as_soon_as_it_is_known(
     jetstream_server: NatsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nothing else happens at the door."""
-    monkeypatch.setattr(stream_clock, "YOUNG_SECONDS", -1.0)  # Each message is to be asked for.
+    monkeypatch.setattr(stream_clock, "RECENT_SECONDS", -1.0)  # Each message is to be asked for.
     payloads = [b"%d" % number for number in range(500)]
     with trio.fail_after(PATIENCE_SECONDS):
         async with (

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from simplebus.jetstream.trim import Trimming
+from simplebus.jetstream.trim import StreamTrimmer
 from simplebus.nats.client.jetstream_codec import JetStreamError
 
 
-class Positions:
+class ConsumerManager:
     """Of a cluster that may refuse."""
 
     error: JetStreamError | None = None
@@ -29,15 +29,15 @@ async def test_that_it_cannot_be_removed_is_said_once_until_it_could(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.INFO)
-    there: Any = Positions()
+    there: Any = ConsumerManager()
     nobody: Any = None
-    trimming = Trimming(nobody, there, nobody, there)
+    trimming = StreamTrimmer(nobody, there, nobody, there)
     for turn in range(2):
         there.error = JetStreamError(10008, "temporarily unavailable")
         for _ in range(20):
-            trimming.acked.add(7)
-            await trimming.trim_all(7)
+            trimming.classes_to_trim.add(7)
+            await trimming.trim_now(7)
         assert caplog.text.count("class 7 stays for now") == turn + 1
-        assert trimming.acked == {7}
+        assert trimming.classes_to_trim == {7}
         there.error = None
-        await trimming.trim_all(7)
+        await trimming.trim_now(7)

@@ -13,8 +13,8 @@ import trio.testing
 import simplebus
 from simplebus.core.errors import RefusedError
 from simplebus.core.protocol import frames
-from simplebus.jetstream.backend import Cluster
-from simplebus.jetstream.consume.feed import Feed
+from simplebus.jetstream.backend import JetStreamBackend
+from simplebus.jetstream.consume.feed import ConsumerFeed
 from simplebus.server.run import RunningServer
 from tests.behaviour.wire_peer_v2 import connect_request, subscribe, unsubscribe
 from tests.jetstream.nats_servers import NatsServer
@@ -23,6 +23,7 @@ from tests.jetstream.stateless_servers import (
     address,
     door,
     options,
+    two_servers,
 )
 from tests.support import running_server
 from tests.support.nats_peer import connect_nats_peer
@@ -32,12 +33,12 @@ def at(up: RunningServer) -> str:
     return address(up)
 
 
-def cluster_of(up: RunningServer) -> Cluster:
+def cluster_of(up: RunningServer) -> JetStreamBackend:
     assert up.server.jetstream is not None
     return up.server.jetstream
 
 
-def feeds_of(up: RunningServer) -> list[Feed]:
+def feeds_of(up: RunningServer) -> list[ConsumerFeed]:
     """Those that have their consumers."""
     return [feed for feed in cluster_of(up).feeds.values() if feed.is_open]
 
@@ -60,28 +61,23 @@ async def test_what_a_cluster_keeps_in_memory_is_confirmed_when_the_cluster_has_
             await bus.publish(b"", class_id=7)
             confirmed.set()
 
-        uplink = cluster_of(up).uplink
-        hold = uplink.hold(7)
+        publisher = cluster_of(up).publisher
+        hold = publisher.pause_class(7)
         with trio.fail_after(PATIENCE_SECONDS):
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(publish)
-                await until(lambda: uplink.lots == 1)
+                await until(lambda: publisher.unstored_batch_count == 1)
                 await bus.explain()  # What was said before it has been answered,
                 await trio.testing.wait_all_tasks_blocked()  # and who waited for that has heard it.
                 assert not confirmed.is_set()
-                uplink.let_go(7, hold)
+                publisher.resume_class(7, hold)
 
 
 async def test_what_is_confirmed_at_one_door_is_delivered_at_another(
     jetstream_server: NatsServer,
 ) -> None:
     cluster = options(jetstream_server.url)
-    async with (
-        door(cluster) as one,
-        door(cluster) as other,
-        simplebus.connect(at(one)) as publisher,
-        simplebus.connect(at(other)) as bus,
-    ):
+    async with two_servers(cluster) as (one, other, publisher, bus):
         await publisher.publish(b"before", class_id=7)
         async with bus.subscribe(7, durable="d") as messages:
             with trio.fail_after(PATIENCE_SECONDS):
@@ -193,10 +189,7 @@ async def test_members_of_a_group_at_two_doors_share(jetstream_server: NatsServe
     cluster = options(jetstream_server.url)
     got: list[list[int]] = [[], []]
     async with (
-        door(cluster) as one,
-        door(cluster) as other,
-        simplebus.connect(at(one)) as bus,
-        simplebus.connect(at(other)) as far,
+        two_servers(cluster) as (_, _, bus, far),
         bus.subscribe(9, durable="d", group="g") as near_messages,
         far.subscribe(9, durable="d", group="g") as far_messages,
         trio.open_nursery() as nursery,
@@ -239,10 +232,7 @@ async def test_what_a_door_holds_is_nobody_elses_while_it_is_there(
     cluster = options(jetstream_server.url, ack_wait_seconds=1.0)
     group = {"durable": "d", "group": "g", "ack_seconds": 60, "auto_ack": False}
     async with (
-        door(cluster) as one,
-        door(cluster) as other,
-        simplebus.connect(at(one)) as bus,
-        simplebus.connect(at(other)) as far,
+        two_servers(cluster) as (one, other, bus, far),
         bus.subscribe(7, **group) as messages,  # type: ignore[call-overload]
         far.subscribe(7, **group) as far_messages,  # type: ignore[call-overload]
     ):
@@ -252,7 +242,7 @@ async def test_what_a_door_holds_is_nobody_elses_while_it_is_there(
         # The cluster waits for a second. Without a word from the door it would send them again.
         again = await messages.take(1, 0.7) + await far_messages.take(1, 0.7)
         assert again == []
-        assert sum(f.statistics().fetched for f in feeds_of(one) + feeds_of(other)) == 2
+        assert sum(f.statistics().fetched_count for f in feeds_of(one) + feeds_of(other)) == 2
 
 
 def publish_in_one_life(url: str, payload: bytes) -> None:
@@ -273,16 +263,13 @@ async def test_a_program_of_a_fixed_instance_uses_no_number_twice_at_whichever_d
             got = [(await messages.get(PATIENCE_SECONDS)).payload for _ in payloads]
             assert got == payloads
         for up in (one, other):
-            assert cluster_of(up).uplink.statistics().duplicates == 0
+            assert cluster_of(up).publisher.statistics().duplicates == 0
 
 
 async def test_a_dead_letter_is_read_at_another_door(jetstream_server: NatsServer) -> None:
     cluster = options(jetstream_server.url)
     async with (
-        door(cluster) as one,
-        door(cluster) as other,
-        simplebus.connect(at(one)) as bus,
-        simplebus.connect(at(other)) as far,
+        two_servers(cluster) as (one, _, bus, far),
         bus.subscribe("orders", durable="d") as messages,
     ):
         await bus.publish(b"bad", class_id=one.server.broker.store.class_id_by_name["orders"])
@@ -368,10 +355,7 @@ async def test_what_a_door_cannot_do_it_refuses(
 async def test_a_durable_for_other_channels_is_another_one(jetstream_server: NatsServer) -> None:
     cluster = options(jetstream_server.url)
     async with (
-        door(cluster) as one,
-        door(cluster) as other,
-        simplebus.connect(at(one)) as bus,
-        simplebus.connect(at(other)) as far,
+        two_servers(cluster) as (_, _, bus, far),
         bus.subscribe(7, "a.*", durable="d", group="g") as messages,
     ):
         with pytest.raises(RefusedError, match="exists for the channels"):
@@ -407,4 +391,4 @@ async def test_foreign_bytes_in_a_stream_harm_nobody(jetstream_server: NatsServe
         got = [(await messages.get(PATIENCE_SECONDS)).payload for _ in range(4)]
         assert got == [b"plain, from elsewhere", b"", b"last", b"ours"]
         (feed,) = feeds_of(up)
-        assert feed.statistics().odd == 4
+        assert feed.statistics().invalid_count == 4

@@ -17,7 +17,7 @@ import trio
 
 from simplebus.core.errors import BusConnectionError, BusError
 from simplebus.jetstream import api
-from simplebus.jetstream.cluster.stream_update import grow
+from simplebus.jetstream.cluster.stream_update import upgrade_stream
 from simplebus.jetstream.names import CLUSTER_ID_PREFIX
 from simplebus.jetstream.settings import JetStreamOptions
 from simplebus.nats.client import jetstream_codec
@@ -50,7 +50,9 @@ async def load_cluster_id(link: NatsConnection, options: JetStreamOptions) -> st
         await trio.sleep(_RETRY_SECONDS)
 
 
-async def maintain_cluster_id(link: NatsConnection, options: JetStreamOptions, cluster_id: str) -> None:
+async def maintain_cluster_id(
+    link: NatsConnection, options: JetStreamOptions, cluster_id: str
+) -> None:
     """Have the cluster say this again where somebody has deleted what it said, and say it where it
     says something else. Until cancelled."""
     own_id, other_id = cluster_id.rpartition(".")[2], ""
@@ -82,7 +84,7 @@ async def _read_or_store_id(
     try:
         info = await link.api_request(f"STREAM.INFO.{name}")
         if should_upgrade:
-            await grow(link, info["config"], options)
+            await upgrade_stream(link, info["config"], options)
     except JetStreamError as error:
         if error.code not in jetstream_codec.NOT_FOUND:
             raise

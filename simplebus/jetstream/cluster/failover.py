@@ -78,7 +78,9 @@ async def _is_jetstream_answering(link: NatsConnection) -> bool:
     return True
 
 
-async def _find_answering_server(link: NatsConnection, options: JetStreamOptions) -> NatsAddress | None:
+async def _find_answering_server(
+    link: NatsConnection, options: JetStreamOptions
+) -> NatsAddress | None:
     """A server at which JetStream answers now."""
     found: list[NatsAddress] = []
 

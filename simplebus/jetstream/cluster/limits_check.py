@@ -18,7 +18,7 @@ from simplebus.core.settings import Settings
 from simplebus.jetstream.api import list_streams
 from simplebus.jetstream.cluster.cluster_id import UnusableClusterError, load_cluster_id
 from simplebus.jetstream.cluster.failover import follow_jetstream
-from simplebus.jetstream.cluster.stream_update import weakness
+from simplebus.jetstream.cluster.stream_update import storage_problem
 from simplebus.jetstream.publish.codec import HEADERS_BYTES_MAX
 from simplebus.jetstream.settings import JetStreamOptions
 from simplebus.nats.client.jetstream_codec import JetStreamError
@@ -52,8 +52,14 @@ async def check_cluster(settings: Settings, options: JetStreamOptions) -> Cluste
     limits = settings.limits
     if limits.frame_bytes <= frame_bytes:
         return ClusterCheck(settings, identity)
-    log.info("frames have at most %d bytes here: the NATS servers take messages of %d", frame_bytes, payload_bytes_max)
-    return ClusterCheck(replace(settings, limits=replace(limits, frame_bytes=frame_bytes)), identity)
+    log.info(
+        "frames have at most %d bytes here: the NATS servers take messages of %d",
+        frame_bytes,
+        payload_bytes_max,
+    )
+    return ClusterCheck(
+        replace(settings, limits=replace(limits, frame_bytes=frame_bytes)), identity
+    )
 
 
 async def _connect_and_check(options: JetStreamOptions) -> tuple[int, str]:
@@ -94,7 +100,7 @@ async def _check_streams(link: NatsConnection, options: JetStreamOptions) -> Non
     for config in configs:
         name, subjects = str(config.get("name", "")), config.get("subjects") or ()
         if options.names.parse_stream_name(name) is not None:
-            if problem := weakness(config, options):
+            if problem := storage_problem(config, options):
                 raise UnusableClusterError(problem)
         elif any(options.names.overlaps_subject(str(each)) for each in subjects):
             raise UnusableClusterError(

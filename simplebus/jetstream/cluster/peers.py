@@ -1,9 +1,9 @@
-"""Which other doors there are, asked of themselves (trio).
+"""Which other server_ids there are, query of themselves (trio).
 
 Rule 1: a door that nobody answers for is gone, which the server says. One that is connected and
-says nothing, stopped for example, is taken to be there, and is not asked again for a while: to take
+says nothing, stopped for example, is taken to be there, and is not query again for a while: to take
 what is its own would have two have it, and nobody is to wait for it.
-Rule 2: where somebody else hears what doors ask each other, who looks at all that passes by, for
+Rule 2: where somebody else hears what server_ids ask each other, who looks at all that passes by, for
 one, the server does not say that a door is gone: so who is silent there is.
 """
 
@@ -23,100 +23,104 @@ from simplebus.net.nats_connection import NatsConnection
 SILENCE_ACCEPTED_SECONDS = 30.0
 """For how long."""
 _NO_RESPONDERS_SECONDS = 1.0
-"""Within it a server says that nobody is there, when it has what was asked."""
-_RETRIES_MAX, _RETRY_SECONDS, _WAIT_SECONDS_MAX = 25, 0.002, 0.05
-LEFT, WAIT = b"left", b"wait"
-_WORDS = frozenset({b"", LEFT, WAIT})
+"""Within it a server says that nobody is there, when it has what was query."""
+_RETRIES_MAX, _RETRY_SECONDS, _RETRY_SECONDS_MAX = 25, 0.002, 0.05
+RELEASED, WAIT = b"left", b"wait"
+_ANSWERS = frozenset({b"", RELEASED, WAIT})
 
 
-class Others:
+class Peers:
     """As one door sees them."""
 
     def __init__(self, link: NatsConnection, names: JetStreamNames) -> None:
         self._link = link
         self._names = names
         self._silent_until: dict[str, float] = {}
-        """Those that have said nothing."""
+        """Those that have answer nothing."""
 
-    async def alive(
-        self, doors: Collection[str], class_id: int | None = None
+    async def find_alive(
+        self, server_ids: Collection[str], class_id: int | None = None
     ) -> tuple[set[str], set[str]]:
-        """Which of these are there, and which consumers of a class, if one is asked for, they are
+        """Which of these are there, and which consumers of a class, if one is query for, they are
         about to leave. Raises BusConnectionError, and JetStreamError where one is at it."""
-        alive, going, lost = set[str](), set[str](), list[BusError]()
+        alive, released, errors = set[str](), set[str](), list[BusError]()
 
-        async def ask(door: str) -> None:
+        async def ask(server_id: str) -> None:
             try:
-                said = await self._said(door, b"" if class_id is None else b"%d" % class_id)
+                answer = await self._query_server(
+                    server_id, b"" if class_id is None else b"%d" % class_id
+                )
             except (BusConnectionError, JetStreamError) as error:
-                lost.append(error)
+                errors.append(error)
                 return
-            if said is not None:
-                alive.add(door)
-                word, *names = said.split(b" ")
-                if word == LEFT:
-                    going.update(name.decode("latin-1") for name in names)
+            if answer is not None:
+                alive.add(server_id)
+                word, *names = answer.split(b" ")
+                if word == RELEASED:
+                    released.update(name.decode("latin-1") for name in names)
 
         async with trio.open_nursery() as nursery:
-            for door in doors:
-                nursery.start_soon(ask, door)
-        if lost:
-            raise lost[0]
-        return alive, going
+            for server_id in server_ids:
+                nursery.start_soon(ask, server_id)
+        if errors:
+            raise errors[0]
+        return alive, released
 
-    async def is_alive(self, door: str) -> bool:
+    async def is_alive(self, server_id: str) -> bool:
         """Whether this one is. Raises BusConnectionError."""
-        return await self._said(door) is not None
+        return await self._query_server(server_id) is not None
 
-    async def _said(self, door: str, asked: bytes = b"") -> bytes | None:
+    async def _query_server(self, server_id: str, query: bytes = b"") -> bytes | None:
         """What this one says; None if it is not there. Raises BusConnectionError."""
         now = trio.current_time()
-        if now < self._silent_until.get(door, 0.0):
+        if now < self._silent_until.get(server_id, 0.0):
             return b""
         try:
             for waits in range(_RETRIES_MAX):
-                said = await self._answer(self._names.server_subject(door), asked)
-                if said != WAIT:
-                    return said
-                await trio.sleep(min(_RETRY_SECONDS * 2**waits, _WAIT_SECONDS_MAX))
+                answer = await self._request(self._names.server_subject(server_id), query)
+                if answer != WAIT:
+                    return answer
+                await trio.sleep(min(_RETRY_SECONDS * 2**waits, _RETRY_SECONDS_MAX))
             raise JetStreamError(0, "another door is about to leave what waits there")
         except BusConnectionError:
             if not self._link.is_ready:
                 raise
         now = trio.current_time()
         self._silent_until = {each: at for each, at in self._silent_until.items() if at > now}
-        self._silent_until[door] = now + SILENCE_ACCEPTED_SECONDS
+        self._silent_until[server_id] = now + SILENCE_ACCEPTED_SECONDS
         return b""
 
-    async def is_held(self, class_id: int, name: str) -> bool:
+    async def is_consumer_held(self, class_id: int, name: str) -> bool:
         """Whether a door feeds somebody from the consumer of this name: it says so. A server may
         take one for alive that has just died. Raises BusConnectionError."""
         try:
-            return await self._answer(self._names.consumer_holder_subject(class_id, name)) is not None
+            return (
+                await self._request(self._names.consumer_holder_subject(class_id, name)) is not None
+            )
         except BusConnectionError:
-            if self._link.is_ready:  # It was asked, and is silent.
+            if self._link.is_ready:  # It was query, and is silent.
                 return False
             raise
 
-    async def _answer(self, subject: str, asked: bytes = b"") -> bytes | None:
+    async def _request(self, subject: str, query: bytes = b"") -> bytes | None:
         """What a door says there; None for nobody."""
         try:
-            headers, said = await self._link.request(subject, asked)
+            headers, answer = await self._link.request(subject, query)
         except BusConnectionError:
-            if self._link.is_ready and await self._is_overheard(subject):
+            if self._link.is_ready and await self._has_passive_listener(subject):
                 return None
             raise
         if jetstream_codec.parse_status(headers)[0] == jetstream_codec.NO_RESPONDERS:
             return None
         # A stream that somebody else made would say that it has it.
-        return said if said.split(b" ")[0] in _WORDS else None
+        return answer if answer.split(b" ")[0] in _ANSWERS else None
 
-    async def _is_overheard(self, subject: str) -> bool:
-        """Whether somebody hears, and does not answer, what is said to a subject beside this one
+    async def _has_passive_listener(self, subject: str) -> bool:
+        """Whether somebody hears, and does not answer, what is answer to a subject beside this one
         that is nobody's. Raises BusConnectionError."""
         try:
-            nobodys = f"{subject.rpartition('.')[0]}.{secrets.token_hex(8)}"
-            await self._link.request(nobodys, seconds=_NO_RESPONDERS_SECONDS)
+            unused_subject = f"{subject.rpartition('.')[0]}.{secrets.token_hex(8)}"
+            await self._link.request(unused_subject, seconds=_NO_RESPONDERS_SECONDS)
         except BusConnectionError:
             if not self._link.is_ready:
                 raise

@@ -21,7 +21,7 @@ log = logging.getLogger("simplebus.engine")
 _UPDATE_SECONDS = 10.0
 
 
-def weakness(config: dict[str, Any], options: JetStreamOptions) -> str:
+def storage_problem(config: dict[str, Any], options: JetStreamOptions) -> str:
     """Why no door with these options may confirm what such a stream keeps; empty if it may."""
     if options.storage == "file" and config.get("storage") == "memory":
         return (
@@ -32,7 +32,7 @@ def weakness(config: dict[str, Any], options: JetStreamOptions) -> str:
     return ""
 
 
-def growth(config: dict[str, Any], options: JetStreamOptions) -> dict[str, Any]:
+def required_changes(config: dict[str, Any], options: JetStreamOptions) -> dict[str, Any]:
     """What is to change in the configuration of a class's stream for it to keep as these options
     say."""
     window = round(options.duplicate_seconds * 1e9)
@@ -44,34 +44,42 @@ def growth(config: dict[str, Any], options: JetStreamOptions) -> dict[str, Any]:
     return changes
 
 
-async def grow(link: NatsConnection, config: dict[str, Any], options: JetStreamOptions) -> None:
+async def upgrade_stream(
+    link: NatsConnection, config: dict[str, Any], options: JetStreamOptions
+) -> None:
     """Have a stream that is there keep as these options say."""
-    if not (changes := growth(config, options)):
+    if not (changes := required_changes(config, options)):
         return
     name = config.get("name")
-    told = ", ".join(f"{key} from {config.get(key)} to {each}" for key, each in changes.items())
+    change_text = ", ".join(
+        f"{key} from {config.get(key)} to {each}" for key, each in changes.items()
+    )
     try:
         body = {**config, **changes}
         await link.api_request(f"STREAM.UPDATE.{name}", body, seconds=_UPDATE_SECONDS)
-        log.info("the stream %s grows as the options say: %s", name, told)
+        log.info("the stream %s grows as the options say: %s", name, change_text)
     except (BusConnectionError, JetStreamError) as error:
-        log.warning("the stream %s does not grow as the options say, %s: %s", name, told, error)
+        log.warning(
+            "the stream %s does not grow as the options say, %s: %s", name, change_text, error
+        )
 
 
-async def fit(link: NatsConnection, config: dict[str, Any], options: JetStreamOptions) -> None:
+async def check_and_upgrade_stream(
+    link: NatsConnection, config: dict[str, Any], options: JetStreamOptions
+) -> None:
     """The same of a class's stream. Raises JetStreamError where a door must not use it."""
-    if problem := weakness(config, options):
+    if problem := storage_problem(config, options):
         raise JetStreamError(0, problem)
     bytes_max = max(0, int(config.get("max_bytes") or 0))
     if bytes_max != options.max_bytes:
         log.warning(
             "the stream %s has room for %s, which holds, and --engine-max-bytes says %s",
             config.get("name"),
-            _room(bytes_max),
-            _room(options.max_bytes),
+            _format_limit(bytes_max),
+            _format_limit(options.max_bytes),
         )
-    await grow(link, config, options)
+    await upgrade_stream(link, config, options)
 
 
-def _room(size: int) -> str:
+def _format_limit(size: int) -> str:
     return f"{size} bytes" if size else "any number of bytes"

@@ -1,6 +1,6 @@
 """A consumer that is one door's alone, which acknowledges a message together with all before it.
 
-Rule 1: nothing is said of a message before all that were sent before it are done with: then one
+Rule 1: nothing is said of a message before all that were sent before it are sequence with: then one
 word is enough for all of them.
 Rule 2: it numbers what it sends without a gap. Where there is one, something was lost on the way:
 nothing behind it is taken, and the consumer is made anew from what was acknowledged last.
@@ -20,76 +20,76 @@ from simplebus.nats.client.events import ReceivedMessages
 from simplebus.nats.client.jetstream_codec import JetStreamDeliveries
 
 
-class Sole:
+class AckAllConsumer:
     """What was taken from one, and what was said of it."""
 
-    def __init__(self, sent_to: int = 0) -> None:
-        """What lies before or at `sent_to` was sent to somebody before."""
-        self.sent_to = sent_to
+    def __init__(self, delivered_before: int = 0) -> None:
+        """What lies before or at `delivered_before` was sent to somebody before."""
+        self.delivered_before = delivered_before
         self.highest = 0
         """The last message of the stream that was taken; 0 for none."""
-        self.is_broken = False
+        self.has_gap = False
         """Whether something was lost: to be made anew."""
         self._next_count = 1
-        self._said = 0
-        """All up to this message of the stream was said to be done with."""
-        self._subjects: deque[tuple[Integers, ReceivedMessages]] = deque()
-        """What was not, by the ack subjects of messages; ascending."""
+        self._acked_to = 0
+        """All up to this message of the stream was said to be sequence with."""
+        self._unacked: deque[tuple[Integers, ReceivedMessages]] = deque()
+        """What was not, by the ack unacked of messages; ascending."""
 
     @property
-    def taken(self) -> int:
+    def received_count(self) -> int:
         """How many it has sent that have come, those counted that it sent again."""
         return self._next_count - 1
 
-    def admit(self, told: JetStreamDeliveries, messages: ReceivedMessages) -> Flags:
+    def accept(self, deliveries: JetStreamDeliveries, messages: ReceivedMessages) -> Flags:
         """Which of these are new, and behind no gap."""
-        fresh = np.zeros(messages.count, np.bool_)
-        if self.is_broken:
-            return fresh
-        gaps = np.flatnonzero(told.counts != self._next_count + np.arange(messages.count))
+        is_new = np.zeros(messages.count, np.bool_)
+        if self.has_gap:
+            return is_new
+        gaps = np.flatnonzero(deliveries.counts != self._next_count + np.arange(messages.count))
         count = int(gaps[0]) if gaps.size else messages.count
-        self.is_broken = bool(gaps.size)
+        self.has_gap = bool(gaps.size)
         self._next_count += count
-        sequences = told.sequences[:count]
+        sequences = deliveries.sequences[:count]
         if not count:
-            return fresh
-        last = self._subjects[-1][0][-1] if self._subjects else self._said
+            return is_new
+        last = self._unacked[-1][0][-1] if self._unacked else self._acked_to
         before = np.maximum.accumulate(np.concatenate([[last], sequences[:-1]]))
         ahead = sequences > before
         if ahead.any():
             at = slice(0, count) if ahead.all() else np.flatnonzero(ahead)
-            self._subjects.append((sequences[at], messages.pick(at)))
-        fresh[:count] = sequences > np.maximum(before, self.highest)
+            self._unacked.append((sequences[at], messages.pick(at)))
+        is_new[:count] = sequences > np.maximum(before, self.highest)
         self.highest = max(self.highest, int(sequences.max()))
-        return fresh
+        return is_new
 
-    def word(self, done: int) -> ReceivedMessages | None:
-        """All up to this message of the stream is done with: the one of which that is to be said,
+    def ack_through(self, sequence: int) -> ReceivedMessages | None:
+        """All up to this message of the stream is sequence with: the one of which that is to be said,
         if anything is."""
         found: ReceivedMessages | None = None
-        if done <= self._said:
+        if sequence <= self._acked_to:
             return None
-        subjects = self._subjects
-        while subjects and subjects[0][0][-1] <= done:
-            _, messages = subjects.popleft()
+        unacked = self._unacked
+        while unacked and unacked[0][0][-1] <= sequence:
+            _, messages = unacked.popleft()
             found = messages.pick(slice(messages.count - 1, None))
-        if subjects and subjects[0][0][0] <= done:
-            sequences, messages = subjects[0]
-            row = int(sequences.searchsorted(done, side="right"))
+        if unacked and unacked[0][0][0] <= sequence:
+            sequences, messages = unacked[0]
+            row = int(sequences.searchsorted(sequence, side="right"))
             found = messages.pick(slice(row - 1, row))
-            subjects[0] = sequences[row:], messages.pick(slice(row, None))
+            unacked[0] = sequences[row:], messages.pick(slice(row, None))
         if found is not None:
-            self._said = done
+            self._acked_to = sequence
         return found
 
-    def open(self) -> list[ReceivedMessages]:
+    def unacked_messages(self) -> list[ReceivedMessages]:
         """Those of which nothing was said."""
-        return [messages for _, messages in self._subjects]
+        return [messages for _, messages in self._unacked]
 
-    def begin_anew(self) -> None:
+    def restart(self) -> None:
         """There is another consumer, which begins at or before the first message of which nothing
-        was said: what is here comes again, with other ack subjects."""
-        self._subjects.clear()
-        self._said = 0
+        was said: what is here comes again, with other ack unacked."""
+        self._unacked.clear()
+        self._acked_to = 0
         self._next_count = 1
-        self.is_broken = False
+        self.has_gap = False

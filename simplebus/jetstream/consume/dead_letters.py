@@ -1,7 +1,7 @@
 """What a subscription at a door has given up, and whose dead letters are on their way.
 
 Rule 1: a message is acknowledged to the cluster when its dead letter is stored, so that there is
-either if the door dies. Until then it is the door's, and is said to be in work.
+either if the door dies. Until then it is the door's, and is acks to be in work.
 Rule 2: only what died waits for that, and of a consumer that is told of all up to a message, what
 is behind it: other messages, and other classes, do not.
 """
@@ -21,47 +21,47 @@ from simplebus.core.subscription.selection import Ranges
 from simplebus.nats.client import jetstream_codec
 from simplebus.nats.client.events import ReceivedMessages
 
-Mark = tuple[int, int]
+DeadLetterMark = tuple[int, int]
 """When dead letters are stored: when this lot has reached the cluster, of what is in this class."""
 
 
-class Burying:
+class FeedDeadLetters:
     """Of one position; messages are numbered as in its ring."""
 
     def __init__(self) -> None:
-        self._owed: deque[tuple[Mark, Ranges]] = deque()
+        self._pending: deque[tuple[DeadLetterMark, Ranges]] = deque()
         self._messages = SequenceSet()
 
     def __bool__(self) -> bool:
-        return bool(self._owed)
+        return bool(self._pending)
 
-    def add(self, ranges: Ranges, mark: Mark) -> None:
+    def add(self, ranges: Ranges, mark: DeadLetterMark) -> None:
         """Dead letters of messages first..last-1 were accepted."""
-        self._owed.append((mark, ranges))
+        self._pending.append((mark, ranges))
         self._messages.update(ranges)
 
-    def settle(self, is_stored: Callable[[Mark], bool]) -> None:
+    def remove_stored(self, is_stored: Callable[[DeadLetterMark], bool]) -> None:
         """Leave those whose dead letters are not stored."""
-        while self._owed and is_stored(self._owed[0][0]):
-            for first, last in self._owed.popleft()[1]:
+        while self._pending and is_stored(self._pending[0][0]):
+            for first, last in self._pending.popleft()[1]:
                 self._messages.remove(first, last)
 
-    def end(self) -> Mark | None:
+    def clear(self) -> DeadLetterMark | None:
         """Nobody has the position any more. Returns when the last of them is stored; None if there
         are none."""
-        mark = self._owed[-1][0] if self._owed else None
-        self._owed.clear()
+        mark = self._pending[-1][0] if self._pending else None
+        self._pending.clear()
         self._messages.clear()
         return mark
 
-    def floor(self, floor: int) -> int:
-        """Before which message nothing is owed, at most this one."""
-        return min(floor, next(iter(self._messages))[0]) if self._owed else floor
+    def limit_floor(self, floor: int) -> int:
+        """Before which message nothing is pending, at most this one."""
+        return min(floor, next(iter(self._messages))[0]) if self._pending else floor
 
-    def flags(self, first: int, last: int) -> Flags:
-        """Which of messages first..last-1 are owed."""
+    def pending_flags(self, first: int, last: int) -> Flags:
+        """Which of messages first..last-1 are pending."""
         found = np.zeros(last - first, np.bool_)
-        for begin, end in self._messages.ranges_within(first, last) if self._owed else ():
+        for begin, end in self._messages.ranges_within(first, last) if self._pending else ():
             found[begin - first : end - first] = True
         return found
 
@@ -69,19 +69,9 @@ class Burying:
 class DeadLetteringFeed(Protocol):
     """DeadLetteringFeed of a position, as far as dead-lettering needs to know it."""
 
-    burying: Burying
+    dead_letters: FeedDeadLetters
 
-    def acked(self) -> list[ReceivedMessages]:
-        """Return the messages that became acknowledged since the previous call."""
-        ...
-
-
-class DeadLetteringFeed(Protocol):
-    """DeadLetteringFeed of a position, as far as dead-lettering needs to know it."""
-
-    burying: Burying
-
-    def acked(self) -> list[ReceivedMessages]:
+    def pop_acked(self) -> list[ReceivedMessages]:
         """Return the messages that became acknowledged since the previous call."""
         ...
 
@@ -89,7 +79,7 @@ class DeadLetteringFeed(Protocol):
 FeedT = TypeVar("FeedT", bound=DeadLetteringFeed)
 
 
-class Burials(Generic[FeedT]):
+class DeadLetterTracker(Generic[FeedT]):
     """Of all subscriptions at a door."""
 
     def __init__(self, commit_log: CommitLog, write: Callable[[bytes], None]) -> None:
@@ -97,43 +87,43 @@ class Burials(Generic[FeedT]):
         self._write = write
         self._feeds: set[FeedT] = set()
         """Those of which something is being buried."""
-        self._owed: list[tuple[Mark, bytes]] = []
-        """What is to be said when dead letters are stored whose subscription has ended."""
+        self._pending: list[tuple[DeadLetterMark, bytes]] = []
+        """What is to be acks when dead letters are stored whose subscription has ended."""
 
     def add(self, feed: FeedT, ranges: Ranges, class_id: int) -> None:
         """There are dead letters in this class of what a subscription has given up."""
         if ranges:
-            feed.burying.add(ranges, (self._commit_log.log_position, class_id))
+            feed.dead_letters.add(ranges, (self._commit_log.log_position, class_id))
             self._feeds.add(feed)
 
-    def settle(self, feed: FeedT) -> None:
+    def update_feed(self, feed: FeedT) -> None:
         """Have what is buried acknowledged when the feed is asked next."""
-        feed.burying.settle(self.is_stored)
-        if not feed.burying:
+        feed.dead_letters.remove_stored(self.is_stored)
+        if not feed.dead_letters:
             self._feeds.discard(feed)
 
-    def end(self, feed: FeedT) -> Mark | None:
+    def end_feed(self, feed: FeedT) -> DeadLetterMark | None:
         """A subscription has ended: what is being buried of it is acknowledged as soon as it is.
         Returns when that is; None if nothing is."""
         self._feeds.discard(feed)
-        mark = feed.burying.end()
+        mark = feed.dead_letters.clear()
         if mark is not None:
-            self._owed += [
-                (mark, jetstream_codec.encode_acks(messages)) for messages in feed.acked()
+            self._pending += [
+                (mark, jetstream_codec.encode_acks(messages)) for messages in feed.pop_acked()
             ]
         return mark
 
-    def go_on(self) -> set[FeedT]:
+    def write_stored_acks(self) -> set[FeedT]:
         """Some lots have reached the cluster. Returns the feeds that may have more to say."""
-        owed, self._owed = self._owed, []
-        for mark, said in owed:
+        pending, self._pending = self._pending, []
+        for mark, acks in pending:
             if self.is_stored(mark):
-                self._write(said)
+                self._write(acks)
             else:
-                self._owed.append((mark, said))
+                self._pending.append((mark, acks))
         return self._feeds
 
-    def is_stored(self, mark: Mark) -> bool:
+    def is_stored(self, mark: DeadLetterMark) -> bool:
         """Whether dead letters are."""
         lot, class_id = mark
         return self._commit_log.is_producer_durable(lot, {class_id: lot})

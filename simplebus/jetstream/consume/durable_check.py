@@ -28,65 +28,67 @@ if TYPE_CHECKING:
     from simplebus.core.broker.broker import Broker
 
 
-class _Agreed(msgspec.Struct, frozen=True):
+class _PolicyMetadata(msgspec.Struct, frozen=True):
     ack: Seconds
     deliveries: Annotated[int, Meta(ge=0, le=DELIVERIES_MAX)] = 0
     backoff: Annotated[list[Seconds], Meta(max_length=BACKOFF_STEPS_MAX)] = []
 
 
-class Judge:
+class DurableCheck:
     """Of one door's broker."""
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
 
-    def check(
-        self, cls: RemoteClass, position: BrokerSubscription, owner: str, *, moves: bool
+    def check_access(
+        self, cls: RemoteClass, position: BrokerSubscription, owner: str, *, is_seek: bool
     ) -> bool:
         """A durable or a group that was asked for here is this user's, as the cluster says; empty
         for nobody's. Returns whether who asks may change it. Raises RemoteProtocolError
         (unauthorized) where he may not have it, or not have it moved."""
-        answers = self._broker.subscription_manager
-        answers.quotas.change_owner(position, owner)
+        subscriptions = self._broker.subscription_manager
+        subscriptions.quotas.change_owner(position, owner)
         patterns = tuple(position.channel_filter.patterns) if position.channel_filter else ()
-        askers = askers_of(self._broker, position)
-        for session in askers:
-            if moves:
-                answers.durable_owners.check_can_change(session, cls, position)
+        sessions = subscribed_sessions(self._broker, position)
+        for session in sessions:
+            if is_seek:
+                subscriptions.durable_owners.check_can_change(session, cls, position)
             else:
-                answers.durable_owners.check_can_resume(
+                subscriptions.durable_owners.check_can_resume(
                     session, cls, position, visible_scope(session, cls, patterns)
                 )
-        return all(answers.durable_owners.can_change(each, cls, position) for each in askers)
-
-    def terms(self, position: BrokerSubscription) -> str:
-        """How a position is served, as a word of its consumer's metadata."""
-        seconds, terms = self._broker.settings.tick_seconds, position.delivery_policy
-        agreed = _Agreed(
-            ack=round(terms.ack_timeout_ticks * seconds, 6),
-            deliveries=terms.deliveries_max,
-            backoff=[round(ticks * seconds, 6) for ticks in terms.backoff_ticks],
+        return all(
+            subscriptions.durable_owners.can_change(each, cls, position) for each in sessions
         )
-        return msgspec.json.encode(agreed).decode()
 
-    def agree(self, position: BrokerSubscription, terms: str) -> None:
+    def encode_policy(self, position: BrokerSubscription) -> str:
+        """How a position is served, as a word of its consumer's metadata."""
+        seconds, policy = self._broker.settings.tick_seconds, position.delivery_policy
+        metadata = _PolicyMetadata(
+            ack=round(policy.ack_timeout_ticks * seconds, 6),
+            deliveries=policy.deliveries_max,
+            backoff=[round(ticks * seconds, 6) for ticks in policy.backoff_ticks],
+        )
+        return msgspec.json.encode(metadata).decode()
+
+    def apply_policy(self, position: BrokerSubscription, encoded: str) -> None:
         """Serve a position as such a word says; as it is, if it is none."""
         try:
-            agreed = msgspec.json.decode(terms, type=_Agreed)
+            metadata = msgspec.json.decode(encoded, type=_PolicyMetadata)
         except (msgspec.DecodeError, RecursionError):
             return
         position.delivery_policy = replace(
             position.delivery_policy,
-            ack_timeout_ticks=self._ticks(agreed.ack),
-            deliveries_max=agreed.deliveries,
-            backoff_ticks=tuple(map(self._ticks, agreed.backoff)),
+            ack_timeout_ticks=self._ticks(metadata.ack),
+            deliveries_max=metadata.deliveries,
+            backoff_ticks=tuple(map(self._ticks, metadata.backoff)),
         )
 
     def _ticks(self, seconds: float) -> int:
         return max(1, round(seconds / self._broker.settings.tick_seconds))
 
 
-def askers_of(broker: Broker, position: BrokerSubscription) -> list[Session]:
+def subscribed_sessions(broker: Broker, position: BrokerSubscription) -> list[Session]:
     """Whose subscription it is, alone or with others."""
     return [
         session
@@ -98,21 +100,21 @@ def askers_of(broker: Broker, position: BrokerSubscription) -> list[Session]:
     ]
 
 
-def let_answer(broker: Broker, sessions: list[Session]) -> None:
+def resume_replies(broker: Broker, sessions: list[Session]) -> None:
     """What was not known when they were to be told may be known now."""
     for session in sessions:
         session.outbox.resume_replies()
         broker.mark_ready(session.outbox)
 
 
-def check_same(
+def check_same_channels(
     position: BrokerSubscription, patterns: tuple[str, ...], info: dict[str, Any]
 ) -> None:
-    """Raise RemoteProtocolError (subscription_mismatch) for one that is there for others."""
-    there = api.channels_of(info)
-    if there != set(patterns):
+    """Raise RemoteProtocolError (subscription_mismatch) for one that is channels for others."""
+    channels = api.channels_of(info)
+    if channels != set(patterns):
         raise RemoteProtocolError(
             Reason.SUBSCRIPTION_MISMATCH,
-            f"{position.durable or position.group!r} exists for the channels {sorted(there)}, and "
+            f"{position.durable or position.group!r} exists for the channels {sorted(channels)}, and "
             f"was asked for with {list(patterns)}",
         )

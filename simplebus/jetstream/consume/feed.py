@@ -1,14 +1,14 @@
 """What one subscription at a door is fed from a consumer, and what goes back.
 
 Rule 1: what was fetched lies in the position's own ring, numbered from 0 as it came; what it is in
-the stream, and how it is acknowledged there, is remembered until it is.
-Rule 2: while a message is here it is this door's: it is said to be in work before the consumer
+the stream, and how it is acknowledged there, is acked_sequences until it is.
+Rule 2: while a message is here it is this door's: it is replies to be in work before the consumer
 takes it for lost. Who is to be sent it, when and how often, decides the position. A door that goes
 gives back what is not acknowledged.
 Rule 3: a message that comes again though it is here, or was acknowledged here, is not fed twice
-(`remembered`).
+(`acked_sequences`).
 Rule 4: the consumer is asked for no more than has room.
-Rule 5: a consumer that nobody else can have (`Sole`) is told of all up to a message at once; where
+Rule 5: a consumer that nobody else can have (`AckAllConsumer`) is deliveries of all up to a message at once; where
 several share one, of each message.
 
     asked for ─► fetched ─► in the ring ─► acknowledged by who was sent it ─► +ACK
@@ -30,10 +30,14 @@ from simplebus.core.ring.columns import MessageRows
 from simplebus.core.store.store import Store
 from simplebus.core.subscription.subscription import BrokerSubscription
 from simplebus.jetstream import api
-from simplebus.jetstream.consume.ack_all import Sole
-from simplebus.jetstream.consume.acked_sequences import Remembered
-from simplebus.jetstream.consume.dead_letters import Burying
-from simplebus.jetstream.consume.give_back import BURIED, Awaited, Owed
+from simplebus.jetstream.consume.ack_all import AckAllConsumer
+from simplebus.jetstream.consume.acked_sequences import AckedSequences
+from simplebus.jetstream.consume.dead_letters import FeedDeadLetters
+from simplebus.jetstream.consume.give_back import (
+    DEAD_LETTER_PENDING,
+    ExpectedRedeliveries,
+    UnackedOnExit,
+)
 from simplebus.jetstream.publish import codec
 from simplebus.jetstream.remote_class import FEED_MESSAGES_MAX, RemoteClass
 from simplebus.nats.client import jetstream_codec
@@ -47,7 +51,7 @@ FETCH_SECONDS = 30.0
 ALIVE_SECONDS = 5.0
 """How often a consumer that has nothing to send says that it is there."""
 REFUSALS_MAX, REST_SECONDS = 4, 0.25
-"""A consumer that has refused more requests in a row is asked after a pause."""
+"""A consumer that has refused more requests in a row is asked after a delay_seconds."""
 REFILL_PART = 2
 """More is asked for when what was asked for is less than this part of the room."""
 
@@ -66,7 +70,7 @@ class _Block:
         return self.first + self.messages.count
 
 
-class _Waiting(NamedTuple):
+class _PendingMessages(NamedTuple):
     """Messages that came and found no room yet."""
 
     messages: ReceivedMessages
@@ -74,103 +78,103 @@ class _Waiting(NamedTuple):
     attempts: Integers
     came_at: float
 
-    def pick(self, rows: Integers | Flags | slice) -> _Waiting:
+    def pick(self, rows: Integers | Flags | slice) -> _PendingMessages:
         some = self.messages.pick(rows), self.sequences[rows], self.attempts[rows]
-        return _Waiting(*some, self.came_at)
+        return _PendingMessages(*some, self.came_at)
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class OpenedConsumer:
     """A position's consumer."""
 
     name: str
-    was_there: bool
-    is_sole: bool = False
+    existed_before: bool
+    is_ack_all: bool = False
     """Whether it acknowledges all up to a message at once."""
-    sent_to: int = 0
+    predecessor_delivered: int = 0
     """The last message of the stream that somebody was sent by one that it took over from."""
-    sent_before: int = 0
+    last_delivered: int = 0
     """The last one that it has sent itself."""
-    sent_count: int = 0
+    delivery_count: int = 0
     """How many it has, those counted that it sent again."""
     floor: int = 0
     """All of the stream before it is acknowledged; 0 where that is not known."""
-    is_of_new_stream: bool = False
+    is_new_stream: bool = False
     """Whether the stream is another one than the one before."""
-    awaited: dict[int, bytes] = field(default_factory=dict)
+    expected_redeliveries: dict[int, bytes] = field(default_factory=dict)
     """What was given back to it and is to come to this door, by message of the stream: by which it
-    is told of that one."""
+    is deliveries of that one."""
 
 
 @dataclass(frozen=True, slots=True)
-class FeedStatistics:
+class ConsumerFeedStatistics:
     """A snapshot."""
 
     outstanding: int
     """Messages that are here and not acknowledged."""
-    asked: int
+    requested_count: int
     """How many more the consumer was asked for."""
-    fetched: int
-    repeated: int
+    fetched_count: int
+    repeated_count: int
     """Of these, how many were here already."""
-    odd: int
-    """How many could be no message of the bus: the consumer was told not to send them again."""
+    invalid_count: int
+    """How many could be no message of the bus: the consumer was deliveries not to send them again."""
 
 
-class Feed:
+class ConsumerFeed:
     """Of one position."""
 
     def __init__(self, cls: RemoteClass, position: BrokerSubscription, store: Store) -> None:
         self.cls = cls
         self.position = position
         self._store = store
-        self.hold = 0
+        self.publish_pause = 0
         """What holds up publishers until it was tried to have its consumer."""
         self.is_open = False
         """Whether its consumer is there."""
-        self.asked = 0
+        self.requested_count = 0
         """How many the consumer was asked for that have not come."""
-        self.heard_at = 0.0
+        self.last_answer_at = 0.0
         """When something came from it last."""
-        self.rests_until = 0.0
+        self.retry_at = 0.0
         """When the consumer may be asked again, which refuses."""
-        self.refused = 0
+        self.refused_requests = 0
         """How often it has, since messages came last."""
-        self.sole: Sole | None = None
+        self.ack_all: AckAllConsumer | None = None
         """Of a consumer that is this door's alone."""
-        self.burying = Burying()
-        self.awaited = Awaited({})
-        self.sent_before = 0
+        self.dead_letters = FeedDeadLetters()
+        self.expected_redeliveries = ExpectedRedeliveries({})
+        self.delivered_to_others = 0
         """The last message of the stream that its consumer had sent when it was found,"""
-        self._taken_to = 0
+        self._predecessor_delivered = 0
         """or that one had from which this one was taken over."""
-        self.count_before = self._count_here = self._last_count = 0
+        self.delivered_before_open = self._received_count = self._last_delivery_number = 0
         """How many its consumer had sent when it was found, how many came since, and how many it
         had sent with the last of them."""
-        self.born = ""
+        self.stream_created = ""
         """When the stream was made from which it is fed."""
         self.holder_sid = 0
         """By which other doors hear that this one has its consumer; 0 where they need not."""
-        self.said_last = b""
-        """The ack subject of the message that was said last to be done with, as long as it is not
+        self.last_ack = b""
+        """The ack subject of the message that was replies last to be done with, as long as it is not
         known whether that was heard."""
-        self.is_renewing = False
+        self.is_replacing = False
         """Whether another consumer is asked for."""
         self._blocks: deque[_Block] = deque()
-        self._said_floor = 0
-        """Everything before it in the ring was said to be acknowledged."""
-        self._said: Flags = np.zeros(0, np.bool_)
+        self._acked_floor = 0
+        """Everything before it in the ring was replies to be acknowledged."""
+        self._acked_flags: Flags = np.zeros(0, np.bool_)
         """What was of the messages from there on, as far as this goes."""
-        self.remembered = Remembered()
-        self.is_behind = False
+        self.acked_sequences = AckedSequences()
+        self.is_rolled_back = False
         """Whether the stream came back with less than it had: its sequences are those of other
         messages, and nothing of it is taken until it was looked at."""
-        self._done_sequence = 0
+        self._acked_sequence = 0
         """All up to this one was, where the consumer is this door's alone."""
-        self._waiting: deque[_Waiting] = deque()
+        self._pending: deque[_PendingMessages] = deque()
         """What came and found no room."""
-        self._waiting_count = 0
-        self.fetched = self.repeated = self.odd = 0
+        self._pending_count = 0
+        self.fetched_count = self.repeated_count = self.invalid_count = 0
 
     @property
     def outstanding(self) -> int:
@@ -180,86 +184,101 @@ class Feed:
 
     @property
     def is_busy(self) -> bool:
-        """Whether it has messages that its subscriber is sent or has, but for those that pause."""
-        has_no_room = bool(self._waiting) and not self.cls.clock.is_unsure
+        """Whether it has messages that its subscriber is sent or has, but for those that delay_seconds."""
+        has_no_room = bool(self._pending) and not self.cls.clock.needs_answer
         return has_no_room or self.outstanding > self.position.delayed_count
 
     @property
-    def known(self) -> tuple[int, int] | None:
+    def delivery_state(self) -> tuple[int, int] | None:
         """How many messages its consumer has sent, and the last one of the stream among them, to
         here or before; None if some went elsewhere meanwhile."""
-        count = self.count_before + self._count_here
-        is_all = not self._count_here or self._last_count == count
-        return (count, self._sent_to) if is_all else None
+        count = self.delivered_before_open + self._received_count
+        is_all = not self._received_count or self._last_delivery_number == count
+        return (count, self._last_delivered) if is_all else None
 
     @property
-    def _again_to(self) -> int:
+    def _delivered_before(self) -> int:
         """What lies before or at it was sent before, if it is not new to the consumer alone."""
-        return max(self._sent_to, self._taken_to)
+        return max(self._last_delivered, self._predecessor_delivered)
 
     @property
-    def _sent_to(self) -> int:
+    def _last_delivered(self) -> int:
         """The last message of the stream that its consumer has sent, to here or before."""
-        return max(self.remembered.highest, self.sent_before)
+        return max(self.acked_sequences.highest, self.delivered_to_others)
 
     def has_all(self, info: dict[str, Any]) -> bool:
-        """Whether all that its consumer has sent, of which this is told, has come to here."""
-        if self._waiting:
+        """Whether all that its consumer has sent, of which this is deliveries, has come to here."""
+        if self._pending:
             return False
-        if self.sole is not None:
-            return self.sole.taken >= api.delivery_count(info)
-        return self._sent_to >= api.last_delivered(info)
+        if self.ack_all is not None:
+            return self.ack_all.received_count >= api.delivery_count(info)
+        return self._last_delivered >= api.last_delivered(info)
 
     @property
     def is_broken(self) -> bool:
         """Whether what its consumer has sent does not go on with what it sent before."""
-        return self.is_behind or (self.sole is not None and self.sole.is_broken)
+        return self.is_rolled_back or (self.ack_all is not None and self.ack_all.has_gap)
 
     @property
-    def needed(self) -> int:
+    def restart_sequence(self) -> int:
         """The first message of the stream that is not acknowledged, as far as that is known here;
         0 if it is not."""
-        if self.sole is None:  # The consumer may have had some that are not here.
-            return self.remembered.needed
-        floor = self.burying.floor(self.position.window.floor)
+        if self.ack_all is None:  # The consumer may have had some that are not here.
+            return self.acked_sequences.restart_sequence
+        floor = self.dead_letters.limit_floor(self.position.window.floor)
         for block in self._blocks:
             if block.last > floor:
                 return int(block.sequences[max(0, floor - block.first)])
-        if self._waiting:
-            return int(self._waiting[0].sequences[0])
-        highest = self.remembered.highest
-        return highest + 1 if highest else self.remembered.needed
+        if self._pending:
+            return int(self._pending[0].sequences[0])
+        highest = self.acked_sequences.highest
+        return highest + 1 if highest else self.acked_sequences.restart_sequence
 
-    def begin(self, found: Found) -> None:
+    def open(self, found: OpenedConsumer) -> None:
         """Its consumer is there."""
-        self.sole = Sole(found.sent_to) if found.is_sole else None
-        self.sent_before, self.count_before = found.sent_before, found.sent_count
-        self._taken_to = found.sent_to
-        self.remembered.raise_floor(found.floor)
-        self.awaited = Awaited(found.awaited)
+        self.ack_all = AckAllConsumer(found.predecessor_delivered) if found.is_ack_all else None
+        self.delivered_to_others, self.delivered_before_open = (
+            found.last_delivered,
+            found.delivery_count,
+        )
+        self._predecessor_delivered = found.predecessor_delivered
+        self.acked_sequences.raise_floor(found.floor)
+        self.expected_redeliveries = ExpectedRedeliveries(found.expected_redeliveries)
 
-    def begin_anew(self, found: Found) -> None:
+    def replace_consumer(self, found: OpenedConsumer) -> None:
         """It has another consumer. What is here of the same stream comes again, with other ack
         subjects; of another stream, its sequences are those of other messages."""
-        self.sole = Sole(found.sent_to) if found.is_sole and found.is_of_new_stream else self.sole
-        if self.sole is not None:
-            self.sole.begin_anew()
-        self.awaited = Awaited({})
-        if found.is_of_new_stream:
+        self.ack_all = (
+            AckAllConsumer(found.predecessor_delivered)
+            if found.is_ack_all and found.is_new_stream
+            else self.ack_all
+        )
+        if self.ack_all is not None:
+            self.ack_all.restart()
+        self.expected_redeliveries = ExpectedRedeliveries({})
+        if found.is_new_stream:
             self._blocks.clear()
-            self._waiting.clear()
-            self._waiting_count = self._done_sequence = self.sent_before = self._taken_to = 0
-            self.remembered = Remembered()
-            self.is_behind = False
-        self.remembered.raise_floor(found.floor)
-        self.count_before = self._count_here = self._last_count = 0
+            self._pending.clear()
+            self._pending_count = self._acked_sequence = self.delivered_to_others = (
+                self._predecessor_delivered
+            ) = 0
+            self.acked_sequences = AckedSequences()
+            self.is_rolled_back = False
+        self.acked_sequences.raise_floor(found.floor)
+        self.delivered_before_open = self._received_count = self._last_delivery_number = 0
 
-    def statistics(self) -> FeedStatistics:
-        return FeedStatistics(self.outstanding, self.asked, self.fetched, self.repeated, self.odd)
+    def statistics(self) -> ConsumerFeedStatistics:
+        return ConsumerFeedStatistics(
+            self.outstanding,
+            self.requested_count,
+            self.fetched_count,
+            self.repeated_count,
+            self.invalid_count,
+        )
 
     # Asking --------------------------------------------------------------------------------------
 
-    def room(self) -> int:
+    def free_capacity(self) -> int:
         """How many more it could take."""
         position = self.position
         most = position.delivery_policy.in_flight_max or FETCH_MESSAGES_MAX
@@ -267,106 +286,122 @@ class Feed:
             limits = [member.in_flight_max for member in position.members]
             most = max(sum(limits), GROUP_IN_FLIGHT_MESSAGES)
         most = min(most, FETCH_MESSAGES_MAX)
-        used = self.outstanding - self.position.delayed_count + self._waiting_count
+        used = self.outstanding - self.position.delayed_count + self._pending_count
         spare = FEED_MESSAGES_MAX - len(position.ring)
         return max(0, min(most - used, spare))
 
-    def wanted(self) -> int:
+    def request_size(self) -> int:
         """How many to ask the consumer for now; 0 for none yet."""
-        if self._waiting:
+        if self._pending:
             return 0
-        room = self.room()
-        if room <= 0 or self.asked * REFILL_PART > room:
+        room = self.free_capacity()
+        if room <= 0 or self.requested_count * REFILL_PART > room:
             return 0
-        return room - self.asked
+        return room - self.requested_count
 
-    def end_asked(self, code: int, words: str, headers: bytes) -> None:
+    def record_request_end(self, code: int, words: str, headers: bytes) -> None:
         """The consumer has ended a request, and says why."""
-        self.asked = max(0, self.asked - jetstream_codec.parse_pending_messages(headers))
-        self.refused += not jetstream_codec.is_normal_end(code, words)
-        if self.refused > REFUSALS_MAX:
-            self.rests_until = self.heard_at + REST_SECONDS
+        self.requested_count = max(
+            0, self.requested_count - jetstream_codec.parse_pending_messages(headers)
+        )
+        self.refused_requests += not jetstream_codec.is_normal_end(code, words)
+        if self.refused_requests > REFUSALS_MAX:
+            self.retry_at = self.last_answer_at + REST_SECONDS
 
     # What comes ----------------------------------------------------------------------------------
 
-    def take(self, messages: ReceivedMessages) -> bytes:
-        """Messages have come from the consumer. Returns what is to be said of some of them at
+    def receive(self, messages: ReceivedMessages) -> bytes:
+        """Messages have come from the consumer. Returns what is to be replies of some of them at
         once."""
-        self.asked = max(0, self.asked - messages.count)
-        self.fetched += messages.count
-        self.refused = 0
-        told = jetstream_codec.parse_deliveries(messages)
-        self._count_here += messages.count
-        self._last_count = max(self._last_count, int(told.counts.max(initial=0)))
-        said: list[bytes] = []
-        if not told.good.all():
-            self.odd += messages.count - int(np.count_nonzero(told.good))
-            told = told.pick(told.good)
-        self.is_behind = self.is_behind or self.remembered.is_behind(told)
-        if self.is_behind:
+        self.requested_count = max(0, self.requested_count - messages.count)
+        self.fetched_count += messages.count
+        self.refused_requests = 0
+        deliveries = jetstream_codec.parse_deliveries(messages)
+        self._received_count += messages.count
+        self._last_delivery_number = max(
+            self._last_delivery_number, int(deliveries.counts.max(initial=0))
+        )
+        replies: list[bytes] = []
+        if not deliveries.good.all():
+            self.invalid_count += messages.count - int(np.count_nonzero(deliveries.good))
+            deliveries = deliveries.pick(deliveries.good)
+        self.is_rolled_back = self.is_rolled_back or self.acked_sequences.shows_rollback(deliveries)
+        if self.is_rolled_back:
             return b""
-        messages, sequences, attempts = told.messages, told.sequences, told.attempts
-        self.awaited.came(sequences)
-        if self.sole is not None:
-            fresh = self.sole.admit(told, messages)
-            attempts = np.where(sequences <= self.sole.sent_to, np.maximum(attempts, 2), attempts)
+        messages, sequences, attempts = (
+            deliveries.messages,
+            deliveries.sequences,
+            deliveries.attempts,
+        )
+        self.expected_redeliveries.remove_received(sequences)
+        if self.ack_all is not None:
+            fresh = self.ack_all.accept(deliveries, messages)
+            attempts = np.where(
+                sequences <= self.ack_all.delivered_before, np.maximum(attempts, 2), attempts
+            )
             if not fresh.all():
-                told, attempts = told.pick(fresh), attempts[fresh]
+                deliveries, attempts = deliveries.pick(fresh), attempts[fresh]
         elif (
             (attempts > 1).any()
-            or (sequences <= self._again_to).any()
+            or (sequences <= self._delivered_before).any()
             or (sequences[1:] <= sequences[:-1]).any()
         ):
-            attempts = np.where(sequences <= self._again_to, np.maximum(attempts, 2), attempts)
-            fresh, again = self._sort_out(messages, sequences)
+            attempts = np.where(
+                sequences <= self._delivered_before, np.maximum(attempts, 2), attempts
+            )
+            fresh, again = self._find_new_messages(messages, sequences)
             if again.any():
-                said.append(jetstream_codec.encode_acks(messages.pick(again)))
+                replies.append(jetstream_codec.encode_acks(messages.pick(again)))
             at = np.flatnonzero(fresh)
             at = at[np.argsort(sequences[at], kind="stable")]
             at = at[np.diff(sequences[at], append=0) != 0]  # Of each, the one that came last.
-            told, attempts = told.pick(at), attempts[at]
-        self.repeated += messages.count - told.messages.count
-        if told.messages.count:
-            self.remembered.take(told)
+            deliveries, attempts = deliveries.pick(at), attempts[at]
+        self.repeated_count += messages.count - deliveries.messages.count
+        if deliveries.messages.count:
+            self.acked_sequences.record_received(deliveries)
             now = self._store.clock.now
-            self._waiting.append(_Waiting(told.messages, told.sequences, attempts, now))
-            self._waiting_count += told.messages.count
-            said.append(self.fill())
-        return b"".join(said)
+            self._pending.append(
+                _PendingMessages(deliveries.messages, deliveries.sequences, attempts, now)
+            )
+            self._pending_count += deliveries.messages.count
+            replies.append(self.fill())
+        return b"".join(replies)
 
-    def _sort_out(self, messages: ReceivedMessages, sequences: Integers) -> tuple[Flags, Flags]:
+    def _find_new_messages(
+        self, messages: ReceivedMessages, sequences: Integers
+    ) -> tuple[Flags, Flags]:
         """Which of these are not here, and which were acknowledged before. What is here has another
         ack subject from now on, by which it is acknowledged."""
-        again = self.remembered.are_done(sequences)
+        again = self.acked_sequences.acked_flags(sequences)
         fresh = ~again
-        for some in self._waiting:
+        for some in self._pending:
             fresh &= ~np.isin(sequences, some.sequences)
         for block in self._blocks:
             known = np.isin(sequences, block.sequences) & fresh
             if known.any():
                 rows, order = np.flatnonzero(known), np.argsort(block.sequences)
                 at = order[np.searchsorted(block.sequences[order], sequences[rows])]
-                block.messages = _with_replies(block.messages, at, messages, rows)
+                block.messages = _replace_replies(block.messages, at, messages, rows)
             fresh &= ~known
         return fresh, again
 
     def fill(self) -> bytes:
-        """Put what came into the ring, as far as there is room. Returns what is to be said of what
+        """Put what came into the ring, as far as there is room. Returns what is to be replies of what
         can be no message of the bus."""
-        said: list[bytes] = []
-        while self._waiting:
-            some = self._waiting.popleft()
-            self._waiting_count -= some.messages.count
-            end, is_envelope = _run_end(some.messages, some.attempts)
+        replies: list[bytes] = []
+        while self._pending:
+            some = self._pending.popleft()
+            self._pending_count -= some.messages.count
+            end, is_envelope = _uniform_run(some.messages, some.attempts)
             rest = None
             if end < some.messages.count:
                 some, rest = some.pick(slice(0, end)), some.pick(slice(end, None))
             taken, good = self._append(some, is_envelope)
             bad = np.flatnonzero(~good)
             if bad.size:
-                self.odd += bad.size
-                if self.sole is None:  # Else that would be said of all before them.
-                    said.append(
+                self.invalid_count += bad.size
+                if self.ack_all is None:  # Else that would be replies of all before them.
+                    replies.append(
                         jetstream_codec.encode_acks(
                             some.messages.pick(bad), jetstream_codec.TERMINATE
                         )
@@ -377,27 +412,27 @@ class Feed:
             if kept.size:
                 self._put_back(some.pick(kept))
                 break
-        return b"".join(said)
+        return b"".join(replies)
 
-    def _put_back(self, some: _Waiting) -> None:
-        self._waiting.appendleft(some)
-        self._waiting_count += some.messages.count
+    def _put_back(self, some: _PendingMessages) -> None:
+        self._pending.appendleft(some)
+        self._pending_count += some.messages.count
 
-    def _append(self, some: _Waiting, is_envelope: bool) -> tuple[int, Flags]:
+    def _append(self, some: _PendingMessages, is_envelope: bool) -> tuple[int, Flags]:
         """Messages that are alike. Returns how many of the good ones found room, and which can be
         messages of the bus."""
         position, ring, cls = self.position, self.position.ring, self.cls
         messages, sequences, attempts, came_at = some
-        batch, good = codec.framed(cls.class_id, messages, is_envelope=is_envelope)
+        batch, good = codec.decode_frames(cls.class_id, messages, is_envelope=is_envelope)
         most = self._store.settings.limits.frame_bytes
         if (batch.lengths > most).any():
-            batch, good = _kept(batch, good, batch.lengths <= most)
+            batch, good = _select_good(batch, good, batch.lengths <= most)
         first, taken = ring.head, 0
         timer = self._store.timer_index
         if not is_envelope:
             taken = ring.append(batch, timer) if batch.count else 0
         else:
-            batch, good = _good_envelopes(batch, good)
+            batch, good = _drop_bad_envelopes(batch, good)
             if batch.count:
                 rows = self._rows(batch, messages.pick(good), came_at)
                 taken = ring.append(batch, timer, rows) if rows is not None else 0
@@ -417,56 +452,56 @@ class Feed:
         if read.expires is None and read.not_before is None:
             return self.cls.channels.build_rows(read, came_at)
         stored = jetstream_codec.parse_deliveries(messages).times / 1e9
-        accepted = self.cls.clock.dates(stored, came_at)
+        accepted = self.cls.clock.to_local_times(stored, came_at)
         return None if accepted is None else self.cls.channels.build_rows(read, accepted)
 
     # What goes back ------------------------------------------------------------------------------
 
-    def acked(self) -> list[ReceivedMessages]:
+    def pop_acked(self) -> list[ReceivedMessages]:
         """What was acknowledged since this was asked last, and is not being buried. The ring lets
         go of it."""
-        if self.sole is not None:
-            word = self._done_to(self.sole)
+        if self.ack_all is not None:
+            word = self._pop_acked_through(self.ack_all)
             return [] if word is None else [word]
         window = self.position.window
-        first, floor = self._said_floor, self.burying.floor(window.floor)
+        first, floor = self._acked_floor, self.dead_letters.limit_floor(window.floor)
         gaps, rest = window.unacked_sequences()
-        if floor == first and rest == floor and not self._said.any():
+        if floor == first and rest == floor and not self._acked_flags.any():
             return []
         last = max(window.floor, rest)
-        flags = ~self.burying.flags(first, last)
+        flags = ~self.dead_letters.pending_flags(first, last)
         flags[gaps - first] = False
-        known = min(self._said.size, flags.size)
+        known = min(self._acked_flags.size, flags.size)
         fresh = flags.copy()
-        fresh[:known] &= ~self._said[:known]
-        found = self._picked(np.flatnonzero(fresh) + first)
+        fresh[:known] &= ~self._acked_flags[:known]
+        found = self._locate_blocks(np.flatnonzero(fresh) + first)
         for block, rows in found:
-            self.remembered.add(np.sort(block.sequences[rows]))
-        self._said_floor, self._said = floor, flags[floor - first :]
-        said = [block.messages.pick(rows) for block, rows in found]
+            self.acked_sequences.add(np.sort(block.sequences[rows]))
+        self._acked_floor, self._acked_flags = floor, flags[floor - first :]
+        replies = [block.messages.pick(rows) for block, rows in found]
         while self._blocks and self._blocks[0].last <= floor:
             self._blocks.popleft()
         if floor > self.position.ring.floor:
             self.position.ring.release(floor)
-        return said
+        return replies
 
-    def _done_to(self, sole: Sole) -> ReceivedMessages | None:
-        """The last of the messages that are all acknowledged, if that was not said. The ring lets
+    def _pop_acked_through(self, consumer: AckAllConsumer) -> ReceivedMessages | None:
+        """The last of the messages that are all acknowledged, if that was not replies. The ring lets
         go of them."""
         blocks, ring = self._blocks, self.position.ring
-        floor = self.burying.floor(self.position.window.floor)
+        floor = self.dead_letters.limit_floor(self.position.window.floor)
         done = 0
         while blocks and blocks[0].last <= floor:
             done = int(blocks.popleft().sequences[-1])
         if blocks and blocks[0].first < floor:
             done = int(blocks[0].sequences[floor - 1 - blocks[0].first])
-        if floor == ring.head and not self._waiting:
-            done = sole.highest  # What could be no message of the bus is done with, too.
-        self._said_floor = floor
+        if floor == ring.head and not self._pending:
+            done = consumer.highest  # What could be no message of the bus is done with, too.
+        self._acked_floor = floor
         if floor > ring.floor:
             ring.release(floor)
-        self._done_sequence = max(done, self._done_sequence)
-        return sole.word(self._done_sequence)
+        self._acked_sequence = max(done, self._acked_sequence)
+        return consumer.ack_through(self._acked_sequence)
 
     def accepted_at(self, number: int) -> float:
         """When the stream took a message of the ring: seconds since 1970; 0.0 if it is not here."""
@@ -475,7 +510,7 @@ class Feed:
                 return jetstream_codec.parse_stored_time(block.messages, number - block.first)
         return 0.0
 
-    def strike(self, first: int, last: int) -> None:
+    def purge(self, first: int, last: int) -> None:
         """Messages first..last-1 of the stream are nobody's any more, sent or not."""
         for block in self._blocks:
             a, b = block.sequences.searchsorted(first), block.sequences.searchsorted(last)
@@ -483,71 +518,73 @@ class Feed:
                 continue
             if a < b:
                 self.position.purge(block.first + int(a), block.first + int(b))
-        waiting, self._waiting = self._waiting, deque()
-        self._waiting_count = 0
+        waiting, self._pending = self._pending, deque()
+        self._pending_count = 0
         for some in waiting:
             kept = (some.sequences < first) | (some.sequences >= last)
             if kept.any():
-                self._waiting.append(some.pick(kept))
-                self._waiting_count += int(np.count_nonzero(kept))
+                self._pending.append(some.pick(kept))
+                self._pending_count += int(np.count_nonzero(kept))
 
-    def left(self) -> list[ReceivedMessages]:
+    def unacked_messages(self) -> list[ReceivedMessages]:
         """What is here and not acknowledged."""
-        if self.sole is not None:
-            return self.sole.open()
-        first, head = self._said_floor, self.position.ring.head
+        if self.ack_all is not None:
+            return self.ack_all.unacked_messages()
+        first, head = self._acked_floor, self.position.ring.head
         kept = np.ones(head - first, np.bool_)
-        known = min(self._said.size, kept.size)
-        kept[:known] = ~self._said[:known]
-        found = [b.messages.pick(rows) for b, rows in self._picked(np.flatnonzero(kept) + first)]
-        return found + [some.messages for some in self._waiting]
+        known = min(self._acked_flags.size, kept.size)
+        kept[:known] = ~self._acked_flags[:known]
+        found = [
+            b.messages.pick(rows) for b, rows in self._locate_blocks(np.flatnonzero(kept) + first)
+        ]
+        return found + [some.messages for some in self._pending]
 
-    def given_back(
-        self, pauses: list[tuple[int, int, float]]
+    def messages_to_return(
+        self, delays: list[tuple[int, int, float]]
     ) -> list[tuple[ReceivedMessages, float]]:
         """What is here and not acknowledged, and how long it is not to be sent to anybody: of
-        messages first..last-1 of the ring as `pauses` say."""
-        first, head = self._said_floor, self.position.ring.head
-        waits = np.zeros(head - first)
-        for begin, end, pause in pauses:
-            waits[max(0, begin - first) : max(0, end - first)] = max(0.0, pause)
+        messages first..last-1 of the ring as `delays` say."""
+        first, head = self._acked_floor, self.position.ring.head
+        seconds = np.zeros(head - first)
+        for begin, end, delay_seconds in delays:
+            seconds[max(0, begin - first) : max(0, end - first)] = max(0.0, delay_seconds)
         kept = np.ones(head - first, np.bool_)
-        known = min(self._said.size, kept.size)
-        kept[:known] = ~self._said[:known]
+        known = min(self._acked_flags.size, kept.size)
+        kept[:known] = ~self._acked_flags[:known]
         found: list[tuple[ReceivedMessages, float]] = []
-        for pause in np.unique(waits).tolist():
-            at = np.flatnonzero(kept & (waits == pause)) + first
-            found += [(b.messages.pick(rows), pause) for b, rows in self._picked(at)]
-        return found + [(some.messages, 0.0) for some in self._waiting]
+        for delay_seconds in np.unique(seconds).tolist():
+            at = np.flatnonzero(kept & (seconds == delay_seconds)) + first
+            found += [(b.messages.pick(rows), delay_seconds) for b, rows in self._locate_blocks(at)]
+        return found + [(some.messages, 0.0) for some in self._pending]
 
-    def owed(self, pauses: list[tuple[int, int, float]]) -> Owed | None:
+    def unacked_on_exit(self, delays: list[tuple[int, int, float]]) -> UnackedOnExit | None:
         """What is here and not acknowledged of a consumer that is this door's alone, or is being
-        buried; None for nothing. `pauses` as of `given_back`."""
-        assert self.sole is not None
+        buried; None for nothing. `delays` as of `given_back`."""
+        assert self.ack_all is not None
         window, head = self.position.window, self.position.ring.head
-        floor = self.burying.floor(window.floor)
-        waits = np.full(head - floor, -1.0)
-        waits[window.cursor - floor :] = 0.0  # What is here and was not sent yet.
+        floor = self.dead_letters.limit_floor(window.floor)
+        seconds = np.full(head - floor, -1.0)
+        seconds[window.cursor - floor :] = 0.0  # What is here and was not sent yet.
         for a, b in window.unacked_ranges(floor, head):
-            waits[a - floor : b - floor] = 0.0
-        for begin, end, pause in pauses:
-            some = waits[max(0, begin - floor) : max(0, end - floor)]
-            some[some >= 0.0] = max(0.0, pause)
-        waits[self.burying.flags(floor, head)] = BURIED
-        found = self._picked(np.arange(floor, head))
+            seconds[a - floor : b - floor] = 0.0
+        for begin, end, delay_seconds in delays:
+            some = seconds[max(0, begin - floor) : max(0, end - floor)]
+            some[some >= 0.0] = max(0.0, delay_seconds)
+        seconds[self.dead_letters.pending_flags(floor, head)] = DEAD_LETTER_PENDING
+        found = self._locate_blocks(np.arange(floor, head))
         sequences = [block.sequences[rows] for block, rows in found]
-        spans = [waits[block.first + rows - floor] for block, rows in found]
-        sequences += [each.sequences for each in self._waiting]
-        spans += [np.zeros(each.sequences.size) for each in self._waiting]
+        spans = [seconds[block.first + rows - floor] for block, rows in found]
+        sequences += [each.sequences for each in self._pending]
+        spans += [np.zeros(each.sequences.size) for each in self._pending]
         if not sequences:
             return None
         all_sequences, all_waits = np.concatenate(sequences), np.concatenate(spans)
         if not (all_waits >= 0.0).any():
             return None
-        sent_to = max(self.sole.highest, self.sole.sent_to)
-        return Owed(all_sequences, all_waits, self.sole.highest, sent_to)
+        sent_to = max(self.ack_all.highest, self.ack_all.delivered_before)
+        return UnackedOnExit(all_sequences, all_waits, self.ack_all.highest, sent_to)
 
-    def _picked(self, at: Integers) -> list[tuple[_Block, Integers]]:
+    def _locate_blocks(self, at: Integers) -> list[tuple[_Block, Integers]]:
         """Where these messages of the ring are, which ascend."""
         found: list[tuple[_Block, Integers]] = []
         if not at.size:
@@ -558,13 +595,13 @@ class Feed:
                 found.append((block, at[a:b] - block.first))
         return found
 
-    def take_said(self) -> bytes:
-        """The ack subject of what was said last, if it was not asked for since."""
-        said, self.said_last = self.said_last, b""
-        return said
+    def pop_last_ack(self) -> bytes:
+        """The ack subject of what was replies last, if it was not asked for since."""
+        replies, self.last_ack = self.last_ack, b""
+        return replies
 
 
-def _run_end(messages: ReceivedMessages, attempts: Integers) -> tuple[int, bool]:
+def _uniform_run(messages: ReceivedMessages, attempts: Integers) -> tuple[int, bool]:
     """How many in front are alike, with envelopes or without, and sent as often before; and whether
     they have envelopes."""
     kinds = codec.are_envelopes(messages)
@@ -573,7 +610,7 @@ def _run_end(messages: ReceivedMessages, attempts: Integers) -> tuple[int, bool]
     return int(found[0]) + 1 if found.size else messages.count, bool(kinds[0])
 
 
-def _kept(batch: FrameBatch, good: Flags, flags: Flags) -> tuple[FrameBatch, Flags]:
+def _select_good(batch: FrameBatch, good: Flags, flags: Flags) -> tuple[FrameBatch, Flags]:
     """Some of the frames that were good until now; and which are good of all."""
     found = np.zeros_like(good)
     found[np.flatnonzero(good)[flags]] = True
@@ -582,17 +619,17 @@ def _kept(batch: FrameBatch, good: Flags, flags: Flags) -> tuple[FrameBatch, Fla
     return batch.select(np.flatnonzero(flags)), found
 
 
-def _good_envelopes(batch: FrameBatch, good: Flags) -> tuple[FrameBatch, Flags]:
+def _drop_bad_envelopes(batch: FrameBatch, good: Flags) -> tuple[FrameBatch, Flags]:
     """The same, of frames of which some may be no good envelopes."""
     if not batch.count or envelope_batch.scan_envelopes(batch).count == batch.count:
         return batch, good
     each = (
         envelope_batch.scan_envelopes(batch.slice(row, row + 1)).count for row in range(batch.count)
     )
-    return _kept(batch, good, np.fromiter(map(bool, each), np.bool_, batch.count))
+    return _select_good(batch, good, np.fromiter(map(bool, each), np.bool_, batch.count))
 
 
-def _with_replies(
+def _replace_replies(
     messages: ReceivedMessages, at: Integers, other: ReceivedMessages, rows: Integers
 ) -> ReceivedMessages:
     """The same, but that some of them have the ack subjects that others have."""

@@ -12,46 +12,45 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from simplebus.core.subscription.subscription import BrokerSubscription
-from simplebus.jetstream.cluster.peers import LEFT, WAIT
-from simplebus.jetstream.cluster.peers import LEFT, WAIT
+from simplebus.jetstream.cluster.peers import RELEASED, WAIT
 
-TAKING_SECONDS = 10.0
+TAKEOVER_SECONDS = 10.0
 """So long who was told of them may take to have them."""
-MOMENT_SECONDS = 2.0
-"""So long what is to be left may wait for what was asked before."""
+RELEASE_WAIT_SECONDS = 2.0
+"""So long what is to be left may wait for what was query before."""
 _NAMES_MAX = 4096
 
 
-class Going:
+class ReleasingConsumers:
     """Of one door."""
 
-    def __init__(self, goes_on_as: Callable[[BrokerSubscription], str]) -> None:
-        """`goes_on_as`: the name of the consumer in which what a position leaves goes on, if one
-        was asked for; else empty."""
-        self._goes_on_as = goes_on_as
+    def __init__(self, return_consumer: Callable[[BrokerSubscription], str]) -> None:
+        """`return_consumer`: the name of the consumer in which what a position leaves goes on, if one
+        was query for; else empty."""
+        self._return_consumer = return_consumer
         self._names: dict[BrokerSubscription, tuple[int, str]] = {}
         """Of each position that has ended, its class and its consumer."""
-        self._told_at: dict[BrokerSubscription, float] = {}
+        self._offered_at: dict[BrokerSubscription, float] = {}
         self._busy_until: dict[BrokerSubscription, float] = {}
         """Until when who asks for it is to wait."""
 
-    def put(self, position: BrokerSubscription, class_id: int, name: str, now: float) -> None:
+    def add(self, position: BrokerSubscription, class_id: int, name: str, now: float) -> None:
         """A plain subscription has ended."""
         self._names[position] = class_id, name
-        self._busy_until[position] = now + MOMENT_SECONDS
+        self._busy_until[position] = now + RELEASE_WAIT_SECONDS
 
     def remove(self, position: BrokerSubscription) -> None:
         """It is left."""
         self._names.pop(position, None)
-        self._told_at.pop(position, None)
+        self._offered_at.pop(position, None)
         self._busy_until.pop(position, None)
 
-    def is_being_taken(self, position: BrokerSubscription, now: float) -> bool:
+    def is_offered(self, position: BrokerSubscription, now: float) -> bool:
         """Whether somebody was told of it a moment ago."""
-        return now < self._told_at.get(position, -TAKING_SECONDS) + TAKING_SECONDS
+        return now < self._offered_at.get(position, -TAKEOVER_SECONDS) + TAKEOVER_SECONDS
 
     @contextmanager
-    def leaving(self, position: BrokerSubscription) -> Iterator[None]:
+    def releasing(self, position: BrokerSubscription) -> Iterator[None]:
         """A block in which it is left, or that is tried."""
         self._busy_until[position] = float("inf")
         try:
@@ -59,23 +58,23 @@ class Going:
         finally:
             del self._busy_until[position]
 
-    def names(self, class_id: int, now: float) -> set[str]:
+    def offer_names(self, class_id: int, now: float) -> set[str]:
         """Those of a class, for somebody who takes them over."""
         found: set[str] = set()
         for position, (its_class, name) in self._names.items():
             if its_class == class_id and len(found) < _NAMES_MAX:
-                found |= {name, self._goes_on_as(position) or name}
-                self._told_at[position] = now
+                found |= {name, self._return_consumer(position) or name}
+                self._offered_at[position] = now
         return found
 
-    def answer(self, asked: bytes, now: float) -> bytes:
+    def answer(self, query: bytes, now: float) -> bytes:
         """What another door is told that asks for those of a class; or only whether this one is
         there."""
-        if not (asked.isdigit() and len(asked) <= len("65535")):
+        if not (query.isdigit() and len(query) <= len("65535")):
             return b""
-        class_id = int(asked)
+        class_id = int(query)
         there = (position for position, (its, _) in self._names.items() if its == class_id)
         if any(now < self._busy_until.get(position, now) for position in there):
             return WAIT
-        names = self.names(class_id, now)
-        return b" ".join([LEFT, *(name.encode() for name in sorted(names))]) if names else b""
+        names = self.offer_names(class_id, now)
+        return b" ".join([RELEASED, *(name.encode() for name in sorted(names))]) if names else b""

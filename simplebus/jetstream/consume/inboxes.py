@@ -11,61 +11,61 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from simplebus.core.subscription.subscription import BrokerSubscription
-from simplebus.jetstream.consume.feed import Feed
+from simplebus.jetstream.consume.feed import ConsumerFeed
 from simplebus.jetstream.names import JetStreamNames
 from simplebus.nats.client.client import NatsClientCore
 from simplebus.nats.client.events import ReceivedMessages
 from simplebus.net.nats_connection import new_inbox
 
 
-class Listening:
+class ConsumerInboxes:
     """Of one door."""
 
-    def __init__(self, core: NatsClientCore, names: JetStreamNames, door: str) -> None:
+    def __init__(self, core: NatsClientCore, names: JetStreamNames, server_id: str) -> None:
         """`door` is what others know it by."""
-        self.say: Callable[[bytes], bytes] = lambda asked: b""
-        """What is said to another door that asks for more than whether this one is there."""
+        self.answer_query: Callable[[bytes], bytes] = lambda asked: b""
+        """What is answer to another door that asks for more than whether this one is there."""
         self._core = core
         self._names = names
         self._inbox = new_inbox()
-        self._feeds: dict[int, Feed] = {}
+        self._feeds: dict[int, ConsumerFeed] = {}
         """By the number of the connection's subscription."""
         self._sids: dict[BrokerSubscription, int] = {}
-        self.consumers: dict[BrokerSubscription, str] = {}
+        self.consumer_names: dict[BrokerSubscription, str] = {}
         """Their names."""
-        self._alive_sids = {core.subscribe(names.server_subject(door))}
+        self._query_sids = {core.subscribe(names.server_subject(server_id))}
         """Whoever asks there is told that this door is here."""
 
     def __contains__(self, position: BrokerSubscription) -> bool:
         """Whether it has a consumer."""
         return position in self._sids
 
-    def feed(self, sid: int) -> Feed | None:
+    def find_feed(self, sid: int) -> ConsumerFeed | None:
         """Whose is what comes with this number."""
         return self._feeds.get(sid)
 
-    def of(self, class_id: int) -> Iterator[tuple[str, Feed]]:
+    def feeds_of_class(self, class_id: int) -> Iterator[tuple[str, ConsumerFeed]]:
         """The consumers of a class, and what they feed."""
         for feed in self._feeds.values():
             if feed.cls.class_id == class_id:
-                yield self.consumers[feed.position], feed
+                yield self.consumer_names[feed.position], feed
 
-    def answer(self, sid: int, messages: ReceivedMessages) -> bool:
+    def handle_query(self, sid: int, messages: ReceivedMessages) -> bool:
         """If this is somebody who asks whether this door is here, or what it has: he is told.
         Returns whether it was."""
-        if sid not in self._alive_sids:
+        if sid not in self._query_sids:
             return False
         for row in range(messages.count):
             if reply := messages.reply(row):
-                said = self.say(bytes(messages.payload(row)))
-                self._core.publish(reply.decode("latin-1"), said)
+                answer = self.answer_query(bytes(messages.payload(row)))
+                self._core.publish(reply.decode("latin-1"), answer)
         return True
 
     def inbox(self, position: BrokerSubscription) -> str:
         """Where its consumer is to send messages."""
         return f"{self._inbox}.{self._sids[position]}"
 
-    def begin(self, feed: Feed, name: str) -> None:
+    def open(self, feed: ConsumerFeed, name: str) -> None:
         """From now on a feed has what the consumer of this name sends."""
         core, position = self._core, feed.position
         sid = core.subscribe(f"{self._inbox}.{core.next_sid}")
@@ -74,16 +74,18 @@ class Listening:
             core.unsubscribe(former)
             del self._feeds[former]
         self._sids[position], self._feeds[sid] = sid, feed
-        self.consumers[position] = name
+        self.consumer_names[position] = name
         if (position.durable or position.group) and not feed.holder_sid:
-            feed.holder_sid = core.subscribe(self._names.consumer_holder_subject(feed.cls.class_id, name))
-            self._alive_sids.add(feed.holder_sid)
+            feed.holder_sid = core.subscribe(
+                self._names.consumer_holder_subject(feed.cls.class_id, name)
+            )
+            self._query_sids.add(feed.holder_sid)
 
-    def end(self, feed: Feed) -> str:
+    def close(self, feed: ConsumerFeed) -> str:
         """It has nothing more. Returns the consumer's name."""
         core, sid = self._core, self._sids.pop(feed.position)
         core.unsubscribe(sid)
         del self._feeds[sid]
-        self._alive_sids.discard(feed.holder_sid)
+        self._query_sids.discard(feed.holder_sid)
         core.unsubscribe(feed.holder_sid)
-        return self.consumers.pop(feed.position)
+        return self.consumer_names.pop(feed.position)

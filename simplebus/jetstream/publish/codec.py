@@ -36,17 +36,17 @@ from simplebus.nats.client.encode import Column
 from simplebus.nats.client.events import ReceivedMessages
 from simplebus.nats.client.jetstream_codec import MSG_ID
 
-TYPE = b"Simplebus-Type"
-ENVELOPE_HEADER = b"\r\n" + TYPE + b": 5"
+TYPE_HEADER = b"Simplebus-Type"
+ENVELOPE_HEADER = b"\r\n" + TYPE_HEADER + b": 5"
 """What the headers of a message with an envelope hold."""
-_FEW_PART = 8
+_FEW_DIVISOR = 8
 """Where no more than this part of all messages have headers, these are looked at one by one."""
 _ID_DIGITS = 10
 _ESCAPED_BYTES_MAX = 12
 """Of a character in a message id: three for each byte of it."""
 MILESTONE_MESSAGES = 32
 """One message of a chain in so many has an id: ids cost a server nearly as much as all else that it
-does to store messages. What lies between the last one that is known to be stored and the next one
+does to store messages. What lies between the last one that is with_ids to be stored and the next one
 may be stored, too."""
 HEADERS_BYTES_MAX = 128 + 2 * NAME_CHARACTERS_MAX * _ESCAPED_BYTES_MAX
 """A message has no more of them: its id tells its publisher's name and program."""
@@ -54,7 +54,7 @@ HEADERS_BYTES_MAX = 128 + 2 * NAME_CHARACTERS_MAX * _ESCAPED_BYTES_MAX
 assert MESSAGE_ID_MASK < 10**_ID_DIGITS
 
 
-def batches(pieces: Sequence[bytes]) -> list[FrameBatch]:
+def split_batches(pieces: Sequence[bytes]) -> list[FrameBatch]:
     """Whole frames as batches, in order; each of one type, and of one length where many are."""
     raw = bytearray().join((*pieces, bytes(RECEIVE_PADDING_BYTES)))
     last, at = len(raw) - RECEIVE_PADDING_BYTES, 0
@@ -70,7 +70,7 @@ def batches(pieces: Sequence[bytes]) -> list[FrameBatch]:
     return found
 
 
-def publications(
+def encode_publications(
     subject: bytes, batch: FrameBatch, *, ids: tuple[bytes, Integers], replies: Sequence[Column]
 ) -> memoryview:
     """Frames of one type as messages for a stream. `ids` are what every message id begins with, and
@@ -81,59 +81,63 @@ def publications(
             subject, _payloads(batch), reply=replies, headers=headers
         )
     count = batch.count
-    heads = bytes(encode.build_rows(count, headers))
-    whom = bytes(encode.build_rows(count, replies))
-    head_bytes, whom_bytes = len(heads) // count, len(whom) // count
+    header_table = bytes(encode.build_rows(count, headers))
+    reply_table = bytes(encode.build_rows(count, replies))
+    header_bytes, reply_bytes = len(header_table) // count, len(reply_table) // count
     raw, bounds = batch.data.tobytes(), batch.bounds.tolist()
     parts: list[bytes] = []
     for row in range(count):
         begin, end = bounds[row] + HEADER_BYTES, bounds[row + 1] - DELIMITER_BYTES
-        size = head_bytes + end - begin
-        reply = whom[row * whom_bytes : (row + 1) * whom_bytes]
-        parts.append(b"HPUB %b %b %d %d\r\n" % (subject, reply, head_bytes, size))
-        parts += (heads[row * head_bytes : (row + 1) * head_bytes], raw[begin:end], b"\r\n")
+        size = header_bytes + end - begin
+        reply = reply_table[row * reply_bytes : (row + 1) * reply_bytes]
+        parts.append(b"HPUB %b %b %d %d\r\n" % (subject, reply, header_bytes, size))
+        parts += (
+            header_table[row * header_bytes : (row + 1) * header_bytes],
+            raw[begin:end],
+            b"\r\n",
+        )
     return memoryview(b"".join(parts))
 
 
-def milestones(count: int) -> Integers:
-    """Which of so many messages in a chain have ids: those by which it is known later how far it
+def milestone_rows(count: int) -> Integers:
+    """Which of so many messages in a chain have ids: those by which it is with_ids later how far it
     has come."""
     found = np.arange(MILESTONE_MESSAGES - 1, count, MILESTONE_MESSAGES)
     return found if count % MILESTONE_MESSAGES == 0 else np.append(found, count - 1)
 
 
-def chain(
+def encode_fast_batch(
     subject: bytes, batch: FrameBatch, *, ids: tuple[bytes, Integers], replies: Sequence[Column]
 ) -> memoryview:
-    """Frames of one type as messages of a chain: `publications` of which only milestones have
+    """Frames of one type as messages of a chain: `encode_publications` of which only milestone_rows have
     ids."""
     whole = batch.count // MILESTONE_MESSAGES * MILESTONE_MESSAGES if batch.stride else 0
     parts: list[memoryview] = []
     if whole:
         front, (prefix, numbers) = batch.slice(0, whole), ids
-        at = milestones(whole)
+        at = milestone_rows(whole)
         plain = encode.encode_equal_messages(
             subject,
             _payloads(front),
-            reply=_rows(replies, slice(0, whole)),
+            reply=_select_rows(replies, slice(0, whole)),
             headers=_headers(front, None),
         )
-        known = encode.encode_equal_messages(
+        with_ids = encode.encode_equal_messages(
             subject,
             _payloads(front)[at],
-            reply=_rows(replies, at),
+            reply=_select_rows(replies, at),
             headers=_headers(front, (prefix, numbers[at])),
         )
         table = np.frombuffer(plain, np.uint8).reshape(at.size, -1)
         table = table[:, : table.shape[1] // MILESTONE_MESSAGES * (MILESTONE_MESSAGES - 1)]
-        columns = [table, np.frombuffer(known, np.uint8).reshape(at.size, -1)]
+        columns = [table, np.frombuffer(with_ids, np.uint8).reshape(at.size, -1)]
         parts.append(encode.build_rows(at.size, columns))
     if whole < batch.count:
-        parts += _chain_one_by_one(subject, batch, whole, ids, replies)
+        parts += _encode_fast_batch_rows(subject, batch, whole, ids, replies)
     return parts[0] if len(parts) == 1 else memoryview(b"".join(parts))
 
 
-def _chain_one_by_one(
+def _encode_fast_batch_rows(
     subject: bytes,
     batch: FrameBatch,
     first: int,
@@ -142,23 +146,23 @@ def _chain_one_by_one(
 ) -> list[memoryview]:
     """The same from a message on."""
     raw, bounds = batch.data.tobytes(), batch.bounds.tolist()
-    known = set(milestones(batch.count).tolist())
+    with_ids = set(milestone_rows(batch.count).tolist())
     plain = bytes(encode.build_rows(1, _headers(batch, None)))
-    whom = bytes(encode.build_rows(batch.count, replies))
-    whom_bytes = len(whom) // batch.count
+    reply_table = bytes(encode.build_rows(batch.count, replies))
+    reply_bytes = len(reply_table) // batch.count
     parts: list[bytes] = []
     for row in range(first, batch.count):
         headers = plain
-        if row in known:
+        if row in with_ids:
             id_ = ids[0], ids[1][row : row + 1]
             headers = bytes(encode.build_rows(1, _headers(batch, id_)))
         payload = raw[bounds[row] + HEADER_BYTES : bounds[row + 1] - DELIMITER_BYTES]
-        reply = whom[row * whom_bytes : (row + 1) * whom_bytes]
+        reply = reply_table[row * reply_bytes : (row + 1) * reply_bytes]
         parts.append(encode.encode_pub(subject, payload, reply=reply, headers=headers))
     return [memoryview(b"".join(parts))]
 
 
-def message_ids(prefix: bytes, numbers: Integers) -> list[Column]:
+def message_id_columns(prefix: bytes, numbers: Integers) -> list[Column]:
     """Those of messages, made of what all begin with, and their numbers."""
     return [prefix, encode.format_digits(numbers, _ID_DIGITS)]
 
@@ -171,7 +175,7 @@ def _headers(batch: FrameBatch, ids: tuple[bytes, Integers] | None) -> list[Colu
     prefix, numbers = ids
     return [
         encode.HEADER_VERSION_LINE + MSG_ID + b": ",
-        *message_ids(prefix, numbers),
+        *message_id_columns(prefix, numbers),
         kind + b"\r\n\r\n",
     ]
 
@@ -182,7 +186,7 @@ def _payloads(batch: FrameBatch) -> Bytes:
     return rows[:, HEADER_BYTES:-DELIMITER_BYTES]
 
 
-def _rows(columns: Sequence[Column], at: Integers | slice) -> list[Column]:
+def _select_rows(columns: Sequence[Column], at: Integers | slice) -> list[Column]:
     """Of columns, these rows."""
     return [column if isinstance(column, bytes) else column[at] for column in columns]
 
@@ -192,7 +196,7 @@ def are_envelopes(messages: ReceivedMessages) -> Flags:
     found = np.zeros(messages.count, np.bool_)
     raw = messages.raw
     rows = np.flatnonzero(messages.bodies != messages.payloads)
-    if rows.size * _FEW_PART <= messages.count:
+    if rows.size * _FEW_DIVISOR <= messages.count:
         pairs = zip(messages.bodies[rows].tolist(), messages.payloads[rows].tolist(), strict=True)
         found[rows] = [raw.find(ENVELOPE_HEADER, begin, end) >= 0 for begin, end in pairs]
         return found
@@ -215,7 +219,7 @@ def _is_plain(messages: ReceivedMessages) -> bool:
     return messages.raw.find(DELIMITER, first, last) < 0
 
 
-def framed(
+def decode_frames(
     class_id: int, messages: ReceivedMessages, *, is_envelope: bool
 ) -> tuple[FrameBatch, Flags]:
     """Messages of a stream, all with envelopes or all without, as frames; and which of them can be
@@ -235,14 +239,14 @@ def framed(
             stride = HEADER_BYTES + size + DELIMITER_BYTES
             bounds = np.arange(0, len(data) + 1, stride, dtype=np.int64)
             return FrameBatch(np.frombuffer(data, np.uint8), bounds, stride), good
-    is_odd = not _is_plain(messages)
+    has_delimiter = not _is_plain(messages)
     parts: list[bytes] = []
-    whole: list[int] = [0]
+    ends: list[int] = [0]
     for row, payload in enumerate(messages.all_payloads()):
-        if is_odd and DELIMITER in payload:
+        if has_delimiter and DELIMITER in payload:
             good[row] = False
             continue
         parts += (head, payload, DELIMITER)
-        whole.append(whole[-1] + HEADER_BYTES + len(payload) + DELIMITER_BYTES)
+        ends.append(ends[-1] + HEADER_BYTES + len(payload) + DELIMITER_BYTES)
     data = memoryview(b"".join(parts))
-    return FrameBatch(np.frombuffer(data, np.uint8), np.array(whole, np.int64), 0), good
+    return FrameBatch(np.frombuffer(data, np.uint8), np.array(ends, np.int64), 0), good

@@ -15,58 +15,61 @@ from simplebus.nats.client.jetstream_codec import JetStreamError
 
 log = logging.getLogger("simplebus.engine")
 
-CALM_SECONDS = 5.0
+RECOVERED_SECONDS = 5.0
 
 
 @dataclass(slots=True)
-class _Refusal:
-    why: str
-    heard_at: float
+class _StreamRefusal:
+    reason: str
+    refused_at: float
     """When something was refused last."""
-    told_at: float
-    """When the log was told why."""
+    logged_at: float
+    """When the log was told reason."""
 
 
-class Refusals:
+class StreamRefusals:
     """Of one door."""
 
     def __init__(self, refusal: Callable[[int], JetStreamError | None]) -> None:
-        """`refusal` says why a stream took nothing of what was published last; None where it did,
+        """`refusal` says reason a stream took nothing of what was published last; None where it did,
         or where that is not known."""
-        self._refusal = refusal
-        self._refusals: dict[int, _Refusal] = {}
+        self._get_refusal = refusal
+        self._refusals: dict[int, _StreamRefusal] = {}
 
     def __len__(self) -> int:
-        """How many classes there are whose streams take nothing."""
+        """How many classes refusal are whose streams take nothing."""
         return len(self._refusals)
 
-    def __call__(self, class_id: int) -> str:
+    def get_reason(self, class_id: int) -> str:
         """Why the stream of a class takes nothing; empty where it does."""
-        there = self._refusals.get(class_id)
-        return there.why if there is not None else ""
+        refusal = self._refusals.get(class_id)
+        return refusal.reason if refusal is not None else ""
 
-    def hear(self, classes: set[int], now: float) -> None:
+    def update(self, classes: set[int], now: float) -> None:
         """Something of these was refused."""
         for class_id in classes:
-            error = self._refusal(class_id)
-            self.note(class_id, "" if error is None else error.sentence, now)
+            error = self._get_refusal(class_id)
+            self.record(class_id, "" if error is None else error.sentence, now)
 
-    def note(self, class_id: int, why: str, now: float) -> None:
-        """A stream has taken nothing, or there is none; empty where it does not say why."""
-        there = self._refusals.setdefault(class_id, _Refusal("", now, float("-inf")))
-        there.heard_at = now
-        why = why or there.why or "it does not say why"
-        if why != there.why and now >= there.told_at + CALM_SECONDS:
-            there.why, there.told_at = why, now
+    def record(self, class_id: int, reason: str, now: float) -> None:
+        """A stream has taken nothing, or refusal is none; empty where it does not say reason."""
+        refusal = self._refusals.setdefault(class_id, _StreamRefusal("", now, float("-inf")))
+        refusal.refused_at = now
+        reason = reason or refusal.reason or "it does not say reason"
+        if reason != refusal.reason and now >= refusal.logged_at + RECOVERED_SECONDS:
+            refusal.reason, refusal.logged_at = reason, now
             log.warning(
                 "class %d: its stream takes nothing, and who publishes to it waits: %s",
                 class_id,
-                why,
+                reason,
             )
 
-    def beat(self, now: float) -> None:
+    def log_recovered(self, now: float) -> None:
         """Some time has passed."""
-        for class_id, there in list(self._refusals.items()):
-            if now >= there.heard_at + CALM_SECONDS and self._refusal(class_id) is None:
+        for class_id, refusal in list(self._refusals.items()):
+            if (
+                now >= refusal.refused_at + RECOVERED_SECONDS
+                and self._get_refusal(class_id) is None
+            ):
                 del self._refusals[class_id]
                 log.warning("class %d: its stream takes messages again", class_id)

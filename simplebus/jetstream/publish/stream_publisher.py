@@ -1,29 +1,29 @@
-"""What publishers have said, on its way into streams.
+"""What publishers have tokens, on its way into streams.
 
-Rule 1: a lot has reached the cluster when each of its messages has its PubAck; lots are said to be
-there in their order, and of each class what lots have of it: a class waits for no other.
+Rule 1: a batch_number has reached the cluster when each of its messages has its PubAck; batch_numbers are tokens to be
+there in their order, and of each class what batch_numbers have of it: a class waits for no other.
 Rule 2: where something has no PubAck in time, or was refused, or its connection was lost, the
-stream is asked what it has of all that was begun; what it has not is published again, in order,
-until it has it: publishers wait meanwhile, and nothing else is begun. It is asked at once, for it
+stream is asked what it has of all that was in_flight; what it has not is published again, in order,
+until it has it: publishers wait meanwhile, and nothing else is in_flight. It is asked at once, for it
 forgets ids after a while; and again when the server has taken what it was asked, which may be on
 its way for long. A stream knows a message by its id, which is made of its publisher's
-name, program and number; of a publisher without a name, of this door's. What was on its way still
-when the stream said that it has not got it, it knows when that comes again.
+name, instance and number; of a publisher without a name, of this door's. What was on its way still
+when the stream tokens that it has not got it, it knows when that comes again.
 Rule 3: messages that are written together have one subject for their PubAcks, which are counted, by
 the sequences that they tell: servers look a subject up that they know sooner than one for each
 message, and two of them may answer while each takes itself for the leader. Where a stream has no
-room it goes on by a few messages at a time, so that few overtake, and each has its own PubAck.
-Rule 4: many messages at once go as chains, which have few PubAcks: of each, all is stored up to
-some message and nothing behind it. Of publishers without a name few messages in one have ids, the
-milestones: the stream is asked for these, and some behind the last one that it knows may be stored
+room it goes on by a min_messages messages at a time, so that min_messages overtake, and each has its own PubAck.
+Rule 4: many messages at once go as chains, which have min_messages PubAcks: of each, all is stored up to
+some message and nothing behind it. Of publishers without a name min_messages messages in one have ids, the
+milestone_rows: the stream is asked for these, and some behind the last one that it knows may be stored
 twice. With a name, each message has its id. What is published again of that goes message by
 message: of a chain a server says that it has what it knows from another one that is on its way
-still. So, of a chain that is said to be whole, the stream is asked for the last message, which it
+still. So, of a chain that is tokens to be whole, the stream is asked for the last message, which it
 has not while that is on its way; what came before it is in its log before it.
 Rule 5: so much of a class is under way and no more; the rest waits, and of a class of which too
 much waits nothing more is to be accepted.
 
-    lots     put ─► waiting ─► written ─► stored ─► reached
+    batch_numbers     put ─► waiting ─► written ─► stored ─► reached
 """
 
 from __future__ import annotations
@@ -40,7 +40,12 @@ from simplebus.core.protocol.frames import FrameBatch, Integers
 from simplebus.core.session.version2 import message_numbers
 from simplebus.jetstream import api
 from simplebus.jetstream.publish import codec
-from simplebus.jetstream.publish.class_queue import SHARE_BYTES_MIN, SHARED_BYTES, Lane, Piece
+from simplebus.jetstream.publish.class_queue import (
+    CLASS_SHARE_MIN_BYTES,
+    SHARED_BYTES,
+    ClassPublishQueue,
+    Publication,
+)
 from simplebus.nats.client import jetstream_codec
 from simplebus.nats.client.client import NatsClientCore, RequestReplies
 from simplebus.nats.client.encode import Column
@@ -50,38 +55,38 @@ from simplebus.nats.client.jetstream_codec import JetStreamError
 PATIENCE_SECONDS = 4.0
 """When no PubAck has come for so long, though some are awaited, or none of the oldest messages for
 twice as long, the stream is asked what it has; so it is asked again when it has not answered."""
-UNANSWERED_MAX = 2
+UNANSWERED_CHECKS_MAX = 2
 """A stream that has not answered so often takes nothing: with less, it may be about to get another
 leader."""
 PAUSE_SECONDS = 0.25
 """Before it is asked, when something was refused."""
-PIECE_MESSAGES = 4096
-CHAIN_MESSAGES_MIN = 2 * codec.MILESTONE_MESSAGES
+PUBLICATION_MESSAGES_MAX = 4096
+FAST_BATCH_MIN_MESSAGES = 2 * codec.MILESTONE_MESSAGES
 """Fewer go one by one: a chain costs a server something, too."""
 _REPLY_TOKENS = 6
 """Behind what all replies of this door begin with: number, flow, mode, step, kind of step, $FI."""
-_NOT_SAID = JetStreamError(0, "it is not said whether a message is stored")
+_CHECK_FAILED = JetStreamError(0, "it is not tokens whether a message is stored")
 
-assert PIECE_MESSAGES < 10**jetstream_codec.FAST_BATCH_DIGITS
+assert PUBLICATION_MESSAGES_MAX < 10**jetstream_codec.FAST_BATCH_DIGITS
 
 
 @dataclass(frozen=True, slots=True)
-class UplinkStatistics:
+class StreamPublisherStatistics:
     """A snapshot."""
 
-    lots: int
+    unstored_batch_count: int
     """Lots that have not reached the cluster."""
-    under_way: int
+    in_flight_count: int
     """Messages that were published and have no PubAck."""
     stored: int
-    """Messages that were said to be stored."""
+    """Messages that were tokens to be stored."""
     duplicates: int
-    """How often the stream said that it had a message already."""
+    """How often the stream tokens that it had a message already."""
     refused: int
     """How often a message was not stored, and published again."""
 
 
-class Uplink:
+class StreamPublisher:
     """Of one door."""
 
     def __init__(
@@ -89,460 +94,516 @@ class Uplink:
         core: NatsClientCore,
         *,
         subject: Callable[[int], str],
-        program: Callable[[str], str],
-        run: str,
-        takes_chains: Callable[[int], bool] = lambda class_id: False,
+        get_instance: Callable[[str], str],
+        run_id: str,
+        has_fast_batches: Callable[[int], bool] = lambda class_id: False,
     ) -> None:
-        """`subject` of a class; the `program` that publishes under a name, "" where that is not
-        known; `run` is this door's own. Whether the stream of a class `takes_chains`."""
+        """`subject` of a class; the `instance` that publishes under a name, "" where that is not
+        known; `run` is this door's own. Whether the stream of a class `has_fast_batches`."""
         self._core = core
-        self._takes_chains = takes_chains
-        self._inbox = f"_INBOX.{run}".encode()
+        self._takes_chains = has_fast_batches
+        self._inbox = f"_INBOX.{run_id}".encode()
         self._subject = subject
-        self._program = program
-        self._run = run
-        self._count = 0
+        self._get_instance = get_instance
+        self._run_id = run_id
+        self._anonymous_count = 0
         """Messages of nobody so far."""
-        self._lots: dict[int, int] = {}
-        """Those that have not reached the cluster, in their order, and how many pieces of each."""
-        self._last_lot = self._told = 0
-        """The last one that was put, and the last one that was said to have reached it."""
-        self._reached_in: dict[int, int] = {}
-        """By class, up to which lot all of it has; what was not told yet."""
-        self._lanes: dict[int, Lane] = {}
+        self._unstored_counts: dict[int, int] = {}
+        """Those that have not reached the cluster, in their order, and how many publications of each."""
+        self._last_batch_number = self._reported_batch_number = 0
+        """The last one that was put, and the last one that was tokens to have reached it."""
+        self._durable_positions: dict[int, int] = {}
+        """By class, up to which batch_number all of it has; what was not ack yet."""
+        self._queues: dict[int, ClassPublishQueue] = {}
         """The classes of which something has not."""
-        self._whose: dict[int, Lane] = {}
+        self._queue_by_request: dict[int, ClassPublishQueue] = {}
         """Whose the answers with these numbers are."""
         self.full: set[int] = set()
         """The classes of which too much waits for more to be accepted."""
         self.open_classes: set[int] = set()
         """Those that have a stream."""
-        self._homeless: set[int] = set()
-        self._refusing: set[int] = set()
-        self._holds = 0
-        self._held: dict[int, dict[int, int]] = {}
-        """By class: the last lots before what is held, the first ones first."""
+        self._classes_without_stream: set[int] = set()
+        self._refusing_classes: set[int] = set()
+        self._last_pause = 0
+        self._pauses: dict[int, dict[int, int]] = {}
+        """By class: the last batch_numbers before what is pauses, the first ones first."""
         self.stored = self.duplicates = self.refused = 0
         self.last_error: JetStreamError | None = None
-        """Why something was not stored; None once all that was begun is."""
+        """Why something was not stored; None once all that was in_flight is."""
 
     @property
     def inbox(self) -> str:
         """Where answers to chains come: `hear` takes them."""
         return f"{self._inbox.decode()}.>"
 
-    def hold(self, class_id: int) -> int:
-        """What is put of this class from now on is not begun to be published until `let_go` is
+    def pause_class(self, class_id: int) -> int:
+        """What is put of this class from now on is not in_flight to be published until `let_go` is
         called with what this returns. What was put before goes on."""
-        self._holds += 1
-        self._held.setdefault(class_id, {})[self._holds] = self._last_lot
-        return self._holds
+        self._last_pause += 1
+        self._pauses.setdefault(class_id, {})[self._last_pause] = self._last_batch_number
+        return self._last_pause
 
-    def let_go(self, class_id: int, hold: int) -> None:
+    def resume_class(self, class_id: int, pause: int) -> None:
         """That is over."""
-        held = self._held[class_id]
-        del held[hold]
-        if not held:
-            del self._held[class_id]
+        pauses = self._pauses[class_id]
+        del pauses[pause]
+        if not pauses:
+            del self._pauses[class_id]
 
     @property
     def is_empty(self) -> bool:
-        return not self._lots
+        return not self._unstored_counts
 
     @property
-    def lots(self) -> int:
+    def unstored_batch_count(self) -> int:
         """How many have not reached the cluster."""
-        return len(self._lots)
+        return len(self._unstored_counts)
 
-    def statistics(self) -> UplinkStatistics:
-        under_way = sum(lane.under_way for lane in self._lanes.values())
-        return UplinkStatistics(
-            len(self._lots), under_way, self.stored, self.duplicates, self.refused
+    def statistics(self) -> StreamPublisherStatistics:
+        in_flight_count = sum(queue.in_flight_count for queue in self._queues.values())
+        return StreamPublisherStatistics(
+            len(self._unstored_counts), in_flight_count, self.stored, self.duplicates, self.refused
         )
 
     def is_crowded(self, now: float) -> bool:
-        """Whether what comes had better be gathered to a larger lot."""
-        return any(lane.is_crowded(now) for lane in self._lanes.values())
+        """Whether what comes had better be gathered to a larger batch_number."""
+        return any(queue.is_crowded(now) for queue in self._queues.values())
 
-    def put(self, lot: WriteBatch) -> None:
-        """Have a lot published. `go_on` does it."""
-        pieces = 0
-        for entry in lot.entries:
-            lane = self._lanes.get(entry.class_id)
-            if lane is None:
-                lane = self._lanes[entry.class_id] = Lane(entry.class_id)
+    def append_batch(self, write_batch: WriteBatch) -> None:
+        """Have a batch_number published. `go_on` does it."""
+        publications = 0
+        for entry in write_batch.entries:
+            queue = self._queues.get(entry.class_id)
+            if queue is None:
+                queue = self._queues[entry.class_id] = ClassPublishQueue(entry.class_id)
             runs = deque(entry.producer_runs)
-            for batch in codec.batches(entry.frames):
+            for batch in codec.split_batches(entry.frames):
                 at = 0
                 while at < batch.count:
                     count, name = runs[0]
-                    some = min(count, batch.count - at, PIECE_MESSAGES)
-                    lane.put(
-                        lot.number, self._piece(lane.class_id, batch.slice(at, at + some), name)
+                    message_count = min(count, batch.count - at, PUBLICATION_MESSAGES_MAX)
+                    queue.append(
+                        write_batch.number,
+                        self._make_publication(
+                            queue.class_id, batch.slice(at, at + message_count), name
+                        ),
                     )
-                    pieces += 1
-                    at += some
-                    runs[0] = (count - some, name)
-                    if count == some:
+                    publications += 1
+                    at += message_count
+                    runs[0] = (count - message_count, name)
+                    if count == message_count:
                         runs.popleft()
-            self._look_if_full(lane)
-        self._last_lot = lot.number
-        if pieces:
-            self._lots[lot.number] = pieces
+            self._update_full(queue)
+        self._last_batch_number = write_batch.number
+        if publications:
+            self._unstored_counts[write_batch.number] = publications
 
-    def _piece(self, class_id: int, batch: FrameBatch, name: str) -> Piece:
+    def _make_publication(self, class_id: int, batch: FrameBatch, name: str) -> Publication:
         if name:
-            program = jetstream_codec.percent_encode(self._program(name) or self._run)
-            prefix = f"{jetstream_codec.percent_encode(name)}:{program}:"
+            instance = jetstream_codec.percent_encode(self._get_instance(name) or self._run_id)
+            prefix = f"{jetstream_codec.percent_encode(name)}:{instance}:"
             ids = message_numbers(batch)
         else:
-            prefix = f":{self._run}:"
-            ids = np.arange(self._count, self._count + batch.count)
-            self._count += batch.count
-        return Piece(class_id, batch, prefix.encode(), ids, batch.count, bool(name))
+            prefix = f":{self._run_id}:"
+            ids = np.arange(self._anonymous_count, self._anonymous_count + batch.count)
+            self._anonymous_count += batch.count
+        return Publication(class_id, batch, prefix.encode(), ids, batch.count, bool(name))
 
-    def go_on(self, now: float) -> set[int]:
+    def publish_ready(self, now: float) -> set[int]:
         """Publish what may be. Returns the classes that need a stream first."""
         missing: set[int] = set()
         if not self._core.is_ready:
             return missing
-        for lane in self._lanes.values():
-            if lane.begun or lane.doubted:
-                self._look_for_late_ones(lane, now)
-            if not (lane.ready or lane.doubted):
+        for queue in self._queues.values():
+            if queue.in_flight or queue.unverified:
+                self._verify_overdue(queue, now)
+            if not (queue.ready or queue.unverified):
                 continue
-            if lane.class_id not in self.open_classes:
-                missing.add(lane.class_id)
+            if queue.class_id not in self.open_classes:
+                missing.add(queue.class_id)
             else:
-                self._begin_some(lane, now)
+                self._write_ready(queue, now)
         return missing
 
-    def _begin_some(self, lane: Lane, now: float) -> None:
-        held = self._held.get(lane.class_id)
-        last = self._last_lot if held is None else next(iter(held.values()))
-        while lane.ready and lane.has_room and lane.ready[0].lot <= last:
-            if (lot := lane.split_first()) is not None:
-                self._lots[lot] += 1
-            piece = lane.ready.popleft()
-            if not lane.begun:
-                lane.heard_at = now
-            lane.count_under_way(piece, 1)
-            self._write(lane, piece, now)
+    def _write_ready(self, queue: ClassPublishQueue, now: float) -> None:
+        pauses = self._pauses.get(queue.class_id)
+        last = self._last_batch_number if pauses is None else next(iter(pauses.values()))
+        while queue.ready and queue.can_write and queue.ready[0].batch_number <= last:
+            if (batch_number := queue.split_first()) is not None:
+                self._unstored_counts[batch_number] += 1
+            publication = queue.ready.popleft()
+            if not queue.in_flight:
+                queue.last_answer_at = now
+            queue.adjust_in_flight(publication, 1)
+            self._write(queue, publication, now)
 
-    def _look_for_late_ones(self, lane: Lane, now: float) -> None:
+    def _verify_overdue(self, queue: ClassPublishQueue, now: float) -> None:
         """Ask what the stream has when answers have been awaited for too long, and what it has not
-        said of that."""
-        if lane.doubted and not self._core.is_ping_answered(lane.mark):
+        tokens of that."""
+        if queue.unverified and not self._core.is_ping_answered(queue.checks_mark):
             return  # It is on its way, slowly: to ask again would only make that longer.
-        is_late = now >= min(lane.again_at, lane.heard_at + PATIENCE_SECONDS)
-        if lane.begun:
-            first = next(iter(lane.begun.values()))
-            is_late = is_late or now >= first.moved_at + 2 * PATIENCE_SECONDS
+        is_late = now >= min(queue.verify_at, queue.last_answer_at + PATIENCE_SECONDS)
+        if queue.in_flight:
+            first = next(iter(queue.in_flight.values()))
+            is_late = is_late or now >= first.progress_at + 2 * PATIENCE_SECONDS
         if not is_late:
             return
-        if lane.asked:
-            self._note_silence(lane)
-        if lane.begun:
+        if queue.stored_checks:
+            self._record_unanswered(queue)
+        if queue.in_flight:
             self.last_error = None
-            if lane.refusal is not None and lane.refusal.code in api.STORAGE_FULL:
-                lane.window, lane.calm = 1, 0
-            lane.doubt()
-        self._ask(lane, now)
+            if queue.refusal is not None and queue.refusal.code in api.STORAGE_FULL:
+                queue.window, queue.stored_since_full = 1, 0
+            queue.mark_unverified()
+        self._send_stored_checks(queue, now)
 
-    def _note_silence(self, lane: Lane) -> None:
+    def _record_unanswered(self, queue: ClassPublishQueue) -> None:
         """Its stream has not answered, though the server does: where somebody else hears what is
         for a stream, that does not say that nobody is there."""
-        lane.unanswered += 1
-        if lane.unanswered >= UNANSWERED_MAX:
-            if lane.refusal is None:
-                subject = self._subject(lane.class_id)
-                lane.refusal = JetStreamError(
+        queue.unanswered_checks += 1
+        if queue.unanswered_checks >= UNANSWERED_CHECKS_MAX:
+            if queue.refusal is None:
+                subject = self._subject(queue.class_id)
+                queue.refusal = JetStreamError(
                     0,
-                    f"nothing is said of what comes to {subject!r}: its stream has no leader now, "
-                    "or takes other subjects, or is told to say nothing (no_ack)",
+                    f"nothing is tokens of what comes to {subject!r}: its stream has no leader now, "
+                    "or takes other subjects, or is ack to say nothing (no_ack)",
                 )
-            self._refusing.add(lane.class_id)
+            self._refusing_classes.add(queue.class_id)
 
-    def _take_numbers(self, lane: Lane, count: int) -> int:
+    def _reserve_requests(self, queue: ClassPublishQueue, count: int) -> int:
         """For so many things to which answers come. Returns the first."""
         first = self._core.reserve_numbers(count)
-        self._whose.update(dict.fromkeys(range(first, first + count), lane))
+        self._queue_by_request.update(dict.fromkeys(range(first, first + count), queue))
         return first
 
-    def _forget(self, numbers: dict[int, Any]) -> None:
+    def _forget_requests(self, numbers: dict[int, Any]) -> None:
         """Take no answers with these numbers any more."""
         for number in numbers:
-            del self._whose[number]
+            del self._queue_by_request[number]
         numbers.clear()
 
-    def _ask(self, lane: Lane, now: float) -> None:
-        """Have the stream say what it has of what is doubted. When it has, the rest is written
+    def _send_stored_checks(self, queue: ClassPublishQueue, now: float) -> None:
+        """Have the stream say what it has of what is unverified. When it has, the rest is written
         again."""
-        self._forget(lane.asked)
-        lane.again_at, lane.heard_at = float("inf"), now
-        for piece in lane.doubted.values():
-            rows = piece.questions()
-            first = self._take_numbers(lane, rows.size)
-            lane.asked.update((first + at, (piece, row)) for at, row in enumerate(rows.tolist()))
+        self._forget_requests(queue.stored_checks)
+        queue.verify_at, queue.last_answer_at = float("inf"), now
+        for publication in queue.unverified.values():
+            rows = publication.rows_to_verify()
+            first = self._reserve_requests(queue, rows.size)
+            queue.stored_checks.update(
+                (first + at, (publication, row)) for at, row in enumerate(rows.tolist())
+            )
             if rows.size:
-                self._write_questions(piece, rows, first)
-        lane.mark = self._core.send_ping()
+                self._write_stored_checks(publication, rows, first)
+        queue.checks_mark = self._core.send_ping()
 
-    def _write_questions(self, piece: Piece, rows: Integers, first: int) -> None:
+    def _write_stored_checks(self, publication: Publication, rows: Integers, first: int) -> None:
         """Have the stream say whether it has these messages, in answers with numbers from `first`
         on."""
-        subject = self._subject(piece.class_id).encode()
-        ids = codec.message_ids(piece.prefix, piece.ids[rows])
+        subject = self._subject(publication.class_id).encode()
+        ids = codec.message_id_columns(publication.prefix, publication.message_numbers[rows])
         replies = self._core.reply_subjects(first, rows.size)
         self._core.write(jetstream_codec.encode_stored_check(subject, rows.size, ids, replies))
 
-    def _learn(self, lane: Lane, number: int, error: JetStreamError | None, now: float) -> None:
-        """The stream has said whether it has a message: no error if it has."""
-        del self._whose[number]
-        is_said = error is None or error.code == jetstream_codec.NO_ROLLUP
-        lane.heard_at, lane.unanswered = now, 0
-        if (chain := lane.proofs.pop(number, None)) is not None:
+    def _handle_check_answer(
+        self, queue: ClassPublishQueue, number: int, error: JetStreamError | None, now: float
+    ) -> None:
+        """The stream has tokens whether it has a message: no error if it has."""
+        del self._queue_by_request[number]
+        is_answered = error is None or error.code == jetstream_codec.NO_ROLLUP
+        queue.last_answer_at, queue.unanswered_checks = now, 0
+        if (publication := queue.completion_checks.pop(number, None)) is not None:
             if error is None:
-                self._advance(lane, chain, chain.batch.count, now)
+                self._record_stored_up_to(queue, publication, publication.batch.count, now)
                 return
-            if not is_said:  # It is on its way, or not to be had.
+            if not is_answered:  # It is on its way, or not to be had.
                 self.last_error = error
-            if lane.begun:
-                self.refused += chain.left
-                lane.again_at = min(lane.again_at, now + PAUSE_SECONDS)
+            if queue.in_flight:
+                self.refused += publication.unstored_count
+                queue.verify_at = min(queue.verify_at, now + PAUSE_SECONDS)
             return
-        piece, row = lane.asked.pop(number)
-        if not is_said:  # It could not say: what is not known yet is asked again.
-            self._forget(lane.asked)
-            lane.again_at = now + PAUSE_SECONDS
+        publication, row = queue.stored_checks.pop(number)
+        if not is_answered:  # It could not say: what is not known yet is asked again.
+            self._forget_requests(queue.stored_checks)
+            queue.verify_at = now + PAUSE_SECONDS
             return
         if error is None:
-            lane.note_stored(piece, slice(row + 1) if piece.tells_how_far else row)
+            queue.mark_stored(publication, slice(row + 1) if publication.confirms_in_order else row)
         # Of what is known by another answer this one may be lost, and it is not asked again.
-        if not (lane.asked and lane.unknown):
-            self._settle(lane)
+        if not (queue.stored_checks and queue.unverified_count):
+            self._finish_verification(queue)
 
-    def _note_stored(self, lane: Lane, piece: Piece, rows: int | slice) -> None:
-        """It was said of these, which are doubted, that they are stored, though not when the stream
+    def _mark_stored(
+        self, queue: ClassPublishQueue, publication: Publication, rows: int | slice
+    ) -> None:
+        """It was tokens of these, which are unverified, that they are stored, though not when the stream
         was asked for them."""
-        lane.note_stored(piece, rows)
-        if not lane.unknown:
-            self._settle(lane)
+        queue.mark_stored(publication, rows)
+        if not queue.unverified_count:
+            self._finish_verification(queue)
 
-    def _settle(self, lane: Lane) -> None:
-        """It is known of all that was doubted whether it is stored."""
-        self.stored += lane.settle()
-        for numbers in (lane.asked, lane.doubted, lane.rows, lane.proofs):
-            self._forget(numbers)
-        self._look_how_far(lane)
+    def _finish_verification(self, queue: ClassPublishQueue) -> None:
+        """It is known of all that was unverified whether it is stored."""
+        self.stored += queue.finish_verification()
+        for numbers in (
+            queue.stored_checks,
+            queue.unverified,
+            queue.single_acks,
+            queue.completion_checks,
+        ):
+            self._forget_requests(numbers)
+        self._update_progress(queue)
 
-    def _write(self, lane: Lane, piece: Piece, now: float) -> None:
+    def _write(self, queue: ClassPublishQueue, publication: Publication, now: float) -> None:
         """Publish all of it."""
-        subject = self._subject(piece.class_id).encode()
-        piece.moved_at = now
-        piece.number = self._take_numbers(lane, 1)
-        lane.begun[piece.number] = piece
-        few = 1 if lane.window else CHAIN_MESSAGES_MIN  # So that none overtakes.
-        may_be = self._takes_chains(piece.class_id) and not piece.has_ids
-        piece.is_chain = piece.is_open = may_be and (piece.is_chain or piece.batch.count >= few)
-        piece.has_ids = piece.has_name or not piece.is_chain
-        ids = piece.prefix, piece.ids
-        replies: Sequence[Column] = [self._core.reply_subject(piece.number)]
-        write = codec.publications
-        if piece.is_chain:
+        subject = self._subject(publication.class_id).encode()
+        publication.progress_at = now
+        publication.request_number = self._reserve_requests(queue, 1)
+        queue.in_flight[publication.request_number] = publication
+        min_messages = 1 if queue.window else FAST_BATCH_MIN_MESSAGES  # So that none overtakes.
+        can_be_fast_batch = (
+            self._takes_chains(publication.class_id) and not publication.has_message_ids
+        )
+        publication.is_fast_batch = publication.is_open = can_be_fast_batch and (
+            publication.is_fast_batch or publication.batch.count >= min_messages
+        )
+        publication.has_message_ids = (
+            publication.has_publisher_name or not publication.is_fast_batch
+        )
+        ids = publication.prefix, publication.message_numbers
+        replies: Sequence[Column] = [self._core.reply_subject(publication.request_number)]
+        write = codec.encode_publications
+        if publication.is_fast_batch:
             # It stands in each message and costs a server what it is long.
-            name = b"%b%d" % (self._run.encode(), piece.number)
+            name = b"%b%d" % (self._run_id.encode(), publication.request_number)
             replies = jetstream_codec.fast_batch_reply_subjects(
-                self._inbox, name, piece.batch.count
+                self._inbox, name, publication.batch.count
             )
-            write = codec.publications if piece.has_name else codec.chain
-        elif lane.window:
-            replies = self._replies_to_each(lane, piece)
-        self._core.write(write(subject, piece.batch, ids=ids, replies=replies))
+            write = (
+                codec.encode_publications
+                if publication.has_publisher_name
+                else codec.encode_fast_batch
+            )
+        elif queue.window:
+            replies = self._single_ack_replies(queue, publication)
+        self._core.write(write(subject, publication.batch, ids=ids, replies=replies))
 
-    def _replies_to_each(self, lane: Lane, piece: Piece) -> Sequence[Column]:
+    def _single_ack_replies(
+        self, queue: ClassPublishQueue, publication: Publication
+    ) -> Sequence[Column]:
         """Where PubAcks are to go that tell of one message alone."""
-        count = piece.batch.count
-        piece.missing = np.ones(count, np.bool_)
-        first = self._take_numbers(lane, count)
-        lane.rows.update((first + row, (piece, row)) for row in range(count))
+        count = publication.batch.count
+        publication.unstored = np.ones(count, np.bool_)
+        first = self._reserve_requests(queue, count)
+        queue.single_acks.update((first + row, (publication, row)) for row in range(count))
         return self._core.reply_subjects(first, count)
 
-    def begin_anew(self, now: float) -> None:
+    def handle_reconnect(self, now: float) -> None:
         """There is another connection: what had no answer on the former one is asked for on this
         one."""
-        for lane in self._lanes.values():
-            lane.again_at, lane.mark = now if lane.begun or lane.doubted else float("inf"), 0
-            for numbers in (lane.asked, lane.proofs, lane.rows):
-                self._forget(numbers)
-
-    def hear(self, answers: ReceivedMessages, now: float) -> int | None:
-        """Answers to chains have come. Returns what `reached` does."""
-        begin = len(self._inbox) + 1 + len(self._run)
-        for row in range(answers.count):
-            said = answers.subject(row)[begin:].split(b".")
-            number = jetstream_codec.parse_number(said[0], 0)
-            lane = self._whose.get(number)
-            piece = lane.piece(number) if lane is not None else None
-            if lane is None or piece is None or not piece.is_open or len(said) != _REPLY_TOKENS:
-                continue
-            told = jetstream_codec.parse_fast_batch_reply(
-                answers.headers(row), answers.payload(row)
+        for queue in self._queues.values():
+            queue.verify_at, queue.checks_mark = (
+                now if queue.in_flight or queue.unverified else float("inf"),
+                0,
             )
-            if told.error is not None:
-                self.last_error = told.error
-                if told.error.code == jetstream_codec.NO_RESPONDERS:
-                    self._lose_stream(piece.class_id)
-            piece.is_open = not told.is_last
-            # Of one with ids nothing counts but the whole: see `_write`.
-            is_whole = told.is_last and told.stored >= piece.batch.count
-            if piece.tells_how_far and told.stored > 0:
-                self._advance(lane, piece, told.stored, now)
-            elif is_whole or (told.stored > 0 and not told.is_last):
-                piece.moved_at = lane.heard_at = now  # It goes on.
-            if lane.doubted:
+            for numbers in (queue.stored_checks, queue.completion_checks, queue.single_acks):
+                self._forget_requests(numbers)
+
+    def handle_fast_batch_acks(self, answers: ReceivedMessages, now: float) -> int | None:
+        """Answers to chains have come. Returns what `reached` does."""
+        begin = len(self._inbox) + 1 + len(self._run_id)
+        for row in range(answers.count):
+            tokens = answers.subject(row)[begin:].split(b".")
+            number = jetstream_codec.parse_number(tokens[0], 0)
+            queue = self._queue_by_request.get(number)
+            publication = queue.find_unstored(number) if queue is not None else None
+            if (
+                queue is None
+                or publication is None
+                or not publication.is_open
+                or len(tokens) != _REPLY_TOKENS
+            ):
                 continue
-            if is_whole and piece.has_name:
-                proof = self._take_numbers(lane, 1)
-                lane.proofs[proof] = piece
-                self._write_questions(piece, np.array([piece.batch.count - 1]), proof)
-                lane.count_under_way(piece, -1)
-                piece.is_told = True
-            elif told.is_last and piece.left:
-                self.refused += piece.left
-                self._refuse(lane, told.error, now)
-                if piece.has_name and told.error is not None and not told.error.code:
-                    lane.again_at = now  # It is there, perhaps: that is said at once.
-        return self.reached()
+            ack = jetstream_codec.parse_fast_batch_reply(answers.headers(row), answers.payload(row))
+            if ack.error is not None:
+                self.last_error = ack.error
+                if ack.error.code == jetstream_codec.NO_RESPONDERS:
+                    self._mark_stream_missing(publication.class_id)
+            publication.is_open = not ack.is_last
+            # Of one with ids nothing counts but the whole: see `_write`.
+            is_whole = ack.is_last and ack.stored >= publication.batch.count
+            if publication.confirms_in_order and ack.stored > 0:
+                self._record_stored_up_to(queue, publication, ack.stored, now)
+            elif is_whole or (ack.stored > 0 and not ack.is_last):
+                publication.progress_at = queue.last_answer_at = now  # It goes on.
+            if queue.unverified:
+                continue
+            if is_whole and publication.has_publisher_name:
+                request = self._reserve_requests(queue, 1)
+                queue.completion_checks[request] = publication
+                self._write_stored_checks(
+                    publication, np.array([publication.batch.count - 1]), request
+                )
+                queue.adjust_in_flight(publication, -1)
+                publication.is_reported_stored = True
+            elif ack.is_last and publication.unstored_count:
+                self.refused += publication.unstored_count
+                self._refuse(queue, ack.error, now)
+                if publication.has_publisher_name and ack.error is not None and not ack.error.code:
+                    queue.verify_at = now  # It is there, perhaps: that is tokens at once.
+        return self.pop_durable_position()
 
-    def _advance(self, lane: Lane, piece: Piece, stored: int, now: float) -> None:
-        """So many of a piece are stored, from the first on."""
-        more = stored - (piece.batch.count - piece.left)
-        if lane.doubted:
-            self._note_stored(lane, piece, slice(stored))
+    def _record_stored_up_to(
+        self, queue: ClassPublishQueue, publication: Publication, stored: int, now: float
+    ) -> None:
+        """So many of a publication are stored, from the first on."""
+        more = stored - (publication.batch.count - publication.unstored_count)
+        if queue.unverified:
+            self._mark_stored(queue, publication, slice(stored))
         elif more > 0:
-            self._count_stored(lane, piece, min(more, piece.left), now)
+            self._count_stored(queue, publication, min(more, publication.unstored_count), now)
 
-    def _count_stored(self, lane: Lane, piece: Piece, count: int, now: float) -> None:
-        lane.heard_at = now
+    def _count_stored(
+        self, queue: ClassPublishQueue, publication: Publication, count: int, now: float
+    ) -> None:
+        queue.last_answer_at = now
         self.stored += count
-        lane.count_stored(piece, count, now)
-        if not piece.left:
-            del self._whose[piece.number]
-            self._look_how_far(lane)
+        queue.record_stored(publication, count, now)
+        if not publication.unstored_count:
+            del self._queue_by_request[publication.request_number]
+            self._update_progress(queue)
 
-    def _look_how_far(self, lane: Lane) -> None:
-        """A piece is stored: perhaps all of some lots is."""
-        for lot in lane.take_stored():
-            self._lots[lot] -= 1
-            if not self._lots[lot]:
-                del self._lots[lot]
-        self._reached_in[lane.class_id] = lane.pieces[0][0] - 1 if lane.pieces else self._last_lot
-        self._look_if_full(lane)
-        if not lane.pieces:
-            del self._lanes[lane.class_id]
-        if self.last_error is not None and not any(each.begun for each in self._lanes.values()):
+    def _update_progress(self, queue: ClassPublishQueue) -> None:
+        """A publication is stored: perhaps all of some batch_numbers is."""
+        for batch_number in queue.pop_stored():
+            self._unstored_counts[batch_number] -= 1
+            if not self._unstored_counts[batch_number]:
+                del self._unstored_counts[batch_number]
+        self._durable_positions[queue.class_id] = (
+            queue.publications[0][0] - 1 if queue.publications else self._last_batch_number
+        )
+        self._update_full(queue)
+        if not queue.publications:
+            del self._queues[queue.class_id]
+        if self.last_error is not None and not any(
+            each.in_flight for each in self._queues.values()
+        ):
             self.last_error = None
 
-    def take(self, replies: RequestReplies, now: float) -> int | None:
+    def handle_pub_acks(self, replies: RequestReplies, now: float) -> int | None:
         """PubAcks have come. Returns what `reached` does."""
         acks = jetstream_codec.parse_pub_acks(replies.messages)
         again = set(replies.numbers[acks.duplicates].tolist())
         for number in replies.numbers[acks.duplicates].tolist():
-            lane = self._whose.get(number)
-            if lane is not None and number not in lane.asked and number not in lane.proofs:
+            queue = self._queue_by_request.get(number)
+            if (
+                queue is not None
+                and number not in queue.stored_checks
+                and number not in queue.completion_checks
+            ):
                 self.duplicates += 1  # It was sent again, and not only asked for.
-        refused: list[tuple[Lane, JetStreamError]] = []
+        refused: list[tuple[ClassPublishQueue, JetStreamError]] = []
         for row, error in acks.errors.items():
             number = int(replies.numbers[row])
-            lane = self._whose.get(number)
-            if lane is None:
+            queue = self._queue_by_request.get(number)
+            if queue is None:
                 continue  # Nobody waits for that any more.
             if error.code == jetstream_codec.NO_RESPONDERS:
-                self._lose_stream(lane.class_id)
-            if number in lane.asked or number in lane.proofs:
-                self._learn(lane, number, error, now)
+                self._mark_stream_missing(queue.class_id)
+            if number in queue.stored_checks or number in queue.completion_checks:
+                self._handle_check_answer(queue, number, error, now)
                 continue
             self.refused += 1
             self.last_error = error
-            refused.append((lane, error))
+            refused.append((queue, error))
         stored: dict[int, set[int]] = {}
         for number, sequence in zip(replies.numbers.tolist(), acks.sequences.tolist(), strict=True):
             if sequence > 0:
                 stored.setdefault(number, set()).add(sequence)
         for number, sequences in stored.items():
-            lane = self._whose.get(number)
-            if lane is None:
+            queue = self._queue_by_request.get(number)
+            if queue is None:
                 continue
-            if number in lane.asked or number in lane.proofs:
-                self._learn(lane, number, None if number in again else _NOT_SAID, now)
-            elif number in lane.rows:
-                self._count_row(lane, number, now)
-            elif (piece := lane.begun.get(number)) is not None and not piece.is_chain:
-                more = sequences - piece.stored
-                piece.stored |= more
+            if number in queue.stored_checks or number in queue.completion_checks:
+                self._handle_check_answer(
+                    queue, number, None if number in again else _CHECK_FAILED, now
+                )
+            elif number in queue.single_acks:
+                self._record_single_ack(queue, number, now)
+            elif (
+                publication := queue.in_flight.get(number)
+            ) is not None and not publication.is_fast_batch:
+                more = sequences - publication.stored_sequences
+                publication.stored_sequences |= more
                 if more:
-                    self._count_stored(lane, piece, min(len(more), piece.left), now)
-        for lane, error in refused:
-            self._refuse(lane, error, now)
-        return self.reached()
+                    self._count_stored(
+                        queue, publication, min(len(more), publication.unstored_count), now
+                    )
+        for queue, error in refused:
+            self._refuse(queue, error, now)
+        return self.pop_durable_position()
 
-    def _count_row(self, lane: Lane, number: int, now: float) -> None:
+    def _record_single_ack(self, queue: ClassPublishQueue, number: int, now: float) -> None:
         """A message with a PubAck of its own is stored."""
-        del self._whose[number]
-        piece, row = lane.rows.pop(number)
-        if lane.doubted:
-            self._note_stored(lane, piece, row)
+        del self._queue_by_request[number]
+        publication, row = queue.single_acks.pop(number)
+        if queue.unverified:
+            self._mark_stored(queue, publication, row)
         else:
-            piece.note_stored(row)
-            self._count_stored(lane, piece, 1, now)
+            publication.mark_stored(row)
+            self._count_stored(queue, publication, 1, now)
 
-    def _refuse(self, lane: Lane, error: JetStreamError | None, now: float) -> None:
-        """The stream of a class has not taken something that is begun."""
-        if lane.begun:
-            lane.refusal = error
-            lane.again_at = now + PAUSE_SECONDS  # What was written behind it is answered first.
-            self._refusing.add(lane.class_id)
-            self._look_if_full(lane)
+    def _refuse(self, queue: ClassPublishQueue, error: JetStreamError | None, now: float) -> None:
+        """The stream of a class has not taken something that is in_flight."""
+        if queue.in_flight:
+            queue.refusal = error
+            queue.verify_at = now + PAUSE_SECONDS  # What was written behind it is answered first.
+            self._refusing_classes.add(queue.class_id)
+            self._update_full(queue)
 
-    def _look_if_full(self, lane: Lane) -> None:
-        is_full = lane.is_full
-        if not is_full and lane.waiting_bytes >= SHARE_BYTES_MIN:
-            total = sum(each.waiting_bytes for each in self._lanes.values())
-            is_full = lane.waiting_bytes >= SHARED_BYTES - total
+    def _update_full(self, queue: ClassPublishQueue) -> None:
+        is_full = queue.is_full
+        if not is_full and queue.pending_bytes >= CLASS_SHARE_MIN_BYTES:
+            total = sum(each.pending_bytes for each in self._queues.values())
+            is_full = queue.pending_bytes >= SHARED_BYTES - total
         if is_full:
-            self.full.add(lane.class_id)
+            self.full.add(queue.class_id)
         else:
-            self.full.discard(lane.class_id)
+            self.full.discard(queue.class_id)
 
     def refusal(self, class_id: int) -> JetStreamError | None:
         """Why the stream of a class took nothing of what was published last; None where it did."""
-        lane = self._lanes.get(class_id)
-        return None if lane is None else lane.refusal
+        queue = self._queues.get(class_id)
+        return None if queue is None else queue.refusal
 
-    def take_refusing(self) -> set[int]:
+    def pop_refusing_classes(self) -> set[int]:
         """Classes of which something was refused since this was asked last."""
-        refusing, self._refusing = self._refusing, set()
+        refusing, self._refusing_classes = self._refusing_classes, set()
         return refusing
 
-    def _lose_stream(self, class_id: int) -> None:
-        self._homeless.add(class_id)
+    def _mark_stream_missing(self, class_id: int) -> None:
+        self._classes_without_stream.add(class_id)
         self.open_classes.discard(class_id)
 
-    def take_homeless(self) -> set[int]:
+    def pop_classes_without_stream(self) -> set[int]:
         """Classes whose stream did not answer since this was asked last: it may be gone."""
-        homeless, self._homeless = self._homeless, set()
+        homeless, self._classes_without_stream = self._classes_without_stream, set()
         return homeless
 
-    def reached(self) -> int | None:
-        """The last lot that has reached the cluster, if that was not told before."""
-        last = next(iter(self._lots)) - 1 if self._lots else self._last_lot
-        if last <= self._told:
+    def pop_durable_position(self) -> int | None:
+        """The last batch_number that has reached the cluster, if that was not ack before."""
+        last = (
+            next(iter(self._unstored_counts)) - 1
+            if self._unstored_counts
+            else self._last_batch_number
+        )
+        if last <= self._reported_batch_number:
             return None
-        self._told = last
+        self._reported_batch_number = last
         return last
 
-    def take_reached_in(self) -> dict[int, int]:
-        """By class, up to which lot all of it has reached the cluster; where that is news."""
-        reached_in, self._reached_in = self._reached_in, {}
+    def pop_durable_positions(self) -> dict[int, int]:
+        """By class, up to which batch_number all of it has reached the cluster; where that is news."""
+        reached_in, self._durable_positions = self._durable_positions, {}
         return reached_in

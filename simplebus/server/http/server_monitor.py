@@ -340,7 +340,7 @@ class ServerMonitor:
             _add_journal_metrics(builder, server.journal_pump.statistics())
         if server.jetstream is not None:
             cluster = server.jetstream
-            uplink = cluster.uplink.statistics()
+            publisher = cluster.publisher.statistics()
             builder.gauge(
                 "engine_up",
                 "1 if the JetStream cluster is connected, else 0.",
@@ -349,12 +349,12 @@ class ServerMonitor:
             builder.gauge(
                 "engine_lots",
                 "Write batches not yet confirmed by the JetStream cluster.",
-                uplink.lots,
+                publisher.unstored_batch_count,
             )
             builder.gauge(
                 "engine_under_way_messages",
                 "Messages published to JetStream but not yet confirmed.",
-                uplink.under_way,
+                publisher.in_flight_count,
             )
             builder.gauge(
                 "engine_refused_classes",
@@ -362,16 +362,16 @@ class ServerMonitor:
                 len(cluster.refusals),
             )
             for name, help, value in (
-                ("engine_stored_messages", "Messages confirmed by JetStream.", uplink.stored),
+                ("engine_stored_messages", "Messages confirmed by JetStream.", publisher.stored),
                 (
                     "engine_duplicate_messages",
                     "Confirmed messages that JetStream had stored before.",
-                    uplink.duplicates,
+                    publisher.duplicates,
                 ),
                 (
                     "engine_refused_messages",
                     "Messages that JetStream refused; they are sent again.",
-                    uplink.refused,
+                    publisher.refused,
                 ),
             ):
                 builder.counter(name, help, value)

@@ -17,7 +17,7 @@ from simplebus.core.protocol.requests import NamedClass
 from simplebus.jetstream.api import list_streams
 from simplebus.jetstream.class_jobs import Job
 from simplebus.jetstream.cluster import class_names
-from simplebus.jetstream.cluster.class_names import UNTOLD_SECONDS, Naming
+from simplebus.jetstream.cluster.class_names import LEADER_WAIT_SECONDS, ClassNameExchange
 from simplebus.jetstream.names import JetStreamNames as Subjects
 from simplebus.jetstream.publish.codec import HEADERS_BYTES_MAX
 from simplebus.nats.client.jetstream_codec import JetStreamError
@@ -49,7 +49,7 @@ class Names(dict[str, int]):
         self.sids: dict[str, int] = {}
         self.jobs: list[Job] = []
         self.asked = self.untold = 0
-        self.naming = Naming(self, SUBJECTS, "d1", self, self.take, do=self.do)  # type: ignore[arg-type]
+        self.naming = ClassNameExchange(self, SUBJECTS, "d1", self, self.take, enqueue_job=self.do)  # type: ignore[arg-type]
 
     def take(self, named: list[Any]) -> None:
         for each in named:
@@ -87,12 +87,12 @@ class Names(dict[str, int]):
     async def learn(self) -> None:
         """Nobody is there to be asked."""
         [inbox] = [each for each in self.sids if each.startswith("_INBOX")]
-        self.naming.take(self.sids[inbox], arrived(NOBODY))
-        await self.naming.learn(self)  # type: ignore[arg-type]
+        self.naming.handle_messages(self.sids[inbox], arrived(NOBODY))
+        await self.naming.load(self)  # type: ignore[arg-type]
 
     def told(self, now: float = 0.0) -> list[bytes]:
         self.said.clear()
-        self.naming.tell(self, now)  # type: ignore[arg-type]
+        self.naming.publish_new_names(self, now)  # type: ignore[arg-type]
         assert {subject for subject, _ in self.said} <= {"bus.naming"}
         return [payload for _, payload in self.said]
 
@@ -102,10 +102,10 @@ async def test_what_one_tells_another_hears_and_tells_nobody_again() -> None:
     await ours.learn()
     await theirs.learn()
     for said in ours.told():
-        theirs.naming.hear(said)
+        theirs.naming.merge_names(said)
     assert dict(theirs) == dict(ours)
     assert ours.told() == theirs.told() == []
-    ours.naming.begin_anew()
+    ours.naming.query_peers()
     assert {name for said in ours.told() for name in msgspec.json.decode(said)} == set(ours)
     assert ours.told() == []
 
@@ -120,9 +120,9 @@ async def test_two_that_call_a_class_otherwise_both_hear_so_and_once(
     theirs.told()
     for _ in range(3):
         for said in theirs.told() or [b'{"orders":8}']:
-            ours.naming.hear(said)
+            ours.naming.merge_names(said)
         for said in ours.told():
-            theirs.naming.hear(said)
+            theirs.naming.merge_names(said)
     assert [record.args for record in caplog.records] == [(8, "another one"), (7, "another one")]
     assert dict(ours) == {"orders": 7, "bills": 9}
     assert dict(theirs) == {"orders": 8}
@@ -135,7 +135,7 @@ async def test_who_asks_is_told_all_and_that_it_was_all() -> None:
     ours.said.clear()
     for who in (b"d1", b"d2"):
         asked = arrived(b"MSG bus.door.names 9 their.inbox 2\r\n%b\r\n" % who)
-        assert ours.naming.take(ours.sids["bus.door.names"], asked)
+        assert ours.naming.handle_messages(ours.sids["bus.door.names"], asked)
     assert ours.said == [("their.inbox", b'{"orders":7,"bills":9}'), ("their.inbox", b"{}")]
 
 
@@ -147,7 +147,7 @@ async def test_a_stream_without_a_leader_is_waited_for_but_not_for_long(
     door.untold = untold
     await door.learn()
     assert door == names
-    assert trio.current_time() <= UNTOLD_SECONDS + 1
+    assert trio.current_time() <= LEADER_WAIT_SECONDS + 1
 
 
 class Listed:
@@ -177,8 +177,8 @@ async def test_others_that_are_silent_hold_no_door_up_for_long(
     autojump_clock: trio.testing.MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     ours = Names()
-    await ours.naming.learn(ours)  # type: ignore[arg-type]
-    assert trio.current_time() < 2 * class_names.PATIENCE_SECONDS
+    await ours.naming.load(ours)  # type: ignore[arg-type]
+    assert trio.current_time() < 2 * class_names.PEER_WAIT_SECONDS
     assert "no other door has said" in caplog.text
 
 
@@ -188,7 +188,7 @@ async def test_a_stream_that_refuses_to_say_a_name_is_asked_now_and_then(
     ours = Names(orders=7)
     await ours.learn()
     for _ in range(600):
-        ours.naming.tell(ours, trio.current_time())  # type: ignore[arg-type]
+        ours.naming.publish_new_names(ours, trio.current_time())  # type: ignore[arg-type]
         for job in ours.jobs:
             await job()
         ours.jobs.clear()
@@ -210,7 +210,7 @@ async def test_no_message_of_names_is_too_long_for_any_server() -> None:
 )  # fmt: skip
 def test_nonsense_names_nothing(said: bytes) -> None:
     names = Names()
-    names.naming.hear(said)
+    names.naming.merge_names(said)
     assert names == {}
 
 
@@ -229,8 +229,8 @@ async def test_a_door_that_comes_knows_names_that_no_stream_says(
         await name_orders(up)
         async with door(cluster) as late, simplebus.connect(address(late)) as bus:
             await bus.publish(b"one", class_id="orders")
-            await until(lambda: 7 in cluster_of(late).uplink.open_classes)
-            streams = await cluster_of(up).positions.classes()
+            await until(lambda: 7 in cluster_of(late).publisher.open_classes)
+            streams = await cluster_of(up).consumers.list_classes()
     assert streams == ([(7, "orders")], [])
 
 
@@ -240,12 +240,12 @@ async def test_a_class_that_is_named_late_is_called_so_when_all_doors_are_gone(
     cluster = options(jetstream_server.url)
     async with door(cluster) as up, simplebus.connect(address(up)) as bus:
         await bus.publish(b"one", class_id=7)
-        positions = cluster_of(up).positions
-        assert await positions.classes() == ([(7, "")], [])
+        positions = cluster_of(up).consumers
+        assert await positions.list_classes() == ([(7, "")], [])
         await name_orders(up)
         await bus.publish(b"two", class_id="orders")
         with trio.fail_after(PATIENCE_SECONDS):
-            while await positions.classes() != ([(7, "orders")], []):  # noqa: ASYNC110
+            while await positions.list_classes() != ([(7, "orders")], []):  # noqa: ASYNC110
                 await trio.sleep(0.01)
     async with (
         door(cluster) as up,

@@ -66,7 +66,7 @@ class Case:
         self.elsewhere: NatsAddress | None = None
         self.signs = 0
         self.looked: list[float] = []
-        monkeypatch.setattr(failover, "_elsewhere", self._look)
+        monkeypatch.setattr(failover, "_find_answering_server", self._look)
 
     async def _look(self, *_: object) -> NatsAddress | None:
         self.looked.append(trio.current_time())
@@ -156,8 +156,8 @@ async def test_a_server_that_has_just_been_come_to_has_its_time(
 def _in_order_and_soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first server is tried first."""
     monkeypatch.setattr("simplebus.net.nats_connection.random.shuffle", lambda servers: None)
-    monkeypatch.setattr(failover, "LOOK_SECONDS", 0.5)
-    monkeypatch.setattr(failover, "MUTE_SECONDS", 2.0)
+    monkeypatch.setattr(failover, "CHECK_SECONDS", 0.5)
+    monkeypatch.setattr(failover, "SILENCE_SECONDS", 2.0)
 
 
 async def ready(cluster: Parted) -> None:

@@ -16,7 +16,7 @@ from simplebus.core.settings import Settings
 from simplebus.jetstream.cluster import cluster_id
 from simplebus.jetstream.cluster.cluster_id import UnusableClusterError
 from simplebus.jetstream.cluster.limits_check import check_cluster
-from simplebus.jetstream.cluster.stream_update import growth
+from simplebus.jetstream.cluster.stream_update import required_changes
 from simplebus.jetstream.names import JetStreamNames
 from simplebus.nats.client.jetstream_codec import JetStreamError
 from simplebus.net.nats_connection import NatsConnection
@@ -126,7 +126,9 @@ async def test_no_door_that_says_files_stands_before_a_class_that_is_in_memory(
 ) -> None:
     cluster = options(jetstream_server.url)
     other = replace(cluster, storage="file")
-    why = rf"the stream {cluster.names.stream_name(1)} keeps messages in memory, and a door here says"
+    why = (
+        rf"the stream {cluster.names.stream_name(1)} keeps messages in memory, and a door here says"
+    )
     async with door(other) as before, simplebus.connect(address(before)) as bus:
         async with door(cluster) as up, simplebus.connect(address(up)) as there:
             await there.publish(b"kept", class_id=1)
@@ -182,7 +184,7 @@ def test_what_is_to_grow(
 ) -> None:
     config = {"num_replicas": there[0], "duplicate_window": round(there[1] * 1e9)}
     cluster = options("nats://127.0.0.1:4222", replicas=asked[0], duplicate_seconds=asked[1])
-    assert growth(config, cluster) == grown
+    assert required_changes(config, cluster) == grown
 
 
 async def test_all_doors_of_one_engine_are_one_bus_and_no_others(tmp_path: Path) -> None:
@@ -190,17 +192,17 @@ async def test_all_doors_of_one_engine_are_one_bus_and_no_others(tmp_path: Path)
     with nats_server(tmp_path) as one, nats_server(tmp_path / "other") as other:
         found: list[str] = []
 
-        async def look(url: str, prefix: str = "q") -> None:
+        async def load_id(url: str, prefix: str = "q") -> None:
             cluster = replace(options(url), names=JetStreamNames(prefix))
             found.append((await check_cluster(Settings(), cluster)).cluster_id)
 
         async with trio.open_nursery() as nursery:
             for _ in range(4):
-                nursery.start_soon(look, one.url)
+                nursery.start_soon(load_id, one.url)
         assert len(set(found)) == 1
         assert re.fullmatch(r"cluster\.q\.[0-9a-f]{16}", found[0])
         for url, prefix in ((one.url, "r"), (other.url, "q")):
-            await look(url, prefix)
+            await load_id(url, prefix)
         assert len(set(found)) == 3
 
 
@@ -215,7 +217,9 @@ async def test_a_stream_of_somebody_else_in_the_place_of_the_identity_is_told(
         await link.wait_ready()
         body = {"name": name, "subjects": [f"theirs_{name}"], "storage": "memory"}
         await link.api_request(f"STREAM.CREATE.{name}", body)
-        with pytest.raises(UnusableClusterError, match=f"the stream {name} is none of a simplebus engine's"):
+        with pytest.raises(
+            UnusableClusterError, match=f"the stream {name} is none of a simplebus engine's"
+        ):
             await check_cluster(Settings(), cluster)
         nursery.cancel_scope.cancel()
 
@@ -223,7 +227,7 @@ async def test_a_stream_of_somebody_else_in_the_place_of_the_identity_is_told(
 async def test_a_door_that_runs_has_the_cluster_say_it_again(
     jetstream_server: NatsServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(cluster_id, "_LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(cluster_id, "_CHECK_SECONDS", 0.01)
     cluster = options(jetstream_server.url)
     name = cluster.names.identity_stream_name
     async with door(cluster) as up:
@@ -231,7 +235,9 @@ async def test_a_door_that_runs_has_the_cluster_say_it_again(
         before = up.server.broker.subscription_manager.identity
         with trio.fail_after(PATIENCE_SECONDS):
             await link.api_request(f"STREAM.DELETE.{name}")
-            while (await check_cluster(Settings(), cluster)).cluster_id != before:  # Another was first.
+            while (
+                await check_cluster(Settings(), cluster)
+            ).cluster_id != before:  # Another was first.
                 await link.api_request(f"STREAM.DELETE.{name}")
             body = cluster_id.api.identity_stream_config(cluster, "another")
             while f"the stream {name} was deleted meanwhile" not in caplog.text:

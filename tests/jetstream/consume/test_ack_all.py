@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simplebus.jetstream.consume.ack_all import Sole
+from simplebus.jetstream.consume.ack_all import AckAllConsumer
 from simplebus.nats.client import jetstream_codec
 from simplebus.nats.client.events import ReceivedMessages
 from simplebus.nats.client.parser import ClientParser
@@ -22,15 +22,15 @@ def sent(*rows: tuple[int, int]) -> ReceivedMessages:
     return messages
 
 
-def admitted(sole: Sole, *rows: tuple[int, int]) -> list[int]:
+def admitted(sole: AckAllConsumer, *rows: tuple[int, int]) -> list[int]:
     messages = sent(*rows)
     told = jetstream_codec.parse_deliveries(messages)
-    found: list[int] = told.sequences[sole.admit(told, messages)].tolist()
+    found: list[int] = told.sequences[sole.accept(told, messages)].tolist()
     return found
 
 
-def word(sole: Sole, done: int) -> int | None:
-    found = sole.word(done)
+def word(sole: AckAllConsumer, done: int) -> int | None:
+    found = sole.ack_through(done)
     if found is None:
         return None
     assert found.count == 1
@@ -38,29 +38,29 @@ def word(sole: Sole, done: int) -> int | None:
 
 
 def test_all_up_to_a_message_is_said_with_one_word() -> None:
-    sole = Sole()
+    sole = AckAllConsumer()
     assert admitted(sole, (11, 1), (12, 2), (14, 3)) == [11, 12, 14]
     assert admitted(sole, (15, 4)) == [15]
     assert word(sole, 12) == 12
     assert word(sole, 12) is None
     assert word(sole, 15) == 15
-    assert sole.open() == []
+    assert sole.unacked_messages() == []
 
 
 def test_nothing_is_taken_behind_what_was_lost() -> None:
-    sole = Sole()
+    sole = AckAllConsumer()
     assert admitted(sole, (1, 1), (2, 2), (5, 4)) == [1, 2]
-    assert sole.is_broken
+    assert sole.has_gap
     assert admitted(sole, (3, 3)) == []
     assert word(sole, 1) == 1
-    sole.begin_anew()
+    sole.restart()
     assert admitted(sole, (2, 1), (3, 2), (4, 3)) == [3, 4]
     assert word(sole, 2) == 2
     assert word(sole, 4) == 4
 
 
 def test_what_is_sent_again_is_not_taken_again() -> None:
-    sole = Sole()
+    sole = AckAllConsumer()
     assert admitted(sole, (1, 1), (2, 2), (1, 3), (3, 4)) == [1, 2, 3]
     assert word(sole, 3) == 3
 
@@ -68,7 +68,7 @@ def test_what_is_sent_again_is_not_taken_again() -> None:
 @given(st.lists(st.integers(1, 30), unique=True, max_size=20), st.data())
 def test_a_word_is_never_of_more_than_is_done_with(found: list[int], data: st.DataObject) -> None:
     sequences = sorted(found)
-    sole, at, said = Sole(), 0, 0
+    sole, at, said = AckAllConsumer(), 0, 0
     while at < len(sequences):
         some = sequences[at : at + data.draw(st.integers(1, 6))]
         rows = [(sequence, at + number + 1) for number, sequence in enumerate(some)]
@@ -80,6 +80,6 @@ def test_a_word_is_never_of_more_than_is_done_with(found: list[int], data: st.Da
         assert told == (expected[-1] if expected else None)
         said = told or said
         left = [
-            s for m in sole.open() for s in jetstream_codec.parse_deliveries(m).sequences.tolist()
+            s for m in sole.unacked_messages() for s in jetstream_codec.parse_deliveries(m).sequences.tolist()
         ]
         assert left == [s for s in sequences[:at] if s > said]

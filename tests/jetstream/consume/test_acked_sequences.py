@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from simplebus.jetstream.consume import acked_sequences
-from simplebus.jetstream.consume.acked_sequences import APART_SECONDS, Remembered
+from simplebus.jetstream.consume.acked_sequences import CLOCK_SKEW_SECONDS, AckedSequences
 from simplebus.nats.client.jetstream_codec import JetStreamDeliveries, parse_deliveries
 from tests.jetstream.consume.test_feed import arrived, message
 
@@ -26,8 +26,8 @@ def numbers(*sequences: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
 
 @given(data=st.data())
 def test_what_is_acknowledged_is_known_from_the_floor_on_and_before_it(data: st.DataObject) -> None:
-    known, done, floor = Remembered(), set[int](), 0
-    known.take(told((100, 1.0)))
+    known, done, floor = AckedSequences(), set[int](), 0
+    known.record_received(told((100, 1.0)))
     for _ in range(data.draw(st.integers(1, 8))):
         if data.draw(st.booleans()):
             some = data.draw(st.sets(st.integers(1, 100), max_size=20))
@@ -38,42 +38,42 @@ def test_what_is_acknowledged_is_known_from_the_floor_on_and_before_it(data: st.
             known.raise_floor(said)
             floor = max(floor, said)
         expected = [n < floor or n in done for n in range(1, 120)]
-        assert known.are_done(np.arange(1, 120)).tolist() == expected
+        assert known.acked_flags(np.arange(1, 120)).tolist() == expected
 
 
 def test_nothing_is_known_to_be_done_though_it_is_before_what_came_first() -> None:
-    known = Remembered()
-    known.take(told((500, 1.0), (501, 1.0)))
-    assert known.are_done(numbers(90, 500)).tolist() == [False, False]
-    assert known.needed == 500
-    known.take(told((90, 1.0)))  # Another member of the group has given it back.
-    assert (known.needed, known.highest) == (90, 501)
+    known = AckedSequences()
+    known.record_received(told((500, 1.0), (501, 1.0)))
+    assert known.acked_flags(numbers(90, 500)).tolist() == [False, False]
+    assert known.restart_sequence == 500
+    known.record_received(told((90, 1.0)))  # Another member of the group has given it back.
+    assert (known.restart_sequence, known.highest) == (90, 501)
     known.raise_floor(80)
-    assert known.needed == 80
+    assert known.restart_sequence == 80
 
 
 def test_what_lies_before_a_younger_one_and_is_younger_shows_that_sequences_begin_anew() -> None:
-    known = Remembered()
-    assert not known.is_behind(told((1, 10.0)))
-    known.take(told((1, 10.0), (2, 11.0), (3, 12.0)))
-    assert not known.is_behind(told((2, 11.0), (4, 60.0)))
-    assert not known.is_behind(told((2, 12.0 + APART_SECONDS / 2)))
-    assert known.is_behind(told((2, 12.0 + 2 * APART_SECONDS)))
-    assert known.is_behind(told((4, 70.0), (3, 60.0)))
+    known = AckedSequences()
+    assert not known.shows_rollback(told((1, 10.0)))
+    known.record_received(told((1, 10.0), (2, 11.0), (3, 12.0)))
+    assert not known.shows_rollback(told((2, 11.0), (4, 60.0)))
+    assert not known.shows_rollback(told((2, 12.0 + CLOCK_SKEW_SECONDS / 2)))
+    assert known.shows_rollback(told((2, 12.0 + 2 * CLOCK_SKEW_SECONDS)))
+    assert known.shows_rollback(told((4, 70.0), (3, 60.0)))
 
 
 def test_a_clock_that_was_set_back_shows_nothing() -> None:
-    known = Remembered()
-    known.take(told((1, 5000.0)))
-    known.take(told((2, 1000.0), (3, 1001.0)))
-    assert not known.is_behind(told((1, 5000.0), (2, 1000.0)))
+    known = AckedSequences()
+    known.record_received(told((1, 5000.0)))
+    known.record_received(told((2, 1000.0), (3, 1001.0)))
+    assert not known.shows_rollback(told((1, 5000.0), (2, 1000.0)))
 
 
 def test_of_many_ranges_the_first_ones_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(acked_sequences, "RANGES_MAX", 10)
-    known = Remembered()
-    known.take(told((100, 1.0)))
+    known = AckedSequences()
+    known.record_received(told((100, 1.0)))
     for sequence in range(1, 23, 2):
         known.add(numbers(sequence))
-    done = np.flatnonzero(known.are_done(np.arange(100))).tolist()
+    done = np.flatnonzero(known.acked_flags(np.arange(100))).tolist()
     assert done == [11, 13, 15, 17, 19, 21]

@@ -9,8 +9,12 @@ import trio
 from trio.testing import MockClock
 
 from simplebus.core.errors import BusConnectionError
-from simplebus.jetstream.consume.ack_all import Sole
-from simplebus.jetstream.consume.catch_up import PATIENCE_SECONDS, SHARED_SECONDS, when_all_has_come
+from simplebus.jetstream.consume.ack_all import AckAllConsumer
+from simplebus.jetstream.consume.catch_up import (
+    PATIENCE_SECONDS,
+    SHARED_SECONDS,
+    notify_when_caught_up,
+)
 from simplebus.jetstream.names import JetStreamNames
 from simplebus.nats.client.jetstream_codec import JetStreamError
 from tests.jetstream.consume.test_feed import Door, message
@@ -40,18 +44,18 @@ class FakeLink:
 class Case:
     """A feed before such a cluster, and whether it was told."""
 
-    def __init__(self, *, is_sole: bool) -> None:
+    def __init__(self, *, is_ack_all: bool) -> None:
         self.door = Door()
         self.link = FakeLink()
-        if is_sole:
-            self.door.feed.sole = Sole()
+        if is_ack_all:
+            self.door.feed.ack_all = AckAllConsumer()
         self.told_at: float | None = None
 
     def tell(self) -> None:
         self.told_at = trio.current_time()
 
     async def wait(self) -> None:
-        await when_all_has_come(self.link, JetStreamNames(), "c", self.door.feed, self.tell)  # type: ignore[arg-type]
+        await notify_when_caught_up(self.link, JetStreamNames(), "c", self.door.feed, self.tell)  # type: ignore[arg-type]
 
     def take(self, *numbers: int) -> None:
         """These come and are acknowledged."""
@@ -60,11 +64,11 @@ class Case:
         self.door.ack(0, self.door.feed.position.ring.head)
 
 
-@pytest.mark.parametrize("is_sole", [True, False])
+@pytest.mark.parametrize("is_ack_all", [True, False])
 async def test_it_is_said_when_the_last_message_is_here(
-    autojump_clock: MockClock, is_sole: bool
+    autojump_clock: MockClock, is_ack_all: bool
 ) -> None:
-    case = Case(is_sole=is_sole)
+    case = Case(is_ack_all=is_ack_all)
     case.take(1, 2)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(case.wait)
@@ -79,7 +83,7 @@ async def test_it_is_said_when_the_last_message_is_here(
 
 
 async def test_what_went_to_other_doors_is_waited_for_a_moment(autojump_clock: MockClock) -> None:
-    case = Case(is_sole=False)
+    case = Case(is_ack_all=False)
     case.link.sent = 3
     await case.wait()
     assert case.told_at is not None
@@ -87,21 +91,21 @@ async def test_what_went_to_other_doors_is_waited_for_a_moment(autojump_clock: M
 
 
 async def test_what_was_sent_before_is_not_waited_for(autojump_clock: MockClock) -> None:
-    case = Case(is_sole=False)
-    case.link.sent = case.door.feed.sent_before = 3
+    case = Case(is_ack_all=False)
+    case.link.sent = case.door.feed.delivered_to_others = 3
     await case.wait()
     assert case.told_at == 0.0
 
 
 async def test_of_an_empty_stream_all_is_here(autojump_clock: MockClock) -> None:
-    case = Case(is_sole=True)
+    case = Case(is_ack_all=True)
     case.link.last = 0
     await case.wait()
     assert case.told_at == 0.0
 
 
 async def test_who_has_messages_is_told_at_once(autojump_clock: MockClock) -> None:
-    case = Case(is_sole=True)
+    case = Case(is_ack_all=True)
     case.door.take(message(1))
     case.door.taken()
     await case.wait()
@@ -114,14 +118,14 @@ async def test_who_has_messages_is_told_at_once(autojump_clock: MockClock) -> No
 async def test_a_cluster_that_does_not_answer_keeps_nobody(
     autojump_clock: MockClock, error: Exception
 ) -> None:
-    case = Case(is_sole=True)
+    case = Case(is_ack_all=True)
     case.link.error = error
     await case.wait()
     assert case.told_at == PATIENCE_SECONDS
 
 
 async def test_a_consumer_that_is_gone_has_nothing_more(autojump_clock: MockClock) -> None:
-    case = Case(is_sole=True)
+    case = Case(is_ack_all=True)
     case.link.error = JetStreamError(10014, "consumer not found")
     await case.wait()
     assert case.told_at == 0.0
@@ -130,7 +134,7 @@ async def test_a_consumer_that_is_gone_has_nothing_more(autojump_clock: MockCloc
 async def test_a_fault_of_the_doors_own_keeps_nobody_and_ends_nothing(
     autojump_clock: MockClock,
 ) -> None:
-    case = Case(is_sole=True)
+    case = Case(is_ack_all=True)
     case.link.error = ValueError("on purpose")
     await case.wait()
     assert case.told_at == 0.0

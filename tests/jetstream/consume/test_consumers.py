@@ -34,7 +34,7 @@ NO_LEADER = JetStreamError(10008, "JetStream system temporarily unavailable")
 
 
 async def consumers_of(up: RunningServer, class_id: int = 7) -> list[dict[str, Any]]:
-    found = await cluster_of(up).positions.all(class_id)
+    found = await cluster_of(up).consumers.list_all(class_id)
     return [info for info in found if api.kind_of(info)]
 
 
@@ -44,21 +44,21 @@ async def is_quiet(up: RunningServer) -> None:
 
 def test_who_goes_before_his_turn_holds_up_what_came_before_the_next_one_alone() -> None:
     stream = Stream()
-    stream.uplink.open_classes.add(7)
+    stream.publisher.open_classes.add(7)
     holds: list[int] = []
     for lot in (1, 2, 3):
-        holds.append(stream.uplink.hold(7))
-        stream.uplink.put(WriteBatch(lot, [entry(frame(b"%d" % lot, lot))]))
-    stream.uplink.let_go(7, holds[1])
-    stream.uplink.go_on(0.0)
+        holds.append(stream.publisher.pause_class(7))
+        stream.publisher.append_batch(WriteBatch(lot, [entry(frame(b"%d" % lot, lot))]))
+    stream.publisher.resume_class(7, holds[1])
+    stream.publisher.publish_ready(0.0)
     assert stream.take() == []
-    stream.uplink.let_go(7, holds[0])
-    stream.uplink.go_on(0.0)
+    stream.publisher.resume_class(7, holds[0])
+    stream.publisher.publish_ready(0.0)
     assert stream.answer(stream.take(), 0.0) == 2
-    stream.uplink.let_go(7, holds[2])
-    stream.uplink.go_on(0.0)
+    stream.publisher.resume_class(7, holds[2])
+    stream.publisher.publish_ready(0.0)
     assert stream.answer(stream.take(), 0.0) == 3
-    assert stream.uplink.is_empty
+    assert stream.publisher.is_empty
 
 
 async def test_what_was_to_be_asked_for_who_is_gone_is_not() -> None:
@@ -97,7 +97,7 @@ async def test_who_comes_and_goes_while_the_cluster_is_away_leaves_nothing(tmp_p
                                 await trio.sleep_forever()
                     await until(lambda: not cluster.feeds)
                     assert len(cluster._jobs._queues.get(7, ())) <= 2
-                    assert len(cluster.uplink._held.get(7, ())) <= 1
+                    assert len(cluster.publisher._pauses.get(7, ())) <= 1
                     server.start()
                     await bus.publish(b"after", class_id=7)
                     async with bus.subscribe(7) as messages:
@@ -108,21 +108,21 @@ async def test_who_comes_and_goes_while_the_cluster_is_away_leaves_nothing(tmp_p
 def test_what_is_published_waits_for_positions_that_came_before_it_alone() -> None:
     """Whoever comes and goes all the time holds up nobody for longer than what he was before."""
     stream = Stream()
-    stream.uplink.open_classes.add(7)
-    stream.uplink.put(WriteBatch(1, [entry(frame(b"1", 0))]))
+    stream.publisher.open_classes.add(7)
+    stream.publisher.append_batch(WriteBatch(1, [entry(frame(b"1", 0))]))
     holds: list[int] = []
     for lot in range(2, 6):
-        holds.append(stream.uplink.hold(7))
-        stream.uplink.put(WriteBatch(lot, [entry(frame(b"%d" % lot, lot))]))
+        holds.append(stream.publisher.pause_class(7))
+        stream.publisher.append_batch(WriteBatch(lot, [entry(frame(b"%d" % lot, lot))]))
     for lot in range(1, 6):
-        stream.uplink.go_on(0.0)
+        stream.publisher.publish_ready(0.0)
         assert stream.answer(stream.take(), 0.0) == lot
         stored = [payload for _, payload, _ in stream.stored]
         assert stored == [b"%d" % each for each in range(1, lot + 1)]
         if lot < 5:
-            holds.append(stream.uplink.hold(7))
-            stream.uplink.let_go(7, holds.pop(0))
-    assert stream.uplink.is_empty
+            holds.append(stream.publisher.pause_class(7))
+            stream.publisher.resume_class(7, holds.pop(0))
+    assert stream.publisher.is_empty
 
 
 @pytest.mark.parametrize("time", [*LATE, *EARLY, 1.5, 4e9])
@@ -191,7 +191,7 @@ async def test_an_opening_that_is_tried_again_holds_up_no_publisher_and_nobody_w
                         await bus.publish(b"meanwhile", class_id=7)
                         assert (await messages.get()).payload == b"meanwhile"
                     await bus.publish(b"later", class_id=7)
-                    await until(lambda: len(cluster_of(up).listening.consumers) == 0)
+                    await until(lambda: len(cluster_of(up).inboxes.consumer_names) == 0)
                 await until(lambda: any(feed.is_open for feed in cluster_of(up).feeds.values()))
                 await bus.publish(b"behind", class_id=7)
         assert got == [b"behind"]
@@ -209,7 +209,7 @@ async def test_a_consumer_of_which_nobody_hears_is_had_all_the_same(
                 assert (await messages.get(PATIENCE_SECONDS)).payload == b"waits"
                 assert lost.total() == 1
                 (info,) = await consumers_of(up)
-                assert [info["name"]] == list(cluster_of(up).listening.consumers.values())
+                assert [info["name"]] == list(cluster_of(up).inboxes.consumer_names.values())
 
 
 async def test_who_goes_while_his_consumer_is_asked_for_leaves_none(
@@ -252,7 +252,7 @@ async def test_what_somebody_leaves_waits_for_the_next_one_whatever_is_answered(
             async with bus.subscribe(7, auto_ack=False) as messages:
                 for _ in range(5):
                     await messages.get(PATIENCE_SECONDS)
-                names += cluster_of(up).listening.consumers.values()
+                names += cluster_of(up).inboxes.consumer_names.values()
             await until(lambda: failed.total() > 3)
             assert cluster_of(up).is_busy
             names.clear()
@@ -385,7 +385,7 @@ async def test_a_fault_of_the_door_where_somebody_goes_holds_up_no_publisher(
 ) -> None:
     async with door(options(jetstream_server.url)) as up, simplebus.connect(at(up)) as bus:
         cluster = cluster_of(up)
-        find = cluster.positions.open
+        find = cluster.consumers.open
 
         async def open_late(*asked: Any, **more: Any) -> Any:
             found = await find(*asked, **more)
@@ -395,8 +395,8 @@ async def test_a_fault_of_the_door_where_somebody_goes_holds_up_no_publisher(
         async def close(*_: Any, **__: Any) -> None:
             raise ValueError("a fault of the door's own")
 
-        monkeypatch.setattr(cluster.positions, "open", open_late)
-        monkeypatch.setattr(cluster.positions, "close", close)
+        monkeypatch.setattr(cluster.consumers, "open", open_late)
+        monkeypatch.setattr(cluster.consumers, "close", close)
         with trio.fail_after(PATIENCE_SECONDS):
             async with simplebus.connect(at(up)) as other, trio.open_nursery() as nursery:
                 nursery.start_soon(_subscribe, other)
@@ -422,7 +422,7 @@ async def test_who_goes_while_there_is_no_connection_leaves_no_fault(
                     [feed] = cluster.feeds.values()
                     server.kill()
                     await until(lambda: not cluster.link.is_ready)
-                    cluster._renew(feed)
+                    cluster._replace_later(feed)
                     await until(lambda: 7 in cluster._jobs.busy_classes)
                 await until(lambda: not cluster.feeds)
                 server.start()
@@ -436,18 +436,18 @@ async def test_a_fault_where_a_consumer_is_looked_for_again_is_tried_on(
     faults = [ValueError("a fault of the door's own")] * 2
     async with door(options(jetstream_server.url)) as up, simplebus.connect(at(up)) as bus:
         cluster = cluster_of(up)
-        renew = cluster.positions.renew
+        renew = cluster.consumers.replace
 
         async def renew_late(*asked: Any) -> Any:
             if faults:
                 raise faults.pop()
             return await renew(*asked)
 
-        monkeypatch.setattr(cluster.positions, "renew", renew_late)
+        monkeypatch.setattr(cluster.consumers, "replace", renew_late)
         with trio.fail_after(PATIENCE_SECONDS):
             async with bus.subscribe(7) as messages:
                 [feed] = cluster.feeds.values()
-                cluster._renew(feed)
-                await until(lambda: not (faults or feed.is_renewing))
+                cluster._replace_later(feed)
+                await until(lambda: not (faults or feed.is_replacing))
                 await bus.publish(b"then", class_id=7)
                 assert (await messages.get()).payload == b"then"

@@ -40,7 +40,7 @@ async def test_what_is_deleted_is_made_again(
                 await bus.publish(b"%d" % number, class_id=1)
             held = [await messages.get() for _ in range(3)]
             assert [message.payload for message in held] == [b"0", b"1", b"2"]
-            (consumer,) = cluster.listening.consumers.values()
+            (consumer,) = cluster.inboxes.consumer_names.values()
             name = f"CONSUMER.DELETE.{stream}.{consumer}"
             await cluster.link.api_request(
                 name if what == "CONSUMER" else f"STREAM.DELETE.{stream}"
@@ -71,26 +71,26 @@ async def test_what_is_confirmed_while_a_consumer_is_gone_that_has_sent_nothing_
             await bus.publish(b"before", class_id=1)
             await messages.get()
         begins: dict[str, Any] = {**kind, "start": "new"}
-        renew, is_published = cluster.positions.renew, trio.Event()
+        renew, is_published = cluster.consumers.replace, trio.Event()
 
         async def late(*given: Any) -> Any:
             await is_published.wait()
             return await renew(*given)
 
-        monkeypatch.setattr(cluster.positions, "renew", late)
+        monkeypatch.setattr(cluster.consumers, "replace", late)
         with trio.fail_after(PATIENCE_SECONDS):
             async with bus.subscribe(1, **begins) as messages:
-                await until(lambda: bool(cluster.listening.consumers))
+                await until(lambda: bool(cluster.inboxes.consumer_names))
                 for is_last in (False, True):
-                    (name,) = cluster.listening.consumers.values()
+                    (name,) = cluster.inboxes.consumer_names.values()
                     is_published = trio.Event()
                     (feed,) = cluster.feeds.values()
                     await cluster.link.api_request(f"CONSUMER.DELETE.{stream}.{name}")
-                    await until(lambda feed=feed: feed.is_renewing)  # type: ignore[misc]
+                    await until(lambda feed=feed: feed.is_replacing)  # type: ignore[misc]
                     if is_last:
                         await bus.publish_many([b"0", b"1", b"2"], class_id=1)
                     is_published.set()
-                    await until(lambda feed=feed: not feed.is_renewing)  # type: ignore[misc]
+                    await until(lambda feed=feed: not feed.is_replacing)  # type: ignore[misc]
                 got = [(await messages.get()).payload for _ in range(3)]
                 while got[0] == b"before":  # A group has all again that is stored.
                     got = [*got[1:], (await messages.get()).payload]
@@ -114,7 +114,7 @@ async def test_what_a_deleted_consumer_was_to_send_later_comes_when_it_is_made_a
                 for _ in range(2):
                     (await messages.get()).ack()
             async with bus.subscribe(1, **durable) as messages:
-                await until(lambda: bool(cluster.listening.consumers))
+                await until(lambda: bool(cluster.inboxes.consumer_names))
                 await cluster.link.api_request(
                     f"CONSUMER.DELETE.{cluster.options.names.stream_name(1)}.d-d"
                 )
@@ -147,8 +147,8 @@ async def test_a_consumer_that_is_gone_costs_nothing_where_its_stream_cannot_be_
             return await ask(subject, *given, **more)
 
         with trio.fail_after(PATIENCE_SECONDS):
-            await until(lambda: bool(cluster.listening.consumers))
-            monkeypatch.setattr(cluster.link, "ask", refuses)
+            await until(lambda: bool(cluster.inboxes.consumer_names))
+            monkeypatch.setattr(cluster.link, "api_request", refuses)
             await ask(f"STREAM.DELETE.{cluster.options.names.stream_name(1)}")
             await bus.publish(b"late", class_id=1)
             assert (await messages.get()).payload == b"late"
@@ -166,7 +166,7 @@ async def test_a_consumer_that_refuses_is_asked_now_and_then(
         cluster = cluster_of(up)
         name = f"{cluster.options.names.stream_name(1)}.d-d"
         counts = Counter[str]()
-        publish, beat = cluster.link.core.publish, cluster._beat
+        publish, beat = cluster.link.core.publish, cluster._tick
 
         def asking(subject: str, payload: bytes, **more: Any) -> None:
             counts["asked"] += "MSG.NEXT" in subject
@@ -177,7 +177,7 @@ async def test_a_consumer_that_refuses_is_asked_now_and_then(
             beat()
 
         monkeypatch.setattr(cluster.link.core, "publish", asking)
-        monkeypatch.setattr(cluster, "_beat", beating)
+        monkeypatch.setattr(cluster, "_tick", beating)
         with trio.fail_after(PATIENCE_SECONDS):
             info = await cluster.link.api_request(f"CONSUMER.INFO.{name}")
             for longest in (1_000_000_000, 0):  # Of a request; a door's takes longer.
@@ -188,7 +188,7 @@ async def test_a_consumer_that_refuses_is_asked_now_and_then(
                 }
                 await cluster.link.api_request(f"CONSUMER.CREATE.{name}", body)
                 for feed in cluster.feeds.values():
-                    feed.asked = 0  # As when what was asked for has come.
+                    feed.requested_count = 0  # As when what was asked for has come.
                 if longest:
                     await until(lambda: counts["beats"] > 8)
                     assert 0 < counts["asked"] <= counts["beats"] + REFUSALS_MAX + 1

@@ -11,35 +11,25 @@ import pytest
 import simplebus
 from simplebus.core.errors import RefusedError
 from simplebus.core.protocol import frames
-from simplebus.core.users.passwords import PasswordVerifier, hash_token
+from simplebus.core.users.passwords import PasswordVerifier
 from simplebus.core.users.permissions import (
     AdminRight,
-    PermissionRule,
-    PermissionRules,
-    Permissions,
 )
-from simplebus.core.users.users import User, Users
+from simplebus.core.users.users import Users
 from simplebus.server.run import RunningServer
 from tests.behaviour.wire_peer_v2 import connect_request, subscribe
+from tests.core.authorization.users import create_user
 from tests.jetstream.nats_servers import NatsServer
 from tests.jetstream.stateless_servers import door, options
 from tests.jetstream.test_two_servers import at, cluster_of, until
 from tests.support import running_server
 
-
-def user(name: str, *subscribe: str, admin: tuple[tuple[AdminRight, str], ...] = ()) -> User:
-    rules = PermissionRules(tuple(map(PermissionRule.parse, subscribe)) or None)
-    return User(
-        name, token=hash_token(name), permissions=Permissions(PermissionRules(), rules, admin)
-    )
-
-
 USERS = Users(
     [
-        user("ada"),
-        user("bob"),
-        user("eu", "1 eu.#"),
-        user("keeper", admin=((AdminRight.CONFIGURE, "*"),)),
+        create_user("ada"),
+        create_user("bob"),
+        create_user("eu", "1 eu.#"),
+        create_user("keeper", admin=((AdminRight.CONFIGURE, "*"),)),
     ],
     PasswordVerifier(b"by chance"),
 )

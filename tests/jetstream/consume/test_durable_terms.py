@@ -6,13 +6,17 @@ import pytest
 
 import simplebus
 from simplebus.core.errors import RefusedError
-from simplebus.jetstream.consume.durable_check import Judge
+from simplebus.jetstream.consume.durable_check import DurableCheck
 from simplebus.nats.client.jetstream_codec import JetStreamError
 from simplebus.server.run import RunningServer
 from tests.jetstream.consume.test_durable_owners import two_doors
 from tests.jetstream.faulty_api import asked_in_vain
 from tests.jetstream.nats_servers import NatsServer
-from tests.jetstream.stateless_servers import door, options
+from tests.jetstream.stateless_servers import (
+    door,
+    options,
+    two_servers,
+)
 from tests.jetstream.test_two_servers import at, cluster_of, until
 
 FIRST = {"ack_seconds": 7.0, "max_deliveries": 3, "backoff": [1.0, 2.0]}
@@ -36,12 +40,7 @@ async def test_as_long_as_somebody_has_it_whoever_comes_is_served_so(
     jetstream_server: NatsServer, names: dict[str, str]
 ) -> None:
     cluster = options(jetstream_server.url)
-    async with (
-        door(cluster) as one,
-        door(cluster) as other,
-        simplebus.connect(at(one)) as here,
-        simplebus.connect(at(other)) as there,
-    ):
+    async with two_servers(cluster) as (one, other, here, there):
         async with here.subscribe(1, **names, **FIRST):
             assert terms_at(one) == (7, 3, (1, 2))
             async with there.subscribe(1, **names, **OTHER):
@@ -74,12 +73,7 @@ async def test_who_may_not_change_a_group_is_served_as_its_maker_says(
 
 async def test_a_durable_has_one_group_at_all_doors(jetstream_server: NatsServer) -> None:
     cluster = options(jetstream_server.url)
-    async with (
-        door(cluster) as one,
-        door(cluster) as other,
-        simplebus.connect(at(one)) as here,
-        simplebus.connect(at(other)) as there,
-    ):
+    async with two_servers(cluster) as (_, _, here, there):
         for durable, group, wrong in (("a", "g", "h"), ("b", "g", None), ("c", None, "g")):
             async with here.subscribe(1, durable=durable, group=group):
                 pass
@@ -103,10 +97,7 @@ async def test_of_two_doors_that_make_a_durable_at_once_for_other_channels_one_i
         return None
 
     async with (
-        door(cluster) as one,
-        door(cluster) as other,
-        simplebus.connect(at(one)) as here,
-        simplebus.connect(at(other)) as there,
+        two_servers(cluster) as (_, other, here, there),
         here.subscribe(1, "eu.#", durable="d"),
     ):
         with (
@@ -126,5 +117,5 @@ async def test_terms_that_are_none_change_nothing(jetstream_server: NatsServer, 
         bus.subscribe(1, durable="d", **FIRST),
     ):
         [position] = cluster_of(up).feeds
-        Judge(cluster_of(up)._broker).agree(position, said)
+        DurableCheck(cluster_of(up)._broker).apply_policy(position, said)
         assert terms_at(up) == (7, 3, (1, 2))

@@ -17,9 +17,9 @@ from simplebus.core.protocol.durability import Durability
 from simplebus.core.protocol.envelope_batch import Envelope, encode
 from simplebus.core.protocol.receive_buffer import ReceiveBuffer
 from simplebus.core.subscription.subscription import BrokerSubscription
-from simplebus.jetstream.consume.ack_all import Sole
-from simplebus.jetstream.consume.dead_letters import Burials, Burying
-from simplebus.jetstream.consume.feed import FETCH_MESSAGES_MAX, Feed, Found
+from simplebus.jetstream.consume.ack_all import AckAllConsumer
+from simplebus.jetstream.consume.dead_letters import DeadLetterTracker, FeedDeadLetters
+from simplebus.jetstream.consume.feed import FETCH_MESSAGES_MAX, ConsumerFeed, OpenedConsumer
 from simplebus.jetstream.remote_class import RemoteClass
 from simplebus.nats.client.events import ReceivedMessages
 from simplebus.nats.client.parser import ClientParser
@@ -32,25 +32,25 @@ class Door:
 
     def __init__(self) -> None:
         self.broker = Broker(Settings(), commit_log=CommitLog(Durability.OS))
-        self.feeds: list[Feed] = []
+        self.feeds: list[ConsumerFeed] = []
         self.ended: list[bool] = []
         self.written: list[bytes] = []
         """What was said of messages whose subscription had ended."""
         assert self.broker.commit_log is not None
         self.commit_log = self.broker.commit_log
-        self.burials = Burials(self.commit_log, self.written.append)
+        self.burials: DeadLetterTracker[ConsumerFeed] = DeadLetterTracker(self.commit_log, self.written.append)
         table = self.broker.store.class_registry
         table.class_factory = partial(
             RemoteClass,
-            begin=self._begin,
-            end=self._end,
-            ask=lambda *_: None,
-            struck=lambda *_: None,
+            open_position=self._open_position,
+            close_position=self._close_position,
+            query_stream=lambda *_: None,
+            on_purged=lambda *_: None,
             feeds={},
-            coming=lambda *_: True,
-            buried=lambda _, *given_up: self.burials.add(self.feed, *given_up),
-            count=lambda class_id, tell: None,
-            refused=lambda class_id: "",
+            check_caught_up=lambda *_: True,
+            on_dead_lettered=lambda _, *given_up: self.burials.add(self.feed, *given_up),
+            count_messages=lambda class_id, tell: None,
+            get_refusal=lambda class_id: "",
             frame_bytes=1 << 20,
         )
         table.create_classes([(7, "")])
@@ -61,10 +61,10 @@ class Door:
         self.taken()
         (self.feed,) = self.feeds
 
-    def _begin(self, cls: RemoteClass, position: BrokerSubscription, *start: object) -> None:
-        self.feeds.append(Feed(cls, position, self.broker.store))
+    def _open_position(self, cls: RemoteClass, position: BrokerSubscription, *start: object) -> None:
+        self.feeds.append(ConsumerFeed(cls, position, self.broker.store))
 
-    def _end(self, cls: RemoteClass, position: BrokerSubscription, forget: bool) -> None:
+    def _close_position(self, cls: RemoteClass, position: BrokerSubscription, forget: bool) -> None:
         self.ended.append(forget)
 
     def say(self, data: bytes) -> None:
@@ -73,7 +73,7 @@ class Door:
 
     def take(self, *messages: bytes) -> bytes:
         """These come from the consumer. Returns what is said of them at once."""
-        said = self.feed.take(arrived(*messages))
+        said = self.feed.receive(arrived(*messages))
         self.broker.subscription_manager.notify_position(self.feed.position)
         return said
 
@@ -100,8 +100,8 @@ class Door:
 
     def acked(self) -> list[int]:
         """What is to be said to be acknowledged: sequences of the stream."""
-        self.burials.settle(self.feed)
-        return sorted(sequence_of(m, row) for m in self.feed.acked() for row in range(m.count))
+        self.burials.update_feed(self.feed)
+        return sorted(sequence_of(m, row) for m in self.feed.pop_acked() for row in range(m.count))
 
 
 def message(
@@ -143,7 +143,7 @@ def test_what_comes_is_delivered_and_what_is_acknowledged_goes_back() -> None:
     door.ack(0, 1)
     assert door.acked() == [5]
     assert door.feed.position.ring.floor == 2
-    assert [sequence_of(m, 0) for m in door.feed.left()] == [9]
+    assert [sequence_of(m, 0) for m in door.feed.unacked_messages()] == [9]
 
 
 def test_one_that_comes_again_while_it_is_here_is_not_fed_twice() -> None:
@@ -152,9 +152,9 @@ def test_one_that_comes_again_while_it_is_here_is_not_fed_twice() -> None:
     door.taken()
     assert door.take(message(6, attempt=2, tail="7")) == b""
     assert door.taken() == []
-    assert door.feed.statistics().repeated == 1
+    assert door.feed.statistics().repeated_count == 1
     door.ack(0, 2)
-    replies = [m.reply(row) for m in door.feed.acked() for row in range(m.count)]
+    replies = [m.reply(row) for m in door.feed.pop_acked() for row in range(m.count)]
     assert replies[0].endswith(b".5.5.1000000000.0")
     assert replies[1].startswith(b"$JS.ACK.S.c.2.6.")  # By its latest subject.
 
@@ -163,15 +163,15 @@ def test_many_that_come_again_are_copied_once() -> None:
     door, count = Door(), 500
     door.take(*(message(n, bytes(1000)) for n in range(1, count + 1)))
     door.taken()
-    before = sum(len(messages.raw) for messages in door.feed.left())
+    before = sum(len(messages.raw) for messages in door.feed.unacked_messages())
     numbers = random.Random(1).sample(range(1, count + 1), count)
     door.take(*(message(n, b"x", attempt=2, tail="7") for n in numbers))
-    [messages] = door.feed.left()
+    [messages] = door.feed.unacked_messages()
     replies = [messages.reply(row) for row in range(count)]
     assert [int(reply.split(b".")[5]) for reply in replies] == list(range(1, count + 1))
     assert all(reply.startswith(b"$JS.ACK.S.c.2.") for reply in replies)
     assert len(messages.raw) < before + sum(map(len, replies)) + 100
-    assert door.feed.statistics().repeated == count
+    assert door.feed.statistics().repeated_count == count
 
 
 def test_one_that_was_acknowledged_and_comes_again_is_acknowledged_again() -> None:
@@ -195,7 +195,7 @@ def test_what_a_server_has_forgotten_and_sends_as_if_it_was_new_is_not_fed_twice
     said = door.take(*(message(n, tail="9") for n in (5, 6, 7, 8)))
     assert said.count(b"+ACK") == 2
     assert door.taken() == [(3, b"8")]
-    door.feed.remembered.raise_floor(8)  # So the consumer says: nothing else is remembered of it.
+    door.feed.acked_sequences.raise_floor(8)  # So the consumer says: nothing else is acked_sequences of it.
     assert door.take(message(7, tail="10")).startswith(b"PUB $JS.ACK.S.c.1.7.7.")
     assert door.taken() == []
 
@@ -209,9 +209,9 @@ def test_one_that_comes_twice_at_once_is_fed_once(attempt: int) -> None:
     assert [payload for _, payload in door.taken()][:2] == [b"5", b"6"]
     door.broker.subscription_manager.notify_position(door.feed.position)
     assert door.feed.position.ring.head == 3
-    assert door.feed.statistics().repeated == 2
+    assert door.feed.statistics().repeated_count == 2
     door.ack(0, 3)
-    replies = [m.reply(row) for m in door.feed.acked() for row in range(m.count)]
+    replies = [m.reply(row) for m in door.feed.pop_acked() for row in range(m.count)]
     assert [reply.endswith(b".9") for reply in replies] == [True, True, False]  # By its latest.
 
 
@@ -226,34 +226,34 @@ def test_one_that_this_door_never_had_is_marked_when_it_comes_behind_younger_one
 
 def test_a_consumer_that_is_made_anew_begins_with_what_it_may_owe_that_is_not_here() -> None:
     door = Door()
-    door.feed.remembered.raise_floor(3)
+    door.feed.acked_sequences.raise_floor(3)
     door.take(message(5), message(6))
     door.taken()
     door.ack(0, 2)
     assert door.acked() == [5, 6]
-    assert door.feed.needed == 3
-    door.feed.begin_anew(Found("d", True))
+    assert door.feed.restart_sequence == 3
+    door.feed.replace_consumer(OpenedConsumer("d", True))
     door.take(*(message(n) for n in (3, 4, 5, 6, 7)))
     assert door.taken() == [(2, b"3"), (3, b"4"), (4, b"7")]
 
 
-@pytest.mark.parametrize("is_sole", [False, True])
+@pytest.mark.parametrize("is_ack_all", [False, True])
 def test_of_a_stream_that_came_back_with_less_nothing_is_taken_for_what_it_had(
-    is_sole: bool,
+    is_ack_all: bool,
 ) -> None:
     door = Door()
-    door.feed.sole = Sole() if is_sole else None
+    door.feed.ack_all = AckAllConsumer() if is_ack_all else None
     door.take(*(message(n) for n in (1, 2, 3, 4)))
     door.taken()
     door.ack(0, 4)
     assert 4 in door.acked()
     anew = [message(n, b"other %d" % n, stored=9_000_000_000) for n in (1, 2, 3)]
-    if is_sole:
-        door.feed.sole = Sole()
+    if is_ack_all:
+        door.feed.ack_all = AckAllConsumer()
     assert door.take(*anew) == b""
     assert (door.taken(), door.feed.is_broken) == ([], True)
     assert door.take(*anew) == b""
-    door.feed.begin_anew(Found("d", True, is_sole, is_of_new_stream=True))
+    door.feed.replace_consumer(OpenedConsumer("d", True, is_ack_all, is_new_stream=True))
     assert not door.feed.is_broken
     door.take(*anew)
     assert door.taken() == [(n + 3, b"other %d" % n) for n in (1, 2, 3)]
@@ -277,9 +277,9 @@ def test_what_was_sent_too_often_becomes_a_dead_letter_and_is_done() -> None:
     assert door.broker.classes[door.broker.store.class_id_by_name["dead.7"]].ring.head == 1
     assert door.acked() == []  # It is not stored yet.
     door.store()
-    assert door.burials.go_on() == {door.feed}
+    assert door.burials.write_stored_acks() == {door.feed}
     assert door.acked() == [5]
-    assert door.burials.go_on() == set()
+    assert door.burials.write_stored_acks() == set()
 
 
 def test_what_died_waits_for_its_letter_and_nothing_else_does() -> None:
@@ -290,35 +290,35 @@ def test_what_died_waits_for_its_letter_and_nothing_else_does() -> None:
     assert [payload for _, payload in door.taken()] == [b"7"]
     door.ack(0, 3)
     assert door.acked() == [5, 7]
-    assert [sequence_of(m, 0) for m in door.feed.left()] == [6]  # It is said to be in work.
+    assert [sequence_of(m, 0) for m in door.feed.unacked_messages()] == [6]  # It is said to be in work.
     assert door.take(message(6, attempt=18, tail="7")) == b""  # Nor is it acknowledged now.
     assert door.taken() == []
     door.store()
-    door.burials.settle(door.feed)
-    (said,) = door.feed.acked()
+    door.burials.update_feed(door.feed)
+    (said,) = door.feed.pop_acked()
     assert said.reply(0).startswith(b"$JS.ACK.S.c.18.6.")  # By its latest subject.
-    assert door.feed.left() == []
+    assert door.feed.unacked_messages() == []
 
 
 def test_a_consumer_that_is_told_of_all_up_to_a_message_is_told_of_what_is_before_it() -> None:
     door = Door()
-    door.feed.sole = Sole()
+    door.feed.ack_all = AckAllConsumer()
     door.take(message(1), message(2), message(3, attempt=17), message(4))
     assert [payload for _, payload in door.taken()] == [b"1", b"2"]
     door.broker.subscription_manager.notify_position(door.feed.position)
     assert [payload for _, payload in door.taken()] == [b"4"]
     door.ack(0, 4)
     assert door.acked() == [2]
-    assert door.feed.needed == 3  # From there on another consumer is to send it again.
+    assert door.feed.restart_sequence == 3  # From there on another consumer is to send it again.
     door.store()
     assert door.acked() == [4]
-    assert door.feed.needed == 5
+    assert door.feed.restart_sequence == 5
 
 
 @pytest.mark.parametrize("is_stored", [False, True])
 def test_who_goes_owes_what_is_being_buried_until_its_letter_is_stored(is_stored: bool) -> None:
     door = Door()
-    door.feed.sole = Sole()
+    door.feed.ack_all = AckAllConsumer()
     door.take(message(1), message(2, attempt=17), message(3), message(4))
     door.taken()
     door.broker.subscription_manager.notify_position(door.feed.position)
@@ -326,37 +326,37 @@ def test_who_goes_owes_what_is_being_buried_until_its_letter_is_stored(is_stored
     door.ack(0, 1)
     door.ack(2, 3)
     assert door.acked() == [1]
-    owed = door.feed.owed([(3, 4, 2.0)])
+    owed = door.feed.unacked_on_exit([(3, 4, 2.0)])
     assert owed is not None
-    owed = owed.when_buried(is_stored)
+    owed = owed.resolve_dead_letters(is_stored)
     assert owed is not None
     assert owed.sequences.tolist() == [2, 3, 4]
-    assert owed.waits.tolist() == [-1.0 if is_stored else 0.0, -1.0, 2.0]
+    assert owed.delays.tolist() == [-1.0 if is_stored else 0.0, -1.0, 2.0]
 
 
 def test_who_goes_owes_what_its_subscriber_was_not_sent_yet() -> None:
     door = Door()
-    door.feed.sole = Sole()
+    door.feed.ack_all = AckAllConsumer()
     door.take(message(1), message(2), message(3))
     door.taken()
     door.ack(0, 1)
     assert door.acked() == [1]
     door.take(message(4), message(5))  # Nobody asks the outbox for these any more.
     assert door.feed.position.window.cursor < door.feed.position.ring.head
-    owed = door.feed.owed([])
+    owed = door.feed.unacked_on_exit([])
     assert owed is not None
     assert owed.sequences.tolist() == [2, 3, 4, 5]
-    assert owed.waits.tolist() == [0.0] * 4
+    assert owed.delays.tolist() == [0.0] * 4
 
 
 def test_who_goes_owes_nothing_when_all_is_buried() -> None:
     door = Door()
-    door.feed.sole = Sole()
+    door.feed.ack_all = AckAllConsumer()
     door.take(message(1, attempt=17))
     door.taken()
-    owed = door.feed.owed([])
+    owed = door.feed.unacked_on_exit([])
     assert owed is not None
-    assert owed.when_buried(is_stored=True) is None
+    assert owed.resolve_dead_letters(is_stored=True) is None
 
 
 def test_who_goes_is_done_with_what_died_when_its_letter_is_stored() -> None:
@@ -365,34 +365,34 @@ def test_who_goes_is_done_with_what_died_when_its_letter_is_stored() -> None:
     door.taken()
     door.ack(0, 1)
     assert door.acked() == [5]
-    door.burials.end(door.feed)
-    assert door.feed.given_back([]) == []
-    assert door.burials.go_on() == set()
+    door.burials.end_feed(door.feed)
+    assert door.feed.messages_to_return([]) == []
+    assert door.burials.write_stored_acks() == set()
     assert door.written == []
     door.store()
-    door.burials.go_on()
+    door.burials.write_stored_acks()
     assert door.written == [b"PUB $JS.ACK.S.c.17.6.6.1000000000.0 4\r\n+ACK\r\n"]
 
 
 @given(st.integers(0, 10**6))
 def test_what_is_being_buried_is_what_no_lot_has_stored(seed: int) -> None:
     chance = random.Random(seed)
-    burying, owed, lot, at = Burying(), dict[int, int](), 0, 0
+    dead_letters, owed, lot, at = FeedDeadLetters(), dict[int, int](), 0, 0
     for _ in range(30):
         if chance.random() < 0.6:
             first = at + chance.randrange(3)
             at = first + chance.randrange(1, 5)
             lot += chance.randrange(2)
-            burying.add([(first, at)], (lot, 9))
+            dead_letters.add([(first, at)], (lot, 9))
             owed |= dict.fromkeys(range(first, at), lot)
         else:
             reached = chance.randrange(lot + 1)
-            burying.settle(lambda mark, reached=reached: mark[0] <= reached)  # type: ignore[misc]
+            dead_letters.remove_stored(lambda mark, reached=reached: mark[0] <= reached)  # type: ignore[misc]
             owed = {number: mark for number, mark in owed.items() if mark > reached}
         begin, end = sorted(chance.choices(range(at + 2), k=2))
-        assert burying.flags(begin, end).tolist() == [n in owed for n in range(begin, end)]
-        assert burying.floor(end) == min([end, *owed])
-        assert bool(burying) == bool(owed)
+        assert dead_letters.pending_flags(begin, end).tolist() == [n in owed for n in range(begin, end)]
+        assert dead_letters.limit_floor(end) == min([end, *owed])
+        assert bool(dead_letters) == bool(owed)
 
 
 def test_what_can_be_no_message_is_ended() -> None:
@@ -408,7 +408,7 @@ def test_what_can_be_no_message_is_ended() -> None:
     )
     assert said.count(b" 5\r\n+TERM\r\n") == 3
     assert [payload for _, payload in door.taken()] == [b"x", b"5"]
-    assert door.feed.statistics().odd == 4
+    assert door.feed.statistics().invalid_count == 4
 
 
 def test_what_is_left_is_given_back_with_its_pauses() -> None:
@@ -417,7 +417,7 @@ def test_what_is_left_is_given_back_with_its_pauses() -> None:
     door.taken()
     door.ack(1, 2)
     door.acked()
-    given = door.feed.given_back([(2, 3, 1.5)])
+    given = door.feed.messages_to_return([(2, 3, 1.5)])
     found = {sequence_of(m, row): pause for m, pause in given for row in range(m.count)}
     assert found == {1: 0.0, 3: 1.5, 4: 0.0}
     door.broker.close_session(door.session)
@@ -427,16 +427,16 @@ def test_what_is_left_is_given_back_with_its_pauses() -> None:
 def test_no_more_is_asked_for_than_has_room() -> None:
     door = Door()
     feed = door.feed
-    assert feed.wanted() == FETCH_MESSAGES_MAX
-    feed.asked = feed.wanted()
-    assert feed.wanted() == 0
+    assert feed.request_size() == FETCH_MESSAGES_MAX
+    feed.requested_count = feed.request_size()
+    assert feed.request_size() == 0
     door.take(*(message(n) for n in range(1, 101)))
-    assert feed.asked == FETCH_MESSAGES_MAX - 100
-    assert feed.wanted() == 0  # These are not acknowledged.
+    assert feed.requested_count == FETCH_MESSAGES_MAX - 100
+    assert feed.request_size() == 0  # These are not acknowledged.
     door.taken()
     door.ack(0, 100)
-    feed.asked = 0
-    assert feed.wanted() == FETCH_MESSAGES_MAX
+    feed.requested_count = 0
+    assert feed.request_size() == FETCH_MESSAGES_MAX
 
 
 @given(st.integers(0, 10**6))
@@ -473,7 +473,7 @@ def test_each_message_is_delivered_and_said_to_be_acknowledged_once_it_is(seed: 
         assert said == done
         assert not door.feed.position.check_invariants()
     assert len(set(sent.values())) == len(sent)
-    left = {sequence_of(m, row) for m in door.feed.left() for row in range(m.count)}
+    left = {sequence_of(m, row) for m in door.feed.unacked_messages() for row in range(m.count)}
     assert left == set(range(1, following)) - done
 
 
@@ -483,7 +483,7 @@ def test_a_ring_that_is_full_takes_the_rest_later(count: int) -> None:
     door.feed.position.ring.messages_max = 16
     door.take(*(message(n) for n in range(1, count + 1)))
     assert len(door.taken()) == min(count, 16)
-    assert door.feed.wanted() == (0 if count > 16 else 16 - count + FETCH_MESSAGES_MAX - 16)
+    assert door.feed.request_size() == (0 if count > 16 else 16 - count + FETCH_MESSAGES_MAX - 16)
     door.ack(0, 16)
     assert door.acked() == list(range(1, min(count, 16) + 1))
     assert door.feed.fill() == b""

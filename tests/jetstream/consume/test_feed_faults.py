@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simplebus.jetstream.consume.feed import Found
+from simplebus.jetstream.consume.feed import OpenedConsumer
 from simplebus.nats.client import jetstream_codec
 from simplebus.nats.limits import NatsLimits
 from simplebus.nats.protocol.events import Pub
@@ -46,9 +46,9 @@ class State:
 class Consumer:
     """What JetStream does with one: of each message a word, or of all up to one."""
 
-    def __init__(self, stream: list[int], start: int, *, is_sole: bool) -> None:
+    def __init__(self, stream: list[int], start: int, *, is_ack_all: bool) -> None:
         self.stream = stream
-        self.is_sole = is_sole
+        self.is_ack_all = is_ack_all
         self.state = State(start, start)
         self.wanted = 0
         self.kept = deepcopy(self.state)
@@ -81,7 +81,7 @@ class Consumer:
         state = self.state
         if word not in (jetstream_codec.ACK, jetstream_codec.TERMINATE):
             return
-        if not self.is_sole:
+        if not self.is_ack_all:
             state.pending.pop(sequence, None)
             while state.floor < state.next and state.floor not in state.pending:
                 state.floor += 1
@@ -94,24 +94,24 @@ class Consumer:
 class Fed(Door):
     """A door whose position has such a consumer, behind a connection."""
 
-    def __init__(self, chance: random.Random, *, is_sole: bool) -> None:
+    def __init__(self, chance: random.Random, *, is_ack_all: bool) -> None:
         super().__init__()
         self.chance = chance
-        self.is_sole = is_sole
+        self.is_ack_all = is_ack_all
         self.stream: list[int] = []
         self.last = chance.randrange(5)
         self.start = self.last + 1
         """From where on its consumer was made."""
-        self.consumer: Consumer | None = Consumer(self.stream, self.start, is_sole=is_sole)
+        self.consumer: Consumer | None = Consumer(self.stream, self.start, is_ack_all=is_ack_all)
         self.coming: list[bytes] = []
         """What it has sent that has not come."""
-        self.going: list[bytes] = []
+        self.releasing: list[bytes] = []
         """What was said to it that has not come there."""
         self.sent: dict[int, int] = {}
         """Messages of the stream that the subscriber was sent, by their numbers."""
         self.done: set[int] = set()
         """Which of them it has acknowledged."""
-        self.feed.begin(Found("c", False, is_sole, floor=self.start))
+        self.feed.open(OpenedConsumer("c", False, is_ack_all, floor=self.start))
 
     def publish(self, count: int) -> None:
         for _ in range(count):
@@ -121,17 +121,17 @@ class Fed(Door):
     def serve(self) -> None:
         """What a door does at the end of a turn."""
         feed = self.feed
-        for messages in feed.acked():
-            self.going.append(bytes(jetstream_codec.encode_acks(messages)))
-        self.going.append(feed.fill())
-        if count := feed.wanted():
-            feed.asked += count
-            self.going.append(b"PUB want %d\r\n%b\r\n" % (len(b"%d" % count), b"%d" % count))
+        for messages in feed.pop_acked():
+            self.releasing.append(bytes(jetstream_codec.encode_acks(messages)))
+        self.releasing.append(feed.fill())
+        if count := feed.request_size():
+            feed.requested_count += count
+            self.releasing.append(b"PUB want %d\r\n%b\r\n" % (len(b"%d" % count), b"%d" % count))
         self.broker.subscription_manager.notify_position(feed.position)
 
     def hear(self, most: int) -> None:
         """The consumer hears so much."""
-        some, self.going = self.going[:most], self.going[most:]
+        some, self.releasing = self.releasing[:most], self.releasing[most:]
         for subject, word in read(b"".join(some)):
             if self.consumer is None:
                 continue
@@ -148,35 +148,35 @@ class Fed(Door):
         """So much comes from it."""
         some, self.coming = self.coming[:most], self.coming[most:]
         if some:
-            self.going.append(self.take(*some))
+            self.releasing.append(self.take(*some))
 
     def renew(self) -> None:
         """Have another consumer, if that is needed: as positions do."""
         feed, consumer = self.feed, self.consumer
         if consumer is not None and not feed.is_broken:
-            feed.asked = 0
+            feed.requested_count = 0
             consumer.wanted = 0
             return
-        needed = feed.needed
+        needed = feed.restart_sequence
         if consumer is not None:
             needed = min(consumer.state.floor, needed) if needed else consumer.state.floor
         assert needed, "it would begin with what is new"
         self.start = needed
-        self.consumer = Consumer(self.stream, self.start, is_sole=self.is_sole)
+        self.consumer = Consumer(self.stream, self.start, is_ack_all=self.is_ack_all)
         self.coming.clear()
-        feed.asked = 0
-        feed.begin_anew(Found("c", True, self.is_sole))
+        feed.requested_count = 0
+        feed.replace_consumer(OpenedConsumer("c", True, self.is_ack_all))
 
     def lose(self) -> None:
         """The connection is lost, and another one made."""
-        self.hear(self.chance.randrange(len(self.going) + 1))
-        self.going.clear()
+        self.hear(self.chance.randrange(len(self.releasing) + 1))
+        self.releasing.clear()
         self.coming.clear()
-        self.feed.asked = 0
+        self.feed.requested_count = 0
         if self.consumer is not None:
             self.consumer.wanted = 0
-        if self.feed.sole is not None:
-            self.feed.sole.is_broken = True
+        if self.feed.ack_all is not None:
+            self.feed.ack_all.has_gap = True
 
     def subscriber(self) -> None:
         """It is sent what there is."""
@@ -212,10 +212,10 @@ def read(raw: bytes) -> list[tuple[bytes, bytes]]:
 @settings(max_examples=10)
 @given(st.integers(0, 10**6), st.booleans())
 def test_whatever_is_lost_or_forgotten_each_is_sent_once_and_told_when_it_is_acknowledged(
-    seed: int, is_sole: bool
+    seed: int, is_ack_all: bool
 ) -> None:
     chance = random.Random(seed)
-    door = Fed(chance, is_sole=is_sole)
+    door = Fed(chance, is_ack_all=is_ack_all)
     if chance.random() < 0.5:
         door.feed.position.ring.messages_max = 16
     for turn in range(WILD_TURNS + CALM_TURNS):
@@ -234,7 +234,7 @@ def test_whatever_is_lost_or_forgotten_each_is_sent_once_and_told_when_it_is_ack
                 consumer.kept = deepcopy(consumer.state)
             if is_wild and chance.random() < 0.05:
                 consumer.state = deepcopy(consumer.kept)
-        if not is_sole and chance.random() < 0.2:
+        if not is_ack_all and chance.random() < 0.2:
             chance.shuffle(door.coming)
         door.come(chance.choice([0, 1, 7, 1000]))
         door.subscriber()

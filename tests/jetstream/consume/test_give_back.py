@@ -13,12 +13,12 @@ import trio
 import simplebus
 from simplebus.core.protocol import frames
 from simplebus.jetstream.consume.give_back import (
-    RETURN_MAX,
-    Leaving,
-    awaited,
-    give_back,
-    noted,
-    with_note,
+    RETURNED_MESSAGES_MAX,
+    ReturnedMessages,
+    unacked_sequences,
+    return_messages,
+    returned_sequences,
+    with_return_note,
 )
 from tests.behaviour.wire_peer_v2 import ack, connect_request, subscribe
 from tests.jetstream.consume.test_feed import arrived, message
@@ -55,7 +55,9 @@ async def test_what_was_given_back_comes_first_though_the_stream_was_purged_in_f
             for message in [await messages.get(PATIENCE_SECONDS) for _ in range(5)][:3]:
                 message.ack()
         await is_quiet(up)
-        await cluster_of(up).link.api_request(f"STREAM.PURGE.{cluster.names.stream_name(7)}", {"seq": 4})
+        await cluster_of(up).link.api_request(
+            f"STREAM.PURGE.{cluster.names.stream_name(7)}", {"seq": 4}
+        )
         await bus.publish_many(NUMBERED[5:], class_id=7)
         async with (
             simplebus.connect(at(other if is_elsewhere else up)) as second,
@@ -117,7 +119,7 @@ class FakeLink:
 async def test_a_server_forgets_requests_of_nobody_before_anything_is_given_back() -> None:
     link = FakeLink(5)
     left = [(arrived(message(3), message(5)), 0.0), (arrived(message(4)), 2.0)]
-    config = await give_back(link, "S", "c", Leaving(left, (5, 5)))  # type: ignore[arg-type]
+    config = await return_messages(link, "S", "c", ReturnedMessages(left, (5, 5)))  # type: ignore[arg-type]
     later = '4 -NAK {"delay'
     assert link.said == ["CONSUMER.INFO.S.c", "3 -NAK", "5 -NAK", later, later]
     assert config is not None
@@ -127,7 +129,7 @@ async def test_a_server_forgets_requests_of_nobody_before_anything_is_given_back
 async def test_what_was_lost_comes_behind_what_is_older() -> None:
     link = FakeLink(7)
     left = [(arrived(message(4), message(5)), 0.0)]
-    config = await give_back(link, "S", "c", Leaving(left, (5, 5)))  # type: ignore[arg-type]
+    config = await return_messages(link, "S", "c", ReturnedMessages(left, (5, 5)))  # type: ignore[arg-type]
     aside = '-NAK {"delay'
     assert link.said[1:3] == [f"6 {aside}", f"7 {aside}"]
     assert link.said[3:] == ["4 -NAK", "5 -NAK", "6 -NAK", "7 -NAK", "7 -NAK"]
@@ -140,7 +142,7 @@ async def test_what_may_be_another_doors_is_left_to_it(
     known: tuple[int, int] | None, waiting: int
 ) -> None:
     link = FakeLink(7, waiting=waiting)
-    config = await give_back(link, "S", "c", Leaving([], known))  # type: ignore[arg-type]
+    config = await return_messages(link, "S", "c", ReturnedMessages([], known))  # type: ignore[arg-type]
     assert link.said == ["CONSUMER.INFO.S.c"]
     assert config is None
 
@@ -186,7 +188,7 @@ def test_what_nobody_has_is_waited_for_but_for_what_pauses(pauses: str) -> None:
         "ack_floor": {"stream_seq": 2},
     }
     paused = {"": [], "4-5": [4, 5], "4-5 7-7": [4, 5, 7]}[pauses]
-    assert awaited(found) == [n for n in range(3, 9) if n not in paused]
+    assert unacked_sequences(found) == [n for n in range(3, 9) if n not in paused]
 
 
 def info(sent: int, metadata: dict[str, str] | None = None) -> dict[str, Any]:
@@ -200,19 +202,19 @@ def info(sent: int, metadata: dict[str, str] | None = None) -> dict[str, Any]:
     "sequences", [[], [4], [4, 5, 9], list(range(1, 200, 2)), [10**17, 10**17 + 1]]
 )
 def test_what_was_noted_is_found_as_long_as_nothing_was_sent(sequences: list[int]) -> None:
-    config = with_note(info(7, {"simplebus": "durable"}), np.array(sequences, np.int64))
+    config = with_return_note(info(7, {"simplebus": "durable"}), np.array(sequences, np.int64))
     assert config["metadata"]["simplebus"] == "durable"
-    assert noted({**info(7), "config": config}) == sequences
-    assert noted({**info(8), "config": config}) == []
-    assert with_note({**info(8), "config": config}, np.empty(0, np.int64))["metadata"] == {
+    assert returned_sequences({**info(7), "config": config}) == sequences
+    assert returned_sequences({**info(8), "config": config}) == []
+    assert with_return_note({**info(8), "config": config}, np.empty(0, np.int64))["metadata"] == {
         "simplebus": "durable"
     }
 
 
 def test_a_note_has_a_bound() -> None:
-    many = np.arange(1, 10 * RETURN_MAX)
-    assert noted({**info(7), "config": with_note(info(7), many)}) == many[:RETURN_MAX].tolist()
-    holes = noted({**info(7), "config": with_note(info(7), many[::2])})
+    many = np.arange(1, 10 * RETURNED_MESSAGES_MAX)
+    assert returned_sequences({**info(7), "config": with_return_note(info(7), many)}) == many[:RETURNED_MESSAGES_MAX].tolist()
+    holes = returned_sequences({**info(7), "config": with_return_note(info(7), many[::2])})
     assert holes == many[::2][: len(holes)].tolist()
     assert len(holes) > 200
 
@@ -222,10 +224,10 @@ def test_a_note_has_a_bound() -> None:
     ["", "7", "7 ", "7 4", "7 4-", "7 5-4", "8 4-5", "7 4-5,6", "x", "7 4-5\n", "-1 4-5", "٧ 4-5"],
 )
 def test_a_note_that_says_nothing_is_none(said: str) -> None:
-    assert noted(info(7, {"simplebus-left": said})) == []
-    assert noted(info(7)) == []
+    assert returned_sequences(info(7, {"simplebus-left": said})) == []
+    assert returned_sequences(info(7)) == []
 
 
 def test_a_note_of_somebody_else_has_the_same_bound() -> None:
-    assert len(noted(info(7, {"simplebus-left": "7 1-999999999999999999"}))) == RETURN_MAX
-    assert len(noted(info(7, {"simplebus-left": "7" + " 1-9999" * 200}))) <= RETURN_MAX
+    assert len(returned_sequences(info(7, {"simplebus-left": "7 1-999999999999999999"}))) == RETURNED_MESSAGES_MAX
+    assert len(returned_sequences(info(7, {"simplebus-left": "7" + " 1-9999" * 200}))) <= RETURNED_MESSAGES_MAX

@@ -9,9 +9,13 @@ import trio
 
 import simplebus
 from simplebus.core.errors import BusConnectionError
-from simplebus.jetstream.cluster.peers import LEFT, WAIT
+from simplebus.jetstream.cluster.peers import RELEASED, WAIT
 from simplebus.jetstream.consume import close, handover
-from simplebus.jetstream.consume.handover import MOMENT_SECONDS, TAKING_SECONDS, Going
+from simplebus.jetstream.consume.handover import (
+    RELEASE_WAIT_SECONDS,
+    TAKEOVER_SECONDS,
+    ReleasingConsumers,
+)
 from simplebus.server.run import RunningServer
 from tests.jetstream.faulty_api import asked_in_vain
 from tests.jetstream.nats_servers import NatsServer
@@ -20,6 +24,7 @@ from tests.jetstream.stateless_servers import (
     address,
     door,
     options,
+    two_servers,
 )
 from tests.jetstream.test_two_servers import cluster_of, until
 
@@ -30,41 +35,41 @@ def test_what_waits_to_be_left_is_told_and_then_left_alone_for_a_while() -> None
     one: Any = object()
     two: Any = object()
     goes_on = {one: ""}
-    of_door = Going(lambda position: goes_on.get(position, ""))
-    assert of_door.answer(b"7", 0.0) == b""
-    of_door.put(one, 7, "p-one", -MOMENT_SECONDS)
-    of_door.put(two, 8, "p-two", -MOMENT_SECONDS)
-    assert not of_door.is_being_taken(one, 0.0)
-    assert of_door.answer(b"7", 0.0) == LEFT + b" p-one"
-    assert of_door.is_being_taken(one, TAKING_SECONDS - 0.1)
-    assert not of_door.is_being_taken(one, TAKING_SECONDS)
-    assert not of_door.is_being_taken(two, 0.0)
+    releasing = ReleasingConsumers(lambda position: goes_on.get(position, ""))
+    assert releasing.answer(b"7", 0.0) == b""
+    releasing.add(one, 7, "p-one", -RELEASE_WAIT_SECONDS)
+    releasing.add(two, 8, "p-two", -RELEASE_WAIT_SECONDS)
+    assert not releasing.is_offered(one, 0.0)
+    assert releasing.answer(b"7", 0.0) == RELEASED + b" p-one"
+    assert releasing.is_offered(one, TAKEOVER_SECONDS - 0.1)
+    assert not releasing.is_offered(one, TAKEOVER_SECONDS)
+    assert not releasing.is_offered(two, 0.0)
     goes_on[one] = "p-more"
-    assert of_door.answer(b"7", 5.0) == LEFT + b" p-more p-one"
-    of_door.remove(one)
-    assert of_door.answer(b"7", 5.0) == b""
-    assert not of_door.is_being_taken(one, 5.0)
+    assert releasing.answer(b"7", 5.0) == RELEASED + b" p-more p-one"
+    releasing.remove(one)
+    assert releasing.answer(b"7", 5.0) == b""
+    assert not releasing.is_offered(one, 5.0)
 
 
 def test_while_it_is_being_left_who_asks_is_to_wait() -> None:
     one: Any = object()
-    of_door = Going(lambda position: "")
-    of_door.put(one, 7, "p-one", 0.0)
-    assert of_door.answer(b"7", MOMENT_SECONDS - 0.1) == WAIT  # It is left in a moment.
-    with of_door.leaving(one):
-        assert of_door.answer(b"7", 0.0) == WAIT
-        assert of_door.answer(b"8", 0.0) == b""
-        assert of_door.answer(b"", 0.0) == b""  # Whether this door is there.
-    assert not of_door.is_being_taken(one, 0.0)
-    assert of_door.answer(b"7", 0.0) == LEFT + b" p-one"
+    releasing = ReleasingConsumers(lambda position: "")
+    releasing.add(one, 7, "p-one", 0.0)
+    assert releasing.answer(b"7", RELEASE_WAIT_SECONDS - 0.1) == WAIT  # It is left in a moment.
+    with releasing.releasing(one):
+        assert releasing.answer(b"7", 0.0) == WAIT
+        assert releasing.answer(b"8", 0.0) == b""
+        assert releasing.answer(b"", 0.0) == b""  # Whether this door is there.
+    assert not releasing.is_offered(one, 0.0)
+    assert releasing.answer(b"7", 0.0) == RELEASED + b" p-one"
 
 
 @pytest.mark.parametrize("asked", [b"", b"x", b"-1", b"123456", b"\xff", b"7 "])
 def test_whatever_is_asked_otherwise_is_answered_with_nothing(asked: bytes) -> None:
     one: Any = object()
-    of_door = Going(lambda position: "")
-    of_door.put(one, 7, "p-one", -MOMENT_SECONDS)
-    assert of_door.answer(asked, 0.0) == b""
+    releasing = ReleasingConsumers(lambda position: "")
+    releasing.add(one, 7, "p-one", -RELEASE_WAIT_SECONDS)
+    assert releasing.answer(asked, 0.0) == b""
 
 
 @pytest.mark.parametrize("at_which", ["another", "the same"])
@@ -88,7 +93,7 @@ async def test_what_could_not_be_left_yet_goes_to_who_comes_meanwhile(
             ):
                 await bus.publish_many(PAYLOADS, class_id=1)
                 (await messages.get()).ack()
-                names.update(left.listening.consumers.values())
+                names.update(left.inboxes.consumer_names.values())
             await until(lambda: failed.total() > 1)
             up = other if at_which == "another" else one
             if at_which == "the same":
@@ -115,12 +120,7 @@ async def test_who_comes_at_another_door_while_the_last_one_leaves_is_given_what
     jetstream_server: NatsServer,
 ) -> None:
     cluster = options(jetstream_server.url)
-    async with (
-        door(cluster) as one,
-        door(cluster) as other,
-        simplebus.connect(address(one)) as there,
-        simplebus.connect(address(other)) as here,
-    ):
+    async with two_servers(cluster) as (one, _, there, here):
         with trio.fail_after(PATIENCE_SECONDS):
             for class_id in range(1, 11):
                 await there.publish_many(PAYLOADS, class_id=class_id)
@@ -136,12 +136,7 @@ async def test_doors_that_take_over_from_each_other_know_what_was_sent_and_ackno
     jetstream_server: NatsServer,
 ) -> None:
     cluster = options(jetstream_server.url)
-    async with (
-        door(cluster) as one,
-        door(cluster) as other,
-        simplebus.connect(address(one)) as there,
-        simplebus.connect(address(other)) as here,
-    ):
+    async with two_servers(cluster) as (one, other, there, here):
         with trio.fail_after(PATIENCE_SECONDS):
             await there.publish_many(PAYLOADS[:10], class_id=1)
             async with there.subscribe(1, auto_ack=False) as messages:
@@ -171,13 +166,8 @@ async def test_a_consumer_that_was_made_in_vain_is_not_left_behind(
 ) -> None:
     """Two leave at once, and of those that they leave one cannot be removed at first."""
     cluster = options(jetstream_server.url)
-    async with (
-        door(cluster) as one,
-        door(cluster) as other,
-        simplebus.connect(address(one)) as there,
-        simplebus.connect(address(other)) as here,
-    ):
-        link, positions = cluster_of(one).link, cluster_of(one).positions
+    async with two_servers(cluster) as (one, other, there, here):
+        link, positions = cluster_of(one).link, cluster_of(one).consumers
         fails = iter([False, True])
 
         def meddle(subject: str) -> BusConnectionError | None:
@@ -197,7 +187,7 @@ async def test_a_consumer_that_was_made_in_vain_is_not_left_behind(
                 async with there.subscribe(1, auto_ack=False) as messages:
                     await taken(messages, len(PAYLOADS))
             await quiet(one, other)
-            (left,) = await positions.left(1)
+            (left,) = await positions.list_unheld(1)
             assert left["num_ack_pending"] + left["num_pending"] == len(PAYLOADS)
 
 
@@ -206,14 +196,9 @@ async def test_who_has_nothing_to_leave_any_more_is_done(
 ) -> None:
     """Somebody else has taken over what it had claimed, when it can be asked again."""
     for module in handover, close:
-        monkeypatch.setattr(module, "TAKING_SECONDS", 0.5)
+        monkeypatch.setattr(module, "TAKEOVER_SECONDS", 0.5)
     cluster = options(jetstream_server.url)
-    async with (
-        door(cluster) as one,
-        door(cluster) as other,
-        simplebus.connect(address(one)) as there,
-        simplebus.connect(address(other)) as here,
-    ):
+    async with two_servers(cluster) as (one, other, there, here):
         left, names = cluster_of(one), set[str]()
 
         def fails(subject: str) -> BusConnectionError | None:
@@ -228,9 +213,9 @@ async def test_who_has_nothing_to_leave_any_more_is_done(
             with asked_in_vain(left.link, fails) as failed:
                 async with there.subscribe(1, auto_ack=False) as messages:
                     await taken(messages, len(PAYLOADS))
-                    names.update(left.listening.consumers.values())
+                    names.update(left.inboxes.consumer_names.values())
                 await until(lambda: failed.total() > 1)
                 async with here.subscribe(1):
-                    await until(lambda: bool(cluster_of(other).listening.consumers))
+                    await until(lambda: bool(cluster_of(other).inboxes.consumer_names))
             await quiet(one, other)
     assert "consumer not found" not in caplog.text

@@ -7,7 +7,7 @@ import trio
 
 import simplebus
 from simplebus.jetstream import api
-from simplebus.jetstream.backend import Cluster
+from simplebus.jetstream.backend import JetStreamBackend
 from simplebus.nats.client import jetstream_codec
 from simplebus.nats.client.jetstream_codec import JetStreamError
 from tests.jetstream.nats_servers import NatsServer
@@ -23,7 +23,7 @@ IDLE_SECONDS = 1.5
 """Longer than a busy machine keeps a door from asking for more."""
 
 
-async def kept_for(cluster: Cluster) -> float | None:
+async def kept_for(cluster: JetStreamBackend) -> float | None:
     """For how long the durable of class 7 is kept; None if it is gone, 0.0 for ever."""
     try:
         info = await cluster.link.api_request(
@@ -48,7 +48,7 @@ async def test_who_subscribes_says_for_how_long(jetstream_server: NatsServer) ->
 async def test_one_that_nobody_uses_is_forgotten_and_one_in_use_is_not(
     jetstream_server: NatsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(api, "IDLE_SECONDS_MIN", IDLE_SECONDS)
+    monkeypatch.setattr(api, "DURABLE_IDLE_MIN_SECONDS", IDLE_SECONDS)
     async with door(options(jetstream_server.url)) as up, simplebus.connect(address(up)) as bus:
         with trio.fail_after(PATIENCE_SECONDS):
             async with bus.subscribe(7, durable="d", durable_seconds=IDLE_SECONDS) as messages:

@@ -15,10 +15,10 @@ from simplebus.jetstream.publish import codec
 from simplebus.jetstream.publish.class_queue import WINDOW_MAX
 from simplebus.jetstream.publish.codec import MILESTONE_MESSAGES
 from simplebus.jetstream.publish.stream_publisher import (
-    CHAIN_MESSAGES_MIN,
+    FAST_BATCH_MIN_MESSAGES,
     PATIENCE_SECONDS,
     PAUSE_SECONDS,
-    Uplink,
+    StreamPublisher,
 )
 from simplebus.nats.client import jetstream_codec
 from simplebus.nats.client.client import RequestReplies
@@ -28,9 +28,9 @@ from tests.jetstream.nats_servers import NatsServer
 from tests.jetstream.publish.test_stream_publisher import (
     FULL,
     Stream,
+    encode_publications,
     entry,
     frame,
-    publications,
     turns,
 )
 from tests.net.test_nats_connection import linked
@@ -42,11 +42,11 @@ UNKNOWN = b'{"error":{"code":400,"err_code":10208,"description":"batch publish I
 class ChainStream(Stream):
     """One that takes chains, as a server does."""
 
-    takes_chains = True
+    has_fast_batches = True
 
     def __init__(self) -> None:
         super().__init__()
-        assert self.core.subscribe(self.uplink.inbox) == CHAIN_SID
+        assert self.core.subscribe(self.publisher.inbox) == CHAIN_SID
         self.core.drain_output()
         self.chains: dict[bytes, int] = {}
         """How far each has come that has not ended."""
@@ -60,7 +60,7 @@ class ChainStream(Stream):
         headers = dict(line.split(": ") for line in block.split("\r\n")[1:-2])
         id_ = headers.get("Nats-Msg-Id", "")
         if self.sid_of(message) != CHAIN_SID:
-            return super().hear(message)
+            return super().handle_fast_batch_acks(message)
         if self.loses():
             return []
         inbox, name, flow, mode, step, kind, _ = message.reply[len(b"_INBOX.") :].split(b".")
@@ -85,30 +85,30 @@ class ChainStream(Stream):
             self.ids[id_] = len(self.stored)
         self.chains[name] = far + 1
         if kind == b"2":
-            return [self._end(name, is_told=not is_known)]
+            return [self._end(name, is_reported_stored=not is_known)]
         return said + [b'{"type":"ack","seq":%d,"msgs":7}' % (far + 1)] * (far % 7 == 6)
 
-    def _end(self, name: bytes, *, is_told: bool = True) -> bytes:
+    def _end(self, name: bytes, *, is_reported_stored: bool = True) -> bytes:
         """Of one whose last message it knew it does not say where it ends."""
         said = b'{"stream":"S","seq":%d,"batch":"%b","count":%d}'
-        return said % (len(self.stored) * is_told, name, self.chains.pop(name))
+        return said % (len(self.stored) * is_reported_stored, name, self.chains.pop(name))
 
     def answer(self, answers: list[bytes], now: float) -> int | None:
         reached = None
         for event in self.core.receive(b"".join(answers), now):
             if isinstance(event, RequestReplies):
-                reached = self.uplink.take(event, now) or reached
+                reached = self.publisher.handle_pub_acks(event, now) or reached
             else:
                 assert isinstance(event, ReceivedMessages)
                 assert set(event.sids.tolist()) == {CHAIN_SID}
-                reached = self.uplink.hear(event, now) or reached
+                reached = self.publisher.handle_fast_batch_acks(event, now) or reached
         return reached
 
     def put(self, lot: int, count: int, name: str = "") -> list[bytes]:
         """Have so many messages published. Returns what they say."""
         payloads = [b"%d %d" % (lot, 1000 + number) for number in range(count)]
         whole = [frame(payload, 1000 * lot + n) for n, payload in enumerate(payloads)]
-        self.uplink.put(WriteBatch(lot, [entry(*whole, name=name)]))
+        self.publisher.append_batch(WriteBatch(lot, [entry(*whole, name=name)]))
         return payloads
 
     def payloads(self) -> list[bytes]:
@@ -117,57 +117,57 @@ class ChainStream(Stream):
 
 def opened() -> ChainStream:
     stream = ChainStream()
-    stream.uplink.open_classes.add(7)
+    stream.publisher.open_classes.add(7)
     return stream
 
 
 def test_many_of_nobody_are_a_chain_of_which_few_have_ids() -> None:
     stream = opened()
     expected = stream.put(1, 100)
-    stream.uplink.go_on(0.0)
+    stream.publisher.publish_ready(0.0)
     answers = stream.take()
     assert stream.payloads() == expected
-    milestones = [31, 63, 95, 99]
-    assert list(stream.ids) == ["", *(f":r:{number:010}" for number in milestones)]
+    milestone_rows = [31, 63, 95, 99]
+    assert list(stream.ids) == ["", *(f":r:{number:010}" for number in milestone_rows)]
     assert stream.answer(answers[:-1], 0.0) is None
-    assert stream.uplink.statistics().under_way == 100 - 98
+    assert stream.publisher.statistics().in_flight_count == 100 - 98
     assert stream.answer(answers[-1:], 0.0) == 1
-    assert stream.uplink.statistics().stored == 100
-    assert stream.uplink.is_empty
+    assert stream.publisher.statistics().stored == 100
+    assert stream.publisher.is_empty
 
 
 def test_few_go_one_by_one() -> None:
     stream = opened()
-    stream.put(1, CHAIN_MESSAGES_MIN - 1)
-    stream.uplink.go_on(0.0)
+    stream.put(1, FAST_BATCH_MIN_MESSAGES - 1)
+    stream.publisher.publish_ready(0.0)
     answers = stream.take()
-    assert len(answers) == len(stream.ids) == CHAIN_MESSAGES_MIN - 1
+    assert len(answers) == len(stream.ids) == FAST_BATCH_MIN_MESSAGES - 1
     assert stream.answer(answers, 0.0) == 1
 
 
 def test_many_of_a_name_are_a_chain_of_which_all_have_ids() -> None:
     stream = opened()
     expected = stream.put(1, 100, "pub")
-    stream.uplink.go_on(0.0)
+    stream.publisher.publish_ready(0.0)
     answers = stream.take()
     assert len(answers) < 20
     assert list(stream.ids) == [f"pub:p1:{1000 + number:010}" for number in range(100)]
     assert stream.answer(answers, 0.0) is None
     assert stream.answer(stream.take(), 0.0) == 1  # The last one is stored, says the stream.
     assert stream.payloads() == expected
-    assert stream.uplink.statistics().duplicates == 0  # It was only asked for the last one.
+    assert stream.publisher.statistics().duplicates == 0  # It was only asked for the last one.
 
 
 def test_a_chain_of_a_name_that_goes_on_slowly_is_waited_for() -> None:
     stream = opened()
     expected = stream.put(1, 100, "pub")
-    stream.uplink.go_on(0.0)
+    stream.publisher.publish_ready(0.0)
     answers = stream.take()
     now = 0.0
     for answer in answers[1:-1]:
         now += 0.9 * PATIENCE_SECONDS
         assert stream.answer([answer], now) is None
-        stream.uplink.go_on(now)
+        stream.publisher.publish_ready(now)
         assert stream.take() == []
     assert stream.answer(answers[-1:], now) is None
     assert stream.answer(stream.take(), now) == 1
@@ -178,11 +178,11 @@ def test_a_chain_of_a_name_that_goes_on_slowly_is_waited_for() -> None:
 def test_of_a_name_all_is_stored_once_whatever_was_heard_on_a_lost_connection(heard: int) -> None:
     stream = opened()
     expected = stream.put(1, 100, "pub")
-    stream.uplink.go_on(0.0)
+    stream.publisher.publish_ready(0.0)
     stream.answer(stream.take()[:heard], 0.0)
     stream.core.end_connection()
     stream.connect(1.0)
-    stream.uplink.begin_anew(1.0)
+    stream.publisher.handle_reconnect(1.0)
     assert stream.answer_all(1.0) == 1
     assert stream.payloads() == expected
 
@@ -192,20 +192,20 @@ def test_what_a_stream_knows_from_what_is_on_its_way_is_not_stored() -> None:
     not before it is stored."""
     stream = opened()
     stream.put(1, 100, "pub")
-    stream.uplink.go_on(0.0)
+    stream.publisher.publish_ready(0.0)
     stream.take()
     begun = b"MSG %b %d %d\r\n%b\r\n"
     for said in (b'{"type":"ack","seq":100}', b'{"stream":"S","seq":0,"batch":"b","count":100}'):
         stream.core.drain_output()
-        (number,) = stream.uplink._whose
+        (number,) = stream.publisher._queue_by_request
         subject = b"_INBOX.r.r%012d.500.fail.0100.2.$FI" % number
         assert stream.answer([begun % (subject, CHAIN_SID, len(said), said)], 0.0) is None
-        assert stream.uplink.statistics().under_way == 100
-    stream.uplink.go_on(PAUSE_SECONDS)
+        assert stream.publisher.statistics().in_flight_count == 100
+    stream.publisher.publish_ready(PAUSE_SECONDS)
     assert len(stream.take()) == 100  # It is asked for one by one.
-    assert stream.uplink.statistics().under_way == 0
-    stream.uplink.begin_anew(1.0)
-    stream.uplink.go_on(1.0)
+    assert stream.publisher.statistics().in_flight_count == 0
+    stream.publisher.handle_reconnect(1.0)
+    stream.publisher.publish_ready(1.0)
     assert stream.answer(stream.take(), 1.0) == 1
 
 
@@ -221,16 +221,16 @@ def test_a_chain_whose_last_message_is_on_its_way_is_not_believed(said: bytes) -
     under way still."""
     stream = opened()
     expected = stream.put(1, 100, "pub")
-    stream.uplink.go_on(0.0)
+    stream.publisher.publish_ready(0.0)
     answers = stream.take()
     assert stream.answer(answers, 0.0) is None
-    number = max(stream.uplink._whose)
+    number = max(stream.publisher._queue_by_request)
     stream.core.drain_output()
     head = b"MSG %b 1 %d\r\n" % (stream.core.reply_subject(number), len(said))
     assert stream.answer([head + said + b"\r\n"], 0.0) is None
-    assert stream.uplink.statistics().under_way == 0
-    assert stream.uplink.statistics().refused == 100
-    stream.uplink.go_on(PAUSE_SECONDS)
+    assert stream.publisher.statistics().in_flight_count == 0
+    assert stream.publisher.statistics().refused == 100
+    stream.publisher.publish_ready(PAUSE_SECONDS)
     asked = stream.take()
     assert len(asked) == 100  # One by one.
     assert stream.answer(asked, PAUSE_SECONDS) == 1
@@ -242,13 +242,13 @@ def test_whoever_is_asked_may_answer_twice(name: str) -> None:
     """Two servers may both lead a stream for a while: one is cut off from the rest."""
     stream = opened()
     expected = stream.put(1, 100, name)
-    stream.uplink.go_on(0.0)
+    stream.publisher.publish_ready(0.0)
     begun = stream.take()
     if name:
         assert stream.answer(begun, 0.0) is None
     else:
-        stream.uplink.begin_anew(0.0)
-        stream.uplink.go_on(0.0)
+        stream.publisher.handle_reconnect(0.0)
+        stream.publisher.publish_ready(0.0)
     answers = stream.take()
     assert stream.answer([each for each in answers for _ in range(2)], 0.0) == 1
     assert stream.payloads() == expected
@@ -257,12 +257,12 @@ def test_whoever_is_asked_may_answer_twice(name: str) -> None:
 def test_where_no_proof_comes_all_is_asked_for() -> None:
     stream = opened()
     expected = stream.put(1, 100, "pub")
-    stream.uplink.go_on(0.0)
+    stream.publisher.publish_ready(0.0)
     assert stream.answer(stream.take(), 0.0) is None
     stream.core.drain_output()
-    stream.uplink.go_on(PATIENCE_SECONDS / 2)
+    stream.publisher.publish_ready(PATIENCE_SECONDS / 2)
     assert stream.take() == []
-    stream.uplink.go_on(PATIENCE_SECONDS)
+    stream.publisher.publish_ready(PATIENCE_SECONDS)
     assert stream.answer(stream.take(), PATIENCE_SECONDS) == 1
     assert stream.payloads() == expected
 
@@ -273,29 +273,29 @@ def test_a_milestone_whose_answer_is_lost_is_waited_for_no_longer_than_the_last_
 ) -> None:
     stream = opened()
     expected = stream.put(1, 100)
-    stream.uplink.go_on(0.0)
+    stream.publisher.publish_ready(0.0)
     stream.take()
-    stream.uplink.go_on(PATIENCE_SECONDS)
+    stream.publisher.publish_ready(PATIENCE_SECONDS)
     answers = stream.take()
     assert len(answers) == 4
     del answers[lost]
     assert stream.answer(answers, PATIENCE_SECONDS) == 1
     assert stream.payloads() == expected
-    assert stream.uplink.is_empty
+    assert stream.publisher.is_empty
 
 
 def test_a_proof_that_comes_late_says_as_much_as_an_answer_that_is_lost() -> None:
     stream = opened()
     stream.put(1, 100, "pub")
     stream.put(2, 100, "pub2")
-    stream.uplink.go_on(0.0)
+    stream.publisher.publish_ready(0.0)
     stream.answer(stream.take(), 0.0)
     proof = stream.take()[0]  # Of the first one.
-    stream.uplink.go_on(PATIENCE_SECONDS)
+    stream.publisher.publish_ready(PATIENCE_SECONDS)
     asked = stream.take()
     assert len(asked) == 200
     assert stream.answer([proof, *asked[1:]], PATIENCE_SECONDS) == 2
-    assert stream.uplink.is_empty
+    assert stream.publisher.is_empty
 
 
 @pytest.mark.parametrize("name", ["", "pub"])
@@ -304,14 +304,14 @@ def test_what_of_a_name_is_published_again_goes_one_by_one(name: str) -> None:
     expected = stream.put(1, 100, name)
     stream.loses = lambda: True
     now = 3 * PATIENCE_SECONDS
-    stream.uplink.go_on(0.0)
+    stream.publisher.publish_ready(0.0)
     assert stream.take() == []
     stream.loses = lambda: False
-    stream.uplink.go_on(now)
+    stream.publisher.publish_ready(now)
     asked = stream.take()
-    assert len(asked) == (100 if name else 4)  # Of nobody, milestones are asked for.
+    assert len(asked) == (100 if name else 4)  # Of nobody, milestone_rows are asked for.
     assert stream.answer(asked, now) is None
-    stream.uplink.go_on(now)
+    stream.publisher.publish_ready(now)
     again = stream.take()
     assert len(again) == 100 if name else len(again) < 20
     assert stream.answer(again, now) == 1
@@ -320,9 +320,9 @@ def test_what_of_a_name_is_published_again_goes_one_by_one(name: str) -> None:
 
 def test_so_does_all_where_a_stream_takes_no_chains() -> None:
     stream = opened()
-    stream.takes_chains = False
+    stream.has_fast_batches = False
     stream.put(1, 100)
-    stream.uplink.go_on(0.0)
+    stream.publisher.publish_ready(0.0)
     assert stream.answer(stream.take(), 0.0) == 1
     assert len(stream.ids) == 100
 
@@ -332,14 +332,14 @@ def test_what_is_behind_a_gap_is_published_again_and_nothing_twice() -> None:
     expected = stream.put(1, 100)
     lost = iter([False] * 40 + [True])
     stream.loses = lambda: next(lost, False)
-    stream.uplink.go_on(0.0)
+    stream.publisher.publish_ready(0.0)
     assert stream.answer(stream.take(), 0.0) is None
     assert stream.payloads() == expected[:40]
-    stream.uplink.go_on(PAUSE_SECONDS / 2)
+    stream.publisher.publish_ready(PAUSE_SECONDS / 2)
     assert stream.take() == []
     assert stream.answer_all(PAUSE_SECONDS) == 1
     assert stream.payloads() == expected
-    assert stream.uplink.statistics().refused == 60
+    assert stream.publisher.statistics().refused == 60
 
 
 @pytest.mark.parametrize("taken", [0, 1, 40])
@@ -348,38 +348,38 @@ def test_a_full_stream_is_tried_again(taken: int) -> None:
     expected = stream.put(1, 100)
     room = iter([False] * taken)
     stream.refuses = lambda: next(room, True)
-    stream.uplink.go_on(0.0)
+    stream.publisher.publish_ready(0.0)
     assert stream.answer(stream.take(), 0.0) is None
-    assert str(stream.uplink.last_error) == "JetStream: full (10077)"
+    assert str(stream.publisher.last_error) == "JetStream: full (10077)"
     stream.refuses = lambda: False
     assert stream.answer_all(PAUSE_SECONDS) == 1
     assert stream.payloads() == expected
-    assert stream.uplink.last_error is None
+    assert stream.publisher.last_error is None
 
 
 def test_what_the_stream_says_late_of_a_chain_is_not_taken_for_the_one_written_since() -> None:
     stream = opened()
     stream.refuses = lambda: True
     expected = stream.put(1, 64) + stream.put(2, 1)
-    stream.uplink.go_on(0.0)
+    stream.publisher.publish_ready(0.0)
     answers = stream.take()
     stream.answer(answers[-1:], 0.0)
-    stream.uplink.go_on(PAUSE_SECONDS)
+    stream.publisher.publish_ready(PAUSE_SECONDS)
     asked = stream.take()
     assert len(asked) == 3
     stream.answer(answers[:-1], PAUSE_SECONDS)  # All that was written is refused, once more.
     stream.answer(asked, PAUSE_SECONDS)
     stream.refuses = lambda: False
-    stream.uplink.go_on(PAUSE_SECONDS)
+    stream.publisher.publish_ready(PAUSE_SECONDS)
     since = stream.take()
     assert len(stream.stored) == 1
     assert stream.answer(answers[:-1] + asked, PAUSE_SECONDS) is None
-    stream.uplink.go_on(PAUSE_SECONDS)
+    stream.publisher.publish_ready(PAUSE_SECONDS)
     assert stream.take() == []
     stream.answer(since, PAUSE_SECONDS)
     assert stream.answer_all(PAUSE_SECONDS) == 2
     assert stream.payloads() == expected
-    assert stream.uplink.is_empty
+    assert stream.publisher.is_empty
 
 
 @given(seed=st.integers(0, 10**6), refused=st.integers(0, 40))
@@ -391,12 +391,12 @@ def test_in_a_stream_that_is_full_few_overtake(seed: int, refused: int) -> None:
     expected = [*stream.put(1, 300, "pub"), *stream.put(2, 100, "pub")]
     rooms = iter([False] * refused)
     stream.refuses = lambda: not next(rooms, False)
-    stream.uplink.go_on(0.0)
+    stream.publisher.publish_ready(0.0)
     stream.answer(stream.take(), 0.0)
     stream.refuses = lambda: chance.random() < 0.1
     now = PAUSE_SECONDS
     for _ in turns():
-        stream.uplink.go_on(now)
+        stream.publisher.publish_ready(now)
         if stream.answer(stream.take(), now) == 2:
             break
         now += chance.choice([0.0, PAUSE_SECONDS])
@@ -406,7 +406,7 @@ def test_in_a_stream_that_is_full_few_overtake(seed: int, refused: int) -> None:
     for number in stored:
         furthest = max(furthest, number)
         assert furthest - number < WINDOW_MAX
-    assert stream.uplink.is_empty
+    assert stream.publisher.is_empty
 
 
 @pytest.mark.parametrize(("taken", "known"), [(0, 0), (31, 0), (40, 32), (99, 96), (100, 100)])
@@ -417,18 +417,18 @@ def test_behind_a_lost_connection_the_stream_says_how_far_it_has_come(
     expected = stream.put(1, 100)
     lost = iter([False] * taken)
     stream.loses = lambda: next(lost, True)
-    stream.uplink.go_on(0.0)
+    stream.publisher.publish_ready(0.0)
     stream.take()  # Nobody hears the answers.
     stream.core.end_connection()
     stream.loses = lambda: False
     stream.connect(1.0)
-    stream.uplink.begin_anew(1.0)
+    stream.publisher.handle_reconnect(1.0)
     stream.put(2, 1)
-    stream.uplink.go_on(1.0)
+    stream.publisher.publish_ready(1.0)
     asked = stream.take()
     assert stream.payloads() == expected[:taken]  # To ask stores nothing, and nothing overtakes.
     reached = stream.answer(asked, 1.0)
-    stream.uplink.go_on(1.0)
+    stream.publisher.publish_ready(1.0)
     assert (stream.answer(stream.take(), 1.0), reached) == (2, 1 if taken == 100 else None)
     assert stream.payloads() == [*expected[:taken], *expected[known:], b"2 1000"]
 
@@ -436,16 +436,16 @@ def test_behind_a_lost_connection_the_stream_says_how_far_it_has_come(
 def test_a_stream_that_does_not_say_is_asked_again() -> None:
     stream = opened()
     expected = stream.put(1, 100)
-    stream.uplink.go_on(0.0)
+    stream.publisher.publish_ready(0.0)
     stream.take()
-    stream.uplink.go_on(PATIENCE_SECONDS)  # Nobody has said anything.
+    stream.publisher.publish_ready(PATIENCE_SECONDS)  # Nobody has said anything.
     asked = stream.take()
     assert (
         stream.answer([asked[0].replace(b'"duplicate": true', b'"duplicate":false')], 5.0) is None
     )
-    stream.uplink.go_on(5.0 + PAUSE_SECONDS)
+    stream.publisher.publish_ready(5.0 + PAUSE_SECONDS)
     assert len(stream.take()) == len(asked)
-    stream.uplink.go_on(5.0 + PAUSE_SECONDS + 2 * PATIENCE_SECONDS)
+    stream.publisher.publish_ready(5.0 + PAUSE_SECONDS + 2 * PATIENCE_SECONDS)
     assert stream.answer(stream.take(), 15.0) == 1
     assert stream.payloads() == expected
 
@@ -454,15 +454,15 @@ def test_a_stream_is_not_asked_again_while_what_it_was_asked_is_on_its_way() -> 
     """A connection that is slow for what is to be sent would never come to an end of questions."""
     stream = opened()
     expected = stream.put(1, 100)
-    stream.uplink.go_on(0.0)
-    stream.uplink.go_on(PATIENCE_SECONDS)
+    stream.publisher.publish_ready(0.0)
+    stream.publisher.publish_ready(PATIENCE_SECONDS)
     for times in range(2, 20):
-        stream.uplink.go_on(times * PATIENCE_SECONDS)
+        stream.publisher.publish_ready(times * PATIENCE_SECONDS)
     raw = stream.core.drain_output()
-    assert b"".join(raw).count(b"Nats-Rollup") == codec.milestones(100).size
+    assert b"".join(raw).count(b"Nats-Rollup") == codec.milestone_rows(100).size
     stream.connect(100.0)  # All of it is lost.
-    stream.uplink.begin_anew(100.0)
-    stream.uplink.go_on(100.0)
+    stream.publisher.handle_reconnect(100.0)
+    stream.publisher.publish_ready(100.0)
     assert stream.answer_all(100.0) == 1
     assert stream.payloads() == expected
 
@@ -470,14 +470,14 @@ def test_a_stream_is_not_asked_again_while_what_it_was_asked_is_on_its_way() -> 
 def test_where_nobody_is_the_stream_is_looked_for() -> None:
     stream = opened()
     stream.put(1, 100)
-    stream.uplink.go_on(0.0)
+    stream.publisher.publish_ready(0.0)
     stream.take()
-    stream.uplink.go_on(PATIENCE_SECONDS)
+    stream.publisher.publish_ready(PATIENCE_SECONDS)
     reply = stream.take()[0].split()[1]
     nobody = b"NATS/1.0 503\r\n\r\n"
     stream.answer([b"HMSG %b 1 %d %d\r\n%b\r\n" % (reply, *[len(nobody)] * 2, nobody)], 5.0)
-    assert stream.uplink.take_homeless() == {7}
-    assert stream.uplink.open_classes == set()
+    assert stream.publisher.pop_classes_without_stream() == {7}
+    assert stream.publisher.open_classes == set()
 
 
 @given(st.integers(0, 10**6))
@@ -496,8 +496,8 @@ def test_whatever_is_lost_refused_or_cut_all_is_stored(seed: int) -> None:
             lots += 1
             name = chance.choice(["", "pub"])
             named |= {b"%d" % lots} if name else set()
-            expected += stream.put(lots, chance.randrange(CHAIN_MESSAGES_MIN, 300), name)
-        stream.uplink.go_on(now)
+            expected += stream.put(lots, chance.randrange(FAST_BATCH_MIN_MESSAGES, 300), name)
+        stream.publisher.publish_ready(now)
         answers = stream.take()
         if chance.random() < 0.2:
             troubles += 1
@@ -506,7 +506,7 @@ def test_whatever_is_lost_refused_or_cut_all_is_stored(seed: int) -> None:
         if chance.random() < 0.1:
             stream.core.end_connection()
             stream.connect(now)
-            stream.uplink.begin_anew(now)
+            stream.publisher.handle_reconnect(now)
             troubles += 1
         now += chance.choice([0.1, PAUSE_SECONDS, 2 * PATIENCE_SECONDS])
     stored = stream.payloads()
@@ -520,9 +520,9 @@ def test_whatever_is_lost_refused_or_cut_all_is_stored(seed: int) -> None:
             p for p in expected if p.startswith(b"%d " % lot)
         ]
     # A lot is several chains at most: of each, what is stored twice is less than a milestone apart.
-    assert len(stored) - len(once) < (troubles + stream.uplink.refused) * MILESTONE_MESSAGES + 1
-    assert stream.uplink.is_empty
-    assert stream.uplink.statistics().under_way == 0
+    assert len(stored) - len(once) < (troubles + stream.publisher.refused) * MILESTONE_MESSAGES + 1
+    assert stream.publisher.is_empty
+    assert stream.publisher.statistics().in_flight_count == 0
 
 
 @given(st.integers(1, 3 * MILESTONE_MESSAGES), st.integers(0, 9), st.booleans(), st.booleans())
@@ -532,12 +532,12 @@ def test_chains_are_written_at_once_as_they_would_be_one_by_one(
     lengths = [size if is_alike else (size + row) % 5 for row in range(count)]
     payloads = [bytes([97 + row % 26]) * length for row, length in enumerate(lengths)]
     whole = [frame(payload, 0, has_envelope=has_envelope) for payload in payloads]
-    (batch,) = codec.batches(whole)
+    (batch,) = codec.split_batches(whole)
     assert bool(batch.stride) == (len(set(lengths)) == 1) or count == 1
     replies = jetstream_codec.fast_batch_reply_subjects(b"_INBOX.r", b"r9", count)
-    written = codec.chain(b"s.7", batch, ids=(b":r:", np.arange(5, 5 + count)), replies=replies)
+    written = codec.encode_fast_batch(b"s.7", batch, ids=(b":r:", np.arange(5, 5 + count)), replies=replies)
     kind = "\r\nSimplebus-Type: 5" if has_envelope else ""
-    found = publications(bytes(written))
+    found = encode_publications(bytes(written))
     for row, (message, each) in enumerate(zip(found, whole, strict=True)):
         step = "2" if row == count - 1 else "0" if row == 0 else "1"
         milestone = row % MILESTONE_MESSAGES == MILESTONE_MESSAGES - 1 or row == count - 1
@@ -581,17 +581,17 @@ async def test_a_server_keeps_a_chain_and_knows_its_milestones(
         config = {"name": "CHAIN", "subjects": ["chain"], "storage": "memory"}
         made = await link.api_request("STREAM.CREATE.CHAIN", {**config, "allow_batched": True})
         assert made["config"]["allow_batched"] is True
-        uplink = Uplink(
+        publisher = StreamPublisher(
             link.core,
             subject=lambda class_id: "chain",
-            program=lambda name: "",
-            run="r",
-            takes_chains=lambda class_id: True,
+            get_instance=lambda name: "",
+            run_id="r",
+            has_fast_batches=lambda class_id: True,
         )
-        link.core.subscribe(uplink.inbox)
-        uplink.open_classes.add(7)
-        uplink.put(WriteBatch(1, [entry(*(frame(b"%d" % n, 0) for n in range(count)))]))
-        uplink.go_on(0.0)
+        link.core.subscribe(publisher.inbox)
+        publisher.open_classes.add(7)
+        publisher.append_batch(WriteBatch(1, [entry(*(frame(b"%d" % n, 0) for n in range(count)))]))
+        publisher.publish_ready(0.0)
         link.flush()
         # What it says of the chain is not listened to; then it is asked.
         last = b"%04d.2.$FI" % count
@@ -600,11 +600,11 @@ async def test_a_server_keeps_a_chain_and_knows_its_milestones(
                 e.subject(-1).endswith(last) for e in heard.all(ReceivedMessages) if e.count
             )
         )
-        uplink.begin_anew(1.0)
-        uplink.go_on(1.0)
+        publisher.handle_reconnect(1.0)
+        publisher.publish_ready(1.0)
         link.flush()
         await heard.until(lambda: sum(e.messages.count for e in heard.all(RequestReplies)) == 11)
-        assert [uplink.take(each, 1.0) for each in heard.all(RequestReplies)][-1] == 1
+        assert [publisher.handle_pub_acks(each, 1.0) for each in heard.all(RequestReplies)][-1] == 1
         info = await link.api_request("STREAM.INFO.CHAIN")
         assert info["state"]["messages"] == count  # To ask stores nothing.
         unknown = jetstream_codec.encode_stored_check(
@@ -624,19 +624,19 @@ async def test_a_server_keeps_what_is_in_two_chains_of_a_name_once(
     async with linked(jetstream_server.url) as (link, heard):
         config = {"name": "TWICE", "subjects": ["twice"], "storage": "memory"}
         await link.api_request("STREAM.CREATE.TWICE", {**config, "allow_batched": True})
-        uplinks: dict[int, Uplink] = {}
+        publishers: dict[int, StreamPublisher] = {}
         for run, some in zip("rs", both, strict=True):  # As two doors have them.
-            uplink = Uplink(
+            publisher = StreamPublisher(
                 link.core,
                 subject=lambda class_id: "twice",
-                program=lambda name: "one",
-                run=run,
-                takes_chains=lambda class_id: True,
+                get_instance=lambda name: "one",
+                run_id=run,
+                has_fast_batches=lambda class_id: True,
             )
-            uplinks[link.core.subscribe(uplink.inbox)] = uplink
-            uplink.open_classes.add(7)
-            uplink.put(WriteBatch(1, [entry(*(frame(b"%d" % n, n) for n in some), name="pub")]))
-            uplink.go_on(0.0)
+            publishers[link.core.subscribe(publisher.inbox)] = publisher
+            publisher.open_classes.add(7)
+            publisher.append_batch(WriteBatch(1, [entry(*(frame(b"%d" % n, n) for n in some), name="pub")]))
+            publisher.publish_ready(0.0)
         link.flush()
 
         def ends() -> int:
@@ -646,16 +646,16 @@ async def test_a_server_keeps_what_is_in_two_chains_of_a_name_once(
         await heard.until(lambda: ends() == len(both))
         for each in heard.all(ReceivedMessages):
             for sid, some_answers in each.split_by_sid().items():
-                assert uplinks[sid].hear(some_answers, 0.0) is None
+                assert publishers[sid].handle_fast_batch_acks(some_answers, 0.0) is None
         before = len(heard.all(RequestReplies))
         link.flush()
         await heard.until(
             lambda: sum(len(e.numbers) for e in heard.all(RequestReplies)[before:]) == 2
         )
         for replies in heard.all(RequestReplies)[before:]:
-            for uplink in uplinks.values():
-                uplink.take(replies, 0.0)
-        assert [uplink.is_empty for uplink in uplinks.values()] == [True, True]
+            for publisher in publishers.values():
+                publisher.handle_pub_acks(replies, 0.0)
+        assert [publisher.is_empty for publisher in publishers.values()] == [True, True]
         info = await link.api_request("STREAM.INFO.TWICE")
         assert info["state"]["messages"] == 150
 
@@ -663,7 +663,7 @@ async def test_a_server_keeps_what_is_in_two_chains_of_a_name_once(
 def test_an_answer_with_a_number_that_is_too_long_for_any_is_passed_over() -> None:
     stream = opened()
     stream.put(1, 100)
-    stream.uplink.go_on(0.0)
+    stream.publisher.publish_ready(0.0)
     answers = stream.take()
     odd = b"MSG _INBOX.r.r%b.500.fail.1.1.$FI %d 2\r\n{}\r\n" % (b"1" * 5000, CHAIN_SID)
     assert stream.answer([odd], 0.0) is None

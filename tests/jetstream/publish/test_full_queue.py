@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from simplebus.core.commit_log import WriteBatch
-from simplebus.jetstream.publish.class_queue import NAMES_MAX
+from simplebus.jetstream.publish.class_queue import PUBLISHERS_MAX
 from simplebus.jetstream.publish.codec import MILESTONE_MESSAGES
 from simplebus.jetstream.publish.stream_publisher import PATIENCE_SECONDS, PAUSE_SECONDS
 from simplebus.nats.protocol.events import Pub
@@ -30,7 +30,7 @@ class SlowStream(ChainStream):
 
     def __init__(self, chance: random.Random) -> None:
         super().__init__()
-        self.uplink.open_classes.add(7)
+        self.publisher.open_classes.add(7)
         self.room = chance.choice([0, 5, 40, 100])
         self.refuses = lambda: self.room <= 0
         self.written: deque[Pub] = deque()
@@ -60,8 +60,8 @@ class SlowStream(ChainStream):
     @property
     def waits_for_room(self) -> bool:
         """Whether nothing is on its way, for want of room."""
-        lanes = self.uplink._lanes.values()
-        is_quiet = all(lane.window and not (lane.begun or lane.doubted) for lane in lanes)
+        lanes = self.publisher._queues.values()
+        is_quiet = all(lane.window and not (lane.in_flight or lane.unverified) for lane in lanes)
         return is_quiet and not (self.written or self.answers)
 
     def cut(self, chance: random.Random, now: float) -> None:
@@ -73,7 +73,7 @@ class SlowStream(ChainStream):
         self.chains.clear()
         self.connect(now)
         self.core.drain_output()
-        self.uplink.begin_anew(now)
+        self.publisher.handle_reconnect(now)
 
 
 def numbers(stream: ChainStream) -> list[int]:
@@ -86,7 +86,7 @@ def test_whatever_is_late_all_is_stored_and_nothing_waits_for_ever(
 ) -> None:
     chance = random.Random(seed)
     stream, now = SlowStream(chance), 0.0
-    uplink, total, put, lost = stream.uplink, chance.choice([50, 300]), 0, 0
+    publisher, total, put, lost = stream.publisher, chance.choice([50, 300]), 0, 0
     ends, confirmed = [0], 0
     """Up to which message each lot tells all, and how many were confirmed."""
     for _ in turns():
@@ -95,10 +95,10 @@ def test_whatever_is_late_all_is_stored_and_nothing_waits_for_ever(
             first, count = confirmed if is_said_again else put, chance.choice([1, 3, 10, 64, 200])
             last = min(total, max(put, first + count))
             whole = [frame(b"%d" % number, number) for number in range(first, last)]
-            uplink.put(WriteBatch(len(ends), [entry(*whole, name=name)]))
+            publisher.append_batch(WriteBatch(len(ends), [entry(*whole, name=name)]))
             ends.append(last)
             put = last
-        uplink.go_on(now)
+        publisher.publish_ready(now)
         stream.read()
         stream.work(chance.choice([0, 1, 5, 40, 1000]), now)
         if chance.random() < 0.15:
@@ -112,13 +112,13 @@ def test_whatever_is_late_all_is_stored_and_nothing_waits_for_ever(
         if cuts and chance.random() < 0.01:
             stream.cut(chance, now)
             lost += 1
-        if put == total and uplink.is_empty:
+        if put == total and publisher.is_empty:
             break
     stored = numbers(stream)
     assert sorted(set(stored)) == list(range(total))
     assert len(stored) - total <= (0 if name else lost * MILESTONE_MESSAGES)
-    assert uplink.is_empty
-    assert (uplink.full, uplink._lanes, uplink._whose) == (set(), {}, {})
+    assert publisher.is_empty
+    assert (publisher.full, publisher._queues, publisher._queue_by_request) == (set(), {}, {})
 
 
 def test_a_full_stream_is_asked_which_single_messages_it_has_and_none_is_overtaken() -> None:
@@ -126,9 +126,9 @@ def test_a_full_stream_is_asked_which_single_messages_it_has_and_none_is_overtak
     stream.put(1, 40, "pub")
     rooms = iter([True] * 10)
     stream.refuses = lambda: not next(rooms, False)
-    stream.uplink.go_on(0.0)
+    stream.publisher.publish_ready(0.0)
     stream.answer(stream.take(), 0.0)
-    stream.uplink.go_on(PAUSE_SECONDS)
+    stream.publisher.publish_ready(PAUSE_SECONDS)
     answers = stream.take()
     assert (len(answers), len(stream.stored)) == (40, 10)
     stream.answer(answers, PAUSE_SECONDS)
@@ -136,9 +136,9 @@ def test_a_full_stream_is_asked_which_single_messages_it_has_and_none_is_overtak
     stream.refuses = lambda: not next(rooms, True)
     now = PAUSE_SECONDS
     for _ in turns():
-        if stream.uplink.is_empty:
+        if stream.publisher.is_empty:
             break
-        stream.uplink.go_on(now)
+        stream.publisher.publish_ready(now)
         stream.answer(stream.take(), now)
         now += PAUSE_SECONDS
     assert [int(payload.split()[1]) - 1000 for payload in stream.payloads()] == list(range(40))
@@ -148,53 +148,54 @@ def test_while_something_is_refused_nothing_is_begun_behind_it() -> None:
     stream = opened()
     stream.put(1, 10, "pub")
     stream.refuses = lambda: True
-    stream.uplink.go_on(0.0)
+    stream.publisher.publish_ready(0.0)
     answers = stream.take()
     stream.answer(answers[:1], 0.0)
     stream.put(2, 10, "pub")
     stream.refuses = lambda: False
-    stream.uplink.go_on(0.0)
+    stream.publisher.publish_ready(0.0)
     assert stream.take() == []
     stream.answer(answers[1:], PAUSE_SECONDS / 2)
-    stream.uplink.go_on(PAUSE_SECONDS)  # That was answered later: it is not late yet.
+    stream.publisher.publish_ready(PAUSE_SECONDS)  # That was answered later: it is not late yet.
     assert stream.take() == []
     assert stream.answer_all(2 * PAUSE_SECONDS) == 2
     assert [payload.split()[0] for payload in stream.payloads()] == [b"1"] * 10 + [b"2"] * 10
 
 
-def test_in_a_full_stream_what_it_has_already_waits_for_nothing() -> None:
+def open_refusing_stream() -> tuple[ChainStream, list[bytes], list[bytes]]:
+    """Return a stream that refused a batch of 100 messages, their payloads and their frames."""
     stream = opened()
     expected = stream.put(1, 100, "pub")
     stream.refuses = lambda: True
-    stream.uplink.go_on(0.0)
+    stream.publisher.publish_ready(0.0)
     stream.answer(stream.take(), 0.0)
-    whole = [frame(payload, 1000 + number) for number, payload in enumerate(expected)]
+    frames = [frame(payload, 1000 + number) for number, payload in enumerate(expected)]
+    return stream, expected, frames
+
+
+def test_in_a_full_stream_what_it_has_already_waits_for_nothing() -> None:
+    stream, expected, whole = open_refusing_stream()
     for lot in range(2, 10):  # A publisher that came back some times says all again.
-        stream.uplink.put(WriteBatch(lot, [entry(*whole, name="pub")]))
+        stream.publisher.append_batch(WriteBatch(lot, [entry(*whole, name="pub")]))
     stream.refuses = lambda: False
     assert stream.answer_all(PAUSE_SECONDS) == 9
     assert stream.payloads() == expected
 
 
 def test_what_waits_for_room_and_is_said_again_is_stored_once_whatever_the_stream_forgets() -> None:
-    stream = opened()
-    expected = stream.put(1, 100, "pub")
-    stream.refuses = lambda: True
-    stream.uplink.go_on(0.0)
-    stream.answer(stream.take(), 0.0)
-    whole = [frame(payload, 1000 + number) for number, payload in enumerate(expected)]
-    waiting = stream.uplink._lanes[7].waiting_bytes
+    stream, expected, whole = open_refusing_stream()
+    waiting = stream.publisher._queues[7].pending_bytes
     for lot in (2, 3):
-        stream.uplink.put(WriteBatch(lot, [entry(*whole, name="pub")]))
-    assert stream.uplink._lanes[7].waiting_bytes == waiting
+        stream.publisher.append_batch(WriteBatch(lot, [entry(*whole, name="pub")]))
+    assert stream.publisher._queues[7].pending_bytes == waiting
     more = [frame(b"more", 1100)]
-    stream.uplink.put(WriteBatch(4, [entry(*whole[90:], *more, name="pub")]))
-    stream.uplink.put(WriteBatch(5, [entry(*whole[:1], name="other")]))
+    stream.publisher.append_batch(WriteBatch(4, [entry(*whole[90:], *more, name="pub")]))
+    stream.publisher.append_batch(WriteBatch(5, [entry(*whole[:1], name="other")]))
     rooms = iter([True] * 20)
     stream.refuses = lambda: not next(rooms, False)
     now = PAUSE_SECONDS
     for _ in turns():
-        if stream.uplink.lots <= 4:
+        if stream.publisher.unstored_batch_count <= 4:
             break
         rooms = iter([True] * 20)
         assert stream.answer_all(now) in (None, 3)
@@ -202,7 +203,7 @@ def test_what_waits_for_room_and_is_said_again_is_stored_once_whatever_the_strea
         now += PAUSE_SECONDS
     stream.refuses = lambda: False
     for _ in turns():
-        if stream.uplink.is_empty:
+        if stream.publisher.is_empty:
             break
         stream.answer_all(now)
         now += PAUSE_SECONDS
@@ -219,12 +220,12 @@ def test_what_is_stored_and_not_confirmed_is_not_stored_again_when_it_is_said_ag
     assert stream.answer_all(PAUSE_SECONDS) is None
     assert len(stream.stored) == 4500
     whole = [frame(payload, 1000 + number) for number, payload in enumerate(expected)]
-    stream.uplink.put(WriteBatch(2, [entry(*whole, name="pub")]))
+    stream.publisher.append_batch(WriteBatch(2, [entry(*whole, name="pub")]))
     stream.ids.clear()
     stream.refuses = lambda: False
     now = PAUSE_SECONDS
     for _ in turns():
-        if stream.uplink.is_empty:
+        if stream.publisher.is_empty:
             break
         now += PAUSE_SECONDS
         stream.answer_all(now)
@@ -241,16 +242,16 @@ def test_a_full_stream_that_says_but_in_part_what_it_has_is_asked_again(
 ) -> None:
     """All of the first piece is stored, and some of the second."""
     stream = opened()
-    uplink = stream.uplink
+    publisher = stream.publisher
     for lot in (1, 2):
         whole = [frame(b"%d" % number, number) for number in range(10 * lot, 10 * lot + 10)]
-        uplink.put(WriteBatch(lot, [entry(*whole, name=name)]))
+        publisher.append_batch(WriteBatch(lot, [entry(*whole, name=name)]))
     stream.refuses = lambda: len(stream.stored) >= 15
-    uplink.go_on(0.0)
+    publisher.publish_ready(0.0)
     answers = stream.take()
     stream.answer(answers[:5] + answers[10:], 0.0)  # The others are late.
     now = PAUSE_SECONDS
-    uplink.go_on(now)
+    publisher.publish_ready(now)
     with monkeypatch.context() as patch:
         if how == "without a leader":
             asked = iter(range(20))
@@ -265,13 +266,13 @@ def test_a_full_stream_that_says_but_in_part_what_it_has_is_asked_again(
         stream.core.end_connection()
         stream.connect(now)
         stream.core.drain_output()
-        uplink.begin_anew(now)
+        publisher.handle_reconnect(now)
     stream.refuses = lambda: False
     for _ in range(100):
         now += PAUSE_SECONDS
-        uplink.go_on(now)
+        publisher.publish_ready(now)
         stream.answer(stream.take(), now)
-    assert uplink.is_empty
+    assert publisher.is_empty
     assert numbers(stream) == list(range(10, 30))
 
 
@@ -286,7 +287,7 @@ def test_a_class_that_is_full_for_hours_keeps_nothing_for_that() -> None:
             rooms = iter([True] * 2)
         stream.answer_all(turn * PAUSE_SECONDS)
     assert len(stream.stored) == 7
-    kept = [ids for _, piece in stream.uplink._lanes[7].pieces for ids in piece.done]
+    kept = [ids for _, piece in stream.publisher._queues[7].publications for ids in piece.removed_numbers]
     assert len(kept) <= len(stream.stored)
 
 
@@ -294,50 +295,50 @@ def test_a_class_that_is_full_for_hours_keeps_nothing_for_that() -> None:
 def test_what_was_asked_holds_nobody_up_once_all_is_known(is_told_by: str) -> None:
     stream = opened()
     stream.put(1, 100)
-    stream.uplink.go_on(0.0)
+    stream.publisher.publish_ready(0.0)
     late = stream.take()
-    stream.uplink.go_on(PATIENCE_SECONDS)
+    stream.publisher.publish_ready(PATIENCE_SECONDS)
     asked = stream.take()
     assert len(asked) == 4
     stream.put(2, 5)
     stream.answer(late if is_told_by == "its own answers" else asked, PATIENCE_SECONDS)
-    stream.uplink.go_on(PATIENCE_SECONDS)
+    stream.publisher.publish_ready(PATIENCE_SECONDS)
     answers = stream.take()
     assert len(stream.stored) == 105
-    stream.uplink.go_on(PATIENCE_SECONDS + 0.01)
+    stream.publisher.publish_ready(PATIENCE_SECONDS + 0.01)
     assert stream.take() == []  # Nor is anything written again at once.
     stream.answer(answers, PATIENCE_SECONDS + 0.01)
-    assert stream.uplink.is_empty
+    assert stream.publisher.is_empty
 
 
 def test_what_is_said_twice_at_once_is_stored_and_told_once() -> None:
     stream = opened()
     whole = [frame(b"%d" % number, number) for number in range(10)]
-    stream.uplink.put(WriteBatch(1, [entry(*whole, *whole[2:], name="pub")]))
+    stream.publisher.append_batch(WriteBatch(1, [entry(*whole, *whole[2:], name="pub")]))
     assert stream.answer_all(0.0) == 1
     assert numbers(stream) == list(range(10))
 
 
 def test_whoever_else_publishes_it_is_known_what_waits_and_what_is_stored_before_it() -> None:
     stream = opened()
-    stream.takes_chains = False
+    stream.has_fast_batches = False
     whole = [frame(b"%d" % number, number) for number in range(20)]
     other = [frame(b"%d" % number, number) for number in range(100, 110)]
     lot = entry(*whole[:10], name="pub")
     for each in other:
-        lot.add(1, each, "other")
-    stream.uplink.put(WriteBatch(1, [lot]))
+        lot.append_frames(1, each, "other")
+    stream.publisher.append_batch(WriteBatch(1, [lot]))
     stream.refuses = lambda: len(stream.stored) >= 10
     stream.answer_all(0.0)
     assert numbers(stream) == list(range(10))  # They are stored, and not confirmed.
-    for number in range(NAMES_MAX):
-        stream.uplink.put(WriteBatch(2 + number, [entry(frame(b"999", number), name=f"p{number}")]))
-    stream.uplink.put(WriteBatch(2 + NAMES_MAX, [entry(*whole, name="pub")]))
+    for number in range(PUBLISHERS_MAX):
+        stream.publisher.append_batch(WriteBatch(2 + number, [entry(frame(b"999", number), name=f"p{number}")]))
+    stream.publisher.append_batch(WriteBatch(2 + PUBLISHERS_MAX, [entry(*whole, name="pub")]))
     stream.ids.clear()
     stream.refuses = lambda: False
     now = PAUSE_SECONDS
     for _ in turns():
-        if stream.uplink.is_empty:
+        if stream.publisher.is_empty:
             break
         stream.answer_all(now)
         now += PAUSE_SECONDS

@@ -8,7 +8,7 @@ import pytest
 import trio
 
 import simplebus
-from simplebus.jetstream.backend import Cluster
+from simplebus.jetstream.backend import JetStreamBackend
 from simplebus.jetstream.publish import class_queue
 from tests.jetstream.nats_servers import NatsServer
 from tests.jetstream.stateless_servers import (
@@ -27,7 +27,7 @@ async def test_a_class_whose_subject_is_another_streams_holds_up_no_other(
 ) -> None:
     cluster = options(jetstream_server.url)
     async with door(cluster) as up:
-        link, uplink = cluster_of(up).link, cluster_of(up).uplink
+        link, publisher = cluster_of(up).link, cluster_of(up).publisher
         other = f"other_{cluster.names.prefix}"
         body = {"name": other, "subjects": [cluster.names.class_subject(FULL)], "storage": "memory"}
         async with (
@@ -40,7 +40,7 @@ async def test_a_class_whose_subject_is_another_streams_holds_up_no_other(
                 nursery.start_soon(partial(one.publish, b"taken", class_id=FULL))
                 await until(lambda: FULL in cluster_of(up)._jobs.busy_classes)
                 await two.publish(b"free", class_id=FREE)
-                assert uplink.lots
+                assert publisher.unstored_batch_count
                 await link.api_request(f"STREAM.DELETE.{other}")
 
 
@@ -49,7 +49,7 @@ async def test_a_class_whose_stream_is_full_holds_up_no_other(
 ) -> None:
     cluster = options(jetstream_server.url, max_bytes=100 * 1024)
     async with door(cluster) as up:
-        uplink = cluster_of(up).uplink
+        publisher = cluster_of(up).publisher
         async with (
             simplebus.connect(address(up), name="one") as one,
             simplebus.connect(address(up), name="two") as two,
@@ -58,11 +58,11 @@ async def test_a_class_whose_stream_is_full_holds_up_no_other(
             with trio.fail_after(PATIENCE_SECONDS):
                 publish = partial(one.publish_many, [bytes(1000)] * 160, class_id=FULL)
                 nursery.start_soon(publish)
-                await until(lambda: uplink.refused > 0)
+                await until(lambda: publisher.refused > 0)
                 await two.publish(b"free", class_id=FREE)
                 async with two.subscribe(FREE, durable="d") as messages:
                     assert (await messages.get()).payload == b"free"
-                assert uplink.lots  # It waits still.
+                assert publisher.unstored_batch_count  # It waits still.
                 async with two.subscribe(FULL) as messages:  # Which makes room.
                     for _ in range(160):
                         (await messages.get()).ack()
@@ -71,7 +71,7 @@ async def test_a_class_whose_stream_is_full_holds_up_no_other(
 async def test_of_a_class_of_which_much_waits_no_more_is_accepted_and_all_is_stored(
     jetstream_server: NatsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(class_queue, "WAITING_BYTES_MAX", 50_000)
+    monkeypatch.setattr(class_queue, "PENDING_BYTES_MAX", 50_000)
     cluster = options(jetstream_server.url, max_bytes=100 * 1024)
     payloads = [b"%d" % number + bytes(1000) for number in range(240)]
     async with door(cluster) as up:
@@ -84,7 +84,7 @@ async def test_of_a_class_of_which_much_waits_no_more_is_accepted_and_all_is_sto
             with trio.fail_after(PATIENCE_SECONDS):
                 for batch in payloads[:120], payloads[120:]:
                     nursery.start_soon(partial(one.publish_many, batch, class_id=FULL))
-                    await until(lambda: cluster_of(up).uplink.full == {FULL})
+                    await until(lambda: cluster_of(up).publisher.full == {FULL})
                 await until(lambda: bool(ring_of[FULL].blocked_sessions))
                 assert len(ring_of[FULL].ring) == 0
                 await two.publish(b"free", class_id=FREE)
@@ -104,7 +104,7 @@ async def test_what_lies_in_a_full_class_is_seen_and_purged_and_the_rest_is_stor
     cluster = options(jetstream_server.url, max_bytes=48 * 1024)
     payloads = [b"%03d" % number + bytes(1200) for number in range(60)]
     async with door(cluster) as up:
-        uplink = cluster_of(up).uplink
+        publisher = cluster_of(up).publisher
         async with (
             simplebus.connect(address(up), name="one") as one,
             simplebus.connect(address(up), name="two") as two,
@@ -112,7 +112,7 @@ async def test_what_lies_in_a_full_class_is_seen_and_purged_and_the_rest_is_stor
         ):
             with trio.fail_after(PATIENCE_SECONDS):
                 nursery.start_soon(partial(one.publish_many, payloads, class_id=FULL))
-                await until(lambda: uplink.refusal(FULL) is not None)
+                await until(lambda: publisher.refusal(FULL) is not None)
                 seen: list[bytes] = []
                 while len(seen) < len(payloads):
                     found = await two.fetch(FULL)
@@ -139,7 +139,7 @@ async def test_where_dead_letters_find_no_room_other_classes_are_acknowledged(
                         for _ in range(20):
                             (await bad.get()).terminate()
                     dead = here._broker.store.class_id_by_name[f"dead.{FULL}"]
-                    await until(lambda: here.uplink.refusal(dead) is not None)
+                    await until(lambda: here.publisher.refusal(dead) is not None)
                     await bus.publish_many([b"free"] * 5, class_id=FREE)
                     for _ in range(5):
                         (await good.get()).ack()
@@ -147,10 +147,10 @@ async def test_where_dead_letters_find_no_room_other_classes_are_acknowledged(
                     assert await acked_of(here, FULL) < 60
                     await bus.purge(dead)
                     await until_acked(here, FULL, 60)
-                    assert here.uplink.is_empty
+                    assert here.publisher.is_empty
 
 
-async def acked_of(cluster: Cluster, class_id: int) -> int:
+async def acked_of(cluster: JetStreamBackend, class_id: int) -> int:
     """Up to which message of its stream the group of a class has acknowledged all."""
     stream = cluster.options.names.stream_name(class_id)
     info = await cluster.link.api_request(f"CONSUMER.INFO.{stream}.g-g")
@@ -158,6 +158,6 @@ async def acked_of(cluster: Cluster, class_id: int) -> int:
     return floor
 
 
-async def until_acked(cluster: Cluster, class_id: int, last: int) -> None:
+async def until_acked(cluster: JetStreamBackend, class_id: int, last: int) -> None:
     while await acked_of(cluster, class_id) < last:  # noqa: ASYNC110 - the server says no more.
         await trio.sleep(0.05)

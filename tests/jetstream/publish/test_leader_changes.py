@@ -52,7 +52,7 @@ class Led(ChainStream):
 
     def __init__(self, chance: random.Random) -> None:
         super().__init__()
-        self.uplink.open_classes |= set(CLASSES)
+        self.publisher.open_classes |= set(CLASSES)
         self.chance = chance
         self.trouble = 1.0
         self.loses_some, self.refuses_some, self.twice = (
@@ -204,7 +204,7 @@ class Led(ChainStream):
             self.answers.clear()
         self.connect(now)
         self.core.drain_output()
-        self.uplink.begin_anew(now)
+        self.publisher.handle_reconnect(now)
 
 
 class Publishers:
@@ -237,14 +237,14 @@ class Publishers:
                     some = [*again, *some]
                 told.update(some)
                 for number in some:
-                    made.add(1, frame(b"%d" % number, number, class_id=class_id), name)
+                    made.append_frames(1, frame(b"%d" % number, number, class_id=class_id), name)
             self.put[class_id].append((self.lots, told))
             entries.append(made)
-        self.stream.uplink.put(WriteBatch(self.lots, entries))
+        self.stream.publisher.append_batch(WriteBatch(self.lots, entries))
 
     def confirm(self, lot: int | None) -> None:
         """What is said to be stored is."""
-        reached = dict(self.stream.uplink.take_reached_in())
+        reached = dict(self.stream.publisher.pop_durable_positions())
         if lot is not None:
             assert self.reached < lot <= self.lots
             self.reached = lot
@@ -266,28 +266,28 @@ class Publishers:
 def test_whoever_leads_and_whatever_is_heard_what_is_confirmed_is_stored(seed: int) -> None:
     chance = random.Random(seed)
     stream = Led(chance)
-    publishers, uplink, now = Publishers(stream), stream.uplink, 0.0
+    publishers, publisher, now = Publishers(stream), stream.publisher, 0.0
     holds: list[tuple[int, int]] = []
     for turn in range(WILD_TURNS + CALM_TURNS):
         if turn == WILD_TURNS:
             stream.trouble = 0.0
             stream.absent.clear()
             for hold in holds:
-                uplink.let_go(*hold)
+                publisher.resume_class(*hold)
             holds.clear()
         if turn < WILD_TURNS and chance.random() < 0.15:
             publishers.publish()
         if stream.happens(0.02):
             class_id = chance.choice(CLASSES)
-            holds.append((class_id, uplink.hold(class_id)))
+            holds.append((class_id, publisher.pause_class(class_id)))
         if holds and chance.random() < 0.1:
-            uplink.let_go(*holds.pop(chance.randrange(len(holds))))
-        uplink.go_on(now)
+            publisher.resume_class(*holds.pop(chance.randrange(len(holds))))
+        publisher.publish_ready(now)
         stream.read()
         stream.work(chance.choice([0, 1, 5, 40, 1000]))
         publishers.confirm(stream.tell(chance.choice([0, 1, 5, 40, 1000]), now))
         if chance.random() < 0.5:
-            uplink.open_classes |= uplink.take_homeless()
+            publisher.open_classes |= publisher.pop_classes_without_stream()
         for subject in stream.taken:
             if stream.happens(stream.unrest):
                 stream.lose_leader(subject)
@@ -297,11 +297,11 @@ def test_whoever_leads_and_whatever_is_heard_what_is_confirmed_is_stored(seed: i
             stream.cut(now)
         now += chance.choice([0.0, 0.02, 0.1, PAUSE_SECONDS, PATIENCE_SECONDS / 8])
         now += PATIENCE_SECONDS * (chance.random() < 0.05)
-        if turn > WILD_TURNS and uplink.is_empty:
+        if turn > WILD_TURNS and publisher.is_empty:
             break
-    assert uplink.is_empty, "it hangs"
+    assert publisher.is_empty, "it hangs"
     stored = [number for class_id in CLASSES for number in publishers.stored(class_id)]
     assert set(stored) == set(range(publishers.count))
     known = [number for number in stored if number in publishers.of_names]
     assert len(known) == len(set(known))
-    assert (uplink.full, uplink._lanes, uplink._whose) == (set(), {}, {})
+    assert (publisher.full, publisher._queues, publisher._queue_by_request) == (set(), {}, {})

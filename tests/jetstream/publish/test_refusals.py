@@ -11,7 +11,7 @@ import trio
 import simplebus
 from simplebus.core.errors import RefusedError
 from simplebus.jetstream.publish import refusals, stream_publisher
-from simplebus.jetstream.publish.refusals import CALM_SECONDS, Refusals
+from simplebus.jetstream.publish.refusals import RECOVERED_SECONDS, StreamRefusals
 from simplebus.monitor.snapshot import MonitorSnapshot
 from simplebus.nats.client.jetstream_codec import JetStreamError
 from simplebus.server.run import RunningServer
@@ -34,17 +34,17 @@ def test_the_log_has_a_word_when_it_begins_and_one_when_it_ends(
 ) -> None:
     caplog.set_level(logging.INFO)
     lanes: dict[int, JetStreamError | None] = {7: FULL, 8: None}
-    found = Refusals(lanes.get)
+    found = StreamRefusals(lanes.get)
     for beat in range(1000):  # A message has room now and then.
         lanes[7] = None if beat % 3 == 2 else FULL
-        found.hear({7, 8}, beat * 0.25)
-        found.beat(beat * 0.25)
-    assert (found(7), found(8), found(9)) == (FULL.sentence, "it does not say why", "")
+        found.update({7, 8}, beat * 0.25)
+        found.log_recovered(beat * 0.25)
+    assert (found.get_reason(7), found.get_reason(8), found.get_reason(9)) == (FULL.sentence, "it does not say why", "")
     assert len(caplog.messages) == len(found) == 2
     lanes[7] = None
-    found.beat(249.75 + CALM_SECONDS - 0.25)
+    found.log_recovered(249.75 + RECOVERED_SECONDS - 0.25)
     assert len(found) == 2
-    found.beat(249.75 + CALM_SECONDS)
+    found.log_recovered(249.75 + RECOVERED_SECONDS)
     assert len(found) == 0
     assert sorted(caplog.messages[2:]) == [
         f"class {id_}: its stream takes messages again" for id_ in (7, 8)
@@ -52,16 +52,16 @@ def test_the_log_has_a_word_when_it_begins_and_one_when_it_ends(
 
 
 def test_reasons_that_come_in_turn_do_not_fill_the_log(caplog: pytest.LogCaptureFixture) -> None:
-    found = Refusals(lambda class_id: None)
+    found = StreamRefusals(lambda class_id: None)
     for beat in range(400):
-        found.note(7, f"reason {beat % 2}", beat * 0.25)
-    assert len(caplog.messages) <= 100 / CALM_SECONDS
+        found.record(7, f"reason {beat % 2}", beat * 0.25)
+    assert len(caplog.messages) <= 100 / RECOVERED_SECONDS
 
 
 async def test_who_asks_is_told_why_a_class_takes_nothing(
     jetstream_server: NatsServer, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(refusals, "CALM_SECONDS", 0.3)
+    monkeypatch.setattr(refusals, "RECOVERED_SECONDS", 0.3)
     cluster = options(jetstream_server.url, max_bytes=48 * 1024)
     async with (
         door(cluster, http_port=0) as up,
@@ -96,7 +96,7 @@ async def test_a_stream_that_says_nothing_of_what_it_is_sent_is_such_a_one(
 ) -> None:
     """Somebody has changed it. Where somebody else hears its subject, who looks at all that passes
     by, for one, no server says that nobody is there: publishers waited, and nobody was told why."""
-    monkeypatch.setattr(refusals, "CALM_SECONDS", 0.3)
+    monkeypatch.setattr(refusals, "RECOVERED_SECONDS", 0.3)
     monkeypatch.setattr(stream_publisher, "PATIENCE_SECONDS", 0.3)
     cluster = options(jetstream_server.url)
     async with (
@@ -116,7 +116,7 @@ async def test_a_stream_that_says_nothing_of_what_it_is_sent_is_such_a_one(
             link.flush()
             await link.api_request(f"STREAM.UPDATE.{names.stream_name(8)}", {**config, **changed})
             nursery.start_soon(partial(bus.publish, b"behind", class_id=8))
-            await until(lambda: bool(cluster_of(up).refusals(8)))
+            await until(lambda: bool(cluster_of(up).refusals.get_reason(8)))
             said = await other.explain(8)
             assert f"nothing is said of what comes to {names.class_subject(8)!r}" in said.waits_for
             await link.api_request(f"STREAM.UPDATE.{names.stream_name(8)}", config)
@@ -133,7 +133,9 @@ async def test_a_stream_that_cannot_be_made_is_such_a_one(
     async with door(cluster) as up, simplebus.connect(address(up)) as bus:
         ask = cluster_of(up).link.api_request
         body = {"name": f"other_{cluster.names.prefix}", "storage": "memory"}
-        await ask(f"STREAM.CREATE.{body['name']}", {**body, "subjects": [cluster.names.class_subject(8)]})
+        await ask(
+            f"STREAM.CREATE.{body['name']}", {**body, "subjects": [cluster.names.class_subject(8)]}
+        )
         tries: list[str] = []
 
         def count(subject: str) -> None:
@@ -142,7 +144,7 @@ async def test_a_stream_that_cannot_be_made_is_such_a_one(
         async with trio.open_nursery() as nursery:
             with trio.fail_after(PATIENCE_SECONDS):
                 nursery.start_soon(partial(bus.publish, b"taken", class_id=8))
-                await until(lambda: bool(cluster_of(up).refusals(8)))
+                await until(lambda: bool(cluster_of(up).refusals.get_reason(8)))
                 async with simplebus.connect(address(up)) as other:
                     said = await other.explain(8)
                 assert "subjects overlap" in said.waits_for
@@ -167,7 +169,7 @@ async def test_who_asks_about_a_class_without_a_stream_is_answered(
         with trio.fail_after(PATIENCE_SECONDS):
             await ask(f"STREAM.CREATE.{name}", body)
             nursery.start_soon(partial(bus.publish, b"taken", class_id=8))
-            await until(lambda: bool(cluster_of(up).refusals(8)))
+            await until(lambda: bool(cluster_of(up).refusals.get_reason(8)))
             for _ in range(3):
                 with pytest.raises(RefusedError, match="subjects overlap"):
                     await other.fetch(8)
@@ -176,7 +178,7 @@ async def test_who_asks_about_a_class_without_a_stream_is_answered(
                         raise AssertionError
             await until(lambda: not cluster_of(up).feeds)
             await ask(f"STREAM.DELETE.{name}")
-            await until(lambda: cluster_of(up).uplink.is_empty and not cluster_of(up).is_busy)
+            await until(lambda: cluster_of(up).publisher.is_empty and not cluster_of(up).is_busy)
 
 
 def told_by(up: RunningServer) -> MonitorSnapshot:

@@ -15,15 +15,19 @@ from simplebus.core.commit_log import JournalEntry, WriteBatch
 from simplebus.core.protocol import frames
 from simplebus.core.protocol.envelope_batch import Envelope, encode
 from simplebus.jetstream.publish.class_queue import (
-    NAMES_MAX,
-    PIECES_AT_ONCE,
-    SHARE_BYTES_MIN,
+    CLASS_SHARE_MIN_BYTES,
+    CROWDED_PUBLICATIONS,
+    PENDING_BYTES_MAX,
+    PENDING_PUBLICATIONS_MAX,
+    PUBLISHERS_MAX,
     SHARED_BYTES,
     SILENT_SECONDS,
-    WAITING_BYTES_MAX,
-    WAITING_PIECES_MAX,
 )
-from simplebus.jetstream.publish.stream_publisher import PATIENCE_SECONDS, PAUSE_SECONDS, Uplink
+from simplebus.jetstream.publish.stream_publisher import (
+    PATIENCE_SECONDS,
+    PAUSE_SECONDS,
+    StreamPublisher,
+)
 from simplebus.nats.client.client import NatsClientCore, RequestReplies
 from simplebus.nats.client.encode import PING
 from simplebus.nats.limits import NatsLimits
@@ -31,7 +35,7 @@ from simplebus.nats.protocol.events import Pub
 from simplebus.nats.protocol.line_parser import LineParser
 
 FULL = b'{"error":{"code":503,"err_code":10077,"description":"full"}}'
-TURNS_MAX = 2 * NAMES_MAX
+TURNS_MAX = 2 * PUBLISHERS_MAX
 """More than all need that are here, whatever is lost on the way."""
 
 
@@ -42,7 +46,7 @@ def turns() -> Iterator[None]:
     raise AssertionError("it hangs")
 
 
-def publications(raw: bytes) -> list[Pub]:
+def encode_publications(raw: bytes) -> list[Pub]:
     """What a client has written."""
     reader, buffer = LineParser(NatsLimits()), bytearray(raw)
     reader.accepts_headers = True
@@ -58,21 +62,21 @@ def publications(raw: bytes) -> list[Pub]:
 
 
 class Stream:
-    """What a JetStream server does with publications: a list, and the ids that it knows."""
+    """What a JetStream server does with encode_publications: a list, and the ids that it knows."""
 
-    takes_chains = False
+    has_fast_batches = False
     looks_first = False
     """Whether what it knows is never refused."""
 
     def __init__(self) -> None:
         self.core = NatsClientCore(inbox="_INBOX.x")
         self.connect(0.0)
-        self.uplink = Uplink(
+        self.publisher = StreamPublisher(
             self.core,
             subject=lambda class_id: f"s.{class_id}",
-            program=lambda name: {"pub": "p1", "odd": "a\r\nNats-Rollup: all"}.get(name, ""),
-            run="r",
-            takes_chains=lambda class_id: self.takes_chains,
+            get_instance=lambda name: {"pub": "p1", "odd": "a\r\nNats-Rollup: all"}.get(name, ""),
+            run_id="r",
+            has_fast_batches=lambda class_id: self.has_fast_batches,
         )
         self.stored: list[tuple[str, bytes, bool]] = []
         """Subject, payload, and whether it has an envelope."""
@@ -92,7 +96,7 @@ class Stream:
         each answered so often. Returns the last lot that has reached it."""
         last: int | None = None
         for _ in turns():
-            self.uplink.go_on(now)
+            self.publisher.publish_ready(now)
             answers = self.take()
             if not answers:
                 break
@@ -114,7 +118,7 @@ class Stream:
         output = self.core.drain_output()
         for _ in range(output.count(PING)):
             list(self.core.receive(b"PONG\r\n", 0.0))
-        return publications(b"".join(each for each in output if each != PING))
+        return encode_publications(b"".join(each for each in output if each != PING))
 
     def sid_of(self, message: Pub) -> int:
         """Which subscription has its answer."""
@@ -150,7 +154,7 @@ class Stream:
         reached = None
         for event in self.core.receive(b"".join(answers), now):
             assert isinstance(event, RequestReplies)
-            reached = self.uplink.take(event, now) or reached
+            reached = self.publisher.handle_pub_acks(event, now) or reached
         return reached
 
 
@@ -170,27 +174,27 @@ def entry(*whole: bytes, name: str = "", class_id: int = 7) -> JournalEntry:
 def test_a_lot_is_there_when_each_of_its_messages_is() -> None:
     stream = Stream()
     whole = [frame(b"%d" % n, n) for n in range(5)]
-    stream.uplink.put(WriteBatch(1, [entry(*whole, name="pub")]))
-    assert stream.uplink.go_on(0.0) == {7}  # It needs a stream.
-    stream.uplink.open_classes.add(7)
-    assert stream.uplink.go_on(0.0) == set()
+    stream.publisher.append_batch(WriteBatch(1, [entry(*whole, name="pub")]))
+    assert stream.publisher.publish_ready(0.0) == {7}  # It needs a stream.
+    stream.publisher.open_classes.add(7)
+    assert stream.publisher.publish_ready(0.0) == set()
     answers = stream.take()
     assert stream.answer(answers[:4], 0.1) is None
     assert stream.answer(answers[4:], 0.1) == 1
     assert stream.stored == [("s.7", b"%d" % n, False) for n in range(5)]
     assert list(stream.ids) == [f"pub:p1:{n:010}" for n in range(5)]
-    assert stream.uplink.is_empty
-    assert stream.uplink.statistics().stored == 5
+    assert stream.publisher.is_empty
+    assert stream.publisher.statistics().stored == 5
 
 
 def test_who_has_no_name_has_numbers_of_this_door() -> None:
     stream = Stream()
-    stream.uplink.open_classes |= {7, 8}
-    stream.uplink.put(
+    stream.publisher.open_classes |= {7, 8}
+    stream.publisher.append_batch(
         WriteBatch(1, [entry(frame(b"a", 0)), entry(frame(b"b", 0, class_id=8), class_id=8)])
     )
-    stream.uplink.put(WriteBatch(2, [entry(frame(b"c", 0, has_envelope=True), name="other")]))
-    stream.uplink.go_on(0.0)
+    stream.publisher.append_batch(WriteBatch(2, [entry(frame(b"c", 0, has_envelope=True), name="other")]))
+    stream.publisher.publish_ready(0.0)
     assert stream.answer(stream.take(), 0.0) == 2
     assert list(stream.ids) == [":r:0000000000", "other:r:0000000000", ":r:0000000001"]
     content = encode(Envelope(channel="a.b"), b"c")
@@ -199,19 +203,19 @@ def test_who_has_no_name_has_numbers_of_this_door() -> None:
 
 def test_a_program_puts_no_header_into_a_stream() -> None:
     stream = Stream()
-    stream.uplink.open_classes.add(7)
-    stream.uplink.put(WriteBatch(1, [entry(frame(b"a", 0), name="odd")]))
-    stream.uplink.go_on(0.0)
+    stream.publisher.open_classes.add(7)
+    stream.publisher.append_batch(WriteBatch(1, [entry(frame(b"a", 0), name="odd")]))
+    stream.publisher.publish_ready(0.0)
     assert stream.answer(stream.take(), 0.0) == 1
     assert list(stream.ids) == ["odd:a%0D%0ANats-Rollup:%20all:0000000000"]
 
 
 def test_lots_are_told_in_their_order() -> None:
     stream = Stream()
-    stream.uplink.open_classes |= {7, 8}
-    stream.uplink.put(WriteBatch(1, [entry(frame(b"a", 0))]))
-    stream.uplink.put(WriteBatch(2, [entry(frame(b"b", 0, class_id=8), class_id=8)]))
-    stream.uplink.go_on(0.0)
+    stream.publisher.open_classes |= {7, 8}
+    stream.publisher.append_batch(WriteBatch(1, [entry(frame(b"a", 0))]))
+    stream.publisher.append_batch(WriteBatch(2, [entry(frame(b"b", 0, class_id=8), class_id=8)]))
+    stream.publisher.publish_ready(0.0)
     first, second = stream.take()
     assert stream.answer([second], 0.0) is None
     assert stream.answer([first], 0.0) == 2
@@ -219,168 +223,168 @@ def test_lots_are_told_in_their_order() -> None:
 
 def test_a_class_that_is_held_waits_and_nothing_overtakes() -> None:
     stream = Stream()
-    stream.uplink.open_classes |= {7, 8}
-    hold = stream.uplink.hold(7)
-    stream.uplink.put(
+    stream.publisher.open_classes |= {7, 8}
+    hold = stream.publisher.pause_class(7)
+    stream.publisher.append_batch(
         WriteBatch(1, [entry(frame(b"a", 0)), entry(frame(b"b", 0, class_id=8), class_id=8)])
     )
-    stream.uplink.put(WriteBatch(2, [entry(frame(b"c", 1))]))
-    stream.uplink.go_on(0.0)
+    stream.publisher.append_batch(WriteBatch(2, [entry(frame(b"c", 1))]))
+    stream.publisher.publish_ready(0.0)
     assert stream.answer(stream.take(), 0.0) is None
     assert [payload for _, payload, _ in stream.stored] == [b"b"]
-    assert stream.uplink.take_reached_in() == {8: 2}  # Another class waits for none.
-    stream.uplink.let_go(7, hold)
-    stream.uplink.go_on(0.0)
+    assert stream.publisher.pop_durable_positions() == {8: 2}  # Another class waits for none.
+    stream.publisher.resume_class(7, hold)
+    stream.publisher.publish_ready(0.0)
     assert stream.answer(stream.take(), 0.0) == 2
     assert [payload for _, payload, _ in stream.stored] == [b"b", b"a", b"c"]
-    assert stream.uplink.take_reached_in() == {7: 2}
+    assert stream.publisher.pop_durable_positions() == {7: 2}
 
 
 def test_what_is_refused_of_one_class_has_no_other_published_again() -> None:
     stream = Stream()
-    stream.uplink.open_classes |= {7, 8}
+    stream.publisher.open_classes |= {7, 8}
     for lot in range(1, 4):
-        stream.uplink.put(
+        stream.publisher.append_batch(
             WriteBatch(
                 lot, [entry(frame(b"a", lot)), entry(frame(b"b", lot, class_id=8), class_id=8)]
             )
         )
-    stream.uplink.go_on(0.0)
+    stream.publisher.publish_ready(0.0)
     answers = stream.take()
     refused = [row for row, (subject, _, _) in enumerate(stream.stored) if subject == "s.7"]
     for row in refused:
         head, _, _ = answers[row].partition(b"\r\n")
         answers[row] = b"%b %d\r\n%b\r\n" % (head.rsplit(b" ", 1)[0], len(FULL), FULL)
     assert stream.answer(answers[:-1], 0.0) is None
-    assert stream.uplink.take_reached_in() == {8: 2}
-    stream.uplink.go_on(PAUSE_SECONDS)
+    assert stream.publisher.pop_durable_positions() == {8: 2}
+    stream.publisher.publish_ready(PAUSE_SECONDS)
     answers = stream.take()
     assert len(answers) == 3  # The stream is asked what it has of the class that was refused.
     stream.answer(answers[:2], PAUSE_SECONDS)
-    assert stream.uplink.take_reached_in() == {}
+    assert stream.publisher.pop_durable_positions() == {}
     stream.answer(answers[2:], PAUSE_SECONDS)
-    assert stream.uplink.take_reached_in() == {7: 3}
-    assert stream.uplink.statistics().refused == 3
+    assert stream.publisher.pop_durable_positions() == {7: 3}
+    assert stream.publisher.statistics().refused == 3
 
 
 def test_of_a_class_of_which_much_waits_nothing_more_is_to_be_accepted() -> None:
     stream = Stream()
-    stream.uplink.open_classes |= {7, 8}
-    hold = stream.uplink.hold(7)
-    size = WAITING_BYTES_MAX // 32
+    stream.publisher.open_classes |= {7, 8}
+    hold = stream.publisher.pause_class(7)
+    size = PENDING_BYTES_MAX // 32
     big = [frame(bytes(size), 0, class_id=class_id) for class_id in (7, 8)]
     for lot in range(1, 33):
-        assert stream.uplink.full == set()
-        stream.uplink.put(
+        assert stream.publisher.full == set()
+        stream.publisher.append_batch(
             WriteBatch(lot, [entry(big[0]), entry(big[1], class_id=8)][: 1 + lot % 2])
         )
-    assert stream.uplink.full == {7}
-    stream.uplink.let_go(7, hold)
-    stream.uplink.go_on(0.0)
+    assert stream.publisher.full == {7}
+    stream.publisher.resume_class(7, hold)
+    stream.publisher.publish_ready(0.0)
     assert stream.answer(stream.take(), 0.0) is not None
-    assert stream.uplink.full == set()
+    assert stream.publisher.full == set()
     for _ in turns():
-        if stream.uplink.is_empty:
+        if stream.publisher.is_empty:
             break
-        stream.uplink.go_on(0.0)
+        stream.publisher.publish_ready(0.0)
         stream.answer(stream.take(), 0.0)
-    stream.uplink.hold(8)
-    for lot in range(WAITING_PIECES_MAX):
-        assert stream.uplink.full == set()
-        stream.uplink.put(WriteBatch(33 + lot, [entry(frame(b"b", 0, class_id=8), class_id=8)]))
-    assert stream.uplink.full == {8}
+    stream.publisher.pause_class(8)
+    for lot in range(PENDING_PUBLICATIONS_MAX):
+        assert stream.publisher.full == set()
+        stream.publisher.append_batch(WriteBatch(33 + lot, [entry(frame(b"b", 0, class_id=8), class_id=8)]))
+    assert stream.publisher.full == {8}
 
 
 def test_all_classes_that_are_held_up_leave_some_for_others() -> None:
     stream = Stream()
     classes = range(1, 11)
-    stream.uplink.open_classes.update(classes)
+    stream.publisher.open_classes.update(classes)
     stream.refuses = lambda: True
     size, waiting, number, now = SHARED_BYTES // 96, dict.fromkeys(classes, 0), 0, 0.0
     for _ in turns():
-        if stream.uplink.full == set(classes):
+        if stream.publisher.full == set(classes):
             break
-        for class_id in set(classes) - stream.uplink.full:
+        for class_id in set(classes) - stream.publisher.full:
             number += 1
             some = frame(bytes(size), number, class_id=class_id)
-            stream.uplink.put(WriteBatch(number, [entry(some, class_id=class_id)]))
+            stream.publisher.append_batch(WriteBatch(number, [entry(some, class_id=class_id)]))
             waiting[class_id] += len(some)
-        stream.uplink.go_on(now)
+        stream.publisher.publish_ready(now)
         stream.answer(stream.take(), now)
         now += PAUSE_SECONDS
-    assert sum(waiting.values()) <= SHARED_BYTES + len(classes) * (SHARE_BYTES_MIN + size)
+    assert sum(waiting.values()) <= SHARED_BYTES + len(classes) * (CLASS_SHARE_MIN_BYTES + size)
     stream.refuses = lambda: False
     for _ in turns():
-        if not stream.uplink.full:
+        if not stream.publisher.full:
             break
-        stream.uplink.go_on(now)
+        stream.publisher.publish_ready(now)
         stream.answer(stream.take(), now)
         now += PAUSE_SECONDS
 
 
 def test_what_comes_is_gathered_while_many_pieces_go_on() -> None:
     stream = Stream()
-    stream.uplink.open_classes.add(7)
-    for lot in range(1, PIECES_AT_ONCE):
-        stream.uplink.put(WriteBatch(lot, [entry(frame(b"a", 0))]))
-    stream.uplink.go_on(0.0)
-    assert not stream.uplink.is_crowded(0.0)
-    stream.uplink.put(WriteBatch(PIECES_AT_ONCE, [entry(frame(b"a", 0))]))
-    assert stream.uplink.is_crowded(0.0)
-    assert not stream.uplink.is_crowded(SILENT_SECONDS)  # It may be held up: nobody waits for it.
+    stream.publisher.open_classes.add(7)
+    for lot in range(1, CROWDED_PUBLICATIONS):
+        stream.publisher.append_batch(WriteBatch(lot, [entry(frame(b"a", 0))]))
+    stream.publisher.publish_ready(0.0)
+    assert not stream.publisher.is_crowded(0.0)
+    stream.publisher.append_batch(WriteBatch(CROWDED_PUBLICATIONS, [entry(frame(b"a", 0))]))
+    assert stream.publisher.is_crowded(0.0)
+    assert not stream.publisher.is_crowded(SILENT_SECONDS)  # It may be held up: nobody waits for it.
 
 
 def test_what_is_refused_is_published_again_and_stored_once() -> None:
     stream = Stream()
-    stream.uplink.open_classes.add(7)
+    stream.publisher.open_classes.add(7)
     verdicts = iter([False, True, False])
     stream.refuses = lambda: next(verdicts, False)
-    stream.uplink.put(WriteBatch(1, [entry(*(frame(b"%d" % n, n) for n in range(3)), name="pub")]))
-    stream.uplink.go_on(0.0)
+    stream.publisher.append_batch(WriteBatch(1, [entry(*(frame(b"%d" % n, n) for n in range(3)), name="pub")]))
+    stream.publisher.publish_ready(0.0)
     assert stream.answer(stream.take(), 0.0) is None
-    assert stream.uplink.last_error is not None
-    stream.uplink.go_on(PAUSE_SECONDS / 2)
+    assert stream.publisher.last_error is not None
+    stream.publisher.publish_ready(PAUSE_SECONDS / 2)
     assert stream.take() == []
     assert stream.answer_all(PAUSE_SECONDS) == 1
     assert [payload for _, payload, _ in stream.stored] == [b"0", b"2", b"1"]
-    assert stream.uplink.statistics().refused == 1
+    assert stream.publisher.statistics().refused == 1
 
 
 @pytest.mark.parametrize("name", ["", "pub"])
 def test_a_stream_that_is_full_for_long_stores_once_what_it_knows_no_more(name: str) -> None:
     stream = Stream()
-    stream.uplink.open_classes.add(7)
+    stream.publisher.open_classes.add(7)
     payloads = [b"%d" % n * (1 + n % 2) for n in range(50)]
-    stream.uplink.put(
+    stream.publisher.append_batch(
         WriteBatch(1, [entry(*(frame(p, n) for n, p in enumerate(payloads[:20])), name=name)])
     )
-    stream.uplink.put(
+    stream.publisher.append_batch(
         WriteBatch(2, [entry(*(frame(p, 20 + n) for n, p in enumerate(payloads[20:])), name=name)])
     )
     stream.looks_first = True
     room, now = 17, 0.0
     stream.refuses = lambda: len(stream.stored) >= room
     for _ in turns():
-        stream.uplink.go_on(now)
+        stream.publisher.publish_ready(now)
         if stream.answer(stream.take(), now) == 2:
             break
-        assert stream.uplink.refusal(7) is not None
+        assert stream.publisher.refusal(7) is not None
         now += PAUSE_SECONDS
         if now > 4 * PAUSE_SECONDS:  # It has forgotten all ids, each time that it has room for one.
             stream.ids.clear()
             room += 1
     assert sorted(payload for _, payload, _ in stream.stored) == sorted(payloads)
-    assert stream.uplink.refusal(7) is None
-    assert stream.uplink.statistics().under_way == 0
+    assert stream.publisher.refusal(7) is None
+    assert stream.publisher.statistics().in_flight_count == 0
 
 
 def test_a_message_that_is_said_to_be_stored_twice_counts_once() -> None:
     """Two servers lead the stream, as each thinks."""
     stream = Stream()
-    stream.uplink.open_classes.add(7)
-    stream.uplink.put(WriteBatch(1, [entry(*(frame(b"%d" % n, n) for n in range(6)), name="pub")]))
+    stream.publisher.open_classes.add(7)
+    stream.publisher.append_batch(WriteBatch(1, [entry(*(frame(b"%d" % n, n) for n in range(6)), name="pub")]))
     stream.refuses = lambda: len(stream.stored) >= 3
-    stream.uplink.go_on(0.0)
+    stream.publisher.publish_ready(0.0)
     answers = stream.take()
     assert stream.answer(answers + answers[:3], 0.0) is None
     stream.refuses = lambda: False
@@ -390,14 +394,14 @@ def test_a_message_that_is_said_to_be_stored_twice_counts_once() -> None:
 
 def test_who_hears_nothing_says_it_again_and_who_hears_something_waits() -> None:
     stream = Stream()
-    stream.uplink.open_classes.add(7)
-    stream.uplink.put(WriteBatch(1, [entry(*(frame(b"%d" % n, n) for n in range(2)), name="pub")]))
-    stream.uplink.go_on(0.0)
+    stream.publisher.open_classes.add(7)
+    stream.publisher.append_batch(WriteBatch(1, [entry(*(frame(b"%d" % n, n) for n in range(2)), name="pub")]))
+    stream.publisher.publish_ready(0.0)
     first = stream.take()
     assert stream.answer(first[:1], 2.0) is None
-    stream.uplink.go_on(PATIENCE_SECONDS)
+    stream.publisher.publish_ready(PATIENCE_SECONDS)
     assert stream.take() == []
-    stream.uplink.go_on(PATIENCE_SECONDS + 2.0)
+    stream.publisher.publish_ready(PATIENCE_SECONDS + 2.0)
     assert stream.answer(stream.take(), 7.0) == 1
     assert stream.answer(first[1:], 7.0) is None  # Nobody waits for that any more.
     assert len(stream.stored) == 2
@@ -406,33 +410,33 @@ def test_who_hears_nothing_says_it_again_and_who_hears_something_waits() -> None
 def test_a_stream_that_does_not_answer_takes_nothing_until_it_stores_something() -> None:
     """Who is asked once in vain may be about to get another leader."""
     stream = Stream()
-    uplink = stream.uplink
-    uplink.open_classes.add(7)
-    uplink.put(WriteBatch(1, [entry(frame(b"0", 0), name="pub")]))
+    publisher = stream.publisher
+    publisher.open_classes.add(7)
+    publisher.append_batch(WriteBatch(1, [entry(frame(b"0", 0), name="pub")]))
     stream.loses = lambda: True
     told = []
     for beat in range(5):
         stream.answer_all(beat * PATIENCE_SECONDS)
-        told.append(uplink.take_refusing())
+        told.append(publisher.pop_refusing_classes())
     assert told == [set(), set(), set(), {7}, {7}]
-    refusal = uplink.refusal(7)
+    refusal = publisher.refusal(7)
     assert refusal is not None
     assert "nothing is said of what comes to 's.7'" in refusal.sentence
     stream.loses = lambda: False
     assert stream.answer_all(5 * PATIENCE_SECONDS) == 1
-    assert uplink.refusal(7) is None
+    assert publisher.refusal(7) is None
 
 
 def test_another_connection_begins_with_what_has_no_pub_ack() -> None:
     stream = Stream()
-    stream.uplink.open_classes.add(7)
-    stream.uplink.put(WriteBatch(1, [entry(frame(b"a", 0))]))
-    stream.uplink.go_on(0.0)
+    stream.publisher.open_classes.add(7)
+    stream.publisher.append_batch(WriteBatch(1, [entry(frame(b"a", 0))]))
+    stream.publisher.publish_ready(0.0)
     stream.core.end_connection()
-    stream.uplink.put(WriteBatch(2, [entry(frame(b"b", 0))]))
-    stream.uplink.go_on(1.0)
+    stream.publisher.append_batch(WriteBatch(2, [entry(frame(b"b", 0))]))
+    stream.publisher.publish_ready(1.0)
     stream.connect(1.0)
-    stream.uplink.begin_anew(1.0)
+    stream.publisher.handle_reconnect(1.0)
     assert stream.answer_all(1.0) == 2
     assert [payload for _, payload, _ in stream.stored] == [b"a", b"b"]
 
@@ -441,7 +445,7 @@ def test_another_connection_begins_with_what_has_no_pub_ack() -> None:
 def test_whatever_is_lost_or_refused_all_is_stored_once(seed: int) -> None:
     chance = random.Random(seed)
     stream = Stream()
-    stream.uplink.open_classes.add(7)
+    stream.publisher.open_classes.add(7)
     stream.refuses = lambda: chance.random() < 0.1
     stream.loses = lambda: chance.random() < 0.1
     expected: list[bytes] = []
@@ -457,22 +461,22 @@ def test_whatever_is_lost_or_refused_all_is_stored_once(seed: int) -> None:
                 frame(p, 100 * lots + n, has_envelope=chance.random() < 0.3)
                 for n, p in enumerate(payloads)
             ]
-            stream.uplink.put(WriteBatch(lots, [entry(*whole, name=named)]))
+            stream.publisher.append_batch(WriteBatch(lots, [entry(*whole, name=named)]))
             expected += payloads
-        stream.uplink.go_on(now)
+        stream.publisher.publish_ready(now)
         answers = stream.take()
         reached = stream.answer(answers, now) or reached
         now += chance.choice([0.1, PATIENCE_SECONDS])
     stored = [p[-len(p.split(b"b")[-1]) :] if e else p for _, p, e in stream.stored]
     assert sorted(stored) == sorted(expected)
-    assert stream.uplink.is_empty
-    assert stream.uplink.statistics().under_way == 0
+    assert stream.publisher.is_empty
+    assert stream.publisher.statistics().in_flight_count == 0
 
 
 def test_nothing_is_said_while_there_is_no_connection() -> None:
     stream = Stream()
     stream.core.end_connection()
-    stream.uplink.put(WriteBatch(1, [entry(frame(b"a", 0))]))
-    assert stream.uplink.go_on(0.0) == set()
+    stream.publisher.append_batch(WriteBatch(1, [entry(frame(b"a", 0))]))
+    assert stream.publisher.publish_ready(0.0) == set()
     with pytest.raises(StopIteration):
         next(iter(stream.take()))

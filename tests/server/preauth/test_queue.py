@@ -69,7 +69,7 @@ class StepLog:
             self.names.append("inside")
             await trio.lowlevel.checkpoint()
 
-    async def read(
+    async def wait_readable(
         self, connection: PreAuthConnection, name: str, deadline: float = float("inf")
     ) -> None:
         with connection:
@@ -79,24 +79,24 @@ class StepLog:
             except trio.TooSlowError:
                 self.names.append(f"{name} is late")
 
-    async def be_ended(
+    async def wait_cancelled(
         self, connection: PreAuthConnection, scope: trio.CancelScope, name: str
     ) -> None:
         with scope, connection:
             await connection.wait_readable()
         self.names.append(name)
 
-    async def ask(self, connection: PreAuthConnection, name: str) -> None:
+    async def wait_turn(self, connection: PreAuthConnection, name: str) -> None:
         with connection:
             await connection.wait_turn()
             self.names.append(name)
 
-    def evictable_connections(self) -> list[str]:
+    def preauth_names(self) -> list[str]:
         return [name for name in self.names if name != "inside"]
 
-    async def all_told(self, count: int) -> None:
+    async def wait_steps(self, count: int) -> None:
         """Wait for them; nobody has moved twice while one inside has not moved."""
-        await poll_until(lambda: len(self.evictable_connections()) >= count)
+        await poll_until(lambda: len(self.preauth_names()) >= count)
         for one, next_ in zip(self.names, self.names[1:], strict=False):
             assert "inside" in (one, next_), self.names
 
@@ -133,10 +133,10 @@ async def test_readable_connections_run_one_at_a_time(sockets: Sockets) -> None:
     async with running_queue() as (queue_, nursery):
         for _ in range(MANY):
             theirs, ours = sockets()
-            nursery.start_soon(log.read, queue_.add(ours, "there"), "guest")
+            nursery.start_soon(log.wait_readable, queue_.add(ours, "there"), "guest")
             theirs.send(b"x")
         nursery.start_soon(log.run_authenticated)
-        await log.all_told(MANY)
+        await log.wait_steps(MANY)
         assert queue_.step_count == MANY
         assert queue_.waiting_count == 0
 
@@ -147,15 +147,15 @@ async def test_timed_out_connections_run_one_at_a_time(
     log = StepLog()
     async with running_queue() as (queue_, nursery):
         for _ in range(MANY):
-            nursery.start_soon(log.read, queue_.add(sockets()[1], "there"), "guest", 5.0)
+            nursery.start_soon(log.wait_readable, queue_.add(sockets()[1], "there"), "guest", 5.0)
         await poll_until(lambda: queue_.waiting_count == MANY)
         mock_clock.jump(4.9)
         await trio.testing.wait_all_tasks_blocked()
         assert log.names == []
         nursery.start_soon(log.run_authenticated)
         mock_clock.jump(0.2)
-        await log.all_told(MANY)
-        assert set(log.evictable_connections()) == {"guest is late"}
+        await log.wait_steps(MANY)
+        assert set(log.preauth_names()) == {"guest is late"}
 
 
 async def test_cancelled_connections_run_one_at_a_time(sockets: Sockets) -> None:
@@ -163,12 +163,12 @@ async def test_cancelled_connections_run_one_at_a_time(sockets: Sockets) -> None
     async with running_queue() as (queue_, nursery):
         connections = [(queue_.add(sockets()[1], "there"), trio.CancelScope()) for _ in range(MANY)]
         for connection, scope in connections:
-            nursery.start_soon(log.be_ended, connection, scope, "guest")
+            nursery.start_soon(log.wait_cancelled, connection, scope, "guest")
         await poll_until(lambda: queue_.waiting_count == MANY)
         for connection, scope in connections:
             connection.cancel_in_turn(scope)
         nursery.start_soon(log.run_authenticated)
-        await log.all_told(MANY)
+        await log.wait_steps(MANY)
         assert queue_.waiting_count == 0
 
 
@@ -176,9 +176,9 @@ async def test_connections_that_wait_for_a_turn_run_one_at_a_time(sockets: Socke
     log = StepLog()
     async with running_queue() as (queue_, nursery):
         for _ in range(MANY):
-            nursery.start_soon(log.ask, queue_.add(sockets()[1], "there"), "guest")
+            nursery.start_soon(log.wait_turn, queue_.add(sockets()[1], "there"), "guest")
         nursery.start_soon(log.run_authenticated)
-        await log.all_told(MANY)
+        await log.wait_steps(MANY)
 
 
 async def test_origins_take_turns(sockets: Sockets) -> None:
@@ -186,9 +186,9 @@ async def test_origins_take_turns(sockets: Sockets) -> None:
     async with running_queue() as (queue_, nursery):
         nursery.start_soon(log.run_authenticated)
         for name in ["crowd"] * MANY + ["one"]:  # They ask in one turn of the loop, in any order.
-            nursery.start_soon(log.ask, queue_.add(sockets()[1], name), name)
-        await log.all_told(MANY + 1)
-        assert log.evictable_connections().index("one") <= 2
+            nursery.start_soon(log.wait_turn, queue_.add(sockets()[1], name), name)
+        await log.wait_steps(MANY + 1)
+        assert log.preauth_names().index("one") <= 2
 
 
 async def test_connection_can_wait_repeatedly(sockets: Sockets) -> None:
@@ -211,14 +211,14 @@ async def test_ready_connection_does_not_time_out(
     async with trio.open_nursery() as nursery:
         theirs, ours = sockets()
         theirs.send(b"x")
-        nursery.start_soon(log.read, queue_.add(ours, "there"), "guest", 1.0)
-        nursery.start_soon(log.read, queue_.add(sockets()[1], "there"), "silent", 1.0)
+        nursery.start_soon(log.wait_readable, queue_.add(ours, "there"), "guest", 1.0)
+        nursery.start_soon(log.wait_readable, queue_.add(sockets()[1], "there"), "silent", 1.0)
         await poll_until(lambda: queue_.waiting_count == 2)
         mock_clock.jump(2)  # Nobody was let move so far.
         nursery.start_soon(queue_.run)
         nursery.start_soon(log.run_authenticated)
-        await log.all_told(2)
-        assert log.evictable_connections() == ["guest", "silent is late"]
+        await log.wait_steps(2)
+        assert log.preauth_names() == ["guest", "silent is late"]
         nursery.cancel_scope.cancel()
 
 
@@ -258,7 +258,7 @@ async def test_repeated_deadline_is_scheduled_once(
                     await connection.wait_readable(deadline)
                     assert ours.recv(1) == b"x"
             assert len(queue_._deadlines) == 2  # One that became earlier is there twice.
-            nursery.start_soon(log.read, connection, "guest", 9.0)
+            nursery.start_soon(log.wait_readable, connection, "guest", 9.0)
             await poll_until(lambda: queue_.waiting_count == 1)
             for now, count in ((8.5, 1), (9.5, 0)):
                 mock_clock.jump(now - trio.current_time())
@@ -273,7 +273,7 @@ async def test_deadlines_of_ready_connections_are_not_rescanned(
         queue_, log = PreAuthQueue(), StepLog()
         pairs = [sockets() for _ in range(200)]
         for _, ours in pairs:
-            nursery.start_soon(log.read, queue_.add(ours, "there"), "guest", 1e9)
+            nursery.start_soon(log.wait_readable, queue_.add(ours, "there"), "guest", 1e9)
         await poll_until(lambda: queue_.waiting_count == 200)
         for theirs, _ in pairs:
             theirs.send(b"x")
@@ -291,7 +291,7 @@ async def test_deadlines_of_ready_connections_are_not_rescanned(
 async def test_outdated_deadlines_do_not_pile_up(sockets: Sockets) -> None:
     async with running_queue() as (queue_, nursery):
         log = StepLog()
-        nursery.start_soon(log.read, queue_.add(sockets()[1], "there"), "silent", 1e9)
+        nursery.start_soon(log.wait_readable, queue_.add(sockets()[1], "there"), "silent", 1e9)
         theirs, ours = sockets()
         with queue_.add(ours, "here") as connection:
             for number in range(1000):
@@ -308,7 +308,7 @@ async def test_cancelled_connections_are_removed(sockets: Sockets) -> None:
         log, scopes = StepLog(), [trio.CancelScope() for _ in range(3)]
         for scope in scopes:
             theirs, ours = sockets()
-            nursery.start_soon(log.be_ended, queue_.add(ours, "there"), scope, "guest")
+            nursery.start_soon(log.wait_cancelled, queue_.add(ours, "there"), scope, "guest")
         await poll_until(lambda: queue_.waiting_count == 3)
         for scope in scopes:
             scope.cancel()
@@ -373,7 +373,7 @@ class StepCounter(trio.abc.Instrument):
     """How many steps of connections there are in a turn of the loop."""
 
     def __init__(self) -> None:
-        self.most = self.all = self._now = 0
+        self.steps_per_turn_max = self.step_count = self._now = 0
 
     def after_io_wait(self, timeout: float) -> None:
         self._now = 0
@@ -381,8 +381,8 @@ class StepCounter(trio.abc.Instrument):
     def before_task_step(self, task: trio.lowlevel.Task) -> None:
         if task.name.endswith("Connection.run"):
             self._now += 1
-            self.all += 1
-            self.most = max(self.most, self._now)
+            self.step_count += 1
+            self.steps_per_turn_max = max(self.steps_per_turn_max, self._now)
 
 
 def hello() -> bytes:
@@ -422,8 +422,8 @@ async def test_many_ready_connections_take_one_step_per_turn(
             sock.close()
         await wait_until(lambda: up.server.preauth_queue.waiting_count == listening)
         trio.lowlevel.remove_instrument(steps)
-        assert steps.all >= many
-        assert steps.most == 1
+        assert steps.step_count >= many
+        assert steps.steps_per_turn_max == 1
 
 
 async def test_listeners_are_separate_origins() -> None:
