@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.table import Table
 
 from load.measure import Sample
-from simplebus.spark.jobs.report.summary import machine_line, short
+from simplebus.spark.jobs.report.summary import describe_machine, format_number
 
 CORES_WANTED = 3  # Publisher, broker and subscriber, each with its own.
 
@@ -94,7 +94,7 @@ class Report:
             console.print(self._measured())
         if self.rows:
             console.print(self._wanted())
-        console.print(machine_line(self.machine, self.versions), highlight=False)
+        console.print(describe_machine(self.machine, self.versions), highlight=False)
         console.print(self.command, highlight=False)
         for note in self.notes:
             console.print(f"[yellow]note:[/] {note}", highlight=False)
@@ -121,8 +121,8 @@ class Report:
         table.add_column("")
         colors = {"reached": "green", "at least": "cyan", "missed": "red", "": "dim"}
         for row in self.rows:
-            values = [short(value) + " " + row.unit for value in (row.median,)]
-            wishes = ["" if wish is None else short(wish) for wish in (row.at_least, row.reach)]
+            values = [format_number(value) + " " + row.unit for value in (row.median,)]
+            wishes = ["" if wish is None else format_number(wish) for wish in (row.at_least, row.reach)]
             color = colors[row.verdict]
             title = f"{row.title} ({row.note})" if row.note else row.title
             table.add_row(
@@ -141,16 +141,16 @@ def _cells(samples: Sequence[Sample]) -> list[str]:
     figures = [sample.p50_us if latency else sample.rate for sample in samples]
     per_ack = median(sample.messages_per_ack for sample in samples)
     return [
-        short(median(figures)) + (" us" if latency else ""),
+        format_number(median(figures)) + (" us" if latency else ""),
         spread(figures),
-        short(median(sample.cpu_us for sample in samples)),
+        format_number(median(sample.cpu_us for sample in samples)),
         f"{max(sample.peak_bytes for sample in samples) / 1e6:,.0f}",
-        short(per_ack) if per_ack else "",
+        format_number(per_ack) if per_ack else "",
     ]
 
 
 def spread(values: Sequence[float]) -> str:
-    return f"{short(min(values))} to {short(max(values))}"
+    return f"{format_number(min(values))} to {format_number(max(values))}"
 
 
 def ratios(

@@ -22,7 +22,7 @@ from load.generators import Generator
 from load.measure import Flow, Manner, measure
 from load.processes import LoadError
 from load.report import Row
-from simplebus.spark.read.bus_reader import SourceBus
+from simplebus.spark.read.bus_reader import BusReader
 
 ROWS = 2_000_000
 SINK_ROWS = 1_000_000
@@ -253,7 +253,7 @@ def _followed(spark: Any, place: Path, seconds: int, manner: Manner) -> list[Row
 def _waiting(query: Any, broker: Broker, seconds: int) -> list[tuple[float, int]]:
     """For so long, now and then: when, and how many messages the bus has that no batch had."""
     found = []
-    with SourceBus(f"{HOST}:{broker.port}", timeout=10) as bus:
+    with BusReader(f"{HOST}:{broker.port}", timeout=10) as bus:
         begun = time.monotonic()
         while (now := time.monotonic() - begun) < seconds:
             found.append((now, bus.memory(["1"]).classes["1"].head - _done(query)))
@@ -263,7 +263,7 @@ def _waiting(query: Any, broker: Broker, seconds: int) -> list[tuple[float, int]
 
 def _name(broker: Broker, class_id: int) -> None:
     """Have the bus know a class that nobody has published to yet."""
-    with SourceBus(f"{HOST}:{broker.port}", timeout=10) as bus:
+    with BusReader(f"{HOST}:{broker.port}", timeout=10) as bus:
         bus.memory([str(class_id)], make=True)
 
 

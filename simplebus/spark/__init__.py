@@ -1,29 +1,25 @@
-"""Messages as DataFrames, and DataFrames as messages: `format("simplebus")`.
+"""Spark data source and sink for simplebus messages, `format("simplebus")`, and jobs built on it.
 
-    options     what a job may be told                                  PURE
-    offsets     how far a query has come                                PURE
-    progress    what a query's progress says: messages that wait        PURE
-    planner     from offsets to ranges: what is read next               PURE
-    filters     what a job's filters leave out                          PURE
-    pace        when the next batch is due                              PURE
-    columns     from frames to Arrow columns                            PURE, with pyarrow
-    rows        from Arrow columns to messages                          PURE, with pyarrow
-    java        a Java for Spark, wherever it comes from
-    home        a home of Spark's whose Python processes start sooner
-    bus         what a bus is asked: classes, what they hold, ranges
-    journal     the same of a journal's files, without a bus
-    buses       the connections of one process
-    patience    connections of tasks, tried for a while
-    awake       signs of life while a query is busy with a batch
-    seeking     from times to offsets
-    pin         what keeps messages until a query has processed them
-    keeping     the pins of one query
-    tasks       what executors read                                     pyspark from here on
-    source      `spark.read`, and the door to the others
-    stream      `spark.readStream`
-    sink        `frame.write`, `frame.writeStream`
+Modules in reading order:
 
-`pyspark_simplebus`, which Spark looks for by itself, is installed beside this package.
+    options         options of the source and the sink, parsed and checked
+    arrow_columns   frames to Arrow columns; needs pyarrow
+    rows            Arrow columns to messages; needs pyarrow
+    batch_trigger   decides when the next micro-batch is due
+    retry           connects with retries
+    keepalive       heartbeats on connections of a busy program
+    connections     the connections of one process, by server
+    read            the source: offsets, plan, readers, retention, batch and stream
+    source          the data source that Spark loads; needs pyspark, as all below
+    sink            batch and stream writers
+    java            finds a Java runtime for Spark
+    spark_home      a Spark home whose Python workers start faster
+    jobs            archive, compaction, replay, dead letters and reports
+    commands        the jobs as `simplebus pipeline` commands
+
+`pyspark_simplebus` is installed beside this package; Spark finds the data source through it.
+Importing this package imports neither pyspark nor pyarrow, and importing simplebus does not import
+this package. It may import core, storage, client, jetstream names, config and console.
 
 >>> from simplebus.spark import ensure_java, lag
 >>> ensure_java()
@@ -32,12 +28,9 @@
 >>> rows = spark.readStream.format("simplebus").option("servers", "127.0.0.1:8888")
 >>> rows = rows.option("subscribe", "orders").load()
 
-How far a running query is behind, by server and class:
+The lag of a running query, by server and class:
 
 >>> lag(rows.writeStream.format("noop").start().lastProgress)
-
-Rule 1: importing simplebus never imports this package, and importing this package never imports
-pyspark or pyarrow.
 """
 
 from simplebus.spark.java import JavaError, ensure_java

@@ -1,10 +1,8 @@
-"""From frames as they came to Arrow columns, without a step of the interpreter per message.
+"""Conversion of frames to Arrow columns, vectorized over all messages.
 
-Rule 1: nothing of Spark and no I/O here: bytes and bounds in, arrays out.
-Rule 2: a column's values are cut out of the frames all at once: Arrow is shown the frames as one
-array of alternating pieces, and takes every second one. Only headers, which are many in one text,
-are read one by one, and each text that differs only once.
-Rule 3: what a column holds is what `envelope.decode` says; a property test says so.
+A column's values are cut out of the frames at once: Arrow gets the frames as one array of
+alternating pieces and takes every second one. Headers are decoded once for each distinct text. A
+property test compares every column with `envelope.decode`.
 
     frames   │ header │ fields │ times │ channel │ key │ headers │ payload │ delimiter │ …
     pieces            begin of a field ─┴─ its end          begin ─┴─ end
@@ -31,7 +29,7 @@ from simplebus.core.protocol.envelope import (
     STUFFED,
     TIMES,
     TIMES_BYTES,
-    headers_of,
+    decode_headers,
 )
 from simplebus.core.protocol.frames import Integers, unaligned
 
@@ -40,41 +38,44 @@ DDL = (
     "offset bigint not null, timestamp timestamp_ltz not null, timestampType int not null, "
     "channel string, server string not null"
 )
-"""What Spark calls the columns; named as a Kafka source does, and two more. What is always there
-says so: a fifth of Spark's work on a row was to ask for nulls. What Spark takes `timestamp` for is
-a setting."""
+"""Spark schema of the columns. They are named as in Spark's Kafka source, plus channel and server.
+
+Columns without nulls are declared `not null`: checking for nulls took a fifth of Spark's time per
+row.
+"""
 HEADERS_DDL = "headers array<struct<key: string, value: binary>>"
 MEMORY_DDL = "memory string not null"
 
 _HEADER = pa.struct([("key", pa.string()), ("value", pa.binary())])
 
 
-def _always(name: str, kind: pa.DataType) -> pa.Field:
+def _required(name: str, kind: pa.DataType) -> pa.Field:
     return pa.field(name, kind, nullable=False)
 
 
 _SCHEMA = pa.schema(
     [
         pa.field("key", pa.binary()),
-        _always("value", pa.binary()),
-        _always("topic", pa.string()),
-        _always("partition", pa.int32()),
-        _always("offset", pa.int64()),
-        _always("timestamp", pa.timestamp("us", tz="UTC")),
-        _always("timestampType", pa.int32()),
+        _required("value", pa.binary()),
+        _required("topic", pa.string()),
+        _required("partition", pa.int32()),
+        _required("offset", pa.int64()),
+        _required("timestamp", pa.timestamp("us", tz="UTC")),
+        _required("timestampType", pa.int32()),
         pa.field("channel", pa.string()),
-        _always("server", pa.string()),
+        _required("server", pa.string()),
     ]
 )
 _HEADERS_FIELD = pa.field("headers", pa.list_(_HEADER))
-_MEMORY_FIELD = _always("memory", pa.string())
+_MEMORY_FIELD = _required("memory", pa.string())
 CREATE_TIME, ACCEPT_TIME = 0, 1
-"""timestampType: when the publisher says that it published; or, if it says nothing, when the bus
-accepted the message. The numbers are those of a Kafka source."""
+"""Values of timestampType, as in Spark's Kafka source: set by the publisher, or accepted by the
+bus.
+"""
 
-_WORD: np.dtype[np.uint32] = np.dtype("<u4")
-_LENGTH: np.dtype[np.uint16] = np.dtype(">u2")
-_MICROSECONDS: np.dtype[np.int64] = np.dtype(">i8")
+_UINT32: np.dtype[np.uint32] = np.dtype("<u4")
+_UINT16: np.dtype[np.uint16] = np.dtype(">u2")
+_INT64: np.dtype[np.int64] = np.dtype(">i8")
 _STUFFED_WORD = np.uint32(int.from_bytes(STUFFED, "little"))
 _TIMES_BYTES = np.array(TIMES_BYTES, np.int64)
 
@@ -82,42 +83,50 @@ Flags = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)
-class Frames:
-    """Messages of one class that follow one another."""
+class FetchedFrames:
+    """Consecutive messages of one class."""
 
     raw: bytes | bytearray
-    """Their frames back to back; more may follow."""
+    """The frames back to back; more bytes may follow."""
     bounds: Integers
-    """Where each frame begins in raw, and the last one ends."""
+    """Start of each frame in raw, and the end of the last one."""
     first: int
-    """The first one's sequence."""
-    steps: Integers
-    """With which message each step of acceptance begins; the first one does not begin later."""
+    """Sequence of the first message."""
+    time_sequences: Integers
+    """First sequence of each acceptance time; `time_sequences[0] <= first`."""
     times: Integers
-    """When each step was, in microseconds since 1970."""
+    """Acceptance times, in microseconds since 1970."""
 
     @property
     def count(self) -> int:
         return self.bounds.size - 1
 
-    def between(self, first: int, last: int) -> Frames:
-        """Those whose sequences are first..last-1."""
+    def slice_sequences(self, first: int, last: int) -> FetchedFrames:
+        """Return the messages first..last-1."""
         begin = min(max(0, first - self.first), self.count)
         end = max(begin, min(last - self.first, self.count))
         if (begin, end) == (0, self.count):
             return self
         bounds = self.bounds[begin : end + 1]
         raw = self.raw[int(bounds[0]) : int(bounds[-1])]
-        return Frames(raw, bounds - bounds[0], self.first + begin, self.steps, self.times)
+        return FetchedFrames(
+            raw, bounds - bounds[0], self.first + begin, self.time_sequences, self.times
+        )
 
     @classmethod
-    def joined(
+    def concatenate(
         cls,
         pieces: Iterable[tuple[memoryview, Integers]],
         first: int,
         times: Sequence[tuple[int, float]],
-    ) -> Frames:
-        """Several pieces as one; times as a Fetch tells them, in seconds."""
+    ) -> FetchedFrames:
+        """Join pieces of frames.
+
+        Args:
+            pieces: Frames back to back, with their bounds.
+            first: Sequence of the first message.
+            times: Acceptance times as in a FetchReply: first sequence, and seconds since 1970.
+        """
         raws, bounds, size = [], [np.zeros(1, np.int64)], 0
         for raw, ends in pieces:
             raws.append(raw)
@@ -128,59 +137,58 @@ class Frames:
         micros = np.round(seconds * 1e6).astype(np.int64)
         return cls(b"".join(raws), np.concatenate(bounds), first, steps, micros)
 
-    def accepted(self) -> Integers:
-        """When each message was accepted, in microseconds since 1970.
+    def acceptance_times(self) -> Integers:
+        """Return the acceptance time of each message, in microseconds since 1970.
 
-        Raises ValueError when nothing is said of the first one.
+        Raises ValueError if the time of the first message is unknown.
         """
         if not self.count:
             return np.empty(0, np.int64)
-        if not self.steps.size or self.steps[0] > self.first:
+        if not self.time_sequences.size or self.time_sequences[0] > self.first:
             raise ValueError(f"the bus did not say when it accepted message {self.first}")
-        bounds = np.append(self.steps, self.first + self.count)
+        bounds = np.append(self.time_sequences, self.first + self.count)
         counts = np.diff(np.clip(bounds, self.first, self.first + self.count))
         return np.repeat(self.times, counts)
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
-    """What the columns say of every message, and which messages there are."""
+class ColumnOptions:
+    """Constant columns, optional columns and the channel filter."""
 
     server: str
     topic: str
     """The class, as the query names it."""
     class_id: int
     channels: tuple[str, ...] = ()
-    """Patterns; a message is there if one of them matches its channel. None: every message."""
+    """Patterns; messages on other channels are left out. Empty: every message."""
     include_headers: bool = False
     memory: str | None = None
-    """The identity of the memory that the sequences are of; None if no column is to say it."""
+    """Memory id for the column memory; None omits the column."""
 
 
-def ddl(*, include_headers: bool, include_memory: bool) -> str:
-    """What Spark calls the columns of messages."""
+def schema_ddl(*, include_headers: bool, include_memory: bool) -> str:
+    """Return the Spark schema of the columns."""
     more = [HEADERS_DDL] * include_headers + [MEMORY_DDL] * include_memory
     return ", ".join([DDL, *more])
 
 
-def record_batch(given: Frames, shape: Shape) -> pa.RecordBatch:
-    """The messages as Spark takes them.
+def to_record_batch(fetched: FetchedFrames, shape: ColumnOptions) -> pa.RecordBatch:
+    """Convert messages to an Arrow batch.
 
-    Raises ValueError for what no bus sends: an envelope whose fields reach beyond its frame, or
-    messages of which it is not said when they were accepted.
+    Raises ValueError for an envelope that exceeds its frame, or an unknown acceptance time.
     """
-    count = given.count
-    fields = _Fields(given)
-    stamps, stamp_types = fields.stamps(given)
-    channels = fields.texts(CHANNEL, pa.string())
-    keys = fields.texts(KEY, pa.binary())
-    headers = fields.texts(HEADERS, pa.binary())
+    count = fetched.count
+    fields = _FieldReader(fetched)
+    stamps, stamp_types = fields.read_timestamps(fetched)
+    channels = fields.read_texts(CHANNEL, pa.string())
+    keys = fields.read_texts(KEY, pa.binary())
+    headers = fields.read_texts(HEADERS, pa.binary())
     columns = [
         keys,
-        fields.payloads(),
+        fields.read_payloads(),
         pa.repeat(pa.scalar(shape.topic), count),
         pa.repeat(pa.scalar(shape.class_id, pa.int32()), count),
-        pa.array(np.arange(given.first, given.first + count, dtype=np.int64)),
+        pa.array(np.arange(fetched.first, fetched.first + count, dtype=np.int64)),
         stamps,
         stamp_types,
         channels,
@@ -195,51 +203,51 @@ def record_batch(given: Frames, shape: Shape) -> pa.RecordBatch:
         schema = schema.append(_MEMORY_FIELD)
     batch = pa.RecordBatch.from_arrays(columns, schema=schema)
     if shape.channels:
-        batch = batch.filter(wanted(channels, shape.channels))
+        batch = batch.filter(match_channels(channels, shape.channels))
     return batch
 
 
-def wanted(channels: pa.Array, patterns: tuple[str, ...]) -> pa.Array:
-    """Which messages' channels match one of the patterns. Each channel is looked at once."""
+def match_channels(channels: pa.Array, patterns: tuple[str, ...]) -> pa.Array:
+    """Return a mask of the channels that match a pattern. Each distinct channel is matched once."""
     found = channels.dictionary_encode()
     names = found.dictionary.to_pylist()
     verdicts = [any(matches(one, name) for one in patterns) for name in names]
-    verdicts.append("#" in patterns)  # Of those without a channel.
+    verdicts.append("#" in patterns)  # For messages without a channel.
     indexes = found.indices.fill_null(len(names))
     return pa.array(verdicts, pa.bool_()).take(indexes)
 
 
-class _Fields:
-    """Reads the fields of all messages, one field after the other."""
+class _FieldReader:
+    """Reader of the envelope fields of all messages, one field after the other."""
 
-    def __init__(self, given: Frames) -> None:
-        self._first = given.first
-        self._raw, self._bounds = given.raw, given.bounds
-        data = np.frombuffer(given.raw, np.uint8)
+    def __init__(self, fetched: FetchedFrames) -> None:
+        self._first = fetched.first
+        self._raw, self._bounds = fetched.raw, fetched.bounds
+        data = np.frombuffer(fetched.raw, np.uint8)
         starts = self._bounds[:-1]
         envelopes: Flags = data[starts] == frames.ENVELOPE
-        if (has_envelopes := bool(envelopes.any())) and STUFFED in given.raw:
+        if (has_envelopes := bool(envelopes.any())) and STUFFED in fetched.raw:
             self._unstuff(data, envelopes)
             data, starts = np.frombuffer(self._raw, np.uint8), self._bounds[:-1]
         self._data = data
         self._count = starts.size
         self._ends = self._bounds[1:] - DELIMITER_BYTES
-        self._at: Integers = starts + HEADER_BYTES
+        self._cursors: Integers = starts + HEADER_BYTES
         self._fields: npt.NDArray[np.uint8] | None = None
-        """None when no message has any."""
-        self._times_at = self._at
+        """Field bits of each message; None if no message has an envelope."""
+        self._time_offsets = self._cursors
         if has_envelopes:
-            self._fields = np.where(envelopes, data[self._at], 0).astype(np.uint8)
+            self._fields = np.where(envelopes, data[self._cursors], 0).astype(np.uint8)
             if (self._fields & RESERVED).any():
-                raise self._bad(self._fields & RESERVED != 0)
-            self._times_at = self._at + 1
+                raise self._envelope_error(self._fields & RESERVED != 0)
+            self._time_offsets = self._cursors + 1
             times = _TIMES_BYTES[self._fields & TIMES]
-            self._at = self._at + envelopes + times
+            self._cursors = self._cursors + envelopes + times
             self._check_ends()
 
     def _unstuff(self, data: npt.NDArray[np.uint8], envelopes: Flags) -> None:
-        """Take the byte out that keeps the delimiter out of contents."""
-        places = np.flatnonzero(unaligned(data, _WORD) == _STUFFED_WORD)
+        """Remove byte stuffing from envelopes."""
+        places = np.flatnonzero(unaligned(data, _UINT32) == _STUFFED_WORD)
         indexes = np.searchsorted(self._bounds, places, "right") - 1
         nuls = places + len(STUFFED) - 1
         stuffed = envelopes[indexes] & (places >= self._bounds[indexes] + HEADER_BYTES)
@@ -248,59 +256,63 @@ class _Fields:
         self._raw = np.delete(data, nuls).tobytes()
         self._bounds = self._bounds - np.searchsorted(nuls, self._bounds)
 
-    def stamps(self, given: Frames) -> tuple[pa.Array, pa.Array]:
-        """A time of each message, and what kind of time it is."""
-        has = self._which(PUBLISHED)
+    def read_timestamps(self, fetched: FetchedFrames) -> tuple[pa.Array, pa.Array]:
+        """Return the columns timestamp and timestampType."""
+        has = self._has_field(PUBLISHED)
         if has is None:
-            stamps, types = given.accepted(), np.full(self._count, ACCEPT_TIME, np.int32)
+            stamps, types = fetched.acceptance_times(), np.full(self._count, ACCEPT_TIME, np.int32)
         else:
-            stamps = self._numbers(_MICROSECONDS, np.where(has, self._times_at, 0)).astype(np.int64)
+            stamps = self._read_numbers(_INT64, np.where(has, self._time_offsets, 0)).astype(
+                np.int64
+            )
             types = np.where(has, CREATE_TIME, ACCEPT_TIME).astype(np.int32)
             if not has.all():
-                stamps = np.where(has, stamps, given.accepted())
+                stamps = np.where(has, stamps, fetched.acceptance_times())
         return pa.array(stamps).view(pa.timestamp("us", tz="UTC")), pa.array(types)
 
-    def texts(self, which: int, kind: pa.DataType) -> pa.Array:
-        """The next field, a text with its length in front; null where there is none, or nothing."""
-        has = self._which(which)
+    def read_texts(self, which: int, kind: pa.DataType) -> pa.Array:
+        """Read the next length-prefixed field of each message; null if it is absent or empty."""
+        has = self._has_field(which)
         if has is None:
             return pa.nulls(self._count, kind)
-        lengths = self._numbers(_LENGTH, np.where(has, self._at, 0)).astype(np.int64)
-        begins = np.where(has, self._at + 2, self._at)
-        self._at = np.where(has, begins + lengths, self._at)
+        lengths = self._read_numbers(_UINT16, np.where(has, self._cursors, 0)).astype(np.int64)
+        begins = np.where(has, self._cursors + 2, self._cursors)
+        self._cursors = np.where(has, begins + lengths, self._cursors)
         self._check_ends()
-        return self._cut(begins, self._at, kind, where=begins < self._at)
+        return self._slice_frames(begins, self._cursors, kind, where=begins < self._cursors)
 
-    def payloads(self) -> pa.Array:
-        return self._cut(self._at, self._ends, pa.binary())
+    def read_payloads(self) -> pa.Array:
+        return self._slice_frames(self._cursors, self._ends, pa.binary())
 
-    def _which(self, field: int) -> Flags | None:
-        """Which messages have a field; None for none of them."""
+    def _has_field(self, field: int) -> Flags | None:
+        """Return a mask of the messages that have a field; None if no message has it."""
         if self._fields is None:
             return None
         has: Flags = (self._fields & field) != 0
         return has if has.any() else None
 
-    def _numbers(self, kind: np.dtype[np.generic], places: Integers) -> npt.NDArray[np.generic]:
+    def _read_numbers(
+        self, kind: np.dtype[np.generic], places: Integers
+    ) -> npt.NDArray[np.generic]:
         found: npt.NDArray[np.generic] = unaligned(self._data, kind)[places]
         return found
 
     def _check_ends(self) -> None:
-        out: Flags = self._at > self._ends
+        out: Flags = self._cursors > self._ends
         if out.any():
-            raise self._bad(out)
+            raise self._envelope_error(out)
 
-    def _bad(self, which: Flags) -> ValueError:
+    def _envelope_error(self, which: Flags) -> ValueError:
         sequence = self._first + int(np.flatnonzero(which)[0])
         return ValueError(f"the bus sent a bad envelope with message {sequence}")
 
-    def _cut(
+    def _slice_frames(
         self, begins: Integers, ends: Integers, kind: pa.DataType, *, where: Flags | None = None
     ) -> pa.Array:
-        """One piece of each frame; null where it is not to be."""
+        """Return one piece of each frame; null where the mask is False."""
         if where is None or where.all():
             where = None
-            if (pieces := self._cut_alike(begins, ends, kind)) is not None:
+            if (pieces := self._slice_uniform(begins, ends, kind)) is not None:
                 return pieces
         count = self._count
         offsets = np.empty(2 * count, np.int32)
@@ -311,9 +323,10 @@ class _Fields:
         indexes = np.arange(0, 2 * count, 2, dtype=np.int32)
         return pieces.take(pa.array(indexes, mask=None if where is None else ~where))
 
-    def _cut_alike(self, begins: Integers, ends: Integers, kind: pa.DataType) -> pa.Array | None:
-        """One piece of each frame where all lie at the same distance and are of one length, copied
-        at once; None where they do not."""
+    def _slice_uniform(
+        self, begins: Integers, ends: Integers, kind: pa.DataType
+    ) -> pa.Array | None:
+        """Return equally long pieces at equal distances by one copy; None if they are not."""
         if begins.size < 2:
             return None
         step, size = int(begins[1] - begins[0]), int(ends[0] - begins[0])
@@ -327,13 +340,13 @@ class _Fields:
 
 
 def _header_lists(texts: pa.Array) -> pa.Array:
-    """Headers, each text that differs read once; null where there is none."""
+    """Decode headers, each distinct text once; null where there are none."""
     kind = _HEADERS_FIELD.type
     if texts.null_count == len(texts):
         return pa.nulls(len(texts), kind)
     found = texts.dictionary_encode()
     lists = [
-        [{"key": name, "value": value.encode()} for name, value in headers_of(text)]
+        [{"key": name, "value": value.encode()} for name, value in decode_headers(text)]
         for text in found.dictionary.to_pylist()
     ]
     return pa.array(lists, kind).take(found.indices)

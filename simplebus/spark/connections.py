@@ -1,6 +1,6 @@
-"""The buses and journals that one process reads, each opened when it is first needed.
+"""Connections to the buses and journals that one process reads, opened on first use.
 
-Rule 1: they are used by one thread, and closed together.
+They are used by one thread at a time, and closed together.
 """
 
 from __future__ import annotations
@@ -8,65 +8,73 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING, Self
 
-from simplebus.client.blocking.connection import BlockingWire
+from simplebus.client.blocking.connection import BlockingClientConnection
 from simplebus.core.errors import BusConnectionError
 from simplebus.spark.options import SourceOptions, is_path
-from simplebus.spark.read.bus_reader import SourceBus
+from simplebus.spark.read.bus_reader import BusReader
 from simplebus.storage.errors import JournalError
 
 if TYPE_CHECKING:
-    from simplebus.spark.read.journal_reader import SourceJournal
+    from simplebus.spark.read.journal_reader import SparkJournalReader
 
-UNREACHED = (BusConnectionError, JournalError)
-"""What is raised for one that cannot be asked."""
+UNREACHABLE_ERRORS = (BusConnectionError, JournalError)
+"""Errors raised for a bus or journal that cannot be read."""
 
 
-def source_at(server: str, *, timeout: float, patient: bool = False) -> SourceBus | SourceJournal:
-    """A bus, or the journal at a path. To be used as a block; see there."""
+def open_source(
+    server: str, *, timeout: float, retries_connect: bool = False
+) -> BusReader | SparkJournalReader:
+    """Return a reader for a bus or for the journal at a path. Use it as a context manager."""
     if is_path(server):
         from simplebus.spark.read.journal_reader import (
-            SourceJournal,  # Half a server comes with it.
+            SparkJournalReader,  # Half a server comes with it.
         )
 
-        return SourceJournal(server)
-    return SourceBus(server, timeout=timeout, patient=patient)
+        return SparkJournalReader(server)
+    return BusReader(server, timeout=timeout, retries_connect=retries_connect)
 
 
-class Buses:
-    """By server. A block that closes them at its end."""
+class SourceConnections:
+    """Readers by server, closed at the end of a `with` block."""
 
     def __init__(self, options: SourceOptions) -> None:
         self.options = options
-        self._open: dict[str, tuple[SourceBus | SourceJournal, contextlib.ExitStack]] = {}
+        self._open: dict[str, tuple[BusReader | SparkJournalReader, contextlib.ExitStack]] = {}
 
-    def __getitem__(self, server: str) -> SourceBus | SourceJournal:
-        """Raises one of UNREACHED."""
+    def __getitem__(self, server: str) -> BusReader | SparkJournalReader:
+        """Return the reader of a server, connected on first use. Raises one of UNREACHABLE_ERRORS."""
         if server not in self._open:
             stack = contextlib.ExitStack()
-            source: SourceBus | SourceJournal = source_at(server, timeout=self.options.timeout)
+            source: BusReader | SparkJournalReader = open_source(
+                server, timeout=self.options.timeout
+            )
             stack.enter_context(source)
             self._open[server] = source, stack
         return self._open[server][0]
 
-    def bus(self, server: str) -> SourceBus:
-        """One that is no journal. Raises BusConnectionError."""
+    def bus_reader(self, server: str) -> BusReader:
+        """Return the reader of a bus, not of a journal. Raises BusConnectionError."""
         found = self[server]
-        assert isinstance(found, SourceBus), server
+        assert isinstance(found, BusReader), server
         return found
 
-    def wires(self) -> list[BlockingWire]:
-        """Of those that were used."""
-        return [bus.blocking.wire for bus, _ in self._open.values() if isinstance(bus, SourceBus)]
+    def client_connections(self) -> list[BlockingClientConnection]:
+        """Return the connections of the buses that were used."""
+        return [
+            bus.blocking_bus.connection
+            for bus, _ in self._open.values()
+            if isinstance(bus, BusReader)
+        ]
 
-    def drop(self, server: str) -> None:
-        """Close one; the next use makes another."""
+    def close_server(self, server: str) -> None:
+        """Close the reader of a server; the next use opens a new one."""
         if server in self._open:
             self._open.pop(server)[1].close()
 
     def close(self) -> None:
-        """Close all."""
+        """Close all readers."""
         for server in list(self._open):
-            self.drop(server)
+            self.close_server(server)
 
     def __enter__(self) -> Self:
         return self

@@ -1,10 +1,8 @@
-"""Signs of life on connections whose program is busy elsewhere.
+"""Heartbeats on connections whose program is busy.
 
-A query may work on one batch for longer than a bus waits to hear from it, and the bus would then
-take the query for dead, and let go of what it keeps for it. A task of a sink may wait as long for
-its rows.
-
-Rule 1: connections belong to one thread at a time: who uses them holds the lock.
+A query may process one batch for longer than the bus waits for a heartbeat. The bus would then
+drop the connection and release the messages that it retains for the query. A sink task may wait
+equally long for rows. Connections belong to one thread at a time: their user holds the lock.
 """
 
 from __future__ import annotations
@@ -14,42 +12,50 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from time import monotonic
 
-from simplebus.client.blocking.connection import BlockingWire
+from simplebus.client.blocking.connection import BlockingClientConnection
 from simplebus.core.errors import BusConnectionError
 
-# A third of what servers ask for unless told otherwise, who wait for three times as long as that.
-_PAUSE_SECONDS = 10.0
-# For a connection that was lost to be replaced: it comes about only while somebody waits for it.
-# Short, for the program may want the others; and again very soon.
-_AGAIN_SECONDS = 0.1
+# A third of the servers' default heartbeat interval; servers wait for three of those intervals.
+_INTERVAL_SECONDS = 10.0
+# A lost connection reconnects only while `wait_until` runs. Each wait is short because it holds the
+# lock, and is repeated soon.
+_RECONNECT_POLL_SECONDS = 0.1
 
 
-class Awake:
-    """A thread that has connections read and write now and then, from `start` to `stop`."""
+class ConnectionKeepalive:
+    """Thread that reads and writes connections regularly between `start` and `stop`."""
 
     def __init__(
-        self, wires: Callable[[], Iterable[BlockingWire]], *, pause: float | None = None
+        self,
+        connections: Callable[[], Iterable[BlockingClientConnection]],
+        *,
+        interval_seconds: float | None = None,
     ) -> None:
         self.lock = threading.RLock()
-        self._wires, self._pause = wires, _PAUSE_SECONDS if pause is None else pause
-        self._over = threading.Event()
+        self._connections, self._interval_seconds = (
+            connections,
+            _INTERVAL_SECONDS if interval_seconds is None else interval_seconds,
+        )
+        self._stop_requested = threading.Event()
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Begin, unless it has begun."""
+        """Start the thread, unless it runs."""
         if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="simplebus awake", daemon=True)
+            self._thread = threading.Thread(
+                target=self._run, name="simplebus keepalive", daemon=True
+            )
             self._thread.start()
 
     def stop(self) -> None:
-        """End; returns when the thread has ended."""
-        self._over.set()
+        """Stop the thread and wait until it has ended."""
+        self._stop_requested.set()
         if self._thread is not None:
             self._thread.join()
 
     @contextlib.contextmanager
-    def kept(self) -> Iterator[threading.RLock]:
-        """From the beginning to the end of a block, which is given the lock."""
+    def running(self) -> Iterator[threading.RLock]:
+        """Run the thread for the duration of a block, and yield its lock."""
         self.start()
         try:
             yield self.lock
@@ -57,13 +63,17 @@ class Awake:
             self.stop()
 
     def _run(self) -> None:
-        pause = self._pause
-        while not self._over.wait(pause):
-            pause = self._pause
+        interval_seconds = self._interval_seconds
+        while not self._stop_requested.wait(interval_seconds):
+            interval_seconds = self._interval_seconds
             with self.lock:
-                for wire in self._wires():
-                    with contextlib.suppress(BusConnectionError):  # Who needs it hears of it.
-                        wire.poll()
-                        if wire.is_away:
-                            pause = min(pause, _AGAIN_SECONDS)
-                            wire.wait_until(lambda: False, monotonic() + _AGAIN_SECONDS)
+                for connection in self._connections():
+                    with contextlib.suppress(
+                        BusConnectionError
+                    ):  # The connection's user sees the error.
+                        connection.poll()
+                        if connection.is_disconnected:
+                            interval_seconds = min(interval_seconds, _RECONNECT_POLL_SECONDS)
+                            connection.wait_until(
+                                lambda: False, monotonic() + _RECONNECT_POLL_SECONDS
+                            )

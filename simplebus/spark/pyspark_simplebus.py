@@ -1,6 +1,6 @@
-"""Spark looks for modules of this name by itself, and finds `format("simplebus")` here.
+"""Registration of `format("simplebus")`: Spark imports every top-level module `pyspark_*`.
 
-Installed as a module of the top level: `pyspark_simplebus`.
+Installed as the top-level module `pyspark_simplebus`.
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
-"""Connections of tasks: tried for a while, since a bus that is away for a moment costs no task.
+"""Connections of tasks, with retries: a short outage of the bus must not fail a task.
 
-Who starts a query wants to know at once that a bus is not there. A task is begun in the middle of
-one, and Spark gives up a whole batch with its tasks.
-
-Rule 1: what would only happen again is not tried again.
+The driver connects without retries, so that a user sees at once that the bus is down. A failed
+task, however, makes Spark give up its whole batch. Permanent errors are not retried.
 """
 
 from __future__ import annotations
@@ -18,19 +16,21 @@ from simplebus.client.blocking.bus import BlockingBus, connect_blocking
 from simplebus.client.reconnect import RETRY_DELAY_MIN_SECONDS, is_worth_retrying
 from simplebus.core.errors import BusConnectionError
 
-# Long enough for a bus that starts, short enough for a task that waits for nothing else.
-_PAUSE_SECONDS_MAX = 1.0
+# Long enough for a bus to start, short enough to delay a task little.
+_RETRY_DELAY_MAX_SECONDS = 1.0
 
 
 @contextlib.contextmanager
-def patient_bus(server: str, *, timeout: float, name: str | None = None) -> Iterator[BlockingBus]:
-    """A connection for a block: tried for `timeout` seconds, and replaced for as long if it is lost
-    in the block. With a name, whoever comes later under the same one replaces it.
+def connect_with_retry(
+    server: str, *, timeout: float, name: str | None = None
+) -> Iterator[BlockingBus]:
+    """Connect for the duration of a block, with retries for `timeout` seconds.
 
-    Raises BusConnectionError.
+    A connection lost within the block is replaced, also for up to `timeout` seconds. With a name, a
+    later connection under the same name replaces this one. Raises BusConnectionError.
     """
     with contextlib.ExitStack() as stack:
-        yield patiently(
+        yield retry_connect(
             lambda seconds: stack.enter_context(
                 connect_blocking(
                     server, name=name, instance=name, timeout=seconds, reconnect=timeout
@@ -40,16 +40,16 @@ def patient_bus(server: str, *, timeout: float, name: str | None = None) -> Iter
         )
 
 
-def patiently(connect: Callable[[float], BlockingBus], timeout: float) -> BlockingBus:
-    """Call `connect` with the seconds that are left, until it raises no error that may pass."""
+def retry_connect(connect: Callable[[float], BlockingBus], timeout: float) -> BlockingBus:
+    """Call `connect` with the remaining seconds until it succeeds or its error is permanent."""
     deadline = monotonic() + timeout
     for turn in itertools.count():
         try:
             return connect(max(deadline - monotonic(), RETRY_DELAY_MIN_SECONDS))
         except BusConnectionError as error:
-            pause = min(RETRY_DELAY_MIN_SECONDS * 2.0**turn, _PAUSE_SECONDS_MAX)
-            pause *= 1 - random.random() / 2
-            if not is_worth_retrying(error.__cause__) or monotonic() + pause >= deadline:
+            delay = min(RETRY_DELAY_MIN_SECONDS * 2.0**turn, _RETRY_DELAY_MAX_SECONDS)
+            delay *= 1 - random.random() / 2
+            if not is_worth_retrying(error.__cause__) or monotonic() + delay >= deadline:
                 raise
-            sleep(pause)
+            sleep(delay)
     raise AssertionError("unreachable")

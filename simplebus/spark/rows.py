@@ -1,9 +1,7 @@
-"""Rows as messages: which columns a sink takes, and what becomes of them.
+"""Conversion of rows to messages: the sink's columns and their checks.
 
-Rule 1: nothing of Spark and no I/O here. Columns are checked before the first row is looked at: an
-error names the column, what it is and what was expected.
-Rule 2: rows are told apart by what is beside the value. Those that follow one another and have the
-same are handed over in one piece, in their order.
+Columns are checked before any row is read. Consecutive rows with equal metadata (all columns but
+value) form one run, which is published in one piece.
 """
 
 from __future__ import annotations
@@ -17,7 +15,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from simplebus.client.message_builder import to_milliseconds, header_pairs
+from simplebus.client.message_builder import header_pairs, to_milliseconds
 from simplebus.core.channel.pattern import check_name
 from simplebus.core.errors import BusError
 from simplebus.core.limits import CLASS_ID_MAX
@@ -30,7 +28,7 @@ _HEADERS = (
     "array<struct<key:string,value:string>>",
     "map<string,string>",
 )
-COLUMNS: dict[str, tuple[str, ...]] = {
+SINK_COLUMNS: dict[str, tuple[str, ...]] = {
     "value": _BYTES,
     "class": ("string", "int", "bigint", "smallint"),
     "topic": _TEXT,
@@ -39,60 +37,73 @@ COLUMNS: dict[str, tuple[str, ...]] = {
     "headers": _HEADERS,
     "expiry": ("double", "float", "int", "bigint"),
 }
-"""What a sink takes, by column: Spark's names of types. `topic` is another word for class."""
+"""Columns of the sink with their allowed Spark types. `topic` is an alias of class."""
 
 
 class RowError(ValueError):
-    """Rows that cannot be published. Says which column or row, what came and what was expected."""
+    """Rows that cannot be published. The text names the column or row and the expected value."""
 
 
 def check_columns(types: Mapping[str, str], *, has_class: bool) -> None:
-    """Whether rows with these columns can be messages. Raises RowError."""
+    """Raise RowError if rows with these columns cannot be messages.
+
+    Args:
+        types: Spark type by column name.
+        has_class: True if the option class names the class of all rows.
+    """
     for name, kind in types.items():
-        expected = COLUMNS.get(name)
+        expected = SINK_COLUMNS.get(name)
         if expected is None:
-            near = difflib.get_close_matches(name, COLUMNS, n=1, cutoff=0.6)
-            hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(COLUMNS)}"
-            raise RowError(f"a message has nothing for the column {name}; {hint}")
+            near = difflib.get_close_matches(name, SINK_COLUMNS, n=1, cutoff=0.6)
+            hint = f"did you mean {near[0]}?" if near else f"expected {', '.join(SINK_COLUMNS)}"
+            raise RowError(f"unknown column {name}; {hint}")
         if kind not in expected:
             raise RowError(f"the column {name} is {kind}, expected {' or '.join(expected)}")
     if "value" not in types:
         raise RowError(f"the column value is missing; there are {', '.join(types)}")
     if "class" in types and "topic" in types:
-        raise RowError("class and topic are the same, and there is a column for each; drop one")
+        raise RowError("class and topic are two names of one column; drop one of them")
     if not has_class and "class" not in types and "topic" not in types:
-        raise RowError("nothing says which class rows are of: neither a column nor the option")
+        raise RowError("rows have no class; expected a column class or topic, or the option class")
 
 
 @dataclass(frozen=True, slots=True)
-class Some:
-    """Messages that follow one another and have the same beside them."""
+class RowRun:
+    """Consecutive messages with equal class and metadata."""
 
     class_: str
     payloads: list[bytes]
     envelope: Envelope | None
 
 
-def messages(batch: pa.RecordBatch, first: int, *, class_: str, channel: str) -> Iterator[Some]:
-    """A batch's rows, the first of which is row `first` of its task. Class and channel are those of
-    rows that do not say.
+def message_runs(
+    batch: pa.RecordBatch, first: int, *, class_: str, channel: str
+) -> Iterator[RowRun]:
+    """Yield the rows of a batch as runs of messages, in order.
 
-    Raises RowError.
+    Args:
+        batch: Rows with the sink's columns.
+        first: Index within the task of the batch's first row, for error messages.
+        class_: Class of rows without one.
+        channel: Channel of rows without one.
+
+    Raises:
+        RowError: A row has no value or class, or its metadata is invalid.
     """
     values = batch.column("value")
     if values.null_count:
-        at = int(np.flatnonzero(values.is_null().to_numpy(zero_copy_only=False))[0])
-        raise RowError(f"row {first + at} has no value, expected bytes")
+        index = int(np.flatnonzero(values.is_null().to_numpy(zero_copy_only=False))[0])
+        raise RowError(f"row {first + index} has no value, expected bytes")
     payloads = values.cast(pa.binary()).to_pylist()
-    beside = {
+    metadata = {
         name: batch.column(name)
         for name in batch.schema.names
         if name != "value" and batch.column(name).null_count < batch.num_rows
     }
-    starts = _starts(beside, batch.num_rows)
+    starts = _run_starts(metadata, batch.num_rows)
     for begin, end in pairwise([*starts, batch.num_rows]):
-        about = {name: column[begin].as_py() for name, column in beside.items()}
-        named = about.get("class", about.get("topic"))
+        row = {name: column[begin].as_py() for name, column in metadata.items()}
+        named = row.get("class", row.get("topic"))
         if isinstance(named, int) and not 0 <= named <= CLASS_ID_MAX:
             raise RowError(
                 f"row {first + begin} has the class {named}, expected an id from 0 to "
@@ -100,20 +111,20 @@ def messages(batch: pa.RecordBatch, first: int, *, class_: str, channel: str) ->
             )
         named = class_ if named is None else str(named)
         if not named:
-            raise RowError(f"row {first + begin} has no class, and the option class says none")
+            raise RowError(f"row {first + begin} has no class, and the option class is not set")
         try:
-            envelope = _envelope(about, channel)
+            envelope = _envelope(row, channel)
         except (ValueError, TypeError, BusError) as error:
             raise RowError(f"row {first + begin}: {error}") from None
-        yield Some(named, payloads[begin:end], envelope)
+        yield RowRun(named, payloads[begin:end], envelope)
 
 
-def _starts(beside: Mapping[str, pa.Array], count: int) -> list[int]:
-    """Rows that have something else beside them than the row before; the first one, too."""
+def _run_starts(metadata: Mapping[str, pa.Array], count: int) -> list[int]:
+    """Return the indexes of rows whose metadata differs from the row before, including row 0."""
     changes = np.zeros(count, np.bool_)
     changes[:1] = True
-    for column in beside.values():
-        if pa.types.is_nested(column.type):  # Headers are not compared.
+    for column in metadata.values():
+        if pa.types.is_nested(column.type):  # Headers are not compared: each row is a run.
             changes[:] = True
             break
         codes = column.dictionary_encode(null_encoding="encode").indices.to_numpy()
@@ -122,14 +133,14 @@ def _starts(beside: Mapping[str, pa.Array], count: int) -> list[int]:
     return found
 
 
-def _envelope(about: Mapping[str, Any], otherwise: str) -> Envelope | None:
-    """What goes with a message; None for nothing."""
-    channel = otherwise if about.get("channel") is None else about["channel"]
-    key, headers, expiry = (about.get(name) for name in ("key", "headers", "expiry"))
+def _envelope(row: Mapping[str, Any], default_channel: str) -> Envelope | None:
+    """Return the envelope of a row; None if it has no metadata."""
+    channel = default_channel if row.get("channel") is None else row["channel"]
+    key, headers, expiry = (row.get(name) for name in ("key", "headers", "expiry"))
     if not channel and not key and not headers and expiry is None:
         return None
-    given = [(one["key"], one["value"]) if isinstance(one, dict) else one for one in headers or ()]
-    texts = [(name, _text(value)) for name, value in given]
+    pairs = [(one["key"], one["value"]) if isinstance(one, dict) else one for one in headers or ()]
+    texts = [(name, _decode_text(value)) for name, value in pairs]
     return Envelope(
         channel=check_name(channel) if channel else "",
         key=key.encode() if isinstance(key, str) else key or b"",
@@ -138,5 +149,5 @@ def _envelope(about: Mapping[str, Any], otherwise: str) -> Envelope | None:
     )
 
 
-def _text(value: bytes | str) -> str:
+def _decode_text(value: bytes | str) -> str:
     return value.decode() if isinstance(value, bytes) else value

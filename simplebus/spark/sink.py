@@ -1,26 +1,20 @@
-"""DataFrames as messages: `frame.write` and `frame.writeStream`, `.format("simplebus")`.
+"""Batch and stream writers of `format("simplebus")`: they publish rows as messages.
 
-Each task publishes as a publisher of its own, named by query, batch and partition, and row n of the
-task is its message number n. The bus remembers how far each name came, so a task that is tried
-again goes on where the one before it stopped, and one that is thought to be dead and is not is cut
-off by the one that replaces it. So every row is there **once**, as long as
+Each task has its own publisher name, made of query, batch, partition and the memory id of the bus.
+Row n is message number n, so the bus discards the rows that an earlier attempt of the task stored.
+A retried task replaces the connection of a previous attempt that still runs. Each row is stored
+**once** if
 
-- the rows of a task are the same, and in the same order, when it is tried again. They are, when
-  they come from a source or through maps and filters. Behind a shuffle sort them within their
-  partitions;
-- the bus remembers: for an hour after a task has ended, and for 65,536 names. A batch that Spark
-  tries again later than that, or that was cut into more tasks, may be there twice;
-- the bus keeps its memory. One that begins anew has lost the messages, too. A task that is busy
-  then fails, and is published as a whole when it is tried again, some of its rows for the second
-  time;
-- no class drops the newest messages when it is full: what the bus refuses has used up its number.
-  The task fails and says so, but when it is tried again it goes on behind it.
+- a retry has the same rows in the same order, as rows from a source, maps and filters do; sort rows
+  within their partitions after a shuffle;
+- the bus still has the producer state: it keeps 65,536 names, each for an hour after its task. A
+  later retry, or a batch with more tasks, may store rows twice;
+- the bus keeps its data. A running task fails if the bus lost it, and the retry publishes all rows,
+  some for the second time;
+- no class uses `drop_newest`. A refused message uses up its number: the task fails, and its retry
+  continues after that message.
 
-What a task has published is seen at once, also when its batch fails afterwards and is never tried
-again: a bus has no way back.
-
-Rule 1: no decisions here about rows: `rows` makes messages of them.
-Rule 2: a task ends when the bus has confirmed its last message.
+Published messages are visible at once, also if their batch fails and is never retried.
 """
 
 from __future__ import annotations
@@ -39,30 +33,30 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from simplebus.client.blocking.bus import BlockingBus
-from simplebus.spark.keepalive import Awake
+from simplebus.spark.keepalive import ConnectionKeepalive
 from simplebus.spark.options import SinkOptions, class_id
-from simplebus.spark.retry import patient_bus
-from simplebus.spark.rows import Some, check_columns, messages
+from simplebus.spark.retry import connect_with_retry
+from simplebus.spark.rows import RowRun, check_columns, message_runs
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 
-class BusRenewedError(Exception):
-    """A bus has lost what a task had published."""
+class BusResetError(Exception):
+    """The bus lost its data, and with it the messages that this task published."""
 
 
 @dataclass
-class Written(WriterCommitMessage):
-    """What one task has done."""
+class TaskWriteResult(WriterCommitMessage):
+    """Result of one task."""
 
     rows: int
     stored_before: int
-    """How many of them an earlier attempt had published."""
+    """Rows that an earlier attempt of the task had published."""
 
 
-def check(schema: StructType, options: SinkOptions, *, overwrite: bool) -> None:
-    """Raise ValueError for what cannot be published."""
+def check_sink(schema: StructType, options: SinkOptions, *, overwrite: bool) -> None:
+    """Raise ValueError if rows with this schema cannot be published."""
     if overwrite:
         raise ValueError(
             "a bus cannot be overwritten, messages are added: expected mode append, or update for "
@@ -73,42 +67,42 @@ def check(schema: StructType, options: SinkOptions, *, overwrite: bool) -> None:
 
 
 class BatchWriter(DataSourceArrowWriter):
-    """For `frame.write`. Every job publishes under names of its own."""
+    """Writer for `frame.write`. Each job has its own publisher names."""
 
     def __init__(self, options: SinkOptions) -> None:
         self._options = options
         self._job = uuid.uuid4().hex
 
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
-        """One task."""
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> TaskWriteResult:
+        """Publish the rows of one task."""
         return write_task(iterator, self._options, f"spark {self._job} {_partition()}")
 
 
 class StreamWriter(DataSourceStreamArrowWriter):
-    """For `frame.writeStream`."""
+    """Writer for `frame.writeStream`."""
 
     def __init__(self, options: SinkOptions) -> None:
         self._options = options
 
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
-        """One task of one batch."""
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> TaskWriteResult:
+        """Publish the rows of one task of one batch."""
         context = _context()
         query = context.getLocalProperty("sql.streaming.queryId")
         batch = context.getLocalProperty("streaming.sql.batchId")
         if not query or batch is None:
-            raise RuntimeError("Spark does not say which query and batch this task is of")
+            raise RuntimeError("Spark did not set the query id and batch id of this task")
         return write_task(iterator, self._options, f"spark {query} {batch} {_partition()}")
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-        """Nothing is left to be done: the bus has confirmed everything."""
+        """Do nothing: the bus has confirmed every message."""
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-        """What was published stays; the next attempt goes on behind it."""
+        """Do nothing: published messages stay, and the next attempt continues after them."""
 
 
 def _context() -> Any:
     context = TaskContext.get()
-    assert context is not None, "a writer works in tasks"
+    assert context is not None, "a writer runs inside a Spark task"
     return context
 
 
@@ -116,44 +110,55 @@ def _partition() -> int:
     return int(_context().partitionId())
 
 
-def write_task(rows: Iterator[pa.RecordBatch], options: SinkOptions, name: str) -> Written:
-    """Publish what of these rows the bus does not have under this name yet.
+def write_task(rows: Iterator[pa.RecordBatch], options: SinkOptions, name: str) -> TaskWriteResult:
+    """Publish the rows that the bus does not yet have under this publisher name.
 
-    Raises RowError, BusConnectionError, BusRenewedError, and an ExceptionGroup of what the bus
-    refused.
+    Args:
+        rows: Arrow batches with the sink's columns.
+        options: The bus, and the defaults for class and channel.
+        name: Publisher name of the task; the memory id of the bus is appended.
+
+    Returns:
+        How many rows the task had, and how many an earlier attempt had stored.
+
+    Raises:
+        RowError: A row is not a valid message.
+        BusConnectionError: The bus could not be reached within the timeout.
+        BusResetError: The bus lost its data while the task ran.
+        ExceptionGroup: The bus refused messages.
     """
-    with patient_bus(options.server, timeout=options.timeout) as bus:
-        memory = bus.wire.core.bus_id
-    # In another memory the numbers of this publisher would be those of other rows.
+    with connect_with_retry(options.server, timeout=options.timeout) as bus:
+        memory = bus.connection.core.bus_id
+    # In a bus that lost its data, this publisher's numbers must start again at 0.
     name = f"{name} {memory}"
-    with patient_bus(options.server, timeout=options.timeout, name=name) as bus:
-        core, wire = bus.wire.core, bus.wire
+    with connect_with_retry(options.server, timeout=options.timeout, name=name) as bus:
+        core, wire = bus.connection.core, bus.connection
         stored = core.publish_buffer.stored_before_count
         count = 0
-        with Awake(lambda: [wire]).kept() as lock:
-            for batch in rows:  # Which may be long in coming.
+        with ConnectionKeepalive(lambda: [wire]).running() as lock:
+            for batch in rows:  # May block for long; the keepalive sends heartbeats meanwhile.
                 with lock:
                     done = min(max(0, stored - count), batch.num_rows)
                     first, count = count + done, count + batch.num_rows
-                    for some in messages(
+                    for run in message_runs(
                         batch.slice(done), first, class_=options.class_, channel=options.channel
                     ):
-                        _publish(bus, some)
-                    wire.push()
+                        _publish(bus, run)
+                    wire.write_now()
                     wire.wait_until(lambda: core.has_credit)
         bus.flush()
         if core.bus_id != memory:
-            raise BusRenewedError(
+            raise BusResetError(
                 f"the bus at {options.server} has begun anew, with the memory {core.bus_id}, and "
-                "lost what this task had published"
+                "lost the messages that this task had published; Spark retries the task"
             )
-        return Written(count, min(stored, count))
+        return TaskWriteResult(count, min(stored, count))
 
 
-def _publish(bus: BlockingBus, some: Some) -> None:
-    number = class_id(some.class_)
-    number = bus.class_of(some.class_) if number is None else number
-    if len(some.payloads) == 1:
-        bus.wire.core.publish(some.payloads[0], number, some.envelope)
+def _publish(bus: BlockingBus, run: RowRun) -> None:
+    number = class_id(run.class_)
+    number = bus.resolve_class_id(run.class_) if number is None else number
+    if len(run.payloads) == 1:
+        bus.connection.core.publish(run.payloads[0], number, run.envelope)
     else:
-        bus.wire.core.publish_many(some.payloads, number, some.envelope)
+        bus.connection.core.publish_many(run.payloads, number, run.envelope)

@@ -1,7 +1,7 @@
-"""Messages as DataFrames: `spark.read` and `spark.readStream`, `.format("simplebus")`.
+"""Spark data source `format("simplebus")`: `spark.read`, `spark.readStream` and both kinds of
+writing.
 
-Rule 1: no decisions here: options, offsets, planner and columns decide, `bus` asks.
-Rule 2: an executor's reader knows nothing but its task, which says everything.
+Each executor reads from its SparkPartition alone, without further state from the driver.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from simplebus.spark.arrow_columns import ddl
-from simplebus.spark.connections import Buses
+from simplebus.spark.arrow_columns import schema_ddl
+from simplebus.spark.connections import SourceConnections
 from simplebus.spark.options import SourceOptions, is_true, sink_options, source_options
-from simplebus.spark.read.filters import Bounds, bounds
-from simplebus.spark.read.offsets import check_apart, resolve
-from simplebus.spark.read.planner import plan
+from simplebus.spark.read.filters import FilterBounds, bounds_of_filters
+from simplebus.spark.read.offsets import check_distinct, resolve_offsets
+from simplebus.spark.read.planner import plan_reads
 from simplebus.spark.read.stream import StreamReader
-from simplebus.spark.read.tasks import Task, read_task, tasks
-from simplebus.spark.read.time_offsets import option_of, sought
-from simplebus.spark.sink import BatchWriter, StreamWriter, check
+from simplebus.spark.read.tasks import SparkPartition, make_partitions, read_partition
+from simplebus.spark.read.time_offsets import option_name, resolve_times
+from simplebus.spark.sink import BatchWriter, StreamWriter, check_sink
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 
 class SimplebusSource(DataSource):
-    """Messages of a bus as rows, and rows as messages.
+    """Data source that reads messages as rows and publishes rows as messages.
 
     >>> rows = (
     ...     spark.read.format("simplebus")
@@ -45,140 +45,204 @@ class SimplebusSource(DataSource):
     ...     .load()
     ... )
 
-    Columns, as a Kafka source has them: key, value, topic (the class), partition (its id), offset
-    (the sequence), timestamp and timestampType (0: when the publisher says that it published; 1: it
-    did not say, this is when the bus accepted the message, to within some hundredths of a second),
-    headers with the option includeHeaders; and channel and server. With the option includeMemory
-    there is memory, too: which memory of the bus the offset is of. Server, memory, topic and offset
-    are one message's for ever; a bus that has lost its memory begins another one, at offset 0.
-    What is not there is null; value, offset and timestamp always are.
+    The columns match those of Spark's Kafka source: key, value, topic (the class), partition
+    (the class
+    id), offset (the sequence), timestamp, timestampType, channel and server. timestampType 0
+    means that
+    the publisher set the timestamp; 1 means that the bus accepted the message then, within some
+    hundredths of a second. includeHeaders adds headers. includeMemory adds memory, the id of
+    the bus
+    memory that the offset belongs to: a bus that lost its data has a new memory id and starts at
+    offset 0. Server, memory, topic and offset identify a message for ever. Only value, offset and
+    timestamp are never null.
 
-    Options; servers or path, and subscribe, are needed; names count without regard to case:
+    Args:
+        options: The options below. subscribe is required, and either servers or path. Option names
+            are case-insensitive.
 
-        servers                 host:port, several with commas; or what load() is given
-        path                    instead: the data directory of a bus, by its absolute path, several
-                                with commas; or what load() is given. See below
-        subscribe               classes by name or id, with commas
-        channels                patterns; only messages whose channel one of them matches
-        startingOffsets         earliest (of a batch), latest (of a stream), or JSON:
-                                {"host:port": {"orders": 120, "7": -2}}, -2 earliest, -1 latest
-        endingOffsets           of a batch: latest, or JSON
-        startingTimestamp, endingTimestamp
-                                milliseconds since 1970, instead: begin with, or end before, the
-                                first message that the bus accepted then or later, to within some
-                                hundredths of a second
-        startingOffsetsByTimestamp, endingOffsetsByTimestamp
-                                the same in JSON, {"host:port": {"orders": 1763740800000}}. What is
-                                said for all classes counts before this, and this before offsets
-        startingOffsetsByTimestampStrategy
-                                error; latest to begin behind the last message where there is none
-                                at or after the time
-        maxOffsetsPerTrigger    of a stream: messages per batch
-        minOffsetsPerTrigger    of a stream: messages that a batch waits for
-        maxTriggerDelay         15m, for which it waits at most; also 90s, 2h, 1d
-        durable                 of a stream: the name under which the buses keep what the query has
-                                not processed, also while it lies down. Unless told otherwise it
-                                gives one to itself, which its checkpoint knows. With none they keep
-                                it while it runs, and a query that comes again may miss some: for
-                                one that has a look, and whose checkpoint goes when it ends
-        durableIdle             7d, after which they let go of what they keep for a query that does
-                                not run; one that comes later may miss some
-        failOnDataLoss          true; false to log what is gone, or a bus that does not answer, and
-                                go on. What a bus has that is left out is read when it is back, but
-                                for what was to be in a batch that had begun
-        minPartitions, maxRecordsPerPartition
-                                how a batch is cut into tasks
-        filterPushdown          of a batch: false; true to read no more than filters on offset,
-                                topic and server want. Spark is to be told, too, by its setting
-                                spark.sql.python.filterPushdown.enabled
-        includeHeaders          false
-        includeMemory           false
-        timeout                 30 seconds for which a bus that does not answer is tried
+            servers                 buses as host:port, comma-separated; default: load()'s argument
+            path                    instead of servers: absolute paths of data directories of buses,
+                                    comma-separated; default: load()'s argument
+            subscribe               class names or ids, comma-separated
+            channels                patterns; messages on other channels are skipped
+            startingOffsets         earliest (default of a batch), latest (default of a stream),
+            or JSON
+                                    {"host:port": {"orders": 120, "7": -2}}: -2 earliest, -1 latest
+            endingOffsets           batch only: latest, or JSON
+            startingTimestamp, endingTimestamp
+                                    milliseconds since 1970: start at, or end before, the first
+                                    message
+                                    accepted at or after this time, within some hundredths of a
+                                    second
+            startingOffsetsByTimestamp, endingOffsetsByTimestamp
+                                    the same as JSON {"host:port": {"orders": 1763740800000}};
+                                    overrides
+                                    offsets, and is overridden by the timestamp for all classes
+            startingOffsetsByTimestampStrategy
+                                    error; or latest: start at the end of a class without a
+                                    message at
+                                    or after the time
+            maxOffsetsPerTrigger    stream only: maximum number of messages per batch
+            minOffsetsPerTrigger    stream only: number of messages that a batch waits for
+            maxTriggerDelay         15m; stream only: maximum wait for minOffsetsPerTrigger
+            (90s, 2h, 1d)
+            durable                 stream only: name of the durable that retains unprocessed
+            messages
+                                    on each bus, also while the query is stopped. By default the
+                                    query
+                                    generates a name and stores it in its checkpoint. `none` retains
+                                    messages only while the query runs; use it for temporary queries
+            durableIdle             7d; time after which the buses delete the durable of a
+            stopped query
+            failOnDataLoss          true; false: log lost messages and unreachable buses and
+            continue.
+                                    An unreachable bus is read from its last offset when it is back,
+                                    except for its messages in a batch that had started
+            minPartitions, maxRecordsPerPartition
+                                    number and size of the tasks of a batch
+            filterPushdown          false; batch only: true reads only the offsets, topics and
+            servers
+                                    that filters select. Spark's own setting
+                                    spark.sql.python.filterPushdown.enabled must be true too
+            includeHeaders          false
+            includeMemory           false
+            timeout                 30; seconds for which connecting to a bus is retried
 
-    With a path the files of `simplebus serve --data-dir` are read, and no bus is asked: it may run
-    or not. It is not told either: what it lets go of, when its own subscriptions need it no longer,
-    is gone for a query as well, which says so (failOnDataLoss). Let the class keep it for as long
-    as queries may need. The earliest message is the first one that is still in the files. The
-    column server is the path, and JSON speaks of it by that name. Driver and executors open the
-    files themselves, each under that path. What is read is on disk, whatever the bus promises: a
-    query has each message once, also through a power cut. durable, durableIdle and timeout are of
-    buses alone.
+    With path, driver and executors read the journal files of `simplebus serve --data-dir`, each
+    under
+    that path. The server may run or not. A query holds nothing back: the server deletes
+    messages that
+    its own subscriptions no longer need, and failOnDataLoss applies to them. Configure the
+    retention
+    of the class to keep messages for queries. The earliest message is the first one in the files.
+    The path takes the place of host:port in the column server and in JSON. A query reads only
+    synced
+    data, so it has each message once, also after a power cut. durable, durableIdle and timeout
+    do not
+    apply.
 
-    What a query has finished is acknowledged to the buses when Spark says so. Spark's option
-    asyncProgressTracking has it say so before it is sure itself: not to be used here.
+    The source acks messages when Spark commits a batch. Spark's asyncProgressTracking commits
+    before
+    progress is stored; do not use it here.
 
-    As a sink it takes the columns value; class (or topic), unless the option class names it for all
-    rows; channel, key, headers, and expiry: the seconds for which a message is of use.
+    The sink takes the columns value, class (or topic) unless the option class is set, and
+    optionally
+    channel, key, headers, and expiry in seconds.
     """
 
     @classmethod
     def name(cls) -> str:
-        """What `format` is given."""
+        """Return the name for `format`."""
         return "simplebus"
 
     def schema(self) -> str:
-        """The columns. The other options are looked at when it is known what is to be done."""
-        return ddl(
+        """Return the columns as DDL. Other options are checked later, when the kind of use is
+        known.
+        """
+        return schema_ddl(
             include_headers=is_true(self.options.get("includeHeaders", "")),
             include_memory=is_true(self.options.get("includeMemory", "")),
         )
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        """For `spark.read`."""
+        """Return a reader for `spark.read`.
+
+        Args:
+            schema: Ignored; the columns are fixed.
+
+        Raises:
+            ValueError: An option is unknown, missing or invalid.
+        """
         options = source_options(self.options, streaming=False)
         return FilteringReader(options) if options.filter_pushdown else BatchReader(options)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
-        """For `spark.readStream`."""
+        """Return a reader for `spark.readStream`.
+
+        Args:
+            schema: Ignored; the columns are fixed.
+
+        Raises:
+            ValueError: An option is unknown, missing or invalid.
+        """
         return StreamReader(source_options(self.options, streaming=True))
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
-        """For `frame.write`."""
+        """Return a writer for `frame.write`.
+
+        Args:
+            schema: Columns of the frame.
+            overwrite: Must be false: a bus only appends.
+
+        Raises:
+            ValueError: An option or a column is unknown, missing or invalid.
+        """
         options = sink_options(self.options)
-        check(schema, options, overwrite=overwrite)
+        check_sink(schema, options, overwrite=overwrite)
         return BatchWriter(options)
 
     def streamWriter(  # noqa: N802
         self, schema: StructType, overwrite: bool
     ) -> DataSourceStreamArrowWriter:
-        """For `frame.writeStream`."""
+        """Return a writer for `frame.writeStream`.
+
+        Args:
+            schema: Columns of the frame.
+            overwrite: Must be false: a bus only appends.
+
+        Raises:
+            ValueError: An option or a column is unknown, missing or invalid.
+        """
         options = sink_options(self.options)
-        check(schema, options, overwrite=overwrite)
+        check_sink(schema, options, overwrite=overwrite)
         return StreamWriter(options)
 
 
 class BatchReader(DataSourceReader):
-    """Reads from startingOffsets to endingOffsets, as they are when the job begins."""
+    """Reader of one batch job, from startingOffsets to endingOffsets as resolved when the job
+    starts.
+    """
 
     def __init__(self, options: SourceOptions) -> None:
         self._options = options
-        self._wanted = Bounds()
+        self._wanted = FilterBounds()
 
-    def partitions(self) -> Sequence[Task]:
-        """What there is to read, in tasks."""
+    def partitions(self) -> Sequence[SparkPartition]:
+        """Return the tasks of the job."""
         options = self._options
-        with Buses(options) as buses:
-            starting, ending = sought(options.starting, buses), sought(options.ending, buses)
-            memories = {
-                server: buses[server].memory(options.subscribe) for server in options.servers
+        with SourceConnections(options) as connections:
+            starting, ending = (
+                resolve_times(options.starting, connections),
+                resolve_times(options.ending, connections),
+            )
+            extents = {
+                server: connections[server].get_extent(options.subscribe)
+                for server in options.servers
             }
-            check_apart({at: one.memory_id for at, one in memories.items()}, "bus", options.places)
-            option = option_of(options.starting, "startingOffsets")
-            start = resolve(starting, memories, option=option)
-            end = resolve(ending, memories, option=option_of(options.ending, "endingOffsets"))
-            wanted = self._wanted.narrowed(start, end)
-            return tasks(plan(*wanted, memories), buses)
+            check_distinct(
+                {at: one.memory_id for at, one in extents.items()}, "bus", options.location_option
+            )
+            option = option_name(options.starting, "startingOffsets")
+            start = resolve_offsets(starting, extents, option=option)
+            end = resolve_offsets(
+                ending, extents, option=option_name(options.ending, "endingOffsets")
+            )
+            wanted = self._wanted.narrow(start, end)
+            return make_partitions(plan_reads(*wanted, extents), connections)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """One task's messages. Where there are no tasks, Spark has one of its own made."""
-        return read_task(partition) if isinstance(partition, Task) else iter(())
+        """Read the messages of one task. Spark passes its own partition if there are no tasks."""
+        return read_partition(partition) if isinstance(partition, SparkPartition) else iter(())
 
 
 class FilteringReader(BatchReader):
-    """The same, told by Spark what is wanted. A class of its own: Spark refuses a reader that could
-    be told, unless it is set to tell."""
+    """Batch reader with filter pushdown.
+
+    It is a separate class because Spark rejects a reader with `pushFilters` unless its setting
+    spark.sql.python.filterPushdown.enabled is true.
+    """
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802
-        """Read no more than these want. Returns them: Spark goes by them once more."""
-        self._wanted = bounds(filters)
+        """Narrow the read to these filters. Return all of them: Spark applies them again."""
+        self._wanted = bounds_of_filters(filters)
         return filters

@@ -1,11 +1,9 @@
-"""A home of Spark's for sessions on this machine, whose Python processes start sooner.
+"""Spark home for local sessions whose Python workers start faster.
 
-Spark has each of its Python processes import pyspark from a zip of sources, where it is compiled
-anew: a second of processor time for every query that starts. The same modules are installed beside
-the zip, compiled. A home without the zip has Python find those.
-
-Rule 1: nothing of Spark's is copied or changed: the home is a folder of links to what is installed.
-Rule 2: it is a gain of time and no more: where it cannot be had, Spark starts as it always does.
+Each Python worker of Spark imports pyspark from a zip of sources and compiles it: one second of CPU
+time for every query that starts. The same modules are installed beside the zip, compiled. This home
+is a folder of links to the installation, without the zip. If it cannot be created, Spark starts as
+usual.
 """
 
 from __future__ import annotations
@@ -20,33 +18,35 @@ from pathlib import Path
 
 log = logging.getLogger("simplebus.spark")
 
-_ZIPS = Path("python") / "lib"
+_ZIP_FOLDER = Path("python") / "lib"
 
 
-def quick_home(cache: Path) -> None:
-    """Have sessions of this process use such a home, unless SPARK_HOME says which is to be used."""
+def use_precompiled_home(cache: Path) -> None:
+    """Set SPARK_HOME to such a home below `cache`, unless SPARK_HOME is set."""
     if "SPARK_HOME" in os.environ or (found := find_spec("pyspark")) is None or not found.origin:
         return
     installed = Path(found.origin).resolve().parent
-    if not (installed / "jars").is_dir():  # Spark itself is elsewhere.
+    if not (installed / "jars").is_dir():  # A pyspark client without Spark.
         return
     name = hashlib.sha256(os.fsencode(installed)).hexdigest()[:16]
     home = cache / f"spark-{name}"
     try:
         if not home.exists():
-            _make(installed, home)
+            _create_home(installed, home)
     except OSError as error:
-        log.debug("Spark starts from %s: %s", installed, error)
+        log.debug(
+            "cannot create a precompiled Spark home; Spark starts from %s: %s", installed, error
+        )
         return
     os.environ["SPARK_HOME"] = str(home)
 
 
-def _make(installed: Path, home: Path) -> None:
-    """Who makes the same one meanwhile makes the same."""
+def _create_home(installed: Path, home: Path) -> None:
+    """Create the home under a temporary name and rename it: another process may do the same."""
     home.parent.mkdir(parents=True, exist_ok=True)
     made = Path(tempfile.mkdtemp(prefix=f"{home.name}-", dir=home.parent))
     try:
-        link(installed, made)
+        link_installation(installed, made)
         made.rename(home)
     except OSError:
         shutil.rmtree(made)
@@ -54,12 +54,12 @@ def _make(installed: Path, home: Path) -> None:
             raise
 
 
-def link(installed: Path, made: Path) -> None:
-    """Fill a folder with links to what is installed, all but the zips of modules."""
+def link_installation(installed: Path, made: Path) -> None:
+    """Fill a folder with links to the installation, except the zips of modules."""
     for path in installed.iterdir():
-        if path.name != _ZIPS.parts[0]:
+        if path.name != _ZIP_FOLDER.parts[0]:
             (made / path.name).symlink_to(path)
-    for path in (installed / _ZIPS.parts[0]).glob("*"):
-        if path.name != _ZIPS.parts[1]:
-            (made / _ZIPS.parts[0]).mkdir(exist_ok=True)
-            (made / _ZIPS.parts[0] / path.name).symlink_to(path)
+    for path in (installed / _ZIP_FOLDER.parts[0]).glob("*"):
+        if path.name != _ZIP_FOLDER.parts[1]:
+            (made / _ZIP_FOLDER.parts[0]).mkdir(exist_ok=True)
+            (made / _ZIP_FOLDER.parts[0] / path.name).symlink_to(path)

@@ -14,9 +14,9 @@ from load.measure import Flow, measure
 from load.processes import LoadError
 from load.traces import KINDS, Tracer, prepare, read_records
 from simplebus.spark.jobs.report.figures import figures
-from simplebus.spark.jobs.report.ranges import Ranges
-from simplebus.spark.jobs.report.traces import COLUMNS, Rows
-from tests.support.requirements import skip_or_fail, require_program
+from simplebus.spark.jobs.report.ranges import TimedRanges
+from simplebus.spark.jobs.report.traces import COLUMNS, TraceRows
+from tests.support.requirements import require_program, skip_or_fail
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -78,12 +78,12 @@ def test_a_trace_has_every_message_of_every_class_once(
     for class_id in ("7", "8"):
         chosen = [row for row in table.to_pylist() if row["class"] == class_id]
         assert {row["subscriber"] for row in chosen if row["kind"] == "sent"} == {None}
-        rows = Rows(
+        rows = TraceRows(
             KINDS,
             np.array([KINDS.index(row["kind"]) for row in chosen]),
             ("1", "2"),
             np.array([int(row["subscriber"] or 0) - 1 for row in chosen]),
-            Ranges.of(*([row[name] for row in chosen] for name in ("at", "first", "last"))),
+            TimedRanges.of(*([row[name] for row in chosen] for name in ("at", "first", "last"))),
         )
         rows.check(protocol)
         found = [figures(rows, index) for index in (0, 1)]

@@ -26,12 +26,12 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     from pyspark.sql import SparkSession
 
     from simplebus.spark.java import ensure_java
-    from simplebus.spark.spark_home import quick_home
+    from simplebus.spark.spark_home import use_precompiled_home
     from tests.spark.fast_start import JAVA_OPTIONS
 
     ensure_java()
     place = tmp_path_factory.mktemp("spark")
-    quick_home(kept())
+    use_precompiled_home(kept())
     settings = {
         "spark.ui.enabled": "false",
         "spark.sql.shuffle.partitions": "2",

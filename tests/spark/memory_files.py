@@ -5,7 +5,7 @@ Rule 1: it does what a file system does, and may die before any step.
 
 from __future__ import annotations
 
-from simplebus.spark.jobs.archive_layout import File
+from simplebus.spark.jobs.archive_layout import ArchiveFile
 
 
 class DiedError(Exception):
@@ -31,8 +31,8 @@ class Folders:
     def _below(self, folder: str) -> list[str]:
         return sorted(path for path in self.data if path.startswith(f"{folder}/" if folder else ""))
 
-    def listed(self, folder: str) -> list[File]:
-        return [File(path, len(self.data[path])) for path in self._below(folder)]
+    def list_files(self, folder: str) -> list[ArchiveFile]:
+        return [ArchiveFile(path, len(self.data[path])) for path in self._below(folder)]
 
     def read(self, path: str) -> bytes | None:
         found = self.data.get(path)

@@ -21,7 +21,7 @@ POINTS = ("ended", "planned", "reading", "read", "done")
 """Where something may happen: the batch has an end, has tasks, is being read, is read, is done."""
 
 
-class Query:
+class SimulatedQuery:
     """What a checkpoint and a sink hold, and a reader for as long as it runs."""
 
     def __init__(self, **options: object) -> None:
@@ -40,7 +40,7 @@ class Query:
         """Started when it is not."""
         if self._reader is None:
             self._reader = StreamReader(source_options(self.options, streaming=True))
-            self._beginning = json.dumps(self._reader.initialOffset())
+            self._resolve_start = json.dumps(self._reader.initialOffset())
             self._told = self.done
         return self._reader
 
@@ -55,7 +55,7 @@ class Query:
     def run(self, at: Callable[[str], None] = lambda point: None) -> list[dict[str, Any]] | None:
         """One batch; `at` is called at each point. Returns its rows; None if there was no batch."""
         reader = self.reader
-        start = self.ends[self.done - 1] if self.done else self._beginning
+        start = self.ends[self.done - 1] if self.done else self._resolve_start
         if len(self.ends) == self.done:
             limit = reader.getDefaultReadLimit()
             end = json.dumps(reader.latestOffset(json.loads(start), limit))

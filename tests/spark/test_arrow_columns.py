@@ -13,7 +13,13 @@ from hypothesis import strategies as st
 from simplebus.core.channel.pattern import matches
 from simplebus.core.protocol import frames
 from simplebus.core.protocol.envelope_batch import Envelope, decode, encode
-from simplebus.spark.arrow_columns import ACCEPT_TIME, CREATE_TIME, Frames, Shape, record_batch
+from simplebus.spark.arrow_columns import (
+    ACCEPT_TIME,
+    CREATE_TIME,
+    ColumnOptions,
+    FetchedFrames,
+    to_record_batch,
+)
 
 Sent = tuple[Envelope | None, bytes]
 
@@ -41,9 +47,9 @@ messages = st.lists(
 )
 
 
-def joined(
+def concatenate(
     sent: list[Sent], first: int, class_id: int, times: tuple[tuple[int, float], ...] = ((0, 5.5),)
-) -> Frames:
+) -> FetchedFrames:
     whole = [
         frames.encode(frames.MESSAGE, class_id=class_id, message_id=n, content=payload)
         if envelope is None
@@ -53,11 +59,11 @@ def joined(
         for n, (envelope, payload) in enumerate(sent, first)
     ]
     bounds = np.concatenate(([0], np.cumsum([len(one) for one in whole]))).astype(np.int64)
-    return Frames.joined([(memoryview(b"".join(whole)), bounds)], first, times)
+    return FetchedFrames.concatenate([(memoryview(b"".join(whole)), bounds)], first, times)
 
 
 def oracle(
-    given: Frames, shape: Shape, times: tuple[tuple[int, float], ...]
+    given: FetchedFrames, shape: ColumnOptions, times: tuple[tuple[int, float], ...]
 ) -> list[dict[str, Any]]:
     """Row by row."""
     rows = []
@@ -112,36 +118,40 @@ def test_columns_hold_what_each_message_says(
     memory: str | None,
     later: list[tuple[int, float]],
 ) -> None:
-    shape = Shape("s:1", "orders", class_id, channels, include_headers, memory)
+    shape = ColumnOptions("s:1", "orders", class_id, channels, include_headers, memory)
     steps = {max(0, first - 3): 0.25, **{first + n: time for n, time in sorted(later)}}
     accepted = tuple(steps.items())
-    whole = joined(some * times, first, class_id, accepted)
-    assert record_batch(whole, shape).to_pylist() == oracle(whole, shape, accepted)
+    whole = concatenate(some * times, first, class_id, accepted)
+    assert to_record_batch(whole, shape).to_pylist() == oracle(whole, shape, accepted)
 
 
 @pytest.mark.parametrize("last", [b"same", b"other", b"", b"x"])
 @pytest.mark.parametrize("envelope", [None, Envelope(key=b"k"), Envelope(channel="a", key=b"")])
 def test_messages_that_are_alike_but_for_the_last(envelope: Envelope | None, last: bytes) -> None:
-    whole = joined([(envelope, b"same")] * 9 + [(None, last)], 3, 7)
-    shape = Shape("s", "7", 7)
-    assert record_batch(whole, shape).to_pylist() == oracle(whole, shape, ((0, 5.5),))
+    whole = concatenate([(envelope, b"same")] * 9 + [(None, last)], 3, 7)
+    shape = ColumnOptions("s", "7", 7)
+    assert to_record_batch(whole, shape).to_pylist() == oracle(whole, shape, ((0, 5.5),))
 
 
 def test_pieces_are_joined() -> None:
-    one, other = joined([(None, b"a"), (None, b"bc")], 5, 7), joined([(None, b"")], 7, 7)
-    both = Frames.joined([(memoryview(f.raw), f.bounds) for f in (one, other)], 5, [(4, 1.5)])
-    batch = record_batch(both, Shape("s", "7", 7))
+    one, other = concatenate([(None, b"a"), (None, b"bc")], 5, 7), concatenate([(None, b"")], 7, 7)
+    both = FetchedFrames.concatenate(
+        [(memoryview(f.raw), f.bounds) for f in (one, other)], 5, [(4, 1.5)]
+    )
+    batch = to_record_batch(both, ColumnOptions("s", "7", 7))
     assert batch["value"].to_pylist() == [b"a", b"bc", b""]
     assert batch["offset"].to_pylist() == [5, 6, 7]
-    assert both.accepted().tolist() == [1_500_000] * 3
-    assert both.between(0, 6).accepted().tolist() == [1_500_000]
-    assert both.between(0, 5).accepted().tolist() == []
+    assert both.acceptance_times().tolist() == [1_500_000] * 3
+    assert both.slice_sequences(0, 6).acceptance_times().tolist() == [1_500_000]
+    assert both.slice_sequences(0, 5).acceptance_times().tolist() == []
 
 
 @pytest.mark.parametrize("times", [(), ((6, 1.0),)])
 def test_messages_without_a_time_are_refused(times: tuple[tuple[int, float], ...]) -> None:
     with pytest.raises(ValueError, match="did not say when it accepted message 5"):
-        record_batch(joined([(None, b"a"), (None, b"b")], 5, 7, times), Shape("s", "7", 7))
+        to_record_batch(
+            concatenate([(None, b"a"), (None, b"b")], 5, 7, times), ColumnOptions("s", "7", 7)
+        )
 
 
 @pytest.mark.parametrize("content", [b"\x40", b"\x01", b"\x08\0\x05abc", b"\x20\0", b""])
@@ -149,6 +159,6 @@ def test_an_envelope_that_no_bus_sends_is_refused_by_its_message(content: bytes)
     good = frames.encode(frames.ENVELOPE, class_id=7, content=encode(Envelope(), b"x" * 20))
     bad = frames.encode(frames.ENVELOPE, class_id=7, content=content)
     bounds = np.array([0, len(good), len(good) + len(bad), 2 * len(good) + len(bad)])
-    three = Frames.joined([(memoryview(good + bad + good), bounds)], 3, [(3, 1.0)])
+    three = FetchedFrames.concatenate([(memoryview(good + bad + good), bounds)], 3, [(3, 1.0)])
     with pytest.raises(ValueError, match="bad envelope with message 4"):
-        record_batch(three, Shape("s", "7", 7))
+        to_record_batch(three, ColumnOptions("s", "7", 7))

@@ -7,38 +7,44 @@ from pathlib import Path
 
 import pytest
 
-from simplebus.spark.java import Found, JavaError, decide, version_of, write_shim
+from simplebus.spark.java import JavaEnvironment, JavaError, choose_java, parse_version, write_shim
 
 
 @pytest.mark.parametrize(
     ("found", "shim"),
     [
-        (Found(home="/j", home_version=17), ""),
-        (Found(home="/j", home_version=25, bundled="/b"), ""),
-        (Found(path_version=21, bundled="/b"), ""),
-        (Found(path_version=11, bundled="/b"), "/b"),
-        (Found(bundled="/b"), "/b"),
+        (JavaEnvironment(home="/j", home_version=17), ""),
+        (JavaEnvironment(home="/j", home_version=25, bundled="/b"), ""),
+        (JavaEnvironment(path_version=21, bundled="/b"), ""),
+        (JavaEnvironment(path_version=11, bundled="/b"), "/b"),
+        (JavaEnvironment(bundled="/b"), "/b"),
     ],
 )
-def test_a_java_that_somebody_chose_comes_first(found: Found, shim: str) -> None:
-    assert decide(found) == shim
+def test_a_java_that_somebody_chose_comes_first(found: JavaEnvironment, shim: str) -> None:
+    assert choose_java(found) == shim
 
 
 @pytest.mark.parametrize(
     ("found", "sentence"),
     [
         (
-            Found(home="/j", home_version=11, bundled="/b"),
+            JavaEnvironment(home="/j", home_version=11, bundled="/b"),
             "JAVA_HOME is /j, where there is Java 11",
         ),
-        (Found(home="/j"), "no Java that runs; Spark needs Java 17 or newer: point JAVA_HOME"),
-        (Found(path_version=8), 'on PATH is Java 8.*pip install "simplebus-broker.spark."'),
-        (Found(), "on PATH is no Java that runs"),
+        (
+            JavaEnvironment(home="/j"),
+            "no Java that runs; Spark needs Java 17 or newer: point JAVA_HOME",
+        ),
+        (
+            JavaEnvironment(path_version=8),
+            'on PATH is Java 8.*pip install "simplebus-broker.spark."',
+        ),
+        (JavaEnvironment(), "on PATH is no Java that runs"),
     ],
 )
-def test_without_one_a_sentence_says_what_to_do(found: Found, sentence: str) -> None:
+def test_without_one_a_sentence_says_what_to_do(found: JavaEnvironment, sentence: str) -> None:
     with pytest.raises(JavaError, match=sentence):
-        decide(found)
+        choose_java(found)
 
 
 @pytest.mark.parametrize(
@@ -51,7 +57,7 @@ def test_without_one_a_sentence_says_what_to_do(found: Found, sentence: str) -> 
     ],
 )
 def test_a_version_is_read(text: str, version: int | None) -> None:
-    assert version_of(text) == version
+    assert parse_version(text) == version
 
 
 def test_the_script_leaves_one_word_out_and_keeps_the_others_as_they_are(tmp_path: Path) -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from simplebus.spark.connections import Buses
-from simplebus.spark.keepalive import Awake
+from simplebus.spark.connections import SourceConnections
+from simplebus.spark.keepalive import ConnectionKeepalive
 from simplebus.spark.options import SourceOptions
 from simplebus.testing.server import bus_server, until
 from tests.spark.heartbeat_bus import beaten_bus
@@ -15,9 +15,9 @@ from tests.spark.heartbeat_bus import beaten_bus
 def test_a_connection_stays_while_nobody_uses_it(awake: bool) -> None:
     with beaten_bus() as bus:
         place = bus.server.address.removeprefix("simplebus://")
-        with Buses(SourceOptions((place,), ("1",), timeout=60)) as buses:
-            buses[place].memory(["1"], make=True)
-            keeper = Awake(buses.wires, pause=0.02)
+        with SourceConnections(SourceOptions((place,), ("1",), timeout=60)) as buses:
+            buses[place].get_extent(["1"], make=True)
+            keeper = ConnectionKeepalive(buses.client_connections, interval_seconds=0.02)
             if awake:
                 keeper.start()
                 bus.beats_when_heard(8)
@@ -30,10 +30,10 @@ def test_a_connection_stays_while_nobody_uses_it(awake: bool) -> None:
 def test_a_connection_that_was_lost_is_replaced_while_nobody_uses_it() -> None:
     with bus_server() as server:
         place = server.address.removeprefix("simplebus://")
-        with Buses(SourceOptions((place,), ("1",), timeout=60)) as buses:
-            buses[place].memory(["1"], make=True)
+        with SourceConnections(SourceOptions((place,), ("1",), timeout=60)) as buses:
+            buses[place].get_extent(["1"], make=True)
             first = server.ask(lambda up: set(up.server.connections))
-            with Awake(buses.wires, pause=0.5).kept():
+            with ConnectionKeepalive(buses.client_connections, interval_seconds=0.5).running():
                 server.hang_up()
                 until(lambda: len(server.ask(lambda up: set(up.server.connections)) - first) == 1)
-            assert buses[place].memory(["1"]).classes["1"].head == 0
+            assert buses[place].get_extent(["1"]).classes["1"].head == 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from simplebus.spark.options import sink_options, source_options
-from simplebus.spark.read.offsets import Times
+from simplebus.spark.read.offsets import TimestampSpec
 
 NEEDED = {"servers": "127.0.0.1:8888", "subscribe": "7"}
 
@@ -19,7 +19,7 @@ def test_names_count_without_regard_to_case() -> None:
     found = source_options(given, streaming=True)
     assert found.servers == ("a:8888", "b:9")
     assert found.subscribe == ("7", "orders")
-    assert found.max_offsets == 5
+    assert found.max_batch_messages == 5
 
 
 def test_a_batch_begins_at_the_earliest_and_a_stream_at_the_latest() -> None:
@@ -44,12 +44,16 @@ def test_the_most_general_time_counts_before_others_and_all_before_offsets() -> 
     found = source_options(
         NEEDED | {"startingOffsets": "latest"} | by_class | ends, streaming=False
     )
-    assert found.starting == Times("startingOffsetsByTimestamp", {"127.0.0.1:8888": {"7": 5}}, True)
-    assert found.ending == Times("endingOffsetsByTimestamp", {"127.0.0.1:8888": {"7": 6}}, False)
+    assert found.starting == TimestampSpec(
+        "startingOffsetsByTimestamp", {"127.0.0.1:8888": {"7": 5}}, True
+    )
+    assert found.ending == TimestampSpec(
+        "endingOffsetsByTimestamp", {"127.0.0.1:8888": {"7": 6}}, False
+    )
     common = {"startingTimestamp": " 7", "startingOffsetsByTimestampStrategy": "Latest"}
     found = source_options(NEEDED | by_class | common | {"endingTimestamp": "8"}, streaming=False)
-    assert found.starting == Times("startingTimestamp", 7, False)
-    assert found.ending == Times("endingTimestamp", 8, False)
+    assert found.starting == TimestampSpec("startingTimestamp", 7, False)
+    assert found.ending == TimestampSpec("endingTimestamp", 8, False)
 
 
 @pytest.mark.parametrize(
@@ -58,7 +62,7 @@ def test_the_most_general_time_counts_before_others_and_all_before_offsets() -> 
 )
 def test_a_span_of_time_has_a_unit(text: str, seconds: float) -> None:
     found = source_options(NEEDED | {"maxTriggerDelay": text}, streaming=True)
-    assert found.max_delay == seconds
+    assert found.max_delay_seconds == seconds
 
 
 def test_a_durable_is_the_querys_own_unless_it_is_named_or_not_wanted() -> None:
@@ -71,7 +75,10 @@ def test_a_durable_is_the_querys_own_unless_it_is_named_or_not_wanted() -> None:
     [
         ({"maxTriggerDelay": "900000"}, "number above 0 and its unit .*, as in 15m"),
         ({"maxTriggerDelay": "0s"}, "number above 0 and its unit"),
-        ({"minOffsetsPerTrigger": "5", "maxOffsetsPerTrigger": "4"}, "is 5 and maxOffsetsPerTr"),
+        (
+            {"minOffsetsPerTrigger": "5", "maxOffsetsPerTrigger": "4"},
+            "5 exceeds maxOffsetsPerTrigger",
+        ),
         ({"minOffsetPerTrigger": "5"}, "did you mean minOffsetsPerTrigger"),
         ({"durableIdle": "7"}, "number above 0 and its unit"),
         ({"durableIdle": "366d"}, "expected at most 365d"),
@@ -98,7 +105,7 @@ def test_what_a_stream_cannot_be_told(given: dict[str, str], sentence: str) -> N
             "no option startingOffset here; did you mean start",
         ),
         (NEEDED | {"subscirbe": "8"}, "did you mean subscribe?"),
-        (NEEDED | {"zzz": "8"}, "there are servers, "),
+        (NEEDED | {"zzz": "8"}, "expected servers, "),
         (NEEDED | {"subscribe": "65536"}, "class id is from 0 to 65535, got 65536"),
         (NEEDED | {"subscribe": ","}, "expected classes by name or id"),
         (NEEDED | {"channels": "a..b"}, "channels is 'a..b'"),
@@ -108,27 +115,27 @@ def test_what_a_stream_cannot_be_told(given: dict[str, str], sentence: str) -> N
         (NEEDED | {"timeout": "inf"}, "expected seconds above 0"),
         (
             NEEDED | {"startingOffsets": "7"},
-            "it holds no server; expected earliest, latest or JSON",
+            "the JSON has no server; expected earliest, latest or JSON",
         ),
-        (NEEDED | {"startingOffsets": '{"a": 7}'}, "of a it says 7"),
+        (NEEDED | {"startingOffsets": '{"a": 7}'}, "the JSON has 7 for a"),
         (NEEDED | {"startingOffsets": '{"a": {"7": -3}}'}, "-1 for latest or -2 for earliest"),
-        (NEEDED | {"startingOffsets": '{"a": {"7": 1.5}}'}, "1.5, expected a sequence from 0 on"),
-        (NEEDED | {"startingOffsets": '{"a": {"7": true}}'}, "True, expected a sequence from 0 on"),
-        (NEEDED | {"startingOffsets": "{"}, "it is no JSON"),
+        (NEEDED | {"startingOffsets": '{"a": {"7": 1.5}}'}, "1.5, expected a sequence >= 0"),
+        (NEEDED | {"startingOffsets": '{"a": {"7": true}}'}, "True, expected a sequence >= 0"),
+        (NEEDED | {"startingOffsets": "{"}, "not valid JSON"),
         (NEEDED | {"endingOffsets": "earliest"}, 'expected "latest" or JSON'),
         (
             NEEDED | {"endingOffsets": '{"a": {"7": -2}}'},
-            "-2, expected a sequence from 0 on, or -1",
+            "-2, expected a sequence >= 0, or -1",
         ),
         (NEEDED | {"startingTimestamp": "-1"}, "expected milliseconds since 1970, a whole number"),
         (
             NEEDED | {"endingTimestamp": "2025-01-01"},
             "endingTimestamp is '2025-01-01': expected mi",
         ),
-        (NEEDED | {"startingOffsetsByTimestamp": "5"}, "holds no server; expected JSON such as"),
+        (NEEDED | {"startingOffsetsByTimestamp": "5"}, "has no server; expected JSON such as"),
         (
             NEEDED | {"startingOffsetsByTimestamp": '{"a": {"7": -1}}'},
-            "class 7 at a is to have the time -1, expected milliseconds since 1970",
+            "class 7 at a has the time -1, expected milliseconds since 1970",
         ),
         (NEEDED | {"startingOffsetsByTimestampStrategy": "x"}, "expected error or latest"),
         (NEEDED | {"maxOffsetsPerTrigger": "5"}, "no option maxOffsetsPerTrigger here"),
@@ -154,9 +161,11 @@ def test_a_sink_has_one_bus_and_one_class() -> None:
         "x.y",
         2,
     )
-    with pytest.raises(ValueError, match="servers of a sink is one bus, got a:8888, b:8888"):
+    with pytest.raises(
+        ValueError, match="expected one bus in servers of a sink, got a:8888, b:8888"
+    ):
         sink_options({"servers": "a,b"})
-    with pytest.raises(ValueError, match="class is one class, got 1, 2"):
+    with pytest.raises(ValueError, match="expected one class in the option class, got 1, 2"):
         sink_options({"servers": "a", "class": "1,2"})
     with pytest.raises(ValueError, match="no option subscribe here"):
         sink_options({"servers": "a", "subscribe": "1"})
@@ -167,23 +176,23 @@ def test_a_path_is_of_journals_and_offsets_speak_of_them_by_it() -> None:
     starting = {"startingOffsets": '{"/var/lib/bus": {"7": 5}, "/data/b/": {"7": -2}}'}
     found = source_options(given | starting, streaming=True)
     assert found.servers == ("/var/lib/bus", "/data/b")
-    assert (found.is_of_journals, found.places) == (True, "path")
+    assert (found.is_journal, found.location_option) == (True, "path")
     assert found.starting == {"/var/lib/bus": {"7": 5}, "/data/b": {"7": -2}}
     found = source_options(NEEDED, streaming=True)
-    assert (found.is_of_journals, found.places) == (False, "servers")
+    assert (found.is_journal, found.location_option) == (False, "servers")
 
 
 @pytest.mark.parametrize(
     ("given", "sentence"),
     [
-        ({"path": "/a", "servers": "b"}, "there are servers and a path; .* give one of them"),
+        ({"path": "/a", "servers": "b"}, "both servers and path are set; expected servers"),
         ({"path": "data/bus"}, "path is 'data/bus': expected the absolute path .* 'data/bus'"),
         ({"path": "hdfs://a/b"}, "expected the absolute path"),
-        ({"path": "/a,b:9"}, "expected buses, or data directories of buses; these are both"),
+        ({"path": "/a,b:9"}, "expected either buses or data directories of buses, got both"),
         ({"path": " "}, "the option path is missing"),
-        ({"path": "/a", "durable": "x"}, "durable is of buses, and /a is a journal"),
-        ({"path": "/a", "DURABLEIDLE": "1d"}, "durableIdle is of buses, and /a is a journal"),
-        ({"path": "/a", "timeout": "5"}, "timeout is of buses"),
+        ({"path": "/a", "durable": "x"}, "durable applies to buses, but /a is a journal"),
+        ({"path": "/a", "DURABLEIDLE": "1d"}, "durableIdle applies to buses, but /a is a journal"),
+        ({"path": "/a", "timeout": "5"}, "timeout applies to buses"),
     ],
 )
 def test_a_path_that_cannot_be_is_said(given: dict[str, str], sentence: str) -> None:

@@ -25,10 +25,10 @@ from simplebus.core.protocol.durability import Durability
 from simplebus.core.settings import FullPolicy, Settings
 from simplebus.spark.options import SinkOptions
 from simplebus.spark.read.planner import DataLossError
-from simplebus.spark.sink import BusRenewedError, Written, write_task
+from simplebus.spark.sink import BusResetError, TaskWriteResult, write_task
 from simplebus.testing.server import BusServer, bus_server, until
 from tests.client.faulty_server import FaultyProxy, faulty_proxy
-from tests.spark.simulated_query import POINTS, Query, once
+from tests.spark.simulated_query import POINTS, SimulatedQuery, once
 
 OLD = [b"old %d " % n * 150 for n in range(2500)]
 """More than one answer of a bus can carry."""
@@ -53,9 +53,9 @@ def way(server: BusServer) -> Iterator[FaultyProxy]:
 
 
 @contextlib.contextmanager
-def querying(way: FaultyProxy, **options: object) -> Iterator[Query]:
+def querying(way: FaultyProxy, **options: object) -> Iterator[SimulatedQuery]:
     more = {"startingOffsets": "earliest", "timeout": 10, **options}
-    query = Query(servers=way.address, **{"subscribe": "1", **more})
+    query = SimulatedQuery(servers=way.address, **{"subscribe": "1", **more})
     try:
         yield query
     finally:
@@ -154,11 +154,11 @@ def test_a_bus_that_comes_back_without_its_messages_ends_a_query(
 ) -> None:
     publish(server, OLD)
     with contextlib.ExitStack() as stack, querying(way) as query:
-        with pytest.raises(DataLossError) as told:
+        with pytest.raises(DataLossError) as describe_losses:
             query.catch_up(once(point, lambda: stack.enter_context(another_bus(way))))
         assert re.search(
             rf"messages \d+ (to 2499|and on) of class 1 at {way.address} are lost: .*begun anew",
-            str(told.value),
+            str(describe_losses.value),
         )
         query.die()
         with pytest.raises(DataLossError, match=r"class 1 at .* are lost"):
@@ -288,9 +288,9 @@ def test_two_attempts_at_one_task_publish_once(server: BusServer) -> None:
         results = at_once(
             *[lambda n=n, name=name: write_task(rows(NEW, 7 + n), options, name) for n in range(3)]
         )
-        assert any(isinstance(result, Written) for result in results)
+        assert any(isinstance(result, TaskWriteResult) for result in results)
         for result in results:
-            assert isinstance(result, (Written, BusConnectionError))
+            assert isinstance(result, (TaskWriteResult, BusConnectionError))
         assert stored(server) == expected
 
 
@@ -326,10 +326,10 @@ def test_a_bus_that_loses_what_a_task_has_published_is_given_all_of_it_again() -
                     way.set_target(other.address)
                     way.disconnect_all()
 
-        with pytest.raises(BusRenewedError, match=f"the bus at {way.address} has begun anew"):
+        with pytest.raises(BusResetError, match=f"the bus at {way.address} has begun anew"):
             write_task(interrupted(), options, "task")
         half = stored(other)
         assert half == OLD[-len(half) :]
         assert len(half) < len(OLD)
-        assert write_task(rows(OLD, 100), options, "task") == Written(len(OLD), 0)
+        assert write_task(rows(OLD, 100), options, "task") == TaskWriteResult(len(OLD), 0)
         assert stored(other) == half + OLD

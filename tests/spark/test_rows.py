@@ -10,17 +10,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from simplebus.core.protocol.envelope_batch import Envelope
-from simplebus.spark.rows import RowError, Some, check_columns, messages
+from simplebus.spark.rows import RowError, RowRun, check_columns, message_runs
 
 
-def made(**columns: Any) -> list[Some]:
+def made(**columns: Any) -> list[RowRun]:
     batch = pa.RecordBatch.from_pydict(columns)
-    return list(messages(batch, 100, class_="7", channel=""))
+    return list(message_runs(batch, 100, class_="7", channel=""))
 
 
 def test_rows_without_anything_beside_them_are_one_piece() -> None:
-    assert made(value=[b"a", b"b", b""]) == [Some("7", [b"a", b"b", b""], None)]
-    assert made(value=["a", "é"]) == [Some("7", [b"a", "é".encode()], None)]
+    assert made(value=[b"a", b"b", b""]) == [RowRun("7", [b"a", b"b", b""], None)]
+    assert made(value=["a", "é"]) == [RowRun("7", [b"a", "é".encode()], None)]
 
 
 def test_rows_that_have_the_same_beside_them_are_one_piece_in_their_order() -> None:
@@ -31,9 +31,9 @@ def test_rows_that_have_the_same_beside_them_are_one_piece_in_their_order() -> N
     )
     on_channel = Envelope(channel="x.y")
     assert found == [
-        Some("1", [b"a", b"b"], on_channel),
-        Some("1", [b"c"], None),
-        Some("2", [b"d"], on_channel),
+        RowRun("1", [b"a", b"b"], on_channel),
+        RowRun("1", [b"c"], None),
+        RowRun("2", [b"d"], on_channel),
     ]
 
 
@@ -46,7 +46,7 @@ def test_everything_goes_with_a_message() -> None:
         expiry=[1.5],
     )
     envelope = Envelope(key=b"k", headers=(("h", "v"),), expires_ms=1500)
-    assert found == [Some("orders", [b"a"], envelope)]
+    assert found == [RowRun("orders", [b"a"], envelope)]
 
 
 @given(
@@ -100,12 +100,12 @@ def test_a_row_that_cannot_be_published_is_told(columns: dict[str, Any], sentenc
 @pytest.mark.parametrize(
     ("types", "sentence"),
     [
-        ({"valeu": "binary"}, "nothing for the column valeu; did you mean value?"),
-        ({"value": "binary", "offset": "bigint"}, "column offset; there are value, class"),
+        ({"valeu": "binary"}, "unknown column valeu; did you mean value?"),
+        ({"value": "binary", "offset": "bigint"}, "column offset; expected value, class"),
         ({"value": "int"}, "the column value is int, expected binary or string"),
         ({"value": "binary", "headers": "string"}, "headers is string, expected array<"),
         ({"key": "binary"}, "the column value is missing; there are key"),
-        ({"value": "binary", "class": "int", "topic": "string"}, "class and topic are the same"),
+        ({"value": "binary", "class": "int", "topic": "string"}, "class and topic are two names"),
     ],
 )
 def test_columns_that_no_message_has_are_told(types: dict[str, str], sentence: str) -> None:
@@ -115,5 +115,5 @@ def test_columns_that_no_message_has_are_told(types: dict[str, str], sentence: s
 
 def test_something_must_say_the_class() -> None:
     check_columns({"value": "string", "topic": "string"}, has_class=False)
-    with pytest.raises(RowError, match="nothing says which class"):
+    with pytest.raises(RowError, match="rows have no class; expected"):
         check_columns({"value": "string"}, has_class=False)

@@ -14,11 +14,11 @@ from simplebus.spark.options import source_options
 from simplebus.spark.read import bus_reader as buses
 from simplebus.spark.read import stream
 from simplebus.spark.read.offsets import OffsetError
-from simplebus.spark.read.planner import Range
-from simplebus.spark.read.tasks import Task, read_task
+from simplebus.spark.read.planner import MessageRange
+from simplebus.spark.read.tasks import SparkPartition, read_partition
 from simplebus.testing.server import BusServer, bus_server
 from tests.client.faulty_server import FaultyProxy, faulty_proxy, silent_listener
-from tests.spark.simulated_query import Query, once
+from tests.spark.simulated_query import SimulatedQuery, once
 
 
 @pytest.fixture
@@ -35,12 +35,14 @@ def way(far: BusServer) -> Iterator[FaultyProxy]:
 
 
 @pytest.fixture
-def query(server: BusServer, way: FaultyProxy, monkeypatch: pytest.MonkeyPatch) -> Iterator[Query]:
+def query(
+    server: BusServer, way: FaultyProxy, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[SimulatedQuery]:
     """Of both, with 3 messages of class 1 each."""
-    monkeypatch.setattr(stream, "_AWAY_SECONDS", 0.0)
+    monkeypatch.setattr(stream, "_UNREACHABLE_RETRY_SECONDS", 0.0)
     for one in (server.address, way.address):
         publish(one, 3)
-    found = Query(
+    found = SimulatedQuery(
         servers=f"{server.address},{way.address}",
         subscribe="1",
         startingOffsets="earliest",
@@ -64,7 +66,7 @@ def shut(way: FaultyProxy) -> None:
     way.disconnect_all()
 
 
-def came(query: Query) -> list[tuple[str, int]]:
+def came(query: SimulatedQuery) -> list[tuple[str, int]]:
     """What comes until the query has caught up: from where, and which."""
     before = len(query.rows)
     query.catch_up()
@@ -72,7 +74,7 @@ def came(query: Query) -> list[tuple[str, int]]:
 
 
 def test_what_several_buses_have_is_one_stream(
-    server: BusServer, way: FaultyProxy, query: Query
+    server: BusServer, way: FaultyProxy, query: SimulatedQuery
 ) -> None:
     both = [place(server.address), place(way.address)]
     assert came(query) == sorted((place, n) for place in both for n in range(3))
@@ -82,7 +84,9 @@ def test_what_several_buses_have_is_one_stream(
 
 
 @pytest.mark.parametrize("restart", [True, False])
-def test_a_bus_that_is_away_ends_a_query(way: FaultyProxy, query: Query, restart: bool) -> None:
+def test_a_bus_that_is_away_ends_a_query(
+    way: FaultyProxy, query: SimulatedQuery, restart: bool
+) -> None:
     query.catch_up()
     if restart:
         query.stop()
@@ -99,7 +103,7 @@ def test_a_bus_that_is_away_is_left_out_and_read_on_when_it_is_back(
     server: BusServer,
     far: BusServer,
     way: FaultyProxy,
-    query: Query,
+    query: SimulatedQuery,
     restart: bool,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -113,7 +117,7 @@ def test_a_bus_that_is_away_is_left_out_and_read_on_when_it_is_back(
     publish(far.address, 2)
     with caplog.at_level(logging.WARNING):
         assert came(query) == [(place(server.address), 3), (place(server.address), 4)]
-    assert f"{place(way.address)} is left out: " in caplog.text
+    assert f"skipped unreachable bus {place(way.address)}: " in caplog.text
     assert json.loads(query.ends[-1])[place(way.address)] == before
     assert {s.floor for s in far.statistics().subscriptions if s.durable} == {3}
     way.is_refusing = False
@@ -121,11 +125,11 @@ def test_a_bus_that_is_away_is_left_out_and_read_on_when_it_is_back(
 
 
 def test_a_bus_that_is_left_out_is_not_asked_all_the_time(
-    way: FaultyProxy, query: Query, monkeypatch: pytest.MonkeyPatch
+    way: FaultyProxy, query: SimulatedQuery, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = [100.0]
     monkeypatch.setattr(stream, "monotonic", lambda: now[0])
-    monkeypatch.setattr(stream, "_AWAY_SECONDS", 5.0)
+    monkeypatch.setattr(stream, "_UNREACHABLE_RETRY_SECONDS", 5.0)
     query.options["failOnDataLoss"] = "false"
     query.catch_up()
     query.stop()
@@ -140,7 +144,9 @@ def test_a_bus_that_is_left_out_is_not_asked_all_the_time(
 
 
 @pytest.mark.parametrize("strict", [True, False])
-def test_a_query_begins_with_all_its_buses(way: FaultyProxy, query: Query, strict: bool) -> None:
+def test_a_query_begins_with_all_its_buses(
+    way: FaultyProxy, query: SimulatedQuery, strict: bool
+) -> None:
     query.options["failOnDataLoss"] = str(strict)
     shut(way)
     with pytest.raises(BusConnectionError, match=place(way.address)):
@@ -152,7 +158,9 @@ def test_a_bus_that_does_not_answer_at_the_start_is_not_waited_for(
 ) -> None:
     monkeypatch.setattr(buses, "_CONNECT_SECONDS", 0.2)
     with silent_listener() as deaf:
-        query = Query(servers=f"{server.address},{deaf.address}", subscribe="1", timeout=3600)
+        query = SimulatedQuery(
+            servers=f"{server.address},{deaf.address}", subscribe="1", timeout=3600
+        )
         sentence = f"{deaf.address}, but no answer to the Connect frame came within 0.2 s"
         publish(server.address, 1)
         with pytest.raises(BusConnectionError, match=sentence):
@@ -161,19 +169,22 @@ def test_a_bus_that_does_not_answer_at_the_start_is_not_waited_for(
 
 
 def test_a_bus_that_goes_in_the_middle_is_tried_and_then_named_with_what_it_had(
-    way: FaultyProxy, query: Query, caplog: pytest.LogCaptureFixture
+    way: FaultyProxy, query: SimulatedQuery, caplog: pytest.LogCaptureFixture
 ) -> None:
     with pytest.raises(
         BusConnectionError,
-        match=f"messages 0 to 2 of class 1 at {place(way.address)} were not read to their end: ",
+        match=f"messages 0 to 2 of class 1 at {place(way.address)} could not be read completely: ",
     ):
         query.run(once("planned", lambda: shut(way)))
-    wanted = Range(place(way.address), "", "1", 0, 3)
+    wanted = MessageRange(place(way.address), "", "1", 0, 3)
     given = {**query.options, "failOnDataLoss": "false"}
-    task = Task(wanted, 1, source_options(given, streaming=True))
+    task = SparkPartition(wanted, 1, source_options(given, streaming=True))
     with caplog.at_level(logging.WARNING):
-        assert list(read_task(task)) == []
-    assert f"3 messages: messages 0 to 2 of class 1 at {place(way.address)} are lost" in caplog.text
+        assert list(read_partition(task)) == []
+    assert (
+        f"skipped 3 messages: messages 0 to 2 of class 1 at {place(way.address)} are lost"
+        in caplog.text
+    )
     query.stop()
     way.is_refusing = False
     query.catch_up()
@@ -185,7 +196,9 @@ def test_a_bus_by_two_names_is_refused(server: BusServer) -> None:
     other = here.replace("127.0.0.1", "localhost")
     with simplebus.connect_blocking(server.address) as bus:
         bus.publish(b"x", class_id=1)
-    one = Query(servers=f"{here},{other}", subscribe=1, startingOffsets="earliest")
-    with pytest.raises(OffsetError, match=f"servers has {here} and {other}, which are one bus"):
+    one = SimulatedQuery(servers=f"{here},{other}", subscribe=1, startingOffsets="earliest")
+    with pytest.raises(
+        OffsetError, match=f"servers has {here} and {other}, which are the same bus"
+    ):
         one.run()
     one.stop()

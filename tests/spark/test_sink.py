@@ -12,7 +12,7 @@ import simplebus
 from simplebus.core.errors import BusConnectionError
 from simplebus.spark import keepalive
 from simplebus.spark.options import SinkOptions
-from simplebus.spark.sink import Written, write_task
+from simplebus.spark.sink import TaskWriteResult, write_task
 from simplebus.testing.server import BusServer
 from tests.spark.heartbeat_bus import beaten_bus
 
@@ -43,10 +43,10 @@ def options(server: BusServer) -> SinkOptions:
 def test_a_task_that_is_tried_again_publishes_nothing_twice(
     server: BusServer, options: SinkOptions
 ) -> None:
-    assert write_task(rows(), options, "task") == Written(1000, 0)
-    assert write_task(rows(piece=33), options, "task") == Written(1000, 1000)
+    assert write_task(rows(), options, "task") == TaskWriteResult(1000, 0)
+    assert write_task(rows(piece=33), options, "task") == TaskWriteResult(1000, 1000)
     assert stored(server) == ROWS
-    assert write_task(rows(), options, "other") == Written(1000, 0)
+    assert write_task(rows(), options, "other") == TaskWriteResult(1000, 0)
     assert len(stored(server)) == 2000
 
 
@@ -103,7 +103,7 @@ def test_a_frame_is_published_with_all_that_is_beside_its_values(
     assert sorted(int(m.payload) for m in found) == list(range(300))
     assert all(m.channel == f"shop.{int(m.payload) % 2}" for m in found)
     assert all(m.key == (b"" if int(m.payload) % 3 else b"k") for m in found)
-    with pytest.raises(Exception, match="nothing for the column id; there are value"):
+    with pytest.raises(Exception, match="unknown column id; expected value"):
         spark.range(1).write.format("simplebus").mode("append").option(
             "servers", server.address
         ).option("class", "orders").save()
@@ -115,7 +115,7 @@ def test_digits_of_other_scripts_are_a_name(server: BusServer) -> None:
 
 
 def test_a_task_may_wait_long_for_its_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keepalive, "_PAUSE_SECONDS", 0.02)
+    monkeypatch.setattr(keepalive, "_INTERVAL_SECONDS", 0.02)
     with beaten_bus() as bus:
 
         def slowly() -> Iterator[Any]:
@@ -125,6 +125,6 @@ def test_a_task_may_wait_long_for_its_rows(monkeypatch: pytest.MonkeyPatch) -> N
                     bus.beats_when_heard(8)
 
         options = SinkOptions(bus.server.address, class_="1", timeout=60)
-        assert write_task(slowly(), options, "task") == Written(140, 0)
+        assert write_task(slowly(), options, "task") == TaskWriteResult(140, 0)
         assert bus.taken_for_dead() == 0
         assert stored(bus.server) == ROWS[:140]

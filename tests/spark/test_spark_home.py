@@ -24,7 +24,7 @@ def test_a_home_has_everything_but_the_zip(
     installed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(spark_home, "find_spec", lambda name: _Found(installed))
-    spark_home.quick_home(tmp_path / "cache")
+    spark_home.use_precompiled_home(tmp_path / "cache")
     (made,) = (tmp_path / "cache").iterdir()
     assert spark_home.os.environ["SPARK_HOME"] == str(made)
     assert (made / "jars" / "a.jar").exists()
@@ -32,7 +32,7 @@ def test_a_home_has_everything_but_the_zip(
     assert (made / "python" / "pyspark").is_dir()
     assert not (made / "python" / "lib").exists()
     monkeypatch.delenv("SPARK_HOME")
-    spark_home.quick_home(tmp_path / "cache")  # It is there.
+    spark_home.use_precompiled_home(tmp_path / "cache")  # It is there.
     assert [one.name for one in (tmp_path / "cache").iterdir()] == [made.name]
     monkeypatch.delenv("SPARK_HOME")
 
@@ -41,7 +41,7 @@ def test_who_says_which_home_gets_that(
     installed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SPARK_HOME", "/mine")
-    spark_home.quick_home(tmp_path / "cache")
+    spark_home.use_precompiled_home(tmp_path / "cache")
     assert spark_home.os.environ["SPARK_HOME"] == "/mine"
     assert not (tmp_path / "cache").exists()
 
@@ -51,7 +51,7 @@ def test_where_none_can_be_made_spark_starts_as_always(
 ) -> None:
     monkeypatch.setattr(spark_home, "find_spec", lambda name: _Found(installed))
     (tmp_path / "cache").touch()  # No folder.
-    spark_home.quick_home(tmp_path / "cache")
+    spark_home.use_precompiled_home(tmp_path / "cache")
     assert "SPARK_HOME" not in spark_home.os.environ
 
 

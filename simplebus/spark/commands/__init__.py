@@ -1,9 +1,10 @@
-"""`simplebus pipeline`: the jobs in Spark as commands.
+"""`simplebus pipeline`: the Spark jobs as commands.
 
-Rule 1: a command's module is imported when the command is asked for, and pyspark when it runs, so
-that help is instant and nothing of this is loaded by who does not use it.
-Rule 2: a module here has HELP, what the command is for with an example, and `command`, its options
-and the call that they amount to.
+A command's module has HELP and `command`, and is imported when the command is invoked; pyspark is
+imported when it runs. So help is fast, and other commands do not load Spark.
+
+Modules: shared (common options and the session), archive, compact, replay, report, dead_letters. It
+may import config, console and simplebus.spark.
 """
 
 from __future__ import annotations
@@ -20,18 +21,18 @@ MODULES = {
     "report": "simplebus.spark.commands.report",
     "dead-letters": "simplebus.spark.commands.dead_letters",
 }
-"""Where each command is, by its name; help lists them in this order."""
+"""Module by command name, in the order of the help text."""
 
 
 class _Commands(typer.core.TyperGroup):
-    """Commands that are imported when they are asked for."""
+    """Group that imports a command's module when the command is invoked."""
 
     def list_commands(self, ctx: Any) -> list[str]:
-        """Their names."""
+        """Return the names of all commands."""
         return list(MODULES)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """One of them; None when there is none of that name."""
+        """Return a command; None if there is none of this name."""
         if cmd_name not in MODULES:
             return None
         module = import_module(MODULES[cmd_name])
@@ -47,14 +48,14 @@ app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode="rich",
     help=(
-        "Messages in Spark: archive them, play them back, look at them.\n\n"
-        'It needs Spark: [bold]pip install "simplebus-broker\\[spark]"[/bold], and nothing else. Each '
-        "command runs on this machine, or with --master on a cluster.\n\n\b\n"
+        "Archive, replay and analyse messages with Spark.\n\n"
+        'Install Spark by [bold]pip install "simplebus-broker\\[spark]"[/bold]. Each command runs '
+        "on this machine, or with --master on a cluster.\n\n\b\n"
         "  simplebus pipeline archive --subscribe orders --to archive"
     ),
 )
 
 
 @app.callback()
-def _top() -> None:
-    """Options that stand before a command."""
+def _main() -> None:
+    """Accept options before a command."""

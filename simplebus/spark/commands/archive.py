@@ -1,7 +1,4 @@
-"""`simplebus pipeline archive`: options in, one call out.
-
-Rule 1: nothing of Spark is imported before the command runs.
-"""
+"""`simplebus pipeline archive`: archives messages of a bus."""
 
 from __future__ import annotations
 
@@ -13,13 +10,13 @@ import typer
 
 from simplebus.config.parse import option
 from simplebus.spark.commands.shared import (
-    INTERRUPTED,
-    SERVERS,
-    Channels,
-    Format,
-    Master,
-    Servers,
-    Set,
+    DEFAULT_SERVERS,
+    INTERRUPTED_STATUS,
+    ArchiveFormat,
+    ChannelsOption,
+    MasterOption,
+    ServersOption,
+    SettingsOption,
     parse_setting,
     spark_session,
 )
@@ -27,19 +24,19 @@ from simplebus.spark.jobs.session import LOCAL
 
 HELP = (
     "Write the messages of a bus to an archive, each once.\n\n"
-    "The archive has a folder per class and day, with Parquet that every program reads, or is a "
-    "Delta table. Run it again to go on where it ended: what came meanwhile waits on the bus.\n\n"
+    "The archive has a folder per class and day with Parquet files, or is a Delta table. Run the "
+    "command again to continue: the bus keeps the messages that arrive meanwhile.\n\n"
     "\b\n"
     "  simplebus pipeline archive --subscribe orders,7 --to /data/archive\n"
     "  simplebus pipeline archive --subscribe orders --to /data/archive --trigger 10\n"
     "  simplebus pipeline archive --subscribe orders --to /data/archive --path /var/lib/bus\n\n"
-    "It ends when everything is archived that was there when it began, or, with --trigger SECONDS, "
-    "at Ctrl-C."
+    "It ends when all messages present at its start are archived, or, with --trigger SECONDS, at "
+    "Ctrl-C."
 )
 
 
 def parse_trigger(text: str | float | None) -> float | None:
-    """Seconds between batches; None for once. Raises typer.BadParameter."""
+    """Return the seconds between batches; None for one run. Raises typer.BadParameter."""
     if text is None or text == "once":
         return None
     try:
@@ -52,7 +49,7 @@ def parse_trigger(text: str | float | None) -> float | None:
 
 
 def parse_path(text: str | None) -> str | None:
-    """Data directories, with commas, by their absolute paths."""
+    """Return comma-separated data directories as absolute paths."""
     return text and ",".join(os.path.abspath(part.strip()) for part in text.split(","))
 
 
@@ -73,10 +70,10 @@ def command(
             "--to",
             metavar="PATH",
             show_default=False,
-            help="The archive: a folder, or what Spark writes to, such as hdfs://… or s3a://….",
+            help="The archive: a folder, or a URL that Spark can write, such as hdfs://… or s3a://….",
         ),
     ],
-    servers: Servers = SERVERS,
+    servers: ServersOption = DEFAULT_SERVERS,
     path: Annotated[
         Any,
         typer.Option(
@@ -84,20 +81,20 @@ def command(
             parser=parse_path,
             metavar="PATH",
             show_default=False,
-            help="Instead of servers: the data directory of a bus, whose files are read; the bus "
-            "may run or not, and keeps nothing for this.",
+            help="Instead of servers: read the files in the data directory of a bus. The server "
+            "may run or not; it does not retain messages for this command.",
         ),
     ] = None,
     format: Annotated[
-        Format,
+        ArchiveFormat,
         option("--format", "Parquet files that any program reads, or a Delta table."),
-    ] = Format.PARQUET,
+    ] = ArchiveFormat.PARQUET,
     checkpoint: Annotated[
         str | None,
         option(
             "--checkpoint",
-            "Where the query notes how far it is. Without it the archive has no beginning that it "
-            "goes on from: keep it as long as the archive.",
+            "Folder for the progress of the query. Keep it as long as the archive: without it, all "
+            "messages are archived again.",
             metavar="PATH",
             show_default="_checkpoint in the archive",
         ),
@@ -106,7 +103,8 @@ def command(
         Any,
         option(
             "--trigger",
-            "once: archive what is there, and end. Or seconds: go on, with a batch every so often.",
+            "once: archive the present messages and end. SECONDS: continue, with this interval "
+            "between batches.",
             metavar="once|SECONDS",
             parser=parse_trigger,
             show_default="once",
@@ -116,13 +114,13 @@ def command(
         int | None,
         option(
             "--max-offsets",
-            "At most so many messages in a batch.",
+            "Maximum number of messages in a batch.",
             min=1,
             metavar="COUNT",
-            show_default="all that wait",
+            show_default="all messages",
         ),
     ] = None,
-    channel: Channels = None,
+    channel: ChannelsOption = None,
     source: Annotated[
         list[Any] | None,
         typer.Option(
@@ -130,19 +128,18 @@ def command(
             parser=parse_setting,
             metavar="KEY=VALUE",
             show_default=False,
-            help="An option of the source, such as failOnDataLoss=false. May be given several "
-            "times.",
+            help="An option of the source, such as failOnDataLoss=false. May be repeated.",
         ),
     ] = None,
-    master: Master = LOCAL,
-    settings: Set = None,
+    master: MasterOption = LOCAL,
+    settings: SettingsOption = None,
 ) -> None:
-    """Options in, one call out."""
+    """Run the command."""
     options: dict[str, object] = dict(source or ())
     given = context.get_parameter_source("servers")
     if path and given is not None and given.name == "COMMANDLINE":
         raise typer.BadParameter(
-            "there are --servers too: give the buses, or where their files are", param_hint="--path"
+            "expected either --servers or --path, got both", param_hint="--path"
         )
     if max_offsets is not None:
         options["maxOffsetsPerTrigger"] = max_offsets
@@ -156,7 +153,7 @@ def command(
             spark, servers=None if path else servers, path=path, subscribe=subscribe, **options
         )
         query = archive(rows, to, format=format.value, checkpoint=checkpoint, every=trigger)
-        standing, was_stopped = follow(query, "archived")
-        typer.echo(f"archived {standing} to {to}", err=True)
+        progress, was_stopped = follow(query, "archived")
+        typer.echo(f"archived {progress} to {to}", err=True)
         if was_stopped:
-            raise typer.Exit(INTERRUPTED)
+            raise typer.Exit(INTERRUPTED_STATUS)

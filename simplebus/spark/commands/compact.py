@@ -1,7 +1,4 @@
-"""`simplebus pipeline compact`: options in, one call out.
-
-Rule 1: nothing of Spark is imported before the command runs.
-"""
+"""`simplebus pipeline compact`: merges small files of an archive."""
 
 from __future__ import annotations
 
@@ -11,31 +8,31 @@ from typing import Annotated, Any
 import typer
 
 from simplebus.config.parse import option, parse_size
-from simplebus.spark.commands.shared import Master, Set, spark_session
+from simplebus.spark.commands.shared import MasterOption, SettingsOption, spark_session
 from simplebus.spark.jobs.session import LOCAL
 
 HELP = (
     "Merge the many small files of an archive into few.\n\n"
-    "An archive query may go on meanwhile. When the command is killed, run it again: nothing is "
-    "lost, and each message is there once.\n\n\b\n"
+    "Archive queries may continue meanwhile. If the command is killed, run it again: no message is "
+    "lost or stored twice.\n\n\b\n"
     "  simplebus pipeline compact /data/archive\n"
     "  simplebus pipeline compact /data/archive --before 2026-11-01"
 )
 
 
 def parse_day(text: str | date) -> date:
-    """A day as YYYY-MM-DD. Raises typer.BadParameter."""
+    """Parse a day, YYYY-MM-DD. Raises typer.BadParameter."""
     try:
         return text if isinstance(text, date) else date.fromisoformat(text)
     except ValueError:
-        raise typer.BadParameter(f"{text!r} is no day, such as 2026-11-01") from None
+        raise typer.BadParameter(f"expected a day such as 2026-11-01, got {text!r}") from None
 
 
 def parse_target(text: str | int) -> int:
-    """Bytes above 0. Raises typer.BadParameter."""
+    """Parse a positive size in bytes. Raises typer.BadParameter."""
     size = parse_size(text)
     if size <= 0:
-        raise typer.BadParameter(f"{text!r} is no size above 0")
+        raise typer.BadParameter(f"expected a size above 0, got {text!r}")
     return size
 
 
@@ -60,7 +57,7 @@ def command(
         Any,
         option(
             "--target-bytes",
-            "About how large a file becomes; files near to it are left alone.",
+            "Approximate size of a merged file; files of about that size are not merged.",
             metavar="SIZE",
             parser=parse_target,
             show_default="128MiB",
@@ -70,21 +67,21 @@ def command(
         int,
         option(
             "--retention-hours",
-            "Of a Delta table: files that no version of so many hours knows are removed. Queries "
-            "that read for longer may miss them.",
+            "Delta tables only: remove files that no version of the last HOURS uses. Queries that "
+            "run longer may fail to read them.",
             min=1,
             metavar="HOURS",
         ),
     ] = 168,
-    master: Master = LOCAL,
-    settings: Set = None,
+    master: MasterOption = LOCAL,
+    settings: SettingsOption = None,
 ) -> None:
-    """Options in, one call out."""
+    """Run the command."""
     with spark_session("simplebus compact", master, settings) as spark:
         from simplebus.spark.jobs.compaction import compact
-        from simplebus.spark.jobs.progress import work
+        from simplebus.spark.jobs.progress import run_job
 
-        done = work(
+        done = run_job(
             spark,
             "compacting",
             lambda: compact(

@@ -1,7 +1,4 @@
-"""`simplebus pipeline dead-letters`: options in, one call out.
-
-Rule 1: nothing of Spark is imported before the command runs.
-"""
+"""`simplebus pipeline dead-letters`: counts dead letters."""
 
 from __future__ import annotations
 
@@ -11,17 +8,22 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from simplebus.config.parse import option
-from simplebus.spark.commands.shared import SERVERS, Master, Servers, Set, spark_session
+from simplebus.spark.commands.shared import (
+    DEFAULT_SERVERS,
+    MasterOption,
+    ServersOption,
+    SettingsOption,
+    spark_session,
+)
 from simplebus.spark.jobs.session import LOCAL
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 HELP = (
-    "Show what subscriptions have given up on: what fails, why and since when.\n\n"
-    "What was delivered as often as it may be, and never acknowledged, lies on the bus in its "
-    "class's dead letters. They are counted by class, reason and subscription, with an example "
-    "each. Nothing of them is taken away.\n\n\b\n"
+    "Count dead letters by class, reason and subscription.\n\n"
+    "A message becomes a dead letter when it was rejected, or delivered too often without an ack. "
+    "The command shows counts and times, with one example each. It removes nothing.\n\n\b\n"
     "  simplebus pipeline dead-letters --subscribe orders,7\n"
     "  simplebus pipeline dead-letters --archive /data/archive --json"
 )
@@ -32,64 +34,66 @@ def command(
         str,
         option(
             "--subscribe",
-            "The classes whose dead letters are meant, with commas, by name, or by id where they "
-            "have no name: orders for those in dead.orders.",
+            "Classes whose dead letters to count, with commas, by name, or by id if they have no "
+            "name: orders for those in dead.orders.",
             metavar="CLASSES",
-            show_default="needed with buses; in an archive all",
+            show_default="required with buses; all in an archive",
         ),
     ] = "",
-    servers: Servers = SERVERS,
+    servers: ServersOption = DEFAULT_SERVERS,
     archive: Annotated[
         str | None,
         option(
             "--archive",
-            "Those in an archive, instead of those on buses. It has them if their classes were "
-            "archived, such as dead.orders.",
+            "Read an archive instead of buses. It has dead letters if their classes, such as "
+            "dead.orders, were archived.",
             metavar="PATH",
             show_default=False,
         ),
     ] = None,
     limit: Annotated[
-        int, option("--limit", "At most so many rows, those with the most first.", min=1)
+        int, option("--limit", "Maximum number of rows; the largest counts come first.", min=1)
     ] = 50,
     as_json: Annotated[
-        bool, typer.Option("--json", help="An object in JSON per row, instead of a table.")
+        bool, typer.Option("--json", help="Print one JSON object per row instead of a table.")
     ] = False,
-    master: Master = LOCAL,
-    settings: Set = None,
+    master: MasterOption = LOCAL,
+    settings: SettingsOption = None,
 ) -> None:
-    """Options in, one call out."""
+    """Run the command."""
     if not archive and not subscribe:
         raise typer.BadParameter(
-            "say whose dead letters: --subscribe orders,7, or --archive PATH",
+            "expected --subscribe, such as orders,7, or --archive PATH",
             param_hint="--subscribe",
         )
     with spark_session("simplebus dead letters", master, settings) as spark:
         from simplebus.spark.jobs import dead_letters as job
-        from simplebus.spark.jobs.progress import work
+        from simplebus.spark.jobs.progress import run_job
 
         if archive:
-            frame = job.archived(spark, archive, subscribe)
+            frame = job.read_archived(spark, archive, subscribe)
         else:
             frame = job.messages(spark, servers=servers, subscribe=subscribe)
-        found = work(spark, "dead letters", lambda: job.dead_letters(frame).limit(limit).collect())
+        found = run_job(
+            spark, "dead letters", lambda: job.dead_letters(frame).limit(limit).collect()
+        )
         rows = [row.asDict(recursive=True) for row in found]
-    (_say_json if as_json else _say_table)(rows)
+    (_print_json if as_json else _print_table)(rows)
 
 
-def _say_json(rows: Sequence[Mapping[str, Any]]) -> None:
-    from simplebus.spark.jobs.dead_letters import as_object
+def _print_json(rows: Sequence[Mapping[str, Any]]) -> None:
+    from simplebus.spark.jobs.dead_letters import to_json_object
 
     for row in rows:
-        typer.echo(json.dumps(as_object(row), ensure_ascii=False))
+        typer.echo(json.dumps(to_json_object(row), ensure_ascii=False))
 
 
-def _say_table(rows: Sequence[Mapping[str, Any]]) -> None:
+def _print_table(rows: Sequence[Mapping[str, Any]]) -> None:
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    from simplebus.spark.jobs.dead_letters import HEADINGS, as_cells
+    from simplebus.spark.jobs.dead_letters import HEADINGS, to_table_cells
 
     if not rows:
         typer.echo("no dead letters", err=True)
@@ -99,5 +103,5 @@ def _say_table(rows: Sequence[Mapping[str, Any]]) -> None:
         is_number = heading in ("messages", "attempts")
         table.add_column(heading, justify="right" if is_number else "left", overflow="fold")
     for row in rows:
-        table.add_row(*map(Text, as_cells(row)))
+        table.add_row(*map(Text, to_table_cells(row)))
     Console().print(table)

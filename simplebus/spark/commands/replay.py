@@ -1,7 +1,4 @@
-"""`simplebus pipeline replay`: options in, one call out.
-
-Rule 1: nothing of Spark is imported before the command runs.
-"""
+"""`simplebus pipeline replay`: publishes an archive again."""
 
 from __future__ import annotations
 
@@ -11,14 +8,20 @@ from typing import Annotated, Any
 import typer
 
 from simplebus.config.parse import option
-from simplebus.spark.commands.shared import SERVERS, Channels, Master, Set, spark_session
+from simplebus.spark.commands.shared import (
+    DEFAULT_SERVERS,
+    ChannelsOption,
+    MasterOption,
+    SettingsOption,
+    spark_session,
+)
 from simplebus.spark.jobs.session import LOCAL
 
 HELP = (
     "Publish the messages of an archive again, with their keys, headers and channels.\n\n"
-    "As fast as it goes, or with --speed in the time in which they were published first. When it "
-    "is killed, run it again with the same --name: what is published is not published twice, as "
-    "long as the bus remembers, which is an hour.\n\n\b\n"
+    "Messages are published at full speed, or with --speed at their original pace. If the command "
+    "is killed, run it again with the same --name within an hour: the bus discards the messages "
+    "that it already has.\n\n\b\n"
     "  simplebus pipeline replay /data/archive --class orders --name again\n"
     "  simplebus pipeline replay /data/archive --from 2026-11-21T08:00 --until 2026-11-21T09:00 "
     "--speed 10"
@@ -26,12 +29,12 @@ HELP = (
 
 
 def parse_moment(text: str | datetime) -> datetime:
-    """A moment in ISO 8601, in UTC unless it says otherwise. Raises typer.BadParameter."""
+    """Parse an ISO 8601 time; UTC if it has no time zone. Raises typer.BadParameter."""
     try:
         found = text if isinstance(text, datetime) else datetime.fromisoformat(text)
     except ValueError:
         raise typer.BadParameter(
-            f"{text!r} is no time, such as 2026-11-21T08:00 or 2026-11-21T08:00:00+01:00"
+            f"expected a time such as 2026-11-21T08:00 or 2026-11-21T08:00:00+01:00, got {text!r}"
         ) from None
     return found if found.tzinfo else found.replace(tzinfo=UTC)
 
@@ -45,23 +48,22 @@ def command(
     ],
     servers: Annotated[
         str, option("--servers", "The bus to publish to, as HOST:PORT.", metavar="HOST:PORT")
-    ] = SERVERS,
+    ] = DEFAULT_SERVERS,
     classes: Annotated[
         list[str] | None,
         typer.Option(
             "--class",
             metavar="CLASS",
             show_default="all classes",
-            help="Only messages of this class, as the archive calls it. May be given several "
-            "times.",
+            help="Only messages of this class, as named in the archive. May be repeated.",
         ),
     ] = None,
-    channel: Channels = None,
+    channel: ChannelsOption = None,
     begin: Annotated[
         Any,
         option(
             "--from",
-            "Only messages published then or later, such as 2026-11-21T08:00, in UTC.",
+            "Only messages published at this time or later, such as 2026-11-21T08:00, in UTC.",
             metavar="TIME",
             parser=parse_moment,
             show_default=False,
@@ -71,7 +73,7 @@ def command(
         Any,
         option(
             "--until",
-            "Only messages published before then.",
+            "Only messages published before this time.",
             metavar="TIME",
             parser=parse_moment,
             show_default=False,
@@ -81,10 +83,10 @@ def command(
         float | None,
         option(
             "--speed",
-            "Keep the pauses between messages: 1 as they were, 10 a tenth of them.",
+            "Keep the pauses between messages: 1 for the original ones, 10 for a tenth of them.",
             min=1e-6,
             metavar="FACTOR",
-            show_default="as fast as it goes",
+            show_default="full speed",
         ),
     ] = None,
     to_class: Annotated[
@@ -93,27 +95,27 @@ def command(
             "--to-class",
             "Publish everything to this class.",
             metavar="CLASS",
-            show_default="the class it was of",
+            show_default="the original class",
         ),
     ] = "",
     name: Annotated[
         str,
         option(
             "--name",
-            "What this replay is called. Under the same name the same messages are published once.",
+            "Name of this replay. Messages are published once per name.",
             metavar="NAME",
-            show_default="a name of its own",
+            show_default="a new name",
         ),
     ] = "",
-    master: Master = LOCAL,
-    settings: Set = None,
+    master: MasterOption = LOCAL,
+    settings: SettingsOption = None,
 ) -> None:
-    """Options in, one call out."""
+    """Run the command."""
     with spark_session("simplebus replay", master, settings) as spark:
-        from simplebus.spark.jobs.progress import work
+        from simplebus.spark.jobs.progress import run_job
         from simplebus.spark.jobs.replay import replay
 
-        done = work(
+        done = run_job(
             spark,
             "replaying",
             lambda: replay(

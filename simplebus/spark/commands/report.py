@@ -1,7 +1,6 @@
-"""`simplebus pipeline report`: options in, a table, figures and a picture out.
+"""`simplebus pipeline report`: prints a table, writes figures and draws a chart.
 
-Rule 1: nothing of Spark and nothing that draws is imported before the command runs.
-Rule 2: what cannot be written is said before anything is worked out.
+Output paths are checked before the job starts.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ import typer
 
 from simplebus.config.parse import option
 from simplebus.console.errors import fail
-from simplebus.spark.commands.shared import Master, Set, spark_session
+from simplebus.spark.commands.shared import MasterOption, SettingsOption, spark_session
 from simplebus.spark.jobs.session import LOCAL
 
 if TYPE_CHECKING:
@@ -21,13 +20,13 @@ if TYPE_CHECKING:
 
     from rich.table import Table
 
-    from simplebus.spark.jobs.report.summary import Spread, Summary
+    from simplebus.spark.jobs.report.summary import ReportSummary, RoundSpread
 
 HELP = (
-    "Say what became of messages: rates, latencies, redeliveries, duplicates, losses.\n\n"
-    "PATH has traces, which load/run.py writes and programs of your own may, or an archive. From "
-    "an archive it says how many messages a class has, when they came, how long it took until they "
-    "were archived, and which are missing or there twice.\n\n"
+    "Report rates, latencies, redeliveries, duplicates and losses.\n\n"
+    "PATH has traces, written by load/run.py or by your own programs, or an archive. The report of "
+    "an archive has message counts, times, the latency until archival, and missing or duplicate "
+    "messages of each class.\n\n"
     "\b\n"
     "  simplebus pipeline report traces --chart rps.png\n"
     "  simplebus pipeline report /data/archive --figures figures"
@@ -41,24 +40,24 @@ def command(
         typer.Argument(
             metavar="PATH",
             show_default=False,
-            help="Folders with traces or archives, or what Spark reads from, such as hdfs://….",
+            help="Folders with traces or archives, or URLs that Spark can read, such as hdfs://….",
         ),
     ],
     chart: Annotated[
         Path | None,
         option(
             "--chart",
-            "Draw a picture of it here, as PNG.",
+            "Write a chart to this file, as PNG.",
             metavar="FILE",
-            show_default="no picture",
+            show_default="no chart",
         ),
     ] = None,
     figures: Annotated[
         str | None,
         option(
             "--figures",
-            "Write all figures here, as Parquet: a new folder, with what runs did as a whole below "
-            "span=run, and their steps below span=step.",
+            "Write all figures to this new folder, as Parquet: whole runs below span=run, their "
+            "steps below span=step.",
             metavar="PATH",
             show_default="no figures",
         ),
@@ -67,46 +66,46 @@ def command(
         float | None,
         option(
             "--step",
-            "How long a step is, in seconds: rates and latencies over time are told for each.",
+            "Length of a step in seconds, for rates and latencies over time.",
             metavar="SECONDS",
             min=0.001,
-            show_default="0.1; for an archive a two-hundredth of its time",
+            show_default="0.1; 1/200 of an archive's time span",
         ),
     ] = None,
-    master: Master = LOCAL,
-    settings: Set = None,
+    master: MasterOption = LOCAL,
+    settings: SettingsOption = None,
 ) -> None:
-    """Options in, one call out."""
+    """Run the command."""
     _check_targets(chart, figures)
     with spark_session("simplebus report", master, settings) as spark:
-        from simplebus.spark.jobs.progress import work
+        from simplebus.spark.jobs.progress import run_job
         from simplebus.spark.jobs.report.report import read, read_run
-        from simplebus.spark.jobs.report.summary import summaries
+        from simplebus.spark.jobs.report.summary import summarize
 
         runs = [run for path in paths if (run := read_run(spark, path))]
         found = read(spark, *paths, step_s=step).persist()
-        rows = work(spark, "reading", found.toArrow).to_pylist()
+        rows = run_job(spark, "reading", found.toArrow).to_pylist()
         if figures is not None:
             one_file = found.coalesce(1).write.partitionBy("span")
-            work(spark, "writing", lambda: one_file.parquet(figures))
+            run_job(spark, "writing", lambda: one_file.parquet(figures))
     run = runs[0] if len(runs) == 1 else None
-    _print_tables(summaries(rows, _order(run)))
+    _print_tables(summarize(rows, _run_order(run)))
     if chart is not None:
-        from simplebus.spark.jobs.report.chart import draw
-        from simplebus.spark.jobs.report.panels import picture
+        from simplebus.spark.jobs.report.chart import draw_chart
+        from simplebus.spark.jobs.report.panels import build_chart
 
-        chart.write_bytes(draw(picture(rows, run, ", ".join(paths))))
+        chart.write_bytes(draw_chart(build_chart(rows, run, ", ".join(paths))))
 
 
 def _check_targets(chart: Path | None, figures: str | None) -> None:
     if chart is not None and not chart.resolve().parent.is_dir():
-        fail(f"--chart {chart}: there is no folder {chart.resolve().parent}", status=2)
+        fail(f"--chart {chart}: the folder {chart.resolve().parent} does not exist", status=2)
     if figures is not None and _SCHEMES not in figures and Path(figures).exists():
-        fail(f"--figures {figures}: there is something already", status=2)
+        fail(f"--figures {figures} exists already; expected a new folder", status=2)
 
 
-def _order(run: dict[str, Any] | None) -> list[str]:
-    """As the run did it."""
+def _run_order(run: dict[str, Any] | None) -> list[str]:
+    """Return "scenario/variant" in the order of the run."""
     samples = (run or {}).get("samples", {})
     return [f"{scenario}/{variant}" for scenario, of in samples.items() for variant in of]
 
@@ -121,28 +120,28 @@ _COUNTS = {
     "lost": "lost",
     "unsent": "unsent",
 }
-_LARGE = ("delivered", "acked")
-"""Told by three digits where they have more than five; the figures have them all."""
-_SHORTENED = 100_000
-_BAD = ("duplicates", "lost", "unsent")
+_ABBREVIATED = ("delivered", "acked")
+"""Counts shown with three digits from 100,000 on."""
+_ABBREVIATED_FROM = 100_000
+_ERROR_COUNTS = ("duplicates", "lost", "unsent")
 _LATENCIES = {"p50_us": "p50", "p99_us": "p99", "p999_us": "p99.9", "max_us": "most"}
-_WIDTH = 130
-"""Of the table, where there is no terminal to ask."""
+_TABLE_WIDTH = 130
+"""Width of the table if standard output is not a terminal."""
 
 
-def _print_tables(found: Sequence[Summary]) -> None:
-    """One for each scenario or archive."""
+def _print_tables(found: Sequence[ReportSummary]) -> None:
+    """Print a table for each scenario or archive."""
     from rich.console import Console
 
     console = Console()
     if not console.is_terminal:
-        console = Console(width=_WIDTH)
+        console = Console(width=_TABLE_WIDTH)
     for scenario in dict.fromkeys(one.key["scenario"] for one in found):
         some = [one for one in found if one.key["scenario"] == scenario]
         console.print(_table(scenario or "", some))
 
 
-def _table(title: str, found: Sequence[Summary]) -> Table:
+def _table(title: str, found: Sequence[ReportSummary]) -> Table:
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
@@ -157,7 +156,7 @@ def _table(title: str, found: Sequence[Summary]) -> Table:
         padding=(0, 1, 0, 0),
         pad_edge=False,
     )
-    places = [name for name in found[0].key if _is_said(name, found)]
+    places = [name for name in found[0].key if _is_column_shown(name, found)]
     counts = [name for name in _COUNTS if any(one.counts[name] is not None for one in found)]
     counts = [name for name in counts if name != "unsent" or any(one.counts[name] for one in found)]
     for name in places:
@@ -175,31 +174,35 @@ def _table(title: str, found: Sequence[Summary]) -> Table:
     return table
 
 
-def _is_said(name: str, found: Sequence[Summary]) -> bool:
-    """Whether rows differ in it. The table is of one scenario; who did what is always said."""
+def _is_column_shown(name: str, found: Sequence[ReportSummary]) -> bool:
+    """Return True if the rows differ in the column, or it is always shown."""
     values = {one.key[name] for one in found}
     is_archive = any(one.key["memory"] is not None for one in found)
     always = name == ("class" if is_archive else "variant")
     return name != "scenario" and (len(values) > 1 or always)
 
 
-def _rate_cells(rate: Spread, rounds: int) -> list[str]:
-    from simplebus.spark.jobs.report.summary import short
+def _rate_cells(rate: RoundSpread, rounds: int) -> list[str]:
+    from simplebus.spark.jobs.report.summary import format_number
 
-    of = (rate.middle, rate.least, rate.most) if rounds > 1 else (rate.middle,)
-    return [short(value) for value in of]
+    of = (rate.median_value, rate.minimum, rate.maximum) if rounds > 1 else (rate.median_value,)
+    return [format_number(value) for value in of]
 
 
 def _count_cell(name: str, value: int | None) -> str:
-    from simplebus.spark.jobs.report.summary import short
+    from simplebus.spark.jobs.report.summary import format_number
 
     if value is None:
         return ""
-    text = short(value) if name in _LARGE and value >= _SHORTENED else f"{value:,}"
-    return f"[red]{text}[/]" if value and name in _BAD else text
+    text = (
+        format_number(value)
+        if name in _ABBREVIATED and value >= _ABBREVIATED_FROM
+        else f"{value:,}"
+    )
+    return f"[red]{text}[/]" if value and name in _ERROR_COUNTS else text
 
 
-def _latency_cell(value: Spread | None) -> str:
-    from simplebus.spark.jobs.report.summary import short_time
+def _latency_cell(value: RoundSpread | None) -> str:
+    from simplebus.spark.jobs.report.summary import format_time
 
-    return "" if value is None else short_time(value.middle)
+    return "" if value is None else format_time(value.median_value)

@@ -1,7 +1,6 @@
-"""What the commands of `simplebus pipeline` have in common: options, a session, and its errors.
+"""Common options of the `simplebus pipeline` commands, their Spark session and its errors.
 
-Rule 1: nothing of Spark is imported before a command runs.
-Rule 2: what goes wrong is one sentence on standard error and an exit status, never a traceback.
+Errors become one sentence on standard error and an exit status, never a traceback.
 """
 
 from __future__ import annotations
@@ -16,25 +15,25 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from simplebus.config.parse import option, parse_pattern
-from simplebus.console.errors import fail, describe_error
+from simplebus.console.errors import describe_error, fail
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-SERVERS = "127.0.0.1:8888"
-INTERRUPTED = 130
-NEEDS_SPARK = 'this needs Spark, which comes with pip install "simplebus-broker[spark]"'
+DEFAULT_SERVERS = "127.0.0.1:8888"
+INTERRUPTED_STATUS = 130
+NEEDS_SPARK = 'this command needs Spark: pip install "simplebus-broker[spark]"'
 
 
-class Format(enum.StrEnum):
-    """What an archive is."""
+class ArchiveFormat(enum.StrEnum):
+    """File format of an archive."""
 
     PARQUET = "parquet"
     DELTA = "delta"
 
 
 def parse_setting(text: str | tuple[str, str]) -> tuple[str, str]:
-    """A setting of Spark's, from KEY=VALUE. Raises typer.BadParameter."""
+    """Parse a Spark setting, KEY=VALUE. Raises typer.BadParameter."""
     if isinstance(text, tuple):
         return text
     name, sign, value = text.partition("=")
@@ -43,7 +42,7 @@ def parse_setting(text: str | tuple[str, str]) -> tuple[str, str]:
     return name.strip(), value.strip()
 
 
-Servers = Annotated[
+ServersOption = Annotated[
     str,
     option(
         "--servers",
@@ -51,7 +50,7 @@ Servers = Annotated[
         metavar="HOST:PORT,…",
     ),
 ]
-Master = Annotated[
+MasterOption = Annotated[
     str,
     option(
         "--master",
@@ -60,25 +59,24 @@ Master = Annotated[
         metavar="MASTER",
     ),
 ]
-Channels = Annotated[
+ChannelsOption = Annotated[
     list[str] | None,
     typer.Option(
         "--channel",
         parser=parse_pattern,
         metavar="PATTERN",
         show_default="all messages",
-        help="Only messages on channels like this one. May be given several times.",
+        help="Only messages on channels that match this pattern. May be repeated.",
     ),
 ]
-Set = Annotated[
+SettingsOption = Annotated[
     list[Any] | None,
     typer.Option(
         "--set",
         parser=parse_setting,
         metavar="KEY=VALUE",
         show_default=False,
-        help="A setting of Spark's own, such as spark.driver.memory=4g. May be given several "
-        "times.",
+        help="A Spark setting, such as spark.driver.memory=4g. May be repeated.",
     ),
 ]
 
@@ -87,30 +85,30 @@ Set = Annotated[
 def spark_session(
     name: str, master: str, settings: Sequence[tuple[str, str]] | None
 ) -> Iterator[SparkSession]:
-    """A session for a block, which ends with it.
+    """Create a session for the duration of a block.
 
-    What the block dies of becomes one sentence and exit status 1; KeyboardInterrupt 130.
+    Exceptions in the block become one sentence and exit status 1; KeyboardInterrupt status 130.
     """
     if find_spec("pyspark") is None or find_spec("pyarrow") is None:
         fail(NEEDS_SPARK)
-    # Spark would log what it raises, with everything that it knows about it.
+    # Spark logs every exception with its whole context.
     logging.getLogger("SQLQueryContextLogger").setLevel(logging.CRITICAL + 1)
     from simplebus.spark.java import JavaError
-    from simplebus.spark.jobs.progress import reason
+    from simplebus.spark.jobs.progress import error_sentence
     from simplebus.spark.jobs.session import session
 
     spark = None
     try:
-        spark = session(name, master=master, settings=dict(settings or ()), apart=True)
+        spark = session(name, master=master, settings=dict(settings or ()), own_process_group=True)
         yield spark
     except typer.Exit:
         raise
     except KeyboardInterrupt:
-        raise typer.Exit(INTERRUPTED) from None
+        raise typer.Exit(INTERRUPTED_STATUS) from None
     except (JavaError, OSError) as error:
         fail(describe_error(error))
     except Exception as error:
-        fail(reason(error))
+        fail(error_sentence(error))
     finally:
         if spark is not None:
             spark.stop()

@@ -1,16 +1,14 @@
-"""Messages into an archive: a stream that becomes Parquet or Delta, each message once.
+"""Archive of a stream of messages as Parquet or a Delta table, each message once.
 
-Rule 1: Spark itself writes the rows, as they come: no shuffle, no second look at them, and nothing
-of this passes through Python but names of files.
-Rule 2: what a batch wrote becomes visible by `tables` or `delta`, so that a batch that Spark
-repeats, after whatever death, replaces itself or finds that it is done.
+Spark writes the rows itself, without a shuffle; only file names pass through Python. A batch
+becomes visible through `archive_commit` or `delta`, so a repeated batch replaces itself or finds
+that it is already archived.
+
+The archive has a folder per class and day, the UTC day of `timestamp`; times outside the years 1 to
+9999 have no day. Keep the checkpoint: with a new one, the query archives all messages again.
 
 >>> rows = messages(spark, servers="127.0.0.1:8888", subscribe="orders,7")
 >>> archive(rows, "/data/archive").awaitTermination()
-
-The archive has a folder per class and day, the day in UTC of `timestamp`; times outside the years 1
-to 9999 have no day. To have each message once, go on with the same checkpoint: a new one is a new
-query, which begins at the beginning.
 """
 
 from __future__ import annotations
@@ -19,9 +17,14 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, NamedTuple
 
 from simplebus.spark.jobs import delta
-from simplebus.spark.jobs.archive_commit import begin, end, publish, recover
-from simplebus.spark.jobs.archive_layout import CHECKPOINT, PARTITIONS, ArchiveError, staging
-from simplebus.spark.jobs.hadoop import HadoopFiles
+from simplebus.spark.jobs.archive_commit import (
+    begin_batch,
+    finish_batch,
+    publish_batch,
+    recover_swaps,
+)
+from simplebus.spark.jobs.archive_layout import CHECKPOINT, PARTITIONS, ArchiveError, staging_folder
+from simplebus.spark.jobs.hadoop import HadoopArchiveFiles
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -34,15 +37,15 @@ FILE_DDL = (
     "timestampType int, channel string, headers array<struct<key: string, value: binary>>, "
     "server string, memory string, archived timestamp_ltz"
 )
-"""The columns of an archive's files."""
+"""Columns of an archive's files."""
 DDL = f"{FILE_DDL}, class string, date date"
-"""The columns of an archive; the last two are the names of its folders."""
+"""Columns of an archive; the last two are folder names."""
 
 _DAY_MICROSECONDS = 86_400_000_000
-_CALENDAR = (-62_135_596_800_000_000, 253_402_300_799_999_999)
-"""The years 1 to 9999, in microseconds since 1970: what every program can read as a day."""
-# Files of this many classes and days at a time are open in a task; more than that are sorted first.
-_OPEN_FILES = 64
+_DATE_RANGE_MICROSECONDS = (-62_135_596_800_000_000, 253_402_300_799_999_999)
+"""The years 1 to 9999, in microseconds since 1970: the dates that every program can read."""
+# A task writes so many classes and days at a time without sorting its rows.
+_OPEN_FILES_MAX = 64
 
 
 def messages(
@@ -53,10 +56,14 @@ def messages(
     subscribe: str,
     **options: object,
 ) -> DataFrame:
-    """A stream of messages with everything that an archive keeps, from the earliest on: of buses,
-    or of the journal at a path.
+    """Return a stream of messages with all columns of an archive, from the earliest message on.
 
-    `options` are the source's own, by their names.
+    Args:
+        spark: The session.
+        servers: Buses as host:port, comma-separated; None if `path` is given.
+        path: Data directory of a bus, whose files are read instead.
+        subscribe: Classes by name or id, comma-separated.
+        options: Further options of the source, by name.
     """
     given = {"startingOffsets": "earliest", "includeHeaders": "true", "includeMemory": "true"}
     stream = spark.readStream.format("simplebus").option("subscribe", subscribe)
@@ -76,15 +83,26 @@ def archive(
     every: float | None = None,
     storage: dict[str, str] | None = None,
 ) -> StreamingQuery:
-    """Start to archive a stream of messages: once what is there now, or every so many seconds what
-    has come, until it is stopped.
+    """Start to archive a stream of messages.
 
-    The frame has the source's columns; headers and memory may be missing, and are null then. Rows
-    that are null in `timestamp` lie in a folder of no day. `storage` is what delta-rs needs to know
-    of an object store. Raises ValueError, and what `DataStreamWriter.start` does.
+    Args:
+        frame: Messages with the source's columns; headers and memory may be missing. Rows without a
+            timestamp go to a folder without a day.
+        to: Path of the archive.
+        format: `parquet` or `delta`.
+        checkpoint: Path of the checkpoint; default: a folder in the archive.
+        every: Seconds between batches; None to archive the available messages and end.
+        storage: Options of delta-rs for an object store.
+
+    Returns:
+        The running query.
+
+    Raises:
+        ValueError: The format is unknown.
+        Exception: The error of `DataStreamWriter.start`.
     """
     if format not in FORMATS:
-        raise ValueError(f"format is {' or '.join(FORMATS)}, got {format!r}")
+        raise ValueError(f"expected the format {' or '.join(FORMATS)}, got {format!r}")
     writing = frame.writeStream.foreachBatch(BatchArchiver(to, format=format, storage=storage))
     writing = writing.option("checkpointLocation", checkpoint or f"{to.rstrip('/')}/{CHECKPOINT}")
     if every is None:
@@ -94,11 +112,11 @@ def archive(
     return writing.start()
 
 
-def rows(frame: DataFrame) -> DataFrame:
-    """Messages with the columns of an archive."""
+def archive_columns(frame: DataFrame) -> DataFrame:
+    """Return the messages with the columns of an archive."""
     from pyspark.sql import functions as sql
 
-    there = set(frame.columns)
+    present = set(frame.columns)
     now = sql.lit(datetime.now(UTC))
     columns: list[Column] = []
     for field in _fields():
@@ -106,15 +124,15 @@ def rows(frame: DataFrame) -> DataFrame:
         if name == "archived":
             columns.append(now.alias(name))
         elif name == "class":
-            columns.append(sql.col("topic" if "topic" in there else "class").alias(name))
+            columns.append(sql.col("topic" if "topic" in present else "class").alias(name))
         elif name == "date":
             columns.append(_day(sql.col("timestamp")).alias(name))
-        elif name in there:
+        elif name in present:
             columns.append(sql.col(name))
         elif name in ("headers", "memory"):
             columns.append(sql.lit(None).cast(kind).alias(name))
         else:
-            raise ValueError(f"the column {name} is missing; there are {', '.join(frame.columns)}")
+            raise ValueError(f"the column {name} is missing; got {', '.join(frame.columns)}")
     return frame.select(columns)
 
 
@@ -127,74 +145,84 @@ def _fields() -> list[StructField]:
 
 
 def _day(stamps: Column) -> Column:
-    """The day in UTC, whatever time zone the session is in; null for one that no calendar has."""
+    """Return the UTC day, regardless of the session's time zone; null outside the calendar."""
     from pyspark.sql import functions as sql
 
     micros = sql.unix_micros(stamps)
-    # A publisher may say any time: it is looked at before anything is worked out from it.
-    micros = sql.when(micros.between(*_CALENDAR), micros)
+    # Publishers may set any time, so the range is checked before computing with it.
+    micros = sql.when(micros.between(*_DATE_RANGE_MICROSECONDS), micros)
     whole = micros - sql.pmod(micros, sql.lit(_DAY_MICROSECONDS))
     return sql.date_from_unix_date((whole / _DAY_MICROSECONDS).cast("int"))
 
 
 def read(spark: SparkSession, path: str) -> DataFrame:
-    """An archive as a DataFrame, with the columns of DDL. Raises what Spark does for no archive."""
-    files = HadoopFiles(spark, path)
+    """Read an archive as a DataFrame with the columns of DDL.
+
+    Args:
+        spark: The session.
+        path: Path of the archive.
+
+    Raises:
+        Exception: Spark's error if there is no archive.
+    """
+    files = HadoopArchiveFiles(spark, path)
     if delta.is_table(files):
         return delta.read(spark, files.root, DDL)
     return spark.read.schema(DDL).parquet(path)
 
 
 class BatchArchiver:
-    """What `foreachBatch` calls. One is of one query."""
+    """Function of `foreachBatch` that archives the batches of one query."""
 
     def __init__(
         self, to: str, *, format: str = "parquet", storage: dict[str, str] | None = None
     ) -> None:
         self._to, self._format, self._storage = to, format, storage
-        self._opened: _Opened | None = None
+        self._archive: _OpenArchive | None = None
 
     def __call__(self, frame: DataFrame, batch: int) -> None:
-        """Archive one batch, or find that it is archived."""
-        is_first = self._opened is None
-        files, table, query = self._opened = self._opened or self._open(frame.sparkSession)
+        """Archive one batch, unless it is already archived."""
+        is_first = self._archive is None
+        files, table, query = self._archive = self._archive or self._open(frame.sparkSession)
         if is_first:
-            if table is not None and table.has(query, batch):
-                files.remove(staging(query))
+            if table is not None and table.has_batch(query, batch):
+                files.remove(staging_folder(query))
                 return
-            begin(files, query, batch)
-        _write(rows(frame), files.uri(staging(query, batch)))
-        moves = publish(files, query, batch)
+            begin_batch(files, query, batch)
+        _write(archive_columns(frame), files.uri(staging_folder(query, batch)))
+        moves = publish_batch(files, query, batch)
         if moves and table is not None:
-            table.add(query, batch, [files.measured(move.target) for move in moves])
-        end(files, query, batch)
+            table.add_batch(query, batch, [files.read_row_count(move.target) for move in moves])
+        finish_batch(files, query, batch)
 
-    def _open(self, spark: SparkSession) -> _Opened:
+    def _open(self, spark: SparkSession) -> _OpenArchive:
         query = spark.sparkContext.getLocalProperty("sql.streaming.queryId")
         if not query:
-            raise RuntimeError("Spark does not say which query this batch is of")
-        files = HadoopFiles(spark, self._to)
+            raise RuntimeError("Spark did not set the query id of this batch")
+        files = HadoopArchiveFiles(spark, self._to)
         is_delta = self._format == "delta"
         if delta.is_table(files) and not is_delta:
-            raise ArchiveError(f"{files.root} is a Delta table; go on with the format delta")
-        recover(files)
-        return _Opened(
-            files, delta.Table(files.root, DDL, self._storage) if is_delta else None, query
+            raise ArchiveError(f"{files.root} is a Delta table; use the format delta")
+        recover_swaps(files)
+        return _OpenArchive(
+            files,
+            delta.DeltaTableWriter(files.root, DDL, self._storage) if is_delta else None,
+            query,
         )
 
 
-class _Opened(NamedTuple):
-    """Where a query's batches go."""
+class _OpenArchive(NamedTuple):
+    """Open archive of a query."""
 
-    files: HadoopFiles
-    table: delta.Table | None
+    files: HadoopArchiveFiles
+    table: delta.DeltaTableWriter | None
     query: str
 
 
 def _write(frame: DataFrame, place: str) -> None:
-    conf = frame.sparkSession.conf  # Of this query alone.
+    conf = frame.sparkSession.conf  # A query has its own copy.
     conf.set("spark.sql.parquet.outputTimestampType", "TIMESTAMP_MICROS")
-    conf.set("spark.sql.maxConcurrentOutputFileWriters", str(_OPEN_FILES))
+    conf.set("spark.sql.maxConcurrentOutputFileWriters", str(_OPEN_FILES_MAX))
     writing = frame.write.mode("overwrite").partitionBy(*PARTITIONS)
-    # Nobody looks for the file that says that all is there: `tables` does.
+    # Manifests replace the _SUCCESS file.
     writing.option("mapreduce.fileoutputcommitter.marksuccessfuljobs", "false").parquet(place)

@@ -1,17 +1,16 @@
-"""How an archive changes: steps after each of which the program may die.
+"""Crash-safe changes of an archive, as steps between which the program may die.
 
-Rule 1: every step can be done again, by whoever comes next, with the same outcome. What comes next
-does what is left to be done, or removes what should not have been begun.
-Rule 2: files are reached through `Files`, so that the steps are the same wherever the files are,
-and a test can end after each of them.
+Every step is idempotent. The next run finishes a started change or removes it. Files are accessed
+through ArchiveFiles, so tests can stop after each step.
 
-A batch: written below staging │ noted │ moved, file by file │ staging removed
-  Spark begins the batch again unless it has noted itself that the batch is done. What was moved by
-  an earlier attempt is removed then, by the note. The batch before was done when this one began.
+A batch:  written below staging │ manifest written │ moved, file by file │ staging removed
+  Spark repeats a batch unless it has recorded its end. A repeated batch first removes the files
+  listed in its manifest. The previous batch was finished when this one started.
 
-A swap:  written below staging │ noted │ moved │ what is replaced is removed │ note removed
-  Whoever finds a note finishes the swap. Between moving and removing, a program that reads sees
-  some messages twice; none is ever missing.
+A swap:   written below staging │ manifest written │ moved │ replaced files removed │ manifest
+removed
+  The next run finishes a swap that has a manifest. Between moving and removing, readers see some
+  messages twice; none is ever missing.
 """
 
 from __future__ import annotations
@@ -23,142 +22,146 @@ from simplebus.spark.jobs.archive_layout import (
     BATCHES,
     SWAPS,
     ArchiveError,
-    File,
-    Move,
+    ArchiveFile,
+    FileMove,
+    batch_manifest,
     batch_moves,
-    batch_of,
-    dump,
-    load,
-    manifest,
-    staging,
+    batch_number,
+    dump_manifest,
+    load_manifest,
+    staging_folder,
 )
 
 
-class Files(Protocol):
-    """The files of an archive; paths are within it."""
+class ArchiveFiles(Protocol):
+    """Files of an archive; paths are relative to it."""
 
-    def listed(self, folder: str) -> list[File]:
-        """All files below a folder; none when it is not there."""
+    def list_files(self, folder: str) -> list[ArchiveFile]:
+        """Return all files below a folder; empty if it does not exist."""
 
     def read(self, path: str) -> bytes | None:
-        """What is in a file; None when it is not there."""
+        """Return a file's content; None if it does not exist."""
 
     def write(self, path: str, data: bytes) -> None:
-        """Make a file that is there as a whole or not at all. There is none of that name."""
+        """Create a file atomically. No file of this name exists."""
 
     def exists(self, path: str) -> bool:
-        """Whether there is a file or folder of this name."""
+        """Return True if a file or folder exists."""
 
     def move(self, path: str, target: str) -> None:
-        """Rename a file, into a folder that is made if need be. Raises OSError."""
+        """Rename a file and create its target folder. Raises OSError."""
 
     def remove(self, path: str) -> None:
-        """Remove a file, or a folder with all that is in it; nothing when it is not there."""
+        """Remove a file, or a folder with its content; do nothing if it does not exist."""
 
 
 # Batches -----------------------------------------------------------------------------------------
 
 
-def begin(files: Files, query: str, batch: int) -> None:
-    """Before the first batch that a query writes: remove what an earlier attempt of it left.
+def begin_batch(files: ArchiveFiles, query: str, batch: int) -> None:
+    """Remove the remains of an earlier attempt, before the first batch of a run.
 
-    Raises ArchiveError when the archive is ahead of the query: its checkpoint is an older one.
+    Raises ArchiveError if the archive has later batches, because the checkpoint is outdated.
     """
-    for note in notes(files, f"{BATCHES}/{query}"):
-        number = batch_of(note)
+    for manifest in list_manifests(files, f"{BATCHES}/{query}"):
+        number = batch_number(manifest)
         if number > batch:
             raise ArchiveError(
-                f"the archive has batch {number} of this query, which goes on with batch {batch}: "
-                "its checkpoint is older than the archive, and messages would be there twice"
+                f"the archive has batch {number} of this query, which continues with batch {batch}"
+                ": its checkpoint is older than the archive, and messages would be archived twice"
             )
         if number == batch:
-            for path in noted(files, note).get("files", ()):
+            for path in read_manifest(files, manifest).get("files", ()):
                 files.remove(path)
-            files.remove(note)
-    files.remove(staging(query))
+            files.remove(manifest)
+    files.remove(staging_folder(query))
 
 
-def publish(files: Files, query: str, batch: int) -> list[Move]:
-    """Make what was written below staging visible. Nothing was written: nothing is done."""
-    staged = files.listed(staging(query, batch))
+def publish_batch(files: ArchiveFiles, query: str, batch: int) -> list[FileMove]:
+    """Make a batch's staged files visible. Return the moves; empty if the batch has no rows."""
+    staged = files.list_files(staging_folder(query, batch))
     moves = batch_moves(query, batch, staged)
     if moves:
-        note = {"query": query, "batch": batch, "files": [move.target for move in moves]}
-        files.write(manifest(query, batch), dump(note))
+        manifest = {"query": query, "batch": batch, "files": [move.target for move in moves]}
+        files.write(batch_manifest(query, batch), dump_manifest(manifest))
         for move in moves:
             files.move(move.staged, move.target)
     return moves
 
 
-def end(files: Files, query: str, batch: int) -> None:
-    """After a batch: forget those before it, and where it was written."""
-    found = {batch_of(note): note for note in notes(files, f"{BATCHES}/{query}")}
-    for number, note in found.items():
+def finish_batch(files: ArchiveFiles, query: str, batch: int) -> None:
+    """Remove the manifests of earlier batches and the staging folder."""
+    found = {
+        batch_number(manifest): manifest for manifest in list_manifests(files, f"{BATCHES}/{query}")
+    }
+    for number, manifest in found.items():
         if number < batch and batch in found:
-            files.remove(note)
-    files.remove(staging(query))
+            files.remove(manifest)
+    files.remove(staging_folder(query))
 
 
-def notes(files: Files, folder: str) -> list[str]:
-    """The notes below a folder, without those that never came to be."""
-    listed = [file for file in files.listed(folder) if not file.name.startswith(".")]
+def list_manifests(files: ArchiveFiles, folder: str) -> list[str]:
+    """Return the manifests below a folder, without incompletely written ones."""
+    listed = [file for file in files.list_files(folder) if not file.name.startswith(".")]
     return sorted(file.path for file in listed if file.name.endswith(".json"))
 
 
-def noted(files: Files, path: str) -> dict[str, Any]:
-    """What a note says; empty when it is gone. Raises ArchiveError."""
+def read_manifest(files: ArchiveFiles, path: str) -> dict[str, Any]:
+    """Return a manifest's content; empty if it does not exist. Raises ArchiveError."""
     data = files.read(path)
-    return {} if data is None else load(data, path)
+    return {} if data is None else load_manifest(data, path)
 
 
-def latest_batches(files: Files) -> dict[str, int]:
-    """The latest batch of each query. It may be written again; those before it are not."""
+def latest_batches(files: ArchiveFiles) -> dict[str, int]:
+    """Return the latest batch of each query. Only that one may be written again."""
     found: dict[str, int] = {}
-    for note in notes(files, BATCHES):
-        query = note.split("/")[-2]
-        found[query] = max(found.get(query, -1), batch_of(note))
+    for manifest in list_manifests(files, BATCHES):
+        query = manifest.split("/")[-2]
+        found[query] = max(found.get(query, -1), batch_number(manifest))
     return found
 
 
 # Swaps -------------------------------------------------------------------------------------------
 
 
-def swap(files: Files, note: str, moves: Sequence[Move], removed: Iterable[str]) -> None:
-    """Replace files by what was written instead of them."""
-    said = {
+def swap_files(
+    files: ArchiveFiles, manifest: str, moves: Sequence[FileMove], removed: Iterable[str]
+) -> None:
+    """Replace files by staged ones."""
+    content = {
         "moves": [[move.staged, move.target] for move in moves],
         "removed": list(removed),
     }
-    files.write(note, dump(said))
-    finish(files, note)
+    files.write(manifest, dump_manifest(content))
+    finish_swap(files, manifest)
 
 
-def finish(files: Files, note: str) -> None:
-    """Do what is left of a swap. Raises ArchiveError when that cannot be."""
-    said = noted(files, note)
-    for staged, target in said.get("moves", ()):
+def finish_swap(files: ArchiveFiles, manifest: str) -> None:
+    """Finish a swap that has a manifest. Raises ArchiveError if its files are missing."""
+    content = read_manifest(files, manifest)
+    for staged, target in content.get("moves", ()):
         if not files.exists(staged):
             if not files.exists(target):
                 raise ArchiveError(
-                    f"{note} says that {staged} becomes {target}, and neither is there: remove "
+                    f"{manifest} says that {staged} becomes {target}, and neither is there: remove "
                     "the note if what it replaces is still there, or bring one of them back"
                 )
-        elif files.exists(target):  # Some file systems copy, and then remove.
+        elif files.exists(target):  # Some file systems move by copying and removing.
             files.remove(staged)
         else:
             try:
                 files.move(staged, target)
             except OSError:
-                if not files.exists(target):  # Nobody else finished it meanwhile.
+                if not files.exists(target):  # Not finished by another program.
                     raise
-    for path in said.get("removed", ()):
+    for path in content.get("removed", ()):
         files.remove(path)
-    files.remove(note)
+    files.remove(manifest)
 
 
-def recover(files: Files) -> int:
-    """Finish the swaps that somebody could not. Returns how many there were."""
-    found = notes(files, SWAPS)
-    for note in found:
-        finish(files, note)
+def recover_swaps(files: ArchiveFiles) -> int:
+    """Finish the swaps of interrupted programs. Return their number."""
+    found = list_manifests(files, SWAPS)
+    for manifest in found:
+        finish_swap(files, manifest)
     return len(found)

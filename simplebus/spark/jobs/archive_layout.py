@@ -1,15 +1,14 @@
-"""Where an archive has what: names of files and folders, and what is to be moved or merged.
+"""Paths of an archive, and the choice of files to move or merge. No I/O.
 
-Rule 1: nothing of Spark and no I/O here: names and sizes in, names out.
-Rule 2: whatever is not yet, or no longer, to be seen lies below HIDDEN, which programs that read
-Parquet pass over, as they do with everything that begins with a dot.
+Files that are not visible yet, or not any more, are below HIDDEN: Parquet readers ignore names that
+start with a dot.
 
-    PATH/class=orders/date=2026-11-21/QUERY-000007-00000.parquet    a batch of a query
-                                      compacted-ID-00000.parquet    what was many small ones
-    PATH/.simplebus/staging/…                  files that are being written
-                    batches/QUERY/000007.json  the files of a query's latest batch
-                    swaps/ID.json              a swap that is to be finished
-                    compaction.json            which compaction is at work
+    PATH/class=orders/date=2026-11-21/QUERY-000007-00000.parquet    batch of a query
+                                      compacted-ID-00000.parquet    merged files
+    PATH/.simplebus/staging/…                  files being written
+                    batches/QUERY/000007.json  manifest: files of a query's latest batch
+                    swaps/ID.json              manifest: unfinished swap
+                    compaction.json            current compaction
 """
 
 from __future__ import annotations
@@ -27,27 +26,27 @@ STAGING = f"{HIDDEN}/staging"
 BATCHES = f"{HIDDEN}/batches"
 SWAPS = f"{HIDDEN}/swaps"
 OWNER = f"{HIDDEN}/compaction.json"
-"""Says which compaction is at work, or was the last one."""
+"""Names the current or last compaction."""
 CHECKPOINT = "_checkpoint"
 PARTITIONS = ("class", "date")
 NO_VALUE = "__HIVE_DEFAULT_PARTITION__"
-"""What a folder is called whose column is null."""
+"""Folder name of a null column."""
 
 _BATCH_FILE = re.compile(r"(?P<query>[0-9a-f-]{36})-(?P<batch>\d{6,})-\d{5,}\.parquet")
 
 
 class ArchiveError(RuntimeError):
-    """An archive that is not as its query left it."""
+    """The archive is inconsistent, missing or in use."""
 
 
 @dataclass(frozen=True, slots=True)
-class File:
-    """A file of an archive."""
+class ArchiveFile:
+    """File of an archive."""
 
     path: str
-    """Within the archive."""
+    """Relative to the archive."""
     size: int
-    """Bytes."""
+    """Size in bytes."""
 
     @property
     def folder(self) -> str:
@@ -59,8 +58,8 @@ class File:
 
 
 @dataclass(frozen=True, slots=True)
-class Move:
-    """A file that is to be seen from now on."""
+class FileMove:
+    """Move that makes a staged file visible."""
 
     staged: str
     target: str
@@ -69,58 +68,58 @@ class Move:
 # Batches -----------------------------------------------------------------------------------------
 
 
-def staging(query: str, batch: int | None = None) -> str:
-    """Where a query's batch is written, or all of them are."""
+def staging_folder(query: str, batch: int | None = None) -> str:
+    """Return the staging folder of a query's batch, or of all its batches."""
     return f"{STAGING}/{query}" if batch is None else f"{STAGING}/{query}/{batch:06d}"
 
 
-def manifest(query: str, batch: int) -> str:
-    """Where it is noted which files are a batch's."""
+def batch_manifest(query: str, batch: int) -> str:
+    """Return the path of a batch's manifest."""
     return f"{BATCHES}/{query}/{batch:06d}.json"
 
 
-def batch_of(path: str) -> int:
-    """The batch that a manifest is of."""
+def batch_number(path: str) -> int:
+    """Return the batch number from a manifest's path."""
     return int(path.rpartition("/")[2].removesuffix(".json"))
 
 
-def batch_moves(query: str, batch: int, staged: Iterable[File]) -> list[Move]:
-    """How a batch becomes visible. The same files always get the same names."""
-    root = staging(query, batch) + "/"
+def batch_moves(query: str, batch: int, staged: Iterable[ArchiveFile]) -> list[FileMove]:
+    """Return the moves that make a batch visible. Equal staged files get equal names."""
+    root = staging_folder(query, batch) + "/"
     found = []
     for number, path in enumerate(sorted(f.path for f in staged if _is_data(f, root))):
         folder = path.removeprefix(root).rpartition("/")[0]
-        found.append(Move(path, f"{folder}/{query}-{batch:06d}-{number:05d}.parquet"))
+        found.append(FileMove(path, f"{folder}/{query}-{batch:06d}-{number:05d}.parquet"))
     return found
 
 
-def _is_data(file: File, root: str) -> bool:
+def _is_data(file: ArchiveFile, root: str) -> bool:
     inner = file.path.removeprefix(root)
     return inner.endswith(".parquet") and not any(p[0] in "._" for p in inner.split("/"))
 
 
-def dump(noted: Mapping[str, Any]) -> bytes:
-    """What is noted, as a file holds it."""
-    return json.dumps({"version": 1, **noted}, indent=1).encode()
+def dump_manifest(content: Mapping[str, Any]) -> bytes:
+    """Return a manifest's content as bytes."""
+    return json.dumps({"version": 1, **content}, indent=1).encode()
 
 
-def load(data: bytes, path: str) -> dict[str, Any]:
-    """What `dump` made. Raises ArchiveError for what it did not."""
+def load_manifest(data: bytes, path: str) -> dict[str, Any]:
+    """Parse a manifest. Raises ArchiveError."""
     try:
         found = json.loads(data)
         version = found["version"]
     except (ValueError, KeyError, TypeError):
-        raise ArchiveError(f"{path} is no note of simplebus's; expected JSON") from None
+        raise ArchiveError(f"{path} is not a manifest; expected JSON with a version") from None
     if version != 1:
-        raise ArchiveError(f"{path} is of version {version!r}, expected 1: simplebus is too old")
+        raise ArchiveError(f"{path} has version {version!r}, expected 1: upgrade simplebus")
     return dict(found)
 
 
 # Partitions --------------------------------------------------------------------------------------
 
 
-def values(folder: str) -> dict[str, str | None]:
-    """The columns that a folder's name says; None is null."""
+def partition_values(folder: str) -> dict[str, str | None]:
+    """Return the column values in a folder's name; None is null."""
     found: dict[str, str | None] = {}
     for part in folder.split("/"):
         name, sign, text = part.partition("=")
@@ -129,9 +128,9 @@ def values(folder: str) -> dict[str, str | None]:
     return found
 
 
-def day(folder: str) -> date | None:
-    """The day that a folder is of; None for no day."""
-    text = values(folder).get("date")
+def partition_day(folder: str) -> date | None:
+    """Return the day of a folder; None for no day."""
+    text = partition_values(folder).get("date")
     try:
         return date.fromisoformat(text) if text else None
     except ValueError:
@@ -142,69 +141,75 @@ def day(folder: str) -> date | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Merge:
-    """Files of one folder that become fewer."""
+class FileMerge:
+    """Files of one folder to merge."""
 
     folder: str
     files: tuple[str, ...]
-    outputs: int
-    """How many they become."""
+    output_count: int
+    """Number of merged files."""
     size: int
-    """Bytes, of all of them."""
+    """Total size in bytes."""
 
 
-def compaction_staging(run: str) -> str:
-    """Where a compaction writes."""
+def compaction_staging_folder(run: str) -> str:
+    """Return the staging folder of a compaction."""
     return f"{STAGING}/compaction-{run}"
 
 
-def swap(run: str, number: int) -> str:
-    """Where it is noted what a compaction is about to swap."""
+def swap_manifest(run: str, number: int) -> str:
+    """Return the path of a swap's manifest."""
     return f"{SWAPS}/{run}-{number:05d}.json"
 
 
-def compacted(folder: str, run: str, number: int, staged: Sequence[str]) -> list[Move]:
-    """How the files of a merge become visible."""
+def compacted_moves(folder: str, run: str, number: int, staged: Sequence[str]) -> list[FileMove]:
+    """Return the moves that make merged files visible."""
     return [
-        Move(path, f"{folder}/compacted-{run}-{number:05d}-{index:05d}.parquet")
+        FileMove(path, f"{folder}/compacted-{run}-{number:05d}-{index:05d}.parquet")
         for index, path in enumerate(sorted(staged))
     ]
 
 
-def merges(
-    files: Iterable[File],
+def plan_merges(
+    files: Iterable[ArchiveFile],
     *,
     latest: Mapping[str, int],
     target_bytes: int,
     before: date | None = None,
-) -> list[Merge]:
-    """What is worth merging: small files of a folder, if there are several.
+) -> list[FileMerge]:
+    """Return the merges worth doing: folders with several small files.
 
-    `latest` has the number of each query's latest batch. That batch, which its query may repeat,
-    is left alone; so is the last one that is seen of a query that `latest` does not know. `before`
-    leaves out this day, later ones, and files of no day.
+    Args:
+        files: All visible files.
+        latest: Latest batch by query. That batch is left alone, as its query may repeat it; so
+            is the
+            last visible batch of a query that is not in `latest`.
+        target_bytes: Approximate size of a merged file.
+        before: Merge only days before this one; None for all files.
     """
-    folders: dict[str, list[File]] = {}
+    folders: dict[str, list[ArchiveFile]] = {}
     for file in files:
         if _is_data(file, ""):
             folders.setdefault(file.folder, []).append(file)
     found = []
     for folder, inside in sorted(folders.items()):
-        when = day(folder)
+        when = partition_day(folder)
         if before is not None and (when is None or when >= before):
             continue
-        small = [file for file in finished(inside, latest) if file.size < target_bytes * 3 // 4]
+        small = [
+            file for file in finished_files(inside, latest) if file.size < target_bytes * 3 // 4
+        ]
         if len(small) > 1:
             size = sum(file.size for file in small)
             outputs = max(1, round(size / target_bytes))
             if outputs < len(small):
                 paths = tuple(sorted(file.path for file in small))
-                found.append(Merge(folder, paths, outputs, size))
+                found.append(FileMerge(folder, paths, outputs, size))
     return found
 
 
-def finished(files: Sequence[File], latest: Mapping[str, int]) -> list[File]:
-    """Those that no query may write again."""
+def finished_files(files: Sequence[ArchiveFile], latest: Mapping[str, int]) -> list[ArchiveFile]:
+    """Return the files that no query may write again."""
     last = dict(latest)
     numbered = [(file, _BATCH_FILE.fullmatch(file.name)) for file in files]
     for _, match in numbered:

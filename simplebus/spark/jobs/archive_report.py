@@ -1,14 +1,13 @@
-"""From the rows of an archive to figures, by way of digests that are small.
+"""Figures of an archive, computed from small digests. Numpy only.
 
-Rule 1: pure numpy. `digest` is taken of every piece of the archive where it lies, `figures_of`
-works out what all digests of one place say; a place is a class in one memory of one bus.
-Rule 2: numbers are kept as ranges and exactly. Latencies are kept to three digits: a percentile may
-be half a percent off.
+`digest` summarizes a piece of the archive where it is stored; `summarize_digest` combines the
+digests of one place, which is a class in one memory of one bus. Numbers are exact. Latencies have
+three digits, so a percentile may be half a percent off.
 
     kind       step       first            last
-    NUMBERS    0          first number     number behind the last one
+    NUMBERS    0          first number     number after the last one
     TIMES      0          earliest time    latest time            both in us since 1970
-    LATENCY    its index  a latency, us    how many messages had it
+    LATENCY    its index  a latency, us    number of messages with it
 """
 
 from __future__ import annotations
@@ -22,11 +21,11 @@ import numpy as np
 from simplebus.spark.jobs.report.figures import SHARES
 from simplebus.spark.jobs.report.ranges import (
     Integers,
-    Ranges,
-    edges_of,
+    TimedRanges,
+    consecutive_ranges,
+    coverage_counts,
+    find_edges,
     quantiles,
-    runs_of,
-    times_covered,
 )
 
 NUMBERS, TIMES, LATENCY = range(3)
@@ -34,24 +33,33 @@ _DIGITS = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Digest:
-    """Four int64 arrays of one length."""
+class ArchiveDigest:
+    """Digest of archive rows: four int64 arrays of equal length."""
 
     kind: Integers
     step: Integers
     first: Integers
     last: Integers
 
-    def of(self, kind: int) -> tuple[Integers, Integers, Integers]:
-        """step, first and last of one kind."""
+    def select_kind(self, kind: int) -> tuple[Integers, Integers, Integers]:
+        """Return step, first and last of the entries of one kind."""
         which = self.kind == kind
         return self.step[which], self.first[which], self.last[which]
 
 
-def digest(numbers: Integers, at_us: Integers, after_us: Integers, *, step_us: int) -> Digest:
-    """Of rows of one place: their numbers, times and latencies, in any order; at least one."""
-    begins, ends = runs_of(np.sort(numbers))
-    steps, rounded = at_us // step_us, _rounded(after_us)
+def digest(
+    numbers: Integers, at_us: Integers, after_us: Integers, *, step_us: int
+) -> ArchiveDigest:
+    """Summarize rows of one place.
+
+    Args:
+        numbers: Sequences, int64[n], n >= 1, in any order.
+        at_us: Times, in microseconds since 1970, int64[n].
+        after_us: Latencies in microseconds, int64[n].
+        step_us: Length of a step in microseconds.
+    """
+    begins, ends = consecutive_ranges(np.sort(numbers))
+    steps, rounded = at_us // step_us, _round_to_digits(after_us)
     order = np.lexsort((rounded, steps))
     steps, rounded = steps[order], rounded[order]
     new = np.r_[True, (np.diff(steps) != 0) | (np.diff(rounded) != 0)]
@@ -63,11 +71,11 @@ def digest(numbers: Integers, at_us: Integers, after_us: Integers, *, step_us: i
         (LATENCY, steps[starts], rounded[starts], counts),
     ]
     kinds = np.concatenate([np.full(part[1].size, part[0], np.int64) for part in parts])
-    return Digest(kinds, *(np.concatenate([part[i] for part in parts]) for i in (1, 2, 3)))
+    return ArchiveDigest(kinds, *(np.concatenate([part[i] for part in parts]) for i in (1, 2, 3)))
 
 
-def _rounded(values: Integers) -> Integers:
-    """To three digits."""
+def _round_to_digits(values: Integers) -> Integers:
+    """Round to three digits."""
     sizes = np.abs(values).astype(np.float64)
     exponents = np.floor(np.log10(np.maximum(sizes, 1))).astype(np.int64)
     scale = 10 ** np.maximum(exponents - (_DIGITS - 1), 0)
@@ -75,17 +83,19 @@ def _rounded(values: Integers) -> Integers:
     return rounded
 
 
-def figures_of(found: Digest, *, step_us: int) -> Iterator[dict[str, Any]]:
-    """The row of the whole, and one for each step in which there was anything. Names as a report
-    has them; latencies in us, by SHARES."""
-    _, first, last = found.of(NUMBERS)
-    given = Ranges.of(np.zeros_like(first), first, last)
-    edges = edges_of(given)
-    cells, covered = np.diff(edges), times_covered(given, edges)
+def summarize_digest(found: ArchiveDigest, *, step_us: int) -> Iterator[dict[str, Any]]:
+    """Yield the report row of the whole, and one for each step with messages.
+
+    Column names are those of a report; latencies are in microseconds, by SHARES.
+    """
+    _, first, last = found.select_kind(NUMBERS)
+    given = TimedRanges.of(np.zeros_like(first), first, last)
+    edges = find_edges(given)
+    cells, covered = np.diff(edges), coverage_counts(given, edges)
     there, sent = int(cells[covered > 0].sum()), int(edges[-1] - edges[0])
-    _, earliest, latest = found.of(TIMES)
+    _, earliest, latest = found.select_kind(TIMES)
     begin, end = int(earliest.min()), int(latest.max())
-    steps, after, counts = found.of(LATENCY)
+    steps, after, counts = found.select_kind(LATENCY)
     _, of_all = quantiles(np.zeros_like(steps), after, counts, SHARES)
     yield {
         "span": "run",

@@ -1,13 +1,11 @@
-"""An archive's many small files become few, while its queries go on.
+"""Compaction of an archive: merges many small files into few, while queries continue.
 
-Rule 1: what is merged, `layout` decides; how it is swapped, so that a death at any step hides
-nothing and doubles nothing for long, `tables` does.
-Rule 2: before anything is replaced, what replaces it is there and has as many rows.
-Rule 3: one compaction at a time works on an archive. The last one that began goes on; one that is
-overtaken ends before its next swap.
+`archive_layout` chooses the files and `archive_commit` swaps them crash-safely. Files are replaced
+only after the new ones exist with the same number of rows. Only one compaction works on an archive:
+a newer one takes over, and the older one ends before its next swap.
 
-A program that reads Parquet while a folder is swapped may see some of its messages twice, or miss
-a file that it had listed: such programs should read a Delta table, where neither happens.
+A Parquet reader may see messages twice, or miss a file it had listed, during a swap. Use a Delta
+table if readers must not.
 """
 
 from __future__ import annotations
@@ -19,37 +17,41 @@ from typing import TYPE_CHECKING
 
 from simplebus.spark.jobs import delta
 from simplebus.spark.jobs.archive import DDL, FILE_DDL
-from simplebus.spark.jobs.archive_commit import latest_batches, noted, recover
-from simplebus.spark.jobs.archive_commit import swap as swap_files
+from simplebus.spark.jobs.archive_commit import (
+    latest_batches,
+    read_manifest,
+    recover_swaps,
+    swap_files,
+)
 from simplebus.spark.jobs.archive_layout import (
     OWNER,
     STAGING,
     ArchiveError,
-    Merge,
-    compacted,
-    compaction_staging,
-    dump,
-    merges,
-    swap,
+    FileMerge,
+    compacted_moves,
+    compaction_staging_folder,
+    dump_manifest,
+    plan_merges,
+    swap_manifest,
 )
-from simplebus.spark.jobs.hadoop import HadoopFiles
+from simplebus.spark.jobs.hadoop import HadoopArchiveFiles
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 TARGET_BYTES = 128 << 20
-"""Large enough that opening a file does not show, small enough that a day keeps many cores busy."""
+"""Large enough that opening a file is cheap, small enough that many cores can read one day."""
 RETENTION_HOURS = 168
-_ORDER = ("server", "memory", "offset")
+_SORT_COLUMNS = ("server", "memory", "offset")
 
 
 @dataclass(frozen=True, slots=True)
-class Compacted:
-    """What a compaction has done."""
+class CompactionResult:
+    """Result of a compaction."""
 
     folders: int
     files_before: int
-    """Of those that were merged."""
+    """Number of merged files."""
     files_after: int
 
     def __str__(self) -> str:
@@ -66,64 +68,82 @@ def compact(
     target_bytes: int = TARGET_BYTES,
     retention_hours: int = RETENTION_HOURS,
     storage: dict[str, str] | None = None,
-) -> Compacted:
-    """Merge small files of each class and day into some of about `target_bytes`, sorted by server,
-    memory and offset. `before` leaves out this day and later ones.
+) -> CompactionResult:
+    """Merge small files of each class and day, sorted by server, memory and offset.
 
-    Of a Delta table, files that no version of the last `retention_hours` knows are removed, too.
-    Those of a batch that a query is about to add are such files: 0 is for tables that nobody
-    archives to meanwhile.
-    Raises ArchiveError.
+    Args:
+        spark: The session.
+        path: Path of the archive.
+        before: Merge only days before this one; None for all days.
+        target_bytes: Approximate size of a merged file.
+        retention_hours: Delta tables only: also remove files that no version of so many hours uses.
+            0 would remove files of a batch that a query is adding.
+        storage: Options of delta-rs for an object store.
+
+    Returns:
+        How many files in how many folders were merged.
+
+    Raises:
+        ArchiveError: There is no archive, or another compaction took over.
     """
-    files = HadoopFiles(spark, path)
+    files = HadoopArchiveFiles(spark, path)
     if delta.is_table(files):
-        table = delta.Table(files.root, DDL, storage)
-        return Compacted(*table.compact(before, target_bytes, retention_hours))
+        table = delta.DeltaTableWriter(files.root, DDL, storage)
+        return CompactionResult(*table.compact(before, target_bytes, retention_hours))
     if not files.exists(""):
         raise ArchiveError(f"there is no archive at {files.root}")
     run = f"{datetime.now(UTC):%Y%m%dT%H%M%S}-{uuid.uuid4().hex[:8]}"
-    _begin(files, run)
-    # The files before the batches: of a batch that begins in between no file is listed, and all
-    # batches before it are done.
-    listed = files.visible()
-    found = merges(listed, latest=latest_batches(files), target_bytes=target_bytes, before=before)
+    _take_over(files, run)
+    # List the files before the batches: a batch that starts in between has no listed files, and all
+    # batches before it are finished.
+    listed = files.list_visible_files()
+    found = plan_merges(
+        listed, latest=latest_batches(files), target_bytes=target_bytes, before=before
+    )
     after = 0
     try:
         for number, merge in enumerate(found):
             after += _merge(spark, files, run, number, merge)
     finally:
-        files.remove(compaction_staging(run))
-    return Compacted(len(found), sum(len(merge.files) for merge in found), after)
+        files.remove(compaction_staging_folder(run))
+    return CompactionResult(len(found), sum(len(merge.files) for merge in found), after)
 
 
-def _begin(files: HadoopFiles, run: str) -> None:
-    """Take over, and clean up behind those who died."""
+def _take_over(files: HadoopArchiveFiles, run: str) -> None:
+    """Take over the archive, finish interrupted swaps and remove staged files of dead compactions."""
     files.remove(OWNER)
-    files.write(OWNER, dump({"run": run}))
-    recover(files)
-    for folder in {file.path.split("/")[2] for file in files.listed(STAGING)}:
+    files.write(OWNER, dump_manifest({"run": run}))
+    recover_swaps(files)
+    for folder in {file.path.split("/")[2] for file in files.list_files(STAGING)}:
         if folder.startswith("compaction-"):
             files.remove(f"{STAGING}/{folder}")
 
 
-def _merge(spark: SparkSession, files: HadoopFiles, run: str, number: int, merge: Merge) -> int:
-    """Do one merge. Returns how many files it made."""
-    place = f"{compaction_staging(run)}/{number}"
+def _merge(
+    spark: SparkSession, files: HadoopArchiveFiles, run: str, number: int, merge: FileMerge
+) -> int:
+    """Merge files. Return the number of new files."""
+    staging = f"{compaction_staging_folder(run)}/{number}"
     frame = spark.read.schema(FILE_DDL).parquet(*[files.uri(path) for path in merge.files])
-    if merge.outputs == 1:
+    if merge.output_count == 1:
         frame = frame.coalesce(1)
     else:
-        frame = frame.repartitionByRange(merge.outputs, *_ORDER)
-    frame.sortWithinPartitions(*_ORDER).write.mode("overwrite").parquet(files.uri(place))
-    staged = [file.path for file in files.listed(place) if file.name.startswith("part-")]
-    was = sum(files.measured(path)[1] for path in merge.files)
-    became = sum(files.measured(path)[1] for path in staged)
-    if was != became:
+        frame = frame.repartitionByRange(merge.output_count, *_SORT_COLUMNS)
+    frame.sortWithinPartitions(*_SORT_COLUMNS).write.mode("overwrite").parquet(files.uri(staging))
+    staged = [file.path for file in files.list_files(staging) if file.name.startswith("part-")]
+    rows_before = sum(files.read_row_count(path)[1] for path in merge.files)
+    rows_after = sum(files.read_row_count(path)[1] for path in staged)
+    if rows_before != rows_after:
         raise ArchiveError(
-            f"{len(merge.files)} files of {merge.folder} have {was:,} rows, and what was to "
-            f"replace them has {became:,}: nothing was replaced"
+            f"{len(merge.files)} files of {merge.folder} have {rows_before:,} rows, but the merged "
+            f"files have {rows_after:,}; nothing was replaced"
         )
-    if noted(files, OWNER).get("run") != run:
+    if read_manifest(files, OWNER).get("run") != run:
         raise ArchiveError(f"another compaction has taken over at {files.root}; this one ends here")
-    swap_files(files, swap(run, number), compacted(merge.folder, run, number, staged), merge.files)
+    swap_files(
+        files,
+        swap_manifest(run, number),
+        compacted_moves(merge.folder, run, number, staged),
+        merge.files,
+    )
     return len(staged)

@@ -1,8 +1,8 @@
-"""An archive as a Delta table, by delta-rs: what a batch wrote becomes visible by one transaction.
+"""Archive as a Delta table, written by delta-rs: one transaction makes a batch visible.
 
-Rule 1: a transaction carries its query and batch. A batch whose transaction is there is done, and
-is not written again; what an attempt without a transaction left is no part of the table.
-Rule 2: Spark reads the table as the Parquet files that its newest version consists of.
+A transaction carries query and batch, so a committed batch is recognized and not written again.
+Files of an attempt without a transaction are not part of the table. Spark reads the table as the
+Parquet files of its newest version.
 """
 
 from __future__ import annotations
@@ -14,8 +14,14 @@ from time import time
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
-from simplebus.spark.jobs.archive_commit import Files
-from simplebus.spark.jobs.archive_layout import NO_VALUE, PARTITIONS, ArchiveError, File, values
+from simplebus.spark.jobs.archive_commit import ArchiveFiles
+from simplebus.spark.jobs.archive_layout import (
+    NO_VALUE,
+    PARTITIONS,
+    ArchiveError,
+    ArchiveFile,
+    partition_values,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -23,27 +29,27 @@ if TYPE_CHECKING:
 LOG = "_delta_log"
 
 
-def app_id(query: str) -> str:
-    """What a query's transactions are found by."""
+def transaction_app_id(query: str) -> str:
+    """Return the application id of a query's transactions."""
     return f"simplebus archive {query}"
 
 
-class Table:
-    """A Delta table, made when the first batch is added. `ddl` has its columns."""
+class DeltaTableWriter:
+    """Delta table, created with the first batch. `ddl` has its columns."""
 
     def __init__(self, uri: str, ddl: str, storage: dict[str, str] | None = None) -> None:
         self._uri, self._ddl, self._storage = uri.removeprefix("file:"), ddl, storage
         self._open: Any = None
 
-    def _table(self, *, make: bool = False) -> Any:
-        """The table as it is now; None when there is none and none is to be made."""
+    def _table(self, *, create: bool = False) -> Any:
+        """Return the table's current version; None if it does not exist and `create` is false."""
         from deltalake import DeltaTable
 
         if self._open is not None:
             self._open.update_incremental()
         elif DeltaTable.is_deltatable(self._uri, self._storage):
             self._open = DeltaTable(self._uri, storage_options=self._storage)
-        elif make:
+        elif create:
             self._open = DeltaTable.create(
                 self._uri,
                 self._schema(),
@@ -57,41 +63,42 @@ class Table:
         from deltalake import Schema
         from pyspark.sql.types import StructType
 
-        return Schema.from_json(StructType.fromDDL(self._ddl).json())  # They write it the same way.
+        # Spark and Delta have the same JSON schema format.
+        return Schema.from_json(StructType.fromDDL(self._ddl).json())
 
-    def has(self, query: str, batch: int) -> bool:
-        """Whether a batch is in the table.
+    def has_batch(self, query: str, batch: int) -> bool:
+        """Return True if a batch is in the table.
 
-        Raises ArchiveError when later ones are: the query's checkpoint is an older one.
+        Raises ArchiveError if later batches are, because the query's checkpoint is outdated.
         """
         table = self._table()
-        done = None if table is None else table.transaction_version(app_id(query))
+        done = None if table is None else table.transaction_version(transaction_app_id(query))
         if done is not None and done > batch:
             raise ArchiveError(
-                f"the table has batch {done} of this query, which goes on with batch {batch}: its "
-                "checkpoint is older than the table, and messages would be there twice"
+                f"the table has batch {done} of this query, which continues with batch {batch}: "
+                "its checkpoint is older than the table, and messages would be archived twice"
             )
         return done == batch
 
-    def add(self, query: str, batch: int, files: list[tuple[File, int]]) -> None:
-        """Add a batch: its files, and how many rows each has."""
+    def add_batch(self, query: str, batch: int, files: list[tuple[ArchiveFile, int]]) -> None:
+        """Commit a batch, given its files with their row counts."""
         from deltalake import CommitProperties, Transaction
         from deltalake.transaction import AddAction
 
         now = int(time() * 1000)
         actions = [
             AddAction(
-                path=file.path,  # As it is: the log's way of writing it is delta-rs's business.
+                path=file.path,  # Unescaped: delta-rs escapes it.
                 size=file.size,
-                partition_values=values(file.folder),
+                partition_values=partition_values(file.folder),
                 modification_time=now,
                 data_change=True,
                 stats=json.dumps({"numRecords": rows}),
             )
             for file, rows in files
         ]
-        about = CommitProperties(app_transactions=[Transaction(app_id(query), batch)])
-        self._table(make=True).create_write_transaction(
+        about = CommitProperties(app_transactions=[Transaction(transaction_app_id(query), batch)])
+        self._table(create=True).create_write_transaction(
             actions,
             mode="append",
             schema=self._schema(),
@@ -102,8 +109,10 @@ class Table:
     def compact(
         self, before: date | None, target_bytes: int, retention_hours: int
     ) -> tuple[int, int, int]:
-        """Merge small files, and remove what no version of late knows. Returns in how many
-        partitions, how many files there were, and how many they became."""
+        """Merge small files and remove files unused for `retention_hours`.
+
+        Returns the number of partitions merged, files before, and files after.
+        """
         table = self._table()
         chosen = None if before is None else [("date", "<", before.isoformat())]
         done = table.optimize.compact(partition_filters=chosen, target_size=target_bytes)
@@ -111,8 +120,8 @@ class Table:
         merged = int(done["partitionsOptimized"])
         return merged, int(done["numFilesRemoved"]), int(done["numFilesAdded"])
 
-    def classes(self) -> dict[str, str | None]:
-        """Its files, within the table, and of which class each is."""
+    def class_by_file(self) -> dict[str, str | None]:
+        """Return the class of each file, by the file's path within the table."""
         import pyarrow as pa
 
         table = self._table()
@@ -126,26 +135,28 @@ class Table:
         }
 
 
-def is_table(files: Files) -> bool:
-    """Whether an archive is a Delta table."""
+def is_table(files: ArchiveFiles) -> bool:
+    """Return True if an archive is a Delta table."""
     return files.exists(LOG)
 
 
 def read(spark: SparkSession, uri: str, ddl: str) -> DataFrame:
-    """What a table holds now."""
-    classes = Table(uri, ddl).classes()
+    """Read a table's newest version."""
+    classes = DeltaTableWriter(uri, ddl).class_by_file()
     if not classes:
         return spark.createDataFrame([], ddl)
     paths = [f"{uri}/{path}" for path in classes]
     frame = spark.read.schema(ddl).option("basePath", uri).parquet(*paths)
-    # Folders that delta-rs names are escaped in another way than Spark's: the log knows better.
-    said = {_spark_reads(path): name for path, name in classes.items()}
-    misread: dict[Any, Any] = {reads: name for reads, name in said.items() if reads != name}
+    # delta-rs and Spark escape folder names differently; the log has the true class names.
+    class_by_read_name = {_class_read_by_spark(path): name for path, name in classes.items()}
+    misread: dict[Any, Any] = {
+        reads: name for reads, name in class_by_read_name.items() if reads != name
+    }
     return frame.replace(misread, subset=["class"]) if misread else frame
 
 
-def _spark_reads(path: str) -> str | None:
-    """The class of a file as Spark reads it from the folder's name."""
+def _class_read_by_spark(path: str) -> str | None:
+    """Return the class that Spark reads from a file's folder name."""
     text = path.removeprefix("class=").partition("/")[0]
     if text == NO_VALUE:
         return None

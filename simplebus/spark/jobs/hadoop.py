@@ -1,23 +1,20 @@
-"""An archive's files through Spark's own file systems: a folder, HDFS, an object store.
-
-Rule 1: no decisions here: `tables` decides. What fails says which file.
-"""
+"""Archive files in any file system of Spark: local folders, HDFS or object stores."""
 
 from __future__ import annotations
 
 import uuid
 from typing import TYPE_CHECKING, Any
 
-from simplebus.spark.jobs.archive_layout import File
+from simplebus.spark.jobs.archive_layout import ArchiveFile
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-_LISTINGS_MAX = 20
+_LIST_ATTEMPTS_MAX = 20
 
 
-class HadoopFiles:
-    """The files below a root, by Hadoop's FileSystem, which Spark writes through, too."""
+class HadoopArchiveFiles:
+    """Files below a root folder, through Hadoop's FileSystem. Implements ArchiveFiles."""
 
     def __init__(self, spark: SparkSession, root: str) -> None:
         jvm: Any = spark.sparkContext._jvm
@@ -27,67 +24,69 @@ class HadoopFiles:
         self._fs = place.getFileSystem(conf)
         place = self._fs.makeQualified(place)
         self.root: str = place.toString()
-        """As a URI."""
-        self._cut = len(place.toUri().getPath().rstrip("/")) + 1
+        """URI of the root folder."""
+        self._prefix_length = len(place.toUri().getPath().rstrip("/")) + 1
 
     def uri(self, path: str) -> str:
-        """A path within the archive as Spark takes it."""
+        """Return the URI of a path within the archive."""
         return f"{self.root}/{path}"
 
-    def _at(self, path: str) -> Any:
+    def _hadoop_path(self, path: str) -> Any:
         return self._path(self.uri(path) if path else self.root)
 
-    def listed(self, folder: str) -> list[File]:
-        """All files below a folder; none when it is not there. Raises OSError.
+    def list_files(self, folder: str) -> list[ArchiveFile]:
+        """Return all files below a folder; empty if it does not exist. Raises OSError.
 
-        Hadoop ends a listing when a file goes meanwhile, as it does where a batch is moved: then
-        it is begun again.
+        Hadoop aborts a listing if a file disappears meanwhile, as when a batch is moved; it is
+        retried.
         """
         from py4j.protocol import Py4JJavaError
 
-        for left in reversed(range(_LISTINGS_MAX)):
+        for attempts_left in reversed(range(_LIST_ATTEMPTS_MAX)):
             try:
-                return self._listed(folder)
+                return self._list_once(folder)
             except Py4JJavaError as error:
                 why = str(error.java_exception.toString())
-                if not left or "FileNotFound" not in why:
+                if not attempts_left or "FileNotFound" not in why:
                     raise OSError(f"{self.uri(folder)} could not be listed: {why}") from error
         raise AssertionError("unreachable")
 
-    def _listed(self, folder: str) -> list[File]:
-        place = self._at(folder)
+    def _list_once(self, folder: str) -> list[ArchiveFile]:
+        place = self._hadoop_path(folder)
         if not self._fs.exists(place):
             return []
         found = []
         each = self._fs.listFiles(place, True)
         while each.hasNext():
             status = each.next()
-            path = status.getPath().toUri().getPath()[self._cut :]
-            found.append(File(path, int(status.getLen())))
+            path = status.getPath().toUri().getPath()[self._prefix_length :]
+            found.append(ArchiveFile(path, int(status.getLen())))
         return found
 
-    def visible(self) -> list[File]:
-        """All files that programs which read Parquet find."""
+    def list_visible_files(self) -> list[ArchiveFile]:
+        """Return all files that Parquet readers find."""
         if not self.exists(""):
             return []
-        names = [str(each.getPath().getName()) for each in self._fs.listStatus(self._at(""))]
-        return [file for name in names if name[0] not in "._" for file in self.listed(name)]
+        names = [
+            str(each.getPath().getName()) for each in self._fs.listStatus(self._hadoop_path(""))
+        ]
+        return [file for name in names if name[0] not in "._" for file in self.list_files(name)]
 
     def read(self, path: str) -> bytes | None:
-        """What is in a file; None when it is not there."""
-        if not self._fs.exists(self._at(path)):
+        """Return a file's content; None if it does not exist."""
+        if not self._fs.exists(self._hadoop_path(path)):
             return None
-        stream = self._fs.open(self._at(path))
+        stream = self._fs.open(self._hadoop_path(path))
         try:
             return bytes(self._jvm.org.apache.commons.io.IOUtils.toByteArray(stream))
         finally:
             stream.close()
 
     def write(self, path: str, data: bytes) -> None:
-        """Make a file that is there as a whole or not at all."""
+        """Create a file atomically."""
         folder, _, name = path.rpartition("/")
         draft = f"{folder}/.{name}-{uuid.uuid4().hex}"
-        stream = self._fs.create(self._at(draft), True)
+        stream = self._fs.create(self._hadoop_path(draft), True)
         try:
             stream.write(bytearray(data))
         finally:
@@ -95,17 +94,17 @@ class HadoopFiles:
         self.move(draft, path)
 
     def exists(self, path: str) -> bool:
-        """Whether there is a file or folder of this name."""
-        return bool(self._fs.exists(self._at(path)))
+        """Return True if a file or folder exists."""
+        return bool(self._fs.exists(self._hadoop_path(path)))
 
     def move(self, path: str, target: str) -> None:
-        """Rename a file, into a folder that is made if need be. Raises OSError."""
+        """Rename a file and create its target folder. Raises OSError."""
         from py4j.protocol import Py4JJavaError
 
-        place = self._at(target)
+        place = self._hadoop_path(target)
         self._fs.mkdirs(place.getParent())
         try:
-            moved = self._fs.rename(self._at(path), place)
+            moved = self._fs.rename(self._hadoop_path(path), place)
         except Py4JJavaError as error:
             why = str(error.java_exception.getMessage())
             raise OSError(f"{self.uri(path)} could not be moved to {target}: {why}") from error
@@ -113,12 +112,12 @@ class HadoopFiles:
             raise OSError(f"{self.uri(path)} could not be moved to {target}")
 
     def remove(self, path: str) -> None:
-        """Remove a file, or a folder with all that is in it; nothing when it is not there."""
-        self._fs.delete(self._at(path), True)
+        """Remove a file, or a folder with its content; do nothing if it does not exist."""
+        self._fs.delete(self._hadoop_path(path), True)
 
-    def measured(self, path: str) -> tuple[File, int]:
-        """A Parquet file with its size, and how many rows it has by its own account."""
-        place = self._at(path)
+    def read_row_count(self, path: str) -> tuple[ArchiveFile, int]:
+        """Return a Parquet file with its size, and its row count from the footer."""
+        place = self._hadoop_path(path)
         parquet: Any = self._jvm.org.apache.parquet.hadoop
         source = parquet.util.HadoopInputFile.fromPath(place, self._fs.getConf())
         reader = parquet.ParquetFileReader.open(source)
@@ -126,4 +125,4 @@ class HadoopFiles:
             rows = int(reader.getRecordCount())
         finally:
             reader.close()
-        return File(path, int(source.getLength())), rows
+        return ArchiveFile(path, int(source.getLength())), rows

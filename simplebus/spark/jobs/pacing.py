@@ -1,7 +1,7 @@
-"""When a message of an archive is due again, if time passes as it did then, or faster.
+"""Due times of replayed messages, at the original pace or faster.
 
-Rule 1: nothing of Spark and no clock here: times are arguments, and so is sleeping.
-Rule 2: order comes before time: a message is due no sooner than those before it.
+No clock: times and the sleep function are arguments. Order takes precedence over time: a message is
+not due before its predecessors.
 """
 
 from __future__ import annotations
@@ -17,56 +17,55 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 DUE = "due"
-"""The column that says when a message was published, in microseconds since 1970."""
+"""Column with a message's publishing time, in microseconds since 1970."""
 
-# A nap long enough that what became due meanwhile goes out together, and short enough that nobody
-# sees it.
-_NAP_SECONDS = 0.01
-# A bus hears of us more often than this, or it takes us for dead.
-SILENCE_SECONDS = 5.0
+# Long enough to batch the messages that become due meanwhile, short enough not to show.
+_SLEEP_MIN_SECONDS = 0.01
+# Maximum silence: empty batches make the sink send heartbeats before the bus drops it.
+IDLE_SECONDS_MAX = 5.0
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
-    """How the times of an archive become times now, the same for everybody who plays it."""
+class ReplaySchedule:
+    """Mapping from an archive's times to current times, shared by all tasks."""
 
     origin: int
-    """When it began then, in microseconds since 1970."""
+    """Archived time of the start, in microseconds since 1970."""
     start: float
-    """When it begins now, in seconds since 1970."""
+    """Current time of the start, in seconds since 1970."""
     speed: float
-    """How many seconds of then pass in one of now."""
+    """Archived seconds per current second."""
 
-    def due(self, stamps: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
-        """When messages are due now, by when they were published then."""
+    def due_times(self, stamps: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
+        """Return due times in seconds since 1970, from publishing times in microseconds."""
         found: npt.NDArray[np.float64] = self.start + (stamps - self.origin) / (1e6 * self.speed)
         return found
 
 
-def paced(
+def pace_batches(
     batches: Iterator[pa.RecordBatch],
-    pace: Pace,
+    schedule: ReplaySchedule,
     *,
     now: Callable[[], float],
     sleep: Callable[[float], None],
 ) -> Iterator[pa.RecordBatch]:
-    """The same rows in the same order, each when it is due, or at once when it is late already.
+    """Yield the rows in order, each when it is due; overdue rows at once.
 
-    Long silences are broken by batches without rows.
+    During long pauses, batches without rows are yielded.
     """
     latest = float("-inf")
     for batch in batches:
         stamps = batch.column(DUE).to_numpy(zero_copy_only=False)
-        dues = np.maximum(np.maximum.accumulate(pace.due(stamps)), latest)
-        at, spoke = 0, now()
-        while at < dues.size:
+        dues = np.maximum(np.maximum.accumulate(schedule.due_times(stamps)), latest)
+        row, last_yield = 0, now()
+        while row < dues.size:
             until = int(np.searchsorted(dues, now(), "right"))
-            if until > at:
-                yield batch.slice(at, until - at)
-                at, spoke = until, now()
-            elif now() - spoke >= SILENCE_SECONDS:
+            if until > row:
+                yield batch.slice(row, until - row)
+                row, last_yield = until, now()
+            elif now() - last_yield >= IDLE_SECONDS_MAX:
                 yield batch.slice(0, 0)
-                spoke = now()
+                last_yield = now()
             else:
-                sleep(min(max(float(dues[at]) - now(), _NAP_SECONDS), SILENCE_SECONDS))
+                sleep(min(max(float(dues[row]) - now(), _SLEEP_MIN_SECONDS), IDLE_SECONDS_MAX))
         latest = float(dues[-1]) if dues.size else latest

@@ -1,7 +1,6 @@
-"""A query at work: how far it is, how it is stopped, and what went wrong, in a sentence.
+"""Progress display, interruption and error texts of a running query.
 
-Rule 1: what is shown and what is said is worked out by pure functions of what Spark reports.
-Rule 2: the first Ctrl-C lets the batch that is under way come to its end; the second does not.
+The first Ctrl-C lets the current batch finish; the second one stops the query at once.
 """
 
 from __future__ import annotations
@@ -21,173 +20,191 @@ from simplebus.spark.read.progress import lag
 T = TypeVar("T")
 
 _POLL_SECONDS = 0.2
-# How often a log gets a line.
-_LINE_SECONDS = 10.0
-# For tasks that are cancelled to come to their end.
-_GOODBYE_SECONDS = 10.0
+# Interval of progress lines if standard error is not a terminal.
+_LOG_INTERVAL_SECONDS = 10.0
+# Time for cancelled tasks to end.
+_CANCEL_TIMEOUT_SECONDS = 10.0
 
 
-# What went wrong ---------------------------------------------------------------------------------
+# Errors ------------------------------------------------------------------------------------------
 
 _TRACEBACK = "Traceback (most recent call last):"
-_RAISED = re.compile(r"(?P<kind>[A-Za-z_][\w.]*)(?:: (?P<text>.*))?$")
-_THEIRS = ("py4j.", "pyspark.")
+_EXCEPTION_LINE = re.compile(r"(?P<kind>[A-Za-z_][\w.]*)(?:: (?P<text>.*))?$")
+_SPARK_MODULES = ("py4j.", "pyspark.")
 _CONDITION = re.compile(r"\[[A-Z0-9_.]+\] ")
-_TAIL = re.compile(r" SQLSTATE: \w+$")
+_SQLSTATE = re.compile(r" SQLSTATE: \w+$")
 
 
-def reason(error: BaseException | str) -> str:
-    """What an error of Spark's is about: the sentence of the Python exception inside it, or else
-    its own first line."""
+def error_sentence(error: BaseException | str) -> str:
+    """Return the message of the Python exception inside an error of Spark, or the error's first
+    line.
+    """
     text = str(error)
-    found = [raised for block in text.split(_TRACEBACK)[1:] if (raised := _raised(block))]
-    ours = [raised for raised in found if not raised[0].startswith(_THEIRS)]
+    found = [raised for block in text.split(_TRACEBACK)[1:] if (raised := _parse_traceback(block))]
+    ours = [raised for raised in found if not raised[0].startswith(_SPARK_MODULES)]
     for kind, sentence in reversed(ours or found):
         return sentence or kind
     first = next((line for line in text.splitlines() if line.strip()), "")
-    return _TAIL.sub("", _CONDITION.sub("", first, count=1)).strip() or type(error).__name__
+    return _SQLSTATE.sub("", _CONDITION.sub("", first, count=1)).strip() or type(error).__name__
 
 
-def _raised(block: str) -> tuple[str, str] | None:
-    """The exception at the end of a traceback: its kind, and what it says."""
+def _parse_traceback(block: str) -> tuple[str, str] | None:
+    """Return type and message of the exception at the end of a traceback; None if there is none."""
     lines = iter(block.splitlines())
     next(lines, None)
     for line in lines:
         if line.startswith(" "):
             continue
-        match = _RAISED.match(line)
+        match = _EXCEPTION_LINE.match(line)
         if match is None:
             return None
         return match["kind"], (match["text"] or "").strip()
     return None
 
 
-# How far it is -----------------------------------------------------------------------------------
+# Progress ----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
-    """How far a query is."""
+class QueryProgress:
+    """Progress of a streaming query since its start."""
 
     batches: int = 0
     rows: int = 0
-    """Of all its batches since it was started."""
+    """Rows of all batches."""
     rate: float = 0.0
-    """Rows per second of its last batch that had some."""
+    """Rows per second of the last batch that had rows."""
     lag: int | None = None
-    """Messages that wait behind that batch; None when nobody knows."""
+    """Messages not read yet after that batch; None if unknown."""
 
-    def after(self, progress: Mapping[str, Any]) -> Standing:
-        """And now, by what Spark reports of a batch."""
+    def updated(self, progress: Mapping[str, Any]) -> QueryProgress:
+        """Return the progress after a batch, from Spark's report of it."""
         rows = int(progress.get("numInputRows") or 0)
-        behind = waiting(progress)
+        waiting = count_waiting(progress)
         if not rows:
-            return Standing(
-                self.batches, self.rows, self.rate, self.lag if behind is None else behind
+            return QueryProgress(
+                self.batches, self.rows, self.rate, self.lag if waiting is None else waiting
             )
         rate = float(progress.get("processedRowsPerSecond") or 0.0)
-        return Standing(self.batches + 1, self.rows + rows, rate, behind)
+        return QueryProgress(self.batches + 1, self.rows + rows, rate, waiting)
 
     def __str__(self) -> str:
-        behind = "" if self.lag is None else f", {self.lag:,} waiting"
+        waiting = "" if self.lag is None else f", {self.lag:,} waiting"
         batches = f"{self.batches:,} batch{'' if self.batches == 1 else 'es'}"
-        return f"{self.rows:,} messages in {batches}, {self.rate:,.0f}/s{behind}"
+        return f"{self.rows:,} messages in {batches}, {self.rate:,.0f}/s{waiting}"
 
 
-def waiting(progress: Mapping[str, Any]) -> int | None:
-    """Messages that wait behind a batch. None when the source does not say."""
+def count_waiting(progress: Mapping[str, Any]) -> int | None:
+    """Return the number of messages not read yet after a batch; None if the source does not report
+    it.
+    """
     found = lag({"sources": (), **progress})
     return sum(sum(classes.values()) for classes in found.values()) if found else None
 
 
-# Following ---------------------------------------------------------------------------------------
+# Display -----------------------------------------------------------------------------------------
 
 
-class Stopping:
-    """What Ctrl-C asks for: once to stop when it fits, twice to stop at once."""
+class InterruptCounter:
+    """Counter of Ctrl-C: once to stop after the current batch, twice to stop at once."""
 
     def __init__(self) -> None:
-        self.asked = 0
+        self.count = 0
 
     @contextmanager
-    def heard(self) -> Iterator[Stopping]:
-        """For a block, Ctrl-C is counted instead of raised. Only the main thread hears it."""
+    def counting(self) -> Iterator[InterruptCounter]:
+        """Count Ctrl-C instead of raising KeyboardInterrupt, for the duration of a block.
+
+        Does nothing outside the main thread.
+        """
         if threading.current_thread() is not threading.main_thread():
             yield self
             return
-        former = signal.signal(signal.SIGINT, self._count)
+        previous = signal.signal(signal.SIGINT, self._count)
         try:
             yield self
         finally:
-            signal.signal(signal.SIGINT, former)
+            signal.signal(signal.SIGINT, previous)
 
     def _count(self, number: int, frame: object) -> None:
-        self.asked += 1
+        self.count += 1
 
 
 @contextmanager
-def display(title: str) -> Iterator[Callable[[Standing], None]]:
-    """Shows how far a query is: a line that lives on a terminal, else a plain line now and then."""
+def show_progress(title: str) -> Iterator[Callable[[QueryProgress], None]]:
+    """Yield a function that shows progress: one live line on a terminal, otherwise occasional
+    lines.
+    """
     from rich.console import Console
     from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
     console = Console(stderr=True)
     if not console.is_terminal:
-        yield _plain(title)
+        yield _print_progress(title)
         return
     columns = SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn()
     with Progress(*columns, console=console, transient=True) as bar:
         task = bar.add_task(title)
-        yield lambda standing: bar.update(task, description=f"{title}: {standing}")
+        yield lambda progress: bar.update(task, description=f"{title}: {progress}")
 
 
-def _plain(title: str) -> Callable[[Standing], None]:
-    shown, due = Standing(), monotonic()
+def _print_progress(title: str) -> Callable[[QueryProgress], None]:
+    shown, due = QueryProgress(), monotonic()
 
-    def show(standing: Standing) -> None:
+    def show(progress: QueryProgress) -> None:
         nonlocal shown, due
-        if standing != shown and monotonic() >= due:
-            print(f"{title}: {standing}", file=sys.stderr, flush=True)
-            shown, due = standing, monotonic() + _LINE_SECONDS
+        if progress != shown and monotonic() >= due:
+            print(f"{title}: {progress}", file=sys.stderr, flush=True)
+            shown, due = progress, monotonic() + _LOG_INTERVAL_SECONDS
 
     return show
 
 
-def follow(query: Any, title: str) -> tuple[Standing, bool]:
-    """Show a streaming query until it ends. Returns how far it came, and whether Ctrl-C ended it.
+def follow(query: Any, title: str) -> tuple[QueryProgress, bool]:
+    """Show a streaming query until it ends.
 
-    Raises what the query died of.
+    Args:
+        query: The StreamingQuery.
+        title: Title of the progress display.
+
+    Returns:
+        The progress, and True if Ctrl-C stopped the query.
+
+    Raises:
+        Exception: The error that the query ended with.
     """
-    standing, seen = Standing(), -1
+    progress, last_batch = QueryProgress(), -1
     before = None
-    with Stopping().heard() as stopping, display(title) as show:
+    with InterruptCounter().counting() as interrupts, show_progress(title) as show:
         while not query.awaitTermination(_POLL_SECONDS):
-            standing, seen = _caught_up(query, standing, seen)
-            show(standing)
-            if stopping.asked and before is None:
-                before = seen
-            if stopping.asked > 1 or (
-                stopping.asked and (seen != before or not query.status["isTriggerActive"])
+            progress, last_batch = _apply_reports(query, progress, last_batch)
+            show(progress)
+            if interrupts.count and before is None:
+                before = last_batch
+            if interrupts.count > 1 or (
+                interrupts.count and (last_batch != before or not query.status["isTriggerActive"])
             ):
                 query.stop()
                 break
-        standing, seen = _caught_up(query, standing, seen)
-    return standing, stopping.asked > 0
+        progress, last_batch = _apply_reports(query, progress, last_batch)
+    return progress, interrupts.count > 0
 
 
-def _caught_up(query: Any, standing: Standing, seen: int) -> tuple[Standing, int]:
-    """How far it is now, by the reports of batches that are newer than batch `seen`."""
-    for progress in query.recentProgress:
-        if progress["batchId"] > seen and progress["numInputRows"]:
-            standing, seen = standing.after(progress), progress["batchId"]
-        elif progress["batchId"] >= seen:
-            standing = standing.after({**progress, "numInputRows": 0})
-    return standing, seen
+def _apply_reports(
+    query: Any, progress: QueryProgress, last_batch: int
+) -> tuple[QueryProgress, int]:
+    """Return progress and last batch, updated by reports of batches after `last_batch`."""
+    for report in query.recentProgress:
+        if report["batchId"] > last_batch and report["numInputRows"]:
+            progress, last_batch = progress.updated(report), report["batchId"]
+        elif report["batchId"] >= last_batch:
+            progress = progress.updated({**report, "numInputRows": 0})
+    return progress, last_batch
 
 
 @contextmanager
-def _shown(spark: Any, title: str) -> Iterator[Callable[[], None]]:
-    """Shows how many of its tasks a job has done."""
+def _show_tasks(spark: Any, title: str) -> Iterator[Callable[[], None]]:
+    """Show how many tasks of a job are finished."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -209,30 +226,40 @@ def _shown(spark: Any, title: str) -> Iterator[Callable[[], None]]:
         yield show
 
 
-def work(spark: Any, title: str, job: Callable[[], T]) -> T:
-    """Do a job that is no stream, and show how many of its tasks are done. Ctrl-C cancels it.
+def run_job(spark: Any, title: str, job: Callable[[], T]) -> T:
+    """Run a batch job and show how many of its tasks are finished. Ctrl-C cancels the job.
 
-    Raises what the job raises, and KeyboardInterrupt.
+    Args:
+        spark: The session.
+        title: Title of the progress display.
+        job: Function that runs the job.
+
+    Returns:
+        The result of `job`.
+
+    Raises:
+        KeyboardInterrupt: Ctrl-C was pressed.
+        Exception: The error that `job` raised.
     """
-    answers: list[T] = []
+    results: list[T] = []
     errors: list[BaseException] = []
 
     def run() -> None:
         try:
-            answers.append(job())
+            results.append(job())
         except BaseException as error:
             errors.append(error)
 
     thread = threading.Thread(target=run, name=title, daemon=True)
-    with Stopping().heard() as stopping, _shown(spark, title) as show:
+    with InterruptCounter().counting() as interrupts, _show_tasks(spark, title) as show:
         thread.start()
         while thread.is_alive():
             thread.join(_POLL_SECONDS)
             show()
-            if stopping.asked:
+            if interrupts.count:
                 spark.sparkContext.cancelAllJobs()
-                thread.join(_GOODBYE_SECONDS)
+                thread.join(_CANCEL_TIMEOUT_SECONDS)
                 raise KeyboardInterrupt
     if errors:
         raise errors[0]
-    return answers[0]
+    return results[0]

@@ -1,10 +1,9 @@
-"""An archive onto a bus again: by class, channel and time, as fast as it goes or as it went.
+"""Replay of an archive to a bus: by class, channel and time, at full speed or at the original pace.
 
-Rule 1: messages of one class, from one memory of one server, are a lane: they are published one
-after the other, in the order of their offsets, by a publisher of their own.
-Rule 2: a lane's publisher is named by the replay's name and by what was chosen, and row n of the
-lane is its message n. So a replay that was killed and is run again goes on where it ended, within
-the bounds that `sink` names: what the bus has of a publisher is not published again.
+Messages of one class, server and memory form a stream: one publisher sends them in the order of
+their offsets. The publisher's name is derived from the replay's name and the selection, and row n
+of the stream is its message number n. So a repeated replay continues where the previous one ended,
+within the limits described in `sink`.
 
 >>> replay(spark, "/data/archive", "127.0.0.1:8888", classes=["orders"], name="again")
 """
@@ -23,59 +22,61 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from simplebus.spark.jobs.archive import read
-from simplebus.spark.jobs.pacing import DUE, SILENCE_SECONDS, Pace, paced
+from simplebus.spark.jobs.pacing import DUE, IDLE_SECONDS_MAX, ReplaySchedule, pace_batches
 from simplebus.spark.options import SinkOptions, sink_options
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import Column, DataFrame, SparkSession
 
-_LANE = "lane"
+_STREAM = "lane"
 _COLUMNS = ("value", "key", "headers", "channel")
 _GROUP = ("class", "server", "memory")
-# Batches that wait for a lane whose messages are not due yet. More would only take memory.
-_AHEAD = 2
-_PATIENCE_SECONDS = 0.2
-_GOODBYE_SECONDS = 5.0
-# For the first rows to come through the shuffle: those that come later go out at once.
-_LEAD_SECONDS = 2.0
+# Batches queued for a stream whose messages are not due yet.
+_QUEUED_BATCHES_MAX = 2
+_POLL_SECONDS = 0.2
+_STOP_TIMEOUT_SECONDS = 5.0
+# Time for the first rows to pass the shuffle; later rows are overdue and sent at once.
+_START_DELAY_SECONDS = 2.0
 
 
 @dataclass(frozen=True, slots=True)
-class Chosen:
-    """Which messages of an archive are meant."""
+class MessageSelection:
+    """Messages of an archive to replay."""
 
     classes: tuple[str, ...] = ()
-    """None: every class."""
+    """Empty: every class."""
     channels: tuple[str, ...] = ()
-    """Patterns; a message is meant if one of them matches its channel. None: every message."""
+    """Patterns; messages on other channels are skipped. Empty: every message."""
     begin: datetime | None = None
     end: datetime | None = None
-    """The first moment that is not meant."""
+    """First publishing time that is not selected."""
 
 
 @dataclass(frozen=True, slots=True)
-class Lane:
-    """Who publishes the messages of one class, server and memory, and how."""
+class ReplayStream:
+    """Publisher of the messages of one class, server and memory."""
 
     publisher: str
     sink: SinkOptions
 
 
 @dataclass(frozen=True, slots=True)
-class Replayed:
-    """What a replay has done."""
+class ReplayResult:
+    """Result of a replay."""
 
     messages: int
     stored_before: int
-    """How many of them an earlier run had published."""
+    """How many of the messages an earlier run had published."""
 
 
-def publisher_name(name: str, group: Sequence[str | None], chosen: Chosen, to_class: str) -> str:
-    """What a lane's publisher is called: the same for the same messages, and for no others."""
-    window = [at and at.astimezone(UTC).isoformat() for at in (chosen.begin, chosen.end)]
-    said = [*group, *window, to_class, *chosen.channels]
-    return f"replay {name} {hashlib.sha256(json.dumps(said).encode()).hexdigest()[:24]}"
+def publisher_name(
+    name: str, group: Sequence[str | None], selection: MessageSelection, to_class: str
+) -> str:
+    """Return a stream's publisher name: equal for equal selections only."""
+    window = [at and at.astimezone(UTC).isoformat() for at in (selection.begin, selection.end)]
+    identity = [*group, *window, to_class, *selection.channels]
+    return f"replay {name} {hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:24]}"
 
 
 def replay(
@@ -91,72 +92,88 @@ def replay(
     to_class: str = "",
     name: str = "",
     timeout: float | None = None,
-) -> Replayed:
+) -> ReplayResult:
     """Publish messages of an archive to a bus, with their keys, headers and channels.
 
-    `servers` is one bus, as host:port. Messages published from `begin` to before `end` are meant;
-    a moment without a time zone is in UTC. `speed` 1.0 has them follow each other as they did, 10.0
-    ten times as fast, None as fast as it goes. `to_class` takes all of them; else each goes to the
-    class that it was of. Under the same `name` the same messages are published once; without one
-    this replay is one of its own. A bus that does not answer is tried for `timeout` seconds.
+    Args:
+        spark: The session.
+        path: Path of the archive.
+        servers: One bus, as host:port.
+        classes: Classes to replay; empty for all.
+        channels: Channel patterns; empty for all messages.
+        begin: First publishing time. A time without a zone is UTC.
+        end: First publishing time that is not replayed.
+        speed: 1.0 for the original pace, 10.0 for ten times as fast, None for full speed.
+        to_class: Class for all messages; empty for their original classes.
+        name: Name of the replay. Each message is stored once per name; empty for a new name.
+        timeout: Seconds for which connecting to the bus is retried; None for the sink's default.
 
-    Raises ValueError, and what Spark does when its tasks fail.
+    Returns:
+        How many messages were selected, and how many of them were stored before.
+
+    Raises:
+        ValueError: An argument is invalid.
+        Exception: Spark's error if a task fails.
     """
     given = {"servers": servers, "class": to_class, "timeout": timeout}
     sink = sink_options({key: str(value) for key, value in given.items() if value})
     if speed is not None and not 0 < speed < float("inf"):
-        raise ValueError(f"speed is above 0, got {speed}")
+        raise ValueError(f"expected a speed above 0, got {speed}")
     if begin is not None and begin.tzinfo is None:
         begin = begin.replace(tzinfo=UTC)
     if end is not None and end.tzinfo is None:
         end = end.replace(tzinfo=UTC)
-    chosen = Chosen(tuple(classes), tuple(channels), begin, end)
+    selection = MessageSelection(tuple(classes), tuple(channels), begin, end)
     name = name or uuid.uuid4().hex
-    frame = _filtered(read(spark, path), chosen)
+    frame = _filtered(read(spark, path), selection)
     groups = _groups(frame)
-    lanes = [
-        Lane(
-            publisher_name(name, group, chosen, to_class),
+    streams = [
+        ReplayStream(
+            publisher_name(name, group, selection, to_class),
             replace(sink, class_=to_class or group[0]),
         )
         for group, _ in groups
     ]
     if not groups:
-        return Replayed(0, 0)
-    pace = None
+        return ReplayResult(0, 0)
+    schedule = None
     tasks = len(groups)
     if speed is not None:
-        # All lanes move at once, however few tasks there may be at a time.
+        # All streams run at once, so there may be no more tasks than cores.
         tasks = min(tasks, spark.sparkContext.defaultParallelism)
-        pace = Pace(min(first for _, first in groups), time.time() + _LEAD_SECONDS, speed)
-    rows = _laned(spark, frame, [group for group, _ in groups], tasks, is_paced=pace is not None)
+        schedule = ReplaySchedule(
+            min(first for _, first in groups), time.time() + _START_DELAY_SECONDS, speed
+        )
+    rows = _assign_streams(
+        spark, frame, [group for group, _ in groups], tasks, is_paced=schedule is not None
+    )
     done = rows.mapInArrow(
-        Publishing(lanes, chosen.channels, pace), "messages bigint, before bigint"
+        StreamPublisherTask(streams, selection.channels, schedule), "messages bigint, before bigint"
     )
     counts = done.collect()
-    return Replayed(sum(row.messages for row in counts), sum(row.before for row in counts))
+    return ReplayResult(sum(row.messages for row in counts), sum(row.before for row in counts))
 
 
-# What is published -------------------------------------------------------------------------------
+# Selection ---------------------------------------------------------------------------------------
 
 
-def _filtered(frame: DataFrame, chosen: Chosen) -> DataFrame:
+def _filtered(frame: DataFrame, selection: MessageSelection) -> DataFrame:
     from pyspark.sql import functions as sql
 
-    if chosen.classes:
-        frame = frame.where(sql.col("class").isin(*chosen.classes))
+    if selection.classes:
+        frame = frame.where(sql.col("class").isin(*selection.classes))
     stamp, day = sql.col("timestamp"), sql.col("date")
-    if chosen.begin is not None:
-        frame = frame.where(stamp >= sql.lit(chosen.begin))
-        frame = frame.where(day >= sql.lit(chosen.begin.astimezone(UTC).date()))
-    if chosen.end is not None:
-        frame = frame.where(stamp < sql.lit(chosen.end))
-        frame = frame.where(day <= sql.lit(chosen.end.astimezone(UTC).date()))
+    if selection.begin is not None:
+        frame = frame.where(stamp >= sql.lit(selection.begin))
+        frame = frame.where(day >= sql.lit(selection.begin.astimezone(UTC).date()))
+    if selection.end is not None:
+        frame = frame.where(stamp < sql.lit(selection.end))
+        frame = frame.where(day <= sql.lit(selection.end.astimezone(UTC).date()))
     return frame
 
 
 def _groups(frame: DataFrame) -> list[tuple[tuple[Any, ...], int]]:
-    """Class, server and memory of what there is, and when the first of it was published."""
+    """Return class, server and memory of each stream, and its first publishing time."""
     from pyspark.sql import functions as sql
 
     found = frame.groupBy(*_GROUP).agg(sql.min(sql.unix_micros("timestamp")).alias("first"))
@@ -166,114 +183,118 @@ def _groups(frame: DataFrame) -> list[tuple[tuple[Any, ...], int]]:
     return sorted(rows, key=lambda row: [value or "" for value in row[0]])
 
 
-def _laned(
+def _assign_streams(
     spark: SparkSession, frame: DataFrame, groups: list[Any], tasks: int, *, is_paced: bool
 ) -> DataFrame:
-    """The rows by lane, each lane in its order and in one task."""
+    """Return the rows with their stream number, each stream sorted and in one task."""
     from pyspark.sql import Window
     from pyspark.sql import functions as sql
 
     known = [(number, *group) for number, group in enumerate(groups)]
     names = [f"_{name}" for name in _GROUP]
-    numbers = spark.createDataFrame(known, f"{_LANE} int, {' string, '.join(names)} string")
+    numbers = spark.createDataFrame(known, f"{_STREAM} int, {' string, '.join(names)} string")
     same: Column = sql.lit(True)
     for name in _GROUP:
         same = same & sql.col(name).eqNullSafe(sql.col(f"_{name}"))
     frame = frame.join(sql.broadcast(numbers), same)
-    order: tuple[str, ...] = (_LANE, "offset")
-    columns: list[Any] = [_LANE, "offset", *_COLUMNS]
+    order: tuple[str, ...] = (_STREAM, "offset")
+    columns: list[Any] = [_STREAM, "offset", *_COLUMNS]
     if is_paced:
-        before = Window.partitionBy(_LANE).orderBy("offset")
+        before = Window.partitionBy(_STREAM).orderBy("offset")
         frame = frame.withColumn(DUE, sql.max(sql.unix_micros("timestamp")).over(before))
         frame = frame.withColumn(DUE, sql.coalesce(DUE, sql.lit(0)))
         order, columns = (DUE, *order), [*columns, DUE]
-    frame = frame.select(*columns).repartitionById(tasks, sql.col(_LANE) % tasks)
+    frame = frame.select(*columns).repartitionById(tasks, sql.col(_STREAM) % tasks)
     return frame.sortWithinPartitions(*order)
 
 
 # Publishing --------------------------------------------------------------------------------------
 
 
-class Publishing:
-    """What a task does with its rows: hand them to their lanes, and say how many there were."""
+class StreamPublisherTask:
+    """Function of `mapInArrow`: publishes a task's rows by stream."""
 
-    def __init__(self, lanes: list[Lane], channels: tuple[str, ...], pace: Pace | None) -> None:
-        self._lanes, self._channels, self._pace = lanes, channels, pace
+    def __init__(
+        self,
+        streams: list[ReplayStream],
+        channels: tuple[str, ...],
+        schedule: ReplaySchedule | None,
+    ) -> None:
+        self._streams, self._channels, self._schedule = streams, channels, schedule
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """All rows of a task; one row for each lane."""
+        """Publish all rows of a task. Yield one row of counts per stream."""
         import pyarrow as pa
 
-        at_work: dict[int, _LaneThread] = {}
+        threads: dict[int, _PublisherThread] = {}
         try:
             for batch in batches:
-                for number, rows in by_lane(batch):
-                    if number not in at_work:
-                        at_work[number] = _LaneThread(self._lanes[number], self._pace)
-                    wanted = by_channel(rows, self._channels)
-                    if wanted.num_rows:
-                        at_work[number].put(wanted)
-            counts = [lane.done() for lane in at_work.values()]
+                for number, rows in split_by_stream(batch):
+                    if number not in threads:
+                        threads[number] = _PublisherThread(self._streams[number], self._schedule)
+                    match_channels = filter_channels(rows, self._channels)
+                    if match_channels.num_rows:
+                        threads[number].put(match_channels)
+            counts = [stream.wait_published() for stream in threads.values()]
         finally:
-            for lane in at_work.values():
-                lane.leave()
+            for stream in threads.values():
+                stream.stop()
         yield pa.RecordBatch.from_pydict(
             {"messages": [each[0] for each in counts], "before": [each[1] for each in counts]},
             schema=pa.schema([("messages", pa.int64()), ("before", pa.int64())]),
         )
 
 
-def by_lane(batch: pa.RecordBatch) -> Iterator[tuple[int, pa.RecordBatch]]:
-    """A batch's rows by their lane, each lane's in their order."""
+def split_by_stream(batch: pa.RecordBatch) -> Iterator[tuple[int, pa.RecordBatch]]:
+    """Yield a batch's rows by stream number, in order."""
     import pyarrow.compute as pc
 
-    lanes = batch.column(_LANE)
-    for number in pc.unique(lanes).to_pylist():
-        rows = batch.filter(pc.equal(lanes, number))
+    streams = batch.column(_STREAM)
+    for number in pc.unique(streams).to_pylist():
+        rows = batch.filter(pc.equal(streams, number))
         yield number, rows.select([name for name in rows.schema.names if name in (*_COLUMNS, DUE)])
 
 
-def by_channel(batch: pa.RecordBatch, patterns: tuple[str, ...]) -> pa.RecordBatch:
-    """The rows whose channel one of the patterns matches."""
-    from simplebus.spark.arrow_columns import wanted
+def filter_channels(batch: pa.RecordBatch, patterns: tuple[str, ...]) -> pa.RecordBatch:
+    """Return the rows whose channel matches a pattern; all rows if there are no patterns."""
+    from simplebus.spark.arrow_columns import match_channels
 
-    return batch.filter(wanted(batch.column("channel"), patterns)) if patterns else batch
+    return batch.filter(match_channels(batch.column("channel"), patterns)) if patterns else batch
 
 
-class _LaneThread:
-    """A lane at work. Used by one thread, which reads no faster than the lane publishes."""
+class _PublisherThread:
+    """Thread that publishes one stream. Its bounded queue slows down the producer."""
 
-    def __init__(self, lane: Lane, pace: Pace | None) -> None:
-        self._lane, self._pace = lane, pace
-        self._rows: queue.Queue[Any] = queue.Queue(_AHEAD)
-        self._over = threading.Event()
-        self._found: tuple[int, int] = (0, 0)
+    def __init__(self, stream: ReplayStream, schedule: ReplaySchedule | None) -> None:
+        self._stream, self._schedule = stream, schedule
+        self._rows: queue.Queue[Any] = queue.Queue(_QUEUED_BATCHES_MAX)
+        self._stop_requested = threading.Event()
+        self._result: tuple[int, int] = (0, 0)
         self._error: BaseException | None = None
-        self._thread = threading.Thread(target=self._run, name=lane.publisher, daemon=True)
+        self._thread = threading.Thread(target=self._run, name=stream.publisher, daemon=True)
         self._thread.start()
 
     def put(self, rows: pa.RecordBatch | None) -> None:
-        """Hand over rows, or None for the end. Raises what the lane died of."""
+        """Queue rows, or None for the end. Raises the error that ended the thread."""
         while True:
             self._check()
             try:
-                self._rows.put(rows, timeout=_PATIENCE_SECONDS)
+                self._rows.put(rows, timeout=_POLL_SECONDS)
                 return
             except queue.Full:
                 continue
 
-    def done(self) -> tuple[int, int]:
-        """Wait until all is published. Returns how many there were, and were there before."""
+    def wait_published(self) -> tuple[int, int]:
+        """Wait until all rows are published. Return the number of rows, and of those stored before."""
         self.put(None)
         self._thread.join()
         self._check()
-        return self._found
+        return self._result
 
-    def leave(self) -> None:
-        """End, wherever it is. One that hangs on its bus is cut off by whoever comes next under
-        the name of its publisher."""
-        self._over.set()
-        self._thread.join(_GOODBYE_SECONDS)
+    def stop(self) -> None:
+        """Stop the thread. If it hangs on its bus, the next publisher of this name disconnects it."""
+        self._stop_requested.set()
+        self._thread.join(_STOP_TIMEOUT_SECONDS)
 
     def _check(self) -> None:
         if self._error is not None:
@@ -282,41 +303,45 @@ class _LaneThread:
     def _run(self) -> None:
         from simplebus.spark.sink import write_task
 
-        rows: Iterator[Any] = self._taken()
-        if self._pace is not None:
-            rows = _without(paced(rows, self._pace, now=time.time, sleep=self._nap), DUE)
+        rows: Iterator[Any] = self._queued_rows()
+        if self._schedule is not None:
+            rows = _drop_column(
+                pace_batches(rows, self._schedule, now=time.time, sleep=self._sleep), DUE
+            )
         try:
-            written = write_task(rows, self._lane.sink, self._lane.publisher)
-            self._found = written.rows, written.stored_before
+            written = write_task(rows, self._stream.sink, self._stream.publisher)
+            self._result = written.rows, written.stored_before
         except BaseException as error:
             self._error = error
 
-    def _nap(self, seconds: float) -> None:
-        if self._over.wait(seconds):
-            raise _LeftError
+    def _sleep(self, seconds: float) -> None:
+        if self._stop_requested.wait(seconds):
+            raise _StoppedError
 
-    def _taken(self) -> Iterator[Any]:
-        """The rows that come. While none come, some without rows: the bus is to hear of us."""
-        rows, spoke = None, time.monotonic()
+    def _queued_rows(self) -> Iterator[Any]:
+        """Yield queued rows, and batches without rows while the queue is empty, to keep the
+        connection.
+        """
+        rows, last_yield = None, time.monotonic()
         while True:
             try:
-                rows = self._rows.get(timeout=_PATIENCE_SECONDS)
+                rows = self._rows.get(timeout=_POLL_SECONDS)
             except queue.Empty:
-                if self._over.is_set():
-                    raise _LeftError from None
-                if rows is None or time.monotonic() - spoke < SILENCE_SECONDS:
+                if self._stop_requested.is_set():
+                    raise _StoppedError from None
+                if rows is None or time.monotonic() - last_yield < IDLE_SECONDS_MAX:
                     continue
                 rows = rows.slice(0, 0)
             if rows is None:
                 return
             yield rows
-            spoke = time.monotonic()
+            last_yield = time.monotonic()
 
 
-class _LeftError(Exception):
-    """The task that a lane was part of is over."""
+class _StoppedError(Exception):
+    """The task of this thread has ended."""
 
 
-def _without(batches: Iterator[pa.RecordBatch], name: str) -> Iterator[pa.RecordBatch]:
+def _drop_column(batches: Iterator[pa.RecordBatch], name: str) -> Iterator[pa.RecordBatch]:
     for batch in batches:
         yield batch.drop_columns([name])

@@ -1,8 +1,7 @@
-"""A Spark session that fits: on this machine or on a cluster, with this package where the work is.
+"""Spark session with `format("simplebus")`, on this machine or on a cluster.
 
-Rule 1: `configuration` is pure: what was asked for in, Spark's settings out. The rest is a shell.
-Rule 2: on this machine nothing listens but on loopback, and no page of Spark's own is served; what
-a user sets himself wins.
+A local session listens on loopback only and serves no Spark UI. The user's settings take
+precedence. A session on a cluster ships this package to the executors.
 """
 
 from __future__ import annotations
@@ -21,53 +20,58 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from simplebus.spark.java import cache_folder, ensure_java
-from simplebus.spark.spark_home import quick_home
+from simplebus.spark.spark_home import use_precompiled_home
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 LOCAL = "local[*]"
 _LOOPBACK = "127.0.0.1"
-_PACKAGE = Path(__file__).resolve().parents[2]
-_REGISTRATION = _PACKAGE / "spark" / "pyspark_simplebus.py"
+_PACKAGE_FOLDER = Path(__file__).resolve().parents[2]
+_REGISTRATION = _PACKAGE_FOLDER / "spark" / "pyspark_simplebus.py"
 _LOGGING = Path(__file__).with_name("log4j2.properties")
-# Spark has looked whether a value is there, and where it ends, before it asks Arrow for it.
-_UNCHECKED = "-Darrow.enable_unsafe_memory_access=true -Darrow.enable_null_check_for_get=false"
+# Spark checks nulls and bounds before it reads a value from Arrow, so Arrow need not check again.
+_ARROW_OPTIONS = "-Darrow.enable_unsafe_memory_access=true -Darrow.enable_null_check_for_get=false"
 
 
 def is_local(master: str) -> bool:
-    """Whether the executors are threads of the driver."""
+    """Return True if the executors are threads of the driver."""
     return master == "local" or master.startswith("local[")
 
 
-def is_here(master: str) -> bool:
-    """Whether the executors are on this machine, be they threads or processes."""
+def is_this_machine(master: str) -> bool:
+    """Return True if the executors are threads or processes on this machine."""
     return is_local(master) or master.startswith("local-cluster[")
 
 
 def configuration(master: str, settings: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Spark's settings for a master. What `settings` say is taken as it is."""
-    found = {
-        # Files that other programs read: times as they define them, not as Hive once did.
+    """Return Spark's settings for a master.
+
+    Args:
+        master: Spark's master, such as `local[*]`.
+        settings: Settings of the user, by name; they take precedence.
+    """
+    settings_by_name = {
+        # Other programs expect the standard Parquet type of timestamps, not Hive's INT96.
         "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
         "spark.sql.session.timeZone": "UTC",
         "spark.ui.showConsoleProgress": "false",
         "spark.driver.extraJavaOptions": (
-            f"-Dlog4j2.configurationFile={_LOGGING.as_uri()} {_UNCHECKED}"
+            f"-Dlog4j2.configurationFile={_LOGGING.as_uri()} {_ARROW_OPTIONS}"
         ),
-        "spark.executor.extraJavaOptions": _UNCHECKED,
+        "spark.executor.extraJavaOptions": _ARROW_OPTIONS,
     }
-    if is_here(master):
-        found |= {
+    if is_this_machine(master):
+        settings_by_name |= {
             "spark.driver.bindAddress": _LOOPBACK,
             "spark.driver.host": _LOOPBACK,
             "spark.ui.enabled": "false",
-            # Two of Arrow's batches for each core, and what Spark wants for itself, fit in easily.
+            # Enough for two Arrow batches per core and Spark's own needs.
             "spark.driver.memory": "2g",
             # Shuffles are small here; 200 empty tasks would take longer than the work.
             "spark.sql.shuffle.partitions": str(max(2, os.cpu_count() or 2)),
         }
-    return found | dict(settings or {})
+    return settings_by_name | dict(settings or {})
 
 
 def session(
@@ -75,73 +79,88 @@ def session(
     *,
     master: str = LOCAL,
     settings: Mapping[str, str] | None = None,
-    apart: bool = False,
+    own_process_group: bool = False,
 ) -> SparkSession:
-    """A session, or the one that runs already; `format("simplebus")` is known to it.
+    """Return a new session with `format("simplebus")`, or the running one.
 
-    `settings` are Spark's own, by name. A master that is elsewhere gets this package, zipped; what
-    it depends on (numpy, msgspec, anyio, pyarrow) its Pythons must have. `apart` has Spark hear no
-    Ctrl-C: then the program decides when its tasks end.
+    On a cluster, the executors get this package as a zip; their Pythons must have numpy,
+    msgspec, anyio
+    and pyarrow installed.
 
-    Raises JavaError when there is no Java that fits, ImportError when there is no pyspark.
+    Args:
+        name: Name of the application.
+        master: Spark's master.
+        settings: Spark's settings, by name.
+        own_process_group: True to start the JVM in its own process group, so that Ctrl-C does not
+            reach Spark and the program decides when its tasks end.
+
+    Raises:
+        JavaError: No supported Java was found.
+        ImportError: pyspark is not installed.
     """
     ensure_java()
     from pyspark import SparkConf, SparkContext
     from pyspark.java_gateway import launch_gateway
     from pyspark.sql import SparkSession
 
-    if is_here(master):
+    if is_this_machine(master):
         os.environ.setdefault("SPARK_LOCAL_IP", _LOOPBACK)
     if is_local(master):
-        quick_home(cache_folder())
+        use_precompiled_home(cache_folder())
     conf = SparkConf().setMaster(master).setAppName(name)
     conf.setAll(list(configuration(master, settings).items()))
-    if apart and SparkContext._active_spark_context is None and SparkContext._gateway is None:
-        # A group of its own: what a terminal sends to ours does not reach it.
-        with _uninterrupted():
+    if (
+        own_process_group
+        and SparkContext._active_spark_context is None
+        and SparkContext._gateway is None
+    ):
+        # Signals from the terminal do not reach another process group.
+        with _deferred_interrupt():
             gateway = launch_gateway(conf, {"process_group": 0})
         SparkContext(conf=conf, gateway=gateway)
     spark = SparkSession.builder.config(conf=conf).getOrCreate()
     if not is_local(master):
-        ship(spark)
+        ship_package(spark)
     return spark
 
 
 @contextlib.contextmanager
-def _uninterrupted() -> Iterator[None]:
-    """Ctrl-C counts at the end of the block: a JVM that is launched by half is one nobody ends."""
+def _deferred_interrupt() -> Iterator[None]:
+    """Defer Ctrl-C to the end of the block, so that a half-launched JVM is not orphaned."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    came: list[int] = []
-    former = signal.signal(signal.SIGINT, lambda number, frame: came.append(number))
+    received: list[int] = []
+    previous = signal.signal(signal.SIGINT, lambda number, frame: received.append(number))
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, former)
-    if came:
+        signal.signal(signal.SIGINT, previous)
+    if received:
         raise KeyboardInterrupt
 
 
-def ship(spark: SparkSession) -> None:
-    """Have executors elsewhere import this package as it is here."""
-    place = Path(tempfile.mkdtemp(prefix="simplebus-")) / "simplebus.zip"
-    write_package(place)
-    spark.sparkContext.addPyFile(str(place))
+def ship_package(spark: SparkSession) -> None:
+    """Send this package to the executors of a cluster."""
+    target = Path(tempfile.mkdtemp(prefix="simplebus-")) / "simplebus.zip"
+    write_package(target)
+    spark.sparkContext.addPyFile(str(target))
 
 
-def write_package(place: Path) -> None:
-    """This package as a zip that Python imports from: its sources, and what this Python makes of
-    them, or else each process of each task would make it anew. Another version of Python, whose
-    would be different, takes the sources."""
-    with zipfile.ZipFile(place, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as packed:
-        _pack(packed, _REGISTRATION, _REGISTRATION.name)
-        for path in sorted(_PACKAGE.rglob("*")):
+def write_package(target: Path) -> None:
+    """Write this package as an importable zip of sources and bytecode.
+
+    Without bytecode, each Python worker would compile the package again. Another version of Python
+    ignores the bytecode and compiles the sources.
+    """
+    with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as packed:
+        _add_file(packed, _REGISTRATION, _REGISTRATION.name)
+        for path in sorted(_PACKAGE_FOLDER.rglob("*")):
             if path.is_file() and path.suffix != ".pyc":
-                _pack(packed, path, str(path.relative_to(_PACKAGE.parent)))
+                _add_file(packed, path, str(path.relative_to(_PACKAGE_FOLDER.parent)))
 
 
-def _pack(packed: zipfile.ZipFile, path: Path, name: str) -> None:
+def _add_file(packed: zipfile.ZipFile, path: Path, name: str) -> None:
     packed.write(path, name)
     if path.suffix == ".py":
         code = compile(path.read_bytes(), name, "exec", dont_inherit=True)

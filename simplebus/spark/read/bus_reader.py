@@ -1,8 +1,7 @@
-"""What Spark's processes ask a bus: which class is which, what it holds, a range of its messages.
+"""Reader of a bus: resolves class names, gets extents, and reads ranges by fetch requests.
 
-Rule 1: nothing here changes anything at the bus but the names of classes, so every question may be
-asked again: after a lost connection it is, for as long as `timeout` says.
-Rule 2: an error says where: which bus, which class, which messages.
+Requests change nothing at the bus except that new class names get ids. So they are repeated after
+a lost connection, for up to `timeout` seconds.
 """
 
 from __future__ import annotations
@@ -19,49 +18,53 @@ from simplebus.client.core.open_requests import OpenRequest
 from simplebus.core.errors import BusConnectionError, RefusedError
 from simplebus.core.limits import FETCH_MESSAGES_MAX
 from simplebus.core.protocol.requests import FetchReply
-from simplebus.spark.arrow_columns import Frames
+from simplebus.spark.arrow_columns import FetchedFrames
 from simplebus.spark.options import class_id
-from simplebus.spark.read.offsets import SEQUENCE_MAX, ClassExtent, BusExtent, check_apart
-from simplebus.spark.read.planner import DataLossError, Loss, Range, told
-from simplebus.spark.retry import patient_bus
+from simplebus.spark.read.offsets import SEQUENCE_MAX, BusExtent, ClassExtent, check_distinct
+from simplebus.spark.read.planner import DataLossError, LostRange, MessageRange, describe_losses
+from simplebus.spark.retry import connect_with_retry
 
 log = logging.getLogger("simplebus.spark")
 
 
-# How long a first connection may take that nobody is patient about.
+# Timeout of a first connection without retries.
 _CONNECT_SECONDS = 5.0
 
 
 class ClassMissingError(ValueError):
-    """A class that a job reads does not exist."""
+    """A subscribed class does not exist."""
 
 
-class SourceBus:
-    """A connection that reads. Used by one thread, as a block.
+class BusReader:
+    """Connection that reads messages; used by one thread, as a context manager.
 
-    Entering raises BusConnectionError when the bus is not reached within seconds: who starts
-    something wants to know. With `patient` it is tried for `timeout`, as one that goes is.
+    Args:
+        server: The bus, as host:port.
+        timeout: Seconds for which a lost connection is retried.
+        retries_connect: True to retry the first connection for `timeout`, too. Otherwise entering
+            raises BusConnectionError within seconds, since the user who starts a query waits
+            for it.
     """
 
-    def __init__(self, server: str, *, timeout: float, patient: bool = False) -> None:
+    def __init__(self, server: str, *, timeout: float, retries_connect: bool = False) -> None:
         self.server = server
         self._timeout = timeout
-        self._patient = patient
+        self._retries_connect = retries_connect
         self._stack = contextlib.ExitStack()
         self._ids: dict[str, int] = {}
 
     def __enter__(self) -> Self:
         connecting = (
-            patient_bus(self.server, timeout=self._timeout)
-            if self._patient
+            connect_with_retry(self.server, timeout=self._timeout)
+            if self._retries_connect
             else connect_blocking(
                 self.server,
                 timeout=min(self._timeout, _CONNECT_SECONDS),
                 reconnect=self._timeout,
             )
         )
-        self.blocking: BlockingBus = self._stack.enter_context(connecting)
-        self._core = self.blocking.wire.core
+        self.blocking_bus: BlockingBus = self._stack.enter_context(connecting)
+        self._core = self.blocking_bus.connection.core
         return self
 
     def __exit__(
@@ -70,46 +73,55 @@ class SourceBus:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        with contextlib.suppress(BusConnectionError):  # There is nothing to be confirmed.
+        with contextlib.suppress(BusConnectionError):  # A reader has nothing to flush.
             self._stack.__exit__(kind, error, traceback)
 
     @property
     def memory_id(self) -> str:
-        """The identity of the bus's memory, as of the last connection."""
+        """Memory id of the bus, as of the last connection."""
         return self._core.bus_id
 
     def class_id(self, name: str) -> int:
-        """The id of a class, given in digits or by name. A name that is new gets one."""
+        """Return the id of a class, given as digits or a name. A new name is assigned an id."""
         known = self._ids.get(name)
         if known is None:
             number = class_id(name)
-            known = self.blocking.class_of(name) if number is None else number
+            known = self.blocking_bus.resolve_class_id(name) if number is None else number
             self._ids[name] = known
         return known
 
-    def memory(self, names: Sequence[str], *, make: bool = False) -> BusExtent:
-        """What the bus holds of these classes, and in which memory.
+    def get_extent(self, names: Sequence[str], *, make: bool = False) -> BusExtent:
+        """Return the stored sequences of these classes, with the memory id.
 
-        An id that nobody has named is made to be a class, or raises ClassMissingError. Raises
-        OffsetError for two names of one class.
+        Args:
+            names: Classes by id or name.
+            make: True to create a class whose id is unused; otherwise it raises ClassMissingError.
+
+        Raises:
+            ClassMissingError: A class does not exist.
+            OffsetError: Two names are the same class.
         """
         ids = [self.class_id(name) for name in names]
-        check_apart(dict(zip(names, ids, strict=True)), f"class of {self.server}", "subscribe")
+        check_distinct(dict(zip(names, ids, strict=True)), f"class of {self.server}", "subscribe")
         while True:
-            questions = [partial(self._look, class_id, make=make) for class_id in ids]
+            questions = [partial(self._request_extent, class_id, make=make) for class_id in ids]
             try:
-                bus, replies = self._ask(questions)
+                bus, replies = self._request_all(questions)
             except RefusedError as error:
-                raise self._missing(error) from error
+                raise self._class_error(error) from error
             if bus == self.memory_id:
                 held = [ClassExtent(floor=reply.floor, head=reply.head) for reply in replies]
                 return BusExtent(bus, dict(zip(names, held, strict=True)))
 
-    def first_since(self, times: Mapping[str, int]) -> dict[str, int | None]:
-        """The first message of each class that was accepted at or after a time, in milliseconds
-        since 1970; a few accepted shortly before may come with it. None: there is none yet.
+    def find_first_since(self, times: Mapping[str, int]) -> dict[str, int | None]:
+        """Return the first message of each class accepted at or after a time; None if there is
+        none yet.
 
-        Raises ClassMissingError, BusConnectionError.
+        Messages accepted shortly before the time may be included. Raises ClassMissingError and
+        BusConnectionError.
+
+        Args:
+            times: Milliseconds since 1970, by class.
         """
         questions = [
             partial(
@@ -123,89 +135,118 @@ class SourceBus:
             for name, milliseconds in times.items()
         ]
         try:
-            _, replies = self._ask(questions)
+            _, replies = self._request_all(questions)
         except RefusedError as error:
-            raise self._missing(error) from error
+            raise self._class_error(error) from error
         return {
             name: reply.first if reply.first < reply.head else None
             for name, reply in zip(times, replies, strict=True)
         }
 
-    def _look(self, class_id: int, *, make: bool) -> OpenRequest:
-        """Ask for a message that cannot be: the answer tells what can."""
+    def _request_extent(self, class_id: int, *, make: bool) -> OpenRequest:
+        """Fetch a sequence that never exists: the reply has the floor and the head."""
         return self._core.fetch(class_id, SEQUENCE_MAX, 1, create_class=make)
 
-    def _missing(self, error: RefusedError) -> Exception:
+    def _class_error(self, error: RefusedError) -> Exception:
         if error.code != "unknown_class":
             return error
-        return ClassMissingError(f"at {self.server}: {error.sentence}, so there is nothing to read")
+        return ClassMissingError(f"cannot read from {self.server}: {error.sentence}")
 
-    def _ask(self, questions: Sequence[Callable[[], OpenRequest]]) -> tuple[str, list[FetchReply]]:
-        """Ask all at once. Returns the answers, and whose they are."""
-        wire = self.blocking.wire
+    def _request_all(
+        self, questions: Sequence[Callable[[], OpenRequest]]
+    ) -> tuple[str, list[FetchReply]]:
+        """Send all requests at once. Return the memory id of the bus, and the replies."""
+        wire = self.blocking_bus.connection
         while True:
             wire.wait_until(lambda: self._core.is_ready)
-            bus, asked = self.memory_id, [question() for question in questions]
+            bus, requests = self.memory_id, [question() for question in questions]
             try:
-                replies = [wire.answered(request).reply for request in asked]
+                replies = [wire.wait_answered(request).reply for request in requests]
             except BusConnectionError:
-                wire.check()  # Raises unless there may be another connection.
+                wire.check_open()  # Raises if the connection is not retried any more.
                 continue
             return bus, [reply for reply in replies if isinstance(reply, FetchReply)]
 
-    def read(self, wanted: Range, *, strict: bool) -> Iterator[Frames]:
-        """The messages of a range, in pieces of about a megabyte.
+    def read(self, message_range: MessageRange, *, strict: bool) -> Iterator[FetchedFrames]:
+        """Yield the messages of a range, in pieces of about 1 MB.
 
-        The next piece is on its way while the caller is busy with one. What is gone raises
-        DataLossError if `strict`; else it is logged and left out. Raises BusConnectionError.
+        The next piece is requested while the caller processes the current one.
+
+        Args:
+            message_range: The messages to read.
+            strict: True to raise DataLossError for lost messages; False to log and skip them.
+
+        Raises:
+            BusConnectionError: The bus could not be reached within the timeout.
+            DataLossError: Messages are lost, and `strict` is true.
         """
-        class_id = self.class_id(wanted.class_)
-        at, asked = wanted.first, self._piece(class_id, wanted.first, wanted.last)
-        while at < wanted.last:
+        class_id = self.class_id(message_range.class_)
+        next_sequence, request = (
+            message_range.first,
+            self._request_messages(class_id, message_range.first, message_range.last),
+        )
+        while next_sequence < message_range.last:
             try:
-                reply = self.blocking.wire.answered(asked).reply
+                reply = self.blocking_bus.connection.wait_answered(request).reply
             except BusConnectionError:
-                self.blocking.wire.check()
-                self.blocking.wire.wait_until(lambda: self._core.is_ready)
-                asked = self._piece(class_id, at, wanted.last)
+                self.blocking_bus.connection.check_open()
+                self.blocking_bus.connection.wait_until(lambda: self._core.is_ready)
+                request = self._request_messages(class_id, next_sequence, message_range.last)
                 continue
             except RefusedError as error:
-                if self.memory_id == wanted.bus:
-                    raise self._missing(error) from error
+                if self.memory_id == message_range.memory_id:
+                    raise self._class_error(error) from error
                 reply = None
-            if self.memory_id != wanted.bus:
-                why = f"the bus has begun anew, with the memory {self.memory_id}"
-                self._lose(wanted, at, wanted.last, why, strict=strict)
+            if self.memory_id != message_range.memory_id:
+                reason = f"the bus has begun anew, with the memory {self.memory_id}"
+                self._report_loss(
+                    message_range, next_sequence, message_range.last, reason, strict=strict
+                )
                 return
             assert isinstance(reply, FetchReply)
-            if reply.first > at:
-                why = f"the class holds messages from {reply.floor} on"
-                self._lose(wanted, at, min(reply.first, wanted.last), why, strict=strict)
-            if reply.next <= at:
-                why = f"the next message of the class will be {reply.head}"
-                self._lose(wanted, at, wanted.last, why, strict=strict)
+            if reply.first > next_sequence:
+                reason = f"the class holds messages from {reply.floor} on"
+                self._report_loss(
+                    message_range,
+                    next_sequence,
+                    min(reply.first, message_range.last),
+                    reason,
+                    strict=strict,
+                )
+            if reply.next <= next_sequence:
+                reason = f"the next message of the class will be {reply.head}"
+                self._report_loss(
+                    message_range, next_sequence, message_range.last, reason, strict=strict
+                )
                 return
-            batches, at = asked.batches, reply.next
-            if at < wanted.last:
-                asked = self._piece(class_id, at, wanted.last)
-                self.blocking.wire.push()
-            frames = Frames.joined([(b.data, b.bounds) for b in batches], reply.first, reply.times)
-            frames = frames.between(wanted.first, wanted.last)
+            batches, next_sequence = request.batches, reply.next
+            if next_sequence < message_range.last:
+                request = self._request_messages(class_id, next_sequence, message_range.last)
+                self.blocking_bus.connection.write_now()
+            frames = FetchedFrames.concatenate(
+                [(b.data, b.bounds) for b in batches], reply.first, reply.times
+            )
+            frames = frames.slice_sequences(message_range.first, message_range.last)
             if frames.count:
                 yield frames
 
-    def _piece(self, class_id: int, first: int, last: int) -> OpenRequest:
+    def _request_messages(self, class_id: int, first: int, last: int) -> OpenRequest:
         count = min(last - first, FETCH_MESSAGES_MAX)
         return self._core.fetch(class_id, first, count, with_times=True, create_class=False)
 
-    def _lose(self, wanted: Range, first: int, last: int, why: str, *, strict: bool) -> None:
-        lose([Loss(wanted.server, wanted.class_, first, last, why)], strict=strict)
+    def _report_loss(
+        self, message_range: MessageRange, first: int, last: int, reason: str, *, strict: bool
+    ) -> None:
+        report_losses(
+            [LostRange(message_range.server, message_range.class_, first, last, reason)],
+            strict=strict,
+        )
 
 
-def lose(losses: Iterable[Loss], *, strict: bool) -> None:
-    """Raise DataLossError if `strict`, and there are any; else log them."""
+def report_losses(losses: Iterable[LostRange], *, strict: bool) -> None:
+    """Raise DataLossError if `strict` and `losses` is not empty; otherwise log the losses."""
     losses = list(losses)
     if strict and losses:
-        raise DataLossError(told(losses))
+        raise DataLossError(describe_losses(losses))
     for loss in losses:
-        log.warning("%d messages: %s", loss.count, loss)
+        log.warning("skipped %d messages: %s", loss.count, loss)

@@ -1,9 +1,8 @@
-"""What a job's filters say of offsets, classes and servers: less is read then.
+"""Pushed-down filters as bounds of offsets, classes and servers.
 
-Rule 1: nothing of Spark here: a filter is known by its name, and what is not known narrows nothing.
-Rule 2: filters only leave out what Spark would throw away. It filters what is read once more, so
-whoever narrows too little is slow, and not wrong.
-Rule 3: times narrow nothing: a publisher's clock says nothing of the order of messages.
+Filters are known by class name, so that Spark need not be imported; unknown ones are ignored.
+Spark applies all filters again, so too wide bounds are slow but correct. Timestamps set no bounds:
+they come from publishers' clocks and may be out of order.
 """
 
 from __future__ import annotations
@@ -12,64 +11,67 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from simplebus.spark.read.offsets import SEQUENCE_MAX, Offsets, Position
+from simplebus.spark.read.offsets import SEQUENCE_MAX, Offsets, ServerOffsets
 
 
 @dataclass(frozen=True, slots=True)
-class Bounds:
-    """What is wanted."""
+class FilterBounds:
+    """Messages that filters select."""
 
     first: int = 0
     last: int = SEQUENCE_MAX
-    """Messages first..last-1 of each class."""
-    names: frozenset[str] | None = None
+    """Messages first..last-1 of each class are selected."""
+    classes: frozenset[str] | None = None
     """Classes, as the query names them; None for all."""
     servers: frozenset[str] | None = None
 
-    def narrowed(self, start: Offsets, end: Offsets) -> tuple[Offsets, Offsets]:
-        """Where to begin to read what lies from start to end and is wanted, and where to end."""
+    def narrow(self, start: Offsets, end: Offsets) -> tuple[Offsets, Offsets]:
+        """Narrow the range from `start` to `end` to these bounds. Return its new start and end."""
         begins, ends = {}, {}
         for server, position in end.items():
             before = start[server]
             firsts, lasts = {}, {}
             for name, last in position.classes.items():
                 first = before.classes[name]
-                wanted = (self.names is None or name in self.names) and (
+                wanted = (self.classes is None or name in self.classes) and (
                     self.servers is None or server in self.servers
                 )
                 firsts[name] = min(max(first, self.first), max(first, last)) if wanted else first
                 lasts[name] = max(firsts[name], min(last, self.last)) if wanted else first
-            begins[server] = Position(before.bus, firsts)
-            ends[server] = Position(position.bus, lasts)
+            begins[server] = ServerOffsets(before.memory_id, firsts)
+            ends[server] = ServerOffsets(position.memory_id, lasts)
         return begins, ends
 
 
-def bounds(filters: Iterable[Any]) -> Bounds:
-    """What all of these want. A filter has `attribute`, the column's path, and `value`."""
-    found = Bounds()
+def bounds_of_filters(filters: Iterable[Any]) -> FilterBounds:
+    """Return the bounds of all these filters together.
+
+    A filter has `attribute`, the path of a column, and `value`.
+    """
+    found = FilterBounds()
     for one in filters:
         kind = type(one).__name__
         column: tuple[str, ...] = getattr(one, "attribute", ())
         value: Any = getattr(one, "value", None)
         if column == ("offset",):
-            found = _offset(found, kind, value)
+            found = _narrow_by_offset(found, kind, value)
         elif column in (("topic",), ("server",)) and kind in (*_EQUAL, "In"):
             values = frozenset([value] if kind in _EQUAL else value)
             if column == ("topic",):
-                found = replace(found, names=_both(found.names, values))
+                found = replace(found, classes=_intersect(found.classes, values))
             else:
-                found = replace(found, servers=_both(found.servers, values))
+                found = replace(found, servers=_intersect(found.servers, values))
     return found
 
 
 _EQUAL = ("EqualTo", "EqualNullSafe")
 
 
-def _both(one: frozenset[str] | None, other: frozenset[str]) -> frozenset[str]:
+def _intersect(one: frozenset[str] | None, other: frozenset[str]) -> frozenset[str]:
     return other if one is None else one & other
 
 
-def _offset(found: Bounds, kind: str, value: Any) -> Bounds:
+def _narrow_by_offset(found: FilterBounds, kind: str, value: Any) -> FilterBounds:
     values = [one for one in (value if kind == "In" else (value,)) if type(one) is int]
     if not values:
         return found

@@ -1,14 +1,13 @@
-"""How far a query has come: for each bus and class the sequence of the next message.
+"""Offsets of a query: the next sequence to read, by server and class.
 
-Rule 1: nothing of Spark and no I/O here.
-Rule 2: offsets are plain JSON, because Spark keeps them in the checkpoint and people read them:
+Spark stores offsets in the checkpoint as JSON, in this form:
 
     {"10.0.0.1:8888": {"7": 120, "orders": 4, "": "5b0e…"},
      "query": {"id": "9c41…", "durable": "spark 9c41…", "began": {"10.0.0.1:8888": {…}}}}
 
-A class is named as the query names it. The empty name, which no class has, tells which memory the
-sequences are of: a bus that has lost its memory begins again at 0, and what is called 120 then is
-another message. `query` is what the query says of itself: a server has a port in its name.
+A class is named as in the query's options. The empty name holds the memory id: a bus that lost its
+data has a new memory id and starts again at sequence 0. `query` is the identity of the query; it
+cannot collide with a server, since a server's name contains a port. This module does no I/O.
 """
 
 from __future__ import annotations
@@ -23,48 +22,51 @@ LATEST = -1
 EARLIEST = -2
 SEQUENCE_MAX = (1 << 63) - 1
 MILLISECONDS_MAX = 253_402_300_799_999
-"""The end of the year 9999."""
+"""End of the year 9999."""
 _MEMORY = ""
 _QUERY = "query"
 
-ByClass = Mapping[str, Mapping[str, int]]
+NumbersByClass = Mapping[str, Mapping[str, int]]
 """Numbers by server and class."""
 
-Wanted = Literal["earliest", "latest"] | ByClass
-"""Where somebody wants to begin or to end: a word, or sequences by server and class, LATEST and
-EARLIEST among them."""
+OffsetSpec = Literal["earliest", "latest"] | NumbersByClass
+"""Start or end as a user specifies it: a word, or sequences by server and class.
+
+A sequence may also be LATEST or EARLIEST.
+"""
 
 
 @dataclass(frozen=True, slots=True)
-class Times:
-    """The same said by times: with the first message that is accepted at or after each."""
+class TimestampSpec:
+    """Start or end specified by time: the first message accepted at or after it."""
 
     option: str
-    """Where it was said."""
-    milliseconds: int | ByClass
-    """Since 1970; for all classes, or by server and class."""
+    """Name of the option, for error messages."""
+    milliseconds: int | NumbersByClass
+    """Milliseconds since 1970: for all classes, or by server and class."""
     is_strict: bool
-    """Whether a time behind the last message is an error; otherwise it stands for the end."""
+    """True if a time after the last message is an error; otherwise it means the end of the class.
+    """
 
-    def of(self, server: str, name: str) -> int:
-        """The time for a class. Raises OffsetError if there is none."""
+    def time_for(self, server: str, name: str) -> int:
+        """Return the time for a class. Raises OffsetError if there is none."""
         if isinstance(self.milliseconds, int):
             return self.milliseconds
         found = self.milliseconds.get(server, {}).get(name)
         if found is None:
-            raise _unsaid(self.option, server, name, "milliseconds since 1970")
+            raise _missing_entry(self.option, server, name, "milliseconds since 1970")
         return found
 
-    def check(self, servers: Iterable[str], names: Iterable[str]) -> None:
-        """Raise OffsetError if something is said of what is not read."""
+    def check_names(self, servers: Iterable[str], names: Iterable[str]) -> None:
+        """Raise OffsetError if a server or class is named that the query does not read."""
         if not isinstance(self.milliseconds, int):
             _check_names(self.milliseconds, {one: list(names) for one in servers}, self.option)
 
-    def missed(self, server: str, name: str) -> int:
-        """What stands for a time behind the last message. Raises OffsetError if nothing does."""
+    def offset_past_end(self, server: str, name: str) -> int:
+        """Return the offset for a time after the last message. Raises OffsetError if strict."""
         if not self.is_strict:
             return LATEST
-        milliseconds = self.of(server, name)
+        milliseconds = self.time_for(server, name)
         when = datetime.fromtimestamp(milliseconds / 1000, UTC).isoformat(timespec="milliseconds")
         raise OffsetError(
             f"{self.option} is {milliseconds} ({when}) for class {name} at {server}, which has "
@@ -74,115 +76,135 @@ class Times:
 
 
 class OffsetError(ValueError):
-    """Offsets that cannot be. Says which, what came and what was expected."""
+    """Invalid offsets. The text names server and class, the value and the expected one."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClassExtent:
-    """What a class holds."""
+    """Range of sequences that a class stores: `floor <= sequence < head`."""
 
     floor: int
-    """The lowest sequence that is stored."""
+    """Lowest stored sequence."""
     head: int
-    """The sequence of the next message."""
+    """Sequence of the next message."""
 
 
 @dataclass(frozen=True, slots=True)
 class BusExtent:
-    """What a bus holds."""
+    """Stored messages of one bus or journal."""
 
     memory_id: str
-    """The identity of its memory."""
+    """Identity of the bus's data; a bus that lost its data has a new one."""
     classes: Mapping[str, ClassExtent]
 
 
 BusExtents = Mapping[str, BusExtent]
-"""By server."""
+"""Extents by server."""
 
 
 @dataclass(frozen=True, slots=True)
-class Position:
-    """How far one bus is read."""
+class ServerOffsets:
+    """Offsets of one server."""
 
-    bus: str = ""
-    """The identity of the memory that the sequences are of; empty when nobody said."""
+    memory_id: str = ""
+    """Memory id of the sequences; empty if unknown."""
     classes: Mapping[str, int] = field(default_factory=dict)
 
 
-Offsets = Mapping[str, Position]
-"""By server."""
+Offsets = Mapping[str, ServerOffsets]
+"""Offsets by server."""
 
 
 @dataclass(frozen=True, slots=True)
-class Query:
-    """What a query says of itself beside where it stands. Only its checkpoint knows that."""
+class QueryIdentity:
+    """Identity of a query, stored in its checkpoint beside the offsets."""
 
     id: str
-    """Made up when it began. Spark asks where a query begins, and what it is called, also when a
-    checkpoint says so: another id is of such an answer."""
+    """Random id, generated at the query's first start.
+
+    Spark asks for an initial offset, with an id, also if the checkpoint has one: an id that differs
+    from the checkpoint's belongs to such an unused answer.
+    """
     durable: str = ""
-    """The name under which the buses keep what it has not processed; empty for none."""
-    began: Offsets = field(default_factory=dict)
-    """Where it began: Spark does not keep that before the first batch is finished. Empty of who
-    has only been asked where to begin."""
+    """Name of the durable that retains the query's unprocessed messages; empty for none."""
+    start_offsets: Offsets = field(default_factory=dict)
+    """Start of the query's first batch; empty until that batch is planned.
+
+    Spark does not store the initial offset before the first batch is committed.
+    """
 
 
-def dump(offsets: Offsets, query: Query | None = None) -> dict[str, dict[str, Any]]:
-    """As Spark keeps it; the same offsets always look the same."""
+def dump_offsets(offsets: Offsets, query: QueryIdentity | None = None) -> dict[str, dict[str, Any]]:
+    """Return offsets as JSON for Spark's checkpoint. Equal offsets give equal JSON text."""
     found: dict[str, dict[str, Any]] = {}
     for server in sorted(offsets):
         position = offsets[server]
         found[server] = {name: position.classes[name] for name in sorted(position.classes)}
-        if position.bus:
-            found[server][_MEMORY] = position.bus
+        if position.memory_id:
+            found[server][_MEMORY] = position.memory_id
     if query is not None:
         found[_QUERY] = {"id": query.id}
         if query.durable:
             found[_QUERY]["durable"] = query.durable
-        if query.began:
-            found[_QUERY]["began"] = dump(query.began)
+        if query.start_offsets:
+            found[_QUERY]["began"] = dump_offsets(query.start_offsets)
     return found
 
 
-def load(given: Mapping[str, Any]) -> dict[str, Position]:
-    """The offsets of what `dump` made. Raises OffsetError for what it did not."""
+def load_offsets(given: Mapping[str, Any]) -> dict[str, ServerOffsets]:
+    """Parse the JSON of `dump_offsets`. Raises OffsetError."""
     found = {}
     for server, classes in given.items():
         if server == _QUERY:
             continue
         if not isinstance(classes, Mapping):
             raise OffsetError(
-                f"the checkpoint says {classes!r} of {server}, expected sequences by class"
+                f"the checkpoint has {classes!r} for {server}, expected sequences by class"
             )
         bus = classes.get(_MEMORY, "")
         sequences = {
             name: _sequence(value, server, name) for name, value in classes.items() if name
         }
-        found[server] = Position(bus if isinstance(bus, str) else "", sequences)
+        found[server] = ServerOffsets(bus if isinstance(bus, str) else "", sequences)
     return found
 
 
-def load_query(given: Mapping[str, Any]) -> Query | None:
-    """What `dump` was told of the query; None for nothing. Raises OffsetError."""
-    said = given.get(_QUERY)
-    if said is None:
+def load_query(given: Mapping[str, Any]) -> QueryIdentity | None:
+    """Return the query's identity from the JSON of `dump_offsets`; None if absent. Raises
+    OffsetError.
+    """
+    query_json = given.get(_QUERY)
+    if query_json is None:
         return None
-    if isinstance(said, dict):
-        query_id, durable, began = said.get("id"), said.get("durable", ""), said.get("began", {})
-        if isinstance(query_id, str) and isinstance(durable, str) and isinstance(began, dict):
-            return Query(query_id, durable, load(began))
+    if isinstance(query_json, dict):
+        query_id, durable, start_offsets = (
+            query_json.get("id"),
+            query_json.get("durable", ""),
+            query_json.get("began", {}),
+        )
+        if (
+            isinstance(query_id, str)
+            and isinstance(durable, str)
+            and isinstance(start_offsets, dict)
+        ):
+            return QueryIdentity(query_id, durable, load_offsets(start_offsets))
     raise OffsetError(
-        f"the checkpoint says {said!r} of its query, expected an id, a durable and where it began"
+        f"the checkpoint has the query {query_json!r}, expected an id, a durable and start offsets"
     )
 
 
-def parse(
+def parse_offsets(
     text: str, *, known: Callable[[str, str], tuple[str, str]], earliest: bool = True
-) -> Wanted:
-    """What a user wrote: `earliest`, `latest`, or JSON by server and class with -1 for latest and
-    -2 for earliest. `known` says how offsets write a server and a class.
+) -> OffsetSpec:
+    """Parse a user's `earliest`, `latest` or JSON by server and class.
 
-    Raises OffsetError.
+    Args:
+        text: The option's value. In JSON, -1 is latest and -2 is earliest.
+        known: Returns the normalized names of a server and a class.
+        earliest: False if `earliest` is not allowed.
+
+    Raises:
+        OffsetError: The text is invalid.
     """
     word = text.strip()
     if word.lower() == "latest":
@@ -190,7 +212,7 @@ def parse(
     if word.lower() == "earliest":
         if earliest:
             return "earliest"
-        raise OffsetError('expected "latest" or JSON: reading ends behind something')
+        raise OffsetError('expected "latest" or JSON; "earliest" is not a possible end')
     lowest = EARLIEST if earliest else LATEST
     return _by_class(
         word,
@@ -200,8 +222,8 @@ def parse(
     )
 
 
-def parse_times(text: str, *, known: Callable[[str, str], tuple[str, str]]) -> ByClass:
-    """What a user wrote: JSON by server and class, in milliseconds since 1970.
+def parse_times(text: str, *, known: Callable[[str, str], tuple[str, str]]) -> NumbersByClass:
+    """Parse a user's JSON of milliseconds since 1970, by server and class.
 
     Raises OffsetError.
     """
@@ -216,17 +238,17 @@ def _by_class(
     *,
     expected: str,
 ) -> dict[str, dict[str, int]]:
-    """Numbers by server and class."""
+    """Parse JSON of numbers by server and class."""
     try:
         given = json.loads(text)
     except ValueError as error:
-        raise OffsetError(f"it is no JSON ({error}); {expected}") from None
+        raise OffsetError(f"not valid JSON ({error}); {expected}") from None
     if not isinstance(given, dict) or not given:
-        raise OffsetError(f"it holds no server; {expected}")
+        raise OffsetError(f"the JSON has no server; {expected}")
     found: dict[str, dict[str, int]] = {}
     for server, classes in given.items():
         if not isinstance(classes, dict):
-            raise OffsetError(f"of {server} it says {classes!r}; {expected}")
+            raise OffsetError(f"the JSON has {classes!r} for {server}; {expected}")
         for name, value in classes.items():
             if name:
                 where, class_ = known(server, name)
@@ -237,8 +259,8 @@ def _by_class(
 def _milliseconds(value: Any, server: str, name: str) -> int:
     if type(value) is not int or not 0 <= value <= MILLISECONDS_MAX:
         raise OffsetError(
-            f"class {name} at {server} is to have the time {value!r}, expected milliseconds since "
-            f"1970, a whole number from 0 to {MILLISECONDS_MAX}"
+            f"class {name} at {server} has the time {value!r}, expected milliseconds since 1970, "
+            f"a whole number from 0 to {MILLISECONDS_MAX}"
         )
     return value
 
@@ -251,83 +273,98 @@ def _sequence(value: Any, server: str, name: str, *, lowest: int = 0) -> int:
             EARLIEST: ", -1 for latest or -2 for earliest",
         }
         raise OffsetError(
-            f"class {name} at {server} is to have the offset {value!r}, expected a sequence from "
-            f"0 on{special[lowest]}"
+            f"class {name} at {server} has the offset {value!r}, expected a sequence >= 0"
+            f"{special[lowest]}"
         )
     return value
 
 
-def resolve(wanted: Wanted, memories: BusExtents, *, option: str) -> dict[str, Position]:
-    """What somebody wants, as sequences of what the buses hold now. Sequences below a floor stay:
-    whether that is a loss is the planner's business.
+def resolve_offsets(
+    wanted: OffsetSpec, extents: BusExtents, *, option: str
+) -> dict[str, ServerOffsets]:
+    """Resolve an OffsetSpec to sequences. Sequences below a floor stay; the planner reports the
+    loss.
 
-    Raises OffsetError for what is beyond the end, of another server or class, or not said at all.
+    Args:
+        wanted: The user's offsets.
+        extents: The classes that the query reads, with their stored messages.
+        option: Name of the option, for error messages.
+
+    Raises:
+        OffsetError: An offset is beyond the head, missing, or for a server or class that is not
+            read.
     """
     if not isinstance(wanted, str):
         _check_names(
-            wanted, {server: list(memory.classes) for server, memory in memories.items()}, option
+            wanted, {server: list(extent.classes) for server, extent in extents.items()}, option
         )
     found = {}
-    for server, memory in memories.items():
+    for server, extent in extents.items():
         sequences = {}
-        for name, held in memory.classes.items():
-            at = wanted if isinstance(wanted, str) else wanted.get(server, {}).get(name)
-            if at is None:
-                raise _unsaid(option, server, name, "a sequence, -1 for latest or -2 for earliest")
-            if at in ("latest", LATEST):
-                at = held.head
-            elif at in ("earliest", EARLIEST):
-                at = held.floor
-            assert isinstance(at, int)
-            if at > held.head:
-                raise OffsetError(
-                    f"{option} is {at} for class {name} at {server}, beyond its end: the next "
-                    f"message there will be {held.head}"
+        for name, held in extent.classes.items():
+            sequence = wanted if isinstance(wanted, str) else wanted.get(server, {}).get(name)
+            if sequence is None:
+                raise _missing_entry(
+                    option, server, name, "a sequence, -1 for latest or -2 for earliest"
                 )
-            sequences[name] = at
-        found[server] = Position(memory.memory_id, sequences)
+            if sequence in ("latest", LATEST):
+                sequence = held.head
+            elif sequence in ("earliest", EARLIEST):
+                sequence = held.floor
+            assert isinstance(sequence, int)
+            if sequence > held.head:
+                raise OffsetError(
+                    f"{option} is {sequence} for class {name} at {server}, beyond its end: the "
+                    f"next message there will be {held.head}"
+                )
+            sequences[name] = sequence
+        found[server] = ServerOffsets(extent.memory_id, sequences)
     return found
 
 
-def _unsaid(option: str, server: str, name: str, expected: str) -> OffsetError:
-    return OffsetError(f"{option} says nothing of class {name} at {server}; expected {expected}")
+def _missing_entry(option: str, server: str, name: str, expected: str) -> OffsetError:
+    return OffsetError(f"{option} has no entry for class {name} at {server}; expected {expected}")
 
 
-def _check_names(wanted: ByClass, read: Mapping[str, list[str]], option: str) -> None:
-    """Raise OffsetError if something is said of a server or a class that is not read."""
+def _check_names(wanted: NumbersByClass, read: Mapping[str, list[str]], option: str) -> None:
+    """Raise OffsetError for a server or class that is not read."""
     for server, classes in wanted.items():
         if server not in read:
             raise OffsetError(
-                f"{option} speaks of {server}, which is not read; servers are {', '.join(read)}"
+                f"{option} names {server}, which is not read; expected one of {', '.join(read)}"
             )
         for name in classes:
             if name not in read[server]:
                 raise OffsetError(
-                    f"{option} speaks of class {name} at {server}, which is not subscribed to; "
+                    f"{option} names class {name} at {server}, which is not subscribed to; "
                     f"subscribe is {', '.join(read[server])}"
                 )
 
 
-def check_apart(meant: Mapping[str, object], what: str, option: str) -> None:
-    """Raise OffsetError if two names mean the same: all that it holds would be read twice."""
+def check_distinct(meant: Mapping[str, object], what: str, option: str) -> None:
+    """Raise OffsetError if two names have the same target: its messages would be read twice."""
     names: dict[object, str] = {}
     for name, one in meant.items():
         if (other := names.setdefault(one, name)) != name:
-            raise OffsetError(f"{option} has {other} and {name}, which are one {what}; drop one")
+            raise OffsetError(
+                f"{option} has {other} and {name}, which are the same {what}; drop one of them"
+            )
 
 
-def merge(offsets: Offsets, memories: BusExtents) -> dict[str, Position]:
-    """Offsets for what is read now: a bus or a class that was added begins at the earliest message
-    that it holds, one that is read no more is left out."""
+def merge_offsets(offsets: Offsets, extents: BusExtents) -> dict[str, ServerOffsets]:
+    """Adapt offsets to the servers and classes that are read now.
+
+    Added ones start at their earliest stored message; those not read any more are dropped.
+    """
     found = {}
-    for server, memory in memories.items():
+    for server, extent in extents.items():
         before = offsets.get(server)
         if before is None:
-            sequences = {name: held.floor for name, held in memory.classes.items()}
-            found[server] = Position(memory.memory_id, sequences)
+            sequences = {name: held.floor for name, held in extent.classes.items()}
+            found[server] = ServerOffsets(extent.memory_id, sequences)
             continue
         sequences = {}
-        for name, held in memory.classes.items():
+        for name, held in extent.classes.items():
             sequences[name] = before.classes.get(name, held.floor)
-        found[server] = Position(before.bus, sequences)
+        found[server] = ServerOffsets(before.memory_id, sequences)
     return found

@@ -1,11 +1,9 @@
-"""What is read next, and by whom: from offsets and what the buses hold to ranges of messages.
+"""Planning of a batch: from offsets and stored messages to ranges of messages.
 
-Rule 1: nothing of Spark and no I/O here, and the same question gets the same answer: a batch that
-failed is planned again.
-Rule 2: whatever should be read and is not there any more is a Loss that names class and range;
-nothing is left out without one. Whether a loss ends the query is the caller's business.
+Planning is deterministic and does no I/O, because a failed batch is planned again. Each message
+that should be read but is not stored any more belongs to a LostRange; the caller raises or logs it.
 
-    lost     │ read              │ to come
+    lost     │ read              │ later
     start ── floor ───────────── end ── head
 """
 
@@ -15,20 +13,20 @@ import itertools
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from simplebus.spark.read.offsets import ClassExtent, BusExtents, BusExtent, Offsets, Position
+from simplebus.spark.read.offsets import BusExtent, BusExtents, ClassExtent, Offsets, ServerOffsets
 
 
 class DataLossError(Exception):
-    """Messages that should have been read are gone."""
+    """Messages that the query should read are lost."""
 
 
 @dataclass(frozen=True, slots=True)
-class Range:
-    """Messages first..last-1 of a class: one task's work."""
+class MessageRange:
+    """Messages first..last-1 of a class, to be read by one task."""
 
     server: str
-    bus: str
-    """The identity of the memory that they are in."""
+    memory_id: str
+    """Memory id of the sequences."""
     class_: str
     first: int
     last: int
@@ -42,107 +40,115 @@ class Range:
 
 
 @dataclass(frozen=True, slots=True)
-class Loss:
-    """Messages first..last-1 of a class that should be read, and cannot."""
+class LostRange:
+    """Messages first..last-1 of a class that should be read but cannot be."""
 
     server: str
     class_: str
     first: int
     last: int | None
-    """None when nobody knows how many they were."""
-    why: str
+    """None if the number of lost messages is unknown."""
+    reason: str
 
     @property
     def count(self) -> int:
-        """How many are known to be lost."""
+        """Number of messages known to be lost."""
         return 0 if self.last is None else self.last - self.first
 
     def __str__(self) -> str:
         until = "and on" if self.last is None else f"to {self.last - 1}"
         return (
             f"messages {self.first} {until} of class {self.class_} at {self.server} "
-            f"are lost: {self.why}"
+            f"are lost: {self.reason}"
         )
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
-    """What to read, and what cannot be read."""
+class ReadPlan:
+    """Ranges to read and ranges that are lost."""
 
-    ranges: list[Range]
-    losses: list[Loss]
+    ranges: list[MessageRange]
+    losses: list[LostRange]
 
 
-def told(losses: Iterable[Loss]) -> str:
-    """What to tell a user whose query ends."""
+def describe_losses(losses: Iterable[LostRange]) -> str:
+    """Return the error text for a query that ends because of lost messages."""
     sentences = "; ".join(map(str, losses))
     return f"{sentences}. With the option failOnDataLoss=false a query goes on without them"
 
 
-def plan(start: Offsets, end: Offsets, memories: BusExtents) -> Plan:
-    """The ranges from start to end, as far as the buses hold them.
+def plan_reads(start: Offsets, end: Offsets, extents: BusExtents) -> ReadPlan:
+    """Return the ranges from start to end that are stored, and the lost ones.
 
-    A bus or class that start does not know is read from its floor. One that memories do not know is
-    not read any more, or does not answer.
+    A server or class without a start is read from its floor. One without an extent is not
+    subscribed
+    to any more, or unreachable.
     """
-    ranges: list[Range] = []
-    losses: list[Loss] = []
+    ranges: list[MessageRange] = []
+    losses: list[LostRange] = []
     for server, position in end.items():
-        memory = memories.get(server, _NOTHING)
-        before = start.get(server, Position(position.bus))
+        extent = extents.get(server, _EMPTY_EXTENT)
+        before = start.get(server, ServerOffsets(position.memory_id))
         for name, last in position.classes.items():
             first = before.classes.get(name)
-            held = memory.classes.get(name)
+            held = extent.classes.get(name)
             if held is None:
                 if first is None or first < last:
-                    losses.append(Loss(server, name, first or 0, last, _UNREAD))
+                    losses.append(LostRange(server, name, first or 0, last, _NOT_SUBSCRIBED))
                 continue
-            if first is not None and not _same(before.bus, position.bus):
-                why = f"they were in the memory {before.bus}, and the bus has begun anew"
-                losses.append(Loss(server, name, first, None, why))
+            if first is not None and not _is_same_memory(before.memory_id, position.memory_id):
+                reason = f"they were in the memory {before.memory_id}, and the bus has begun anew"
+                losses.append(LostRange(server, name, first, None, reason))
                 first = None
-            if not _same(position.bus, memory.memory_id):
-                low = last if first is None else first
-                losses.append(Loss(server, name, low, last, _forgotten(memory.memory_id)))
+            if not _is_same_memory(position.memory_id, extent.memory_id):
+                first_lost = last if first is None else first
+                losses.append(
+                    LostRange(server, name, first_lost, last, _memory_changed(extent.memory_id))
+                )
                 continue
             if first is None:
                 first = min(held.floor, last)
-            losses += _missing(server, name, first, last, held)
+            losses += _unavailable_ranges(server, name, first, last, held)
             first, last = max(first, held.floor), min(last, held.head)
             if first < last:
-                ranges.append(Range(server, memory.memory_id, name, first, last))
-    return Plan(ranges, losses)
+                ranges.append(MessageRange(server, extent.memory_id, name, first, last))
+    return ReadPlan(ranges, losses)
 
 
-_NOTHING = BusExtent("", {})
-_UNREAD = "the query does not read it any more, or the bus does not answer"
+_EMPTY_EXTENT = BusExtent("", {})
+_NOT_SUBSCRIBED = "the query does not read the class any more, or the bus does not answer"
 
 
-def _same(bus: str, other: str) -> bool:
-    """Whether sequences are of one memory; who did not say is believed."""
+def _is_same_memory(bus: str, other: str) -> bool:
+    """Return True if the memory ids are equal, or one is unknown."""
     return not bus or not other or bus == other
 
 
-def _forgotten(bus: str) -> str:
+def _memory_changed(bus: str) -> str:
     return f"the bus has begun anew, with the memory {bus}"
 
 
-def _missing(server: str, name: str, first: int, last: int, held: ClassExtent) -> list[Loss]:
+def _unavailable_ranges(
+    server: str, name: str, first: int, last: int, held: ClassExtent
+) -> list[LostRange]:
     losses = []
     if first < held.floor and first < last:
-        why = f"the class holds messages from {held.floor} on"
-        losses.append(Loss(server, name, first, min(held.floor, last), why))
+        reason = f"the class holds messages from {held.floor} on"
+        losses.append(LostRange(server, name, first, min(held.floor, last), reason))
     if last > max(first, held.head):
-        why = f"the next message of the class will be {held.head}"
-        losses.append(Loss(server, name, max(first, held.head), last, why))
+        reason = f"the next message of the class will be {held.head}"
+        losses.append(LostRange(server, name, max(first, held.head), last, reason))
     return losses
 
 
-def overtaken(start: Offsets, memories: BusExtents) -> list[Loss]:
-    """What was read, and a bus has lost since: it gives these sequences out again. Only a bus that
-    promised less than that its messages are on disk loses any, and remains the one it was."""
+def lost_after_read(start: Offsets, extents: BusExtents) -> list[LostRange]:
+    """Return the ranges that were read and that the bus lost since, so it assigns their sequences
+    again.
+
+    A bus loses messages and keeps its memory id only if its durability is lower than disk.
+    """
     return [
-        Loss(
+        LostRange(
             server,
             name,
             held.head,
@@ -150,102 +156,114 @@ def overtaken(start: Offsets, memories: BusExtents) -> list[Loss]:
             "they were read, and the bus has lost them since: the next message of the class will "
             f"be {held.head}",
         )
-        for server, memory in memories.items()
-        if server in start and _same(start[server].bus, memory.memory_id)
-        for name, held in memory.classes.items()
+        for server, extent in extents.items()
+        if server in start and _is_same_memory(start[server].memory_id, extent.memory_id)
+        for name, held in extent.classes.items()
         if start[server].classes.get(name, 0) > held.head
     ]
 
 
-def ends(start: Offsets, memories: BusExtents, most: int | None = None) -> dict[str, Position]:
-    """How far the next batch goes: to the heads, or to `most` messages from start, shared among
-    the classes by what waits in each.
+def next_batch_end(
+    start: Offsets, extents: BusExtents, max_messages: int | None = None
+) -> dict[str, ServerOffsets]:
+    """Return the end of the next batch: the heads, or at most `max_messages` after start.
 
-    A position of another memory than the bus has now is followed by one of that memory, and one
-    behind a head by the head.
+    The messages are shared among classes in proportion to their backlogs. Offsets of another memory
+    are replaced by offsets of the current one, and an offset beyond the head by the head.
     """
-    starts = firsts(start, memories)
+    starts = first_available(start, extents)
     waiting = {
-        (server, name): max(0, memories[server].classes[name].head - first)
+        (server, name): max(0, extents[server].classes[name].head - first)
         for (server, name), first in starts.items()
     }
-    shares = _shares(waiting, most)
+    shares = _share_limit(waiting, max_messages)
     return {
-        server: Position(
-            memory.memory_id,
-            {name: starts[server, name] + shares[server, name] for name in memory.classes},
+        server: ServerOffsets(
+            extent.memory_id,
+            {name: starts[server, name] + shares[server, name] for name in extent.classes},
         )
-        for server, memory in memories.items()
+        for server, extent in extents.items()
     }
 
 
-def firsts(start: Offsets, memories: BusExtents) -> dict[tuple[str, str], int]:
-    """The first message that is there from start on, by server and class."""
+def first_available(start: Offsets, extents: BusExtents) -> dict[tuple[str, str], int]:
+    """Return the first stored sequence at or after start, by server and class."""
     return {
-        (server, name): _first(start, server, memory.memory_id, name, held)
-        for server, memory in memories.items()
-        for name, held in memory.classes.items()
+        (server, name): _first_in_class(start, server, extent.memory_id, name, held)
+        for server, extent in extents.items()
+        for name, held in extent.classes.items()
     }
 
 
-def _first(start: Offsets, server: str, bus: str, name: str, held: ClassExtent) -> int:
-    """Where the next batch begins."""
+def _first_in_class(start: Offsets, server: str, bus: str, name: str, held: ClassExtent) -> int:
+    """Return the first stored sequence at or after start, of one class."""
     before = start.get(server)
-    if before is None or not _same(before.bus, bus):
+    if before is None or not _is_same_memory(before.memory_id, bus):
         return held.floor
     return min(max(before.classes.get(name, held.floor), held.floor), held.head)
 
 
-def _shares(waiting: dict[tuple[str, str], int], most: int | None) -> dict[tuple[str, str], int]:
+def _share_limit(
+    waiting: dict[tuple[str, str], int], max_messages: int | None
+) -> dict[tuple[str, str], int]:
     total = sum(waiting.values())
-    if most is None or total <= most:
+    if max_messages is None or total <= max_messages:
         return waiting
-    shares = {who: count * most // total for who, count in waiting.items()}
-    left = most - sum(shares.values())
-    for who in sorted(waiting, key=lambda who: shares[who] - waiting[who]):
-        if not left:
+    shares = {key: count * max_messages // total for key, count in waiting.items()}
+    remaining = max_messages - sum(shares.values())
+    for key in sorted(waiting, key=lambda key: shares[key] - waiting[key]):
+        if not remaining:
             break
-        more = min(left, waiting[who] - shares[who])
-        shares[who] += more
-        left -= more
+        more = min(remaining, waiting[key] - shares[key])
+        shares[key] += more
+        remaining -= more
     return shares
 
 
-def split(ranges: list[Range], *, most: int, at_least: int | None = None) -> list[Range]:
-    """Cut ranges into tasks of about the same size: none above `most` messages, and, if there are
-    so many messages, `at_least` of them."""
+def split_ranges(
+    ranges: list[MessageRange], *, max_messages: int, min_ranges: int | None = None
+) -> list[MessageRange]:
+    """Cut ranges into pieces of about equal size for tasks.
+
+    Args:
+        ranges: Ranges to cut.
+        max_messages: Maximum size of a piece.
+        min_ranges: Minimum number of pieces, if there are enough messages.
+    """
     total = sum(one.count for one in ranges)
-    if at_least is not None and total:
-        most = min(most, max(1, total // at_least))
+    if min_ranges is not None and total:
+        max_messages = min(max_messages, max(1, total // min_ranges))
     found = []
     for one in ranges:
-        pieces = -(-one.count // most)
+        pieces = -(-one.count // max_messages)
         bounds = [one.first + one.count * piece // pieces for piece in range(pieces + 1)]
         for first, last in itertools.pairwise(bounds):
-            found.append(Range(one.server, one.bus, one.class_, first, last))
+            found.append(MessageRange(one.server, one.memory_id, one.class_, first, last))
     return found
 
 
-def lag(end: Offsets, memories: BusExtents) -> dict[tuple[str, str], int]:
-    """Messages that wait behind `end`, by server and class."""
+def count_backlog(end: Offsets, extents: BusExtents) -> dict[tuple[str, str], int]:
+    """Return how many stored messages are after `end`, by server and class."""
     return {
-        (server, name): max(0, memories[server].classes[name].head - first)
-        for (server, name), first in firsts(end, memories).items()
+        (server, name): max(0, extents[server].classes[name].head - first)
+        for (server, name), first in first_available(end, extents).items()
     }
 
 
-def at_most(end: Offsets, target: Offsets) -> dict[str, Position]:
-    """End, but nowhere behind target. A bus that has begun anew since has no target: it is read
-    no further."""
+def limit_to_target(end: Offsets, target: Offsets) -> dict[str, ServerOffsets]:
+    """Return `end`, limited to `target`.
+
+    A server whose memory changed since the target was set is not read further.
+    """
     found = {}
     for server, position in end.items():
-        goal = target.get(server, Position(position.bus))
-        if not _same(position.bus, goal.bus):
-            found[server] = goal
+        limit = target.get(server, ServerOffsets(position.memory_id))
+        if not _is_same_memory(position.memory_id, limit.memory_id):
+            found[server] = limit
             continue
         sequences = {
-            name: min(sequence, goal.classes.get(name, sequence))
+            name: min(sequence, limit.classes.get(name, sequence))
             for name, sequence in position.classes.items()
         }
-        found[server] = Position(position.bus, sequences)
+        found[server] = ServerOffsets(position.memory_id, sequences)
     return found

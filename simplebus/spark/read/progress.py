@@ -1,7 +1,6 @@
-"""What a query's progress says of the buses.
+"""Lag of a query, computed from its progress report.
 
-Rule 1: nothing of Spark and no I/O here: a progress is what Spark shows, as a mapping or as JSON.
-Rule 2: a query may have other sources, too. What is not of a bus is passed over.
+A report is a mapping or JSON, as Spark shows it. Sources other than simplebus are ignored.
 """
 
 from __future__ import annotations
@@ -10,18 +9,24 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from simplebus.spark.read.offsets import OffsetError, Position, load
+from simplebus.spark.read.offsets import OffsetError, ServerOffsets, load_offsets
 
 _SOURCE = "PythonMicroBatchStream"
-"""What Spark calls a source that is written in Python."""
+"""Spark's name of a source written in Python."""
 
 
 def lag(progress: Any) -> dict[str, dict[str, int]]:
-    """Messages that wait behind what a query has read, by server and class.
+    """Return how many messages a query has not read yet, by server and class.
 
-    `progress` is a StreamingQueryProgress (`query.lastProgress`, what a listener is given), or the
-    same as a mapping or as JSON. Empty when it does not say: before a query's first batch. Raises
-    ValueError for what is no progress.
+    Args:
+        progress: A StreamingQueryProgress (`query.lastProgress`, or a listener's argument), or the
+            same as a mapping or as JSON.
+
+    Returns:
+        Message counts. Empty if the progress has no offsets, as before a query's first batch.
+
+    Raises:
+        ValueError: `progress` is not a progress report.
 
     >>> lag({"sources": [{"description": "PythonMicroBatchStream@1",
     ...                   "endOffset": {"10.0.0.1:8888": {"orders": 7}},
@@ -36,13 +41,13 @@ def lag(progress: Any) -> dict[str, dict[str, int]]:
         for server, position in heads.items():
             waiting = found.setdefault(server, {})
             for name, head in position.classes.items():
-                more = head - _read(end.get(server), position, name)
+                more = head - _sequence_read(end.get(server), position, name)
                 waiting[name] = max(waiting.get(name, 0), more)
     return found
 
 
 def _sources(progress: Any) -> list[Mapping[str, Any]]:
-    if progress is None:  # What `lastProgress` is before the first one.
+    if progress is None:  # `lastProgress` before the first report.
         return []
     given = progress
     if not isinstance(given, (str, bytes, Mapping)):
@@ -58,17 +63,17 @@ def _sources(progress: Any) -> list[Mapping[str, Any]]:
     return [one if isinstance(one, Mapping) else json.loads(one.json) for one in sources]
 
 
-def _offsets(given: Any) -> dict[str, Position]:
-    """Offsets as a progress shows them; empty of what is of another source, or not said."""
+def _offsets(given: Any) -> dict[str, ServerOffsets]:
+    """Return the offsets in a progress report; empty for another source."""
     try:
         found = json.loads(given) if isinstance(given, str) else given
-        return load(found) if isinstance(found, Mapping) else {}
+        return load_offsets(found) if isinstance(found, Mapping) else {}
     except (ValueError, OffsetError):
         return {}
 
 
-def _read(end: Position | None, heads: Position, name: str) -> int:
-    """How far a class is read, in the sequences of its head: not at all of another memory."""
-    if end is None or (end.bus and heads.bus and end.bus != heads.bus):
+def _sequence_read(end: ServerOffsets | None, heads: ServerOffsets, name: str) -> int:
+    """Return the next sequence to read; 0 if the offsets belong to another memory."""
+    if end is None or (end.memory_id and heads.memory_id and end.memory_id != heads.memory_id):
         return 0
     return min(end.classes.get(name, 0), heads.classes[name])

@@ -1,12 +1,11 @@
-"""What keeps messages at the bus until a query has processed them.
+"""Durables that make a bus retain messages until a query has processed them.
 
-Rule 1: a pin holds one position per class, and what is stored from there on stays. It never
-processes anything: moving on is all the acknowledging there is, and in between nothing is let go.
-Rule 2: under a name it is a durable: it stays when the query is gone, and another query that uses
-the name is told so. Without a name it goes with the connection.
+A RetentionDurable has one position per class. It never acks single messages: moving the position
+forward is its only ack. A named one survives the query, and another query with the same name is
+rejected; an unnamed one ends with its connection.
 
-    committed │ kept for the query               │
-              pin ── start ── end ── … ── head
+    committed │ retained for the query               │
+       position ── start ── end ── … ── head
 """
 
 from __future__ import annotations
@@ -25,28 +24,35 @@ from simplebus.spark.read.bus_reader import BusReader
 from simplebus.spark.read.offsets import BusExtents, Offsets
 from simplebus.spark.read.planner import first_available
 
-# A query that was killed a moment ago may still hold its name, until the bus has noticed.
+# The connection of a killed query may hold the name until the bus notices its end.
 _NAME_IN_USE_TIMEOUT_SECONDS = 10.0
 _NAME_RETRY_SECONDS = 0.2
 
 
 class RetentionError(RuntimeError):
-    """Another query keeps its place under this name."""
+    """Another query uses this durable name."""
 
 
 @dataclass(slots=True)
 class _HeldPosition:
-    """A position that is held."""
+    """Position of one class at the bus."""
 
     inbox: Inbox
     sequence: int
     session_id: int | None
-    """The connection on which it was taken."""
+    """Session in which the position was opened."""
 
 
 class RetentionDurable:
-    """A query's, at one bus. Its connection is the caller's. Under a name, what nobody comes for
-    within `idle` seconds is let go of; None: never, or when the one before would have been."""
+    """Durable of one query at one bus, over the caller's connection.
+
+    Args:
+        bus: The connection.
+        name: Name of the durable; empty for a position that ends with the connection.
+        idle: Seconds after which the bus deletes the unused durable. None keeps the durable's
+            current
+            setting, or means never for a new one.
+    """
 
     def __init__(self, bus: BusReader, name: str, *, idle: float | None = None) -> None:
         self._bus = bus
@@ -56,14 +62,16 @@ class RetentionDurable:
 
     @property
     def is_active(self) -> bool:
-        """Whether it keeps anything."""
+        """True if a position is open."""
         return bool(self._held)
 
     def retain_from(self, class_: str, to: int | str) -> int:
-        """Keep what a class holds from a sequence on, or from where `earliest` or `new` say, and
-        nothing before. Returns where that is: the bus may hold less.
+        """Retain a class's messages from a sequence on, or from `earliest` or `new`, and release
+        earlier ones.
 
-        Raises PinError, BusConnectionError.
+        Returns the resulting start, which may be later if the bus stores less. Raises
+        RetentionError and
+        BusConnectionError.
         """
         while True:
             position = self._held.get(class_)
@@ -77,11 +85,13 @@ class RetentionDurable:
                 return self._subscribe_at(class_, to, position)
             except BusConnectionError:
                 self._held.pop(class_, None)
-                self._wire.check_open()  # Raises unless there may be another connection.
+                self._wire.check_open()  # Raises if the connection is not retried any more.
                 self._wire.wait_until(lambda: self._core.is_ready)
 
     def _subscribe_at(self, class_: str, to: int | str, previous: _HeldPosition | None) -> int:
-        """Take the new position before the former one is let go of; under a name they are one."""
+        """Open the new position. An unnamed previous one is closed after that, so that nothing is
+        released.
+        """
         if previous is not None and self._name:
             self._unsubscribe(previous)
         deadline = monotonic() + _NAME_IN_USE_TIMEOUT_SECONDS
@@ -95,10 +105,9 @@ class RetentionDurable:
                     raise
                 if monotonic() >= deadline:
                     raise RetentionError(
-                        f"another query keeps its place in class {class_} at {self._bus.server} "
-                        f"under the name {self._name!r}: each query has a checkpoint and a name of "
-                        "its own, and runs once; the option durable gives it one, and without it "
-                        "it gives one to itself"
+                        f"another query uses the durable {self._name!r} of class {class_} at "
+                        f"{self._bus.server}: give each query its own checkpoint and its own name "
+                        "(option durable; by default a name is generated), and start it only once"
                     ) from error
                 sleep(_NAME_RETRY_SECONDS)
         reply = inbox.subscribe_request.reply
@@ -111,8 +120,12 @@ class RetentionDurable:
         return begins
 
     def _start_sequence(self, class_: str, to: int | str, reply: SubscribeReply) -> int:
-        """Where a position is that was taken just now. Before a cluster a subscription has numbers
-        of its own, and what is kept lies before what is there when it is had."""
+        """Return the sequence of a new position.
+
+        At a stateless server a subscription has its own numbering, so the class's extent is
+        used: messages
+        that arrive between the two requests are retained too.
+        """
         if not self._core.bus_id.startswith(CLUSTER_ID_PREFIX):
             return reply.cursor
         held = self._bus.get_extent([class_]).classes[class_]
@@ -126,14 +139,16 @@ class RetentionDurable:
             idle_seconds=self._idle if self._name else None,
             start=Start(sequence=to) if isinstance(to, int) else to,
             seek=bool(self._name),
-            max_in_flight=1,  # One is sent, and never looked at.
+            max_in_flight=1,  # The bus sends one message, which is ignored.
         )
 
     def claim_waiting(self, class_: str) -> None:
-        """Take what waits at the bus for a first subscription: this is one, and it holds a position
-        before all of that. Else it would wait there for ever, and fill its class.
+        """Claim the messages that wait at the bus for a class's first subscription, and release
+        them.
 
-        Raises BusConnectionError.
+        This query's position already retains them. Unclaimed, they would fill the class for
+        ever. Raises
+        BusConnectionError.
         """
         asked = SubscribeRequest(start="waiting", max_in_flight=1)
         inbox = self._core.subscribe(self._bus.class_id(class_), asked)
@@ -146,9 +161,9 @@ class RetentionDurable:
         self._wire.write_now()
 
     def forget(self, class_: str) -> None:
-        """Keep nothing of a class any more, under this name, whoever was to keep it.
+        """Delete the durable of a class, whichever query created it.
 
-        Raises PinError, BusConnectionError.
+        Raises RetentionError, BusConnectionError.
         """
         self.retain_from(class_, "new")
         position = self._held.pop(class_)
@@ -157,7 +172,7 @@ class RetentionDurable:
         )
 
     def release(self) -> None:
-        """Keep nothing any more but what the name stands for."""
+        """Close all positions. Named durables remain at the bus."""
         for position in self._held.values():
             self._unsubscribe(position)
         self._held.clear()
@@ -167,44 +182,54 @@ log = logging.getLogger("simplebus.spark")
 
 
 class NoRetention:
-    """Of a query that reads journals: nobody keeps anything for it."""
+    """Retention of a query that reads journals: nothing is retained."""
 
     is_active = True
 
     def retain_start(
         self, server: str, classes: Mapping[str, int], *, with_waiting: bool
     ) -> dict[str, int]:
-        """What it may begin with is where it is."""
+        """Return `classes` unchanged."""
         return dict(classes)
 
     def retain_from(self, offsets: Offsets, extents: BusExtents, durable: str) -> None:
-        """Nobody is told."""
+        """Do nothing."""
 
     def drop_server(self, server: str) -> None:
-        """Nothing was held."""
+        """Do nothing."""
 
 
 class QueryRetention:
-    """Of one query, as long as it runs. The connections are those of `buses`."""
+    """Retention of one running query at all its buses, over shared connections."""
 
     def __init__(self, connections: SourceConnections) -> None:
         self._connections = connections
         self._durable_name = ""
-        """The name of the pins."""
+        """Name of the durables."""
         self._durables: dict[str, RetentionDurable] = {}
         self._start_durables: dict[str, RetentionDurable] = {}
-        """Keep what the query begins with until it has begun."""
+        """Unnamed durables that retain the possible start of the query until its first batch is
+        planned.
+        """
 
     @property
     def is_active(self) -> bool:
-        """Whether anything is kept."""
+        """True if a named or regular durable is open."""
         return any(pin.is_active for pin in self._durables.values())
 
     def retain_start(
         self, server: str, classes: Mapping[str, int | str], *, with_waiting: bool
     ) -> dict[str, int]:
-        """Keep what the query may begin with, as long as this connection lasts; `with_waiting`, as
-        the first who comes for it. Returns where that is."""
+        """Retain the query's possible start as long as this connection lasts.
+
+        Args:
+            server: The bus.
+            classes: Start by class: a sequence, or `earliest`.
+            with_waiting: True to claim messages that wait for a first subscription.
+
+        Returns:
+            The first retained sequence, by class.
+        """
         pin = self._start_durables[server] = RetentionDurable(
             self._connections.bus_reader(server), ""
         )
@@ -215,9 +240,10 @@ class QueryRetention:
         return found
 
     def retain_from(self, offsets: Offsets, extents: BusExtents, durable: str) -> None:
-        """Keep what lies behind these offsets, under this name, and nothing before them.
+        """Retain messages from these offsets on, under the name `durable`, and release earlier
+        ones.
 
-        Raises PinError, BusConnectionError.
+        Raises RetentionError, BusConnectionError.
         """
         previous: dict[str, RetentionDurable] = {}
         if durable != self._durable_name:
@@ -235,20 +261,20 @@ class QueryRetention:
             self._start_durables.pop(server).release()
 
     def drop_server(self, server: str) -> None:
-        """The connection is gone, and what it held."""
+        """Discard the durables of a lost connection."""
         self._durables.pop(server, None)
         self._start_durables.pop(server, None)
 
     def forget(self, server: str, classes: Iterable[str], durable: str) -> None:
-        """Keep nothing of these classes under this name any more, if the bus can be asked."""
+        """Delete the durable of these classes; log a warning if the bus cannot be reached."""
         try:
             pin = RetentionDurable(self._connections.bus_reader(server), durable)
             for name in classes:
                 pin.forget(name)
         except (BusConnectionError, RefusedError, RetentionError) as error:
             log.warning(
-                "%s may still keep what is not read any more, under the name %r: %s",
-                server,
+                "cannot delete durable %r at %s, which may still retain unread messages: %s",
                 durable,
+                server,
                 error,
             )

@@ -1,14 +1,14 @@
-"""A stream of messages: where a query stands, how far its next batch goes, what the buses keep.
+"""Stream reader: offsets, batches and retention of one query.
 
-Rule 1: asking moves nothing. Only what Spark says is finished moves what is kept: `commit`, and the
-start of the next batch, which is the end of the last one that is finished and is told at times when
-`commit` is not. What a batch that is being planned begins with is never beyond that.
-Rule 2: this object lives in one process on the driver, as long as the query runs; it connects when
-it is first asked something, for Spark also makes it elsewhere, only to have it read.
-Rule 3: Spark asks every query where it begins, also one whose checkpoint says where it stands, and
-one whose first batch is repeated. So the answer is only an answer: it fails nothing by itself, and
-it counts as the beginning when a batch is planned from it. The end of that batch says where it
-began, and what is planned later goes by that.
+Reading offsets changes nothing. The retained range moves only with commits: with `commit`, and with
+the start of the next batch, which is the end of the last committed one; Spark may skip `commit`.
+
+The reader of the driver lives as long as the query and connects on its first call. Spark also
+creates readers elsewhere, without ever calling their offsets.
+
+Spark requests an initial offset for every query, also if its checkpoint has one, and again if the
+first batch is repeated. Therefore `initialOffset` never raises. The initial offset counts only when
+a batch is planned from it: the end offset of that batch stores it as the query's start.
 """
 
 from __future__ import annotations
@@ -29,256 +29,296 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
-from simplebus.spark.batch_size import Pace
-from simplebus.spark.connections import UNREACHED, Buses
-from simplebus.spark.keepalive import Awake
+from simplebus.spark.batch_trigger import BatchTrigger
+from simplebus.spark.connections import UNREACHABLE_ERRORS, SourceConnections
+from simplebus.spark.keepalive import ConnectionKeepalive
 from simplebus.spark.options import SourceOptions, is_path
-from simplebus.spark.read.bus_reader import ClassMissingError, lose
+from simplebus.spark.read.bus_reader import ClassMissingError, report_losses
 from simplebus.spark.read.offsets import (
     BusExtent,
     OffsetError,
-    Position,
-    Query,
-    check_apart,
-    dump,
-    load,
+    QueryIdentity,
+    ServerOffsets,
+    check_distinct,
+    dump_offsets,
+    load_offsets,
     load_query,
-    merge,
-    resolve,
+    merge_offsets,
+    resolve_offsets,
 )
-from simplebus.spark.read.planner import at_most, ends, lag, overtaken, plan
-from simplebus.spark.read.retention_durable import Keeping, NotKeeping
-from simplebus.spark.read.tasks import read_task, tasks
-from simplebus.spark.read.time_offsets import option_of, sought
+from simplebus.spark.read.planner import (
+    count_backlog,
+    limit_to_target,
+    lost_after_read,
+    next_batch_end,
+    plan_reads,
+)
+from simplebus.spark.read.retention_durable import NoRetention, QueryRetention
+from simplebus.spark.read.tasks import make_partitions, read_partition
+from simplebus.spark.read.time_offsets import option_name, resolve_times
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 log = logging.getLogger("simplebus.spark")
 
-Dumped = dict[str, Any]
-"""Offsets as Spark keeps them."""
+OffsetJson = dict[str, Any]
+"""Offsets as Spark stores them."""
 
-# Spark asks again at once, and a hundred questions a second cost a bus an eighth of its rate.
-_IDLE_SECONDS = 0.1
-# A bus that did not answer, and is left out, is tried again so much later.
-_AWAY_SECONDS = 5.0
+# Spark asks for the latest offset again at once: 100 requests a second cost a bus 12 % of its rate.
+_IDLE_POLL_SECONDS = 0.1
+# Delay before a skipped, unreachable bus is tried again.
+_UNREACHABLE_RETRY_SECONDS = 5.0
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """For `spark.readStream`."""
+    """Reader for `spark.readStream`."""
 
     def __init__(self, options: SourceOptions) -> None:
         self._options = options
-        self._buses = Buses(options)
-        self._keeping = NotKeeping() if options.is_of_journals else Keeping(self._buses)
-        self._awake: Awake | None = None
-        """None before the first question. A lock does not travel to executors."""
-        self._fresh = Query(uuid.uuid4().hex)
-        """What a query is called that begins here."""
-        self._problem: Exception | None = None
-        """Why it cannot begin here."""
-        self._is_known = False
-        """Whether the query's checkpoint was looked through for what is not read any more."""
-        self._is_to_end = False
-        self._target: dict[str, Position] | None = None
-        """Where the query is to end; None for nowhere, or when nobody has looked yet."""
-        self._pace = Pace(least=options.min_offsets, max_delay=options.max_delay)
-        self._heads: Dumped | None = None
-        """The ends of the classes when they were looked at last."""
-        self._away: dict[str, float] = {}
-        """Buses that did not answer, and when they are tried again."""
+        self._connections = SourceConnections(options)
+        self._retention = NoRetention() if options.is_journal else QueryRetention(self._connections)
+        self._keepalive: ConnectionKeepalive | None = None
+        """None until the first call: its lock cannot be pickled for executors."""
+        self._new_query = QueryIdentity(uuid.uuid4().hex)
+        """Identity of the query if it starts without a checkpoint."""
+        self._start_error: Exception | None = None
+        """Error of `initialOffset`; raised if the query really starts here."""
+        self._is_checkpoint_checked = False
+        """True after durables of classes that are not read any more were deleted."""
+        self._is_available_now = False
+        self._target: dict[str, ServerOffsets] | None = None
+        """End of a query with the trigger availableNow; None for no end, or before the first batch.
+        """
+        self._batch_trigger = BatchTrigger(
+            min_messages=options.min_batch_messages, max_delay_seconds=options.max_delay_seconds
+        )
+        self._heads: OffsetJson | None = None
+        """Heads of the classes when they were last requested."""
+        self._unreachable_until: dict[str, float] = {}
+        """Time of the next attempt, by unreachable server."""
 
-    # Where the query stands ----------------------------------------------------------------------
+    # Offsets -------------------------------------------------------------------------------------
 
-    def initialOffset(self) -> Dumped:  # noqa: N802
-        """Where a query begins that has no checkpoint. Asked of every query."""
-        query = replace(self._fresh, durable=self._durable(self._fresh))
-        with self._using():
-            self._problem = None
+    def initialOffset(self) -> OffsetJson:  # noqa: N802
+        """Return the start of a query without a checkpoint. Spark calls it for every query."""
+        query = replace(self._new_query, durable=self._durable_name(self._new_query))
+        with self._connection_lock():
+            self._start_error = None
             try:
-                return dump(self._beginning(), query)
-            except (*UNREACHED, ClassMissingError, OffsetError) as error:
-                self._problem = error
-                return dump({}, query)
+                return dump_offsets(self._resolve_start(), query)
+            except (*UNREACHABLE_ERRORS, ClassMissingError, OffsetError) as error:
+                self._start_error = error
+                return dump_offsets({}, query)
 
-    def _beginning(self) -> dict[str, Position]:
+    def _resolve_start(self) -> dict[str, ServerOffsets]:
         options = self._options
-        starting = sought(options.starting, self._buses)
-        memories = self._memories(strict=True, make=False)
-        option = option_of(options.starting, "startingOffsets")
-        start = resolve(starting, memories, option=option)
+        starting = resolve_times(options.starting, self._connections)
+        extents = self._get_extents(strict=True, make=False)
+        option = option_name(options.starting, "startingOffsets")
+        start = resolve_offsets(starting, extents, option=option)
         for server, position in start.items():
             is_all = starting == "earliest"
-            stays = bool(self._durable(self._fresh))  # Who only looks takes nothing from others.
-            moved = self._keeping.begin(server, position.classes, with_waiting=is_all and stays)
-            if is_all:  # Others may have let go of some meanwhile.
-                start[server] = Position(position.bus, moved)
+            stays = bool(
+                self._durable_name(self._new_query)
+            )  # A temporary query must not claim messages.
+            retained = self._retention.retain_start(
+                server, position.classes, with_waiting=is_all and stays
+            )
+            if is_all:  # Other subscriptions may have released some meanwhile.
+                start[server] = ServerOffsets(position.memory_id, retained)
         return start
 
-    def latestOffset(self, start: Dumped, limit: ReadLimit) -> Dumped:  # noqa: N802
-        """How far the next batch goes. Everything before start is processed."""
-        with self._using():
-            query = self._begun(start)
-            memories = self._memories(strict=self._options.fail_on_data_loss)
-            position = self._position(start, memories)
-            lose(overtaken(position, memories), strict=self._options.fail_on_data_loss)
-            self._keep(position, memories, self._durable(query))
-            self._forget_others(start)
-            heads = position | ends(position, memories)
-            self._heads = dump(heads)
-            waiting = lag(position, memories)
+    def latestOffset(self, start: OffsetJson, limit: ReadLimit) -> OffsetJson:  # noqa: N802
+        """Return the end of the next batch. Every message before `start` is processed."""
+        with self._connection_lock():
+            query = self._load_identity(start)
+            extents = self._get_extents(strict=self._options.fail_on_data_loss)
+            position = self._load_position(start, extents)
+            report_losses(
+                lost_after_read(position, extents), strict=self._options.fail_on_data_loss
+            )
+            self._retain_from(position, extents, self._durable_name(query))
+            self._forget_unread_classes(start)
+            heads = position | next_batch_end(position, extents)
+            self._heads = dump_offsets(heads)
+            waiting = count_backlog(position, extents)
             for (server, name), count in waiting.items():
                 log.debug("%d messages of class %s at %s wait", count, name, server)
-            if not (self._is_to_end or any(waiting.values())) and query is not None and query.began:
-                sleep(_IDLE_SECONDS)
-            if self._is_to_end:
+            if (
+                not (self._is_available_now or any(waiting.values()))
+                and query is not None
+                and query.start_offsets
+            ):
+                sleep(_IDLE_POLL_SECONDS)
+            if self._is_available_now:
                 if self._target is None:
                     self._target = heads
-            elif not self._pace.is_due(sum(waiting.values()), monotonic()):
+            elif not self._batch_trigger.is_due(sum(waiting.values()), monotonic()):
                 return start
-            most = limit.max_rows if isinstance(limit, ReadMaxRows) else None
-            end = position | ends(position, memories, most)
+            max_messages = limit.max_rows if isinstance(limit, ReadMaxRows) else None
+            end = position | next_batch_end(position, extents, max_messages)
             if self._target is not None:
-                end = at_most(end, self._target)
-            return dump(end, self._going_on(query, position))
+                end = limit_to_target(end, self._target)
+            return dump_offsets(end, self._identity_at_batch_end(query, position))
 
-    def _begun(self, start: Dumped) -> Query | None:
-        """What the query that stands at start says of itself, with the name that it is to have now;
-        None if it says nothing, as in a checkpoint of before there were names. Raises what was
-        wrong with the answer if start is where it was to begin."""
+    def _load_identity(self, start: OffsetJson) -> QueryIdentity | None:
+        """Return the query's identity from its offset, with the current durable name.
+
+        None for a checkpoint from before durable names. Raises the error of `initialOffset` if
+        `start` is
+        that initial offset.
+        """
         query = load_query(start)
         if query is None:
             return None
-        if query.id == self._fresh.id and not query.began and self._problem is not None:
-            raise self._problem
-        return replace(query, durable=self._durable(query))
+        if (
+            query.id == self._new_query.id
+            and not query.start_offsets
+            and self._start_error is not None
+        ):
+            raise self._start_error
+        return replace(query, durable=self._durable_name(query))
 
-    def _going_on(self, query: Query | None, position: dict[str, Position]) -> Query:
-        """What the query says of itself at the end of a batch that begins there."""
+    def _identity_at_batch_end(
+        self, query: QueryIdentity | None, position: dict[str, ServerOffsets]
+    ) -> QueryIdentity:
+        """Return the identity to store in the end offset of a batch that starts at `position`."""
         if query is None:
-            query = replace(self._fresh, durable=self._durable(self._fresh))
-        return query if query.began else replace(query, began=position)
+            query = replace(self._new_query, durable=self._durable_name(self._new_query))
+        return query if query.start_offsets else replace(query, start_offsets=position)
 
-    def _durable(self, query: Query | None) -> str:
-        """The name under which buses keep what the query has not processed."""
+    def _durable_name(self, query: QueryIdentity | None) -> str:
+        """Return the name of the durables; empty for none."""
         given = self._options.durable
         if given is not None:
             return given
         return "" if query is None else f"spark {query.id}"
 
-    def _position(self, start: Dumped, memories: dict[str, BusExtent]) -> dict[str, Position]:
-        """Start, for what is read now. A bus that does not answer stays where it is."""
-        before = load(start)
-        away = {
+    def _load_position(
+        self, start: OffsetJson, extents: dict[str, BusExtent]
+    ) -> dict[str, ServerOffsets]:
+        """Adapt `start` to the current options. An unreachable bus keeps its offsets."""
+        before = load_offsets(start)
+        unreachable = {
             server: before[server]
             for server in self._options.servers
-            if server in before and server not in memories
+            if server in before and server not in extents
         }
-        return away | merge(before, memories)
+        return unreachable | merge_offsets(before, extents)
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
-        """How much a batch may have."""
-        most = self._options.max_offsets
-        return ReadAllAvailable() if most is None else ReadMaxRows(most)
+        """Return the maximum size of a batch."""
+        max_messages = self._options.max_batch_messages
+        return ReadAllAvailable() if max_messages is None else ReadMaxRows(max_messages)
 
-    def reportLatestOffset(self) -> Dumped | None:  # noqa: N802
-        """The ends of the classes: what a query's progress shows beside where it is."""
+    def reportLatestOffset(self) -> OffsetJson | None:  # noqa: N802
+        """Return the heads of the classes, shown in the query's progress as latestOffset."""
         return self._heads
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
-        """The query is to end with what is there when it is first asked how far it goes."""
-        self._is_to_end = True
+        """Make the query end with the messages available at its first `latestOffset`."""
+        self._is_available_now = True
 
-    # What is read --------------------------------------------------------------------------------
+    # Reading -------------------------------------------------------------------------------------
 
-    def partitions(self, start: Dumped, end: Dumped) -> Sequence[InputPartition]:
-        """The tasks of a batch, which may be one that failed."""
-        with self._using():
-            query, before = load_query(end), load(start)
-            said = load_query(start)
-            if query is not None and (said is None or said.id != query.id):
-                before = dict(query.began)  # The first batch again: start is a new answer.
+    def partitions(self, start: OffsetJson, end: OffsetJson) -> Sequence[InputPartition]:
+        """Return the tasks of a batch, which may be a repeated one."""
+        with self._connection_lock():
+            query, before = load_query(end), load_offsets(start)
+            start_query = load_query(start)
+            if query is not None and (start_query is None or start_query.id != query.id):
+                # The first batch, repeated: `start` is a new initial offset.
+                before = dict(query.start_offsets)
             else:
-                self._begun(start)
-            memories = self._memories(strict=self._options.fail_on_data_loss)
-            if not self._keeping.is_begun:
-                self._keep(before, memories, self._durable(query))
-            goal = load(end)
-            if self._heads is None:  # Nobody has asked yet how far a batch goes: this one failed.
-                self._heads = dump(goal | ends(goal, memories))
-            return tasks(plan(before, goal, memories), self._buses)
+                self._load_identity(start)
+            extents = self._get_extents(strict=self._options.fail_on_data_loss)
+            if not self._retention.is_active:
+                self._retain_from(before, extents, self._durable_name(query))
+            target = load_offsets(end)
+            if self._heads is None:  # No `latestOffset` yet: this is a repeated batch.
+                self._heads = dump_offsets(target | next_batch_end(target, extents))
+            return make_partitions(plan_reads(before, target, extents), self._connections)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """One task's messages."""
-        return read_task(partition)
+        """Read the messages of one task."""
+        return read_partition(partition)
 
-    # What is kept --------------------------------------------------------------------------------
+    # Retention -----------------------------------------------------------------------------------
 
-    def commit(self, end: Dumped) -> None:
-        """Everything before end is processed."""
-        with self._using():
-            memories = self._memories(strict=self._options.fail_on_data_loss)
-            self._keep(load(end), memories, self._durable(load_query(end)))
+    def commit(self, end: OffsetJson) -> None:
+        """Release the messages before `end`, which are processed."""
+        with self._connection_lock():
+            extents = self._get_extents(strict=self._options.fail_on_data_loss)
+            self._retain_from(load_offsets(end), extents, self._durable_name(load_query(end)))
 
-    def _keep(
-        self, offsets: dict[str, Position], memories: dict[str, BusExtent], durable: str
+    def _retain_from(
+        self, offsets: dict[str, ServerOffsets], extents: dict[str, BusExtent], durable: str
     ) -> None:
         try:
-            self._keeping.keep(offsets, memories, durable)
-        except UNREACHED as error:
+            self._retention.retain_from(offsets, extents, durable)
+        except UNREACHABLE_ERRORS as error:
             if self._options.fail_on_data_loss:
                 raise
-            log.warning("a bus keeps what it kept before: %s", error)
+            log.warning("cannot release processed messages at a bus: %s", error)
 
-    def _forget_others(self, start: Dumped) -> None:
-        """Have the buses let go of what was kept for what the query does not read any more: of
-        classes and buses that are gone from its options, or under another name."""
+    def _forget_unread_classes(self, start: OffsetJson) -> None:
+        """Delete durables that the query does not use any more.
+
+        These belong to classes and buses removed from its options, or have a former durable name.
+        """
         query, options = load_query(start), self._options
-        if self._is_known or query is None or not query.durable:
+        if self._is_checkpoint_checked or query is None or not query.durable:
             return
-        self._is_known = True
-        for server, position in load(start).items():
+        self._is_checkpoint_checked = True
+        for server, position in load_offsets(start).items():
             classes = list(position.classes)
-            if server in options.servers and query.durable == self._durable(query):
+            if server in options.servers and query.durable == self._durable_name(query):
                 classes = [name for name in classes if name not in options.subscribe]
             if classes and not is_path(server):
-                Keeping(self._buses).forget(server, classes, query.durable)
+                QueryRetention(self._connections).forget(server, classes, query.durable)
             if server not in options.servers:
-                self._buses.drop(server)
+                self._connections.close_server(server)
 
     def stop(self) -> None:
-        """The query is over, for now."""
-        if self._awake is not None:
-            self._awake.stop()
-        self._buses.close()
+        """Close all connections at the end of the query's run."""
+        if self._keepalive is not None:
+            self._keepalive.stop()
+        self._connections.close()
 
-    def _using(self) -> threading.RLock:
-        """To be held by who uses the connections."""
-        if self._awake is None:
-            self._awake = Awake(self._buses.wires)
-            self._awake.start()
-        return self._awake.lock
+    def _connection_lock(self) -> threading.RLock:
+        """Return the lock to hold while using connections; start the keepalive on the first call."""
+        if self._keepalive is None:
+            self._keepalive = ConnectionKeepalive(self._connections.client_connections)
+            self._keepalive.start()
+        return self._keepalive.lock
 
-    def _memories(self, *, strict: bool, make: bool = True) -> dict[str, BusExtent]:
-        """What the buses hold. One that does not answer raises BusConnectionError if `strict`;
-        else it is logged and left out for a while. Raises
-        OffsetError for two names of one bus."""
+    def _get_extents(self, *, strict: bool, make: bool = True) -> dict[str, BusExtent]:
+        """Return the stored messages of the reachable buses.
+
+        An unreachable bus raises one of UNREACHABLE_ERRORS if `strict`; otherwise it is logged
+        and skipped
+        for a while. Raises OffsetError if two names are the same bus.
+        """
         found = {}
         for server in self._options.servers:
-            if not strict and monotonic() < self._away.get(server, 0.0):
+            if not strict and monotonic() < self._unreachable_until.get(server, 0.0):
                 continue
             try:
-                found[server] = self._buses[server].memory(self._options.subscribe, make=make)
-                self._away.pop(server, None)
-            except UNREACHED as error:
-                self._keeping.lost(server)
-                self._buses.drop(server)
+                found[server] = self._connections[server].get_extent(
+                    self._options.subscribe, make=make
+                )
+                self._unreachable_until.pop(server, None)
+            except UNREACHABLE_ERRORS as error:
+                self._retention.drop_server(server)
+                self._connections.close_server(server)
                 if strict:
                     raise
-                self._away[server] = monotonic() + _AWAY_SECONDS
-                log.warning("%s is left out: %s", server, error)
-        check_apart(
-            {server: memory.bus for server, memory in found.items()}, "bus", self._options.places
+                self._unreachable_until[server] = monotonic() + _UNREACHABLE_RETRY_SECONDS
+                log.warning("skipped unreachable bus %s: %s", server, error)
+        check_distinct(
+            {server: memory.memory_id for server, memory in found.items()},
+            "bus",
+            self._options.location_option,
         )
         return found

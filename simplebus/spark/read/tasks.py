@@ -1,7 +1,6 @@
-"""What executors read: a plan cut into tasks, and a task done.
+"""Partitions of a batch, and their reading in executors.
 
-Rule 1: a task says everything that its executor needs to know: it runs in another process, perhaps
-on another machine, and perhaps twice.
+A partition contains everything its executor needs: it may run on another machine, and twice.
 """
 
 from __future__ import annotations
@@ -12,52 +11,72 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import InputPartition
 
-from simplebus.spark.arrow_columns import Shape, record_batch
-from simplebus.spark.connections import UNREACHED, Buses, source_at
+from simplebus.spark.arrow_columns import ColumnOptions, to_record_batch
+from simplebus.spark.connections import UNREACHABLE_ERRORS, SourceConnections, open_source
 from simplebus.spark.options import SourceOptions
-from simplebus.spark.read.bus_reader import lose
-from simplebus.spark.read.planner import Loss, Plan, Range, split
+from simplebus.spark.read.bus_reader import report_losses
+from simplebus.spark.read.planner import LostRange, MessageRange, ReadPlan, split_ranges
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 
 @dataclass
-class Task(InputPartition):
-    """What one task reads."""
+class SparkPartition(InputPartition):
+    """Messages that one task reads."""
 
-    range: Range
+    range: MessageRange
     class_id: int
     options: SourceOptions
 
 
-def tasks(found: Plan, buses: Buses) -> list[Task]:
-    """A plan as tasks. What is lost raises DataLossError, or is logged, as the options say."""
-    options = buses.options
-    lose(found.losses, strict=options.fail_on_data_loss)
-    ranges = split(found.ranges, most=options.partition_messages, at_least=options.min_partitions)
-    return [Task(one, buses[one.server].class_id(one.class_), options) for one in ranges]
+def make_partitions(found: ReadPlan, connections: SourceConnections) -> list[SparkPartition]:
+    """Cut a plan into partitions.
+
+    Lost ranges raise DataLossError or are logged, depending on failOnDataLoss.
+    """
+    options = connections.options
+    report_losses(found.losses, strict=options.fail_on_data_loss)
+    ranges = split_ranges(
+        found.ranges, max_messages=options.max_partition_messages, min_ranges=options.min_partitions
+    )
+    return [
+        SparkPartition(one, connections[one.server].class_id(one.class_), options) for one in ranges
+    ]
 
 
-def read_task(task: Any) -> Iterator[pa.RecordBatch]:
-    """The messages of a task, in columns."""
+def read_partition(task: Any) -> Iterator[pa.RecordBatch]:
+    """Read the messages of a partition as Arrow batches."""
     options: SourceOptions = task.options
-    wanted: Range = task.range
-    shape = Shape(
-        server=wanted.server,
-        topic=wanted.class_,
+    message_range: MessageRange = task.range
+    shape = ColumnOptions(
+        server=message_range.server,
+        topic=message_range.class_,
         class_id=task.class_id,
         channels=options.channels,
         include_headers=options.include_headers,
-        memory=wanted.bus if options.include_memory else None,
+        memory=message_range.memory_id if options.include_memory else None,
     )
-    at = wanted.first
+    next_sequence = message_range.first
     try:
-        with source_at(wanted.server, timeout=options.timeout, patient=True) as bus:
-            for frames in bus.read(wanted, strict=options.fail_on_data_loss):
-                yield record_batch(frames, shape)
-                at = frames.first + frames.count
-    except UNREACHED as error:
+        with open_source(
+            message_range.server, timeout=options.timeout, retries_connect=True
+        ) as bus:
+            for frames in bus.read(message_range, strict=options.fail_on_data_loss):
+                yield to_record_batch(frames, shape)
+                next_sequence = frames.first + frames.count
+    except UNREACHABLE_ERRORS as error:
         if options.fail_on_data_loss:
-            raise type(error)(f"{wanted} were not read to their end: {error}") from error
-        lose([Loss(wanted.server, wanted.class_, at, wanted.last, str(error))], strict=False)
+            raise type(error)(f"{message_range} could not be read completely: {error}") from error
+        report_losses(
+            [
+                LostRange(
+                    message_range.server,
+                    message_range.class_,
+                    next_sequence,
+                    message_range.last,
+                    str(error),
+                )
+            ],
+            strict=False,
+        )

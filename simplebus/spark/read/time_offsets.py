@@ -1,35 +1,35 @@
-"""From times to offsets: what a user says in milliseconds, the buses know in sequences.
+"""Resolution of times to offsets, by asking the buses.
 
-Rule 1: only asks. What is said is read by `options`, what it means is known to `offsets`.
-Rule 2: the same question may get another answer later: what was expected to come has come.
+The result may change as messages arrive.
 """
 
 from __future__ import annotations
 
-from simplebus.spark.connections import Buses
-from simplebus.spark.read.offsets import Times, Wanted
+from simplebus.spark.connections import SourceConnections
+from simplebus.spark.read.offsets import OffsetSpec, TimestampSpec
 
 
-def sought(wanted: Wanted | Times, buses: Buses) -> Wanted:
-    """The same without times. To be asked before what the buses hold, which has it in it then.
+def resolve_times(wanted: OffsetSpec | TimestampSpec, connections: SourceConnections) -> OffsetSpec:
+    """Replace times by offsets. Call it before fetching extents, so that the offsets lie within
+    them.
 
     Raises OffsetError, ClassMissingError, BusConnectionError.
     """
-    if not isinstance(wanted, Times):
+    if not isinstance(wanted, TimestampSpec):
         return wanted
-    options = buses.options
-    wanted.check(options.servers, options.subscribe)
+    options = connections.options
+    wanted.check_names(options.servers, options.subscribe)
     found: dict[str, dict[str, int]] = {}
     for server in options.servers:
-        times = {name: wanted.of(server, name) for name in options.subscribe}
-        at = buses[server].first_since(times)
+        times = {name: wanted.time_for(server, name) for name in options.subscribe}
+        at = connections[server].find_first_since(times)
         found[server] = {
-            name: wanted.missed(server, name) if sequence is None else sequence
+            name: wanted.offset_past_end(server, name) if sequence is None else sequence
             for name, sequence in at.items()
         }
     return found
 
 
-def option_of(wanted: Wanted | Times, otherwise: str) -> str:
-    """Which option said so."""
-    return wanted.option if isinstance(wanted, Times) else otherwise
+def option_name(wanted: OffsetSpec | TimestampSpec, otherwise: str) -> str:
+    """Return the name of the option that set `wanted`; `otherwise` for plain offsets."""
+    return wanted.option if isinstance(wanted, TimestampSpec) else otherwise

@@ -114,7 +114,7 @@ def test_any_time_that_a_publisher_says_can_be_archived(
     said = [-(1 << 63), (1 << 63) - 1, 253_402_300_800_000_000, -1, 0]
     with simplebus.connect_blocking(server.address) as bus:
         for published in said:
-            bus.wire.core.publish(b"x", 1, Envelope(published=published))
+            bus.connection.core.publish(b"x", 1, Envelope(published=published))
         bus.flush()
     run(spark, server, tmp_path, format)
     compact(spark, str(tmp_path))

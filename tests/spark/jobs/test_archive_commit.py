@@ -38,40 +38,44 @@ class World:
     def archive(self, batches: int) -> None:
         """A run of the query, from where its checkpoint says."""
         self.runs += 1
-        archive_commit.recover(self.files)
+        archive_commit.recover_swaps(self.files)
         for turn in range(batches):
             batch = self.next_batch
             if not turn:
-                archive_commit.begin(self.files, QUERY, batch)
+                archive_commit.begin_batch(self.files, QUERY, batch)
             for class_ in range(CLASSES):
                 rows = [m for m in self.messages(batch) if m[0] == class_]
                 for part in range(2):
                     if rows[part::2]:
-                        folder = (
-                            f"{archive_layout.staging(QUERY, batch)}/class={class_}/date=2026-11-21"
-                        )
+                        folder = f"{archive_layout.staging_folder(QUERY, batch)}/class={class_}/date=2026-11-21"
                         self.files.put(
                             f"{folder}/part-{part}-{self.runs}.parquet", list(rows[part::2])
                         )
-            archive_commit.publish(self.files, QUERY, batch)
-            archive_commit.end(self.files, QUERY, batch)
+            archive_commit.publish_batch(self.files, QUERY, batch)
+            archive_commit.finish_batch(self.files, QUERY, batch)
             self.files._step()
             self.next_batch = batch + 1
 
     def compact(self) -> None:
         """A compaction, as the job does it."""
-        archive_commit.recover(self.files)
+        archive_commit.recover_swaps(self.files)
         self.runs += 1
         run = str(self.runs)
         latest = archive_commit.latest_batches(self.files)
-        found = archive_layout.merges(self.files.listed(""), latest=latest, target_bytes=1000)
+        found = archive_layout.plan_merges(
+            self.files.list_files(""), latest=latest, target_bytes=1000
+        )
         for number, merge in enumerate(found):
             rows = sorted(row for path in merge.files for row in self.files.data[path])
-            staged = f"{archive_layout.compaction_staging(run)}/{merge.folder}/part-0.parquet"
+            staged = (
+                f"{archive_layout.compaction_staging_folder(run)}/{merge.folder}/part-0.parquet"
+            )
             self.files.put(staged, list(rows))
-            moves = archive_layout.compacted(merge.folder, run, number, [staged])
-            archive_commit.swap(self.files, archive_layout.swap(run, number), moves, merge.files)
-        self.files.remove(archive_layout.compaction_staging(run))
+            moves = archive_layout.compacted_moves(merge.folder, run, number, [staged])
+            archive_commit.swap_files(
+                self.files, archive_layout.swap_manifest(run, number), moves, merge.files
+            )
+        self.files.remove(archive_layout.compaction_staging_folder(run))
 
     def expected(self) -> list[tuple[int, int]]:
         return sorted(m for batch in range(self.next_batch) for m in self.messages(batch))
@@ -112,7 +116,7 @@ def test_a_death_at_any_step_of_a_compaction_hides_nothing_and_is_made_good(copi
         finished, world.files.left = bool(world.files.left), None
         assert set(world.files.seen()) == set(before)
         if lives % 2:
-            archive_commit.recover(world.files)
+            archive_commit.recover_swaps(world.files)
             assert world.files.seen() == before
         world.compact()
         assert world.files.seen() == before
@@ -120,7 +124,7 @@ def test_a_death_at_any_step_of_a_compaction_hides_nothing_and_is_made_good(copi
             break
     assert finished, "it never came to its end"
     assert len([path for path in world.files.data if "/compacted-" in path]) == CLASSES
-    assert not world.files.listed(archive_layout.STAGING)
+    assert not world.files.list_files(archive_layout.STAGING)
 
 
 @pytest.mark.parametrize("copies", [False, True])
@@ -157,19 +161,21 @@ def test_a_checkpoint_that_is_older_than_the_archive_is_refused() -> None:
     world = World()
     world.archive(4)
     world.next_batch = 1
-    with pytest.raises(ArchiveError, match="has batch 3 of this query, which goes on with batch 1"):
+    with pytest.raises(
+        ArchiveError, match="has batch 3 of this query, which continues with batch 1"
+    ):
         world.archive(1)
 
 
 def test_a_swap_whose_files_are_gone_removes_nothing() -> None:
     files = Folders()
     files.data["class=1/a.parquet"] = ((1, 1),)
-    note = archive_layout.swap("x", 0)
-    files.data[note] = archive_layout.dump(
+    note = archive_layout.swap_manifest("x", 0)
+    files.data[note] = archive_layout.dump_manifest(
         {"moves": [["gone", "class=1/b.parquet"]], "removed": ["class=1/a.parquet"]}
     )
     with pytest.raises(
         ArchiveError, match=r"gone becomes class=1/b\.parquet, and neither is there"
     ):
-        archive_commit.recover(files)
+        archive_commit.recover_swaps(files)
     assert files.seen() == [(1, 1)]

@@ -8,14 +8,14 @@ import pytest
 
 from simplebus.spark.jobs.archive_layout import (
     ArchiveError,
-    File,
-    Move,
+    ArchiveFile,
+    FileMove,
     batch_moves,
-    day,
-    dump,
-    load,
-    merges,
-    values,
+    dump_manifest,
+    load_manifest,
+    partition_day,
+    partition_values,
+    plan_merges,
 )
 
 QUERY, OTHER = "e42d2678-090c-4834-9e1b-2c653a2cb594", "b9d4c1aa-8764-48cd-b55c-03f018af2179"
@@ -23,22 +23,22 @@ QUERY, OTHER = "e42d2678-090c-4834-9e1b-2c653a2cb594", "b9d4c1aa-8764-48cd-b55c-
 
 def batch_file(
     query: str, batch: int, size: int = 10, folder: str = "class=7/date=2026-11-21"
-) -> File:
-    return File(f"{folder}/{query}-{batch:06d}-00000.parquet", size)
+) -> ArchiveFile:
+    return ArchiveFile(f"{folder}/{query}-{batch:06d}-00000.parquet", size)
 
 
 def test_the_files_of_a_batch_always_get_the_same_names() -> None:
     root = f".simplebus/staging/{QUERY}/000012"
     staged = [
-        File(f"{root}/class=b/date=2026-11-21/part-1.parquet", 1),
-        File(f"{root}/class=a/date=2026-11-21/part-1.parquet", 1),
-        File(f"{root}/class=a/date=2026-11-21/part-0.parquet", 1),
-        File(f"{root}/class=a/date=2026-11-21/.part-0.parquet.crc", 1),
-        File(f"{root}/_SUCCESS", 0),
-        File(f"{root}/_temporary/0/part-2.parquet", 1),
+        ArchiveFile(f"{root}/class=b/date=2026-11-21/part-1.parquet", 1),
+        ArchiveFile(f"{root}/class=a/date=2026-11-21/part-1.parquet", 1),
+        ArchiveFile(f"{root}/class=a/date=2026-11-21/part-0.parquet", 1),
+        ArchiveFile(f"{root}/class=a/date=2026-11-21/.part-0.parquet.crc", 1),
+        ArchiveFile(f"{root}/_SUCCESS", 0),
+        ArchiveFile(f"{root}/_temporary/0/part-2.parquet", 1),
     ]
     expected = [
-        Move(f"{root}/{folder}/{part}", f"{folder}/{QUERY}-000012-{number:05d}.parquet")
+        FileMove(f"{root}/{folder}/{part}", f"{folder}/{QUERY}-000012-{number:05d}.parquet")
         for number, (folder, part) in enumerate(
             [
                 ("class=a/date=2026-11-21", "part-0.parquet"),
@@ -52,51 +52,55 @@ def test_the_files_of_a_batch_always_get_the_same_names() -> None:
 
 
 def test_a_folder_says_its_columns() -> None:
-    assert values("class=a%3Ab c%2Fd%2541é/date=2026-11-21") == {
+    assert partition_values("class=a%3Ab c%2Fd%2541é/date=2026-11-21") == {
         "class": "a:b c/d%41é",
         "date": "2026-11-21",
     }
-    assert values("class=7/date=__HIVE_DEFAULT_PARTITION__") == {"class": "7", "date": None}
-    assert day("class=7/date=2026-11-21") == date(2026, 11, 21)
-    assert day("class=7/date=__HIVE_DEFAULT_PARTITION__") is None
+    assert partition_values("class=7/date=__HIVE_DEFAULT_PARTITION__") == {
+        "class": "7",
+        "date": None,
+    }
+    assert partition_day("class=7/date=2026-11-21") == date(2026, 11, 21)
+    assert partition_day("class=7/date=__HIVE_DEFAULT_PARTITION__") is None
 
 
 def test_a_note_is_read_as_it_was_written_and_nothing_else_is() -> None:
-    assert load(dump({"files": ["a"]}), "x.json")["files"] == ["a"]
+    assert load_manifest(dump_manifest({"files": ["a"]}), "x.json")["files"] == ["a"]
     with pytest.raises(ArchiveError, match=r"x\.json is of version 2, expected 1"):
-        load(b'{"version": 2}', "x.json")
+        load_manifest(b'{"version": 2}', "x.json")
     for data in (b"", b"[]", b"7", b"{}", b"{"):
-        with pytest.raises(ArchiveError, match=r"x\.json is no note"):
-            load(data, "x.json")
+        with pytest.raises(ArchiveError, match=r"x\.json is not a manifest"):
+            load_manifest(data, "x.json")
 
 
 def test_small_files_of_a_folder_are_merged_into_about_as_many_as_they_need() -> None:
     files = [batch_file(QUERY, n, 30) for n in range(10)] + [batch_file(QUERY, 10, 90)]
-    (found,) = merges(files, latest={QUERY: 11}, target_bytes=100)
-    assert (found.folder, found.outputs, found.size) == ("class=7/date=2026-11-21", 3, 300)
+    (found,) = plan_merges(files, latest={QUERY: 11}, target_bytes=100)
+    assert (found.folder, found.output_count, found.size) == ("class=7/date=2026-11-21", 3, 300)
     assert found.files == tuple(file.path for file in files[:10])
-    assert not merges(files[:1], latest={QUERY: 11}, target_bytes=100)
+    assert not plan_merges(files[:1], latest={QUERY: 11}, target_bytes=100)
 
 
 def test_a_batch_that_may_be_repeated_is_left_alone() -> None:
     files = [batch_file(QUERY, n) for n in range(4)] + [batch_file(OTHER, n) for n in range(3)]
-    (found,) = merges(files, latest={QUERY: 3}, target_bytes=1000)
+    (found,) = plan_merges(files, latest={QUERY: 3}, target_bytes=1000)
     assert found.files == tuple(sorted(f.path for f in (*files[:3], *files[4:6])))
-    (found,) = merges(files, latest={QUERY: 9, OTHER: 1}, target_bytes=1000)
+    (found,) = plan_merges(files, latest={QUERY: 9, OTHER: 1}, target_bytes=1000)
     assert found.files == tuple(sorted(f.path for f in (*files[:4], *files[4:6])))
 
 
 def test_days_that_are_not_over_can_be_left_out() -> None:
     days = [
-        f"class=7/date={day}" for day in ("2026-11-20", "2026-11-21", "__HIVE_DEFAULT_PARTITION__")
+        f"class=7/date={partition_day}"
+        for partition_day in ("2026-11-20", "2026-11-21", "__HIVE_DEFAULT_PARTITION__")
     ]
     files = [batch_file(QUERY, n, folder=folder) for n in range(2) for folder in days]
-    found = merges(files, latest={QUERY: 9}, target_bytes=1000, before=date(2026, 11, 21))
+    found = plan_merges(files, latest={QUERY: 9}, target_bytes=1000, before=date(2026, 11, 21))
     assert [merge.folder for merge in found] == days[:1]
-    assert len(merges(files, latest={QUERY: 9}, target_bytes=1000)) == 3
+    assert len(plan_merges(files, latest={QUERY: 9}, target_bytes=1000)) == 3
 
 
 def test_what_is_hidden_is_no_part_of_an_archive() -> None:
-    hidden = [File(f".simplebus/staging/{n}/class=7/x.parquet", 1) for n in range(3)]
-    hidden += [File(f"_checkpoint/{n}.parquet", 1) for n in range(3)]
-    assert not merges(hidden, latest={}, target_bytes=1000)
+    hidden = [ArchiveFile(f".simplebus/staging/{n}/class=7/x.parquet", 1) for n in range(3)]
+    hidden += [ArchiveFile(f"_checkpoint/{n}.parquet", 1) for n in range(3)]
+    assert not plan_merges(hidden, latest={}, target_bytes=1000)

@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simplebus.spark.jobs.archive_report import Digest, digest, figures_of
+from simplebus.spark.jobs.archive_report import ArchiveDigest, digest, summarize_digest
 
 STEP_US = 100
 ROWS = st.lists(
@@ -17,12 +17,14 @@ ROWS = st.lists(
 """Number, time and latency; latencies of three digits, which are exact."""
 
 
-def joined(digests: list[Digest]) -> Digest:
+def joined(digests: list[ArchiveDigest]) -> ArchiveDigest:
     names = ("kind", "step", "first", "last")
-    return Digest(*(np.concatenate([getattr(one, name) for one in digests]) for name in names))
+    return ArchiveDigest(
+        *(np.concatenate([getattr(one, name) for one in digests]) for name in names)
+    )
 
 
-def digest_of(rows: list[tuple[int, int, int]]) -> Digest:
+def digest_of(rows: list[tuple[int, int, int]]) -> ArchiveDigest:
     numbers, at, after = (np.array([row[i] for row in rows], np.int64) for i in range(3))
     return digest(numbers, at, after, step_us=STEP_US)
 
@@ -32,7 +34,9 @@ def test_figures_of_pieces_are_those_of_their_rows(
     pieces: list[list[tuple[int, int, int]]],
 ) -> None:
     rows = [row for piece in pieces for row in piece]
-    whole, *steps = figures_of(joined([digest_of(piece) for piece in pieces]), step_us=STEP_US)
+    whole, *steps = summarize_digest(
+        joined([digest_of(piece) for piece in pieces]), step_us=STEP_US
+    )
     numbers = Counter(number for number, _, _ in rows)
     assert whole["delivered"] == len(numbers)
     assert whole["duplicates"] == len(rows) - len(numbers)
@@ -54,7 +58,7 @@ def test_figures_of_pieces_are_those_of_their_rows(
 
 def test_long_latencies_keep_three_digits() -> None:
     found = digest_of([(0, 0, 1_234_567), (1, 0, 1_230_001), (2, 0, -98_765)])
-    _, after, counts = found.of(2)
+    _, after, counts = found.select_kind(2)
     assert list(zip(after.tolist(), counts.tolist(), strict=True)) == [(-98_800, 1), (1_230_000, 2)]
 
 

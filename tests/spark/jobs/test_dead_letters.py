@@ -18,11 +18,11 @@ from simplebus.spark.commands import dead_letters as command
 from simplebus.spark.jobs import archive
 from simplebus.spark.jobs.dead_letters import (
     HEADINGS,
-    archived,
-    as_cells,
-    as_object,
-    classes,
+    dead_letter_classes,
     dead_letters,
+    read_archived,
+    to_json_object,
+    to_table_cells,
 )
 from simplebus.testing.server import BusServer, until
 
@@ -55,11 +55,11 @@ ROW: dict[str, Any] = {
     ],
 )
 def test_the_classes_are_those_of_the_living(said: str, meant: str) -> None:
-    assert classes(said) == meant
+    assert dead_letter_classes(said) == meant
 
 
 def test_a_row_reads_in_a_table() -> None:
-    cells = as_cells(ROW)
+    cells = to_table_cells(ROW)
     assert len(cells) == len(HEADINGS)
     assert cells[:4] == ("orders", "max_deliveries", "billing", "1,234")
     assert cells[4:7] == ("2026-11-21 08:00:00+00:00", "2026-11-21 09:30:00+00:00", "5")
@@ -69,20 +69,20 @@ def test_a_row_reads_in_a_table() -> None:
 def test_a_row_of_which_little_is_known_reads_too() -> None:
     example = dict.fromkeys(ROW["example"])
     row = {**ROW, "first": None, "last": None, "attempts": None, "example": example}
-    assert as_cells(row)[4:] == ("", "", "", "")
-    assert as_object(row)["first"] is None
+    assert to_table_cells(row)[4:] == ("", "", "", "")
+    assert to_json_object(row)["first"] is None
 
 
 @pytest.mark.parametrize("zone", [UTC, timezone(timedelta(hours=2)), None])
 def test_a_time_reads_in_utc_whatever_zone_spark_hands_it_out_in(zone: tzinfo | None) -> None:
     there = ROW["last"].astimezone(zone)
     row = {**ROW, "last": there if zone else there.replace(tzinfo=None)}
-    assert as_cells(row)[5] == "2026-11-21 09:30:00+00:00"
-    assert as_object(row)["last"] == "2026-11-21T09:30:00+00:00"
+    assert to_table_cells(row)[5] == "2026-11-21 09:30:00+00:00"
+    assert to_json_object(row)["last"] == "2026-11-21T09:30:00+00:00"
 
 
 def test_a_row_is_an_object_in_json() -> None:
-    again = json.loads(json.dumps(as_object(ROW)))
+    again = json.loads(json.dumps(to_json_object(ROW)))
     assert datetime.fromisoformat(again.pop("first")) == ROW["first"]
     assert datetime.fromisoformat(again.pop("last")) == ROW["last"]
     assert again == {name: ROW[name] for name in again}
@@ -140,7 +140,7 @@ def test_the_figures_of_letters_made_by_hand_and_of_those_on_a_bus(
     ]
     frame = spark.createDataFrame(rows, DDL)
     monkeypatch.setattr(archive, "read", lambda spark, path: {"there": frame}[path])
-    found = dead_letters(archived(spark, "there", "orders,7")).limit(9).collect()
+    found = dead_letters(read_archived(spark, "there", "orders,7")).limit(9).collect()
     times = [1_763_700_002.25, 1_763_700_005.25]
     first = found[0].asDict(recursive=True)
     assert [first.pop(name).timestamp() for name in ("first", "last")] == times

@@ -6,8 +6,8 @@ import pytest
 from py4j.protocol import Py4JJavaError
 
 from simplebus.spark.jobs import hadoop
-from simplebus.spark.jobs.archive_layout import File
-from simplebus.spark.jobs.hadoop import HadoopFiles
+from simplebus.spark.jobs.archive_layout import ArchiveFile
+from simplebus.spark.jobs.hadoop import HadoopArchiveFiles
 
 
 class _Thrown:
@@ -23,14 +23,14 @@ class _OvertakenError(Py4JJavaError):
         self.java_exception = _Thrown(text)
 
 
-class _Files(HadoopFiles):
+class _Files(HadoopArchiveFiles):
     """Each listing is one of these, in order."""
 
-    def __init__(self, *outcomes: list[File] | str) -> None:
+    def __init__(self, *outcomes: list[ArchiveFile] | str) -> None:
         self.root = "file:/archive"
         self._outcomes = iter(outcomes)
 
-    def _listed(self, folder: str) -> list[File]:
+    def _listed(self, folder: str) -> list[ArchiveFile]:
         outcome = next(self._outcomes)
         if isinstance(outcome, str):
             raise _OvertakenError(outcome)
@@ -41,13 +41,13 @@ GONE = "java.io.FileNotFoundException: File x does not exist"
 
 
 def test_a_listing_that_is_overtaken_is_begun_again() -> None:
-    assert _Files(GONE, GONE, [File("a", 1)]).listed("class=1") == [File("a", 1)]
+    assert _Files(GONE, GONE, [ArchiveFile("a", 1)]).list_files("class=1") == [ArchiveFile("a", 1)]
 
 
 @pytest.mark.parametrize("outcomes", [["java.io.IOException: torn"], [GONE] * 99])
 def test_a_listing_that_fails_says_where_and_why(
     outcomes: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(hadoop, "_LISTINGS_MAX", 3)
+    monkeypatch.setattr(hadoop, "_LIST_ATTEMPTS_MAX", 3)
     with pytest.raises(OSError, match=r"file:/archive/class=1 could not be listed: java\.io"):
-        _Files(*outcomes).listed("class=1")
+        _Files(*outcomes).list_files("class=1")

@@ -10,7 +10,7 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simplebus.spark.jobs.pacing import DUE, SILENCE_SECONDS, Pace, paced
+from simplebus.spark.jobs.pacing import DUE, IDLE_SECONDS_MAX, ReplaySchedule, pace_batches
 
 
 class Clock:
@@ -41,12 +41,12 @@ def batches(pieces: list[list[int]]) -> Iterator[Any]:
 
 
 def played(
-    pieces: list[list[int]], pace: Pace
+    pieces: list[list[int]], pace: ReplaySchedule
 ) -> tuple[list[tuple[int, float]], list[float], Clock]:
     """Each row with the time at which it came, and the times of batches without rows."""
     clock = Clock()
     found, lives = [], []
-    for batch in paced(batches(pieces), pace, now=clock.now, sleep=clock.sleep):
+    for batch in pace_batches(batches(pieces), pace, now=clock.now, sleep=clock.sleep):
         found += [(row, clock.at) for row in batch.column("row").to_pylist()]
         if not batch.num_rows:
             lives.append(clock.at)
@@ -55,8 +55,16 @@ def played(
 
 def test_times_pass_as_fast_as_one_likes() -> None:
     stamps = np.array([5_000_000, 6_000_000, 25_000_000])
-    assert Pace(5_000_000, 1000.0, 1.0).due(stamps).tolist() == [1000.0, 1001.0, 1020.0]
-    assert Pace(5_000_000, 1000.0, 10.0).due(stamps).tolist() == [1000.0, 1000.1, 1002.0]
+    assert ReplaySchedule(5_000_000, 1000.0, 1.0).due_times(stamps).tolist() == [
+        1000.0,
+        1001.0,
+        1020.0,
+    ]
+    assert ReplaySchedule(5_000_000, 1000.0, 10.0).due_times(stamps).tolist() == [
+        1000.0,
+        1000.1,
+        1002.0,
+    ]
 
 
 @given(
@@ -64,7 +72,7 @@ def test_times_pass_as_fast_as_one_likes() -> None:
     st.sampled_from([0.5, 1.0, 10.0]),
 )
 def test_every_row_comes_in_its_order_when_it_is_due(pieces: list[list[int]], speed: float) -> None:
-    pace = Pace(0, 1000.0, speed)
+    pace = ReplaySchedule(0, 1000.0, speed)
     found, _, _ = played(pieces, pace)
     stamps = [stamp for piece in pieces for stamp in piece]
     assert [row for row, _ in found] == list(range(len(stamps)))
@@ -75,10 +83,10 @@ def test_every_row_comes_in_its_order_when_it_is_due(pieces: list[list[int]], sp
 
 
 def test_what_is_late_comes_at_once_and_together() -> None:
-    found, lives, clock = played([[0, 1, 2], [3, 4]], Pace(10**9, 0.0, 1.0))
+    found, lives, clock = played([[0, 1, 2], [3, 4]], ReplaySchedule(10**9, 0.0, 1.0))
     assert (len(found), lives, clock.naps) == (5, [], 0)
 
 
 def test_a_long_silence_is_broken() -> None:
-    _, lives, _ = played([[0], [22_000_000]], Pace(0, 1000.0, 1.0))
-    assert len(lives) == 22 // SILENCE_SECONDS
+    _, lives, _ = played([[0], [22_000_000]], ReplaySchedule(0, 1000.0, 1.0))
+    assert len(lives) == 22 // IDLE_SECONDS_MAX

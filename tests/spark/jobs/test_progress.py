@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from simplebus.spark.jobs.progress import Standing, reason, waiting
+from simplebus.spark.jobs.progress import QueryProgress, count_waiting, error_sentence
 
 WORKER = """[PYTHON_EXCEPTION] An exception was thrown from the Python worker.
 Traceback (most recent call last):
@@ -23,7 +23,7 @@ The above exception was the direct cause of the following exception:
 
 Traceback (most recent call last):
   File "tasks.py", line 2, in read_task
-simplebus.core.errors.BusConnectionError: messages 0 to 9 were not read to their end: reset
+simplebus.core.errors.BusConnectionError: messages 0 to 9 could not be read completely: reset
 """
 WRAPPED = f"""[STREAM_FAILED] Query [id = a] terminated with exception: [X] oh. SQLSTATE: 1
 Traceback (most recent call last):
@@ -39,7 +39,7 @@ py4j.protocol.Py4JJavaError: An error occurred while calling o55.save.
     ("text", "sentence"),
     [
         (WORKER, "messages 20 to 54 of class 1 at h:1 are lost: gone"),
-        (CHAINED, "messages 0 to 9 were not read to their end: reset"),
+        (CHAINED, "messages 0 to 9 could not be read completely: reset"),
         (WRAPPED, "messages 20 to 54 of class 1 at h:1 are lost: gone"),
         ("Traceback (most recent call last):\n  File 'x'\nKeyboardInterrupt", "KeyboardInterrupt"),
         ("[PATH_NOT_FOUND] Path does not exist: a. SQLSTATE: 42K03", "Path does not exist: a."),
@@ -47,11 +47,11 @@ py4j.protocol.Py4JJavaError: An error occurred while calling o55.save.
     ],
 )
 def test_an_error_of_sparks_is_the_sentence_inside_it(text: str, sentence: str) -> None:
-    assert reason(Exception(text)) == sentence
+    assert error_sentence(Exception(text)) == sentence
 
 
 def test_an_error_that_says_nothing_is_its_name() -> None:
-    assert reason(TimeoutError()) == "TimeoutError"
+    assert error_sentence(TimeoutError()) == "TimeoutError"
 
 
 SOURCE = {
@@ -62,13 +62,15 @@ SOURCE = {
 
 
 def test_what_waits_is_what_lies_behind_the_end_of_a_batch() -> None:
-    assert waiting({"sources": [SOURCE]}) == 3
-    assert waiting({"sources": [{"description": "FileStreamSource", "endOffset": "7"}]}) is None
-    assert waiting({}) is None
+    assert count_waiting({"sources": [SOURCE]}) == 3
+    assert (
+        count_waiting({"sources": [{"description": "FileStreamSource", "endOffset": "7"}]}) is None
+    )
+    assert count_waiting({}) is None
 
 
 def test_a_query_stands_where_its_batches_have_brought_it() -> None:
-    standing = Standing().after({"numInputRows": 7, "processedRowsPerSecond": 3.5})
-    standing = standing.after({"numInputRows": 0, "sources": [SOURCE]})
-    assert standing == Standing(batches=1, rows=7, rate=3.5, lag=3)
-    assert str(standing) == "7 messages in 1 batch, 4/s, 3 waiting"
+    progress = QueryProgress().updated({"numInputRows": 7, "processedRowsPerSecond": 3.5})
+    progress = progress.updated({"numInputRows": 0, "sources": [SOURCE]})
+    assert progress == QueryProgress(batches=1, rows=7, rate=3.5, lag=3)
+    assert str(progress) == "7 messages in 1 batch, 4/s, 3 waiting"

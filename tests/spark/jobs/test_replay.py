@@ -12,21 +12,21 @@ import pytest
 
 import simplebus
 from simplebus.core.errors import BusConnectionError
-from simplebus.spark.jobs.pacing import DUE, Pace
+from simplebus.spark.jobs.pacing import DUE, ReplaySchedule
 from simplebus.spark.jobs.replay import (
-    Chosen,
-    Lane,
-    Publishing,
-    by_channel,
-    by_lane,
+    MessageSelection,
+    ReplayStream,
+    StreamPublisherTask,
+    filter_channels,
     publisher_name,
     replay,
+    split_by_stream,
 )
 from simplebus.spark.options import SinkOptions
 from simplebus.testing.server import BusServer
 
 GROUP = ("orders", "h:1", "memory")
-CHOSEN = Chosen(channels=("a.*",), begin=datetime(2026, 3, 1, tzinfo=UTC))
+CHOSEN = MessageSelection(channels=("a.*",), begin=datetime(2026, 3, 1, tzinfo=UTC))
 
 
 def batch(lanes: list[int], channels: list[str | None]) -> Any:
@@ -59,7 +59,7 @@ def test_a_publisher_is_called_the_same_for_the_same_messages_and_for_no_others(
 
 
 def test_rows_go_to_their_lanes_in_their_order_with_what_a_message_has() -> None:
-    found = dict(by_lane(batch([1, 0, 1, 1, 0], ["x"] * 5)))
+    found = dict(split_by_stream(batch([1, 0, 1, 1, 0], ["x"] * 5)))
     assert found[1].column("value").to_pylist() == [b"0", b"2", b"3"]
     assert found[0].column("value").to_pylist() == [b"1", b"4"]
     assert found[0].schema.names == ["value", "channel"]
@@ -67,17 +67,17 @@ def test_rows_go_to_their_lanes_in_their_order_with_what_a_message_has() -> None
 
 def test_patterns_choose_as_a_bus_does() -> None:
     rows = batch([0] * 5, ["a.b", "a.b.c", None, "a.c", "b"])
-    assert by_channel(rows, ("a.*",)).column("offset").to_pylist() == [0, 3]
-    assert by_channel(rows, ("a.#", "b")).column("offset").to_pylist() == [0, 1, 3, 4]
-    assert by_channel(rows, ("#",)).num_rows == by_channel(rows, ()).num_rows == 5
+    assert filter_channels(rows, ("a.*",)).column("offset").to_pylist() == [0, 3]
+    assert filter_channels(rows, ("a.#", "b")).column("offset").to_pylist() == [0, 1, 3, 4]
+    assert filter_channels(rows, ("#",)).num_rows == filter_channels(rows, ()).num_rows == 5
 
 
 @pytest.mark.parametrize(
     ("given", "sentence"),
     [
-        ({"servers": "h:1,h:2"}, "servers of a sink is one bus, got h:1, h:2"),
-        ({"servers": "h:1", "speed": 0.0}, r"speed is above 0, got 0\.0"),
-        ({"servers": "h:1", "to_class": "a,b"}, "class is one class, got a, b"),
+        ({"servers": "h:1,h:2"}, "expected one bus in servers of a sink, got h:1, h:2"),
+        ({"servers": "h:1", "speed": 0.0}, r"expected a speed above 0, got 0\.0"),
+        ({"servers": "h:1", "to_class": "a,b"}, "expected one class in the option class, got a, b"),
     ],
 )
 def test_what_cannot_be_played_is_told_before_anything_is_read(
@@ -113,9 +113,9 @@ def rows(last: int, *, dies: bool = False) -> Iterator[Any]:
         raise TaskFailedError
 
 
-def lanes(address: str) -> list[Lane]:
+def lanes(address: str) -> list[ReplayStream]:
     sinks = [SinkOptions(address, class_=name, timeout=1) for name in ("even", "odd")]
-    return [Lane(f"lane {sink.class_}", sink) for sink in sinks]
+    return [ReplayStream(f"lane {sink.class_}", sink) for sink in sinks]
 
 
 def stored(server: BusServer, name: str) -> list[int]:
@@ -125,9 +125,11 @@ def stored(server: BusServer, name: str) -> list[int]:
     return [int(message.payload) for message in found]
 
 
-@pytest.mark.parametrize("pace", [None, Pace(0, 0.0, 1.0)])
-def test_a_replay_that_died_goes_on_where_it_ended(server: BusServer, pace: Pace | None) -> None:
-    publishing = Publishing(lanes(server.address), (), pace)
+@pytest.mark.parametrize("pace", [None, ReplaySchedule(0, 0.0, 1.0)])
+def test_a_replay_that_died_goes_on_where_it_ended(
+    server: BusServer, pace: ReplaySchedule | None
+) -> None:
+    publishing = StreamPublisherTask(lanes(server.address), (), pace)
     for last in (170, 30, 410):
         with pytest.raises(TaskFailedError):
             list(publishing(rows(last, dies=True)))
@@ -139,4 +141,4 @@ def test_a_replay_that_died_goes_on_where_it_ended(server: BusServer, pace: Pace
 
 def test_a_lane_whose_bus_is_not_there_ends_its_task() -> None:
     with pytest.raises(BusConnectionError, match=r"127\.0\.0\.1:9"):
-        list(Publishing(lanes("127.0.0.1:9"), (), None)(rows(10_000)))
+        list(StreamPublisherTask(lanes("127.0.0.1:9"), (), None)(rows(10_000)))

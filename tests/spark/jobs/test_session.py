@@ -42,7 +42,7 @@ def test_an_interrupt_while_a_jvm_starts_counts_when_it_has_started() -> None:
     handler, done = signal.getsignal(signal.SIGINT), []
 
     def start(*, interrupted: bool) -> None:
-        with session._uninterrupted():
+        with session._deferred_interrupt():
             if interrupted:
                 signal.raise_signal(signal.SIGINT)
             done.append(interrupted)

@@ -9,13 +9,13 @@ import pytest
 import simplebus
 from simplebus.core.errors import BusConnectionError
 from simplebus.core.settings import Retention, Settings
-from simplebus.spark.arrow_columns import Shape, record_batch
-from simplebus.spark.read.bus_reader import ClassMissingError, SourceBus
+from simplebus.spark.arrow_columns import ColumnOptions, to_record_batch
+from simplebus.spark.read.bus_reader import BusReader, ClassMissingError
 from simplebus.spark.read.offsets import ClassExtent, OffsetError
-from simplebus.spark.read.planner import DataLossError, Range
+from simplebus.spark.read.planner import DataLossError, MessageRange
 from simplebus.testing.server import BusServer, bus_server
 
-SHAPE = Shape("s", "1", 1)
+SHAPE = ColumnOptions("s", "1", 1)
 
 
 def publish(server: BusServer, *payloads: bytes, class_id: int | str = 1) -> None:
@@ -23,14 +23,14 @@ def publish(server: BusServer, *payloads: bytes, class_id: int | str = 1) -> Non
         bus.publish_many(payloads, class_id=class_id)
 
 
-def source(server: BusServer) -> SourceBus:
-    return SourceBus(server.address, timeout=60)
+def source(server: BusServer) -> BusReader:
+    return BusReader(server.address, timeout=60)
 
 
-def values(bus: SourceBus, wanted: Range, *, strict: bool = True) -> list[bytes]:
+def values(bus: BusReader, wanted: MessageRange, *, strict: bool = True) -> list[bytes]:
     found: list[bytes] = []
     for frames in bus.read(wanted, strict=strict):
-        found += record_batch(frames, SHAPE)["value"].to_pylist()
+        found += to_record_batch(frames, SHAPE)["value"].to_pylist()
     return found
 
 
@@ -38,7 +38,7 @@ def test_what_a_bus_holds_is_told_by_class(server: BusServer) -> None:
     publish(server, b"a", b"b")
     publish(server, b"c", class_id="orders")
     with source(server) as bus:
-        found = bus.memory(["1", "orders"])
+        found = bus.get_extent(["1", "orders"])
         assert found.memory_id == bus.memory_id != ""
         assert found.classes == {"1": ClassExtent(0, 2), "orders": ClassExtent(0, 1)}
 
@@ -46,20 +46,20 @@ def test_what_a_bus_holds_is_told_by_class(server: BusServer) -> None:
 def test_a_class_that_does_not_exist_is_told_and_not_made(server: BusServer) -> None:
     with source(server) as bus:
         with pytest.raises(ClassMissingError, match="no Connect has named class 5"):
-            bus.memory(["5"])
+            bus.get_extent(["5"])
         with pytest.raises(ClassMissingError):
-            bus.memory(["5"])
-        assert bus.memory(["5"], make=True).classes == {"5": ClassExtent(0, 0)}
+            bus.get_extent(["5"])
+        assert bus.get_extent(["5"], make=True).classes == {"5": ClassExtent(0, 0)}
 
 
 def test_a_range_is_read_in_pieces_and_no_further(server: BusServer) -> None:
     payloads = [b"%d" % n * 300 for n in range(4000)]
     publish(server, *payloads)
     with source(server) as bus:
-        wanted = Range("s", bus.memory_id, "1", 5, 3990)
+        wanted = MessageRange("s", bus.memory_id, "1", 5, 3990)
         assert len(list(bus.read(wanted, strict=True))) > 1
         assert values(bus, wanted) == payloads[5:3990]
-        assert values(bus, Range("s", bus.memory_id, "1", 7, 7)) == []
+        assert values(bus, MessageRange("s", bus.memory_id, "1", 7, 7)) == []
 
 
 def test_a_lost_connection_is_replaced_in_the_middle_of_a_range(server: BusServer) -> None:
@@ -67,8 +67,8 @@ def test_a_lost_connection_is_replaced_in_the_middle_of_a_range(server: BusServe
     publish(server, *payloads)
     with source(server) as bus:
         found: list[bytes] = []
-        for frames in bus.read(Range("s", bus.memory_id, "1", 0, 4000), strict=True):
-            found += record_batch(frames, SHAPE)["value"].to_pylist()
+        for frames in bus.read(MessageRange("s", bus.memory_id, "1", 0, 4000), strict=True):
+            found += to_record_batch(frames, SHAPE)["value"].to_pylist()
             server.hang_up()
         assert found == payloads
 
@@ -79,21 +79,21 @@ def test_what_is_gone_is_an_error_or_is_logged(caplog: pytest.LogCaptureFixture)
             bus.publish_many([b"%d" % n for n in range(20)], class_id=1)
             messages.take(20)
         with source(server) as bus:
-            assert bus.memory(["1"]).classes == {"1": ClassExtent(15, 20)}
-            wanted = Range("s", bus.memory_id, "1", 3, 18)
+            assert bus.get_extent(["1"]).classes == {"1": ClassExtent(15, 20)}
+            wanted = MessageRange("s", bus.memory_id, "1", 3, 18)
             with pytest.raises(DataLossError, match="messages 3 to 14 of class 1 at s are lost"):
                 values(bus, wanted)
             with caplog.at_level(logging.WARNING):
                 assert values(bus, wanted, strict=False) == [b"15", b"16", b"17"]
             assert "messages 3 to 14 of class 1 at s are lost" in caplog.text
-            gone = Range("s", bus.memory_id, "1", 3, 9)
+            gone = MessageRange("s", bus.memory_id, "1", 3, 9)
             assert values(bus, gone, strict=False) == []
 
 
 def test_another_memory_has_other_messages(server: BusServer) -> None:
     publish(server, b"a")
     with source(server) as bus:
-        wanted = Range("s", "another", "1", 0, 1)
+        wanted = MessageRange("s", "another", "1", 0, 1)
         with pytest.raises(DataLossError, match="the bus has begun anew"):
             values(bus, wanted)
         assert values(bus, wanted, strict=False) == []
@@ -102,7 +102,7 @@ def test_another_memory_has_other_messages(server: BusServer) -> None:
 def test_a_bus_that_is_not_there_fails_in_seconds_and_says_where() -> None:
     with (
         pytest.raises(BusConnectionError, match=r"cannot connect to simplebus://127\.0\.0\.1:9"),
-        SourceBus("127.0.0.1:9", timeout=3),
+        BusReader("127.0.0.1:9", timeout=3),
     ):
         pass
 
@@ -111,8 +111,10 @@ def test_a_class_by_two_names_is_refused(server: BusServer) -> None:
     publish(server, b"a", class_id="orders")
     with source(server) as bus:
         number = str(bus.class_id("orders"))
-        with pytest.raises(OffsetError, match=f"has orders and {number}, which are one class of"):
-            bus.memory(["orders", number])
+        with pytest.raises(
+            OffsetError, match=f"has orders and {number}, which are the same class of"
+        ):
+            bus.get_extent(["orders", number])
 
 
 @pytest.mark.parametrize("name", ["\u0663", "\uff13"])
@@ -120,4 +122,4 @@ def test_digits_of_other_scripts_are_a_name(server: BusServer, name: str) -> Non
     publish(server, b"three", class_id=3)
     publish(server, b"a", b"b", class_id=name)
     with source(server) as bus:
-        assert bus.memory([name]).classes == {name: ClassExtent(0, 2)}
+        assert bus.get_extent([name]).classes == {name: ClassExtent(0, 2)}

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simplebus.spark.read.filters import bounds
-from simplebus.spark.read.offsets import Position
+from simplebus.spark.read.filters import bounds_of_filters
+from simplebus.spark.read.offsets import ServerOffsets
 
 KINDS = {
     "EqualTo": lambda have, value: have == value,
@@ -31,8 +31,14 @@ class _Filter:
 
 MADE = {name: type(name, (_Filter,), {}) for name in (*KINDS, "IsNotNull", "StringContains")}
 
-START = {"a:1": Position("m", {"7": 3, "orders": 0}), "b:2": Position("n", {"7": 9, "orders": 5})}
-END = {"a:1": Position("m", {"7": 9, "orders": 4}), "b:2": Position("n", {"7": 9, "orders": 30})}
+START = {
+    "a:1": ServerOffsets("m", {"7": 3, "orders": 0}),
+    "b:2": ServerOffsets("n", {"7": 9, "orders": 5}),
+}
+END = {
+    "a:1": ServerOffsets("m", {"7": 9, "orders": 4}),
+    "b:2": ServerOffsets("n", {"7": 9, "orders": 30}),
+}
 ROWS = [
     {"server": server, "topic": name, "offset": n}
     for server, position in START.items()
@@ -54,8 +60,8 @@ filters = st.one_of(
 def test_all_that_is_wanted_is_read_and_of_exact_filters_nothing_else(
     asked: list[tuple[str, str, Any]],
 ) -> None:
-    found = bounds([MADE[kind]((column,), value) for kind, column, value in asked])
-    start, end = found.narrowed(START, END)
+    found = bounds_of_filters([MADE[kind]((column,), value) for kind, column, value in asked])
+    start, end = found.narrow(START, END)
     read = [
         row
         for row in ROWS
@@ -73,7 +79,7 @@ def test_all_that_is_wanted_is_read_and_of_exact_filters_nothing_else(
         for name, first in position.classes.items():
             begin, last = start[server].classes[name], end[server].classes[name]
             assert first <= begin <= last <= END[server].classes[name]
-            assert start[server].bus == position.bus
+            assert start[server].memory_id == position.memory_id
 
 
 @pytest.mark.parametrize(
@@ -87,4 +93,4 @@ def test_all_that_is_wanted_is_read_and_of_exact_filters_nothing_else(
     ],
 )
 def test_what_is_not_known_narrows_nothing(unknown: object) -> None:
-    assert bounds([unknown]).narrowed(START, END) == (START, END)
+    assert bounds_of_filters([unknown]).narrow(START, END) == (START, END)

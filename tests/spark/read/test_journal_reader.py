@@ -16,15 +16,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simplebus.core.commit_log import Durability
 from simplebus.core.protocol import frames
+from simplebus.core.protocol.durability import Durability
 from simplebus.core.protocol.envelope_batch import encode
-from simplebus.spark.arrow_columns import Shape, record_batch
+from simplebus.spark.arrow_columns import ColumnOptions, to_record_batch
 from simplebus.spark.options import source_options
 from simplebus.spark.read.bus_reader import ClassMissingError
-from simplebus.spark.read.journal_reader import SourceJournal, frames_of
+from simplebus.spark.read.journal_reader import SparkJournalReader, split_piece
 from simplebus.spark.read.offsets import ClassExtent, OffsetError
-from simplebus.spark.read.planner import DataLossError, Range
+from simplebus.spark.read.planner import DataLossError, MessageRange
 from simplebus.spark.source import BatchReader
 from simplebus.storage import journal_reader
 from simplebus.storage.errors import JournalError
@@ -38,7 +38,7 @@ from tests.behaviour.wire_peer_v2 import (
     publish,
     subscribe,
 )
-from tests.spark.simulated_query import Query
+from tests.spark.simulated_query import SimulatedQuery
 from tests.spark.test_arrow_columns import messages as sent_messages
 from tests.storage.journaled_broker import START, KeptBus, end_all
 
@@ -87,8 +87,8 @@ def till(tmp_path: Path) -> Till:
     return Till(tmp_path, segment_bytes=100)
 
 
-def query(till: Till, **options: object) -> Query:
-    return Query(path=till.path, subscribe="orders", startingOffsets="earliest", **options)
+def query(till: Till, **options: object) -> SimulatedQuery:
+    return SimulatedQuery(path=till.path, subscribe="orders", startingOffsets="earliest", **options)
 
 
 def values(rows: list[dict[str, Any]]) -> list[bytes]:
@@ -104,7 +104,7 @@ def batch(**options: object) -> list[dict[str, Any]]:
 
 
 def held(path: Path, class_: str = "orders") -> ClassExtent:
-    return SourceJournal(str(path)).memory([class_]).classes[class_]
+    return SparkJournalReader(str(path)).get_extent([class_]).classes[class_]
 
 
 # What stands there ------------------------------------------------------------------------------
@@ -139,12 +139,12 @@ def test_columns_hold_what_a_look_at_each_message_says(
     expected = [(one.sequence, one.payload, one.envelope, one.time) for one in there]
     first = data.draw(st.integers(0, sent))
     last = data.draw(st.integers(first, sent))
-    journal = SourceJournal(str(path))
-    shape = Shape("here", "1", 1, include_headers=True)
+    journal = SparkJournalReader(str(path))
+    shape = ColumnOptions("here", "1", 1, include_headers=True)
     found = [
         row
-        for piece in journal.read(Range("here", "here", "1", first, last), strict=True)
-        for row in record_batch(piece, shape).to_pylist()
+        for piece in journal.read(MessageRange("here", "here", "1", first, last), strict=True)
+        for row in to_record_batch(piece, shape).to_pylist()
     ]
     assert held(path, "1").head == sent == len(expected)
     assert [row["offset"] for row in found] == list(range(first, last))
@@ -157,19 +157,19 @@ def test_columns_hold_what_a_look_at_each_message_says(
 
 
 def test_a_piece_is_cut_wherever_it_is_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("simplebus.spark.read.journal_reader._FRAMES_BYTES", 40)
+    monkeypatch.setattr("simplebus.spark.read.journal_reader._BATCH_BYTES", 40)
     payloads = [b"a", b"x" * 100, b"b" * 20, b"", b"c"]
     whole = publish(1, 0, *payloads)
     piece = Piece(7, len(payloads), [(7, 1.0)], bytearray(whole + bytes(16)))
-    found = list(frames_of(piece))
+    found = list(split_piece(piece))
     assert [each.first for each in found] == [7, 8, 9, 10]
-    batches = [record_batch(each, Shape("s", "1", 1)) for each in found]
+    batches = [to_record_batch(each, ColumnOptions("s", "1", 1)) for each in found]
     assert [value for each in batches for value in each["value"].to_pylist()] == payloads
     for count in (4, 6):
         with pytest.raises(JournalError, match=f"say {count} messages from 7 on, and hold 5"):
-            list(frames_of(Piece(7, count, [(7, 1.0)], piece.buffer)))
-    with pytest.raises(JournalError, match="from 12 on: 3 bytes behind the last are none"):
-        list(frames_of(Piece(7, 5, [(7, 1.0)], bytearray(whole + b"abc" + bytes(16)))))
+            list(split_piece(Piece(7, count, [(7, 1.0)], piece.buffer)))
+    with pytest.raises(JournalError, match="expected a frame of message 12, got 3 bytes"):
+        list(split_piece(Piece(7, 5, [(7, 1.0)], bytearray(whole + b"abc" + bytes(16)))))
 
 
 def test_a_batch_job_reads_as_from_a_bus(till: Till) -> None:
@@ -192,7 +192,9 @@ def test_several_journals_are_read_as_several_buses_are(tmp_path: Path) -> None:
     for one in tills:
         one.lots(1)
     paths = ",".join(str(one.path) for one in tills)
-    with pytest.raises(OffsetError, match=r"path has .*/a and .*/b, which are one bus; drop one"):
+    with pytest.raises(
+        OffsetError, match=r"path has .*/a and .*/b, which are the same bus; drop one"
+    ):
         batch(path=paths, subscribe="orders")
     stamp = tills[1].path / "simplebus.json"
     stamp.write_text(stamp.read_text().replace('"here"', '"there"'))
@@ -373,7 +375,10 @@ def test_a_segment_that_goes_while_it_is_read_is_a_loss(
             found = [pa.Table.from_batches(reader.read(one)).num_rows for one in planned]
             assert sum(found) == 20
     assert held(till.path) == ClassExtent(20, 40)
-    journal, whole = SourceJournal(str(till.path)), Range(str(till.path), "here", "1", 0, 40)
+    journal, whole = (
+        SparkJournalReader(str(till.path)),
+        MessageRange(str(till.path), "here", "1", 0, 40),
+    )
     with pytest.raises(DataLossError, match=r"messages 0 to 19 .* holds messages from 20 on"):
         list(journal.read(whole, strict=True))
     assert sum(piece.count for piece in journal.read(whole, strict=False)) == 20
@@ -412,9 +417,9 @@ def test_a_journal_of_another_bus_is_a_loss(till: Till) -> None:
     stamp.write_text(stamp.read_text().replace('"here"', '"there"'))
     with pytest.raises(DataLossError, match="they were in the memory here, and the bus has begun"):
         following.run()
-    journal = SourceJournal(str(till.path))
+    journal = SparkJournalReader(str(till.path))
     with pytest.raises(DataLossError, match="another bus now, with the memory there"):
-        list(journal.read(Range(str(till.path), "here", "orders", 0, 5), strict=True))
+        list(journal.read(MessageRange(str(till.path), "here", "orders", 0, 5), strict=True))
 
 
 def test_sequences_that_are_given_out_again_end_a_query(till: Till) -> None:
@@ -455,7 +460,7 @@ def test_what_is_not_there_is_said_with_the_machine(till: Till, tmp_path: Path) 
 def test_a_class_that_is_not_there_is_said(till: Till) -> None:
     till.bus.sync()
     for class_ in ("payments", "4711"):
-        with pytest.raises(ClassMissingError, match=f"holds no class '{class_}', so"):
+        with pytest.raises(ClassMissingError, match=f"has no class '{class_}'"):
             batch(path=till.path, subscribe=class_)
     assert batch(path=till.path, subscribe="orders") == []  # It has a name, and no messages.
     late = query(till)

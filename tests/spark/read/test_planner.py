@@ -8,13 +8,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simplebus.spark.read.bus_reader import lose
-from simplebus.spark.read.offsets import ClassExtent, BusExtent, Position
-from simplebus.spark.read.planner import DataLossError, Loss, Range, at_most, ends, lag, plan, split
+from simplebus.spark.read.bus_reader import report_losses
+from simplebus.spark.read.offsets import BusExtent, ClassExtent, ServerOffsets
+from simplebus.spark.read.planner import (
+    DataLossError,
+    LostRange,
+    MessageRange,
+    count_backlog,
+    limit_to_target,
+    next_batch_end,
+    plan_reads,
+    split_ranges,
+)
 
 
-def at(*sequences: int, bus: str = "m") -> dict[str, Position]:
-    return {"s": Position(bus, {str(n): sequence for n, sequence in enumerate(sequences)})}
+def at(*sequences: int, bus: str = "m") -> dict[str, ServerOffsets]:
+    return {"s": ServerOffsets(bus, {str(n): sequence for n, sequence in enumerate(sequences)})}
 
 
 def memory(*held: tuple[int, int], bus: str = "m") -> dict[str, BusExtent]:
@@ -22,70 +31,70 @@ def memory(*held: tuple[int, int], bus: str = "m") -> dict[str, BusExtent]:
 
 
 def test_what_is_there_is_read_from_start_to_end() -> None:
-    found = plan(at(5, 9), at(8, 9), memory((0, 20), (0, 9)))
-    assert found.ranges == [Range("s", "m", "0", 5, 8)]
+    found = plan_reads(at(5, 9), at(8, 9), memory((0, 20), (0, 9)))
+    assert found.ranges == [MessageRange("s", "m", "0", 5, 8)]
     assert not found.losses
 
 
 def test_what_is_below_the_floor_is_a_loss_that_names_class_and_range() -> None:
-    found = plan(at(5), at(20), memory((12, 30)))
-    assert found.ranges == [Range("s", "m", "0", 12, 20)]
+    found = plan_reads(at(5), at(20), memory((12, 30)))
+    assert found.ranges == [MessageRange("s", "m", "0", 12, 20)]
     with pytest.raises(
         DataLossError, match=r"messages 5 to 11 of class 0 at s are lost.*from 12 on"
     ):
-        lose(found.losses, strict=True)
+        report_losses(found.losses, strict=True)
 
 
 def test_a_batch_that_is_gone_altogether_is_a_loss() -> None:
-    found = plan(at(5), at(20), memory((25, 30)))
+    found = plan_reads(at(5), at(20), memory((25, 30)))
     assert found.ranges == []
     assert [(loss.first, loss.last) for loss in found.losses] == [(5, 20)]
 
 
 def test_a_bus_that_began_anew_since_the_batch_was_planned_has_lost_it() -> None:
-    found = plan(at(5), at(20), memory((0, 30), bus="n"))
+    found = plan_reads(at(5), at(20), memory((0, 30), bus="n"))
     assert found.ranges == []
     assert [(loss.first, loss.last) for loss in found.losses] == [(5, 20)]
 
 
 def test_a_bus_that_began_anew_before_is_read_from_its_floor() -> None:
     held = memory((0, 3), bus="n")
-    end = ends(at(5), held)
+    end = next_batch_end(at(5), held)
     assert end == at(3, bus="n")
-    found = plan(at(5), end, held)
-    assert found.ranges == [Range("s", "n", "0", 0, 3)]
+    found = plan_reads(at(5), end, held)
+    assert found.ranges == [MessageRange("s", "n", "0", 0, 3)]
     assert [(loss.first, loss.last) for loss in found.losses] == [(5, None)]
     assert "messages 5 and on of class 0 at s are lost" in str(found.losses[0])
 
 
 def test_an_end_beyond_the_head_is_a_loss() -> None:
-    found = plan(at(5), at(20), memory((0, 12)))
-    assert found.ranges == [Range("s", "m", "0", 5, 12)]
+    found = plan_reads(at(5), at(20), memory((0, 12)))
+    assert found.ranges == [MessageRange("s", "m", "0", 5, 12)]
     assert [(loss.first, loss.last) for loss in found.losses] == [(12, 20)]
 
 
 def test_what_is_not_read_any_more_or_does_not_answer_is_a_loss_if_there_is_something() -> None:
     there = memory((0, 12))
-    found = plan(at(5, 3), at(9, 4), there)
+    found = plan_reads(at(5, 3), at(9, 4), there)
     assert [(loss.class_, loss.first, loss.last) for loss in found.losses] == [("1", 3, 4)]
-    assert plan(at(5), at(9), {}).losses[0].count == 4
-    assert not plan(at(9), at(9), {}).losses
+    assert plan_reads(at(5), at(9), {}).losses[0].count == 4
+    assert not plan_reads(at(9), at(9), {}).losses
 
 
 def test_a_query_that_is_to_end_goes_no_further_than_it_was_told() -> None:
-    assert at_most(at(7, 3), at(5, 9)) == at(5, 3)
-    assert at_most(at(2, bus="new"), at(5)) == at(5)
-    assert at_most(at(2), {}) == at(2)
+    assert limit_to_target(at(7, 3), at(5, 9)) == at(5, 3)
+    assert limit_to_target(at(2, bus="new"), at(5)) == at(5)
+    assert limit_to_target(at(2), {}) == at(2)
 
 
 def test_a_limit_is_shared_by_what_waits() -> None:
-    assert ends(at(0, 0), memory((0, 100), (0, 300)), 40) == at(10, 30)
-    assert ends(at(0, 0), memory((0, 1), (0, 1000)), 10) == at(0, 10)
-    assert ends(at(0, 0), memory((0, 3), (0, 4)), 10) == at(3, 4)
+    assert next_batch_end(at(0, 0), memory((0, 100), (0, 300)), 40) == at(10, 30)
+    assert next_batch_end(at(0, 0), memory((0, 1), (0, 1000)), 10) == at(0, 10)
+    assert next_batch_end(at(0, 0), memory((0, 3), (0, 4)), 10) == at(3, 4)
 
 
 def test_what_waits_is_told_by_class() -> None:
-    assert lag(at(5, 9), memory((0, 20), (0, 9))) == {("s", "0"): 15, ("s", "1"): 0}
+    assert count_backlog(at(5, 9), memory((0, 20), (0, 9))) == {("s", "0"): 15, ("s", "1"): 0}
 
 
 held = st.tuples(st.integers(0, 50), st.integers(0, 50)).map(lambda pair: (min(pair), max(pair)))
@@ -100,9 +109,9 @@ def test_batch_after_batch_reads_or_loses_each_message_once(
     most = data.draw(st.one_of(st.none(), st.integers(1, 30)))
     position, seen = at(*starts), {n: set[int]() for n in range(len(classes))}
     for _ in range(300):
-        end = ends(position, memories, most)
-        found = plan(position, end, memories)
-        assert found == plan(position, end, memories)
+        end = next_batch_end(position, memories, most)
+        found = plan_reads(position, end, memories)
+        assert found == plan_reads(position, end, memories)
         for one in (*found.ranges, *found.losses):
             assert one.last is not None
             numbers = set(range(one.first, one.last))
@@ -125,8 +134,8 @@ def test_batch_after_batch_reads_or_loses_each_message_once(
     st.one_of(st.none(), st.integers(1, 12)),
 )
 def test_tasks_are_the_ranges_cut(counts: list[int], most: int, at_least: int | None) -> None:
-    whole = [Range("s", "m", str(n), 7, 7 + count) for n, count in enumerate(counts)]
-    tasks = split(whole, most=most, at_least=at_least)
+    whole = [MessageRange("s", "m", str(n), 7, 7 + count) for n, count in enumerate(counts)]
+    tasks = split_ranges(whole, max_messages=most, min_ranges=at_least)
     assert all(0 < task.count <= most for task in tasks)
     for one in whole:
         pieces = [task for task in tasks if task.class_ == one.class_]
@@ -137,5 +146,5 @@ def test_tasks_are_the_ranges_cut(counts: list[int], most: int, at_least: int | 
 
 
 def test_a_loss_of_known_size_counts() -> None:
-    assert Loss("s", "7", 3, 10, "why").count == 7
-    assert Loss("s", "7", 3, None, "why").count == 0
+    assert LostRange("s", "7", 3, 10, "why").count == 7
+    assert LostRange("s", "7", 3, None, "why").count == 0

@@ -8,11 +8,14 @@ from typing import Any
 import pytest
 
 from simplebus.spark import lag
-from simplebus.spark.read.offsets import Position, Query, dump
+from simplebus.spark.read.offsets import QueryIdentity, ServerOffsets, dump_offsets
 
 SOURCE = "org.apache.spark.sql.execution.datasources.v2.python.PythonMicroBatchStream@174dec93"
-END = {"a:1": Position("m", {"7": 5, "orders": 9}), "b:2": Position("old", {"7": 100})}
-HEADS = {"a:1": Position("m", {"7": 8, "orders": 9, "new": 4}), "b:2": Position("anew", {"7": 3})}
+END = {"a:1": ServerOffsets("m", {"7": 5, "orders": 9}), "b:2": ServerOffsets("old", {"7": 100})}
+HEADS = {
+    "a:1": ServerOffsets("m", {"7": 8, "orders": 9, "new": 4}),
+    "b:2": ServerOffsets("anew", {"7": 3}),
+}
 WAITING = {"a:1": {"7": 3, "orders": 0, "new": 4}, "b:2": {"7": 3}}
 
 
@@ -27,24 +30,26 @@ class Shown:
         self.json = json.dumps(said)
 
 
-@pytest.mark.parametrize("told", [dict, json.dumps, Shown])
+@pytest.mark.parametrize("convert", [dict, json.dumps, Shown])
 @pytest.mark.parametrize("offsets", [dict, json.dumps])
-def test_what_waits_is_told_however_it_is_shown(told: Any, offsets: Any) -> None:
-    said = progress(offsets(dump(END, Query("q", "d", END))), offsets(dump(HEADS)))
-    assert lag(told(said)) == WAITING
+def test_what_waits_is_told_however_it_is_shown(convert: Any, offsets: Any) -> None:
+    said = progress(
+        offsets(dump_offsets(END, QueryIdentity("q", "d", END))), offsets(dump_offsets(HEADS))
+    )
+    assert lag(convert(said)) == WAITING
 
 
 def test_what_is_not_said_is_not_told() -> None:
     assert lag(None) == {}
-    assert lag(progress(dump(END), None)) == {}
-    assert lag(progress(None, dump(HEADS)))["a:1"] == {"7": 8, "orders": 9, "new": 4}
+    assert lag(progress(dump_offsets(END), None)) == {}
+    assert lag(progress(None, dump_offsets(HEADS)))["a:1"] == {"7": 8, "orders": 9, "new": 4}
     assert lag(progress({"topic": {"0": 4}}, {"topic": {"0": 9}}, "KafkaV2[Subscribe[x]]")) == {}
     assert lag(progress({"logOffset": 3}, "3")) == {}
 
 
 def test_two_sources_of_one_class_are_as_far_as_the_slower_one() -> None:
-    one, other = (dump({"a:1": Position("m", {"7": n})}) for n in (3, 6))
-    heads = dump({"a:1": Position("m", {"7": 8})})
+    one, other = (dump_offsets({"a:1": ServerOffsets("m", {"7": n})}) for n in (3, 6))
+    heads = dump_offsets({"a:1": ServerOffsets("m", {"7": 8})})
     both = progress(one, heads)["sources"] + progress(other, heads)["sources"]
     assert lag({"sources": both}) == lag({"sources": both[::-1]}) == {"a:1": {"7": 5}}
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 import simplebus
-from simplebus.spark.read.bus_reader import SourceBus
+from simplebus.spark.read.bus_reader import BusReader
 from simplebus.spark.read.offsets import ClassExtent
-from simplebus.spark.read.retention_durable import Pin
+from simplebus.spark.read.retention_durable import RetentionDurable
 from simplebus.testing.server import BusServer, bus_server, until
 from tests.jetstream.nats_servers import nats_server
 from tests.jetstream.stateless_servers import options
@@ -29,26 +29,26 @@ def test_what_lies_before_the_pin_goes_and_what_lies_behind_it_stays(
 ) -> None:
     with (
         simplebus.connect_blocking(door.address, name="p") as bus,
-        SourceBus(door.address, timeout=60) as source,
+        BusReader(door.address, timeout=60) as source,
     ):
 
         def held() -> ClassExtent:
-            return source.memory(["1"]).classes["1"]
+            return source.get_extent(["1"]).classes["1"]
 
         bus.publish_many([b"x"] * 10, class_id=1)
-        pin = Pin(source, name)
-        assert pin.move("1", "earliest") == 0
+        pin = RetentionDurable(source, name)
+        assert pin.retain_from("1", "earliest") == 0
         with bus.subscribe(1) as waiting:
             take(waiting, 10)
         for to in (3, 3, 7):
-            assert pin.move("1", to) == to
+            assert pin.retain_from("1", to) == to
             until(lambda to=to: held() == ClassExtent(to, 10))
         with bus.subscribe(1, start="new") as some:
             bus.publish_many([b"x"] * 5, class_id=1)
             take(some, 5)
-        late = Pin(source, "late")
-        assert late.move("1", "earliest") == 7
+        late = RetentionDurable(source, "late")
+        assert late.retain_from("1", "earliest") == 7
         late.forget("1")
-        assert pin.move("1", 3) == 7
-        assert pin.move("1", "new") == 15
+        assert pin.retain_from("1", 3) == 7
+        assert pin.retain_from("1", "new") == 15
         until(lambda: held() == ClassExtent(15, 15))

@@ -6,19 +6,19 @@ import pytest
 
 import simplebus
 from simplebus.spark.read import retention_durable as pins
-from simplebus.spark.read.bus_reader import SourceBus
+from simplebus.spark.read.bus_reader import BusReader
 from simplebus.spark.read.offsets import ClassExtent
-from simplebus.spark.read.retention_durable import Pin, PinError
+from simplebus.spark.read.retention_durable import RetentionDurable, RetentionError
 from simplebus.testing.server import BusServer, until
 from tests.spark.competing_consumer import take
 
 
 @pytest.fixture
-def source(server: BusServer) -> SourceBus:
+def source(server: BusServer) -> BusReader:
     """Ten messages of class 1 lie there, and nobody else needs them."""
     with simplebus.connect_blocking(server.address) as bus:
         bus.publish_many([b"%d" % n for n in range(10)], class_id=1)
-    return SourceBus(server.address, timeout=60)
+    return BusReader(server.address, timeout=60)
 
 
 def publish_and_take(server: BusServer, count: int) -> None:
@@ -34,73 +34,75 @@ def floor(server: BusServer) -> int:
 
 @pytest.mark.parametrize("name", ["", "query"])
 def test_what_lies_before_the_pin_goes_and_what_lies_behind_it_stays(
-    server: BusServer, source: SourceBus, name: str
+    server: BusServer, source: BusReader, name: str
 ) -> None:
     with source as bus:
-        pin = Pin(bus, name)
-        assert pin.move("1", "earliest") == 0
+        pin = RetentionDurable(bus, name)
+        assert pin.retain_from("1", "earliest") == 0
         with simplebus.connect_blocking(server.address) as other, other.subscribe(1) as waiting:
             take(waiting, 10)
         for to in (3, 3, 7):
-            assert pin.move("1", to) == to
-            assert bus.memory(["1"]).classes["1"] == ClassExtent(to, 10)
+            assert pin.retain_from("1", to) == to
+            assert bus.get_extent(["1"]).classes["1"] == ClassExtent(to, 10)
         publish_and_take(server, 5)
-        assert bus.memory(["1"]).classes["1"] == ClassExtent(7, 15)
-        assert pin.move("1", "new") == 15
+        assert bus.get_extent(["1"]).classes["1"] == ClassExtent(7, 15)
+        assert pin.retain_from("1", "new") == 15
         until(lambda: floor(server) == 15)
 
 
 def test_a_pin_with_a_name_stays_when_the_query_is_gone(
-    server: BusServer, source: SourceBus
+    server: BusServer, source: BusReader
 ) -> None:
     with source as bus:
-        Pin(bus, "query").move("1", 4)
+        RetentionDurable(bus, "query").retain_from("1", 4)
     with simplebus.connect_blocking(server.address) as other, other.subscribe(1) as waiting:
         take(waiting, 10)
     publish_and_take(server, 5)
     assert floor(server) == 4
-    with SourceBus(server.address, timeout=60) as bus:
-        assert Pin(bus, "query").move("1", 2) == 4  # What is gone is gone.
-        assert Pin(bus, "other").move("1", 9) == 9
+    with BusReader(server.address, timeout=60) as bus:
+        assert RetentionDurable(bus, "query").retain_from("1", 2) == 4  # What is gone is gone.
+        assert RetentionDurable(bus, "other").retain_from("1", 9) == 9
     assert floor(server) == 4
 
 
-def test_a_pin_without_a_name_goes_with_the_query(server: BusServer, source: SourceBus) -> None:
+def test_a_pin_without_a_name_goes_with_the_query(server: BusServer, source: BusReader) -> None:
     with source as bus:
-        Pin(bus, "").move("1", 4)
+        RetentionDurable(bus, "").retain_from("1", 4)
         assert len(server.statistics().subscriptions) == 1
     until(lambda: not server.statistics().subscriptions)
 
 
-def test_what_a_name_stands_for_is_forgotten(server: BusServer, source: SourceBus) -> None:
+def test_what_a_name_stands_for_is_forgotten(server: BusServer, source: BusReader) -> None:
     with source as bus:
-        Pin(bus, "query").move("1", 4)
-    with SourceBus(server.address, timeout=60) as bus:
-        Pin(bus, "query").forget("1")
+        RetentionDurable(bus, "query").retain_from("1", 4)
+    with BusReader(server.address, timeout=60) as bus:
+        RetentionDurable(bus, "query").forget("1")
         assert not server.statistics().subscriptions
-        Pin(bus, "query").forget("1")  # There is nothing: that is what was wanted.
+        RetentionDurable(bus, "query").forget("1")  # There is nothing: that is what was wanted.
         assert not server.statistics().subscriptions
 
 
-def test_a_pin_is_taken_again_after_a_lost_connection(server: BusServer, source: SourceBus) -> None:
+def test_a_pin_is_taken_again_after_a_lost_connection(server: BusServer, source: BusReader) -> None:
     with source as bus:
-        pin = Pin(bus, "query")
-        pin.move("1", 4)
+        pin = RetentionDurable(bus, "query")
+        pin.retain_from("1", 4)
         server.hang_up()
-        bus.memory(["1"])
-        assert pin.move("1", 4) == 4
-        assert pin.move("1", 6) == 6
+        bus.get_extent(["1"])
+        assert pin.retain_from("1", 4) == 4
+        assert pin.retain_from("1", 6) == 6
         assert [s.floor for s in server.statistics().subscriptions] == [6]
 
 
 def test_two_queries_of_one_name_are_told(
-    server: BusServer, source: SourceBus, monkeypatch: pytest.MonkeyPatch
+    server: BusServer, source: BusReader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pins, "_IN_USE_SECONDS", 0.3)
-    with source as bus, SourceBus(server.address, timeout=60) as other:
-        pin = Pin(bus, "query")
-        pin.move("1", 4)
-        with pytest.raises(PinError, match=r"class 1 at .* under the name 'query': each query"):
-            Pin(other, "query").move("1", 4)
+    monkeypatch.setattr(pins, "_NAME_IN_USE_TIMEOUT_SECONDS", 0.3)
+    with source as bus, BusReader(server.address, timeout=60) as other:
+        pin = RetentionDurable(bus, "query")
+        pin.retain_from("1", 4)
+        with pytest.raises(
+            RetentionError, match=r"durable 'query' of class 1 at .*: give each query"
+        ):
+            RetentionDurable(other, "query").retain_from("1", 4)
         pin.release()
-        Pin(other, "query").move("1", 4)
+        RetentionDurable(other, "query").retain_from("1", 4)

@@ -16,7 +16,7 @@ from simplebus.core.settings import Retention, Settings
 from simplebus.spark.read.offsets import OffsetError
 from simplebus.testing.server import BusServer, bus_server, until
 from tests.spark import competing_consumer
-from tests.spark.simulated_query import POINTS, Query, once
+from tests.spark.simulated_query import POINTS, SimulatedQuery, once
 
 
 def publish(server: BusServer, count: int, class_id: int | str = 1) -> None:
@@ -34,17 +34,17 @@ def place(server: BusServer) -> str:
     return server.address.removeprefix("simplebus://")
 
 
-def query(server: BusServer, **options: object) -> Query:
-    return Query(**{"servers": server.address, "subscribe": 1, **options})
+def query(server: BusServer, **options: object) -> SimulatedQuery:
+    return SimulatedQuery(**{"servers": server.address, "subscribe": 1, **options})
 
 
-def run(one: Query, **options: object) -> list[int]:
+def run(one: SimulatedQuery, **options: object) -> list[int]:
     """Start it with further options, and stop it when it has caught up. Returns the offsets of what
     has come."""
     return [offset for _, _, offset in run_all(one, **options)]
 
 
-def run_all(one: Query, **options: object) -> list[tuple[str, str, int]]:
+def run_all(one: SimulatedQuery, **options: object) -> list[tuple[str, str, int]]:
     """The same with servers and classes, batch by batch in order."""
     before = len(one.rows)
     usual, one.options = one.options, one.options | {n: str(v) for n, v in options.items()}
@@ -56,7 +56,7 @@ def run_all(one: Query, **options: object) -> list[tuple[str, str, int]]:
     return sorted((row["server"], row["topic"], row["offset"]) for row in one.rows[before:])
 
 
-def said_by(one: Query) -> dict[str, Any]:
+def said_by(one: SimulatedQuery) -> dict[str, Any]:
     """What the query's last offsets say of it."""
     found: dict[str, Any] = json.loads(one.ends[-1])["query"]
     return found
@@ -66,7 +66,7 @@ class CrashError(Exception):
     """The driver dies here."""
 
 
-def crash_at(one: Query, point: str) -> None:
+def crash_at(one: SimulatedQuery, point: str) -> None:
     """Have a query that runs die in its next batch."""
 
     with pytest.raises(CrashError):

@@ -1,18 +1,16 @@
-"""From the rows of a trace to figures: what one subscriber got of one class in one run.
+"""Figures of one subscriber, class and run, computed from trace rows. Numpy only.
 
-Rule 1: pure numpy, no Spark; no walk over messages. A slow count, message by message, agrees.
-Rule 2: every message counts once, whatever range it came in: a percentile is one of messages.
-Rule 3: a latency is from the first time that a message was sent to the first time it was delivered.
-
-For each message that a publisher or this subscriber has a row of:
+Work is per range, not per message; a property test compares with a count message by message. A
+latency runs from the first sending of a message to its first delivery, and percentiles count
+messages, not ranges. Per message:
 
     sent         it was sent
-    delivered    it came, at least once
-    acked        this subscriber acknowledged it
-    redelivered  how often it came marked as coming again: what an acknowledging bus does
-    duplicates   how often it came unmarked, but for the first time: what no bus should do
-    lost         it was sent and never came
-    unsent       it came and was never sent
+    delivered    it was delivered at least once
+    acked        this subscriber acked it
+    redelivered  deliveries marked as redelivered, as an acknowledging bus makes
+    duplicates   unmarked deliveries after the first one, which no bus should make
+    lost         it was sent but never delivered
+    unsent       it was delivered but never sent
 """
 
 from __future__ import annotations
@@ -24,25 +22,25 @@ import numpy as np
 from simplebus.spark.jobs.report.ranges import (
     NEVER,
     Integers,
-    Ranges,
-    earliest,
-    edges_of,
+    TimedRanges,
+    coverage_counts,
+    earliest_times,
+    find_edges,
     quantiles,
-    times_covered,
 )
-from simplebus.spark.jobs.report.traces import Rows, TraceError
+from simplebus.spark.jobs.report.traces import TraceError, TraceRows
 
 SHARES = (0.5, 0.9, 0.99, 0.999, 1.0)
 LATENCIES = ("p50_ns", "p90_ns", "p99_ns", "p999_ns", "max_ns")
-"""Columns of the shares."""
-_ALL_ONE = 0
+"""Columns of SHARES."""
+_ONLY_GROUP = 0
 NS_PER_S = 1_000_000_000
 STEPS_MAX = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
-class Figures:
-    """The figures of one subscriber of one class in one run."""
+class RunFigures:
+    """Figures of one subscriber, class and run."""
 
     sent: int
     delivered: int
@@ -52,55 +50,59 @@ class Figures:
     lost: int
     unsent: int
     seconds: float
-    """From the first message sent to the last thing that happened to one."""
+    """Time from the first sending to the last event."""
     latencies_ns: tuple[int, ...] | None
-    """One of each of SHARES; None when nothing that was sent came."""
+    """One value per SHARES; None if no sent message was delivered."""
 
     @property
     def rate(self) -> float:
-        """Messages delivered per second; 0 when no time went by."""
+        """Messages delivered per second; 0 if no time passed."""
         return self.delivered / self.seconds if self.seconds > 0 else 0.0
 
 
 @dataclass(frozen=True, slots=True)
-class Course:
-    """The same run, step by step; arrays of one length, one entry a step from 0 on."""
+class RunSteps:
+    """Figures by step, from step 0 on; arrays of equal length."""
 
     sent: Integers
-    """Messages within the step, as often as each was sent,"""
+    """Messages sent in the step, repetitions included."""
     delivered: Integers
-    """came, marked as coming again or not,"""
+    """Messages delivered, redeliveries included."""
     acked: Integers
-    """were acknowledged."""
+    """Messages acked."""
     latencies_ns: Integers
-    """A row for each step, a column for each of SHARES: of the messages that came first in it;
-    NEVER when there was none."""
+    """Latencies of first deliveries, int64[steps, shares]; NEVER if there were none."""
 
 
 @dataclass(frozen=True, slots=True)
-class _First:
-    """The cells of messages that were sent and came: when they came first, after how long."""
+class _FirstDeliveries:
+    """First deliveries of sent messages: time, latency and message count of each cell."""
 
-    came: Integers
-    after: Integers
+    delivered_at: Integers
+    latencies: Integers
     weights: Integers
 
 
-def figures(rows: Rows, subscriber: int) -> Figures:
-    """What became of the messages of one class for one subscriber (an index into rows)."""
-    sent, marked, unmarked, acked = _parts(rows, subscriber)
-    edges = edges_of(sent, marked, unmarked, acked)
+def run_figures(rows: TraceRows, subscriber: int) -> RunFigures:
+    """Return the figures of one subscriber, an index into `rows.subscribers`."""
+    sent, marked, unmarked, acked = _ranges_by_kind(rows, subscriber)
+    edges = find_edges(sent, marked, unmarked, acked)
     cells = np.diff(edges)
     was_sent, came_again, came, was_acked = (
-        times_covered(one, edges) for one in (sent, marked, unmarked, acked)
+        coverage_counts(one, edges) for one in (sent, marked, unmarked, acked)
     )
     got = (came + came_again) > 0
-    first = _first(sent, Ranges.joined(marked, unmarked), edges)
+    first_deliveries = _first_deliveries(sent, TimedRanges.joined(marked, unmarked), edges)
     found = None
-    if first.came.size:
-        _, rows_of = quantiles(np.zeros_like(first.came), first.after, first.weights, SHARES)
-        found = tuple(int(one) for one in rows_of[_ALL_ONE])
-    return Figures(
+    if first_deliveries.delivered_at.size:
+        _, rows_of = quantiles(
+            np.zeros_like(first_deliveries.delivered_at),
+            first_deliveries.latencies,
+            first_deliveries.weights,
+            SHARES,
+        )
+        found = tuple(int(one) for one in rows_of[_ONLY_GROUP])
+    return RunFigures(
         sent=int(cells[was_sent > 0].sum()),
         delivered=int(cells[got].sum()),
         acked=int(cells[was_acked > 0].sum()),
@@ -108,16 +110,16 @@ def figures(rows: Rows, subscriber: int) -> Figures:
         duplicates=int((cells * np.maximum(came - 1, 0)).sum()),
         lost=int(cells[(was_sent > 0) & ~got].sum()),
         unsent=int(cells[got & (was_sent == 0)].sum()),
-        seconds=_seconds(sent, marked, unmarked, acked, _confirmed(rows, subscriber)),
+        seconds=_run_seconds(sent, marked, unmarked, acked, _confirmed(rows, subscriber)),
         latencies_ns=found,
     )
 
 
-def course(rows: Rows, subscriber: int, *, step_ns: int) -> Course:
-    """The run in steps of so many nanoseconds. Raises TraceError when they are too many."""
-    sent, marked, unmarked, acked = _parts(rows, subscriber)
-    delivered = Ranges.joined(marked, unmarked)
-    first = _first(sent, delivered, edges_of(sent, delivered))
+def run_steps(rows: TraceRows, subscriber: int, *, step_ns: int) -> RunSteps:
+    """Return figures by steps of `step_ns`. Raises TraceError if there are too many."""
+    sent, marked, unmarked, acked = _ranges_by_kind(rows, subscriber)
+    delivered = TimedRanges.joined(marked, unmarked)
+    first_deliveries = _first_deliveries(sent, delivered, find_edges(sent, delivered))
     last = max((int(one.at.max()) for one in (sent, delivered, acked) if len(one)), default=-1)
     steps = last // step_ns + 1
     if steps > STEPS_MAX:
@@ -126,36 +128,46 @@ def course(rows: Rows, subscriber: int, *, step_ns: int) -> Course:
             f"at most {STEPS_MAX:,} are possible: choose longer ones"
         )
     latencies = np.full((steps, len(SHARES)), NEVER, np.int64)
-    names, rows_of = quantiles(first.came // step_ns, first.after, first.weights, SHARES)
+    names, rows_of = quantiles(
+        first_deliveries.delivered_at // step_ns,
+        first_deliveries.latencies,
+        first_deliveries.weights,
+        SHARES,
+    )
     latencies[names] = rows_of
     counts = [_per_step(one, step_ns, steps) for one in (sent, delivered, acked)]
-    return Course(counts[0], counts[1], counts[2], latencies)
+    return RunSteps(counts[0], counts[1], counts[2], latencies)
 
 
-def _parts(rows: Rows, subscriber: int) -> tuple[Ranges, Ranges, Ranges, Ranges]:
+def _ranges_by_kind(
+    rows: TraceRows, subscriber: int
+) -> tuple[TimedRanges, TimedRanges, TimedRanges, TimedRanges]:
     marked, unmarked = rows.of("redelivered", subscriber), rows.of("delivered", subscriber)
     return rows.of("sent"), marked, unmarked, rows.of("acked", subscriber)
 
 
-def _confirmed(rows: Rows, subscriber: int) -> Ranges:
-    """Publishers' messages, and this subscriber's acks."""
-    return Ranges.joined(rows.of("confirmed", -1), rows.of("confirmed", subscriber))
+def _confirmed(rows: TraceRows, subscriber: int) -> TimedRanges:
+    """Return the publishers' confirms and this subscriber's confirmed acks."""
+    return TimedRanges.joined(rows.of("confirmed", -1), rows.of("confirmed", subscriber))
 
 
-def _first(sent: Ranges, delivered: Ranges, edges: Integers) -> _First:
-    begun, came = earliest(sent, edges), earliest(delivered, edges)
-    both = (begun != NEVER) & (came != NEVER)
-    return _First(came[both], came[both] - begun[both], np.diff(edges)[both])
+def _first_deliveries(
+    sent: TimedRanges, delivered: TimedRanges, edges: Integers
+) -> _FirstDeliveries:
+    sent_at, delivered_at = earliest_times(sent, edges), earliest_times(delivered, edges)
+    both = (sent_at != NEVER) & (delivered_at != NEVER)
+    latencies = delivered_at[both] - sent_at[both]
+    return _FirstDeliveries(delivered_at[both], latencies, np.diff(edges)[both])
 
 
-def _seconds(sent: Ranges, *others: Ranges) -> float:
+def _run_seconds(sent: TimedRanges, *others: TimedRanges) -> float:
     if not len(sent):
         return 0.0
     last = max(int(one.at.max()) for one in (sent, *others) if len(one))
     return (last - int(sent.at.min())) / NS_PER_S
 
 
-def _per_step(given: Ranges, step_ns: int, steps: int) -> Integers:
+def _per_step(given: TimedRanges, step_ns: int, steps: int) -> Integers:
     found = np.zeros(steps, np.int64)
     np.add.at(found, given.at // step_ns, given.lengths)
     return found

@@ -1,15 +1,13 @@
-"""What a picture shows, before it is drawn: every number that becomes a bar, a line or a band.
+"""Content of the report's chart: every number that becomes a bar, a line or a band.
 
-Rule 1: pure. What is drawn can be tested here, without a pixel.
-Rule 2: a picture shows only what was measured, and carries the machine, the versions and the exact
-command where they are known, so that it can be doubted and repeated.
-Rule 3: what acknowledged nothing is marked as such, by what it did, not by its name.
+Pure, so that tests need no pixels. The chart shows only measured values, with machine, versions and
+command where known. Variants without acks are marked by their measured acks, not by their name.
 
-    load's own traces         rates by payload, broker CPU, then a lane for each variant
-    any other traces          lanes of the largest runs
-    an archive                lanes of the largest classes
+    traces of the load programs    rates by payload, broker CPU, then a series for each variant
+    other traces                   series of the largest runs
+    an archive                     series of the largest classes
 
-A lane is one run from left to right: above its messages per second, below its latencies.
+A series is one run: messages per second above, latencies below.
 """
 
 from __future__ import annotations
@@ -21,20 +19,20 @@ from typing import Any
 from simplebus.spark.jobs.report.summary import (
     KEY,
     LATENCIES,
+    RoundSpread,
     Row,
-    Spread,
-    machine_line,
-    middle_round,
+    describe_machine,
+    format_time,
+    median_round,
     rates_by_round,
-    short_time,
 )
 
 SIZES = (16, 128, 1024)
-FLOW, STEADY = "flow-16", "steady"
-"""load's scenarios of which lanes are shown: as fast as it goes, and all under the same load."""
+FLOW_SCENARIO, STEADY_SCENARIO = "flow-16", "steady"
+"""Load scenarios shown as series: at full speed, and all variants at the same rate."""
 FIRST = "simplebus"
-LANES_MAX = 6
-_LOOKS = {
+SERIES_MAX = 6
+_COLORS = {
     "simplebus": "#e4572e",
     "nats core": "#9aa5b1",
     "redis pub/sub": "#c3c9d1",
@@ -42,78 +40,87 @@ _LOOKS = {
     "JetStream, acks of 500": "#2e6f95",
     "JetStream, each acked": "#6fa8c9",
 }
-_OTHERS = ("#e4572e", "#2e6f95", "#5b8e7d", "#b5838d", "#6d597a", "#9aa5b1")
+_OTHER_COLORS = ("#e4572e", "#2e6f95", "#5b8e7d", "#b5838d", "#6d597a", "#9aa5b1")
 _CLASS = KEY.index("class")
 
 
 @dataclass(frozen=True, slots=True)
-class Bar:
+class ChartBar:
     """One quantity of one variant."""
 
     name: str
     color: str
-    acknowledged: bool
-    value: Spread
+    is_acknowledged: bool
+    value: RoundSpread
 
 
 @dataclass(frozen=True, slots=True)
-class Lane:
-    """One run, step by step; all sequences have one length."""
+class ChartSeries:
+    """One run by step; sequences of equal length."""
 
     name: str
     color: str
     note: str
     seconds: Sequence[float]
-    """The middle of each step."""
+    """Middle of each step."""
     rates: Mapping[str, Sequence[float]]
-    """Messages per second, by sent, delivered, acked; one that never happened is not there."""
+    """Messages per second, by sent, delivered and acked; kinds without messages are absent."""
     latencies_us: Mapping[str, Sequence[float | None]]
-    """By LATENCIES; None where nothing came."""
+    """Latencies by LATENCIES; None if nothing was delivered."""
 
 
 @dataclass(frozen=True, slots=True)
-class Picture:
-    """Everything that is drawn, in the order in which it is."""
+class ReportChart:
+    """Content of the chart, in drawing order."""
 
     title: str
     subtitle: str
-    groups: Mapping[str, Sequence[Bar]] = field(default_factory=dict)
+    groups: Mapping[str, Sequence[ChartBar]] = field(default_factory=dict)
     """Messages per second, by payload."""
-    costs: Sequence[Bar] = ()
-    """Microseconds of the broker's CPU for a message."""
-    courses_title: str = ""
-    courses: Sequence[Lane] = ()
-    latencies_title: str = ""
-    latencies: Sequence[Lane] = ()
+    costs: Sequence[ChartBar] = ()
+    """CPU microseconds of the broker per message."""
+    rate_series_title: str = ""
+    rate_series: Sequence[ChartSeries] = ()
+    latency_series_title: str = ""
+    latency_series: Sequence[ChartSeries] = ()
     footer: Sequence[str] = ()
     command: str = ""
-    """The line of the footer that can be typed."""
+    """Footer line with the command that repeats the run."""
 
 
-def picture(rows: Sequence[Row], run: Mapping[str, Any] | None, source: str) -> Picture:
-    """Of a report's rows, and of what a run of load's says of itself; `source` says where from."""
+def build_chart(rows: Sequence[Row], run: Mapping[str, Any] | None, source: str) -> ReportChart:
+    """Return the chart of a report.
+
+    Args:
+        rows: Rows of the report.
+        run: Content of the traces' RUN_FILE, if any.
+        source: Paths of the report, for the subtitle.
+    """
     if run and any(row["scenario"] == f"flow-{size}" for row in rows for size in SIZES):
-        return _of_load(rows, run)
-    return _of_anything(rows, run, source)
+        return _build_load_chart(rows, run)
+    return _build_generic_chart(rows, run, source)
 
 
-# Load's own runs ---------------------------------------------------------------------------------
+# Runs of the load programs -----------------------------------------------------------------------
 
 
-def _of_load(rows: Sequence[Row], run: Mapping[str, Any]) -> Picture:
+def _build_load_chart(rows: Sequence[Row], run: Mapping[str, Any]) -> ReportChart:
     order = list(dict.fromkeys(v for of in run["samples"].values() for v in of))
-    names = [name for name in _LOOKS if name in order]
+    names = [name for name in _COLORS if name in order]
     groups = {}
     for size in SIZES:
         if bars := _rate_bars(rows, f"flow-{size}", names):
             groups[f"{size:,} B"] = bars
-    samples, titles = run["samples"].get(FLOW, {}), {FLOW: FLOW, STEADY: STEADY} | run["titles"]
+    samples, titles = (
+        run["samples"].get(FLOW_SCENARIO, {}),
+        {FLOW_SCENARIO: FLOW_SCENARIO, STEADY_SCENARIO: STEADY_SCENARIO} | run["titles"],
+    )
     costs = [
-        Bar(name, _LOOKS[name], _acknowledges(rows, FLOW, name), Spread.of(values))
+        ChartBar(name, _COLORS[name], _has_acks(rows, FLOW_SCENARIO, name), RoundSpread.of(values))
         for name in names
         if (values := [sample["cpu_us"] for sample in samples.get(name, [])])
     ]
-    return Picture(
+    return ReportChart(
         title="simplebus, message by message",
         subtitle=(
             "One publisher, one subscriber, over loopback, every message verified. "
@@ -121,35 +128,39 @@ def _of_load(rows: Sequence[Row], run: Mapping[str, Any]) -> Picture:
         ),
         groups=groups,
         costs=costs,
-        courses_title=f"Messages per second over a run, each on its own scale: {titles[FLOW]}",
-        courses=_lanes_of(rows, FLOW, names),
-        latencies_title=f"Latency from publish to delivery, all on one scale: {titles[STEADY]}",
-        latencies=_lanes_of(rows, STEADY, names),
+        rate_series_title=(
+            f"Messages per second over a run, each on its own scale: {titles[FLOW_SCENARIO]}"
+        ),
+        rate_series=_build_series_list(rows, FLOW_SCENARIO, names),
+        latency_series_title=(
+            f"Latency from publish to delivery, all on one scale: {titles[STEADY_SCENARIO]}"
+        ),
+        latency_series=_build_series_list(rows, STEADY_SCENARIO, names),
         footer=[
-            f"Median of {run['rounds']} rounds, simplebus and its peers in turn; the lines on the "
-            "bars go from the least to the most; a lane is the round in the middle.",
-            machine_line(run["machine"], run["versions"]),
+            f"Median of {run['rounds']} rounds, simplebus and its peers in turn; error bars from "
+            "minimum to maximum; each series shows the median round.",
+            describe_machine(run["machine"], run["versions"]),
             run["command"],
         ],
         command=run["command"],
     )
 
 
-def _rate_bars(rows: Sequence[Row], scenario: str, names: Iterable[str]) -> list[Bar]:
+def _rate_bars(rows: Sequence[Row], scenario: str, names: Iterable[str]) -> list[ChartBar]:
     rates = rates_by_round(rows, scenario)
     return [
-        Bar(
+        ChartBar(
             name,
-            _LOOKS[name],
-            _acknowledges(rows, scenario, name),
-            Spread.of(list(rates[name].values())),
+            _COLORS[name],
+            _has_acks(rows, scenario, name),
+            RoundSpread.of(list(rates[name].values())),
         )
         for name in names
         if name in rates
     ]
 
 
-def _acknowledges(rows: Iterable[Row], scenario: str, variant: str) -> bool:
+def _has_acks(rows: Iterable[Row], scenario: str, variant: str) -> bool:
     return any(
         row["acked"]
         for row in rows
@@ -157,27 +168,29 @@ def _acknowledges(rows: Iterable[Row], scenario: str, variant: str) -> bool:
     )
 
 
-def _lanes_of(rows: Sequence[Row], scenario: str, names: Iterable[str]) -> list[Lane]:
+def _build_series_list(
+    rows: Sequence[Row], scenario: str, names: Iterable[str]
+) -> list[ChartSeries]:
     rates = rates_by_round(rows, scenario)
-    lanes = []
+    series = []
     for name in names:
         if name not in rates:
             continue
-        turn = middle_round(rates[name])
+        turn = median_round(rates[name])
         chosen = [
             row
             for row in rows
             if (row["scenario"], row["variant"], row["round"]) == (scenario, name, turn)
         ]
-        lanes.append(_lane(chosen, name, _LOOKS[name]))
-    return lanes
+        series.append(_build_series(chosen, name, _COLORS[name]))
+    return series
 
 
-def _lane(rows: Sequence[Row], name: str, color: str) -> Lane:
-    """Of the rows of one subscriber of one class in one run."""
+def _build_series(rows: Sequence[Row], name: str, color: str) -> ChartSeries:
+    """Return the series of one run, from the rows of one subscriber and class."""
     (whole,) = [row for row in rows if row["span"] == "run"]
     steps = sorted((row for row in rows if row["span"] == "step"), key=lambda row: row["begin_s"])
-    steps = _gaps_filled(steps[:-1] if len(steps) > 1 else steps)  # The last one had no end.
+    steps = _fill_gaps(steps[:-1] if len(steps) > 1 else steps)  # The last one is incomplete.
     begin = steps[0]["begin_s"] if steps else 0.0
     rates = {
         kind: [(row[kind] or 0) / row["seconds"] for row in steps]
@@ -186,8 +199,8 @@ def _lane(rows: Sequence[Row], name: str, color: str) -> Lane:
     }
     note = ""
     if whole["p50_us"] is not None:
-        note = f"p50 {short_time(whole['p50_us'])}, p99 {short_time(whole['p99_us'])}"
-    return Lane(
+        note = f"p50 {format_time(whole['p50_us'])}, p99 {format_time(whole['p99_us'])}"
+    return ChartSeries(
         name,
         color,
         note,
@@ -197,9 +210,8 @@ def _lane(rows: Sequence[Row], name: str, color: str) -> Lane:
     )
 
 
-def _gaps_filled(steps: Sequence[Row]) -> list[Row]:
-    """Between steps of which there is no row in between, nothing happened: a gap begins and ends
-    with a step that says so."""
+def _fill_gaps(steps: Sequence[Row]) -> list[Row]:
+    """Mark each gap between steps by empty steps at its start and end."""
     found: list[Row] = []
     for row in steps:
         seconds = row["seconds"]
@@ -211,32 +223,34 @@ def _gaps_filled(steps: Sequence[Row]) -> list[Row]:
     return found
 
 
-# Anything else -----------------------------------------------------------------------------------
+# Other traces and archives -----------------------------------------------------------------------
 
 
-def _of_anything(rows: Sequence[Row], run: Mapping[str, Any] | None, source: str) -> Picture:
-    lanes = []
-    for index, (name, chosen) in enumerate(_largest(rows).items()):
-        lanes.append(_lane(chosen, name, _OTHERS[index % len(_OTHERS)]))
+def _build_generic_chart(
+    rows: Sequence[Row], run: Mapping[str, Any] | None, source: str
+) -> ReportChart:
+    series = []
+    for index, (name, chosen) in enumerate(_largest_runs(rows).items()):
+        series.append(_build_series(chosen, name, _OTHER_COLORS[index % len(_OTHER_COLORS)]))
     is_archive = any(row["memory"] is not None for row in rows)
-    footer = [f"The {len(lanes)} with the most messages"]
-    footer[0] += "." if is_archive else ", of each the round in the middle."
+    footer = [f"The {len(series)} with the most messages"]
+    footer[0] += "." if is_archive else "; each shows the median round."
     if run:
-        footer += [machine_line(run["machine"], run["versions"]), run["command"]]
-    return Picture(
-        title="What became of messages",
+        footer += [describe_machine(run["machine"], run["versions"]), run["command"]]
+    return ReportChart(
+        title="Message rates and latencies",
         subtitle=source,
-        courses_title="Messages per second",
-        courses=lanes,
-        latencies_title=f"Latency from publish to {'archive' if is_archive else 'delivery'}",
-        latencies=lanes,
+        rate_series_title="Messages per second",
+        rate_series=series,
+        latency_series_title=f"Latency from publish to {'archive' if is_archive else 'delivery'}",
+        latency_series=series,
         footer=footer,
         command=run["command"] if run else "",
     )
 
 
-def _largest(rows: Sequence[Row]) -> dict[str, list[Row]]:
-    """The runs with the most messages, by a name of each: what they differ in; their rows."""
+def _largest_runs(rows: Sequence[Row]) -> dict[str, list[Row]]:
+    """Return the rows of the runs with the most messages, by a name made of their differences."""
     groups: dict[tuple[Any, ...], dict[Any, list[Row]]] = {}
     for row in rows:
         of = groups.setdefault(tuple(row[name] for name in KEY), {})
@@ -247,12 +261,12 @@ def _largest(rows: Sequence[Row]) -> dict[str, list[Row]]:
             turn: next(row["rate"] for row in some if row["span"] == "run")
             for turn, some in rounds.items()
         }
-        chosen[group] = rounds[middle_round(rates)]
+        chosen[group] = rounds[median_round(rates)]
 
     def size(group: tuple[Any, ...]) -> float:
         return -max(float(row["delivered"]) for row in chosen[group] if row["span"] == "run")
 
-    largest = sorted(chosen, key=size)[:LANES_MAX]
+    largest = sorted(chosen, key=size)[:SERIES_MAX]
     differing = [i for i in range(len(KEY)) if len({group[i] for group in largest}) > 1]
     names: dict[str, list[Row]] = {}
     for group in largest:

@@ -1,15 +1,13 @@
-"""Ranges of numbers with times: what is covered, how often, and when for the first time.
+"""Ranges of numbers with times: coverage, counts and earliest times. Numpy only.
 
-Rule 1: pure numpy; no loop over messages and none over ranges. A function of n ranges takes
-O(n log n), however many messages they hold and however they overlap.
-Rule 2: what holds of all numbers between two neighbouring ends of ranges is said once, of the cell
-between them.
+Functions of n ranges take O(n log n), regardless of their lengths and overlaps. Cells lie between
+neighbouring edges of ranges, and all numbers of a cell have the same coverage.
 
     ranges   |-------- a --------|
                      |------ b ------|
     edges    0       7           15  19
     cells    |   0   |     1     | 2 |
-    times_covered        1     2     1
+    coverage_counts      1     2     1
 """
 
 from __future__ import annotations
@@ -22,12 +20,12 @@ import numpy.typing as npt
 
 Integers = npt.NDArray[np.int64]
 NEVER = np.iinfo(np.int64).max
-"""The time of what did not happen."""
+"""Time of an event that did not happen."""
 
 
 @dataclass(frozen=True, slots=True)
-class Ranges:
-    """Half-open ranges of numbers, each with a time. Three int64 arrays of one length."""
+class TimedRanges:
+    """Half-open ranges of numbers with a time each: three int64 arrays of equal length."""
 
     at: Integers
     first: Integers
@@ -42,18 +40,18 @@ class Ranges:
 
     @property
     def total(self) -> int:
-        """Numbers in all of them, each counted as often as it is there."""
+        """Sum of all lengths."""
         return int(self.lengths.sum())
 
-    def __getitem__(self, which: Any) -> Ranges:
-        return Ranges(self.at[which], self.first[which], self.last[which])
+    def __getitem__(self, which: Any) -> TimedRanges:
+        return TimedRanges(self.at[which], self.first[which], self.last[which])
 
     @classmethod
-    def of(cls, at: Any, first: Any, last: Any) -> Ranges:
+    def of(cls, at: Any, first: Any, last: Any) -> TimedRanges:
         return cls(*(np.asarray(one, np.int64) for one in (at, first, last)))
 
     @classmethod
-    def joined(cls, *some: Ranges) -> Ranges:
+    def joined(cls, *some: TimedRanges) -> TimedRanges:
         return cls(
             *(
                 np.concatenate([getattr(one, name) for one in some])
@@ -62,27 +60,28 @@ class Ranges:
         )
 
 
-def edges_of(*some: Ranges) -> Integers:
-    """Where a range begins or ends, each place once, in order. Cells lie between neighbours."""
+def find_edges(*some: TimedRanges) -> Integers:
+    """Return the distinct starts and ends of ranges, sorted."""
     ends = np.concatenate([end for one in some for end in (one.first, one.last)])
-    # Each part is mostly in order, which this sort makes use of; np.unique would not.
+    # The parts are mostly sorted, which a stable sort exploits; np.unique would not.
     ends.sort(kind="stable")
     return ends[np.r_[True, ends[1:] != ends[:-1]]] if ends.size else ends
 
 
-def times_covered(given: Ranges, edges: Integers) -> Integers:
-    """How many of the ranges hold the numbers of each cell. `edges` has all their ends."""
+def coverage_counts(given: TimedRanges, edges: Integers) -> Integers:
+    """Return how many ranges cover each cell. `edges` contains all their ends."""
     steps = np.zeros(max(edges.size, 1), np.int64)
     np.add.at(steps, np.searchsorted(edges, given.first), 1)
     np.add.at(steps, np.searchsorted(edges, given.last), -1)
     return np.cumsum(steps)[:-1]
 
 
-def earliest(given: Ranges, edges: Integers) -> Integers:
-    """The least time of the ranges that hold the numbers of each cell; NEVER where there is none.
+def earliest_times(given: TimedRanges, edges: Integers) -> Integers:
+    """Return the earliest time of the ranges covering each cell; NEVER if there are none.
 
-    A range of cells is the union of two of 2**k cells each. Its time is noted with both, and then
-    handed down from each length to its half.
+    A range of cells is the union of two ranges of 2**k cells. Its time is recorded for both,
+    and then
+    propagated from each length to its halves.
     """
     cells = max(edges.size - 1, 0)
     begins, ends = np.searchsorted(edges, given.first), np.searchsorted(edges, given.last)
@@ -99,15 +98,24 @@ def earliest(given: Ranges, edges: Integers) -> Integers:
         below, above = found[level - 1], found[level]
         np.minimum(below, above, out=below)
         np.minimum(below[half:], above[:-half], out=below[half:])
-    least: Integers = found[0]
-    return least
+    earliest: Integers = found[0]
+    return earliest
 
 
 def quantiles(
     groups: Integers, values: Integers, weights: Integers, shares: npt.ArrayLike
 ) -> tuple[Integers, Integers]:
-    """The groups there are, in order, and for each a row with one value a share: the least that so
-    many of its numbers are not above. A value counts as often as its weight says, 1 or more."""
+    """Return weighted quantiles by group.
+
+    Args:
+        groups: Group of each value, int64[n].
+        values: Values, int64[n].
+        weights: Weights >= 1, int64[n].
+        shares: Quantiles from 0 to 1, float[q].
+
+    Returns:
+        The distinct groups, int64[g], and their quantiles, int64[g, q].
+    """
     order = np.lexsort((values, groups))
     groups, values = groups[order], values[order]
     counted = np.cumsum(weights[order])
@@ -121,9 +129,11 @@ def quantiles(
     return names, values[np.searchsorted(counted, ranks)]
 
 
-def runs_of(numbers: Integers) -> tuple[Integers, Integers]:
-    """Sorted numbers as half-open ranges of neighbours: their begins and ends. A number that is
-    there twice begins a range anew, so that the ranges hold it twice."""
+def consecutive_ranges(numbers: Integers) -> tuple[Integers, Integers]:
+    """Return sorted numbers as half-open ranges of neighbours: their starts and ends.
+
+    A repeated number starts a new range, so that it is covered twice.
+    """
     if numbers.size == 0:
         return numbers, numbers
     breaks = np.flatnonzero(np.diff(numbers) != 1)

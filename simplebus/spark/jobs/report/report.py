@@ -1,36 +1,35 @@
-"""What became of messages: rates, latencies, redeliveries, duplicates, losses, from traces or an
-archive.
+"""Report as a DataFrame: rates, latencies, redeliveries, duplicates and losses.
 
-Rule 1: the work is done where the data is. Traces are worked through one class of one run at a
-time, an archive in pieces that become ranges first; only figures come back.
-Rule 2: every row says of which span it speaks: a whole run, or one step of it.
+Traces are processed one class and run at a time, archives as small digests; only figures reach the
+driver. A row describes a whole run or one step of it.
 
-    column      type    of a trace                            of an archive
+    column      type    from a trace                          from an archive
     span        string  run | step                            the same
-    scenario    string  as the trace says                     the archive's path
-    variant     string  as the trace says                     null
-    round       int     as the trace says                     null
-    class       string  as the trace says                     name or id
-    subscriber  string  as the trace says                     null
-    server      string  null                                  where the messages were,
-    memory      string  null                                  and in which memory of that bus
-    begin_s     double  seconds since the run began           since 1970
-    seconds     double  how long the span is
+    scenario    string  of the trace                          the archive's path
+    variant     string  of the trace                          null
+    round       int     of the trace                          null
+    class       string  of the trace                          name or id
+    subscriber  string  of the trace                          null
+    server      string  null                                  server of the messages
+    memory      string  null                                  memory id of the messages
+    begin_s     double  seconds since the start of the run    since 1970
+    seconds     double  length of the span
     sent        bigint  messages sent                         numbers from the first to the last
-    delivered   bigint  messages that came                    messages that are there
-    acked       bigint  messages acknowledged                 null
-    redelivered bigint  came marked as coming again           null
-    duplicates  bigint  came again unmarked                   rows beyond the first of a number
-    lost        bigint  sent and never came                   numbers that are not there
-    unsent      bigint  came and was never sent               null
+    delivered   bigint  messages delivered                    distinct messages
+    acked       bigint  messages acked                        null
+    redelivered bigint  deliveries marked as redelivered      null
+    duplicates  bigint  unmarked repeated deliveries          rows beyond the first of a number
+    lost        bigint  sent but not delivered                missing numbers
+    unsent      bigint  delivered but not sent                null
     rate        double  delivered per second
     p50_us      double  from sent to delivered                from `timestamp` to `archived`
     p90_us, p99_us, p999_us, max_us                           the same
 
-In a row of a step what cannot be said of a step is null, and a redelivered message counts as often
-as it came. An archive of some channels only lacks the numbers of the others: they count as lost.
+In the row of a step, values that exist only for a whole run are null, and redelivered messages
+count each time. An archive of selected channels lacks the numbers of the others, which count as
+lost.
 
->>> from simplebus.spark.jobs.report import read
+>>> from simplebus.spark.jobs.report.report import read
 >>> found = read(spark, "traces")
 >>> found.where("span = 'run'").select("variant", "rate", "p99_us", "lost").show()
 """
@@ -44,12 +43,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from simplebus.spark.jobs.archive import read as read_archive
-from simplebus.spark.jobs.archive_report import Digest, digest, figures_of
+from simplebus.spark.jobs.archive_report import ArchiveDigest, digest, summarize_digest
 from simplebus.spark.jobs.delta import is_table
-from simplebus.spark.jobs.hadoop import HadoopFiles
-from simplebus.spark.jobs.report.figures import NS_PER_S, Course, Figures, course, figures
-from simplebus.spark.jobs.report.ranges import NEVER, Ranges
-from simplebus.spark.jobs.report.traces import COLUMNS, RUN_FILE, Rows, check_columns
+from simplebus.spark.jobs.hadoop import HadoopArchiveFiles
+from simplebus.spark.jobs.report.figures import (
+    NS_PER_S,
+    RunFigures,
+    RunSteps,
+    run_figures,
+    run_steps,
+)
+from simplebus.spark.jobs.report.ranges import NEVER, TimedRanges
+from simplebus.spark.jobs.report.traces import COLUMNS, RUN_FILE, TraceRows, check_columns
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -64,61 +69,73 @@ NAMES = tuple(one.split()[0] for one in DDL.split(", "))
 LATENCIES = NAMES[-5:]
 TRACE_STEP_S = 0.1
 ARCHIVE_COLUMNS = ("offset", "timestamp", "archived", "server", "memory", "class")
-_RUN = ("scenario", "variant", "round", "class")
-_PLACE = ("server", "memory", "class")
-_DIGEST = ("kind", "step", "first", "last")
-_STEPS_SHOWN = 200
-_LATEST = 253_402_300_799_999_999
-"""The end of the year 9999, in microseconds since 1970. Times beyond it, or as long before 1970,
-count as this."""
-_NICE_STEPS_S = (0.1, 0.5, 1, 5, 10, 30, 60, 300, 600, 1800, 3600, 6 * 3600, 24 * 3600)
+_RUN_KEY = ("scenario", "variant", "round", "class")
+_ARCHIVE_KEY = ("server", "memory", "class")
+_DIGEST_COLUMNS = ("kind", "step", "first", "last")
+_STEPS_TARGET = 200
+_TIME_MAX_MICROSECONDS = 253_402_300_799_999_999
+"""End of the year 9999, in microseconds since 1970. Later times, and times as long before 1970, are
+clipped.
+"""
+_STEP_CHOICES_S = (0.1, 0.5, 1, 5, 10, 30, 60, 300, 600, 1800, 3600, 6 * 3600, 24 * 3600)
 
 
 class ReportError(ValueError):
-    """There is nothing here to report of. The text is one sentence."""
+    """No data to report on."""
 
 
 def read(spark: SparkSession, *paths: str, step_s: float | None = None) -> DataFrame:
-    """The figures of traces or archives at these paths, as the table above says.
+    """Return the report of traces or archives.
 
-    `step_s` is how long a step is: a tenth of a second for a trace, for an archive a length that
-    gives some hundred of them. Raises ReportError, and TraceError when the job runs.
+    Args:
+        spark: The session.
+        paths: Paths of traces or archives.
+        step_s: Length of a step in seconds. Default: 0.1 for a trace; for an archive a length that
+            gives at most about 200 steps.
+
+    Raises:
+        ReportError: There is no trace or archive at a path.
+        TraceError: A trace is invalid; raised when the job runs.
     """
     found = None
     for path in paths:
         one = _figures_at(spark, path, step_s)
         found = one if found is None else found.unionByName(one)
     if found is None:
-        raise ReportError("nothing to report of: no path was given")
+        raise ReportError("expected paths of traces or archives, got none")
     return found
 
 
 def read_run(spark: SparkSession, path: str) -> dict[str, Any] | None:
-    """What the run that left these traces says of itself; None when nothing is said."""
-    data = HadoopFiles(spark, path).read(RUN_FILE)
+    """Return the content of a run's RUN_FILE; None if there is none. Raises ReportError."""
+    data = HadoopArchiveFiles(spark, path).read(RUN_FILE)
     if data is None:
         return None
     try:
         found = json.loads(data)
     except ValueError as error:
-        raise ReportError(f"{path}/{RUN_FILE} is no JSON: {error}") from None
+        raise ReportError(f"{path}/{RUN_FILE} is not valid JSON: {error}") from None
     return found if isinstance(found, dict) else None
 
 
 def _figures_at(spark: SparkSession, path: str, step_s: float | None) -> DataFrame:
-    frame = read_archive(spark, path) if is_table(HadoopFiles(spark, path)) else _read(spark, path)
+    frame = (
+        read_archive(spark, path)
+        if is_table(HadoopArchiveFiles(spark, path))
+        else _read_parquet(spark, path)
+    )
     if {"kind", "first", "last"} <= set(frame.columns):
         check_columns(dict(frame.dtypes), where=path)
-        return of_traces(frame, step_s=step_s or TRACE_STEP_S)
+        return figures_of_traces(frame, step_s=step_s or TRACE_STEP_S)
     if set(ARCHIVE_COLUMNS) <= set(frame.columns):
-        return of_archive(read_archive(spark, path), name=path, step_s=step_s)
+        return figures_of_archive(read_archive(spark, path), name=path, step_s=step_s)
     raise ReportError(
         f"{path} is neither a trace ({', '.join(COLUMNS)}) nor an archive "
         f"({', '.join(ARCHIVE_COLUMNS)}): it has the columns {', '.join(frame.columns)}"
     )
 
 
-def _read(spark: SparkSession, path: str) -> DataFrame:
+def _read_parquet(spark: SparkSession, path: str) -> DataFrame:
     from pyspark.errors import AnalysisException
 
     try:
@@ -130,52 +147,52 @@ def _read(spark: SparkSession, path: str) -> DataFrame:
 # Traces ------------------------------------------------------------------------------------------
 
 
-def of_traces(traces: DataFrame, *, step_s: float = TRACE_STEP_S) -> DataFrame:
-    """The figures of traces, which have the columns of simplebus.spark.jobs.traces."""
+def figures_of_traces(traces: DataFrame, *, step_s: float = TRACE_STEP_S) -> DataFrame:
+    """Return the report of traces with the columns described in `traces`."""
     step_ns = _step_ns(step_s)
 
     def work(table: Any) -> Any:
-        return _of_one_run(table, step_ns)
+        return _run_table(table, step_ns)
 
-    return traces.select(*COLUMNS).groupBy(*_RUN).applyInArrow(work, DDL)
+    return traces.select(*COLUMNS).groupBy(*_RUN_KEY).applyInArrow(work, DDL)
 
 
 def _step_ns(step_s: float) -> int:
     step_ns = round(step_s * NS_PER_S)
     if step_ns < 1:
-        raise ReportError(f"a step of {step_s:g} s: it must be longer than a nanosecond")
+        raise ReportError(f"expected a step of at least one nanosecond, got {step_s:g} s")
     return step_ns
 
 
-def _of_one_run(table: Any, step_ns: int) -> Any:
-    """All rows of one class in one run, an Arrow table, to its figures, another."""
-    key = {name: table[name][0].as_py() for name in _RUN}
+def _run_table(table: Any, step_ns: int) -> Any:
+    """Return the report of one class in one run; Arrow tables in and out."""
+    key = {name: table[name][0].as_py() for name in _RUN_KEY}
     rows = _rows(table)
     rows.check(", ".join(f"{name} {value}" for name, value in key.items()))
     found: list[dict[str, Any]] = []
     for index, subscriber in enumerate(rows.subscribers or (None,)):
         of = {**key, "subscriber": subscriber}
         index = index if rows.subscribers else -1
-        found.append({**of, **_run_row(figures(rows, index))})
-        steps = course(rows, index, step_ns=step_ns)
+        found.append({**of, **_run_row(run_figures(rows, index))})
+        steps = run_steps(rows, index, step_ns=step_ns)
         found += [{**of, **row} for row in _step_rows(steps, step_ns / NS_PER_S)]
     return _table(found)
 
 
-def _rows(table: Any) -> Rows:
+def _rows(table: Any) -> TraceRows:
     kind = table["kind"].combine_chunks().dictionary_encode()
     subscriber = table["subscriber"].combine_chunks().dictionary_encode()
     at, first, last = (table[name].to_numpy() for name in ("at", "first", "last"))
-    return Rows(
+    return TraceRows(
         kinds=tuple(kind.dictionary.to_pylist()),
         kind=kind.indices.to_numpy(),
         subscribers=tuple(subscriber.dictionary.to_pylist()),
         subscriber=subscriber.indices.fill_null(-1).to_numpy(),
-        ranges=Ranges.of(at, first, last),
+        ranges=TimedRanges.of(at, first, last),
     )
 
 
-def _run_row(found: Figures) -> dict[str, Any]:
+def _run_row(found: RunFigures) -> dict[str, Any]:
     names = ("sent", "delivered", "acked", "redelivered", "duplicates", "lost", "unsent")
     return {
         "span": "run",
@@ -183,11 +200,11 @@ def _run_row(found: Figures) -> dict[str, Any]:
         "seconds": found.seconds,
         **{name: getattr(found, name) for name in names},
         "rate": found.rate,
-        **_in_us(found.latencies_ns or ()),
+        **_to_microseconds(found.latencies_ns or ()),
     }
 
 
-def _step_rows(found: Course, step_s: float) -> Iterator[dict[str, Any]]:
+def _step_rows(found: RunSteps, step_s: float) -> Iterator[dict[str, Any]]:
     columns = (found.sent, found.delivered, found.acked, found.latencies_ns)
     for index, (sent, delivered, acked, latencies) in enumerate(
         zip(*(one.tolist() for one in columns), strict=True)
@@ -200,11 +217,11 @@ def _step_rows(found: Course, step_s: float) -> Iterator[dict[str, Any]]:
             "delivered": delivered,
             "acked": acked,
             "rate": delivered / step_s,
-            **_in_us(latencies if latencies[0] != NEVER else ()),
+            **_to_microseconds(latencies if latencies[0] != NEVER else ()),
         }
 
 
-def _in_us(latencies_ns: Any) -> dict[str, float]:
+def _to_microseconds(latencies_ns: Any) -> dict[str, float]:
     return {name: value / 1e3 for name, value in zip(LATENCIES, latencies_ns, strict=False)}
 
 
@@ -219,63 +236,72 @@ def _table(rows: list[dict[str, Any]]) -> Any:
 # Archives ----------------------------------------------------------------------------------------
 
 
-def of_archive(archive: DataFrame, *, name: str, step_s: float | None = None) -> DataFrame:
-    """The figures of an archive, as the table above says; `name` is what they call it.
+def figures_of_archive(archive: DataFrame, *, name: str, step_s: float | None = None) -> DataFrame:
+    """Return the report of an archive; `name` becomes the scenario.
 
-    It is read once, and its times once more when the length of a step is left to it.
+    The archive is read once, and its times once more if `step_s` is None.
     """
     from pyspark.sql import functions as sql
 
     at, archived = _micros("timestamp"), _micros("archived")
-    place = [sql.coalesce(sql.col(one).cast("string"), sql.lit("")).alias(one) for one in _PLACE]
+    place = [
+        sql.coalesce(sql.col(one).cast("string"), sql.lit("")).alias(one) for one in _ARCHIVE_KEY
+    ]
     frame = archive.select(*place, "offset", at.alias("at"), (archived - at).alias("after"))
-    step_us = max(1, _step_ns(step_s or _fitting_step(frame)) // 1000)
+    step_us = max(1, _step_ns(step_s or _choose_step(frame)) // 1000)
 
     def digests(batches: Iterator[Any]) -> Iterator[Any]:
         for batch in batches:
-            yield from _digests_of(batch, step_us)
+            yield from _batch_digests(batch, step_us)
 
     def work(table: Any) -> Any:
-        key = {one: table[one][0].as_py() for one in _PLACE}
-        found = Digest(*(table[one].to_numpy() for one in _DIGEST))
-        rows = figures_of(found, step_us=step_us)
+        key = {one: table[one][0].as_py() for one in _ARCHIVE_KEY}
+        found = ArchiveDigest(*(table[one].to_numpy() for one in _DIGEST_COLUMNS))
+        rows = summarize_digest(found, step_us=step_us)
         return _table([_archive_row({"scenario": name, **key, **row}) for row in rows])
 
-    ddl = ", ".join([*(f"{one} string" for one in _PLACE), *(f"{one} bigint" for one in _DIGEST)])
-    return frame.mapInArrow(digests, ddl).groupBy(*_PLACE).applyInArrow(work, DDL)
+    ddl = ", ".join(
+        [*(f"{one} string" for one in _ARCHIVE_KEY), *(f"{one} bigint" for one in _DIGEST_COLUMNS)]
+    )
+    return frame.mapInArrow(digests, ddl).groupBy(*_ARCHIVE_KEY).applyInArrow(work, DDL)
 
 
 def _micros(name: str) -> Column:
-    """A time of which others may be taken away: a publisher may have said any."""
+    """Return a time column in microseconds, clipped so that differences do not overflow."""
     from pyspark.sql import functions as sql
 
-    return sql.greatest(sql.least(sql.unix_micros(name), sql.lit(_LATEST)), sql.lit(-_LATEST))
+    return sql.greatest(
+        sql.least(sql.unix_micros(name), sql.lit(_TIME_MAX_MICROSECONDS)),
+        sql.lit(-_TIME_MAX_MICROSECONDS),
+    )
 
 
-def _fitting_step(frame: DataFrame) -> float:
-    """A step of which some hundred make up the whole archive."""
+def _choose_step(frame: DataFrame) -> float:
+    """Return a step that divides the whole archive into at most about 200."""
     from pyspark.sql import functions as sql
 
     span = frame.agg(sql.max("at") - sql.min("at")).first()
     seconds = (span[0] or 0) / 1e6 if span else 0.0
-    return next((s for s in _NICE_STEPS_S if seconds <= s * _STEPS_SHOWN), _NICE_STEPS_S[-1])
+    return next((s for s in _STEP_CHOICES_S if seconds <= s * _STEPS_TARGET), _STEP_CHOICES_S[-1])
 
 
-def _digests_of(batch: Any, step_us: int) -> Iterator[Any]:
-    """Rows of an archive, an Arrow batch, to digests of each place in it, others."""
+def _batch_digests(batch: Any, step_us: int) -> Iterator[Any]:
+    """Yield the digests of each place in an Arrow batch of archive rows."""
     import pyarrow as pa
 
     code = np.zeros(batch.num_rows, np.int64)
-    for name in _PLACE:
+    for name in _ARCHIVE_KEY:
         one = batch[name].dictionary_encode()
         code = code * len(one.dictionary) + one.indices.to_numpy()
     columns = [batch[name].to_numpy() for name in ("offset", "at", "after")]
     for place in np.unique(code):
         which = np.flatnonzero(code == place)
         found = digest(*(column[which] for column in columns), step_us=step_us)
-        names = [pa.repeat(batch[name][int(which[0])], found.kind.size) for name in _PLACE]
-        numbers = [pa.array(getattr(found, name)) for name in _DIGEST]
-        yield pa.RecordBatch.from_arrays([*names, *numbers], names=[*_PLACE, *_DIGEST])
+        names = [pa.repeat(batch[name][int(which[0])], found.kind.size) for name in _ARCHIVE_KEY]
+        numbers = [pa.array(getattr(found, name)) for name in _DIGEST_COLUMNS]
+        yield pa.RecordBatch.from_arrays(
+            [*names, *numbers], names=[*_ARCHIVE_KEY, *_DIGEST_COLUMNS]
+        )
 
 
 def _archive_row(row: dict[str, Any]) -> dict[str, Any]:

@@ -1,7 +1,6 @@
-"""From a report's rows to what is told of them: medians over rounds, with the least and the most.
+"""Summary of report rows: medians over rounds, minimum and maximum, and number formats.
 
-Rule 1: pure, of plain rows (dicts, as simplebus.spark.jobs.report names their columns); no Spark.
-Rule 2: what went wrong is summed over rounds, never averaged: a loss stays a loss.
+Rows are plain dicts with the columns of a report. Errors such as losses are summed over rounds.
 """
 
 from __future__ import annotations
@@ -21,41 +20,45 @@ _TIMES = (
     (1e6, 1e6, "s"),
     (1e3, 1e3, "ms"),
 )
-"""From how many microseconds on a unit is taken, how many it has, and its name."""
+"""Smallest microseconds shown in a unit, microseconds per unit, and the unit's name."""
 COUNTS = ("sent", "delivered", "acked", "redelivered", "duplicates", "lost", "unsent")
 LATENCIES = ("p50_us", "p90_us", "p99_us", "p999_us", "max_us")
 
 
 @dataclass(frozen=True, slots=True)
-class Spread:
-    """A quantity over rounds."""
+class RoundSpread:
+    """Median, minimum and maximum over rounds."""
 
-    middle: float
-    least: float
-    most: float
+    median_value: float
+    minimum: float
+    maximum: float
 
     @classmethod
-    def of(cls, values: Sequence[float]) -> Spread:
+    def of(cls, values: Sequence[float]) -> RoundSpread:
         return cls(median(values), min(values), max(values))
 
 
 @dataclass(frozen=True, slots=True)
-class Summary:
-    """What one subscriber got of one class, over all rounds; or what one memory gave an archive."""
+class ReportSummary:
+    """One subscriber's figures of one class over all rounds, or an archive's figures of one memory."""
 
     key: Mapping[str, str | None]
-    """By KEY."""
+    """Values by KEY."""
     rounds: int
     counts: Mapping[str, int | None]
-    """By COUNTS, summed; None where nobody can know."""
-    rate: Spread
-    latencies_us: Mapping[str, Spread | None]
-    """By LATENCIES."""
+    """Sums by COUNTS; None if unknown."""
+    rate: RoundSpread
+    latencies_us: Mapping[str, RoundSpread | None]
+    """Spreads by LATENCIES."""
 
 
-def summaries(rows: Iterable[Row], order: Sequence[str] = ()) -> list[Summary]:
-    """One for each that there is, by scenario and variant in this order, those that it does not
-    name behind them. `order` has "scenario/variant"."""
+def summarize(rows: Iterable[Row], order: Sequence[str] = ()) -> list[ReportSummary]:
+    """Return a summary for each key.
+
+    Args:
+        rows: Rows of a report.
+        order: "scenario/variant" in the order of the result; others follow.
+    """
     groups: dict[tuple[Any, ...], list[Row]] = {}
     for row in rows:
         if row["span"] == "run":
@@ -68,12 +71,12 @@ def summaries(rows: Iterable[Row], order: Sequence[str] = ()) -> list[Summary]:
     return [_summary(key, groups[key]) for key in sorted(groups, key=place)]
 
 
-def _summary(key: tuple[Any, ...], rows: Sequence[Row]) -> Summary:
-    return Summary(
+def _summary(key: tuple[Any, ...], rows: Sequence[Row]) -> ReportSummary:
+    return ReportSummary(
         dict(zip(KEY, key, strict=True)),
         len(rows),
         {name: _sum([row[name] for row in rows]) for name in COUNTS},
-        Spread.of([row["rate"] for row in rows]),
+        RoundSpread.of([row["rate"] for row in rows]),
         {name: _spread([row[name] for row in rows]) for name in LATENCIES},
     )
 
@@ -83,14 +86,15 @@ def _sum(values: Sequence[int | None]) -> int | None:
     return sum(known) if known else None
 
 
-def _spread(values: Sequence[float | None]) -> Spread | None:
+def _spread(values: Sequence[float | None]) -> RoundSpread | None:
     known = [value for value in values if value is not None]
-    return Spread.of(known) if known else None
+    return RoundSpread.of(known) if known else None
 
 
 def rates_by_round(rows: Iterable[Row], scenario: str) -> dict[str, dict[int, float]]:
-    """For each variant and round: messages per second of all classes, each by its slowest
-    subscriber."""
+    """Return messages per second by variant and round: the sum over classes of the slowest
+    subscriber.
+    """
     slowest: dict[tuple[str, int, str], float] = {}
     for row in rows:
         if row["span"] == "run" and row["scenario"] == scenario:
@@ -103,29 +107,31 @@ def rates_by_round(rows: Iterable[Row], scenario: str) -> dict[str, dict[int, fl
     return found
 
 
-def middle_round(rates: Mapping[int, float]) -> int:
-    """The round whose rate is in the middle; the slower one of two."""
+def median_round(rates: Mapping[int, float]) -> int:
+    """Return the round with the median rate; of two, the slower one."""
     return sorted(rates, key=lambda turn: (rates[turn], turn))[(len(rates) - 1) // 2]
 
 
-def short(value: float) -> str:
-    """Three digits that matter: 4.31 M, 812 k, 27.5, 0.09."""
+def format_number(value: float) -> str:
+    """Format with three significant digits: 4.31 M, 812 k, 27.5, 0.09."""
     for factor, letter in ((1e6, " M"), (1e3, " k")):
         if abs(value) >= factor:
             return f"{value / factor:.3g}{letter}"
     return f"{value:.3g}"
 
 
-def short_time(us: float, *, among: float = 0.0) -> str:
-    """A time in the unit that fits it, or the longest of those `among` which it stands: 85 us,
-    1.3 ms, 100 s, 12.5 min."""
+def format_time(us: float, *, among: float = 0.0) -> str:
+    """Format microseconds: 85 us, 1.3 ms, 100 s, 12.5 min.
+
+    `among` is the largest time of a scale, which then determines the unit.
+    """
     for least, factor, unit in _TIMES:
         if max(abs(us), among) >= least:
             return f"{us / factor:.3g} {unit}"
     return f"{us:.3g} us"
 
 
-def machine_line(found: Mapping[str, Any], versions: Mapping[str, str]) -> str:
-    """The machine that a run was made on, and what ran there."""
+def describe_machine(found: Mapping[str, Any], versions: Mapping[str, str]) -> str:
+    """Return one line with the machine of a run and the versions of its programs."""
     names = ", ".join(f"{name} {version}" for name, version in versions.items())
     return f"{found['cpu']}, {found['cores']} cores, {found['system']} {found['kernel']}; {names}"

@@ -12,23 +12,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simplebus.spark.jobs.report.figures import NS_PER_S, SHARES, STEPS_MAX, course, figures
-from simplebus.spark.jobs.report.ranges import NEVER, Ranges, quantiles, runs_of
-from simplebus.spark.jobs.report.report import _of_one_run
-from simplebus.spark.jobs.report.traces import COLUMNS, KINDS, Rows, TraceError, check_columns
+from simplebus.spark.jobs.report.figures import NS_PER_S, SHARES, STEPS_MAX, run_figures, run_steps
+from simplebus.spark.jobs.report.ranges import NEVER, TimedRanges, consecutive_ranges, quantiles
+from simplebus.spark.jobs.report.report import _run_table
+from simplebus.spark.jobs.report.traces import COLUMNS, KINDS, TraceError, TraceRows, check_columns
 
 Row = tuple[str, int | None, int, int, int]
 """kind, subscriber, at, first, last."""
 STEP_NS = 10
 
 
-def rows_of(*rows: Row) -> Rows:
-    return Rows(
+def rows_of(*rows: Row) -> TraceRows:
+    return TraceRows(
         kinds=KINDS,
         kind=np.array([KINDS.index(row[0]) for row in rows], np.int64),
         subscribers=("one", "two"),
         subscriber=np.array([-1 if row[1] is None else row[1] for row in rows], np.int64),
-        ranges=Ranges.of(*([row[i] for row in rows] for i in (2, 3, 4))),
+        ranges=TimedRanges.of(*([row[i] for row in rows] for i in (2, 3, 4))),
     )
 
 
@@ -109,12 +109,12 @@ def test_figures_are_what_counting_message_by_message_finds(rows: list[Row]) -> 
     given.check("a test")
     for subscriber in (0, 1):
         expected = one_by_one(rows, subscriber)
-        found = figures(given, subscriber)
+        found = run_figures(given, subscriber)
         for name in ("sent", "delivered", "acked", "redelivered", "duplicates", "lost", "unsent"):
             assert getattr(found, name) == expected[name], name
         assert found.seconds == pytest.approx(expected["seconds"])
         assert found.latencies_ns == expected["latencies_ns"]
-        steps = course(given, subscriber, step_ns=STEP_NS)
+        steps = run_steps(given, subscriber, step_ns=STEP_NS)
         for kind, counts in expected["per_step"].items():
             per_step = getattr(steps, kind).tolist()
             assert per_step == [counts[step] for step in range(len(per_step))], kind
@@ -133,7 +133,7 @@ def test_a_redelivery_a_duplicate_and_a_loss_are_told_apart() -> None:
         ("acked", 0, 100, 0, 9),
         ("delivered", 1, 50, 0, 10),
     )
-    one, two = figures(rows, 0), figures(rows, 1)
+    one, two = run_figures(rows, 0), run_figures(rows, 1)
     assert (one.delivered, one.redelivered, one.duplicates, one.lost) == (9, 3, 1, 1)
     assert one.latencies_ns == (10, 90, 90, 90, 90)  # Of 10 x 5, 20 x 3, 90.
     assert (one.acked, one.seconds, one.rate) == (9, 2.0, 4.5)
@@ -149,26 +149,26 @@ def test_clocks_that_are_apart_show_in_every_step() -> None:
     ]
     kinds = {"string": pa.string(), "int": pa.int32(), "bigint": pa.int64()}
     schema = pa.schema([(name, kinds[kind]) for name, kind in COLUMNS.items()])
-    found = _of_one_run(pa.Table.from_pylist(rows, schema), STEP_NS).to_pylist()
+    found = _run_table(pa.Table.from_pylist(rows, schema), STEP_NS).to_pylist()
     assert [row["p50_us"] for row in found] == [-0.05, *[None] * 5, -0.05, *[None] * 5]
 
 
 def test_a_million_messages_are_no_more_work_than_ten() -> None:
     rows = rows_of(("sent", None, 0, 0, 10**12), ("delivered", 0, 7, 0, 10**12))
-    assert figures(rows, 0).latencies_ns == (7,) * len(SHARES)
-    assert course(rows, 0, step_ns=5).delivered.tolist() == [0, 10**12]
+    assert run_figures(rows, 0).latencies_ns == (7,) * len(SHARES)
+    assert run_steps(rows, 0, step_ns=5).delivered.tolist() == [0, 10**12]
 
 
 def test_nothing_at_all_has_no_figures() -> None:
-    found = figures(rows_of(), 0)
+    found = run_figures(rows_of(), 0)
     assert (found.sent, found.seconds, found.rate, found.latencies_ns) == (0, 0.0, 0.0, None)
-    assert course(rows_of(), 0, step_ns=STEP_NS).sent.size == 0
+    assert run_steps(rows_of(), 0, step_ns=STEP_NS).sent.size == 0
 
 
 def test_a_run_of_too_many_steps_is_refused() -> None:
     rows = rows_of(("sent", None, STEPS_MAX * STEP_NS, 0, 1))
     with pytest.raises(TraceError, match=r"has 1,000,001 steps .* choose longer ones"):
-        course(rows, 0, step_ns=STEP_NS)
+        run_steps(rows, 0, step_ns=STEP_NS)
 
 
 @given(
@@ -190,7 +190,7 @@ def test_quantiles_weigh_as_if_each_value_were_repeated(
 
 @given(st.lists(st.integers(0, 40)))
 def test_numbers_become_ranges_that_hold_them_as_often(numbers: list[int]) -> None:
-    begins, ends = runs_of(np.array(sorted(numbers), np.int64))
+    begins, ends = consecutive_ranges(np.array(sorted(numbers), np.int64))
     held = [n for b, e in zip(begins.tolist(), ends.tolist(), strict=True) for n in range(b, e)]
     assert sorted(held) == sorted(numbers)
 
@@ -212,7 +212,9 @@ def test_a_row_that_makes_no_sense_is_quoted(row: Row, expected: str) -> None:
 
 
 def test_an_unknown_kind_is_quoted() -> None:
-    rows = Rows(("lost",), np.zeros(1, np.int64), (), np.full(1, -1), Ranges.of([0], [0], [1]))
+    rows = TraceRows(
+        ("lost",), np.zeros(1, np.int64), (), np.full(1, -1), TimedRanges.of([0], [0], [1])
+    )
     with pytest.raises(TraceError, match=r"a row 'lost' at 0 ns.*expected a kind, one of sent"):
         rows.check("a test")
 
@@ -220,7 +222,7 @@ def test_an_unknown_kind_is_quoted() -> None:
 def test_other_columns_are_no_trace() -> None:
     check_columns({**COLUMNS, "more": "string"}, where="here")
     without = {name: kind for name, kind in COLUMNS.items() if name != "at"}
-    with pytest.raises(TraceError, match=r"file:/x is no trace: it has no column 'at'; there are"):
+    with pytest.raises(TraceError, match=r"file:/x is not a trace: it has no column 'at', only"):
         check_columns(without, where="file:/x")
     with pytest.raises(TraceError, match=r"its column 'at' is timestamp, expected bigint"):
         check_columns({**COLUMNS, "at": "timestamp"}, where="file:/x")

@@ -8,15 +8,15 @@ from typing import Any
 import pytest
 
 from simplebus.spark.commands import report as command
-from simplebus.spark.jobs.report.panels import Bar, Picture, picture
+from simplebus.spark.jobs.report.panels import ChartBar, ReportChart, build_chart
 from simplebus.spark.jobs.report.report import NAMES
 from simplebus.spark.jobs.report.summary import (
-    Spread,
-    middle_round,
+    RoundSpread,
+    format_number,
+    format_time,
+    median_round,
     rates_by_round,
-    short,
-    short_time,
-    summaries,
+    summarize,
 )
 
 RATES = {"simplebus": (900.0, 1000.0, 1200.0), "nats core": (400.0, 300.0, 500.0)}
@@ -61,15 +61,15 @@ RUN = {
 
 def test_what_is_told_are_medians_and_what_went_wrong_is_summed() -> None:
     order = ["flow-16/nats core", "flow-16/simplebus"]
-    found = summaries(ROWS, order)
+    found = summarize(ROWS, order)
     assert [f"{one.key['scenario']}/{one.key['variant']}" for one in found] == [
         *order,
         *(f"{scenario}/{name}" for scenario in ("flow-128", "steady") for name in sorted(RATES)),
     ]
     one = found[1]
-    assert (one.rounds, one.rate) == (3, Spread(1000.0, 900.0, 1200.0))
+    assert (one.rounds, one.rate) == (3, RoundSpread(1000.0, 900.0, 1200.0))
     assert (one.counts["lost"], one.counts["redelivered"], one.counts["sent"]) == (3, 3, 120)
-    assert one.latencies_us["p50_us"] == Spread(1000.0, 900.0, 1200.0)
+    assert one.latencies_us["p50_us"] == RoundSpread(1000.0, 900.0, 1200.0)
 
 
 def test_the_rate_of_a_round_is_that_of_its_slowest_subscribers_over_all_classes() -> None:
@@ -77,29 +77,29 @@ def test_the_rate_of_a_round_is_that_of_its_slowest_subscribers_over_all_classes
     rates = [("1", "a", 5.0), ("1", "b", 3.0), ("2", "a", 4.0)]
     rows = [row(**of, subscriber=who, rate=rate, **{"class": c}) for c, who, rate in rates]
     assert rates_by_round(rows, "s") == {"v": {0: 7.0}}
-    assert middle_round({0: 5.0, 1: 9.0, 2: 7.0}) == 2
-    assert middle_round({0: 5.0, 1: 9.0}) == 0
+    assert median_round({0: 5.0, 1: 9.0, 2: 7.0}) == 2
+    assert median_round({0: 5.0, 1: 9.0}) == 0
 
 
 def test_a_run_of_loads_is_drawn_as_bars_costs_and_lanes() -> None:
-    shown = picture(ROWS, RUN, "traces")
+    shown = build_chart(ROWS, RUN, "traces")
     assert list(shown.groups) == ["16 B", "128 B"]
-    assert [(bar.name, bar.acknowledged, bar.value) for bar in shown.groups["16 B"]] == [
-        ("simplebus", True, Spread(1000.0, 900.0, 1200.0)),
-        ("nats core", False, Spread(400.0, 300.0, 500.0)),
+    assert [(bar.name, bar.is_acknowledged, bar.value) for bar in shown.groups["16 B"]] == [
+        ("simplebus", True, RoundSpread(1000.0, 900.0, 1200.0)),
+        ("nats core", False, RoundSpread(400.0, 300.0, 500.0)),
     ]
-    assert [(bar.name, bar.value.middle) for bar in shown.costs] == [
+    assert [(bar.name, bar.value.median_value) for bar in shown.costs] == [
         ("simplebus", 2),
         ("nats core", 2),
     ]
-    first, second = shown.courses
+    first, second = shown.rate_series
     assert (first.name, second.name) == ("simplebus", "nats core")
     assert list(first.seconds) == pytest.approx([0.05, 0.15, 0.25])  # The last step is left out.
     assert first.rates["sent"] == pytest.approx([100, 110, 120])
     assert set(first.rates) == {"sent", "delivered", "acked"}
     assert set(second.rates) == {"sent", "delivered"}
     assert first.latencies_us["p50_us"] == [1000.0, None, 1000.0]  # Of the round in the middle.
-    assert shown.latencies[1].note == "p50 400 us, p99 9 ms"
+    assert shown.latency_series[1].note == "p50 400 us, p99 9 ms"
     assert (shown.footer[-1], shown.command) == (RUN["command"], RUN["command"])
 
 
@@ -109,8 +109,8 @@ def test_any_other_trace_is_drawn_as_lanes_of_the_largest() -> None:
         | {"class": str(n)}
         for n in range(9)
     ]
-    shown = picture(rows, None, "mine")
-    assert [lane.name for lane in shown.courses] == [f"class {n}" for n in (8, 7, 6, 5, 4, 3)]
+    shown = build_chart(rows, None, "mine")
+    assert [lane.name for lane in shown.rate_series] == [f"class {n}" for n in (8, 7, 6, 5, 4, 3)]
     assert (shown.groups, shown.subtitle, shown.command) == ({}, "mine", "")
 
 
@@ -120,7 +120,7 @@ def test_an_archive_falls_to_nothing_where_nothing_came() -> None:
         row(span="step", begin_s=float(at), seconds=10.0, delivered=10, p50_us=1.0, **place)
         for at in (100, 110, 130, 180, 190)
     ]
-    (lane,) = picture(rows, None, "a").courses
+    (lane,) = build_chart(rows, None, "a").rate_series
     assert lane.seconds == [5.0, 15.0, 25.0, 35.0, 45.0, 75.0, 85.0]
     assert lane.rates == {"delivered": [1.0, 1.0, 0.0, 1.0, 0.0, 0.0, 1.0]}
     assert lane.latencies_us["p50_us"] == [1.0, 1.0, None, 1.0, None, None, 1.0]
@@ -128,17 +128,17 @@ def test_an_archive_falls_to_nothing_where_nothing_came() -> None:
 
 
 def test_everything_that_is_shown_is_drawn() -> None:
-    from simplebus.spark.jobs.report.chart import DPI, WIDTH_IN, compose, draw
+    from simplebus.spark.jobs.report.chart import DPI, WIDTH_IN, build_figure, draw_chart
 
-    shown = picture(ROWS, RUN, "traces")
-    figure = compose(shown)
+    shown = build_chart(ROWS, RUN, "traces")
+    figure = build_figure(shown)
     rates, costs, *lanes = figure.axes
     heights = [bar.get_height() for bar in rates.patches]
     assert heights == [1000.0, 400.0, 1000.0, 400.0]
     assert [bool(bar.get_hatch()) for bar in rates.patches] == [False, True] * 2
     assert [bar.get_width() for bar in costs.patches] == [2, 2]
     assert len(lanes) == 4
-    for axes, lane in zip(lanes[:2], shown.courses, strict=True):
+    for axes, lane in zip(lanes[:2], shown.rate_series, strict=True):
         drawn = [list(line.get_ydata()) for line in axes.lines]
         assert drawn == list(lane.rates.values())
     for axes in lanes[2:]:
@@ -149,20 +149,22 @@ def test_everything_that_is_shown_is_drawn() -> None:
     said = {text.get_text() for text in figure.texts}
     assert {shown.title, shown.subtitle, *shown.footer} <= said
 
-    png = draw(shown)
+    png = draw_chart(shown)
     assert png[:8] == b"\x89PNG\r\n\x1a\n"
     width, height = struct.unpack(">II", png[16:24])
     inches = (WIDTH_IN, figure.get_figheight())
     assert (width, height) == pytest.approx([side * DPI for side in inches], abs=1)
-    assert len(draw(picture([], None, "nothing"))) > 1_000
-    alone = Picture("t", "s", groups={"1 B": [Bar("x", "#000000", True, Spread(1, 1, 1))]})
-    assert draw(alone)
+    assert len(draw_chart(build_chart([], None, "nothing"))) > 1_000
+    alone = ReportChart(
+        "t", "s", groups={"1 B": [ChartBar("x", "#000000", True, RoundSpread(1, 1, 1))]}
+    )
+    assert draw_chart(alone)
 
 
 def test_the_table_has_a_row_for_each_and_counts_what_went_wrong(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    command._print_tables(summaries(ROWS))
+    command._print_tables(summarize(ROWS))
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].strip().startswith("flow-128: medians of 3 rounds")
     (first, *_) = [line.split() for line in lines if line.strip().startswith("simplebus")]
@@ -175,7 +177,7 @@ def test_the_table_has_a_row_for_each_and_counts_what_went_wrong(
     [(4_312_000, "4.31 M"), (811_900, "812 k"), (27.46, "27.5"), (0.0932, "0.0932")],
 )
 def test_numbers_have_three_digits_that_matter(value: float, text: str) -> None:
-    assert short(value) == text
+    assert format_number(value) == text
 
 
 @pytest.mark.parametrize(
@@ -183,5 +185,5 @@ def test_numbers_have_three_digits_that_matter(value: float, text: str) -> None:
     [(85.4, "85.4 us"), (1_300, "1.3 ms"), (1e8, "100 s"), (9e9, "2.5 h"), (0, "0 us")],
 )
 def test_times_have_the_unit_that_fits(us: float, text: str) -> None:
-    assert short_time(us) == text
-    assert short_time(us, among=1e6).endswith(" s") or us > 1e6
+    assert format_time(us) == text
+    assert format_time(us, among=1e6).endswith(" s") or us > 1e6

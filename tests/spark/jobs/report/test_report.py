@@ -93,7 +93,18 @@ def test_a_trace_and_an_archive_are_reported_of_with_what_went_wrong(
     assert run(0, "2", "two", by=of_trace) == [10, 10, 0, 0, 0, 0, 0, 0.05, 50e3, 50e3]
     assert run(1, "1", None, by=of_trace) == [5, 0, 0, 0, 0, 5, 0, 0.0, None, None]
     of_archive = ("class", "memory")
-    assert run("7", "m", by=of_archive) == [100, 95, None, None, 1, 5, None, 99.0, 54e3, 102e3]
+    assert run("7", "m", by=of_archive) == [
+        100,
+        95,
+        None,
+        None,
+        1,
+        5,
+        None,
+        99.0,
+        54e3,
+        102e3,
+    ]
     assert run("7", "n", by=of_archive) == [10, 10, None, None, 0, 0, None, 9.0, 4e3, 9e3]
 
     def steps(*key: object, by: tuple[str, ...]) -> list[tuple[Any, ...]]:
