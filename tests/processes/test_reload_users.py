@@ -44,30 +44,30 @@ BEFORE = users(STAYS, GOES, user("changes", rights("orders", admin='["monitor"]'
 AFTER = users(STAYS, user("changes", rights("audit")))
 
 
-class Stays:
+class UnchangedUser:
     """A user that is not touched: what it publishes at two doors arrives, once and in order, and
     its connections stay."""
 
     def __init__(self) -> None:
-        self.got = 0
-        self.heard = 0
-        self.is_over = False
+        self.received_count = 0
+        self.nats_count = 0
+        self.is_stopping = False
         self.sent: int | None = None
         """How many in the end."""
         self.arrived = trio.Event()
 
     async def until_more(self) -> None:
         """Until messages have come that were published from now on, at both doors."""
-        got, heard = self.got + ENOUGH, self.heard + ENOUGH
+        got, heard = self.received_count + ENOUGH, self.nats_count + ENOUGH
         with trio.fail_after(PATIENCE_SECONDS):
-            while self.got < got or self.heard < heard:
+            while self.received_count < got or self.nats_count < heard:
                 await self.arrived.wait()
 
     async def end(self) -> None:
         """No more is published, and all that was has come."""
-        self.is_over = True
+        self.is_stopping = True
         with trio.fail_after(PATIENCE_SECONDS):
-            while self.sent is None or self.got < self.sent:
+            while self.sent is None or self.received_count < self.sent:
                 await self.arrived.wait()
 
     def _note(self) -> None:
@@ -77,7 +77,7 @@ class Stays:
     async def publish(self, url: str) -> None:
         async with simplebus.connect(url, token="stays", reconnect=None) as bus:
             sent = 0
-            while not self.is_over:
+            while not self.is_stopping:
                 await bus.publish_many([b"%d" % (sent + n) for n in range(20)], class_id="load")
                 sent += 20
         self.sent = sent
@@ -89,20 +89,20 @@ class Stays:
             bus.subscribe("load") as messages,
         ):
             async for message in messages:
-                assert int(message.payload) == self.got
+                assert int(message.payload) == self.received_count
                 assert message.attempt == 1
-                self.got += 1
+                self.received_count += 1
                 self._note()
 
     async def hear(self, at: str) -> None:
         async with nats_peer(at, "stays") as peer:
             await peer.send(b"SUB free.* 1\r\n")
-            while not self.is_over:
+            while not self.is_stopping:
                 await peer.send(b"PUB free.load 0\r\n\r\n" * 20)
                 for _ in range(20):
                     assert await peer.read_line() == b"MSG free.load 1 0"
                     assert await peer.read_line() == b""
-                self.heard += 20
+                self.nats_count += 20
                 self._note()
 
 
@@ -156,7 +156,7 @@ async def test_reload_disconnects_only_changed_users(tmp_path: Path) -> None:
     file.chmod(0o600)
     # However late somebody is: what comes again by itself is not looked at here.
     with run_server("--users", str(file), "--ack-timeout", "600") as (it, url):
-        stays = Stays()
+        stays = UnchangedUser()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(stays.publish, url)
             nursery.start_soon(stays.subscribe, url)
@@ -181,7 +181,7 @@ def reload(it: Program, file: Path, text: str) -> None:
     it.signal(signal.SIGHUP)
 
 
-async def change(it: Program, url: str, file: Path, stays: Stays) -> None:
+async def change(it: Program, url: str, file: Path, stays: UnchangedUser) -> None:
     """One user is taken out, and another one may do something else."""
     once = partial(simplebus.connect, url, reconnect=None)
     async with (

@@ -13,7 +13,7 @@ import pytest
 from tests.support.programs import Program, run_program, run_server
 
 
-class Client:
+class BlockingNatsClient:
     """A raw, blocking NATS client."""
 
     def __init__(self, it: Program) -> None:
@@ -24,21 +24,21 @@ class Client:
     def send(self, data: bytes) -> None:
         self.socket.sendall(data)
 
-    def line(self) -> bytes:
+    def read_line(self) -> bytes:
         return self.lines.readline()
 
     def close(self) -> None:
         self.lines.close()
         self.socket.close()
 
-    def greet(self, options: bytes = b'{"verbose":false}') -> None:
-        assert self.line().startswith(b"INFO {")
+    def handshake(self, options: bytes = b'{"verbose":false}') -> None:
+        assert self.read_line().startswith(b"INFO {")
         self.send(b"CONNECT " + options + b"\r\nPING\r\n")
-        assert self.line() == b"PONG\r\n"
+        assert self.read_line() == b"PONG\r\n"
 
 
 @pytest.fixture
-def client() -> Iterator[Callable[[Program], Client]]:
+def client() -> Iterator[Callable[[Program], BlockingNatsClient]]:
     """Makes clients, closed with the test."""
     with contextlib.ExitStack() as stack:
         yield lambda it: stack.enter_context(contextlib.closing(Client(it)))
@@ -58,21 +58,21 @@ def test_nats_port_in_use_is_reported_with_its_purpose() -> None:
 
 
 def test_sighup_and_sigusr1_are_ignored_and_sigterm_flushes(
-    client: Callable[[Program], Client],
+    client: Callable[[Program], BlockingNatsClient],
 ) -> None:
     with run_server() as (it, _):
         reader, publisher = client(it), client(it)
-        reader.greet()
+        reader.handshake()
         reader.send(b"SUB a 1\r\nPING\r\n")
-        assert reader.line() == b"PONG\r\n"
-        publisher.greet()
+        assert reader.read_line() == b"PONG\r\n"
+        publisher.handshake()
         count = 10_000
         publisher.send(b"PUB a 1000\r\n%b\r\n" % bytes(1000) * count)  # More than sockets hold.
         publisher.send(b"PING\r\n")
-        assert publisher.line() == b"PONG\r\n"  # Else some of it may not have been read.
+        assert publisher.read_line() == b"PONG\r\n"  # Else some of it may not have been read.
         for number in (signal.SIGHUP, signal.SIGUSR1, signal.SIGTERM):
             it.signal(number)
-        assert publisher.line() == b""
+        assert publisher.read_line() == b""
         got = reader.lines.read(count * len(b"MSG a 1 1000\r\n%b\r\n" % bytes(1000)) + 1)
         assert got == b"MSG a 1 1000\r\n%b\r\n" % bytes(1000) * count
         status, said, complained = it.wait()
@@ -83,7 +83,7 @@ def test_sighup_and_sigusr1_are_ignored_and_sigterm_flushes(
 
 
 def test_lame_duck_mode_announces_closes_and_ends(
-    client: Callable[[Program], Client],
+    client: Callable[[Program], BlockingNatsClient],
 ) -> None:
     with run_server("--nats-lame-duck-grace", "0.2", "--nats-lame-duck-time", "0.2") as (it, _):
         modern, old = client(it), client(it)

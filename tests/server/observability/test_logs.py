@@ -94,11 +94,11 @@ class RecordingHandler(logging.Handler):
     def __init__(self) -> None:
         super().__init__()
         self.now = 0.0
-        self.said: list[str] = []
+        self.messages: list[str] = []
         self.addFilter(LogRateLimit(self, clock=lambda: self.now))
 
     def emit(self, record: logging.LogRecord) -> None:
-        self.said.append(record.getMessage())
+        self.messages.append(record.getMessage())
 
 
 @pytest.fixture
@@ -110,10 +110,10 @@ def test_repeated_events_are_suppressed_and_counted(log: RecordingHandler) -> No
     for at in range(EVENT_BURST + 7):
         log.handle(record("%s: refused", at))
     log.handle(record("something else"))
-    assert log.said == [f"{at}: refused" for at in range(EVENT_BURST)] + ["something else"]
+    assert log.messages == [f"{at}: refused" for at in range(EVENT_BURST)] + ["something else"]
     log.now = 1.0
     log.handle(record("%s: refused", "next"))
-    assert log.said[-2:] == ["suppressed 7 more events: %s: refused", "next: refused"]
+    assert log.messages[-2:] == ["suppressed 7 more events: %s: refused", "next: refused"]
 
 
 def test_unlimited_events_are_never_suppressed(log: RecordingHandler) -> None:
@@ -121,7 +121,7 @@ def test_unlimited_events_are_never_suppressed(log: RecordingHandler) -> None:
         heard = record("%s", at)
         heard.is_unlimited = True
         log.handle(heard)
-    assert len(log.said) == 2 * EVENT_BURST
+    assert len(log.messages) == 2 * EVENT_BURST
 
 
 def test_reports_suppressed_events_without_a_further_one(log: RecordingHandler) -> None:
@@ -129,7 +129,7 @@ def test_reports_suppressed_events_without_a_further_one(log: RecordingHandler) 
         log.handle(record("flood"))
     log.now = 11.0
     log.handle(record("quiet"))
-    assert log.said[EVENT_BURST:] == ["suppressed 1 more events: flood", "quiet"]
+    assert log.messages[EVENT_BURST:] == ["suppressed 1 more events: flood", "quiet"]
 
 
 def test_number_of_tracked_event_kinds_is_bounded(log: RecordingHandler) -> None:
@@ -140,4 +140,4 @@ def test_number_of_tracked_event_kinds_is_bounded(log: RecordingHandler) -> None
     for at in range(EVENT_KINDS_MAX + 10):
         log.handle(record(f"kind {at}"))
     assert len(limit._event_kinds) <= EVENT_KINDS_MAX
-    assert "suppressed 1 more events: flood" in log.said
+    assert "suppressed 1 more events: flood" in log.messages
