@@ -13,7 +13,7 @@ import typer
 from simplebus.commands.serve import http_options, log_options
 from simplebus.config.mistakes import ConfigError, describe_unknown_name
 from simplebus.config.parse import LogFormat, LogLevel, option, parse_class, parse_pattern
-from simplebus.config.toml_lines import places, told
+from simplebus.config.toml_lines import locate_keys, add_location
 from simplebus.console.errors import CONFIG_STATUS, USAGE_STATUS, fail, describe_error
 from simplebus.core import toml
 
@@ -224,8 +224,8 @@ def _read(path: Path) -> list[BridgeSettings]:
             raise ConfigError("there is no bridge in it: expected a table [[bridges]]")
         return made(raw_bridges, is_served=False)[0]
     except ConfigError as error:
-        lines = places(text)
-        raise ConfigError(*(told(each, path, lines) for each in error.messages)) from None
+        lines = locate_keys(text)
+        raise ConfigError(*(add_location(each, path, lines) for each in error.messages)) from None
 
 
 async def _run(copiers: list[Any], http: tuple[str, int] | None) -> None:

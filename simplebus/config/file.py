@@ -39,7 +39,7 @@ from simplebus.config.mistakes import (
     describe_unknown_name,
 )
 from simplebus.config.parse import option
-from simplebus.config.toml_lines import places, told
+from simplebus.config.toml_lines import locate_keys, add_location
 from simplebus.console.errors import CONFIG_STATUS, fail
 from simplebus.core import toml
 
@@ -92,7 +92,7 @@ class Config:
 
     def told(self, mistake: str) -> str:
         """A mistake that begins with its key, with the file, and with the line if it has one."""
-        return told(mistake, self.path, self.lines)
+        return add_location(mistake, self.path, self.lines)
 
     def without_effect(self, settings: Settings) -> list[str]:
         """Warnings: what it says of classes that nothing comes of, with these settings of all."""
@@ -179,7 +179,7 @@ def read(path: Path, context: typer.Context) -> tuple[Config, tuple[str, ...]]:
         with mistakes.collect():
             each = what_is_good(ClassTable, _named(given, where), where, mistakes)
             if each is not None:
-                ids[name], own[name] = each.id, each.settings(where, mistakes)
+                ids[name], own[name] = each.id, each.to_settings(where, mistakes)
                 classes[name] = each.made(name, where)
     with mistakes.collect():
         _check_ids(ids)
@@ -204,7 +204,7 @@ def read(path: Path, context: typer.Context) -> tuple[Config, tuple[str, ...]]:
         bridges=bridges,
         users=known,
         warnings=tuple(warnings),
-        lines=places(text),
+        lines=locate_keys(text),
     )
     return config, tuple(map(config.told, mistakes.messages[:MESSAGES_MAX]))
 

@@ -95,7 +95,7 @@ class NatsTable(Table, frozen=True):
     default_permissions: PermissionsTable | None = None
     """Of users that have none of their own."""
 
-    def auth(self, users: list[NatsUser], where: str) -> NatsAuth:
+    def to_auth(self, users: list[NatsUser], where: str) -> NatsAuth:
         """What the door goes by; `users` are those of its list. Raises ConfigError when values
         contradict each other."""
         said = {"token": self.token, "user": self.user, "password": self.password}
@@ -139,7 +139,7 @@ def nats_of(raw: dict[str, Any], mistakes: ErrorCollector, where: str = "nats") 
     if read is not None:
         has_secrets |= bool(read.token or read.password)
         if not mine.messages:
-            auth = read.auth(users, where)
+            auth = read.to_auth(users, where)
     mistakes.messages += mine.messages
     return auth, has_secrets
 
@@ -168,7 +168,7 @@ class ClassTable(Table, frozen=True):
     max_disk: int | str | None = None
     """Bytes of messages that may be on disk only, where full is spill."""
 
-    def settings(self, where: str, mistakes: ErrorCollector) -> ClassSettings:
+    def to_settings(self, where: str, mistakes: ErrorCollector) -> ClassSettings:
         """What it does in its own way. What is wrong is noted, and left out."""
         given: dict[str, Any] = {
             "full_policy": None if self.full is None else FullPolicy(self.full),

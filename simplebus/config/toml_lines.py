@@ -25,7 +25,7 @@ _STRING = re.compile(
 _HEAD = re.compile(r"(?P<where>[^']*?)(?:: )?'(?P<name>[^']+)' (?:is unknown|is missing)")
 
 
-def places(text: str) -> dict[str, int]:
+def locate_keys(text: str) -> dict[str, int]:
     """The line, from 1, of each key, table and element of a list; of what is there more than once,
     the first."""
     return _Scan(text).places
@@ -46,7 +46,7 @@ def line_of(mistake: str, lines: Mapping[str, int]) -> int | None:
     return lines.get(best)
 
 
-def told(mistake: str, path: Path, lines: Mapping[str, int]) -> str:
+def add_location(mistake: str, path: Path, lines: Mapping[str, int]) -> str:
     """A mistake with the file, and with the line that it is about if there is one."""
     line = line_of(mistake, lines)
     return f"{path}{'' if line is None else f':{line}'}: {mistake}"

@@ -47,7 +47,7 @@ from simplebus.config.schema import (
     size_of,
     what_is_good,
 )
-from simplebus.config.toml_lines import places, told
+from simplebus.config.toml_lines import locate_keys, add_location
 from simplebus.core import toml
 from simplebus.core.users.permissions import PermissionRule, PermissionRules, Permissions
 from simplebus.core.users.rate_limit import RateLimit
@@ -245,8 +245,8 @@ def users_in(text: str, path: Path) -> ConfiguredUsers:
     with mistakes.collect():
         found = users_of(raw.get("users", []))
     if mistakes.messages:
-        lines = places(text)
-        raise ConfigError(*(told(each, path, lines) for each in mistakes.messages[:MESSAGES_MAX]))
+        lines = locate_keys(text)
+        raise ConfigError(*(add_location(each, path, lines) for each in mistakes.messages[:MESSAGES_MAX]))
     return found
 
 

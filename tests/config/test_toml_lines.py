@@ -59,7 +59,7 @@ cert = """x"""
 
 
 def test_each_key_has_its_line() -> None:
-    found = places(EXAMPLE)
+    found = locate_keys(EXAMPLE)
     assert set(found) == known(tomllib.loads(EXAMPLE))
     lines = EXAMPLE.splitlines()
     for place, words in {
@@ -103,12 +103,12 @@ def test_what_is_found_is_what_tomllib_finds(table: dict[str, Any], several: lis
     for each in several:
         text += "\n[[ 'the.list' . x ]] # one\n"
         text += "".join(f"{json.dumps(name)} = {toml(value)}\n" for name, value in each.items())
-    assert set(places(text)) == known(tomllib.loads(text))
+    assert set(locate_keys(text)) == known(tomllib.loads(text))
 
 
 @given(st.text("ab[]{}=.,'\"#\\\n ", max_size=30))
 def test_what_is_no_toml_is_no_error(text: str) -> None:
-    places(text)
+    locate_keys(text)
 
 
 @pytest.mark.parametrize(

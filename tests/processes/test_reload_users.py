@@ -52,27 +52,27 @@ class UnchangedUser:
         self.received_count = 0
         self.nats_count = 0
         self.is_stopping = False
-        self.sent: int | None = None
+        self.published_count: int | None = None
         """How many in the end."""
-        self.arrived = trio.Event()
+        self.progress = trio.Event()
 
-    async def until_more(self) -> None:
+    async def wait_more(self) -> None:
         """Until messages have come that were published from now on, at both doors."""
         got, heard = self.received_count + ENOUGH, self.nats_count + ENOUGH
         with trio.fail_after(PATIENCE_SECONDS):
             while self.received_count < got or self.nats_count < heard:
-                await self.arrived.wait()
+                await self.progress.wait()
 
     async def end(self) -> None:
         """No more is published, and all that was has come."""
         self.is_stopping = True
         with trio.fail_after(PATIENCE_SECONDS):
-            while self.sent is None or self.received_count < self.sent:
-                await self.arrived.wait()
+            while self.published_count is None or self.received_count < self.published_count:
+                await self.progress.wait()
 
     def _note(self) -> None:
-        self.arrived.set()
-        self.arrived = trio.Event()
+        self.progress.set()
+        self.progress = trio.Event()
 
     async def publish(self, url: str) -> None:
         async with simplebus.connect(url, token="stays", reconnect=None) as bus:
@@ -80,7 +80,7 @@ class UnchangedUser:
             while not self.is_stopping:
                 await bus.publish_many([b"%d" % (sent + n) for n in range(20)], class_id="load")
                 sent += 20
-        self.sent = sent
+        self.published_count = sent
         self._note()
 
     async def subscribe(self, url: str) -> None:
@@ -161,11 +161,11 @@ async def test_reload_disconnects_only_changed_users(tmp_path: Path) -> None:
             nursery.start_soon(stays.publish, url)
             nursery.start_soon(stays.subscribe, url)
             nursery.start_soon(stays.hear, it.nats_address)
-            await stays.until_more()
+            await stays.wait_more()
             await change(it, url, file, stays)
             for text in (BEFORE, AFTER) * 3:  # As often as an operator likes.
                 reload(it, file, text)
-                await stays.until_more()
+                await stays.wait_more()
             await stays.end()
             nursery.cancel_scope.cancel()
         it.signal(signal.SIGTERM)
@@ -201,7 +201,7 @@ async def change(it: Program, url: str, file: Path, stays: UnchangedUser) -> Non
         reload(it, file, AFTER)
         await hung_up(gone_there)
         await hung_up(changed_there)
-    await stays.until_more()
+    await stays.wait_more()
     assert await status(it.http_address, "goes") == 401
     assert await status(it.http_address, "changes") == 403
     with pytest.raises(simplebus.BusConnectionError, match="wrong user, password or token"):

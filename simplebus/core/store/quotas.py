@@ -76,12 +76,12 @@ class Quotas:
         """
         limits = self._store.settings.limits
         if is_durable:
-            quota = limits.total_bytes // (DURABLES_MEMORY_DIVISOR * DURABLE_BYTES)
-            if self.durable_count >= quota:
+            durables_max = limits.total_bytes // (DURABLES_MEMORY_DIVISOR * DURABLE_BYTES)
+            if self.durable_count >= durables_max:
                 raise RemoteProtocolError(
                     Reason.TOO_MANY_SUBSCRIPTIONS,
-                    f"{self.durable_count} durables exist, at most {quota} fit into the memory "
-                    "of this bus",
+                    f"{self.durable_count} durables exist, at most {durables_max} fit into the "
+                    "memory of this bus",
                 )
         if len(cls.named_positions) >= limits.durables:
             raise RemoteProtocolError(
