@@ -83,7 +83,7 @@ class BridgeNatsConnection:
                 self.lost_reason = why
                 self.on_lost()
                 self._wake_pong_waiters()
-            case ServerPong():  # Does not count as an expected answer: a server that hangs otherwise may still send it.
+            case ServerPong():  # Not an expected answer: a server that is stuck may still send it.
                 self._wake_pong_waiters()
                 return
             case ServerReady():
@@ -128,7 +128,7 @@ class BridgeNatsConnection:
         self.check()
 
     async def wait_expected(self, expected: str) -> None:
-        """Wait like `wait_event`, and raise BusConnectionError also if nothing is received in time."""
+        """Wait like `wait_event`. Raises BusConnectionError also if nothing is received in time."""
         self.check()
         await self._wait_or_fail(self._event_received, expected)
 

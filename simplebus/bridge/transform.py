@@ -397,7 +397,7 @@ _UNIFORM_FIELDS = PUBLISHED | CHANNEL | KEY | HEADERS
 
 
 def is_unstuffed(run: MessageRun) -> bool:
-    """Return True if no content contains the start of a delimiter, so no byte stuffing is involved."""
+    """Return True if no content contains the start of a delimiter, so nothing is byte-stuffed."""
     second_byte_count = np.count_nonzero(run.data == _DELIMITER_START[1])
     if second_byte_count > run.count:  # Only content is stuffed, so bytes of headers do not count.
         headers = np.ascontiguousarray(

@@ -207,7 +207,7 @@ def _with_environment(bridge: BridgeSettings) -> BridgeSettings:
 
 def _read(path: Path) -> list[BridgeSettings]:
     """The bridges of a file. Raises ConfigError."""
-    from simplebus.config.bridges import made
+    from simplebus.config.bridges import parse_bridges
 
     try:
         text = path.read_text(encoding="utf-8-sig")
@@ -222,7 +222,7 @@ def _read(path: Path) -> list[BridgeSettings]:
                 raise ConfigError(describe_unknown_name(key, ["bridges"], ""))
         if not (raw_bridges := raw.get("bridges", [])):
             raise ConfigError("there is no bridge in it: expected a table [[bridges]]")
-        return made(raw_bridges, is_served=False)[0]
+        return parse_bridges(raw_bridges, is_served=False)[0]
     except ConfigError as error:
         lines = locate_keys(text)
         raise ConfigError(*(add_location(each, path, lines) for each in error.messages)) from None

@@ -68,7 +68,7 @@ class AccessTable(Table, frozen=True):
     def has_secrets(self) -> bool:
         return bool(self.password or self.token)
 
-    def made(self, where: str) -> Access:
+    def to_access(self, where: str) -> Access:
         """Raises ConfigError for what contradicts itself, and for a file that is no good."""
         given = {name: getattr(self, name) for name in self.__struct_fields__}
         file = given.pop("credentials")
@@ -107,7 +107,7 @@ class BridgeTable(Table, frozen=True):
         return bool(own or self.near.has_secrets or self.far.has_secrets)
 
 
-def made(raw: Any, *, is_served: bool) -> tuple[list[BridgeSettings], bool]:
+def parse_bridges(raw: Any, *, is_served: bool) -> tuple[list[BridgeSettings], bool]:
     """The bridges of a file, and whether it holds secrets. With `is_served`, an end that is left
     out is the server whose file it is. Raises ConfigError, without the file's name."""
     if not isinstance(raw, list) or not all(isinstance(each, dict) for each in raw):
@@ -154,7 +154,7 @@ def _bridge(read: BridgeTable, where: str, *, is_served: bool) -> BridgeSettings
         ("target_access", "far", read.far),
     ):
         with mistakes.collect():
-            accesses[field] = access.made(f"{where}.{table_name}")
+            accesses[field] = access.to_access(f"{where}.{table_name}")
     mistakes.raise_if_any()
     try:
         bridge = BridgeSettings(

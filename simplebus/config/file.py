@@ -180,7 +180,7 @@ def read(path: Path, context: typer.Context) -> tuple[Config, tuple[str, ...]]:
             each = what_is_good(ClassTable, _named(given, where), where, mistakes)
             if each is not None:
                 ids[name], own[name] = each.id, each.to_settings(where, mistakes)
-                classes[name] = each.made(name, where)
+                classes[name] = each.to_class(name, where)
     with mistakes.collect():
         _check_ids(ids)
     has_secrets |= "@" in str(parts["serve"].get("engine", ""))
@@ -230,9 +230,9 @@ def _bridges(raw: dict[str, Any]) -> tuple[tuple[BridgeSettings, ...], bool]:
     """The bridges of the file, and whether they hold secrets."""
     if "bridges" not in raw:
         return (), False
-    from simplebus.config.bridges import made  # It brings the client, which few servers need.
+    from simplebus.config.bridges import parse_bridges  # It brings the client, which few servers need.
 
-    bridges, has_secrets = made(raw["bridges"], is_served=True)
+    bridges, has_secrets = parse_bridges(raw["bridges"], is_served=True)
     return tuple(bridges), has_secrets
 
 

@@ -195,7 +195,7 @@ class ClassTable(Table, frozen=True):
             return _class_settings(where, given)
         return ClassSettings()
 
-    def made(self, name: str, where: str) -> NamedClass:
+    def to_class(self, name: str, where: str) -> NamedClass:
         """The class. Raises ConfigError for all of its name, its subjects and what it does that
         makes no sense."""
         mistakes = ErrorCollector()

@@ -100,7 +100,7 @@ class UserTable(Table, frozen=True):
     permissions: GrantedTable | None = None
     nats: PermissionsTable | None = None
 
-    def made(self, where: str, *, is_whole: bool = True) -> User:
+    def to_user(self, where: str, *, is_whole: bool = True) -> User:
         """The user. Raises ConfigError for all values that make no sense; how it may come in is not
         asked where this is not all that is said of it."""
         mistakes, granted, size = ErrorCollector(), None, 0
@@ -120,7 +120,7 @@ class UserTable(Table, frozen=True):
         name = "it"  # A name that is none is told once.
         with mistakes.collect():
             name = or_complaint(f"{where}.name", lambda: User(self.name)).name
-        for key, part in self._parts():
+        for key, part in self._single_values():
             with mistakes.collect():
                 or_complaint(f"{where}.{key}", partial(User, name, **part))
         mistakes.raise_if_any()
@@ -150,7 +150,7 @@ class UserTable(Table, frozen=True):
         mistakes.raise_if_any()
         return made
 
-    def _parts(self) -> Iterator[tuple[str, dict[str, Any]]]:
+    def _single_values(self) -> Iterator[tuple[str, dict[str, Any]]]:
         """What else can be wrong by itself: of what key, and as a user that has nothing else."""
         yield "password", {"password": self.password}
         yield "token", {"token": self.token}
@@ -170,7 +170,7 @@ class ConfiguredUsers:
     is_said: bool = False
     """Whether it is said who the users are. If that is nobody, nobody may come in."""
 
-    def known(self, key: bytes = b"") -> Users | None:
+    def to_users(self, key: bytes = b"") -> Users | None:
         """As a bus asks for them; None where everybody may come in. Raises ValueError for two that
         are alike. `key` is by chance."""
         from simplebus.core.users.passwords import PasswordVerifier
@@ -199,7 +199,7 @@ def users_of(raw: Any, where: str = "users") -> ConfiguredUsers:
                 with mine.collect():
                     if permissions := nats_permissions(one.nats, f"{here}.nats"):
                         nats[one.name] = permissions
-                found.append(one.made(here, is_whole=not mine.messages))
+                found.append(one.to_user(here, is_whole=not mine.messages))
         mistakes.messages += mine.messages
     all_of_them = ConfiguredUsers(tuple(found), nats, is_said=True)
     with mistakes.collect():

@@ -4,9 +4,8 @@ A callback never starts to wait for a module that waits, directly or through oth
 callback to end. So one of them can always proceed. The thread of an event loop waits only by
 `await`.
 
-    module A, in its callback ── publishes, queue full ──► module B, in its callback ── removes
-    ──► A
-                                                                                     refused here
+    callback of A: publish() waits for room in the queue of B
+    callback of B: remove_module(A) would wait for A, so it does not wait
 """
 
 from __future__ import annotations
@@ -64,8 +63,9 @@ current_callback: ContextVar[CallbackWaiter | None] = ContextVar("current_callba
 
 @contextmanager
 def can_wait_for(others: Iterable[CallbackWaiter]) -> Iterator[bool]:
-    """Enter a block that waits for `others`. Yields False if waiting would not end, and so must not
-    begin.
+    """Enter a block that waits for `others`.
+
+    Yields False if waiting would not end; the block must not wait then.
     """
     current, awaited = current_callback.get(), tuple(others)
     if current is None:
@@ -161,7 +161,7 @@ class TaskGate:
     async def wait(self, cancel: Callable[[], bool]) -> None:
         """Wait until the gate is open.
 
-        If the task is cancelled, `cancel` is called. It returns True if nobody will open the gate
+        If the task is cancelled, `cancel` is called. It returns True if the gate will not be opened
         any more.
         """
 

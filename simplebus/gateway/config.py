@@ -95,7 +95,9 @@ class GatewayPlan:
         for link in self.links:
             for name in link:
                 if name not in names and (name != EVERYONE or name is link[1]):
-                    raise ConfigError(f"a link: {describe_unknown_name(name, names or ['no modules'], '')}")
+                    raise ConfigError(
+                        f"a link: {describe_unknown_name(name, names or ['no modules'], '')}"
+                    )
             if self.links.count(link) > 1:
                 raise ConfigError(f"{link[1]!r} hears {link[0]!r} already")
 
@@ -119,7 +121,7 @@ def read(path: Path) -> GatewayPlan:
     try:
         return parse(text)
     except _LocatedConfigError as error:
-        line = _find_line(text, error.where)
+        line = _find_line(text, error.key_path)
         raise ConfigError(f"{path}{f':{line}' if line else ''}: {error}") from None
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from None
@@ -147,11 +149,15 @@ def parse(text: str) -> GatewayPlan:
         modules.append(plan)
         links += [(source, name) for source in hears]
     for source, sink in links:
-        where = ("modules", sink, "hears")
+        key_path = ("modules", sink, "hears")
         if source != EVERYONE and source not in tables:
-            raise _LocatedConfigError(where, describe_unknown_name(source, tables, _join_path(where)))
+            raise _LocatedConfigError(
+                key_path, describe_unknown_name(source, tables, _join_path(key_path))
+            )
         if links.count((source, sink)) > 1:
-            raise _LocatedConfigError(where, f"{_join_path(where)}: {source!r} is there twice")
+            raise _LocatedConfigError(
+                key_path, f"{_join_path(key_path)}: {source!r} is there twice"
+            )
     return GatewayPlan(tuple(modules), tuple(links))
 
 
@@ -168,33 +174,33 @@ def check_module_name(name: str) -> str:
 
 def find_entry_point(module: str) -> Factory:
     """Import the entry point of a module. Raises ConfigError."""
-    where, _, name = SHIPPED.get(module, module).partition(":")
+    module_name, _, name = SHIPPED.get(module, module).partition(":")
     if not name:
         hint = describe_unknown_name(module, SHIPPED, "")
         raise ConfigError(f"{hint}; name your own module as package.module:Name")
     try:
-        found: Any = importlib.import_module(where)
+        entry_point: Any = importlib.import_module(module_name)
     except ImportError as error:
-        raise ConfigError(f"{where!r} cannot be imported: {error}") from error
+        raise ConfigError(f"{module_name!r} cannot be imported: {error}") from error
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # Foreign code may raise anything.
-        raise ConfigError(f"{where!r} fails when it is imported: {error!r}") from error
+        raise ConfigError(f"{module_name!r} fails when it is imported: {error!r}") from error
     for part in name.split("."):
-        if not hasattr(found, part):
-            known = [each for each in dir(found) if not each.startswith("_")]
-            raise ConfigError(describe_unknown_name(part, known, where))
-        found = getattr(found, part)
-    if not callable(found):
-        raise ConfigError(f"{module!r} must be a class or a function, got {found!r}")
-    return found  # type: ignore[no-any-return]
+        if not hasattr(entry_point, part):
+            known = [each for each in dir(entry_point) if not each.startswith("_")]
+            raise ConfigError(describe_unknown_name(part, known, module_name))
+        entry_point = getattr(entry_point, part)
+    if not callable(entry_point):
+        raise ConfigError(f"{module!r} must be a class or a function, got {entry_point!r}")
+    return entry_point  # type: ignore[no-any-return]
 
 
 def _find_callable(module: str) -> Factory:
     """Import the entry point of a module, and check its parameters. Raises ConfigError."""
-    found = find_entry_point(module)
+    entry_point = find_entry_point(module)
     try:
-        inspect.signature(found).bind(None, None)
+        inspect.signature(entry_point).bind(None, None)
     except TypeError as error:
         raise ConfigError(
             f"{module!r} is not a module: expected a class or function with two parameters, "
@@ -202,7 +208,7 @@ def _find_callable(module: str) -> Factory:
         ) from None
     except ValueError:
         pass  # Functions that are not written in Python may have no signature.
-    return found
+    return entry_point
 
 
 def parse_settings(factory: Factory, raw: Mapping[str, Any]) -> Any:
@@ -210,14 +216,14 @@ def parse_settings(factory: Factory, raw: Mapping[str, Any]) -> Any:
 
     Raises ConfigError.
     """
-    wanted = getattr(factory, "Settings", None)
-    own = getattr(factory, "parse", None)
+    settings_type = getattr(factory, "Settings", None)
+    parse = getattr(factory, "parse", None)
     try:
-        if own is not None:
-            return own(dict(raw))
-        if wanted is None:
+        if parse is not None:
+            return parse(dict(raw))
+        if settings_type is None:
             return dict(raw)
-        return convert_settings(raw, wanted)
+        return convert_settings(raw, settings_type)
     except ConfigError:
         raise
     except msgspec.ValidationError as error:
@@ -228,7 +234,7 @@ def parse_settings(factory: Factory, raw: Mapping[str, Any]) -> Any:
             raise _LocatedConfigError((), what) from None
         first = re.split(r"[.\[]", key)[0]
         raise _LocatedConfigError(
-            (first,), f"{key}: {what}{_expected_values(what, wanted, key)}"
+            (first,), f"{key}: {what}{_expected_values(what, settings_type, key)}"
         ) from None
     except KeyboardInterrupt:
         raise
@@ -236,31 +242,33 @@ def parse_settings(factory: Factory, raw: Mapping[str, Any]) -> Any:
         raise ConfigError(f"settings: {error or repr(error)}") from error
 
 
-def convert_settings(raw: Mapping[str, Any], wanted: Any) -> Any:
+def convert_settings(raw: Mapping[str, Any], settings_type: Any) -> Any:
     """Convert settings to a `Settings` type.
 
     Raises:
         ConfigError: A name is unknown.
         ValidationError: A value is invalid.
     """
-    if dataclasses.is_dataclass(wanted):
-        known = [each.name for each in dataclasses.fields(wanted)]
+    if dataclasses.is_dataclass(settings_type):
+        known = [each.name for each in dataclasses.fields(settings_type)]
     else:
-        known = [each.encode_name for each in msgspec.structs.fields(wanted)]
+        known = [each.encode_name for each in msgspec.structs.fields(settings_type)]
     check_unique_names(raw, "settings")
     for name in raw:
         if name.replace("-", "_") not in known:
             raise _LocatedConfigError((name,), describe_unknown_name(name, known, ""))
-    return msgspec.convert({name.replace("-", "_"): each for name, each in raw.items()}, wanted)
+    return msgspec.convert(
+        {name.replace("-", "_"): each for name, each in raw.items()}, settings_type
+    )
 
 
-def _expected_values(what: str, wanted: Any, name: str) -> str:
+def _expected_values(what: str, settings_type: Any, name: str) -> str:
     """Return the allowed values for an invalid word, as the end of a sentence; empty for other
     errors.
     """
     if not what.startswith("Invalid enum value"):
         return ""
-    kind: Any = get_type_hints(wanted).get(name)
+    kind: Any = get_type_hints(settings_type).get(name)
     words = get_args(kind) if get_origin(kind) is Literal else ()
     if isinstance(kind, type) and issubclass(kind, Enum):
         words = tuple(each.value for each in kind)
@@ -268,7 +276,7 @@ def _expected_values(what: str, wanted: Any, name: str) -> str:
 
 
 def _parse_module(name: str, table: Any) -> tuple[ModulePlan, list[str]]:
-    where: tuple[str, ...] = ("modules", name)
+    key_path: tuple[str, ...] = ("modules", name)
     try:
         check_module_name(name)
         if not isinstance(table, dict):
@@ -276,26 +284,26 @@ def _parse_module(name: str, table: Any) -> tuple[ModulePlan, list[str]]:
         known = _ModuleTable.__struct_fields__
         for key in table:
             if key not in known:
-                where = (*where, key)
+                key_path = (*key_path, key)
                 raise ConfigError(describe_unknown_name(key, known, ""))
         try:
             parsed = msgspec.convert(table, _ModuleTable)
         except msgspec.ValidationError as error:
             what, _, at = str(error).partition(" - at `$.")
-            where = (*where, re.split(r"[.\[`]", at)[0]) if at else where
-            raise ConfigError(what + _expected_values(what, _ModuleTable, where[-1])) from None
+            key_path = (*key_path, re.split(r"[.\[`]", at)[0]) if at else key_path
+            raise ConfigError(what + _expected_values(what, _ModuleTable, key_path[-1])) from None
         if parsed.places < 1:
-            where = (*where, "places")
+            key_path = (*key_path, "places")
             raise ConfigError(f"expected 1 or more, got {parsed.places}")
-        where = (*where, "module")
+        key_path = (*key_path, "module")
         factory = _find_callable(parsed.module)
-        where = (*where[:2], "settings")
+        key_path = (*key_path[:2], "settings")
         settings = parse_settings(factory, parsed.settings)
     except _LocatedConfigError as error:
-        where = (*where, *error.where)
-        raise _LocatedConfigError(where, f"{_join_path(where[:3])}: {error}") from None
+        key_path = (*key_path, *error.key_path)
+        raise _LocatedConfigError(key_path, f"{_join_path(key_path[:3])}: {error}") from None
     except ConfigError as error:
-        raise _LocatedConfigError(where, f"{_join_path(where)}: {error}") from None
+        raise _LocatedConfigError(key_path, f"{_join_path(key_path)}: {error}") from None
     plan = ModulePlan(name, parsed.module, settings, parsed.places, parsed.full, factory)
     return plan, parsed.hears
 
@@ -303,31 +311,31 @@ def _parse_module(name: str, table: Any) -> tuple[ModulePlan, list[str]]:
 class _LocatedConfigError(ConfigError):
     """Mistake at a known place."""
 
-    def __init__(self, where: tuple[str, ...], sentence: str) -> None:
+    def __init__(self, key_path: tuple[str, ...], sentence: str) -> None:
         super().__init__(sentence)
-        self.where = where
+        self.key_path = key_path
 
 
-def _join_path(where: tuple[str, ...]) -> str:
-    return ".".join(where)
+def _join_path(key_path: tuple[str, ...]) -> str:
+    return ".".join(key_path)
 
 
-def _find_line(text: str, where: tuple[str, ...]) -> int | None:
+def _find_line(text: str, key_path: tuple[str, ...]) -> int | None:
     """Return the line of a key, or of its table.
 
     Returns None for tables that are written in another way than in the examples.
     """
-    found, best = None, 0
+    best_line, best_length = None, 0
     table: tuple[str, ...] = ()
     for number, line in enumerate(text.splitlines(), 1):
         if header := re.match(r"\s*\[+\s*([^\]]*?)\s*\]", line):
             table = tuple(part.strip(" \"'") for part in header[1].split("."))
-            key_path = table
+            line_path = table
         elif key := re.match(r"\s*([A-Za-z0-9_.\"'-]+)\s*=", line):
-            key_path = (*table, *(part.strip(" \"'") for part in key[1].split(".")))
+            line_path = (*table, *(part.strip(" \"'") for part in key[1].split(".")))
         else:
             continue
-        common = min(len(key_path), len(where))
-        if key_path[:common] == where[:common] and common > best:
-            found, best = number, common
-    return found
+        common = min(len(line_path), len(key_path))
+        if line_path[:common] == key_path[:common] and common > best_length:
+            best_line, best_length = number, common
+    return best_line

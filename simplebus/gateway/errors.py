@@ -58,7 +58,7 @@ def invalid_argument(sentence: str) -> ModuleBusError:
 
 
 def split_failure(
-    error: BaseException, *, in_thread: bool = False, hears_ctrl_c: bool = True
+    error: BaseException, *, in_thread: bool = False, can_raise_ctrl_c: bool = True
 ) -> tuple[Exception | None, BaseException | None]:
     """Split an exception into the failure of a module, and the part that is not its fault.
 
@@ -75,14 +75,14 @@ def split_failure(
     """
     foreign_types: tuple[type[BaseException], ...] = ()
     if not in_thread:
-        foreign_types = (trio.Cancelled,) * is_cancelled() + (KeyboardInterrupt,) * hears_ctrl_c
+        foreign_types = (trio.Cancelled,) * is_cancelled() + (KeyboardInterrupt,) * can_raise_ctrl_c
     own, rest = _split_by_type(error, foreign_types)
     if own is None or isinstance(own, Exception):
         return own, rest
-    told = f"it raised {own!r}"
+    text = f"it raised {own!r}"
     if isinstance(own, SystemExit):
-        told = f"it called sys.exit({own.code!r}), which does not end a gateway"
-    failure = RuntimeError(told)
+        text = f"it called sys.exit({own.code!r}), which does not end a gateway"
+    failure = RuntimeError(text)
     failure.__cause__ = own
     return failure, rest
 

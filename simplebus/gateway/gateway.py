@@ -187,9 +187,11 @@ class Gateway:
         rates: dict[tuple[str, str], RateMeter] = {}
         for each in statistics.modules:
             entry = modules[each.name] = {**asdict(each), "state": each.state.value}
-            for what in "delivered", "published":
-                rate = rates[each.name, what] = self._rates.get((each.name, what)) or RateMeter()
-                entry[f"{what}_per_second"] = rate.update(now, entry[what])
+            for counter in "delivered", "published":
+                rate = rates[each.name, counter] = (
+                    self._rates.get((each.name, counter)) or RateMeter()
+                )
+                entry[f"{counter}_per_second"] = rate.update(now, entry[counter])
         self._rates = rates  # Without those of removed modules.
         why = self.problem(statistics)
         return {
@@ -385,12 +387,12 @@ class Gateway:
         await self._wait(supervisor, "started")
 
     async def _wait(
-        self, supervisor: ModuleSupervisor, what: Literal["created", "started"]
+        self, supervisor: ModuleSupervisor, state: Literal["created", "started"]
     ) -> None:
         """Wait until the module is created or started, or abandoned."""
         if supervisor.is_abandoned:
             return
-        event = supervisor.created if what == "created" else supervisor.started
+        event = supervisor.created if state == "created" else supervisor.started
         self._awaited_supervisor = supervisor
         try:
             with trio.CancelScope() as self._wait_scope:
@@ -399,15 +401,15 @@ class Gateway:
                 if not event.is_set():
                     name = supervisor.plan.name
                     log.warning(
-                        "module %r is not %s after %g s; still waiting", name, what, SLOW_START_S
+                        "module %r is not %s after %g s; still waiting", name, state, SLOW_START_S
                     )
                     await event.wait()
         finally:
             self._awaited_supervisor = None
 
-    def _stop_waiting(self, is_meant: Callable[[ModulePlan], bool]) -> None:
+    def _stop_waiting(self, matches: Callable[[ModulePlan], bool]) -> None:
         """Stop waiting for the awaited module, if `is_meant` returns True for its plan."""
-        if self._awaited_supervisor is not None and is_meant(self._awaited_supervisor.plan):
+        if self._awaited_supervisor is not None and matches(self._awaited_supervisor.plan):
             self._awaited_supervisor.is_abandoned = True
             self._wait_scope.cancel()
 

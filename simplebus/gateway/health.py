@@ -42,7 +42,7 @@ class HealthProbe:
         if self._health is not None and is_blocking and not is_async:
             self._thread = ModuleThread(f"{name} of itself", CallbackWaiter())
         self._latest: dict[str, HealthValue] = {}
-        self._asked_at: float | None = None
+        self._requested_at: float | None = None
         """Time of the request that has no answer yet."""
         self._requested = trio.Event()
         self._scope = trio.CancelScope()
@@ -55,9 +55,9 @@ class HealthProbe:
             return {}
         if self._is_immediate:
             return _call_health(self._health)
-        if self._asked_at is None:
+        if self._requested_at is None:
             self._requested.set()
-        elif trio.current_time() - self._asked_at > ANSWER_TIMEOUT_S:
+        elif trio.current_time() - self._requested_at > ANSWER_TIMEOUT_S:
             return {"health": "it does not answer"}
         return self._latest
 
@@ -68,21 +68,21 @@ class HealthProbe:
             return
         with self._scope:
             while True:
-                self._asked_at = trio.current_time()
+                self._requested_at = trio.current_time()
                 try:
-                    self._latest = await self._ask(self._health)
+                    self._latest = await self._request(self._health)
                 finally:
-                    self._asked_at = None
+                    self._requested_at = None
                 await self._requested.wait()
                 self._requested = trio.Event()
 
-    async def _ask(self, health: HealthMethod) -> dict[str, HealthValue]:
+    async def _request(self, health: HealthMethod) -> dict[str, HealthValue]:
         try:
             if self._thread is not None:
                 return await self._thread.run(_call_health, health)
             return _to_plain(await health())
         except BaseException as error:
-            return _describe_failure(error, hears_ctrl_c=False)
+            return _describe_failure(error, can_raise_ctrl_c=False)
 
     def end(self) -> None:
         """Stop calling `health`."""
@@ -98,18 +98,20 @@ def _call_health(health: HealthMethod) -> dict[str, HealthValue]:
         return _describe_failure(error)
 
 
-def _describe_failure(error: BaseException, *, hears_ctrl_c: bool = True) -> dict[str, HealthValue]:
+def _describe_failure(
+    error: BaseException, *, can_raise_ctrl_c: bool = True
+) -> dict[str, HealthValue]:
     """Return the values for a `health` that raised. Re-raises cancellation and Ctrl-C."""
-    failure, rest = split_failure(error, hears_ctrl_c=hears_ctrl_c)
+    failure, rest = split_failure(error, can_raise_ctrl_c=can_raise_ctrl_c)
     if rest is not None:
         raise rest
     assert failure is not None
     return {"health": plain_text(describe_error(failure))}
 
 
-def _to_plain(said: Mapping[Any, Any]) -> dict[str, HealthValue]:
+def _to_plain(values: Mapping[Any, Any]) -> dict[str, HealthValue]:
     return {
-        plain_text(str(name)): _value(value) for name, value in islice(said.items(), VALUES_MAX)
+        plain_text(str(name)): _value(value) for name, value in islice(values.items(), VALUES_MAX)
     }
 
 

@@ -142,7 +142,7 @@ class Mailbox(CallbackWaiter):
         self.wake_callback: Callable[[], None] | None = None
         """Function that wakes the worker; None while it does not wait."""
         self.is_busy = True
-        """True while the worker has messages in its hands."""
+        """True while the worker processes messages."""
         self.is_interrupted = False
         """True if the worker is to wake up without a message."""
         self.is_closed = False
@@ -150,12 +150,12 @@ class Mailbox(CallbackWaiter):
         self.has_ended = False
         """True if the worker has ended."""
         self.end_gates: list[ThreadGate | TaskGate] = []
-        """Gates of those who wait for the end."""
+        """Gates of callers that wait for the end of the worker."""
         self.previous: Mailbox | None = None
-        """Mailbox of the same module from before, while its worker has not ended."""
+        """Earlier mailbox of the same module, while its worker has not ended."""
         self.event_loop: TaskStarter | None = None
-        """Event loop of the bus in which the worker is a task; None for a thread or a loop of its
-        own.
+        """Event loop of the bus that runs the worker; None for a worker with a thread or loop of
+        its own.
         """
 
     def is_on(self, router: MailboxRouter) -> bool:
@@ -168,8 +168,9 @@ class Mailbox(CallbackWaiter):
         self.add_awaited(previous)
 
     def make_room(self) -> bool:
-        """Apply the policy for a full queue. Returns True if there is room now. The caller holds
-        the lock.
+        """Apply the policy for a full queue. Returns True if there is room now.
+
+        The caller holds the lock.
         """
         if self.is_closed:
             return False
@@ -208,7 +209,7 @@ class Mailbox(CallbackWaiter):
         self.wake_worker()
 
     def end(self, lost_count: int = 0) -> None:
-        """Note that the worker has ended, with `lost_count` messages in its hands."""
+        """Note that the worker has ended, with `lost_count` undelivered messages."""
         self._router.worker_ended(self, lost_count)
 
     def _take_all(self) -> deque[ModuleMessage]:
@@ -251,7 +252,7 @@ class Mailbox(CallbackWaiter):
             gate.wait()
 
     async def wait_batch_async(self) -> deque[ModuleMessage] | None:
-        """Do the same in a trio task."""
+        """Wait for messages like `wait_batch`, in a trio task."""
         while True:
             gate, batch = self._poll(TaskGate)
             if gate is None:

@@ -1,13 +1,13 @@
 """Messages of the module bus and their byte form.
 
-A message is immutable: all modules receive the same object. Any bytes are either a message or raise
-MalformedError.
+A message is immutable: all modules receive the same object. Bytes that are not a valid byte
+form raise MalformedError.
 
     A1 60 | 01 | total size | count | name NUL value NUL … | size | content
            └── version, omitted by older writers            sizes and count: 4 bytes, big-endian
 
-The total size counts all bytes. It is below 2**24, so its first byte is 0 and cannot be mistaken
-for the version byte. protocol/modules.md describes the byte form for other languages.
+The total size counts all bytes. It is below 2**24, so its first byte is 0 and cannot be
+mistaken for the version byte. protocol/modules.md describes the byte form for other languages.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ class ModuleMessage(msgspec.Struct, frozen=True, gc=False, eq=False):
             not bytes, or if the message exceeds MESSAGE_BYTES_MAX.
     """
 
-    # Made for each message, so as fast as can be: half of what a class of our own takes. It cannot
-    # be part of a cycle, so the collector need not know it.
+    # A Struct is created in half the time of a plain class, and there is one per message. It cannot
+    # be part of a reference cycle, so the garbage collector need not track it.
 
     content: bytes = b""
     properties: Mapping[str, str] = _NO_PROPERTIES
@@ -76,7 +76,7 @@ class ModuleMessage(msgspec.Struct, frozen=True, gc=False, eq=False):
             and len(content) <= _SMALL_BYTES_MAX
             and self.places == 1
         ):
-            return  # Whatever is checked below holds, as most messages are like that.
+            return  # Fast path for most messages: all checks below would pass.
         if type(content) is not bytes:
             if not isinstance(content, bytes | bytearray | memoryview):
                 raise invalid_argument(f"content must be bytes, got {content!r}")
@@ -213,7 +213,7 @@ def _parse(data: bytes) -> ModuleMessage:
         raise MalformedError(f"a message has at least {offset + 12} bytes, got {len(data)}")
     total, count = _TWO_SIZES.unpack_from(data, offset)
     if total != len(data):
-        raise MalformedError(f"bytes 2 on say that there are {total:,} bytes, got {len(data):,}")
+        raise MalformedError(f"the total size is {total:,} bytes, but there are {len(data):,}")
     offset += _TWO_SIZES.size
     if count > (len(data) - offset - _SIZE.size) // 2:
         raise MalformedError(
@@ -227,11 +227,13 @@ def _parse(data: bytes) -> ModuleMessage:
         try:
             texts.append(data[offset:end].decode())
         except UnicodeDecodeError as error:
-            raise MalformedError(f"byte {offset}: a property is no UTF-8: {error.reason}") from None
+            raise MalformedError(
+                f"byte {offset}: a property is not valid UTF-8: {error.reason}"
+            ) from None
         offset = end + 1
     properties = dict(zip(texts[::2], texts[1::2], strict=True))
     if len(properties) < count:
-        raise MalformedError("a property is there twice")
+        raise MalformedError("two properties have the same name")
     if len(data) < offset + _SIZE.size:
         raise MalformedError(f"byte {offset}: expected the size of the content, got the end")
     (size,) = _SIZE.unpack_from(data, offset)

@@ -10,8 +10,8 @@ from simplebus.monitor.snapshot import Column, Health, MonitorSnapshot, Note, Ta
 
 def gateway_health(gateway: Gateway) -> Health:
     """Return the health of a gateway: ready if no module has failed."""
-    why = gateway.problem()
-    return Health(ready=not why, draining=gateway.is_draining, why=why)
+    problem = gateway.problem()
+    return Health(ready=not problem, draining=gateway.is_draining, why=problem)
 
 
 def gateway_snapshot(gateway: Gateway, *, subtitle: str = "") -> MonitorSnapshot:

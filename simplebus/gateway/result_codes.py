@@ -60,11 +60,11 @@ def remove_module(bus: ModuleBus | None, module: object | None) -> Result:
     return _result(bus, ModuleBus.remove_module, module)
 
 
-def _result(bus: ModuleBus | None, call: Callable[..., None], *given: Any, **more: Any) -> Result:
+def _result(bus: ModuleBus | None, call: Callable[..., None], *args: Any, **options: Any) -> Result:
     if bus is None:
         return Result.INVALIDARG
     try:
-        call(bus, *given, **more)
+        call(bus, *args, **options)
     except ModuleBusError as error:
         return error.result
     return Result.OK

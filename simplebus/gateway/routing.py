@@ -1,9 +1,9 @@
-"""Modules of a bus, the routes between them, and blocked messages: everything that its lock guards.
+"""State of a module bus that its lock guards: modules, routes, and blocked messages.
 
-Nothing here waits or runs code of a module. A message enters all mailboxes of its route at once, or
-is blocked, so all modules receive all messages in the same order. A blocked message is delivered
-once each full mailbox has had room, in order of arrival. So a queue can exceed its size by one
-message per blocked publisher.
+Nothing here waits or runs code of a module. A message enters all mailboxes of its route at
+once, or is blocked, so all modules receive all messages in the same order. A blocked message is
+delivered, in order of arrival, after each full mailbox has had room once. So a queue can exceed
+its size by one message per blocked publisher.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class BlockedPublish:
         )
         """Mailboxes that were full."""
         self.awaiting_room = set(self.full_mailboxes)
-        """Those of them that have not had room since."""
+        """Full mailboxes that have not had room since."""
 
 
 class Router:
@@ -62,12 +62,12 @@ class Router:
         """Messages that were not delivered because modules were removed."""
         self._blocked: deque[BlockedPublish] = deque()
         self._idle_gates: list[Gate] = []
-        """Gates of those who wait until all modules are idle."""
+        """Gates of callers that wait until all modules are idle."""
 
     def check_open(self) -> None:
         """Raise ModuleBusError if the bus is freed."""
         if self.references == 0:
-            raise ModuleBusError(f"{self.url} is freed: its last reference was given back")
+            raise ModuleBusError(f"{self.url} is freed: its last reference was released")
 
     # Modules -------------------------------------------------------------------------------------
 
@@ -99,7 +99,7 @@ class Router:
         self.deliver_blocked(mailbox)
 
     def worker_ended(self, mailbox: Mailbox, lost: int) -> None:
-        """Note that a worker has ended, with `lost` messages in its hands. Takes the lock."""
+        """Note that a worker has ended, with `lost` undelivered messages. Takes the lock."""
         with self.lock:
             if self.mailboxes.get(id(mailbox.module)) is mailbox:
                 self.detach(mailbox)
@@ -264,10 +264,10 @@ class Router:
             f"the queue of module {mailbox.name} is full ({len(mailbox.queue):,} messages); {why}"
         )
 
-    # Rest ----------------------------------------------------------------------------------------
+    # Idle ----------------------------------------------------------------------------------------
 
     def note_idle(self, mailbox: Mailbox) -> None:
-        """Note that a worker has no messages in its hands."""
+        """Note that a worker has no messages."""
         mailbox.is_busy = False
         if self._idle_gates and self.is_idle:
             for gate in self._idle_gates:

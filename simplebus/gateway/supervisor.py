@@ -86,12 +86,12 @@ class LifeStatistics:
     """Values that the module's `health` returned."""
 
 
-class _Restart(Exception):  # noqa: N818 - it is no error.
+class _Restart(Exception):  # noqa: N818 - not an error.
     """The module is to be restarted with another plan."""
 
 
 class ModuleSupervisor:
-    """Supervisor of a module. It is the module that the bus knows."""
+    """Supervisor of a module. The bus delivers messages to the supervisor, not to the module."""
 
     current: ContextVar[ModuleSupervisor | None] = ContextVar("within", default=None)
     """Supervisor whose task or thread is running."""
@@ -108,7 +108,7 @@ class ModuleSupervisor:
         self.started = trio.Event()
         """Set after the first attempt to start the module."""
         self.is_abandoned = False
-        """True if nobody waits for the module to start any more."""
+        """True if the gateway no longer waits for the module to start."""
         self._bus = bus
         self._mailbox: Mailbox | None = None
         self._health_probe: HealthProbe | None = None
@@ -238,7 +238,7 @@ class ModuleSupervisor:
     @trio.lowlevel.enable_ki_protection
     async def _run_until_stopped(self, mailbox: Mailbox) -> None:
         self.current.set(self)
-        pause, failed_at = RESTART_DELAY_S, trio.current_time()
+        delay, failed_at = RESTART_DELAY_S, trio.current_time()
         try:
             with self._scope:
                 while not self._stopping.is_set():
@@ -250,13 +250,13 @@ class ModuleSupervisor:
                         continue
                     except Exception as error:
                         if trio.current_time() - failed_at > RESTART_DELAY_MAX_S:
-                            pause = RESTART_DELAY_S
+                            delay = RESTART_DELAY_S
                         await self._handle_failure(
-                            mailbox, error, pause if self.plan is plan else 0.0
+                            mailbox, error, delay if self.plan is plan else 0.0
                         )
-                        pause, failed_at = min(2 * pause, RESTART_DELAY_MAX_S), trio.current_time()
+                        delay, failed_at = min(2 * delay, RESTART_DELAY_MAX_S), trio.current_time()
                         if self.plan is not plan:  # The new plan may have fixed it.
-                            pause = RESTART_DELAY_S
+                            delay = RESTART_DELAY_S
         finally:
             mailbox.lost_count += len(self._batch)
             self._batch.clear()
@@ -265,16 +265,16 @@ class ModuleSupervisor:
             self.started.set()
             self._ended.set()
 
-    async def _handle_failure(self, mailbox: Mailbox, error: Exception, pause: float) -> None:
+    async def _handle_failure(self, mailbox: Mailbox, error: Exception, delay: float) -> None:
         self.state = State.FAILED
         self.failures += 1
         self.error = plain_text(describe_error(error))
-        log.error("module %r failed; restarting in %g s", self.plan.name, pause, exc_info=error)
+        log.error("module %r failed; restarting in %g s", self.plan.name, delay, exc_info=error)
         self.created.set()
         self.started.set()
         if not self._batch:  # Messages that were taken are still to be delivered.
             mailbox.mark_idle()
-        with trio.move_on_after(pause) as self._restart_delay:
+        with trio.move_on_after(delay) as self._restart_delay:
             await self._stopping.wait()
 
     async def _run_once(self, mailbox: Mailbox) -> None:
@@ -282,8 +282,8 @@ class ModuleSupervisor:
         self.state, self._failure = State.CREATING, None
         factory = self.plan.factory or find_entry_point(self.plan.module)
         is_blocking = _is_blocking(factory)
-        kind = BlockingPort if is_blocking else AsyncPort
-        port = self._port = kind(self._bus, self, self.plan.name)
+        port_type = BlockingPort if is_blocking else AsyncPort
+        port = self._port = port_type(self._bus, self, self.plan.name)
         thread = ModuleThread(self.plan.name, mailbox) if is_blocking else None
         calls = _Calls(thread)
         module = None
@@ -367,7 +367,7 @@ class ModuleSupervisor:
             if inspect.iscoroutinefunction(run):
                 with self._run_scope:
                     await run()
-            else:  # Its port tells it to stop.
+            else:  # It cannot be cancelled; it watches `stopping` of its port.
                 await self._run_blocking(run)
         except BaseException as error:
             failure, rest = _split_failure(error)
@@ -384,7 +384,7 @@ class ModuleSupervisor:
             await trio.to_thread.run_sync(
                 _run_in_thread, run, abandon_on_cancel=True, limiter=trio.CapacityLimiter(1)
             )
-        except trio.Cancelled:  # It goes on, but nobody waits for it.
+        except trio.Cancelled:  # The thread continues, but nothing waits for it.
             port.end()
             log.warning("module %r: abandoned run, which did not end", port.name)
             raise
@@ -430,10 +430,10 @@ class ModuleSupervisor:
                 message = batch.popleft()
                 await receive(message)
                 if (self._failure is not None or self._stopping.is_set()) and is_cancelled():
-                    self._requeue(mailbox, message)  # It ignored the cancellation.
+                    self._requeue(mailbox, message)  # The module suppressed the cancellation.
                     break
         except BaseException as error:
-            if is_cancelled():  # Whatever it raises after a cancellation.
+            if is_cancelled():  # An error after the cancellation is no failure on the message.
                 self._requeue(mailbox, message)
             _raise_failure(error)
             raise
@@ -447,9 +447,9 @@ class ModuleSupervisor:
     async def _notify_modules_changed(self, module: Any, calls: _Calls) -> None:
         if self._pending_names is not None:
             names, self._pending_names = self._pending_names, None
-            tell = getattr(module, "modules_changed", None)
-            if tell is not None:
-                await calls.call(tell, names)
+            notify = getattr(module, "modules_changed", None)
+            if notify is not None:
+                await calls.call(notify, names)
 
     def _check_failure(self) -> None:
         if self._failure is not None:
@@ -467,8 +467,8 @@ class _Calls:
         if self.thread is not None:
             return await self.thread.run(method, *args)
         try:
-            answer = method(*args)
-            return await answer if inspect.isawaitable(answer) else answer
+            result = method(*args)
+            return await result if inspect.isawaitable(result) else result
         except BaseException as error:
             _raise_failure(error)
             raise
@@ -499,18 +499,16 @@ def _split_failure(error: BaseException) -> tuple[Exception | None, BaseExceptio
     Ctrl-C can be raised in tasks that the module has started. It is passed on to the program.
     """
     if isinstance(error, BaseExceptionGroup) and error.subgroup(KeyboardInterrupt):
-        is_raised = (
+        is_handled_by_trio = (
             getattr(signal.getsignal(signal.SIGINT), "__module__", "") == _TRIO_SIGNAL_MODULE
         )
-        if is_raised and threading.current_thread() is threading.main_thread():
+        if is_handled_by_trio and threading.current_thread() is threading.main_thread():
             signal.raise_signal(signal.SIGINT)
-    return split_failure(error, hears_ctrl_c=False)
+    return split_failure(error, can_raise_ctrl_c=False)
 
 
 _TRIO_SIGNAL_MODULE = "trio._core._ki"
-"""Module of trio's SIGINT handler, which raises KeyboardInterrupt. With another handler it is not
-raised.
-"""
+"""Module of trio's SIGINT handler, which raises KeyboardInterrupt. Other handlers do not."""
 
 
 def _no_operation() -> None:
@@ -529,9 +527,7 @@ def _is_blocking(factory: Callable[..., Any]) -> bool:
 
 
 def _check_kind(module: Any, is_blocking: bool) -> None:
-    """Raise TypeError for an object without `receive`, and for async methods that nobody would
-    await.
-    """
+    """Raise TypeError for an object without `receive`, or with async methods in a thread."""
     if not callable(getattr(module, "receive", None)):
         raise TypeError(f"a module has a method `receive`; got {module!r}")
     if is_blocking and not _is_blocking(module):

@@ -1,8 +1,8 @@
 """Threads and tasks that call modules, with one message after the other.
 
 A module is in one callback at a time, and receives messages in the order of the bus. A callback
-that raises is counted and logged, and only its message is lost. The bus is told about the end of
-every worker, whatever the reason.
+that raises is counted and logged, and only its message is lost. A worker reports its end to the
+bus, whatever the reason.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class ModuleThread:
         self._waiter = waiter
         self._calls: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self.is_abandoned = False
-        """True if the thread is in a call for which nobody waits any more."""
+        """True if nobody waits for the current call of the thread any more."""
         # The thread inherits the context, and so the current callback, of its creator.
         work = partial(copy_context().run, self._work)
         threading.Thread(target=work, name=f"simplebus {name}", daemon=True).start()
@@ -52,7 +52,7 @@ class ModuleThread:
         thread was abandoned.
         """
         if self.is_abandoned:
-            raise RuntimeError("its thread was given up, in a call that did not return")
+            raise RuntimeError("its thread was abandoned, in a call that did not return")
         gate = TaskGate()
         returned: list[T] = []
         raised: list[Exception] = []
@@ -115,7 +115,7 @@ def receive_function(module: object) -> ReceiveFunction:
 
 def is_async(receive: ReceiveFunction) -> bool:
     """Return True if calling `receive` returns an awaitable."""
-    called = getattr(receive, "__call__", None)  # noqa: B004 - an object's own is asked for.
+    called = getattr(receive, "__call__", None)  # noqa: B004 - also callable objects.
     return inspect.iscoroutinefunction(receive) or inspect.iscoroutinefunction(called)
 
 
@@ -164,9 +164,9 @@ async def deliver_async(mailbox: Mailbox, receive: ReceiveFunction, awaits: bool
                     return
                 mailbox.delivered += 1
                 try:
-                    answer = receive(batch.popleft())
+                    result = receive(batch.popleft())
                     if awaits:
-                        await answer
+                        await result
                 except BaseException as error:
                     _handle_failure(mailbox, error, in_thread=False)
     finally:
@@ -197,12 +197,12 @@ async def _in_nursery(mailbox: Mailbox, body: TaskBody) -> None:
 
 
 def _in_loop(mailbox: Mailbox, body: TaskBody, started: LoopStarted) -> None:
-    async def begin() -> None:
+    async def run_body() -> None:
         started.put(None)
         await _in_task(mailbox, body)
 
     try:
-        trio.run(begin)
+        trio.run(run_body)
     except OSError as error:  # An event loop needs file descriptors.
         started.put(error)
     finally:

@@ -1,7 +1,16 @@
-"""A real nats-server for each file that wants one, `nats`, and a bus for each test, `server`."""
+"""Fixtures: a real nats-server per file (`nats`), and a bus per test (`server`)."""
 
 from __future__ import annotations
 
-from tests.bridge.nats_copiers import one_bus, one_nats
+import pytest
 
-__all__ = ["one_bus", "one_nats"]
+from tests.bridge.nats_copiers import fresh_bus_server, shared_nats_server
+
+__all__ = ["fresh_bus_server", "shared_nats_server"]
+
+
+@pytest.fixture
+def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Limit batches to about four messages, so that many are announced and in flight."""
+    monkeypatch.setattr("simplebus.core.broker.fetch.FETCH_BYTES_MAX", 64)
+    monkeypatch.setattr("simplebus.bridge.source.bus._PREFETCH_BYTES", 48)

@@ -1,4 +1,4 @@
-"""Buses in this process, and lanes between them, under a clock that jumps."""
+"""In-process buses and copiers between them, under an autojump clock."""
 
 from __future__ import annotations
 
@@ -27,48 +27,53 @@ def run(main: Callable[[], Awaitable[None]]) -> None:
     trio.run(bounded, clock=MockClock(autojump_threshold=0))
 
 
-def place(memory: MemoryBus) -> Endpoint:
-    """Where its clients find it."""
-    return memory._server
+def endpoint_of(memory: MemoryBus) -> Endpoint:
+    """Return the endpoint to which clients of the bus connect."""
+    return memory.place
 
 
-def clock(memory: MemoryBus) -> Callable[[], float]:
-    """The time by its clock."""
+def bus_clock(memory: MemoryBus) -> Callable[[], float]:
+    """Return a function that reads the clock of the bus."""
     return lambda: trio.current_time() + memory._server._clock_offset
 
 
-def lane(near: MemoryBus, far: MemoryBus, name: str = "lane", **more: Any) -> Copier:
+def create_copier(source: MemoryBus, target: MemoryBus, name: str = "lane", **more: Any) -> Copier:
     class_ = more.pop("class_", "orders")
     start = more.pop("start", "earliest")
-    places = more.pop("near_place", place(near)), more.pop("far_place", place(far))
-    terms = TargetSettings(name=name, record_channel=name, class_=more.pop("to", class_), **more)
-    return Copier(name, bus_to_bus(*places, terms, class_=class_, start=start))
+    places = (
+        more.pop("source_endpoint", endpoint_of(source)),
+        more.pop("target_endpoint", endpoint_of(target)),
+    )
+    target_settings = TargetSettings(
+        name=name, record_channel=name, class_=more.pop("to", class_), **more
+    )
+    return Copier(name, bus_to_bus(*places, target_settings, class_=class_, start=start))
 
 
 @asynccontextmanager
-async def running(*lanes: Copier) -> AsyncIterator[None]:
+async def running(*copiers: Copier) -> AsyncIterator[None]:
     async with trio.open_nursery() as nursery:
-        for each in lanes:
+        for each in copiers:
             nursery.start_soon(each.run)
         yield
         nursery.cancel_scope.cancel()
 
 
-async def up(*lanes: Copier) -> None:
-    """Return when they have their ends, and the near ones keep what comes for them."""
-    while not all(each.statistics().is_up for each in lanes):  # noqa: ASYNC110
+async def wait_until_up(*copiers: Copier) -> None:
+    """Wait until the copiers have connected, so that the sources keep new messages for them."""
+    while not all(each.statistics().is_up for each in copiers):  # noqa: ASYNC110
         await trio.sleep(0.01)
 
 
-async def hold(*buses: Bus) -> None:
-    """Have these keep what comes for the durable of the test."""
+async def create_test_durable(*buses: Bus) -> None:
+    """Create the durable `test` on each bus, so that the buses keep messages for it."""
     for bus in buses:
         async with bus.subscribe("orders", durable="test"):
             pass
 
 
 async def read(bus: Bus, class_: int | str, count: int) -> list[Message[bytes]]:
-    """The next messages that a durable of the test gets."""
+    """Return the next messages of the durable `test`."""
     async with bus.subscribe(class_, durable="test") as messages:
         got = []
         while len(got) < count:
@@ -80,57 +85,65 @@ async def payloads(bus: Bus, class_: int | str, count: int) -> list[bytes]:
     return [message.payload for message in await read(bus, class_, count)]
 
 
-def numbered(first: int, last: int) -> list[bytes]:
+def numbered_payloads(first: int, last: int) -> list[bytes]:
     return [b"%d" % n for n in range(first, last)]
 
 
-class Breaking:
-    """A way to a bus on which connections break, each after so many bytes in one direction."""
+class BreakingEndpoint:
+    """Endpoint of a bus whose connections break, each after a random number of bytes in one
+    direction.
+    """
 
-    def __init__(self, memory: MemoryBus, chance: random.Random, most: int) -> None:
-        self._place, self._chance, self._most = place(memory), chance, most
-        self.is_sound = False
+    def __init__(self, memory: MemoryBus, rng: random.Random, bytes_max: int) -> None:
+        self._endpoint, self._rng, self._bytes_max = endpoint_of(memory), rng, bytes_max
+        self.is_reliable = False
         self.opened = 0
 
     async def open(self) -> Any:
-        link = await self._place.open()
+        transport = await self._endpoint.open()
         self.opened += 1
-        if self.is_sound:
-            return link
-        return _BreakingLink(link, self._chance.randrange(self._most), self._chance.random() < 0.5)
+        if self.is_reliable:
+            return transport
+        return _BreakingTransport(
+            transport, self._rng.randrange(self._bytes_max), self._rng.random() < 0.5
+        )
 
     def __str__(self) -> str:
         return "a bad line"
 
 
-class _BreakingLink:
-    def __init__(self, link: Any, left: int, breaks_sending: bool) -> None:
-        self._link, self._left, self._breaks_sending = link, left, breaks_sending
+class _BreakingTransport:
+    def __init__(self, transport: Any, bytes_left: int, breaks_sending: bool) -> None:
+        self._transport, self._bytes_left, self._breaks_sending = (
+            transport,
+            bytes_left,
+            breaks_sending,
+        )
         self._is_broken = False
 
     def send(self, data: memoryview) -> int:
         if self._breaks_sending:
-            data = data[: self._left]
-            self._left -= len(data)
-            if not self._left:
+            data = data[: self._bytes_left]
+            self._bytes_left -= len(data)
+            if not self._bytes_left:
                 if data:
-                    self._link.send(data)
+                    self._transport.send(data)
                 self._break()
         if self._is_broken:
             raise OSError("broken")
-        return int(self._link.send(data))
+        return int(self._transport.send(data))
 
     def flush(self) -> bool:
-        return bool(self._link.flush())
+        return bool(self._transport.flush())
 
     async def wait_sendable(self) -> None:
-        await self._link.wait_sendable()
+        await self._transport.wait_sendable()
 
     async def receive_into(self, space: memoryview) -> int:
-        count = int(await self._link.receive_into(space))
+        count = int(await self._transport.receive_into(space))
         if not self._breaks_sending:
-            self._left -= count
-            if self._left < 0:
+            self._bytes_left -= count
+            if self._bytes_left < 0:
                 self._break()
         if self._is_broken:
             raise OSError("broken")
@@ -138,38 +151,38 @@ class _BreakingLink:
 
     def _break(self) -> None:
         self._is_broken = True
-        self._link.close()
+        self._transport.close()
 
     def send_eof(self) -> None:
-        self._link.send_eof()
+        self._transport.send_eof()
 
     def close(self) -> None:
-        self._link.close()
+        self._transport.close()
 
 
-class Silent:
-    """A way to a bus that is cut without a word: nobody is told, nothing comes through any more."""
+class SilentEndpoint:
+    """Endpoint of a bus that can be cut: neither side is notified, and no more bytes pass."""
 
-    def __init__(self, memory: MemoryBus, *, piece_bytes: int = 1 << 30) -> None:
-        """So much comes through at once."""
-        self.piece_bytes = piece_bytes
-        self._place = place(memory)
+    def __init__(self, memory: MemoryBus, *, read_bytes_max: int = 1 << 30) -> None:
+        """Create the endpoint. A read returns at most `read_bytes_max` bytes."""
+        self.read_bytes_max = read_bytes_max
+        self._endpoint = endpoint_of(memory)
         self.cut_at = 0
-        """It is cut at so many-th call of anybody who uses it; 0 for never."""
+        """Number of the call at which the endpoint is cut; 0 for never."""
         self._calls = 0
         self.is_cut = False
-        self._links: list[_SilentLink] = []
+        self._transports: list[_SilentTransport] = []
 
     async def open(self) -> Any:
-        self.counted()
+        self.count_call()
         while self.is_cut:  # noqa: ASYNC110 - who connects asks again and again.
             await trio.sleep(1)
-        link = _SilentLink(self, await self._place.open())
-        self._links.append(link)
-        return link
+        transport = _SilentTransport(self, await self._endpoint.open())
+        self._transports.append(transport)
+        return transport
 
-    def counted(self) -> bool:
-        """One more call. Whether nothing comes through."""
+    def count_call(self) -> bool:
+        """Count a call. Returns True if the endpoint is cut."""
         self._calls += 1
         if self._calls == self.cut_at:
             self.cut()
@@ -177,56 +190,56 @@ class Silent:
 
     def cut(self) -> None:
         self.is_cut = True
-        for link in self._links:
-            link.is_dead = True
+        for transport in self._transports:
+            transport.is_dead = True
 
-    def mend(self) -> None:
-        """From now on those who connect get through."""
+    def restore(self) -> None:
+        """Let new connections through again."""
         self.is_cut, self.cut_at = False, 0
 
     def __str__(self) -> str:
         return "a line"
 
 
-class _SilentLink:
-    """What was under way when the line was cut stays dead: the bus does not learn of it."""
+class _SilentTransport:
+    """Transport that stays dead once its endpoint was cut. The bus does not notice."""
 
     _BUFFER_BYTES = 64 * 1024
 
-    def __init__(self, line: Silent, link: Any) -> None:
+    def __init__(self, line: SilentEndpoint, transport: Any) -> None:
         self.is_dead = False
-        self._line, self._link = line, link
+        self._line, self._transport = line, transport
         self._buffered = 0
 
     def _is_cut(self) -> bool:
-        return self._line.counted() or self.is_dead
+        return self._line.count_call() or self.is_dead
 
     def send(self, data: memoryview) -> int:
         if self._is_cut():
             taken = min(len(data), self._BUFFER_BYTES - self._buffered)
             self._buffered += taken
             return taken
-        return int(self._link.send(data))
+        return int(self._transport.send(data))
 
     def flush(self) -> bool:
-        return self._is_cut() or bool(self._link.flush())
+        return self._is_cut() or bool(self._transport.flush())
 
     async def wait_sendable(self) -> None:
         if self._is_cut():
             await trio.sleep_forever()
-        await self._link.wait_sendable()
+        await self._transport.wait_sendable()
 
     async def receive_into(self, space: memoryview) -> int:
-        space = space[: self._line.piece_bytes]
-        count = 0 if self._is_cut() else int(await self._link.receive_into(space))
+        space = space[: self._line.read_bytes_max]
+        count = 0 if self._is_cut() else int(await self._transport.receive_into(space))
         if self._is_cut():
             await trio.sleep_forever()
         return count
 
     def send_eof(self) -> None:
         if not self._is_cut():
-            self._link.send_eof()
+            self._transport.send_eof()
 
     def close(self) -> None:
         if not self._is_cut():
-            self._link.close()
+            self._transport.close()

@@ -1,4 +1,4 @@
-"""A real nats-server, a bus beside it, and lanes between them, for as long as a block lasts."""
+"""A real nats-server, a bus, and copiers that run for the length of a block."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ PATIENCE_SECONDS = 240.0
 
 
 @pytest.fixture(scope="module", name="nats")
-def one_nats(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NatsServer]:
+def shared_nats_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NatsServer]:
     with nats_server(tmp_path_factory.mktemp("nats")) as server:
         yield server
 
 
 @pytest.fixture(name="server")
-def one_bus() -> Iterator[BusServer]:
+def fresh_bus_server() -> Iterator[BusServer]:
     with bus_server() as running:
         yield running
 
@@ -37,8 +37,10 @@ def one_bus() -> Iterator[BusServer]:
 async def connect(
     server: NatsServer | str, credentials: dict[str, str] | None = None, **more: Any
 ) -> AsyncIterator[BridgeNatsConnection]:
-    """A connection of the test's own. A busy machine may be late with it, and with what is asked:
-    lanes try again, and no test does."""
+    """Connect to a NATS server, with long timeouts.
+
+    A busy machine may be slow. Copiers retry after a timeout, but tests do not.
+    """
     url = server if isinstance(server, str) else server.url
     shown = credentials or {}
     end = trio.current_time() + PATIENCE_SECONDS
@@ -61,37 +63,41 @@ async def connect(
         yield connection
 
 
-async def stream(connection: BridgeNatsConnection, name: str, subject: str, **more: object) -> None:
-    """A stream that is new."""
+async def create_stream(
+    connection: BridgeNatsConnection, name: str, subject: str, **more: object
+) -> None:
+    """Create a stream."""
     config = {"name": name, "subjects": [subject], **more}
     await connection.nats.api_request(f"STREAM.CREATE.{name}", config)
 
 
-async def stored(connection: BridgeNatsConnection, name: str) -> int:
-    """How many messages the stream has."""
+async def count_stored(connection: BridgeNatsConnection, name: str) -> int:
+    """Return the number of messages in the stream."""
     return int((await connection.nats.api_request(f"STREAM.INFO.{name}"))["state"]["messages"])
 
 
-async def until(condition: Callable[[], bool]) -> None:
+async def wait_until(condition: Callable[[], bool]) -> None:
     while not condition():  # noqa: ASYNC110 - what is looked at has no event.
         await trio.sleep(0.01)
 
 
 @asynccontextmanager
-async def copying(*lanes: Copier, up: bool = False) -> AsyncIterator[None]:
-    """These copy; with `up`, the block begins when all of them have both ends."""
+async def copying(*copiers: Copier, up: bool = False) -> AsyncIterator[None]:
+    """Run copiers during the block. With `up`, the block begins when all of them are connected."""
     with trio.fail_after(PATIENCE_SECONDS):
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(run_copiers, lanes)
+            nursery.start_soon(run_copiers, copiers)
             if up:
-                await until(lambda: all(each.statistics().is_up for each in lanes))
+                await wait_until(lambda: all(each.statistics().is_up for each in copiers))
             yield
             nursery.cancel_scope.cancel()
 
 
 @asynccontextmanager
-async def bridged(*bridges: BridgeSettings, up: bool = False) -> AsyncIterator[list[Copier]]:
-    """The same of all lanes of these."""
+async def running_bridges(
+    *bridges: BridgeSettings, up: bool = False
+) -> AsyncIterator[list[Copier]]:
+    """Run the copiers of some bridges during the block, like `copying`."""
     made = create_copiers(bridges)
     async with copying(*made, up=up):
         yield made

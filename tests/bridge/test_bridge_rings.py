@@ -1,4 +1,4 @@
-"""Bridges that make a ring: a message comes to each bus once, whatever breaks meanwhile."""
+"""Bridges that form a ring: each bus gets a message once, whatever fails meanwhile."""
 
 from __future__ import annotations
 
@@ -13,62 +13,58 @@ from simplebus.bridge.runner import create_copiers
 from simplebus.bridge.settings import BridgeSettings, CopiedClass
 from simplebus.memory.bus import MemoryBus
 from simplebus.testing.server import bus_server
-from tests.bridge.memory_buses import (
-    hold,
-    lane,
-    payloads,
-    read,
-    run,
-)
+from tests.bridge.memory_buses import create_copier, create_test_durable, payloads, read, run
 from tests.bridge.nats_copiers import connect
 from tests.jetstream.nats_servers import nats_server
 
 PATIENCE_SECONDS = 120.0
 
 
-class Mortal:
-    """A lane that is killed, and begun anew by another one of its name."""
+class RestartableCopier:
+    """Copier that can be killed and replaced by another one with the same name."""
 
-    def __init__(self, nursery: trio.Nursery, near: MemoryBus, far: MemoryBus, name: str) -> None:
-        self._nursery, self._way = nursery, (near, far, name)
-        self.begin()
+    def __init__(
+        self, nursery: trio.Nursery, source: MemoryBus, target: MemoryBus, name: str
+    ) -> None:
+        self._nursery, self._way = nursery, (source, target, name)
+        self.start()
 
-    def begin(self) -> None:
+    def start(self) -> None:
         self._scope = scope = trio.CancelScope()
 
         async def live() -> None:
             with scope:
-                await lane(*self._way).run()
+                await create_copier(*self._way).run()
 
         self._nursery.start_soon(live)
 
     def kill(self) -> None:
         self._scope.cancel()
-        self.begin()
+        self.start()
 
 
 @pytest.mark.parametrize("seed", range(2))
 def test_a_ring_of_three_neither_loops_nor_loses_whatever_breaks(seed: int) -> None:
-    chance = random.Random(seed)
+    rng = random.Random(seed)
     count = 45
 
     async def main() -> None:
         buses = [MemoryBus() for _ in range(3)]
         async with buses[0] as a, buses[1] as b, buses[2] as c, trio.open_nursery() as nursery:
             clients = [a, b, c]
-            await hold(*clients)
+            await create_test_durable(*clients)
             ring = [
-                Mortal(nursery, near, buses[(at + 1) % 3], f"ring-{at}")
-                for at, near in enumerate(buses)
+                RestartableCopier(nursery, source, buses[(at + 1) % 3], f"ring-{at}")
+                for at, source in enumerate(buses)
             ]
             for number in range(count):
                 await clients[number % 3].publish(b"%d" % number, class_id="orders")
-                match chance.randrange(8):
+                match rng.randrange(8):
                     case 0:
-                        chance.choice(ring).kill()
+                        rng.choice(ring).kill()
                     case 1:
-                        chance.choice(buses).hang_up()
-                await trio.sleep(chance.random() / 5)
+                        rng.choice(buses).hang_up()
+                await trio.sleep(rng.random() / 5)
             for which, client in enumerate(clients):
                 got = list(map(int, await payloads(client, "orders", count)))
                 assert sorted(got) == list(range(count))
@@ -84,8 +80,9 @@ def test_a_ring_of_three_neither_loops_nor_loses_whatever_breaks(seed: int) -> N
 
 
 async def test_a_ring_through_a_nats_server_neither_loops_nor_loses(tmp_path: Path) -> None:
-    """From one bus to a stream, from there to another bus, and back to the first one; the server
-    of the stream is killed meanwhile."""
+    """Messages go from a bus to a stream, to another bus, and back. The NATS server is killed
+    meanwhile.
+    """
     count = 200
     with bus_server() as one, bus_server() as two, nats_server(tmp_path) as nats:
         async with connect(nats) as connection:
@@ -104,21 +101,21 @@ async def test_a_ring_through_a_nats_server_neither_loops_nor_loses(tmp_path: Pa
         )
         with trio.fail_after(PATIENCE_SECONDS):
             async with (
-                simplebus.connect(one.address) as here,
-                simplebus.connect(two.address) as there,
+                simplebus.connect(one.address) as source_bus,
+                simplebus.connect(two.address) as target_bus,
                 trio.open_nursery() as nursery,
             ):
-                for bus in here, there:
+                for bus in source_bus, target_bus:
                     async with bus.subscribe("a", durable="test"):
                         pass
                 for each in ring:
                     nursery.start_soon(each.run)
                 for number in range(count):
-                    await (here, there)[number % 2].publish(b"%d" % number, class_id="a")
+                    await (source_bus, target_bus)[number % 2].publish(b"%d" % number, class_id="a")
                     if number == count // 2:
                         await trio.to_thread.run_sync(nats.kill)
                         await trio.to_thread.run_sync(nats.start)
-                for bus in here, there:
+                for bus in source_bus, target_bus:
                     got = list(map(int, await payloads(bus, "a", count)))
                     assert sorted(got) == list(range(count))
                     for half in 0, 1:
@@ -129,8 +126,8 @@ async def test_a_ring_through_a_nats_server_neither_loops_nor_loses(tmp_path: Pa
                 async with connect(nats) as connection:
                     info = await connection.nats.api_request("STREAM.INFO.RING")
                     assert info["state"]["messages"] == count
-                await here.publish(b"last", class_id="a")
-                for bus in here, there:  # Nothing more had come to either.
+                await source_bus.publish(b"last", class_id="a")
+                for bus in source_bus, target_bus:  # Nothing more had come to either.
                     (last,) = await read(bus, "a", 1)
                     assert (last.payload, last.sequence) == (b"last", count)
                 nursery.cancel_scope.cancel()

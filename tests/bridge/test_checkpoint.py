@@ -1,4 +1,4 @@
-"""Which numbers at the far bus are which sequences here."""
+"""Bridge records: sequences of the source by message number at the target."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from simplebus.core.limits import MESSAGE_ID_MASK
 IDS = MESSAGE_ID_MASK + 1
 
 
-def told(record: BridgeRecord, number: int) -> list[int | None]:
-    """What the numbers from this one on are: sequences, or None for a record."""
+def sequences_from(record: BridgeRecord, number: int) -> list[int | None]:
+    """Return the sequences by number, from `number` on; None for the number of a record."""
     found: list[int | None] = []
     for first, parts in record.iter_missing(number):
         assert first == (number + len(found)) % IDS
@@ -38,8 +38,7 @@ def told(record: BridgeRecord, number: int) -> list[int | None]:
 def test_missing_parts_match_announcement(
     start: int, steps: list[list[int]], ahead: int, data: st.DataObject
 ) -> None:
-    """Also where numbers wrap, with sequences that are left out, and with what was only announced
-    by then."""
+    """Covers wrapping numbers, skipped sequences, and batches that were only announced."""
     planned, at = list[tuple[list[tuple[int, int]], int, MessageFingerprint | None]](), 0
     whole = list[int | None]()
     for gaps in steps:
@@ -64,7 +63,7 @@ def test_missing_parts_match_announcement(
     assert row[(record.number - start) % IDS] is None
     first = (record.first_number - start) % IDS
     missing = data.draw(st.integers(first, len(row)))
-    assert told(again, (start + missing) % IDS) == row[missing:]
+    assert sequences_from(again, (start + missing) % IDS) == row[missing:]
     assert again.next == planned[told_upto - 1][1]
 
 
@@ -76,7 +75,7 @@ def test_announcement_can_be_replaced() -> None:
     record, _ = numbering.create_record([([(1, 2)], 3, None)])
     assert record.number == 12
     # What was announced and not sent used up one number: that of its record.
-    assert told(record, 10) == [2, None, None, 1]
+    assert sequences_from(record, 10) == [2, None, None, 1]
 
 
 def test_sequence_at_index_of_batch() -> None:

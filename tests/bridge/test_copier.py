@@ -1,4 +1,4 @@
-"""A class copied from one bus to another, each in this process."""
+"""Copying a class from one bus to another, both in this process."""
 
 from __future__ import annotations
 
@@ -26,31 +26,31 @@ from simplebus.core.protocol.requests import NamedClass
 from simplebus.core.settings import ClassSettings, FullPolicy, Settings
 from simplebus.memory.bus import MemoryBus
 from tests.bridge.memory_buses import (
-    Breaking,
-    hold,
-    lane,
-    numbered,
+    BreakingEndpoint,
+    create_copier,
+    create_test_durable,
+    endpoint_of,
+    numbered_payloads,
     payloads,
-    place,
     read,
     run,
     running,
-    up,
+    wait_until_up,
 )
 
 
 def test_copies_messages_once_in_order() -> None:
     async def main() -> None:
-        near, far = MemoryBus(), MemoryBus()
-        async with near as here, far as there:
-            await here.publish_many(numbered(0, 300), class_id="orders")
-            copying = lane(near, far)
+        source, target = MemoryBus(), MemoryBus()
+        async with source as source_bus, target as target_bus:
+            await source_bus.publish_many(numbered_payloads(0, 300), class_id="orders")
+            copying = create_copier(source, target)
             async with running(copying):
-                assert await payloads(there, "orders", 300) == numbered(0, 300)
-                await here.publish(b"one more", class_id="orders")
-                (last,) = await read(there, "orders", 1)
+                assert await payloads(target_bus, "orders", 300) == numbered_payloads(0, 300)
+                await source_bus.publish(b"one more", class_id="orders")
+                (last,) = await read(target_bus, "orders", 1)
                 assert last.payload == b"one more"
-                assert dict(last.headers)[PATH_HEADER] == here.connection.core.bus_id
+                assert dict(last.headers)[PATH_HEADER] == source_bus.connection.core.bus_id
                 await trio.sleep(1)
             found = copying.statistics()
             assert (found.copied, found.lag, found.position, found.losses) == (301, 0, 301, 0)
@@ -61,22 +61,15 @@ def test_copies_messages_once_in_order() -> None:
 @pytest.mark.parametrize("length", [195, 196, 200])
 def test_longest_copier_name_is_accepted(length: int) -> None:
     async def main() -> None:
-        near, far = MemoryBus(), MemoryBus()
-        async with near as here, far as there:
-            await here.publish(b"0", class_id="orders")
-            copying = lane(near, far, "l" * length)
+        source, target = MemoryBus(), MemoryBus()
+        async with source as source_bus, target as target_bus:
+            await source_bus.publish(b"0", class_id="orders")
+            copying = create_copier(source, target, "l" * length)
             async with running(copying):
-                assert await payloads(there, "orders", 1) == [b"0"]
+                assert await payloads(target_bus, "orders", 1) == [b"0"]
             assert copying.statistics().losses == 0
 
     run(main)
-
-
-@pytest.fixture
-def few_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A batch is of about four messages: many are announced and under way."""
-    monkeypatch.setattr("simplebus.core.broker.fetch.FETCH_BYTES_MAX", 64)
-    monkeypatch.setattr("simplebus.bridge.source.bus._PREFETCH_BYTES", 48)
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -84,23 +77,27 @@ def test_random_failures_lose_and_duplicate_nothing(
     seed: int, request: pytest.FixtureRequest
 ) -> None:
     if seed % 2:
-        request.getfixturevalue("few_at_once")
-    chance = random.Random(seed)
+        request.getfixturevalue("small_batches")
+    rng = random.Random(seed)
 
     async def main() -> None:
-        near, far = MemoryBus(), MemoryBus()
-        ways = [Breaking(near, chance, 2500), Breaking(far, chance, 4000)]
-        async with near as here, far as there:
-            copying = lane(near, far, near_place=ways[0], far_place=ways[1])
+        source, target = MemoryBus(), MemoryBus()
+        ways = [BreakingEndpoint(source, rng, 2500), BreakingEndpoint(target, rng, 4000)]
+        async with source as source_bus, target as target_bus:
+            copying = create_copier(
+                source, target, source_endpoint=ways[0], target_endpoint=ways[1]
+            )
             async with running(copying):
                 for first in range(0, 400, 20):
-                    await here.publish_many(numbered(first, first + 20), class_id="orders")
-                    await trio.sleep(chance.random())
+                    await source_bus.publish_many(
+                        numbered_payloads(first, first + 20), class_id="orders"
+                    )
+                    await trio.sleep(rng.random())
                 for way in ways:
-                    way.is_sound = True
-                assert await payloads(there, "orders", 400) == numbered(0, 400)
-                await here.publish(b"last", class_id="orders")
-                assert await payloads(there, "orders", 1) == [b"last"]
+                    way.is_reliable = True
+                assert await payloads(target_bus, "orders", 400) == numbered_payloads(0, 400)
+                await source_bus.publish(b"last", class_id="orders")
+                assert await payloads(target_bus, "orders", 1) == [b"last"]
             assert copying.statistics().losses > 2
 
     run(main)
@@ -109,15 +106,17 @@ def test_random_failures_lose_and_duplicate_nothing(
 def test_same_name_from_two_sources_works() -> None:
     async def main() -> None:
         tills, hq = [MemoryBus(), MemoryBus()], MemoryBus()
-        ways = [lane(till, hq) for till in tills]
-        async with tills[0] as one, tills[1] as two, hq as there, running(*ways):
-            await hold(there)
-            await up(*ways)
+        ways = [create_copier(till, hq) for till in tills]
+        async with tills[0] as one, tills[1] as two, hq as target_bus, running(*ways):
+            await create_test_durable(target_bus)
+            await wait_until_up(*ways)
             for first in range(0, 200, 10):
-                await one.publish_many(numbered(first, first + 10), class_id="orders")
-                await two.publish_many(numbered(1000 + first, 1010 + first), class_id="orders")
+                await one.publish_many(numbered_payloads(first, first + 10), class_id="orders")
+                await two.publish_many(
+                    numbered_payloads(1000 + first, 1010 + first), class_id="orders"
+                )
                 await trio.sleep(0.2)
-            got = [int(each) for each in await payloads(there, "orders", 400)]
+            got = [int(each) for each in await payloads(target_bus, "orders", 400)]
             await trio.sleep(5)
             assert [n for n in got if n < 1000] == list(range(200))
             assert [n for n in got if n >= 1000] == list(range(1000, 1200))
@@ -129,22 +128,24 @@ def test_same_name_from_two_sources_works() -> None:
 def test_duplicate_bridges_log_once_and_one_copies(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """They would take their ends from one another all the time."""
+    """Without a delay, the two would take the connections from each other all the time."""
 
     async def main() -> None:
-        near, far = MemoryBus(), MemoryBus()
-        both = [lane(near, far), lane(near, far)]
-        async with near as here, far as there:
-            await hold(there)
+        source, target = MemoryBus(), MemoryBus()
+        both = [create_copier(source, target), create_copier(source, target)]
+        async with source as source_bus, target as target_bus:
+            await create_test_durable(target_bus)
             async with running(both[0]):
-                await up(both[0])
+                await wait_until_up(both[0])
                 async with running(both[1]):
                     for first in range(0, 400, 10):
-                        await here.publish_many(numbered(first, first + 10), class_id="orders")
+                        await source_bus.publish_many(
+                            numbered_payloads(first, first + 10), class_id="orders"
+                        )
                         await trio.sleep(10)
-                    assert await payloads(there, "orders", 400) == numbered(0, 400)
-                await here.publish(b"last", class_id="orders")
-                assert await payloads(there, "orders", 1) == [b"last"]
+                    assert await payloads(target_bus, "orders", 400) == numbered_payloads(0, 400)
+                await source_bus.publish(b"last", class_id="orders")
+                assert await payloads(target_bus, "orders", 1) == [b"last"]
                 await trio.sleep(1)
             found = [each.statistics() for each in both]
             assert sum(each.copied for each in found) == 401
@@ -156,23 +157,24 @@ def test_duplicate_bridges_log_once_and_one_copies(
 
 
 def test_single_takeover_does_not_delay_copier(caplog: pytest.LogCaptureFixture) -> None:
-    """A bus that stood still for a while hears of a connection that was given up meanwhile, perhaps
-    after it has heard of the next one: then the other one was the lane itself."""
+    """A bus that was suspended can report a takeover by the copier's own next connection late."""
 
     async def main() -> None:
-        near, far = MemoryBus(), MemoryBus()
-        copying = lane(near, far)
-        async with near as here, far as there, running(copying):
+        source, target = MemoryBus(), MemoryBus()
+        copying = create_copier(source, target)
+        async with source as source_bus, target as target_bus, running(copying):
             for number in range(0, 30, 10):
-                await here.publish_many(numbered(number, number + 10), class_id="orders")
-                await payloads(there, "orders", 10)
-                to = there.connection.core.bus_id
+                await source_bus.publish_many(
+                    numbered_payloads(number, number + 10), class_id="orders"
+                )
+                await payloads(target_bus, "orders", 10)
+                to = target_bus.connection.core.bus_id
                 async with connect_source(
-                    place(near), "lane", target_id=to, heartbeat=9.0, auth=None
+                    endpoint_of(source), "lane", target_id=to, heartbeat=9.0, auth=None
                 ):
                     pass
                 lost_at = trio.current_time()
-                await up(copying)
+                await wait_until_up(copying)
                 assert trio.current_time() - lost_at < 1
                 await trio.sleep(20)
             assert copying.statistics().losses == 3
@@ -183,43 +185,43 @@ def test_single_takeover_does_not_delay_copier(caplog: pytest.LogCaptureFixture)
 
 def test_changed_channels_need_another_name() -> None:
     async def main() -> None:
-        near, far = MemoryBus(), MemoryBus()
-        async with near as here, far as there:
-            async with running(before := lane(near, far)):
-                await up(before)
-            async with running(after := lane(near, far, channels=("a.#",))):
+        source, target = MemoryBus(), MemoryBus()
+        async with source as source_bus, target as target_bus:
+            async with running(before := create_copier(source, target)):
+                await wait_until_up(before)
+            async with running(after := create_copier(source, target, channels=("a.#",))):
                 while "another name, or" not in after.statistics().problem:  # noqa: ASYNC110
                     await trio.sleep(0.1)
-                async with here.subscribe("orders", durable="lane") as messages:
+                async with source_bus.subscribe("orders", durable="lane") as messages:
                     messages.forget()
-                await up(after)
-                await here.publish(b"0", class_id="orders", channel="b")
-                await here.publish(b"1", class_id="orders", channel="a.b")
-                assert await payloads(there, "orders", 1) == [b"1"]
+                await wait_until_up(after)
+                await source_bus.publish(b"0", class_id="orders", channel="b")
+                await source_bus.publish(b"1", class_id="orders", channel="a.b")
+                assert await payloads(target_bus, "orders", 1) == [b"1"]
 
     run(main)
 
 
 def test_same_name_with_two_targets_is_rejected() -> None:
-    """They would read at one position, each what the other one has not."""
+    """Both would read from one position, and each would get messages that the other one lacks."""
 
     async def main() -> None:
         hub, one, two = MemoryBus(), MemoryBus(), MemoryBus()
-        async with hub as here, one as there, two as elsewhere:
-            first, second = lane(hub, one), lane(hub, two)
-            await hold(there)
+        async with hub as source_bus, one as target_bus, two as elsewhere:
+            first, second = create_copier(hub, one), create_copier(hub, two)
+            await create_test_durable(target_bus)
             async with running(first):
-                await up(first)
+                await wait_until_up(first)
                 async with running(second):
                     for number in range(10):
-                        await here.publish(b"%d" % number, class_id="orders")
+                        await source_bus.publish(b"%d" % number, class_id="orders")
                         await trio.sleep(5)
-                    assert await payloads(there, "orders", 10) == numbered(0, 10)
+                    assert await payloads(target_bus, "orders", 10) == numbered_payloads(0, 10)
                     assert "give each bridge its own name" in (second.statistics().problem)
                     assert first.statistics().losses == 0
-            await hold(elsewhere)
+            await create_test_durable(elsewhere)
             async with running(second):  # Who has moved its far end goes on where it was.
-                await here.publish(b"10", class_id="orders")
+                await source_bus.publish(b"10", class_id="orders")
                 assert await payloads(elsewhere, "orders", 1) == [b"10"]
 
     run(main)
@@ -229,15 +231,29 @@ def test_rejects_copying_a_class_to_itself() -> None:
     async def main() -> None:
         both = MemoryBus()
         async with both as bus:
-            same, other = lane(both, both), lane(both, both, "other", to="copies")
+            same, other = create_copier(both, both), create_copier(both, both, "other", to="copies")
             async with running(same, other):
-                await bus.publish_many(numbered(0, 10), class_id="orders")
-                assert await payloads(bus, "copies", 10) == numbered(0, 10)
+                await bus.publish_many(numbered_payloads(0, 10), class_id="orders")
+                assert await payloads(bus, "copies", 10) == numbered_payloads(0, 10)
                 await trio.sleep(5)
             assert "class 'orders' cannot be copied to itself" in same.statistics().problem
             assert (same.statistics().copied, other.statistics().copied) == (0, 10)
 
     run(main)
+
+
+async def copy_first_five(
+    source: MemoryBus, target: MemoryBus, source_bus: simplebus.Bus, target_bus: simplebus.Bus
+) -> tuple[str, str]:
+    """Copy messages 0 to 4. Returns the id of the source and the channel of the bridge's record."""
+    source_id = source_bus.connection.core.bus_id
+    channel = TargetSettings("lane", "lane", "orders").for_source(source_id).record_channel
+    await create_test_durable(target_bus)
+    async with running(create_copier(source, target)):
+        await source_bus.publish_many(numbered_payloads(0, 5), class_id="orders")
+        assert await payloads(target_bus, "orders", 5) == numbered_payloads(0, 5)
+        await trio.sleep(5)
+    return source_id, channel
 
 
 @pytest.mark.parametrize("forged", [(0, 1_000_000, True), (1 << 40, 5, True), (6, 5, False)])
@@ -247,61 +263,49 @@ def test_forged_record_skips_no_messages(
     count, next_, is_same = forged
 
     async def main() -> None:
-        near, far = MemoryBus(), MemoryBus()
-        async with near as here, far as there:
-            source = here.connection.core.bus_id
-            channel = TargetSettings("lane", "lane", "orders").for_source(source).record_channel
-            await hold(there)
-            async with running(lane(near, far)):
-                await here.publish_many(numbered(0, 5), class_id="orders")
-                assert await payloads(there, "orders", 5) == numbered(0, 5)
-                await trio.sleep(5)
+        source, target = MemoryBus(), MemoryBus()
+        async with source as source_bus, target as target_bus:
+            source_id, channel = await copy_first_five(source, target, source_bus, target_bus)
             ranges = [(0, count)] if count else []
             record = BridgeRecord(
-                source if is_same else "x", 5, [AnnouncedBatch(6, ranges, max(count, next_))]
+                source_id if is_same else "x", 5, [AnnouncedBatch(6, ranges, max(count, next_))]
             )
-            await there.publish(record.encode(), class_id="bridges", channel=channel)
-            async with running(lane(near, far)):
-                await here.publish_many(numbered(5, 10), class_id="orders")
-                assert await payloads(there, "orders", 5) == numbered(5, 10)
+            await target_bus.publish(record.encode(), class_id="bridges", channel=channel)
+            async with running(create_copier(source, target)):
+                await source_bus.publish_many(numbered_payloads(5, 10), class_id="orders")
+                assert await payloads(target_bus, "orders", 5) == numbered_payloads(5, 10)
 
     run(main)
 
 
 def test_discards_record_of_other_numbers(caplog: pytest.LogCaptureFixture) -> None:
-    """An older one, for example, or one that is made up."""
+    """Such a record is outdated or forged."""
 
     async def main() -> None:
-        near, far = MemoryBus(), MemoryBus()
-        async with near as here, far as there:
-            source = here.connection.core.bus_id
-            channel = TargetSettings("lane", "lane", "orders").for_source(source).record_channel
-            await hold(there)
-            async with running(lane(near, far)):
-                await here.publish_many(numbered(0, 5), class_id="orders")
-                assert await payloads(there, "orders", 5) == numbered(0, 5)
-                await trio.sleep(5)
-            await here.publish_many(numbered(5, 8), class_id="orders")
-            record = BridgeRecord(source, 1, [AnnouncedBatch(2, [(5, 8)], 8)])
-            await there.publish(record.encode(), class_id="bridges", channel=channel)
-            async with running(lane(near, far)):
-                assert await payloads(there, "orders", 3) == numbered(5, 8)
+        source, target = MemoryBus(), MemoryBus()
+        async with source as source_bus, target as target_bus:
+            source_id, channel = await copy_first_five(source, target, source_bus, target_bus)
+            await source_bus.publish_many(numbered_payloads(5, 8), class_id="orders")
+            record = BridgeRecord(source_id, 1, [AnnouncedBatch(2, [(5, 8)], 8)])
+            await target_bus.publish(record.encode(), class_id="bridges", channel=channel)
+            async with running(create_copier(source, target)):
+                assert await payloads(target_bus, "orders", 3) == numbered_payloads(5, 8)
         assert "has the numbers 1 to 5" in caplog.text
 
     run(main)
 
 
-@pytest.mark.usefixtures("few_at_once")
+@pytest.mark.usefixtures("small_batches")
 def test_commits_at_source_while_records_are_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A record that is refused uses up its number: behind it the one before does not count."""
+    """A refused record uses up its number, so the previous record is no longer valid."""
     announced = BusTarget.wait_announced
 
     async def main() -> None:
-        near, far = MemoryBus(), MemoryBus()
-        async with near as here, far as there:
-            await hold(there)
+        source, target = MemoryBus(), MemoryBus()
+        async with source as source_bus, target as target_bus:
+            await create_test_durable(target_bus)
             calls = count()
 
             async def full(end: BusTarget) -> list[Refusal]:
@@ -310,16 +314,16 @@ def test_commits_at_source_while_records_are_refused(
                 return [Refusal(-1, "disk_full", "no room")] if is_full else refusals
 
             monkeypatch.setattr(BusTarget, "wait_announced", full)
-            await here.publish_many(numbered(0, 100), class_id="orders")
-            copying = lane(near, far)
+            await source_bus.publish_many(numbered_payloads(0, 100), class_id="orders")
+            copying = create_copier(source, target)
             async with running(copying):
                 await trio.sleep(5)
                 copied = copying.statistics().copied
-                held = next(k for k in near.statistics().classes if k.ring.head == 100)
+                held = next(k for k in source.statistics().classes if k.ring.head == 100)
                 assert 0 < copied == held.subscriptions[0].floor
             monkeypatch.setattr(BusTarget, "wait_announced", announced)
-            async with running(lane(near, far)):
-                assert await payloads(there, "orders", 100) == numbered(0, 100)
+            async with running(create_copier(source, target)):
+                assert await payloads(target_bus, "orders", 100) == numbered_payloads(0, 100)
 
     run(main)
 
@@ -327,21 +331,21 @@ def test_commits_at_source_while_records_are_refused(
 def test_a_ring_of_three_neither_loops_nor_loses() -> None:
     async def main() -> None:
         a, b, c = MemoryBus(), MemoryBus(), MemoryBus()
-        ring = [lane(a, b, "ab"), lane(b, c, "bc"), lane(c, a, "ca")]
+        ring = [create_copier(a, b, "ab"), create_copier(b, c, "bc"), create_copier(c, a, "ca")]
         async with a as at_a, b as at_b, c as at_c, running(*ring):
             buses = [at_a, at_b, at_c]
-            await hold(*buses)
-            await up(*ring)
+            await create_test_durable(*buses)
+            await wait_until_up(*ring)
             for turn, bus in enumerate(buses * 20):
                 await bus.publish(b"%d" % turn, class_id="orders")
             got = [await read(bus, "orders", 60) for bus in buses]
             await trio.sleep(60)
             ids = [bus.connection.core.bus_id for bus in buses]
-            for here, messages in enumerate(got):
+            for source_bus, messages in enumerate(got):
                 assert sorted(int(m.payload) for m in messages) == list(range(60))
                 for message in messages:  # What is seen says where it came from.
-                    since = (here - int(message.payload)) % 3
-                    path = [ids[(here - step) % 3] for step in range(since, 0, -1)]
+                    since = (source_bus - int(message.payload)) % 3
+                    path = [ids[(source_bus - step) % 3] for step in range(since, 0, -1)]
                     assert dict(message.headers).get(PATH_HEADER, "").split() == path
                 came_from = (int(m.payload) for m in messages)
                 orders = [[n for n in came_from if n % 3 == which] for which in range(3)]
@@ -359,12 +363,12 @@ def test_a_ring_of_three_neither_loops_nor_loses() -> None:
 def test_copies_in_both_directions() -> None:
     async def main() -> None:
         a, b = MemoryBus(), MemoryBus()
-        ways = [lane(a, b, "there"), lane(b, a, "back")]
+        ways = [create_copier(a, b, "there"), create_copier(b, a, "back")]
         async with a as at_a, b as at_b, running(*ways):
-            await hold(at_a, at_b)
-            await up(*ways)
-            await at_a.publish_many(numbered(0, 50), class_id="orders")
-            await at_b.publish_many(numbered(50, 100), class_id="orders")
+            await create_test_durable(at_a, at_b)
+            await wait_until_up(*ways)
+            await at_a.publish_many(numbered_payloads(0, 50), class_id="orders")
+            await at_b.publish_many(numbered_payloads(50, 100), class_id="orders")
             for bus in at_a, at_b:
                 got = await payloads(bus, "orders", 100)
                 assert sorted(map(int, got)) == list(range(100))
@@ -381,18 +385,20 @@ def test_filtered_messages_are_released_at_source(
     monkeypatch.setattr("simplebus.bridge.target.bus._RANGES_MAX", ranges)
 
     async def main() -> None:
-        near, far = MemoryBus(), MemoryBus()
-        some = lane(near, far, channels=("eu.#",), channel_map=ChannelMap([("eu.#", "#")]))
-        async with near as here, far as there, running(some):
-            await up(some)
+        source, target = MemoryBus(), MemoryBus()
+        some = create_copier(
+            source, target, channels=("eu.#",), channel_map=ChannelMap([("eu.#", "#")])
+        )
+        async with source as source_bus, target as target_bus, running(some):
+            await wait_until_up(some)
             for number in range(200):
                 where = "eu.x" if number % 10 == 0 else "us.x"
-                await here.publish(b"%d" % number, class_id="orders", channel=where)
-            got = await read(there, "orders", 20)
+                await source_bus.publish(b"%d" % number, class_id="orders", channel=where)
+            got = await read(target_bus, "orders", 20)
             assert [int(m.payload) for m in got] == list(range(0, 200, 10))
             assert {m.channel for m in got} == {"x"}
             await trio.sleep(10)
-            held = next(k for k in near.statistics().classes if k.ring.head == 200)
+            held = next(k for k in source.statistics().classes if k.ring.head == 200)
             assert held.ring.message_count == 0  # Nothing is kept that is not for it.
 
     run(main)
@@ -410,16 +416,16 @@ def test_dead_letter_class_of_class_named_by_id(
     monkeypatch.setattr("simplebus.bridge.copier._RETRYABLE_REFUSALS", set())
 
     async def main() -> None:
-        near, far = MemoryBus(), MemoryBus(FULL)
-        async with near as here, far:
-            await here.publish_many(numbered(0, 4), class_id=7)
+        source, target = MemoryBus(), MemoryBus(FULL)
+        async with source as source_bus, target:
+            await source_bus.publish_many(numbered_payloads(0, 4), class_id=7)
             for name in ("7", "bills"):
-                async with running(lane(near, far, class_=7, to="orders")):
-                    (letter,) = await read(here, f"dead.{name}", 1)
+                async with running(create_copier(source, target, class_=7, to="orders")):
+                    (letter,) = await read(source_bus, f"dead.{name}", 1)
                     assert dict(letter.headers)["dead-class"] == name
-                named = here.connection.core.name_classes(NamedClass(id=7, name="bills"))
-                await here.connection.wait_answered(named)
-                await here.publish(b"4", class_id=7)
+                named = source_bus.connection.core.name_classes(NamedClass(id=7, name="bills"))
+                await source_bus.connection.wait_answered(named)
+                await source_bus.publish(b"4", class_id=7)
 
     run(main)
 
@@ -430,20 +436,20 @@ def test_refused_message_becomes_dead_letter_with_reason(
     monkeypatch.setattr("simplebus.bridge.copier._RETRYABLE_REFUSALS", set())
 
     async def main() -> None:
-        near, far = MemoryBus(), MemoryBus(FULL)
-        async with near as here, far as there:
-            await here.publish_many(numbered(0, 10), class_id="orders")
-            copying = lane(near, far)
+        source, target = MemoryBus(), MemoryBus(FULL)
+        async with source as source_bus, target as target_bus:
+            await source_bus.publish_many(numbered_payloads(0, 10), class_id="orders")
+            copying = create_copier(source, target)
             async with running(copying):
-                letters = await read(here, "dead.orders", 7)
-                assert [letter.payload for letter in letters] == numbered(3, 10)
+                letters = await read(source_bus, "dead.orders", 7)
+                assert [letter.payload for letter in letters] == numbered_payloads(3, 10)
                 first = dict(letters[0].headers)
                 assert (first["dead-class"], first["dead-sequence"]) == ("orders", "3")
                 assert first["dead-reason"] == "terminated"
                 assert first["dead-error"].startswith("drop_newest: ")
-                assert await payloads(there, "orders", 3) == numbered(0, 3)
-                await here.publish(b"10", class_id="orders")
-                assert await payloads(there, "orders", 1) == [b"10"]
+                assert await payloads(target_bus, "orders", 3) == numbered_payloads(0, 3)
+                await source_bus.publish(b"10", class_id="orders")
+                assert await payloads(target_bus, "orders", 1) == [b"10"]
                 await trio.sleep(5)  # What has come is counted.
             found = copying.statistics()
             assert (found.copied, found.refused) == (4, 7)
@@ -462,26 +468,26 @@ def test_kill_before_dead_letter_loses_no_refusal(
         return 0
 
     async def main() -> None:
-        near, far = MemoryBus(), MemoryBus(FULL)
-        async with near as here, far as there:
+        source, target = MemoryBus(), MemoryBus(FULL)
+        async with source as source_bus, target as target_bus:
 
             async def forget(end: BusSource, at: int, *, now: bool) -> None:
                 """What nobody wants any more is gone at once."""
                 await keep(end, at, now=now)
-                await here.purge("orders", 0, at)
+                await source_bus.purge("orders", 0, at)
 
             monkeypatch.setattr(BusSource, "commit_position", forget)
-            await here.publish_many(numbered(0, 1000), class_id="orders")
+            await source_bus.publish_many(numbered_payloads(0, 1000), class_id="orders")
             for _ in range(3):
                 monkeypatch.setattr(BusSource, "dead_letter", hang)
-                async with running(lane(near, far)):
+                async with running(create_copier(source, target)):
                     await trio.sleep(20)
             monkeypatch.setattr(BusSource, "dead_letter", give_up)
-            again = lane(near, far)
+            again = create_copier(source, target)
             async with running(again):
-                letters = await payloads(here, "dead.orders", 997)
-                assert letters == numbered(3, 1000)
-                assert await payloads(there, "orders", 3) == numbered(0, 3)
+                letters = await payloads(source_bus, "dead.orders", 997)
+                assert letters == numbered_payloads(3, 1000)
+                assert await payloads(target_bus, "orders", 3) == numbered_payloads(0, 3)
                 await trio.sleep(5)  # What has come is counted.
             found = again.statistics()
             assert (found.refused, found.missed) == (997, 0)
@@ -496,17 +502,17 @@ def test_refused_message_that_is_gone_counts_as_missed(
     give_up = BusSource.dead_letter
 
     async def main() -> None:
-        near, far = MemoryBus(), MemoryBus(FULL)
-        async with near as here, far as there:
+        source, target = MemoryBus(), MemoryBus(FULL)
+        async with source as source_bus, target as target_bus:
 
             async def late(end: BusSource, refusals: Any) -> int:
-                await here.purge("orders")
+                await source_bus.purge("orders")
                 return await give_up(end, refusals)
 
             monkeypatch.setattr(BusSource, "dead_letter", late)
-            await hold(there)
-            await here.publish_many(numbered(0, 10), class_id="orders")
-            copying = lane(near, far)
+            await create_test_durable(target_bus)
+            await source_bus.publish_many(numbered_payloads(0, 10), class_id="orders")
+            copying = create_copier(source, target)
             async with running(copying):
                 await trio.sleep(20)
             found = copying.statistics()
@@ -527,13 +533,13 @@ def test_internal_error_does_not_end_copier(
         return await find(end, at)
 
     async def main() -> None:
-        near, far = MemoryBus(), MemoryBus()
-        async with near as here, far as there:
-            await here.publish_many(numbered(0, 10), class_id="orders")
+        source, target = MemoryBus(), MemoryBus()
+        async with source as source_bus, target as target_bus:
+            await source_bus.publish_many(numbered_payloads(0, 10), class_id="orders")
             monkeypatch.setattr(BusSource, "read", faulty)
-            copying = lane(near, far)
+            copying = create_copier(source, target)
             async with running(copying):
-                assert await payloads(there, "orders", 10) == numbered(0, 10)
+                assert await payloads(target_bus, "orders", 10) == numbered_payloads(0, 10)
             assert copying.statistics().losses == 2
             assert caplog.text.count("internal error") == 2
 
@@ -543,23 +549,23 @@ def test_internal_error_does_not_end_copier(
 @pytest.mark.parametrize("few", [False, True])
 def test_waits_for_full_target_across_restarts(few: bool, request: pytest.FixtureRequest) -> None:
     if few:
-        request.getfixturevalue("few_at_once")
+        request.getfixturevalue("small_batches")
 
     async def main() -> None:
-        near, far = MemoryBus(), MemoryBus(FULL)
-        async with near as here, far as there:
-            await hold(there)
-            await here.publish_many(numbered(0, 40), class_id="orders")
+        source, target = MemoryBus(), MemoryBus(FULL)
+        async with source as source_bus, target as target_bus:
+            await create_test_durable(target_bus)
+            await source_bus.publish_many(numbered_payloads(0, 40), class_id="orders")
             got: list[bytes] = []
             while len(got) < 40:
-                copying = lane(near, far)  # As if the one before had been killed.
+                copying = create_copier(source, target)  # As if the one before had been killed.
                 async with running(copying):
                     await trio.sleep(5)
-                    got += await payloads(there, "orders", min(3, 40 - len(got)))
+                    got += await payloads(target_bus, "orders", min(3, 40 - len(got)))
                     await trio.sleep(5)
                 assert copying.statistics().refused == 0
             # What was under way behind what was refused may come first.
-            assert (sorted(got, key=int) if few else got) == numbered(0, 40)
+            assert (sorted(got, key=int) if few else got) == numbered_payloads(0, 40)
 
     run(main)
 
@@ -570,17 +576,19 @@ def test_resends_more_messages_than_fit_in_record(
     monkeypatch.setattr("simplebus.bridge.target.bus._RANGES_MAX", 2)
 
     async def main() -> None:
-        near, far = MemoryBus(), MemoryBus(FULL)
-        async with near as here, far as there:
-            await hold(there)
+        source, target = MemoryBus(), MemoryBus(FULL)
+        async with source as source_bus, target as target_bus:
+            await create_test_durable(target_bus)
             for number in range(40):
                 where = "eu.x" if number % 2 == 0 else "us.x"
-                await here.publish(b"%d" % number, class_id="orders", channel=where)
+                await source_bus.publish(b"%d" % number, class_id="orders", channel=where)
             got: set[int] = set()
             while len(got) < 20:
-                async with running(lane(near, far, channels=("eu.#",))):  # Killed each time.
+                async with running(
+                    create_copier(source, target, channels=("eu.#",))
+                ):  # Killed each time.
                     await trio.sleep(5)
-                    for message in await read(there, "orders", min(3, 20 - len(got))):
+                    for message in await read(target_bus, "orders", min(3, 20 - len(got))):
                         got.add(int(message.payload))
                     await trio.sleep(5)
             assert sorted(got) == list(range(0, 40, 2))
@@ -590,19 +598,19 @@ def test_resends_more_messages_than_fit_in_record(
 
 @pytest.mark.parametrize(("channels", "missed"), [((), 5), (("a",), 0)])
 def test_filtered_copier_counts_nothing_as_missed(channels: tuple[str, ...], missed: int) -> None:
-    """What is for nobody, the bus has let go of."""
+    """The bus drops messages on channels that no subscription wants."""
 
     async def main() -> None:
-        near = MemoryBus()
-        async with near as here:
-            await hold(here)
+        source = MemoryBus()
+        async with source as source_bus:
+            await create_test_durable(source_bus)
             for number in range(10):
-                await here.publish(b"%d" % number, class_id="orders", channel="b")
-            async with here.subscribe("orders", durable="test") as messages:
+                await source_bus.publish(b"%d" % number, class_id="orders", channel="b")
+            async with source_bus.subscribe("orders", durable="test") as messages:
                 for message in await messages.take(5):
                     message.ack()
             async with connect_source(
-                place(near), "a", target_id="x", heartbeat=10, auth=None
+                endpoint_of(source), "a", target_id="x", heartbeat=10, auth=None
             ) as connection:
                 end = BusSource(connection, class_="orders", durable="a", channels=channels)
                 await end.open()
@@ -613,21 +621,21 @@ def test_filtered_copier_counts_nothing_as_missed(channels: tuple[str, ...], mis
 
 @pytest.mark.parametrize(("frame_bytes", "count"), [(1024, 1200), (8192, 3000), (65_536, 6000)])
 def test_record_fits_target_frame_limit(frame_bytes: int, count: int) -> None:
-    """However many messages are left out between those that are copied."""
+    """Many skipped messages between the copied ones make the record long."""
 
     async def main() -> None:
-        near, far = MemoryBus(), MemoryBus(Settings(limits=Limits(frame_bytes=frame_bytes)))
-        async with near as here, far as there:
-            await hold(there)
+        source, target = MemoryBus(), MemoryBus(Settings(limits=Limits(frame_bytes=frame_bytes)))
+        async with source as source_bus, target as target_bus:
+            await create_test_durable(target_bus)
             for number in range(count):
                 channel = "ab"[number % 2]
-                await here.publish(
+                await source_bus.publish(
                     b"%d" % number, class_id="orders", channel=channel, confirm=False
                 )
-            await here.flush()
-            copying = lane(near, far, channels=("a",))
+            await source_bus.flush()
+            copying = create_copier(source, target, channels=("a",))
             async with running(copying):
-                got = await payloads(there, "orders", count // 2)
+                got = await payloads(target_bus, "orders", count // 2)
                 assert got == [b"%d" % number for number in range(0, count, 2)]
             assert copying.statistics().losses == 0
 
@@ -636,12 +644,16 @@ def test_record_fits_target_frame_limit(frame_bytes: int, count: int) -> None:
 
 def test_message_too_long_for_target_becomes_dead_letter() -> None:
     async def main() -> None:
-        near, far = MemoryBus(), MemoryBus(Settings(limits=Limits(frame_bytes=2000)))
-        async with near as here, far as there, running(lane(near, far)):
+        source, target = MemoryBus(), MemoryBus(Settings(limits=Limits(frame_bytes=2000)))
+        async with (
+            source as source_bus,
+            target as target_bus,
+            running(create_copier(source, target)),
+        ):
             for size in (10, 5000, 20):
-                await here.publish(bytes(size), class_id="orders")
-            assert [len(each) for each in await payloads(there, "orders", 2)] == [10, 20]
-            (letter,) = await read(here, "dead.orders", 1)
+                await source_bus.publish(bytes(size), class_id="orders")
+            assert [len(each) for each in await payloads(target_bus, "orders", 2)] == [10, 20]
+            (letter,) = await read(source_bus, "dead.orders", 1)
             assert "expected at most 2000" in dict(letter.headers)["dead-error"]
 
     run(main)
@@ -651,7 +663,7 @@ def test_message_too_long_for_target_becomes_dead_letter() -> None:
 def test_splits_long_dead_letter_in_two(
     headers: dict[str, str],
 ) -> None:
-    """The path makes each message longer, and so does the reason of a dead letter."""
+    """The path makes each message longer, and the reason makes the dead letter longer."""
 
     async def longest(bus: simplebus.Bus) -> bytes:
         for size in count(bus.connection.core.accepted_frame_bytes_max, -1):
@@ -661,15 +673,15 @@ def test_splits_long_dead_letter_in_two(
         raise AssertionError
 
     async def main() -> None:
-        near, far = MemoryBus(), MemoryBus()
-        async with near as here, far as there:
-            await here.publish(b"a", class_id="orders")
-            whole = await longest(here)
-            await here.publish(b"b", class_id="orders")
-            copying = lane(near, far)
+        source, target = MemoryBus(), MemoryBus()
+        async with source as source_bus, target as target_bus:
+            await source_bus.publish(b"a", class_id="orders")
+            whole = await longest(source_bus)
+            await source_bus.publish(b"b", class_id="orders")
+            copying = create_copier(source, target)
             async with running(copying):
-                assert await payloads(there, "orders", 2) == [b"a", b"b"]
-                letters = await payloads(here, "dead.orders", 2)
+                assert await payloads(target_bus, "orders", 2) == [b"a", b"b"]
+                letters = await payloads(source_bus, "dead.orders", 2)
                 await trio.sleep(5)  # What has come is counted.
                 assert b"".join(letters) == whole
             assert (copying.statistics().refused, copying.statistics().missed) == (1, 0)
@@ -684,20 +696,20 @@ def test_waits_for_absent_target(caplog: pytest.LogCaptureFixture) -> None:
         async def open(self) -> Any:
             if not self.is_there:
                 raise BusConnectionError("cannot connect to the moon")
-            return await place(far).open()
+            return await endpoint_of(target).open()
 
-    far = MemoryBus()
+    target = MemoryBus()
 
     async def main() -> None:
-        near, moon = MemoryBus(), Gone()
-        async with near as here, far as there:
-            await here.publish_many(numbered(0, 5), class_id="orders")
-            copying = lane(near, far, far_place=moon)
+        source, moon = MemoryBus(), Gone()
+        async with source as source_bus, target as target_bus:
+            await source_bus.publish_many(numbered_payloads(0, 5), class_id="orders")
+            copying = create_copier(source, target, target_endpoint=moon)
             async with running(copying):
                 await trio.sleep(600)
                 assert copying.statistics().problem == "cannot connect to the moon"
                 moon.is_there = True
-                assert await payloads(there, "orders", 5) == numbered(0, 5)
+                assert await payloads(target_bus, "orders", 5) == numbered_payloads(0, 5)
         assert len([line for line in caplog.messages if "the moon" in line]) == 1
         assert 100 < copying.statistics().losses < 300  # Every 5 seconds, about.
 
@@ -708,7 +720,7 @@ def test_waits_for_absent_target(caplog: pytest.LogCaptureFixture) -> None:
 def test_keeps_messages_before_target_exists(
     is_silent: bool,
 ) -> None:
-    """Though somebody else has it meanwhile."""
+    """Another client acks the messages meanwhile."""
 
     class Gone:
         is_there = False
@@ -717,70 +729,74 @@ def test_keeps_messages_before_target_exists(
             if not self.is_there:
                 await trio.sleep(5 if is_silent else 0)
                 raise BusConnectionError("cannot connect to the moon")
-            return await place(far).open()
+            return await endpoint_of(target).open()
 
-    far = MemoryBus()
+    target = MemoryBus()
 
     async def main() -> None:
-        near, moon = MemoryBus(), Gone()
-        async with near as here, far as there:
-            await hold(here, there)
-            copying = lane(near, far, far_place=moon)
+        source, moon = MemoryBus(), Gone()
+        async with source as source_bus, target as target_bus:
+            await create_test_durable(source_bus, target_bus)
+            copying = create_copier(source, target, target_endpoint=moon)
             async with running(copying):
                 await trio.sleep(0.01)
-                await here.publish_many(numbered(0, 5), class_id="orders")
-                assert await payloads(here, "orders", 5) == numbered(0, 5)
+                await source_bus.publish_many(numbered_payloads(0, 5), class_id="orders")
+                assert await payloads(source_bus, "orders", 5) == numbered_payloads(0, 5)
                 await trio.sleep(60)
                 moon.is_there = True
-                assert await payloads(there, "orders", 5) == numbered(0, 5)
+                assert await payloads(target_bus, "orders", 5) == numbered_payloads(0, 5)
             assert copying.statistics().missed == 0
 
     run(main)
 
 
-@pytest.mark.parametrize("which", ["near", "far"])
+@pytest.mark.parametrize("which", ["source", "target"])
 def test_survives_crash_of_either_bus(which: str, tmp_path: Path) -> None:
-    """A crash is a copy of the directory as it is then."""
+    """A crash is simulated by a copy of the data directory."""
 
     async def main() -> None:
-        folders = {"near": tmp_path / "near", "far": tmp_path / "far"}
+        folders = {"source": tmp_path / "source", "target": tmp_path / "target"}
         buses = {name: MemoryBus(data_dir=folder) for name, folder in folders.items()}
         async with (
-            buses["near"] as here,
-            buses["far"],
-            running(lane(buses["near"], buses["far"])),
+            buses["source"] as source_bus,
+            buses["target"],
+            running(create_copier(buses["source"], buses["target"])),
         ):
             for number in range(10):
-                await here.publish(b"%d" % number, class_id="orders")
+                await source_bus.publish(b"%d" % number, class_id="orders")
             await trio.sleep(0.05)  # Too short for positions to be written again.
             crashed = tmp_path / "crashed"
             shutil.copytree(folders[which], crashed)
         rest = {**folders, which: crashed}
         again = {name: MemoryBus(data_dir=folder) for name, folder in rest.items()}
-        copying = lane(again["near"], again["far"])
-        async with again["near"] as here, again["far"] as there, running(copying):
-            await here.publish(b"10", class_id="orders")
-            assert await payloads(there, "orders", 11) == numbered(0, 11)
-            await here.publish(b"11", class_id="orders")
-            assert await payloads(there, "orders", 1) == [b"11"]
+        copying = create_copier(again["source"], again["target"])
+        async with again["source"] as source_bus, again["target"] as target_bus, running(copying):
+            await source_bus.publish(b"10", class_id="orders")
+            assert await payloads(target_bus, "orders", 11) == numbered_payloads(0, 11)
+            await source_bus.publish(b"11", class_id="orders")
+            assert await payloads(target_bus, "orders", 1) == [b"11"]
             assert copying.statistics().discarded_records == 0
 
     run(main)
 
 
 def test_resends_after_connection_loss_at_full_target() -> None:
-    """Long messages: what was announced is stored in front of what waits."""
+    """With long messages, the record is stored and the announced messages wait for room."""
 
     async def main() -> None:
-        near, far = MemoryBus(), MemoryBus(Settings(limits=Limits(class_messages=2)))
-        async with near as here, far as there, running(lane(near, far)):
+        source, target = MemoryBus(), MemoryBus(Settings(limits=Limits(class_messages=2)))
+        async with (
+            source as source_bus,
+            target as target_bus,
+            running(create_copier(source, target)),
+        ):
             for number in range(12):
-                await here.publish(b"%d" % number + bytes(300_000), class_id="orders")
+                await source_bus.publish(b"%d" % number + bytes(300_000), class_id="orders")
             got: list[int] = []
             while len(got) < 12:
                 await trio.sleep(10)
-                far.hang_up()
-                got += [int(p.strip(b"\0")) for p in await payloads(there, "orders", 1)]
+                target.hang_up()
+                got += [int(p.strip(b"\0")) for p in await payloads(target_bus, "orders", 1)]
             assert got == list(range(12))
 
     run(main)
@@ -788,14 +804,14 @@ def test_resends_after_connection_loss_at_full_target() -> None:
 
 def test_target_without_records_gets_all_messages() -> None:
     async def main() -> None:
-        near, first, second = MemoryBus(), MemoryBus(), MemoryBus()
-        async with near as here, first as there, second as other:
-            async with running(lane(near, first)):
-                await here.publish_many(numbered(0, 10), class_id="orders")
-                assert await payloads(there, "orders", 10) == numbered(0, 10)
+        source, first, second = MemoryBus(), MemoryBus(), MemoryBus()
+        async with source as source_bus, first as target_bus, second as other:
+            async with running(create_copier(source, first)):
+                await source_bus.publish_many(numbered_payloads(0, 10), class_id="orders")
+                assert await payloads(target_bus, "orders", 10) == numbered_payloads(0, 10)
                 await trio.sleep(1)
-            await here.publish_many(numbered(10, 20), class_id="orders")
-            async with running(lane(near, second)):
-                assert await payloads(other, "orders", 10) == numbered(10, 20)
+            await source_bus.publish_many(numbered_payloads(10, 20), class_id="orders")
+            async with running(create_copier(source, second)):
+                assert await payloads(other, "orders", 10) == numbered_payloads(10, 20)
 
     run(main)

@@ -1,5 +1,6 @@
-"""Two bridges that run with one configuration, and NATS at one end of them; and one whose NATS
-server is away: each says so once."""
+"""Two bridges with the same configuration, and bridges whose NATS server is away: each problem is
+logged once.
+"""
 
 from __future__ import annotations
 
@@ -16,28 +17,29 @@ from simplebus.bridge.copier import Copier
 from simplebus.bridge.runner import create_copiers
 from simplebus.bridge.settings import BridgeSettings, CopiedClass
 from simplebus.bridge.target.bus import open_bus_target
-from tests.bridge.memory_buses import numbered, payloads
+from tests.bridge.memory_buses import numbered_payloads, payloads
 from tests.bridge.nats_copiers import (
     BusServer,
     NatsServer,
     connect,
     copying,
-    stream,
-    until,
+    create_stream,
+    wait_until,
 )
-from tests.bridge.target.test_stateless_server import all_of
+from tests.bridge.target.test_stateless_server import read_all
 from tests.jetstream.stateless_servers import address, door, options
 
 
 async def test_takeover_continues_after_previous_copier(
     server: BusServer, nats: NatsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As when a bridge is replaced and both run for a moment: what the far bus remembers is ahead
-    of what the stream had when it was looked at first."""
+    """When a bridge is replaced, both run for a moment. The target may then have a later position
+    than the stream had when the new bridge opened it.
+    """
     bridge = BridgeSettings("twin", nats.url, server.address, (CopiedClass("twin", stream="TWIN"),))
     (before,), (after,) = create_copiers([bridge]), create_copiers([bridge])
     async with connect(nats) as connection, simplebus.connect(server.address) as bus:
-        await stream(connection, "TWIN", "twin")
+        await create_stream(connection, "TWIN", "twin")
 
         got: list[bytes] = []
         is_said = False
@@ -64,7 +66,7 @@ async def test_takeover_continues_after_previous_copier(
             async with copying(after, up=True):
                 await say(100, 120)
         await bus.publish(b"last", class_id="twin")
-        assert got + await payloads(bus, "twin", 1) == [*numbered(0, 120), b"last"]
+        assert got + await payloads(bus, "twin", 1) == [*numbered_payloads(0, 120), b"last"]
         for found in before.statistics(), after.statistics():
             assert (found.discarded_records, found.missed, found.skipped) == (0, 0, {})
 
@@ -88,14 +90,14 @@ async def test_one_of_two_bridges_to_stateless_server_copies(
             ]
 
         async with copying(first, up=True), copying(second, up=True):
-            await until(lambda: bool(aside()))
+            await wait_until(lambda: bool(aside()))
             for number in range(100):
                 connection.core.publish("twins", b"%d" % number)
             connection.nats.flush()
-            await until(lambda: sum(e.statistics().copied for e in (first, second)) == 100)
+            await wait_until(lambda: sum(e.statistics().copied for e in (first, second)) == 100)
             assert [each.statistics().copied for each in aside()] == [0]
         async with simplebus.connect(address(one)) as bus:
-            assert await all_of(bus) == numbered(0, 100)
+            assert await read_all(bus) == numbered_payloads(0, 100)
 
 
 @pytest.mark.parametrize("is_there", [False, True])
@@ -106,7 +108,7 @@ async def test_logs_refused_connection_once(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Or one that has not what is asked for. A lane tries again all the time."""
+    """The server is absent, or lacks JetStream. A copier retries all the time."""
     if not is_there:
         monkeypatch.setattr("simplebus.bridge.nats_connection.CONNECT_SECONDS", 2.0)
     monkeypatch.setattr("simplebus.bridge.copier.RETRY_DELAY_MAX_SECONDS", 0.05)
@@ -117,6 +119,6 @@ async def test_logs_refused_connection_once(
     )
     caplog.set_level("INFO")
     async with copying(copies):
-        await until(lambda: copies.statistics().losses >= 3)
+        await wait_until(lambda: copies.statistics().losses >= 3)
     (told,) = caplog.messages
     assert told.endswith("retrying")

@@ -1,4 +1,4 @@
-"""A lane that can never work says what is to be changed, and ends."""
+"""A copier that can never work logs what to change, and ends."""
 
 from __future__ import annotations
 
@@ -22,8 +22,10 @@ WHAT_TO_DO = "copy to the NATS servers of its cluster"
 
 
 @asynccontextmanager
-async def refusing(monkeypatch: pytest.MonkeyPatch, identity: str) -> AsyncIterator[str]:
-    """The address of a server that keeps no last values."""
+async def server_without_last_values(
+    monkeypatch: pytest.MonkeyPatch, identity: str
+) -> AsyncIterator[str]:
+    """Yield the address of a server that keeps no last values."""
 
     def refuse(class_id: int) -> None:
         raise RemoteProtocolError(Reason.BAD_REQUEST, "no last values")
@@ -39,7 +41,7 @@ async def test_old_stateless_server_is_fatal_for_its_copier_only(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     with trio.fail_after(PATIENCE_SECONDS):
-        async with refusing(monkeypatch, "cluster old") as door, serving() as up:
+        async with server_without_last_values(monkeypatch, "cluster old") as door, serving() as up:
             here = f"simplebus://{up.addresses[0]}"
             made = create_copiers(
                 [
@@ -49,7 +51,7 @@ async def test_old_stateless_server_is_fatal_for_its_copier_only(
             )
             ended = trio.Event()
             async with trio.open_nursery() as nursery, simplebus.connect(here) as bus:
-                nursery.start_soon(partial(run_copiers, made, on_failed=lambda lane: ended.set()))
+                nursery.start_soon(partial(run_copiers, made, on_failed=lambda copier: ended.set()))
                 await ended.wait()
                 await bus.publish(b"hello", class_id="a")
                 async with bus.subscribe("b") as messages:
@@ -68,9 +70,9 @@ async def test_logs_copying_to_itself_once(
         async with serving() as up:
             here = f"simplebus://{up.addresses[0]}"
             other = here.replace("127.0.0.1", "localhost")
-            (lane,) = create_copiers([BridgeSettings("b", here, other, (CopiedClass("a"),))])
-            await lane.run()
-    assert lane.statistics().losses == 1
+            (copier,) = create_copiers([BridgeSettings("b", here, other, (CopiedClass("a"),))])
+            await copier.run()
+    assert copier.statistics().losses == 1
     assert caplog.text.count("class 'a' cannot be copied to itself; use another bus") == 1
 
 
@@ -78,13 +80,13 @@ async def test_other_bad_request_is_retried(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     with trio.fail_after(PATIENCE_SECONDS):
-        async with refusing(monkeypatch, "a bus") as there, serving() as up:
-            (lane,) = create_copiers(
+        async with server_without_last_values(monkeypatch, "a bus") as there, serving() as up:
+            (copier,) = create_copiers(
                 [BridgeSettings("b", f"simplebus://{up.addresses[0]}", there, (CopiedClass("a"),))]
             )
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(lane.run)
-                while lane.statistics().losses < 2:  # noqa: ASYNC110 - it has no event.
+                nursery.start_soon(copier.run)
+                while copier.statistics().losses < 2:  # noqa: ASYNC110 - it has no event.
                     await trio.sleep(0.01)
                 nursery.cancel_scope.cancel()
     assert "no last values; retrying" in caplog.text
@@ -94,7 +96,7 @@ async def test_command_exits_with_config_status_on_fatal_error(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with trio.fail_after(PATIENCE_SECONDS):
-        async with refusing(monkeypatch, "cluster old") as door, serving() as up:
+        async with server_without_last_values(monkeypatch, "cluster old") as door, serving() as up:
             with program("bridge", "--from", str(up.addresses[0]), "--to", door, "a") as bridge:
                 status, _, said = await trio.to_thread.run_sync(bridge.wait)
     assert status == 78

@@ -1,4 +1,4 @@
-"""Ends that are lost: in whatever moment, and without a word."""
+"""Connections to source or target that are lost at any moment, with or without notice."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ import pytest
 import trio
 
 from simplebus.bridge.interfaces import Refusal, TargetBatch
-from simplebus.bridge.target import bus as far_module
+from simplebus.bridge.target import bus as bus_module
 from simplebus.bridge.target.bus import BusTarget, TargetSettings
 from simplebus.client.aio.connection import ClientConnection
 from simplebus.client.core.inbox import Inbox
 from simplebus.memory.bus import MemoryBus
 from tests.bridge.memory_buses import (
-    Silent,
-    hold,
-    lane,
-    numbered,
+    SilentEndpoint,
+    create_copier,
+    create_test_durable,
+    numbered_payloads,
     payloads,
     run,
     running,
@@ -28,57 +28,71 @@ from tests.bridge.memory_buses import (
 def test_resumes_after_source_is_lost_while_target_stores(
     when: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is asked of the near bus then is asked of a connection that is gone."""
+    """The next request to the source uses a lost connection."""
     settle = BusTarget.settle_oldest
     settled = 0
 
     async def main() -> None:
-        near, far = MemoryBus(), MemoryBus()
+        source, target = MemoryBus(), MemoryBus()
 
         async def settle_late(end: BusTarget) -> list[Refusal]:
             nonlocal settled
             settled += 1
             if settled == when:
-                near.hang_up()
+                source.hang_up()
                 await trio.sleep(1)
             return await settle(end)
 
-        async with near as here, far as there, running(lane(near, far)):
-            await here.publish_many(numbered(0, 10), class_id="orders")
-            assert await payloads(there, "orders", 10) == numbered(0, 10)
+        async with (
+            source as source_bus,
+            target as target_bus,
+            running(create_copier(source, target)),
+        ):
+            await source_bus.publish_many(numbered_payloads(0, 10), class_id="orders")
+            assert await payloads(target_bus, "orders", 10) == numbered_payloads(0, 10)
             await trio.sleep(1)
             monkeypatch.setattr(BusTarget, "settle_oldest", settle_late)
             for first in (10, 20):
-                await here.publish_many(numbered(first, first + 10), class_id="orders")
-                assert await payloads(there, "orders", 10) == numbered(first, first + 10)
+                await source_bus.publish_many(
+                    numbered_payloads(first, first + 10), class_id="orders"
+                )
+                assert await payloads(target_bus, "orders", 10) == numbered_payloads(
+                    first, first + 10
+                )
 
     run(main)
 
 
-ENDS = ("near", "far")
+ENDS = ("source", "target")
 LOST_SECONDS = 30.0
-"""Three heartbeats, as `FarTerms` has them."""
+"""Three heartbeats of `TargetSettings`."""
 
 
-async def cut_and_mended(cut: str, at: int, seconds: float) -> bool:
-    """A lane whose line to one end, or to both, is cut at so many-th call, for so long. False where
-    there were not so many calls."""
-    near, far = MemoryBus(), MemoryBus()
-    lines = {"near": Silent(near), "far": Silent(far)}
-    async with near as here, far as there:
-        await hold(there)
-        async with running(lane(near, far)):  # One that leaves a record.
-            await here.publish_many(numbered(0, 5), class_id="orders")
-            assert await payloads(there, "orders", 5) == numbered(0, 5)
+async def copy_over_cut_line(cut: str, at: int, seconds: float) -> bool:
+    """Copy while the connection to one or both ends is cut at call number `at` for `seconds`.
+
+    Returns False if there were fewer calls.
+    """
+    source, target = MemoryBus(), MemoryBus()
+    lines = {"source": SilentEndpoint(source), "target": SilentEndpoint(target)}
+    async with source as source_bus, target as target_bus:
+        await create_test_durable(target_bus)
+        async with running(create_copier(source, target)):  # One that leaves a record.
+            await source_bus.publish_many(numbered_payloads(0, 5), class_id="orders")
+            assert await payloads(target_bus, "orders", 5) == numbered_payloads(0, 5)
             await trio.sleep(1)
         for end in ENDS if cut == "both" else (cut,):
             lines[end].cut_at = at
-        copying = lane(near, far, near_place=lines["near"], far_place=lines["far"])
+        copying = create_copier(
+            source, target, source_endpoint=lines["source"], target_endpoint=lines["target"]
+        )
         async with running(copying):
             count = 5
             while count < 35 and not any(line.is_cut for line in lines.values()):
                 count += 10
-                await here.publish_many(numbered(count - 10, count), class_id="orders")
+                await source_bus.publish_many(
+                    numbered_payloads(count - 10, count), class_id="orders"
+                )
                 await trio.sleep(0.15)
             was_cut = any(line.is_cut for line in lines.values())
             if was_cut:
@@ -87,11 +101,13 @@ async def cut_and_mended(cut: str, at: int, seconds: float) -> bool:
                     assert not copying.statistics().is_up
                     assert copying.statistics().losses
             for line in lines.values():
-                line.mend()
-            await here.publish_many(numbered(count, count + 10), class_id="orders")
-            assert await payloads(there, "orders", count + 5) == numbered(5, count + 10)
+                line.restore()
+            await source_bus.publish_many(numbered_payloads(count, count + 10), class_id="orders")
+            assert await payloads(target_bus, "orders", count + 5) == numbered_payloads(
+                5, count + 10
+            )
             await trio.sleep(60)  # What comes twice would come now.
-            orders = next(k for k in far.statistics().classes if k.ring.head > count)
+            orders = next(k for k in target.statistics().classes if k.ring.head > count)
             assert orders.ring.head == count + 10
             assert copying.statistics().lag == 0
     return was_cut
@@ -104,13 +120,12 @@ STEP = 8
 @pytest.mark.parametrize("cut", [*ENDS, "both"])
 @pytest.mark.parametrize(("seconds", "first"), [(LOST_SECONDS + 5, 1), (11.0, 5)])
 def test_reconnects_to_silent_end(cut: str, seconds: float, first: int) -> None:
-    """Whatever the lane is about then: one call of the line after the other is the one at which it
-    is cut, from connecting over the record to messages and confirms."""
+    """Cuts at one call after the other, which covers handshake, record, messages and confirms."""
     for at in itertools.count(first, STEP):
         was_cut: list[bool] = []
 
         async def main(was_cut: list[bool] = was_cut, at: int = at) -> None:
-            was_cut.append(await cut_and_mended(cut, at, seconds))
+            was_cut.append(await copy_over_cut_line(cut, at, seconds))
 
         run(main)
         if was_cut == [False]:
@@ -121,12 +136,12 @@ def test_reconnects_to_silent_end(cut: str, seconds: float, first: int) -> None:
 def test_lost_connection_is_not_a_missing_record(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Otherwise what was under way would come twice."""
-    settle, subscribed = BusTarget.settle_oldest, far_module._subscribed
+    """Otherwise the messages in flight would be stored twice."""
+    settle, subscribed = BusTarget.settle_oldest, bus_module._subscribe_records
 
     async def main() -> None:
-        near, far = MemoryBus(), MemoryBus()
-        line = Silent(far, piece_bytes=16)
+        source, target = MemoryBus(), MemoryBus()
+        line = SilentEndpoint(target, read_bytes_max=16)
 
         async def never(end: BusTarget) -> list[Refusal]:
             if not end._sent[-1][1]:  # A record.
@@ -135,29 +150,29 @@ def test_lost_connection_is_not_a_missing_record(
             raise AssertionError
 
         async def cut_behind(
-            connection: ClientConnection, terms: TargetSettings, *, seek: bool
+            connection: ClientConnection, target_settings: TargetSettings, *, seek: bool
         ) -> Inbox:
-            found = await subscribed(connection, terms, seek=seek)
-            line.slice_frames()
+            found = await subscribed(connection, target_settings, seek=seek)
+            line.cut()
             return found
 
-        async with near as here, far as there:
-            await hold(there)
+        async with source as source_bus, target as target_bus:
+            await create_test_durable(target_bus)
             monkeypatch.setattr(BusTarget, "settle_oldest", never)
-            await here.publish_many(numbered(0, 5), class_id="orders")
-            async with running(lane(near, far)):
+            await source_bus.publish_many(numbered_payloads(0, 5), class_id="orders")
+            async with running(create_copier(source, target)):
                 await trio.sleep(1)
             monkeypatch.setattr(BusTarget, "settle_oldest", settle)
-            monkeypatch.setattr(far_module, "_subscribe_records", cut_behind)
-            async with running(lane(near, far, far_place=line)):
+            monkeypatch.setattr(bus_module, "_subscribe_records", cut_behind)
+            async with running(create_copier(source, target, target_endpoint=line)):
                 await trio.sleep(1)
                 assert line.is_cut
-                monkeypatch.setattr(far_module, "_subscribe_records", subscribed)
+                monkeypatch.setattr(bus_module, "_subscribe_records", subscribed)
                 await trio.sleep(11)
-                line.mend()
+                line.restore()
                 await trio.sleep(60)
-                await here.publish_many(numbered(5, 7), class_id="orders")
-                assert await payloads(there, "orders", 7) == numbered(0, 7)
+                await source_bus.publish_many(numbered_payloads(5, 7), class_id="orders")
+                assert await payloads(target_bus, "orders", 7) == numbered_payloads(0, 7)
         assert "no valid bridge record" not in caplog.text
 
     run(main)
@@ -168,16 +183,16 @@ def test_reports_age_of_oldest_message(monkeypatch: pytest.MonkeyPatch) -> None:
 
     async def main() -> None:
         monkeypatch.setattr("time.monotonic", trio.current_time)
-        near, far = MemoryBus(), MemoryBus()
-        line = Silent(far)
-        async with near as here, far as there:
-            await hold(there)
-            await here.publish(b"0", class_id="orders")
+        source, target = MemoryBus(), MemoryBus()
+        line = SilentEndpoint(target)
+        async with source as source_bus, target as target_bus:
+            await create_test_durable(target_bus)
+            await source_bus.publish(b"0", class_id="orders")
             await trio.sleep(100)
-            copying = lane(near, far, far_place=line)
+            copying = create_copier(source, target, target_endpoint=line)
 
             def cut_first(end: BusTarget, made: TargetBatch) -> None:
-                line.slice_frames()
+                line.cut()
                 send(end, made)
 
             monkeypatch.setattr(BusTarget, "send", cut_first)
@@ -188,8 +203,8 @@ def test_reports_age_of_oldest_message(monkeypatch: pytest.MonkeyPatch) -> None:
                 assert not copying.statistics().is_up
                 assert round(copying.statistics().lag_seconds) == 165
                 monkeypatch.setattr(BusTarget, "send", send)
-                line.mend()
-                assert await payloads(there, "orders", 1) == [b"0"]
+                line.restore()
+                assert await payloads(target_bus, "orders", 1) == [b"0"]
                 await trio.sleep(30)
                 assert (copying.statistics().lag, copying.statistics().lag_seconds) == (0, 0.0)
 

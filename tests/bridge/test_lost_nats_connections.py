@@ -1,4 +1,4 @@
-"""NATS servers that are lost, or that no longer do what they owe."""
+"""NATS servers that are lost, or stop answering."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from simplebus.bridge.source.core_nats import CoreNatsSource
 from simplebus.bridge.source.stream import StreamSource, consumer_name
 from simplebus.core.errors import BusConnectionError
 from simplebus.testing.server import BusServer
-from tests.bridge.memory_buses import numbered, payloads
-from tests.bridge.nats_copiers import bridged, connect, until
+from tests.bridge.memory_buses import numbered_payloads, payloads
+from tests.bridge.nats_copiers import connect, running_bridges, wait_until
 from tests.jetstream.nats_servers import NatsServer, nats_server
 
 PATIENCE_SECONDS = 120.0
@@ -29,35 +29,35 @@ HEARTBEAT_SECONDS = 1.0
 
 @asynccontextmanager
 async def copying(
-    near: str, far: str, class_: str, heartbeat: float = 10.0, **more: Any
+    source: str, target: str, class_: str, heartbeat: float = 10.0, **more: Any
 ) -> AsyncIterator[Copier]:
     copied = CopiedClass(class_, start="earliest", **more)
-    bridge = BridgeSettings(class_, near, far, (copied,), heartbeat_seconds=heartbeat)
-    async with bridged(bridge) as (lane,):
-        yield lane
+    bridge = BridgeSettings(class_, source, target, (copied,), heartbeat_seconds=heartbeat)
+    async with running_bridges(bridge) as (copier,):
+        yield copier
 
 
-async def stream(nats: NatsServer, name: str, **more: object) -> None:
+async def create_stream(nats: NatsServer, name: str, **more: object) -> None:
     async with connect(nats) as connection:
         config = {"name": name, "subjects": [f"{name.lower()}.>"], **more}
         await connection.nats.api_request(f"STREAM.CREATE.{name}", config)
 
 
 async def test_stream_with_no_ack_is_fatal(server: BusServer, nats: NatsServer) -> None:
-    """It would be sent the same again and again, and store it each time that it knows no more."""
-    await stream(nats, "MUTE", no_ack=True)
+    """The copier would resend the messages, and the stream would store them again each time."""
+    await create_stream(nats, "MUTE", no_ack=True)
     mute: Any = {"rewrite": (("#", "mute.x.#"),), "stream": "MUTE", "heartbeat": 2.0}
     async with simplebus.connect(server.address) as bus:
         await bus.publish(b"hello", class_id="mute")
-        async with copying(server.address, nats.url, "mute", **mute) as lane:
-            await until(lambda: "take 'no_ack' from the stream" in lane.statistics().problem)
-            assert lane.statistics().losses == 1
+        async with copying(server.address, nats.url, "mute", **mute) as copier:
+            await wait_until(lambda: "take 'no_ack' from the stream" in copier.statistics().problem)
+            assert copier.statistics().losses == 1
 
 
 async def test_answering_server_does_not_extend_timeout(
     nats: NatsServer,
 ) -> None:
-    """It goes on to answer when it is asked whether it is there."""
+    """The server still answers PINGs."""
     async with connect(nats, heartbeat=2.0) as connection:
         with trio.fail_after(PATIENCE_SECONDS), pytest.raises(BusConnectionError) as refused:
             await connection.wait_expected("an answer")
@@ -67,18 +67,18 @@ async def test_answering_server_does_not_extend_timeout(
 async def test_recreates_silent_consumer(
     server: BusServer, nats: NatsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As after a request that went to a leader that was about to die."""
-    await stream(nats, "QUIET")
+    """A pull request is lost if it reaches a leader that fails."""
+    await create_stream(nats, "QUIET")
     quiet: Any = {"channels": ("quiet.>",), "stream": "QUIET", "heartbeat": HEARTBEAT_SECONDS}
     async with (
         simplebus.connect(server.address) as bus,
-        copying(nats.url, server.address, "quiet", **quiet) as lane,
+        copying(nats.url, server.address, "quiet", **quiet) as copier,
     ):
-        await until(lambda: lane.statistics().is_up)
+        await wait_until(lambda: copier.statistics().is_up)
         losses = -1
         with trio.fail_after(PATIENCE_SECONDS):  # A busy machine may be late a few times.
-            while losses < lane.statistics().losses:
-                losses = lane.statistics().losses
+            while losses < copier.statistics().losses:
+                losses = copier.statistics().losses
                 await trio.sleep(5 * HEARTBEAT_SECONDS)  # It says that it is there.
 
         monkeypatch.setattr(StreamSource, "_request_more", lambda _: None)
@@ -87,35 +87,35 @@ async def test_recreates_silent_consumer(
                 connection.core.publish("quiet.x", b"%d" % number)
             await connection.round_trip()
         silent = "of stream 'QUIET' within"
-        await until(lambda: silent in lane.statistics().problem)
-        assert lane.statistics().losses > losses
+        await wait_until(lambda: silent in copier.statistics().problem)
+        assert copier.statistics().losses > losses
         monkeypatch.undo()
-        assert await payloads(bus, "quiet", 20_000) == numbered(0, 20_000)
+        assert await payloads(bus, "quiet", 20_000) == numbered_payloads(0, 20_000)
 
 
 async def test_detects_lost_server_while_idle(server: BusServer, tmp_path: Path) -> None:
     with nats_server(tmp_path) as going:
-        async with copying(server.address, going.url, "idle") as lane:
-            await until(lambda: lane.statistics().is_up)
+        async with copying(server.address, going.url, "idle") as copier:
+            await wait_until(lambda: copier.statistics().is_up)
             await trio.sleep(0.1)
             going.kill()
-            await until(lambda: not lane.statistics().is_up)
-            assert lane.statistics().losses > 0
+            await wait_until(lambda: not copier.statistics().is_up)
+            assert copier.statistics().losses > 0
 
 
 async def test_counts_messages_dropped_by_stream(
     server: BusServer, nats: NatsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    await stream(nats, "SHORT", max_msgs=10)
+    await create_stream(nats, "SHORT", max_msgs=10)
     asking: list[StreamSource] = []
     pull = StreamSource._request_more
-    monkeypatch.setattr(StreamSource, "_request_more", lambda near: asking.append(near))
+    monkeypatch.setattr(StreamSource, "_request_more", lambda source: asking.append(source))
     async with (
         simplebus.connect(server.address) as bus,
         connect(nats) as connection,
-        copying(nats.url, server.address, "short", stream="SHORT") as lane,
+        copying(nats.url, server.address, "short", stream="SHORT") as copier,
     ):
-        await until(lambda: len(asking) > 1)  # It waits for the first one.
+        await wait_until(lambda: len(asking) > 1)  # It waits for the first one.
         for number in range(100):
             connection.core.publish("short.x", b"%d" % number)
         info = await connection.nats.api_request("STREAM.INFO.SHORT")
@@ -123,12 +123,12 @@ async def test_counts_messages_dropped_by_stream(
             info = await connection.nats.api_request("STREAM.INFO.SHORT")
         monkeypatch.undo()
         pull(asking[-1])
-        assert await payloads(bus, "short", 10) == numbered(90, 100)
-        await until(lambda: lane.statistics().copied == 10)
-        assert (lane.statistics().missed, lane.statistics().losses) == (90, 0)
+        assert await payloads(bus, "short", 10) == numbered_payloads(90, 100)
+        await wait_until(lambda: copier.statistics().copied == 10)
+        assert (copier.statistics().missed, copier.statistics().losses) == (90, 0)
 
 
-def no_letters() -> Any:
+def refuse_dead_letters() -> Any:
     raise AssertionError("nothing is refused")
 
 
@@ -136,12 +136,12 @@ async def test_does_not_wait_for_purged_messages(
     nats: NatsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("simplebus.bridge.source.pull_consumer.PULL_MESSAGES", 8)
-    await stream(nats, "PURGED")
+    await create_stream(nats, "PURGED")
     async with connect(nats) as connection, connect(nats) as mine:
         for number in range(20):
             connection.core.publish("purged.x", b"%d" % number)
         await connection.round_trip()
-        near = StreamSource(
+        source = StreamSource(
             mine,
             "PURGED",
             target_id="there",
@@ -149,21 +149,21 @@ async def test_does_not_wait_for_purged_messages(
             subjects=(),
             start="earliest",
             heartbeat=0.2,
-            open_dead_letters=no_letters,
+            open_dead_letters=refuse_dead_letters,
         )
         with trio.fail_after(PATIENCE_SECONDS):
-            at = await near.open()
+            at = await source.open()
             while at < 9:
-                at = (await near.read(at)).next_sequence
+                at = (await source.read(at)).next_sequence
                 await connection.round_trip()  # Else nothing would come where nothing was found.
             await connection.nats.api_request("STREAM.PURGE.PURGED")
             # Some may be here, and some on their way.
-            while at < 21 and (found := await near.read(at)).runs:
+            while at < 21 and (found := await source.read(at)).runs:
                 at = found.next_sequence
             connection.core.publish("purged.x", b"late")
             connection.nats.flush()
-            await near.wait_for_message(at)
-            assert (await near.read(at)).next_sequence == 22
+            await source.wait_for_message(at)
+            assert (await source.read(at)).next_sequence == 22
 
 
 async def test_counts_core_nats_messages_lost_with_connection(
@@ -173,9 +173,9 @@ async def test_counts_core_nats_messages_lost_with_connection(
     with pytest.MonkeyPatch.context() as patch:
         find = CoreNatsSource.read
 
-        async def lost(near: CoreNatsSource, at: int) -> SourceBatch:
-            found = await find(near, at)
-            ends.append(near)
+        async def lost(source: CoreNatsSource, at: int) -> SourceBatch:
+            found = await find(source, at)
+            ends.append(source)
             if found.runs:
                 raise BusConnectionError("the far end is gone")
             return found
@@ -183,14 +183,14 @@ async def test_counts_core_nats_messages_lost_with_connection(
         patch.setattr(CoreNatsSource, "read", lost)
         async with (
             connect(nats) as connection,
-            copying(nats.url, server.address, "held", channels=("held.>",)) as lane,
+            copying(nats.url, server.address, "held", channels=("held.>",)) as copier,
         ):
-            await until(lambda: bool(ends))
+            await wait_until(lambda: bool(ends))
             for number in range(100):
                 connection.core.publish("held.x", b"%d" % number)
             await connection.round_trip()
-            await until(lambda: lane.statistics().missed > 0)
-            assert lane.statistics().copied == 0
+            await wait_until(lambda: copier.statistics().missed > 0)
+            assert copier.statistics().copied == 0
     assert ": missed " in caplog.text
 
 

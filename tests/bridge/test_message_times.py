@@ -1,4 +1,4 @@
-"""How old a message is, on its way over a bridge: the near bus knows, and no other clock does."""
+"""Ages of copied messages, which only the clock of the source bus determines."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from simplebus.bridge.target.bus import BusTarget
 from simplebus.core.limits import FETCH_BYTES_MAX
 from simplebus.memory.bus import MemoryBus
 from tests.bridge.memory_buses import (
-    clock,
-    hold,
-    lane,
-    numbered,
+    bus_clock,
+    create_copier,
+    create_test_durable,
+    endpoint_of,
+    numbered_payloads,
     payloads,
-    place,
     read,
     run,
     running,
@@ -29,33 +29,33 @@ APART = [-3600.0, 0.0, 3600.0]
 """By how much the near bus's clock is ahead of everybody's."""
 
 
-def set_apart(near: MemoryBus, seconds: float) -> None:
-    """Its clock goes on as it did, and all others were set."""
-    near._server._clock_offset += seconds
+def shift_clock(source: MemoryBus, seconds: float) -> None:
+    """Shift all clocks except that of the source bus."""
+    source._server._clock_offset += seconds
 
 
 @pytest.mark.parametrize("seconds", APART)
 def test_remaining_expiry_ignores_other_clocks(seconds: float) -> None:
     async def main() -> None:
-        near, far = MemoryBus(), MemoryBus()
-        async with near as here, far as there:
-            set_apart(near, seconds)
-            await hold(there)
-            await here.publish(b"over", class_id="orders", expires=50)
-            await here.publish(b"fresh", class_id="orders", expires=600)
-            await here.publish(b"late", class_id="orders", delay=300)
+        source, target = MemoryBus(), MemoryBus()
+        async with source as source_bus, target as target_bus:
+            shift_clock(source, seconds)
+            await create_test_durable(target_bus)
+            await source_bus.publish(b"over", class_id="orders", expires=50)
+            await source_bus.publish(b"fresh", class_id="orders", expires=600)
+            await source_bus.publish(b"late", class_id="orders", delay=300)
             await trio.sleep(100)
-            copying = lane(near, far)
+            copying = create_copier(source, target)
             async with running(copying):
-                (fresh,) = await read(there, "orders", 1)
+                (fresh,) = await read(target_bus, "orders", 1)
                 assert fresh.payload == b"fresh"
                 assert fresh.expires_ms is not None
                 assert 498_000 < fresh.expires_ms <= 500_100
                 await trio.sleep(190)
                 with trio.move_on_after(5):
-                    await read(there, "orders", 1)
+                    await read(target_bus, "orders", 1)
                     raise AssertionError("it came early")
-                (late,) = await read(there, "orders", 1)
+                (late,) = await read(target_bus, "orders", 1)
                 assert late.payload == b"late"
             assert copying.statistics().copied == 2
 
@@ -66,14 +66,14 @@ def test_remaining_expiry_ignores_other_clocks(seconds: float) -> None:
 def test_in_flight_messages_arrive_once_despite_other_clocks(
     seconds: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A bridge that was killed when the far bus had it all, and is back much later."""
+    """The bridge is killed after the target stored everything, and restarts much later."""
 
     async def main() -> None:
-        near, far = MemoryBus(), MemoryBus()
-        async with near as here, far as there:
-            set_apart(near, seconds)
-            await hold(there)
-            await here.publish_many(numbered(0, 10), class_id="orders")
+        source, target = MemoryBus(), MemoryBus()
+        async with source as source_bus, target as target_bus:
+            shift_clock(source, seconds)
+            await create_test_durable(target_bus)
+            await source_bus.publish_many(numbered_payloads(0, 10), class_id="orders")
 
             async def die(*_: Any) -> list[Any]:
                 await trio.sleep_forever()
@@ -83,17 +83,17 @@ def test_in_flight_messages_arrive_once_despite_other_clocks(
 
             with monkeypatch.context() as killed:
                 killed.setattr(BusTarget, "settle_oldest", die)
-                async with running(lane(near, far)):
+                async with running(create_copier(source, target)):
                     await trio.sleep(5)
                     killed.setattr(BusSource, "commit_position", say_nothing)
             await trio.sleep(400)
-            again = lane(near, far)
+            again = create_copier(source, target)
             async with running(again):
-                await here.publish_many(numbered(10, 20), class_id="orders")
-                assert await payloads(there, "orders", 20) == numbered(0, 20)
+                await source_bus.publish_many(numbered_payloads(10, 20), class_id="orders")
+                assert await payloads(target_bus, "orders", 20) == numbered_payloads(0, 20)
                 await trio.sleep(60)
             assert again.statistics().discarded_records == 0
-            (orders,) = [each for each in far.statistics().classes if each.name == "orders"]
+            (orders,) = [each for each in target.statistics().classes if each.name == "orders"]
             assert orders.published == 20
 
     run(main)
@@ -101,21 +101,21 @@ def test_in_flight_messages_arrive_once_despite_other_clocks(
 
 def test_prefetched_messages_keep_aging() -> None:
     async def main() -> None:
-        near = MemoryBus()
-        async with near as here:
-            set_apart(near, -3600)
+        source = MemoryBus()
+        async with source as source_bus:
+            shift_clock(source, -3600)
             payload = bytes(FETCH_BYTES_MAX // 4)
-            await here.publish_many([payload] * 40, class_id="orders")
-            published = clock(near)()
+            await source_bus.publish_many([payload] * 40, class_id="orders")
+            published = bus_clock(source)()
             async with connect_source(
-                place(near), "a", target_id="x", heartbeat=10, auth=None
+                endpoint_of(source), "a", target_id="x", heartbeat=10, auth=None
             ) as connection:
                 end = BusSource(connection, class_="orders", durable="a", start="earliest")
                 at = await end.open()
                 while at < 40:
                     found = await end.read(at)
                     for piece in found.runs:
-                        assert np.allclose(piece.ages, clock(near)() - published, atol=0.1)
+                        assert np.allclose(piece.ages, bus_clock(source)() - published, atol=0.1)
                     assert found.next_sequence > at
                     at = found.next_sequence
                     await trio.sleep(50)

@@ -1,4 +1,4 @@
-"""What bridges tell operators: alone, and as part of a server."""
+"""Metrics and monitoring page of bridges, as a program of their own and in a server."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from simplebus import connect_blocking
 from tests.support.programs import program, run_server
 
 
-def ask(at: str, path: str) -> Any:
+def http_get(at: str, path: str) -> Any:
     try:
         with urllib.request.urlopen(f"http://{at}{path}", timeout=60) as answer:
             return json.load(answer)
@@ -28,10 +28,10 @@ def ask(at: str, path: str) -> Any:
             return json.load(error)
 
 
-def lanes_of(at: str, *, are_up: bool) -> list[str]:
-    """The names of its lanes, once they have reached both ends, or have tried to."""
+def wait_copier_names(at: str, *, are_up: bool) -> list[str]:
+    """Return the names of the copiers, once all of them have the expected state."""
     while True:
-        facts = ask(at, "/facts")["facts"]
+        facts = http_get(at, "/facts")["facts"]
         rows = [
             row for table in facts["tables"] if table["key"] == "lanes" for row in table["rows"]
         ]
@@ -42,53 +42,53 @@ def lanes_of(at: str, *, are_up: bool) -> list[str]:
 
 def test_http_reports_copiers() -> None:
     with (
-        run_server("--no-nats", "--no-http") as (_, near),
-        run_server("--no-nats", "--no-http") as (far, url),
-        program("bridge", "--from", near, "--to", url, "--name", "b", "a", "--http", "0") as it,
+        run_server("--no-nats", "--no-http") as (_, source),
+        run_server("--no-nats", "--no-http") as (target, url),
+        program("bridge", "--from", source, "--to", url, "--name", "b", "a", "--http", "0") as it,
     ):
         _, _, at = it.read_line().partition("simplebus bridge ready http=")
-        (name,) = lanes_of(at, are_up=True)
-        assert ask(at, "/healthz")["status"] == "ok"
-        far.process.kill()
-        assert lanes_of(at, are_up=False) == [name]
-        said = ask(at, "/healthz")
+        (name,) = wait_copier_names(at, are_up=True)
+        assert http_get(at, "/healthz")["status"] == "ok"
+        target.process.kill()
+        assert wait_copier_names(at, are_up=False) == [name]
+        said = http_get(at, "/healthz")
         assert said["status"] == "unavailable"
         assert said["why"].startswith(f"{name}: ")
-        assert any(note["is_bad"] for note in ask(at, "/facts")["facts"]["notes"])
+        assert any(note["is_bad"] for note in http_get(at, "/facts")["facts"]["notes"])
 
 
 def test_server_page_includes_its_bridges(tmp_path: Path) -> None:
-    with run_server("--no-nats", "--no-http") as (_, far):
+    with run_server("--no-nats", "--no-http") as (_, target):
         file = tmp_path / "bus.toml"
-        address = far.removeprefix("simplebus://")
+        address = target.removeprefix("simplebus://")
         file.write_text(f'[[bridges]]\nname = "b"\nto = "{address}"\nclasses = ["a"]\n')
         with run_server("--no-nats", "--config", str(file)) as (it, _):
-            assert len(lanes_of(it.http_address, are_up=True)) == 1
-            facts = ask(it.http_address, "/facts")["facts"]
+            assert len(wait_copier_names(it.http_address, are_up=True)) == 1
+            facts = http_get(it.http_address, "/facts")["facts"]
             assert facts["title"] == "simplebus"
             assert "copied" in facts["flows"]
 
 
 @contextmanager
-def bridged(tmp_path: Path, port: int, *, is_part: bool) -> Iterator[tuple[str, str]]:
+def running_bridges(tmp_path: Path, port: int, *, is_part: bool) -> Iterator[tuple[str, str]]:
     """A bus from which a bridge, of its own or a program's, leads to a port: where clients find it,
     and where it is told how the bridge does."""
     way = ["--to", f"127.0.0.1:{port}", "--name", "b"]
     if is_part:
         file = tmp_path / "bus.toml"
         file.write_text(f'[[bridges]]\nname = "b"\nto = "127.0.0.1:{port}"\nclasses = ["a"]\n')
-        with run_server("--no-nats", "--config", str(file)) as (it, near):
-            yield near, it.http_address
+        with run_server("--no-nats", "--config", str(file)) as (it, source):
+            yield source, it.http_address
         return
     with (
-        run_server("--no-nats", "--no-http") as (_, near),
-        program("bridge", "--from", near, *way, "a", "--http", "0") as it,
+        run_server("--no-nats", "--no-http") as (_, source),
+        program("bridge", "--from", source, *way, "a", "--http", "0") as it,
     ):
-        yield near, it.read_line().partition("simplebus bridge ready http=")[2]
+        yield source, it.read_line().partition("simplebus bridge ready http=")[2]
 
 
-def comes_to(lag: int, at: str) -> None:
-    """Wait until the metric says so, and see that the page and `top` are told the same."""
+def wait_lag(lag: int, at: str) -> None:
+    """Wait until the metric has this value, and check that the page and `top` agree."""
     while True:
         with urllib.request.urlopen(f"http://{at}/metrics", timeout=60) as answer:
             said = re.findall(
@@ -97,7 +97,7 @@ def comes_to(lag: int, at: str) -> None:
         if said == [f"{lag}.0"]:
             break
         time.sleep(0.05)
-    facts = ask(at, "/facts")["facts"]
+    facts = http_get(at, "/facts")["facts"]
     (table,) = (table for table in facts["tables"] if table["key"] == "lanes")
     column = [each["title"] for each in table["columns"]].index("Lag")
     assert [row[column] for row in table["rows"]] == [lag]
@@ -108,16 +108,16 @@ def comes_to(lag: int, at: str) -> None:
 def test_reports_lag_while_target_is_away(is_part: bool, tmp_path: Path) -> None:
     port = free_port()
     with (
-        bridged(tmp_path, port, is_part=is_part) as (near, at),
-        connect_blocking(near) as bus,
+        running_bridges(tmp_path, port, is_part=is_part) as (source, at),
+        connect_blocking(source) as bus,
     ):
         bus.publish_many([b"hello"] * 5, class_id="a")
-        comes_to(5, at)
+        wait_lag(5, at)
         with run_server("--no-nats", "--no-http", "--port", str(port)):
-            comes_to(0, at)
+            wait_lag(0, at)
         bus.publish_many([b"hello"] * 300, class_id="a")
-        comes_to(300, at)
+        wait_lag(300, at)
         bus.publish_many([b"hello"] * 7, class_id="a")
-        comes_to(307, at)
+        wait_lag(307, at)
         with run_server("--no-nats", "--no-http", "--port", str(port)):
-            comes_to(0, at)
+            wait_lag(0, at)

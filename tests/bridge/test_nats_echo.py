@@ -1,4 +1,4 @@
-"""What NATS has published is not published there again by a bridge that leads both ways."""
+"""A bidirectional bridge does not publish messages of NATS there again."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import simplebus
 from simplebus.bridge.build import _IDENTITIES_MAX, _cluster_identities
 from simplebus.bridge.settings import BridgeSettings, CopiedClass
 from simplebus.testing.server import BusServer
-from tests.bridge.memory_buses import numbered
-from tests.bridge.nats_copiers import bridged, connect
+from tests.bridge.memory_buses import numbered_payloads
+from tests.bridge.nats_copiers import connect, running_bridges
 from tests.jetstream.nats_servers import NatsServer
 
 PATIENCE_SECONDS = 120.0
@@ -34,11 +34,11 @@ async def test_bidirectional_copies_each_message_once(
         )
         async with (
             bus.subscribe(copied.class_) as messages,
-            bridged(bridge, up=True) as (there, back),
+            running_bridges(bridge, up=True) as (there, back),
         ):
             connection.core.subscribe(subject)
             await connection.round_trip()
-            await bus.publish_many(numbered(0, 5), class_id=copied.class_, channel=subject)
+            await bus.publish_many(numbered_payloads(0, 5), class_id=copied.class_, channel=subject)
             for number in range(5, 15):
                 connection.core.publish(subject, b"%d" % number)
             connection.nats.flush()
@@ -49,24 +49,24 @@ async def test_bidirectional_copies_each_message_once(
                 await trio.sleep(0.01)
             await connection.round_trip()
             got = [(await messages.get(PATIENCE_SECONDS)).payload for _ in range(15)]
-            assert sorted(got) == sorted(numbered(0, 15))
+            assert sorted(got) == sorted(numbered_payloads(0, 15))
             said = [each.payload(row) for each in connection.messages for row in range(each.count)]
-            assert sorted(said) == sorted(numbered(0, 15))
+            assert sorted(said) == sorted(numbered_payloads(0, 15))
             if stream:
                 info = await connection.nats.api_request(f"STREAM.INFO.{stream}")
                 assert info["state"]["messages"] == 15
 
 
-async def test_rejects_disabled_path_with_possible_loop(
+async def test_disabled_path_allows_return_on_another_subject(
     server: BusServer, nats: NatsServer
 ) -> None:
-    """For a way through the bus that is meant."""
+    """This can be intended: messages from NATS are published there again under another subject."""
     into = BridgeSettings(
         "into", nats.url, server.address, (CopiedClass("way", channels=("way.in",)),)
     )
     renamed = CopiedClass("way", rewrite=(("way.in", "way.out"),), start="earliest")
     out = BridgeSettings("out", server.address, nats.url, (renamed,), has_path=False)
-    async with connect(nats) as connection, bridged(into, out, up=True):
+    async with connect(nats) as connection, running_bridges(into, out, up=True):
         connection.core.subscribe("way.out")
         await connection.round_trip()
         connection.core.publish("way.in", b"hello")

@@ -1,5 +1,7 @@
-"""A bridge over a bad line that is cut, and killed itself: real processes in networks of their own.
-`python load/run.py partitions` is the long form, with NATS at either end, too."""
+"""A bridge over a bad network, with cuts and kills: real processes in network namespaces.
+
+`python load/run.py partitions` is the long form, which also has NATS as source or target.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from load import line, partitions
+from load import faulty_network, partitions
 from tests.support.requirements import skip_or_fail
 
 PATIENCE_SECONDS = 120.0
@@ -15,7 +17,7 @@ PATIENCE_SECONDS = 120.0
 
 @pytest.fixture(autouse=True)
 def _networks() -> None:
-    if lack := line.missing():
+    if lack := faulty_network.missing():
         skip_or_fail(f"networks of one's own need {lack}")
 
 
@@ -33,7 +35,7 @@ def _short(monkeypatch: pytest.MonkeyPatch) -> None:
     ("is_first", "events"), [(False, ("long cut", "kill bridge")), (True, ("long cut",))]
 )
 def test_bad_network_keeps_messages_once_in_order(is_first: bool, events: tuple[str, ...]) -> None:
-    """Behind the bridge, and in front of it."""
+    """The network is bad between source and bridge, or between bridge and target."""
     kind = replace(partitions.KINDS[0], is_first=is_first, events=events)
     found = partitions.lives(kind, 1)
     assert found.faults() == []

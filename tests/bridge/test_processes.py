@@ -1,4 +1,4 @@
-"""Servers and bridges as a user has them: real processes, killed and started again under load."""
+"""Servers and bridges as real processes, which are killed and restarted under load."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from simplebus import Bus
 from simplebus.bridge.runner import create_copiers, run_copiers, serve_with_bridges
 from simplebus.bridge.settings import BridgeSettings, CopiedClass
 from simplebus.cli import app
-from simplebus.config.bridges import made as read_bridges
+from simplebus.config.bridges import parse_bridges as read_bridges
 from simplebus.core.limits import Limits
 from simplebus.core.settings import FullPolicy, Settings
 from simplebus.server.run import ServeOptions, serve
@@ -29,20 +29,20 @@ COUNT = 2000
 PATIENCE_SECONDS = 120.0
 
 
-class Killed:
-    """A program that is killed, and started again as it was."""
+class RestartableProgram:
+    """Program that can be killed and started again with the same arguments."""
 
     def __init__(self, log: Path, *words: str) -> None:
         self._log = log
         self._words = words
-        self.again()
+        self.restart()
 
-    def again(self) -> None:
+    def restart(self) -> None:
         with self._log.open("a") as log:
             self._process = start_program(*self._words, stdin=DEVNULL, stdout=DEVNULL, stderr=log)
 
-    def said(self) -> str:
-        """The last of what it has logged, and whether it is there."""
+    def describe(self) -> str:
+        """Return the end of its log, and if it is running."""
         is_there = self._process.poll() is None
         return f"{self._words[0]} ({is_there=}):\n{self._log.read_text()[-2000:]}"
 
@@ -51,8 +51,8 @@ class Killed:
         self._process.wait()
 
 
-async def listening(address: str) -> None:
-    """Return when somebody listens there."""
+async def wait_listening(address: str) -> None:
+    """Wait until a server listens at the address."""
     host, _, port = address.partition(":")
     while True:
         try:
@@ -63,18 +63,18 @@ async def listening(address: str) -> None:
             return
 
 
-async def publish(near: str, done: trio.Event) -> None:
-    """All of them, each confirmed, whatever happens to the bus."""
-    await listening(near)
-    async with simplebus.connect(near, name="till", reconnect=PATIENCE_SECONDS) as bus:
+async def publish(address: str, done: trio.Event) -> None:
+    """Publish all messages with confirms, reconnecting when the bus is lost."""
+    await wait_listening(address)
+    async with simplebus.connect(address, name="till", reconnect=PATIENCE_SECONDS) as bus:
         for first in range(0, COUNT, 20):
             await bus.publish_many([b"%d" % n for n in range(first, first + 20)], class_id="a")
             await trio.sleep(0.01)
     done.set()
 
 
-async def take(bus: Bus, got: list[int]) -> None:
-    """What comes at the far end for the first time, until it is all."""
+async def collect_messages(bus: Bus, got: list[int]) -> None:
+    """Append received messages to `got` until there are COUNT."""
     async with bus.subscribe("a", durable="test", start="earliest") as messages:
         while len(got) < COUNT:
             got += [int(each.payload) for each in await messages.take(1000)]
@@ -83,43 +83,50 @@ async def take(bus: Bus, got: list[int]) -> None:
 @pytest.mark.long
 async def test_kills_keep_messages_once_in_order(tmp_path: Path) -> None:
     ports = free_ports(2)
-    near, far = (f"{HOST}:{port}" for port in ports)
+    source, target = (f"{HOST}:{port}" for port in ports)
     logs = [tmp_path / "near.log", tmp_path / "far.log", tmp_path / "bridge.log"]
     doors = ("--host", HOST, "--no-nats", "--no-http")
     programs = [
-        Killed(log, "serve", *doors, "--port", str(port), "--data-dir", str(tmp_path / str(port)))
+        RestartableProgram(
+            log, "serve", *doors, "--port", str(port), "--data-dir", str(tmp_path / str(port))
+        )
         for log, port in zip(logs, ports, strict=False)
     ]
-    programs.append(Killed(logs[2], "bridge", "--from", near, "--to", far, "--name", "b", "a"))
+    programs.append(
+        RestartableProgram(logs[2], "bridge", "--from", source, "--to", target, "--name", "b", "a")
+    )
     done = trio.Event()
     got: list[int] = []
     try:
         with trio.move_on_after(PATIENCE_SECONDS):  # What is missing then is shown below.
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(publish, near, done)
+                nursery.start_soon(publish, source, done)
                 for victim in (2, 1, 0):
-                    await listening(near)
-                    await listening(far)
+                    await wait_listening(source)
+                    await wait_listening(target)
                     await trio.sleep(0.5)
                     programs[victim].kill()
                     await trio.sleep(0.1)
-                    programs[victim].again()
+                    programs[victim].restart()
                 await done.wait()
-            await listening(far)
-            async with simplebus.connect(far) as bus:
-                await take(bus, got)
-        assert got == list(range(COUNT)), "\n".join(each.commands() for each in programs)
+            await wait_listening(target)
+            async with simplebus.connect(target) as bus:
+                await collect_messages(bus, got)
+        assert got == list(range(COUNT)), "\n".join(each.describe() for each in programs)
     finally:
         for each in programs:
             each.kill()
 
 
 async def test_command_ends_cleanly_and_logs_counts() -> None:
-    with bus_server() as near, bus_server() as far, trio.fail_after(PATIENCE_SECONDS):
-        async with simplebus.connect(near.address) as here, simplebus.connect(far.address) as there:
-            await here.publish(b"hello", class_id=1)
-            with program("bridge", "--from", near.address, "--to", far.address, "1") as bridge:
-                async with there.subscribe(1) as messages:
+    with bus_server() as source, bus_server() as target, trio.fail_after(PATIENCE_SECONDS):
+        async with (
+            simplebus.connect(source.address) as source_bus,
+            simplebus.connect(target.address) as target_bus,
+        ):
+            await source_bus.publish(b"hello", class_id=1)
+            with program("bridge", "--from", source.address, "--to", target.address, "1") as bridge:
+                async with target_bus.subscribe(1) as messages:
                     assert (await messages.get()).payload == b"hello"
                 bridge.signal(signal.SIGTERM)
                 status, _, log = await trio.to_thread.run_sync(bridge.wait)
@@ -128,21 +135,21 @@ async def test_command_ends_cleanly_and_logs_counts() -> None:
 
 
 async def test_record_class_does_not_spill(tmp_path: Path) -> None:
-    """A class that spills keeps no last values, by which a lane finds out where it was."""
+    """A class that spills keeps no last values, and bridges find their records by them."""
     spill = Settings(full_policy=FullPolicy.SPILL, limits=Limits(class_messages=100))
-    with trio.fail_after(PATIENCE_SECONDS), bus_server() as near:
-        async with simplebus.connect(near.address) as here:
+    with trio.fail_after(PATIENCE_SECONDS), bus_server() as source:
+        async with simplebus.connect(source.address) as source_bus:
             for life in range(2):
-                await here.publish_many([b"%d" % life] * 200, class_id="a")
-                with bus_server(spill, data_dir=tmp_path) as far:
+                await source_bus.publish_many([b"%d" % life] * 200, class_id="a")
+                with bus_server(spill, data_dir=tmp_path) as target:
                     made = create_copiers(
-                        [BridgeSettings("b", near.address, far.address, (CopiedClass("a"),))]
+                        [BridgeSettings("b", source.address, target.address, (CopiedClass("a"),))]
                     )
                     async with trio.open_nursery() as nursery:
                         nursery.start_soon(run_copiers, made)
                         async with (
-                            simplebus.connect(far.address) as there,
-                            there.subscribe("a", durable="test") as messages,
+                            simplebus.connect(target.address) as target_bus,
+                            target_bus.subscribe("a", durable="test") as messages,
                         ):
                             for _ in range(200):
                                 assert (await messages.get()).payload == b"%d" % life

@@ -1,4 +1,4 @@
-"""What of a message's headers is whose, on its way through NATS."""
+"""Headers of messages to and from NATS: reserved headers, keys and paths."""
 
 from __future__ import annotations
 

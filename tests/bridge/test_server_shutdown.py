@@ -1,4 +1,4 @@
-"""A server that is told to end waits for its bridges as for any subscriber."""
+"""A server that shuts down waits for its bridges, as for any subscriber."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from simplebus.bridge.source.bus import BusSource
 from simplebus.client.addresses import Address
 from simplebus.client.aio.transport import SocketEndpoint
 from simplebus.server.shutdown import drain
-from tests.bridge.nats_copiers import copying, until
+from tests.bridge.nats_copiers import copying, wait_until
 from tests.support.running_server import serving
 
 COUNT = 20_000
@@ -27,19 +27,21 @@ async def never() -> AsyncIterator[int]:
 
 
 async def test_copies_backlog_first() -> None:
-    async with serving() as near, serving() as far:
-        here, there = (str(each.addresses[0]) for each in (near, far))
-        (begun,) = create_copiers([BridgeSettings("b", here, there, (CopiedClass("orders"),))])
-        async with simplebus.connect(here) as bus, copying(begun, up=True):
+    async with serving() as source, serving() as target:
+        source_bus, target_bus = (str(each.addresses[0]) for each in (source, target))
+        (begun,) = create_copiers(
+            [BridgeSettings("b", source_bus, target_bus, (CopiedClass("orders"),))]
+        )
+        async with simplebus.connect(source_bus) as bus, copying(begun, up=True):
             for _ in range(10):
                 await bus.publish_many([b"x" * 1000] * (COUNT // 10), class_id="orders")
-            await drain(near.server, None, 30, never())
-        async with simplebus.connect(there) as bus:
+            await drain(source.server, None, 30, never())
+        async with simplebus.connect(target_bus) as bus:
             assert (await bus.explain("orders")).stored == COUNT
 
 
 async def test_shutdown_waits_for_position_commit() -> None:
-    """It is nobody's for a moment."""
+    """While a copier commits its position, its durable has no subscriber for a moment."""
     async with serving() as server, trio.open_nursery() as nursery:
         address = str(server.addresses[0])
         place = SocketEndpoint(Address.parse(address))
@@ -54,7 +56,7 @@ async def test_shutdown_waits_for_position_commit() -> None:
             connection.core.unsubscribe(inbox, is_processed=False)
             connection.remove_inbox(inbox)
             with trio.fail_after(30):
-                await until(lambda: not session.subscriptions)
+                await wait_until(lambda: not session.subscriptions)
                 ended = trio.Event()
 
                 async def drained() -> None:

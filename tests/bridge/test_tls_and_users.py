@@ -1,4 +1,4 @@
-"""Bridges at ends that speak TLS alone, and ask who comes."""
+"""Bridges between servers that require TLS and credentials."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from simplebus.bridge.runner import serve_with_bridges
 from simplebus.bridge.settings import BridgeSettings, CopiedClass
 from simplebus.cli import app
 from simplebus.client.credentials import Access
-from simplebus.commands.bridge import _with_environment
-from simplebus.config.bridges import made as read_bridges
+from simplebus.commands.bridge import _add_environment_credentials
+from simplebus.config.bridges import parse_bridges as read_bridges
 from simplebus.config.mistakes import ConfigError
 from simplebus.core.settings import Settings
 from simplebus.core.users.passwords import PasswordVerifier, hash_token
@@ -32,8 +32,8 @@ from simplebus.core.users.permissions import (
 from simplebus.core.users.users import User, Users
 from simplebus.server.run import RunningServer, ServeOptions, serve
 from simplebus.server.tls.certificates import TlsOptions
-from tests.bridge.memory_buses import numbered, payloads
-from tests.bridge.nats_copiers import bridged, connect, until
+from tests.bridge.memory_buses import numbered_payloads, payloads
+from tests.bridge.nats_copiers import connect, running_bridges, wait_until
 from tests.jetstream.nats_servers import nats_server
 from tests.support.certificates import CertificateAuthority
 from tests.support.running_server import serving
@@ -41,7 +41,7 @@ from tests.support.running_server import serving
 PATIENCE_SECONDS = 120.0
 
 
-def rules(*allow: str) -> PermissionRules:
+def permission_rules(*allow: str) -> PermissionRules:
     return PermissionRules(tuple(map(PermissionRule.parse, allow)))
 
 
@@ -50,8 +50,8 @@ READER = User(
     "reader",
     token=hash_token("reads"),
     permissions=Permissions(
-        publish=rules("dead.orders"),
-        subscribe=rules("orders"),
+        publish=permission_rules("dead.orders"),
+        subscribe=permission_rules("orders"),
         admin=((AdminRight.FETCH, "orders"),),
     ),
 )
@@ -59,8 +59,8 @@ WRITER = User(
     "writer",
     token=hash_token("writes"),
     permissions=Permissions(
-        publish=rules("orders", "bridges"),
-        subscribe=rules("bridges"),
+        publish=permission_rules("orders", "bridges"),
+        subscribe=permission_rules("bridges"),
         admin=((AdminRight.CONFIGURE, "bridges"),),
     ),
 )
@@ -75,7 +75,7 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> CertificateAuthority:
 
 
 @asynccontextmanager
-async def guarded(
+async def secure_endpoint(
     authority: CertificateAuthority, *users: User, **more: Any
 ) -> AsyncIterator[RunningServer]:
     folder = authority.folder
@@ -86,40 +86,40 @@ async def guarded(
         yield server
 
 
-def secure(server: RunningServer) -> str:
+def secure_address(server: RunningServer) -> str:
     return f"simplebuss://{server.addresses[0]}"
 
 
 async def test_uses_tls_and_credentials_at_both_ends(
     authority: CertificateAuthority,
 ) -> None:
-    """It may do at each end what a bridge does there, and nothing else."""
+    """The users have only the permissions that a bridge needs."""
     ca, cert, key = (
         str(authority.folder / n) for n in ("authority.pem", "bridge.pem", "bridge.key")
     )
     known = Access(token="all", ca=ca, cert=cert, key=key)
     async with (
-        guarded(authority, READER) as near,
-        guarded(authority, WRITER, ca=authority.path, verify=True) as far,
+        secure_endpoint(authority, READER) as source,
+        secure_endpoint(authority, WRITER, ca=authority.path, verify=True) as target,
     ):
         bridge = BridgeSettings(
             "b",
-            secure(near),
-            secure(far),
+            secure_address(source),
+            secure_address(target),
             (CopiedClass("orders", start="earliest"),),
             source_access=Access(token="reads", ca=ca),
             target_access=Access(token="writes", ca=ca, cert=cert, key=key),
         )
         assert "reads" not in repr(bridge)
         async with (
-            simplebus.connect(secure(near), access=known) as here,
-            simplebus.connect(secure(far), access=known) as there,
+            simplebus.connect(secure_address(source), access=known) as source_bus,
+            simplebus.connect(secure_address(target), access=known) as target_bus,
         ):
-            await here.publish_many(numbered(0, 100), class_id="orders")
-            async with bridged(bridge) as (lane,):
-                assert await payloads(there, "orders", 100) == numbered(0, 100)
-                await until(lambda: lane.statistics().copied == 100)
-                assert lane.statistics().losses == 0
+            await source_bus.publish_many(numbered_payloads(0, 100), class_id="orders")
+            async with running_bridges(bridge) as (copier,):
+                assert await payloads(target_bus, "orders", 100) == numbered_payloads(0, 100)
+                await wait_until(lambda: copier.statistics().copied == 100)
+                assert copier.statistics().losses == 0
 
 
 @pytest.mark.parametrize(
@@ -134,20 +134,22 @@ async def test_logs_refused_credentials(
     near_access: dict[str, str], problem: str, authority: CertificateAuthority
 ) -> None:
     access = Access(**{"ca": str(authority.path), **near_access})
-    async with guarded(authority) as near, serving() as far:
-        far_url = f"simplebus://{far.addresses[0]}"
+    async with secure_endpoint(authority) as source, serving() as target:
+        far_url = f"simplebus://{target.addresses[0]}"
         bridge = BridgeSettings(
-            "b", secure(near), far_url, (CopiedClass("orders"),), source_access=access
+            "b", secure_address(source), far_url, (CopiedClass("orders"),), source_access=access
         )
-        async with bridged(bridge) as (lane,):
-            await until(lambda: lane.statistics().losses > 0)
-            assert problem in lane.statistics().problem
+        async with running_bridges(bridge) as (copier,):
+            await wait_until(lambda: copier.statistics().losses > 0)
+            assert problem in copier.statistics().problem
 
 
 async def test_local_bridge_needs_no_credentials(
     authority: CertificateAuthority,
 ) -> None:
-    """Both ways, and through what it is told anew: nobody asks them for TLS, or who they are."""
+    """Bridges of the server itself connect without TLS and credentials, in both directions and
+    after a reload.
+    """
     folder, known = authority.folder, Access(token="all", ca=str(authority.path))
     users = Users((ALL,), PasswordVerifier(b"by chance"))
     options = ServeOptions(
@@ -169,35 +171,39 @@ async def test_local_bridge_needs_no_credentials(
             )
             task_status.started(started[0])
 
-    async with serving() as far, trio.open_nursery() as nursery:
-        away = far.addresses[0]
+    async with serving() as target, trio.open_nursery() as nursery:
+        away = target.addresses[0]
         bridges = [
             BridgeSettings("out", "", away, (CopiedClass("orders", start="earliest"),)),
             BridgeSettings("in", away, "", (CopiedClass("news", start="earliest"),)),
             BridgeSettings("within", "", "", (CopiedClass("orders", "copies", start="earliest"),)),
         ]
         nursery.start_soon(serve_with_bridges, run_server, bridges)
-        await until(lambda: bool(started))
+        await wait_until(lambda: bool(started))
         with trio.fail_after(PATIENCE_SECONDS):
             async with (
-                simplebus.connect(secure(started[0]), access=known) as here,
-                simplebus.connect(away) as there,
+                simplebus.connect(secure_address(started[0]), access=known) as source_bus,
+                simplebus.connect(away) as target_bus,
             ):
                 # What only one of the two lanes has seen, the other one would not find any more.
                 async def have_begun() -> bool:
                     with contextlib.suppress(simplebus.BusError):  # There is no such class yet.
-                        return len((await here.explain("orders")).positions) == 2
+                        return len((await source_bus.explain("orders")).positions) == 2
                     return False
 
                 while not await have_begun():
                     pass
                 for first, also in (0, User("more", token=hash_token("more"))), (50, None):
-                    await here.publish_many(numbered(first, first + 50), class_id="orders")
-                    await there.publish_many(numbered(first, first + 50), class_id="news")
-                    found = numbered(first, first + 50)
-                    assert await payloads(there, "orders", 50) == found
-                    assert await payloads(here, "copies", 50) == found
-                    assert await payloads(here, "news", 50) == found
+                    await source_bus.publish_many(
+                        numbered_payloads(first, first + 50), class_id="orders"
+                    )
+                    await target_bus.publish_many(
+                        numbered_payloads(first, first + 50), class_id="news"
+                    )
+                    found = numbered_payloads(first, first + 50)
+                    assert await payloads(target_bus, "orders", 50) == found
+                    assert await payloads(source_bus, "copies", 50) == found
+                    assert await payloads(source_bus, "news", 50) == found
                     if also is not None:
                         more = Users((ALL, also), PasswordVerifier(b"by chance"))
                         started[0].server.replace_users(more)
@@ -221,8 +227,8 @@ async def test_connects_to_nats_with_client_certificate(
     )
     with nats_server(tmp_path, tls) as nats:
         async with (
-            serving() as near,
-            simplebus.connect(near.addresses[0]) as bus,
+            serving() as source,
+            simplebus.connect(source.addresses[0]) as bus,
             connect(nats, {"token": "secret"}, tls=access.tls()) as connection,
         ):
             connection.core.subscribe("class.orders")
@@ -230,8 +236,8 @@ async def test_connects_to_nats_with_client_certificate(
             await bus.publish(b"hello", class_id="orders")
             copied = (CopiedClass("orders", start="earliest"),)
             tls_url = nats.url.replace("nats://", "tls://")
-            bridge = BridgeSettings("b", near.addresses[0], tls_url, copied, target_access=access)
-            async with bridged(bridge):
+            bridge = BridgeSettings("b", source.addresses[0], tls_url, copied, target_access=access)
+            async with running_bridges(bridge):
                 while not connection.messages:
                     await connection.wait_event()
                 assert connection.messages[0].payload(0) == b"hello"
@@ -250,16 +256,16 @@ def table(**more: Any) -> dict[str, Any]:
 
 
 def test_reads_credentials_of_both_ends_from_file(secret_file: Path) -> None:
-    near, far = {"token": "t", "ca": "a.pem"}, {"credentials": str(secret_file)}
-    ((bridge,), has_secrets) = read_bridges([table(near=near, far=far)], is_served=False)
+    source, target = {"token": "t", "ca": "a.pem"}, {"credentials": str(secret_file)}
+    ((bridge,), has_secrets) = read_bridges([table(near=source, far=target)], is_served=False)
     assert bridge.source_access == Access(token="t", ca="a.pem")
     assert bridge.target_access == Access(user="till", password="secret")
     assert has_secrets
-    assert not read_bridges([table(far=far)], is_served=False)[1]
+    assert not read_bridges([table(far=target)], is_served=False)[1]
 
 
 @pytest.mark.parametrize(
-    ("far", "problem"),
+    ("target", "problem"),
     [
         ({"password": "x"}, "bridges[0].far: a password was given without a user"),
         ({"token": "x", "credentials": "y"}, "says it all"),
@@ -267,9 +273,9 @@ def test_reads_credentials_of_both_ends_from_file(secret_file: Path) -> None:
         ({"tokn": "x"}, "did you mean 'token'"),
     ],
 )
-def test_names_place_of_invalid_end(far: dict[str, str], problem: str) -> None:
+def test_names_place_of_invalid_end(target: dict[str, str], problem: str) -> None:
     with pytest.raises(ConfigError, match="bridges") as raised:
-        read_bridges([table(far=far)], is_served=False)
+        read_bridges([table(far=target)], is_served=False)
     assert problem in str(raised.value)
 
 
@@ -280,10 +286,10 @@ def test_reads_credentials_from_environment(
     monkeypatch.setenv("SIMPLEBUS_FROM_TOKEN", "near")
     monkeypatch.setenv("SIMPLEBUS_TO_CREDENTIALS", str(secret_file))
     bridge = BridgeSettings("b", "a", "c", (CopiedClass(1),))
-    found = _with_environment(bridge)
+    found = _add_environment_credentials(bridge)
     assert found.source_access == Access(token="near")
     assert found.target_access == Access(user="till", password="secret")
-    said = _with_environment(
+    said = _add_environment_credentials(
         BridgeSettings("b", "a", "c", (CopiedClass(1),), source_access=Access(token="own"))
     )
     assert said.source_access == Access(token="own")

@@ -1,4 +1,4 @@
-"""What becomes of messages on their way, one by one and many at once."""
+"""Rewriting of frames, one message at a time and in runs."""
 
 from __future__ import annotations
 
@@ -20,22 +20,26 @@ from simplebus.core.protocol.envelope_batch import Envelope
 from simplebus.core.protocol.frames import DELIMITER
 
 
-def message(payload: bytes, number: int = 0) -> bytes:
+def plain_message(payload: bytes, number: int = 0) -> bytes:
     return frames.encode(frames.MESSAGE, class_id=1, message_id=number, content=payload)
 
 
-def enveloped(envelope: Envelope, payload: bytes) -> bytes:
+def encode_message(envelope: Envelope, payload: bytes) -> bytes:
     return frames.encode(frames.ENVELOPE, class_id=1, content=envelopes.encode(envelope, payload))
 
 
-def piece_of(those: list[bytes], ages: list[float] | None = None, first: int = 0) -> MessageRun:
-    bounds = np.cumsum([0, *map(len, those)]).astype(np.int64)
-    sequences = np.arange(first, first + len(those), dtype=np.int64)
-    return MessageRun(b"".join(those), bounds, sequences, 0.0 if ages is None else np.array(ages))
+def create_run(
+    messages: list[bytes], ages: list[float] | None = None, first: int = 0
+) -> MessageRun:
+    bounds = np.cumsum([0, *map(len, messages)]).astype(np.int64)
+    sequences = np.arange(first, first + len(messages), dtype=np.int64)
+    return MessageRun(
+        b"".join(messages), bounds, sequences, 0.0 if ages is None else np.array(ages)
+    )
 
 
-def read(copies: RewrittenFrames) -> list[tuple[int, Envelope, bytes]]:
-    """What a bus there would make of it: class, envelope, payload."""
+def decode_frames(copies: RewrittenFrames) -> list[tuple[int, Envelope, bytes]]:
+    """Return class, envelope and payload of each frame, as a bus reads them."""
     found = []
     for raw, bounds in copies.frames():
         assert bytes(raw).startswith(DELIMITER)
@@ -54,18 +58,18 @@ def rewriter(**more: object) -> FrameRewriter:
     return FrameRewriter(**{"class_id": 7, "source": "a", "targets": "b", **more})  # type: ignore[arg-type]
 
 
-def copied(
-    those: list[bytes], *, ages: list[float] | None = None, **more: object
+def rewrite_all(
+    messages: list[bytes], *, ages: list[float] | None = None, **more: object
 ) -> RewrittenFrames:
     copies = RewrittenFrames()
-    rewriter(**more).rewrite_run(piece_of(those, ages), copies)
+    rewriter(**more).rewrite_run(create_run(messages, ages), copies)
     return copies
 
 
 def test_adds_bridge_path() -> None:
     for count in (1, 100):
-        copies = copied([message(b"%03d" % n, n) for n in range(count)])
-        assert read(copies) == [
+        copies = rewrite_all([plain_message(b"%03d" % n, n) for n in range(count)])
+        assert decode_frames(copies) == [
             (7, Envelope(headers=((PATH_HEADER, "a"),)), b"%03d" % n) for n in range(count)
         ]
         assert copies.all_sequences().tolist() == list(range(count))
@@ -74,53 +78,55 @@ def test_adds_bridge_path() -> None:
 def test_keeps_envelope_fields() -> None:
     was = Envelope("x.y", b"key", (("h", "1"), (PATH_HEADER, "z"), ("h", "2")), 12345)
     for count in (1, 100):
-        copies = copied([enveloped(was, b"%03d" % n) for n in range(count)])
+        copies = rewrite_all([encode_message(was, b"%03d" % n) for n in range(count)])
         now = was._replace(headers=(("h", "1"), ("h", "2"), (PATH_HEADER, "z a")))
-        assert read(copies) == [(7, now, b"%03d" % n) for n in range(count)]
+        assert decode_frames(copies) == [(7, now, b"%03d" % n) for n in range(count)]
 
 
 def test_keeps_times_and_keys_of_each_message() -> None:
-    those = [Envelope("c", b"%02d" % n, (("h", "1"),), 10**15 + n) for n in range(60)]
+    messages = [Envelope("c", b"%02d" % n, (("h", "1"),), 10**15 + n) for n in range(60)]
     for sizes in (1, 7):
-        raw = [enveloped(each, bytes(n % sizes)) for n, each in enumerate(those)]
+        raw = [encode_message(each, bytes(n % sizes)) for n, each in enumerate(messages)]
         headers = (("h", "1"), (PATH_HEADER, "a"))
-        assert read(copied(raw)) == [
-            (7, each._replace(headers=headers), bytes(n % sizes)) for n, each in enumerate(those)
+        assert decode_frames(rewrite_all(raw)) == [
+            (7, each._replace(headers=headers), bytes(n % sizes)) for n, each in enumerate(messages)
         ]
 
 
 def test_skips_looped_messages() -> None:
-    been = enveloped(Envelope(headers=((PATH_HEADER, "b c"),)), b"1")
-    copies = copied([been] * 100 + [message(b"2")])
-    assert (copies.skipped_counts, len(read(copies))) == ({SkipReason.LOOPED: 100}, 1)
-    here = enveloped(Envelope(headers=((PATH_HEADER, "a c"),)), b"1")
-    assert copied([here]).skipped_counts == {SkipReason.LOOPED: 1}
-    one_step = enveloped(Envelope(headers=((PATH_HEADER, "z"),)), b"1")
-    assert copied([one_step, message(b"2")], hops_max=1).skipped_counts == {SkipReason.LOOPED: 1}
-    far = enveloped(Envelope(headers=((PATH_HEADER, " ".join(map(str, range(16)))),)), b"1")
-    assert copied([far] * 20).skipped_counts == {SkipReason.LOOPED: 20}
+    been = encode_message(Envelope(headers=((PATH_HEADER, "b c"),)), b"1")
+    copies = rewrite_all([been] * 100 + [plain_message(b"2")])
+    assert (copies.skipped_counts, len(decode_frames(copies))) == ({SkipReason.LOOPED: 100}, 1)
+    source_bus = encode_message(Envelope(headers=((PATH_HEADER, "a c"),)), b"1")
+    assert rewrite_all([source_bus]).skipped_counts == {SkipReason.LOOPED: 1}
+    one_step = encode_message(Envelope(headers=((PATH_HEADER, "z"),)), b"1")
+    assert rewrite_all([one_step, plain_message(b"2")], hops_max=1).skipped_counts == {
+        SkipReason.LOOPED: 1
+    }
+    target = encode_message(Envelope(headers=((PATH_HEADER, " ".join(map(str, range(16)))),)), b"1")
+    assert rewrite_all([target] * 20).skipped_counts == {SkipReason.LOOPED: 20}
 
 
 def test_filters_and_renames_channels() -> None:
-    those = [
-        enveloped(Envelope("orders.eu.paid"), b"1"),
-        enveloped(Envelope("orders.us.paid"), b"2"),
-        message(b"3"),
+    messages = [
+        encode_message(Envelope("orders.eu.paid"), b"1"),
+        encode_message(Envelope("orders.us.paid"), b"2"),
+        plain_message(b"3"),
     ]
-    copies = copied(
-        those,
+    copies = rewrite_all(
+        messages,
         channels=("orders.eu.#",),
         channel_map=ChannelMap([("orders.*.#", "*.orders.#")]),
     )
-    assert [(e.channel, p) for _, e, p in read(copies)] == [("eu.orders.paid", b"1")]
+    assert [(e.channel, p) for _, e, p in decode_frames(copies)] == [("eu.orders.paid", b"1")]
     assert copies.skipped_counts == {SkipReason.FILTERED: 2}
     assert copies.all_sequences().tolist() == [0]
 
 
 def test_subtracts_elapsed_time_from_expiry() -> None:
-    timed = enveloped(Envelope(expires_ms=5000, not_before_ms=3000), b"1")
-    copies = copied([timed] * 3, ages=[1.0, 4.0, 5.0])
-    assert [(e.expires_ms, e.not_before_ms) for _, e, _ in read(copies)] == [
+    timed = encode_message(Envelope(expires_ms=5000, not_before_ms=3000), b"1")
+    copies = rewrite_all([timed] * 3, ages=[1.0, 4.0, 5.0])
+    assert [(e.expires_ms, e.not_before_ms) for _, e, _ in decode_frames(copies)] == [
         (4000, 2000),
         (1000, 0),
     ]
@@ -128,7 +134,7 @@ def test_subtracts_elapsed_time_from_expiry() -> None:
 
 
 def test_rejected_messages_have_reasons() -> None:
-    copies = copied([message(bytes(100)), message(b"x")] * 20, frame_bytes_max=100)
+    copies = rewrite_all([plain_message(bytes(100)), plain_message(b"x")] * 20, frame_bytes_max=100)
     assert copies.skipped_counts == {SkipReason.REJECTED: 20}
     assert copies.all_sequences().tolist() == list(range(1, 40, 2))
     assert copies.rejected[0] == (0, "its frame has 132 bytes, expected at most 100")
@@ -154,11 +160,11 @@ ENVELOPES = st.builds(
 PAYLOADS = st.sampled_from([b"", b"x", b"y", b"<", b"\n>", b"<\r\n", b"\r\n>", b"longer"])
 FRAMES = st.one_of(
     st.builds(
-        message,
+        plain_message,
         st.sampled_from([b"", b"x", b"<\r\n", b"<", b"\n>", b"\r", b"longer"]),
         st.sampled_from([0, 0x3C0D0A3E, 0x0D0D0D0D, 0x3C]),  # A header may look like anything.
     ),
-    st.builds(enveloped, ENVELOPES, PAYLOADS),
+    st.builds(encode_message, ENVELOPES, PAYLOADS),
 )
 
 
@@ -177,14 +183,14 @@ def test_rewrite_run_equals_single_rewrites(
     rules: list[tuple[str, str]],
     most: int,
 ) -> None:
-    those = [kinds[which % len(kinds)] for which in order]
-    those = [each for each in those if each[0] == those[0][0]]
-    ages = [0.1 * index for index in range(len(those))]
-    here = rewriter(channels=channels, channel_map=ChannelMap(rules), frame_bytes_max=most)
+    messages = [kinds[which % len(kinds)] for which in order]
+    messages = [each for each in messages if each[0] == messages[0][0]]
+    ages = [0.1 * index for index in range(len(messages))]
+    source_bus = rewriter(channels=channels, channel_map=ChannelMap(rules), frame_bytes_max=most)
     copies, one_by_one = RewrittenFrames(), RewrittenFrames()
-    here.rewrite_run(piece_of(those, ages), copies)
-    here._rewrite_each(piece_of(those, ages), one_by_one)
-    assert read(copies) == read(one_by_one)
+    source_bus.rewrite_run(create_run(messages, ages), copies)
+    source_bus._rewrite_each(create_run(messages, ages), one_by_one)
+    assert decode_frames(copies) == decode_frames(one_by_one)
     assert b"".join(copies.raws) == b"".join(one_by_one.raws)
     assert copies.all_sequences().tolist() == one_by_one.all_sequences().tolist()
     assert (copies.skipped_counts, copies.rejected) == (
@@ -228,13 +234,13 @@ def test_channels_are_renamed(pattern: str, template: str, channel: str, expecte
 @settings(max_examples=20)
 @given(st.lists(st.binary(max_size=20), min_size=1, max_size=20), st.booleans())
 def test_batch_checksums_equal_single_ones(payloads: list[bytes], is_plain: bool) -> None:
-    """Wherever in memory they are, and whatever their numbers."""
-    sort = message if is_plain else partial(enveloped, Envelope(channel="x"))
-    those = [sort(payload.replace(b"<", b"")) for payload in payloads]
-    marks = [MessageFingerprint.from_frame(each, 0.0).checksum for each in those]
-    whole = piece_of(those)
+    """The checksums depend neither on the position in memory nor on the message number."""
+    encode = plain_message if is_plain else partial(encode_message, Envelope(channel="x"))
+    messages = [encode(payload.replace(b"<", b"")) for payload in payloads]
+    marks = [MessageFingerprint.from_frame(each, 0.0).checksum for each in messages]
+    whole = create_run(messages)
     assert whole.checksums().tolist() == marks
     assert whole.slice(1, whole.count).checksums().tolist() == marks[1:]
     if is_plain:
-        numbered = [message(frame[9:-4], 7) for frame in those]
-        assert piece_of(numbered).checksums().tolist() == marks
+        renumbered = [plain_message(frame[9:-4], 7) for frame in messages]
+        assert create_run(renumbered).checksums().tolist() == marks

@@ -335,7 +335,7 @@ def test_a_file_without_users_lets_in_nobody(file: Path) -> None:
     file.write_text("# Nobody yet.\n")
     found, warning = read_users(file)
     assert warning == f"{file} has no users: nobody may connect"
-    assert found.known() is not None
+    assert found.to_users() is not None
     assert together([found, ConfiguredUsers()]).known() is not None
     assert together([ConfiguredUsers()]).known() is None
     assert users_of([]).known() is not None

@@ -240,7 +240,7 @@ def test_refuses_payloads_that_violate_the_protocol(dotnet: Dotnet) -> None:
 # Against a server that watches -----------------------------------------------------------------
 
 
-class Watcher:
+class ServerSide:
     """One connection of the client, seen from the server's side."""
 
     def __init__(self, sock: socket.socket) -> None:
@@ -283,16 +283,16 @@ class Watcher:
 @contextlib.contextmanager
 def watching(
     dotnet: Dotnet, name: str, *arguments: str
-) -> Iterator[tuple[Program, Callable[[], contextlib.AbstractContextManager[Watcher]]]]:
+) -> Iterator[tuple[Program, Callable[[], contextlib.AbstractContextManager[ServerSide]]]]:
     """The program, and what takes its next connection."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         listener.settimeout(PATIENCE_SECONDS)
 
         @contextlib.contextmanager
-        def accepted() -> Iterator[Watcher]:
+        def accepted() -> Iterator[ServerSide]:
             with listener.accept()[0] as sock:
                 sock.settimeout(PATIENCE_SECONDS)
-                yield Watcher(sock)
+                yield ServerSide(sock)
 
         port = listener.getsockname()[1]
         with dotnet(name, *arguments, f"127.0.0.1:{port}") as program:
@@ -415,7 +415,7 @@ def what_is_left(url: str) -> list[int]:
         sock.sendall(build_frame(CONNECT, content=b"[1]") + build_frame(SUBSCRIBE, class_id=1))
         # A message for ourselves comes behind all that waits.
         sock.sendall(build_frame(MESSAGE, class_id=1, content=b"end"))
-        peer = Watcher(sock)
+        peer = ServerSide(sock)
         ids = []
         while (frame := peer.frame())[4] != b"end":
             if frame[0] == MESSAGE:

@@ -1,4 +1,4 @@
-"""A bus that finds out who touches it without its lock, for all that need no other."""
+"""Fixture `bus`: a module bus that detects access to its state without its lock."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from collections.abc import Iterator
 import pytest
 
 from simplebus.gateway import ModuleBus
-from tests.gateway.recording_modules import guarded_bus
+from tests.gateway.recording_modules import lock_checking_bus
 
 
 @pytest.fixture
 def bus() -> Iterator[ModuleBus]:
-    with guarded_bus() as bus:
+    with lock_checking_bus() as bus:
         yield bus

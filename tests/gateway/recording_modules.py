@@ -1,4 +1,4 @@
-"""Modules for tests: they write down what they hear, and can be held in their callback."""
+"""Test modules that record received messages and can be held in their callback."""
 
 from __future__ import annotations
 
@@ -11,60 +11,62 @@ from unittest.mock import patch
 from simplebus.gateway import ModuleBus, ModuleMessage
 from simplebus.gateway.mailbox import Mailbox
 
-SOON = 60
-"""Seconds that nothing here takes, and after which a test has failed."""
+TIMEOUT_SECONDS = 60
+"""Time after which a wait fails the test."""
 
 
-def said(text: str) -> ModuleMessage:
+def text_message(text: str) -> ModuleMessage:
     return ModuleMessage(text.encode())
 
 
 class Listener:
-    """A module with a thread."""
+    """Module with a thread, which records received messages."""
 
-    def __init__(self, then: Callable[[ModuleMessage], None] = lambda message: None) -> None:
-        self.heard: list[str] = []
+    def __init__(self, on_message: Callable[[ModuleMessage], None] = lambda message: None) -> None:
+        self.received: list[str] = []
         self.threads: set[int] = set()
-        self.then = then
+        self.on_message = on_message
         """Called with each message, once it is written down."""
         self._changed = threading.Condition()
 
     def receive(self, message: ModuleMessage) -> None:
         with self._changed:
-            self.heard.append(message.content.decode())
+            self.received.append(message.content.decode())
             self.threads.add(threading.get_ident())
             self._changed.notify_all()
-        self.then(message)
+        self.on_message(message)
 
     def wait(self, count: int) -> list[str]:
-        """What was heard, once it is so many."""
+        """Wait for `count` messages. Returns their contents."""
         with self._changed:
-            assert self._changed.wait_for(lambda: len(self.heard) >= count, SOON), self.heard
-        return self.heard
+            assert self._changed.wait_for(lambda: len(self.received) >= count, TIMEOUT_SECONDS), (
+                self.received
+            )
+        return self.received
 
 
-class Held(Listener):
-    """One that stays in its callback until it is let go."""
+class HeldListener(Listener):
+    """Listener that stays in its callback until it is released."""
 
     def __init__(self) -> None:
         super().__init__(self._hold)
         self.entered = threading.Semaphore(0)
-        self._go = threading.Event()
+        self._released = threading.Event()
 
     def _hold(self, message: ModuleMessage) -> None:
         self.entered.release()
-        assert self._go.wait(SOON)
+        assert self._released.wait(TIMEOUT_SECONDS)
 
-    def wait_held(self) -> None:
-        """Return when it is in a callback."""
-        assert self.entered.acquire(timeout=SOON)
+    def wait_entered(self) -> None:
+        """Wait until the module is in a callback."""
+        assert self.entered.acquire(timeout=TIMEOUT_SECONDS)
 
-    def let_go(self) -> None:
-        self._go.set()
+    def release(self) -> None:
+        self._released.set()
 
 
-class in_thread:  # noqa: N801 - it is called like a function.
-    """Call it in a thread."""
+class run_in_thread:  # noqa: N801 - it is called like a function.
+    """Run a function in a thread."""
 
     def __init__(self, call: Callable[[], object]) -> None:
         self._raised: list[BaseException] = []
@@ -79,31 +81,31 @@ class in_thread:  # noqa: N801 - it is called like a function.
             self._raised.append(error)
 
     @property
-    def is_there(self) -> bool:
-        """Whether it has not returned."""
+    def is_running(self) -> bool:
+        """True until the function has returned."""
         return self._thread.is_alive()
 
     def join(self) -> None:
-        """Wait for it, and raise what it raised."""
-        self._thread.join(SOON)
-        assert not self.is_there, "it still waits"
+        """Wait for the function, and raise what it raised."""
+        self._thread.join(TIMEOUT_SECONDS)
+        assert not self.is_running, "it still waits"
         if self._raised:
             raise self._raised[0]
 
 
-_OTHERS = {"simplebus server", "simplebus awake"}  # Of fixtures that other tests share.
+_SHARED_THREADS = {"simplebus server", "simplebus awake"}  # Of fixtures that other tests share.
 
 
 def assert_no_threads_left() -> None:
-    """That all threads of modules end, which takes them a moment after their last callback."""
+    """Check that all module threads end, which takes them a moment after their last callback."""
     for thread in threading.enumerate():
-        if thread.name.startswith("simplebus ") and thread.name not in _OTHERS:
-            thread.join(SOON)
+        if thread.name.startswith("simplebus ") and thread.name not in _SHARED_THREADS:
+            thread.join(TIMEOUT_SECONDS)
             assert not thread.is_alive(), thread
 
 
-class _Lock:
-    """Knows who holds it."""
+class _OwnedLock:
+    """Lock that knows which thread holds it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -118,16 +120,27 @@ class _Lock:
         self._lock.release()
 
 
-_UNDER_LOCK = ("attach", "find", "detach", "link", "unlink", "route", "takes", "let_in")
+_UNDER_LOCK = (
+    "attach",
+    "find",
+    "detach",
+    "link",
+    "unlink",
+    "find_route",
+    "try_deliver",
+    "deliver_blocked",
+)
 
 
 @contextmanager
-def guarded_bus() -> Iterator[ModuleBus]:
-    """A bus that finds out who touches its modules and their queues without its lock: between two
-    steps of such a one another thread's could come, though that is rare."""
-    lock, unguarded = _Lock(), []
+def lock_checking_bus() -> Iterator[ModuleBus]:
+    """Yield a bus that detects access to its modules and queues without its lock.
 
-    def watched(call: Callable[..., Any]) -> Callable[..., Any]:
+    Such access rarely fails: another thread must run between two of its steps.
+    """
+    lock, unguarded = _OwnedLock(), []
+
+    def checked_under_lock(call: Callable[..., Any]) -> Callable[..., Any]:
         def checked(*args: Any) -> Any:
             if lock.holder != threading.get_ident():
                 unguarded.append(call.__qualname__)
@@ -139,7 +152,7 @@ def guarded_bus() -> Iterator[ModuleBus]:
     router = bus._router
     router.lock = lock  # type: ignore[assignment]
     for name in _UNDER_LOCK:
-        setattr(router, name, watched(getattr(router, name)))
-    with patch.object(Mailbox, "_take_all", watched(Mailbox._take_all)), bus:
+        setattr(router, name, checked_under_lock(getattr(router, name)))
+    with patch.object(Mailbox, "_take_all", checked_under_lock(Mailbox._take_all)), bus:
         yield bus
     assert unguarded == []

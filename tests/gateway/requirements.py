@@ -1,4 +1,4 @@
-"""The 65 items of the module bus's specification, each with what it says."""
+"""The 65 requirements of the module bus, by id."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Modules of gateways for tests. They write down what happens to them in `HAPPENED`."""
+"""Gateway modules for tests. They record their calls in `EVENTS`."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ import trio
 from simplebus.gateway import ModuleMessage
 from simplebus.gateway.module import BlockingModule, Module
 
-HAPPENED: list[tuple[str, ...]] = []
+EVENTS: list[tuple[str, ...]] = []
 
 
 class PanicError(BaseException):
-    """As what is written in other languages raises."""
+    """Error that is no Exception, as extensions in other languages raise it."""
 
 
 RAISED: dict[str, Callable[[], BaseException]] = {
@@ -30,25 +30,25 @@ RAISED: dict[str, Callable[[], BaseException]] = {
 
 class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     fails: str = ""
-    """Where it raises: in which method, or on which message."""
+    """Method in which the module raises, or the message on which it does."""
     times: int = 1
-    """How often."""
+    """Number of times that it raises."""
     how: str = ""
-    """What it raises; a ValueError if this is empty."""
+    """Key of the error in `RAISED`; empty for a ValueError."""
 
 
 class Recorder(Module):
-    """A module with a task."""
+    """Module with a task, which records its calls."""
 
     Settings = Settings
     failed = 0
 
     def __init__(self, bus: Any, settings: Any) -> None:
         super().__init__(bus, settings)
-        self._happened("create")
+        self._record("create")
 
-    def _happened(self, *what: str) -> None:
-        HAPPENED.append((self.bus.name, *what))
+    def _record(self, *what: str) -> None:
+        EVENTS.append((self.bus.name, *what))
         if self.settings.fails in what and Recorder.failed < self.settings.times:
             Recorder.failed += 1
             if self.settings.how:
@@ -56,31 +56,31 @@ class Recorder(Module):
             raise ValueError(f"on purpose in {' '.join(what)}")
 
     async def start(self) -> None:
-        self._happened("start")
+        self._record("start")
 
     async def run(self) -> None:
-        self._happened("run")
+        self._record("run")
         await trio.sleep_forever()
 
     async def receive(self, message: ModuleMessage) -> None:
-        self._happened("receive", message.content.decode())
+        self._record("receive", message.content.decode())
 
     async def modules_changed(self, names: tuple[str, ...]) -> None:
-        self._happened("modules", *names)
+        self._record("modules", *names)
 
     async def destroy(self) -> None:
-        self._happened("destroy")
+        self._record("destroy")
 
 
-class Unready(Recorder):
-    """One that does not get ready."""
+class NeverStarts(Recorder):
+    """Module whose `start` never returns."""
 
     async def start(self) -> None:
         await trio.sleep_forever()
 
 
-class PanicsAtLast(Recorder):
-    """When it is given up."""
+class PanicsWhenAbandoned(Recorder):
+    """Module whose `receive` hangs, and raises PanicError when it is cancelled."""
 
     async def receive(self, message: ModuleMessage) -> None:
         async with trio.open_nursery() as nursery:
@@ -92,49 +92,49 @@ class PanicsAtLast(Recorder):
 
 
 class BlockingRecorder(BlockingModule):
-    """The same with a thread."""
+    """Module with a thread, which records its calls."""
 
     Settings = Settings
     threads: set[int] = set()  # noqa: RUF012
 
     def __init__(self, bus: Any, settings: Any) -> None:
         super().__init__(bus, settings)
-        self._happened("create")
+        self._record("create")
 
-    def _happened(self, *what: str) -> None:
+    def _record(self, *what: str) -> None:
         BlockingRecorder.threads.add(threading.get_ident())
-        Recorder._happened(self, *what)  # type: ignore[arg-type]
+        Recorder._record(self, *what)  # type: ignore[arg-type]
 
     def start(self) -> None:
-        self._happened("start")
+        self._record("start")
 
     def receive(self, message: ModuleMessage) -> None:
-        self._happened("receive", message.content.decode())
+        self._record("receive", message.content.decode())
 
     def modules_changed(self, names: tuple[str, ...]) -> None:
-        self._happened("modules", *names)
+        self._record("modules", *names)
 
     def destroy(self) -> None:
-        self._happened("destroy")
+        self._record("destroy")
 
 
 class BlockingRunner(BlockingRecorder):
-    """With something that it does beside, in another thread."""
+    """Module with a `run` in another thread."""
 
     def run(self) -> None:
-        self._happened("run")
+        self._record("run")
         self.bus.stopping.wait(30)
 
 
 class Shout(Module):
-    """Says again what it hears, louder."""
+    """Module that publishes received messages in upper case."""
 
     async def receive(self, message: ModuleMessage) -> None:
         await self.bus.publish(message.content.upper(), message.properties)
 
 
 class Parsed(Module):
-    """Parses its settings itself."""
+    """Module that parses its settings itself."""
 
     @classmethod
     def parse(cls, raw: dict[str, Any]) -> int:
@@ -144,26 +144,26 @@ class Parsed(Module):
 
 
 class Stuck(BlockingModule):
-    """Its `receive` does not return before it is let go."""
+    """Module whose `receive` returns only when `release_event` is set."""
 
-    go = threading.Event()
+    release_event = threading.Event()
     entered = threading.Event()
 
     def receive(self, message: ModuleMessage) -> None:
         Stuck.entered.set()
-        Stuck.go.wait(30)
+        Stuck.release_event.wait(30)
 
 
-class StuckLater(BlockingRecorder):
-    """One that fails as it is told to, and then is stuck."""
+class FailsThenSticks(BlockingRecorder):
+    """Module that fails as its settings say, and whose `receive` is stuck after that."""
 
     def receive(self, message: ModuleMessage) -> None:
         Stuck.entered.set()
-        Stuck.go.wait(30)
+        Stuck.release_event.wait(30)
 
 
 def broken(bus: Any, settings: Any) -> Any:
-    """An entry point that gives no module."""
+    """Return an object that is not a module."""
     return 7
 
 

@@ -1,4 +1,4 @@
-"""Who may wait for whom: never two for each other, over whatever others."""
+"""Detection of deadlocks: no two waiters wait for each other, directly or through others."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ WAITERS = st.integers(0, 4)
 
 
 def wait(stack: ExitStack, me: CallbackWaiter | None, others: list[CallbackWaiter]) -> bool:
-    """Begin to wait as this one, until the stack is left. Returns whether that would end."""
+    """Begin to wait as `me` until the stack is left. Returns True if waiting is allowed."""
 
     def enter() -> bool:
         current_callback.set(me)
@@ -37,7 +37,7 @@ def test_no_waiting_cycles() -> None:
 
 @given(st.lists(st.tuples(WAITERS, st.lists(WAITERS, min_size=1, max_size=3)), max_size=12))
 def test_some_waiter_can_always_proceed(steps: list[tuple[int, list[int]]]) -> None:
-    """Against all that was granted: taken one after the other, those who wait for nobody leave."""
+    """Removes waiters that wait for nobody, one after the other, until none is left."""
     waiters = [CallbackWaiter() for _ in range(5)]
     granted: dict[int, set[int]] = {}
     with ExitStack() as stack:

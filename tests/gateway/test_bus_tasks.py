@@ -1,4 +1,4 @@
-"""The module bus with tasks: in one event loop, and together with threads."""
+"""The module bus with tasks, in one event loop and together with threads."""
 
 from __future__ import annotations
 
@@ -12,29 +12,29 @@ import trio.testing
 
 from simplebus.gateway import ModuleBus, ModuleBusError, ModuleBusFullError, ModuleMessage
 from tests.gateway.recording_modules import (
-    Held,
+    HeldListener,
     Listener,
     assert_no_threads_left,
-    in_thread,
-    said,
+    run_in_thread,
+    text_message,
 )
 
 
 class Task:
-    """A module with a task, that can be held in its callback."""
+    """Module with a task, which can be held in its callback."""
 
-    def __init__(self, go: trio.Event | None = None) -> None:
-        self.heard: list[str] = []
-        self.go = go
+    def __init__(self, release_event: trio.Event | None = None) -> None:
+        self.received: list[str] = []
+        self.release_event = release_event
         self.entered = trio.Event()
         self.threads: set[int] = set()
 
     async def receive(self, message: ModuleMessage) -> None:
-        self.heard.append(message.content.decode())
+        self.received.append(message.content.decode())
         self.threads.add(threading.get_ident())
         self.entered.set()
-        if self.go is not None:
-            await self.go.wait()
+        if self.release_event is not None:
+            await self.release_event.wait()
 
 
 async def test_tasks_receive_in_order_and_share_loop() -> None:
@@ -45,10 +45,10 @@ async def test_tasks_receive_in_order_and_share_loop() -> None:
         bus.add_module(two)
         bus.add_module(lambda message: quick.append(message.content.decode()), quick=True)
         for number in range(3000):
-            await bus.publish_async(said(str(number)), source=one)
+            await bus.publish_async(text_message(str(number)), source=one)
         await bus.wait_quiet_async()
-        assert two.heard == quick == [str(number) for number in range(3000)]
-        assert one.heard == []
+        assert two.received == quick == [str(number) for number in range(3000)]
+        assert one.received == []
         assert two.threads == {threading.get_ident()}
 
 
@@ -63,10 +63,10 @@ async def test_tasks_and_threads_exchange_messages() -> None:
         bus.add_module(thread, places=2)
         bus.add_module(echoed, places=2)
         for number in range(100):
-            await bus.publish_async(said(str(number)), source=echoed)
-        while len(echoed.heard) < 100:
+            await bus.publish_async(text_message(str(number)), source=echoed)
+        while len(echoed.received) < 100:
             await trio.lowlevel.checkpoint()
-        assert echoed.heard == thread.heard == [str(number) for number in range(100)]
+        assert echoed.received == thread.received == [str(number) for number in range(100)]
     assert_no_threads_left()
 
 
@@ -74,13 +74,13 @@ async def test_tasks_and_threads_exchange_messages() -> None:
 async def test_sys_exit_in_task_loses_one_message(
     how: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    heard: list[bytes] = []
+    received: list[bytes] = []
 
     async def leave() -> None:
         sys.exit(3)
 
     async def receive(message: ModuleMessage) -> None:
-        heard.append(message.content)
+        received.append(message.content)
         if message.content == b"1":
             if how == "itself":
                 await leave()
@@ -90,10 +90,10 @@ async def test_sys_exit_in_task_loses_one_message(
     async with ModuleBus() as bus:
         bus.add_module(receive)
         for number in range(3):
-            await bus.publish_async(said(str(number)))
+            await bus.publish_async(text_message(str(number)))
         await bus.wait_quiet_async()
         assert bus.statistics().modules[0][1].failed == 1
-    assert heard == [b"0", b"1", b"2"]
+    assert received == [b"0", b"1", b"2"]
     assert "SystemExit" in caplog.text
 
 
@@ -106,7 +106,7 @@ async def test_ctrl_c_in_task_is_not_module_failure() -> None:
     async def interrupted() -> None:
         async with bus:
             bus.add_module(receive)
-            await bus.publish_async(said("1"))
+            await bus.publish_async(text_message("1"))
             await trio.sleep_forever()
 
     with pytest.raises(BaseExceptionGroup) as caught:
@@ -116,46 +116,46 @@ async def test_ctrl_c_in_task_is_not_module_failure() -> None:
 
 
 async def test_blocked_task_does_not_block_others() -> None:
-    go = trio.Event()
+    release_event = trio.Event()
     async with ModuleBus() as bus, trio.open_nursery() as nursery:
-        module = Task(go)
+        module = Task(release_event)
         bus.add_module(module, places=1)
-        await bus.publish_async(said("first"))
+        await bus.publish_async(text_message("first"))
         await module.entered.wait()
-        bus.publish(said("second"))
+        bus.publish(text_message("second"))
         with pytest.raises(ModuleBusFullError, match="await publish_async"):
-            bus.publish(said("third"))
+            bus.publish(text_message("third"))
         with trio.move_on_after(0):
-            await bus.publish_async(said("cancelled"))
-        nursery.start_soon(bus.publish_async, said("third"))
+            await bus.publish_async(text_message("cancelled"))
+        nursery.start_soon(bus.publish_async, text_message("third"))
         await trio.testing.wait_all_tasks_blocked()
         assert bus.statistics().waiting == 1
-        go.set()
+        release_event.set()
         await bus.wait_quiet_async()
-        assert module.heard == ["first", "second", "third"]
+        assert module.received == ["first", "second", "third"]
 
 
 async def test_message_delivered_during_cancellation_is_published() -> None:
-    """A thread makes room while the cancellation is on its way: the task learns that it is in."""
+    """A thread makes room during the cancellation, so the task's message is published."""
     async with ModuleBus() as bus:
-        held = Held()
+        held = HeldListener()
         bus.add_module(held, places=1)
-        bus.publish(said("first"))
-        await trio.to_thread.run_sync(held.wait_held)
-        bus.publish(said("second"))
+        bus.publish(text_message("first"))
+        await trio.to_thread.run_sync(held.wait_entered)
+        bus.publish(text_message("second"))
         published: list[bool] = []
 
         async def publish() -> None:
             with trio.CancelScope() as scope:
                 scopes.append(scope)
-                await bus.publish_async(said("third"))
+                await bus.publish_async(text_message("third"))
                 published.append(True)
 
         scopes: list[trio.CancelScope] = []
         async with trio.open_nursery() as nursery:
             nursery.start_soon(publish)
             await trio.testing.wait_all_tasks_blocked()
-            held.let_go()
+            held.release()
             while bus.statistics().waiting:  # The loop does not learn of it meanwhile.
                 pass
             scopes[0].cancel()
@@ -169,22 +169,22 @@ async def test_callback_waiting_for_itself_gets_error() -> None:
     async def flood(message: ModuleMessage) -> None:
         try:
             for _ in range(3):
-                await bus.publish_async(said("more"))
+                await bus.publish_async(text_message("more"))
         except ModuleBusFullError as error:
             refused.append(str(error))
 
     async with ModuleBus() as bus:
         bus.add_module(flood, places=1)
-        await bus.publish_async(said("go"))
+        await bus.publish_async(text_message("go"))
         while not refused:
             await trio.lowlevel.checkpoint()
     assert "would not end" in refused[0]
 
 
 async def test_remove_waits_for_callback_except_inside() -> None:
-    go = trio.Event()
+    release_event = trio.Event()
     async with ModuleBus() as bus, trio.open_nursery() as nursery:
-        module = Task(go)
+        module = Task(release_event)
 
         async def leave(message: ModuleMessage) -> None:
             await bus.remove_module_async(leave)
@@ -193,7 +193,7 @@ async def test_remove_waits_for_callback_except_inside() -> None:
         left = trio.Event()
         bus.add_module(module)
         bus.add_module(leave)
-        await bus.publish_async(said("go"))
+        await bus.publish_async(text_message("go"))
         await left.wait()
         removed = trio.Event()
 
@@ -205,7 +205,7 @@ async def test_remove_waits_for_callback_except_inside() -> None:
         await trio.testing.wait_all_tasks_blocked()
         assert not removed.is_set()
         assert bus.statistics().modules == ()
-        go.set()
+        release_event.set()
         await removed.wait()
         with pytest.raises(ModuleBusError, match="not on the bus"):
             await bus.remove_module_async(module)
@@ -226,9 +226,9 @@ async def test_readded_module_waits_for_its_callback() -> None:
 
     async with ModuleBus() as bus:
         bus.add_module(begin_anew)
-        await bus.publish_async(said("go"))
+        await bus.publish_async(text_message("go"))
         await added.wait()
-        await bus.publish_async(said("more"))
+        await bus.publish_async(text_message("more"))
         await trio.testing.wait_all_tasks_blocked()
         assert told == ["begins go"]
         go_on.set()
@@ -250,7 +250,7 @@ async def test_wait_for_own_callback_is_cancelled_with_loop() -> None:
     async def leave_with_an_error() -> None:
         async with bus:
             bus.add_module(begin_anew)
-            await bus.publish_async(said("go"))
+            await bus.publish_async(text_message("go"))
             await added.wait()
             await trio.testing.wait_all_tasks_blocked()
             raise ValueError("out of here")
@@ -262,19 +262,19 @@ async def test_wait_for_own_callback_is_cancelled_with_loop() -> None:
 
 async def test_remove_does_not_block_event_loop() -> None:
     async with ModuleBus() as bus:
-        held = Held()
+        held = HeldListener()
         bus.add_module(held)
-        bus.publish(said("go"))
-        await trio.to_thread.run_sync(held.wait_held)
+        bus.publish(text_message("go"))
+        await trio.to_thread.run_sync(held.wait_entered)
         bus.remove_module(held)
-        held.let_go()
+        held.release()
         task = Task(trio.Event())
         bus.add_module(task)
-        bus.publish(said("go"))
+        bus.publish(text_message("go"))
         await task.entered.wait()
         bus.remove_module(task)
-        assert task.go is not None
-        task.go.set()
+        assert task.release_event is not None
+        task.release_event.set()
 
 
 async def test_error_stops_tasks_and_is_not_wrapped() -> None:
@@ -284,7 +284,7 @@ async def test_error_stops_tasks_and_is_not_wrapped() -> None:
     async def fail() -> None:
         async with bus:
             bus.add_module(module)
-            bus.publish(said("go"))
+            bus.publish(text_message("go"))
             await module.entered.wait()
             raise ValueError("on purpose")
 
@@ -299,10 +299,10 @@ async def test_referenced_bus_outlives_event_loop() -> None:
         bus.inc_ref()
         bus.add_module(thread)
         bus.add_module(Task())
-        with pytest.raises(ModuleBusError, match="in an event loop already"):
+        with pytest.raises(ModuleBusError, match="already entered in an event loop"):
             await bus.__aenter__()
     assert [module for module, _ in bus.statistics().modules] == [thread]
-    bus.publish(said("still there"))
+    bus.publish(text_message("still there"))
     assert await trio.to_thread.run_sync(thread.wait, 1) == ["still there"]
     bus.destroy()
 
@@ -313,14 +313,14 @@ def test_task_gets_own_loop_without_async_with() -> None:
     async def answer(message: ModuleMessage) -> None:
         await module.receive(message)
         await trio.lowlevel.checkpoint()
-        await bus.publish_async(said("answer"), source=answer)
+        await bus.publish_async(text_message("answer"), source=answer)
 
     with ModuleBus() as bus:
         bus.add_module(other)
         bus.add_module(answer)
-        bus.publish(said("hello"), source=other)
+        bus.publish(text_message("hello"), source=other)
         assert other.wait(1) == ["answer"]
-    assert module.heard == ["hello"]
+    assert module.received == ["hello"]
     assert_no_threads_left()
 
 
@@ -342,27 +342,27 @@ def test_reports_missing_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_threads_can_add_and_remove_tasks() -> None:
     async with ModuleBus() as bus:
         module = Task()
-        adding = in_thread(lambda: bus.add_module(module))
+        adding = run_in_thread(lambda: bus.add_module(module))
         adding.join()
-        publishing = in_thread(lambda: bus.publish(said("hello")))
+        publishing = run_in_thread(lambda: bus.publish(text_message("hello")))
         publishing.join()
         await bus.wait_quiet_async()
-        removing = in_thread(lambda: bus.remove_module(module))
-        while removing.is_there:
+        removing = run_in_thread(lambda: bus.remove_module(module))
+        while removing.is_running:
             await trio.lowlevel.checkpoint()
         removing.join()
-        assert module.heard == ["hello"]
+        assert module.received == ["hello"]
 
 
 async def test_exit_waits_for_callbacks_in_threads() -> None:
-    held = Held()
+    held = HeldListener()
     async with trio.open_nursery() as nursery:
 
         async def enter_and_leave() -> None:
             async with ModuleBus() as bus:
                 bus.add_module(held)
-                bus.publish(said("go"))
-                await trio.to_thread.run_sync(held.wait_held)
+                bus.publish(text_message("go"))
+                await trio.to_thread.run_sync(held.wait_entered)
                 leaves.set()
             left.set()
 
@@ -371,5 +371,5 @@ async def test_exit_waits_for_callbacks_in_threads() -> None:
         await leaves.wait()
         await trio.testing.wait_all_tasks_blocked(0.01)
         assert not left.is_set()
-        held.let_go()
+        held.release()
         await left.wait()

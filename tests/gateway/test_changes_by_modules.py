@@ -1,4 +1,4 @@
-"""Modules that have their gateway change them, and changes that are given up."""
+"""Changes of a gateway that its own modules make, and changes that are cancelled."""
 
 from __future__ import annotations
 
@@ -14,48 +14,50 @@ from simplebus.gateway.messages import ModuleMessage
 from simplebus.gateway.module import BlockingModule, Module
 from simplebus.gateway.supervisor import State
 from tests.gateway import sample_modules
-from tests.gateway.recording_modules import said
+from tests.gateway.recording_modules import text_message
 
 GO = ModuleMessage(b"go")
 
 
-async def until(condition: Callable[[], bool]) -> None:
+async def wait_until(condition: Callable[[], bool]) -> None:
     with trio.fail_after(60):
         while not condition():  # noqa: ASYNC110
             await trio.sleep(0.001)
 
 
-def leaver(where: str, gateways: list[Gateway], told: list[str]) -> ModulePlan:
-    """One that has itself removed, and notes when that has returned and when it is ended."""
+def self_removing_module(where: str, gateways: list[Gateway], events: list[str]) -> ModulePlan:
+    """Create a module that removes itself, and records when the call has returned and when it is
+    destroyed.
+    """
 
     class InCallback(Module):
         async def receive(self, message: ModuleMessage) -> None:
             await gateways[0].remove("leaver")
-            told.append("goes on")
+            events.append("goes on")
 
         async def destroy(self) -> None:
-            told.append("ended")
+            events.append("ended")
 
     class InRun(Module):
         async def receive(self, message: ModuleMessage) -> None:
-            self.heard = True
+            self.received = True
 
         async def run(self) -> None:
             while not hasattr(self, "heard"):  # noqa: ASYNC110
                 await trio.sleep(0.001)
             await gateways[0].remove("leaver")
-            told.append("goes on")
+            events.append("goes on")
 
         async def destroy(self) -> None:
-            told.append("ended")
+            events.append("ended")
 
     class InThread(BlockingModule):
         def receive(self, message: ModuleMessage) -> None:
             trio.from_thread.run(gateways[0].remove, "leaver", trio_token=token)
-            told.append("goes on")
+            events.append("goes on")
 
         def destroy(self) -> None:
-            told.append("ended")
+            events.append("ended")
 
     token = trio.lowlevel.current_trio_token()
     factory = {"callback": InCallback, "run": InRun, "thread": InThread}[where]
@@ -65,12 +67,12 @@ def leaver(where: str, gateways: list[Gateway], told: list[str]) -> ModulePlan:
 @pytest.mark.parametrize("where", ["callback", "run", "thread"])
 async def test_module_can_remove_itself_and_free_its_name(where: str) -> None:
     gateways: list[Gateway] = []
-    told: list[str] = []
+    events: list[str] = []
     names: list[tuple[str, ...]] = []
     plan = GatewayPlan(
         (
             ModulePlan.of("other", "tests.gateway.sample_modules:Recorder"),
-            leaver(where, gateways, told),
+            self_removing_module(where, gateways, events),
         ),
         ((EVERYONE, "leaver"),),
     )
@@ -78,8 +80,8 @@ async def test_module_can_remove_itself_and_free_its_name(where: str) -> None:
         gateways.append(gateway)
         gateway.listen(names.append)
         await gateway.publish(GO)
-        await until(lambda: "ended" in told)
-        assert told == ["goes on", "ended"]
+        await wait_until(lambda: "ended" in events)
+        assert events == ["goes on", "ended"]
         assert gateway.names == ("other",)
         assert names == [("other",)]
         assert gateway.statistics().links == ()
@@ -116,9 +118,9 @@ async def test_added_module_starts_after_cancelled_add(
             await trio.sleep(30)
 
         async def receive(self, message: ModuleMessage) -> None:
-            heard.append(message.content)
+            received.append(message.content)
 
-    heard: list[bytes] = []
+    received: list[bytes] = []
     slow, late = ModulePlan("slow", "x", factory=Slow), ModulePlan("late", "x", factory=Slow)
     async with open_gateway(GatewayPlan()) as gateway:
         with trio.move_on_after(5) as scope:
@@ -132,13 +134,13 @@ async def test_added_module_starts_after_cancelled_add(
         assert "slow" in gateway.names
         if how == "add":
             gateway.link(EVERYONE, "slow")
-        await gateway.publish(said("hello"))
+        await gateway.publish(text_message("hello"))
         await gateway.bus.wait_quiet_async()
-        assert heard == [b"hello"]
+        assert received == [b"hello"]
 
 
 async def test_error_in_block_is_not_wrapped() -> None:
-    sample_modules.HAPPENED.clear()
+    sample_modules.EVENTS.clear()
 
     async def fail() -> None:
         async with open_gateway(
@@ -148,4 +150,4 @@ async def test_error_in_block_is_not_wrapped() -> None:
 
     with pytest.raises(ValueError, match="out of here"):
         await fail()
-    assert sample_modules.HAPPENED[-1][1] == "destroy"
+    assert sample_modules.EVENTS[-1][1] == "destroy"

@@ -1,4 +1,4 @@
-"""Plans of gateways: what a file may say, and how its mistakes are told."""
+"""Gateway plans: valid files, and the messages for invalid ones."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_setting_names_accept_hyphens() -> None:
     assert parse(text).modules[0].settings.poll_seconds == 2
 
 
-def one(text: str) -> str:
+def parse_single(text: str) -> str:
     return f'[modules.a]\nmodule = "timer"\nsettings = {{ every = 1 }}\n{text}\n'
 
 
@@ -67,17 +67,17 @@ def one(text: str) -> str:
         ('[modules.a]\nmodule = "no_such_thing:A"', 2, "'no_such_thing' cannot be imported"),
         ('[modules.a]\nmodule = "tests.gateway.sample_modules:Shoot"', 2, "did you mean 'Shout'"),
         (
-            '[modules.a]\nmodule = "tests.gateway.sample_modules:HAPPENED"',
+            '[modules.a]\nmodule = "tests.gateway.sample_modules:EVENTS"',
             2,
             "must be a class or a func",
         ),
-        (one("hears = ['b']"), 4, "modules.a.hears: 'b' is unknown"),
-        (one("hears = ['a', 'a']"), 4, "modules.a.hears: 'a' is there twice"),
-        (one("hears = 'a'"), 4, "modules.a.hears: Expected `array`, got `str`"),
-        (one("hears = [1]"), 4, "modules.a.hears: Expected `str`, got `int`"),
-        (one("places = 0"), 4, "modules.a.places: expected 1 or more, got 0"),
+        (parse_single("hears = ['b']"), 4, "modules.a.hears: 'b' is unknown"),
+        (parse_single("hears = ['a', 'a']"), 4, "modules.a.hears: 'a' is there twice"),
+        (parse_single("hears = 'a'"), 4, "modules.a.hears: Expected `array`, got `str`"),
+        (parse_single("hears = [1]"), 4, "modules.a.hears: Expected `str`, got `int`"),
+        (parse_single("places = 0"), 4, "modules.a.places: expected 1 or more, got 0"),
         (
-            one("full = 'explode'"),
+            parse_single("full = 'explode'"),
             4,
             "full: Invalid enum value 'explode', expected one of block, drop_oldest, drop_newest",
         ),

@@ -1,5 +1,4 @@
-"""Ctrl-C while modules of a gateway are at work: the program hears it, and the gateway ends in its
-order."""
+"""Ctrl-C while modules are running: the program handles it, and the gateway ends in order."""
 
 from __future__ import annotations
 
@@ -63,7 +62,7 @@ PROGRAM = """
 
 
 def run(where: str) -> tuple[list[str], str]:
-    """What it prints, and its log."""
+    """Run the program. Returns its output and its log."""
     found = subprocess.run(
         [sys.executable, "-c", dedent(PROGRAM).format(where=where)],
         capture_output=True,
@@ -84,7 +83,9 @@ def test_ctrl_c_ends_gateway_in_order(where: str) -> None:
 
 
 def test_ctrl_c_in_child_task_ends_gateway_in_order() -> None:
-    """It is raised there, and costs the module what it is at."""
+    """KeyboardInterrupt is raised in a task that the module started, and the module loses its
+    message.
+    """
     lines, said = run("a task of its own")
     assert "module 'a' failed" in said
     assert lines == ["goes on", "destroyed", "heard 1", "heard 2", "destroyed", "interrupted"]

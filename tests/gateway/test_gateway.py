@@ -1,4 +1,4 @@
-"""A gateway's modules: their order, their links, their failures, and changes while it runs."""
+"""Modules of a gateway: order, links, failures, and changes while it runs."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from simplebus.gateway.gateway import Gateway, open_gateway
 from simplebus.gateway.module import Module
 from simplebus.gateway.supervisor import State
 from tests.gateway import sample_modules
-from tests.gateway.recording_modules import assert_no_threads_left, said
+from tests.gateway.recording_modules import assert_no_threads_left, text_message
 
 HERE = "tests.gateway.sample_modules"
 KINDS = pytest.mark.parametrize("kind", ["Recorder", "BlockingRecorder"])
 
 
 @pytest.fixture(autouse=True)
-def happened() -> Iterator[list[tuple[str, ...]]]:
-    sample_modules.HAPPENED.clear()
+def events() -> Iterator[list[tuple[str, ...]]]:
+    sample_modules.EVENTS.clear()
     sample_modules.Recorder.failed = 0
     sample_modules.BlockingRecorder.threads.clear()
-    yield sample_modules.HAPPENED
+    yield sample_modules.EVENTS
     assert_no_threads_left()
 
 
@@ -38,15 +38,15 @@ def module(name: str, kind: str = "Recorder", **settings: object) -> ModulePlan:
     return ModulePlan.of(name, f"{HERE}:{kind}", settings)
 
 
-def heard(name: str) -> list[str]:
-    return [what[2] for what in sample_modules.HAPPENED if what[:2] == (name, "receive")]
+def received(name: str) -> list[str]:
+    return [what[2] for what in sample_modules.EVENTS if what[:2] == (name, "receive")]
 
 
 def steps(*names: str) -> list[tuple[str, ...]]:
-    return [what for what in sample_modules.HAPPENED if what[1] in names]
+    return [what for what in sample_modules.EVENTS if what[1] in names]
 
 
-async def quiet(gateway: Gateway) -> None:
+async def wait_quiet(gateway: Gateway) -> None:
     await gateway.bus.wait_quiet_async()
 
 
@@ -72,12 +72,12 @@ async def test_modules_start_in_order_and_end_in_reverse(kind: str) -> None:
 async def test_slow_start_is_logged_and_awaited(
     how: str, autojump_clock: trio.testing.MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    one, stuck, other = module("one"), module("stuck", "Unready"), module("other")
+    one, stuck, other = module("one"), module("stuck", "NeverStarts"), module("other")
     async with open_gateway(GatewayPlan((one,))) as gateway, trio.open_nursery() as nursery:
         nursery.start_soon(gateway.apply, GatewayPlan((one, stuck, other)))
         await trio.sleep(60)
         assert caplog.text.count("module 'stuck' is not started after 10 s; still waiting") == 1
-        assert [what for what in sample_modules.HAPPENED if what[0] == "other"] == [
+        assert [what for what in sample_modules.EVENTS if what[0] == "other"] == [
             ("other", "create")
         ]
         nursery.start_soon(gateway.add, module("late"))
@@ -98,18 +98,18 @@ async def test_modules_receive_from_linked_sources(kind: str) -> None:
         (("*", "shout"), ("*", "all"), ("shout", "one")),
     )
     async with open_gateway(plan) as gateway:
-        await gateway.publish(said("hello"))
-        await quiet(gateway)
-        assert sorted(heard("all")) == ["HELLO", "hello"]
-        assert heard("one") == ["HELLO"]
-        assert heard("none") == []
+        await gateway.publish(text_message("hello"))
+        await wait_quiet(gateway)
+        assert sorted(received("all")) == ["HELLO", "hello"]
+        assert received("one") == ["HELLO"]
+        assert received("none") == []
         shout = gateway.statistics().modules[0]
         assert (shout.delivered, shout.published) == (1, 1)
         gateway.unlink("shout", "one")
         gateway.link("all", "none")
-        await gateway.publish(said("again"))
-        await quiet(gateway)
-        assert heard("one") == ["HELLO"]
+        await gateway.publish(text_message("again"))
+        await wait_quiet(gateway)
+        assert received("one") == ["HELLO"]
         assert gateway.statistics().links == (("*", "shout"), ("*", "all"), ("all", "none"))
     if kind == "BlockingRecorder":
         assert len(sample_modules.BlockingRecorder.threads) == 3
@@ -123,7 +123,7 @@ async def test_messages_wait_for_modules_that_start_later() -> None:
     early = ModulePlan("early", "", sample_modules.Settings(), factory=Early)
     plan = GatewayPlan((early, module("late")), (("early", "late"),))
     async with open_gateway(plan) as gateway:
-        await quiet(gateway)
+        await wait_quiet(gateway)
         assert steps("start", "receive") == [("late", "start"), ("late", "receive", "early")]
 
 
@@ -185,7 +185,7 @@ async def test_raised_keyboard_interrupt_is_module_failure(
 async def test_stored_cancellation_is_module_failure(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """As a cache keeps what its loader has raised."""
+    """A cache can raise the stored exception of its loader again."""
     with trio.CancelScope() as scope:
         scope.cancel()
         try:
@@ -201,15 +201,15 @@ async def test_stored_cancellation_is_module_failure(
 async def test_error_during_cancellation_is_contained(
     caplog: pytest.LogCaptureFixture, autojump_clock: trio.testing.MockClock
 ) -> None:
-    plan = GatewayPlan((module("a", "PanicsAtLast"), module("b")), (("*", "a"), ("*", "b")))
+    plan = GatewayPlan((module("a", "PanicsWhenAbandoned"), module("b")), (("*", "a"), ("*", "b")))
     async with open_gateway(plan) as gateway:
         for text in "12":
-            await gateway.publish(said(text))
+            await gateway.publish(text_message(text))
         await trio.testing.wait_all_tasks_blocked()
         await gateway.apply(GatewayPlan((module("b"),), (("*", "b"),)))
-        await gateway.publish(said("3"))
-        await quiet(gateway)
-        assert heard("b") == ["1", "2", "3"]
+        await gateway.publish(text_message("3"))
+        await wait_quiet(gateway)
+        assert received("b") == ["1", "2", "3"]
     assert "PanicError" in caplog.text
 
 
@@ -220,9 +220,9 @@ async def test_base_exception_in_function_loses_one_message(
     plan = ModulePlan.of("a", "transform", {"function": f"{HERE}:panics"})
     async with open_gateway(GatewayPlan((plan, module("b")), (("*", "a"), ("*", "b")))) as gateway:
         for text in "12":
-            await gateway.publish(said(text))
-        await quiet(gateway)
-        assert heard("b") == ["1", "2"]
+            await gateway.publish(text_message(text))
+        await wait_quiet(gateway)
+        assert received("b") == ["1", "2"]
         assert gateway.statistics().modules[0].failures == 2
 
 
@@ -233,13 +233,13 @@ async def fail_twice(
     texts = ["1", "2", "2", "3", "4", "5"] if where == "2" else list("12345")
     async with open_gateway(plan) as gateway:
         for text in texts:
-            await gateway.publish(said(text))
+            await gateway.publish(text_message(text))
         (life,) = gateway.statistics().modules
         while (life.failures, life.state) != (2, State.RUNNING):
             await trio.sleep(0.01)
             (life,) = gateway.statistics().modules
-        await quiet(gateway)
-        assert heard("a") == texts
+        await wait_quiet(gateway)
+        assert received("a") == texts
         assert why in life.error
         assert gateway.statistics().failed == ()
     made = [what[1] for what in steps("create", "destroy")]
@@ -251,17 +251,17 @@ async def test_wait_quiet_after_module_was_added_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("simplebus.gateway.supervisor.RESTART_DELAY_S", 0.0)
-    sample_modules.Stuck.go.clear()
+    sample_modules.Stuck.release_event.clear()
     sample_modules.Stuck.entered.clear()
-    plan = GatewayPlan((module("a", "StuckLater", fails="start"),), (("*", "a"),))
+    plan = GatewayPlan((module("a", "FailsThenSticks", fails="start"),), (("*", "a"),))
     async with open_gateway(plan) as gateway:
-        await gateway.publish(said("1"))
+        await gateway.publish(text_message("1"))
         await trio.to_thread.run_sync(sample_modules.Stuck.entered.wait)
         with trio.move_on_after(0) as scope:
-            await quiet(gateway)
+            await wait_quiet(gateway)
         assert scope.cancelled_caught, "it is in its callback"
-        sample_modules.Stuck.go.set()
-        await quiet(gateway)
+        sample_modules.Stuck.release_event.set()
+        await wait_quiet(gateway)
         assert gateway.statistics().modules[0].failures == 1
 
 
@@ -295,7 +295,7 @@ async def test_new_plan_restarts_failed_module_at_once(
     async with open_gateway(GatewayPlan((broken,), (("*", "a"),))) as gateway:
         await trio.sleep(40)  # It pauses until 63.
         assert gateway.statistics().modules[0].failures == 6
-        await gateway.publish(said("waits"))
+        await gateway.publish(text_message("waits"))
         await gateway.apply(GatewayPlan((module("a", fails="create", times=98),), (("*", "a"),)))
         await trio.testing.wait_all_tasks_blocked()
         assert gateway.statistics().modules[0].failures == 7
@@ -303,9 +303,9 @@ async def test_new_plan_restarts_failed_module_at_once(
         assert gateway.statistics().modules[0].failures == 8, "pauses begin again"
         at = trio.current_time()
         await gateway.apply(GatewayPlan((mended,), (("*", "a"),)))
-        await quiet(gateway)
+        await wait_quiet(gateway)
         assert gateway.statistics().modules[0].state == State.RUNNING
-        assert (trio.current_time(), heard("a")) == (at, ["waits"])
+        assert (trio.current_time(), received("a")) == (at, ["waits"])
 
 
 async def test_failed_module_is_reported(
@@ -333,10 +333,10 @@ async def test_run_can_wait_for_its_own_module() -> None:
 
     talker = ModulePlan("a", "", sample_modules.Settings(), places=2, factory=Talker)
     async with open_gateway(GatewayPlan((talker,), (("a", "a"),))) as gateway:
-        while len(heard("a")) < 100:
+        while len(received("a")) < 100:
             await trio.lowlevel.checkpoint()
         assert gateway.statistics().modules[0].failures == 0
-    assert heard("a") == [str(number) for number in range(100)]
+    assert received("a") == [str(number) for number in range(100)]
 
 
 async def test_health_has_plain_values_and_rates(autojump_clock: trio.testing.MockClock) -> None:
@@ -393,13 +393,13 @@ async def test_listener_sees_added_and_removed_modules() -> None:
         await gateway.add(module("b", "BlockingRecorder"))
         gateway.link("*", "b")
         gateway.link("b", "a")
-        await gateway.publish(said("hello"))
-        await quiet(gateway)
+        await gateway.publish(text_message("hello"))
+        await wait_quiet(gateway)
         await gateway.remove("b")
-        await quiet(gateway)
+        await wait_quiet(gateway)
         assert told == [("a", "b"), ("a",)]
         assert [what[2:] for what in steps("modules") if what[0] == "a"] == [("a",), *told]
-        assert heard("b") == ["hello"]
+        assert received("b") == ["hello"]
         assert gateway.statistics().links == ()
         await gateway.add(module("b"))
         assert gateway.statistics().links == ()
@@ -407,15 +407,15 @@ async def test_listener_sees_added_and_removed_modules() -> None:
 
 async def test_replaced_module_receives_queued_messages() -> None:
     async with open_gateway(GatewayPlan((module("a"),), (("*", "a"),))) as gateway:
-        await gateway.publish(said("one"))
-        await quiet(gateway)
+        await gateway.publish(text_message("one"))
+        await wait_quiet(gateway)
         await gateway.replace(module("a", "BlockingRecorder"))
-        await gateway.publish(said("two"))
-        await quiet(gateway)
-        assert [what[1] for what in sample_modules.HAPPENED if what[1] != "modules"] == [
+        await gateway.publish(text_message("two"))
+        await wait_quiet(gateway)
+        assert [what[1] for what in sample_modules.EVENTS if what[1] != "modules"] == [
             "create", "start", "run", "receive", "destroy", "create", "start", "receive",
         ]  # fmt: skip
-        assert heard("a") == ["one", "two"]
+        assert received("a") == ["one", "two"]
         assert gateway.statistics().modules[0].module == f"{HERE}:BlockingRecorder"
         with pytest.raises(ConfigError, match="has a queue with places=1024"):
             await gateway.replace(ModulePlan.of("a", f"{HERE}:Shout", places=7))
@@ -475,9 +475,9 @@ async def test_apply_leaves_unchanged_modules_running() -> None:
         (("*", "stays"), ("comes", "stays"), ("*", "changes")),
     )
     async with open_gateway(before) as gateway:
-        sample_modules.HAPPENED.clear()
+        sample_modules.EVENTS.clear()
         await gateway.apply(after)
-        await quiet(gateway)
+        await wait_quiet(gateway)
         assert gateway.names == ("comes", "shrinks", "stays", "changes")
         assert sorted(gateway.statistics().links) == sorted(after.links)
         assert sorted(steps("create", "destroy")) == [
@@ -488,10 +488,10 @@ async def test_apply_leaves_unchanged_modules_running() -> None:
             ("shrinks", "create"),
             ("shrinks", "destroy"),
         ]
-        sample_modules.HAPPENED.clear()
+        sample_modules.EVENTS.clear()
         await gateway.apply(after)
-        await quiet(gateway)
-        assert sample_modules.HAPPENED == []
+        await wait_quiet(gateway)
+        assert sample_modules.EVENTS == []
 
 
 # The end -----------------------------------------------------------------------------------------
@@ -501,8 +501,8 @@ async def test_drains_messages_before_end() -> None:
     plan = GatewayPlan((module("a", "BlockingRecorder"),), (("*", "a"),))
     async with open_gateway(plan) as gateway:
         for number in range(300):
-            await gateway.publish(said(str(number)))
-    assert len(heard("a")) == 300
+            await gateway.publish(text_message(str(number)))
+    assert len(received("a")) == 300
     assert gateway.statistics().lost == 0
 
 
@@ -510,23 +510,23 @@ async def test_drains_messages_of_failed_module(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
     for place in "1", "3":  # With messages in its hands; and with some that come while it lies.
-        sample_modules.HAPPENED.clear()
+        sample_modules.EVENTS.clear()
         sample_modules.Recorder.failed = 0
         plan = GatewayPlan((module("a", fails=place),), (("*", "a"),))
         async with open_gateway(plan) as gateway:
             for number in "123":
-                await gateway.publish(said(number))
+                await gateway.publish(text_message(number))
             while not gateway.statistics().failed:  # noqa: ASYNC110
                 await trio.sleep(0.01)
-            await gateway.publish(said("4"))
-        assert heard("a") == ["1", "2", "3", "4"]
+            await gateway.publish(text_message("4"))
+        assert received("a") == ["1", "2", "3", "4"]
         assert gateway.statistics().lost == 0
 
 
 async def test_module_that_does_not_end_is_abandoned(
     autojump_clock: trio.testing.MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    sample_modules.Stuck.go.clear()
+    sample_modules.Stuck.release_event.clear()
     sample_modules.Stuck.entered.clear()
     plan = GatewayPlan((module("a", "Stuck"), module("b")), (("*", "a"),))
     async with open_gateway(plan, drain=1, grace=2) as gateway:
@@ -538,7 +538,7 @@ async def test_module_that_does_not_end_is_abandoned(
     assert "not all messages were delivered within 1 s" in caplog.text
     assert "'a' did not stop within 2 s and was abandoned" in caplog.text
     assert gateway.statistics().lost == 2
-    sample_modules.Stuck.go.set()
+    sample_modules.Stuck.release_event.set()
 
 
 async def test_error_in_block_ends_modules() -> None:
@@ -568,5 +568,5 @@ async def test_runs_plan_from_text(autojump_clock: trio.testing.MockClock) -> No
     )
     async with open_gateway(plan) as gateway:
         await trio.sleep(7)
-        await quiet(gateway)
-        assert heard("all") == ["tick", "tick!"] * 3
+        await wait_quiet(gateway)
+        assert received("all") == ["tick", "tick!"] * 3

@@ -1,4 +1,4 @@
-"""`simplebus gateway`, as a process: its file, its signals, and what a kill takes."""
+"""The command `simplebus gateway` as a process: file, signals and kills."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ import trio
 from simplebus.gateway import Module
 
 
-class Unready(Module):
+class NeverStarts(Module):
     async def start(self):
         await trio.sleep_forever()
 """
@@ -94,7 +94,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def said(path: Path) -> list[str]:
+def stored_texts(path: Path) -> list[str]:
     database = sqlite3.connect(path)
     try:
         return [what for (what,) in database.execute("select what from said")]
@@ -104,17 +104,17 @@ def said(path: Path) -> list[str]:
         database.close()
 
 
-def wait_said(path: Path, what: str) -> None:
+def wait_stored(path: Path, what: str) -> None:
     deadline = time.monotonic() + PATIENCE_SECONDS
-    while what not in said(path):
+    while what not in stored_texts(path):
         assert time.monotonic() < deadline
         time.sleep(0.01)
 
 
-def wait_many(path: Path, count: int) -> None:
-    """Return when so much was said."""
+def wait_stored_count(path: Path, count: int) -> None:
+    """Wait until `count` messages are stored."""
     deadline = time.monotonic() + PATIENCE_SECONDS
-    while len(said(path)) < count:
+    while len(stored_texts(path)) < count:
         assert time.monotonic() < deadline
         time.sleep(0.01)
 
@@ -124,13 +124,13 @@ def test_reloads_file_and_stops_on_signal(folder: Path) -> None:
     file.write_text(SINK % path + CLOCK % "one")
     with program("gateway", str(file)) as gateway:
         assert gateway.read_line() == "simplebus gateway ready modules=2"
-        wait_said(path, "one")
+        wait_stored(path, "one")
         file.write_text("[modules.sink]\nmodul = 3\n")
         gateway.signal(signal.SIGHUP)
         gateway.wait_for_stderr("all goes on as before: ")
         file.write_text(SINK % path + CLOCK % "two")
         gateway.signal(signal.SIGHUP)
-        wait_said(path, "two")
+        wait_stored(path, "two")
         gateway.signal(signal.SIGTERM)
         status, _, told = gateway.wait()
     assert status == 0, told
@@ -141,7 +141,7 @@ def test_reloads_file_and_stops_on_signal(folder: Path) -> None:
 
 
 def test_killed_gateway_loses_no_stored_messages(folder: Path) -> None:
-    """Killed before the bus is there, and started again."""
+    """The gateway is killed before the bus is available, and started again."""
     file = folder / "gateway.toml"
     port = free_port()
     url = f"simplebus://127.0.0.1:{port}"
@@ -157,7 +157,7 @@ settings = {{ to = "{url}", class = 7, data_dir = "{folder / "kept"}" }}
         with program("gateway", str(file)) as gateway:
             gateway.read_line()
             if not is_last:
-                wait_many(path, 40)
+                wait_stored_count(path, 40)
                 continue  # Killed.
             with (
                 run_server("--port", str(port)),
@@ -194,7 +194,7 @@ def test_broken_or_empty_file_changes_nothing(folder: Path) -> None:
     file.write_text(SINK % path + CLOCK % "begin")
     with program("gateway", str(file)) as gateway:
         gateway.read_line()
-        wait_said(path, "begin")
+        wait_stored(path, "begin")
         for number, (text, _) in enumerate(BROKEN):
             if text is None:
                 file.unlink()
@@ -204,7 +204,7 @@ def test_broken_or_empty_file_changes_nothing(folder: Path) -> None:
             gateway.wait_for_stderr("all goes on as before: ", number + 1)
             file.write_text(SINK % path + CLOCK % number)
             gateway.signal(signal.SIGHUP)
-            wait_said(path, str(number))
+            wait_stored(path, str(number))
         gateway.signal(signal.SIGTERM)
         status, _, told = gateway.wait()
     assert status == 0, told
@@ -317,14 +317,14 @@ def test_reload_abandons_module_that_never_starts(folder: Path) -> None:
     file, path = folder / "gateway.toml", folder / "said.db"
     (folder / "stuck_of_test.py").write_text(UNREADY)
     file.write_text(
-        SINK % path + CLOCK % "one" + '[modules.stuck]\nmodule = "stuck_of_test:Unready"\n'
+        SINK % path + CLOCK % "one" + '[modules.stuck]\nmodule = "stuck_of_test:NeverStarts"\n'
     )
     with program("gateway", str(file), "--drain-timeout", "0.2") as gateway:
-        wait_said(path, "one")
+        wait_stored(path, "one")
         file.write_text(SINK % path + CLOCK % "two")
         gateway.signal(signal.SIGHUP)
         assert gateway.read_line() == "simplebus gateway ready modules=3"
-        wait_said(path, "two")
+        wait_stored(path, "two")
         gateway.signal(signal.SIGTERM)
         status, _, told = gateway.wait()
     assert status == 0, told
@@ -332,19 +332,19 @@ def test_reload_abandons_module_that_never_starts(folder: Path) -> None:
 
 
 def test_earlier_loss_is_not_reported_at_end(folder: Path) -> None:
-    """A module was taken out, with messages that it had never begun to hear."""
+    """A module was removed earlier, while messages waited in its queue."""
     file, path = folder / "gateway.toml", folder / "said.db"
     (folder / "stuck_of_test.py").write_text(UNREADY)
-    stuck = '[modules.stuck]\nmodule = "stuck_of_test:Unready"\nhears = ["clock"]\n'
+    stuck = '[modules.stuck]\nmodule = "stuck_of_test:NeverStarts"\nhears = ["clock"]\n'
     file.write_text(SINK % path + CLOCK % "one" + stuck)
     with program("gateway", str(file), "--drain-timeout", "0.2") as gateway:
-        wait_many(path, 3)
+        wait_stored_count(path, 3)
         # From then on it says one thing more, behind all that it has said.
         file.write_text(SINK % path + LAST_WORD)
         gateway.signal(signal.SIGHUP)
         assert gateway.read_line() == "simplebus gateway ready modules=3"
         gateway.wait_for_stderr("read ")
-        wait_said(path, "last")
+        wait_stored(path, "last")
         gateway.signal(signal.SIGTERM)
         status, _, told = gateway.wait()
     assert status == 0, told

@@ -1,4 +1,4 @@
-"""What modules say of themselves: whoever asks goes on, whatever they do."""
+"""Health values of modules: requests never block, whatever `health` does."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from simplebus.gateway.config import GatewayPlan, ModulePlan
 from simplebus.gateway.gateway import Gateway, open_gateway
 from simplebus.gateway.health import ANSWER_TIMEOUT_S, CHARACTERS_MAX, VALUES_MAX
 from simplebus.gateway.module import BlockingModule, Module
-from tests.gateway.recording_modules import assert_no_threads_left, said
+from tests.gateway.recording_modules import assert_no_threads_left, text_message
 
 
 @pytest.fixture(autouse=True)
@@ -27,51 +27,51 @@ def no_threads() -> Iterator[None]:
     assert_no_threads_left()
 
 
-class Blocking(BlockingModule):
-    """Its `health` is what the test says."""
+class BlockingHealth(BlockingModule):
+    """Module whose `health` calls a function of the test."""
 
-    says: Callable[[], Any]
+    health_function: Callable[[], Any]
 
     def health(self) -> Any:
-        return type(self).says()
+        return type(self).health_function()
 
 
-class Awaited(Module):
-    says: Callable[[], Any]
+class AsyncHealth(Module):
+    health_function: Callable[[], Any]
 
     async def health(self) -> Any:
         await trio.lowlevel.checkpoint()
-        return type(self).says()
+        return type(self).health_function()
 
 
-class Quick(Module):
-    says: Callable[[], Any]
+class ImmediateHealth(Module):
+    health_function: Callable[[], Any]
 
     def health(self) -> Any:
-        return type(self).says()
+        return type(self).health_function()
 
 
-KINDS = [Blocking, Awaited, Quick]
+KINDS = [BlockingHealth, AsyncHealth, ImmediateHealth]
 
 
-def saying(kind: Any, says: Callable[[], Any]) -> GatewayPlan:
-    made = type("Made", (kind,), {"says": staticmethod(says)})
+def plan_with_health(kind: Any, health_function: Callable[[], Any]) -> GatewayPlan:
+    made = type("Made", (kind,), {"says": staticmethod(health_function)})
     return GatewayPlan((ModulePlan("a", "x", factory=made),), (("*", "a"),))
 
 
-def told(gateway: Gateway) -> Mapping[str, Any]:
+def latest_health(gateway: Gateway) -> Mapping[str, Any]:
     return gateway.statistics().modules[0].own
 
 
-async def until(condition: Callable[[], bool]) -> None:
-    """Of what happens in a thread; the clock jumps meanwhile, as often as it takes."""
+async def wait_until(condition: Callable[[], bool]) -> None:
+    """Wait for something that happens in a thread, while the clock jumps."""
     while not condition():  # noqa: ASYNC110
         await trio.sleep(1)
 
 
-async def until_told(gateway: Gateway, wanted: Mapping[str, Any]) -> None:
-    """It is asked by looking, and answers in its time."""
-    await until(lambda: told(gateway) == wanted)
+async def wait_health(gateway: Gateway, wanted: Mapping[str, Any]) -> None:
+    """Request the health until it equals `wanted`."""
+    await wait_until(lambda: latest_health(gateway) == wanted)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -79,9 +79,9 @@ async def test_health_is_refreshed_after_each_read(
     kind: Any, autojump_clock: trio.testing.MockClock
 ) -> None:
     level = 0
-    async with open_gateway(saying(kind, lambda: {"level": level})) as gateway:
+    async with open_gateway(plan_with_health(kind, lambda: {"level": level})) as gateway:
         for level in range(3):
-            await until_told(gateway, {"level": level})
+            await wait_health(gateway, {"level": level})
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -91,9 +91,9 @@ async def test_failing_health_is_reported(
     def fails() -> Any:
         raise SystemExit(3)
 
-    async with open_gateway(saying(kind, fails)) as gateway:
+    async with open_gateway(plan_with_health(kind, fails)) as gateway:
         why = "it called sys.exit(3), which does not end a gateway"
-        await until_told(gateway, {"health": f"RuntimeError: {why}"})
+        await wait_health(gateway, {"health": f"RuntimeError: {why}"})
         assert gateway.problem() == ""
 
 
@@ -105,16 +105,16 @@ async def test_health_values_are_plain_and_bounded(
     plain = {"odd": "[1]", "long": "x" * CHARACTERS_MAX, "huge": str(1 << 70), "true": True}
     plain |= {"half": 0.5, "7": "None"}
     more = {f"n{number}": number for number in range(VALUES_MAX)}
-    async with open_gateway(saying(kind, lambda: {**odd, **more})) as gateway:
+    async with open_gateway(plan_with_health(kind, lambda: {**odd, **more})) as gateway:
         names = [*plain, *more][:VALUES_MAX]
-        await until_told(gateway, {name: {**plain, **more}[name] for name in names})
+        await wait_health(gateway, {name: {**plain, **more}[name] for name in names})
 
 
 async def test_silent_health_is_reported_without_blocking(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
-    """Not the loop, nor what its module hears, nor its end while it is asked."""
-    go, entered, heard = threading.Event(), threading.Event(), threading.Event()
+    """Neither the event loop, nor messages, nor the end of the module wait for `health`."""
+    go, entered, received = threading.Event(), threading.Event(), threading.Event()
     asked = [0]
 
     def blocks() -> dict[str, int]:
@@ -123,21 +123,21 @@ async def test_silent_health_is_reported_without_blocking(
         go.wait(60)
         return {"level": 1}
 
-    made = saying(Blocking, blocks)
-    made.modules[0].factory.receive = lambda _self, _message: heard.set()  # type: ignore[union-attr]
+    made = plan_with_health(BlockingHealth, blocks)
+    made.modules[0].factory.receive = lambda _self, _message: received.set()  # type: ignore[union-attr]
     try:
         async with open_gateway(made) as gateway:
-            await until(entered.is_set)
-            await gateway.publish(said("one"))
-            await until(heard.is_set)
+            await wait_until(entered.is_set)
+            await gateway.publish(text_message("one"))
+            await wait_until(received.is_set)
             await trio.sleep(2 * ANSWER_TIMEOUT_S)
-            assert told(gateway) == {"health": "it does not answer"}
+            assert latest_health(gateway) == {"health": "it does not answer"}
             assert gateway.health()["modules"]["a"]["state"] == "running"
             go.set()
-            await until_told(gateway, {"level": 1})
+            await wait_health(gateway, {"level": 1})
             go.clear()
             before = asked[-1]
-            await until(lambda: bool(told(gateway)) and asked[-1] > before)
+            await wait_until(lambda: bool(latest_health(gateway)) and asked[-1] > before)
     finally:
         go.set()
 
@@ -148,18 +148,18 @@ async def test_health_texts_are_encodable_and_bounded(
     caplog.set_level(logging.CRITICAL, "simplebus.gateway")  # Nor could a report of it be.
     name = os.fsdecode(b"caf\xe9")  # As the system lists a file with such a name.
 
-    class Fails(Quick):
-        says = staticmethod(lambda: {name: name})
+    class Fails(ImmediateHealth):
+        health_function = staticmethod(lambda: {name: name})
 
         async def receive(self, message: ModuleMessage) -> None:
             raise ValueError(name + 2 * CHARACTERS_MAX * "x")
 
     plan = GatewayPlan((ModulePlan("a", "x", factory=Fails),), (("*", "a"),))
     async with open_gateway(plan) as gateway:
-        assert told(gateway) == {"caf\\udce9": "caf\\udce9"}
+        assert latest_health(gateway) == {"caf\\udce9": "caf\\udce9"}
         msgspec.json.encode(gateway.health())
-        await gateway.publish(said("x"))
-        await until(lambda: gateway.statistics().modules[0].failures > 0)
+        await gateway.publish(text_message("x"))
+        await wait_until(lambda: gateway.statistics().modules[0].failures > 0)
         msgspec.json.encode(gateway.health())
         error = gateway.statistics().modules[0].error
         assert error.startswith("ValueError: caf\\udce9x")
@@ -176,15 +176,15 @@ async def test_error_with_failing_str_is_handled(
     def fails() -> dict[str, int]:
         raise MuteError
 
-    class Fails(Quick):
-        says = staticmethod(fails)
+    class Fails(ImmediateHealth):
+        health_function = staticmethod(fails)
 
         async def receive(self, message: ModuleMessage) -> None:
             raise MuteError
 
     plan = GatewayPlan((ModulePlan("a", "x", factory=Fails),), (("*", "a"),))
     async with open_gateway(plan) as gateway:
-        assert told(gateway) == {"health": "MuteError, which cannot say what it is"}
-        await gateway.publish(said("x"))
-        await until(lambda: gateway.statistics().modules[0].failures > 0)
+        assert latest_health(gateway) == {"health": "MuteError, which cannot say what it is"}
+        await gateway.publish(text_message("x"))
+        await wait_until(lambda: gateway.statistics().modules[0].failures > 0)
         assert gateway.statistics().modules[0].error == "MuteError, which cannot say what it is"

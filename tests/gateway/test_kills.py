@@ -1,6 +1,6 @@
-"""A gateway's way from a file to another bus, while either of them is killed.
+"""A gateway that reads a file and sends to another bus, while either of them is killed.
 
-Rule 1: nothing that an uplink has kept is lost, nothing comes twice, and all is in order.
+Messages that an uplink has stored are neither lost nor duplicated, and stay in order.
 """
 
 from __future__ import annotations
@@ -19,12 +19,7 @@ from nats.aio.client import Client
 import simplebus
 from load.ports import free_port
 from tests.jetstream.nats_servers import NatsServer, nats_server
-from tests.support.programs import (
-    PATIENCE_SECONDS,
-    Program,
-    program,
-    run_server,
-)
+from tests.support.programs import PATIENCE_SECONDS, Program, program, run_server
 
 MODULES = """
 [modules.up]
@@ -38,8 +33,8 @@ settings = {{ path = "{folder}/app.log", start = "begin", remember = "{folder}/p
 """
 
 
-class Lines:
-    """A file that grows, and a gateway that reads it."""
+class GrowingLog:
+    """Growing file, and the configuration of a gateway that reads it."""
 
     def __init__(self, folder: Path, to: str, more: str = "") -> None:
         self.count = 0
@@ -53,59 +48,61 @@ class Lines:
         self.count += count
 
 
-def until(told: Callable[[], bool]) -> None:
+def wait_until(condition: Callable[[], bool]) -> None:
     deadline = time.monotonic() + PATIENCE_SECONDS
-    while not told():
+    while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.1)
 
 
-def value(gateway: str, what: str) -> int:
-    """What the uplink of the gateway there says of itself."""
+def metric_value(gateway: str, what: str) -> int:
+    """Return a health value of the gateway's uplink, or -1 if there is none."""
     with urllib.request.urlopen(f"http://{gateway}/metrics", timeout=60) as answer:
         found = re.search(rf'what="{what}"\}} (\d+)', answer.read().decode())
     return int(found[1]) if found else -1
 
 
-def started(gateway: Program) -> str:
-    """Where its HTTP door is."""
+def wait_started(gateway: Program) -> str:
+    """Wait until the gateway is ready. Returns its HTTP address."""
     return gateway.read_line().partition(" http=")[2]
 
 
-def play(
-    lines: Lines,
+def run_outages(
+    lines: GrowingLog,
     kill: Callable[[], object],
     start: Callable[[], object],
     read: Callable[[], list[int]],
 ) -> None:
-    """Lines come while all is up, while the other bus is away, while the gateway is, and then."""
+    """Write lines while everything runs, while the other bus is away, while the gateway is away,
+    and after that.
+    """
     command = ("gateway", str(lines.file), "--http", "0")
     with program(*command) as gateway:
-        at = started(gateway)
+        at = wait_started(gateway)
         lines.write(500)
-        until(lambda: value(at, "copied") > 0)
+        wait_until(lambda: metric_value(at, "copied") > 0)
         kill()
         lines.write(500)
-        until(lambda: value(at, "kept") == 1000)
+        wait_until(lambda: metric_value(at, "kept") == 1000)
     lines.write(100)  # The gateway is killed.
     with program(*command) as gateway:
-        at = started(gateway)
-        until(lambda: value(at, "kept") == 100)
+        at = wait_started(gateway)
+        wait_until(lambda: metric_value(at, "kept") == 100)
         start()
         lines.write(200)
         assert read() == list(range(lines.count))
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("is_door", [False, True])
-def test_kills_of_bus_and_gateway_lose_nothing(tmp_path: Path, is_door: bool) -> None:
-    """The bus keeps its messages itself, or is a door before a JetStream cluster."""
+@pytest.mark.parametrize("is_stateless_server", [False, True])
+def test_kills_of_bus_and_gateway_lose_nothing(tmp_path: Path, is_stateless_server: bool) -> None:
+    """The target is a bus with a journal, or a stateless server of a JetStream cluster."""
     port = free_port()
     flags = ("--port", str(port), "--data-dir", str(tmp_path / "bus"))
     url = f"simplebus://127.0.0.1:{port}"
-    lines = Lines(tmp_path, url)
+    lines = GrowingLog(tmp_path, url)
     with ExitStack() as all_along, ExitStack() as first, ExitStack() as second:
-        if is_door:
+        if is_stateless_server:
             nats = all_along.enter_context(nats_server(tmp_path))
             flags = ("--port", str(port), "--engine", nats.url)
         first.enter_context(run_server(*flags))
@@ -119,22 +116,24 @@ def test_kills_of_bus_and_gateway_lose_nothing(tmp_path: Path, is_door: bool) ->
                         break
             return got
 
-        play(lines, first.close, lambda: second.enter_context(run_server(*flags)), read)
+        run_outages(lines, first.close, lambda: second.enter_context(run_server(*flags)), read)
 
 
 def test_kills_of_nats_and_gateway_lose_nothing(tmp_path: Path) -> None:
     nats = NatsServer(tmp_path, "one", free_port())
     nats.start()
     try:
-        asyncio.run(in_stream(nats.url, 0))
-        lines = Lines(tmp_path, nats.url, ', channel = "app.lines", stream = "LINES"')
-        play(lines, nats.kill, nats.start, lambda: asyncio.run(in_stream(nats.url, lines.count)))
+        asyncio.run(read_stream(nats.url, 0))
+        lines = GrowingLog(tmp_path, nats.url, ', channel = "app.lines", stream = "LINES"')
+        run_outages(
+            lines, nats.kill, nats.start, lambda: asyncio.run(read_stream(nats.url, lines.count))
+        )
     finally:
         nats.kill()
 
 
-async def in_stream(url: str, count: int) -> list[int]:
-    """What the stream has, once it is so much. Makes it if nothing is asked for."""
+async def read_stream(url: str, count: int) -> list[int]:
+    """Return the numbers in the stream once it has `count` messages. Creates the stream for 0."""
     client = Client()
     await client.connect(url, connect_timeout=60)
     try:

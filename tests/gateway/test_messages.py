@@ -34,7 +34,7 @@ VECTORS: dict[str, Any] = json.loads((PROTOCOL / "vectors" / "modules.json").rea
 
 
 def write_slowly(message: ModuleMessage, *, versioned: bool) -> bytes:
-    """The byte form, from its description, a byte at a time."""
+    """Encode a message byte by byte, as protocol/modules.md describes it."""
     body = bytearray(len(message.properties).to_bytes(4, "big"))
     for name, value in message.properties.items():
         for text in name, value:
@@ -174,7 +174,7 @@ def test_replace_returns_new_message() -> None:
 def test_long_message_uses_several_queue_units(
     times: int, more: int, given: int, in_properties: bool
 ) -> None:
-    """Near each border; and what is given as places is not believed."""
+    """Tests lengths around each limit. The argument `places` is ignored."""
     least = 15 + 3 * in_properties  # The name `a`, and two NULs.
     length = max(0, times * QUEUE_UNIT_BYTES - least + more)
     text = "x" * length

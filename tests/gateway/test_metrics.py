@@ -1,4 +1,4 @@
-"""What a gateway tells operators: seen from outside."""
+"""Metrics and HTTP pages of a gateway."""
 
 from __future__ import annotations
 

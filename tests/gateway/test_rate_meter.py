@@ -1,4 +1,4 @@
-"""How fast a counter grew."""
+"""Rate of a counter."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The specification's table is complete: each of its items is a test by its id."""
+"""The requirements table is complete: each requirement has a test with its id."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The specification's items about the bus: made, held, published on, destroyed.
+"""Requirements of the bus: creation, references, publishing, and destruction.
 
-An item that speaks of memory or sockets is tested as what it means here.
+A requirement about memory or sockets is tested by its meaning in Python.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ import pytest
 
 from simplebus.gateway import ModuleBus, ModuleMessage, Result, result_codes
 from tests.gateway.recording_modules import (
-    SOON,
-    Held,
+    TIMEOUT_SECONDS,
+    HeldListener,
     Listener,
     assert_no_threads_left,
-    in_thread,
-    said,
+    run_in_thread,
+    text_message,
 )
 
 # Create
@@ -43,11 +43,11 @@ def test_13_003_create_gives_nothing_when_the_platform_fails(
 
 def test_13_067_each_bus_has_its_own_data() -> None:
     one, two = ModuleBus(), ModuleBus()
-    heard = Listener()
-    one.add_module(heard)
-    two.publish(said("elsewhere"))
-    one.publish(said("here"))
-    assert heard.wait(1) == ["here"]
+    received = Listener()
+    one.add_module(received)
+    two.publish(text_message("elsewhere"))
+    one.publish(text_message("here"))
+    assert received.wait(1) == ["here"]
     one.destroy()
     assert not two.is_freed
 
@@ -63,14 +63,14 @@ def test_13_023_the_modules_are_guarded(bus: ModuleBus) -> None:
             bus.add_module(module)
             bus.remove_module(module)
 
-    both = [in_thread(come_and_go) for _ in range(3)]
+    both = [run_in_thread(come_and_go) for _ in range(3)]
     for each in both:
         each.join()
     assert bus.statistics().modules == ()
 
 
 def test_17_001_a_new_bus_can_be_published_on(bus: ModuleBus) -> None:
-    assert result_codes.publish(bus, None, said("nobody hears it")) is Result.OK
+    assert result_codes.publish(bus, None, text_message("nobody hears it")) is Result.OK
     assert bus.statistics().published == 1
 
 
@@ -97,17 +97,17 @@ def test_13_109_inc_ref_counts_one_more(bus: ModuleBus) -> None:
     result_codes.inc_ref(bus)
     assert bus.statistics().references == 2
     result_codes.destroy(bus)
-    assert result_codes.publish(bus, None, said("still there")) is Result.OK
+    assert result_codes.publish(bus, None, text_message("still there")) is Result.OK
 
 
 # Publish
 
 
 def test_13_030_without_a_bus_or_a_message_publish_is_invalidarg(bus: ModuleBus) -> None:
-    assert result_codes.publish(None, None, said("x")) is Result.INVALIDARG
+    assert result_codes.publish(None, None, text_message("x")) is Result.INVALIDARG
     assert result_codes.publish(bus, None, None) is Result.INVALIDARG
     assert result_codes.publish(bus, None, "text") is Result.INVALIDARG  # type: ignore[arg-type]
-    assert result_codes.publish(bus, None, said("x")) is Result.OK
+    assert result_codes.publish(bus, None, text_message("x")) is Result.OK
 
 
 def test_17_022_those_who_publish_at_once_are_heard_in_one_order(bus: ModuleBus) -> None:
@@ -117,25 +117,25 @@ def test_17_022_those_who_publish_at_once_are_heard_in_one_order(bus: ModuleBus)
 
     def publish(name: str) -> None:
         for number in range(100):
-            bus.publish(said(f"{name}{number}"))
+            bus.publish(text_message(f"{name}{number}"))
 
-    both = [in_thread(lambda name=name: publish(name)) for name in "ab"]  # type: ignore[misc]
+    both = [run_in_thread(lambda name=name: publish(name)) for name in "ab"]  # type: ignore[misc]
     for each in both:
         each.join()
     assert one.wait(200) == two.wait(200)
 
 
 def test_17_007_what_is_heard_is_the_message_as_it_was(bus: ModuleBus) -> None:
-    heard: list[ModuleMessage] = []
-    listener = Listener(heard.append)
+    received: list[ModuleMessage] = []
+    listener = Listener(received.append)
     bus.add_module(listener)
     content, properties = bytearray(b"one"), {"a": "1"}
     bus.publish(ModuleMessage(content, properties))
     content[:] = b"two"
     properties["a"] = "2"
-    bus.publish(said("end"))
+    bus.publish(text_message("end"))
     listener.wait(2)
-    assert heard[0] == ModuleMessage(b"one", {"a": "1"})
+    assert received[0] == ModuleMessage(b"one", {"a": "1"})
 
 
 def test_17_008_a_message_has_a_byte_form() -> None:
@@ -144,7 +144,7 @@ def test_17_008_a_message_has_a_byte_form() -> None:
 
 
 def test_17_009_the_byte_form_is_a_copy(bus: ModuleBus) -> None:
-    data = bytearray(said("one").to_bytes())
+    data = bytearray(text_message("one").to_bytes())
     message = ModuleMessage.from_bytes(data)
     data[-1:] = b"x"
     assert message.content == b"one"
@@ -154,19 +154,19 @@ def test_17_010_a_message_reaches_all_modules(bus: ModuleBus) -> None:
     modules = [Listener() for _ in range(3)]
     for module in modules:
         bus.add_module(module)
-    bus.publish(said("hello"))
+    bus.publish(text_message("hello"))
     assert [module.wait(1) for module in modules] == [["hello"]] * 3
 
 
 def test_17_011_bytes_that_were_published_are_let_go_of() -> None:
-    data = said("one").to_bytes()
+    data = text_message("one").to_bytes()
     before = sys.getrefcount(data)
     with ModuleBus() as bus:
-        listener = Held()
+        listener = HeldListener()
         bus.add_module(listener)
         bus.publish(data)
         assert sys.getrefcount(data) == before, "already before they are heard"
-        listener.let_go()
+        listener.release()
         assert listener.wait(1) == ["one"]
 
 
@@ -174,42 +174,42 @@ def test_17_012_a_message_that_was_published_is_let_go_of() -> None:
     content = bytes(range(33, 99))
     before = sys.getrefcount(content)
     with ModuleBus() as bus:
-        listener = Held()
+        listener = HeldListener()
         bus.add_module(listener)
         bus.publish(ModuleMessage(content))
-        listener.wait_held()
+        listener.wait_entered()
         bus.publish(ModuleMessage(content))
         assert sys.getrefcount(content) == before + 2, "one is heard, and one waits"
-        listener.let_go()
+        listener.release()
         listener.wait(2)
         bus.wait_quiet()
         assert sys.getrefcount(content) == before
 
 
 def test_17_023_after_publish_others_may_publish(bus: ModuleBus) -> None:
-    bus.publish(said("one"))
-    in_thread(lambda: bus.publish(said("two"))).join()
+    bus.publish(text_message("one"))
+    run_in_thread(lambda: bus.publish(text_message("two"))).join()
     assert result_codes.publish(bus, None, b"malformed") is Result.OK
-    in_thread(lambda: bus.publish(said("three"))).join()
+    run_in_thread(lambda: bus.publish(text_message("three"))).join()
     assert bus.statistics().published == 3
 
 
 def test_13_037_publish_is_an_error_when_it_fails() -> None:
     bus = ModuleBus()
-    assert result_codes.publish(bus, None, said("x")) is Result.OK
+    assert result_codes.publish(bus, None, text_message("x")) is Result.OK
     bus.destroy()
-    assert result_codes.publish(bus, None, said("x")) is Result.ERROR
+    assert result_codes.publish(bus, None, text_message("x")) is Result.ERROR
     bus, results, done = ModuleBus(), [], threading.Event()
 
     def flood(message: ModuleMessage) -> None:
         if message.content == b"go":
-            results.extend(result_codes.publish(bus, None, said("more")) for _ in range(3))
+            results.extend(result_codes.publish(bus, None, text_message("more")) for _ in range(3))
             done.set()
 
     with bus:
         bus.add_module(flood, places=2)
-        bus.publish(said("go"))
-        assert done.wait(SOON)
+        bus.publish(text_message("go"))
+        assert done.wait(TIMEOUT_SECONDS)
     assert results == [Result.OK, Result.OK, Result.ERROR], "there is no room, and never will be"
 
 
@@ -231,11 +231,11 @@ def test_13_111_destroy_counts_one_less(bus: ModuleBus) -> None:
 
 def test_13_112_at_zero_everything_is_freed() -> None:
     bus = ModuleBus()
-    held = Held()
+    held = HeldListener()
     bus.add_module(held)
-    bus.publish(said("one"))
-    held.wait_held()
-    held.let_go()
+    bus.publish(text_message("one"))
+    held.wait_entered()
+    held.release()
     gone = weakref.ref(held)
     bus.destroy()
     assert bus.is_freed

@@ -1,6 +1,6 @@
-"""The specification's items about modules that come and go.
+"""Requirements of adding and removing modules.
 
-An item that speaks of memory or sockets is tested as what it means here.
+A requirement about memory or sockets is tested by its meaning in Python.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ import pytest
 
 from simplebus.gateway import ModuleBus, ModuleBusFullError, Result, result_codes
 from tests.gateway.recording_modules import (
-    SOON,
-    Held,
+    TIMEOUT_SECONDS,
+    HeldListener,
     Listener,
     assert_no_threads_left,
-    in_thread,
-    said,
+    run_in_thread,
+    text_message,
 )
 
 
@@ -41,15 +41,15 @@ def test_13_107_the_module_is_remembered(bus: ModuleBus) -> None:
 
 
 def test_17_013_each_module_has_its_own_queue(bus: ModuleBus) -> None:
-    held, other = Held(), Listener()
+    held, other = HeldListener(), Listener()
     bus.add_module(held)
     bus.add_module(other)
     for number in range(5):
-        bus.publish(said(str(number)))
+        bus.publish(text_message(str(number)))
     assert other.wait(5) == ["0", "1", "2", "3", "4"]
-    held.wait_held()
-    held.let_go()
-    assert held.wait(5) == other.heard
+    held.wait_entered()
+    held.release()
+    assert held.wait(5) == other.received
 
 
 def test_17_014_a_module_hears_everything_that_others_publish(bus: ModuleBus) -> None:
@@ -57,8 +57,8 @@ def test_17_014_a_module_hears_everything_that_others_publish(bus: ModuleBus) ->
     bus.add_module(module)
     bus.add_module(other)
     for source in None, other, object():
-        bus.publish(said("heard"), source=source)
-    bus.publish(said("its own"), source=module)
+        bus.publish(text_message("heard"), source=source)
+    bus.publish(text_message("its own"), source=module)
     assert other.wait(3)[-1] == "its own"
     assert module.wait(3) == ["heard"] * 3
 
@@ -66,7 +66,10 @@ def test_17_014_a_module_hears_everything_that_others_publish(bus: ModuleBus) ->
 def test_13_099_a_queue_is_guarded(bus: ModuleBus) -> None:
     module = Listener()
     bus.add_module(module, places=3)
-    many = [in_thread(lambda: [bus.publish(said("x")) for _ in range(100)]) for _ in range(3)]
+    many = [
+        run_in_thread(lambda: [bus.publish(text_message("x")) for _ in range(100)])
+        for _ in range(3)
+    ]
     for each in many:
         each.join()
     assert len(module.wait(300)) == 300
@@ -77,16 +80,16 @@ def test_17_020_a_module_is_told_to_quit_and_no_other(bus: ModuleBus) -> None:
     bus.add_module(one)
     bus.add_module(two)
     bus.remove_module(one)
-    bus.publish(said("hello"))
+    bus.publish(text_message("hello"))
     assert two.wait(1) == ["hello"]
-    assert one.heard == []
+    assert one.received == []
 
 
 def test_13_102_each_module_has_its_own_thread(bus: ModuleBus) -> None:
     both = [Listener(), Listener()]
     for module in both:
         bus.add_module(module)
-    bus.publish(said("hello"))
+    bus.publish(text_message("hello"))
     for module in both:
         module.wait(1)
     threads = both[0].threads | both[1].threads
@@ -99,9 +102,9 @@ def test_13_039_a_module_can_be_added_while_others_publish(bus: ModuleBus) -> No
 
     def publish() -> None:
         while not stop.is_set():
-            bus.publish(said("x"))
+            bus.publish(text_message("x"))
 
-    publishing = in_thread(publish)
+    publishing = run_in_thread(publish)
     added = [Listener() for _ in range(10)]
     for module in added:
         bus.add_module(module)
@@ -120,9 +123,9 @@ def test_13_045_the_module_is_last_in_the_list(bus: ModuleBus) -> None:
 def test_13_046_after_add_others_may_add(bus: ModuleBus) -> None:
     module = Listener()
     bus.add_module(module)
-    in_thread(lambda: bus.add_module(Listener())).join()
+    run_in_thread(lambda: bus.add_module(Listener())).join()
     assert result_codes.add_module(bus, module) is Result.INVALIDARG
-    in_thread(lambda: bus.add_module(Listener())).join()
+    run_in_thread(lambda: bus.add_module(Listener())).join()
     assert len(modules(bus)) == 3
 
 
@@ -138,9 +141,9 @@ def test_13_047_add_is_an_error_when_there_can_be_no_thread(
         patch.setattr(threading.Thread, "start", fail)
         assert result_codes.add_module(bus, module) is Result.ERROR
         assert modules(bus) == []
-        bus.publish(said("nobody hears it"))
+        bus.publish(text_message("nobody hears it"))
     assert result_codes.add_module(bus, module) is Result.OK
-    bus.publish(said("hello"))
+    bus.publish(text_message("hello"))
     assert module.wait(1) == ["hello"]
 
 
@@ -171,7 +174,8 @@ def test_13_088_of_those_who_remove_one_module_at_once_one_does(bus: ModuleBus) 
     bus.add_module(module)
     results: list[Result] = []
     many = [
-        in_thread(lambda: results.append(result_codes.remove_module(bus, module))) for _ in range(4)
+        run_in_thread(lambda: results.append(result_codes.remove_module(bus, module)))
+        for _ in range(4)
     ]
     for each in many:
         each.join()
@@ -188,7 +192,7 @@ def test_13_049_the_module_itself_is_looked_for(bus: ModuleBus) -> None:
     assert result_codes.remove_module(bus, two) is Result.ERROR
     assert result_codes.add_module(bus, two) is Result.OK
     assert result_codes.remove_module(bus, one) is Result.OK
-    bus.publish(said("hello"))
+    bus.publish(text_message("hello"))
     assert two.wait(1) == ["hello"]
 
 
@@ -196,7 +200,7 @@ def test_13_050_a_module_that_is_not_there_is_an_error_and_holds_nothing_up(
     bus: ModuleBus,
 ) -> None:
     assert result_codes.remove_module(bus, Listener()) is Result.ERROR
-    in_thread(lambda: bus.publish(said("x"))).join()
+    run_in_thread(lambda: bus.publish(text_message("x"))).join()
 
 
 def test_13_052_the_module_is_in_the_list_no_more(bus: ModuleBus) -> None:
@@ -208,18 +212,18 @@ def test_13_052_the_module_is_in_the_list_no_more(bus: ModuleBus) -> None:
 
 
 def test_13_054_the_lock_is_given_back_before_the_callback_is_waited_for(bus: ModuleBus) -> None:
-    held, other = Held(), Listener()
+    held, other = HeldListener(), Listener()
     bus.add_module(held)
     bus.add_module(other)
-    bus.publish(said("one"))
-    held.wait_held()
-    removing = in_thread(lambda: bus.remove_module(held))
+    bus.publish(text_message("one"))
+    held.wait_entered()
+    removing = run_in_thread(lambda: bus.remove_module(held))
     while held in modules(bus):
         pass
-    bus.publish(said("two"))
+    bus.publish(text_message("two"))
     assert other.wait(2) == ["one", "two"]
-    assert removing.is_there
-    held.let_go()
+    assert removing.is_running
+    held.release()
     removing.join()
 
 
@@ -230,59 +234,59 @@ def test_17_021_a_worker_that_waits_is_told_to_quit(bus: ModuleBus) -> None:
     assert_no_threads_left()
 
 
-def full(bus: ModuleBus) -> Held:
-    held = Held()
+def full(bus: ModuleBus) -> HeldListener:
+    held = HeldListener()
     bus.add_module(held, places=1)
-    bus.publish(said("one"))
-    held.wait_held()
-    bus.publish(said("two"))
+    bus.publish(text_message("one"))
+    held.wait_entered()
+    bus.publish(text_message("two"))
     return held
 
 
 def test_02_001_a_queue_is_closed_while_others_publish_into_it(bus: ModuleBus) -> None:
     held = full(bus)
-    publishing = in_thread(lambda: bus.publish(said("three")))
+    publishing = run_in_thread(lambda: bus.publish(text_message("three")))
     while not bus.statistics().waiting:
         pass
-    removing = in_thread(lambda: bus.remove_module(held))
+    removing = run_in_thread(lambda: bus.remove_module(held))
     publishing.join()
-    held.let_go()
+    held.release()
     removing.join()
 
 
 def test_17_015_what_waited_for_the_module_is_not_delivered(bus: ModuleBus) -> None:
     held = full(bus)
-    removing = in_thread(lambda: bus.remove_module(held))
+    removing = run_in_thread(lambda: bus.remove_module(held))
     while modules(bus):
         pass
-    held.let_go()
+    held.release()
     removing.join()
-    assert held.heard == ["one"]
+    assert held.received == ["one"]
     assert bus.statistics().lost == 1
 
 
 def test_02_003_after_the_queue_is_closed_others_publish(bus: ModuleBus) -> None:
     held = full(bus)
     with pytest.raises(ModuleBusFullError):
-        bus.publish_nowait(said("three"))
-    removing = in_thread(lambda: bus.remove_module(held))
+        bus.publish_nowait(text_message("three"))
+    removing = run_in_thread(lambda: bus.remove_module(held))
     while modules(bus):
         pass
-    bus.publish_nowait(said("three"))
-    held.let_go()
+    bus.publish_nowait(text_message("three"))
+    held.release()
     removing.join()
 
 
 def test_13_104_remove_waits_for_the_thread(bus: ModuleBus) -> None:
-    held = Held()
+    held = HeldListener()
     bus.add_module(held)
-    bus.publish(said("one"))
-    held.wait_held()
-    removing = in_thread(lambda: bus.remove_module(held))
+    bus.publish(text_message("one"))
+    held.wait_entered()
+    removing = run_in_thread(lambda: bus.remove_module(held))
     while modules(bus):
         pass
-    assert removing.is_there
-    held.let_go()
+    assert removing.is_running
+    held.release()
     removing.join()
     assert_no_threads_left()
 
@@ -292,13 +296,13 @@ def test_13_057_nothing_of_the_module_is_kept(bus: ModuleBus) -> None:
     bus.add_module(module)
     bus.add_module(other, hears_all=False)
     bus.link(module, other)
-    bus.publish(said("one"), source=module)
-    bus.publish(said("two"))
+    bus.publish(text_message("one"), source=module)
+    bus.publish(text_message("two"))
     module.wait(1)
     (thread,) = (each for each in threading.enumerate() if each.ident in module.threads)
     gone = weakref.ref(module)
     bus.remove_module(module)
-    thread.join(SOON)
+    thread.join(TIMEOUT_SECONDS)
     del module
     gc.collect()
     assert gone() is None

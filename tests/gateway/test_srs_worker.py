@@ -1,6 +1,6 @@
-"""The specification's items about what calls a module.
+"""Requirements of the workers that call modules.
 
-An item that speaks of memory or sockets is tested as what it means here.
+A requirement about memory or sockets is tested by its meaning in Python.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ import pytest
 from simplebus.gateway import ModuleBus, ModuleMessage
 from simplebus.gateway.mailbox import Mailbox
 from tests.gateway.recording_modules import (
-    SOON,
-    Held,
+    TIMEOUT_SECONDS,
+    HeldListener,
     Listener,
     assert_no_threads_left,
-    in_thread,
-    said,
+    run_in_thread,
+    text_message,
 )
 
 
@@ -27,8 +27,8 @@ def test_13_026_a_worker_calls_its_own_module(bus: ModuleBus) -> None:
     modules = [Listener(), Listener()]
     for module in modules:
         bus.add_module(module)
-    bus.publish(said("for the second"), source=modules[0])
-    bus.publish(said("for both"))
+    bus.publish(text_message("for the second"), source=modules[0])
+    bus.publish(text_message("for both"))
     assert modules[0].wait(1) == ["for both"]
     assert modules[1].wait(2) == ["for the second", "for both"]
 
@@ -44,7 +44,9 @@ def test_13_089_messages_are_taken_one_by_one_by_one_worker(bus: ModuleBus) -> N
 
     listener = Listener(count)
     bus.add_module(listener)
-    many = [in_thread(lambda: [bus.publish(said("x")) for _ in range(50)]) for _ in range(3)]
+    many = [
+        run_in_thread(lambda: [bus.publish(text_message("x")) for _ in range(50)]) for _ in range(3)
+    ]
     for each in many:
         each.join()
     listener.wait(150)
@@ -53,26 +55,26 @@ def test_13_089_messages_are_taken_one_by_one_by_one_worker(bus: ModuleBus) -> N
 
 
 def broken_mailbox(bus: ModuleBus, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    """A worker whose waiting fails: it ends, and its module is not on the bus any more."""
+    """Add a module whose worker fails while it waits, so that the module is removed."""
 
     def fail(*_: object) -> None:
         raise OSError("on purpose")
 
     ended = threading.Event()
     monkeypatch.setattr(threading, "excepthook", lambda args: ended.set())
-    held = Held()
+    held = HeldListener()
     bus.add_module(held)
-    bus.publish(said("one"))
-    held.wait_held()
+    bus.publish(text_message("one"))
+    held.wait_entered()
     monkeypatch.setattr(f"simplebus.gateway.mailbox.{name}", fail)
-    held.let_go()
-    assert ended.wait(SOON)
+    held.release()
+    assert ended.wait(TIMEOUT_SECONDS)
     assert_no_threads_left()
     assert bus.statistics().modules == ()
     monkeypatch.undo()
     other = Listener()
     bus.add_module(other)
-    bus.publish(said("two"))
+    bus.publish(text_message("two"))
     assert other.wait(1) == ["two"]
 
 
@@ -86,22 +88,22 @@ def test_13_068_a_worker_goes_on_until_its_module_is_removed(bus: ModuleBus) -> 
     module = Listener()
     bus.add_module(module)
     for number in range(3):
-        bus.publish(said(str(number)))
+        bus.publish(text_message(str(number)))
         module.wait(number + 1)
     bus.remove_module(module)
     assert_no_threads_left()
 
 
 def test_13_091_no_lock_is_held_while_a_module_is_called(bus: ModuleBus) -> None:
-    held, other = Held(), Listener()
+    held, other = HeldListener(), Listener()
     bus.add_module(held)
-    bus.publish(said("one"))
-    held.wait_held()
+    bus.publish(text_message("one"))
+    held.wait_entered()
     bus.add_module(other)
-    bus.publish(said("two"))
+    bus.publish(text_message("two"))
     assert other.wait(1) == ["two"]
     bus.remove_module(other)
-    held.let_go()
+    held.release()
     assert held.wait(2) == ["one", "two"]
 
 
@@ -125,9 +127,9 @@ def test_17_005_a_worker_waits_for_messages_without_working(
     module = Listener()
     bus.add_module(module)
     for text in "one", "two":
-        bus.publish(said(text))
+        bus.publish(text_message(text))
         bus.wait_quiet()
-    assert module.heard == ["one", "two"]
+    assert module.received == ["one", "two"]
     assert looked == [1, 1], "once for each, and not in between"
 
 
@@ -138,21 +140,26 @@ def test_17_006_an_error_while_it_waits_ends_the_worker(
 
 
 def test_17_017_bytes_are_heard_as_a_message(bus: ModuleBus) -> None:
-    heard: list[ModuleMessage] = []
-    module = Listener(heard.append)
+    received: list[ModuleMessage] = []
+    module = Listener(received.append)
     bus.add_module(module)
     message = ModuleMessage(b"one", {"a": "1"})
     bus.publish(message.to_bytes())
     bus.publish(message.to_bytes(version=None))
-    bus.publish(said("end"))
+    bus.publish(text_message("end"))
     module.wait(3)
-    assert heard[:2] == [message, message]
+    assert received[:2] == [message, message]
 
 
 def test_17_018_bytes_that_are_no_message_are_skipped(bus: ModuleBus) -> None:
     module = Listener()
     bus.add_module(module)
-    for data in said("one").to_bytes(), b"", b"\xa1\x60\x01garbage", said("two").to_bytes():
+    for data in (
+        text_message("one").to_bytes(),
+        b"",
+        b"\xa1\x60\x01garbage",
+        text_message("two").to_bytes(),
+    ):
         bus.publish(data)
     assert module.wait(2) == ["one", "two"]
     statistics = bus.statistics()
@@ -160,18 +167,18 @@ def test_17_018_bytes_that_are_no_message_are_skipped(bus: ModuleBus) -> None:
 
 
 def test_13_092_the_message_is_given_to_the_modules_callback(bus: ModuleBus) -> None:
-    heard: list[ModuleMessage] = []
+    received: list[ModuleMessage] = []
     done = threading.Event()
-    message = said("one")
+    message = text_message("one")
 
     def callback(given: ModuleMessage) -> None:
-        heard.append(given)
+        received.append(given)
         done.set()
 
     bus.add_module(callback)
     bus.publish(message)
-    assert done.wait(SOON)
-    assert heard == [message]
+    assert done.wait(TIMEOUT_SECONDS)
+    assert received == [message]
 
 
 def test_13_093_a_message_that_was_delivered_is_let_go_of(bus: ModuleBus) -> None:
@@ -189,7 +196,7 @@ def test_17_019_what_was_taken_leaves_its_room_to_others(bus: ModuleBus) -> None
     module = Listener()
     bus.add_module(module, places=1)
     for number in range(20):
-        bus.publish(said(str(number)))
+        bus.publish(text_message(str(number)))
     assert module.wait(20) == [str(number) for number in range(20)]
 
 
@@ -203,5 +210,5 @@ def test_99_012_an_object_with_a_receive_method_is_a_module(bus: ModuleBus) -> N
 
     module = Module()
     bus.add_module(module)
-    bus.publish(said("one"))
-    assert module.done.wait(SOON)
+    bus.publish(text_message("one"))
+    assert module.done.wait(TIMEOUT_SECONDS)

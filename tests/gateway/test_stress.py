@@ -1,7 +1,7 @@
-"""Everything at once: modules of all kinds that publish, come, go, fail and remove each other.
+"""Stress test: modules of all kinds publish, fail, and add and remove each other at random.
 
-Rule 1: chance decides, so what is asserted holds whatever happens: nothing waits for ever, modules
-are called one at a time, and in the end nothing is left.
+The assertions hold for every order of events: nothing waits forever, a module is in one
+callback at a time, and nothing is left in the end.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ import trio
 
 from simplebus.gateway import FullQueuePolicy, ModuleBus, ModuleBusError, ModuleMessage
 from tests.gateway.recording_modules import (
-    SOON,
+    TIMEOUT_SECONDS,
     Listener,
     assert_no_threads_left,
-    in_thread,
-    said,
+    run_in_thread,
+    text_message,
 )
 
-DEEDS = 400
-"""How many things outsiders do in a storm."""
+OUTSIDE_ACTIONS = 400
+"""Number of actions from outside the modules."""
 
 
 class OwnError(BaseException):
-    """No Exception."""
+    """Error that is no Exception."""
 
 
 @pytest.fixture(autouse=True)
-def often() -> Iterator[None]:
-    """Threads take turns often, and failures on purpose are not written down."""
+def frequent_switches() -> Iterator[None]:
+    """Switch threads often, and do not log the intended failures."""
     before = sys.getswitchinterval()
     sys.setswitchinterval(1e-5)
     logging.disable(logging.CRITICAL)
@@ -47,7 +47,7 @@ def often() -> Iterator[None]:
 
 
 class Storm:
-    """One bus, and who is on it."""
+    """A bus with random modules."""
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
@@ -55,45 +55,49 @@ class Storm:
         self.known: list[object] = []
         """Modules that are on the bus, or were."""
         self.refs: list[weakref.ref[object]] = []
-        self.wrong: list[str] = []
+        self.errors: list[str] = []
 
     def add(self) -> None:
-        chance = self.random
-        module = chance.choice((InThread, InThread, InTask))(self)
+        rng = self.random
+        module = rng.choice((ThreadModule, ThreadModule, TaskModule))(self)
         self.known.append(module)
         if len(self.known) > 12:
             self.known.pop(0)
         self.refs.append(weakref.ref(module))
-        places, full = chance.choice((1, 2, 5)), chance.choice(list(FullQueuePolicy))
-        self.bus.add_module(module, places=places, full=full, hears_all=chance.random() < 0.8)
+        places, full = rng.choice((1, 2, 5)), rng.choice(list(FullQueuePolicy))
+        self.bus.add_module(module, places=places, full=full, hears_all=rng.random() < 0.8)
 
     def act(self, me: object | None) -> None:
-        """One thing, as a module in its callback, or from outside. Raises what modules raise."""
-        bus, chance, other = self.bus, self.random, self.random.choice(self.known)
-        source = chance.choice((me, None))
+        """Do one random action as the module `me` in its callback, or from outside. May raise any
+        error.
+        """
+        bus, rng, other = self.bus, self.random, self.random.choice(self.known)
+        source = rng.choice((me, None))
         long = ModuleMessage(bytes(70_000))
-        deeds: list[Callable[[], object]] = [
-            *[lambda: bus.publish(chance.choice((said("x"), long)), source=source)] * 6,
-            lambda: bus.publish_nowait(chance.choice((said("x"), b"malformed")), source=source),
+        actions: list[Callable[[], object]] = [
+            *[lambda: bus.publish(rng.choice((text_message("x"), long)), source=source)] * 6,
+            lambda: bus.publish_nowait(
+                rng.choice((text_message("x"), b"malformed")), source=source
+            ),
             *[lambda: bus.remove_module(other)] * 2,
             lambda: bus.remove_module(me),
             *[self.add] * 3,
-            lambda: bus.link(chance.choice(self.known), other),
-            lambda: bus.unlink(chance.choice((other, None)), other),
+            lambda: bus.link(rng.choice(self.known), other),
+            lambda: bus.unlink(rng.choice((other, None)), other),
             lambda: (bus.statistics(), repr(bus)),
             lambda: (bus.inc_ref(), bus.dec_ref()),
             bus.wait_quiet,
             *[self.fail] * (me is not None),
         ]
         with suppress(ModuleBusError):  # Full, freed, not there: whatever it is, it was told.
-            chance.choice(deeds)()
+            rng.choice(actions)()
 
     def fail(self) -> None:
         raise self.random.choice((ValueError, SystemExit, KeyboardInterrupt, OwnError))
 
 
-class Checked:
-    """Sees to it that it is called one at a time."""
+class ExclusiveModule:
+    """Module that reports two callbacks at the same time."""
 
     def __init__(self, storm: Storm) -> None:
         self.storm = storm
@@ -101,14 +105,14 @@ class Checked:
 
     def begin(self) -> None:
         if self._is_busy:
-            self.storm.wrong.append("two callbacks of one module at once")
+            self.storm.errors.append("two callbacks of one module at once")
         self._is_busy = True
 
     def end(self) -> None:
         self._is_busy = False
 
 
-class InThread(Checked):
+class ThreadModule(ExclusiveModule):
     def receive(self, message: ModuleMessage) -> None:
         self.begin()
         try:
@@ -118,17 +122,17 @@ class InThread(Checked):
             self.end()
 
 
-class InTask(Checked):
+class TaskModule(ExclusiveModule):
     async def receive(self, message: ModuleMessage) -> None:
         storm, self_or_none = self.storm, self.storm.random.choice((self, None))
         self.begin()
         try:
-            deed = storm.random.randrange(4)
-            if deed == 0:
-                await storm.bus.publish_async(said("x"), source=self_or_none)
-            elif deed == 1:
+            action = storm.random.randrange(4)
+            if action == 0:
+                await storm.bus.publish_async(text_message("x"), source=self_or_none)
+            elif action == 1:
                 await storm.bus.remove_module_async(storm.random.choice(storm.known))
-            elif deed == 2:
+            elif action == 2:
                 raise SystemExit
             await trio.lowlevel.checkpoint()
         except ModuleBusError:
@@ -143,14 +147,14 @@ def test_no_deadlock_and_no_leftovers(seed: int) -> None:
     bus = storm.bus
 
     def outside() -> None:
-        for _ in range(DEEDS // 4):
+        for _ in range(OUTSIDE_ACTIONS // 4):
             storm.act(None)
 
     async def outside_in_tasks() -> None:
-        for _ in range(DEEDS // 4):
+        for _ in range(OUTSIDE_ACTIONS // 4):
             try:
                 with trio.move_on_after(storm.random.random() * 0.01):
-                    await bus.publish_async(said("x"))
+                    await bus.publish_async(text_message("x"))
                 with trio.move_on_after(storm.random.random() * 0.001):
                     await bus.wait_quiet_async()
             except ModuleBusError:
@@ -164,18 +168,18 @@ def test_no_deadlock_and_no_leftovers(seed: int) -> None:
 
     for _ in range(4):
         storm.add()
-    threads = [in_thread(outside) for _ in range(3)]
+    threads = [run_in_thread(outside) for _ in range(3)]
     if seed % 2:
         trio.run(entered)
     if seed % 3:  # Freed while they go on.
-        in_thread(lambda: bus.is_freed or bus.destroy()).join()
+        run_in_thread(lambda: bus.is_freed or bus.destroy()).join()
     for each in threads:
         each.join()
     if not bus.is_freed:
-        in_thread(bus.destroy).join()
+        run_in_thread(bus.destroy).join()
     assert bus.is_freed
     assert_no_threads_left()
-    assert storm.wrong == []
+    assert storm.errors == []
     storm.known.clear()
     del threads, each
     gc.collect()
@@ -183,33 +187,33 @@ def test_no_deadlock_and_no_leftovers(seed: int) -> None:
 
 
 def test_thousand_modules_receive_in_same_order() -> None:
-    heard: list[list[bytes]] = [[] for _ in range(1000)]
+    received: list[list[bytes]] = [[] for _ in range(1000)]
 
     def module(number: int) -> Callable[[ModuleMessage], None]:
-        return lambda message: heard[number].append(message.content)
+        return lambda message: received[number].append(message.content)
 
     async def run() -> None:
         async with ModuleBus() as bus:
             for number in range(1000):
                 bus.add_module(module(number), quick=number >= 100)
-            publishing = [in_thread(lambda n=n: publish(bus, n)) for n in range(2)]  # type: ignore[misc]
+            publishing = [run_in_thread(lambda n=n: publish(bus, n)) for n in range(2)]  # type: ignore[misc]
             for each in publishing:
                 await trio.to_thread.run_sync(each.join)
-            with trio.fail_after(SOON):
+            with trio.fail_after(TIMEOUT_SECONDS):
                 await bus.wait_quiet_async()
 
     def publish(bus: ModuleBus, first: int) -> None:
         for number in range(10):
-            bus.publish(said(f"{first}{number}"))
+            bus.publish(text_message(f"{first}{number}"))
 
     trio.run(run)
-    assert len(heard[0]) == 20
-    assert all(each == heard[0] for each in heard)
+    assert len(received[0]) == 20
+    assert all(each == received[0] for each in received)
     assert_no_threads_left()
 
 
 def test_cycle_of_full_queues_is_broken_by_error() -> None:
-    """Three modules, each of which publishes to the next more than that has room for."""
+    """Each of three modules publishes more to the next one than fits into its queue."""
     ring: list[Listener] = []
     told: list[int] = []
     all_inside = threading.Barrier(3)
@@ -217,10 +221,10 @@ def test_cycle_of_full_queues_is_broken_by_error() -> None:
     def flood(me: int, message: ModuleMessage) -> None:
         if message.content != b"go":
             return
-        all_inside.wait(SOON)
+        all_inside.wait(TIMEOUT_SECONDS)
         for _ in range(8):
             try:
-                bus.publish(said("more"), source=ring[me])
+                bus.publish(text_message("more"), source=ring[me])
             except ModuleBusError:
                 told.append(me)
 
@@ -233,7 +237,7 @@ def test_cycle_of_full_queues_is_broken_by_error() -> None:
             bus.link(starter, ring[me])
         for me in range(3):
             bus.link(ring[me], ring[(me + 1) % 3])
-        bus.publish(said("go"), source=starter)
-        in_thread(bus.wait_quiet).join()
+        bus.publish(text_message("go"), source=starter)
+        run_in_thread(bus.wait_quiet).join()
         assert told, "somebody had to be"
-        assert sum(len(module.heard) for module in ring) == 3 + 3 * 8 - len(told)
+        assert sum(len(module.received) for module in ring) == 3 + 3 * 8 - len(told)

@@ -1,5 +1,6 @@
-"""What becomes of a module's call that does not return: nobody waits for it for ever, and it says
-nothing any more once there is another module in its place."""
+"""Calls of a module that do not return: nothing waits for them forever, and an abandoned module
+can no longer publish.
+"""
 
 from __future__ import annotations
 
@@ -16,23 +17,23 @@ from simplebus.gateway.gateway import ORDERED_STOP_S, open_gateway
 from simplebus.gateway.module import BlockingModule, BlockingPort, Module
 from simplebus.gateway.supervisor import GRACE_S, State
 from tests.gateway import sample_modules
-from tests.gateway.recording_modules import SOON, assert_no_threads_left, said
+from tests.gateway.recording_modules import TIMEOUT_SECONDS, assert_no_threads_left, text_message
 
 
 @pytest.fixture(autouse=True)
 def no_threads() -> Iterator[None]:
-    sample_modules.HAPPENED.clear()
+    sample_modules.EVENTS.clear()
     yield
     assert_no_threads_left()
 
 
-def alone(factory: Callable[..., object], **options: object) -> GatewayPlan:
+def single_module_plan(factory: Callable[..., object], **options: object) -> GatewayPlan:
     plan = ModulePlan("a", "x", sample_modules.Settings(), factory=factory, **options)  # type: ignore[arg-type]
     return GatewayPlan((plan,), (("*", "a"),))
 
 
-async def until(condition: Callable[[], bool]) -> None:
-    """Of what happens in a thread; the clock jumps meanwhile, as often as it takes."""
+async def wait_until(condition: Callable[[], bool]) -> None:
+    """Wait for something that happens in a thread, while the clock jumps."""
     while not condition():  # noqa: ASYNC110
         await trio.sleep(1)
 
@@ -41,7 +42,7 @@ async def test_receive_waiting_for_failed_run_is_repeated(
     autojump_clock: trio.testing.MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     made: list[Module] = []
-    heard: list[bytes] = []
+    received: list[bytes] = []
 
     class Opens(Module):
         """Its `receive` waits until `run` has opened something, which fails twice."""
@@ -60,15 +61,15 @@ async def test_receive_waiting_for_failed_run_is_repeated(
 
         async def receive(self, message: ModuleMessage) -> None:
             await self.is_open.wait()
-            heard.append(message.content)
+            received.append(message.content)
 
-    async with open_gateway(alone(Opens)) as gateway:
+    async with open_gateway(single_module_plan(Opens)) as gateway:
         for text in "one", "two":
-            await gateway.publish(said(text))
+            await gateway.publish(text_message(text))
         await gateway.bus.wait_quiet_async()
         (found,) = gateway.statistics().modules
         assert (found.state, found.failures, found.delivered) == (State.RUNNING, 2, 2)
-    assert heard == [b"one", b"two"]
+    assert received == [b"one", b"two"]
     assert caplog.text.count("restarting in") == 2
     assert gateway.statistics().lost == 0
 
@@ -80,7 +81,7 @@ async def test_message_of_abandoned_call_is_redelivered(
     autojump_clock: trio.testing.MockClock, how: str
 ) -> None:
     made: list[Module] = []
-    heard: list[bytes] = []
+    received: list[bytes] = []
 
     class Waits(Module):
         def __init__(self, bus: object, settings: object) -> None:
@@ -101,7 +102,7 @@ async def test_message_of_abandoned_call_is_redelivered(
                     if how == "and says nothing of it":
                         return
                     raise
-            heard.append(message.content)
+            received.append(message.content)
 
         async def wait(self) -> None:
             async with trio.open_nursery() as nursery:
@@ -114,13 +115,13 @@ async def test_message_of_abandoned_call_is_redelivered(
                         raise ValueError("it was cancelled") from cancelled
                     raise
 
-    async with open_gateway(alone(Waits)) as gateway:
+    async with open_gateway(single_module_plan(Waits)) as gateway:
         for text in "one", "two":
-            await gateway.publish(said(text))
+            await gateway.publish(text_message(text))
         await gateway.bus.wait_quiet_async()
         (found,) = gateway.statistics().modules
         assert found.delivered == 2
-    assert heard == [b"one", b"two"]
+    assert received == [b"one", b"two"]
 
 
 async def test_new_plan_restarts_waiting_module(
@@ -132,13 +133,13 @@ async def test_new_plan_restarts_waiting_module(
                 await trio.sleep_forever()
             await super().receive(message)
 
-    async with open_gateway(alone(Waits)) as gateway:
-        await gateway.publish(said("one"))
+    async with open_gateway(single_module_plan(Waits)) as gateway:
+        await gateway.publish(text_message("one"))
         await trio.testing.wait_all_tasks_blocked()
         mended = ModulePlan("a", "x", sample_modules.Settings(times=2), factory=Waits)
         await gateway.apply(GatewayPlan((mended,), (("*", "a"),)))
         await gateway.bus.wait_quiet_async()
-    assert [what[2] for what in sample_modules.HAPPENED if what[1] == "receive"] == ["one"]
+    assert [what[2] for what in sample_modules.EVENTS if what[1] == "receive"] == ["one"]
 
 
 async def test_abandoned_thread_cannot_publish(
@@ -156,13 +157,13 @@ async def test_abandoned_thread_cannot_publish(
 
         def run(self) -> None:
             if self.is_first:
-                entered.wait(SOON)
+                entered.wait(TIMEOUT_SECONDS)
                 raise OSError("on purpose")
 
         def receive(self, message: ModuleMessage) -> None:
             if self.is_first:
                 entered.set()
-                go.wait(SOON)
+                go.wait(TIMEOUT_SECONDS)
                 try:
                     self.bus.publish(b"late")
                 except ModuleBusError as error:
@@ -170,28 +171,30 @@ async def test_abandoned_thread_cannot_publish(
                 over.set()
             self.bus.publish(message)
 
-    async with open_gateway(alone(Stuck)) as gateway:
+    async with open_gateway(single_module_plan(Stuck)) as gateway:
         await gateway.add(ModulePlan.of("b", "tests.gateway.sample_modules:Recorder"))
         gateway.link("a", "b")
         for text in "one", "two", "three":
-            await gateway.publish(said(text))
-        await until(entered.is_set)
-        await until(lambda: gateway.statistics().modules[0].delivered == 3)
+            await gateway.publish(text_message(text))
+        await wait_until(entered.is_set)
+        await wait_until(lambda: gateway.statistics().modules[0].delivered == 3)
         go.set()
-        await until(over.is_set)
+        await wait_until(over.is_set)
         await gateway.bus.wait_quiet_async()
-    assert [what[2] for what in sample_modules.HAPPENED if what[1] == "receive"] == ["two", "three"]
+    assert [what[2] for what in sample_modules.EVENTS if what[1] == "receive"] == ["two", "three"]
     assert len(made) == 2
     assert "has ended and cannot publish any more" in str(raised[0])
 
 
 @pytest.mark.parametrize("how", ["end", "stop"])
 def test_stop_interrupts_blocked_port(how: str) -> None:
-    """When the module has ended, `publish`; when it is to end, `publish_until_stopping` already."""
+    """`publish` is interrupted when the module has ended, `publish_until_stopping` when it is to
+    end.
+    """
     hold, got = threading.Event(), list[object]()
 
     def hear(message: ModuleMessage) -> None:
-        hold.wait(SOON)
+        hold.wait(TIMEOUT_SECONDS)
 
     with ModuleBus() as bus:
         bus.add_module(hear, places=1)
@@ -217,7 +220,7 @@ def test_stop_interrupts_blocked_port(how: str) -> None:
             port.stop()
         else:
             port.end()
-        thread.join(SOON)
+        thread.join(TIMEOUT_SECONDS)
         assert not thread.is_alive()
         assert [str(each) for each in got] == (
             [] if how == "stop" else ["module 'a' has ended and cannot publish any more"]
@@ -239,19 +242,19 @@ async def test_module_stuck_in_thread_is_replaced(
     class Stuck(BlockingModule):
         def receive(self, message: ModuleMessage) -> None:
             if where == "receive":
-                go.wait(SOON)
+                go.wait(TIMEOUT_SECONDS)
 
         def destroy(self) -> None:
             if where == "destroy":
-                go.wait(SOON)
+                go.wait(TIMEOUT_SECONDS)
 
-    async with open_gateway(alone(Stuck)) as gateway:
-        await gateway.publish(said("one"))
-        await until(lambda: gateway.statistics().modules[0].delivered == 1)
+    async with open_gateway(single_module_plan(Stuck)) as gateway:
+        await gateway.publish(text_message("one"))
+        await wait_until(lambda: gateway.statistics().modules[0].delivered == 1)
         await gateway.replace(ModulePlan.of("a", "tests.gateway.sample_modules:Recorder"))
-        await gateway.publish(said("two"))
+        await gateway.publish(text_message("two"))
         await gateway.bus.wait_quiet_async()
-        assert [what[2] for what in sample_modules.HAPPENED if what[1] == "receive"] == ["two"]
+        assert [what[2] for what in sample_modules.EVENTS if what[1] == "receive"] == ["two"]
         go.set()
     assert "abandoned" in caplog.text
 
@@ -269,8 +272,8 @@ async def test_shielded_module_does_not_block_changes(
                     await self.bus.publish(b"late")
                 refused.set()
 
-    async with open_gateway(alone(Shielded)) as gateway:
-        await gateway.publish(said("one"))
+    async with open_gateway(single_module_plan(Shielded)) as gateway:
+        await gateway.publish(text_message("one"))
         await trio.testing.wait_all_tasks_blocked()
         await gateway.remove("a")
         await gateway.add(ModulePlan.of("b", "tests.gateway.sample_modules:Recorder"))
@@ -288,7 +291,7 @@ async def test_stuck_modules_are_abandoned_in_parallel(
     autojump_clock: trio.testing.MockClock,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Who only takes long has its whole grace all the same, whoever goes before it."""
+    """A slow module still has its whole grace time, whichever modules end before it."""
     ended: list[str] = []
 
     class Stuck(Module):
@@ -315,7 +318,7 @@ async def test_stuck_modules_are_abandoned_in_parallel(
     ]
     hear = tuple(("*", each.name) for each in modules)
     async with open_gateway(GatewayPlan(tuple(modules), hear), drain=0) as gateway:
-        await gateway.publish(said("one"))
+        await gateway.publish(text_message("one"))
         await trio.testing.wait_all_tasks_blocked()
         begun = trio.current_time()
         if how == "another plan is applied":
@@ -342,8 +345,8 @@ async def test_module_removing_itself_and_others_does_not_deadlock(
     others = [ModulePlan.of(name, "tests.gateway.sample_modules:Recorder") for name in "bc"]
     plan = GatewayPlan((others[0], own, others[1]), (("*", "a"),))
     async with open_gateway(plan) as gateway:
-        await gateway.publish(said("one"))
+        await gateway.publish(text_message("one"))
         await trio.sleep(GRACE_S)
         assert gateway.names == ()
-        gone = [what[0] for what in sample_modules.HAPPENED if what[1] == "destroy"]
+        gone = [what[0] for what in sample_modules.EVENTS if what[1] == "destroy"]
     assert (took, gone) == ([0.0], ["c", "b", "a"])

@@ -31,19 +31,19 @@ def done(making: Generator[None, None, T]) -> tuple[T, int]:
             return result, pieces
 
 
-class Bus:
+class SocketlessBroker:
     """A broker without a socket."""
 
     def __init__(self) -> None:
         self.broker = Broker(Settings())
         self.buffer = ReceiveBuffer()
 
-    def peer(self, *class_ids: int) -> Session:
+    def connect(self, *class_ids: int) -> Session:
         session = self.broker.open_session()
-        self.say(session, frames.encode(frames.CONNECT, content=str(list(class_ids)).encode()))
+        self.receive(session, frames.encode(frames.CONNECT, content=str(list(class_ids)).encode()))
         return session
 
-    def say(self, session: Session, data: bytes) -> None:
+    def receive(self, session: Session, data: bytes) -> None:
         self.buffer.writable[: len(data)] = data
         self.broker.receive(session, self.buffer, len(data))
         while self.broker.drain_writable():
@@ -57,18 +57,18 @@ def message(class_id: int) -> bytes:
 
 
 @pytest.fixture
-def bus() -> Bus:
+def bus() -> SocketlessBroker:
     """Class 1 has two subscribers, one of which has acknowledged; class 2 none."""
-    bus = Bus()
-    publisher, quick, slow = (bus.peer(1, 2) for _ in range(3))
+    bus = SocketlessBroker()
+    publisher, quick, slow = (bus.connect(1, 2) for _ in range(3))
     for peer in (quick, slow):
-        bus.say(peer, frames.encode(frames.SUBSCRIBE, class_id=1))
-    bus.say(publisher, message(1) * 10 + message(2) * 3)
-    bus.say(quick, frames.encode_ack(class_id=1, timer_index=0, first=0, last=10))
+        bus.receive(peer, frames.encode(frames.SUBSCRIBE, class_id=1))
+    bus.receive(publisher, message(1) * 10 + message(2) * 3)
+    bus.receive(quick, frames.encode_ack(class_id=1, timer_index=0, first=0, last=10))
     return bus
 
 
-def test_metrics_match_the_broker_statistics(bus: Bus) -> None:
+def test_metrics_match_the_broker_statistics(bus: SocketlessBroker) -> None:
     figures, _ = done(class_metrics.collect_bus_metrics(bus.broker.store))
     for mine, theirs in zip(figures.classes, bus.broker.statistics().classes, strict=True):
         for name in ("class_id", "published", "delivered", "redelivered", "acknowledged"):
@@ -80,10 +80,10 @@ def test_metrics_match_the_broker_statistics(bus: Bus) -> None:
     assert figures.total.published == 13
 
 
-def test_other_classes_are_summed(bus: Bus, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_classes_are_summed(bus: SocketlessBroker, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(class_metrics, "CLASSES_LISTED_MAX", 2)
-    bus.peer(3, 4)
-    bus.say(bus.peer(3, 4), message(3) + message(4) * 2)
+    bus.connect(3, 4)
+    bus.receive(bus.connect(3, 4), message(3) + message(4) * 2)
     figures, _ = done(class_metrics.collect_bus_metrics(bus.broker.store))
     assert [each.class_id for each in figures.classes] == [1, 2]
     assert figures.others is not None
@@ -101,10 +101,10 @@ def test_other_classes_are_summed(bus: Bus, monkeypatch: pytest.MonkeyPatch) -> 
     assert "simplebus_bus_published_messages_total 16.0\n" in text
 
 
-def test_busiest_classes_are_listed(bus: Bus, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_busiest_classes_are_listed(bus: SocketlessBroker, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(class_metrics, "CLASSES_LISTED_MAX", 2)
-    peer = bus.peer(3, 4)
-    bus.say(peer, message(3) * 4)
+    peer = bus.connect(3, 4)
+    bus.receive(peer, message(3) * 4)
 
     def told(*before: int) -> list[int]:
         figures, _ = done(class_metrics.collect_bus_metrics(bus.broker.store, before))
@@ -116,20 +116,20 @@ def test_busiest_classes_are_listed(bus: Bus, monkeypatch: pytest.MonkeyPatch) -
 
     assert told() == [1, 3]
     assert told(1, 2) == [1, 2]  # It stays,
-    bus.say(peer, message(3) * 3)
+    bus.receive(peer, message(3) * 3)
     assert told(1, 2) == [1, 3]  # until another one has twice as much.
 
 
-def test_class_with_many_positions_is_collected_in_steps(bus: Bus) -> None:
+def test_class_with_many_positions_is_collected_in_steps(bus: SocketlessBroker) -> None:
     for _ in range(600):
-        bus.say(bus.peer(2), frames.encode(frames.SUBSCRIBE, class_id=2))
+        bus.receive(bus.connect(2), frames.encode(frames.SUBSCRIBE, class_id=2))
     figures, pieces = done(class_metrics.collect_bus_metrics(bus.broker.store))
     assert figures.classes[1].positions == 600
     assert pieces >= 2 + 2
 
 
 def test_subscriptions_with_the_largest_lag_are_listed(
-    bus: Bus, monkeypatch: pytest.MonkeyPatch
+    bus: SocketlessBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(bus_tables, "POSITIONS_MAX", 1)
     explaining = PositionReporter(bus.broker.store, bus.broker.sessions)
@@ -143,7 +143,7 @@ def test_subscriptions_with_the_largest_lag_are_listed(
     assert notes == []  # It has not waited for long.
 
 
-def test_sessions_table_shows_published_counts(bus: Bus) -> None:
+def test_sessions_table_shows_published_counts(bus: SocketlessBroker) -> None:
     explaining = PositionReporter(bus.broker.store, bus.broker.sessions)
     (table, notes), _ = done(bus_tables.build_sessions_table(bus.broker, explaining))
     assert [row[0] for row in table.rows] == ["0", "1", "2"]

@@ -27,16 +27,16 @@ def done(making: Generator[None, None, T]) -> T:
             return result
 
 
-class Program:
+class FakeProgram:
     """Counts, and how often it was asked."""
 
     def __init__(self) -> None:
         self.count = 0
-        self.asked: list[bool] = []
+        self.requested_details: list[bool] = []
         self.flow = "said"
 
-    def tell(self, detailed: bool) -> MonitorSnapshot:
-        self.asked.append(detailed)
+    def take_snapshot(self, detailed: bool) -> MonitorSnapshot:
+        self.requested_details.append(detailed)
         metrics_builder = MetricsBuilder()
         metrics_builder.counter(self.flow, "Said.", self.count)
         return MonitorSnapshot(
@@ -53,8 +53,8 @@ def ask_json(dashboard: Dashboard, target: str) -> Any:
 
 
 def test_rates_are_differences_per_second() -> None:
-    program = Program()
-    dashboard = Dashboard(program.tell)
+    program = FakeProgram()
+    dashboard = Dashboard(program.take_snapshot)
     for second, count in enumerate((0, 10, 10, 40)):
         dashboard.now, program.count = float(second * 2), count
         done(dashboard.tick())
@@ -68,8 +68,8 @@ def test_rates_are_differences_per_second() -> None:
 
 
 def test_rate_history_is_bounded_and_keeps_its_numbering() -> None:
-    program = Program()
-    dashboard = Dashboard(program.tell)
+    program = FakeProgram()
+    dashboard = Dashboard(program.take_snapshot)
     for second in range(dashboard_module.HISTORY_TICKS + 11):
         dashboard.now = float(second)
         done(dashboard.tick())
@@ -79,8 +79,8 @@ def test_rate_history_is_bounded_and_keeps_its_numbering() -> None:
 
 
 def test_flow_has_no_rates_before_its_first_snapshot() -> None:
-    program = Program()
-    dashboard = Dashboard(program.tell)
+    program = FakeProgram()
+    dashboard = Dashboard(program.take_snapshot)
     for second, flow in enumerate(("said", "said", "heard", "heard")):
         dashboard.now, program.flow = float(second), flow
         done(dashboard.tick())
@@ -91,8 +91,8 @@ def test_flow_has_no_rates_before_its_first_snapshot() -> None:
 
 
 def test_counter_reset_is_no_negative_rate() -> None:
-    program = Program()
-    dashboard = Dashboard(program.tell)
+    program = FakeProgram()
+    dashboard = Dashboard(program.take_snapshot)
     for second, count in enumerate((10, 5)):
         dashboard.now, program.count = float(second), count
         done(dashboard.tick())
@@ -100,28 +100,28 @@ def test_counter_reset_is_no_negative_rate() -> None:
 
 
 def test_recent_snapshot_is_reused() -> None:
-    program = Program()
-    dashboard = Dashboard(program.tell)
+    program = FakeProgram()
+    dashboard = Dashboard(program.take_snapshot)
     for _ in range(5):
         ask(dashboard, "/metrics")
         ask(dashboard, "/facts")
         ask(dashboard, "/facts")
-    assert program.asked == [False, True]
+    assert program.requested_details == [False, True]
     dashboard.now = dashboard_module.SNAPSHOT_MAX_AGE_SECONDS
     ask(dashboard, "/metrics")
-    assert program.asked == [False, True, False]
+    assert program.requested_details == [False, True, False]
 
 
 def test_detailed_snapshots_are_taken_only_for_readers() -> None:
-    program = Program()
-    dashboard = Dashboard(program.tell)
+    program = FakeProgram()
+    dashboard = Dashboard(program.take_snapshot)
     done(dashboard.tick())
     dashboard.now = 1.0
     ask(dashboard, "/facts")
     for second in range(2, 10):
         dashboard.now = float(second)
         done(dashboard.tick())
-    assert program.asked == [False, True, *[True] * 4, *[False] * 4]
+    assert program.requested_details == [False, True, *[True] * 4, *[False] * 4]
 
 
 def test_snapshot_can_be_taken_in_steps() -> None:
@@ -134,8 +134,8 @@ def test_snapshot_can_be_taken_in_steps() -> None:
 
 
 def test_reader_gets_only_new_rates() -> None:
-    program = Program()
-    dashboard = Dashboard(program.tell)
+    program = FakeProgram()
+    dashboard = Dashboard(program.take_snapshot)
     for second in range(5):
         dashboard.now = float(second)
         done(dashboard.tick())
@@ -161,7 +161,7 @@ def test_health_comes_from_the_callback_or_the_last_snapshot() -> None:
 
 
 def test_metrics_format_follows_the_accept_header() -> None:
-    dashboard = Dashboard(Program().tell)
+    dashboard = Dashboard(FakeProgram().take_snapshot)
     plain = ask(dashboard, "/metrics")
     assert plain.content_type.startswith("text/plain; version=0.0.4")
     assert plain.body.endswith(b"simplebus_said_total 0.0\n")

@@ -63,14 +63,14 @@ class UnchangedUser:
             while self.received_count < got or self.nats_count < heard:
                 await self.progress.wait()
 
-    async def end(self) -> None:
+    async def stop(self) -> None:
         """No more is published, and all that was has come."""
         self.is_stopping = True
         with trio.fail_after(PATIENCE_SECONDS):
             while self.published_count is None or self.received_count < self.published_count:
                 await self.progress.wait()
 
-    def _note(self) -> None:
+    def _notify_progress(self) -> None:
         self.progress.set()
         self.progress = trio.Event()
 
@@ -81,7 +81,7 @@ class UnchangedUser:
                 await bus.publish_many([b"%d" % (sent + n) for n in range(20)], class_id="load")
                 sent += 20
         self.published_count = sent
-        self._note()
+        self._notify_progress()
 
     async def subscribe(self, url: str) -> None:
         async with (
@@ -92,9 +92,9 @@ class UnchangedUser:
                 assert int(message.payload) == self.received_count
                 assert message.attempt == 1
                 self.received_count += 1
-                self._note()
+                self._notify_progress()
 
-    async def hear(self, at: str) -> None:
+    async def publish_over_nats(self, at: str) -> None:
         async with nats_peer(at, "stays") as peer:
             await peer.send(b"SUB free.* 1\r\n")
             while not self.is_stopping:
@@ -103,7 +103,7 @@ class UnchangedUser:
                     assert await peer.read_line() == b"MSG free.load 1 0"
                     assert await peer.read_line() == b""
                 self.nats_count += 20
-                self._note()
+                self._notify_progress()
 
 
 @asynccontextmanager
@@ -160,13 +160,13 @@ async def test_reload_disconnects_only_changed_users(tmp_path: Path) -> None:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(stays.publish, url)
             nursery.start_soon(stays.subscribe, url)
-            nursery.start_soon(stays.hear, it.nats_address)
+            nursery.start_soon(stays.publish_over_nats, it.nats_address)
             await stays.wait_more()
             await change(it, url, file, stays)
             for text in (BEFORE, AFTER) * 3:  # As often as an operator likes.
                 reload(it, file, text)
                 await stays.wait_more()
-            await stays.end()
+            await stays.stop()
             nursery.cancel_scope.cancel()
         it.signal(signal.SIGTERM)
         assert it.wait()[0] == 0

@@ -386,7 +386,7 @@ def bus_source_opener(
     heartbeat: float,
     auth: Auth | None,
 ) -> OpenSource:
-    """Return a function that opens the source alone, which makes the bus keep the messages to copy."""
+    """Return a function that opens the source alone, so that the bus keeps the messages to copy."""
 
     @asynccontextmanager
     async def open() -> AsyncIterator[tuple[BusSource, int]]:

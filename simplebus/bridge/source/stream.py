@@ -72,7 +72,7 @@ def consumer_name(copier_name: str) -> str:
 
 
 def _reader_name(name: str) -> str:
-    """Return the name of the second consumer. It cannot equal the consumer name of another copier."""
+    """Return the name of the second consumer, which is not the consumer name of another copier."""
     first, _, rest = name.partition("-")
     return f"{first}2-{rest}"
 

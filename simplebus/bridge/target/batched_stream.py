@@ -421,7 +421,7 @@ class BatchedStreamTarget(NatsTarget):
         )
 
     async def _query_stored(self, prepared: TargetBatch, sequences: Integers) -> Flags:
-        """Return for each message True if the stream has it. Raises BusConnectionError if unknown."""
+        """Return for each message if the stream has it. Raises BusConnectionError if unknown."""
         stored, at = [np.zeros(0, np.bool_)], 0
         while at < sequences.size:
             stored.append(

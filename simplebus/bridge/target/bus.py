@@ -190,8 +190,8 @@ class BusTarget:
             is not None
         ):
             self._discard_record(
-                f"has another message {changed_sequence} than {source.identity}: that was restored from an "
-                "old copy; messages copied since then may be copied again"
+                f"has another message {changed_sequence} than {source.identity}, which was restored "
+                "from an old copy; messages copied since then may be copied again"
             )
             is_same_source = False
         self.resume_sequence = record.next if is_same_source else None

@@ -104,7 +104,7 @@ def _planned(context: typer.Context) -> Plan:
         jetstream_options.check_no_secret(values["engine"])
     chosen = server_settings(**values)
     found = tls_options.configured_users(values["users"], config)
-    known = found.known(os.urandom(32))
+    known = found.to_users(os.urandom(32))
     door = nats_listener(context, found, known)
     operators = http_listener(context)
     options = ServeOptions(

@@ -111,9 +111,9 @@ class _OpenFile:
     """An open file and the position in it."""
 
     def __init__(self, path: Path, file: BinaryIO) -> None:
-        found = os.fstat(file.fileno())
-        self.key = _file_key(found)
-        self.size = found.st_size
+        status = os.fstat(file.fileno())
+        self.key = _file_key(status)
+        self.size = status.st_size
         """Size when it was opened."""
         self.read_offset = 0
         """Offset of the next byte to read."""
@@ -180,17 +180,17 @@ class _OpenFile:
         return []
 
     def _split(self, data: bytes) -> list[Line]:
-        at = self.line_offset
+        offset = self.line_offset
         self.read_offset += len(data)
         *whole, partial_line = (self.partial_line + data).split(b"\n")
         lines = []
         for text in whole:
-            lines += _split_long_line(text, at)
-            at += len(text) + 1
+            lines += _split_long_line(text, offset)
+            offset += len(text) + 1
         # The line may end with the next read.
         while len(partial_line.removesuffix(b"\r")) > LINE_BYTES_MAX:
-            lines.append(Line(partial_line[:LINE_BYTES_MAX], at))
-            partial_line, at = partial_line[LINE_BYTES_MAX:], at + LINE_BYTES_MAX
+            lines.append(Line(partial_line[:LINE_BYTES_MAX], offset))
+            partial_line, offset = partial_line[LINE_BYTES_MAX:], offset + LINE_BYTES_MAX
         self.partial_line = partial_line
         return lines
 
@@ -201,7 +201,7 @@ class FileFollower:
     The files are in the order in which they had the path. Only the first one is read.
     """
 
-    def __init__(self, path: Path, *, at_end: bool, place: bytes = b"") -> None:
+    def __init__(self, path: Path, *, at_end: bool, saved_position: bytes = b"") -> None:
         self._path = path
         self._at_end = at_end
         """True if the first file is read from its end."""
@@ -214,10 +214,10 @@ class FileFollower:
         """
         self._current: _OpenFile | None = None
         """File of the lines that were returned last."""
-        self._last_position = place
-        self._place = _decode_position(place)
+        self._last_position = saved_position
+        self._resume_position = _decode_position(saved_position)
         """Position at which to continue, until its file is found."""
-        if place and self._place is None:
+        if saved_position and self._resume_position is None:
             log.warning("%s: ignoring the saved position, which is damaged", path)
 
     def close(self) -> None:
@@ -266,16 +266,16 @@ class FileFollower:
 
     def _open_files(self) -> None:
         """Open the file at the path, and those that had the path since the last open one."""
-        for done in [done for done in self._finished if done.is_deleted]:
-            self._finished.remove(done)
-            done.close()
+        for file in [file for file in self._finished if file.is_deleted]:
+            self._finished.remove(file)
+            file.close()
         try:
             key = _file_key(_stat_regular_file(self._path))
         except FileNotFoundError:
             key = None  # It may be created again.
         try:
-            if self._place is not None:
-                self._resume(self._place, key)
+            if self._resume_position is not None:
+                self._resume(self._resume_position, key)
             is_known = key is None or key in (file.key for file in self._files)
             if key is not None and not is_known and len(self._files) < OPEN_FILES_MAX:
                 self._open_new(key)
@@ -283,56 +283,56 @@ class FileFollower:
             return  # The file is being rotated: try again at the next poll.
         self._at_end = False  # Later files are read from the beginning.
 
-    def _resume(self, place: _FilePosition, key: tuple[int, int] | None) -> None:
-        wanted = (place.device, place.inode)
-        source = None
+    def _resume(self, saved_position: _FilePosition, key: tuple[int, int] | None) -> None:
+        wanted = (saved_position.device, saved_position.inode)
+        opened_file = None
         if key == wanted:
-            source = _open_file(self._path, wanted)
+            opened_file = _open_file(self._path, wanted)
         else:
-            for path, found in self._rotated_files():
-                if _file_key(found) == wanted and found.st_size >= place.offset:
-                    source = _open_file(path, wanted)
+            for path, status in self._rotated_files():
+                if _file_key(status) == wanted and status.st_size >= saved_position.offset:
+                    opened_file = _open_file(path, wanted)
                     break
             else:
                 log.warning(
                     "%s: the file that was read last is gone; lines may have been missed",
                     self._path,
                 )
-        self._place, self._at_end = None, False
-        if source is not None:
-            is_same = source.size >= place.offset
-            if is_same and place.check is not None:
-                is_same = source.checksum(place.offset) == place.check
+        self._resume_position, self._at_end = None, False
+        if opened_file is not None:
+            is_same = opened_file.size >= saved_position.offset
+            if is_same and saved_position.check is not None:
+                is_same = opened_file.checksum(saved_position.offset) == saved_position.check
             if not is_same:
-                _log_truncated(self._path, place.offset)
-            source.seek(place.offset if is_same else 0)
-            self._files.append(source)
+                _log_truncated(self._path, saved_position.offset)
+            opened_file.seek(saved_position.offset if is_same else 0)
+            self._files.append(opened_file)
 
     def _open_new(self, key: tuple[int, int]) -> None:
-        news = [(self._path, key)]
+        new_files = [(self._path, key)]
         if self._files:
-            known = {key, *(file.key for file in (*self._finished, *self._files))}
+            known_keys = {key, *(file.key for file in (*self._finished, *self._files))}
             since = self._files[-1].written_at
-            bus_to_bus = [
-                (found.st_mtime_ns, path, _file_key(found))
-                for path, found in self._rotated_files()
-                if found.st_mtime_ns > since and _file_key(found) not in known
+            rotated = [
+                (status.st_mtime_ns, path, _file_key(status))
+                for path, status in self._rotated_files()
+                if status.st_mtime_ns > since and _file_key(status) not in known_keys
                 if ROTATED_SUFFIX.fullmatch(path.name.removeprefix(self._path.name))
             ]
-            news = [(path, key) for _, path, key in sorted(bus_to_bus)] + news
-        for path, each in news[: OPEN_FILES_MAX - len(self._files)]:
-            source = _open_file(path, each)
+            new_files = [(path, key) for _, path, key in sorted(rotated)] + new_files
+        for path, file_key in new_files[: OPEN_FILES_MAX - len(self._files)]:
+            opened_file = _open_file(path, file_key)
             if self._at_end:
-                source.seek(source.size)
-            self._files.append(source)
+                opened_file.seek(opened_file.size)
+            self._files.append(opened_file)
 
     def _rotated_files(self) -> Iterator[tuple[Path, os.stat_result]]:
         """Yield the files beside the path whose names begin with its name."""
         try:
-            found = list(os.scandir(self._path.parent))
+            entries = list(os.scandir(self._path.parent))
         except PermissionError:
             return
-        for entry in found:
+        for entry in entries:
             if entry.name.startswith(self._path.name) and entry.is_file(follow_symlinks=False):
                 yield Path(entry.path), entry.stat()
 
@@ -340,11 +340,11 @@ class FileFollower:
 def _open_file(path: Path, key: tuple[int, int]) -> _OpenFile:
     """Open a file. Raises FileNotFoundError if it is not the expected one."""
     file = open(path, "rb", buffering=0, opener=_open_nonblocking)  # noqa: SIM115 - kept open.
-    source = _OpenFile(path, file)
-    if source.key != key or not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+    opened_file = _OpenFile(path, file)
+    if opened_file.key != key or not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
         file.close()
         raise FileNotFoundError(f"{path} is another file now")
-    return source
+    return opened_file
 
 
 def _open_nonblocking(path: str, flags: int) -> int:
@@ -353,15 +353,15 @@ def _open_nonblocking(path: str, flags: int) -> int:
 
 def _stat_regular_file(path: str | Path) -> os.stat_result:
     """Return the file status. Raises ValueError for anything but a regular file."""
-    found = os.stat(path)
-    kind = stat.S_IFMT(found.st_mode)
+    status = os.stat(path)
+    kind = stat.S_IFMT(status.st_mode)
     if kind != stat.S_IFREG:
         raise ValueError(f"expected a regular file, and {path} is {_KINDS.get(kind, 'none')}")
-    return found
+    return status
 
 
-def _file_key(found: os.stat_result) -> tuple[int, int]:
-    return (found.st_dev, found.st_ino)
+def _file_key(status: os.stat_result) -> tuple[int, int]:
+    return (status.st_dev, status.st_ino)
 
 
 def _log_truncated(path: Path, read: int) -> None:
@@ -371,17 +371,17 @@ def _log_truncated(path: Path, read: int) -> None:
     )  # fmt: skip
 
 
-def _split_long_line(text: bytes, at: int) -> list[Line]:
+def _split_long_line(text: bytes, offset: int) -> list[Line]:
     text = text.removesuffix(b"\r")
     return [
-        Line(text[begin : begin + LINE_BYTES_MAX], at + begin)
+        Line(text[begin : begin + LINE_BYTES_MAX], offset + begin)
         for begin in range(0, len(text) or 1, LINE_BYTES_MAX)
     ]
 
 
-def _decode_position(place: bytes) -> _FilePosition | None:
+def _decode_position(saved_position: bytes) -> _FilePosition | None:
     try:
-        return msgspec.json.decode(place, type=_FilePosition) if place else None
+        return msgspec.json.decode(saved_position, type=_FilePosition) if saved_position else None
     except msgspec.MsgspecError:
         return None
 
@@ -393,15 +393,16 @@ class Tail(BlockingModule):
 
     def __init__(self, bus: BlockingPort, settings: TailSettings) -> None:
         super().__init__(bus, settings)
-        self._place = Path(settings.remember) if settings.remember else None
-        place = b""
-        if self._place is not None and self._place.exists():
-            place = self._place.read_bytes() or b"{}"  # Empty after a power failure: damaged.
-        self._saved = place
+        self._position_path = Path(settings.remember) if settings.remember else None
+        saved_position = b""
+        if self._position_path is not None and self._position_path.exists():
+            # An empty file is the result of a power failure. "{}" counts as damaged.
+            saved_position = self._position_path.read_bytes() or b"{}"
+        self._saved_position = saved_position
         self._is_full = False
         """True after the position could not be saved for lack of space."""
         self._follower = FileFollower(
-            Path(settings.path), at_end=settings.start == "end", place=place
+            Path(settings.path), at_end=settings.start == "end", saved_position=saved_position
         )
 
     def run(self) -> None:
@@ -410,8 +411,8 @@ class Tail(BlockingModule):
         while not self.bus.stopping.is_set():
             lines = self._follower.lines()
             for line in lines:
-                about = {"file": settings.path, "offset": str(line.offset)}
-                if not self.bus.publish_until_stopping(ModuleMessage(line.content, about)):
+                properties = {"file": settings.path, "offset": str(line.offset)}
+                if not self.bus.publish_until_stopping(ModuleMessage(line.content, properties)):
                     self._save_position(self._follower.position_before(line))
                     return
             while not self._save_position(self._follower.position):
@@ -420,22 +421,26 @@ class Tail(BlockingModule):
             if not lines:
                 self.bus.wait(settings.poll_seconds)
 
-    def _save_position(self, place: bytes) -> bool:
+    def _save_position(self, saved_position: bytes) -> bool:
         """Save the position. Returns False if there is no space."""
-        if self._place is None or place == self._saved or self.bus.has_ended:
+        if (
+            self._position_path is None
+            or saved_position == self._saved_position
+            or self.bus.has_ended
+        ):
             return True
-        new = self._place.with_name(self._place.name + ".new")
+        new = self._position_path.with_name(self._position_path.name + ".new")
         try:
-            new.write_bytes(place)
-            new.replace(self._place)
+            new.write_bytes(saved_position)
+            new.replace(self._position_path)
         except OSError as error:
             if error.errno not in NO_SPACE_ERRORS:
                 raise
             if not self._is_full:
-                log.error("%s: %s; reading pauses until there is space", self._place, error)
+                log.error("%s: %s; reading pauses until there is space", self._position_path, error)
             self._is_full = True
             return False
-        self._saved, self._is_full = place, False
+        self._saved_position, self._is_full = saved_position, False
         return True
 
     def destroy(self) -> None:

@@ -67,28 +67,28 @@ class UplinkBacklog:
     waiting: int
     """Number of messages to send."""
     others: dict[str, int]
-    """Number of messages by other uplink names, which nobody sends."""
+    """Number of messages by other uplink names; no uplink sends them."""
 
 
 def find_backlogs(
     statistics: BrokerStatistics, class_: int | str, name: str
 ) -> list[UplinkBacklog]:
-    """Return the backlog of `class_`, followed by those of other classes with messages.
+    """Return the backlog of `class_`, followed by the backlogs of other classes.
 
     Args:
         statistics: Statistics of the local bus.
         class_: Configured class.
         name: Name for a class that has none yet.
     """
-    selected, others = UplinkBacklog(class_, name, 0, {}), []
+    selected, other_backlogs = UplinkBacklog(class_, name, 0, {}), []
     for each in statistics.classes:
         if each.class_id == class_ or (each.name and each.name == class_):
             selected = _find_backlog(each, class_, name)
         elif not dead_letters.is_dead_letter_class(each.name):
             backlog = _find_backlog(each, each.name or each.class_id, name)
             if backlog.waiting or backlog.others:
-                others.append(backlog)
-    return [selected, *others]
+                other_backlogs.append(backlog)
+    return [selected, *other_backlogs]
 
 
 def _find_backlog(statistics: ClassStatistics, class_: int | str, name: str) -> UplinkBacklog:
@@ -98,7 +98,10 @@ def _find_backlog(statistics: ClassStatistics, class_: int | str, name: str) -> 
     selected = name if name in waiting else next(iter(waiting))
     count = waiting.pop(selected)
     return UplinkBacklog(
-        class_, selected, count, {each: left for each, left in waiting.items() if left}
+        class_,
+        selected,
+        count,
+        {each: message_count for each, message_count in waiting.items() if message_count},
     )
 
 
@@ -124,12 +127,12 @@ class Uplink(Module):
         super().__init__(bus, settings)
         self._table = table = settings.table
         self._access = settings.access
-        usual, most = Limits(), table.max_memory
+        default_limits, max_memory = Limits(), table.max_memory
         limits = Limits(
-            frame_bytes=min(most // 2, usual.frame_bytes),
-            class_bytes=most,
-            dead_letter_bytes=min(most, usual.dead_letter_bytes),
-            total_bytes=4 * most,
+            frame_bytes=min(max_memory // 2, default_limits.frame_bytes),
+            class_bytes=max_memory,
+            dead_letter_bytes=min(max_memory, default_limits.dead_letter_bytes),
+            total_bytes=4 * max_memory,
         )
         policy = FullPolicy.SPILL if table.data_dir else FullPolicy.BLOCK
         self._memory = MemoryBus(
@@ -171,11 +174,11 @@ class Uplink(Module):
         assert self._writer is not None
         table = self._table
         channel = message.properties.get(table.channel_property, table.channel)
-        about: dict[str, Any] = {"channel": channel} if channel else {}
+        options: dict[str, Any] = {"channel": channel} if channel else {}
         if message.properties:
-            about["headers"] = dict(message.properties)
+            options["headers"] = dict(message.properties)
         try:
-            await self._writer.put(message.content, about)
+            await self._writer.put(message.content, options)
         except (LocalProtocolError, ValueError) as error:
             self._rejected_count += 1
             self.bus.log.error("dropped a message that cannot be sent: %s", error)
@@ -199,11 +202,11 @@ class Uplink(Module):
                 await writer.flush()
                 while not table.data_dir and copier.statistics().position < self._received_count:  # noqa: ASYNC110
                     await trio.sleep(0.01)
-            if left := self._received_count - (
+            if lost_count := self._received_count - (
                 writer.stored_count if table.data_dir else copier.statistics().position
             ):
                 what = "stored" if table.data_dir else "sent"
-                self.bus.log.warning("lost %d messages that were not %s", left, what)
+                self.bus.log.warning("lost %d messages that were not %s", lost_count, what)
             nursery.cancel_scope.cancel()
 
     async def _store_messages(self, writer: BusWriter) -> None:
@@ -221,13 +224,13 @@ class Uplink(Module):
         """Create the copiers of the configured class and of other classes with messages."""
         table, log = self._table, self.bus.log
         name = table.name or f"{self.bus.name}-{identity}"
-        statistics = find_backlogs(self._memory.statistics(), table.class_, name)
-        for each in statistics:
+        backlogs = find_backlogs(self._memory.statistics(), table.class_, name)
+        for each in backlogs:
             if each.name != name:
                 log.info(
                     "using the name %r at the target, as when its directory was created", each.name
                 )
-            if each.class_ != statistics[0].class_:
+            if each.class_ != backlogs[0].class_:
                 log.warning(
                     "also sending %d stored messages of class %r",
                     each.waiting,
@@ -241,7 +244,7 @@ class Uplink(Module):
                     each.class_,
                     other,
                 )
-        return [self._create_copier(each.class_, each.name) for each in statistics]
+        return [self._create_copier(each.class_, each.name) for each in backlogs]
 
     def _create_copier(self, class_: int | str, name: str) -> Copier:
         table, access = self._table, self._access

@@ -1,8 +1,8 @@
 """Settings of the uplink.
 
-Parsed settings can be carried out: the class may be copied, addresses are valid, files can be read,
-and nothing would be ignored. Credentials are in the settings or in a file; the environment supplies
-the rest, as for other clients. No text made from settings contains a secret.
+Parsed settings are consistent: the class may be copied, addresses are valid, files can be read,
+and no setting is ignored. Credentials are in the settings or in a file; the environment
+supplies the rest, as for other clients. No text made from settings contains a secret.
 """
 
 from __future__ import annotations
@@ -166,8 +166,9 @@ def _check_class(table: UplinkTable) -> None:
 
 
 def _check_address(table: UplinkTable) -> bool:
-    """Return True if the address contains credentials. Raises ValueError for settings that do not
-    fit it.
+    """Return True if the address contains credentials.
+
+    Raises ValueError for settings that do not fit the address.
     """
     if is_nats_address(table.to):
         CopiedClass(table.class_, stream=table.stream, under_way=table.under_way)
@@ -187,9 +188,11 @@ def _check_address(table: UplinkTable) -> bool:
 
 def _access(table: UplinkTable, environment: Mapping[str, str], has_credentials: bool) -> Access:
     """Return credentials and TLS settings. Raises ValueError, or OSError for a file."""
-    own = {name: value for name in ENVIRONMENT_VARIABLES if (value := getattr(table, name))}
+    table_values = {
+        name: value for name in ENVIRONMENT_VARIABLES if (value := getattr(table, name))
+    }
     if table.credentials:
-        if own or table.seed:
+        if table_values or table.seed:
             raise ValueError(
                 "credentials: the file replaces all other access settings; remove one or the other"
             )
@@ -201,11 +204,15 @@ def _access(table: UplinkTable, environment: Mapping[str, str], has_credentials:
         variables.pop(ENVIRONMENT_VARIABLES[name], None)
     if table.cert:
         variables.pop(ENVIRONMENT_VARIABLES["key"], None)
-    files = {ENVIRONMENT_VARIABLES[name]: own[name] for name in _TLS_FIELDS if name in own}
-    found = Access.from_environment(variables | files)
+    files = {
+        ENVIRONMENT_VARIABLES[name]: table_values[name]
+        for name in _TLS_FIELDS
+        if name in table_values
+    }
+    access = Access.from_environment(variables | files)
     if not is_configured:
-        return found
+        return access
     password = table.password or (
         environment.get(ENVIRONMENT_VARIABLES["password"], "") if table.user else ""
     )
-    return replace(found, user=table.user, password=password, token=table.token)
+    return replace(access, user=table.user, password=password, token=table.token)

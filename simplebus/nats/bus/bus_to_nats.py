@@ -105,13 +105,13 @@ class BusToNats:
                 self._send_ranges(cls, [(first, last)], is_dead=session is None)
             return
         rows = ring.read_rows(first, last)
-        here = self._select_subscribed(cls, rows)
+        selected = self._select_subscribed(cls, rows)
         if session.grants is not None:
-            here &= self._select_allowed(session, cls, rows)
+            selected &= self._select_allowed(session, cls, rows)
         if rows.is_timed:
             self.on_delayed_stored(session, cls, first, last)
-            here &= self._select_deliverable(rows)
-        self._send_flagged(cls, first, here)
+            selected &= self._select_deliverable(rows)
+        self._send_flagged(cls, first, selected)
 
     def _select_allowed(
         self, session: Session, cls: MessageClass, rows: MessageRows
@@ -119,53 +119,53 @@ class BusToNats:
         """Return a flag for each message that the publisher may publish over NATS."""
         numbers, inverse = np.unique(np.atleast_1d(np.asarray(rows.channels)), return_inverse=True)
         names = [cls.channels.name_of(number).encode() for number in numbers.tolist()]
-        may: frames.Flags = np.array(
+        allowed: frames.Flags = np.array(
             [not name or self._subject_classes.can_publish(session.user, name) for name in names]
         )[inverse]
-        return may if may.size == rows.count else np.repeat(may, rows.count)
+        return allowed if allowed.size == rows.count else np.repeat(allowed, rows.count)
 
     def _select_deliverable(self, rows: MessageRows) -> frames.Flags:
         """Return a flag for each message that is due and not expired."""
-        here: frames.Flags = np.ones(rows.count, np.bool_)
+        deliverable: frames.Flags = np.ones(rows.count, np.bool_)
         if rows.expires is not None:
-            here &= rows.expires > self._clock.now
+            deliverable &= rows.expires > self._clock.now
         if rows.not_before is not None:
-            here &= rows.not_before <= self._clock.now
-        return here
+            deliverable &= rows.not_before <= self._clock.now
+        return deliverable
 
     def _select_subscribed(self, cls: MessageClass, rows: MessageRows) -> frames.Flags:
         """Return a flag for each message whose channel has subscribers."""
         numbers = np.atleast_1d(np.asarray(rows.channels))
-        verdicts = self._get_channel_flags(cls, int(numbers.max()))
-        found = verdicts[numbers]
-        unknown = found == _UNKNOWN
+        flags = self._get_channel_flags(cls, int(numbers.max()))
+        row_flags = flags[numbers]
+        unknown = row_flags == _UNKNOWN
         if unknown.any():
             for number in np.unique(numbers[unknown]).tolist():
-                is_wanted = self._has_subscriber(cls.channels.name_of(number).encode())
-                verdicts[number] = _YES if is_wanted else _NO
-            found = verdicts[numbers]
-        wanted: frames.Flags = found == _YES
-        return wanted if numbers.size == rows.count else np.repeat(wanted, rows.count)
+                has_subscriber = self._has_subscriber(cls.channels.name_of(number).encode())
+                flags[number] = _YES if has_subscriber else _NO
+            row_flags = flags[numbers]
+        subscribed: frames.Flags = row_flags == _YES
+        return subscribed if numbers.size == rows.count else np.repeat(subscribed, rows.count)
 
     def _get_channel_flags(self, cls: MessageClass, number: int) -> ChannelFlags:
         """Return the channel flags of a class, at least up to this channel number."""
-        known = (self._routes.generation, cls.channels.generation, cls.name)
-        valid_for, verdicts = self._channel_flags.get(cls, (None, _NO_FLAGS))
-        if valid_for != known or number >= verdicts.size:
-            size = number + 1 if valid_for != known else max(number + 1, 2 * verdicts.size)
-            verdicts = np.full(size, _UNKNOWN, np.uint8)
-            is_wanted = self._has_subscriber(class_subject(cls.class_id, cls.name))
-            verdicts[0] = _YES if is_wanted else _NO
-            self._channel_flags[cls] = (known, verdicts)
-        return verdicts
+        key = (self._routes.generation, cls.channels.generation, cls.name)
+        valid_for, flags = self._channel_flags.get(cls, (None, _NO_FLAGS))
+        if valid_for != key or number >= flags.size:
+            size = number + 1 if valid_for != key else max(number + 1, 2 * flags.size)
+            flags = np.full(size, _UNKNOWN, np.uint8)
+            has_subscriber = self._has_subscriber(class_subject(cls.class_id, cls.name))
+            flags[0] = _YES if has_subscriber else _NO
+            self._channel_flags[cls] = (key, flags)
+        return flags
 
     # Now -----------------------------------------------------------------------------------------
 
-    def _send_flagged(self, cls: MessageClass, first: int, here: frames.Flags) -> None:
+    def _send_flagged(self, cls: MessageClass, first: int, flags: frames.Flags) -> None:
         """Deliver the flagged messages; the first flag belongs to sequence `first`."""
-        if here.any():
+        if flags.any():
             self._send_ranges(
-                cls, [(first + begin, first + end) for begin, end in flags_to_ranges(here)]
+                cls, [(first + begin, first + end) for begin, end in flags_to_ranges(flags)]
             )
 
     def _send_ranges(self, cls: MessageClass, ranges: Ranges, *, is_dead: bool = False) -> None:
@@ -178,20 +178,20 @@ class BusToNats:
 
     def _encode_ranges(self, cls: MessageClass, ranges: Ranges, *, is_dead: bool) -> None:
         subject = class_subject(cls.class_id, cls.name)
-        gathered = _PlainMessages(self._deliver)
+        buffer = _PlainMessages(self._deliver)
         for first, last in ranges:
             while first < last:
-                piece, after = cls.ring.view_frames(first, last, SEND_BYTES)
+                piece, next_first = cls.ring.view_frames(first, last, SEND_BYTES)
                 run = None
-                if after - first >= _BATCH_MIN and not is_dead:
-                    run = _build_uniform_batch(piece, first, after, subject)
+                if next_first - first >= _BATCH_MIN and not is_dead:
+                    run = _build_uniform_batch(piece, first, next_first, subject)
                 if run is None:
-                    self._send_stored_frames(bytes(piece), subject, gathered, is_dead=is_dead)
+                    self._send_stored_frames(bytes(piece), subject, buffer, is_dead=is_dead)
                 else:
-                    gathered.flush()
+                    buffer.flush()
                     self._deliver(run)
-                first = after
-        gathered.flush()
+                first = next_first
+        buffer.flush()
 
     def _send_stored_frames(
         self, data: bytes, subject: bytes, gathered: _PlainMessages, *, is_dead: bool

@@ -1,4 +1,4 @@
-"""A class of a bus as the near end of a lane, by itself."""
+"""Reading a class of a bus, without a copier."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from simplebus.bridge.bus_connection import connect_source
 from simplebus.bridge.interfaces import SourceBatch
 from simplebus.bridge.source.bus import BusSource
 from simplebus.memory.bus import MemoryBus
-from tests.bridge.memory_buses import place, run
+from tests.bridge.memory_buses import endpoint_of, run
 
 COUNT = 2000
 
 
-def rows(found: SourceBatch) -> list[tuple[int, bytes]]:
-    """Each message's sequence and frame."""
+def frames_by_sequence(found: SourceBatch) -> list[tuple[int, bytes]]:
+    """Return sequence and frame of each message."""
     read = []
     for piece in found.runs:
         raw, bounds = bytes(piece.raw), piece.bounds.tolist()
@@ -27,26 +27,28 @@ def rows(found: SourceBatch) -> list[tuple[int, bytes]]:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_combined_replies_equal_single_replies(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of lengths that make guesses wrong, with some purged, in answers of about twenty."""
+    """The lengths make prefetch estimates wrong, some messages are purged, and a reply has about
+    twenty messages.
+    """
     monkeypatch.setattr("simplebus.core.broker.fetch.FETCH_BYTES_MAX", 1024)
     monkeypatch.setattr("simplebus.bridge.source.bus._PREFETCH_BYTES", 768)
-    chance = random.Random(seed)
+    rng = random.Random(seed)
 
-    async def read(near: MemoryBus, most: int) -> tuple[list[tuple[int, bytes]], int]:
-        """All messages, and in how many finds they came."""
+    async def read(source: MemoryBus, most: int) -> tuple[list[tuple[int, bytes]], int]:
+        """Return all messages, and the number of reads."""
         monkeypatch.setattr("simplebus.bridge.source.bus._REPLIES_PER_READ_MAX", most)
         got: list[tuple[int, bytes]] = []
         finds = at = 0
         name = f"by {most}"
         async with connect_source(
-            place(near), name, target_id="x", heartbeat=10, auth=None
+            endpoint_of(source), name, target_id="x", heartbeat=10, auth=None
         ) as connection:
             end = BusSource(connection, class_="orders", durable=name, start="earliest")
             await end.open()
             while at < COUNT:
                 found = await end.read(at)
                 assert (found.first_sequence, found.missed_count) == (at, 0)
-                got += rows(found)
+                got += frames_by_sequence(found)
                 at, finds = found.next_sequence, finds + 1
                 await connection.wait_answered(
                     connection.core.sync()
@@ -55,17 +57,17 @@ def test_combined_replies_equal_single_replies(seed: int, monkeypatch: pytest.Mo
         return got, finds
 
     async def main() -> None:
-        near = MemoryBus()
-        async with near as bus:
+        source = MemoryBus()
+        async with source as bus:
             for first in range(0, COUNT, 100):
-                size = chance.choice([3, 30, 300])
+                size = rng.choice([3, 30, 300])
                 payloads = [b"%d" % (first + n) + bytes(size) for n in range(100)]
                 await bus.publish_many(payloads, class_id="orders")
             for _ in range(20):
-                at = chance.randrange(1, COUNT)
-                await bus.purge("orders", at, min(COUNT, at + chance.randrange(1, 30)))
-            one_by_one, many = await read(near, 1)
-            at_once, few = await read(near, 3)
+                at = rng.randrange(1, COUNT)
+                await bus.purge("orders", at, min(COUNT, at + rng.randrange(1, 30)))
+            one_by_one, many = await read(source, 1)
+            at_once, few = await read(source, 3)
         assert at_once == one_by_one
         assert 0 < len(at_once) < COUNT
         assert few < 0.6 * many

@@ -1,4 +1,4 @@
-"""What a lane sees of the bus that it is part of is what it would be told."""
+"""A copier of a bridge in the server reads the same messages from memory as by requests."""
 
 from __future__ import annotations
 
@@ -20,8 +20,10 @@ PATIENCE_SECONDS = 120.0
 COUNT = 600
 
 
-def told(found: SourceBatch) -> list[object]:
-    """All that a lane uses of it, but the part of headers that only a session has a use for."""
+def comparable(found: SourceBatch) -> list[object]:
+    """Return the parts of a batch that a copier uses, without the part of headers that only a
+    session uses.
+    """
     frames = []
     for piece in found.runs:
         raw, bounds = bytes(piece.raw), piece.bounds.tolist()
@@ -42,10 +44,12 @@ def told(found: SourceBatch) -> list[object]:
 
 @pytest.mark.parametrize("seed", range(3))
 async def test_in_place_read_equals_fetch(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of several types and lengths, around the arena's end, with some purged and some gone."""
+    """Messages have several types and lengths and wrap around the arena; some are purged or
+    dropped.
+    """
     monkeypatch.setattr("simplebus.core.broker.fetch.FETCH_BYTES_MAX", 4096)
     monkeypatch.setattr("simplebus.bridge.source.bus._REPLIES_PER_READ_MAX", 1)
-    chance = random.Random(seed)
+    rng = random.Random(seed)
     orders = ClassSettings(full_policy=FullPolicy.DROP_OLDEST, bytes_max=262_144)
     settings = Settings(classes={"orders": orders})
     async with serving(settings) as server:
@@ -65,18 +69,18 @@ async def test_in_place_read_equals_fetch(seed: int, monkeypatch: pytest.MonkeyP
                 for end in ends:
                     await end.open()
                 for number in range(COUNT):
-                    more = {"channel": chance.choice("xy")} if chance.random() < 0.5 else {}
-                    payload = bytes(chance.choice([3, 3, 3, 400, 4000]))
+                    more = {"channel": rng.choice("xy")} if rng.random() < 0.5 else {}
+                    payload = bytes(rng.choice([3, 3, 3, 400, 4000]))
                     await bus.publish(payload, class_id="orders", confirm=False, **more)
-                    if chance.random() < 0.02:
+                    if rng.random() < 0.02:
                         await bus.flush()
-                        at = number - chance.randrange(20)
-                        await bus.purge("orders", max(0, at), max(1, at + chance.randrange(9)))
+                        at = number - rng.randrange(20)
+                        await bus.purge("orders", max(0, at), max(1, at + rng.randrange(9)))
                 await bus.flush()
                 at, seen = 0, 0
                 while at < COUNT:
                     asked, looked = [await end.read(at) for end in ends]
-                    assert told(looked) == told(asked)
+                    assert comparable(looked) == comparable(asked)
                     for mine, theirs in zip(looked.runs, asked.runs, strict=False):
                         when = asked.read_at - theirs.ages[: mine.count]
                         assert np.allclose(looked.read_at - mine.ages, when, rtol=0, atol=1e-5)

@@ -1,4 +1,4 @@
-"""A near bus that comes back from an old copy of its directory: its sequences mean others then."""
+"""A source bus that was restored from an old copy of its directory: its sequences are reused."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from simplebus.bridge.source.bus import BusSource
 from simplebus.bridge.target.bus import BusTarget
 from simplebus.memory.bus import MemoryBus
 from tests.bridge.memory_buses import (
-    hold,
-    lane,
-    numbered,
+    create_copier,
+    create_test_durable,
+    numbered_payloads,
     payloads,
     run,
     running,
@@ -29,31 +29,32 @@ COPIED, LOST, NEW = 10, 10, 15
 def test_restored_source_messages_are_copied(
     are_alike: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """More of it than was lost, so that the sequences say nothing; with other contents, or long
-    after."""
+    """More new messages follow than were lost, so the sequences alone do not show the loss. The
+    new messages have other payloads or later times.
+    """
 
     def some(first: int, count: int) -> list[bytes]:
-        return [b"same"] * count if are_alike else numbered(first, first + count)
+        return [b"same"] * count if are_alike else numbered_payloads(first, first + count)
 
     async def main() -> None:
-        far = MemoryBus()
-        async with far as there:
-            await hold(there)
+        target = MemoryBus()
+        async with target as target_bus:
+            await create_test_durable(target_bus)
             for first, count in (0, COPIED), (COPIED, LOST):
-                near = MemoryBus(data_dir=tmp_path / "near")
-                async with near as here, running(lane(near, far)):
-                    await here.publish_many(some(first, count), class_id="orders")
-                    assert await payloads(there, "orders", count) == some(first, count)
+                source = MemoryBus(data_dir=tmp_path / "source")
+                async with source as source_bus, running(create_copier(source, target)):
+                    await source_bus.publish_many(some(first, count), class_id="orders")
+                    assert await payloads(target_bus, "orders", count) == some(first, count)
                     await trio.sleep(5)
                 if not first:
-                    shutil.copytree(tmp_path / "near", tmp_path / "copy")
+                    shutil.copytree(tmp_path / "source", tmp_path / "copy")
             restored = MemoryBus(data_dir=tmp_path / "copy")
-            async with restored as here:
+            async with restored as source_bus:
                 await trio.sleep(400)
-                await here.publish_many(some(1000, NEW), class_id="orders")
-                copying = lane(restored, far)
+                await source_bus.publish_many(some(1000, NEW), class_id="orders")
+                copying = create_copier(restored, target)
                 async with running(copying):
-                    assert await payloads(there, "orders", NEW) == some(1000, NEW)
+                    assert await payloads(target_bus, "orders", NEW) == some(1000, NEW)
                 assert copying.statistics().discarded_records == 1
         assert "was restored from an old copy" in caplog.text
 
@@ -63,10 +64,10 @@ def test_restored_source_messages_are_copied(
 def test_skips_removed_messages_in_one_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The copy of the far bus has been told of messages that the near bus has let go of since."""
+    """The restored target has a record of messages that the source has removed since."""
     count, gone = 100, set(range(100)) - set(range(7, 100, 10))
     send, find = BusTarget.send, BusSource.read
-    folder, copy = tmp_path / "far", tmp_path / "copy"
+    folder, copy = tmp_path / "target", tmp_path / "copy"
     asked: list[int] = []
 
     def copied_first(end: BusTarget, made: TargetBatch) -> None:
@@ -79,22 +80,22 @@ def test_skips_removed_messages_in_one_step(
         return await find(end, at)
 
     async def main() -> None:
-        near, far = MemoryBus(), MemoryBus(data_dir=folder)
-        async with near as here, here.subscribe("orders", durable="another"):
-            await here.publish_many(numbered(0, count), class_id="orders")
+        source, target = MemoryBus(), MemoryBus(data_dir=folder)
+        async with source as source_bus, source_bus.subscribe("orders", durable="another"):
+            await source_bus.publish_many(numbered_payloads(0, count), class_id="orders")
             monkeypatch.setattr(BusTarget, "send", copied_first)
-            async with far as there, running(lane(near, far)):
-                assert await payloads(there, "orders", count) == numbered(0, count)
+            async with target as target_bus, running(create_copier(source, target)):
+                assert await payloads(target_bus, "orders", count) == numbered_payloads(0, count)
                 await trio.sleep(5)
             monkeypatch.setattr(BusTarget, "send", send)
             monkeypatch.setattr(BusSource, "read", counted)
             for each in gone:
-                await here.purge("orders", each, each + 1)
+                await source_bus.purge("orders", each, each + 1)
             again = MemoryBus(data_dir=copy)
-            async with again as there, running(lane(near, again)):
-                await here.publish(b"last", class_id="orders")
+            async with again as target_bus, running(create_copier(source, again)):
+                await source_bus.publish(b"last", class_id="orders")
                 left = [b"%d" % n for n in range(count) if n not in gone]
-                got = await payloads(there, "orders", len(left) + 1)
+                got = await payloads(target_bus, "orders", len(left) + 1)
                 assert got == [*left, b"last"]
             assert len(asked) < count // 4
 
@@ -102,14 +103,18 @@ def test_skips_removed_messages_in_one_step(
 
 
 def test_fingerprint_identifies_message() -> None:
-    there = MessageFingerprint.from_frame(b"\x02headers.content<\r\n>", 1000.0)
-    assert MessageFingerprint.from_frame(b"\x02HEADERS.content<\r\n>", 1001.0).may_match(there)
-    assert not MessageFingerprint.from_frame(b"\x02headers.Content<\r\n>", 1000.0).may_match(there)
-    assert not MessageFingerprint.from_frame(b"\x03headers.content<\r\n>", 1000.0).may_match(there)
+    target_bus = MessageFingerprint.from_frame(b"\x02headers.content<\r\n>", 1000.0)
+    assert MessageFingerprint.from_frame(b"\x02HEADERS.content<\r\n>", 1001.0).may_match(target_bus)
+    assert not MessageFingerprint.from_frame(b"\x02headers.Content<\r\n>", 1000.0).may_match(
+        target_bus
+    )
+    assert not MessageFingerprint.from_frame(b"\x03headers.content<\r\n>", 1000.0).may_match(
+        target_bus
+    )
     assert not MessageFingerprint.from_frame(b"\x02headers.content<\r\n>", 600.0).may_match(
-        there
+        target_bus
     )  # It came later.
     assert MessageFingerprint.from_frame(b"\x02headers.content<\r\n>", 0.0).may_match(
-        there
+        target_bus
     )  # Nobody knows.
     assert SourceBatch([], 0, 0, 0).fingerprint(0) is None

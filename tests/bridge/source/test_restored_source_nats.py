@@ -1,4 +1,4 @@
-"""A near bus that comes back from an old copy, before a stream that knows messages by their ids."""
+"""A source that was restored from an old copy, and a target stream with message ids."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from simplebus.bridge.settings import BridgeSettings, CopiedClass
 from simplebus.client.aio.transport import Endpoint
 from simplebus.memory.bus import MemoryBus
 from tests.bridge import memory_buses
-from tests.bridge.memory_buses import numbered
+from tests.bridge.memory_buses import numbered_payloads
 from tests.bridge.nats_copiers import (
     NatsServer,
     connect,
     copying,
-    stored,
-    stream,
-    until,
+    count_stored,
+    create_stream,
+    wait_until,
 )
 
 
-class Moving:
-    """A place where there is another bus than before."""
+class SwitchableEndpoint:
+    """Endpoint that can lead to another bus than before."""
 
     def __init__(self) -> None:
         self.now: Endpoint | None = None
@@ -38,8 +38,8 @@ class Moving:
         return await self.now.open()
 
 
-async def said(connection: BridgeNatsConnection, name: str, count: int) -> list[bytes]:
-    """All that the stream has, once it is so many."""
+async def read_stream(connection: BridgeNatsConnection, name: str, count: int) -> list[bytes]:
+    """Return the payloads of the stream once it has `count` messages."""
     connection.messages.clear()
     sid = connection.core.subscribe("heard")
     config = {"deliver_subject": "heard", "ack_policy": "none", "deliver_policy": "all"}
@@ -62,38 +62,40 @@ async def test_restored_source_messages_are_stored(
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """More of it than was lost, so that the sequences say nothing."""
+    """More new messages follow than were lost, so the sequences alone do not show the loss."""
     name = f"OLD-{bridge[0]}{lengths[0]}"
     most = 4 if lengths == "are one" else 0
     first, lost, new = (
-        [text.rjust(most, b"0") for text in numbered(*those)]
+        [text.rjust(most, b"0") for text in numbered_payloads(*those)]
         for those in ((0, 20), (90, 110), (990, 1020))
     )
-    place, near, copy = Moving(), tmp_path / "near", tmp_path / "copy"
+    endpoint, source, copy = SwitchableEndpoint(), tmp_path / "source", tmp_path / "copy"
     copied = CopiedClass("orders", stream=name, rewrite=(("#", f"{name}.#"),), start="earliest")
 
-    def made() -> Copier:
-        return create_copiers([BridgeSettings("old", "", nats.url, (copied,))], local_server=place)[
-            0
-        ]
+    def create_replicated_stream() -> Copier:
+        return create_copiers(
+            [BridgeSettings("old", "", nats.url, (copied,))], local_server=endpoint
+        )[0]
 
     async with connect(nats) as connection:
-        await stream(connection, name, f"{name}.>")
-        lane, count = made(), 0
-        for folder, texts, at in (near, first, 20), (near, lost, 40), (copy, new, 50):
+        await create_stream(connection, name, f"{name}.>")
+        copier, count = create_replicated_stream(), 0
+        for folder, texts, at in (source, first, 20), (source, lost, 40), (copy, new, 50):
             memory = MemoryBus(data_dir=folder)
             async with memory as bus:
-                place.now = memory_buses.place(memory)
+                endpoint.now = memory_buses.endpoint_of(memory)
                 await bus.publish_many(texts, class_id="orders", channel="x")
-                async with copying(lane):
-                    await until(lambda lane=lane, at=at: lane.statistics().position >= at)
+                async with copying(copier):
+                    await wait_until(
+                        lambda copier=copier, at=at: copier.statistics().position >= at
+                    )
             count += len(texts)
-            assert await stored(connection, name) == count
+            assert await count_stored(connection, name) == count
             if not copy.exists():
-                shutil.copytree(near, copy)
+                shutil.copytree(source, copy)
             if bridge == "is started anew":
-                lane = made()
-        assert await said(connection, name, count) == first + lost + new
+                copier = create_replicated_stream()
+        assert await read_stream(connection, name, count) == first + lost + new
     if bridge == "goes on":
-        assert lane.statistics().discarded_records == 1
+        assert copier.statistics().discarded_records == 1
         assert "was restored from an old copy" in caplog.text

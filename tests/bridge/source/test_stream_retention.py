@@ -1,4 +1,4 @@
-"""Streams that keep a message only as long as somebody is to have it still."""
+"""Streams with retention `interest` or `workqueue`, which drop acked messages."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ from simplebus.core.users.permissions import (
 from simplebus.core.users.users import User, Users
 from simplebus.nats.client import encode, jetstream_codec
 from simplebus.testing.server import bus_server
-from tests.bridge.memory_buses import numbered, payloads, read
+from tests.bridge.memory_buses import numbered_payloads, payloads, read
 from tests.bridge.nats_copiers import (
     BusServer,
     NatsServer,
     copying,
-    stored,
-    stream,
-    until,
+    count_stored,
+    create_stream,
+    wait_until,
 )
 from tests.bridge.nats_copiers import connect as wired_to
 from tests.jetstream.nats_servers import nats_server
@@ -46,120 +46,125 @@ from tests.support.running_server import serving
 KINDS = ["interest", "workqueue", "limits"]
 
 
-def lane(nats: NatsServer, server: BusServer, name: str, **more: object) -> Copier:
+def create_copier(nats: NatsServer, server: BusServer, name: str, **more: object) -> Copier:
     copied = CopiedClass(name, stream=name, **more)  # type: ignore[arg-type]
     return create_copiers([BridgeSettings(name, nats.url, server.address, (copied,))])[0]
 
 
-async def say(connection: BridgeNatsConnection, name: str, first: int, last: int) -> None:
+async def publish_numbered(
+    connection: BridgeNatsConnection, name: str, first: int, last: int
+) -> None:
     for number in range(first, last):
         connection.core.publish(f"{name}.x", b"%d" % number)
     await connection.round_trip()
 
 
-async def consumers(connection: BridgeNatsConnection, name: str) -> int:
+async def count_consumers(connection: BridgeNatsConnection, name: str) -> int:
     return len((await connection.nats.api_request(f"CONSUMER.NAMES.{name}"))["consumers"])
 
 
-async def interested(connection: BridgeNatsConnection, name: str) -> None:
-    """Wait until the lane has its consumer: what is said before is kept for nobody."""
-    while not await consumers(connection, name):
+async def wait_consumer_created(connection: BridgeNatsConnection, name: str) -> None:
+    """Wait until the copier has its consumer: earlier messages are kept for nobody."""
+    while not await count_consumers(connection, name):
         await connection.round_trip()
 
 
-async def is_empty(connection: BridgeNatsConnection, name: str) -> None:
-    """Wait until nothing is there any more for the lane."""
-    while await stored(connection, name):
+async def wait_stream_empty(connection: BridgeNatsConnection, name: str) -> None:
+    """Wait until the copier's consumer has no messages left."""
+    while await count_stored(connection, name):
         await connection.round_trip()
 
 
-async def reads_by_one(connection: BridgeNatsConnection, name: str) -> None:
-    """Wait until the lane has one consumer: what a line that was lost late was still sent, another
-    one reads, and goes when it is through."""
-    while await consumers(connection, name) != 1:
+async def wait_single_consumer(connection: BridgeNatsConnection, name: str) -> None:
+    """Wait until the reader is deleted. It delivers what was sent to a lost connection."""
+    while await count_consumers(connection, name) != 1:
         await connection.round_trip()
 
 
-async def is_gone(connection: BridgeNatsConnection, name: str) -> None:
-    """Wait until nobody asks the lane's consumer any more: a server may notice late that a line is
-    lost, and send what comes meanwhile there."""
-    while (await of_consumer(connection, name))["num_waiting"]:
+async def wait_consumer_idle(connection: BridgeNatsConnection, name: str) -> None:
+    """Wait until no pull request waits at the copier's consumer.
+
+    A server may detect a lost connection late, and send messages there meanwhile.
+    """
+    while (await consumer_info(connection, name))["num_waiting"]:
         await connection.round_trip()
 
 
-async def of_consumer(connection: BridgeNatsConnection, name: str) -> dict[str, Any]:
-    """What is said of the lane's."""
-    return await connection.nats.api_request(f"CONSUMER.INFO.{name}.{of_lane(name)}")
+async def consumer_info(connection: BridgeNatsConnection, name: str) -> dict[str, Any]:
+    """Return the info of the copier's consumer."""
+    return await connection.nats.api_request(f"CONSUMER.INFO.{name}.{consumer_name_of(name)}")
 
 
-def of_lane(name: str) -> str:
-    """What its consumer is called."""
+def consumer_name_of(name: str) -> str:
+    """Return the name of the copier's consumer."""
     return consumer_name(f"bridge {name} there {name}")
 
 
-async def not_kept(near: StreamSource, at: int, *, now: bool) -> None:
-    """As where the line is lost first."""
+async def skip_commit(source: StreamSource, at: int, *, now: bool) -> None:
+    """Commit nothing, as if the connection were lost first."""
 
 
-async def copied_300(connection: BridgeNatsConnection, begun: Copier, name: str) -> None:
-    """Have a lane copy what is said once it listens."""
-    async with copying(begun):
-        await interested(connection, name)
-        await say(connection, name, 0, 300)
-        await until(lambda: begun.statistics().copied == 300)
+async def copy_300(connection: BridgeNatsConnection, copier: Copier, name: str) -> None:
+    """Publish 300 messages while the copier runs, and wait until they are copied."""
+    async with copying(copier):
+        await wait_consumer_created(connection, name)
+        await publish_numbered(connection, name, 0, 300)
+        await wait_until(lambda: copier.statistics().copied == 300)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 async def test_backlog_survives_bridge_restart(
     kind: str, server: BusServer, nats: NatsServer
 ) -> None:
-    """More often than it has names for its consumer."""
+    """There are more restarts than consumer names."""
     name = f"AWAY-{kind}"
     async with wired_to(nats) as connection, simplebus.connect(server.address) as bus:
-        await stream(connection, name, f"{name}.>", retention=kind)
-        begun = lane(nats, server, name)
-        async with copying(begun):
-            await interested(connection, name)
-            await say(connection, name, 0, 10)
-            assert await payloads(bus, name, 10) == numbered(0, 10)
+        await create_stream(connection, name, f"{name}.>", retention=kind)
+        copier = create_copier(nats, server, name)
+        async with copying(copier):
+            await wait_consumer_created(connection, name)
+            await publish_numbered(connection, name, 0, 10)
+            assert await payloads(bus, name, 10) == numbered_payloads(0, 10)
         for first in range(10, 50, 10):
-            await say(connection, name, first, first + 10)  # Nobody is there.
-            begun = lane(nats, server, name)
-            async with copying(begun):
-                assert await payloads(bus, name, 10) == numbered(first, first + 10)
-                await until(lambda at=first + 11, begun=begun: begun.statistics().position >= at)
+            await publish_numbered(connection, name, first, first + 10)  # Nobody is there.
+            copier = create_copier(nats, server, name)
+            async with copying(copier):
+                assert await payloads(bus, name, 10) == numbered_payloads(first, first + 10)
+                await wait_until(
+                    lambda at=first + 11, copier=copier: copier.statistics().position >= at
+                )
                 if kind != "limits":
-                    await is_empty(connection, name)
-                await reads_by_one(connection, name)
-            assert begun.statistics().missed == 0
+                    await wait_stream_empty(connection, name)
+                await wait_single_consumer(connection, name)
+            assert copier.statistics().missed == 0
 
 
 @pytest.mark.parametrize("more", [("MORE.>",), (), ("MORE.x", "MORE.y")])
 async def test_work_queue_rejects_more_subjects(
     more: tuple[str, ...], server: BusServer, nats: NatsServer
 ) -> None:
-    """What waits in front of where it is was acknowledged, and copied nowhere."""
+    """Older messages of the added subjects would be acked without being copied."""
     name = f"MORE-{len(more)}-{''.join(more)[-1:]}".replace(">", "all")
     async with wired_to(nats) as connection, simplebus.connect(server.address) as bus:
         subjects = [each.replace("MORE", name) for each in more]
-        await stream(connection, name, f"{name}.>", retention="workqueue")
+        await create_stream(connection, name, f"{name}.>", retention="workqueue")
         connection.core.publish(f"{name}.y", b"waits")
-        await say(connection, name, 0, 10)
-        async with copying(lane(nats, server, name, channels=(f"{name}.x",))):
-            assert await payloads(bus, name, 10) == numbered(0, 10)
-        await is_gone(connection, name)
-        begun = lane(nats, server, name, channels=tuple(subjects))
-        await begun.run()
+        await publish_numbered(connection, name, 0, 10)
+        async with copying(create_copier(nats, server, name, channels=(f"{name}.x",))):
+            assert await payloads(bus, name, 10) == numbered_payloads(0, 10)
+        await wait_consumer_idle(connection, name)
+        copier = create_copier(nats, server, name, channels=tuple(subjects))
+        await copier.run()
         assert "to read more, delete it and give the bridge another name" in (
-            begun.statistics().problem
+            copier.statistics().problem
         )
-        assert await stored(connection, name) == 1
-        await connection.nats.api_request(f"CONSUMER.DELETE.{name}.{of_lane(name)}")
+        assert await count_stored(connection, name) == 1
+        await connection.nats.api_request(f"CONSUMER.DELETE.{name}.{consumer_name_of(name)}")
         copied = CopiedClass(name, stream=name, channels=tuple(subjects))
         (other,) = create_copiers([BridgeSettings("other", nats.url, server.address, (copied,))])
         async with copying(other):
             assert await payloads(bus, name, 1) == [b"waits"]
-            await is_empty(connection, name)
+            await wait_stream_empty(connection, name)
 
 
 @pytest.mark.parametrize("kind", KINDS[:2])
@@ -168,30 +173,30 @@ async def test_copied_but_unacked_messages_are_acked_not_copied(
 ) -> None:
     name = f"TWICE-{kind}"
     async with wired_to(nats) as connection, simplebus.connect(server.address) as bus:
-        await stream(connection, name, f"{name}.>", retention=kind)
+        await create_stream(connection, name, f"{name}.>", retention=kind)
         with monkeypatch.context() as patch:
-            patch.setattr(StreamSource, "commit_position", not_kept)
-            await copied_300(connection, lane(nats, server, name), name)
-        assert await stored(connection, name) == 300
-        begun = lane(nats, server, name)
-        async with copying(begun, up=True):
-            await is_empty(connection, name)
-            await say(connection, name, 300, 310)
-            assert await payloads(bus, name, 310) == numbered(0, 310)
-            await until(lambda: begun.statistics().position == 311)
-        found = begun.statistics()
+            patch.setattr(StreamSource, "commit_position", skip_commit)
+            await copy_300(connection, create_copier(nats, server, name), name)
+        assert await count_stored(connection, name) == 300
+        copier = create_copier(nats, server, name)
+        async with copying(copier, up=True):
+            await wait_stream_empty(connection, name)
+            await publish_numbered(connection, name, 300, 310)
+            assert await payloads(bus, name, 310) == numbered_payloads(0, 310)
+            await wait_until(lambda: copier.statistics().position == 311)
+        found = copier.statistics()
         assert (found.copied, found.missed) == (10, 0)
 
 
 @asynccontextmanager
-async def waiting(
+async def create_consumer_while_target_is_away(
     connection: BridgeNatsConnection, nats: NatsServer, name: str
 ) -> AsyncIterator[None]:
-    """A bridge whose far end is away has its consumer, and waits."""
+    """Run a bridge whose target is away until it has created its consumer."""
     copied = CopiedClass(name, stream=name, start="new")
     nowhere = f"127.0.0.1:{free_port()}"
     async with copying(*create_copiers([BridgeSettings(name, nats.url, nowhere, (copied,))])):
-        await interested(connection, name)
+        await wait_consumer_created(connection, name)
         yield
 
 
@@ -201,138 +206,143 @@ async def test_copies_messages_from_before_target_existed(
 ) -> None:
     name = f"FIRST-{kind}"
     async with wired_to(nats) as connection, simplebus.connect(server.address) as bus:
-        await stream(connection, name, f"{name}.>", retention=kind)
-        async with waiting(connection, nats, name):
-            await say(connection, name, 0, 10)
-        begun = lane(nats, server, name, start="new")
-        async with copying(begun):
-            assert await payloads(bus, name, 10) == numbered(0, 10)
-        assert begun.statistics().missed == 0
-        assert await consumers(connection, name) == 1
+        await create_stream(connection, name, f"{name}.>", retention=kind)
+        async with create_consumer_while_target_is_away(connection, nats, name):
+            await publish_numbered(connection, name, 0, 10)
+        copier = create_copier(nats, server, name, start="new")
+        async with copying(copier):
+            assert await payloads(bus, name, 10) == numbered_payloads(0, 10)
+        assert copier.statistics().missed == 0
+        assert await count_consumers(connection, name) == 1
 
 
 async def test_new_consumer_does_not_replace_target_position(
     server: BusServer, nats: NatsServer
 ) -> None:
-    """That the far bus knows, once it is there."""
+    """The target knows the position once it is available."""
     async with wired_to(nats) as connection, simplebus.connect(server.address) as bus:
-        await stream(connection, "AGAIN", "AGAIN.>")
-        begun = lane(nats, server, "AGAIN")
-        async with copying(begun):
-            await say(connection, "AGAIN", 0, 10)
-            assert await payloads(bus, "AGAIN", 10) == numbered(0, 10)
-            await until(lambda: begun.statistics().position == 11)
-        await connection.nats.api_request(f"CONSUMER.DELETE.AGAIN.{of_lane('AGAIN')}")
-        await say(connection, "AGAIN", 10, 20)
-        async with waiting(connection, nats, "AGAIN"):
-            await say(connection, "AGAIN", 20, 30)
-        async with copying(lane(nats, server, "AGAIN", start="new")):
-            assert await payloads(bus, "AGAIN", 20) == numbered(10, 30)
+        await create_stream(connection, "AGAIN", "AGAIN.>")
+        copier = create_copier(nats, server, "AGAIN")
+        async with copying(copier):
+            await publish_numbered(connection, "AGAIN", 0, 10)
+            assert await payloads(bus, "AGAIN", 10) == numbered_payloads(0, 10)
+            await wait_until(lambda: copier.statistics().position == 11)
+        await connection.nats.api_request(f"CONSUMER.DELETE.AGAIN.{consumer_name_of('AGAIN')}")
+        await publish_numbered(connection, "AGAIN", 10, 20)
+        async with create_consumer_while_target_is_away(connection, nats, "AGAIN"):
+            await publish_numbered(connection, "AGAIN", 20, 30)
+        async with copying(create_copier(nats, server, "AGAIN", start="new")):
+            assert await payloads(bus, "AGAIN", 20) == numbered_payloads(10, 30)
 
 
 async def test_interest_stream_always_has_consumer(
     server: BusServer, nats: NatsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Servers that heard that it is gone before they heard of the next one dropped what they had.
-    What it has sent before is read by another one, which a bridge that is killed leaves behind."""
+    """A server that processes the deletion of a consumer before the creation of the next one drops
+    its messages. So a second consumer, which a killed bridge leaves behind, delivers them
+    again.
+    """
     name = "STAYS"
 
-    async def left(near: StreamSource, name: str) -> None:
-        """As by one that is killed."""
+    async def left(source: StreamSource, name: str) -> None:
+        """Delete nothing, like a bridge that is killed."""
 
     async with wired_to(nats) as connection, simplebus.connect(server.address) as bus:
-        await stream(connection, name, f"{name}.>", retention="interest")
-        async with copying(lane(nats, server, name)):
-            await interested(connection, name)
-            made = (await of_consumer(connection, name))["created"]
-            await say(connection, name, 0, 10)
-            assert await payloads(bus, name, 10) == numbered(0, 10)
-        await is_gone(connection, name)  # What would go there would be read by one more.
+        await create_stream(connection, name, f"{name}.>", retention="interest")
+        async with copying(create_copier(nats, server, name)):
+            await wait_consumer_created(connection, name)
+            made = (await consumer_info(connection, name))["created"]
+            await publish_numbered(connection, name, 0, 10)
+            assert await payloads(bus, name, 10) == numbered_payloads(0, 10)
+        await wait_consumer_idle(connection, name)  # What would go there would be read by one more.
         with monkeypatch.context() as patch:
-            patch.setattr(StreamSource, "commit_position", not_kept)
-            async with copying(lane(nats, server, name)):
-                await say(connection, name, 10, 20)
-                assert await payloads(bus, name, 10) == numbered(10, 20)
-        await is_gone(connection, name)
+            patch.setattr(StreamSource, "commit_position", skip_commit)
+            async with copying(create_copier(nats, server, name)):
+                await publish_numbered(connection, name, 10, 20)
+                assert await payloads(bus, name, 10) == numbered_payloads(10, 20)
+        await wait_consumer_idle(connection, name)
         with monkeypatch.context() as patch:
             patch.setattr(StreamSource, "_delete", left)
-            patch.setattr(StreamSource, "commit_position", not_kept)
-            async with copying(lane(nats, server, name)):
-                await say(connection, name, 20, 30)
-                assert await payloads(bus, name, 10) == numbered(20, 30)
-        assert await consumers(connection, name) == 2
-        await say(connection, name, 30, 40)
-        begun = lane(nats, server, name)
-        async with copying(begun, up=True):
-            assert await payloads(bus, name, 10) == numbered(30, 40)
-            await is_empty(connection, name)
-            await reads_by_one(connection, name)
-        assert begun.statistics().missed == 0
-        assert (await of_consumer(connection, name))["created"] == made
+            patch.setattr(StreamSource, "commit_position", skip_commit)
+            async with copying(create_copier(nats, server, name)):
+                await publish_numbered(connection, name, 20, 30)
+                assert await payloads(bus, name, 10) == numbered_payloads(20, 30)
+        assert await count_consumers(connection, name) == 2
+        await publish_numbered(connection, name, 30, 40)
+        copier = create_copier(nats, server, name)
+        async with copying(copier, up=True):
+            assert await payloads(bus, name, 10) == numbered_payloads(30, 40)
+            await wait_stream_empty(connection, name)
+            await wait_single_consumer(connection, name)
+        assert copier.statistics().missed == 0
+        assert (await consumer_info(connection, name))["created"] == made
 
 
 @pytest.mark.parametrize("turn", [1, 2], ids=["the reader", "the consumer"])
 async def test_copies_after_connection_loss_during_reread(
     turn: int, server: BusServer, nats: NatsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A server that does not know yet that it is lost sends some there of what comes meanwhile,
-    and the lane begins behind that: while the reader reads, or the consumer is about to."""
-    name, go_on, turns = f"LATE-{turn}", StreamSource._go_on, 0
+    """A server that has not detected a lost connection sends new messages there. So the consumer
+    of the copier continues after them, while the reader still delivers, or when it takes over.
+    """
+    name, go_on, turns = f"LATE-{turn}", StreamSource._resume, 0
 
     async with (
         wired_to(nats) as connection,
         wired_to(nats) as lost,
         simplebus.connect(server.address) as bus,
     ):
-        await stream(connection, name, f"{name}.>", retention="interest")
+        await create_stream(connection, name, f"{name}.>", retention="interest")
         with monkeypatch.context() as patch:
-            patch.setattr(StreamSource, "commit_position", not_kept)
-            await copied_300(connection, lane(nats, server, name), name)
-        await is_gone(connection, name)
+            patch.setattr(StreamSource, "commit_position", skip_commit)
+            await copy_300(connection, create_copier(nats, server, name), name)
+        await wait_consumer_idle(connection, name)
         lost.core.subscribe("lost")
         asks = jetstream_codec.pull_request(batch=5, expires_seconds=60.0)
         lost.core.publish(
-            f"{jetstream_codec.API}CONSUMER.MSG.NEXT.{name}.{of_lane(name)}", asks, reply="lost"
+            f"{jetstream_codec.API}CONSUMER.MSG.NEXT.{name}.{consumer_name_of(name)}",
+            asks,
+            reply="lost",
         )
         await lost.round_trip()
 
-        async def meanwhile(near: StreamSource, at: int) -> None:
+        async def meanwhile(source: StreamSource, at: int) -> None:
             nonlocal turns
             turns += 1
-            await go_on(near, at)
+            await go_on(source, at)
             if turns == turn:
-                await say(connection, name, 300, 310)
+                await publish_numbered(connection, name, 300, 310)
 
         monkeypatch.setattr(StreamSource, "_resume", meanwhile)
-        begun = lane(nats, server, name)
-        async with copying(begun):
-            assert await payloads(bus, name, 310) == numbered(0, 310)
-            await is_empty(connection, name)
-            await reads_by_one(connection, name)
-        assert begun.statistics().missed == 0
+        copier = create_copier(nats, server, name)
+        async with copying(copier):
+            assert await payloads(bus, name, 310) == numbered_payloads(0, 310)
+            await wait_stream_empty(connection, name)
+            await wait_single_consumer(connection, name)
+        assert copier.statistics().missed == 0
         assert sum(each.count for each in lost.messages) == 5
 
 
 async def test_waits_for_reader_that_is_behind_stream(
     server: BusServer, nats: NatsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As where its leader is behind that of the stream, and says that there is nothing more."""
+    """The leader of the reader may be behind that of the stream, and report no more messages."""
     name = "LESS"
-    pending = StreamSource._pending
+    pending: Any = StreamSource.__dict__["_pending"]
 
     async with wired_to(nats) as connection, simplebus.connect(server.address) as bus:
-        await stream(connection, name, f"{name}.>", retention="interest")
+        await create_stream(connection, name, f"{name}.>", retention="interest")
         with monkeypatch.context() as patch:
-            patch.setattr(StreamSource, "commit_position", not_kept)
-            await copied_300(connection, lane(nats, server, name), name)
-        less = property(lambda near: 0 if near._is_rereading else pending.fget(near))
+            patch.setattr(StreamSource, "commit_position", skip_commit)
+            await copy_300(connection, create_copier(nats, server, name), name)
+        less = property(lambda source: 0 if source._is_rereading else pending.fget(source))
         monkeypatch.setattr(StreamSource, "_pending", less)
-        begun = lane(nats, server, name)
-        async with copying(begun, up=True):
-            await say(connection, name, 300, 310)
-            assert await payloads(bus, name, 310) == numbered(0, 310)
-            await is_empty(connection, name)
-        assert begun.statistics().missed == 0
+        copier = create_copier(nats, server, name)
+        async with copying(copier, up=True):
+            await publish_numbered(connection, name, 300, 310)
+            assert await payloads(bus, name, 310) == numbered_payloads(0, 310)
+            await wait_stream_empty(connection, name)
+        assert copier.statistics().missed == 0
 
 
 async def test_does_not_wait_for_delivered_and_removed_messages(
@@ -340,16 +350,16 @@ async def test_does_not_wait_for_delivered_and_removed_messages(
 ) -> None:
     name = "PURGED"
     async with wired_to(nats) as connection, simplebus.connect(server.address) as bus:
-        await stream(connection, name, f"{name}.>", retention="interest")
+        await create_stream(connection, name, f"{name}.>", retention="interest")
         with monkeypatch.context() as patch:
-            patch.setattr(StreamSource, "commit_position", not_kept)
-            await copied_300(connection, lane(nats, server, name), name)
+            patch.setattr(StreamSource, "commit_position", skip_commit)
+            await copy_300(connection, create_copier(nats, server, name), name)
         await connection.nats.api_request(f"STREAM.PURGE.{name}")
-        begun = lane(nats, server, name)
-        async with copying(begun, up=True):
-            await say(connection, name, 300, 310)
-            assert await payloads(bus, name, 310) == numbered(0, 310)
-            await is_empty(connection, name)
+        copier = create_copier(nats, server, name)
+        async with copying(copier, up=True):
+            await publish_numbered(connection, name, 300, 310)
+            assert await payloads(bus, name, 310) == numbered_payloads(0, 310)
+            await wait_stream_empty(connection, name)
 
 
 async def test_interest_stream_accepts_changed_subjects(
@@ -362,43 +372,47 @@ async def test_interest_stream_accepts_changed_subjects(
         return create_copiers([BridgeSettings(name, nats.url, server.address, (copied,))])[0]
 
     async with wired_to(nats) as connection, simplebus.connect(server.address) as bus:
-        await stream(connection, name, f"{name}.>", retention="interest")
+        await create_stream(connection, name, f"{name}.>", retention="interest")
         for first, letter in enumerate("abab"):
             async with copying(some(letter), up=True):
                 for each in "ab":
                     connection.core.publish(f"{name}.{each}", f"{each}{first}".encode())
                 await connection.round_trip()
                 assert await payloads(bus, name, 1) == [f"{letter}{first}".encode()]
-                await is_empty(connection, name)
+                await wait_stream_empty(connection, name)
 
 
 async def test_work_queue_is_copied_from_first_message(server: BusServer, nats: NatsServer) -> None:
-    """What it left there would stay for ever."""
+    """A work queue would keep skipped messages forever."""
     async with wired_to(nats) as connection, simplebus.connect(server.address) as bus:
-        await stream(connection, "ALL", "ALL.>", retention="workqueue")
-        await say(connection, "ALL", 0, 10)
-        async with copying(lane(nats, server, "ALL", start="new")):
-            assert await payloads(bus, "ALL", 10) == numbered(0, 10)
-            await is_empty(connection, "ALL")
+        await create_stream(connection, "ALL", "ALL.>", retention="workqueue")
+        await publish_numbered(connection, "ALL", 0, 10)
+        async with copying(create_copier(nats, server, "ALL", start="new")):
+            assert await payloads(bus, "ALL", 10) == numbered_payloads(0, 10)
+            await wait_stream_empty(connection, "ALL")
 
 
 @pytest.mark.parametrize("kind", [*KINDS, ""])
 async def test_long_nats_message_becomes_complete_dead_letters(kind: str, tmp_path: Path) -> None:
-    """And only then the stream lets go of it. Without a kind there is no stream."""
+    """The stream drops the message only after that. An empty `kind` stands for core NATS."""
     name = f"LONG-{kind}"
     long = bytes(range(256)) * 40
     small = Settings(limits=Limits(frame_bytes=4096))
     with nats_server(tmp_path) as nats, bus_server(small) as server:
         async with wired_to(nats) as connection, simplebus.connect(server.address) as bus:
             if kind:
-                await stream(connection, name, f"{name}.>", retention=kind)
-            source = {"stream": name} if kind else {"channels": (f"{name}.>",)}
-            begun = create_copiers(
-                [BridgeSettings("b", nats.url, server.address, (CopiedClass(name, **source),))]
+                await create_stream(connection, name, f"{name}.>", retention=kind)
+            source_options = {"stream": name} if kind else {"channels": (f"{name}.>",)}
+            copier = create_copiers(
+                [
+                    BridgeSettings(
+                        "b", nats.url, server.address, (CopiedClass(name, **source_options),)
+                    )
+                ]
             )[0]  # type: ignore[arg-type]
-            async with copying(begun, up=True):
+            async with copying(copier, up=True):
                 if kind:
-                    await interested(connection, name)
+                    await wait_consumer_created(connection, name)
                 headers = b"NATS/1.0\r\ntenant: 7\r\n\r\n"
                 for payload in (b"one", long, b"three"):
                     connection.core.write(
@@ -409,16 +423,16 @@ async def test_long_nats_message_becomes_complete_dead_letters(kind: str, tmp_pa
                 letters: list[Message[bytes]] = []
                 while b"".join(each.payload for each in letters) != long:
                     letters += await read(bus, f"dead.{name}", 1)
-                await until(lambda: begun.statistics().position == (4 if kind else 3))
+                await wait_until(lambda: copier.statistics().position == (4 if kind else 3))
                 if kind in KINDS[:2]:
-                    await is_empty(connection, name)
+                    await wait_stream_empty(connection, name)
             assert len(letters) > 2
             for number, letter in enumerate(letters, 1):
                 told = dict(letter.headers)
                 assert (letter.channel, told["tenant"]) == (f"{name}.x", "7")
                 assert told["dead-error"].startswith(f"part {number} of {len(letters)}; unfit: ")
                 assert (told["dead-class"], told["dead-sequence"]) == (name, "2" if kind else "1")
-            found = begun.statistics()
+            found = copier.statistics()
             assert (found.copied, found.refused, found.missed) == (2, 1, 0)
 
 
@@ -426,7 +440,7 @@ async def test_long_nats_message_becomes_complete_dead_letters(kind: str, tmp_pa
 async def test_stream_keeps_message_without_room_for_dead_letter(
     kind: str, nats: NatsServer
 ) -> None:
-    """Until somebody gives the bridge the rights that it lacks."""
+    """The message stays in the stream until the bridge gets the permissions that it lacks."""
     name = f"DENIED-{kind}"
 
     def users(*classes: str) -> Users:
@@ -443,8 +457,8 @@ async def test_stream_keeps_message_without_room_for_dead_letter(
 
     async with serving(users=users(f"{name} other.#")) as server, wired_to(nats) as connection:
         address = server.addresses[0]
-        await stream(connection, name, f"{name}.>", retention=kind)
-        begun = create_copiers(
+        await create_stream(connection, name, f"{name}.>", retention=kind)
+        copier = create_copiers(
             [
                 BridgeSettings(
                     name,
@@ -455,17 +469,17 @@ async def test_stream_keeps_message_without_room_for_dead_letter(
                 )
             ]
         )[0]
-        async with copying(begun):
-            await interested(connection, name)
-            await say(connection, name, 0, 100)
-            await until(lambda: begun.statistics().losses > 2)
-            assert "has no permissions in class 'dead." in begun.statistics().problem
-            assert await stored(connection, name) == 100
+        async with copying(copier):
+            await wait_consumer_created(connection, name)
+            await publish_numbered(connection, name, 0, 100)
+            await wait_until(lambda: copier.statistics().losses > 2)
+            assert "has no permissions in class 'dead." in copier.statistics().problem
+            assert await count_stored(connection, name) == 100
             server.server.replace_users(users(name, f"dead.{name}"))
-            await until(lambda: begun.statistics().position == 101)
-            found = begun.statistics()
+            await wait_until(lambda: copier.statistics().position == 101)
+            found = copier.statistics()
             assert (found.copied, found.missed) == (100 - found.refused, 0)
             async with simplebus.connect(address, token="all") as bus:
                 # What was refused once is refused under its number.
                 got = await payloads(bus, f"dead.{name}", found.refused)
-                assert got + await payloads(bus, name, found.copied) == numbered(0, 100)
+                assert got + await payloads(bus, name, found.copied) == numbered_payloads(0, 100)

@@ -1,4 +1,4 @@
-"""Streams that somebody else has set up: a bridge takes them as they are, or says what is wrong."""
+"""Streams that other tools created: a bridge uses them as they are, or reports a problem."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from simplebus.bridge.source.core_nats import CoreNatsSource
 from simplebus.bridge.source.stream import StreamSource
 from simplebus.core.errors import BusConnectionError
 from simplebus.nats.client import encode
-from tests.bridge.memory_buses import numbered, payloads
+from tests.bridge.memory_buses import numbered_payloads, payloads
 from tests.bridge.nats_copiers import (
     BusServer,
     NatsServer,
     connect,
     copying,
-    stream,
-    until,
+    create_stream,
+    wait_until,
 )
 
 FEW = {"consumer_limits": {"max_ack_pending": 10}}
 
 
-def from_stream(nats: NatsServer, server: BusServer, name: str, **more: Any) -> Copier:
+def create_stream_copier(nats: NatsServer, server: BusServer, name: str, **more: Any) -> Copier:
     return create_copiers(
         [BridgeSettings(name, nats.url, server.address, (CopiedClass(name, stream=name),), **more)]
     )[0]
@@ -49,13 +49,13 @@ async def test_copies_stream_with_few_unacked_messages_allowed(
     server: BusServer, nats: NatsServer
 ) -> None:
     async with connect(nats) as connection, simplebus.connect(server.address) as bus:
-        await stream(connection, "FEW", "few.>", **FEW)
+        await create_stream(connection, "FEW", "few.>", **FEW)
         publish(connection, "few.x", 300)
         await connection.round_trip()
-        copies = from_stream(nats, server, "FEW", heartbeat_seconds=60.0)
+        copies = create_stream_copier(nats, server, "FEW", heartbeat_seconds=60.0)
         async with copying(copies):
-            assert await payloads(bus, "FEW", 300) == numbered(0, 300)
-            await until(lambda: copies.statistics().position == 301)
+            assert await payloads(bus, "FEW", 300) == numbered_payloads(0, 300)
+            await wait_until(lambda: copies.statistics().position == 301)
         found = copies.statistics()
         assert (found.copied, found.missed, found.losses) == (300, 0, 0)
 
@@ -64,73 +64,73 @@ async def test_ack_limit_below_redeliveries_raises(
     nats: NatsServer,
 ) -> None:
     async with connect(nats) as own, connect(nats) as connection:
-        await stream(connection, "FEWER", "fewer.>", **FEW)
+        await create_stream(connection, "FEWER", "fewer.>", **FEW)
         publish(connection, "fewer.x", 30)
         await connection.round_trip()
-        near = StreamSource(
+        source = StreamSource(
             own,
             "FEWER",
             durable="a lane of FEWER",
-            target_id="far",
+            target_id="target",
             subjects=(),
             start="waiting",
             heartbeat=60.0,
             open_dead_letters=dead_letter_opener(None, 7, "l", heartbeat=9, auth=None),  # type: ignore[arg-type]
         )
-        at = await near.open()
+        at = await source.open()
         while at < 11:
-            at = (await near.read(at)).next_sequence
+            at = (await source.read(at)).next_sequence
             await connection.round_trip()  # Else nothing would come where nothing was found.
         with pytest.raises(BusConnectionError, match="allows 10 unacked messages"):
-            await near.read(at)
-        await near.commit_position(6, now=True)  # All that was under way before is settled.
+            await source.read(at)
+        await source.commit_position(6, now=True)  # All that was under way before is settled.
         while at < 16:
-            at = (await near.read(at)).next_sequence
+            at = (await source.read(at)).next_sequence
             await connection.round_trip()
-        assert (await near.read(at)).next_sequence == at == 16
+        assert (await source.read(at)).next_sequence == at == 16
 
 
 async def test_skipped_stream_messages_are_acked(server: BusServer, nats: NatsServer) -> None:
-    """Or nothing would come behind so many as may wait for their acks."""
+    """Unacked messages would reach the consumer's limit and block later ones."""
     async with connect(nats) as connection, simplebus.connect(server.address) as bus:
-        await stream(connection, "LOOPS", "loops.>", **FEW)
+        await create_stream(connection, "LOOPS", "loops.>", **FEW)
         publish(connection, "loops.x", 95, path=bus.connection.core.bus_id)
         publish(connection, "loops.x", 5)
         await connection.round_trip()
-        copies = from_stream(nats, server, "LOOPS", heartbeat_seconds=60.0)
+        copies = create_stream_copier(nats, server, "LOOPS", heartbeat_seconds=60.0)
         async with copying(copies):
-            assert await payloads(bus, "LOOPS", 5) == numbered(0, 5)
-            await until(lambda: copies.statistics().position == 101)
+            assert await payloads(bus, "LOOPS", 5) == numbered_payloads(0, 5)
+            await wait_until(lambda: copies.statistics().position == 101)
         assert copies.statistics().skipped == {"looped": 95}
 
 
 async def test_skipped_core_nats_messages_are_released(server: BusServer, nats: NatsServer) -> None:
-    """Of NATS without JetStream: a bridge that hears only what it has said would hold all of it."""
+    """A bridge that receives only its own messages would otherwise keep all of them."""
     async with connect(nats) as own, connect(nats) as connection:
-        place = None
-        near = CoreNatsSource(
+        endpoint: Any = None
+        source = CoreNatsSource(
             own,
             ["echo.>"],
-            open_dead_letters=dead_letter_opener(place, 7, "l", heartbeat=9, auth=None),
-        )  # type: ignore[arg-type]
-        at = await near.open()
+            open_dead_letters=dead_letter_opener(endpoint, 7, "l", heartbeat=9, auth=None),
+        )
+        at = await source.open()
         for _ in range(3):
             publish(connection, "echo.x", 10)
             await connection.round_trip()
-            await near.wait_for_message(at)
-            assert near._out.count == 0
-            at = (await near.read(at)).next_sequence
-            assert near._out.count > 0
+            await source.wait_for_message(at)
+            assert source._unacked.count == 0
+            at = (await source.read(at)).next_sequence
+            assert source._unacked.count > 0
 
 
 async def test_starts_with_single_allowed_consumer(server: BusServer, nats: NatsServer) -> None:
     async with connect(nats) as connection, simplebus.connect(server.address) as bus:
-        await stream(connection, "ONE", "one.>", retention="interest", max_consumers=1)
-        copies = from_stream(nats, server, "ONE")
+        await create_stream(connection, "ONE", "one.>", retention="interest", max_consumers=1)
+        copies = create_stream_copier(nats, server, "ONE")
         async with copying(copies, up=True):
             publish(connection, "one.x", 10)
             await connection.round_trip()
-            assert await payloads(bus, "ONE", 10) == numbered(0, 10)
+            assert await payloads(bus, "ONE", 10) == numbered_payloads(0, 10)
         assert copies.statistics().losses == 0
 
 

@@ -1,4 +1,4 @@
-"""What a lane says of a far end that is there and takes nothing: that it is not up, and why."""
+"""Status of a copier whose target is connected and accepts nothing: down, with the reason."""
 
 from __future__ import annotations
 
@@ -16,31 +16,26 @@ from simplebus.memory.bus import MemoryBus
 from simplebus.testing.server import BusServer
 from tests.bridge import memory_buses
 from tests.bridge.memory_buses import (
-    hold,
-    numbered,
+    create_test_durable,
+    numbered_payloads,
     payloads,
     read,
     running,
 )
-from tests.bridge.nats_copiers import (
-    connect,
-    copying,
-    stream,
-    until,
-)
+from tests.bridge.nats_copiers import connect, copying, create_stream, wait_until
 from tests.jetstream.nats_servers import NatsServer
 
 ROOM = 10
 LONG_SECONDS = STALLED_SECONDS + 5.0
 
 
-def full(policy: FullPolicy) -> Settings:
+def full_target(policy: FullPolicy) -> Settings:
     classes = {"orders": ClassSettings(full_policy=policy)}
     return Settings(limits=Limits(class_messages=ROOM), classes=classes)
 
 
-def is_told_up(copying: Copier) -> bool:
-    """What the metric says; health says the same."""
+def read_up_metric(copying: Copier) -> bool:
+    """Return the `up` metric, after checking that the health agrees."""
     facts = bridge_snapshot([copying])
     (up,) = (each for each in facts.metrics if each.name == "bridge_up")
     ((_, value),) = up.values
@@ -53,46 +48,46 @@ def test_reports_stalled_bus_until_it_accepts_messages(
     policy: FullPolicy, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def main() -> None:
-        near, far = MemoryBus(), MemoryBus(full(policy))
-        async with near as here, far as there:
-            await hold(there)
-            await here.publish_many(numbered(0, ROOM), class_id="orders")
-            copying = memory_buses.lane(near, far)
+        source, target = MemoryBus(), MemoryBus(full_target(policy))
+        async with source as source_bus, target as target_bus:
+            await create_test_durable(target_bus)
+            await source_bus.publish_many(numbered_payloads(0, ROOM), class_id="orders")
+            copying = memory_buses.create_copier(source, target)
             async with running(copying):
                 await trio.sleep(LONG_SECONDS)
-                assert is_told_up(copying)  # It is full, and nothing is to be copied.
-                await here.publish_many(numbered(ROOM, 3 * ROOM), class_id="orders")
+                assert read_up_metric(copying)  # It is full, and nothing is to be copied.
+                await source_bus.publish_many(numbered_payloads(ROOM, 3 * ROOM), class_id="orders")
                 await trio.sleep(STALLED_SECONDS / 2)
-                assert is_told_up(copying)
+                assert read_up_metric(copying)
                 await trio.sleep(LONG_SECONDS)
-                assert not is_told_up(copying)
+                assert not read_up_metric(copying)
                 said = copying.statistics().problem
                 assert said.startswith("the target accepted no message for 10 s")
                 assert (": " in said) == (policy is FullPolicy.DROP_NEWEST)
                 assert caplog.text.count("the target accepted no message") == 1
-                await read(there, "orders", 1)
+                await read(target_bus, "orders", 1)
                 await trio.sleep(3)
-                assert is_told_up(copying)
+                assert read_up_metric(copying)
                 assert caplog.text.count("the target accepts messages again") == 1
-                await payloads(there, "orders", 3 * ROOM - 1)
+                await payloads(target_bus, "orders", 3 * ROOM - 1)
                 await trio.sleep(LONG_SECONDS)
-                assert is_told_up(copying)
+                assert read_up_metric(copying)
 
     memory_buses.run(main)
 
 
 def test_slow_target_is_not_stalled() -> None:
     async def main() -> None:
-        near, far = MemoryBus(), MemoryBus(full(FullPolicy.BLOCK))
-        async with near as here, far as there:
-            await hold(there)
-            await here.publish_many(numbered(0, 5 * ROOM), class_id="orders")
-            copying = memory_buses.lane(near, far)
+        source, target = MemoryBus(), MemoryBus(full_target(FullPolicy.BLOCK))
+        async with source as source_bus, target as target_bus:
+            await create_test_durable(target_bus)
+            await source_bus.publish_many(numbered_payloads(0, 5 * ROOM), class_id="orders")
+            copying = memory_buses.create_copier(source, target)
             async with running(copying):
                 for _ in range(20):
-                    await read(there, "orders", 1)
+                    await read(target_bus, "orders", 1)
                     await trio.sleep(STALLED_SECONDS / 2)
-                    assert is_told_up(copying)
+                    assert read_up_metric(copying)
 
     memory_buses.run(main)
 
@@ -102,19 +97,19 @@ async def test_reports_full_stream_until_it_has_room(
 ) -> None:
     monkeypatch.setattr("simplebus.bridge.copier.STALLED_SECONDS", 2.0)
     async with connect(nats) as connection, simplebus.connect(server.address) as bus:
-        await stream(connection, "HELD", "class.held", max_msgs=ROOM, discard="new")
-        await bus.publish_many(numbered(0, 25), class_id="held")
+        await create_stream(connection, "HELD", "class.held", max_msgs=ROOM, discard="new")
+        await bus.publish_many(numbered_payloads(0, 25), class_id="held")
         copied = CopiedClass("held", start="earliest", stream="HELD")
         bridge = BridgeSettings("b", server.address, nats.url, (copied,))
         (made,) = create_copiers([bridge])
         async with copying(made):
-            await until(lambda: made.statistics().copied == ROOM)
-            await until(lambda: not is_told_up(made))
+            await wait_until(lambda: made.statistics().copied == ROOM)
+            await wait_until(lambda: not read_up_metric(made))
             said = made.statistics().problem
             assert said == "the target accepted no message for 2 s: maximum messages exceeded"
             await connection.nats.api_request("STREAM.PURGE.HELD")
-            await until(lambda: is_told_up(made))
+            await wait_until(lambda: read_up_metric(made))
             while made.statistics().lag:
                 await connection.nats.api_request("STREAM.PURGE.HELD")
                 await trio.sleep(0.05)
-            await until(lambda: is_told_up(made))
+            await wait_until(lambda: read_up_metric(made))

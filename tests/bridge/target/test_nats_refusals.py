@@ -1,5 +1,4 @@
-"""What a NATS server does not take of what is copied there: it is a dead letter, and the rest goes
-on."""
+"""Messages that a NATS server refuses become dead letters, and the others are copied."""
 
 from __future__ import annotations
 
@@ -15,17 +14,17 @@ from simplebus.nats.client import jetstream_codec
 from simplebus.nats.client.events import ReceivedMessages
 from simplebus.nats.client.jetstream_codec import JetStreamError, PubAcks
 from simplebus.net.nats_connection import NatsConnection
-from tests.bridge.memory_buses import numbered
+from tests.bridge.memory_buses import numbered_payloads
 from tests.bridge.nats_copiers import (
     BusServer,
     NatsServer,
     connect,
     copying,
-    stored,
-    stream,
-    until,
+    count_stored,
+    create_stream,
+    wait_until,
 )
-from tests.bridge.target.test_batched_stream import payloads_of
+from tests.bridge.target.test_batched_stream import stream_payloads
 from tests.jetstream.nats_servers import nats_server
 
 MAY_NOT = """authorization { users = [
@@ -37,25 +36,25 @@ MAY_NOT = """authorization { users = [
 async def test_dead_letters_message_whose_subject_is_too_long(
     name: str, most: int, server: BusServer, nats: NatsServer
 ) -> None:
-    """The server would close the connection, each time it comes."""
+    """The server would close the connection each time the message is sent."""
     class_ = f"{name}l"
     sizes = [9, *[most] * 20, *[4095] * 20, 4096, 10]
     async with connect(nats) as connection, simplebus.connect(server.address) as bus:
         if name:
-            await stream(connection, name, f"{class_}.>")
+            await create_stream(connection, name, f"{class_}.>")
         for size in sizes:
             channel = f"{class_}.".ljust(size, "x")
             await bus.publish(b"", class_id=class_, channel=channel)
         copied = CopiedClass(class_, stream=name, start="earliest")
-        (lane,) = create_copiers(
+        (copier,) = create_copiers(
             [BridgeSettings("lines", server.address, nats.url, (copied,), has_path=False)]
         )
-        async with copying(lane):
-            await until(lambda: lane.statistics().position == len(sizes))
-        found = lane.statistics()
+        async with copying(copier):
+            await wait_until(lambda: copier.statistics().position == len(sizes))
+        found = copier.statistics()
         assert (found.copied, found.refused, found.losses) == (22, 21, 0)
         if name:
-            assert await stored(connection, name) == 22
+            assert await count_stored(connection, name) == 22
         letters = await bus.fetch(f"dead.{class_}")
         assert len(letters) == 21
         assert dict(letters[0].headers)["dead-error"].startswith(
@@ -64,10 +63,10 @@ async def test_dead_letters_message_whose_subject_is_too_long(
 
 
 @pytest.mark.parametrize(
-    ("name", "takes_chains"), [("", False), ("DENIED", False), ("CHAIN", True)]
+    ("name", "allows_batches"), [("", False), ("DENIED", False), ("CHAIN", True)]
 )
 async def test_refuses_denied_subjects_with_escapes(
-    name: str, takes_chains: bool, server: BusServer, tmp_path: Path
+    name: str, allows_batches: bool, server: BusServer, tmp_path: Path
 ) -> None:
     channels = ["no.a", 'no."q"', "no.back\\slash", "no.zero\u200bwidth", "no.a'b'", "no.ö", "yes"]
     class_ = f"{name}d"
@@ -78,15 +77,15 @@ async def test_refuses_denied_subjects_with_escapes(
             simplebus.connect(server.address) as bus,
         ):
             if name:
-                more = {"subjects": ["no.>", "yes"], "allow_batched": takes_chains}
-                await stream(connection, name, "", **more)
+                more = {"subjects": ["no.>", "yes"], "allow_batched": allows_batches}
+                await create_stream(connection, name, "", **more)
             for channel in channels:
                 await bus.publish(b"", class_id=class_, channel=channel)
             copied = CopiedClass(class_, stream=name, start="earliest")
-            (lane,) = create_copiers([BridgeSettings("denied", server.address, url, (copied,))])
-            async with copying(lane):
-                await until(lambda: lane.statistics().position == len(channels))
-            found = lane.statistics()
+            (copier,) = create_copiers([BridgeSettings("denied", server.address, url, (copied,))])
+            async with copying(copier):
+                await wait_until(lambda: copier.statistics().position == len(channels))
+            found = copier.statistics()
             assert (found.copied, found.refused, found.losses) == (1, 6, 0)
             letters = await bus.fetch(f"dead.{class_}")
             assert [each.channel for each in letters] == channels[:-1]
@@ -95,14 +94,14 @@ async def test_refuses_denied_subjects_with_escapes(
 async def test_full_subject_does_not_block_others(server: BusServer, nats: NatsServer) -> None:
     per_subject = {"discard": "new", "discard_new_per_subject": True, "max_msgs_per_subject": 2}
     async with connect(nats) as connection, simplebus.connect(server.address) as bus:
-        await stream(connection, "EACH", "each.>", **per_subject)
+        await create_stream(connection, "EACH", "each.>", **per_subject)
         for channel in "each.a", "each.a", "each.a", "each.b":
             await bus.publish(b"", class_id="each", channel=channel)
         copied = CopiedClass("each", stream="EACH", start="earliest")
-        (lane,) = create_copiers([BridgeSettings("each", server.address, nats.url, (copied,))])
-        async with copying(lane):
-            await until(lambda: lane.statistics().position == 4)
-        assert (lane.statistics().copied, lane.statistics().refused) == (3, 1)
+        (copier,) = create_copiers([BridgeSettings("each", server.address, nats.url, (copied,))])
+        async with copying(copier):
+            await wait_until(lambda: copier.statistics().position == 4)
+        assert (copier.statistics().copied, copier.statistics().refused) == (3, 1)
         (letter,) = await bus.fetch("dead.each")
         assert "maximum messages per subject" in dict(letter.headers)["dead-error"]
 
@@ -138,7 +137,7 @@ async def test_logs_missing_permission_once(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """It would be there, and copy nothing."""
+    """Without the log line, the copier would be connected and copy nothing."""
     monkeypatch.setattr("simplebus.bridge.copier.RETRY_DELAY_MAX_SECONDS", 0.05)
     monkeypatch.setitem(NatsConnection.api_request.__kwdefaults__, "seconds", 3.0)
     caplog.set_level("WARNING")
@@ -148,15 +147,15 @@ async def test_logs_missing_permission_once(
             return nats.url.replace("//", f"//{user}:p@")
 
         async with connect(url("whole")) as connection:
-            await stream(connection, "S", "s")
+            await create_stream(connection, "S", "s")
             connection.core.publish("s", b"1")
             await connection.round_trip()
-            (lane,) = create_copiers(
+            (copier,) = create_copiers(
                 [BridgeSettings("needs", url(user), server.address, (copied,))]
             )
-            async with copying(lane):
-                await until(lambda: lane.statistics().losses >= 3)
-                await until(lambda: problem in lane.statistics().problem)
+            async with copying(copier):
+                await wait_until(lambda: copier.statistics().losses >= 3)
+                await wait_until(lambda: problem in copier.statistics().problem)
     told = [each for each in caplog.messages if "Permissions Violation" in each]
     assert len(set(told)) == 1
     assert len(told) == 1 or user == "few"  # It copies before it learns of that.
@@ -173,9 +172,10 @@ async def test_logs_missing_permission_once(
 async def test_retryable_refusal_is_not_dead_lettered(
     why: JetStreamError, server: BusServer, nats: NatsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A new leader says so of what is sent again while it does not know whether that is stored, and
-    one whose disk fails of whatever comes."""
-    pub_acks, said = jetstream_codec.parse_pub_acks, []
+    """A new leader refuses a resent message until it knows whether it has stored the message. A
+    server with a failed disk refuses every message.
+    """
+    pub_acks, said = jetstream_codec.parse_pub_acks, list[JetStreamError]()
 
     def doubtful(messages: ReceivedMessages) -> PubAcks:
         acks = pub_acks(messages)
@@ -186,16 +186,18 @@ async def test_retryable_refusal_is_not_dead_lettered(
 
     async with connect(nats) as connection, simplebus.connect(server.address) as bus:
         name = f"DOUBTFUL{why.code}"
-        await stream(connection, name, f"class.{name}")
-        await bus.publish_many(numbered(0, 10), class_id=name)
+        await create_stream(connection, name, f"class.{name}")
+        await bus.publish_many(numbered_payloads(0, 10), class_id=name)
         copied = CopiedClass(name, stream=name, start="earliest")
-        (lane,) = create_copiers([BridgeSettings("doubtful", server.address, nats.url, (copied,))])
-        monkeypatch.setattr(jetstream_codec, "pub_acks", doubtful)
-        async with copying(lane):
-            await until(lambda: lane.statistics().position == 10)
-        found = lane.statistics()
+        (copier,) = create_copiers(
+            [BridgeSettings("doubtful", server.address, nats.url, (copied,))]
+        )
+        monkeypatch.setattr(jetstream_codec, "parse_pub_acks", doubtful)
+        async with copying(copier):
+            await wait_until(lambda: copier.statistics().position == 10)
+        found = copier.statistics()
         assert (len(said), found.refused, found.losses) == (1, 0, 0)
-        assert await stored(connection, name) == 10
+        assert await count_stored(connection, name) == 10
 
 
 ONLY = """authorization { users = [
@@ -206,19 +208,19 @@ ONLY = """authorization { users = [
 async def test_core_nats_target_needs_only_publish_permission(
     server: BusServer, tmp_path: Path
 ) -> None:
-    """That all is dealt with, the server says without a message of ours to ourselves."""
+    """The PONG of the server confirms the messages, so no message to the own inbox is needed."""
     with nats_server(tmp_path, ONLY) as nats:
         url = nats.url.replace("//", "//lane:p@")
         async with simplebus.connect(server.address) as bus:
             for number in range(3):
                 await bus.publish(b"", class_id="only", channel=f"only.{number}")
             await bus.publish(b"", class_id="only", channel="else")
-            (lane,) = create_copiers(
+            (copier,) = create_copiers(
                 [BridgeSettings("only", server.address, url, (CopiedClass("only"),))]
             )
-            async with copying(lane):
-                await until(lambda: lane.statistics().position == 4)
-            found = lane.statistics()
+            async with copying(copier):
+                await wait_until(lambda: copier.statistics().position == 4)
+            found = copier.statistics()
             assert (found.copied, found.refused, found.losses) == (3, 1, 0)
 
 
@@ -234,8 +236,9 @@ async def test_core_nats_target_needs_only_publish_permission(
 async def test_message_for_other_subscriber_is_refused(
     name: str, how: dict[str, Any], is_first: bool, server: BusServer, nats: NatsServer
 ) -> None:
-    """Who looks at all that passes by, for one. Then the server does not say that nobody is there,
-    and nobody says anything: all was sent again and again, and what was behind it waited."""
+    """If any other client has subscribed to the subject, the server does not report "no
+    responders", and nothing answers. The copier once resent such a message forever.
+    """
     name += "-1" if is_first else "-2"
     own = name.lower()
     channels = [f"{own}.a", "elsewhere.a", f"{own}.b", "elsewhere.b", "elsewhere.a", f"{own}.c"]
@@ -247,20 +250,20 @@ async def test_message_for_other_subscriber_is_refused(
         connect(nats) as connection,
         simplebus.connect(server.address) as bus,
     ):
-        await stream(connection, name, f"{own}.>", **batched)
+        await create_stream(connection, name, f"{own}.>", **batched)
         connection.core.subscribe("elsewhere.>")
         await connection.round_trip()
         for channel in channels:
             await bus.publish(channel.encode(), class_id=own, channel=channel)
         copied = CopiedClass(own, stream=name, start="earliest", **under_way)
-        (lane,) = create_copiers(
+        (copier,) = create_copiers(
             [BridgeSettings(name, server.address, nats.url, (copied,), heartbeat_seconds=1.0)]
         )
-        async with copying(lane):
-            await until(lambda: lane.statistics().position == len(channels))
-        found, good = lane.statistics(), [each for each in channels if each.startswith(own)]
+        async with copying(copier):
+            await wait_until(lambda: copier.statistics().position == len(channels))
+        found, good = copier.statistics(), [each for each in channels if each.startswith(own)]
         assert (found.copied, found.refused) == (3, len(channels) - 3)
-        assert await payloads_of(connection, name) == [each.encode() for each in good]
+        assert await stream_payloads(connection, name) == [each.encode() for each in good]
         letters = await bus.fetch(f"dead.{own}")
         assert {dict(each.headers)["dead-error"] for each in letters} == {
             f"no_stream: stream {name!r} does not accept the subject 'elsewhere.{end}'"

@@ -1,4 +1,4 @@
-"""Lanes that lead to doors before a JetStream cluster: each message is there once, in order."""
+"""Copiers to stateless servers of a JetStream cluster: each message is stored once, in order."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from simplebus.core.users.passwords import PasswordVerifier, hash_token
 from simplebus.core.users.permissions import PermissionRule, PermissionRules, Permissions
 from simplebus.core.users.users import User, Users
 from simplebus.memory.bus import MemoryBus
-from tests.bridge.memory_buses import numbered, place
-from tests.bridge.nats_copiers import bridged, connect
-from tests.bridge.test_processes import Killed, listening
+from tests.bridge.memory_buses import endpoint_of, numbered_payloads
+from tests.bridge.nats_copiers import connect, running_bridges
+from tests.bridge.test_processes import RestartableProgram, wait_listening
 from tests.jetstream.nats_servers import NatsServer, nats_server
 from tests.jetstream.stateless_servers import address, door, options
 from tests.support.running_server import serving
@@ -35,8 +35,8 @@ from tests.support.running_server import serving
 PATIENCE_SECONDS = 120.0
 
 
-async def all_of(bus: Bus) -> list[bytes]:
-    """All messages that are there."""
+async def read_all(bus: Bus) -> list[bytes]:
+    """Return all messages of the class."""
     await bus.publish(b"last", class_id="a")
     got: list[bytes] = []
     async with bus.subscribe("a", start="earliest") as messages:
@@ -46,36 +46,44 @@ async def all_of(bus: Bus) -> list[bytes]:
 
 
 async def test_copies_to_stateless_server_once_in_order(nats: NatsServer) -> None:
-    """Some stay here and leave their numbers out; and the lane comes again, at another door."""
+    """Filtered messages leave gaps in the numbers, and the copier reconnects to another server."""
     cluster = options(nats.url)
     with trio.fail_after(PATIENCE_SECONDS):
         async with (
             serving() as up,
             door(cluster) as one,
             door(cluster) as other,
-            simplebus.connect(f"simplebus://{up.addresses[0]}") as here,
-            simplebus.connect(address(other)) as there,
+            simplebus.connect(f"simplebus://{up.addresses[0]}") as source_address,
+            simplebus.connect(address(other)) as target_address,
         ):
-            near = f"simplebus://{up.addresses[0]}"
+            source = f"simplebus://{up.addresses[0]}"
             copied = CopiedClass("a", start="earliest", channels=("x.#",))
-            for at, far in (0, one), (1000, other), (2000, one):
-                async with bridged(BridgeSettings("b", near, address(far), (copied,))) as (lane,):
+            for at, target in (0, one), (1000, other), (2000, one):
+                async with running_bridges(
+                    BridgeSettings("b", source, address(target), (copied,))
+                ) as (copier,):
                     for first in range(at, at + 1000, 100):
-                        payloads = numbered(first, first + 100)
-                        await here.publish_many(payloads[:60], class_id="a", channel="x.y")
+                        payloads = numbered_payloads(first, first + 100)
+                        await source_address.publish_many(
+                            payloads[:60], class_id="a", channel="x.y"
+                        )
                         for payload in payloads[60:]:
-                            await here.publish(payload, class_id="a", channel="x", confirm=False)
-                            await here.publish(b"not", class_id="a", channel="y", confirm=False)
-                        await here.flush()
-                    while lane.statistics().position < 1400 * (at // 1000 + 1):  # noqa: ASYNC110
+                            await source_address.publish(
+                                payload, class_id="a", channel="x", confirm=False
+                            )
+                            await source_address.publish(
+                                b"not", class_id="a", channel="y", confirm=False
+                            )
+                        await source_address.flush()
+                    while copier.statistics().position < 1400 * (at // 1000 + 1):  # noqa: ASYNC110
                         await trio.sleep(0.01)
-                assert lane.statistics().skipped == {"not_for_it": 400}
-                assert lane.statistics().copied == 1000
-            assert await all_of(there) == numbered(0, 3000)
+                assert copier.statistics().skipped == {"not_for_it": 400}
+                assert copier.statistics().copied == 1000
+            assert await read_all(target_address) == numbered_payloads(0, 3000)
 
 
 async def test_stateless_server_refusal_becomes_dead_letter_at_source(nats: NatsServer) -> None:
-    """By its own sequence, whatever was left out before it."""
+    """The dead letter has the message's own sequence, although others were filtered out."""
     allowed = PermissionRules((PermissionRule.parse("a x.#"),))
     writer = User("writer", token=hash_token("writes"), permissions=Permissions(publish=allowed))
     everybody = User("all", token=hash_token("all"))
@@ -84,29 +92,31 @@ async def test_stateless_server_refusal_becomes_dead_letter_at_source(nats: Nats
         async with (
             serving() as up,
             door(options(nats.url), users=users) as one,
-            simplebus.connect(f"simplebus://{up.addresses[0]}") as here,
-            simplebus.connect(address(one), access=Access(token="all")) as there,
+            simplebus.connect(f"simplebus://{up.addresses[0]}") as source_address,
+            simplebus.connect(address(one), access=Access(token="all")) as target_address,
         ):
             for number in range(300):
                 channel = ("x.y", "y", "z")[number % 3]
-                await here.publish(b"%d" % number, class_id="a", channel=channel, confirm=False)
-            await here.flush()
+                await source_address.publish(
+                    b"%d" % number, class_id="a", channel=channel, confirm=False
+                )
+            await source_address.flush()
             far_access = Access(token="writes")
             copied = CopiedClass("a", start="earliest", channels=("x.#", "z"))
-            near = f"simplebus://{up.addresses[0]}"
-            bridge = BridgeSettings("b", near, address(one), (copied,), target_access=far_access)
-            async with bridged(bridge) as (lane,):
-                while lane.statistics().position < 300:  # noqa: ASYNC110 - it has no event.
+            source = f"simplebus://{up.addresses[0]}"
+            bridge = BridgeSettings("b", source, address(one), (copied,), target_access=far_access)
+            async with running_bridges(bridge) as (copier,):
+                while copier.statistics().position < 300:  # noqa: ASYNC110 - it has no event.
                     await trio.sleep(0.01)
-            assert (lane.statistics().copied, lane.statistics().refused) == (100, 100)
-            assert await all_of(there) == [b"%d" % number for number in range(0, 300, 3)]
-            async with here.subscribe("dead.a") as letters:
+            assert (copier.statistics().copied, copier.statistics().refused) == (100, 100)
+            assert await read_all(target_address) == [b"%d" % number for number in range(0, 300, 3)]
+            async with source_address.subscribe("dead.a") as letters:
                 got = [(await letters.get()).payload for _ in range(100)]
             assert got == [b"%d" % number for number in range(2, 300, 3)]
 
 
 async def test_cluster_messages_do_not_return(nats: NatsServer) -> None:
-    """Two buses, each joined both ways with a door of its own."""
+    """Two buses have a bidirectional bridge each, to different stateless servers of the cluster."""
     cluster = options(nats.url)
     with trio.fail_after(PATIENCE_SECONDS):
         async with (
@@ -137,7 +147,7 @@ async def test_cluster_messages_do_not_return(nats: NatsServer) -> None:
                 for number in range(4):
                     nursery.start_soon(hear, number)
                 nursery.start_soon(run_copiers, made)
-                while not all(lane.statistics().is_up for lane in made):  # noqa: ASYNC110
+                while not all(copier.statistics().is_up for copier in made):  # noqa: ASYNC110
                     await trio.sleep(0.01)
                 for number, bus in enumerate(buses):
                     for each in range(10):
@@ -145,52 +155,58 @@ async def test_cluster_messages_do_not_return(nats: NatsServer) -> None:
                 while not all(len(each) == 40 for each in heard):  # noqa: ASYNC110
                     await trio.sleep(0.01)
                 # What would come back is looked at, too.
-                while sum(lane.statistics().position for lane in made) < 4 * 40:  # noqa: ASYNC110
+                while sum(copier.statistics().position for copier in made) < 4 * 40:  # noqa: ASYNC110
                     await trio.sleep(0.01)
                 nursery.cancel_scope.cancel()
-            told = [lane.statistics() for lane in made]
+            told = [copier.statistics() for copier in made]
             assert sum(each.copied for each in told) == 10 + 10 + 30 + 30
             assert sum(each.skipped.get("looped", 0) for each in told) == 30 + 30 + 10 + 10
 
 
-class Turning:
-    """A way to one bus after another."""
+class RotatingEndpoint:
+    """Endpoint that leads to another bus with each connection."""
 
     now: MemoryBus
 
     async def open(self) -> Any:
-        return await place(self.now).open()
+        return await endpoint_of(self.now).open()
 
 
 async def test_detects_restored_source(nats: NatsServer, tmp_path: Path) -> None:
-    """What has the sequences of lost messages now is copied."""
-    way = Turning()
+    """A message that has the sequence of a lost message is copied."""
+    way = RotatingEndpoint()
     parts = [(0, 10), (10, 20), (1000, 1015)]
     with trio.fail_after(PATIENCE_SECONDS):
-        async with door(options(nats.url)) as one, simplebus.connect(address(one)) as there:
-            terms = TargetSettings(name="b", record_channel="b", class_="a")
-            far = SocketEndpoint(Address.parse(address(one)))
-            lane = Copier("b", bus_to_bus(way, far, terms, class_="a", start="earliest"))
-            for (first, last), folder in zip(parts, ("near", "near", "copy"), strict=True):
+        async with (
+            door(options(nats.url)) as one,
+            simplebus.connect(address(one)) as target_address,
+        ):
+            target_settings = TargetSettings(name="b", record_channel="b", class_="a")
+            target = SocketEndpoint(Address.parse(address(one)))
+            copier = Copier(
+                "b", bus_to_bus(way, target, target_settings, class_="a", start="earliest")
+            )
+            for (first, last), folder in zip(parts, ("source", "source", "copy"), strict=True):
                 way.now = MemoryBus(data_dir=tmp_path / folder)
-                async with way.now as here, trio.open_nursery() as nursery:
-                    nursery.start_soon(lane.run)
-                    before = lane.statistics().copied
-                    await here.publish_many(numbered(first, last), class_id="a")
-                    while lane.statistics().copied < before + last - first:  # noqa: ASYNC110
+                async with way.now as source_address, trio.open_nursery() as nursery:
+                    nursery.start_soon(copier.run)
+                    before = copier.statistics().copied
+                    await source_address.publish_many(numbered_payloads(first, last), class_id="a")
+                    while copier.statistics().copied < before + last - first:  # noqa: ASYNC110
                         await trio.sleep(0.01)
                     nursery.cancel_scope.cancel()
                 if not first:
-                    shutil.copytree(tmp_path / "near", tmp_path / "copy")
-            assert lane.statistics().discarded_records == 1
-            got = list(dict.fromkeys(await all_of(there)))
-            assert got == [payload for part in parts for payload in numbered(*part)]
+                    shutil.copytree(tmp_path / "source", tmp_path / "copy")
+            assert copier.statistics().discarded_records == 1
+            got = list(dict.fromkeys(await read_all(target_address)))
+            assert got == [payload for part in parts for payload in numbered_payloads(*part)]
 
 
 @pytest.mark.parametrize("stream", ["", "WORDS"])
 async def test_copies_nats_to_stateless_server(nats: NatsServer, stream: str) -> None:
-    """Of a stream each once; of what is not kept, what comes while the lane is there, and nothing
-    of it is taken for what came before."""
+    """Messages of a stream are copied once. Core NATS messages are copied while the copier is
+    connected, and none of them is dropped as a duplicate of an earlier one.
+    """
     subject = f"words{stream}"
     async with connect(nats) as connection, door(options(nats.url)) as one:
         if stream:
@@ -199,51 +215,55 @@ async def test_copies_nats_to_stateless_server(nats: NatsServer, stream: str) ->
         with trio.fail_after(PATIENCE_SECONDS):
             copied = CopiedClass("a", stream=stream, channels=(subject,))
             for first in range(0, 600, 200):
-                async with bridged(BridgeSettings("b", nats.url, address(one), (copied,))) as (
-                    lane,
-                ):
-                    while not lane.statistics().is_up:  # noqa: ASYNC110 - it has no event.
+                async with running_bridges(
+                    BridgeSettings("b", nats.url, address(one), (copied,))
+                ) as (copier,):
+                    while not copier.statistics().is_up:  # noqa: ASYNC110 - it has no event.
                         await trio.sleep(0.01)
                     for number in range(first, first + 200):
                         connection.core.publish(subject, b"%d" % number)
                     connection.nats.flush()
-                    while lane.statistics().copied < 200:  # noqa: ASYNC110
+                    while copier.statistics().copied < 200:  # noqa: ASYNC110
                         await trio.sleep(0.01)
             async with simplebus.connect(address(one)) as bus:
-                assert await all_of(bus) == numbered(0, 600)
+                assert await read_all(bus) == numbered_payloads(0, 600)
 
 
 @pytest.mark.long
 async def test_kills_store_messages_once_in_order(tmp_path: Path) -> None:
-    """The bridge, the door, the server that keeps what is copied, the near bus: under load."""
-    here, there = (f"{HOST}:{port}" for port in free_ports(2))
+    """Kills the bridge, the stateless server, the NATS server and the source bus under load."""
+    source_address, target_address = (f"{HOST}:{port}" for port in free_ports(2))
     published, over = 0, trio.Event()
 
     async def publish() -> None:
         nonlocal published
-        await listening(here)
-        async with simplebus.connect(here, name="till", reconnect=PATIENCE_SECONDS) as bus:
+        await wait_listening(source_address)
+        async with simplebus.connect(
+            source_address, name="till", reconnect=PATIENCE_SECONDS
+        ) as bus:
             while not over.is_set():
-                payloads = numbered(published, published + 20)
+                payloads = numbered_payloads(published, published + 20)
                 await bus.publish_many(payloads, class_id="a")
                 published += 20
                 await trio.sleep(0.005)
 
-    def serving_at(address: str) -> tuple[str, ...]:
+    def serve_arguments(address: str) -> tuple[str, ...]:
         return "serve", "--host", HOST, "--port", address.split(":")[1], "--no-nats", "--no-http"
 
     with nats_server(tmp_path) as nats, trio.fail_after(PATIENCE_SECONDS):
         words = {
-            "n": (*serving_at(here), "--data-dir", str(tmp_path / "near")),
-            "d": (*serving_at(there), "--engine", nats.url),
-            "b": ("bridge", "--from", here, "--to", there, "a"),
+            "n": (*serve_arguments(source_address), "--data-dir", str(tmp_path / "source")),
+            "d": (*serve_arguments(target_address), "--engine", nats.url),
+            "b": ("bridge", "--from", source_address, "--to", target_address, "a"),
         }
-        programs = {name: Killed(tmp_path / f"{name}.log", *words[name]) for name in words}
+        programs = {
+            name: RestartableProgram(tmp_path / f"{name}.log", *words[name]) for name in words
+        }
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(publish)
                 for victim in "bdsn":
-                    await listening(there)
+                    await wait_listening(target_address)
                     goal = published + 1000
                     while published < goal:  # noqa: ASYNC110 - it has no event.
                         await trio.sleep(0.01)
@@ -252,17 +272,17 @@ async def test_kills_store_messages_once_in_order(tmp_path: Path) -> None:
                         nats.start()
                     else:
                         programs[victim].kill()
-                        programs[victim].again()
+                        programs[victim].restart()
                 over.set()
-            await listening(there)
+            await wait_listening(target_address)
             got: list[bytes] = []
-            async with simplebus.connect(there) as bus, bus.subscribe("a") as messages:
+            async with simplebus.connect(target_address) as bus, bus.subscribe("a") as messages:
                 while len(got) < published:
                     got += [each.payload for each in await messages.take(1000)]
                 await bus.publish(b"last", class_id="a")
                 got.append((await messages.get()).payload)
-            said = "\n".join(each.commands() for each in programs.values())
-            assert got == [*numbered(0, published), b"last"], said
+            said = "\n".join(each.describe() for each in programs.values())
+            assert got == [*numbered_payloads(0, published), b"last"], said
         finally:
             for each in programs.values():
                 each.kill()

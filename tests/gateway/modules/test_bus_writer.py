@@ -1,4 +1,4 @@
-"""What a bus has no room for is given to it again, until there is some."""
+"""Writing to a full bus: messages are sent again until there is room."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ PATIENCE_S = 60
 
 
 @asynccontextmanager
-async def taking_in(bus: Bus, **options: Any) -> AsyncIterator[BusWriter]:
+async def running_writer(bus: Bus, **options: Any) -> AsyncIterator[BusWriter]:
     writer = BusWriter(bus, "kept", **{"bytes_max": 1 << 17, "log": log, **options})
     with trio.fail_after(PATIENCE_S):
         async with trio.open_nursery() as nursery:
@@ -46,7 +46,7 @@ async def test_full_bus_stores_messages_later_in_order(
     async with (
         MemoryBus(SMALL) as bus,
         bus.subscribe("kept", max_in_flight=8) as messages,
-        taking_in(bus) as writer,
+        running_writer(bus) as writer,
         trio.open_nursery() as nursery,
     ):
 
@@ -79,7 +79,7 @@ async def test_writer_bounds_messages_in_flight(
     async with (
         MemoryBus(settings) as bus,
         bus.subscribe("kept", max_in_flight=1) as messages,
-        taking_in(bus) as writer,
+        running_writer(bus) as writer,
     ):
         with trio.move_on_after(PATIENCE_S / 2):
             while True:
@@ -93,7 +93,7 @@ async def test_writer_bounds_messages_in_flight(
 
 
 async def test_reports_message_that_cannot_be_stored() -> None:
-    async with MemoryBus(SMALL) as bus, taking_in(bus) as writer:
+    async with MemoryBus(SMALL) as bus, running_writer(bus) as writer:
         with pytest.raises(LocalProtocolError):
             await writer.put(bytes(1 << 20), {})
         await writer.put(b"fine", {})

@@ -1,4 +1,4 @@
-"""The logger, the timer and the transform; and that all that is shipped can be found."""
+"""The modules logger, timer and transform, and the entry points of all shipped modules."""
 
 from __future__ import annotations
 
@@ -48,11 +48,11 @@ async def test_logger_logs_messages(
 
 
 async def test_timer_keeps_interval(autojump_clock: trio.testing.MockClock) -> None:
-    heard: list[tuple[float, bytes, dict[str, str]]] = []
+    received: list[tuple[float, bytes, dict[str, str]]] = []
 
     class Listener(sample_modules.Recorder):
         async def receive(self, message: ModuleMessage) -> None:
-            heard.append((trio.current_time(), message.content, dict(message.properties)))
+            received.append((trio.current_time(), message.content, dict(message.properties)))
 
     settings = {"every": 2.5, "content": "now", "properties": {"a": "1"}, "count": 3}
     plan = GatewayPlan(
@@ -65,12 +65,12 @@ async def test_timer_keeps_interval(autojump_clock: trio.testing.MockClock) -> N
     begun = trio.current_time()
     async with open_gateway(plan):
         await trio.sleep(20)
-    assert [(round(at - begun, 1), text) for at, text, _ in heard] == [
+    assert [(round(at - begun, 1), text) for at, text, _ in received] == [
         (2.5, b"now"),
         (5.0, b"now"),
         (7.5, b"now"),
     ]
-    assert [properties for _, _, properties in heard] == [
+    assert [properties for _, _, properties in received] == [
         {"a": "1", "tick": str(tick)} for tick in range(3)
     ]
 
@@ -78,11 +78,11 @@ async def test_timer_keeps_interval(autojump_clock: trio.testing.MockClock) -> N
 async def test_timer_count_ignores_skipped_ticks(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
-    heard: list[str] = []
+    received: list[str] = []
 
     class Slow(sample_modules.Recorder):
         async def receive(self, message: ModuleMessage) -> None:
-            heard.append(message.properties["tick"])
+            received.append(message.properties["tick"])
             await trio.sleep(3.5)
 
     plan = GatewayPlan(
@@ -94,9 +94,9 @@ async def test_timer_count_ignores_skipped_ticks(
     )
     async with open_gateway(plan):
         await trio.sleep(60)
-    assert len(heard) == 5
-    assert heard[:2] == ["0", "1"]
-    assert int(heard[-1]) > 4, "some were missed"
+    assert len(received) == 5
+    assert received[:2] == ["0", "1"]
+    assert int(received[-1]) > 4, "some were missed"
 
 
 def test_transform_renames_removes_and_sets() -> None:

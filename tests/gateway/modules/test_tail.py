@@ -1,4 +1,4 @@
-"""Following a file: nothing is left out, nothing is said twice."""
+"""Following a file: each line is published once, and none is missed."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ from simplebus.gateway.modules.tail import (
 from tests.gateway import sample_modules
 
 
-def said(follower: FileFollower) -> list[bytes]:
-    """All that is new, and what waits for a file that was moved away."""
+def read_lines(follower: FileFollower) -> list[bytes]:
+    """Return all new lines, including those after a rotation."""
     found: list[bytes] = []
     quiet = 0
     while quiet <= 20 * QUIET_POLLS:  # There may be empty ones, one after the other.
@@ -40,18 +40,18 @@ def said(follower: FileFollower) -> list[bytes]:
     return found
 
 
-def poll(follower: FileFollower, times: int) -> None:
-    """Ask so often, for nothing."""
+def poll_nothing(follower: FileFollower, times: int) -> None:
+    """Poll `times` times, and check that there are no new lines."""
     assert [follower.lines() for _ in range(times)] == [[]] * times
 
 
-def move(path: Path, number: int) -> None:
-    """Away, as `app.log.NUMBER`, written to at that time."""
+def rotate_to(path: Path, number: int) -> None:
+    """Rename the file to `app.log.NUMBER`, with that modification time."""
     os.utime(path, ns=(0, number))
     path.rename(path.with_name(f"{path.name}.{number}"))
 
 
-def add(path: Path, data: bytes) -> None:
+def append(path: Path, data: bytes) -> None:
     with open(path, "ab") as file:
         file.write(data)
 
@@ -62,57 +62,57 @@ def path(tmp_path: Path) -> Path:
 
 
 def test_publishes_complete_lines(path: Path) -> None:
-    add(path, b"one\ntwo\r\nthr")
+    append(path, b"one\ntwo\r\nthr")
     follower = FileFollower(path, at_end=False)
     assert follower.lines() == [Line(b"one", 0), Line(b"two", 4)]
-    add(path, b"ee\n\n")
+    append(path, b"ee\n\n")
     assert follower.lines() == [Line(b"three", 9), Line(b"", 15)]
     assert follower.lines() == []
     follower.close()
 
 
 def test_begins_at_end_of_existing_file(path: Path) -> None:
-    add(path, b"old\n")
+    append(path, b"old\n")
     follower = FileFollower(path, at_end=True)
-    assert said(follower) == []
-    add(path, b"new\n")
-    assert said(follower) == [b"new"]
+    assert read_lines(follower) == []
+    append(path, b"new\n")
+    assert read_lines(follower) == [b"new"]
     follower.close()
 
 
 def test_reads_later_file_from_beginning(path: Path) -> None:
     follower = FileFollower(path, at_end=True)
-    assert said(follower) == []
-    add(path, b"first\n")
-    assert said(follower) == [b"first"]
+    assert read_lines(follower) == []
+    append(path, b"first\n")
+    assert read_lines(follower) == [b"first"]
     follower.close()
 
 
 def test_reads_rotated_file_to_end(path: Path) -> None:
-    add(path, b"one\n")
+    append(path, b"one\n")
     follower = FileFollower(path, at_end=False)
-    assert said(follower) == [b"one"]
+    assert read_lines(follower) == [b"one"]
     path.rename(path.with_suffix(".1"))
-    add(path.with_suffix(".1"), b"late\nwithout an end")
-    assert said(follower) == [b"late"]
-    add(path, b"new\n")
-    assert said(follower) == [b"without an end", b"new"]
+    append(path.with_suffix(".1"), b"late\nwithout an end")
+    assert read_lines(follower) == [b"late"]
+    append(path, b"new\n")
+    assert read_lines(follower) == [b"without an end", b"new"]
     follower.close()
 
 
 def test_keeps_reading_rotated_file_while_it_grows(path: Path) -> None:
-    add(path, b"one\n")
+    append(path, b"one\n")
     follower = FileFollower(path, at_end=False)
-    assert said(follower) == [b"one"]
+    assert read_lines(follower) == [b"one"]
     old = path.with_name("app.log.1")
     path.rename(old)
-    add(path, b"new\n")
+    append(path, b"new\n")
     for _ in range(3):
-        poll(follower, QUIET_POLLS - 1)
-        add(old, b"late\n")
+        poll_nothing(follower, QUIET_POLLS - 1)
+        append(old, b"late\n")
         assert follower.lines() == [Line(b"late", old.stat().st_size - 5)]
-    add(old, b"part")
-    poll(follower, QUIET_POLLS)  # Of a line without an end there was something new.
+    append(old, b"part")
+    poll_nothing(follower, QUIET_POLLS)  # Of a line without an end there was something new.
     assert follower.lines() == [Line(b"part", old.stat().st_size - 4)]
     assert follower.lines() == [Line(b"new", 0)]
     follower.close()
@@ -125,14 +125,14 @@ def test_reads_several_rotated_files_in_order(path: Path) -> None:
     follower = FileFollower(path, at_end=False)
     expected = []
     for number in range(10, 10 + OPEN_FILES_MAX + 4):
-        add(path, b"%d\n" % number)
+        append(path, b"%d\n" % number)
         if number == 10:
-            assert said(follower) == [b"10"]
+            assert read_lines(follower) == [b"10"]
         else:
             expected.append(b"%d" % number)
-        move(path, number)
-    add(path, b"new\n")
-    assert said(follower) == [*expected, b"new"]
+        rotate_to(path, number)
+    append(path, b"new\n")
+    assert read_lines(follower) == [*expected, b"new"]
     follower.close()
 
 
@@ -140,35 +140,35 @@ def test_open_files_are_bounded(path: Path) -> None:
     path.touch()
     follower = FileFollower(path, at_end=False)
     before = len(os.listdir("/proc/self/fd"))
-    poll(follower, 1)
+    poll_nothing(follower, 1)
     for number in range(1, 4 * OPEN_FILES_MAX):
-        move(path, number)
+        rotate_to(path, number)
         path.touch()
-        poll(follower, 1)
+        poll_nothing(follower, 1)
         assert len(os.listdir("/proc/self/fd")) <= before + OPEN_FILES_MAX + FINISHED_FILES_MAX
-    add(path, b"new\n")
-    assert said(follower) == [b"new"]
+    append(path, b"new\n")
+    assert read_lines(follower) == [b"new"]
     assert len(os.listdir("/proc/self/fd")) == before + 1 + FINISHED_FILES_MAX
     for old in path.parent.glob("app.log.*"):
         old.unlink()
-    poll(follower, 1)  # None keeps a disk from having its space back.
+    poll_nothing(follower, 1)  # None keeps a disk from having its space back.
     assert len(os.listdir("/proc/self/fd")) == before + 1
     follower.close()
     assert len(os.listdir("/proc/self/fd")) == before
 
 
 def test_reads_truncated_file_from_beginning(path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    add(path, b"one\ntwo\nthr")
+    append(path, b"one\ntwo\nthr")
     follower = FileFollower(path, at_end=False)
-    assert said(follower) == [b"one", b"two"]
+    assert read_lines(follower) == [b"one", b"two"]
     path.write_bytes(b"new\n")
-    assert said(follower) == [b"new"]
+    assert read_lines(follower) == [b"new"]
     assert "was truncated after 11 bytes were read" in caplog.text
     caplog.clear()
     follower.close()
     path.write_bytes(b"ab\n")
-    again = FileFollower(path, at_end=True, place=follower.position)
-    assert said(again) == [b"ab"]
+    again = FileFollower(path, at_end=True, saved_position=follower.position)
+    assert read_lines(again) == [b"ab"]
     assert "was truncated after 4 bytes were read" in caplog.text
     again.close()
 
@@ -178,35 +178,35 @@ def test_reads_truncated_file_from_beginning(path: Path, caplog: pytest.LogCaptu
 def test_detects_truncated_file_that_grew(
     path: Path, caplog: pytest.LogCaptureFixture, before: bytes, is_away: bool
 ) -> None:
-    add(path, before)
+    append(path, before)
     follower = FileFollower(path, at_end=False)
-    assert said(follower) == before.split(b"\n")[:-1]
+    assert read_lines(follower) == before.split(b"\n")[:-1]
     if is_away:
         follower.close()
-        follower = FileFollower(path, at_end=True, place=follower.position)
+        follower = FileFollower(path, at_end=True, saved_position=follower.position)
     path.write_bytes(b"new\n" * 60)
-    assert said(follower) == [b"new"] * 60
+    assert read_lines(follower) == [b"new"] * 60
     assert "was truncated after" in caplog.text
-    add(path, b"newer\n")
-    assert said(follower) == [b"newer"]
+    append(path, b"newer\n")
+    assert read_lines(follower) == [b"newer"]
     follower.close()
 
 
 def test_accepts_position_without_checksum(path: Path) -> None:
-    add(path, b"one\ntwo\n")
+    append(path, b"one\ntwo\n")
     stat = path.stat()
-    place = b'{"device":%d,"inode":%d,"offset":4}' % (stat.st_dev, stat.st_ino)
-    follower = FileFollower(path, at_end=True, place=place)
-    assert said(follower) == [b"two"]
+    saved_position = b'{"device":%d,"inode":%d,"offset":4}' % (stat.st_dev, stat.st_ino)
+    follower = FileFollower(path, at_end=True, saved_position=saved_position)
+    assert read_lines(follower) == [b"two"]
     follower.close()
 
 
 def test_endless_line_is_split(path: Path) -> None:
-    add(path, b"x" * (2 * LINE_BYTES_MAX + 5))
+    append(path, b"x" * (2 * LINE_BYTES_MAX + 5))
     follower = FileFollower(path, at_end=False)
-    assert [len(piece) for piece in said(follower)] == [LINE_BYTES_MAX] * 2
-    add(path, b"y\n")
-    assert said(follower) == [b"xxxxxy"]
+    assert [len(piece) for piece in read_lines(follower)] == [LINE_BYTES_MAX] * 2
+    append(path, b"y\n")
+    assert read_lines(follower) == [b"xxxxxy"]
     follower.close()
 
 
@@ -219,29 +219,30 @@ def test_endless_line_is_split(path: Path) -> None:
 def test_random_rotation_publishes_lines_once_in_order(
     tmp_path_factory: pytest.TempPathFactory, steps: list[bytes | str]
 ) -> None:
-    """Against the bytes that were written: as lines, of one file after the other. With `again` the
-    follower is lost and another goes on at its place. Files may come and go without being seen."""
+    """Compares the published lines with the bytes written to all files. With `again`, another
+    follower continues at the saved position. Files may come and go unseen.
+    """
     path = tmp_path_factory.mktemp("tail") / "app.log"
     path.touch()
     follower = FileFollower(path, at_end=False)
     files: list[bytearray] = [bytearray()]
-    found: list[bytes] = said(follower)
+    found: list[bytes] = read_lines(follower)
     for number, step in enumerate(steps, 1):
         if isinstance(step, bytes):
-            add(path, step)
+            append(path, step)
             files[-1] += step
         elif step == "rotate":
-            move(path, number)
+            rotate_to(path, number)
             path.touch()
             files.append(bytearray())
         elif step == "again":
             follower.close()
-            follower = FileFollower(path, at_end=True, place=follower.position)
+            follower = FileFollower(path, at_end=True, saved_position=follower.position)
         elif step == "poll":
             found += [line.content for line in follower.lines()]
         else:
-            found += said(follower)
-    found += said(follower)
+            found += read_lines(follower)
+    found += read_lines(follower)
     follower.close()
     expected: list[bytes] = []
     for file in files:
@@ -253,42 +254,42 @@ def test_random_rotation_publishes_lines_once_in_order(
 
 
 def test_reads_rest_of_rotated_file_first(path: Path) -> None:
-    add(path, b"one\n")
+    append(path, b"one\n")
     follower = FileFollower(path, at_end=False)
-    assert said(follower) == [b"one"]
+    assert read_lines(follower) == [b"one"]
     follower.close()
-    add(path, b"while away\n")
-    move(path, 1)
-    again = FileFollower(path, at_end=True, place=follower.position)
-    assert said(again) == [b"while away"]  # Also while there is no new one.
+    append(path, b"while away\n")
+    rotate_to(path, 1)
+    again = FileFollower(path, at_end=True, saved_position=follower.position)
+    assert read_lines(again) == [b"while away"]  # Also while there is no new one.
     again.close()
-    add(path, b"between\n")
-    move(path, 2)
-    add(path, b"new\n")
-    third = FileFollower(path, at_end=True, place=again.position)
-    assert said(third) == [b"between", b"new"]
+    append(path, b"between\n")
+    rotate_to(path, 2)
+    append(path, b"new\n")
+    third = FileFollower(path, at_end=True, saved_position=again.position)
+    assert read_lines(third) == [b"between", b"new"]
     third.close()
 
 
 def test_position_of_another_file_is_ignored(path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    add(path, b"one\ntwo\n")
+    append(path, b"one\ntwo\n")
     follower = FileFollower(path, at_end=False)
-    said(follower)
-    place = follower.position
+    read_lines(follower)
+    saved_position = follower.position
     follower.close()
     path.rename(path.with_suffix(".1"))
-    add(path, b"new\nnewer\nnewest\n")
-    again = FileFollower(path, at_end=True, place=place)
-    assert said(again) == [b"new", b"newer", b"newest"]
+    append(path, b"new\nnewer\nnewest\n")
+    again = FileFollower(path, at_end=True, saved_position=saved_position)
+    assert read_lines(again) == [b"new", b"newer", b"newest"]
     assert "the file that was read last is gone; lines may have been missed" in caplog.text
     again.close()
-    broken = FileFollower(path, at_end=False, place=b"{not json")
-    assert said(broken) == [b"new", b"newer", b"newest"]
+    broken = FileFollower(path, at_end=False, saved_position=b"{not json")
+    assert read_lines(broken) == [b"new", b"newer", b"newest"]
     broken.close()
 
 
 async def test_tail_publishes_lines_and_saves_position(path: Path, tmp_path: Path) -> None:
-    add(path, b"one\n")
+    append(path, b"one\n")
     settings = {
         "path": str(path),
         "start": "begin",
@@ -302,14 +303,14 @@ async def test_tail_publishes_lines_and_saves_position(path: Path, tmp_path: Pat
         ),
         (("file", "all"),),
     )
-    sample_modules.HAPPENED.clear()
+    sample_modules.EVENTS.clear()
     for text, count in ((b"two\n", 2), (b"three\n", 3)):
         async with open_gateway(plan):
-            add(path, text)
-            while sum(what[1] == "receive" for what in sample_modules.HAPPENED) < count:  # noqa: ASYNC110
+            append(path, text)
+            while sum(what[1] == "receive" for what in sample_modules.EVENTS) < count:  # noqa: ASYNC110
                 await trio.sleep(0.001)
-    heard = [what[2] for what in sample_modules.HAPPENED if what[1] == "receive"]
-    assert heard == ["one", "two", "three"]
+    received = [what[2] for what in sample_modules.EVENTS if what[1] == "receive"]
+    assert received == ["one", "two", "three"]
     assert os.listdir(tmp_path).count("place") == 1
 
 
@@ -329,12 +330,12 @@ async def test_full_disk_pauses_reading(
     tries, is_full = 0, True
     replace = Path.replace
 
-    def write(place: Path, to: Path) -> Path:
+    def write(saved_position: Path, to: Path) -> Path:
         nonlocal tries
         tries += is_full
         if is_full:
-            raise OSError(errno.ENOSPC, "No space left on device", str(place))
-        return replace(place, to)
+            raise OSError(errno.ENOSPC, "No space left on device", str(saved_position))
+        return replace(saved_position, to)
 
     monkeypatch.setattr(Path, "replace", write)
     settings = {
@@ -343,34 +344,34 @@ async def test_full_disk_pauses_reading(
         "remember": str(tmp_path / "place"),
         "poll_seconds": 0.001,
     }
-    add(path, b"one\n")
+    append(path, b"one\n")
     modules = (
         ModulePlan.of("all", "tests.gateway.sample_modules:Recorder"),
         ModulePlan.of("t", "tail", settings),
     )
     plan = GatewayPlan(modules, (("t", "all"),))
-    sample_modules.HAPPENED.clear()
+    sample_modules.EVENTS.clear()
 
     async def until(condition: Callable[[], bool]) -> None:
         with trio.fail_after(60):
             while not condition():  # noqa: ASYNC110
                 await trio.sleep(0.001)
 
-    def heard() -> list[str]:
-        return [what[2] for what in sample_modules.HAPPENED if what[1] == "receive"]
+    def received() -> list[str]:
+        return [what[2] for what in sample_modules.EVENTS if what[1] == "receive"]
 
     async with open_gateway(plan):
         await until(lambda: tries > 3)
-        add(path, b"two\n")
+        append(path, b"two\n")
         before = tries
         await until(lambda: tries > before + 3)
-        assert heard() == ["one"]
+        assert received() == ["one"]
         is_full = False
-        await until(lambda: len(heard()) > 1)
+        await until(lambda: len(received()) > 1)
         is_full, before = True, tries
-        add(path, b"three\n")  # Read or not: it is not said which place finds no room.
+        append(path, b"three\n")  # Read or not: it is not said which place finds no room.
         await until(lambda: tries > before)  # It ends while it waits.
-    assert heard()[:2] == ["one", "two"]
+    assert received()[:2] == ["one", "two"]
     assert caplog.text.count("reading pauses until there is space") == 2
 
 
@@ -378,13 +379,13 @@ async def test_full_disk_pauses_reading(
 async def test_replaced_tail_publishes_each_line_once(
     before: int, path: Path, tmp_path: Path
 ) -> None:
-    """Whether it has said some of what it read, or nothing."""
-    go, heard = threading.Event(), list[bytes]()
+    """The replaced tail has published some of the lines that it read, or none."""
+    go, received = threading.Event(), list[bytes]()
 
     class Slow(BlockingModule):
         def receive(self, message: ModuleMessage) -> None:
             go.wait(30)
-            heard.append(message.content)
+            received.append(message.content)
 
     def plan(poll_seconds: float) -> GatewayPlan:
         settings = {
@@ -400,45 +401,44 @@ async def test_replaced_tail_publishes_each_line_once(
         for _ in range(before):  # One is in its hands, and one has its place.
             await gateway.publish(ModuleMessage(b"before"))
             await trio.sleep(0.01)
-        add(path, b"".join(b"%d\n" % number for number in range(100)))
+        append(path, b"".join(b"%d\n" % number for number in range(100)))
         with trio.fail_after(60):
             while not gateway.bus.statistics().waiting:  # noqa: ASYNC110
                 await trio.sleep(0.001)
             await gateway.apply(plan(0.002))
             go.set()
-            while len(heard) < before + 100:  # noqa: ASYNC110
+            while len(received) < before + 100:  # noqa: ASYNC110
                 await trio.sleep(0.001)
         await gateway.bus.wait_quiet_async()
-    assert heard == [b"before"] * before + [b"%d" % number for number in range(100)]
+    assert received == [b"before"] * before + [b"%d" % number for number in range(100)]
 
 
 def test_position_before_line_of_finished_file(path: Path) -> None:
-    add(path, b"one\ntwo\nrest")
+    append(path, b"one\ntwo\nrest")
     follower = FileFollower(path, at_end=False)
     _, two = follower.lines()
-    again = FileFollower(path, at_end=False, place=follower.position_before(two))
+    again = FileFollower(path, at_end=False, saved_position=follower.position_before(two))
     assert [line.content for line in again.lines()] == [b"two"]
     again.close()
-    move(path, 1)
-    add(path, b"new\n")
+    rotate_to(path, 1)
+    append(path, b"new\n")
     while not (rest := follower.lines()):
         pass
     assert [line.content for line in rest] == [b"rest"]
-    again = FileFollower(path, at_end=False, place=follower.position_before(rest[0]))
+    again = FileFollower(path, at_end=False, saved_position=follower.position_before(rest[0]))
     follower.close()
-    assert said(again) == [b"rest", b"new"]
+    assert read_lines(again) == [b"rest", b"new"]
     again.close()
 
 
 @pytest.mark.parametrize("line", [b"%d\n", b"all lines are alike but %04d\n", b"\n"])
 def test_reads_file_with_reused_inode(path: Path, line: bytes) -> None:
-    """As many file systems have it: of two that are moved away between two polls, the one between
-    has it."""
+    """Two files are rotated between two polls; the second one has the inode of a deleted file."""
     number = 0
 
     def write() -> None:
         nonlocal number
-        add(path, line.replace(b"%d", b"%d" % number).replace(b"%04d", b"%04d" % number))
+        append(path, line.replace(b"%d", b"%d" % number).replace(b"%04d", b"%04d" % number))
         number += 1
 
     def rotate() -> None:
@@ -452,52 +452,52 @@ def test_reads_file_with_reused_inode(path: Path, line: bytes) -> None:
 
     write()
     follower = FileFollower(path, at_end=False)
-    count = len(said(follower))
+    count = len(read_lines(follower))
     for _ in range(10):
         rotate()
-        count += len(said(follower))
+        count += len(read_lines(follower))
     for _ in range(5):
         rotate()
         write()
         rotate()
-        count += len(said(follower))
+        count += len(read_lines(follower))
     assert count == number
     follower.close()
 
 
 def test_finished_file_is_not_read_again(path: Path) -> None:
-    add(path, b"one\n")
+    append(path, b"one\n")
     follower = FileFollower(path, at_end=False)
-    assert said(follower) == [b"one"]
+    assert read_lines(follower) == [b"one"]
     for text in b"two", b"three", b"four":
-        move(path, number := len(os.listdir(path.parent)))
-        add(path, text + b"\n")
-        assert said(follower) == [text]
-        add(path.with_name(f"{path.name}.{number}"), b"late\n")
+        rotate_to(path, number := len(os.listdir(path.parent)))
+        append(path, text + b"\n")
+        assert read_lines(follower) == [text]
+        append(path.with_name(f"{path.name}.{number}"), b"late\n")
     follower.close()
 
 
 @pytest.mark.parametrize("end", [b"\n", b"\r\n"])
 def test_line_of_maximum_length_is_not_split(path: Path, end: bytes) -> None:
-    add(path, b"x" * LINE_BYTES_MAX + end[:-1])
+    append(path, b"x" * LINE_BYTES_MAX + end[:-1])
     follower = FileFollower(path, at_end=False)
-    assert said(follower) == []
-    add(path, b"\ny" + end)
-    assert said(follower) == [b"x" * LINE_BYTES_MAX, b"y"]
-    add(path, b"z" * 5)
-    assert said(follower) == []
-    add(path, b"z" * (LINE_BYTES_MAX - 4) + end)
-    assert said(follower) == [b"z" * LINE_BYTES_MAX, b"z"]
+    assert read_lines(follower) == []
+    append(path, b"\ny" + end)
+    assert read_lines(follower) == [b"x" * LINE_BYTES_MAX, b"y"]
+    append(path, b"z" * 5)
+    assert read_lines(follower) == []
+    append(path, b"z" * (LINE_BYTES_MAX - 4) + end)
+    assert read_lines(follower) == [b"z" * LINE_BYTES_MAX, b"z"]
     follower.close()
 
 
-@pytest.mark.parametrize("place", [b"{}", b"\xff", b'{"device":1,"inode":1,"offset":-1}'])
+@pytest.mark.parametrize("saved_position", [b"{}", b"\xff", b'{"device":1,"inode":1,"offset":-1}'])
 def test_damaged_position_is_ignored_with_warning(
-    place: bytes, path: Path, caplog: pytest.LogCaptureFixture
+    saved_position: bytes, path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    add(path, b"one\n")
-    follower = FileFollower(path, at_end=False, place=place)
-    assert said(follower) == [b"one"]
+    append(path, b"one\n")
+    follower = FileFollower(path, at_end=False, saved_position=saved_position)
+    assert read_lines(follower) == [b"one"]
     follower.close()
     assert "ignoring the saved position" in caplog.text
 
@@ -508,7 +508,7 @@ def test_rejects_pipe_without_blocking(
 ) -> None:
     follower = FileFollower(path, at_end=False)
     if when == "then":
-        add(path, b"one\n")
+        append(path, b"one\n")
         opened = os.open
 
         def open_later(path: str, flags: int) -> int:

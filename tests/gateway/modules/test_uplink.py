@@ -1,4 +1,4 @@
-"""What a gateway hears reaches another bus, whatever is away meanwhile."""
+"""Messages of an uplink reach another bus, whatever is unavailable meanwhile."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ def port_of(up: RunningServer) -> int:
     return int(up.addresses[0].rpartition(":")[2])
 
 
-async def say(gateway: Gateway, first: int, count: int) -> None:
+async def publish_numbers(gateway: Gateway, first: int, count: int) -> None:
     for number in range(first, first + count):
         await gateway.publish(ModuleMessage(b"%d" % number, {"n": str(number), "at": "roof.x"}))
 
 
-async def read(port: int, count: int, class_: str = "readings") -> list[Message[bytes]]:
-    """The first messages that the bus has."""
+async def read_messages(port: int, count: int, class_: str = "readings") -> list[Message[bytes]]:
+    """Return the first messages of the class on the bus."""
     got: list[Message[bytes]] = []
     async with (
         simplebus.connect(f"simplebus://127.0.0.1:{port}") as bus,
@@ -70,9 +70,9 @@ async def test_uplink_sends_channel_and_properties() -> None:
     async with serving() as up:
         port = port_of(up)
         async with open_gateway(plan(port, channel="other", channel_property="at")) as gateway:
-            await say(gateway, 0, 500)
+            await publish_numbers(gateway, 0, 500)
             await gateway.publish(ModuleMessage(b"500"))
-        got = await read(port, 501)
+        got = await read_messages(port, 501)
         assert numbers(got) == list(range(501))
         assert (got[3].channel, got[500].channel) == ("roof.x", "other")
         assert dict(got[3].headers)["n"] == "3"
@@ -81,13 +81,13 @@ async def test_uplink_sends_channel_and_properties() -> None:
 async def test_uplink_sends_once_after_outage(tmp_path: Path) -> None:
     find_backlogs, port = {"data_dir": str(tmp_path / "kept")}, free_port()
     async with open_gateway(plan(port, **find_backlogs)) as gateway:
-        await say(gateway, 0, 100)
+        await publish_numbers(gateway, 0, 100)
     async with open_gateway(plan(port, **find_backlogs)) as gateway:
-        await say(gateway, 100, 100)
+        await publish_numbers(gateway, 100, 100)
         async with serving(port=port):
-            assert numbers(await read(port, 200)) == list(range(200))
-            await say(gateway, 200, 50)
-            assert numbers(await read(port, 50)) == list(range(200, 250))
+            assert numbers(await read_messages(port, 200)) == list(range(200))
+            await publish_numbers(gateway, 200, 50)
+            assert numbers(await read_messages(port, 50)) == list(range(200, 250))
 
 
 @pytest.mark.parametrize("met", [False, True])
@@ -98,25 +98,25 @@ async def test_uplink_sends_once_after_outage(tmp_path: Path) -> None:
 async def test_renamed_uplink_sends_stored_messages(
     name: str, settings: dict[str, str], met: bool, tmp_path: Path
 ) -> None:
-    """Whether or not it has `met` the other end before, which remembers it."""
+    """The target may or may not know the uplink by its first name."""
     find_backlogs, port, before = {"data_dir": str(tmp_path / "kept")}, free_port(), 0
     far = {"data_dir": tmp_path / "far"}
     if met:
         async with serving(port=port, **far), open_gateway(plan(port, **find_backlogs)) as gateway:
-            await say(gateway, 0, 50)
-            assert numbers(await read(port, 50)) == list(range(50))
+            await publish_numbers(gateway, 0, 50)
+            assert numbers(await read_messages(port, 50)) == list(range(50))
         before = 50
     async with open_gateway(plan(port, **find_backlogs)) as gateway:
-        await say(gateway, before, 100)
+        await publish_numbers(gateway, before, 100)
     other = plan(port, **find_backlogs, **settings)
     up = replace(other.modules[0], name=name)
     async with open_gateway(GatewayPlan((up,), (("*", name),))) as gateway:
-        await say(gateway, before + 100, 100)
+        await publish_numbers(gateway, before + 100, 100)
         async with serving(port=port, **far):
             is_another = "class" in settings
-            got = numbers(await read(port, 100 if is_another else 200))
+            got = numbers(await read_messages(port, 100 if is_another else 200))
             if is_another:
-                got += numbers(await read(port, 100, settings["class"]))
+                got += numbers(await read_messages(port, 100, settings["class"]))
     assert got == list(range(before, before + 200))
 
 
@@ -127,11 +127,11 @@ async def test_unsendable_messages_are_dropped_and_counted(
         async with open_gateway(plan(port_of(up), channel_property="at")) as gateway:
             await gateway.publish(ModuleMessage(b"0", {"at": "no..channel"}))
             await gateway.publish(ModuleMessage(b"1" * (2 << 20)))
-            await say(gateway, 2, 1)
+            await publish_numbers(gateway, 2, 1)
             await gateway.bus.wait_quiet_async()
             own = gateway.statistics().modules[0].own
             assert (own["heard"], own["left_out"]) == (1, 2)
-        assert numbers(await read(port_of(up), 1)) == [2]
+        assert numbers(await read_messages(port_of(up), 1)) == [2]
     assert caplog.text.count("dropped a message that cannot be sent") == 2
 
 
@@ -140,7 +140,7 @@ async def test_reports_loss_without_data_dir(
 ) -> None:
     monkeypatch.setattr("simplebus.gateway.modules.uplink.FLUSH_TIMEOUT_S", 0.0)
     async with open_gateway(plan(free_port())) as gateway:
-        await say(gateway, 0, 3)
+        await publish_numbers(gateway, 0, 3)
     assert "lost 3 messages that were not sent" in caplog.text
 
 
@@ -162,7 +162,7 @@ def test_rejects_invalid_settings(settings: dict[str, Any], why: str) -> None:
 async def test_stream_stores_each_message_once(
     own: dict[str, Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """One message behind the other where it might be full, unless more are asked for."""
+    """A stream that may be full gets one message at a time, unless `under_way` is set."""
     caplog.set_level("INFO", "simplebus.bridge")
     with nats_server(tmp_path) as nats:
         async with connect(nats) as connection:
@@ -180,24 +180,24 @@ async def test_stream_stores_each_message_once(
             up = GatewayPlan((ModulePlan.of("up", "uplink", to),), (("*", "up"),))
             for first in 0, 50:  # The second one goes on where the first one was.
                 async with open_gateway(up) as gateway:
-                    await say(gateway, first, 50)
+                    await publish_numbers(gateway, first, 50)
                     with trio.fail_after(PATIENCE_S):
-                        while await stored(connection) < first + 50:  # noqa: ASYNC110
+                        while await count_stored(connection) < first + 50:  # noqa: ASYNC110
                             await trio.sleep(0.01)
-            assert await stored(connection) == 100
+            assert await count_stored(connection) == 100
             assert ("messages are stored in stream 'READINGS' one at a time" in caplog.text) == (
                 not own
             )
 
 
-async def stored(connection: BridgeNatsConnection) -> int:
+async def count_stored(connection: BridgeNatsConnection) -> int:
     return int((await connection.nats.api_request("STREAM.INFO.READINGS"))["state"]["messages"])
 
 
 async def test_locked_data_dir_is_retried(
     tmp_path: Path,
 ) -> None:
-    """A message is there already when it is made again, and waits for what `run` opens."""
+    """A message arrives before the restarted module has opened its directory."""
     find_backlogs = {"data_dir": str(tmp_path / "kept")}
     async with serving() as up:
         port = port_of(up)
@@ -205,13 +205,13 @@ async def test_locked_data_dir_is_retried(
             open_gateway() as gateway,
             open_gateway(plan(free_port(), **find_backlogs)) as other,
         ):
-            await say(other, 0, 10)
+            await publish_numbers(other, 0, 10)
             await other.bus.wait_quiet_async()
             await gateway.apply(plan(port, **find_backlogs))
-            await say(gateway, 10, 10)
+            await publish_numbers(gateway, 10, 10)
             with trio.fail_after(PATIENCE_S):
                 while gateway.statistics().modules[0].failures < 2:  # noqa: ASYNC110
                     await trio.sleep(0.01)
             for name in other.names:
                 await other.remove(name)
-            assert numbers(await read(port, 20)) == list(range(20))
+            assert numbers(await read_messages(port, 20)) == list(range(20))

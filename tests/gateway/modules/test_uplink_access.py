@@ -1,4 +1,4 @@
-"""Who an uplink is where it leads, whom it trusts there, and which settings make no sense."""
+"""Credentials and TLS settings of an uplink, and settings that contradict each other."""
 
 from __future__ import annotations
 
@@ -46,14 +46,14 @@ def plan(to: str, **settings: Any) -> GatewayPlan:
     return GatewayPlan((ModulePlan.of("up", "uplink", said),), (("*", "up"),))
 
 
-async def said_of(gateway: Gateway, name: str, value: object) -> None:
-    """Return when it says this of itself; of a text, a part is enough."""
+async def wait_health(gateway: Gateway, name: str, value: object) -> None:
+    """Wait until the health of the uplink has this value; for a text, until it contains `value`."""
 
-    def is_said() -> bool:
+    def is_reported() -> bool:
         found: Any = gateway.statistics().modules[0].own.get(name, "")
         return value in found if isinstance(value, str) else bool(found == value)
 
-    while not is_said():  # noqa: ASYNC110 - what is looked at has no event.
+    while not is_reported():  # noqa: ASYNC110 - what is looked at has no event.
         await trio.sleep(0.01)
 
 
@@ -61,7 +61,7 @@ async def said_of(gateway: Gateway, name: str, value: object) -> None:
 async def test_uplink_authenticates_over_tls(
     says: str, authority: CertificateAuthority, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its certificate is asked for, too."""
+    """The server requires a client certificate, too."""
     folder = authority.folder
     shown = {
         "token": "all",
@@ -89,7 +89,7 @@ async def test_uplink_authenticates_over_tls(
             to = f"simplebuss://{up.addresses[0]}"
             async with open_gateway(plan(to, **settings)) as gateway:
                 await gateway.publish(ModuleMessage(b"hello"))
-                await said_of(gateway, "copied", 1)
+                await wait_health(gateway, "copied", 1)
             async with (
                 simplebus.connect(to, access=Access(**shown)) as bus,
                 bus.subscribe("readings", durable="test") as messages,
@@ -116,15 +116,14 @@ async def test_uplink_uses_custom_authority_for_nats(
                 await gateway.publish(ModuleMessage(b"hello"))
                 while not connection.messages:
                     await connection.wait_event()
-                await said_of(gateway, "copied", 1)
+                await wait_health(gateway, "copied", 1)
             assert connection.messages[0].payload(0) == b"hello"
 
 
 async def test_reports_untrusted_nats_server(
     authority: CertificateAuthority, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As soon as it has been tried to connect for long enough: the busier a machine is, the longer
-    that takes."""
+    """The report follows the connect timeout, which takes longer on a busy machine."""
     folder = authority.folder
     tls = f'tls {{ cert_file: "{folder}/localhost.pem", key_file: "{folder}/localhost.key" }}\n'
     with nats_server(tmp_path, tls) as nats:
@@ -133,7 +132,7 @@ async def test_reports_untrusted_nats_server(
             for seconds in (0.5, 5.0, PATIENCE_S):
                 monkeypatch.setattr("simplebus.bridge.nats_connection.CONNECT_SECONDS", seconds)
                 with trio.move_on_after(4 * seconds):
-                    await said_of(gateway, "problem", "is not trusted (")
+                    await wait_health(gateway, "problem", "is not trusted (")
                     return
             pytest.fail("nobody said so")
 
@@ -221,4 +220,4 @@ async def test_works_with_minimum_memory() -> None:
     ):
         with trio.fail_after(PATIENCE_S):
             await gateway.publish(ModuleMessage(b"x" * 300_000))
-            await said_of(gateway, "copied", 1)
+            await wait_health(gateway, "copied", 1)

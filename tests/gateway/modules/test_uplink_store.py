@@ -1,4 +1,4 @@
-"""What lies in an uplink's directory, by what its bus says of itself."""
+"""Backlogs in the directory of an uplink, found by the statistics of its bus."""
 
 from __future__ import annotations
 
