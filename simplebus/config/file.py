@@ -135,7 +135,7 @@ def _read_for(context: typer.Context, path: Path | None) -> Config | None:
         return None
     check = context.obj if isinstance(context.obj, Check) else None
     try:
-        config, mistakes = read(path, context)
+        config, mistakes = read_config(path, context)
     except ConfigError as error:
         config, mistakes = Config.empty(path), error.messages
     if check is not None:

@@ -40,7 +40,7 @@ def figure(row: str, of: str = r"([\d.,]+)") -> str:
         (figure("from bus to bus", r"\| ([\d., ]+ M/s) /"), "{} in two runs"),
         (figure("from bus to bus", r"M/s / ([\d., ]+ M/s)"), "{} as a part of its server"),
         (figure("an archive that follows", r"([\d,]+) messages/s"), "follows {} messages/s"),
-        (figure("one acknowledgement for 500", rf"\| {RATE} \("), "a door {} times that"),
+        (figure("one acknowledgement for 500", rf"\| {RATE} \("), "a stateless server {} times that"),
     ],
 )
 def test_scale_page_quotes_readme_figures(quoted: str, words: str) -> None:

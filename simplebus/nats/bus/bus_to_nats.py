@@ -182,19 +182,19 @@ class BusToNats:
         for first, last in ranges:
             while first < last:
                 piece, next_first = cls.ring.view_frames(first, last, SEND_BYTES)
-                run = None
+                batch = None
                 if next_first - first >= _BATCH_MIN and not is_dead:
-                    run = _build_uniform_batch(piece, first, next_first, subject)
-                if run is None:
+                    batch = _build_uniform_batch(piece, first, next_first, subject)
+                if batch is None:
                     self._send_stored_frames(bytes(piece), subject, buffer, is_dead=is_dead)
                 else:
                     buffer.flush()
-                    self._deliver(run)
+                    self._deliver(batch)
                 first = next_first
         buffer.flush()
 
     def _send_stored_frames(
-        self, data: bytes, subject: bytes, gathered: _PlainMessages, *, is_dead: bool
+        self, data: bytes, subject: bytes, buffer: _PlainMessages, *, is_dead: bool
     ) -> None:
         """Deliver stored frames one by one."""
         at = 0
@@ -202,12 +202,12 @@ class BusToNats:
             begin = at + HEADER_BYTES
             end = data.index(DELIMITER, begin)
             if data[at] == frames.MESSAGE:
-                gathered.add(subject, data[begin:end])
+                buffer.add(subject, data[begin:end])
             elif data[begin] == CHANNEL and not is_dead and data.find(STUFFED, begin, end) < 0:
                 payload = begin + 3 + (data[begin + 1] << 8) + data[begin + 2]
-                gathered.add(data[begin + 3 : payload], data[payload:end])
+                buffer.add(data[begin + 3 : payload], data[payload:end])
             else:
-                gathered.flush()
+                buffer.flush()
                 message = message_from_frame(data[at : end + DELIMITER_BYTES], subject)
                 if is_dead:
                     message.subject = subject
