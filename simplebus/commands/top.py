@@ -82,7 +82,7 @@ class Facts:
                 said = json.loads(answer.read(_ANSWER_BYTES_MAX))
         except urllib.error.HTTPError as error:
             with error:
-                raise OSError(f"{self._url} says {error.code} {plain(error.reason)}") from None
+                raise OSError(f"{self._url} says {error.code} {escape_controls(error.reason)}") from None
         except urllib.error.URLError as error:
             if isinstance(error.reason, ssl.SSLCertVerificationError):
                 raise OSError(
@@ -248,7 +248,7 @@ def fitted(
         else:
             most = rows - 1
     if problem:
-        picture.title = Text(plain(problem), style="bold red")
+        picture.title = Text(escape_controls(problem), style="bold red")
     return picture
 
 
@@ -269,15 +269,15 @@ def shown(
     parts: list[RenderableType] = [_rates(said["rates"], inside), _tiles(found["tiles"], inside)]
     for note in found["notes"][:rows]:
         style, sign = ("red", "▲ ") if note["is_bad"] else ("yellow", "• ")
-        about = Text(f"{plain(note['about'])}: ", style="bold")
-        parts.append(Text(sign, style=style) + about + plain(note["sentence"]))
+        about = Text(f"{escape_controls(note['about'])}: ", style="bold")
+        parts.append(Text(sign, style=style) + about + escape_controls(note["sentence"]))
     for table in found["tables"]:
         if table["rows"]:
             parts.append(_table(table, speeds.get(table["key"], {}), rows, inside))
     if health["why"]:
-        word = f"{word}: {plain(health['why'])}"
-    title = Text(f"● {word} ", style=colour) + Text(plain(found["title"]), style="bold")
-    title += Text(f" {plain(found['subtitle'])}", style="dim")
+        word = f"{word}: {escape_controls(health['why'])}"
+    title = Text(f"● {word} ", style=colour) + Text(escape_controls(found["title"]), style="bold")
+    title += Text(f" {escape_controls(found['subtitle'])}", style="dim")
     return Panel(Group(*parts), title=title, title_align="left")
 
 
@@ -316,7 +316,7 @@ def _tiles(tiles: list[dict[str, Any]], width: int | None) -> RenderableType:
 
     made = [
         Text(figure(tile["value"], tile["unit"] or "count"), style="bold")
-        + Text(f" {plain(tile['title'])}", style="dim")
+        + Text(f" {escape_controls(tile['title'])}", style="dim")
         for tile in tiles
     ]
     if width is None or width >= _COLUMNS_AT:
@@ -334,7 +334,7 @@ def _table(table: dict[str, Any], speeds: Speeds, rows: int, width: int | None) 
     from rich.text import Text
 
     left_out = table["left_out"] + max(0, len(table["rows"]) - rows)
-    title = plain(table["title"]) + (f", and {left_out:,} more" if left_out else "")
+    title = escape_controls(table["title"]) + (f", and {left_out:,} more" if left_out else "")
     made = Table(
         title=Text(title, style="italic"),
         title_justify="left",
@@ -348,7 +348,7 @@ def _table(table: dict[str, Any], speeds: Speeds, rows: int, width: int | None) 
     for at, characters in kept.items():
         is_text = columns[at]["unit"] == "text"
         made.add_column(
-            plain(columns[at]["title"]),
+            escape_controls(columns[at]["title"]),
             justify="left" if is_text else "right",
             overflow="fold" if width is None else "ellipsis",
             no_wrap=width is not None,
@@ -407,7 +407,7 @@ def figure(value: Any, unit: str) -> str:
     if value is None or value == "":
         return "–"
     if isinstance(value, str):
-        return plain(value)
+        return escape_controls(value)
     if unit == "bytes":
         return _bytes(value)
     if unit == "seconds":
@@ -434,7 +434,7 @@ def _seconds(value: float) -> str:
     return f"{value:.1f} s" if value < 120 else f"{value / 60:.0f} min"
 
 
-def plain(text: str) -> str:
+def escape_controls(text: str) -> str:
     """A text without anything that a terminal would obey."""
     return "".join(
         c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in str(text)

@@ -124,7 +124,7 @@ def test_figures_are_as_people_read_them() -> None:
     assert figure(0.00012, "seconds") == "120 µs"
     assert figure(300, "seconds") == "5 min"
     assert figure(None, "seconds") == figure("", "text") == figure(0, "seconds") == "–"
-    assert plain("a\nb\x1b") == "a\\nb\\x1b"
+    assert escape_controls("a\nb\x1b") == "a\\nb\\x1b"
 
 
 def test_a_line_is_as_high_as_its_values() -> None:

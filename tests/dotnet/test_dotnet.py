@@ -247,7 +247,7 @@ class ServerSide:
         self.sock = sock
         self._received = b""
 
-    def frame(self) -> tuple[int, int, int, int, bytes]:
+    def read_frame(self) -> tuple[int, int, int, int, bytes]:
         """The next frame that the client sends."""
         while DELIMITER not in self._received[9:]:
             more = self.sock.recv(65536)
@@ -257,21 +257,21 @@ class ServerSide:
         self._received = self._received[len(frame) :]
         return parse_frame(frame)
 
-    def say(self, frame_type: int, **fields: Any) -> None:
+    def send_frame(self, frame_type: int, **fields: Any) -> None:
         self.sock.sendall(build_frame(frame_type, **fields))
 
-    def greet(self, session_id: int = 0) -> set[int] | None:
+    def accept_connect(self, session_id: int = 0) -> set[int] | None:
         """Take the Connect, answer it. Returns the classes that it names."""
-        frame_type, class_id, message_id, timer_index, content = self.frame()
+        frame_type, class_id, message_id, timer_index, content = self.read_frame()
         assert (frame_type, class_id, message_id, timer_index) == (CONNECT, 0, 0, 0)
-        self.say(CONNECT, content=session_id.to_bytes(4, "little"))
+        self.send_frame(CONNECT, content=session_id.to_bytes(4, "little"))
         return parse_connect(content)
 
-    def acks(self, count: int) -> list[tuple[int, int, int, int]]:
+    def read_acks(self, count: int) -> list[tuple[int, int, int, int]]:
         """(class, timer index, first, last) of the acks of so many messages."""
         found = []
         while count > 0:
-            frame_type, class_id, _, timer_index, content = self.frame()
+            frame_type, class_id, _, timer_index, content = self.read_frame()
             assert frame_type == ACK
             ids = parse_ack(content)
             assert ids
@@ -301,19 +301,19 @@ def watching(
 
 def test_connects_then_subscribes_once_per_class(dotnet: Dotnet) -> None:
     with watching(dotnet, "Checks", "two") as (checks, accepted), accepted() as peer:
-        assert peer.greet(session_id=0x04030201) == {1, 2}
-        assert [peer.frame() for _ in range(2)] == [(SUBSCRIBE, n, 0, 0, b"") for n in (1, 2)]
+        assert peer.accept_connect(session_id=0x04030201) == {1, 2}
+        assert [peer.read_frame() for _ in range(2)] == [(SUBSCRIBE, n, 0, 0, b"") for n in (1, 2)]
         assert checks.read_line() == f"session {0x04030201}"
-        peer.say(HEARTBEAT)
-        peer.say(MESSAGE, class_id=2, message_id=7, timer_index=4, content=b"<\r\n")
+        peer.send_frame(HEARTBEAT)
+        peer.send_frame(MESSAGE, class_id=2, message_id=7, timer_index=4, content=b"<\r\n")
         assert [checks.read_line() for _ in range(2)] == ["first 2 7 3c0d0a", "second 2 7 3c0d0a"]
-        assert peer.frame() == (ACK, 2, 0, 4, b"7-8")
+        assert peer.read_frame() == (ACK, 2, 0, 4, b"7-8")
 
 
 def test_ack_ranges_have_one_class_and_timer_index(dotnet: Dotnet) -> None:
     with watching(dotnet, "Checks", "two") as (_, accepted), accepted() as peer:
-        peer.greet()
-        [peer.frame() for _ in range(2)]
+        peer.accept_connect()
+        [peer.read_frame() for _ in range(2)]
         sent = [(1, 0, 5), (1, 0, 6), (2, 0, 0), (1, 1, 7), (2, 0, 1), (1, 1, 3), (1, 1, 4)]
         peer.sock.sendall(  # At once: what comes late is acknowledged apart.
             b"".join(
@@ -321,7 +321,7 @@ def test_ack_ranges_have_one_class_and_timer_index(dotnet: Dotnet) -> None:
                 for class_id, timer_index, id_ in sent
             )
         )
-        assert peer.acks(len(sent)) == [
+        assert peer.read_acks(len(sent)) == [
             (1, 0, 5, 7),
             (2, 0, 0, 2),
             (1, 1, 7, 8),
@@ -331,12 +331,12 @@ def test_ack_ranges_have_one_class_and_timer_index(dotnet: Dotnet) -> None:
 
 def test_many_acks_are_sent_before_the_ack_interval(dotnet: Dotnet) -> None:
     with watching(dotnet, "Checks", "patient") as (_, accepted), accepted() as peer:
-        peer.greet()
-        peer.frame()
+        peer.accept_connect()
+        peer.read_frame()
         peer.sock.sendall(
             b"".join(build_frame(MESSAGE, class_id=1, message_id=i) for i in range(5000))
         )
-        [(class_id, timer_index, first, last)] = peer.acks(4096)
+        [(class_id, timer_index, first, last)] = peer.read_acks(4096)
         assert (class_id, timer_index, first) == (1, 0, 0)
         assert 4096 <= last <= 5000
 
@@ -345,38 +345,38 @@ def test_pending_acks_are_dropped_with_the_connection(dotnet: Dotnet) -> None:
     # After a restart of the server the same ids are other messages.
     with watching(dotnet, "Checks", "two") as (checks, accepted):
         with accepted() as peer:
-            peer.greet()
-            [peer.frame() for _ in range(2)]
+            peer.accept_connect()
+            [peer.read_frame() for _ in range(2)]
             assert checks.read_line() == "session 0"
-            peer.say(MESSAGE, class_id=1, message_id=3)
+            peer.send_frame(MESSAGE, class_id=1, message_id=3)
             assert [checks.read_line() for _ in range(2)] == ["first 1 3 ", "second 1 3 "]
         with accepted() as peer:
-            assert peer.greet() == {1, 2}
-            assert [peer.frame() for _ in range(2)] == [(SUBSCRIBE, n, 0, 0, b"") for n in (1, 2)]
-            peer.say(MESSAGE, class_id=1, message_id=9)
-            assert peer.frame() == (ACK, 1, 0, 0, b"9-10")
+            assert peer.accept_connect() == {1, 2}
+            assert [peer.read_frame() for _ in range(2)] == [(SUBSCRIBE, n, 0, 0, b"") for n in (1, 2)]
+            peer.send_frame(MESSAGE, class_id=1, message_id=9)
+            assert peer.read_frame() == (ACK, 1, 0, 0, b"9-10")
 
 
 def test_closing_sends_pending_acks_first(dotnet: Dotnet) -> None:
     with watching(dotnet, "Checks", "patient") as (checks, accepted), accepted() as peer:
-        peer.greet()
-        peer.frame()
+        peer.accept_connect()
+        peer.read_frame()
         assert checks.read_line() == "session 0"
-        peer.say(MESSAGE, class_id=1)
+        peer.send_frame(MESSAGE, class_id=1)
         assert checks.read_line() == "0"
         assert checks.process.stdin is not None
         checks.process.stdin.close()
-        assert peer.frame() == (ACK, 1, 0, 0, b"0-1")
+        assert peer.read_frame() == (ACK, 1, 0, 0, b"0-1")
         assert peer.sock.recv(100) == b""
-        peer.say(MESSAGE, class_id=1, message_id=1)  # It is not processed any more.
+        peer.send_frame(MESSAGE, class_id=1, message_id=1)  # It is not processed any more.
         peer.sock.close()
         assert checks.read_line() == "closed"
 
 
 def test_idle_client_sends_heartbeats(dotnet: Dotnet) -> None:
     with watching(dotnet, "Checks", "quiet") as (_, accepted), accepted() as peer:
-        peer.greet()
-        assert [peer.frame() for _ in range(2)] == [(HEARTBEAT, 0, 0, 0, b"")] * 2
+        peer.accept_connect()
+        assert [peer.read_frame() for _ in range(2)] == [(HEARTBEAT, 0, 0, 0, b"")] * 2
 
 
 # Against the real server -------------------------------------------------------------------------
@@ -417,14 +417,14 @@ def what_is_left(url: str) -> list[int]:
         sock.sendall(build_frame(MESSAGE, class_id=1, content=b"end"))
         peer = ServerSide(sock)
         ids = []
-        while (frame := peer.frame())[4] != b"end":
+        while (frame := peer.read_frame())[4] != b"end":
             if frame[0] == MESSAGE:
                 ids.append(frame[2])
         sock.sendall(build_frame(ACK, class_id=1, content=b"%d-%d" % (frame[2], frame[2] + 1)))
         return ids
 
 
-class Listener(threading.Thread):
+class NumberReader(threading.Thread):
     """Reads the numbers that `Shops subscribe` prints, as they come."""
 
     def __init__(self, program: Program) -> None:
@@ -468,14 +468,14 @@ def test_unacked_messages_of_a_killed_consumer_go_to_the_next(dotnet: Dotnet) ->
     count = 60_000
     with run_server() as (_, url), dotnet("Shops", "publish", address(url)) as publishing:
         with dotnet("Shops", "subscribe", address(url)) as killed:
-            first = Listener(killed)
+            first = NumberReader(killed)
             tell(publishing, str(count))
             first.until(lambda numbers: len(numbers) > count // 3)
             killed.process.kill()
             first.join(PATIENCE_SECONDS)
         assert len(first.numbers) < count, "it was killed too late to prove anything"
         with dotnet("Shops", "subscribe", address(url)) as successor:
-            second = Listener(successor)
+            second = NumberReader(successor)
             second.until(lambda numbers: numbers[-1:] == [count - 1])
             assert second.end() == 0
     assert in_order(first.numbers)
@@ -519,7 +519,7 @@ def test_reconnects_after_a_server_restart(dotnet: Dotnet) -> None:
         with run_server("--port", port) as (bus, url):
             subscribing = clients.enter_context(dotnet("Shops", "subscribe", address(url)))
             publishing = clients.enter_context(dotnet("Shops", "publish", address(url)))
-            listener = Listener(subscribing)
+            listener = NumberReader(subscribing)
             assert publishing.read_line().startswith("session ")
             tell(publishing, "1000")
             assert publishing.read_line() == "published 1000"
@@ -591,7 +591,7 @@ def test_repeated_disconnects_lose_no_message(dotnet: Dotnet) -> None:
         Proxy(url, cuts) as proxy,
         dotnet("Shops", "subscribe", proxy.address) as subscribing,
     ):
-        listener = Listener(subscribing)
+        listener = NumberReader(subscribing)
         tell(publishing, str(count))
         listener.until(lambda numbers: numbers[-1:] == [count - 1])
         assert listener.end() == 0

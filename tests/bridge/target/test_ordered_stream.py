@@ -377,7 +377,7 @@ async def test_replicated_stream_has_each_message_once_across_leader_changes(
                 )
                 published += some
                 await wait_copied(copier, published - some // 2)
-                leader_count += await has_leader_changed(urls)
+                leader_count += await change_leader(urls)
             await wait_copied(copier, published)
         got = list[bytes]()
         while len(got) < published:  # The leader may have changed, and not have told all it has.
@@ -394,8 +394,8 @@ async def wait_copied(copier: Copier, at: int) -> None:
     await wait_until(lambda: copier.statistics().position >= at)
 
 
-async def has_leader_changed(urls: str) -> bool:
-    """Make the stream's leader step down. Returns True if another server leads now."""
+async def change_leader(urls: str) -> bool:
+    """Make the leader of the stream step down. Returns False if the servers cannot be asked."""
     with suppress(BusConnectionError, JetStreamError):
         async with connect_nats(urls, "test", {}) as connection:
             await connection.nats.api_request("STREAM.LEADER.STEPDOWN.LED")
