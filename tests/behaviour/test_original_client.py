@@ -6,30 +6,19 @@ import random
 
 import pytest
 
-from tests.support.oracles import (
-    ID_COUNT,
-    build_frame,
-    parse_frame,
-    split_frames,
-)
+from tests.support.oracles import ID_COUNT, build_frame, parse_frame, split_frames
 from tests.support.original_client import (
     GROUPING_SECONDS,
     PULSE_SECONDS,
-    QueueLimits,
-    OutOfOrder,
-    Reservations,
     OriginalClient,
+    OutOfOrder,
+    QueueLimits,
+    Reservations,
     StrictOrder,
     number_of,
     numbered,
 )
-from tests.support.strategies import (
-    ACK,
-    CONNECT,
-    HEARTBEAT,
-    MESSAGE,
-    SUBSCRIBE,
-)
+from tests.support.strategies import ACK, CONNECT, HEARTBEAT, MESSAGE, SUBSCRIBE
 
 LATEST_ACK = GROUPING_SECONDS + PULSE_SECONDS
 

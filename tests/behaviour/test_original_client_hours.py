@@ -21,10 +21,10 @@ from tests.support.oracles import ID_COUNT, build_frame, group_ids
 from tests.support.original_client import (
     GROUPING_SECONDS,
     PULSE_SECONDS,
-    QueueLimits,
     Message,
-    OutOfOrder,
     OriginalClient,
+    OutOfOrder,
+    QueueLimits,
     StrictOrder,
     number_of,
     numbered,

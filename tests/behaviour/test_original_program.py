@@ -18,12 +18,7 @@ from tests.behaviour.wire_peer import (
     publish,
     subscribe,
 )
-from tests.support.oracles import (
-    DELIMITER,
-    build_frame,
-    group_ids,
-    parse_frame,
-)
+from tests.support.oracles import DELIMITER, build_frame, group_ids, parse_frame
 from tests.support.strategies import MESSAGE
 
 ACK_TIMEOUT = 6

@@ -6,13 +6,13 @@ from collections import deque
 
 import pytest
 
-from simplebus.core.broker.broker import Broker, FullPolicy, Settings
+from simplebus.core.broker.broker import Broker, FullPolicy
 from simplebus.core.errors import Reason, RemoteProtocolError
-from simplebus.core.limits import PRODUCER_STATE_SECONDS, RECEIVE_BYTES, Limits
+from simplebus.core.limits import PRODUCER_STATE_SECONDS, RECEIVE_BYTES
 from simplebus.core.producer_state import NumberBitmap
 from simplebus.core.protocol.frames import Flags, Integers
 from tests.behaviour import wire_peer_v2
-from tests.behaviour.wire_peer import LARGE_BATCH_COUNT, BrokerHarness, numbered
+from tests.behaviour.wire_peer import LARGE_BATCH_COUNT, BrokerHarness, create_small_bus, numbered
 from tests.behaviour.wire_peer_v2 import (
     MESSAGE,
     Version2Peer,
@@ -204,12 +204,6 @@ def test_interleaved_messages_are_kept_when_errors_close_session(unknown: int) -
 
 
 # Full classes -------------------------------------------------------------------------------------
-
-
-def create_small_bus(policy: FullPolicy, **limits: int) -> BrokerHarness:
-    return BrokerHarness(
-        Settings(limits=Limits(**{"class_messages": 10, **limits}), full_policy=policy)
-    )
 
 
 def test_parked_messages_are_confirmed_when_stored() -> None:

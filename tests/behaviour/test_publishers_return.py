@@ -14,12 +14,7 @@ from simplebus.core.producer_state import NumberBitmap, ProducerState, ProducerS
 from simplebus.core.protocol.events import FrameRefused
 from simplebus.core.protocol.frames import MESSAGE
 from tests.behaviour.wire_peer import BrokerHarness
-from tests.behaviour.wire_peer_v2 import (
-    Version2Peer,
-    connect_request,
-    connect_version2,
-    publish,
-)
+from tests.behaviour.wire_peer_v2 import Version2Peer, connect_request, connect_version2, publish
 from tests.client.core.client_and_broker import ClientAndBroker
 
 

@@ -8,12 +8,7 @@ import pytest
 
 from simplebus.core.errors import Reason, RemoteProtocolError
 from tests.behaviour import wire_peer_v2
-from tests.behaviour.wire_peer import (
-    BrokerHarness,
-    connect,
-    heartbeat,
-    numbered,
-)
+from tests.behaviour.wire_peer import BrokerHarness, connect, heartbeat, numbered
 from tests.behaviour.wire_peer_v2 import (
     CONNECT,
     FETCH,

@@ -30,12 +30,7 @@ from tests.behaviour.wire_peer_v2 import (
     subscribe,
     working,
 )
-from tests.support.oracles import (
-    ID_COUNT,
-    build_frame,
-    parse_frame,
-    split_frames,
-)
+from tests.support.oracles import ID_COUNT, build_frame, parse_frame, split_frames
 
 REQUESTS = [
     json_request(SUBSCRIBE, 1, 2, 3, channels=["a.*"], durable="d", start={"sequence": 1}),

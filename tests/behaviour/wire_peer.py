@@ -1,8 +1,7 @@
 """Peers that talk to a broker in bytes, without a socket.
 
 Frames are encoded and parsed by oracles.py only, so that an encoder bug cannot hide behind a
-decoder
-bug. The broker's invariants are checked after every step.
+decoder bug. The broker's invariants are checked after every step.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-from simplebus.core.broker.broker import Broker, Settings
+from simplebus.core.broker.broker import Broker, FullPolicy, Settings
 from simplebus.core.errors import Reason, RemoteProtocolError
 from simplebus.core.limits import PLAIN_FRAMES_MAX, Limits
 from simplebus.core.protocol.frames import FrameBatch
@@ -20,19 +19,8 @@ from simplebus.core.protocol.receive_buffer import ReceiveBuffer
 from simplebus.core.redelivery.ack_window import AckWindow
 from simplebus.core.session.session import Session
 from simplebus.core.statistics import ClassStatistics
-from tests.support.oracles import (
-    AckOracle,
-    build_frame,
-    parse_frame,
-    split_frames,
-)
-from tests.support.strategies import (
-    ACK,
-    CONNECT,
-    HEARTBEAT,
-    MESSAGE,
-    SUBSCRIBE,
-)
+from tests.support.oracles import AckOracle, build_frame, parse_frame, split_frames
+from tests.support.strategies import ACK, CONNECT, HEARTBEAT, MESSAGE, SUBSCRIBE
 
 LARGE_BATCH_COUNT = 4 * PLAIN_FRAMES_MAX
 """Frames in a batch that certainly takes the array path."""
@@ -116,6 +104,13 @@ class BrokerHarness:
 
     def statistics(self, class_id: int) -> ClassStatistics:
         return self.broker.classes[class_id].statistics()
+
+
+def create_small_bus(policy: FullPolicy, **limits: int) -> BrokerHarness:
+    """Return a bus whose classes hold 10 messages, unless `limits` say otherwise."""
+    return BrokerHarness(
+        Settings(limits=Limits(**{"class_messages": 10, **limits}), full_policy=policy)
+    )
 
 
 class WirePeer:

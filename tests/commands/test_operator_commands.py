@@ -14,7 +14,7 @@ import simplebus
 from simplebus.cli import app
 from simplebus.client import dead_letters
 from simplebus.client.aio.bus import Bus
-from simplebus.commands.explain import lines
+from simplebus.commands.explain import describe_reply
 from simplebus.core.errors import BusError
 from simplebus.core.settings import Settings
 from simplebus.testing.server import BusServer, bus_server
@@ -88,7 +88,7 @@ def test_a_class_a_channel_and_a_session_are_explained(server: BusServer) -> Non
             bus.subscribe("shops", "Shops"),
         ):
             await some.get(60)
-            number = bus._core.session_id
+            number = bus.connection.core.session_id
             shown = await trio.to_thread.run_sync(said, server, "explain", "shops")
             text = "\n".join(shown)
             assert shown[0].startswith("class ")
@@ -226,11 +226,11 @@ def test_every_part_of_an_explanation_has_a_line() -> None:
             15,
         ),
     ):
-        shown = lines(found)
+        shown = describe_reply(found)
         assert len(shown) == count, "\n".join(text for _, text in shown)
         assert all(text for _, text in shown)
     exact, at_most = (
-        lines(SessionInfo(unconfirmed=7, leaves_out=leaves_out)) for leaves_out in (False, True)
+        describe_reply(SessionInfo(unconfirmed=7, leaves_out=leaves_out)) for leaves_out in (False, True)
     )
     assert (1, "7 messages unconfirmed") in exact
     assert (1, "at most 7 messages unconfirmed") in at_most

@@ -14,8 +14,8 @@ from pathlib import Path
 from queue import Queue
 
 from load.ports import free_ports
-from tests.jetstream.nats_servers import server_program
 from tests.support.programs import ROOT
+from tests.support.requirements import nats_server_program
 
 PATIENCE_SECONDS = 60.0
 PAGE = (ROOT / "protocol" / "engine.md").read_text()
@@ -68,7 +68,7 @@ def test_example_of_the_engine_page_runs(tmp_path: Path) -> None:
     doors, clients = re.findall(r"^```sh\n(.*?)^```", section, re.MULTILINE | re.DOTALL)
     ports = dict(zip(("4333", "8888", "8889"), map(str, free_ports(3)), strict=True))
     words = f'simplebus() {{ "{sys.executable}" -m simplebus "$@"; }}\n'
-    words += f'nats-server() {{ "{server_program()}" "$@"; }}\n'
+    words += f'nats-server() {{ "{nats_server_program()}" "$@"; }}\n'
     with shell(tmp_path) as (process, lines):
         assert process.stdin is not None
         for text, wanted, times in ((doors, "simplebus ready", 2), (clients, "hello", 1)):

@@ -31,15 +31,9 @@ from tests.support.oracles import (
     parse_frame,
 )
 from tests.support.oracles import split_frames as split
-from tests.support.programs import PATIENCE_SECONDS, Program, run_server
+from tests.support.programs import PATIENCE_SECONDS, Program, run_server, running_process
 from tests.support.requirements import require_program
-from tests.support.strategies import (
-    ACK,
-    CONNECT,
-    HEARTBEAT,
-    MESSAGE,
-    SUBSCRIBE,
-)
+from tests.support.strategies import ACK, CONNECT, HEARTBEAT, MESSAGE, SUBSCRIBE
 
 ROOT = Path(__file__).parents[2]
 CLIENT = ROOT / "protocol" / "dotnet"
@@ -95,20 +89,7 @@ def dotnet(tmp_path_factory: pytest.TempPathFactory) -> Dotnet:
         )
         assert done.returncode == 0, done.stdout + done.stderr
 
-    @contextlib.contextmanager
-    def run(name: str, *arguments: str) -> Iterator[Program]:
-        with subprocess.Popen(
-            ["mono", folder / f"{name}.exe", *arguments],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-        ) as process:
-            try:
-                yield Program(process)
-            finally:
-                process.kill()
-
-    return run
+    return lambda name, *arguments: running_process(["mono", folder / f"{name}.exe", *arguments])
 
 
 def address(url: str) -> str:

@@ -11,10 +11,8 @@ import contextlib
 import functools
 import os
 import re
-import shutil
 import socket
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Awaitable, Callable, Iterator
@@ -24,6 +22,7 @@ from typing import Any
 from nats.aio.client import Client
 
 from tests.support.programs import PATIENCE_SECONDS, Program, program
+from tests.support.requirements import nats_server_program
 
 HOST = "127.0.0.1"
 IS_REFERENCE = os.environ.get("SIMPLEBUS_NATS_REFERENCE") == "1"
@@ -65,15 +64,10 @@ def _kept(stack: contextlib.ExitStack, name: str, text: str) -> Path:
     return path
 
 
-def reference_program() -> str:
-    beside = Path(sys.executable).with_name("nats-server")
-    return str(beside) if beside.exists() else shutil.which("nats-server") or "nats-server"
-
-
 @contextlib.contextmanager
 def _reference(port: int, conf: str) -> Iterator[Door]:
     with contextlib.ExitStack() as stack:
-        command = [reference_program(), "-a", HOST, "-p", str(port or -1)]
+        command = [nats_server_program(), "-a", HOST, "-p", str(port or -1)]
         if conf:
             command += ["-c", str(_kept(stack, "nats.conf", conf))]
         process = stack.enter_context(subprocess.Popen(command, stderr=subprocess.PIPE))

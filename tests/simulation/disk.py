@@ -55,7 +55,7 @@ class SimulatedDisk:
         self.calls = 0
         self.torn: set[Path] = set()
         """Files with a partial record after a power cut."""
-        self._world = world
+        self.world = world
         self._spares = path / "spares"
         self._spares.mkdir()
         self._files: dict[Path, _FileState] = {}
@@ -83,7 +83,7 @@ class SimulatedDisk:
                 raise SimulatedCrash
         if self.is_full and writes:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        if self.is_broken and self._world.is_fault_due(0.5):
+        if self.is_broken and self.world.is_fault_due(0.5):
             raise OSError(errno.EIO, os.strerror(errno.EIO))
 
     def _open_file(self, path: Path, *, mark: int = 0) -> AppendFile:
@@ -138,7 +138,7 @@ class SimulatedDisk:
 
     def _lose_names(self, folder: Path) -> None:
         """Undo some of the last unsynced creations and removals in a folder."""
-        rng = self._world.random
+        rng = self.world.random
         known = sorted(path for path in self._files if path.parent == folder)
         removed = [path for path in known if not path.exists()]
         made = [path for path in known if path.exists() and not self._files[path].is_named]
@@ -157,7 +157,7 @@ class SimulatedDisk:
 
     def _lose(self, path: Path, kept: _FileState) -> None:
         """Lose a random part of the unsynced bytes of a file."""
-        rng = self._world.random
+        rng = self.world.random
         size = path.stat().st_size
         if size <= kept.durable:
             return
@@ -206,9 +206,9 @@ class _File(AppendFile):
         try:
             self.disk.call(writes=True)
         except (OSError, SimulatedCrash):
-            if self.disk._world.random.random() < 0.5:
+            if self.disk.world.random.random() < 0.5:
                 whole = b"".join(pieces)
-                half = whole[: self.disk._world.random.randrange(len(whole))]
+                half = whole[: self.disk.world.random.randrange(len(whole))]
                 super().append([half], mark=self.mark)
             raise
         super().append(pieces, mark=mark)

@@ -14,12 +14,7 @@ from simplebus.core.errors import Reason
 from simplebus.core.message_class.message_class import MessageClass
 from simplebus.core.protocol.durability import Durability
 from simplebus.core.settings import FullPolicy
-from tests.simulation.history import (
-    PositionHistory,
-    SessionHistory,
-    is_timed,
-    message_token,
-)
+from tests.simulation.history import PositionHistory, SessionHistory, is_timed, message_token
 from tests.simulation.restarts import RestartChecks
 from tests.simulation.world import World
 

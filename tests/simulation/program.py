@@ -11,12 +11,7 @@ from simplebus.core.protocol.receive_buffer import ReceiveBuffer
 from simplebus.core.protocol.requests import SubscribeRequest
 from tests.client.core.consumers import consume
 from tests.simulation import messages
-from tests.simulation.clients import (
-    Dial,
-    Processed,
-    SimulatedClient,
-    SubscriptionSpec,
-)
+from tests.simulation.clients import Dial, Processed, SimulatedClient, SubscriptionSpec
 from tests.simulation.history import message_token
 from tests.simulation.world import World
 

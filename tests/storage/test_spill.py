@@ -113,7 +113,10 @@ def test_members_of_a_group_get_each_message_once(tmp_path: Path, by_key: bool) 
         options["by_key"] = True
     connect_version2(bus, subscribe(1, 5, **options)).disconnect()
     fill(bus, connect_version2(bus), 400)
-    one, two = connect_version2(bus, subscribe(1, 5, **options)), connect_version2(bus, subscribe(1, 6, **options))
+    one, two = (
+        connect_version2(bus, subscribe(1, 5, **options)),
+        connect_version2(bus, subscribe(1, 6, **options)),
+    )
     got: list[Version2Message] = []
     for _ in range(100):
         for reader, number in ((one, 5), (two, 6)):
@@ -132,7 +135,9 @@ def test_two_who_are_behind_do_not_wait_for_each_other(tmp_path: Path) -> None:
     fill(bus, connect_version2(bus), 300)
     stuck = connect_version2(bus, subscribe(1, 5, durable="a", max_in_flight=1))
     assert len(hear(bus, stuck)) == 1
-    assert contents(all_of(bus, connect_version2(bus, subscribe(1, 5, durable="b")))) == numbered(300)
+    assert contents(all_of(bus, connect_version2(bus, subscribe(1, 5, durable="b")))) == numbered(
+        300
+    )
     assert contents(all_of(bus, stuck)) == numbered(300)[1:] or stuck.receive_deliveries() == []
 
 
@@ -268,7 +273,9 @@ def test_a_publisher_waits_for_what_is_not_written(tmp_path: Path) -> None:
         bus.sync()
         bus.bring()
     assert bus.statistics(1).parked == 0
-    assert [each.message_id for each in sender.receive_replies() if each.kind == "confirm"][-1] == 200
+    assert [each.message_id for each in sender.receive_replies() if each.kind == "confirm"][
+        -1
+    ] == 200
     assert contents(all_of(bus, connect_version2(bus, subscribe(1, 5)))) == numbered(200)
 
 
@@ -315,7 +322,9 @@ def test_answers_that_must_be_read_keep_their_order(tmp_path: Path) -> None:
     bus = SpilledBus(tmp_path)
     fill(bus, connect_version2(bus), 300)
     peer = connect_version2(bus)
-    peer.send(*(json_request(FETCH, 1, request, first=at, count=1) for request, at in ((1, 3), (2, 299))))
+    peer.send(
+        *(json_request(FETCH, 1, request, first=at, count=1) for request, at in ((1, 3), (2, 299)))
+    )
     assert peer.receive_all() == ([], [])
     peer.send(publish(1, 0, b"x"))
     bus.sync()
@@ -334,15 +343,20 @@ def test_answers_that_must_be_read_keep_their_order(tmp_path: Path) -> None:
     assert [each.message_id for each in got] == [3, 299]
 
 
-def test_what_is_kept_is_on_disk_and_goes_at_last(tmp_path: Path) -> None:
-    settings = small(keep=Retention(messages=500))
-    bus = SpilledBus(tmp_path, settings=settings, segment_bytes=1000)
+def publish_and_ack(bus: SpilledBus) -> None:
+    """Publish 1000 messages and acknowledge all of them, 20 at a time."""
     reader, sender = connect_version2(bus, subscribe(1, 7)), connect_version2(bus)
     for at in range(0, 1000, 20):
         sender.send(publish(1, at, *numbered(20, start=at)))
         bus.sync()
         reader.receive_deliveries()
         reader.send(ack(7, at, at + 20))
+
+
+def test_what_is_kept_is_on_disk_and_goes_at_last(tmp_path: Path) -> None:
+    settings = small(keep=Retention(messages=500))
+    bus = SpilledBus(tmp_path, settings=settings, segment_bytes=1000)
+    publish_and_ack(bus)
     assert bus.broker.classes[1].first_sequence == 500
     bus.keeper.is_snapshot_due = True
     bus.sync()
@@ -352,19 +366,14 @@ def test_what_is_kept_is_on_disk_and_goes_at_last(tmp_path: Path) -> None:
     got, reply = fetched(bus, connect_version2(bus), first=0, count=5)
     assert (reply["first"], reply["floor"]) == (500, 500)
     assert contents(got) == numbered(5, start=500)
-    assert contents(all_of(bus, connect_version2(bus, subscribe(1, 5, start="earliest")))) == numbered(
-        500, start=500
-    )
+    assert contents(
+        all_of(bus, connect_version2(bus, subscribe(1, 5, start="earliest")))
+    ) == numbered(500, start=500)
 
 
 def test_what_is_kept_by_bytes_and_age_counts_what_is_on_disk(tmp_path: Path) -> None:
     bus = SpilledBus(tmp_path, settings=small(keep=Retention(bytes=8000, seconds=100)))
-    reader, sender = connect_version2(bus, subscribe(1, 7)), connect_version2(bus)
-    for at in range(0, 1000, 20):
-        sender.send(publish(1, at, *numbered(20, start=at)))
-        bus.sync()
-        reader.receive_deliveries()
-        reader.send(ack(7, at, at + 20))
+    publish_and_ack(bus)
     here = bus.statistics(1)
     assert 6500 < here.spilled_bytes + here.ring.frame_bytes < 9000
     later(bus, 101)

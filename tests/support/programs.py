@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from subprocess import PIPE
 from typing import IO
@@ -98,6 +98,16 @@ def start_program(
         )
     command = [sys.executable, "-m", "simplebus", *arguments]
     return subprocess.Popen(command, stdin=stdin, stdout=stdout, stderr=stderr, cwd=ROOT, env=env)
+
+
+@contextlib.contextmanager
+def running_process(command: Sequence[str | Path], *, stdin: File = PIPE) -> Iterator[Program]:
+    """Run a program of another language; it is killed at the end of the block."""
+    with subprocess.Popen(command, stdin=stdin, stdout=PIPE, stderr=PIPE) as process:
+        try:
+            yield Program(process)
+        finally:
+            process.kill()
 
 
 @contextlib.contextmanager

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
+from pathlib import Path
 from typing import NoReturn
 
 import pytest
@@ -19,6 +21,12 @@ def require_program(*names: str) -> str:
         if shutil.which(name):
             return name
     return skip_or_fail(f"this test needs one of {', '.join(names)}")
+
+
+def nats_server_program() -> str:
+    """Return the path of nats-server: beside this Python, or else on the search path."""
+    beside = Path(sys.executable).with_name("nats-server")
+    return str(beside) if beside.exists() else shutil.which("nats-server") or "nats-server"
 
 
 def skip_or_fail(sentence: str) -> NoReturn:

@@ -197,22 +197,22 @@ class BusToNats:
         self, data: bytes, subject: bytes, buffer: _PlainMessages, *, is_dead: bool
     ) -> None:
         """Deliver stored frames one by one."""
-        at = 0
-        while at < len(data):
-            begin = at + HEADER_BYTES
+        offset = 0
+        while offset < len(data):
+            begin = offset + HEADER_BYTES
             end = data.index(DELIMITER, begin)
-            if data[at] == frames.MESSAGE:
+            if data[offset] == frames.MESSAGE:
                 buffer.add(subject, data[begin:end])
             elif data[begin] == CHANNEL and not is_dead and data.find(STUFFED, begin, end) < 0:
                 payload = begin + 3 + (data[begin + 1] << 8) + data[begin + 2]
                 buffer.add(data[begin + 3 : payload], data[payload:end])
             else:
                 buffer.flush()
-                message = message_from_frame(data[at : end + DELIMITER_BYTES], subject)
+                message = message_from_frame(data[offset : end + DELIMITER_BYTES], subject)
                 if is_dead:
                     message.subject = subject
                 self._deliver(message)
-            at = end + DELIMITER_BYTES
+            offset = end + DELIMITER_BYTES
 
     # Later ---------------------------------------------------------------------------------------
 
@@ -228,10 +228,10 @@ class BusToNats:
         rows = cls.ring.read_rows(first, last)
         if rows.not_before is None:
             return
-        later: frames.Flags = rows.not_before > self._clock.now
+        delayed: frames.Flags = rows.not_before > self._clock.now
         if session is not None and session.grants is not None:
-            later &= self._select_allowed(session, cls, rows)
-        for begin, end in flags_to_ranges(later):
+            delayed &= self._select_allowed(session, cls, rows)
+        for begin, end in flags_to_ranges(delayed):
             for opens, a, b in selection.due_times(cls.ring, first + begin, first + end):
                 if len(self._delayed) >= self._delayed_max:
                     self._drop_released()

@@ -21,14 +21,7 @@ from tests.behaviour.wire_peer_v2 import (
     subscribe,
     unsubscribe,
 )
-
-
-def create_user(name: str, *subscribe: str, admin: tuple[tuple[AdminRight, str], ...] = ()) -> User:
-    rules = PermissionRules(tuple(map(PermissionRule.parse, subscribe)) or None)
-    return User(
-        name, token=hash_token(name), permissions=Permissions(PermissionRules(), rules, admin)
-    )
-
+from tests.core.authorization.users import create_user
 
 BOSS = User("boss", token=hash_token("boss"))
 USERS = Users(

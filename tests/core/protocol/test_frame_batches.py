@@ -19,12 +19,7 @@ from simplebus.core.protocol.frame_splitter import SplitterScratch, find_delimit
 from simplebus.core.protocol.frames import FrameBatch
 from tests.behaviour.wire_peer import LARGE_BATCH_COUNT, build_batch
 from tests.support.oracles import DELIMITER, build_frame, split_frames
-from tests.support.strategies import (
-    MESSAGE,
-    frames,
-    garbled_streams,
-    streams,
-)
+from tests.support.strategies import MESSAGE, frames, garbled_streams, streams
 
 # Splitting ---------------------------------------------------------------------------------------
 

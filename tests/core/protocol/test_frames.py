@@ -14,12 +14,7 @@ from simplebus.core.protocol.frame_splitter import SplitterScratch
 from simplebus.core.protocol.frame_splitter import split_frames as split_buffer
 from simplebus.core.protocol.frames import FrameBatch
 from tests.behaviour.wire_peer import build_batch
-from tests.support.oracles import (
-    DELIMITER,
-    build_frame,
-    parse_frame,
-    split_frames,
-)
+from tests.support.oracles import DELIMITER, build_frame, parse_frame, split_frames
 from tests.support.strategies import ACK, HEARTBEAT, MESSAGE
 
 SMALLEST = build_frame(HEARTBEAT)

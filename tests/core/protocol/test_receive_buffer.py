@@ -13,14 +13,7 @@ from simplebus.core.errors import Reason, RemoteProtocolError
 from simplebus.core.limits import HEADROOM_BYTES
 from simplebus.core.protocol.receive_buffer import FrameReceiver, ReceiveBuffer
 from tests.support.oracles import DELIMITER, build_frame, split_frames
-from tests.support.strategies import (
-    MESSAGE,
-    Chunks,
-    chunkings,
-    cut,
-    garbled_streams,
-    streams,
-)
+from tests.support.strategies import MESSAGE, Chunks, chunkings, cut, garbled_streams, streams
 
 BUFFER = ReceiveBuffer()
 LONG = 4 * HEADROOM_BYTES

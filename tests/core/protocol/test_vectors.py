@@ -34,14 +34,7 @@ from tests.support.oracles import (
     parse_frame,
     split_frames,
 )
-from tests.support.strategies import (
-    ACK,
-    CONNECT,
-    HEARTBEAT,
-    MESSAGE,
-    SUBSCRIBE,
-    cut,
-)
+from tests.support.strategies import ACK, CONNECT, HEARTBEAT, MESSAGE, SUBSCRIBE, cut
 
 KINDS = {
     "heartbeat": HEARTBEAT,
@@ -225,7 +218,7 @@ def actual_effects(
         kept = [cls.ring.copy_frame(sequence) for sequence in range(cls.ring.floor, cls.ring.head)]
         if kept:
             stored[class_id] = [parse_frame(frame)[4] for frame in kept]
-    replies = bytes(peer.session.outbox._replies)
+    replies = bytes(peer.session.outbox.peek(0))
     return set(bus.broker.classes), stored, len(split_frames(replies)[0])
 
 

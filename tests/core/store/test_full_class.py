@@ -4,30 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from simplebus.core.broker.broker import FullPolicy, Settings
+from simplebus.core.broker.broker import FullPolicy
 from simplebus.core.errors import Reason
-from simplebus.core.limits import RECEIVE_BYTES, RING_BYTES_MIN, RING_IDLE_TICKS, Limits
+from simplebus.core.limits import RECEIVE_BYTES, RING_BYTES_MIN, RING_IDLE_TICKS
 from tests.behaviour import wire_peer_v2
-from tests.behaviour.wire_peer import (
-    BrokerHarness,
-    ack,
-    connect,
-    numbered,
-    publish,
-    subscribe,
-)
+from tests.behaviour.wire_peer import ack, connect, create_small_bus, numbered, publish, subscribe
 
 CLASS_BYTES_MIN = 4 * RING_BYTES_MIN
 
 
-def full_bus(policy: FullPolicy, **limits: int) -> BrokerHarness:
-    return BrokerHarness(
-        Settings(limits=Limits(**{"class_messages": 10, **limits}), full_policy=policy)
-    )
-
-
 def test_block_queues_messages_until_there_is_space() -> None:
-    bus = full_bus(FullPolicy.BLOCK)
+    bus = create_small_bus(FullPolicy.BLOCK)
     peer = bus.peer(connect(1), subscribe(1))
     publisher = bus.peer(publish(1, *numbered(14)))
     assert bus.statistics(1).blocked_sessions == 1
@@ -44,7 +31,7 @@ def test_block_queues_messages_until_there_is_space() -> None:
 
 
 def test_longest_waiting_publisher_is_served_first() -> None:
-    bus = full_bus(FullPolicy.BLOCK)
+    bus = create_small_bus(FullPolicy.BLOCK)
     peer = bus.peer(connect(1), subscribe(1))
     bus.peer(publish(1, *numbered(12)))
     bus.peer(publish(1, b"second"))
@@ -59,7 +46,7 @@ def test_longest_waiting_publisher_is_served_first() -> None:
 
 
 def test_blocked_publisher_waits_with_messages_for_other_classes() -> None:
-    bus = full_bus(FullPolicy.BLOCK)
+    bus = create_small_bus(FullPolicy.BLOCK)
     peer = bus.peer(connect(1, 2), subscribe(1), subscribe(2))
     blocked = bus.peer(publish(1, *numbered(11)) + publish(2, b"behind"))
     other = bus.peer(publish(2, b"not behind"))
@@ -75,7 +62,7 @@ def test_blocked_publisher_waits_with_messages_for_other_classes() -> None:
 
 
 def test_session_waits_for_two_full_classes_in_order() -> None:
-    bus = full_bus(FullPolicy.BLOCK)
+    bus = create_small_bus(FullPolicy.BLOCK)
     peer = bus.peer(connect(1, 2), subscribe(1), subscribe(2))
     bus.peer(publish(1, *numbered(10)), publish(2, *numbered(10)))
     both = bus.peer(publish(1, b"one"), publish(2, b"two"), publish(1, b"three"))
@@ -92,7 +79,7 @@ def test_session_waits_for_two_full_classes_in_order() -> None:
 
 def test_acks_behind_blocked_messages_are_applied_at_once() -> None:
     # A client that publishes and subscribes on one connection cannot block itself.
-    bus = full_bus(FullPolicy.BLOCK)
+    bus = create_small_bus(FullPolicy.BLOCK)
     peer = bus.peer(connect(1), subscribe(1), publish(1, *numbered(10)))
     assert len(peer.receive_messages()) == 10
     peer.send(publish(1, *numbered(5, start=10)) + ack(1, 0, 10))
@@ -101,7 +88,7 @@ def test_acks_behind_blocked_messages_are_applied_at_once() -> None:
 
 
 def test_session_blocked_again_in_the_same_read_is_not_resumed() -> None:
-    bus = full_bus(FullPolicy.BLOCK)
+    bus = create_small_bus(FullPolicy.BLOCK)
     peer = bus.peer(connect(1), subscribe(1), publish(1, *numbered(10)))
     assert len(peer.receive_messages()) == 10
     again = publish(1, b"a") + ack(1, 0, 1) + publish(1, b"b") + ack(1, 1, 2) + publish(1, b"c")
@@ -113,7 +100,9 @@ def test_session_blocked_again_in_the_same_read_is_not_resumed() -> None:
 
 
 def test_pending_limit_ends_the_session_but_keeps_its_messages() -> None:
-    bus = full_bus(FullPolicy.BLOCK, frame_bytes=100_000, pending_bytes=100_000 + RECEIVE_BYTES)
+    bus = create_small_bus(
+        FullPolicy.BLOCK, frame_bytes=100_000, pending_bytes=100_000 + RECEIVE_BYTES
+    )
     peer = bus.peer(connect(1), subscribe(1))
     publisher = bus.peer()
     sent = numbered(15 + 2 * RECEIVE_BYTES // 90_000, size=90_000)
@@ -127,7 +116,7 @@ def test_pending_limit_ends_the_session_but_keeps_its_messages() -> None:
 
 
 def test_messages_of_a_closed_session_are_stored_when_there_is_space() -> None:
-    bus = full_bus(FullPolicy.BLOCK)
+    bus = create_small_bus(FullPolicy.BLOCK)
     peer = bus.peer(connect(1), subscribe(1))
     publisher = bus.peer(publish(1, *numbered(13)))
     publisher.disconnect()
@@ -140,7 +129,7 @@ def test_messages_of_a_closed_session_are_stored_when_there_is_space() -> None:
 
 
 def test_messages_of_a_closed_session_without_memory_are_counted() -> None:
-    bus = full_bus(
+    bus = create_small_bus(
         FullPolicy.BLOCK,
         frame_bytes=100_000,
         class_bytes=CLASS_BYTES_MIN,
@@ -163,7 +152,7 @@ def test_messages_of_closed_sessions_do_not_block_a_class_for_ever(
 ) -> None:
     # Two messages are kept that would leave too little memory for the ring to take either of them,
     # or the long message in front of them.
-    bus = full_bus(
+    bus = create_small_bus(
         FullPolicy.BLOCK,
         class_messages=4,
         frame_bytes=100_000,
@@ -188,7 +177,7 @@ def test_messages_of_closed_sessions_do_not_block_a_class_for_ever(
 
 def test_closing_a_subscriber_makes_space_for_its_own_messages() -> None:
     # It subscribes, acknowledges nothing, and has messages parked for the class it holds back.
-    bus = full_bus(FullPolicy.BLOCK)
+    bus = create_small_bus(FullPolicy.BLOCK)
     peer = bus.peer(connect(1), subscribe(1))
     selfish = bus.peer(subscribe(1), publish(1, *numbered(14)))
     assert peer.receive_ids(1) == list(range(10))
@@ -203,7 +192,7 @@ def test_closing_a_subscriber_makes_space_for_its_own_messages() -> None:
 
 def test_closed_session_is_neither_writable_nor_resumed() -> None:
     # Its leaving makes room in one class, for messages of another class that it subscribes to.
-    bus = full_bus(FullPolicy.BLOCK)
+    bus = create_small_bus(FullPolicy.BLOCK)
     other = bus.peer(connect(1, 2), subscribe(1))
     leaving = bus.peer(subscribe(1), subscribe(2), publish(1, *numbered(11)) + publish(2, b"two"))
     assert len(other.receive_messages()) == 10
@@ -217,7 +206,7 @@ def test_closed_session_is_neither_writable_nor_resumed() -> None:
 
 
 def test_drop_newest_counts_dropped_messages() -> None:
-    bus = full_bus(FullPolicy.DROP_NEWEST)
+    bus = create_small_bus(FullPolicy.DROP_NEWEST)
     peer = bus.peer(connect(1), subscribe(1), publish(1, *numbered(14)))
     assert bus.statistics(1).dropped == {Reason.DROP_NEWEST: 4}
     assert peer.receive_payloads() == numbered(10)
@@ -226,7 +215,7 @@ def test_drop_newest_counts_dropped_messages() -> None:
 
 
 def test_drop_oldest_counts_dropped_messages() -> None:
-    bus = full_bus(FullPolicy.DROP_OLDEST)
+    bus = create_small_bus(FullPolicy.DROP_OLDEST)
     peer = bus.peer(connect(1), subscribe(1), publish(1, *numbered(10)))
     peer.send(publish(1, *numbered(4, start=10)))
     assert bus.statistics(1).dropped == {Reason.DROP_OLDEST: 4}
@@ -238,7 +227,7 @@ def test_drop_oldest_counts_dropped_messages() -> None:
 
 
 def test_drop_oldest_drops_messages_in_flight() -> None:
-    bus = full_bus(FullPolicy.DROP_OLDEST)
+    bus = create_small_bus(FullPolicy.DROP_OLDEST)
     peer = bus.peer(connect(1), subscribe(1), publish(1, *numbered(10)))
     assert len(peer.receive_messages()) == 10
     peer.send(publish(1, b"x", b"y"))
@@ -251,7 +240,7 @@ def test_drop_oldest_drops_messages_in_flight() -> None:
 
 
 def test_drop_oldest_applies_without_subscriptions() -> None:
-    bus = full_bus(FullPolicy.DROP_OLDEST)
+    bus = create_small_bus(FullPolicy.DROP_OLDEST)
     bus.peer(connect(1), publish(1, *numbered(25)))
     assert bus.statistics(1).dropped == {Reason.DROP_OLDEST: 15}
     assert bus.peer(subscribe(1)).receive_ids(1) == list(range(15, 25))
@@ -259,7 +248,7 @@ def test_drop_oldest_applies_without_subscriptions() -> None:
 
 def test_drop_oldest_releases_acked_messages() -> None:
     # The oldest are in flight, those behind them acknowledged: room is made up to the next gap.
-    bus = full_bus(FullPolicy.DROP_OLDEST)
+    bus = create_small_bus(FullPolicy.DROP_OLDEST)
     peer = bus.peer(connect(1), subscribe(1), publish(1, *numbered(10)))
     assert len(peer.receive_messages()) == 10
     peer.send(ack(1, 2, 6))
@@ -272,7 +261,7 @@ def test_drop_oldest_releases_acked_messages() -> None:
 
 def test_drop_oldest_drops_no_more_than_needed() -> None:
     # One long message makes the room that many short ones need.
-    bus = full_bus(
+    bus = create_small_bus(
         FullPolicy.DROP_OLDEST,
         class_messages=10_000,
         frame_bytes=100_000,
@@ -285,7 +274,7 @@ def test_drop_oldest_drops_no_more_than_needed() -> None:
 
 
 def test_drop_oldest_drops_new_messages_if_other_classes_hold_the_memory() -> None:
-    bus = full_bus(
+    bus = create_small_bus(
         FullPolicy.DROP_OLDEST,
         frame_bytes=100_000,
         class_bytes=CLASS_BYTES_MIN,
@@ -298,7 +287,7 @@ def test_drop_oldest_drops_new_messages_if_other_classes_hold_the_memory() -> No
 
 
 def test_class_blocked_by_other_classes_continues_when_memory_is_released() -> None:
-    bus = full_bus(
+    bus = create_small_bus(
         FullPolicy.BLOCK,
         frame_bytes=100_000,
         class_bytes=CLASS_BYTES_MIN,
@@ -315,7 +304,7 @@ def test_class_blocked_by_other_classes_continues_when_memory_is_released() -> N
 
 
 def test_stalled_subscriber_of_a_full_class_is_closed() -> None:
-    bus = full_bus(FullPolicy.BLOCK, stall_seconds=10)
+    bus = create_small_bus(FullPolicy.BLOCK, stall_seconds=10)
     slow, fast = (bus.peer(connect(1), subscribe(1)) for _ in range(2))
     bus.peer(publish(1, *numbered(11)))
     assert len(fast.receive_messages()) == 10

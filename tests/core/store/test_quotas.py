@@ -9,12 +9,7 @@ from simplebus.core.users.passwords import hash_token
 from simplebus.core.users.permissions import Permissions
 from simplebus.core.users.users import User, Users
 from tests.behaviour.wire_peer import BrokerHarness
-from tests.behaviour.wire_peer_v2 import (
-    Version2Peer,
-    connect_version2,
-    subscribe,
-    unsubscribe,
-)
+from tests.behaviour.wire_peer_v2 import Version2Peer, connect_version2, subscribe, unsubscribe
 
 HINT = "; classes are never removed; set max-classes in the table of the user to change the limit"
 

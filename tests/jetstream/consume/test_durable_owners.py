@@ -12,16 +12,13 @@ import simplebus
 from simplebus.core.errors import RefusedError
 from simplebus.core.protocol import frames
 from simplebus.core.users.passwords import PasswordVerifier
-from simplebus.core.users.permissions import (
-    AdminRight,
-)
+from simplebus.core.users.permissions import AdminRight
 from simplebus.core.users.users import Users
 from simplebus.server.run import RunningServer
 from tests.behaviour.wire_peer_v2 import connect_request, subscribe
 from tests.core.authorization.users import create_user
 from tests.jetstream.nats_servers import NatsServer
-from tests.jetstream.stateless_servers import door, options
-from tests.jetstream.test_two_servers import at, cluster_of, until
+from tests.jetstream.stateless_servers import address, cluster_of, door, options, until
 from tests.support import running_server
 
 USERS = Users(
@@ -44,7 +41,7 @@ async def two_doors(server: NatsServer) -> AsyncIterator[list[RunningServer]]:
 
 async def takes_up(up: RunningServer, who: str, *, forget: bool = False, **what: str) -> str:
     """What somebody hears who subscribes to this, and goes again; "" for being let in."""
-    async with simplebus.connect(at(up), token=who) as bus:
+    async with simplebus.connect(address(up), token=who) as bus:
         try:
             async with bus.subscribe(1, **what) as messages:
                 if forget:

@@ -5,11 +5,10 @@ from __future__ import annotations
 import contextlib
 import json
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from tests.support.programs import Program
+from tests.support.programs import Program, running_process
 from tests.support.requirements import require_program, skip_or_fail
 
 HERE = Path(__file__).parent
@@ -37,19 +36,9 @@ def compiled(folder: Path) -> list[str]:
     return [str(target)]
 
 
-@contextlib.contextmanager
-def running(command: list[str], *arguments: str) -> Iterator[Program]:
-    """Killed with the block."""
-    with subprocess.Popen(
-        [*command, *arguments],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    ) as process:
-        try:
-            yield Program(process)
-        finally:
-            process.kill()
+def running(command: list[str], *arguments: str) -> contextlib.AbstractContextManager[Program]:
+    """Run a client program without input; it is killed at the end of the block."""
+    return running_process([*command, *arguments], stdin=subprocess.DEVNULL)
 
 
 def outcomes(command: list[str], *arguments: str) -> dict[str, Any]:

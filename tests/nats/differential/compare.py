@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.nats.running_server import reference_program
+from tests.support.requirements import nats_server_program
 
 PATIENCE_SECONDS = 60.0
 _PINGS = re.compile(rb"(?im)^ping")
@@ -217,7 +217,7 @@ def reference(config: str = "") -> Iterator[Reference]:
         file.write_text(config)
         with subprocess.Popen(
             [
-                reference_program(),
+                nats_server_program(),
                 "-c",
                 file,
                 "-a",
