@@ -103,9 +103,9 @@ def looked_over(file: str) -> tuple[Config, list[str]]:
         culprits = [name for names in told.values() for name in names if name in config.options]
         if not culprits or len(found) >= MESSAGES_MAX:
             break
-        check.left_out.add(culprits[0])
+        check.ignored_options.add(culprits[0])
     config = replace(config, warnings=(*config.warnings, *warnings))
-    return config, sorted(dict.fromkeys((*check.mistakes, *found)), key=partial(_line, file))
+    return config, sorted(dict.fromkeys((*check.messages, *found)), key=partial(_line, file))
 
 
 def _line(file: str, mistake: str) -> int:
@@ -148,7 +148,7 @@ def _contradictions(context: typer.Context) -> tuple[dict[str, list[str]], list[
     def note(error: ValueError, names: list[str]) -> None:
         for said in str(name_options_by_source(error, context)).splitlines():
             is_told = said.startswith((f"{config.path}:", f"{config.path} ", PREFIX))
-            found[said if is_told else config.told(said)] = names
+            found[said if is_told else config.add_location(said)] = names
 
     chosen = tried(lambda: server_settings(**context.params))
     door = tried(lambda: nats_listener(context))
@@ -178,7 +178,7 @@ def _contradictions(context: typer.Context) -> tuple[dict[str, list[str]], list[
             tried(partial(tls_context, each))
     if (folder := context.params["data_dir"]) is not None:
         tried(lambda: _look_at_folder(folder))
-    idle = config.without_effect(chosen) if chosen is not None else []
+    idle = config.ineffective_settings(chosen) if chosen is not None else []
     return found, [*idle, *trusting(certificates), *shut_out(users, certificates)]
 
 

@@ -68,7 +68,7 @@ class Facts:
         self._opener = _straight(access.tls() if self._url.startswith("https://") else None)
         self._before: dict[str, tuple[float, dict[str, list[Any]]]] = {}
 
-    def ask(self) -> dict[str, Any]:
+    def fetch(self) -> dict[str, Any]:
         """Raises OSError with a sentence."""
         import http.client
         import ssl
@@ -102,7 +102,7 @@ class Facts:
             raise other
         return said
 
-    def speeds(self, said: dict[str, Any], now: float) -> dict[str, Speeds]:
+    def growth_rates(self, said: dict[str, Any], now: float) -> dict[str, Speeds]:
         """How fast figures grow, by table."""
         return {table["key"]: self._rates(table, now) for table in said["facts"]["tables"]}
 
@@ -198,7 +198,7 @@ def top(
 ) -> None:
     try:
         facts = Facts(url)
-        said = facts.ask()
+        said = facts.fetch()
     except (OSError, ValueError) as error:
         fail(str(error))
     if as_json:
@@ -223,10 +223,10 @@ def _watch(console: Console, facts: Facts, said: dict[str, Any], interval: float
     with Live(console=console, screen=True, auto_refresh=False) as live:
         while True:
             try:
-                said, problem = facts.ask(), ""
+                said, problem = facts.fetch(), ""
             except OSError as error:
                 problem = str(error)
-            speeds = facts.speeds(said, time.monotonic())
+            speeds = facts.growth_rates(said, time.monotonic())
             live.update(fitted(console, said, speeds, problem), refresh=True)
             time.sleep(interval)
 

@@ -90,16 +90,16 @@ class Config:
 
         return cls(path, {}, NatsAuth(), {}, {})
 
-    def told(self, mistake: str) -> str:
+    def add_location(self, mistake: str) -> str:
         """A mistake that begins with its key, with the file, and with the line if it has one."""
         return add_location(mistake, self.path, self.lines)
 
-    def without_effect(self, settings: Settings) -> list[str]:
+    def ineffective_settings(self, settings: Settings) -> list[str]:
         """Warnings: what it says of classes that nothing comes of, with these settings of all."""
         from simplebus.core.settings import FullPolicy
 
         return [
-            self.told(f"classes.{name}.max-disk has no effect: the class does not spill")
+            self.add_location(f"classes.{name}.max-disk has no effect: the class does not spill")
             for name, own in self.class_settings.items()
             if own.disk_bytes_max is not None
             and (own.full_policy or settings.full_policy) is not FullPolicy.SPILL
@@ -110,8 +110,8 @@ class Config:
 class Check:
     """What a file is looked over for, all of it: as the object of the context."""
 
-    mistakes: list[str] = field(default_factory=list)
-    left_out: set[str] = field(default_factory=set)
+    messages: list[str] = field(default_factory=list)
+    ignored_options: set[str] = field(default_factory=set)
     """Options that the file is read without, by the names of their values."""
 
 
@@ -139,9 +139,9 @@ def _read_for(context: typer.Context, path: Path | None) -> Config | None:
     except ConfigError as error:
         config, mistakes = Config.empty(path), error.messages
     if check is not None:
-        check.mistakes = [*mistakes]
+        check.messages = [*mistakes]
         config = replace(
-            config, options={n: v for n, v in config.options.items() if n not in check.left_out}
+            config, options={n: v for n, v in config.options.items() if n not in check.ignored_options}
         )
     elif mistakes:
         fail("\n".join(mistakes), status=CONFIG_STATUS)
@@ -206,7 +206,7 @@ def read(path: Path, context: typer.Context) -> tuple[Config, tuple[str, ...]]:
         warnings=tuple(warnings),
         lines=locate_keys(text),
     )
-    return config, tuple(map(config.told, mistakes.messages[:MESSAGES_MAX]))
+    return config, tuple(map(config.add_location, mistakes.messages[:MESSAGES_MAX]))
 
 
 def _text(path: Path) -> tuple[str, int]:

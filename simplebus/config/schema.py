@@ -77,7 +77,7 @@ class UserTable(Table, frozen=True):
     """The public one."""
     permissions: PermissionsTable | None = None
 
-    def made(self, where: str) -> NatsUser:
+    def to_user(self, where: str) -> NatsUser:
         """The user. Raises ConfigError when values contradict each other."""
         permissions = nats_permissions(self.permissions, f"{where}.permissions")
         return or_complaint(where, lambda: NatsUser(self.user, self.password, self.nkey, permissions))
@@ -134,7 +134,7 @@ def nats_of(raw: dict[str, Any], mistakes: ErrorCollector, where: str = "nats") 
             here = f"{where}.users[{at}]"
             user = table(UserTable, each, here)
             has_secrets |= bool(user.password)
-            users.append(user.made(here))
+            users.append(user.to_user(here))
     read, auth = what_is_good(NatsTable, raw, where, mine), NatsAuth()
     if read is not None:
         has_secrets |= bool(read.token or read.password)

@@ -34,18 +34,18 @@ def normalize_pattern(pattern: str) -> str:
     if not pattern.startswith(REQUEST_PREFIX):
         return pattern
     subject, *queue = pattern.split()
-    first, second, *asked = subject.split(".")
-    if asked:
-        asked[0] = _normalize_class(asked[0])
-        asked[1:] = normalize_options(asked[1:])
-    return " ".join([".".join([first, second, *asked]), *queue])
+    first, second, *class_tokens = subject.split(".")
+    if class_tokens:
+        class_tokens[0] = _normalize_class(class_tokens[0])
+        class_tokens[1:] = normalize_options(class_tokens[1:])
+    return " ".join([".".join([first, second, *class_tokens]), *queue])
 
 
 def _normalize_class(text: str) -> str:
-    once = _normalize_token(text)
-    if once.isascii() and once.isdigit() and len(once) <= _ID_CHARACTERS_MAX:
-        return str(int(once))
-    return once
+    token = _normalize_token(text)
+    if token.isascii() and token.isdigit() and len(token) <= _ID_CHARACTERS_MAX:
+        return str(int(token))
+    return token
 
 
 def normalize_options(tokens: list[str]) -> list[str]:
@@ -95,10 +95,10 @@ def _request_subjects(
     names: Iterable[int | str], option_tokens: tuple[str, ...]
 ) -> tuple[str, ...]:
     # A missing durable and `-` mean the same.
-    ways = [(), _NO_DURABLE] if option_tokens in ((), _NO_DURABLE) else [option_tokens]
-    begin = SUBSCRIBE_PREFIX.decode()
+    token_choices = [(), _NO_DURABLE] if option_tokens in ((), _NO_DURABLE) else [option_tokens]
+    prefix = SUBSCRIBE_PREFIX.decode()
     return tuple(
-        ".".join([begin + (encode_token(each) if isinstance(each, str) else str(each)), *way])
+        ".".join([prefix + (encode_token(each) if isinstance(each, str) else str(each)), *tokens])
         for each in names
-        for way in ways
+        for tokens in token_choices
     )

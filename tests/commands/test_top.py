@@ -170,7 +170,7 @@ SAID = {
 def test_a_screen_of_any_size_shows_what_fits(width: int, height: int) -> None:
     console = Console(width=width, height=height, file=io.StringIO(), force_terminal=True)
     facts = Facts("127.0.0.1:1")
-    facts.speeds(SAID, 0.0)
+    facts.growth_rates(SAID, 0.0)
     picture = fitted(console, SAID, facts.speeds(SAID, 1.0))
     lines = ["".join(part.text for part in line) for line in console.render_lines(picture)]
     assert all(len(line) == width for line in lines)

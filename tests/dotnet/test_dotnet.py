@@ -427,13 +427,13 @@ class NumberReader(threading.Thread):
             if not more:
                 return
 
-    def until(self, condition: Callable[[list[int]], bool]) -> None:
+    def wait_until(self, condition: Callable[[list[int]], bool]) -> None:
         deadline = time.monotonic() + PATIENCE_SECONDS
         while not condition(self.numbers):
             assert time.monotonic() < deadline, f"{len(self.numbers)} came: {self.numbers[-5:]}"
             time.sleep(0.01)
 
-    def end(self) -> int:
+    def close(self) -> int:
         """Let it close; returns its status."""
         assert self.process.stdin is not None
         self.process.stdin.close()
@@ -451,14 +451,14 @@ def test_unacked_messages_of_a_killed_consumer_go_to_the_next(dotnet: Dotnet) ->
         with dotnet("Shops", "subscribe", address(url)) as killed:
             first = NumberReader(killed)
             tell(publishing, str(count))
-            first.until(lambda numbers: len(numbers) > count // 3)
+            first.wait_until(lambda numbers: len(numbers) > count // 3)
             killed.process.kill()
             first.join(PATIENCE_SECONDS)
         assert len(first.numbers) < count, "it was killed too late to prove anything"
         with dotnet("Shops", "subscribe", address(url)) as successor:
             second = NumberReader(successor)
-            second.until(lambda numbers: numbers[-1:] == [count - 1])
-            assert second.end() == 0
+            second.wait_until(lambda numbers: numbers[-1:] == [count - 1])
+            assert second.close() == 0
     assert in_order(first.numbers)
     assert in_order(second.numbers)
     assert set(first.numbers) | set(second.numbers) == set(range(count))
@@ -504,18 +504,18 @@ def test_reconnects_after_a_server_restart(dotnet: Dotnet) -> None:
             assert publishing.read_line().startswith("session ")
             tell(publishing, "1000")
             assert publishing.read_line() == "published 1000"
-            listener.until(lambda numbers: len(numbers) == 1000)
+            listener.wait_until(lambda numbers: len(numbers) == 1000)
             bus.process.kill()
         assert publishing.process.stderr is not None
         assert b"connection lost: " in publishing.process.stderr.readline()
         tell(publishing, "1000")  # They wait, for there is nobody to take them.
         with run_server("--port", port):
             assert publishing.read_line() == "published 2000"
-            listener.until(lambda numbers: len(numbers) == 2000)
+            listener.wait_until(lambda numbers: len(numbers) == 2000)
             assert listener.numbers == list(range(2000))
 
 
-class Proxy(threading.Thread):
+class CuttingProxy(threading.Thread):
     """Stands between a client and the server, and cuts each connection after so many bytes."""
 
     def __init__(self, url: str, cut_after: list[int]) -> None:
@@ -523,11 +523,11 @@ class Proxy(threading.Thread):
         host, port = address(url).split(":")
         self._server = (host, int(port))
         self._cut_after = cut_after
-        self.cuts = 0
+        self.cut_count = 0
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
 
-    def __enter__(self) -> Proxy:
+    def __enter__(self) -> CuttingProxy:
         self.start()
         return self
 
@@ -550,7 +550,7 @@ class Proxy(threading.Thread):
                     with contextlib.suppress(OSError):
                         sock.shutdown(socket.SHUT_RDWR)
                 up.join(PATIENCE_SECONDS)
-            self.cuts += budget < 1 << 60
+            self.cut_count += budget < 1 << 60
 
     @staticmethod
     def _copy(source: socket.socket, target: socket.socket, budget: int) -> None:
@@ -569,14 +569,14 @@ def test_repeated_disconnects_lose_no_message(dotnet: Dotnet) -> None:
         # What was on its way when a line broke a second time waits: in seconds here, not minutes.
         run_server("--tick", "0.3") as (_, url),
         dotnet("Shops", "publish", address(url)) as publishing,
-        Proxy(url, cuts) as proxy,
+        CuttingProxy(url, cuts) as proxy,
         dotnet("Shops", "subscribe", proxy.address) as subscribing,
     ):
         listener = NumberReader(subscribing)
         tell(publishing, str(count))
-        listener.until(lambda numbers: numbers[-1:] == [count - 1])
-        assert listener.end() == 0
-        assert proxy.cuts == len(cuts)
+        listener.wait_until(lambda numbers: numbers[-1:] == [count - 1])
+        assert listener.close() == 0
+        assert proxy.cut_count == len(cuts)
         assert set(listener.numbers) == set(range(count))
         sessions = sum(a >= b for a, b in itertools.pairwise(listener.numbers))
         assert sessions <= len(cuts), "a session's messages were not in order"

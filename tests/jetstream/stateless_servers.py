@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from itertools import count
 from typing import Any
 
+import trio
+
 from simplebus import Bus, connect
 from simplebus.core.broker.broker import Settings
+from simplebus.jetstream.backend import JetStreamBackend
 from simplebus.jetstream.names import JetStreamNames
 from simplebus.jetstream.settings import JetStreamOptions
 from simplebus.net.nats_connection import NatsAddress
@@ -50,3 +53,19 @@ async def two_servers(
         connect(address(second)) as second_bus,
     ):
         yield first, second, first_bus, second_bus
+
+
+def cluster_of(up: RunningServer) -> JetStreamBackend:
+    assert up.server.jetstream is not None
+    return up.server.jetstream
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    with trio.fail_after(PATIENCE_SECONDS):
+        while not condition():  # noqa: ASYNC110 - what is looked at has no event.
+            await trio.sleep(0.01)
+
+
+async def wait_until_idle(up: RunningServer) -> None:
+    """Return when the server has no feeds and no jobs."""
+    await until(lambda: not (cluster_of(up).feeds or cluster_of(up).is_busy))

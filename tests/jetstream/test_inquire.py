@@ -8,7 +8,7 @@ import pytest
 import trio
 
 import simplebus
-from simplebus.commands.explain import lines
+from simplebus.commands.explain import describe_reply
 from simplebus.core.errors import BusConnectionError
 from simplebus.core.protocol.inquiry import ClassInfo
 from simplebus.jetstream import backlog
@@ -18,17 +18,18 @@ from tests.jetstream.nats_servers import NatsServer
 from tests.jetstream.stateless_servers import (
     PATIENCE_SECONDS,
     address,
+    cluster_of,
     door,
     options,
     two_servers,
+    until,
 )
-from tests.jetstream.test_two_servers import cluster_of, until
 
 NUMBERED = [b"%d" % number for number in range(5)]
 
 
 def shown(said: ClassInfo) -> str:
-    return "\n".join(text for _, text in lines(said))
+    return "\n".join(text for _, text in describe_reply(said))
 
 
 async def explained(bus: simplebus.Bus, is_so: Callable[[ClassInfo], bool]) -> ClassInfo:

@@ -74,7 +74,7 @@ def test_what_makes_no_sense_is_a_sentence(given: dict[str, Any], why: str) -> N
 def test_rejects_secret_on_command_line(command: str, servers: str) -> None:
     result = CliRunner().invoke(app, [command, "--engine", servers])
     assert result.exit_code == 2
-    assert "--engine: it says who the door is" in result.output
+    assert "--engine: the address contains credentials" in result.output
     assert "hunter2" not in result.output
 
 

@@ -17,10 +17,11 @@ from tests.jetstream.nats_servers import nats_server
 from tests.jetstream.stateless_servers import (
     PATIENCE_SECONDS,
     address,
+    cluster_of,
     door,
     options,
+    until,
 )
-from tests.jetstream.test_two_servers import cluster_of, until
 
 
 async def test_what_is_confirmed_afterwards_comes_to_who_is_there_still(

@@ -14,12 +14,7 @@ from simplebus.jetstream import stream_clock
 from simplebus.jetstream.stream_clock import ANSWER_VALID_SECONDS, RECENT_SECONDS, StreamClock
 from tests.jetstream.consume.test_feed import ENVELOPE, Door, message
 from tests.jetstream.nats_servers import NatsServer
-from tests.jetstream.stateless_servers import (
-    PATIENCE_SECONDS,
-    address,
-    door,
-    options,
-)
+from tests.jetstream.stateless_servers import PATIENCE_SECONDS, address, door, options
 
 NOW = 2_000_000.0
 """By the door's clock."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -13,7 +12,6 @@ import trio.testing
 import simplebus
 from simplebus.core.errors import RefusedError
 from simplebus.core.protocol import frames
-from simplebus.jetstream.backend import JetStreamBackend
 from simplebus.jetstream.consume.feed import ConsumerFeed
 from simplebus.server.run import RunningServer
 from tests.behaviour.wire_peer_v2 import connect_request, subscribe, unsubscribe
@@ -21,21 +19,14 @@ from tests.jetstream.nats_servers import NatsServer
 from tests.jetstream.stateless_servers import (
     PATIENCE_SECONDS,
     address,
+    cluster_of,
     door,
     options,
     two_servers,
+    until,
 )
 from tests.support import running_server
 from tests.support.nats_peer import connect_nats_peer
-
-
-def at(up: RunningServer) -> str:
-    return address(up)
-
-
-def cluster_of(up: RunningServer) -> JetStreamBackend:
-    assert up.server.jetstream is not None
-    return up.server.jetstream
 
 
 def feeds_of(up: RunningServer) -> list[ConsumerFeed]:
@@ -43,18 +34,12 @@ def feeds_of(up: RunningServer) -> list[ConsumerFeed]:
     return [feed for feed in cluster_of(up).feeds.values() if feed.is_open]
 
 
-async def until(condition: Callable[[], bool]) -> None:
-    with trio.fail_after(PATIENCE_SECONDS):
-        while not condition():  # noqa: ASYNC110 - what is looked at has no event.
-            await trio.sleep(0.01)
-
-
 async def test_what_a_cluster_keeps_in_memory_is_confirmed_when_the_cluster_has_it(
     jetstream_server: NatsServer,
 ) -> None:
     cluster, confirmed = options(jetstream_server.url), trio.Event()
     assert cluster.storage == "memory"
-    async with door(cluster) as up, simplebus.connect(at(up)) as bus:
+    async with door(cluster) as up, simplebus.connect(address(up)) as bus:
         await bus.publish(b"the stream is there", class_id=7)
 
         async def publish() -> None:
@@ -103,7 +88,7 @@ async def test_what_was_published_behind_a_connection_that_is_cut_is_there_once_
     """Its subscriber may see again what it had: its sequences begin anew."""
     async with (
         door(options(jetstream_server.url)) as up,
-        simplebus.connect(at(up)) as bus,
+        simplebus.connect(address(up)) as bus,
         bus.subscribe(1) as messages,
     ):
         expected = [b"%d %s" % (n, when) for n in range(3) for when in (b"before", b"behind")]
@@ -149,7 +134,7 @@ async def test_a_durable_that_is_to_seek_begins_where_it_is_asked_to(
     async with (
         door(cluster) as one,
         door(cluster) as other,
-        simplebus.connect(at(one)) as bus,
+        simplebus.connect(address(one)) as bus,
         bus.subscribe(7, **keeps) as kept,
     ):
         await bus.publish_many([b"0", b"1", b"2"], class_id=7)
@@ -215,13 +200,13 @@ async def test_what_a_door_had_comes_again_at_another_and_says_so(
 ) -> None:
     cluster = options(jetstream_server.url)
     async with door(cluster) as one, door(cluster) as other:
-        async with simplebus.connect(at(one)) as bus:
+        async with simplebus.connect(address(one)) as bus:
             await bus.publish_many([b"0", b"1", b"2"], class_id=7)
             async with bus.subscribe(7, durable="d", auto_ack=False) as messages:
                 got = [await messages.get(PATIENCE_SECONDS) for _ in range(3)]
                 assert [m.attempt for m in got] == [1, 1, 1]
                 got[0].ack()
-        async with simplebus.connect(at(other)) as bus, bus.subscribe(7, durable="d") as messages:
+        async with simplebus.connect(address(other)) as bus, bus.subscribe(7, durable="d") as messages:
             again = [await messages.get(PATIENCE_SECONDS) for _ in range(2)]
             assert [(m.payload, m.attempt) for m in again] == [(b"1", 2), (b"2", 2)]
 
@@ -257,9 +242,9 @@ async def test_a_program_of_a_fixed_instance_uses_no_number_twice_at_whichever_d
     payloads = [b"%d" % life for life in range(6)]
     async with door(cluster) as one, door(cluster) as other:
         for life, payload in enumerate(payloads):
-            url = at(other) if life % 2 else at(one)
+            url = address(other) if life % 2 else address(one)
             await trio.to_thread.run_sync(publish_in_one_life, url, payload)
-        async with simplebus.connect(at(one)) as bus, bus.subscribe(7, durable="d") as messages:
+        async with simplebus.connect(address(one)) as bus, bus.subscribe(7, durable="d") as messages:
             got = [(await messages.get(PATIENCE_SECONDS)).payload for _ in payloads]
             assert got == payloads
         for up in (one, other):
@@ -284,7 +269,7 @@ async def test_a_dead_letter_is_read_at_another_door(jetstream_server: NatsServe
 async def test_a_message_expires_when_it_is_old_whatever_the_clocks_say(
     jetstream_server: NatsServer, step: float
 ) -> None:
-    async with door(options(jetstream_server.url)) as up, simplebus.connect(at(up)) as bus:
+    async with door(options(jetstream_server.url)) as up, simplebus.connect(address(up)) as bus:
         up.server._clock_offset += step  # Of the two clocks one is set.
         async with bus.subscribe(7, durable="d") as messages:
             for payload, seconds in ((b"at once", 0.0), (b"soon", 30.0), (b"later", 4000.0)):
@@ -300,7 +285,7 @@ async def test_classes_have_their_names_at_every_door(jetstream_server: NatsServ
     async with door(cluster) as one, door(cluster) as other:
         one.server.broker.store.class_registry.declare_classes([simplebus_class("orders", 12)])
         await until(lambda: other.server.broker.store.class_id_by_name.get("orders") == 12)
-        async with simplebus.connect(at(one)) as bus:
+        async with simplebus.connect(address(one)) as bus:
             await bus.publish(b"x", class_id=12)
         async with door(cluster) as late:
             assert late.server.broker.store.class_id_by_name == {"orders": 12}
@@ -320,7 +305,7 @@ async def test_nats_clients_publish_and_acknowledge_at_a_door(
         one.server.broker.store.class_registry.bind_subject("orders.>", 5)
         peer = await connect_nats_peer(one, headers=True)
         await peer.send(b"PUB orders.eu 5\r\nhello\r\n")
-        async with simplebus.connect(at(other)) as bus, bus.subscribe(5, durable="d") as messages:
+        async with simplebus.connect(address(other)) as bus, bus.subscribe(5, durable="d") as messages:
             message = await messages.get(PATIENCE_SECONDS)
             assert (message.channel, message.payload) == ("orders.eu", b"hello")
             await peer.send(b"SUB $SB.SUB.5.mine 1\r\n")
@@ -345,8 +330,8 @@ async def test_nats_clients_publish_and_acknowledge_at_a_door(
 async def test_what_a_door_cannot_do_it_refuses(
     jetstream_server: NatsServer, wish: dict[str, object], why: str
 ) -> None:
-    async with door(options(jetstream_server.url)) as up, simplebus.connect(at(up)) as bus:
-        with pytest.raises(RefusedError, match=f"JetStream cluster does not know {why}"):
+    async with door(options(jetstream_server.url)) as up, simplebus.connect(address(up)) as bus:
+        with pytest.raises(RefusedError, match=f"--engine does not support {why}"):
             async with bus.subscribe(7, **wish):  # type: ignore[arg-type]
                 pass
         await bus.publish(b"it goes on", class_id=7)
@@ -370,7 +355,7 @@ async def test_foreign_bytes_in_a_stream_harm_nobody(jetstream_server: NatsServe
     cluster = options(jetstream_server.url)
     async with (
         door(cluster) as up,
-        simplebus.connect(at(up)) as bus,
+        simplebus.connect(address(up)) as bus,
         bus.subscribe(7, durable="d") as messages,
     ):
         link = cluster_of(up).link

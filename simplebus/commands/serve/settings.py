@@ -69,16 +69,16 @@ class Change:
     """Something that is set otherwise than before."""
 
     key: str
-    was: str
+    old_value: str
     """Empty for what is not shown: it is long, or a secret."""
-    now: str
+    new_value: str
     is_reloaded: bool
     """Whether the running server takes it over."""
 
     def __str__(self) -> str:
         what = f"{self.key} is not as it was"
-        if self.was:
-            what = f"{self.key} is now {self.now}, was {self.was}"
+        if self.old_value:
+            what = f"{self.key} is now {self.new_value}, was {self.old_value}"
         return what if self.is_reloaded else f"{what}: this needs a restart"
 
 
@@ -135,7 +135,7 @@ def _planned(context: typer.Context) -> Plan:
         values["log_format"],
         config.bridges if config else (),
         (
-            *((*config.warnings, *config.without_effect(chosen)) if config else ()),
+            *((*config.warnings, *config.ineffective_settings(chosen)) if config else ()),
             *tls_options.trusting((options.tls, options.nats_tls)),
             *tls_options.shut_out(found, (options.tls, options.nats_tls)),
         ),
@@ -172,8 +172,8 @@ def again(context: typer.Context) -> Plan:
     except typer.BadParameter as error:
         raise ConfigError(error.message) from None
     with fresh:
-        if check.mistakes:
-            raise ConfigError(*check.mistakes)
+        if check.messages:
+            raise ConfigError(*check.messages)
         for name in context.params:
             source = context.get_parameter_source(name)
             if source is not None and source.name == "COMMANDLINE" and name != "config":
@@ -275,7 +275,7 @@ def nats_listener(
         **{name: value for name, value in context.params.items() if name != "users"},
     )
     if config and config.auth.default_permissions and not listener.settings.auth.users:
-        raise ConfigError(config.told("nats.default_permissions: there are no users"))
+        raise ConfigError(config.add_location("nats.default_permissions: there are no users"))
     return listener
 
 

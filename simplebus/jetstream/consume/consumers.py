@@ -1,17 +1,16 @@
-"""Streams and consumers, asked of JetStream as classes and positions need them (trio).
+"""Streams and consumers of classes and positions.
 
-Rule 1: what is asked twice is there once: a stream or a consumer that is there is used. Of one
-class one thing is asked at a time.
-Rule 2: a message stays as long as a consumer has not acknowledged it. A consumer that takes over is
-there before the one that it takes over from is removed.
-Rule 3: a plain subscription's consumer is its door's alone, and acknowledges all up to a message
-at once. What was acknowledged out of order is said when it ends: what is not then goes on in a
-consumer that has a word for each message.
-Rule 4: what waits for the first subscription of a class is held by a consumer that nobody asks for
-messages: `waiting`, or a plain one owner_id door is gone. A plain subscription goes on with that one,
-after it has claimed it, if it has a word for each message. Else, and others, and where there are
-several, a consumer is made from there on, and then they are removed; of two server_ids one removes them,
-and the other one looks again. What a door is about to leave counts as unheld (`include_releasing`).
+Creation is idempotent: an existing stream or consumer is used. A message stays in its stream until
+every consumer has acknowledged it, so a successor is created before its predecessor is deleted.
+
+A plain subscription has a consumer of its own with ack policy `all`. When it closes, its
+unacknowledged messages move to a consumer with explicit acks.
+
+Messages for the first subscription of a class are kept by the consumer `waiting`, or by a plain
+consumer whose server is gone. A plain subscription claims such a consumer if it is the only one and
+has explicit acks. Otherwise a new consumer starts at the lowest ack floor and the old ones are
+deleted; of two servers that do so at once, only the one that deleted a consumer succeeds. Consumers
+that a server is about to release count as unheld.
 """
 
 from __future__ import annotations
@@ -60,11 +59,11 @@ _STREAM_SECONDS = 10.0
 
 
 class ConsumerRefusedError(JetStreamError):
-    """The cluster makes no such consumer, however often it is asked."""
+    """The cluster permanently refuses to create the consumer."""
 
 
 class ConsumerManager:
-    """Of one door."""
+    """Creates, resumes, replaces and removes the consumers of one server's positions."""
 
     def __init__(
         self,
@@ -79,29 +78,30 @@ class ConsumerManager:
         self._server_id = server_id
         self._count = 0
         self.on_description: Callable[[int, str], None] = lambda class_id, description: None
-        """Called with what a class's stream says that it is called, when that was looked at."""
+        """Called with a class id and the description of its stream, whenever it was read."""
         self._unconfirmed: dict[BrokerSubscription, str] = {}
-        """What consumers are called that were asked for and may be there, by their positions."""
+        """Names of consumers whose creation or take-over was not confirmed, by position."""
         self._return_consumers: dict[BrokerSubscription, str] = {}
-        """And in what goes on what such ones leave, until that is done."""
+        """Names of the consumers that continue the messages of closing positions."""
         self._peers = Peers(link, options.names)
         self.releasing = ReleasingConsumers(
             lambda position: self._return_consumers.get(position, "")
         )
-        """What this door is about to leave."""
+        """Plain consumers that this server is about to release."""
         self._streams: set[int] = set()
         self._stream_created: dict[int, str] = {}
-        """When each class's stream was made."""
+        """Creation time of each class's stream."""
         self._last_sequence: dict[int, int] = {}
-        """Of each class, the last message of its stream when that was looked at."""
+        """Last stream sequence of each class when its stream was last read."""
         self._trimmed_floor: dict[int, int] = {}
-        """Of each class, the first message of its stream that may be needed, as it was last."""
+        """First stream sequence of each class after its last trim."""
         self._fast_batch_classes: set[int] = set()
-        """Classes owner_id streams take chains of messages."""
+        """Classes whose streams accept fast batches."""
 
     async def list_classes(self) -> tuple[list[tuple[int, str]], list[str]]:
-        """Id and name of each class that has a stream; and the streams of classes that did not say
-        their names."""
+        """Return the class id and name of each class stream, and the class streams without a
+        leader.
+        """
         class_of = self._options.names.parse_stream_name
         found: list[tuple[int, str]] = []
         configs, untold = await list_streams(self._link)
@@ -112,7 +112,7 @@ class ConsumerManager:
         return found, [stream for stream in untold if class_of(stream) is not None]
 
     async def open_stream(self, class_id: int, name: str) -> None:
-        """Have a class's stream."""
+        """Find or create the stream of a class."""
         if class_id in self._streams:
             return
         stream = self._options.names.stream_name(class_id)
@@ -128,7 +128,7 @@ class ConsumerManager:
             body = api.stream_config(self._options, class_id, name)
             try:
                 info = await self._create_stream(stream, body)
-            except JetStreamError as error:  # Another door was first.
+            except JetStreamError as error:  # Another server was first.
                 if error.code != api.NAME_IN_USE:
                     raise
                 info = await self._link.api_request(f"STREAM.INFO.{stream}")
@@ -146,12 +146,12 @@ class ConsumerManager:
         self.on_description(class_id, str(info.get("config", {}).get("description") or ""))
         created = str(info.get("created", ""))
         if self._stream_created.setdefault(class_id, created) != created:
-            log.warning("the stream of class %d is a new one; what was in it is gone", class_id)
+            log.warning("the stream of class %d was recreated; its messages are lost", class_id)
             self._stream_created[class_id] = created
             self._trimmed_floor.pop(class_id, None)
 
     async def _create_stream(self, stream: str, body: dict[str, Any]) -> dict[str, Any]:
-        """Make a stream; on an older server one that takes no chains."""
+        """Create a stream, without fast batches if the server is too old for them."""
         wish = {**body, "allow_batched": True}
         try:
             return await self._link.api_request(
@@ -165,15 +165,15 @@ class ConsumerManager:
         )
 
     def has_fast_batches(self, class_id: int) -> bool:
-        """Whether its stream does, as it was last."""
+        """Return True if the stream of a class accepts fast batches, as far as known."""
         return class_id in self._fast_batch_classes
 
     def stream_created(self, class_id: int) -> str:
-        """When its stream was made, as far as that is known: another one has other messages."""
+        """Return the creation time of a class's stream; empty if unknown."""
         return self._stream_created.get(class_id, "")
 
     def forget_stream(self, class_id: int) -> None:
-        """A class's stream may be gone: it is looked for before it is used again."""
+        """Read the stream of a class again before its next use, because it may be gone."""
         self._streams.discard(class_id)
 
     async def open(
@@ -184,11 +184,18 @@ class ConsumerManager:
         *,
         is_seek: bool = False,
     ) -> OpenedConsumer:
-        """Have a position's consumer; where it `is_seek`, at `start` in any case.
+        """Open the consumer of a position.
 
-        Raises RemoteProtocolError (subscription_mismatch) for a name that is there for something
-        else, (unauthorized) for one of a user owner_id it is not to have, and (durable_in_use) for one
-        that is to be moved and is another door's now; JetStreamError and BusConnectionError.
+        Args:
+            start: Start of a new consumer.
+            is_seek: Start at `start` even if the consumer exists.
+
+        Raises:
+            RemoteProtocolError: (subscription_mismatch) the name is used for something else;
+                (unauthorized) the user may not use it; (durable_in_use) the durable is to be
+                moved and
+                another server uses it.
+            JetStreamError, BusConnectionError: A request failed.
         """
         class_id = cls.class_id
         await self.open_stream(class_id, cls.name)
@@ -224,41 +231,41 @@ class ConsumerManager:
         found = await self._create_or_take_over(class_id, position, name, make, start)
         self._unconfirmed.pop(position, None)
         if kind != "plain" and (info := await self._info(class_id, name)) is not None:
-            check_same_channels(position, patterns, info)  # Another door may have been first.
+            check_same_channels(position, patterns, info)  # Another server may have been first.
         return found
 
     def _durable_settings(self, position: BrokerSubscription) -> dict[str, Any]:
-        """What is said of a durable or a group when it is made."""
+        """Return the settings of a new durable or group; empty for a plain position."""
         if not (position.durable or position.group):
             return {}
         return {
             "owner": position.owner,
-            "terms": self._durable_check.encode_policy(position),
+            "delivery_policy": self._durable_check.encode_policy(position),
             "idle_seconds": position.idle_seconds,
         }
 
     async def _check_single_group(
         self, class_id: int, position: BrokerSubscription, own: str
     ) -> None:
-        """Raise RemoteProtocolError (subscription_mismatch) for a durable that is there with
-        another group, or with none."""
+        """Raise RemoteProtocolError (subscription_mismatch) if the durable exists in another group.
+        """
         for info in await self.list_all(class_id) if position.durable else ():
             name = str(info["name"])
             is_other = name != own and api.kind_of(info) == "durable"
             if is_other and belongs_to_durable(name, position.durable):
                 raise RemoteProtocolError(
                     Reason.SUBSCRIPTION_MISMATCH,
-                    f"there is {describe_consumer(name)}, and the durable {position.durable!r} was asked for "
-                    f"with the group {position.group!r}",
+                    f"{describe_consumer(name)} exists, but the durable {position.durable!r} was "
+                    f"requested with the group {position.group!r}",
                 )
 
     async def _find_taken_over(
         self, class_id: int, position: BrokerSubscription
     ) -> dict[str, Any] | None:
-        """What a position has taken up before, if that was not answered."""
+        """Return the consumer that an earlier, unconfirmed attempt took over."""
         name = self._unconfirmed.get(position)
         info = await self._info(class_id, name) if name is not None else None
-        if info is None or api.is_ack_all(info):  # One that it makes for itself is.
+        if info is None or api.is_ack_all(info):  # Not taken over, but created by this server.
             return None
         if api.server_id_of(info) == self._server_id:
             return info
@@ -268,8 +275,12 @@ class ConsumerManager:
     async def _update_settings(
         self, class_id: int, position: BrokerSubscription, info: dict[str, Any], *, may_change: bool
     ) -> None:
-        """Have one that is there kept for as long as who may change it says now; and served as he
-        says if nobody else has it, or else as it was."""
+        """Update the idle time and delivery policy of an existing durable or group.
+
+        The delivery policy of the consumer applies to the position instead if another server
+        uses the
+        consumer or the user may not change it.
+        """
         name, config = str(info["name"]), info["config"]
         if api.owner_of(info) in ("", position.owner):
             config = api.with_idle_seconds(config, position.idle_seconds)
@@ -293,7 +304,9 @@ class ConsumerManager:
         existed_before: bool,
         can_be_unheld: bool = False,
     ) -> OpenedConsumer:
-        """Go on with a consumer that others had; if they are gone, with what they had first."""
+        """Resume an existing consumer. If no server holds it, its unacknowledged messages are
+        returned first.
+        """
         again, is_unheld = dict[int, bytes](), False
         if info.get("num_ack_pending"):
             stream, name = self._options.names.stream_name(class_id), str(info["name"])
@@ -308,18 +321,20 @@ class ConsumerManager:
             floor=api.ack_floor(info),
             expected_redeliveries=again
             if is_unheld or not existed_before
-            else {},  # Else others may have it.
+            else {},  # Other servers may receive these messages.
         )
 
     async def _recreate_at(
         self, class_id: int, info: dict[str, Any], patterns: tuple[str, ...], start: str | Start
     ) -> OpenedConsumer:
-        """Have a durable begin at `start`: consumers do not move, so it is made anew. Another one
-        keeps what is stored for it until it is there."""
+        """Recreate a durable at `start`, because JetStream consumers cannot be moved.
+
+        A temporary consumer keeps the stored messages in the meantime.
+        """
         name = str(info["name"])
         if await self._peers.is_consumer_held(class_id, name):
             raise RemoteProtocolError(
-                Reason.DURABLE_IN_USE, f"another door has {name!r}: it is not moved under its feet"
+                Reason.DURABLE_IN_USE, f"cannot seek {name!r}: another server uses it"
             )
         hold = f"hold-{name}"
         at = api.start_at_sequence(api.ack_floor(info))
@@ -334,14 +349,14 @@ class ConsumerManager:
             begin,
             channels=patterns,
             owner=owner,
-            terms=terms,
+            delivery_policy=terms,
             idle_seconds=seconds,
         )
         await self._delete(class_id, hold)
         return OpenedConsumer(name, True)
 
     async def _starting(self, class_id: int, start: str | Start) -> dict[str, Any]:
-        """Where a position begins, as of now."""
+        """Return the start of a position in the stream as it is now."""
         if not (isinstance(start, Start) and start.sequence is not None):
             return api.start_config(start)
         info = await self._link.api_request(
@@ -354,20 +369,25 @@ class ConsumerManager:
         return f"p-{self._server_id}-{self._count}"
 
     def _reserve_name(self, position: BrokerSubscription) -> str:
-        """Of the consumer that a position is to have. It stays, however often that is asked for:
-        it may be there though nobody has heard so."""
+        """Return the name for a position's new consumer.
+
+        The name stays the same until confirmed, because an unanswered attempt may have succeeded.
+        """
         return self._unconfirmed.setdefault(position, self._new_name())
 
     def pop_unconfirmed(self, position: BrokerSubscription) -> str:
-        """What the consumer is called that a position has had asked for in vain, and that may be
-        there all the same; empty for none."""
+        """Return the name of a position's unconfirmed consumer, which may exist; empty for none."""
         return self._unconfirmed.pop(position, "")
 
     async def replace(
         self, cls: RemoteClass, position: BrokerSubscription, name: str, feed: ConsumerFeed
     ) -> OpenedConsumer | None:
-        """Something that a consumer has sent was lost, or it may be gone: have one that goes on
-        with what was not acknowledged. None where it is there and lacks nothing."""
+        """Replace a consumer that lost messages or may be gone.
+
+        Returns:
+            The consumer that continues with the unacknowledged messages; None if the old one is
+            intact.
+        """
         class_id = cls.class_id
         self.forget_stream(class_id)
         await self.open_stream(class_id, cls.name)
@@ -380,12 +400,13 @@ class ConsumerManager:
         if info is not None and not (is_new or feed.is_broken):
             return None
         if is_rolled_back and not is_new:
-            what = "came back with less than it had: what it has may come again"
-            log.warning("the stream of class %d %s", class_id, what)
+            log.warning(
+                "the stream of class %d lost messages; its messages may be delivered again", class_id
+            )
             self._trimmed_floor.pop(class_id, None)
             is_new = True
         if info is None:
-            log.warning("the consumer %s of class %d is gone, and made again", name, class_id)
+            log.warning("recreating the consumer %s of class %d, which is gone", name, class_id)
         patterns = tuple(position.channel_filter.patterns) if position.channel_filter else ()
         needed = 0 if is_new else feed.restart_sequence
         kind = "durable" if position.durable else "group" if position.group else "plain"
@@ -403,13 +424,13 @@ class ConsumerManager:
             )
             await self._delete(class_id, former)
         elif info is None:
-            # What other server_ids have of a group is not known here: all that is stored comes again.
+            # The acks of other servers' group members are unknown: redeliver everything stored.
             start = api.start_at_sequence(needed) if needed and not position.group else start
             said = self._durable_settings(position)
             floor = await self._create_consumer(
                 class_id, name, kind, start, channels=patterns, **said
             )
-        if is_new:  # Nothing there is for whoever comes first.
+        if is_new:  # The new stream keeps nothing for a first subscription.
             await self._delete(class_id, BACKLOG_CONSUMER)
         self._unconfirmed.pop(position, None)
         feed.stream_created = self.stream_created(class_id)
@@ -425,7 +446,7 @@ class ConsumerManager:
         make: Callable[..., Awaitable[int]],
         start: str | Start,
     ) -> OpenedConsumer:
-        """Make a consumer; one that is for what waits takes that over, if there is any."""
+        """Create a position's consumer; with start "waiting", take over the class's backlog."""
         is_ack_all = not (position.durable or position.group)
         unheld = (
             await self.list_unheld(class_id, include_releasing=True) if start == "waiting" else []
@@ -437,8 +458,8 @@ class ConsumerManager:
         if len(unheld) == 1 and is_ack_all and await self._can_take_over(unheld[0]):
             found = str(unheld[0]["name"])
             if not await self._claim(class_id, found):
-                raise JetStreamError(0, "another door takes up what waits")
-            await self._delete(class_id, name)  # It may have been made before.
+                raise JetStreamError(0, "another server is taking over the backlog")
+            await self._delete(class_id, name)  # An earlier attempt may have created it.
             self._unconfirmed[position] = found
             await self._update(
                 class_id, found, api.taken_over_config(unheld[0]["config"], self._server_id)
@@ -446,16 +467,19 @@ class ConsumerManager:
             return await self._resume(class_id, unheld[0], existed_before=False)
         at = min(api.ack_floor(info) for info in unheld)
         sent = max(api.last_delivered_with_predecessors(info) for info in unheld)
-        floor = await make(api.start_at_sequence(at), sent=sent)
+        floor = await make(api.start_at_sequence(at), delivered_before=sent)
         taken = [await self._delete(class_id, str(info["name"])) for info in unheld]
-        if not any(taken):  # Somebody else has it, or what goes on in its stead.
+        if not any(taken):  # Another server took the backlog over.
             await self._delete(class_id, name)
             return await self._create_or_take_over(class_id, position, name, make, start)
         return OpenedConsumer(name, False, is_ack_all, sent, floor=floor)
 
     async def _can_take_over(self, info: dict[str, Any]) -> bool:
-        """Whether a plain subscription can go on with what is unheld itself: not with what a door is
-        about to leave, which says something of it still."""
+        """Return True if a plain subscription can continue with this unheld consumer.
+
+        A consumer that its server is about to release is excluded: that server still sends acks
+        to it.
+        """
         if api.is_ack_all(info) or info["name"] == BACKLOG_CONSUMER:
             return False
         server_id = api.server_id_of(info)
@@ -464,8 +488,10 @@ class ConsumerManager:
         )
 
     async def _claim(self, class_id: int, name: str) -> bool:
-        """Whether this door may take up a consumer that nobody holds: of several, one may. Which
-        one says a consumer that is there for a moment."""
+        """Return True if this server may take over an unheld consumer.
+
+        Only one server can create the claim, which is a short-lived consumer.
+        """
         stream = self._options.names.stream_name(class_id)
         config = api.claim_config(name, self._server_id)
         body = {"stream_name": stream, "config": config, "action": "create"}
@@ -480,14 +506,23 @@ class ConsumerManager:
         return info is not None and not (server_id and await self._peers.is_alive(server_id))
 
     async def list_all(self, class_id: int) -> list[dict[str, Any]]:
-        """All consumers of a class. Raises BusConnectionError and JetStreamError."""
+        """Return the info of all consumers of a class. Raises BusConnectionError and
+        JetStreamError.
+        """
         return await list_consumers(self._link, self._options.names.stream_name(class_id))
 
     async def list_unheld(
         self, class_id: int, *, include_releasing: bool = False
     ) -> list[dict[str, Any]]:
-        """Plain consumers that no door holds; and those that server_ids are about to leave, to be taken
-        over, if nothing else is there. Raises as `all` does."""
+        """Return the plain consumers that no server holds.
+
+        With `include_releasing`, consumers that servers are about to release are included if
+        the class has
+        no other consumer.
+
+        Raises:
+            BusConnectionError, JetStreamError: A request failed.
+        """
         plain = [i for i in await self.list_all(class_id) if api.kind_of(i) == "plain"]
         server_ids = {api.server_id_of(info) for info in plain} - {self._server_id, ""}
         alive, names = await self._peers.find_alive(
@@ -496,7 +531,7 @@ class ConsumerManager:
         if include_releasing:
             names |= self.releasing.offer_names(class_id, trio.current_time())
         gone = server_ids - alive | {""}
-        # What server_ids have unheld until they answered is there by now.
+        # List again: consumers released before the answers are unheld now.
         there = [info for info in await self.list_all(class_id) if api.kind_of(info)]
         plain = [info for info in there if api.kind_of(info) == "plain"]
         nobodys = [info for info in plain if api.server_id_of(info) in gone]
@@ -514,9 +549,13 @@ class ConsumerManager:
         returned: ReturnedMessages | None = None,
         unacked: UnackedOnExit | None = None,
     ) -> None:
-        """A position is gone from this door. What is to be forgotten, or nobody can come back to,
-        goes; what the last one leaves waits for whoever comes, `returned` or `unacked` among it. May be
-        asked again where it fails."""
+        """Close a position that has no subscription on this server. May be repeated after a
+        failure.
+
+        The consumer is deleted if it is to be forgotten or cannot be resumed. The last consumer
+        of a class
+        stays for the next subscription, with the `returned` or `unacked` messages.
+        """
         await self._close(cls, position, name, forget=forget, returned=returned, unacked=unacked)
         self._return_consumers.pop(position, None)
 
@@ -540,7 +579,7 @@ class ConsumerManager:
             if config is not None:
                 await self._update(class_id, name, config)
         if unacked is not None:
-            with contextlib.suppress(ConsumerRefusedError):  # Then it goes on with its floor.
+            with contextlib.suppress(ConsumerRefusedError):  # Then everything after the floor stays.
                 name = await self._move_unacked(cls, position, name, unacked)
         if not is_plain:
             info = await self._info(class_id, name) if forget else None
@@ -554,8 +593,8 @@ class ConsumerManager:
                 )
             await self._delete(class_id, name)
             return
-        # It is nobody's before it is looked who else is there: of two that leave at once, neither
-        # takes the other one for one that stays.
+        # Release the consumer before looking for others: of two servers that close at once, neither
+        # may count on the other one's consumer.
         info = await self._info(class_id, name)
         if info is None or api.server_id_of(info) not in ("", self._server_id):
             return
@@ -563,7 +602,7 @@ class ConsumerManager:
         if unacked is not None:
             config = with_return_note(info, unacked.sequences[unacked.delays == 0.0])
         await self._update(class_id, name, api.released_config(config))
-        if not api.is_ack_all(info):  # Whoever comes next may claim it at once.
+        if not api.is_ack_all(info):  # The next subscription may claim it at once.
             await self._delete(class_id, api.claim_config(name, self._server_id)["name"])
         nobodys = {str(each["name"]) for each in await self.list_unheld(class_id)}
         stay = [i for i in await self.list_all(class_id) if api.kind_of(i)]
@@ -571,7 +610,7 @@ class ConsumerManager:
             await self._delete(class_id, name)
 
     async def _is_own(self, class_id: int, position: BrokerSubscription, name: str) -> bool:
-        """Whether nobody else has taken over what a position leaves."""
+        """Return True if no other server has taken over the consumer or its successor."""
         names = {name, self._return_consumers.get(position, name)}
         infos = [await self._info(class_id, each) for each in names]
         return any(info and api.server_id_of(info) in ("", self._server_id) for info in infos)
@@ -579,8 +618,11 @@ class ConsumerManager:
     async def _move_unacked(
         self, cls: RemoteClass, position: BrokerSubscription, name: str, unacked: UnackedOnExit
     ) -> str:
-        """What a sole consumer has sent and is not done with goes on in another one, in which each
-        message is acknowledged, or given back with its pause. Returns what that is called."""
+        """Move unacknowledged messages from an ack-all consumer to one with explicit acks.
+
+        Returns:
+            The name of the new consumer.
+        """
         class_id = cls.class_id
         stream = self._options.names.stream_name(class_id)
         fresh = self._return_consumers.setdefault(position, self._new_name())
@@ -588,22 +630,26 @@ class ConsumerManager:
         first = int(unacked.sequences[unacked.delays >= 0.0][0])
         begin = api.start_at_sequence(first)
         await self._create_consumer(
-            class_id, fresh, "plain", begin, channels=patterns, sent=unacked.sent_to
+            class_id, fresh, "plain", begin, channels=patterns, delivered_before=unacked.sent_to
         )
         await self._delete(class_id, name)
         await transfer_messages(self._link, stream, fresh, unacked)
         return fresh
 
     async def trim(self, class_id: int) -> dict[str, int]:
-        """Have removed what all consumers have acknowledged. A stream without any keeps all.
-        Returns by the name of each up to which message it has."""
+        """Remove the messages that all consumers have acknowledged. A stream without consumers
+        keeps all.
+
+        Returns:
+            The ack floor of each consumer, by name.
+        """
         found = [i for i in await self.list_all(class_id) if api.kind_of(i)]
         floors = {str(info["name"]): api.ack_floor(info) for info in found}
         floor = min(floors.values(), default=0)
         if floor > self._trimmed_floor.get(class_id, 1):
             stream = self._options.names.stream_name(class_id)
             state = (await self._link.api_request(f"STREAM.INFO.{stream}"))["state"]
-            if floor > int(state["first_seq"]):  # A purge of nothing would disturb others, too.
+            if floor > int(state["first_seq"]):  # An empty purge would still cost all replicas.
                 await self._link.api_request(f"STREAM.PURGE.{stream}", {"seq": floor})
             self._trimmed_floor[class_id] = floor
         return floors

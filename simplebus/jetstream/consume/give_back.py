@@ -1,19 +1,15 @@
-"""What a door gives back to a consumer that others may have, for whoever comes next (trio).
+"""Return of unacknowledged messages to a consumer, for the next subscription.
 
-Rule 1: what is immediate back comes again first, and in order. A server that has a request of somebody
-who is gone would put the first message behind the others: it is asked something before that, and
-forgets the request.
-Rule 2: what was on its way to nobody is immediate back as well, where all that the consumer has sent
-before came to this door.
-Rule 3: a server forgets what was immediate back when messages in front of it are purged, and sends it
-after the ack wait, behind what is newer. So the consumer says what that was, and how many messages
-it had sent by then; who finds that it has sent none since gives the same back once more.
+Returned messages are redelivered first and in order. Messages that were delivered to a request of a
+departed server are returned as well. NATS servers forget returned messages when earlier
+messages are
+purged, and redeliver them only after the ack wait. Therefore the consumer's metadata list the
+returned messages and the number of deliveries so far; a server that finds the same number of
+deliveries returns the same messages again. The messages of a dead server are returned if no server
+holds the consumer.
 
-Rule 4: what a dead door had comes first as well, where nobody says that he has it: all that the
-consumer delays for is immediate back, but for what is to delay_seconds.
-
-    simplebus-left    7 4-5 9-9    7 sent so far; 4, 5 and 9 of the stream were immediate back
-    simplebus-delay_seconds   6-8          and 6 to 8, not to be sent before some time has passed
+    simplebus-left    7 4-5 9-9    7 deliveries so far; sequences 4, 5 and 9 were returned
+    simplebus-pause   6-8          sequences 6 to 8 were returned with a delay
 """
 
 from __future__ import annotations
@@ -33,25 +29,28 @@ from simplebus.nats.client.events import ReceivedMessages
 from simplebus.net.nats_connection import NatsConnection
 
 DEAD_LETTER_PENDING = float("inf")
-"""As a delay_seconds: its dead letter is on its way."""
+"""Delay of a message whose dead letter is not stored yet."""
 
 
 @dataclass(frozen=True, slots=True)
 class UnackedOnExit:
-    """What a door that goes gives back of a consumer that was its alone."""
+    """Unacknowledged messages of a closed consumer with ack policy `all`."""
 
     sequences: Integers
-    """Messages of the stream, ascending: shape (n,)."""
+    """Stream sequences, ascending: shape (n,)."""
     delays: Times
-    """For how many seconds none of them is to be sent; less than 0 for one that is done with."""
+    """Seconds before redelivery, shape (n,); negative for an acknowledged message."""
     highest: int
-    """The last one that was sent to this door,"""
+    """Last sequence that this server received."""
     sent_to: int
-    """or to somebody before."""
+    """Last sequence that this server or a predecessor received."""
 
     def resolve_dead_letters(self, is_stored: bool) -> UnackedOnExit | None:
-        """The same when it is known whether the dead letters are stored of what is being buried:
-        who comes next has it otherwise. None for nothing."""
+        """Acknowledge messages with stored dead letters, or return them if `is_stored` is False.
+
+        Returns:
+            The remaining messages; None if there are none.
+        """
         delays = np.where(
             self.delays == DEAD_LETTER_PENDING, -1.0 if is_stored else 0.0, self.delays
         )
@@ -59,21 +58,21 @@ class UnackedOnExit:
 
 
 _RETRY_SECONDS = (1.0, 2.0, 4.0, 8.0, 16.0)
-"""Seconds before it is naks again; after that it comes by itself."""
+"""Seconds before each repeated nak. After the last one the ack wait applies."""
 
 
 class ExpectedRedeliveries:
-    """Of one position."""
+    """Returned messages that should be redelivered to this position first."""
 
     def __init__(self, subjects: dict[int, bytes]) -> None:
-        """`subjects`: by which the consumer is told of each message of the stream, in order."""
+        """Expect messages: ack subjects by stream sequence, in order."""
         self._ack_subjects = dict(subjects)
         self._waiting_since: float | None = None
-        """Since when nothing of it has come that could have."""
+        """Time since which a redelivery was possible and none arrived."""
         self._retry_count = 0
 
     def remove_received(self, sequences: Integers) -> None:
-        """These messages of the stream have come."""
+        """Remove sequences that have arrived."""
         if not self._ack_subjects:
             return
         before = len(self._ack_subjects)
@@ -83,7 +82,10 @@ class ExpectedRedeliveries:
             self._waiting_since = None
 
     def retry_overdue(self, now: float, *, has_request: bool) -> bytes:
-        """What is to be naks now; `has_request` says whether the consumer was asked for messages."""
+        """Return naks that repeat the return of overdue messages; empty if none is due.
+
+        `has_request` is True if the consumer was asked for messages.
+        """
         if not (self._ack_subjects and has_request):
             self._waiting_since = None
             return b""
@@ -101,9 +103,9 @@ class ExpectedRedeliveries:
         return b"".join(naks)
 
 
-RETURNED, DELAYED = "simplebus-left", "simplebus-delay_seconds"
+RETURNED, DELAYED = "simplebus-left", "simplebus-pause"
 RETURNED_MESSAGES_MAX = 16 * 1024
-"""Of more messages it is not naks that they were immediate back."""
+"""Upper limit of the messages that are listed in the metadata."""
 _BATCH_MAX = 4096
 _RUNS_MAX = 256
 _RETURN_NOTE = re.compile(r"([0-9]{1,18})((?: [0-9]{1,18}-[0-9]{1,18})+)")
@@ -111,25 +113,29 @@ _RUNS = re.compile(r"[0-9]{1,18}-[0-9]{1,18}(?: [0-9]{1,18}-[0-9]{1,18})*")
 _NOTE_CHARACTERS_MAX = 64 * _RUNS_MAX
 _NONE: Integers = np.empty(0, np.int64)
 _LONG_NAK = jetstream_codec.nak_payload(30.0)
-"""What has a server take a message out of the row of those that are to come again."""
+"""Nak that removes a message from the server's redelivery queue for now."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReturnedMessages:
-    """What a position leaves that is nobody's at this door any more."""
+    """Unacknowledged messages of a closed durable, group or resumed consumer."""
 
     messages: list[tuple[ReceivedMessages, float]]
-    """Those that are not acknowledged, and for how many seconds they are not to be sent."""
+    """Messages, and the seconds before they may be redelivered."""
     delivery_state: tuple[int, int] | None = None
-    """How many messages the consumer has sent by now and the last one of the stream among them, as
-    far as this door knows; None where some went elsewhere."""
+    """Number of deliveries and last delivered sequence of the consumer; None if other servers
+    received
+    messages, too.
+    """
 
 
 def with_return_note(
     info: dict[str, Any], sequences: Integers, delayed: Integers = _NONE
 ) -> dict[str, Any]:
-    """How a consumer is configured that says that these messages were immediate back, and those with
-    delays: ascending, shape (n,)."""
+    """Return the configuration with metadata about returned and delayed messages.
+
+    The sequences are ascending, shape (n,).
+    """
     config: dict[str, Any] = info["config"]
     metadata = {**(config.get("metadata") or {})}
     for key in (RETURNED, DELAYED):
@@ -156,7 +162,7 @@ def _sequences(runs: str) -> list[int]:
 
 
 def returned_sequences(info: dict[str, Any]) -> list[int]:
-    """What was immediate back to a consumer that has sent nothing since."""
+    """Return the sequences that were returned to a consumer that has delivered nothing since."""
     match = _RETURN_NOTE.fullmatch(_metadata(info, RETURNED))
     if match is None or int(match[1]) != api.delivery_count(info):
         return []
@@ -164,7 +170,7 @@ def returned_sequences(info: dict[str, Any]) -> list[int]:
 
 
 def unacked_sequences(info: dict[str, Any]) -> list[int]:
-    """All that a consumer may wait for, but for what delays."""
+    """Return all delivered sequences from the ack floor on, except delayed ones."""
     delays = _RUNS.fullmatch(_metadata(info, DELAYED))
     delayed = set(_sequences(delays[0])) if delays is not None else ()
     sent = range(api.ack_floor(info), api.last_delivered(info) + 1)[:RETURNED_MESSAGES_MAX]
@@ -179,8 +185,14 @@ def _metadata(info: dict[str, Any], key: str) -> str:
 async def return_messages(
     link: NatsConnection, stream: str, name: str, returned: ReturnedMessages
 ) -> dict[str, Any] | None:
-    """Give messages back to a consumer, and what it has sent to nobody. Returns how it is to be
-    configured from now on; None for as it is. Raises BusConnectionError and JetStreamError."""
+    """Return messages to a consumer, and those that it delivered to nobody.
+
+    Returns:
+        The new configuration of the consumer; None if it does not change.
+
+    Raises:
+        BusConnectionError, JetStreamError: A request failed.
+    """
     info = await link.api_request(f"CONSUMER.INFO.{stream}.{name}")
     lost = range(0)
     if returned.delivery_state is not None and not info.get(
@@ -213,8 +225,11 @@ async def return_messages(
 async def transfer_messages(
     link: NatsConnection, stream: str, name: str, unacked: UnackedOnExit
 ) -> None:
-    """Have a consumer of this name, which is new, go on with what another one has sent: each
-    message is acknowledged there, or immediate back with its delay_seconds. Raises BusConnectionError."""
+    """Transfer acknowledgements to a new consumer: each message is acknowledged or returned there.
+
+    Raises:
+        BusConnectionError: A request failed.
+    """
     most = unacked.highest - int(unacked.sequences[unacked.delays >= 0.0][0]) + 1
     last: tuple[str, bytes] | None = None
     while most > 0:
@@ -237,7 +252,7 @@ async def transfer_messages(
 def _ack_or_return(
     link: NatsConnection, messages: ReceivedMessages, unacked: UnackedOnExit
 ) -> tuple[str, bytes]:
-    """Acknowledge or give back each of these. Returns what was naks last."""
+    """Acknowledge or return each message. Returns the last ack subject and payload."""
     sequences = jetstream_codec.parse_deliveries(messages).sequences
     at = np.minimum(unacked.sequences.searchsorted(sequences), unacked.sequences.size - 1)
     delays = np.where(unacked.sequences[at] == sequences, unacked.delays[at], -1.0)
@@ -256,9 +271,16 @@ def _ack_or_return(
 async def return_again(
     link: NatsConnection, stream: str, info: dict[str, Any], *, is_unheld: bool = False
 ) -> dict[int, bytes]:
-    """Have what was immediate back to a consumer come first, whatever was purged since; of one that is
-    nobody's, all that it delays for. Returns by which it is told of each of these. Raises
-    BusConnectionError."""
+    """Repeat the return of messages, so that they are redelivered first after a purge.
+
+    For a consumer that no server holds, all delivered messages are returned.
+
+    Returns:
+        Ack subjects of these messages by sequence.
+
+    Raises:
+        BusConnectionError: The request failed.
+    """
     sequences = unacked_sequences(info) if is_unheld else returned_sequences(info)
     subjects = {sequence: _subject(stream, info, sequence) for sequence in sequences}
     if subjects:
@@ -268,7 +290,7 @@ async def return_again(
 
 
 def _subject(stream: str, info: dict[str, Any], sequence: int) -> bytes:
-    """By which a consumer is told of a message of the stream that it has sent, whenever it was."""
+    """Return the ack subject of a delivered message."""
     sent = api.delivery_count(info)
     return f"$JS.ACK.{stream}.{info['name']}.1.{sequence}.{sent}.0.0".encode()
 

@@ -36,7 +36,7 @@ from simplebus.nats.server.routes import SubjectRoutes
 from simplebus.nats.subjects import class_subject
 
 _MESSAGE_ID: np.dtype[np.uint32] = np.dtype(">u4")
-_MESSAGE_ID_AT = 3
+_MESSAGE_ID_OFFSET = 3
 
 _NO, _YES, _UNKNOWN = range(3)
 ChannelFlags = npt.NDArray[np.uint8]
@@ -232,11 +232,11 @@ class BusToNats:
         if session is not None and session.grants is not None:
             delayed &= self._select_allowed(session, cls, rows)
         for begin, end in flags_to_ranges(delayed):
-            for opens, a, b in selection.due_times(cls.ring, first + begin, first + end):
+            for due_at, a, b in selection.due_times(cls.ring, first + begin, first + end):
                 if len(self._delayed) >= self._delayed_max:
                     self._drop_released()
-                heapq.heappush(self._delayed, (opens, next(self._order), cls, a, b))
-                self._wakeups.schedule_wakeup(opens, self)
+                heapq.heappush(self._delayed, (due_at, next(self._order), cls, a, b))
+                self._wakeups.schedule_wakeup(due_at, self)
 
     def _drop_released(self) -> None:
         """Drop entries of released messages, so that the heap stays bounded by the stored messages."""
@@ -246,19 +246,19 @@ class BusToNats:
 
     def handle_wakeup(self) -> bool:
         """Deliver the messages that are due."""
-        spare = _MESSAGES_PER_WAKEUP
-        while spare > 0 and self.next_wakeup <= self._clock.now:
-            opens, order, cls, first, last = heapq.heappop(self._delayed)
+        remaining = _MESSAGES_PER_WAKEUP
+        while remaining > 0 and self.next_wakeup <= self._clock.now:
+            due_at, order, cls, first, last = heapq.heappop(self._delayed)
             first = max(first, cls.ring.floor)
-            end = min(last, first + spare)
+            end = min(last, first + remaining)
             if end < last:
-                heapq.heappush(self._delayed, (opens, order, cls, end, last))
+                heapq.heappush(self._delayed, (due_at, order, cls, end, last))
             if first < end:
                 rows = cls.ring.read_rows(first, end)
                 self._send_flagged(
                     cls, first, self._select_subscribed(cls, rows) & self._select_deliverable(rows)
                 )
-            spare -= max(1, end - first)
+            remaining -= max(1, end - first)
         return False
 
 
@@ -293,12 +293,12 @@ def _build_mixed_batch(subjects: list[bytes], payloads: list[bytes]) -> MixedBat
     """Return the messages as one batch."""
     numbers: dict[bytes, int] = {}
     parts: list[bytes] = []
-    each: list[int] = []
+    subject_numbers: list[int] = []
     for subject, payload in zip(subjects, payloads, strict=True):
-        each.append(numbers.setdefault(subject, len(numbers)))
+        subject_numbers.append(numbers.setdefault(subject, len(numbers)))
         parts += (b"PUB %b %d\r\n" % (subject, len(payload)), payload, b"\r\n")
     lengths = np.array([len(part) for part in parts], np.int64).reshape(-1, 3)
-    bounds = np.zeros(len(each) + 1, np.int64)
+    bounds = np.zeros(len(subject_numbers) + 1, np.int64)
     np.cumsum(lengths.sum(axis=1), out=bounds[1:])
     ends = bounds[:-1] + 4 + np.array([len(subject) for subject in subjects], np.int64)
     return MixedBatch(
@@ -306,7 +306,7 @@ def _build_mixed_batch(subjects: list[bytes], payloads: list[bytes]) -> MixedBat
         bounds,
         ends,
         bounds[:-1] + lengths[:, 0],
-        np.array(each, np.int32),
+        np.array(subject_numbers, np.int32),
         tuple(numbers),
     )
 
@@ -322,7 +322,7 @@ def _build_uniform_batch(
         return None
     stride = len(piece) // count
     data = np.frombuffer(piece, np.uint8)
-    ids = strided(data, _MESSAGE_ID, _MESSAGE_ID_AT, stride, count)
+    ids = strided(data, _MESSAGE_ID, _MESSAGE_ID_OFFSET, stride, count)
     if (ids != np.arange(first, last) & MESSAGE_ID_MASK).any():  # Not where they would be.
         return None
     rows = data.reshape(count, stride)

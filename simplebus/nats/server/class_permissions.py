@@ -108,17 +108,17 @@ class ClassSubjectGrants(SubjectGrants):
         return ()  # Subject patterns do not apply to messages from classes.
 
     def delivery_filter(self, subject: bytes, queue: bytes) -> PermissionCache | None:
-        own = super().denied_patterns(subject, queue), subjects.is_literal(subject)
-        found = self._delivery_filters.get(own)
-        if found is None:
-            judge = self._make_denied_check(self._filter_for_patterns(own[0]))
-            found = _DeliveryPermissionCache(
-                self._table, judge, self._classes, self.class_grants, is_literal=own[1]
+        key = super().denied_patterns(subject, queue), subjects.is_literal(subject)
+        cache = self._delivery_filters.get(key)
+        if cache is None:
+            is_denied = self._make_denied_check(self._filter_for_patterns(key[0]))
+            cache = _DeliveryPermissionCache(
+                self._table, is_denied, self._classes, self.class_grants, is_literal=key[1]
             )
             if len(self._delivery_filters) >= CACHED_PERMISSIONS_MAX:
                 self._delivery_filters.clear()
-            self._delivery_filters[own] = found
-        return found
+            self._delivery_filters[key] = cache
+        return cache
 
     def _make_denied_check(self, own: PermissionCache | None) -> Callable[[str], bool]:
         """Return a function that is True for subjects that are not delivered."""
@@ -178,9 +178,9 @@ class _BindingPermissionCache(PermissionCache):
         return super().get_many(numbers)
 
     def _clear_if_changed(self) -> None:
-        epoch = self._classes.get_change_count()
-        if epoch != self._change_count:
-            self._change_count = epoch
+        change_count = self._classes.get_change_count()
+        if change_count != self._change_count:
+            self._change_count = change_count
             self.clear()
 
 
@@ -202,19 +202,19 @@ class _DeliveryPermissionCache(_BindingPermissionCache):
         self._is_literal = is_literal
 
     def get(self, subject: bytes) -> bool:
-        shown = self._classes.source_class
-        if shown is None:
+        source_class = self._classes.source_class
+        if source_class is None:
             return super().get(subject)
-        if has_private_channels(shown.name) and not (
+        if has_private_channels(source_class.name) and not (
             self._is_literal
-            or self._class_grants.has_right(AdminRight.FETCH, shown.class_id, shown.name)
+            or self._class_grants.has_right(AdminRight.FETCH, source_class.class_id, source_class.name)
         ):
             return True
-        scope: ClassPermissions = self._class_grants.subscribe_permissions(
-            shown.class_id, shown.name
+        permissions: ClassPermissions = self._class_grants.subscribe_permissions(
+            source_class.class_id, source_class.name
         )
-        is_plain = subject == class_subject(shown.class_id, shown.name)
-        return not scope.is_allowed("" if is_plain else subjects.to_text(subject))
+        is_plain = subject == class_subject(source_class.class_id, source_class.name)
+        return not permissions.is_allowed("" if is_plain else subjects.to_text(subject))
 
 
 def class_request(
@@ -234,13 +234,13 @@ def class_request(
         option_tokens: Canonical tokens behind the class.
         is_new: True for a class that does not exist: it is allowed only as it was named.
     """
-    own: list[int | str] = [name] if name else []
-    others: list[int | str] = []
-    (others if is_new and name else own).append(class_id)
+    names: list[int | str] = [name] if name else []
+    related: list[int | str] = []
+    (related if is_new and name else names).append(class_id)
     if name.startswith(DEAD_LETTER_PREFIX):
-        for id_, called in find_dead_letter_sources(name.removeprefix(DEAD_LETTER_PREFIX)):
-            others += [each for each in (id_, called) if each not in (-1, "")]
-    return make_class_request([each for each in own if each != -1], others, option_tokens)
+        for id_, source_name in find_dead_letter_sources(name.removeprefix(DEAD_LETTER_PREFIX)):
+            related += [each for each in (id_, source_name) if each not in (-1, "")]
+    return make_class_request([each for each in names if each != -1], related, option_tokens)
 
 
 def _names_one_channel(subject: bytes) -> bool:

@@ -42,12 +42,12 @@ class PermissionCache:
 
     def get(self, subject: bytes) -> bool:
         """Return the decision about a subject."""
-        verdict = self._by_name.get(subject)
-        if verdict is None:
+        decision = self._by_name.get(subject)
+        if decision is None:
             if len(self._by_name) >= CACHED_PERMISSIONS_MAX:
                 self._by_name.clear()
-            verdict = self._by_name[subject] = self._decide(subjects.index_key(subject))
-        return verdict
+            decision = self._by_name[subject] = self._decide(subjects.index_key(subject))
+        return decision
 
     def get_many(self, numbers: npt.NDArray[np.int32]) -> npt.NDArray[np.bool_]:
         """Return the decisions about subject numbers, shape (n,)."""
@@ -56,14 +56,14 @@ class PermissionCache:
         if self._valid_for != self._table.generation:
             self._valid_for = self._table.generation
             self._by_number.fill(_UNKNOWN)
-        verdicts = self._by_number[numbers]
-        unknown = verdicts == _UNKNOWN
+        row_decisions = self._by_number[numbers]
+        unknown = row_decisions == _UNKNOWN
         if unknown.any():
             for number in np.unique(numbers[unknown]).tolist():
                 self._by_number[number] = _YES if self.get(self._table.names[number]) else _NO
-            verdicts = self._by_number[numbers]
-        said: npt.NDArray[np.bool_] = verdicts == _YES
-        return said
+            row_decisions = self._by_number[numbers]
+        decisions: npt.NDArray[np.bool_] = row_decisions == _YES
+        return decisions
 
 
 class SubjectGrants:
@@ -80,13 +80,13 @@ class SubjectGrants:
             lambda name: (everything or allow.matches(name)) and not deny.matches(name),
         )
         """Decides if a subject may be published on, without response permissions."""
-        hears = tuple(map(normalize_pattern, permissions.subscribe_allow))
-        self._can_subscribe_all = not hears
-        self._allow = _PatternList(hears)
+        subscribe_allow = tuple(map(normalize_pattern, permissions.subscribe_allow))
+        self._can_subscribe_all = not subscribe_allow
+        self._allow = _PatternList(subscribe_allow)
         self._is_subscribe_restricted = bool(
             permissions.subscribe_allow or permissions.subscribe_deny
         )
-        self._allow_requests = _PatternList(tuple(p for p in hears if p.startswith(REQUEST_PREFIX)))
+        self._allow_requests = _PatternList(tuple(p for p in subscribe_allow if p.startswith(REQUEST_PREFIX)))
         self._deny = _PatternList(tuple(map(normalize_pattern, permissions.subscribe_deny)))
         self._filters: dict[tuple[str, ...], PermissionCache] = {}
 
@@ -149,12 +149,12 @@ class SubjectGrants:
     def _filter_for_patterns(self, patterns: tuple[str, ...]) -> PermissionCache | None:
         if not patterns:
             return None
-        found = self._filters.get(patterns)
-        if found is None:
+        cache = self._filters.get(patterns)
+        if cache is None:
             if len(self._filters) >= CACHED_PERMISSIONS_MAX:
                 self._filters.clear()
-            found = self._filters[patterns] = PermissionCache(self._table, _match_any(patterns))
-        return found
+            cache = self._filters[patterns] = PermissionCache(self._table, _match_any(patterns))
+        return cache
 
 
 class OpenReplies:
@@ -185,13 +185,13 @@ class OpenReplies:
 
     def use_reply(self, subject: bytes) -> bool:
         """Return True and count a response if the subject may be responded to."""
-        since, answers = self._open.get(subject, (0.0, -1))
-        if answers < 0:
+        delivered_at, response_count = self._open.get(subject, (0.0, -1))
+        if response_count < 0:
             return False
-        if self._is_expired(since, self._now()) or 0 <= self._responses.max_responses <= answers:
+        if self._is_expired(delivered_at, self._now()) or 0 <= self._responses.max_responses <= response_count:
             del self._open[subject]
             return False
-        self._open[subject] = (since, answers + 1)
+        self._open[subject] = (delivered_at, response_count + 1)
         return True
 
     def _is_expired(self, since: float, now: float) -> bool:
@@ -242,10 +242,10 @@ class _PatternList:
 
 
 def _build_index(patterns: list[str]) -> SubscriptionIndex[int]:
-    found: SubscriptionIndex[int] = SubscriptionIndex(cache_names=0, check=lambda pattern: pattern)
+    index: SubscriptionIndex[int] = SubscriptionIndex(cache_names=0, check=lambda pattern: pattern)
     for pattern in patterns:
-        found.insert(pattern, 0)
-    return found
+        index.insert(pattern, 0)
+    return index
 
 
 def _match_any(patterns: tuple[str, ...]) -> Callable[[str], bool]:

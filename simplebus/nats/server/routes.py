@@ -224,8 +224,8 @@ class SubjectRoutes:
         if len(names) == len(groups):
             return sinks
         joined: list[SubjectSink] = [sink for sink in sinks if not isinstance(sink, QueueGroup)]
-        for those in names.values():
-            key = tuple(those)
+        for same_name in names.values():
+            key = tuple(same_name)
             if len(key) == 1:
                 joined.append(key[0])
                 continue

@@ -179,8 +179,8 @@ class NatsSession:
     @property
     def next_read_bytes(self) -> int:
         """Size of the next read."""
-        most = TRICKLE_BYTES if self.is_reading_paused else self._max_read_bytes
-        return min(self._next_read_bytes, most)
+        max_bytes = TRICKLE_BYTES if self.is_reading_paused else self._max_read_bytes
+        return min(self._next_read_bytes, max_bytes)
 
     @property
     def can_free_space(self) -> bool:
@@ -213,11 +213,11 @@ class NatsSession:
         one read
         caused too many events or enough output to make a receiver slow.
         """
-        most = min(OUTPUT_PER_READ_BYTES, self._slow_pending_bytes)
-        work = max(output_bytes / most, event_count / EVENTS_PER_READ)
-        if work > 1:
-            self._next_read_bytes = max(READ_BYTES_MIN, int(count / work))
-        elif count >= self._next_read_bytes and work <= 0.5:
+        max_output_bytes = min(OUTPUT_PER_READ_BYTES, self._slow_pending_bytes)
+        cost = max(output_bytes / max_output_bytes, event_count / EVENTS_PER_READ)
+        if cost > 1:
+            self._next_read_bytes = max(READ_BYTES_MIN, int(count / cost))
+        elif count >= self._next_read_bytes and cost <= 0.5:
             self._next_read_bytes = min(2 * self._next_read_bytes, RECEIVE_BYTES)
 
     def reduce_read_size(self) -> None:
@@ -368,15 +368,15 @@ class NatsSubscription:
         """Deliver rows of a batch; None for all. Returns the rows that were not accepted."""
         if not self.accepts_from(origin):
             return row_indexes(messages, rows)
-        left = _NONE
+        rejected = _NONE
         if self.denied_subjects is not None:
-            rows, left = self._split_denied(messages, rows, self.denied_subjects)
+            rows, rejected = self._split_denied(messages, rows, self.denied_subjects)
         count = messages.count if rows is None else len(rows)
-        most = self.max_messages - self.delivered_count
-        if self.max_messages and count > most:
+        remaining = self.max_messages - self.delivered_count
+        if self.max_messages and count > remaining:
             rows = row_indexes(messages, rows)
-            left = np.sort(np.concatenate((left, rows[most:])))
-            rows, count = rows[:most], most
+            rejected = np.sort(np.concatenate((rejected, rows[remaining:])))
+            rows, count = rows[:remaining], remaining
         if count:
             session = self.session
             session.gather(self.sid, rows, count * messages.mean_message_bytes)
@@ -387,7 +387,7 @@ class NatsSubscription:
             ):
                 session.open_replies.add(messages.first_message.reply)
             self._count_delivered(count)
-        return left
+        return rejected
 
     def _split_denied(
         self, messages: UniformBatch | MixedBatch, rows: Indexes | None, denied: PermissionCache

@@ -143,18 +143,18 @@ class SlowConsumerMonitor:
         if not self._new_slow_sessions:
             return None
         seconds = STALL_SECONDS_EXCLUSIVE if is_exclusive else STALL_SECONDS_MAX
-        hold = PublisherStall(list(self._new_slow_sessions), has_fast_receivers, seconds)
+        stall = PublisherStall(list(self._new_slow_sessions), has_fast_receivers, seconds)
         self._new_slow_sessions.clear()
-        return hold if self.is_stall_needed(hold) else None
+        return stall if self.is_stall_needed(stall) else None
 
     def create_session_stall(
         self, publisher: NatsSession, receivers: Iterable[NatsSession], *, has_other_receivers: bool
     ) -> PublisherStall | None:
         """Create a stall of a NATS publisher that has just published to `receivers`."""
         others = self._has_fast_receivers(publisher, receivers) or has_other_receivers
-        hold = self.create_stall(has_fast_receivers=others, is_exclusive=not others)
-        publisher.has_stalled = publisher.has_stalled or hold is not None
-        return hold
+        stall = self.create_stall(has_fast_receivers=others, is_exclusive=not others)
+        publisher.has_stalled = publisher.has_stalled or stall is not None
+        return stall
 
     def _has_fast_receivers(self, publisher: NatsSession, receivers: Iterable[NatsSession]) -> bool:
         """Return True if a receiver is not slow, or one was not slow until
@@ -164,12 +164,12 @@ class SlowConsumerMonitor:
         if (other := next(others, None)) is not None:
             publisher.last_fast_receiver, publisher.last_fast_receiver_at = ref(other), self.now
             return True
-        fed = (
+        last_receiver = (
             publisher.last_fast_receiver()
             if self.now - publisher.last_fast_receiver_at <= RECENT_DELIVERY_SECONDS
             else None
         )
-        return fed is not None and not (fed.is_disconnecting or self.is_slow(fed))
+        return last_receiver is not None and not (last_receiver.is_disconnecting or self.is_slow(last_receiver))
 
     def is_slow(self, session: NatsSession) -> bool:
         """Return True if the session has more than `slow_pending_bytes` pending."""

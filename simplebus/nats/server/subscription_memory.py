@@ -31,8 +31,8 @@ def estimate_bytes(subject: bytes, queue: bytes, sid: bytes) -> int:
         + len(sid)
     )
     if has_wildcard(subject):
-        behind = max(0, subject.count(b".") + 1 - PREFIX_SEGMENTS)
-        size += PATTERN_MEMORY_BYTES + PATTERN_TOKEN_MEMORY_BYTES * behind
+        extra_tokens = max(0, subject.count(b".") + 1 - PREFIX_SEGMENTS)
+        size += PATTERN_MEMORY_BYTES + PATTERN_TOKEN_MEMORY_BYTES * extra_tokens
     return size + QUEUE_MEMBER_MEMORY_BYTES if queue else size
 
 
@@ -55,25 +55,25 @@ class SubscriptionMemory:
     def reserve(self, subscription: NatsSubscription) -> bool:
         """Charge a subscription to its account. Returns False if the limit does not allow it."""
         session, size = subscription.session, _size(subscription)
-        who, left = session.memory_account, self.limit_bytes - self.used_bytes - size
-        has = self._bytes_by_account.get(who, 0) + size
-        if left < 0 or (
-            has > left and session.subscription_memory_bytes + size > self.client_min_bytes
+        account, free_bytes = session.memory_account, self.limit_bytes - self.used_bytes - size
+        account_bytes = self._bytes_by_account.get(account, 0) + size
+        if free_bytes < 0 or (
+            account_bytes > free_bytes and session.subscription_memory_bytes + size > self.client_min_bytes
         ):
             return False
-        self._bytes_by_account[who] = has
+        self._bytes_by_account[account] = account_bytes
         self.used_bytes += size
         session.subscription_memory_bytes += size
-        subscription.memory_account = who
+        subscription.memory_account = account
         return True
 
     def uncharge_account(self, subscription: NatsSubscription) -> None:
         """Remove a subscription from its account; its memory stays used until `free`."""
-        who, size = subscription.memory_account, _size(subscription)
+        account, size = subscription.memory_account, _size(subscription)
         subscription.session.subscription_memory_bytes -= size
-        self._bytes_by_account[who] -= size
-        if not self._bytes_by_account[who]:
-            del self._bytes_by_account[who]
+        self._bytes_by_account[account] -= size
+        if not self._bytes_by_account[account]:
+            del self._bytes_by_account[account]
 
     def free(self, subscription: NatsSubscription) -> None:
         """Release the memory of a removed subscription. Called after `uncharge_account`."""

@@ -28,10 +28,11 @@ from tests.jetstream.nats_servers import NatsServer
 from tests.jetstream.stateless_servers import (
     PATIENCE_SECONDS,
     address,
+    cluster_of,
     door,
     options,
+    until,
 )
-from tests.jetstream.test_two_servers import cluster_of, until
 from tests.support import running_server
 
 SUBJECTS = Subjects("bus")
@@ -70,7 +71,7 @@ class Names(dict[str, int]):
     def do(self, class_id: int, job: Job) -> None:
         self.jobs.append(job)
 
-    async def ask(
+    async def api_request(
         self, subject: str, body: dict[str, Any] | None = None, *, seconds: float = 0.0
     ) -> dict[str, Any]:
         """Of a stream that says nothing; that it is to say something is refused."""
@@ -88,7 +89,7 @@ class Names(dict[str, int]):
         """Nobody is there to be asked."""
         [inbox] = [each for each in self.sids if each.startswith("_INBOX")]
         self.naming.handle_messages(self.sids[inbox], arrived(NOBODY))
-        await self.naming.load(self)  # type: ignore[arg-type]
+        await self.naming.load(self.classes)
 
     def told(self, now: float = 0.0) -> list[bytes]:
         self.said.clear()
@@ -158,7 +159,7 @@ class Listed:
         self.names = [f"t_{number}" for number in range(count)]
         self.missing = [self.names[number] for number in leaderless]
 
-    async def ask(self, subject: str, body: dict[str, Any]) -> dict[str, Any]:
+    async def api_request(self, subject: str, body: dict[str, Any]) -> dict[str, Any]:
         some = self.names[body["offset"] :][:3]
         told = [{"config": {"name": name}} for name in some if name not in self.missing]
         missing = [name for name in some if name in self.missing]
@@ -177,9 +178,9 @@ async def test_others_that_are_silent_hold_no_door_up_for_long(
     autojump_clock: trio.testing.MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     ours = Names()
-    await ours.naming.load(ours)  # type: ignore[arg-type]
+    await ours.naming.load(ours.classes)
     assert trio.current_time() < 2 * class_names.PEER_WAIT_SECONDS
-    assert "no other door has said" in caplog.text
+    assert "no other server sent class names" in caplog.text
 
 
 async def test_a_stream_that_refuses_to_say_a_name_is_asked_now_and_then(

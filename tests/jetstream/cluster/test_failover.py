@@ -20,10 +20,11 @@ from tests.jetstream.partitioned_cluster import Parted, parted_cluster
 from tests.jetstream.stateless_servers import (
     PATIENCE_SECONDS,
     address,
+    cluster_of,
     door,
     options,
+    until,
 )
-from tests.jetstream.test_two_servers import cluster_of, until
 
 ELSEWHERE = NatsAddress("elsewhere")
 
@@ -47,7 +48,7 @@ class FakeLink:
     def has_passed(self, mark: int) -> bool:
         return not self.is_busy
 
-    async def ask(self, subject: str, *, seconds: float) -> dict[str, Any]:
+    async def api_request(self, subject: str, *, seconds: float) -> dict[str, Any]:
         self.asked.append(trio.current_time())
         if self.error is not None:
             raise self.error
@@ -114,8 +115,8 @@ async def test_while_it_answers_nowhere_that_is_looked_for_ever_more_seldom_and_
     assert len(case.link.asked) < 200
     assert not case.link.left
     assert [each.message for each in caplog.records] == [
-        "JetStream has not answered for 15 s at NATS at here:4222, nor does it at any other server "
-        "that is known; looking on"
+        "JetStream has not answered for 15 s at the NATS server here:4222, nor at any other known "
+        "server; still searching"
     ]
 
 

@@ -31,7 +31,7 @@ class FakeLink:
     async def wait_ready(self) -> None:
         pass
 
-    async def ask(self, subject: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+    async def api_request(self, subject: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
         if self.error is not None:
             raise self.error
         if subject.startswith("STREAM.MSG.GET."):

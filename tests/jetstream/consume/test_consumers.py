@@ -23,8 +23,15 @@ from simplebus.server.run import RunningServer
 from tests.jetstream.faulty_api import answers_lost, asked_in_vain
 from tests.jetstream.nats_servers import NatsServer, nats_server
 from tests.jetstream.publish.test_stream_publisher import Stream, entry, frame
-from tests.jetstream.stateless_servers import PATIENCE_SECONDS, door, options
-from tests.jetstream.test_two_servers import at, cluster_of, until
+from tests.jetstream.stateless_servers import (
+    PATIENCE_SECONDS,
+    address,
+    cluster_of,
+    door,
+    options,
+    until,
+    wait_until_idle,
+)
 from tests.net.test_nats_connection import linked
 
 LATE = [0.0, -1.0, -1e300, float("nan")]
@@ -36,10 +43,6 @@ NO_LEADER = JetStreamError(10008, "JetStream system temporarily unavailable")
 async def consumers_of(up: RunningServer, class_id: int = 7) -> list[dict[str, Any]]:
     found = await cluster_of(up).consumers.list_all(class_id)
     return [info for info in found if api.kind_of(info)]
-
-
-async def is_quiet(up: RunningServer) -> None:
-    await until(lambda: not (cluster_of(up).feeds or cluster_of(up).is_busy))
 
 
 def test_who_goes_before_his_turn_holds_up_what_came_before_the_next_one_alone() -> None:
@@ -86,14 +89,14 @@ async def test_who_comes_and_goes_while_the_cluster_is_away_leaves_nothing(tmp_p
     with nats_server(tmp_path) as server:
         async with door(replace(options(server.url), storage="file")) as up:
             cluster = cluster_of(up)
-            async with simplebus.connect(at(up), name="one") as bus:
+            async with simplebus.connect(address(up), name="one") as bus:
                 with trio.fail_after(PATIENCE_SECONDS):
                     await bus.publish(b"before", class_id=7)
                     server.stop()
                     await until(lambda: not cluster.link.is_ready)
                     for _ in range(20):
                         with trio.move_on_after(0.05):
-                            async with simplebus.connect(at(up)) as other, other.subscribe(7):
+                            async with simplebus.connect(address(up)) as other, other.subscribe(7):
                                 await trio.sleep_forever()
                     await until(lambda: not cluster.feeds)
                     assert len(cluster._jobs._queues.get(7, ())) <= 2
@@ -144,7 +147,7 @@ def test_who_begins_behind_the_next_message_begins_with_it(sequence: int) -> Non
 async def test_a_position_that_is_to_begin_far_ahead_begins_with_what_is_new(
     jetstream_server: NatsServer, start: Start
 ) -> None:
-    async with door(options(jetstream_server.url)) as up, simplebus.connect(at(up)) as bus:
+    async with door(options(jetstream_server.url)) as up, simplebus.connect(address(up)) as bus:
         await bus.publish(b"old", class_id=7)
         async with bus.subscribe(7, durable="d", start=start) as messages:
             await bus.publish(b"new", class_id=7)
@@ -155,7 +158,7 @@ async def test_a_position_that_is_to_begin_far_ahead_begins_with_what_is_new(
 async def test_who_may_have_no_consumer_is_told_and_holds_up_nobody(
     jetstream_server: NatsServer,
 ) -> None:
-    async with door(options(jetstream_server.url)) as up, simplebus.connect(at(up)) as bus:
+    async with door(options(jetstream_server.url)) as up, simplebus.connect(address(up)) as bus:
         await bus.publish(b"", class_id=7)
         meddle = lambda subject: NO_MORE if subject.startswith("CONSUMER.CREATE") else None  # noqa: E731
         with trio.fail_after(PATIENCE_SECONDS), asked_in_vain(cluster_of(up).link, meddle):
@@ -170,8 +173,8 @@ async def test_an_opening_that_is_tried_again_holds_up_no_publisher_and_nobody_w
 ) -> None:
     async with (
         door(options(jetstream_server.url)) as up,
-        simplebus.connect(at(up)) as bus,
-        simplebus.connect(at(up)) as other,
+        simplebus.connect(address(up)) as bus,
+        simplebus.connect(address(up)) as other,
     ):
         link, got = cluster_of(up).link, list[bytes]()
         await bus.publish(b"before", class_id=7)
@@ -202,7 +205,7 @@ async def test_a_consumer_of_which_nobody_hears_is_had_all_the_same(
     jetstream_server: NatsServer, begin: str
 ) -> None:
     """The first one of all takes over what waits, and gets it whatever answer is lost."""
-    async with door(options(jetstream_server.url)) as up, simplebus.connect(at(up)) as bus:
+    async with door(options(jetstream_server.url)) as up, simplebus.connect(address(up)) as bus:
         await bus.publish(b"waits", class_id=7)
         with answers_lost(cluster_of(up).link, begin) as lost:
             async with bus.subscribe(7) as messages:
@@ -217,12 +220,12 @@ async def test_who_goes_while_his_consumer_is_asked_for_leaves_none(
 ) -> None:
     async with (
         door(options(jetstream_server.url)) as up,
-        simplebus.connect(at(up)) as bus,
+        simplebus.connect(address(up)) as bus,
         bus.subscribe(7),
     ):
         with answers_lost(cluster_of(up).link, "CONSUMER.CREATE", 1 << 30) as lost:
             with trio.fail_after(PATIENCE_SECONDS):
-                async with simplebus.connect(at(up)) as other, trio.open_nursery() as nursery:
+                async with simplebus.connect(address(up)) as other, trio.open_nursery() as nursery:
                     nursery.start_soon(_subscribe, other)
                     await until(lambda: lost.total() > 1)
                     nursery.cancel_scope.cancel()
@@ -240,7 +243,7 @@ async def test_what_somebody_leaves_waits_for_the_next_one_whatever_is_answered(
     jetstream_server: NatsServer,
 ) -> None:
     """As long as the door does not do as it should, its consumer would be nobody's."""
-    async with door(options(jetstream_server.url)) as up, simplebus.connect(at(up)) as bus:
+    async with door(options(jetstream_server.url)) as up, simplebus.connect(address(up)) as bus:
         link, names = cluster_of(up).link, list[str]()
         await bus.publish_many([b"%d" % number for number in range(5)], class_id=7)
 
@@ -256,11 +259,11 @@ async def test_what_somebody_leaves_waits_for_the_next_one_whatever_is_answered(
             await until(lambda: failed.total() > 3)
             assert cluster_of(up).is_busy
             names.clear()
-            await is_quiet(up)
+            await wait_until_idle(up)
         async with bus.subscribe(7) as messages:
             got = [(await messages.get(PATIENCE_SECONDS)).payload for _ in range(5)]
         assert got == [b"%d" % number for number in range(5)]
-        await is_quiet(up)
+        await wait_until_idle(up)
         (info,) = await consumers_of(up)
         assert api.server_id_of(info) == ""
 
@@ -268,7 +271,7 @@ async def test_what_somebody_leaves_waits_for_the_next_one_whatever_is_answered(
 async def test_what_is_to_be_forgotten_is_forgotten_later_but_not_if_somebody_has_come_for_it(
     jetstream_server: NatsServer,
 ) -> None:
-    async with door(options(jetstream_server.url)) as up, simplebus.connect(at(up)) as bus:
+    async with door(options(jetstream_server.url)) as up, simplebus.connect(address(up)) as bus:
         cluster, is_there = cluster_of(up), False
         link, failing = cluster.link, [True]
         delete = f"CONSUMER.DELETE.{cluster.options.names.stream_name(7)}.d-d"
@@ -284,9 +287,9 @@ async def test_what_is_to_be_forgotten_is_forgotten_later_but_not_if_somebody_ha
                         failing[0] = False
                         await until(lambda: not cluster.is_busy)
                         is_there = "d-d" in [info["name"] for info in await consumers_of(up)]
-                    await is_quiet(up)
+                    await wait_until_idle(up)
                 failing[0] = False
-                await is_quiet(up)
+                await wait_until_idle(up)
                 failed.clear()
         assert is_there
         assert "d-d" not in [info["name"] for info in await consumers_of(up)]
@@ -295,7 +298,7 @@ async def test_what_is_to_be_forgotten_is_forgotten_later_but_not_if_somebody_ha
 async def test_a_door_that_is_silent_is_taken_to_be_there_and_asked_once(
     jetstream_server: NatsServer,
 ) -> None:
-    async with door(options(jetstream_server.url)) as up, simplebus.connect(at(up)) as bus:
+    async with door(options(jetstream_server.url)) as up, simplebus.connect(address(up)) as bus:
         cluster, asked = cluster_of(up), list[str]()
         await bus.publish(b"", class_id=7)
         name = "p-frozen-1"
@@ -319,7 +322,7 @@ async def test_a_door_that_is_silent_is_taken_to_be_there_and_asked_once(
                 async with bus.subscribe(7) as messages:
                     await bus.publish(b"new", class_id=7)
                     assert (await messages.get()).payload == b"new"
-                await is_quiet(up)
+                await wait_until_idle(up)
         assert len(asked) == 1
         assert name in [info["name"] for info in await consumers_of(up)]
 
@@ -332,7 +335,7 @@ async def test_a_door_that_is_gone_is_gone_though_somebody_hears_what_it_is_aske
     async with (
         door(options(jetstream_server.url)) as up,
         linked(jetstream_server.url) as (listener, _),
-        simplebus.connect(at(up)) as bus,
+        simplebus.connect(address(up)) as bus,
     ):
         cluster = cluster_of(up)
         names, request = cluster.options.names, cluster.link.request
@@ -383,7 +386,7 @@ async def test_what_goes_wrong_with_one_thing_that_is_asked_ends_nothing_else(
 async def test_a_fault_of_the_door_where_somebody_goes_holds_up_no_publisher(
     jetstream_server: NatsServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with door(options(jetstream_server.url)) as up, simplebus.connect(at(up)) as bus:
+    async with door(options(jetstream_server.url)) as up, simplebus.connect(address(up)) as bus:
         cluster = cluster_of(up)
         find = cluster.consumers.open
 
@@ -398,7 +401,7 @@ async def test_a_fault_of_the_door_where_somebody_goes_holds_up_no_publisher(
         monkeypatch.setattr(cluster.consumers, "open", open_late)
         monkeypatch.setattr(cluster.consumers, "close", close)
         with trio.fail_after(PATIENCE_SECONDS):
-            async with simplebus.connect(at(up)) as other, trio.open_nursery() as nursery:
+            async with simplebus.connect(address(up)) as other, trio.open_nursery() as nursery:
                 nursery.start_soon(_subscribe, other)
                 await until(lambda: bool(cluster.feeds))
                 nursery.cancel_scope.cancel()
@@ -416,7 +419,7 @@ async def test_who_goes_while_there_is_no_connection_leaves_no_fault(
             cluster = cluster_of(up)
             with trio.fail_after(PATIENCE_SECONDS):
                 async with (
-                    simplebus.connect(at(up)) as bus,
+                    simplebus.connect(address(up)) as bus,
                     bus.subscribe(7, group=group),
                 ):
                     [feed] = cluster.feeds.values()
@@ -434,7 +437,7 @@ async def test_a_fault_where_a_consumer_is_looked_for_again_is_tried_on(
     jetstream_server: NatsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     faults = [ValueError("a fault of the door's own")] * 2
-    async with door(options(jetstream_server.url)) as up, simplebus.connect(at(up)) as bus:
+    async with door(options(jetstream_server.url)) as up, simplebus.connect(address(up)) as bus:
         cluster = cluster_of(up)
         renew = cluster.consumers.replace
 

@@ -15,10 +15,11 @@ from tests.jetstream.nats_servers import NatsServer
 from tests.jetstream.stateless_servers import (
     PATIENCE_SECONDS,
     address,
+    cluster_of,
     door,
     options,
+    until,
 )
-from tests.jetstream.test_two_servers import cluster_of, until
 
 KINDS: list[dict[str, Any]] = [{}, {"durable": "d"}, {"group": "g"}, {"durable": "d", "group": "g"}]
 

@@ -13,11 +13,13 @@ from tests.jetstream.consume.test_durable_owners import two_doors
 from tests.jetstream.faulty_api import asked_in_vain
 from tests.jetstream.nats_servers import NatsServer
 from tests.jetstream.stateless_servers import (
+    address,
+    cluster_of,
     door,
     options,
     two_servers,
+    wait_until_idle,
 )
-from tests.jetstream.test_two_servers import at, cluster_of, until
 
 FIRST = {"ack_seconds": 7.0, "max_deliveries": 3, "backoff": [1.0, 2.0]}
 OTHER = {"ack_seconds": 9.0, "max_deliveries": 5}
@@ -31,10 +33,6 @@ def terms_at(up: RunningServer) -> tuple[int, int, tuple[int, ...]]:
     return terms.ack_timeout_ticks, terms.deliveries_max, terms.backoff_ticks
 
 
-async def is_left(up: RunningServer) -> None:
-    await until(lambda: not (cluster_of(up).feeds or cluster_of(up).is_busy))
-
-
 @pytest.mark.parametrize("names", NAMES)
 async def test_as_long_as_somebody_has_it_whoever_comes_is_served_so(
     jetstream_server: NatsServer, names: dict[str, str]
@@ -45,8 +43,8 @@ async def test_as_long_as_somebody_has_it_whoever_comes_is_served_so(
             assert terms_at(one) == (7, 3, (1, 2))
             async with there.subscribe(1, **names, **OTHER):
                 assert terms_at(other) == (7, 3, (1, 2))
-            await is_left(other)
-        await is_left(one)
+            await wait_until_idle(other)
+        await wait_until_idle(one)
         async with there.subscribe(1, **names, **OTHER):
             assert terms_at(other) == (9, 5, ())
             async with here.subscribe(1, **names, **FIRST):
@@ -64,11 +62,11 @@ async def test_who_may_not_change_a_group_is_served_as_its_maker_says(
             (one, "keeper", FIRST, (7, 3, (1, 2))),
         ):
             async with (
-                simplebus.connect(at(up), token=who) as bus,
+                simplebus.connect(address(up), token=who) as bus,
                 bus.subscribe(1, group="g", **asked),
             ):
                 assert terms_at(up) == found
-            await is_left(up)
+            await wait_until_idle(up)
 
 
 async def test_a_durable_has_one_group_at_all_doors(jetstream_server: NatsServer) -> None:
@@ -113,7 +111,7 @@ async def test_of_two_doors_that_make_a_durable_at_once_for_other_channels_one_i
 async def test_terms_that_are_none_change_nothing(jetstream_server: NatsServer, said: str) -> None:
     async with (
         door(options(jetstream_server.url)) as up,
-        simplebus.connect(at(up)) as bus,
+        simplebus.connect(address(up)) as bus,
         bus.subscribe(1, durable="d", **FIRST),
     ):
         [position] = cluster_of(up).feeds

@@ -15,16 +15,22 @@ from simplebus.core.protocol import frames
 from simplebus.jetstream.consume.give_back import (
     RETURNED_MESSAGES_MAX,
     ReturnedMessages,
-    unacked_sequences,
     return_messages,
     returned_sequences,
+    unacked_sequences,
     with_return_note,
 )
 from tests.behaviour.wire_peer_v2 import ack, connect_request, subscribe
 from tests.jetstream.consume.test_feed import arrived, message
 from tests.jetstream.nats_servers import NatsServer
-from tests.jetstream.stateless_servers import PATIENCE_SECONDS, door, options
-from tests.jetstream.test_two_servers import at, cluster_of, until
+from tests.jetstream.stateless_servers import (
+    PATIENCE_SECONDS,
+    address,
+    cluster_of,
+    door,
+    options,
+    wait_until_idle,
+)
 from tests.support import running_server
 
 ACK_WAIT_SECONDS = 3600.0
@@ -35,32 +41,27 @@ async def get(messages: Any, count: int) -> list[bytes]:
     return [(await messages.get(PATIENCE_SECONDS)).payload for _ in range(count)]
 
 
-async def is_quiet(up: Any) -> None:
-    """What its sessions have left is with the cluster."""
-    await until(lambda: not (cluster_of(up).feeds or cluster_of(up).is_busy))
-
-
 @pytest.mark.parametrize("wish", [{"durable": "d"}, {"durable": "d", "group": "g"}, {}])
 @pytest.mark.parametrize("is_elsewhere", [False, True])
 async def test_what_was_given_back_comes_first_though_the_stream_was_purged_in_front_of_it(
     jetstream_server: NatsServer, wish: dict[str, str], is_elsewhere: bool
 ) -> None:
     cluster = options(jetstream_server.url, ack_wait_seconds=ACK_WAIT_SECONDS)
-    async with door(cluster) as up, door(cluster) as other, simplebus.connect(at(up)) as bus:
+    async with door(cluster) as up, door(cluster) as other, simplebus.connect(address(up)) as bus:
         async with (
-            simplebus.connect(at(up)) as first,
+            simplebus.connect(address(up)) as first,
             first.subscribe(7, auto_ack=False, **wish) as messages,
         ):
             await bus.publish_many(NUMBERED[:5], class_id=7)
             for message in [await messages.get(PATIENCE_SECONDS) for _ in range(5)][:3]:
                 message.ack()
-        await is_quiet(up)
+        await wait_until_idle(up)
         await cluster_of(up).link.api_request(
             f"STREAM.PURGE.{cluster.names.stream_name(7)}", {"seq": 4}
         )
         await bus.publish_many(NUMBERED[5:], class_id=7)
         async with (
-            simplebus.connect(at(other if is_elsewhere else up)) as second,
+            simplebus.connect(address(other if is_elsewhere else up)) as second,
             second.subscribe(7, **wish) as messages,
         ):
             assert await get(messages, 7) == NUMBERED[3:]
@@ -70,9 +71,9 @@ async def test_what_was_on_its_way_to_nobody_comes_to_whoever_comes_next(
     jetstream_server: NatsServer,
 ) -> None:
     cluster = options(jetstream_server.url, ack_wait_seconds=ACK_WAIT_SECONDS)
-    async with door(cluster) as up, simplebus.connect(at(up)) as bus:
+    async with door(cluster) as up, simplebus.connect(address(up)) as bus:
         async with (
-            simplebus.connect(at(up)) as first,
+            simplebus.connect(address(up)) as first,
             first.subscribe(7, auto_ack=False, durable="d", max_in_flight=2) as messages,
         ):
             await bus.publish_many(NUMBERED, class_id=7)
@@ -83,9 +84,9 @@ async def test_what_was_on_its_way_to_nobody_comes_to_whoever_comes_next(
                 f"$JS.API.CONSUMER.MSG.NEXT.{stream}.d-d", request, max_messages=3
             )
             assert [p for some in lost for p in some.all_payloads()] == NUMBERED[2:5]
-        await is_quiet(up)
+        await wait_until_idle(up)
         async with (
-            simplebus.connect(at(up)) as second,
+            simplebus.connect(address(up)) as second,
             second.subscribe(7, durable="d") as messages,
         ):
             assert await get(messages, 10) == NUMBERED
@@ -99,7 +100,7 @@ class FakeLink:
         self.said: list[str] = []
         self._info = {**info(sent), "name": "c", "num_waiting": waiting, "ack_floor": {}}
 
-    async def ask(self, subject: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+    async def api_request(self, subject: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
         self.said.append(subject)
         return self._info
 
@@ -151,7 +152,7 @@ async def test_what_a_dead_door_had_of_a_durable_comes_first_at_another(
     jetstream_server: NatsServer,
 ) -> None:
     cluster = options(jetstream_server.url, ack_wait_seconds=ACK_WAIT_SECONDS)
-    async with door(cluster) as up, simplebus.connect(at(up)) as publisher:
+    async with door(cluster) as up, simplebus.connect(address(up)) as publisher:
         async with door(cluster) as dies:
             peer = await running_server.connect(dies)
             await peer.send(connect_request(7) + subscribe(7, 1, durable="d"))

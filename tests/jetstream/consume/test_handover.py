@@ -22,11 +22,12 @@ from tests.jetstream.nats_servers import NatsServer
 from tests.jetstream.stateless_servers import (
     PATIENCE_SECONDS,
     address,
+    cluster_of,
     door,
     options,
     two_servers,
+    until,
 )
-from tests.jetstream.test_two_servers import cluster_of, until
 
 PAYLOADS = [b"%d" % number for number in range(20)]
 

@@ -11,13 +11,7 @@ from simplebus.jetstream.backend import JetStreamBackend
 from simplebus.nats.client import jetstream_codec
 from simplebus.nats.client.jetstream_codec import JetStreamError
 from tests.jetstream.nats_servers import NatsServer
-from tests.jetstream.stateless_servers import (
-    PATIENCE_SECONDS,
-    address,
-    door,
-    options,
-)
-from tests.jetstream.test_two_servers import cluster_of
+from tests.jetstream.stateless_servers import PATIENCE_SECONDS, address, cluster_of, door, options
 
 IDLE_SECONDS = 1.5
 """Longer than a busy machine keeps a door from asking for more."""

@@ -13,8 +13,7 @@ from simplebus.jetstream.consume.consumers import ConsumerManager
 from simplebus.jetstream.consume.feed import OpenedConsumer
 from simplebus.jetstream.consume.give_back import ExpectedRedeliveries
 from tests.jetstream.nats_servers import NatsServer
-from tests.jetstream.stateless_servers import PATIENCE_SECONDS, door, options
-from tests.jetstream.test_two_servers import cluster_of, until
+from tests.jetstream.stateless_servers import PATIENCE_SECONDS, cluster_of, door, options, until
 from tests.support import running_server
 
 

@@ -14,10 +14,11 @@ from tests.jetstream.nats_servers import NatsServer
 from tests.jetstream.stateless_servers import (
     PATIENCE_SECONDS,
     address,
+    cluster_of,
     door,
     options,
+    until,
 )
-from tests.jetstream.test_two_servers import cluster_of, until
 
 FULL, FREE = 8, 7
 

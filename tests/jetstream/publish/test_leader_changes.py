@@ -19,12 +19,7 @@ from hypothesis import strategies as st
 from simplebus.core.commit_log import WriteBatch
 from simplebus.jetstream.publish.stream_publisher import PATIENCE_SECONDS, PAUSE_SECONDS
 from simplebus.nats.protocol.events import Pub
-from tests.jetstream.publish.test_batched_publish import (
-    CHAIN_SID,
-    IN_FLIGHT,
-    UNKNOWN,
-    ChainStream,
-)
+from tests.jetstream.publish.test_batched_publish import CHAIN_SID, IN_FLIGHT, UNKNOWN, ChainStream
 from tests.jetstream.publish.test_stream_publisher import FULL, entry, frame
 
 CLASSES = 7, 8

@@ -1,4 +1,4 @@
-"""A class whose stream takes nothing: who is told, and how often."""
+"""Log lines and inquiries about streams that refuse messages."""
 
 from __future__ import annotations
 
@@ -20,10 +20,11 @@ from tests.jetstream.nats_servers import NatsServer
 from tests.jetstream.stateless_servers import (
     PATIENCE_SECONDS,
     address,
+    cluster_of,
     door,
     options,
+    until,
 )
-from tests.jetstream.test_two_servers import cluster_of, until
 from tests.net.test_nats_connection import linked
 
 FULL = JetStreamError(10077, "maximum bytes exceeded")
@@ -39,7 +40,7 @@ def test_the_log_has_a_word_when_it_begins_and_one_when_it_ends(
         lanes[7] = None if beat % 3 == 2 else FULL
         found.update({7, 8}, beat * 0.25)
         found.log_recovered(beat * 0.25)
-    assert (found.get_reason(7), found.get_reason(8), found.get_reason(9)) == (FULL.sentence, "it does not say why", "")
+    assert (found.get_reason(7), found.get_reason(8), found.get_reason(9)) == (FULL.sentence, "unknown reason", "")
     assert len(caplog.messages) == len(found) == 2
     lanes[7] = None
     found.log_recovered(249.75 + RECOVERED_SECONDS - 0.25)
@@ -47,7 +48,7 @@ def test_the_log_has_a_word_when_it_begins_and_one_when_it_ends(
     found.log_recovered(249.75 + RECOVERED_SECONDS)
     assert len(found) == 0
     assert sorted(caplog.messages[2:]) == [
-        f"class {id_}: its stream takes messages again" for id_ in (7, 8)
+        f"class {id_}: its stream accepts messages again" for id_ in (7, 8)
     ]
 
 
@@ -86,7 +87,7 @@ async def test_who_asks_is_told_why_a_class_takes_nothing(
             await until(lambda: not len(cluster_of(up).refusals))
             assert "accepts no messages" not in (await two.explain(8)).waits_for
             assert refused_classes(told_by(up)) == 0
-    told = ["takes nothing" in text for text in caplog.messages if "its stream" in text]
+    told = ["refuses messages" in text for text in caplog.messages if "its stream" in text]
     assert told == [True, False] * (len(told) // 2)  # One as it begins, and one as it ends.
 
 
