@@ -1,11 +1,11 @@
-// Which messages are processed and not yet acknowledged, as the ranges that Ack frames carry.
+// Processed messages that are not acknowledged yet, as the ranges of Ack frames.
 //
-// Rule 1: ids are joined only when they follow one another in the order of processing. A range
-//         never spans the wrap: id 0 does not follow 2147483647 + 1.
-// Rule 2: ids of different classes or timer indexes never share a range: the original server looks
-//         for an ack in the tick that its timer index names.
-// Rule 3: the log belongs to one session. Ids of a lost session are forgotten: after a restart of
-//         the server they would name other messages, which nobody has processed.
+// Only ids that follow one another in the order of processing are joined. A range never crosses the
+// wrap: id 0 does not follow id 2147483647.
+// Ids of different classes or timer indexes are never in one range: the original server searches
+// for an ack in the tick of its timer index.
+// The log belongs to one session. Ids of a lost session are discarded: after a restart of the
+// server they would name other, unprocessed messages.
 
 using System;
 using System.Collections.Generic;
@@ -19,20 +19,20 @@ namespace SimpleBus
         public uint Last;
     }
 
-    /// <summary>Messages processed, until they are written as Ack frames.</summary>
+    /// <summary>Processed messages that are not written as Ack frames yet.</summary>
     public sealed class AckLog
     {
         private readonly Dictionary<uint, List<AckRange>> groups =
             new Dictionary<uint, List<AckRange>>();
         private readonly List<uint> order = new List<uint>();
         private readonly byte[] digits = new byte[21]; // Two numbers of ten digits and a hyphen.
-        private List<AckRange> group; // The one added to last: nearly always the next, too.
+        private List<AckRange> group; // Last used group; usually the next one, too.
         private uint groupKey;
 
         /// <summary>Messages in the log.</summary>
         public int Count { get; private set; }
 
-        /// <summary>This message is processed.</summary>
+        /// <summary>Add a processed message.</summary>
         public void Add(ushort classId, ushort timerIndex, uint messageId)
         {
             uint key = (uint)classId << 16 | timerIndex;
@@ -66,7 +66,7 @@ namespace SimpleBus
 
         public void Clear()
         {
-            // Timer indexes are few and come again: the lists are kept.
+            // Timer indexes are few and repeat: the lists are reused.
             foreach (uint key in order)
                 groups[key].Clear();
             order.Clear();
@@ -83,8 +83,8 @@ namespace SimpleBus
             groupKey = key;
         }
 
-        /// <summary>Write a number in decimal so that it ends before `end`. Returns where it
-        /// begins.</summary>
+        /// <summary>Write a number in decimal so that it ends before `end`. Returns the offset of
+        /// its first digit.</summary>
         private int Digits(uint number, int end)
         {
             do

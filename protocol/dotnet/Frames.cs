@@ -1,8 +1,8 @@
-// What goes over the wire: frames, how they are written and how they are found again.
+// Frames: encoding, and finding them in received bytes. Bytes in, bytes out: no socket, thread or
+// clock.
 //
-// Rule 1: bytes in, bytes out. No socket, thread or clock in here, and no opinion about classes.
-// Rule 2: the search for a delimiter begins behind the header, at offset 9, never earlier.
-// Rule 3: a frame that was found lies in the reader's buffer; it is valid until the next read.
+// The search for a delimiter begins after the header, at offset 9, never earlier.
+// A frame that was found is in the reader's buffer and valid until the next read.
 //
 //   offset  0      1          3            7             9           n-4             n
 //           | type | class id | message id | timer index | content … | 3C 0D 0A 3E   |
@@ -12,7 +12,7 @@ using System.IO;
 
 namespace SimpleBus
 {
-    /// <summary>The constants of the wire, and writing.</summary>
+    /// <summary>Constants of the wire format, and encoding.</summary>
     public static class Frames
     {
         public const byte Heartbeat = (byte)'0';
@@ -23,14 +23,13 @@ namespace SimpleBus
 
         public const int HeaderBytes = 9;
         public const int DelimiterBytes = 4;
-        /// <summary>What a frame adds to its content.</summary>
+        /// <summary>Bytes that a frame adds to its content.</summary>
         public const int Overhead = HeaderBytes + DelimiterBytes;
-        /// <summary>The ids of a class run from 0 to one less than this, and then from 0
+        /// <summary>Message ids count from 0 to one less than this, and then from 0
         /// again.</summary>
         public const uint IdCount = 1u << 31;
 
-        /// <summary>Append one frame. Whether its content may be sent is the caller's
-        /// business.</summary>
+        /// <summary>Append one frame. The caller checks that its content may be sent.</summary>
         public static void Write(
             ByteBuffer to, byte type, ushort classId, uint messageId, ushort timerIndex,
             ArraySegment<byte> content)
@@ -57,11 +56,11 @@ namespace SimpleBus
             to.Count = at + DelimiterBytes;
         }
 
-        /// <summary>Where the first delimiter begins at or behind `from` and ends before `end`; -1
-        /// without one.</summary>
+        /// <summary>Return the offset of the first delimiter at or after `from` that ends before
+        /// `end`; -1 without one.</summary>
         public static int FindDelimiter(byte[] bytes, int from, int end)
         {
-            int starts = end - DelimiterBytes + 1; // The first place too late to begin.
+            int starts = end - DelimiterBytes + 1; // First offset at which no delimiter fits.
             while (from < starts)
             {
                 int at = Array.IndexOf(bytes, (byte)'<', from, starts - from);
@@ -75,7 +74,7 @@ namespace SimpleBus
         }
     }
 
-    /// <summary>One frame. Its content lies in the reader's buffer.</summary>
+    /// <summary>One frame. Its content is in the reader's buffer.</summary>
     public struct Frame
     {
         public byte Type;
@@ -85,7 +84,7 @@ namespace SimpleBus
         public ArraySegment<byte> Content;
     }
 
-    /// <summary>Bytes that grow at the end.</summary>
+    /// <summary>Growing buffer of bytes.</summary>
     public sealed class ByteBuffer
     {
         public ByteBuffer(int capacity)
@@ -95,11 +94,10 @@ namespace SimpleBus
 
         public byte[] Bytes { get; private set; }
 
-        /// <summary>How many of the bytes count.</summary>
+        /// <summary>Number of valid bytes.</summary>
         public int Count { get; set; }
 
-        /// <summary>Room for so many more behind the first `Count`. Returns where they all
-        /// are.</summary>
+        /// <summary>Reserve space after the first `Count` bytes. Returns the array.</summary>
         public byte[] Reserve(int more)
         {
             if (Bytes.Length - Count < more)
@@ -112,7 +110,7 @@ namespace SimpleBus
         }
     }
 
-    /// <summary>Finds frames in what a socket brings, in one buffer.
+    /// <summary>Finds frames in the bytes of a socket, in one buffer.
     ///
     /// Invariant: 0 &lt;= start &lt;= end &lt;= buffer.Length; no delimiter of the frame at `start`
     /// begins before `searched`.</summary>
@@ -131,25 +129,25 @@ namespace SimpleBus
             buffer = new byte[Math.Max(Math.Min(FirstBytes, frameBytesMax), Frames.Overhead)];
         }
 
-        /// <summary>How many bytes wait for the rest of their frame.</summary>
+        /// <summary>Number of bytes of an incomplete frame.</summary>
         public int Leftover
         {
             get { return end - start; }
         }
 
-        /// <summary>Forget everything: another connection begins.</summary>
+        /// <summary>Discard all bytes, for a new connection.</summary>
         public void Reset()
         {
             start = searched = end = 0;
         }
 
-        /// <summary>Where the next bytes are to be put; never empty. Frames found before are
-        /// gone.</summary>
+        /// <summary>Return space for the next bytes; never empty. Invalidates frames found
+        /// before.</summary>
         public ArraySegment<byte> Space()
         {
             if (start > 0)
             {
-                // What is left is part of one frame: moving it costs little.
+                // // The rest is part of one frame: moving it costs little.
                 Buffer.BlockCopy(buffer, start, buffer, 0, end - start);
                 end -= start;
                 searched -= start;
@@ -160,14 +158,14 @@ namespace SimpleBus
             return new ArraySegment<byte>(buffer, end, buffer.Length - end);
         }
 
-        /// <summary>So many bytes were put there.</summary>
+        /// <summary>Add bytes that were written to that space.</summary>
         public void Fill(int count)
         {
             end += count;
         }
 
-        /// <summary>The next whole frame, if there is one. InvalidDataException if it is too
-        /// long.</summary>
+        /// <summary>Return the next complete frame, if there is one. InvalidDataException if it is
+        /// too long.</summary>
         public bool Next(out Frame frame)
         {
             frame = default(Frame);
@@ -179,7 +177,7 @@ namespace SimpleBus
                     "a frame is longer than " + frameBytesMax + " bytes, the limit");
             if (at < 0)
             {
-                // The end may hold the beginning of a delimiter: those bytes are searched again.
+                // The end may contain the beginning of a delimiter: these bytes are searched again.
                 searched = Math.Max(from, end - Frames.DelimiterBytes + 1);
                 return false;
             }

@@ -1,14 +1,13 @@
-// A client's way to the server: one connection after the other, and the two threads that serve it.
+// Connections of a client, one after the other, and the two threads that serve them.
 //
-// Rule 1: the reader's thread dials, says hello, reads, and runs the handlers. So it reads on as
-//         long as the handlers keep up, and when they do not, TCP slows the server, for this client
-//         alone.
-// Rule 2: the writer's thread is the only one that writes after the hello: first what the session
-//         needs, then acks, then one chunk of messages, and again.
-// Rule 3: everything that both threads and publishers touch is under `gate`. No handler runs and no
-//         socket is used under it.
-// Rule 4: acks belong to the session whose messages they name (Acks.cs); messages wait for the
-//         next.
+// The reader thread connects, performs the handshake, reads, and runs the handlers. If the handlers
+// are slow, TCP slows the server, for this client only.
+// After the handshake only the writer thread writes: first control frames of the session, then
+// acks, then one chunk of messages, and again.
+// All state shared by both threads and publishers is protected by `gate`. No handler runs and no
+// socket is used while it is held.
+// Acks belong to the session of their messages (Acks.cs); unsent messages wait for the next
+// session.
 //
 //   Dial -> Attach -> read … handle … read … handle … -> Detach -> Pause -> Dial
 //              |                                            |
@@ -25,7 +24,7 @@ namespace SimpleBus
     {
         private const int PauseMinMs = 100;
         private const int PauseMaxMs = 5000;
-        // A session that lasted so long was no refusal: the next pause is a short one again.
+        // A session that lasted this long was not refused: the next pause is short again.
         private const int GoodSessionMs = 1000;
 
         private readonly ClientOptions options;
@@ -42,22 +41,22 @@ namespace SimpleBus
         private readonly Thread readerThread;
         private readonly Thread writerThread;
 
-        private int named; // The mark that `hello` gave for this session.
-        private Socket socket; // Of the session that is up; null without one.
+        private int named; // Number of classes in the Connect of this session.
+        private Socket socket; // Socket of the open session; null without one.
         private bool begun;
         private bool writerWaits;
         private bool writing;
-        private bool handling; // The reader goes through frames whose handlers may run.
-        private volatile bool closing; // No handler is begun any more.
-        private bool closed; // Nothing is written any more, either.
+        private bool handling; // The reader processes frames whose handlers may run.
+        private volatile bool closing; // No more handlers are started.
+        private bool closed; // Nothing more is written.
         private long oldestAckMs;
         private long lastWriteMs;
         private Exception lastError;
 
-        /// <param name="hello">Writes the Connect of a new session; returns a mark of what it
-        /// named.</param>
-        /// <param name="catchUp">Writes what the session needs beside, given that mark. Under the
-        /// gate.</param>
+        /// <param name="hello">Writes the Connect of a new session; returns the number of classes
+        /// in it.</param>
+        /// <param name="catchUp">Writes the other control frames of the session, given that number.
+        /// Called with the gate held.</param>
         /// <param name="handle">Processes a message. Returns whether to acknowledge it.</param>
         public Link(
             ClientOptions options, Func<ByteBuffer, int> hello, Action<ByteBuffer, int> catchUp,
@@ -84,7 +83,7 @@ namespace SimpleBus
             }
         }
 
-        // What the client asks for ---------------------------------------------------------------
+        // Interface of the client ----------------------------------------------------------------
 
         /// <summary>Start, and wait for the first session.</summary>
         public void Connect(TimeSpan patience)
@@ -111,8 +110,8 @@ namespace SimpleBus
             }
         }
 
-        /// <summary>Change what the client wants of its sessions, and tell the one that is up.
-        /// `change` runs under the gate, so that every session has seen it or is told.</summary>
+        /// <summary>Change the classes or subscriptions, and update the open session. `change` runs
+        /// with the gate held, so every session sees it.</summary>
         public void Want(Action<ByteBuffer> change)
         {
             lock (gate)
@@ -140,8 +139,8 @@ namespace SimpleBus
             }
         }
 
-        /// <summary>Wait until every message is handed to the system. Returns whether it
-        /// is.</summary>
+        /// <summary>Wait until every message is handed to the operating system. Returns false on a
+        /// timeout.</summary>
         public bool Flush(TimeSpan patience)
         {
             lock (gate)
@@ -154,8 +153,8 @@ namespace SimpleBus
             }
         }
 
-        /// <summary>Let the handler that runs end, write what is queued and the acks, hang
-        /// up.</summary>
+        /// <summary>Wait for the running handler, write the queue and the acks, and close the
+        /// connection.</summary>
         public void Close()
         {
             Socket last;
@@ -181,9 +180,8 @@ namespace SimpleBus
                 return;
             try
             {
-                // Closing at once, with bytes unread, would let TCP throw away what was just
-                // written: the server hangs up when it has read everything, and the reader sees
-                // that.
+                // Closing at once, with unread bytes, would make TCP discard what was just written.
+                // The server closes when it has read everything, which the reader sees.
                 if (last != null)
                     last.Shutdown(SocketShutdown.Send);
             }
@@ -199,7 +197,7 @@ namespace SimpleBus
             get { return Thread.CurrentThread == readerThread; }
         }
 
-        // The reader -----------------------------------------------------------------------------
+        // Reader thread --------------------------------------------------------------------------
 
         private void ReadAll()
         {
@@ -234,7 +232,7 @@ namespace SimpleBus
                 return !closing || (!closed && !queue.IsEmpty);
         }
 
-        /// <summary>A socket on which the server has answered the hello.</summary>
+        /// <summary>Return a socket on which the server has replied to the Connect.</summary>
         private Socket Dial()
         {
             ByteBuffer connect = new ByteBuffer(64);
@@ -251,7 +249,7 @@ namespace SimpleBus
             lock (gate)
             {
                 if (closed)
-                    throw new ObjectDisposedException("SimpleBusClient"); // Too late for anybody.
+                    throw new ObjectDisposedException("SimpleBusClient"); // Closed meanwhile.
                 control.Count = 0;
                 catchUp(control, named);
                 acks.Clear();
@@ -272,7 +270,7 @@ namespace SimpleBus
                 try
                 {
                     while (reader.Next(out frame))
-                        // While closing, frames are read and forgotten: they come again to others.
+                        // While closing, frames are discarded: the server redelivers them.
                         if (frame.Type == Frames.Message && !closing && handle(frame))
                             Processed(frame);
                 }
@@ -296,13 +294,13 @@ namespace SimpleBus
                 if (acks.Count == 0)
                     oldestAckMs = clock.ElapsedMilliseconds;
                 acks.Add(frame.ClassId, frame.TimerIndex, frame.MessageId);
-                // The first sets the writer's alarm; many are not kept waiting for it.
+                // The first ack starts the writer's timer; a full log is written at once.
                 if (writerWaits && (acks.Count == 1 || acks.Count == options.AcksMax))
                     Monitor.PulseAll(gate);
             }
         }
 
-        /// <summary>This connection is gone, or never was.</summary>
+        /// <summary>Release a connection that was lost or failed.</summary>
         private void Detach(Socket session, Exception error)
         {
             lock (gate)
@@ -319,8 +317,8 @@ namespace SimpleBus
                 Log((session == null ? "cannot connect: " : "connection lost: ") + error.Message);
         }
 
-        /// <summary>About so long, so that many clients do not come back at the same
-        /// moment.</summary>
+        /// <summary>Return a random pause near this one, so that clients do not reconnect at the
+        /// same moment.</summary>
         private void Pause(int milliseconds)
         {
             lock (gate)
@@ -333,7 +331,7 @@ namespace SimpleBus
             }
         }
 
-        // The writer -----------------------------------------------------------------------------
+        // Writer thread --------------------------------------------------------------------------
 
         private void WriteAll()
         {
@@ -376,13 +374,13 @@ namespace SimpleBus
                     bool wasFull = queue.IsFull;
                     queue.Sent();
                     if ((wasFull && !queue.IsFull) || queue.IsEmpty)
-                        Monitor.PulseAll(gate); // Publishers, or who waits in Flush.
+                        Monitor.PulseAll(gate); // Publishers, or callers of Flush.
                 }
             }
         }
 
-        /// <summary>Wait until there is something to write, and where to. False when all is
-        /// over.</summary>
+        /// <summary>Wait until there are bytes to write and a socket. False when the link is
+        /// closed.</summary>
         private bool WaitForWork()
         {
             while (!closed)
@@ -419,7 +417,7 @@ namespace SimpleBus
             get { return lastWriteMs + (long)(options.HeartbeatSeconds * 1000); }
         }
 
-        /// <summary>What goes before any message.</summary>
+        /// <summary>Append the control frames, which precede messages.</summary>
         private void Gather(ByteBuffer first)
         {
             first.Count = 0;
@@ -430,11 +428,11 @@ namespace SimpleBus
             if (AcksDueMs <= now)
                 acks.Take(first);
             else if (first.Count == 0 && queue.IsEmpty)
-                // Keeps boxes on the way from forgetting this connection, and notices a dead one.
+                // Keeps middleboxes from dropping this connection, and detects a dead one.
                 Frames.Write(first, Frames.Heartbeat, 0, 0, 0, new ArraySegment<byte>(new byte[0]));
         }
 
-        /// <summary>The connection failed under a write: wake the reader, which tidies
+        /// <summary>The connection failed during a write: wake the reader, which cleans
         /// up.</summary>
         private void Break(Socket session)
         {
@@ -449,9 +447,9 @@ namespace SimpleBus
             catch (ObjectDisposedException) { }
         }
 
-        // Both -----------------------------------------------------------------------------------
+        // Both threads ---------------------------------------------------------------------------
 
-        /// <summary>Wait for a pulse under the gate. False when the deadline has come.</summary>
+        /// <summary>Wait for a pulse with the gate held. False after the deadline.</summary>
         private bool WaitUntil(long deadlineMs)
         {
             long left = deadlineMs - clock.ElapsedMilliseconds;

@@ -1,9 +1,8 @@
-// Just enough of the protobuf wire format for messages of numbers and strings.
+// The part of the protobuf wire format that messages of numbers and strings need.
 //
-// Rule 1: no reflection and no schema: a message type says in two plain methods what its fields
-//         are.
-// Rule 2: as everywhere in protobuf, a field that is zero or empty is not written, a field that is
-//         not there is zero or empty, and a field that nobody knows is skipped.
+// Without reflection or a schema: a message type encodes and decodes its fields in two methods.
+// As in protobuf, zero or empty fields are not written, missing fields are zero or empty, and
+// unknown fields are skipped.
 //
 //   field = varint(number << 3 | kind)  value       kind 0: varint   2: length and bytes
 //                                                        1: 8 bytes  5: 4 bytes
@@ -61,7 +60,7 @@ namespace SimpleBus
         }
     }
 
-    /// <summary>Reads the fields of one message. InvalidDataException if they are none.
+    /// <summary>Reads the fields of one message. InvalidDataException for invalid bytes.
     ///
     ///     while (reader.Next())
     ///         if (reader.Field == 1) number = reader.Int64();
@@ -81,10 +80,11 @@ namespace SimpleBus
             end = message.Offset + message.Count;
         }
 
-        /// <summary>The number of the field that is next.</summary>
+        /// <summary>Number of the current field.</summary>
         public int Field { get; private set; }
 
-        /// <summary>Whether there is another field. Its value has to be read, or skipped.</summary>
+        /// <summary>Advance to the next field. False at the end. Its value must be read or
+        /// skipped.</summary>
         public bool Next()
         {
             if (at == end)
@@ -129,7 +129,7 @@ namespace SimpleBus
                     "protobuf field " + Field + " is of kind " + kind + ", expected " + expected);
         }
 
-        /// <summary>Go over so many bytes.</summary>
+        /// <summary>Skip a number of bytes.</summary>
         private int Take(ulong count)
         {
             if (count > (ulong)(end - at))

@@ -1,9 +1,9 @@
-// Messages that wait to be written, as whole frames in chunks.
+// Queue of messages to be written, as complete frames in chunks.
 //
-// Rule 1: not for several threads at once: whoever calls holds the link's lock.
-// Rule 2: a chunk holds whole frames only, so that acks may go between any two chunks.
-// Rule 3: a chunk leaves the queue when it was written. One whose connection broke is written again
-//         on the next one, from its beginning: a server discards half a frame.
+// Not thread-safe: callers hold the link's gate.
+// A chunk contains complete frames only, so acks may be sent between any two chunks.
+// A chunk leaves the queue when it was written. If the connection breaks, it is written again from
+// its beginning on the next one: the server discards the partial frame.
 //
 //   publishers --> | chunk | chunk | being filled |     the first one may be taken by the writer
 
@@ -31,8 +31,7 @@ namespace SimpleBus
             get { return chunks.Count == 0; }
         }
 
-        /// <summary>Whether a publisher has to wait. One frame may go over the limit, not
-        /// more.</summary>
+        /// <summary>True if a publisher must wait. One frame may exceed the limit.</summary>
         public bool IsFull
         {
             get { return queuedBytes >= bytesMax; }
@@ -57,7 +56,8 @@ namespace SimpleBus
             queuedBytes += size;
         }
 
-        /// <summary>The next chunk to write, or null. From now on nothing is added to it.</summary>
+        /// <summary>Return the next chunk to write, or null. No more frames are added to
+        /// it.</summary>
         public ByteBuffer Peek()
         {
             if (chunks.Count == 0)
@@ -68,14 +68,14 @@ namespace SimpleBus
             return first;
         }
 
-        /// <summary>The chunk that Peek showed was written.</summary>
+        /// <summary>Remove the chunk that Peek returned, after it was written.</summary>
         public void Sent()
         {
             ByteBuffer sent = chunks.Dequeue();
             queuedBytes -= sent.Count;
             sent.Count = 0;
             if (sent.Bytes.Length == ChunkBytes)
-                spare.Push(sent); // As many as ever waited at once, which is bounded.
+                spare.Push(sent); // At most as many as ever waited at once, which is bounded.
         }
     }
 }

@@ -1,10 +1,8 @@
-// The client: classes, message types, handlers. What a program sees of the bus.
+// The client: classes, message types, handlers. Sockets are in Link.cs, frames in Frames.cs.
 //
-// Rule 1: no sockets and no waiting here: that is Link.cs. No bytes of frames either: that is
-//         Frames.cs.
-// Rule 2: a message is acknowledged after its handlers have run, and only if none of them threw.
-// Rule 3: a class is subscribed to once per session, however many handlers it has.
-// Rule 4: the tables are replaced, never changed: handlers run while others subscribe.
+// A message is acknowledged after its handlers have run, and only if none of them threw.
+// A class is subscribed to once per session, however many handlers it has.
+// The tables are replaced, never modified, because handlers run while other threads subscribe.
 
 using System;
 using System.Collections.Generic;
@@ -14,47 +12,45 @@ using System.Threading;
 
 namespace SimpleBus
 {
-    /// <summary>Where the bus is, and what may take how long. Change it before the client is
-    /// made.</summary>
+    /// <summary>Address of the bus, and limits. Set them before creating the client.</summary>
     public sealed class ClientOptions
     {
         public string Host = "127.0.0.1";
         public int Port = 8888;
-        /// <summary>The longest frame to send or to take; 13 bytes of it are framing. No more than
-        /// the server takes, which is this much by default.</summary>
+        /// <summary>Longest frame, of which 13 bytes are framing. At most the server's limit, which
+        /// is this by default.</summary>
         public int FrameBytesMax = 1024 * 1024;
-        /// <summary>Messages that wait to be written. Then Publish waits.</summary>
+        /// <summary>Limit of queued bytes, at which Publish waits.</summary>
         public int QueuedBytesMax = 4 * 1024 * 1024;
-        /// <summary>A processed message is acknowledged at the latest after this time. The servers'
-        /// ack timeout is 6 seconds by default; the protocol asks for 1.5 at most.</summary>
+        /// <summary>Longest delay of an acknowledgement. The servers' ack timeout is 6 seconds by
+        /// default; the protocol recommends at most 1.5.</summary>
         public double AckSeconds = 1.0;
-        /// <summary>Or as soon as so many messages are processed.</summary>
+        /// <summary>Number of processed messages at which acks are written at once.</summary>
         public int AcksMax = 4096;
-        /// <summary>For one attempt to connect, hello included.</summary>
+        /// <summary>Timeout of one attempt to connect, with the handshake.</summary>
         public double ConnectSeconds = 5.0;
-        /// <summary>After so much silence of ours we say something.</summary>
+        /// <summary>Interval of heartbeats while nothing else is sent.</summary>
         public double HeartbeatSeconds = 30.0;
-        /// <summary>What closing waits for handlers and for writing; and then for the
+        /// <summary>Timeout of closing: for handlers and writing, and then again for the
         /// server.</summary>
         public double CloseSeconds = 5.0;
-        /// <summary>Is told of lost connections and failed handlers, a line each. May be
+        /// <summary>Receives a line for each lost connection and failed handler. May be
         /// null.</summary>
         public Action<string> Log = Console.Error.WriteLine;
     }
 
-    /// <summary>A message as it came. The payload is valid until the handler returns.</summary>
+    /// <summary>A received message. The payload is valid until the handler returns.</summary>
     public struct Delivery
     {
         public ushort ClassId;
         /// <summary>Counts within the class, from 0 to 2147483647 and then from 0 again. An id
-        /// behind the one that comes next is a redelivery.</summary>
+        /// below the next expected one is a redelivery.</summary>
         public uint MessageId;
         public ushort TimerIndex;
         public ArraySegment<byte> Payload;
     }
 
-    /// <summary>One program's place on the bus. All its methods may be called by any
-    /// thread.</summary>
+    /// <summary>A client of the bus. All methods are thread-safe.</summary>
     public sealed class SimpleBusClient : IDisposable
     {
         private static readonly Action<Delivery>[] Nobody = new Action<Delivery>[0];
@@ -75,7 +71,7 @@ namespace SimpleBus
             link = new Link(options, Hello, CatchUp, Handle);
         }
 
-        /// <summary>The number that the server gave to the session that is or was up.</summary>
+        /// <summary>Session id of the current or last session.</summary>
         public int SessionId
         {
             get { return link.SessionId; }
@@ -88,7 +84,7 @@ namespace SimpleBus
 
         // Classes --------------------------------------------------------------------------------
 
-        /// <summary>Use this class with payloads as they are.</summary>
+        /// <summary>Use this class with raw payloads.</summary>
         public void Bind(ushort classId)
         {
             link.Want(control =>
@@ -117,15 +113,15 @@ namespace SimpleBus
 
         // Connecting -----------------------------------------------------------------------------
 
-        /// <summary>Begin, and wait for the first session. TimeoutException when it takes longer.
-        /// From then on a lost connection is made again until the client is closed.</summary>
+        /// <summary>Start, and wait for the first session. TimeoutException if it takes longer.
+        /// From then on the client reconnects until it is closed.</summary>
         public void Connect(TimeSpan patience)
         {
             link.Connect(patience);
         }
 
-        /// <summary>Close: let handlers end, write what is queued, acknowledge, hang up. Called by
-        /// a handler it only begins that, for the handler itself has to end first.</summary>
+        /// <summary>Wait for handlers, write the queue, acknowledge, and disconnect. In a handler
+        /// this only starts closing, because the handler itself must end first.</summary>
         public void Dispose()
         {
             if (link.IsReaderThread)
@@ -145,9 +141,9 @@ namespace SimpleBus
 
         /// <summary>Queue a message. Waits while the queue is full.
         ///
-        /// A server answers a message that it cannot take by hanging up, each time that it is sent.
-        /// So that is refused here: InvalidOperationException for a class that was not bound;
-        /// ArgumentException for a payload that has the delimiter in it, or that is too
+        /// A server closes the connection for a message that it refuses, each time that it is sent.
+        /// So such messages are refused here: InvalidOperationException for a class that was not
+        /// bound; ArgumentException for a payload that contains the delimiter, or that is too
         /// long.</summary>
         public void Publish(ushort classId, ArraySegment<byte> payload)
         {
@@ -165,8 +161,8 @@ namespace SimpleBus
             link.Publish(classId, payload);
         }
 
-        /// <summary>Wait until everything published is handed to the system. Returns whether it is.
-        /// That it has arrived, version 1 cannot tell.</summary>
+        /// <summary>Wait until all published messages are handed to the operating system. Returns
+        /// false on a timeout. Version 1 has no confirms.</summary>
         public bool Flush(TimeSpan patience)
         {
             return link.Flush(patience);
@@ -174,9 +170,8 @@ namespace SimpleBus
 
         // Subscribing ----------------------------------------------------------------------------
 
-        /// <summary>Call this for every message of this type. Another handler may be added any
-        /// time.
-        /// </summary>
+        /// <summary>Call a handler for every message of this type. More handlers may be added at
+        /// any time.</summary>
         public void Subscribe<T>(Action<T> handler)
         {
             Binding binding = BindingOf(typeof(T));
@@ -184,8 +179,8 @@ namespace SimpleBus
             Subscribe(binding.ClassId, delivery => handler(decode(delivery.Payload)));
         }
 
-        /// <summary>Call this for every message of this class, on the reader's thread: one at a
-        /// time, in the order in which they come. If it throws, the message comes again.</summary>
+        /// <summary>Call a handler for every message of this class, on the reader thread: one at a
+        /// time, in the order of arrival. If it throws, the message is redelivered.</summary>
         public void Subscribe(ushort classId, Action<Delivery> handler)
         {
             lock (gate)
@@ -210,7 +205,7 @@ namespace SimpleBus
             });
         }
 
-        // What the link asks for -----------------------------------------------------------------
+        // Callbacks of the link ------------------------------------------------------------------
 
         private int Hello(ByteBuffer connect)
         {
@@ -247,8 +242,7 @@ namespace SimpleBus
                 }
                 catch (Exception error)
                 {
-                    // Not acknowledged, it comes again. The handlers behind this one are not
-                    // deprived.
+                    // Not acknowledged, so it is redelivered. The other handlers still run.
                     good = false;
                     if (options.Log != null)
                         options.Log(

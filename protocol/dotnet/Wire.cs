@@ -1,9 +1,7 @@
-// Sockets: how one is opened and greeted, read from and written to.
+// Sockets: opening, handshake, reading and writing. Stateless; calls block, and no thread is
+// started.
 //
-// Rule 1: nothing is remembered here, and no thread is started. Whoever calls is the one that
-//         waits.
-// Rule 2: what a connection may throw is listed in one place, `IsItsFault`; anything else is a
-//         fault of ours and is not caught anywhere.
+// `IsItsFault` lists all exceptions of a connection; others are bugs and are not caught.
 
 using System;
 using System.IO;
@@ -14,8 +12,8 @@ namespace SimpleBus
 {
     internal static class Wire
     {
-        /// <summary>A socket on which the server has answered the hello, at the first address of
-        /// the host where one does.</summary>
+        /// <summary>Return a socket on which the server has replied to the Connect, at the first
+        /// address of the host where it does.</summary>
         public static Socket Dial(
             ClientOptions options, ByteBuffer hello, FrameReader reader, out int sessionId)
         {
@@ -31,7 +29,7 @@ namespace SimpleBus
                     if (!connecting.AsyncWaitHandle.WaitOne(patience))
                         throw new SocketException((int)SocketError.TimedOut);
                     fresh.EndConnect(connecting);
-                    fresh.NoDelay = true; // What is to go together is written together.
+                    fresh.NoDelay = true; // Bytes that belong together are written together.
                     fresh.SetSocketOption(
                         SocketOptionLevel.Socket, SocketOptionName.KeepAlive, true);
                     fresh.ReceiveTimeout = patience;
@@ -52,7 +50,8 @@ namespace SimpleBus
             throw error;
         }
 
-        /// <summary>Read what has come, at least a byte. EndOfStreamException at the end.</summary>
+        /// <summary>Read the available bytes, at least one. EndOfStreamException at the
+        /// end.</summary>
         public static void Read(Socket session, FrameReader reader)
         {
             ArraySegment<byte> space = reader.Space();
@@ -69,16 +68,16 @@ namespace SimpleBus
                 at += session.Send(bytes.Bytes, at, bytes.Count - at, SocketFlags.None);
         }
 
-        /// <summary>Whether an error says that a connection cannot be had, is gone or speaks
-        /// nonsense. ObjectDisposedException: another thread has closed the socket.</summary>
+        /// <summary>True if an exception means that a connection cannot be opened, is lost or
+        /// invalid. ObjectDisposedException: another thread has closed the socket.</summary>
         public static bool IsItsFault(Exception error)
         {
             return error is SocketException || error is IOException || error is InvalidDataException
                 || error is ObjectDisposedException;
         }
 
-        /// <summary>The session id of the first Connect reply. What comes before it is passed over.
-        /// </summary>
+        /// <summary>Return the session id of the first Connect reply. Earlier frames are
+        /// skipped.</summary>
         private static int Reply(Socket fresh, FrameReader reader)
         {
             while (true)
@@ -90,7 +89,7 @@ namespace SimpleBus
                         continue;
                     byte[] bytes = frame.Content.Array;
                     int at = frame.Content.Offset;
-                    // The one little-endian number of the protocol.
+                    // The only little-endian number of the protocol.
                     return bytes[at] | bytes[at + 1] << 8 | bytes[at + 2] << 16
                         | bytes[at + 3] << 24;
                 }

@@ -1,4 +1,4 @@
-// A message type: its fields, and how they go into protobuf's wire format and come out of it.
+// A message type: its fields, and their encoding in protobuf's wire format.
 //
 //   message ShopCreated { int64 id = 1; string name = 2; }
 

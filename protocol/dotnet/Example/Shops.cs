@@ -1,12 +1,11 @@
-// A program for both ends: it publishes shops, or shows those that others publish.
+// A program that publishes shops, or prints the shops that others publish.
 //
-//   Shops publish HOST:PORT      for each line with a number on its input: publish so many more
-//   Shops subscribe HOST:PORT    print the id of each shop that comes, until its input ends
-//   Shops count HOST:PORT N      take N shops, which must come in order, and print how fast they
-// came
+//   Shops publish HOST:PORT      for each line with a number on its input: publish that many
+//   Shops subscribe HOST:PORT    print the id of each received shop, until its input ends
+//   Shops count HOST:PORT N      receive N shops, which must be in order, and print their rate
 //
-// Rule 1: what it prints are facts that another program can read, one a line: tests run it.
-// Rule 2: `count` is strict as only a first delivery is. `subscribe` takes what comes.
+// Tests run this program and read its output, one fact per line. `count` accepts only first
+// deliveries in order; `subscribe` accepts every message.
 
 using System;
 using System.Diagnostics;
@@ -63,8 +62,8 @@ namespace SimpleBus.Example
 
         private static void Subscribe(SimpleBusClient bus)
         {
-            // A line is written before the message counts as processed, so none of those that are
-            // acknowledged is missing from what we have printed, even if we are killed.
+            // A line is written before the message counts as processed, so no acknowledged message
+            // is missing from the output, even if the process is killed.
             bus.Subscribe<ShopCreated>(shop => Console.WriteLine(shop.Id));
             while (Console.ReadLine() != null) { }
         }

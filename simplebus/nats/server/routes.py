@@ -218,24 +218,24 @@ class SubjectRoutes:
         subscribed to.
         """
         groups = [sink for sink in sinks if isinstance(sink, QueueGroup)]
-        names: dict[bytes, list[QueueGroup]] = {}
+        groups_by_name: dict[bytes, list[QueueGroup]] = {}
         for group in groups:
-            names.setdefault(group.queue, []).append(group)
-        if len(names) == len(groups):
+            groups_by_name.setdefault(group.queue, []).append(group)
+        if len(groups_by_name) == len(groups):
             return sinks
         joined: list[SubjectSink] = [sink for sink in sinks if not isinstance(sink, QueueGroup)]
-        for same_name in names.values():
+        for same_name in groups_by_name.values():
             key = tuple(same_name)
             if len(key) == 1:
                 joined.append(key[0])
                 continue
-            found = self._merged_groups.get(key)
-            if found is None:
+            merged = self._merged_groups.get(key)
+            if merged is None:
                 if len(self._merged_groups) >= MERGED_GROUPS_MAX:
                     self._merged_groups.clear()
                     self._result_generation = _NO_GENERATION  # Results lead to them, too.
-                found = self._merged_groups[key] = MergedQueueGroup(self._random, key)
-            joined.append(found)
+                merged = self._merged_groups[key] = MergedQueueGroup(self._random, key)
+            joined.append(merged)
         return tuple(joined)
 
     def split_by_sinks(
