@@ -1,7 +1,4 @@
-"""What JetStream is told of streams and consumers.
-
-Rule 1: pure: bodies of requests, and what answers mean.
-"""
+"""Bodies of JetStream API requests, and accessors for the replies."""
 
 from __future__ import annotations
 
@@ -16,8 +13,11 @@ from simplebus.net.nats_connection import NatsConnection
 
 
 async def list_streams(link: NatsConnection) -> tuple[list[dict[str, Any]], list[str]]:
-    """How each stream of a cluster is configured; and the names of those of which that was not
-    told, as they have no leader now. Raises BusConnectionError and JetStreamError."""
+    """Return the configurations of all streams, and the names of streams without a leader.
+
+    Raises:
+        BusConnectionError, JetStreamError: The request failed.
+    """
     found: list[dict[str, Any]] = []
     untold: list[str] = []
     while True:
@@ -30,56 +30,70 @@ async def list_streams(link: NatsConnection) -> tuple[list[dict[str, Any]], list
 
 
 async def list_consumers(link: NatsConnection, stream: str) -> list[dict[str, Any]]:
-    """What is said of each consumer of a stream. Raises BusConnectionError; and JetStreamError,
-    too where some servers did not tell theirs: who took what is left for all would remove what the
-    others need."""
+    """Return the info of every consumer of a stream.
+
+    Raises:
+        BusConnectionError: The request failed.
+        JetStreamError: The request failed or the list is incomplete. An incomplete list must not be
+            used: messages that a missing consumer needs would be removed.
+    """
     found: dict[str, dict[str, Any]] = {}
     offset, total = 0, -1
     while True:
         said = await link.api_request(f"CONSUMER.LIST.{stream}", {"offset": offset})
         some = said.get("consumers") or []
         if said.get("missing") or total not in (-1, int(said.get("total", 0))):
-            raise JetStreamError(0, f"not all consumers of the stream {stream} were told")
+            raise JetStreamError(0, f"the list of consumers of the stream {stream} is incomplete")
         total = int(said.get("total", 0))
         found |= {str(each["name"]): each for each in some}
         offset += len(some)
         if not some or offset >= total:
             break
     if len(found) != total:
-        raise JetStreamError(0, f"{len(found)} of {total} consumers of {stream} were told")
+        raise JetStreamError(
+            0, f"received {len(found)} of {total} consumers of the stream {stream}"
+        )
     return list(found.values())
 
 
 NAME_IN_USE, WRONG_CONFIG = 10058, 10148
 CONSUMER_EXISTS = frozenset({10013, 10148, 10105})
-"""A consumer of this name is there, and is another one."""
+"""Error codes: a consumer of this name exists with another configuration."""
 MESSAGE_NOT_FOUND = frozenset({404, 10037, 10043, 10057})
-"""A stream has no such message."""
+"""Error codes: the stream does not contain the message."""
 STORAGE_FULL = frozenset({10002, 10023, 10028, 10047, 10077})
-"""A stream, or all that an account or a server may have, is full."""
+"""Error codes: the stream, the account or the server has reached its storage limit."""
 _KIND, _SERVER_ID, _CHANNELS = "simplebus", "simplebus-door", "simplebus-channels"
 _OWNER, _DELIVERY_POLICY = "simplebus-owner", "simplebus-terms"
 _DELIVERED_BEFORE = "simplebus-sent"
 _IDENTITY = "simplebus-identity"
 PLAIN_CONSUMER_IDLE_SECONDS = 86_400.0
-"""How long what a plain subscription has not acknowledged waits after its door has died."""
+"""Time for which the unacknowledged messages of a plain subscription are kept after its server
+died.
+"""
 GROUP_CONSUMER_IDLE_SECONDS = 300.0
-"""How long a group without a durable's name outlives its last member."""
+"""Time for which a group without a durable outlives its last member."""
 DURABLE_IDLE_MIN_SECONDS = 5.0
-"""No durable is kept for less when nobody uses it: its door does not ask all the time."""
+"""Lower limit of a durable's idle time. Its server does not request messages all the time."""
 ACK_PENDING_MAX = 500_000
 CLAIM_SECONDS = 10.0
-"""How long nobody else may take up what a door has claimed."""
+"""Time for which a claim excludes other servers."""
 READER_IDLE_SECONDS = 5.0
 _CLAIM = "simplebus-claim"
 START_TIME_MAX = 9e9
-"""Seconds since 1970. Servers count nanoseconds in 63 bits: what is later means what is to come."""
+"""Latest start time, in seconds since 1970. Servers count nanoseconds in 63 bits, so a later start
+time is treated as "new messages only".
+"""
 SEQUENCE_MAX = (1 << 63) - 1
 
 
 def stream_config(options: JetStreamOptions, class_id: int, name: str) -> dict[str, Any]:
-    """The stream of a class. What everybody has acknowledged is removed by doors, many messages at
-    once: to have JetStream see to it with every acknowledgement costs as much as to store them."""
+    """Return the configuration of a class's stream.
+
+    The stream keeps acknowledged messages until a server purges them in bulk. Letting JetStream
+    remove
+    them with every ack (retention `interest`) costs as much as storing them.
+    """
     return {
         "name": options.names.stream_name(class_id),
         "subjects": [options.names.class_subject(class_id)],
@@ -95,11 +109,11 @@ def stream_config(options: JetStreamOptions, class_id: int, name: str) -> dict[s
 
 
 def identity_stream_config(options: JetStreamOptions, identity: str) -> dict[str, Any]:
-    """The stream that says which bus it is."""
+    """Return the configuration of the stream that contains the bus id."""
     return {
         "name": options.names.identity_stream_name,
         "subjects": [options.names.identity_subject],
-        "description": "which bus the doors are",
+        "description": "identity of the bus",
         "storage": options.storage,
         "num_replicas": options.replicas,
         "duplicate_window": round(options.duplicate_seconds * 1e9),
@@ -109,7 +123,7 @@ def identity_stream_config(options: JetStreamOptions, identity: str) -> dict[str
 
 
 def cluster_id_of(info: dict[str, Any]) -> str:
-    """What such a stream says; empty for another one."""
+    """Return the identity in a stream's metadata; empty if there is none."""
     return _metadata(info, _IDENTITY)
 
 
@@ -127,11 +141,20 @@ def consumer_config(
     is_ack_all: bool = False,
     delivered_before: int = 0,
 ) -> dict[str, Any]:
-    """The configuration of a position: a "durable", a "group", or a "plain" one; or of a "hold",
-    which keeps what another one needs that is made anew. Messages of the stream up to `sent` were
-    sent by one that it takes over from. A durable that nobody uses is kept for
-    `idle_seconds`, None for ever. One that no other door can have acknowledges all up to a message
-    at once: one word for each costs a server as much as all the rest."""
+    """Return the configuration of a position's consumer.
+
+    Args:
+        kind: "durable", "group", "plain", or "hold" for a consumer that keeps messages while
+            another
+            consumer is recreated.
+        server_id: Server that uses a plain consumer; empty if none does.
+        delivery_policy: Encoded delivery policy, see `DurableCheck`.
+        idle_seconds: Time for which an unused durable is kept; None for ever.
+        is_ack_all: The consumer belongs to one server, which acknowledges all messages up to
+            one. An
+            ack per message costs a NATS server as much as everything else together.
+        delivered_before: Last stream sequence that the consumer's predecessor delivered.
+    """
     config: dict[str, Any] = {
         "name": name,
         "durable_name": name,
@@ -159,14 +182,14 @@ def consumer_config(
 
 
 def with_idle_seconds(config: dict[str, Any], seconds: float | None) -> dict[str, Any]:
-    """A durable that is kept for so long when nobody uses it; None for as long as before."""
+    """Return `config` with an idle time; None leaves the configuration unchanged."""
     if seconds is None:
         return config
     return {**config, "inactive_threshold": round(max(seconds, DURABLE_IDLE_MIN_SECONDS) * 1e9)}
 
 
 def with_delivery_policy(config: dict[str, Any], delivery_policy: str) -> dict[str, Any]:
-    """One that is served on such terms."""
+    """Return `config` with an encoded delivery policy in its metadata."""
     return {
         **config,
         "metadata": {**(config.get("metadata") or {}), _DELIVERY_POLICY: delivery_policy},
@@ -174,30 +197,33 @@ def with_delivery_policy(config: dict[str, Any], delivery_policy: str) -> dict[s
 
 
 def delivery_policy_of(info: dict[str, Any]) -> str:
-    """On which terms a durable or a group is served; empty where it does not say."""
+    """Return the encoded delivery policy of a durable or group; empty if there is none."""
     return _metadata(info, _DELIVERY_POLICY)
 
 
 def idle_seconds_of(info: dict[str, Any]) -> float | None:
-    """For how long a durable is kept that nobody uses; None for ever."""
+    """Return the time for which an unused durable is kept; None for ever."""
     return int(info.get("config", {}).get("inactive_threshold") or 0) / 1e9 or None
 
 
 def released_config(config: dict[str, Any]) -> dict[str, Any]:
-    """A plain one that waits for whoever comes."""
+    """Return the configuration of a plain consumer that waits for the next subscription."""
     metadata = {**(config.get("metadata") or {}), _SERVER_ID: ""}
     return {**config, "metadata": metadata, "inactive_threshold": 0}
 
 
 def taken_over_config(config: dict[str, Any], server_id: str) -> dict[str, Any]:
-    """A plain one that a door has taken up."""
+    """Return the configuration of a plain consumer that a server has taken over."""
     metadata = {**(config.get("metadata") or {}), _SERVER_ID: server_id}
     threshold = round(PLAIN_CONSUMER_IDLE_SECONDS * 1e9)
     return {**config, "metadata": metadata, "inactive_threshold": threshold}
 
 
 def claim_config(name: str, server_id: str) -> dict[str, Any]:
-    """What only one door can make at a time: with it, it may take up the consumer of this name."""
+    """Return the configuration of a claim: a consumer that only one server can create.
+
+    The server that creates it may take over the consumer `name`.
+    """
     return {
         "name": f"claim-{name}",
         "durable_name": f"claim-{name}",
@@ -209,7 +235,7 @@ def claim_config(name: str, server_id: str) -> dict[str, Any]:
 
 
 def reader_config(name: str, start: dict[str, Any]) -> dict[str, Any]:
-    """One that is looked through once, and remembers nothing."""
+    """Return the configuration of a temporary consumer without acknowledgements."""
     return {
         "name": name,
         "ack_policy": "none",
@@ -221,8 +247,10 @@ def reader_config(name: str, start: dict[str, Any]) -> dict[str, Any]:
 
 
 def start_config(start: str | Start, last: int = SEQUENCE_MAX - 1) -> dict[str, Any]:
-    """Where a position begins that takes over nothing, in a stream of which this is the last
-    message: one that is to begin behind the next one begins with that."""
+    """Return the start of a new position in a stream that ends with sequence `last`.
+
+    A start after the next message becomes a start at the next message.
+    """
     match start:
         case Start(sequence=int(sequence)):
             return start_at_sequence(min(sequence, last) + 1)
@@ -242,40 +270,40 @@ def start_config(start: str | Start, last: int = SEQUENCE_MAX - 1) -> dict[str, 
 
 
 def start_at_sequence(sequence: int) -> dict[str, Any]:
-    """From this sequence of the stream on, which counts from 1."""
+    """Return the start at a stream sequence, which counts from 1."""
     return {"deliver_policy": "by_start_sequence", "opt_start_seq": max(1, sequence)}
 
 
 def ack_floor(info: dict[str, Any]) -> int:
-    """The first sequence of the stream that a consumer has not acknowledged, at the earliest."""
+    """Return the first stream sequence that the consumer may not have acknowledged."""
     acked = int(info.get("ack_floor", {}).get("stream_seq", 0))
     config = info.get("config", {})
     return max(acked + 1, int(config.get("opt_start_seq", 1)))
 
 
 def is_ack_all(info: dict[str, Any]) -> bool:
-    """Whether it acknowledges all up to a message at once."""
+    """Return True if an ack includes all earlier messages."""
     return str(info.get("config", {}).get("ack_policy", "")) == "all"
 
 
 def last_delivered(info: dict[str, Any]) -> int:
-    """The last message of the stream that it has sent to anybody."""
+    """Return the last stream sequence that the consumer delivered."""
     return int(info.get("delivered", {}).get("stream_seq", 0))
 
 
 def last_delivered_with_predecessors(info: dict[str, Any]) -> int:
-    """The same, those counted that it took over from."""
+    """Return the last stream sequence that the consumer or its predecessors delivered."""
     noted = str(info.get("config", {}).get("metadata", {}).get(_DELIVERED_BEFORE, ""))
     return max(last_delivered(info), int(noted) if noted.isdecimal() and len(noted) < 20 else 0)
 
 
 def delivery_count(info: dict[str, Any]) -> int:
-    """How many messages it has sent, those counted that it sent again."""
+    """Return the number of deliveries, including redeliveries."""
     return int(info.get("delivered", {}).get("consumer_seq", 0))
 
 
 def backlog_count(info: dict[str, Any]) -> int:
-    """How many messages it has to send, or has sent and is to hear of."""
+    """Return the number of messages that are undelivered or unacknowledged."""
     return int(info.get("num_pending") or 0) + int(info.get("num_ack_pending") or 0)
 
 
@@ -284,12 +312,12 @@ def kind_of(info: dict[str, Any]) -> str:
 
 
 def server_id_of(info: dict[str, Any]) -> str:
-    """Which door holds a plain one; empty for none."""
+    """Return the server that uses a plain consumer; empty if none does."""
     return _metadata(info, _SERVER_ID)
 
 
 def owner_of(info: dict[str, Any]) -> str:
-    """Which user has made a durable or a group; empty for nobody."""
+    """Return the user that created a durable or group; empty if unknown."""
     return _metadata(info, _OWNER)
 
 
@@ -299,5 +327,5 @@ def channels_of(info: dict[str, Any]) -> set[str]:
 
 
 def _metadata(info: dict[str, Any], key: str) -> str:
-    """One of the metadata of a stream or a consumer; empty where it says none."""
+    """Return a metadata value of a stream or consumer; empty if it is missing."""
     return str((info.get("config", {}).get("metadata") or {}).get(key, ""))

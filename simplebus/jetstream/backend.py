@@ -1,12 +1,11 @@
-"""A door before a JetStream cluster: between its broker and the link (trio).
+"""Connects a server's broker with its JetStream cluster.
 
-Rule 1: the broker stays as it is. What it accepts goes from its commit_log to the uplink, and what its
-positions are sent comes from their feeds; both are told of in `end_turn`, at the end of each turn.
-Rule 2: what has to be asked of JetStream (streams, consumers) is asked in jobs, of each class one
-after the other, in the order in which it came up. A position gets its answer when its consumer is
-there; what was published here behind it is published there behind it.
-Rule 3: while there is no connection nothing is lost and nobody is told anything: publishers wait
-for their confirms, subscribers for messages.
+The broker's commit log goes to the publisher, and feeds fill the positions' rings; both happen in
+`end_turn`, at the end of each turn. Requests about streams and consumers run as jobs, in order per
+class. A position gets its answer when its consumer exists, and messages published after it are
+stored after it.
+
+Without a connection nothing is lost: publishers wait for confirms and subscribers for messages.
 """
 
 from __future__ import annotations
@@ -71,25 +70,28 @@ from simplebus.net.nats_connection import NatsConnection, NatsConnectionEvent, N
 
 log = logging.getLogger("simplebus.engine")
 
-Find = Callable[[], Awaitable[OpenedConsumer]]
+OpenConsumer = Callable[[], Awaitable[OpenedConsumer]]
 
 _TICK_SECONDS = 0.25
 _WORKING_PER_ACK_WAIT = 3
-"""What a door holds is said to be in work so often within the time that the cluster waits."""
+"""Number of "in progress" acks per ack wait of the cluster."""
 _REQUEST_LOST_SECONDS = 3 * ALIVE_SECONDS
-"""A consumer that was asked and is silent so long is asked anew."""
+"""Silence after which a request for messages counts as lost."""
 _RETRY_SECONDS = 0.25
 
 
 class JetStreamBackend:
-    """Of one door. Enter `run` in a nursery when the broker's driver runs."""
+    """Storage of one stateless server.
+
+    Run `run` in a nursery before the broker accepts clients.
+    """
 
     def __init__(self, broker: Broker, options: JetStreamOptions) -> None:
         self.options = options
         self.server_id = secrets.token_hex(6)
-        """What other doors know it by."""
+        """Id of this server in the cluster."""
         self._broker = broker
-        assert broker.commit_log is not None, "a door's broker has a commit_log"
+        assert broker.commit_log is not None, "a stateless server's broker needs a commit log"
         self._commit_log: CommitLog = broker.commit_log
         self._flush: Callable[[], None] = lambda: None
         self._read_clock = trio.current_time
@@ -113,7 +115,7 @@ class JetStreamBackend:
             has_fast_batches=self.consumers.has_fast_batches,
         )
         self.refusals = StreamRefusals(self.publisher.refusal)
-        self._chain_sid = core.subscribe(self.publisher.inbox)
+        self._fast_batch_sid = core.subscribe(self.publisher.inbox)
         self.reader = StreamReader(self.link, options)
         self.feeds: dict[BrokerSubscription, ConsumerFeed] = {}
         self.inboxes = ConsumerInboxes(core, options.names, self.server_id)
@@ -124,13 +126,13 @@ class JetStreamBackend:
         self._jobs = ClassJobs(self._notify_stored)
         self._trimmer = StreamTrimmer(self.link, self.consumers, self._jobs, self.inboxes)
         self._backlog = StreamBacklog(self.link, options.names, self.consumers, self.inboxes)
-        asked = self._is_used, self._wait_dead_letters
-        self._closer = ConsumerCloser(self.link, self.consumers, self._jobs, *asked)
+        arguments = self._is_used, self._wait_dead_letters
+        self._closer = ConsumerCloser(self.link, self.consumers, self._jobs, *arguments)
         self.inboxes.answer_query = self._closer.answer_query
         self._nursery: trio.Nursery | None = None
         self._working_sent_at = 0.0
         self._paused_classes: set[int] = set()
-        """Classes in which nothing is accepted for now."""
+        """Classes that accept no messages for now."""
         self._is_closing = False
         self._stored = trio.Event()
         table = broker.store.class_registry
@@ -157,7 +159,7 @@ class JetStreamBackend:
 
     @property
     def is_busy(self) -> bool:
-        """Whether something is asked of JetStream."""
+        """True while requests to JetStream are queued or running."""
         return not self._jobs.is_empty
 
     def _activity_count(self) -> int:
@@ -165,7 +167,7 @@ class JetStreamBackend:
         return self.publisher.stored + sum(feed.fetched_count for feed in self.feeds.values())
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Serve until cancelled. It has started when the cluster was reached."""
+        """Serve until cancelled. Starts when the cluster was reached and class names are loaded."""
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
             self._jobs.start(nursery)
@@ -183,52 +185,63 @@ class JetStreamBackend:
                 self._tick()
 
     def drive(self, flush: Callable[[], None], read_clock: Callable[[], float]) -> None:
-        """`settle` is to be called when something has changed, and `read_clock` before it does."""
+        """Connect the server's loop.
+
+        Args:
+            flush: Called after changes, so that sessions are flushed.
+            read_clock: Updates and returns the clock; called before changes.
+        """
         self._flush, self._read_clock = flush, read_clock
 
     # Turns ---------------------------------------------------------------------------------------
 
     def end_turn(self) -> bool:
-        """At the end of a turn: publish what was accepted, say what was acknowledged, ask for more.
-        Returns whether what had waited here can be sent to somebody now."""
+        """Publish accepted messages, write acks and request messages.
+
+        Returns:
+            True if positions can send messages that waited.
+        """
         if self._nursery is None:
             return False
         commit_log, now = self._commit_log, trio.current_time()
-        is_owed = not commit_log.is_empty
-        if is_owed and not self.publisher.is_crowded(now):
+        has_entries = not commit_log.is_empty
+        if has_entries and not self.publisher.is_crowded(now):
             self._publish_write_batch()
         missing = self.publisher.publish_ready(now)
         for class_id in missing - self._jobs.busy_classes:
             self._jobs.enqueue(class_id, partial(self._open_stream, class_id))
-        touched, self._feeds_to_serve = self._feeds_to_serve, {}
-        is_more = [feed for feed in touched if self._serve_feed(feed)]
+        feeds, self._feeds_to_serve = self._feeds_to_serve, {}
+        resumed = [feed for feed in feeds if self._serve_feed(feed)]
         self._class_names.publish_new_names(self.link, now)
         self.link.flush()
-        return bool(is_more)
+        return bool(resumed)
 
     def _publish_write_batch(self) -> None:
         commit_log, store = self._commit_log, self._broker.store
         commit_log.discard_changes()
-        batch_number = commit_log.pop_write_batch(allow_empty=True)
-        assert batch_number is not None
-        self.publisher.append_batch(batch_number)
+        write_batch = commit_log.pop_write_batch(allow_empty=True)
+        assert write_batch is not None
+        self.publisher.append_batch(write_batch)
         if (
-            not batch_number.entries and self.publisher.is_empty
-        ):  # It is told when this turn is over.
+            not write_batch.entries and self.publisher.is_empty
+        ):  # It is is_status when this turn is over.
             with contextlib.suppress(trio.RunFinishedError):
                 trio.lowlevel.current_trio_token().run_sync_soon(self._finish_empty_batch)
-        for class_id in {entry.class_id for entry in batch_number.entries}:
+        for class_id in {entry.class_id for entry in write_batch.entries}:
             store.trim_class(store.classes[class_id])
         self._paused_classes = pause_full_classes(store, self.publisher.full, self._paused_classes)
 
     def _finish_empty_batch(self) -> None:
-        """A batch_number of nothing has reached the cluster when those before it have."""
+        """Report an empty write batch as durable when all earlier batches are."""
         if (batch_number := self.publisher.pop_durable_position()) is not None:
             self._mark_durable(batch_number)
 
     def _serve_feed(self, feed: ConsumerFeed) -> bool:
-        """Say what of it was acknowledged, have it filled, and ask for more. Returns whether what
-        had waited for room, or for what time it is, has come in."""
+        """Write the acks of a feed, fill its ring and request messages.
+
+        Returns:
+            True if messages that waited for space or for the stream's time entered the ring.
+        """
         core, head = self.link.core, feed.position.ring.head
         if feed.position not in self.inboxes or not core.is_ready:
             return False
@@ -238,13 +251,15 @@ class JetStreamBackend:
             self._trimmer.classes_to_trim.add(feed.cls.class_id)
             feed.last_ack = messages.reply(-1)
         now = trio.current_time()
-        if said := feed.fill() + feed.expected_redeliveries.retry_overdue(
+        if acks := feed.fill() + feed.expected_redeliveries.retry_overdue(
             now, has_request=feed.requested_count > 0
         ):
-            core.write(said)
+            core.write(acks)
         if feed.cls.clock.begin_query() and self._nursery is not None:
-            asked = feed.cls, self._broker.clock, self._read_clock, self._flush
-            self._jobs.run_concurrently(feed.cls.class_id, partial(self.reader.query_time, *asked))
+            arguments = feed.cls, self._broker.clock, self._read_clock, self._flush
+            self._jobs.run_concurrently(
+                feed.cls.class_id, partial(self.reader.query_time, *arguments)
+            )
         may_ask = now >= feed.retry_at and not (self._is_closing or feed.is_replacing)
         if may_ask and (count := feed.request_size()):
             feed.requested_count += count
@@ -272,8 +287,7 @@ class JetStreamBackend:
             self._dead_letters.add(feed, ranges, class_id)
 
     def _tick(self) -> None:
-        """What time brings: what is late is published or asked for again, what is here is said to
-        be in work."""
+        """Repeat overdue requests, write "in progress" acks and trim streams."""
         now = trio.current_time()
         ready = self.link.core.is_ready
         should_send_working = (
@@ -295,9 +309,9 @@ class JetStreamBackend:
             self._trimmer.trim_if_due(now)
         self.refusals.log_recovered(now)
         self._flush()
-        self._handle_refusals()  # A stream that does not answer is heard of by nothing else.
+        self._handle_refusals()  # A stream that does not answer causes no other event.
 
-    # What comes ----------------------------------------------------------------------------------
+    # Events --------------------------------------------------------------------------------------
 
     def _handle(self, event: NatsConnectionEvent) -> None:
         now = self._read_clock()
@@ -322,19 +336,19 @@ class JetStreamBackend:
             case NatsConnectionLost():
                 for feed in self.feeds.values():
                     feed.requested_count = 0
-                    if feed.ack_all is not None:  # What was on its way to here is lost.
+                    if feed.ack_all is not None:  # Messages on the lost connection are missing.
                         feed.ack_all.has_gap = True
 
     def _handle_progress(self, batch_number: int | None) -> None:
-        """The uplink was told something; lots up to this one have reached the cluster."""
+        """React to answers for the publisher; `batch_number` is the new durable position, if any."""
         for class_id in self.publisher.pop_classes_without_stream():
             self.consumers.forget_stream(class_id)
             self._jobs.enqueue(class_id, partial(self._open_stream, class_id))
-        reached_in = self.publisher.pop_durable_positions()
-        for class_id, last in reached_in.items():
+        durable_positions = self.publisher.pop_durable_positions()
+        for class_id, last in durable_positions.items():
             self._commit_log.mark_class_durable(class_id, last)
         self._handle_refusals()
-        if batch_number is not None or reached_in:
+        if batch_number is not None or durable_positions:
             self._mark_durable(
                 self._commit_log.durable_position if batch_number is None else batch_number
             )
@@ -347,7 +361,7 @@ class JetStreamBackend:
             self._paused_classes = pause_full_classes(
                 self._broker.store, self.publisher.full, self._paused_classes
             )
-            self._notify_stored()  # Who waits for what is stored looks what else there is.
+            self._notify_stored()  # Waiters also check for refusals.
 
     def _mark_durable(self, batch_number: int) -> None:
         self._broker.mark_durable(batch_number)
@@ -366,7 +380,7 @@ class JetStreamBackend:
         feed = self.inboxes.find_feed(sid)
         if feed is not None:
             self._feed_messages(feed, messages)
-        elif sid == self._chain_sid:
+        elif sid == self._fast_batch_sid:
             self._handle_progress(
                 self.publisher.handle_fast_batch_acks(messages, trio.current_time())
             )
@@ -374,31 +388,31 @@ class JetStreamBackend:
             self.inboxes.handle_query(sid, messages)
             or self._class_names.handle_messages(sid, messages)
         ):
-            # It was on its way when its position ended.
+            # The position was closed while the messages were on their way.
             found = messages.pick(jetstream_codec.parse_deliveries(messages).good)
             self.link.core.write(jetstream_codec.encode_acks_in_order(found, jetstream_codec.NAK))
 
     def _feed_messages(self, feed: ConsumerFeed, messages: ReceivedMessages) -> None:
-        """What a consumer has sent: messages, and what it says of the request."""
+        """Handle messages and status messages from a position's consumer."""
         feed.last_answer_at = trio.current_time()
-        told = (messages.payloads == messages.ends) & (messages.bodies < messages.payloads)
-        if told.any():
-            for row in told.nonzero()[0].tolist():
+        is_status = (messages.payloads == messages.ends) & (messages.bodies < messages.payloads)
+        if is_status.any():
+            for row in is_status.nonzero()[0].tolist():
                 code, words = jetstream_codec.parse_status(messages.headers(row))
                 if not code:
-                    told[row] = False
+                    is_status[row] = False
                 elif code >= 400:
                     feed.record_request_end(code, words, messages.headers(row))
                     if jetstream_codec.is_consumer_missing(code, words):
                         self._replace_later(feed)
-                else:  # It is there; with a reply, it asks whether we are.
+                else:  # A heartbeat; with a reply subject, the server asks for one.
                     reply = messages.reply(row)
                     if reply:
                         self.link.core.publish(reply.decode("latin-1"), b"")
-            messages = messages.pick(~told)
+            messages = messages.pick(~is_status)
         if messages.count:
-            if said := feed.receive(messages):
-                self.link.core.write(said)
+            if acks := feed.receive(messages):
+                self.link.core.write(acks)
             if feed.is_broken:
                 self._replace_later(feed)
             self._broker.subscription_manager.notify_position(feed.position)
@@ -412,17 +426,21 @@ class JetStreamBackend:
         cls.on_positions_changed = self._mark_positions_changed
         feed = self.feeds[position] = ConsumerFeed(cls, position, self._broker.store)
         feed.publish_pause = self.publisher.pause_class(cls.class_id)
-        find = partial(self.consumers.open, cls, position, start, is_seek=is_seek)
-        if start == "earliest" or isinstance(start, Start):  # Not what everybody has had.
+        open_consumer = partial(self.consumers.open, cls, position, start, is_seek=is_seek)
+        if start == "earliest" or isinstance(start, Start):  # Skip fully acknowledged messages.
             self._jobs.enqueue(cls.class_id, partial(self._trimmer.trim_now, cls.class_id), feed)
         self._jobs.enqueue(
-            cls.class_id, partial(self._open_feed, cls, position, find, feed.publish_pause), feed
+            cls.class_id,
+            partial(self._open_feed, cls, position, open_consumer, feed.publish_pause),
+            feed,
         )
 
     def _is_used(self, cls: RemoteClass, name: str) -> bool:
-        there = [position for position, feed in self.feeds.items() if feed.cls is cls]
-        names = {consumer_name(position.durable, position.group) for position in there}
-        return name in names or name in {self.inboxes.consumer_names.get(each) for each in there}
+        positions = [position for position, feed in self.feeds.items() if feed.cls is cls]
+        names = {consumer_name(position.durable, position.group) for position in positions}
+        return name in names or name in {
+            self.inboxes.consumer_names.get(each) for each in positions
+        }
 
     async def _wait_dead_letters(self, mark: DeadLetterMark) -> None:
         while not self._dead_letters.is_stored(mark):
@@ -433,8 +451,10 @@ class JetStreamBackend:
         self._feeds_to_serve |= dict.fromkeys(feed for feed in found if feed is not None)
 
     async def _open_stream(self, class_id: int) -> None:
-        """Have one for what waits. If there is none, the next turn asks again; others are asked for
-        what they want to know in between."""
+        """Create the stream of a class for its waiting messages.
+
+        After a failure the next turn tries again; the class's other jobs run in between.
+        """
         try:
             await self.link.wait_ready()
             await self.consumers.open_stream(class_id, self._broker.classes[class_id].name)
@@ -449,34 +469,42 @@ class JetStreamBackend:
         self,
         cls: RemoteClass,
         position: BrokerSubscription,
-        find: Find,
+        open_consumer: OpenConsumer,
         publish_pause: int | None,
         tries: int = 0,
     ) -> None:
-        """Find or make the consumer of a position, and have it feed it. What is published behind it
-        waits for one try: nobody is held up for as long as the cluster refuses."""
+        """Open the consumer of a position and start its feed.
+
+        Messages published after the subscription wait for one attempt only, so that a cluster
+        that refuses
+        the consumer does not block publishers.
+        """
         is_done = True
         try:
-            is_done = await self._try_open_consumer(cls, position, find, tries)
-        finally:  # Whatever goes wrong.
+            is_done = await self._try_open_consumer(cls, position, open_consumer, tries)
+        finally:
             if publish_pause is not None and (is_done or self.link.is_ready):
                 self.publisher.resume_class(cls.class_id, publish_pause)
                 publish_pause = None
         if not is_done:
-            again = partial(self._open_feed, cls, position, find, publish_pause, tries + 1)
+            again = partial(self._open_feed, cls, position, open_consumer, publish_pause, tries + 1)
             self._jobs.enqueue_later(cls.class_id, again, _RETRY_SECONDS)
         self._flush()
 
     async def _try_open_consumer(
-        self, cls: RemoteClass, position: BrokerSubscription, find: Find, tries: int
+        self,
+        cls: RemoteClass,
+        position: BrokerSubscription,
+        open_consumer: OpenConsumer,
+        tries: int,
     ) -> bool:
-        """Returns False where that is to be tried again."""
+        """Open the consumer of a position. Returns False to try again."""
         if position not in self.feeds:
             await self._close_unconfirmed(cls, position)
             return True
         try:
             await self.link.wait_ready()
-            found = await find()
+            found = await open_consumer()
         except RemoteProtocolError as error:
             self._refuse(cls, position, error)
             return True
@@ -487,15 +515,15 @@ class JetStreamBackend:
             log_retry(cls.class_id, error, tries)
             return False
         except Exception:
-            log.exception("class %d: a subscription could not be begun", cls.class_id)
-            why = "a fault of the door's own: its log says which"
-            self._refuse(cls, position, RemoteProtocolError(Reason.BAD_REQUEST, why))
+            log.exception("class %d: unexpected error while opening a subscription", cls.class_id)
+            problem = "internal error of the server; see its log"
+            self._refuse(cls, position, RemoteProtocolError(Reason.BAD_REQUEST, problem))
             return True
-        if position not in self.feeds:  # It has closed meanwhile.
+        if position not in self.feeds:  # Closed meanwhile.
             await self._closer.close(ClosedPosition(cls, position, found.name))
             return True
         self.publisher.open_classes.add(cls.class_id)
-        self._trimmer.classes_to_trim.add(cls.class_id)  # It may have moved.
+        self._trimmer.classes_to_trim.add(cls.class_id)  # The consumer may have moved.
         feed = self.feeds[position]
         feed.open(found)
         feed.stream_created = self.consumers.stream_created(cls.class_id)
@@ -507,13 +535,12 @@ class JetStreamBackend:
         return True
 
     async def _close_unconfirmed(self, cls: RemoteClass, position: BrokerSubscription) -> None:
-        """Nobody has this position any more. Its consumer may be there though nobody was told."""
+        """Close the consumer of a closed position whose creation was not confirmed."""
         if name := self.consumers.pop_unconfirmed(position):
             await self._closer.close(ClosedPosition(cls, position, name))
 
     def _replace_later(self, feed: ConsumerFeed) -> None:
-        """Something of a sole consumer was lost, or a consumer may be closed: have what follows from
-        another one."""
+        """Enqueue the replacement of a consumer that lost messages or may be gone."""
         if not feed.is_replacing:
             feed.is_replacing = True
             self._jobs.enqueue(feed.cls.class_id, partial(self._replace_consumer, feed))
@@ -528,7 +555,7 @@ class JetStreamBackend:
         self._flush()
 
     async def _open_replacement(self, feed: ConsumerFeed, tries: int) -> bool:
-        """Returns False where that is to be tried again."""
+        """Open another consumer for a feed. Returns False to try again."""
         cls, position = feed.cls, feed.position
         try:
             await self.link.wait_ready()
@@ -542,9 +569,9 @@ class JetStreamBackend:
             return False
         feed.requested_count = 0
         self._feeds_to_serve[feed] = None
-        if found is None:  # It is there, and was only silent.
+        if found is None:  # The consumer exists and was only silent.
             await trio.sleep(_RETRY_SECONDS)
-        elif position not in self.inboxes:  # It has closed meanwhile.
+        elif position not in self.inboxes:  # Closed meanwhile.
             await self._closer.close(ClosedPosition(cls, position, found.name))
         else:
             feed.replace_consumer(found)
@@ -554,27 +581,26 @@ class JetStreamBackend:
     def _refuse(
         self, cls: RemoteClass, position: BrokerSubscription, error: RemoteProtocolError
     ) -> None:
-        """The cluster has another position of this name: whoever asked is told."""
-        askers = subscribed_sessions(self._broker, position)
+        """End the subscriptions of a position with an error."""
+        sessions = subscribed_sessions(self._broker, position)
         self._broker.revoke_position(position, error)
-        resume_replies(self._broker, askers)
+        resume_replies(self._broker, sessions)
         self._flush()
 
     def _close_position(self, cls: RemoteClass, position: BrokerSubscription, forget: bool) -> None:
-        """Give back what is here; whoever comes for it next, at whichever door, goes on."""
+        """Return a position's unacknowledged messages to the cluster."""
         feed = self.feeds.pop(position, None)
         if feed is None:
             return
         self._feeds_to_serve.pop(feed, None)
         if position not in self.inboxes:
-            if self._jobs.cancel_queued(
-                cls.class_id, feed
-            ):  # Else they would pile up in an outage.
+            # Without cancellation jobs would pile up during an outage.
+            if self._jobs.cancel_queued(cls.class_id, feed):
                 self.publisher.resume_class(cls.class_id, feed.publish_pause)
             return
         last_ack: tuple[str, bytes] | None = None
         self._dead_letters.update_feed(feed)
-        self._trimmer.classes_to_trim.add(cls.class_id)  # It may be what others are done with.
+        self._trimmer.classes_to_trim.add(cls.class_id)  # It may have held back the stream.
         for messages in feed.pop_acked():
             self.link.core.write(jetstream_codec.encode_acks(messages))
             last_ack = messages.reply(-1).decode("latin-1"), jetstream_codec.ACK
@@ -594,29 +620,35 @@ class JetStreamBackend:
         self._closer.close_later(closed)
         self.link.flush()
 
-    # What lies in streams -----------------------------------------------------------------------
+    # Stored messages ----------------------------------------------------------------------------
 
     def _query_stream(
         self,
         cls: RemoteClass,
-        find: Callable[[StoredMessages], Awaitable[RemoteFetchOutcome | RemotePurgeOutcome]],
-        tell: Callable[[Any], None],
+        query: Callable[[StoredMessages], Awaitable[RemoteFetchOutcome | RemotePurgeOutcome]],
+        on_result: Callable[[Any], None],
     ) -> None:
-        """Have something found out about a class's stream, and told."""
+        """Run a query of a class's stream as a job and pass its result to `on_result`."""
 
         async def job() -> None:
-            tell(await query_when_stored(self.reader, cls, find, self._wait_stored))
+            on_result(await query_when_stored(self.reader, cls, query, self._wait_stored))
             self._flush()
 
         self._jobs.enqueue(cls.class_id, job)
 
-    def _count_messages(self, class_id: int, tell: Callable[[RemoteCountOutcome], None]) -> None:
-        asked = class_id, tell, lambda _: self._flush()
-        self._jobs.run_concurrently(class_id, partial(self._backlog.count, *asked))
+    def _count_messages(
+        self, class_id: int, on_result: Callable[[RemoteCountOutcome], None]
+    ) -> None:
+        arguments = class_id, on_result, lambda _: self._flush()
+        self._jobs.run_concurrently(class_id, partial(self._backlog.count, *arguments))
 
     async def _wait_stored(self, cls: RemoteClass) -> None:
-        """Wait until what was accepted and has room is in the stream, and what is done with is not.
-        Raises BusConnectionError and JetStreamError."""
+        """Wait until accepted messages are stored, unless the stream is full, and acknowledged
+        ones removed.
+
+        Raises:
+            BusConnectionError, JetStreamError: A request failed.
+        """
         await self.consumers.open_stream(cls.class_id, cls.name)
         self.publisher.open_classes.add(cls.class_id)
         self._flush()
@@ -629,17 +661,17 @@ class JetStreamBackend:
         await self._trimmer.trim_now(cls.class_id)
 
     def _check_caught_up(
-        self, cls: RemoteClass, position: BrokerSubscription, tell: Callable[[], None]
+        self, cls: RemoteClass, position: BrokerSubscription, on_result: Callable[[], None]
     ) -> bool:
         feed, consumer = self.feeds.get(position), self.inboxes.consumer_names.get(position)
         if feed is None or consumer is None or feed.is_busy or self._nursery is None:
             return True
-        asked = self.link, self.options.names, consumer, feed, tell, self._flush
-        self._jobs.run_concurrently(cls.class_id, partial(notify_when_caught_up, *asked))
+        arguments = self.link, self.options.names, consumer, feed, on_result, self._flush
+        self._jobs.run_concurrently(cls.class_id, partial(notify_when_caught_up, *arguments))
         return False
 
     def _on_purged(self, cls: RemoteClass, first: int, last: int) -> None:
-        """Messages first..last-1 are purged: nobody here is to have them either."""
+        """Remove purged messages first..last-1 from all feeds of the class."""
         for feed in [feed for feed in self.feeds.values() if feed.cls is cls]:
             feed.purge(first + 1, last + 1)
             self._broker.subscription_manager.notify_position(feed.position)
@@ -649,8 +681,11 @@ class JetStreamBackend:
     # Ending --------------------------------------------------------------------------------------
 
     async def finish(self) -> None:
-        """End all sessions, give back what is here, and wait until all that was accepted is in the
-        cluster. The caller bounds how long that may take."""
+        """Close all sessions, return their messages, and wait until all accepted messages are
+        stored.
+
+        The caller limits the time.
+        """
         self._is_closing = True
         for session in list(self._broker.sessions.values()):
             self._broker.close_session(session)
@@ -660,5 +695,5 @@ class JetStreamBackend:
         while not self._jobs.is_empty and self.link.is_ready:
             await self._stored.wait()
         with contextlib.suppress(BusConnectionError):
-            # What was said before is there when this is answered.
+            # The server processes messages in order, so the answer follows all earlier ones.
             await self.link.request(self.options.names.server_subject(self.server_id))

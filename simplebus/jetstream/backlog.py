@@ -1,8 +1,7 @@
-"""How much lies in the stream of a class, and whom it is for, as `explain` tells (trio).
+"""Message and backlog counts of streams for inquiries.
 
-Rule 1: to count changes nothing, and waits for nothing that is asked of the class besides: who asks
-may want to know why that stands still.
-Rule 2: what is not known within some seconds is not known.
+Counting changes nothing and does not wait for the class's other requests, because an inquiry may
+ask why those are stuck. It gives up after a few seconds.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ _NOTHING = RemoteInventory(0, 0, 0, 0, 0, 0, 0, False, "")
 
 
 class StreamBacklog:
-    """Of one door."""
+    """Counts the stored messages of classes and finds the consumer that holds the oldest one."""
 
     def __init__(
         self,
@@ -51,7 +50,7 @@ class StreamBacklog:
     async def count(
         self, class_id: int, *on_counted: Callable[[RemoteCountOutcome], object]
     ) -> None:
-        """Call each of `tell` with what is found, or why it is not known."""
+        """Call each of `on_counted` with the inventory, or with the reason why it is unknown."""
         counted: RemoteCountOutcome = f"the cluster has not answered within {COUNT_SECONDS:g} s"
         with trio.move_on_after(COUNT_SECONDS):
             try:
@@ -59,8 +58,8 @@ class StreamBacklog:
             except (BusConnectionError, JetStreamError) as error:
                 counted = str(error)
             except Exception:
-                log.exception("class %d: what lies in its stream could not be counted", class_id)
-                counted = "a fault of the door's own: its log says which"
+                log.exception("class %d: unexpected error while counting its stream", class_id)
+                counted = "internal error of the server; see its log"
         for each in on_counted:
             each(counted)
 
@@ -83,7 +82,7 @@ class StreamBacklog:
     async def _describe_holder(
         self, class_id: int, info: dict[str, Any]
     ) -> BrokerSubscription | str:
-        """Whose a consumer is."""
+        """Return the position of a consumer, or a description if the position is elsewhere."""
         name = str(info["name"])
         for position, own in self._inboxes.consumer_names.items():
             if own == name and position.class_id == class_id:
@@ -91,14 +90,14 @@ class StreamBacklog:
         waits = f"{api.backlog_count(info):,} messages wait for it"
         if api.kind_of(info) == "durable" and name[:2] == "d-":
             is_held = await self._peers.is_consumer_held(class_id, name)
-            where = "which another door has" if is_held else "which no door has"
+            where = "held by another server" if is_held else "held by no server"
         else:
-            where = "which this door has not"
+            where = "not held by this server"
         return f"{describe_consumer(name)}, {where}; {waits}"
 
 
 def build_inventory(info: dict[str, Any], unheld: Iterable[dict[str, Any]]) -> RemoteInventory:
-    """What a stream says of itself, and consumers that no door holds of what waits for somebody."""
+    """Build the inventory from a stream info and the plain consumers that no server holds."""
     state, config = info["state"], info["config"]
     last = int(state["last_seq"])
     return RemoteInventory(
@@ -115,7 +114,7 @@ def build_inventory(info: dict[str, Any], unheld: Iterable[dict[str, Any]]) -> R
 
 
 def _furthest_behind(info: dict[str, Any], there: list[dict[str, Any]]) -> dict[str, Any] | None:
-    """The consumer that has acknowledged least; None if all have acknowledged all."""
+    """Return the consumer with the lowest ack floor; None if all messages are acknowledged."""
     last = int(info["state"]["last_seq"])
     behind = [each for each in there if api.ack_floor(each) <= last]
     return min(behind, key=api.ack_floor, default=None)

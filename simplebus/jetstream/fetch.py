@@ -1,8 +1,7 @@
-"""What lies in the stream of a class: looked at, and purged (trio).
+"""Reads and purges stored messages of streams.
 
-Rule 1: to look changes nothing: it takes a consumer of its own, which acknowledges nothing and is
-gone behind it.
-Rule 2: a message's sequence is that of the stream, less 1.
+Reading uses a temporary consumer without acks, so it changes nothing. A message's sequence on the
+bus is its stream sequence minus 1.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ log = logging.getLogger("simplebus.engine")
 
 FETCH_LIMIT_MESSAGES = 4096
 PURGE_LIMIT_MESSAGES = 10_000
-"""So many are purged behind others that stay: each is a request."""
+"""Largest purge behind messages that stay, where each message is deleted by its own request."""
 STORE_WAIT_SECONDS = 10.0
 _TRIES = 4
 _RETRY_SECONDS = 0.05
@@ -48,7 +47,7 @@ _TIME_QUERY_RETRY_SECONDS = 0.25
 
 
 class StreamReader:
-    """Of one door."""
+    """Access to the stored messages of all classes."""
 
     def __init__(self, link: NatsConnection, options: JetStreamOptions) -> None:
         self._link = link
@@ -57,8 +56,11 @@ class StreamReader:
     async def fetch(
         self, class_id: int, request: FetchRequest, frame_bytes: int
     ) -> RemoteFetchResult:
-        """Messages in a row from where on `request` says. Raises BusConnectionError and
-        JetStreamError."""
+        """Return consecutive messages that match `request`.
+
+        Raises:
+            BusConnectionError, JetStreamError: A request failed.
+        """
         for _ in range(_TRIES):
             floor, head, now = await self._sequence_range(class_id)
             first = max(request.first, floor) if request.time is None else floor
@@ -68,12 +70,13 @@ class StreamReader:
             if found is not None:
                 first_sequence, batches, times = found
                 return RemoteFetchResult(first_sequence, batches, times, floor, head, now)
-            await trio.sleep(_RETRY_SECONDS)  # A server may be a little behind the others.
+            await trio.sleep(_RETRY_SECONDS)  # A replica may lag behind the leader.
         return RemoteFetchResult(head, [], [], floor, head, now)
 
     async def _sequence_range(self, class_id: int) -> tuple[int, int, float]:
-        """The lowest sequence, the next one, and what time it is by the clock of who stores them:
-        seconds since 1970."""
+        """Return the first sequence, the next sequence, and the server's time in seconds since
+        1970.
+        """
         info = await self._link.api_request(
             f"STREAM.INFO.{self._options.names.stream_name(class_id)}"
         )
@@ -89,8 +92,12 @@ class StreamReader:
         read_clock: Callable[[], object],
         on_answered: Callable[[], None],
     ) -> None:
-        """Have the class know what time it is by its stream's clock. `read_clock` sets the door's
-        `clock`; `tell` is called when the class knows it, or is to ask again."""
+        """Ask the stream of a class for its time and update the class's clock.
+
+        Args:
+            clock: The server's clock, which `read_clock` updates.
+            on_answered: Called after the update, or when the query should be repeated.
+        """
         read_clock()
         asked_at, info = clock.now, None
         try:
@@ -107,7 +114,11 @@ class StreamReader:
     async def _read(
         self, class_id: int, request: FetchRequest, first: int, frame_bytes: int
     ) -> tuple[int, list[FrameBatch], list[float]] | None:
-        """What a consumer for once sends: the first of them, frames, times; None for nothing."""
+        """Read consecutive messages with a temporary consumer.
+
+        Returns:
+            The first sequence, the frames and their storage times; None if nothing was read.
+        """
         stream, name = self._options.names.stream_name(class_id), f"look-{secrets.token_hex(6)}"
         start: Start = Start(sequence=first) if request.time is None else Start(time=request.time)
         config = api.reader_config(name, api.start_config(start))
@@ -132,7 +143,7 @@ class StreamReader:
                 for row in range(some.count):
                     index += bool(good[row])
                     sequence = int(sequences[row]) - 1
-                    if not good[row]:  # What can be no message of the bus is passed over.
+                    if not good[row]:  # Not a valid message of the bus.
                         if first_sequence < 0:
                             continue
                         return first_sequence, batches, times
@@ -145,9 +156,15 @@ class StreamReader:
         return (first_sequence, batches, times) if first_sequence >= 0 else None
 
     async def purge(self, class_id: int, first: int, last: int | None) -> tuple[int, int, int]:
-        """Have messages first..last-1 removed, those that are there. Returns how many these were,
-        and which. Raises RemoteProtocolError (bad_request) for too many behind others that stay,
-        BusConnectionError and JetStreamError."""
+        """Remove the messages first..last-1.
+
+        Returns:
+            How many messages were removed, and the range.
+
+        Raises:
+            RemoteProtocolError: (bad_request) too many messages behind messages that stay.
+            BusConnectionError, JetStreamError: A request failed.
+        """
         floor, head, _ = await self._sequence_range(class_id)
         first, last = max(first, floor), head if last is None else min(last, head)
         if first >= last:
@@ -159,8 +176,8 @@ class StreamReader:
         if last - first > PURGE_LIMIT_MESSAGES:
             raise RemoteProtocolError(
                 Reason.BAD_REQUEST,
-                f"{last - first} messages of class {class_id} are to be purged behind others that "
-                f"stay: before a JetStream cluster these may be {PURGE_LIMIT_MESSAGES} at once",
+                f"cannot purge {last - first} messages of class {class_id} behind messages that "
+                f"stay: a JetStream cluster allows {PURGE_LIMIT_MESSAGES} per request",
             )
         count = 0
         for sequence in range(first, last):
@@ -180,8 +197,11 @@ async def query_when_stored(
     query: Callable[[StoredMessages], Awaitable[RemoteFetchOutcome | RemotePurgeOutcome]],
     wait_stored: Callable[[RemoteClass], Awaitable[None]],
 ) -> RemoteFetchOutcome | RemotePurgeOutcome:
-    """What `find` finds in a class's stream when all is there that was accepted and has room; or
-    problem it finds nothing."""
+    """Run `query` after all accepted messages of the class are stored.
+
+    Returns:
+        The result of the query, or the error that the client receives.
+    """
     try:
         with trio.fail_after(STORE_WAIT_SECONDS):
             await wait_stored(cls)
@@ -191,19 +211,17 @@ async def query_when_stored(
     except (BusConnectionError, JetStreamError) as error:
         problem = f"the cluster does not answer: {error}"
     except trio.TooSlowError:
-        problem = (
-            f"the cluster has not stored all that was accepted within {STORE_WAIT_SECONDS:g} s"
-        )
+        problem = f"the cluster did not store all accepted messages within {STORE_WAIT_SECONDS:g} s"
     except Exception:
-        log.exception("class %d: what was asked of its stream went wrong", cls.class_id)
-        problem = "a fault of the door's own: its log says which"
+        log.exception("class %d: unexpected error in a request to its stream", cls.class_id)
+        problem = "internal error of the server; see its log"
     return RemoteProtocolError(Reason.BAD_REQUEST, problem)
 
 
 def _uniform_runs(
     messages: ReceivedMessages,
 ) -> list[tuple[ReceivedMessages, np.ndarray, np.ndarray]]:
-    """Runs of messages that are alike, with sequences and times."""
+    """Split messages into runs with or without envelopes, with their sequences and storage times."""
     deliveries = jetstream_codec.parse_deliveries(messages)
     kinds = codec.are_envelopes(messages)
     edges = [0, *(np.flatnonzero(kinds[1:] != kinds[:-1]) + 1).tolist(), messages.count]
@@ -217,7 +235,7 @@ def _uniform_runs(
 def _decode_uniform_run(
     class_id: int, messages: ReceivedMessages, frame_bytes: int
 ) -> tuple[FrameBatch, np.ndarray]:
-    """Messages that are alike as frames, and which of them can be any."""
+    """Decode a run as frames. Returns the frames and the flags of the messages that are valid."""
     is_envelope = bool(codec.are_envelopes(messages)[0])
     batch, good = codec.decode_frames(class_id, messages, is_envelope=is_envelope)
     fits = batch.lengths <= frame_bytes

@@ -1,16 +1,15 @@
-"""What classes, durables and groups are called in JetStream.
+"""Names of streams, consumers and subjects in JetStream.
 
-Rule 1: every door finds the same names for the same things, and no two things have one.
-Rule 2: a letter that JetStream does not allow is written as = and two hexadecimal digits for each
-byte; what is too long then, as a hash.
+All servers derive the same names. A character that JetStream does not allow is encoded as `=` and
+two hexadecimal digits per byte; a name that becomes too long is replaced by its hash.
 
-    class 7                          stream <prefix>_7, subject <prefix>.7
-    durable orders, of no group      consumer d-orders
-    group workers                    consumer g-workers
-    a durable of a group             consumer g-workers-d-orders
-    who has neither                  consumer p-<door>-<number>
-    what waits for the first of all  consumer waiting
-    which bus it is                  stream <prefix>_bus, subject <prefix>.bus
+    class 7                        stream <prefix>_7, subject <prefix>.7
+    durable orders, no group       consumer d-orders
+    group workers                  consumer g-workers
+    durable of a group             consumer g-workers-d-orders
+    subscription without a name    consumer p-<server id>-<number>
+    messages without subscriber    consumer waiting
+    bus identity                   stream <prefix>_bus, subject <prefix>.bus
 """
 
 from __future__ import annotations
@@ -21,8 +20,9 @@ from dataclasses import dataclass
 from urllib.parse import unquote
 
 CLUSTER_ID_PREFIX = "cluster."
-"""What the identity of a bus begins with that a cluster keeps."""
+"""First part of a bus id that is stored in a cluster."""
 BACKLOG_CONSUMER = "waiting"
+"""Consumer that keeps the messages for the first subscription of a class."""
 _ALLOWED = re.compile(r"[A-Za-z0-9_]")
 _PREFIX = re.compile(r"[A-Za-z0-9_]{1,32}")
 _ESCAPED, _HASH = re.compile(r"=([0-9A-F]{2})"), re.compile(r"=[0-9a-f]{64}")
@@ -30,7 +30,7 @@ _NAME_BYTES_MAX = 120
 
 
 def encode_token(text: str) -> str:
-    """A text as a part of a name."""
+    """Encode `text` as one token of a JetStream name."""
     found = "".join(
         each if _ALLOWED.fullmatch(each) else "".join(f"={byte:02X}" for byte in each.encode())
         for each in text
@@ -42,10 +42,14 @@ def encode_token(text: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class JetStreamNames:
-    """Of one engine. Raises ValueError for a prefix of other than 1 to 32 letters, digits and _."""
+    """Names that begin with one prefix.
+
+    Raises:
+        ValueError: The prefix is not 1 to 32 letters, digits or underscores.
+    """
 
     prefix: str = "simplebus"
-    """Several that share a cluster have several."""
+    """Buses that share a cluster need different prefixes."""
 
     def __post_init__(self) -> None:
         if not _PREFIX.fullmatch(self.prefix):
@@ -61,23 +65,22 @@ class JetStreamNames:
 
     @property
     def identity_stream_name(self) -> str:
-        """Whose metadata say which bus it is."""
+        """Stream whose metadata contain the bus id."""
         return f"{self.prefix}_bus"
 
     @property
     def identity_subject(self) -> str:
-        """A stream has to have one. Nothing is published to it."""
+        """Subject of the identity stream. Nothing is published to it, but a stream needs a subject."""
         return f"{self.prefix}.bus"
 
     def parse_stream_name(self, stream: str) -> int | None:
-        """Which class a stream is of; None for another one."""
+        """Return the class id of a stream, or None if the stream does not belong to a class."""
         head, _, number = stream.rpartition("_")
         is_ours = head == self.prefix and number.isascii() and number.isdigit() and len(number) < 6
         return int(number) if is_ours else None
 
     def overlaps_subject(self, subject: str) -> bool:
-        """Whether what is published to classes, or said among doors, may be to this subject, which
-        may have wildcards."""
+        """Return True if `subject`, which may contain wildcards, matches a subject of this bus."""
         head, *rest = subject.split(".")
         if head not in (self.prefix, "*", ">"):
             return False
@@ -93,38 +96,38 @@ class JetStreamNames:
                 return False
 
     def server_subject(self, server_id: str) -> str:
-        """Where a door answers as long as it is there."""
+        """Subject at which a running server answers."""
         return f"{self.prefix}.door.{encode_token(server_id)}"
 
     @property
     def names_query_subject(self) -> str:
-        """Where every door tells whoever asks which classes have names."""
+        """Subject at which every server answers with the class names it knows."""
         return self.server_subject("names")
 
     def consumer_holder_subject(self, class_id: int, consumer: str) -> str:
-        """Where the door answers that feeds somebody from the consumer of this name."""
+        """Subject at which the servers that fetch from a consumer answer."""
         return f"{self.prefix}.holder.{class_id}-{consumer}"
 
     @property
     def new_names_subject(self) -> str:
-        """Where doors tell each other of classes that have names."""
+        """Subject at which servers publish new class names."""
         return f"{self.prefix}.naming"
 
 
 def consumer_name(durable: str, group: str) -> str:
-    """Of a durable, a group, or both; empty for neither."""
+    """Return the consumer of a durable, a group, or both; empty if both are empty."""
     parts = [f"g-{encode_token(group)}"] if group else []
     parts += [f"d-{encode_token(durable)}"] if durable else []
     return "-".join(parts)
 
 
 def belongs_to_durable(consumer: str, durable: str) -> bool:
-    """Whether a consumer of a durable is this one's, in whichever group."""
+    """Return True if a consumer belongs to `durable`, in any group."""
     return consumer.split("-")[-2:] == ["d", encode_token(durable)]
 
 
 def describe_consumer(consumer: str) -> str:
-    """What a consumer of such a name is for, in words."""
+    """Return a description of a consumer for log lines and reports."""
     match consumer.split("-"):
         case ["d", durable]:
             return f"the durable {_decode_token(durable)}"
@@ -137,8 +140,8 @@ def describe_consumer(consumer: str) -> str:
 
 
 def _decode_token(token: str) -> str:
-    """What a token was made of; of a long text only that it is one is known."""
+    """Return the text of a token. A hashed text cannot be recovered."""
     if _HASH.fullmatch(token):
-        return "of a long name"
+        return "with a long name"
     escaped = _ESCAPED.sub(lambda found: f"%{found[1]}", token)
     return repr(unquote(escaped))

@@ -1,8 +1,8 @@
-"""A class whose messages are kept by a JetStream cluster.
+"""Message class whose messages are stored in a JetStream stream.
 
-Rule 1: the class's ring holds only what publishers have said and the cluster has not been handed
-yet; whoever subscribes has a ring of its own, which a feed fills.
-Rule 2: what the cluster cannot do is refused with a sentence, never left out.
+The ring of the class holds only accepted messages that were not passed to the publisher yet. Every
+position has a ring of its own, which a feed fills. Requests that a cluster cannot satisfy are
+refused.
 """
 
 from __future__ import annotations
@@ -57,10 +57,9 @@ class StoredMessages(Protocol):
 
 
 OpenPosition = Callable[["RemoteClass", BrokerSubscription, "str | Start", bool], None]
-"""Called with a position that is new, and where it begins if the cluster does not know it; or in
-any case."""
+"""Called with a new position, its start, and True if it must start there even if it exists."""
 ClosePosition = Callable[["RemoteClass", BrokerSubscription, bool], None]
-"""Called with a position that nobody here has any more, and whether it is to be forgotten."""
+"""Called with a position without subscriptions on this server, and True if it is to be deleted."""
 
 QueryStream = Callable[
     [
@@ -70,11 +69,11 @@ QueryStream = Callable[
     ],
     None,
 ]
-"""Called with what finds an answer in the class's stream, and with whom to tell it."""
+"""Called with a query of the class's stream and the receiver of its result."""
 
 
 class RemoteClass(MessageClass):
-    """See the module's law."""
+    """Message class of a stateless server."""
 
     is_remote = True
 
@@ -95,10 +94,15 @@ class RemoteClass(MessageClass):
         get_refusal: Callable[[int], str],
         frame_bytes: int,
     ) -> None:
-        """`on_purged` is called with messages of the stream that are purged, first..last-1;
-        `feeds` are those of all positions here; `coming` is what
-        `has_come` does, `buried` what `has_buried` does, `count` what `count` does, and
-        `refused` says what `refused` is."""
+        """Create a class that delegates storage to the backend.
+
+        Args:
+            on_purged: Called with a purged range of the stream, first..last-1.
+            feeds: Feeds of all positions of this server.
+            check_caught_up: Implementation of `has_caught_up`.
+            get_refusal: Returns why the stream refuses messages; empty if it does not.
+            frame_bytes: Largest frame that this server sends.
+        """
         super().__init__(ring, retention, full_policy)
         self.time_index = _NoTimes()
         self.clock = StreamClock()
@@ -117,11 +121,11 @@ class RemoteClass(MessageClass):
         self._is_seek = False
         self._is_forgotten = False
         self._messages_max = ring.messages_max
-        """How many its ring may have, when it is open."""
+        """Capacity of the ring while publishing is not paused."""
         self.on_positions_changed: Callable[[RemoteClass], None] = lambda cls: None
-        """Called when positions of it may have moved."""
+        """Called when positions of the class may have advanced."""
         self.existed_before: dict[BrokerSubscription, bool] = {}
-        """The positions that the cluster has, and whether it had them before."""
+        """Positions with a consumer, and True if the consumer existed before they were opened."""
 
     @property
     def unavailable_reason(self) -> str:
@@ -132,7 +136,7 @@ class RemoteClass(MessageClass):
         return False
 
     def set_retention(self, retention: Retention) -> None:
-        """That is the stream's business."""
+        """Ignore retention: the stream decides."""
         self.retention = retention
         self._has_retention = False
 
@@ -141,7 +145,7 @@ class RemoteClass(MessageClass):
         self.on_positions_changed(self)
 
     def accepted_at(self, position: BrokerSubscription, sequence: int) -> float:
-        """When the stream took it, by its own clock."""
+        """Return when the stream stored a message, by the clock of its server."""
         feed = self._feeds.get(position)
         return 0.0 if feed is None else feed.accepted_at(sequence)
 
@@ -151,7 +155,7 @@ class RemoteClass(MessageClass):
         self._on_dead_lettered(position, ranges, dead_letter_class_id)
 
     def floor(self) -> int:
-        """What is to be handed over is copied when it comes."""
+        """Return the head: messages in the ring are copied when they are published."""
         return self.ring.head
 
     def ring_for_new_position(self) -> Ring:
@@ -167,7 +171,6 @@ class RemoteClass(MessageClass):
     def fetch_messages(
         self, request: FetchRequest, on_fetched: Callable[[RemoteFetchOutcome], None]
     ) -> None:
-        """See `Elsewhere`."""
 
         async def query(reader: StoredMessages) -> RemoteFetchOutcome:
             return await reader.fetch(self.class_id, request, self._frame_bytes)
@@ -177,7 +180,6 @@ class RemoteClass(MessageClass):
     def purge_messages(
         self, first: int, last: int | None, on_purged: Callable[[RemotePurgeOutcome], None]
     ) -> None:
-        """See `Elsewhere`."""
 
         async def query(reader: StoredMessages) -> RemotePurgeOutcome:
             count, begin, end = await reader.purge(self.class_id, first, last)
@@ -187,26 +189,24 @@ class RemoteClass(MessageClass):
         self._query_stream(self, query, on_purged)
 
     def count_messages(self, on_counted: Callable[[RemoteCountOutcome], None]) -> None:
-        """See `Elsewhere`."""
         self._count_messages(self.class_id, on_counted)
 
     def has_caught_up(self, position: BrokerSubscription, on_caught_up: Callable[[], None]) -> bool:
-        """See `Elsewhere`."""
         return self._check_caught_up(self, position, on_caught_up)
 
     def check_subscribe_request(self, request: SubscribeRequest) -> None:
-        """Raises RemoteProtocolError (bad_request) for what the cluster cannot do."""
+        """Raise RemoteProtocolError (bad_request) if the cluster cannot satisfy the request."""
         if request.by_key:
-            option = "by_key: members at several doors would not know of each other's keys"
+            option = "by_key: members at other servers may receive the same key"
         elif request.slow != "block":
-            option = f"slow = {request.slow!r}: what waits is not counted at a door"
+            option = f"slow = {request.slow!r}: the server does not count the backlog"
         elif request.start == "last_values":
-            option = "last_values: no door sees them all"
+            option = "last_values: no server sees every message"
         else:
             self._is_seek = request.seek
             return
         raise RemoteProtocolError(
-            Reason.BAD_REQUEST, f"a door before a JetStream cluster does not know {option}"
+            Reason.BAD_REQUEST, f"a server with --engine does not support {option}"
         )
 
     def create_window(
@@ -223,7 +223,7 @@ class RemoteClass(MessageClass):
         self._open_position(self, position, self._start, is_seek)
 
     def forget_position(self, position: BrokerSubscription) -> None:
-        """The next one to be removed goes for good."""
+        """Delete the next removed position in the cluster, too."""
         self._is_forgotten = True
 
     def remove_position(self, position: BrokerSubscription) -> None:
@@ -234,28 +234,31 @@ class RemoteClass(MessageClass):
         self._close_position(self, position, is_forgotten)
 
     def has_remote_position(self, position: BrokerSubscription) -> bool | None:
-        """Whether the cluster had it before; None while that is not known."""
+        """Return True if the position's consumer existed before; None if that is not known yet."""
         return self.existed_before.get(position)
 
     def _add_to_backlog(self, position: BrokerSubscription) -> None:
-        pass  # What waits is the stream's.
+        pass  # The backlog is in the stream.
 
     def check_invariants(self) -> None:
         pass
 
     def pause_publishing(self) -> None:
-        """Have publishers wait for room."""
+        """Make publishers wait for space."""
         if self.ring.messages_max:
             self._messages_max, self.ring.messages_max = self.ring.messages_max, 0
 
     def resume_publishing(self) -> None:
-        """Let them go on."""
+        """Accept messages again."""
         self.ring.messages_max = self.ring.messages_max or self._messages_max
 
 
 def pause_full_classes(store: Store, full: set[int], paused: set[int]) -> set[int]:
-    """Have publishers of these classes wait, and those of others go on that were shut. Returns
-    which are."""
+    """Pause publishing to the full classes and resume the paused ones that are not full any more.
+
+    Returns:
+        The classes that are paused now.
+    """
     classes = store.classes
     now_paused = {each for each in full if classes[each].full_policy is FullPolicy.BLOCK}
     for class_id in now_paused | paused:
@@ -270,7 +273,7 @@ def pause_full_classes(store: Store, full: set[int], paused: set[int]) -> set[in
 
 
 class _NoTimes(TimeIndex):
-    """Sequences here are of many rings: when one was accepted is not known by it."""
+    """Time index without entries: the positions' rings number messages independently."""
 
     def record(self, now: float, sequence: int) -> None:
         self.next_step_time = float("inf")

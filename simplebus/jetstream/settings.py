@@ -1,7 +1,7 @@
-"""How a door uses a JetStream cluster.
+"""Options of the JetStream cluster, and the class settings that it does not support.
 
-Rule 1: all doors of one engine have the same settings; where they differ, a stream is for the most
-that any has asked for (`growing`).
+All stateless servers of a cluster should have the same options. Existing streams are only upgraded,
+never downgraded.
 """
 
 from __future__ import annotations
@@ -18,38 +18,42 @@ from simplebus.net.nats_connection import NatsAddress
 
 REPLICAS_MAX = 5
 DUPLICATE_SECONDS_MAX = 900.0
-"""Numbers of messages come round: within four times as long nobody may publish 2**31 of them, which
-are 600,000 in a second then."""
+"""Message numbers wrap after four such periods. No publisher may send 2**31 messages in that time,
+which is a rate of 600,000 messages per second.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class JetStreamOptions:
-    """Raises ValueError for what makes no sense."""
+    """Connection and storage options of a stateless server.
+
+    Raises:
+        ValueError: An option is out of range.
+    """
 
     servers: tuple[NatsAddress, ...]
     names: JetStreamNames = field(default_factory=JetStreamNames)
     replicas: int = 1
-    """How many servers keep each message."""
+    """Number of servers that store each message."""
     storage: str = "file"
     """"file", or "memory"."""
     ack_wait_seconds: float = 30.0
-    """After which the cluster gives what a door holds to another one, should the door be gone."""
+    """Time after which the cluster redelivers the messages of a server that died."""
     duplicate_seconds: float = 120.0
-    """How long a message is known by its id: within it, one that is published again is stored
-    once."""
+    """Time for which a stream remembers message ids, so that a repeated message is stored once."""
     max_bytes: int = 0
-    """Of a class's stream; 0 for any number. At it publishers wait."""
+    """Size limit of a class's stream, 0 for none. Publishers wait when it is reached."""
     credentials: Credentials | None = None
-    """None for what the first server's address says."""
+    """None for the credentials in the first server's address."""
     tls: ssl.SSLContext | None = None
 
     def __post_init__(self) -> None:
         if not self.servers:
-            raise ValueError("no NATS server was named, expected one at least")
+            raise ValueError("no NATS server was given, expected at least one")
         if not 1 <= self.replicas <= REPLICAS_MAX:
             raise ValueError(f"replicas must be from 1 to {REPLICAS_MAX}, got {self.replicas}")
         if self.storage not in ("file", "memory"):
-            raise ValueError(f"storage is file or memory, got {self.storage!r}")
+            raise ValueError(f"storage must be file or memory, got {self.storage!r}")
         for name in ("ack_wait_seconds", "duplicate_seconds"):
             if not getattr(self, name) >= 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
@@ -63,41 +67,48 @@ class JetStreamOptions:
 
     @property
     def durability(self) -> Durability:
-        """What a PubAck means: a server that keeps messages in files has given them to its
-        system."""
+        """Return the durability that a PubAck implies.
+
+        A NATS server with file storage has written the message, but not synced it.
+        """
         return Durability.OS if self.storage == "file" else Durability.MEMORY
 
     def first_message_number(self, now: float) -> int:
-        """Which number a program begins with that connects at this time, at whichever door. What
-        one of its name has used within the time of duplicates, elsewhere perhaps, lies before it:
-        numbers go on with the clock, faster than anybody publishes, and come round after four
-        times as long."""
+        """Return the first message number for a publisher that connects at time `now`.
+
+        Numbers follow the clock, faster than any publisher, and wrap after four duplicate
+        windows. So all
+        numbers that the publisher used within the duplicate window, at any server, are lower.
+        """
         part = now / (4 * self.duplicate_seconds) % 1.0
         return int(part * (MESSAGE_ID_MASK + 1)) & MESSAGE_ID_MASK
 
 
 def unsupported_settings(settings: Settings) -> list[tuple[int | str | None, str, str]]:
-    """What a bus can be told and a door before a cluster cannot do: of which class, None for all of
-    them; what, by the name of its key; and why not."""
+    """Return the settings that a JetStream cluster cannot implement.
+
+    Returns:
+        Per setting: the class (None for the default of all classes), the key, and the reason.
+    """
     found: list[tuple[int | str | None, str, str]] = []
     every = None, settings.full_policy, settings.keep, False
     own = [(key, c.full_policy, c.keep, c.last_values) for key, c in settings.classes.items()]
     for key, policy, keep, keeps_values in (every, *own):
         if policy not in (None, FullPolicy.BLOCK):
-            why = f"before a JetStream cluster there is only block, got {policy}"
+            why = f"a JetStream cluster supports only block, got {policy}"
             found.append((key, "full", why))
         keep = keep or Retention()
         kept = ("messages", keep.messages), ("memory", keep.bytes), ("seconds", keep.seconds)
         for name, most in kept:
             if most:
-                why = "a JetStream cluster keeps nothing that everybody has"
+                why = "a JetStream cluster does not keep acknowledged messages"
                 found.append((key, f"keep-{name}", why))
         if keeps_values:
-            found.append((key, "last-values", "a JetStream cluster keeps none"))
+            found.append((key, "last-values", "a JetStream cluster does not keep last values"))
     return found
 
 
 def check_settings(settings: Settings) -> None:
-    """Raises ValueError for what is `unfit`."""
+    """Raise ValueError if `settings` contains unsupported settings."""
     for key, what, why in unsupported_settings(settings):
         raise ValueError(f"{'every class' if key is None else f'class {key}'}: {what}: {why}")

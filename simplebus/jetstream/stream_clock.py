@@ -1,12 +1,9 @@
-"""When the messages of a stream were accepted, by the door's own clock.
+"""Conversion of a stream's storage times to the server's own clock.
 
-Rule 1: a stream says when it took a message by the clock of its server, and doors have clocks of
-their own: how old a message is, the server's clock alone can tell, which may be set meanwhile.
-Rule 2: what came as young as a message is that was just stored needs no question: both clocks say
-the same. Anything else waits until the stream was asked what time it is: after it came, or so
-shortly before that what comes behind a long wait is not asked for again and again.
-Rule 3: what was stored before a server's clock was set is older or younger by as much, as it is to
-the server.
+Storage times come from the clock of a NATS server, which may differ from this server's clock
+and may
+be changed. A message that appears to be as young as a new one shows that both clocks agree.
+Otherwise the stream is asked for its time, after the message arrived or shortly before.
 """
 
 from __future__ import annotations
@@ -17,35 +14,36 @@ from typing import Any
 from simplebus.core.ring.columns import Times
 
 RECENT_SECONDS = 0.5
-"""What seems to have been on its way for so long, or to come so much before its time, needs no
-question."""
+"""Largest apparent age, and smallest apparent age below zero, that needs no query."""
 
 
 ANSWER_VALID_SECONDS = 0.1
-"""For so long it is known what time it is to the stream, once it has server_time so."""
+"""Time for which an answer of the stream is used."""
 
 
 class StreamClock:
-    """What is known of the clock of a class's stream."""
+    """Offset between the clock of a class's stream and the server's clock."""
 
     def __init__(self) -> None:
         self._is_query_needed = False
-        """Whether the stream is to be asked what time it is,"""
         self._is_query_pending = False
-        """or is being asked."""
         self._offset_seconds = 0.0
-        """So many seconds it is ahead of the door's clock, as far as is known."""
+        """Stream time minus server time, as far as known."""
         self._answered_query_at = -float("inf")
-        """When it was asked that last, of those times at which it answered."""
+        """Time of the last query that was answered."""
 
     @property
     def needs_answer(self) -> bool:
-        """Whether something waits until it is known what time it is."""
+        """True while messages wait for the stream's time."""
         return self._is_query_needed or self._is_query_pending
 
     def to_local_times(self, stored: Times, received_at: float) -> Times | None:
-        """When messages were stored, by the door's clock, which came at a time by that clock; None
-        if the stream is to be asked first."""
+        """Convert storage times of messages that arrived at `received_at`.
+
+        Returns:
+            Times by the server's clock, shape (n,); None if the stream must be asked for its
+            time first.
+        """
         local_times: Times = stored - self._offset_seconds
         ages = received_at - local_times
         is_young = ages.min() >= -RECENT_SECONDS and ages.max() <= RECENT_SECONDS
@@ -55,7 +53,7 @@ class StreamClock:
         return local_times
 
     def begin_query(self) -> bool:
-        """Whether the stream is to be asked. Who hears so asks, and says `heard`."""
+        """Return True if the caller must query the stream and then call `finish_query`."""
         wanted, self._is_query_needed = self._is_query_needed, False
         self._is_query_pending = self._is_query_pending or wanted
         return wanted
@@ -63,8 +61,12 @@ class StreamClock:
     def finish_query(
         self, asked_at: float, answered_at: float, info: dict[str, Any] | None
     ) -> None:
-        """The stream was asked, and told this between these two times; None for nothing, so that it
-        is asked again. What was known before is moved as little as that allows."""
+        """Update the offset from the stream info, received between two local times.
+
+        `info` is None if the query failed; it is repeated then. The offset changes as little as
+        the answer
+        allows.
+        """
         self._is_query_pending = False
         if info is None:
             return
@@ -77,8 +79,7 @@ class StreamClock:
 
 
 def _server_time(info: dict[str, Any]) -> float | None:
-    """When this was server_time of a stream, by its server's clock: seconds since 1970; None where it is
-    not server_time, as by servers older than 2.10."""
+    """Return the server time of a stream info: seconds since 1970; None before nats-server 2.10."""
     try:
         return datetime.fromisoformat(info["ts"]).timestamp()
     except (KeyError, TypeError, ValueError, OverflowError):

@@ -1,8 +1,6 @@
-"""Messages that everybody has acknowledged are removed from streams: some seconds later, many at
-once (trio).
+"""Deferred bulk removal of acknowledged messages from streams.
 
-Rule 1: what was acknowledged at this door is looked after by this door. What cannot be removed now
-is tried again.
+Each server trims the classes in which it acknowledged messages, and retries after failures.
 """
 
 from __future__ import annotations
@@ -22,11 +20,11 @@ from simplebus.net.nats_connection import NatsConnection
 log = logging.getLogger("simplebus.engine")
 
 _TRIM_SECONDS = 2.0
-"""How often that is done."""
+"""Interval between two rounds."""
 
 
 class StreamTrimmer:
-    """Of one door."""
+    """Trims the streams of one server's classes."""
 
     def __init__(
         self,
@@ -40,14 +38,13 @@ class StreamTrimmer:
         self._jobs = jobs
         self._inboxes = inboxes
         self.classes_to_trim: set[int] = set()
-        """Classes of which messages were acknowledged, or positions came, moved or went, since they
-        were trimmed."""
+        """Classes with new acks, or with positions that were opened, moved or closed."""
         self._trimmed_at = 0.0
         self._failed_classes: set[int] = set()
-        """Classes of which what is done with could not be removed last: that is last_acks once."""
+        """Classes whose last trim failed, so that the failure is logged once."""
 
     def trim_if_due(self, now: float) -> None:
-        """While JetStream can be asked."""
+        """Enqueue trim jobs if the interval has passed."""
         if now - self._trimmed_at > _TRIM_SECONDS:
             self._trimmed_at = now
             classes, self.classes_to_trim = self.classes_to_trim, set()
@@ -62,12 +59,12 @@ class StreamTrimmer:
             self._failed_classes.discard(class_id)
         except (BusConnectionError, JetStreamError) as error:
             if class_id not in self._failed_classes:
-                log.info("what is done with of class %d stays for now: %s", class_id, error)
+                log.info("cannot remove acknowledged messages of class %d yet: %s", class_id, error)
             self._failed_classes.add(class_id)
             self.classes_to_trim.add(class_id)
 
     async def trim_now(self, class_id: int) -> None:
-        """Have what everybody has acknowledged removed, if that was last_acks here up to now."""
+        """Trim a class after the cluster has processed all acks that were sent so far."""
         last_acks = [feed.pop_last_ack() for _, feed in self._inboxes.feeds_of_class(class_id)]
         with contextlib.suppress(BusConnectionError):  # Then it stays for now.
             for subject in filter(

@@ -6,15 +6,9 @@ import datetime
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
-from simplebus import cli
+from tests.config.check_config import check_config
 from tests.support.certificates import CertificateAuthority
-
-
-def checked(file: Path) -> tuple[int, str]:
-    done = CliRunner().invoke(cli.app, ["check-config", str(file)])
-    return done.exit_code, done.output
 
 
 @pytest.mark.parametrize(
@@ -32,7 +26,7 @@ def checked(file: Path) -> tuple[int, str]:
 def test_two_doors_have_two_ports(tmp_path: Path, text: str, told: str) -> None:
     file = tmp_path / "bus.toml"
     file.write_text(text)
-    assert checked(file) == (78, f"simplebus: {file}:{told}\n")
+    assert check_config(file) == (78, f"simplebus: {file}:{told}\n")
 
 
 @pytest.mark.parametrize(
@@ -46,14 +40,14 @@ def test_two_doors_have_two_ports(tmp_path: Path, text: str, told: str) -> None:
 def test_or_one_at_two_addresses(tmp_path: Path, text: str) -> None:
     file = tmp_path / "bus.toml"
     file.write_text(text)
-    assert checked(file) == (0, f"{file} is fine\n")
+    assert check_config(file) == (0, f"{file} is fine\n")
 
 
 def told(tmp_path: Path, text: str) -> list[str]:
     """What is wrong with a file, each with its line."""
     file = tmp_path / "bus.toml"
     file.write_text(text)
-    status, said = checked(file)
+    status, said = check_config(file)
     assert status == 78, said
     return [each.removeprefix(f"simplebus: {file}:") for each in said.splitlines()]
 
@@ -94,14 +88,14 @@ full = "spill"
         "with $ or _INBOX. are reserved",
         "8: classes.orders.ack-seconds must be above 0 and up to 86400 seconds, got 0",
         "11: classes.other.id: 5 is the id of 'orders' too",
-        "12: classes.other.keep-memory: '1MB' is no size; did you mean 1MiB? write a whole number "
+        "12: classes.other.keep-memory: '1MB' is not a size; did you mean 1MiB? write a whole number "
         "of bytes, or one with KiB, MiB or GiB behind it, such as 64MiB",
         "13: classes.other.max-disk must be at least 1, got 0",
         "15: classes.dead.orders.full: 'Drop_newest' is unknown, expected one of block, "
         "drop_oldest, drop_newest, spill; did you mean 'drop_newest'?",
         "16: classes.dead.orders.last-values has no effect on a class of dead letters: leave it "
         "out",
-        "17: classes.a b: 'a b' is no class; write its id, from 0 to 65535, or its name, 1 to 200 "
+        "17: classes.a b: 'a b' is not a class; write its id, from 0 to 65535, or its name, 1 to 200 "
         "characters without spaces",
         "18: classes.a b.keep-seconds: expected a number from 0.0",
         "20: classes.values.last-values is for classes that fit into memory, and not for spill",
@@ -128,9 +122,9 @@ def test_a_file_may_begin_with_a_mark_that_it_is_utf_8(tmp_path: Path) -> None:
     users.chmod(0o600)
     file = tmp_path / "bus.toml"
     file.write_text("[serve]\nusers = 'users.toml'\n", encoding="utf-8-sig")
-    assert checked(file) == (0, f"{file} is fine\n")
+    assert check_config(file) == (0, f"{file} is fine\n")
     file.write_text("[serve]\nport = \n", encoding="utf-8-sig")
-    assert checked(file)[1].startswith(f"simplebus: {file}:2: is no TOML")
+    assert check_config(file)[1].startswith(f"simplebus: {file}:2: is not TOML")
 
 
 def test_what_a_class_needs_of_the_server_is_told_where_the_class_says_so(tmp_path: Path) -> None:
@@ -145,7 +139,7 @@ def test_what_a_class_needs_of_the_server_is_told_where_the_class_says_so(tmp_pa
 
 
 def test_what_a_cluster_does_not_do_is_told_where_it_is_asked_for(tmp_path: Path) -> None:
-    own = "is for a bus that keeps its messages: with serve.engine the cluster does"
+    own = "cannot be combined with serve.engine, which stores messages in the cluster"
     assert told(
         tmp_path,
         """[serve]
@@ -160,11 +154,11 @@ last-values = true
 """,
     ) == [
         f"3: serve.last-values {own}",
-        "4: serve.full: before a JetStream cluster there is only block, got drop_oldest",
-        "5: serve.keep-seconds: a JetStream cluster keeps nothing that everybody has",
+        "4: serve.full: a JetStream cluster supports only block, got drop_oldest",
+        "5: serve.keep-seconds: a JetStream cluster does not keep acknowledged messages",
         f"6: serve.data-dir {own}",
-        "8: classes.x.keep-messages: a JetStream cluster keeps nothing that everybody has",
-        "9: classes.x.last-values: a JetStream cluster keeps none",
+        "8: classes.x.keep-messages: a JetStream cluster does not keep acknowledged messages",
+        "9: classes.x.last-values: a JetStream cluster does not keep last values",
     ]
 
 
@@ -172,9 +166,9 @@ def test_a_limit_of_what_a_class_never_does_is_a_warning(tmp_path: Path) -> None
     file = tmp_path / "bus.toml"
     file.write_text("[classes.a]\nmax-disk = '1GiB'\n")
     warning = f"{file}:2: classes.a.max-disk has no effect: the class does not spill"
-    assert checked(file) == (0, f"simplebus: {warning}\n{file} is fine\n")
+    assert check_config(file) == (0, f"simplebus: {warning}\n{file} is fine\n")
     file.write_text("[serve]\nfull = 'spill'\ndata-dir = 'kept'\n[classes.a]\nmax-disk = '1GiB'\n")
-    assert checked(file) == (0, f"{file} is fine\n")
+    assert check_config(file) == (0, f"{file} is fine\n")
 
 
 @pytest.mark.parametrize(
@@ -204,7 +198,7 @@ def test_each_file_that_is_no_good_is_told_by_the_key_that_names_it(tmp_path: Pa
         f"4: tls.ca: the CA certificate {one} cannot be read: No such file or directory",
         "5: tls.verify: expected true or false, got 'yes'",
         f"7: serve.users: {tmp_path / 'none.toml'} cannot be read: No such file or directory",
-        "8: serve.port: 'x' is no port, expected a number from 0 to 65535",
+        "8: serve.port: 'x' is not a port; expected a number from 0 to 65535",
     ]
 
 
@@ -239,7 +233,7 @@ permissions = { publish = ["a..b"] }
         found,
         [
             "3: bridges[0].to: 'simplebus://h:port' is no address",
-            "4: bridges[0].classes[0]: 'a b' is no class",
+            "4: bridges[0].classes[0]: 'a b' is not a class",
             "4: bridges[0].classes[1]: a class id is from 0 to 65535, got 70000",
             "5: bridges[1]: 'to' is missing, or 'from'",
             "8: nats.users[0].user: expected a text",
@@ -274,7 +268,7 @@ name = "c"
         found,
         [
             (3, "users[0].max-connections: expected a whole number, got a text"),
-            (4, "users[0].max-byte-rate: '1MB' is no size; did you mean 1MiB?"),
+            (4, "users[0].max-byte-rate: '1MB' is not a size; did you mean 1MiB?"),
             (6, f"users[0].permissions.publish: '#' {channels.format('#')}"),
             (7, f"users[0].permissions.subscribe.deny[1]: 'eu.>' {channels.format('eu.>')}"),
             (8, "users[0].permissions.admin[1]: 'delete' is not a right, expected one of inquire"),
@@ -291,7 +285,7 @@ def test_a_certificate_whose_time_is_over_is_a_warning(tmp_path: Path) -> None:
     pair.key.chmod(0o600)
     file = tmp_path / "bus.toml"
     file.write_text("[tls]\ncert = 'old.pem'\nkey = 'old.key'")
-    status, said = checked(file)
+    status, said = check_config(file)
     assert status == 0
     assert (
         f"the certificate {pair.cert} has expired: clients that verify it will not connect" in said
@@ -300,13 +294,13 @@ def test_a_certificate_whose_time_is_over_is_a_warning(tmp_path: Path) -> None:
 
 def test_who_has_nothing_to_show_that_is_asked_for_is_a_warning(tmp_path: Path) -> None:
     file = tmp_path / "bus.toml"
-    said = "user 'a' and 1 more can show a certificate and nothing else, and no door asks for one"
+    said = "user 'a' and 1 more can authenticate by certificate only, and no listener asks for"
     file.write_text(
         '[[users]]\nname = "a"\ncertificate = "CN=a"\n'
         '[[users]]\nname = "b"\ncertificate = "CN=b"\n'
         '[[users]]\nname = "c"\ncertificate = "CN=c"\naddresses = "10.0.0.0/8"\n'
     )
-    status, told = checked(file)
+    status, told = check_config(file)
     assert status == 0
     assert said in told
 
@@ -314,6 +308,6 @@ def test_who_has_nothing_to_show_that_is_asked_for_is_a_warning(tmp_path: Path) 
 def test_a_data_directory_that_cannot_be_is_told_also_to_root(tmp_path: Path) -> None:
     file = tmp_path / "bus.toml"
     file.write_text("[serve]\ndata-dir = '/proc/nope'")
-    status, said = checked(file)
+    status, said = check_config(file)
     assert status == 78
     assert said.startswith(f"simplebus: {file}:2: serve.data-dir: /proc/nope cannot be made: ")

@@ -20,7 +20,7 @@ from simplebus.net.nats_connection import NatsConnection
 from tests.jetstream.nats_servers import cluster
 from tests.jetstream.stateless_servers import address, door, options
 from tests.net.test_nats_connection import linked
-from tests.support.programs import Program, program
+from tests.support.programs import Program, running_program
 
 PATIENCE_SECONDS = 120.0
 CLASS = 7
@@ -43,7 +43,7 @@ class Door:
 
     def start(self) -> None:
         self._stack = contextlib.ExitStack()
-        self.program = self._stack.enter_context(program("serve", *self._arguments))
+        self.program = self._stack.enter_context(running_program("serve", *self._arguments))
         assert self.program.read_line().startswith("simplebus ready")
 
     def kill(self) -> None:

@@ -206,7 +206,10 @@ async def test_what_a_door_had_comes_again_at_another_and_says_so(
                 got = [await messages.get(PATIENCE_SECONDS) for _ in range(3)]
                 assert [m.attempt for m in got] == [1, 1, 1]
                 got[0].ack()
-        async with simplebus.connect(address(other)) as bus, bus.subscribe(7, durable="d") as messages:
+        async with (
+            simplebus.connect(address(other)) as bus,
+            bus.subscribe(7, durable="d") as messages,
+        ):
             again = [await messages.get(PATIENCE_SECONDS) for _ in range(2)]
             assert [(m.payload, m.attempt) for m in again] == [(b"1", 2), (b"2", 2)]
 
@@ -244,7 +247,10 @@ async def test_a_program_of_a_fixed_instance_uses_no_number_twice_at_whichever_d
         for life, payload in enumerate(payloads):
             url = address(other) if life % 2 else address(one)
             await trio.to_thread.run_sync(publish_in_one_life, url, payload)
-        async with simplebus.connect(address(one)) as bus, bus.subscribe(7, durable="d") as messages:
+        async with (
+            simplebus.connect(address(one)) as bus,
+            bus.subscribe(7, durable="d") as messages,
+        ):
             got = [(await messages.get(PATIENCE_SECONDS)).payload for _ in payloads]
             assert got == payloads
         for up in (one, other):
@@ -305,7 +311,10 @@ async def test_nats_clients_publish_and_acknowledge_at_a_door(
         one.server.broker.store.class_registry.bind_subject("orders.>", 5)
         peer = await connect_nats_peer(one, headers=True)
         await peer.send(b"PUB orders.eu 5\r\nhello\r\n")
-        async with simplebus.connect(address(other)) as bus, bus.subscribe(5, durable="d") as messages:
+        async with (
+            simplebus.connect(address(other)) as bus,
+            bus.subscribe(5, durable="d") as messages,
+        ):
             message = await messages.get(PATIENCE_SECONDS)
             assert (message.channel, message.payload) == ("orders.eu", b"hello")
             await peer.send(b"SUB $SB.SUB.5.mine 1\r\n")

@@ -1,14 +1,12 @@
-"""What the classes of a cluster are called, as doors tell each other and streams say (trio).
+"""Exchange of class names between the servers of a cluster.
 
-Rule 1: a class has the name that it had first, at whichever door.
-Rule 2: a name that is new at a door is told to all others at the end of the turn that it came in,
-and written to the class's stream, if there is one: a stream's description is what is left when all
-doors are gone. That is a job of the class: nothing else of its stream is changed meanwhile.
-Rule 3: a door that comes, or was cut off, is told by the others what they know; one that comes
-serves nobody before one of them has told it all, or has been silent for long.
+A class keeps the first name that any server gave it. A new name is published to the other servers
+at the end of the turn, and written to the description of the class's stream, which survives when no
+server is running. A server that starts or was cut off asks the others, and accepts clients only
+after an answer or a timeout.
 
-    <prefix>.naming       {"orders": 7}               told to all
-    <prefix>.door.names   sender asks        answered with the same, and {} behind the last
+    <prefix>.naming       {"orders": 7}        published to all servers
+    <prefix>.door.names   query                answered in the same format; {} ends the answer
 """
 
 from __future__ import annotations
@@ -37,17 +35,17 @@ log = logging.getLogger("simplebus.engine")
 _UPDATE_SECONDS = 10.0
 _RETRY_SECONDS, _RETRY_SECONDS_MAX = 0.25, 30.0
 PEER_WAIT_SECONDS = 5.0
-"""So long a door that comes waits for another one to tell it names."""
+"""Time for which a starting server waits for the answer of another server."""
 LEADER_WAIT_SECONDS = 20.0
-"""So long it waits for streams that have no leader, to hear what their classes are called."""
+"""Time for which a starting server waits for streams without a leader."""
 _STREAM_UPDATES_PER_TURN = 64
 _NAMES_PER_MESSAGE = 4
-"""Names in a message: few, so that it is never too long."""
+"""Small enough that a message never exceeds `max_payload`."""
 _END_OF_NAMES = b"{}"
 
 
 class ClassNameExchange:
-    """Of one door."""
+    """Class names of one server, shared with its peers."""
 
     def __init__(
         self,
@@ -59,8 +57,13 @@ class ClassNameExchange:
         *,
         enqueue_job: Callable[[int, Job], None],
     ) -> None:
-        """`names` are those that are known here, and `declare_classes` makes them known; `do` is what
-        `Jobs.do` does."""
+        """Subscribe to the names of other servers.
+
+        Args:
+            names: Class ids by name, as known by the broker.
+            declare_classes: Makes names known to the broker.
+            enqueue_job: `ClassJobs.enqueue`.
+        """
         self._core = core
         self._subjects = subjects
         self._server_id = server_id.encode()
@@ -68,26 +71,29 @@ class ClassNameExchange:
         self._declare_classes = declare_classes
         self._enqueue_job = enqueue_job
         self._shared_names: dict[str, int] = {}
-        """What all others were told, or have told."""
+        """Names that the other servers know."""
         self._conflicting_names: dict[int, str] = {}
-        """Of classes that others call otherwise, what they called them last."""
+        """Last conflicting name that another server sent, by class."""
         self._stream_descriptions: dict[int, str] = {}
-        """What streams say that their classes are called, as far as that was seen."""
+        """Descriptions of streams, by class, as far as seen."""
         self._classes_to_describe: dict[int, None] = {}
-        """Classes whose streams may not say yet what they are called."""
+        """Classes whose stream may have no description yet."""
         self._inbox = new_inbox()
         self._new_names_sid = core.subscribe(subjects.new_names_subject)
         self._answer_sid = core.subscribe(self._inbox)
         self._query_sid = 0
-        """By which others ask; 0 as long as this door has not learnt what there is."""
+        """Subscription to queries of other servers; 0 until `load` has finished."""
         self._peer_answered = trio.Event()
         self._describe_at, self._retry_seconds = 0.0, _RETRY_SECONDS
 
     async def load(
         self, list_classes: Callable[[], Awaitable[tuple[list[tuple[int, str]], list[str]]]]
     ) -> None:
-        """Ask the streams, and the other doors, until it is known. A stream without a leader is
-        waited for a while: others are not to stay closed for that one."""
+        """Load the names from the streams and the other servers.
+
+        Streams without a leader are waited for only a while, so that one does not keep the
+        server closed.
+        """
         until = trio.current_time() + LEADER_WAIT_SECONDS
         while True:
             try:
@@ -97,14 +103,16 @@ class ClassNameExchange:
                 is_over = trio.current_time() >= until
                 shown, what = (
                     ", ".join(without_leader[:8]),
-                    "going on without" if is_over else "trying on",
+                    "starting without them" if is_over else "retrying",
                 )
-                log.warning("what their classes are called, is not told by %s; %s", shown, what)
+                log.warning(
+                    "cannot read class names from streams without a leader (%s); %s", shown, what
+                )
                 if is_over:
                     break
                 await trio.sleep(_RETRY_SECONDS)
             except (BusConnectionError, JetStreamError) as error:
-                log.warning("the streams of the cluster: %s; trying on", error)
+                log.warning("cannot list the streams of the JetStream cluster: %s; retrying", error)
                 await trio.sleep(_RETRY_SECONDS)
         for class_id, description in found:
             if not description:
@@ -113,18 +121,20 @@ class ClassNameExchange:
         with trio.move_on_after(PEER_WAIT_SECONDS):
             await self._peer_answered.wait()
         if not self._peer_answered.is_set():
-            log.warning("no other door has said within %g s what it knows", PEER_WAIT_SECONDS)
+            log.warning("no other server sent class names within %g s", PEER_WAIT_SECONDS)
         self._query_sid = self._core.subscribe(self._subjects.names_query_subject)
 
     def query_peers(self) -> None:
-        """There is a connection. Nobody may have heard of any name, and this door not of theirs."""
+        """Ask the other servers for their names, and publish all own names again, after a
+        reconnect.
+        """
         self._shared_names.clear()
         self._core.publish(self._subjects.names_query_subject, self._server_id, reply=self._inbox)
 
-    # What is told --------------------------------------------------------------------------------
+    # Exchange with other servers -----------------------------------------------------------------
 
     def publish_new_names(self, link: NatsConnection, now: float) -> None:
-        """At the end of a turn: have others know what is new here, and its streams say so."""
+        """Publish new names and enqueue updates of stream descriptions, at the end of a turn."""
         if not (self._query_sid and self._core.is_ready):
             return
         if len(self._names) != len(self._shared_names):
@@ -143,7 +153,7 @@ class ClassNameExchange:
                 self._enqueue_job(class_id, partial(self._describe_stream, link, class_id))
 
     def handle_messages(self, sid: int, messages: ReceivedMessages) -> bool:
-        """What another door has said or asked. Returns False for what is none of this."""
+        """Handle names and queries from other servers. Returns False for other messages."""
         if sid == self._query_sid:
             for row, sender in enumerate(messages.all_payloads()):
                 if (reply := messages.reply(row)) and sender != self._server_id:
@@ -152,7 +162,7 @@ class ClassNameExchange:
         elif sid in (self._new_names_sid, self._answer_sid):
             for payload in messages.all_payloads():
                 self.merge_names(payload)
-                # Nothing at all says a server where there is nobody else.
+                # NATS answers with an empty message if there is no other server.
                 if sid == self._answer_sid and payload in (_END_OF_NAMES, b""):
                     self._peer_answered.set()
         else:
@@ -160,7 +170,7 @@ class ClassNameExchange:
         return True
 
     def merge_names(self, payload: bytes) -> None:
-        """Another door has said something."""
+        """Declare the names that another server sent."""
         try:
             told = msgspec.json.decode(payload, type=dict[Name, ClassId])
         except (msgspec.MsgspecError, RecursionError):
@@ -175,9 +185,8 @@ class ClassNameExchange:
         try:
             self._declare_classes([NamedClass(id=class_id, name=name) if name else class_id])
         except RemoteProtocolError as error:
-            if (
-                self._conflicting_names.get(class_id) != name
-            ):  # The others are to say it, too; once.
+            if self._conflicting_names.get(class_id) != name:
+                # Publish the own name again, once, so that the other server logs the conflict, too.
                 self._conflicting_names[class_id] = name
                 log.warning("class %d of the cluster: %s", class_id, error.sentence)
                 self._shared_names.pop(name, None)
@@ -186,10 +195,10 @@ class ClassNameExchange:
     def _name_of(self, class_id: int) -> str:
         return next((name for name, id_ in self._names.items() if id_ == class_id), "")
 
-    # What streams say ----------------------------------------------------------------------------
+    # Stream descriptions -------------------------------------------------------------------------
 
     def record_description(self, class_id: int, description: str) -> None:
-        """A class's stream was looked at, and says that the class is called so; or nothing."""
+        """Record the description of a class's stream: the name of the class, or empty."""
         if self._stream_descriptions.get(class_id) == description:
             return
         self._stream_descriptions[class_id] = description
@@ -199,7 +208,9 @@ class ClassNameExchange:
             self._classes_to_describe[class_id] = None
 
     async def _describe_stream(self, link: NatsConnection, class_id: int) -> None:
-        """Have a class's stream say its name, if there is a stream, and it says none."""
+        """Write the class's name to the description of its stream, if there is a stream without
+        one.
+        """
         stream, name = self._subjects.stream_name(class_id), self._name_of(class_id)
         try:
             config = (await link.api_request(f"STREAM.INFO.{stream}"))["config"]
@@ -212,15 +223,17 @@ class ClassNameExchange:
             self._retry_seconds = _RETRY_SECONDS
         except (BusConnectionError, JetStreamError) as error:
             if isinstance(error, JetStreamError) and error.code in jetstream_codec.NOT_FOUND:
-                return  # It says so when it is made.
-            log.warning("the name of class %d: %s; trying on", class_id, error)
+                return  # The stream is created with its description.
+            log.warning(
+                "cannot write the name of class %d to its stream: %s; retrying", class_id, error
+            )
             self._classes_to_describe[class_id] = None
             self._describe_at = trio.current_time() + self._retry_seconds
             self._retry_seconds = min(2 * self._retry_seconds, _RETRY_SECONDS_MAX)
 
 
 def _encode_names(names: Mapping[str, int]) -> list[bytes]:
-    """Names in messages that any server takes."""
+    """Encode names as messages that any NATS server accepts."""
     items = list(names.items())
     return [
         msgspec.json.encode(dict(items[at : at + _NAMES_PER_MESSAGE]))

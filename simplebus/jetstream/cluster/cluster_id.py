@@ -1,11 +1,9 @@
-"""Which bus it is that the doors of an engine are together: what their cluster itself says.
+"""Identity of the bus, stored in the metadata of a stream of its own.
 
-Rule 1: all doors of one engine say the same, past all of them and past every restart; and no two
-clusters do, whatever their prefixes. The one that is there first says it, in the metadata of a
-stream of its own, and JetStream lets only one be first. Where that stream is lost, who runs makes
-it again as it was.
-Rule 2: without it there is no door: to be another bus for a while would have everybody send and
-copy anew what is there.
+All servers of a cluster and prefix have the same identity, also after restarts, and no two clusters
+share one. The first server creates the stream; JetStream guarantees that only one succeeds. If the
+stream is deleted, a running server recreates it. A server does not start without the identity:
+clients would treat it as another bus and send or copy everything again.
 """
 
 from __future__ import annotations
@@ -28,16 +26,22 @@ log = logging.getLogger("simplebus.engine")
 
 _RETRY_SECONDS = 0.5
 _CHECK_SECONDS = 10.0
-"""So often a door that runs looks whether its cluster still says so."""
+"""Interval at which a running server checks the stored identity."""
 
 
 class UnusableClusterError(BusError):
-    """Before this cluster no door can stand."""
+    """The JetStream cluster cannot be used with these options."""
 
 
 async def load_cluster_id(link: NatsConnection, options: JetStreamOptions) -> str:
-    """Ask until it is known: `cluster.PREFIX.` and sixteen hexadecimal digits. Raises EngineError
-    where another's stream stands in its place."""
+    """Return the id of the bus, retrying until the cluster answers.
+
+    Returns:
+        `cluster.PREFIX.` and sixteen hexadecimal digits.
+
+    Raises:
+        UnusableClusterError: A foreign stream has the name of the identity stream.
+    """
     problem = ""
     while True:
         try:
@@ -46,15 +50,18 @@ async def load_cluster_id(link: NatsConnection, options: JetStreamOptions) -> st
         except (BusConnectionError, JetStreamError) as error:
             if str(error) != problem:
                 problem = str(error)
-                log.warning("the identity of the bus in the cluster: %s; asking on", error)
+                log.warning(
+                    "cannot read the bus identity from the JetStream cluster: %s; retrying", error
+                )
         await trio.sleep(_RETRY_SECONDS)
 
 
 async def maintain_cluster_id(
     link: NatsConnection, options: JetStreamOptions, cluster_id: str
 ) -> None:
-    """Have the cluster say this again where somebody has deleted what it said, and say it where it
-    says something else. Until cancelled."""
+    """Restore the stored identity if it is deleted, and log an error if it differs. Runs until
+    cancelled.
+    """
     own_id, other_id = cluster_id.rpartition(".")[2], ""
     while True:
         await trio.sleep(_CHECK_SECONDS)
@@ -63,13 +70,13 @@ async def maintain_cluster_id(
         try:
             found = await _read_or_store_id(link, options, own_id)
         except (BusError, JetStreamError) as error:
-            log.debug("the identity of the bus in the cluster: %s", error)
+            log.debug("cannot check the bus identity in the JetStream cluster: %s", error)
             continue
         if found not in (own_id, other_id):
             other_id = found
             log.error(
-                "this door is the bus %s, and doors that have come since are another one, for the "
-                "stream %s was deleted meanwhile: start this door again",
+                "this server has the bus identity %s, but newer servers have another one, because "
+                "the stream %s was deleted: restart this server",
                 cluster_id,
                 options.names.identity_stream_name,
             )
@@ -78,8 +85,7 @@ async def maintain_cluster_id(
 async def _read_or_store_id(
     link: NatsConnection, options: JetStreamOptions, new_id: str, *, should_upgrade: bool = False
 ) -> str:
-    """What the cluster says; it is `fresh` if it has said nothing. It `grows` if it was made for
-    less."""
+    """Return the stored identity; store `new_id` if there is none."""
     name = options.names.identity_stream_name
     try:
         info = await link.api_request(f"STREAM.INFO.{name}")
@@ -94,10 +100,10 @@ async def _read_or_store_id(
         except JetStreamError as refused:
             if refused.code != api.NAME_IN_USE:
                 raise
-            info = await link.api_request(f"STREAM.INFO.{name}")  # Another door was first.
+            info = await link.api_request(f"STREAM.INFO.{name}")  # Another server was first.
     found = api.cluster_id_of(info)
     if not found:
         raise UnusableClusterError(
-            f"the stream {name} is none of a simplebus engine's: give this engine another prefix"
+            f"the stream {name} was not created by simplebus: choose another --engine-prefix"
         )
     return found

@@ -1,11 +1,8 @@
-"""Whether JetStream answers at the server that a door is connected to, and if not, where it does
-(trio).
+"""Reconnection to a NATS server at which JetStream answers.
 
-Rule 1: a server that has lost its cluster is there, and JetStream answers nobody at it. A door goes
-on at another one where JetStream has just answered, and only then: while it answers nowhere, as in
-a cluster that has lost its quorum, the door stays.
-Rule 2: what comes from JetStream by itself is answer enough; else it is asked.
-Rule 3: a line on which what is asked is still on its way says nothing of who is to answer it.
+A NATS server that lost its cluster stays connected, but its JetStream does not answer. The
+connection moves to another server only if JetStream answers there; without a quorum it stays.
+JetStream traffic counts as an answer. A connection that still has unsent requests proves nothing.
 """
 
 from __future__ import annotations
@@ -24,9 +21,9 @@ log = logging.getLogger("simplebus.engine")
 
 CHECK_SECONDS = 5.0
 SILENCE_SECONDS = 15.0
-"""JetStream that has not answered for so long is looked for elsewhere,"""
+"""Silence after which other servers are asked."""
 CHECK_SECONDS_MAX = 60.0
-"""and again after pauses that grow up to this."""
+"""Longest interval between two searches."""
 _REQUEST_SECONDS = 2.5
 _SEARCH_SECONDS = 10.0
 
@@ -34,8 +31,10 @@ _SEARCH_SECONDS = 10.0
 async def follow_jetstream(
     link: NatsConnection, options: JetStreamOptions, activity_count: Callable[[], int] = int
 ) -> None:
-    """Have the link be where JetStream answers. Until cancelled. `signs` counts what came from it
-    by itself."""
+    """Move the connection to a server where JetStream answers. Runs until cancelled.
+
+    `activity_count` returns a number that grows with every message from JetStream.
+    """
     connection = activity = -1
     silent_since: float | None = None
     pause = CHECK_SECONDS
@@ -47,7 +46,7 @@ async def follow_jetstream(
         now, before, activity = trio.current_time(), activity, activity_count()
         if activity != before or await _is_jetstream_answering(link):
             if silent_since is not None and pause > CHECK_SECONDS:
-                log.warning("JetStream answers again at NATS at %s", link.server)
+                log.warning("JetStream answers again at the NATS server %s", link.server)
             silent_since, pause = None, CHECK_SECONDS
             continue
         silent_since = now if silent_since is None else silent_since
@@ -58,16 +57,19 @@ async def follow_jetstream(
             continue
         if pause == CHECK_SECONDS:
             log.warning(
-                "JetStream has not answered for %g s at NATS at %s, nor does it at any other "
-                "server that is known; looking on", SILENCE_SECONDS, link.server,
+                "JetStream has not answered for %g s at the NATS server %s, nor at any other known "
+                "server; still searching", SILENCE_SECONDS, link.server,
             )  # fmt: skip
         pause = min(2 * pause, CHECK_SECONDS_MAX)
 
 
 async def _is_jetstream_answering(link: NatsConnection) -> bool:
-    """Whether it does, as far as can be told. Who is asked is who leads the whole cluster: of a
-    stream, a server that is cut off goes on to say what it knows, as long as nothing is published
-    to it."""
+    """Return False if JetStream does not answer; True if it does or the connection is too slow to
+    know.
+
+    The request goes to the leader of the whole cluster. A stream's replica that is cut off still
+    answers requests for stream info.
+    """
     mark = link.core.send_ping()
     try:
         await link.api_request("INFO", seconds=_REQUEST_SECONDS)
@@ -81,7 +83,7 @@ async def _is_jetstream_answering(link: NatsConnection) -> bool:
 async def _find_answering_server(
     link: NatsConnection, options: JetStreamOptions
 ) -> NatsAddress | None:
-    """A server at which JetStream answers now."""
+    """Return another server at which JetStream answers now; None if there is none."""
     found: list[NatsAddress] = []
 
     async def ask(server: NatsAddress) -> None:

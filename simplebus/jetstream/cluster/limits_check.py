@@ -1,9 +1,8 @@
-"""What a cluster takes decides what a door accepts.
+"""Checks of the cluster before a server starts.
 
-Rule 1: a frame that a door accepts is one that the cluster takes, with all that the door puts
-before it. A server that is sent more cuts the connection, and would do so each time it comes again.
-Rule 2: what is published to a class is for its stream alone: where another one takes it as well,
-there can be none.
+Every frame that the server accepts must fit into a NATS message with its headers: a NATS server
+closes the connection after a larger one, and the publisher would retry for ever. No foreign stream
+may store the subjects of this bus.
 """
 
 from __future__ import annotations
@@ -27,33 +26,37 @@ from simplebus.net.nats_connection import NatsConnection
 log = logging.getLogger("simplebus.engine")
 
 _FRAME_BYTES_MIN = 1024
-"""Who cannot have such messages has no use for a door."""
+"""Smallest frame limit with which a server is useful."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterCheck:
-    """What a door is before this cluster."""
+    """Result of the checks."""
 
     settings: Settings
-    """With frames that the cluster takes."""
+    """Settings with a frame limit that the cluster accepts."""
     cluster_id: str
-    """Of the bus that all doors of this engine are."""
+    """Identity of the bus, common to all servers of the cluster."""
 
 
 async def check_cluster(settings: Settings, options: JetStreamOptions) -> ClusterCheck:
-    """Look at the cluster. Waits until it answers. Raises EngineError where no door can stand."""
+    """Check the cluster, waiting until it answers.
+
+    Raises:
+        UnusableClusterError: No server can run with this cluster and these options.
+    """
     payload_bytes_max, identity = await _connect_and_check(options)
     frame_bytes = payload_bytes_max - HEADERS_BYTES_MAX
     if frame_bytes < _FRAME_BYTES_MIN:
         raise UnusableClusterError(
-            f"the NATS servers take messages of {payload_bytes_max} bytes (max_payload); a door needs "
-            f"{HEADERS_BYTES_MAX + _FRAME_BYTES_MIN} at least"
+            f"the NATS servers accept messages of up to {payload_bytes_max} bytes (max_payload); "
+            f"expected at least {HEADERS_BYTES_MAX + _FRAME_BYTES_MIN}"
         )
     limits = settings.limits
     if limits.frame_bytes <= frame_bytes:
         return ClusterCheck(settings, identity)
     log.info(
-        "frames have at most %d bytes here: the NATS servers take messages of %d",
+        "limited frames to %d bytes: the NATS servers accept messages of up to %d bytes",
         frame_bytes,
         payload_bytes_max,
     )
@@ -63,7 +66,7 @@ async def check_cluster(settings: Settings, options: JetStreamOptions) -> Cluste
 
 
 async def _connect_and_check(options: JetStreamOptions) -> tuple[int, str]:
-    """How long a message may be, and which bus it is."""
+    """Return the maximum payload size of the NATS servers and the id of the bus."""
     link = NatsConnection(
         list(options.servers),
         lambda event: None,
@@ -80,7 +83,7 @@ async def _connect_and_check(options: JetStreamOptions) -> tuple[int, str]:
         try:
             await _check_streams(link, options)
             identity = await load_cluster_id(link, options)
-        except UnusableClusterError as error:  # To be raised as it is, not in a group.
+        except UnusableClusterError as error:  # Raised below, outside the exception group.
             problem = error
         nursery.cancel_scope.cancel()
     if problem is not None:
@@ -89,13 +92,14 @@ async def _connect_and_check(options: JetStreamOptions) -> tuple[int, str]:
 
 
 async def _check_streams(link: NatsConnection, options: JetStreamOptions) -> None:
-    """Raise EngineError where another's stream takes what is published to classes, or a class's
-    keeps less than is confirmed. Where that is not to be known now, each class's is looked at when
-    it is used."""
+    """Raise UnusableClusterError if a stream conflicts with the options.
+
+    If the streams cannot be listed now, the stream of each class is checked when it is first used.
+    """
     try:
         configs, _ = await list_streams(link)
     except (BusConnectionError, JetStreamError) as error:
-        log.warning("the streams of the cluster: %s", error)
+        log.warning("cannot list the streams of the JetStream cluster: %s", error)
         return
     for config in configs:
         name, subjects = str(config.get("name", "")), config.get("subjects") or ()
@@ -104,7 +108,7 @@ async def _check_streams(link: NatsConnection, options: JetStreamOptions) -> Non
                 raise UnusableClusterError(problem)
         elif any(options.names.overlaps_subject(str(each)) for each in subjects):
             raise UnusableClusterError(
-                f"the stream {name} takes what is published to classes, "
-                f"{options.names.class_subject(0)} for one: have it take other subjects, or give this "
-                "engine another prefix"
+                f"the stream {name} also stores messages of classes, for example "
+                f"{options.names.class_subject(0)}: change its subjects or choose another "
+                "--engine-prefix"
             )

@@ -1,10 +1,11 @@
-"""Which other server_ids there are, query of themselves (trio).
+"""Queries to the other stateless servers of a cluster.
 
-Rule 1: a door that nobody answers for is gone, which the server says. One that is connected and
-says nothing, stopped for example, is taken to be there, and is not query again for a while: to take
-what is its own would have two have it, and nobody is to wait for it.
-Rule 2: where somebody else hears what server_ids ask each other, who looks at all that passes by, for
-one, the server does not say that a door is gone: so who is silent there is.
+A server that nobody answers for is gone; NATS reports that no one subscribed to its subject. A
+server that is connected but does not answer, for example because it is stopped, counts as alive and
+is not asked again for a while. Otherwise two servers could own the same consumer.
+
+If a third party subscribes to the query subjects, NATS cannot report that. Then silence counts as
+gone.
 """
 
 from __future__ import annotations
@@ -21,28 +22,35 @@ from simplebus.nats.client.jetstream_codec import JetStreamError
 from simplebus.net.nats_connection import NatsConnection
 
 SILENCE_ACCEPTED_SECONDS = 30.0
-"""For how long."""
+"""Time for which a silent server counts as alive without being asked again."""
 _NO_RESPONDERS_SECONDS = 1.0
-"""Within it a server says that nobody is there, when it has what was query."""
+"""Time within which NATS reports a subject without subscribers."""
 _RETRIES_MAX, _RETRY_SECONDS, _RETRY_SECONDS_MAX = 25, 0.002, 0.05
 RELEASED, WAIT = b"left", b"wait"
 _ANSWERS = frozenset({b"", RELEASED, WAIT})
 
 
 class Peers:
-    """As one door sees them."""
+    """Other servers of the cluster, as seen by one server."""
 
     def __init__(self, link: NatsConnection, names: JetStreamNames) -> None:
         self._link = link
         self._names = names
         self._silent_until: dict[str, float] = {}
-        """Those that have answer nothing."""
+        """Silent servers, and the time until which they count as alive."""
 
     async def find_alive(
         self, server_ids: Collection[str], class_id: int | None = None
     ) -> tuple[set[str], set[str]]:
-        """Which of these are there, and which consumers of a class, if one is query for, they are
-        about to leave. Raises BusConnectionError, and JetStreamError where one is at it."""
+        """Return the servers that are alive, and the consumers of a class that they are about to
+        release.
+
+        Consumers are returned only if `class_id` is given.
+
+        Raises:
+            BusConnectionError: A query failed.
+            JetStreamError: A server is releasing a consumer right now.
+        """
         alive, released, errors = set[str](), set[str](), list[BusError]()
 
         async def ask(server_id: str) -> None:
@@ -67,11 +75,11 @@ class Peers:
         return alive, released
 
     async def is_alive(self, server_id: str) -> bool:
-        """Whether this one is. Raises BusConnectionError."""
+        """Return True if a server is alive. Raises BusConnectionError."""
         return await self._query_server(server_id) is not None
 
     async def _query_server(self, server_id: str, query: bytes = b"") -> bytes | None:
-        """What this one says; None if it is not there. Raises BusConnectionError."""
+        """Return the answer of a server; empty if it is silent, None if it is gone."""
         now = trio.current_time()
         if now < self._silent_until.get(server_id, 0.0):
             return b""
@@ -81,7 +89,7 @@ class Peers:
                 if answer != WAIT:
                     return answer
                 await trio.sleep(min(_RETRY_SECONDS * 2**waits, _RETRY_SECONDS_MAX))
-            raise JetStreamError(0, "another door is about to leave what waits there")
+            raise JetStreamError(0, "another server is releasing a consumer of the class")
         except BusConnectionError:
             if not self._link.is_ready:
                 raise
@@ -91,19 +99,22 @@ class Peers:
         return b""
 
     async def is_consumer_held(self, class_id: int, name: str) -> bool:
-        """Whether a door feeds somebody from the consumer of this name: it says so. A server may
-        take one for alive that has just died. Raises BusConnectionError."""
+        """Return True if a server answers that it fetches from a consumer. Raises
+        BusConnectionError.
+
+        A NATS server may still route the query to a server that has just died.
+        """
         try:
             return (
                 await self._request(self._names.consumer_holder_subject(class_id, name)) is not None
             )
         except BusConnectionError:
-            if self._link.is_ready:  # It was query, and is silent.
+            if self._link.is_ready:  # The query was sent, but not answered.
                 return False
             raise
 
     async def _request(self, subject: str, query: bytes = b"") -> bytes | None:
-        """What a door says there; None for nobody."""
+        """Return the answer at `subject`; None if no server answers."""
         try:
             headers, answer = await self._link.request(subject, query)
         except BusConnectionError:
@@ -112,12 +123,13 @@ class Peers:
             raise
         if jetstream_codec.parse_status(headers)[0] == jetstream_codec.NO_RESPONDERS:
             return None
-        # A stream that somebody else made would say that it has it.
+        # A foreign stream on this subject would answer with a PubAck.
         return answer if answer.split(b" ")[0] in _ANSWERS else None
 
     async def _has_passive_listener(self, subject: str) -> bool:
-        """Whether somebody hears, and does not answer, what is answer to a subject beside this one
-        that is nobody's. Raises BusConnectionError."""
+        """Return True if a third party receives such queries without answering. Raises
+        BusConnectionError.
+        """
         try:
             unused_subject = f"{subject.rpartition('.')[0]}.{secrets.token_hex(8)}"
             await self._link.request(unused_subject, seconds=_NO_RESPONDERS_SECONDS)

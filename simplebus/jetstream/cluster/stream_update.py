@@ -1,9 +1,8 @@
-"""Streams that were made for less than a door is to promise now (trio).
+"""Upgrade of existing streams to the options of a server.
 
-Rule 1: what a door confirms is kept as its options say, or the class waits: a stream that keeps
-messages in memory is none for a door that says that they are in files.
-Rule 2: a stream grows to what a door's options say, and never shrinks, for others may count on it.
-Where it cannot, or has a bound that the options do not know, the log says so.
+A stream gets more replicas or a longer duplicate window if the options require it, and never fewer,
+because other servers may rely on them. A stream in memory cannot be upgraded to file storage and is
+refused.
 """
 
 from __future__ import annotations
@@ -22,19 +21,18 @@ _UPDATE_SECONDS = 10.0
 
 
 def storage_problem(config: dict[str, Any], options: JetStreamOptions) -> str:
-    """Why no door with these options may confirm what such a stream keeps; empty if it may."""
+    """Return the reason why a stream is less durable than the options promise; empty if it is not."""
     if options.storage == "file" and config.get("storage") == "memory":
         return (
-            f"the stream {config.get('name')} keeps messages in memory, and a door here says that "
-            "they are in files: start doors with --engine-storage memory, or remove that stream "
-            "when all that is in it has been read"
+            f"the stream {config.get('name')} stores messages in memory, but --engine-storage is "
+            "file: start the servers with --engine-storage memory, or delete the stream after its "
+            "messages were consumed"
         )
     return ""
 
 
 def required_changes(config: dict[str, Any], options: JetStreamOptions) -> dict[str, Any]:
-    """What is to change in the configuration of a class's stream for it to keep as these options
-    say."""
+    """Return the changes that a stream's configuration needs to satisfy the options."""
     window = round(options.duplicate_seconds * 1e9)
     changes: dict[str, Any] = {}
     if int(config.get("num_replicas") or 1) < options.replicas:
@@ -47,7 +45,7 @@ def required_changes(config: dict[str, Any], options: JetStreamOptions) -> dict[
 async def upgrade_stream(
     link: NatsConnection, config: dict[str, Any], options: JetStreamOptions
 ) -> None:
-    """Have a stream that is there keep as these options say."""
+    """Apply the required changes to an existing stream."""
     if not (changes := required_changes(config, options)):
         return
     name = config.get("name")
@@ -57,23 +55,21 @@ async def upgrade_stream(
     try:
         body = {**config, **changes}
         await link.api_request(f"STREAM.UPDATE.{name}", body, seconds=_UPDATE_SECONDS)
-        log.info("the stream %s grows as the options say: %s", name, change_text)
+        log.info("upgraded the stream %s: %s", name, change_text)
     except (BusConnectionError, JetStreamError) as error:
-        log.warning(
-            "the stream %s does not grow as the options say, %s: %s", name, change_text, error
-        )
+        log.warning("cannot upgrade the stream %s (%s): %s", name, change_text, error)
 
 
 async def check_and_upgrade_stream(
     link: NatsConnection, config: dict[str, Any], options: JetStreamOptions
 ) -> None:
-    """The same of a class's stream. Raises JetStreamError where a door must not use it."""
+    """Check and upgrade the stream of a class. Raises JetStreamError if it must not be used."""
     if problem := storage_problem(config, options):
         raise JetStreamError(0, problem)
     bytes_max = max(0, int(config.get("max_bytes") or 0))
     if bytes_max != options.max_bytes:
         log.warning(
-            "the stream %s has room for %s, which holds, and --engine-max-bytes says %s",
+            "the stream %s has the size limit %s, which stays in force; --engine-max-bytes is %s",
             config.get("name"),
             _format_limit(bytes_max),
             _format_limit(options.max_bytes),
@@ -82,4 +78,4 @@ async def check_and_upgrade_stream(
 
 
 def _format_limit(size: int) -> str:
-    return f"{size} bytes" if size else "any number of bytes"
+    return f"{size} bytes" if size else "unlimited"

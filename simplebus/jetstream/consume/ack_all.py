@@ -1,12 +1,11 @@
-"""A consumer that is one door's alone, which acknowledges a message together with all before it.
+"""Acknowledgement state of a consumer that belongs to one server (ack policy `all`).
 
-Rule 1: nothing is said of a message before all that were sent before it are sequence with: then one
-word is enough for all of them.
-Rule 2: it numbers what it sends without a gap. Where there is one, something was lost on the way:
-nothing behind it is taken, and the consumer is made anew from what was acknowledged last.
+One ack covers all messages up to a sequence, so a message is acknowledged only after all earlier
+ones. Deliveries are numbered without gaps. After a gap the later messages are rejected, and the
+consumer is recreated after the last acknowledged message.
 
-    counts     1 2 3 4 5 │ 8 9 …      6 and 7 are lost: 8 and 9 are not taken
-    sequences  11 12 14 15 16         13 was not in the stream: that is none of a gap
+    deliveries  1 2 3 4 5 │ 8 9 …      6 and 7 are lost: 8 and 9 are rejected
+    sequences   11 12 14 15 16         13 was not in the stream, which is no gap
 """
 
 from __future__ import annotations
@@ -21,28 +20,28 @@ from simplebus.nats.client.jetstream_codec import JetStreamDeliveries
 
 
 class AckAllConsumer:
-    """What was taken from one, and what was said of it."""
+    """Received and acknowledged messages of a consumer with ack policy `all`."""
 
     def __init__(self, delivered_before: int = 0) -> None:
-        """What lies before or at `delivered_before` was sent to somebody before."""
+        """Start empty. Messages up to `delivered_before` were delivered by a predecessor."""
         self.delivered_before = delivered_before
         self.highest = 0
-        """The last message of the stream that was taken; 0 for none."""
+        """Highest received stream sequence; 0 for none."""
         self.has_gap = False
-        """Whether something was lost: to be made anew."""
+        """True if a delivery was lost, so that the consumer must be recreated."""
         self._next_count = 1
         self._acked_to = 0
-        """All up to this message of the stream was said to be sequence with."""
+        """Stream sequence up to which everything is acknowledged."""
         self._unacked: deque[tuple[Integers, ReceivedMessages]] = deque()
-        """What was not, by the ack unacked of messages; ascending."""
+        """Received messages without an ack, ascending, for their ack subjects."""
 
     @property
     def received_count(self) -> int:
-        """How many it has sent that have come, those counted that it sent again."""
+        """Number of received deliveries, including redeliveries."""
         return self._next_count - 1
 
     def accept(self, deliveries: JetStreamDeliveries, messages: ReceivedMessages) -> Flags:
-        """Which of these are new, and behind no gap."""
+        """Return the flags of the messages that are new and follow no gap: shape (n,)."""
         is_new = np.zeros(messages.count, np.bool_)
         if self.has_gap:
             return is_new
@@ -64,8 +63,11 @@ class AckAllConsumer:
         return is_new
 
     def ack_through(self, sequence: int) -> ReceivedMessages | None:
-        """All up to this message of the stream is sequence with: the one of which that is to be said,
-        if anything is."""
+        """Acknowledge everything up to a stream sequence.
+
+        Returns:
+            The message whose ack is to be written; None if there is nothing to acknowledge.
+        """
         found: ReceivedMessages | None = None
         if sequence <= self._acked_to:
             return None
@@ -83,12 +85,13 @@ class AckAllConsumer:
         return found
 
     def unacked_messages(self) -> list[ReceivedMessages]:
-        """Those of which nothing was said."""
+        """Return the received messages without an ack."""
         return [messages for _, messages in self._unacked]
 
     def restart(self) -> None:
-        """There is another consumer, which begins at or before the first message of which nothing
-        was said: what is here comes again, with other ack unacked."""
+        """Expect the unacknowledged messages again, from a recreated consumer with other ack
+        subjects.
+        """
         self._unacked.clear()
         self._acked_to = 0
         self._next_count = 1

@@ -1,12 +1,14 @@
-"""What a door remembers of the messages that a consumer sends it, by their sequences in the stream.
+"""Acknowledged stream sequences of one position.
 
-Rule 1: what was acknowledged is known, should it come again: a server that was killed forgets what
-it was deliveries a moment before, and a consumer that was deleted is made again from the floor on.
-Rule 2: of messages that came before, none is younger than the newest_time. Where one is, the stream
-came back with less than it had, and its sequences are those of other messages: nothing is known.
+A NATS server that was killed forgets the last acks, and a deleted consumer is recreated from
+its ack
+floor; this class recognizes the messages that are then delivered again. If an old sequence is
+stored
+later than the newest known message, the stream was rolled back: its sequences now belong to other
+messages, and nothing is known about them.
 
-    acknowledged, as the consumer says   floor   acknowledged or not   highest   new
-    ─────────────────────────────────────────┼──────────────────────────────┼─────────►
+    acknowledged, as reported by the consumer   floor   acknowledged or not   highest   new
+    ──────────────────────────────────────────────┼──────────────────────────────┼─────────►
 """
 
 from __future__ import annotations
@@ -19,28 +21,30 @@ from simplebus.nats.client import jetstream_codec
 from simplebus.nats.client.jetstream_codec import JetStreamDeliveries
 
 RANGES_MAX = 64 * 1024
-"""Of more ranges that were acknowledged, the first ones are forgotten: they may come again."""
+"""With more ranges of acknowledged sequences the lower half is forgotten; those messages may be
+delivered again.
+"""
 CLOCK_SKEW_SECONDS = 1.0
-"""Two servers' clocks differ by less, and no server loses what it has and is back within that."""
+"""Upper limit of the difference between two servers' clocks. A rollback takes longer than this."""
 
 
 class AckedSequences:
-    """Of one position's messages."""
+    """Sequences that a position received and acknowledged."""
 
     def __init__(self) -> None:
         self.highest = 0
-        """The last message of the stream that was taken; 0 for none."""
+        """Highest received stream sequence; 0 for none."""
         self.floor = 0
-        """Everything before it is acknowledged, as the consumer says; 0 where it has not."""
+        """Lowest sequence that the consumer may not have acknowledged; 0 if unknown."""
         self._lowest = 0
-        """The first message of the stream that was taken; 0 for none."""
+        """Lowest received stream sequence; 0 for none."""
         self._newest_time = 0.0
-        """When the last message was stored that was taken: seconds since 1970."""
+        """Storage time of the newest received message: seconds since 1970."""
         self._acked = SequenceSet()
-        """What is acknowledged from the floor on."""
+        """Acknowledged sequences from the floor on."""
 
     def record_received(self, deliveries: JetStreamDeliveries) -> None:
-        """These have come, one at least."""
+        """Record deliveries, at least one."""
         row = int(deliveries.sequences.argmax())
         if deliveries.sequences[row] >= self.highest:
             self.highest = int(deliveries.sequences[row])
@@ -52,30 +56,29 @@ class AckedSequences:
 
     @property
     def restart_sequence(self) -> int:
-        """From which message on another consumer is to begin: all before it is acknowledged, or
-        was never sent; 0 if that is not known."""
+        """Sequence at which a recreated consumer must start; 0 if unknown."""
         return self.floor or self._lowest
 
     def shows_rollback(self, deliveries: JetStreamDeliveries) -> bool:
-        """Whether these show that the stream came back with less than it had."""
+        """Return True if these deliveries prove that the stream lost messages."""
         before = deliveries.sequences <= self.highest
         newest_time = (self._newest_time + CLOCK_SKEW_SECONDS) * 1e9
         return bool(before.any()) and bool((deliveries.times[before] > newest_time).any())
 
     def add(self, sequences: Integers) -> None:
-        """These, which ascend, are acknowledged."""
+        """Record ascending sequences as acknowledged."""
         self._acked.update(_ranges(sequences))
         if self._acked.range_count > RANGES_MAX:
             self._acked.remove(0, list(self._acked)[RANGES_MAX // 2][0])
 
     def raise_floor(self, floor: int) -> None:
-        """The consumer says that everything before this one is acknowledged."""
+        """Record that the consumer has acknowledged everything before `floor`."""
         if floor > self.floor:
             self.floor = floor
             self._acked.remove(0, floor)
 
     def acked_flags(self, sequences: Integers) -> Flags:
-        """Which of these are known to be acknowledged: shape (n,)."""
+        """Return the flags of the sequences that are known to be acknowledged: shape (n,)."""
         found = sequences < self.floor
         for row in np.flatnonzero((sequences >= self.floor) & (sequences <= self.highest)).tolist():
             found[row] = self._acked.overlaps(int(sequences[row]), int(sequences[row]) + 1)
@@ -83,7 +86,7 @@ class AckedSequences:
 
 
 def _ranges(numbers: Integers) -> list[tuple[int, int]]:
-    """Ascending numbers as ranges first..last-1."""
+    """Return ascending numbers as ranges first..last-1."""
     if not numbers.size:
         return []
     edges = np.flatnonzero(np.diff(numbers) != 1) + 1

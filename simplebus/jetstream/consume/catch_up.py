@@ -1,11 +1,8 @@
-"""Whether all that is stored for a position has come to its door (trio).
+"""Waits until a position has received everything that is stored for it.
 
-Rule 1: the stream says what its last_sequence message is, and the consumer how far it has sent; what has
-come says nothing of what is still to come.
-Rule 2: a position that has messages with its subscriber is not waited for: who is through with them
-asks again.
-Rule 3: what a consumer has sent to other doors does not come here. Of one that several may share it
-is waited for a moment only.
+The stream reports its last message and the consumer its last delivery. A position whose subscriber
+still has messages is not waited for; it asks again later. Messages delivered to other servers never
+arrive here, so a shared consumer is waited for only a moment.
 """
 
 from __future__ import annotations
@@ -26,7 +23,7 @@ from simplebus.net.nats_connection import NatsConnection
 log = logging.getLogger("simplebus.engine")
 
 PATIENCE_SECONDS = 5.0
-"""Longer nobody waits: a cluster that does not answer keeps no client."""
+"""Upper limit, so that a cluster that does not answer blocks no client."""
 SHARED_SECONDS = 1.0
 _PAUSE_SECONDS, _PAUSE_SECONDS_MAX = 0.005, 0.1
 
@@ -38,12 +35,11 @@ async def notify_when_caught_up(
     feed: ConsumerFeed,
     *on_caught_up: Callable[[], None],
 ) -> None:
-    """Call each of `on_caught_up` when the consumer of a feed has sent what the stream has now, and it is
-    here; or when there is no use in waiting."""
+    """Call each of `on_caught_up` when all stored messages have arrived, or waiting is useless."""
     try:
         await _wait_caught_up(link, names, consumer, feed)
     except Exception:
-        log.exception("class %d: whether all has come could not be asked", feed.cls.class_id)
+        log.exception("class %d: unexpected error while catching up", feed.cls.class_id)
     for each in on_caught_up:
         each()
 
@@ -78,7 +74,7 @@ async def _wait_caught_up(
 
 
 async def _last_sequence(link: NatsConnection, stream: str, subject: str) -> int:
-    """The last_sequence message that is there; 0 for none. Raises BusConnectionError and JetStreamError."""
+    """Return the last stored sequence; 0 for none. Raises BusConnectionError and JetStreamError."""
     try:
         reply = await link.api_request(f"STREAM.MSG.GET.{stream}", {"last_by_subj": subject})
     except JetStreamError as error:

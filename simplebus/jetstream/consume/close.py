@@ -1,12 +1,9 @@
-"""What a position leaves in the cluster when nobody at this door has it any more (trio).
+"""Closing of positions in the cluster.
 
-Rule 1: it is tried until it is done: a consumer that its door has forgotten would be nobody's as
-long as the door lives, keep all that is stored behind it, and be lost with what it keeps when it
-has been idle for long.
-Rule 2: what is tried again waits outside of the row of what is to be query about its class. What
-has come under its name meanwhile is left alone.
-Rule 3: of what goes on under its name, messages are given back once: they come again after the ack
-wait, as those of a door that is closed.
+Closing is retried until it succeeds: an orphaned consumer would hold back its stream, and lose its
+messages when JetStream expires it. Retries do not block the class's other jobs, and stop if the
+consumer's name is in use again. A durable or group returns its messages once; after a failure they
+are redelivered after the ack wait, like those of a dead server.
 """
 
 from __future__ import annotations
@@ -37,21 +34,20 @@ _PAUSE_SECONDS, _PAUSE_SECONDS_MAX = 0.25, 5.0
 
 @dataclass(frozen=True, slots=True)
 class ClosedPosition:
-    """A position that is closed from this door."""
+    """A position without subscriptions on this server."""
 
     cls: RemoteClass
     position: BrokerSubscription
     name: str
-    """Of its consumer."""
+    """Name of the consumer."""
     forget: bool = False
-    """Whether nobody is to find it again."""
+    """True if the position is deleted and cannot be resumed."""
     last_ack: tuple[str, bytes] | None = None
-    """What was said last of a message, and where: when it is answered, all is known that was said
-    before."""
+    """Subject and payload of the last ack. When it is answered, all earlier acks were processed."""
     returned: ReturnedMessages | None = None
     unacked: UnackedOnExit | None = None
     dead_letters: DeadLetterMark | None = None
-    """When the dead letters of what it has given up are stored; None for there are none."""
+    """Mark after which all dead letters of the position are stored; None if there are none."""
     tries: int = 0
 
     @property
@@ -60,12 +56,12 @@ class ClosedPosition:
 
     @property
     def is_resumable(self) -> bool:
-        """Whether somebody may come back to it by its names."""
+        """True if a subscription may resume the position by its durable or group."""
         return self.is_named and not self.forget
 
 
 class ConsumerCloser:
-    """Of one door."""
+    """Closes the positions of one server."""
 
     def __init__(
         self,
@@ -75,8 +71,12 @@ class ConsumerCloser:
         is_used: Callable[[RemoteClass, str], bool],
         wait_dead_letters: Callable[[DeadLetterMark], Awaitable[None]],
     ) -> None:
-        """`is_used`: whether somebody here has, or asks for, the consumer of this name.
-        `resolve_dead_letters` waits until dead letters are stored."""
+        """Create a closer without work.
+
+        Args:
+            is_used: Returns True if this server has, or asks for, a consumer of this name.
+            wait_dead_letters: Waits until dead letters are stored.
+        """
         self._link = link
         self._consumers = consumers
         self._jobs = jobs
@@ -85,18 +85,18 @@ class ConsumerCloser:
         self._releasing = consumers.releasing
 
     def answer_query(self, query: bytes) -> bytes:
-        """What another door is told that asks what this one is about to leave."""
+        """Return the answer to another server's query about consumers to be released."""
         return self._releasing.answer(query, trio.current_time())
 
     def close_later(self, closed: ClosedPosition) -> None:
-        """Close it when all is done that was query about its class before."""
+        """Close a position after all earlier jobs of its class."""
         if not closed.is_named:
             now = trio.current_time()
             self._releasing.add(closed.position, closed.cls.class_id, closed.name, now)
         self._jobs.enqueue(closed.cls.class_id, partial(self.close, closed))
 
     async def close(self, closed: ClosedPosition) -> None:
-        """Close it now, and later again if that fails."""
+        """Close a position now, and retry later if that fails."""
         class_id, position = closed.cls.class_id, closed.position
         if closed.tries and closed.is_named and self._is_used(closed.cls, closed.name):
             return
@@ -108,8 +108,8 @@ class ConsumerCloser:
                 await self._release(closed)
         except (BusConnectionError, JetStreamError) as error:
             is_final = closed.is_resumable or (isinstance(error, JetStreamError) and error.is_final)
-            more = "" if is_final else "; trying on"
-            log.warning("a subscription to class %d is not ended: %s%s", class_id, error, more)
+            more = "" if is_final else "; retrying"
+            log.warning("cannot close a subscription to class %d: %s%s", class_id, error, more)
             if not is_final:
                 again = replace(closed, tries=closed.tries + 1)
                 pause = min(_PAUSE_SECONDS * 2**closed.tries, _PAUSE_SECONDS_MAX)
@@ -131,7 +131,7 @@ class ConsumerCloser:
         )
 
     async def _resolve_dead_letters(self, closed: ClosedPosition) -> UnackedOnExit | None:
-        """What is to go on. Dead letters that find no room are waited for a moment only."""
+        """Return the unacknowledged messages, after waiting a moment for pending dead letters."""
         if closed.unacked is None or closed.dead_letters is None:
             return closed.unacked
         with trio.move_on_after(0.0 if closed.tries else _DEAD_LETTER_WAIT_SECONDS) as scope:

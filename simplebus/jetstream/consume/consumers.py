@@ -247,8 +247,7 @@ class ConsumerManager:
     async def _check_single_group(
         self, class_id: int, position: BrokerSubscription, own: str
     ) -> None:
-        """Raise RemoteProtocolError (subscription_mismatch) if the durable exists in another group.
-        """
+        """Raise RemoteProtocolError (subscription_mismatch) if the durable exists in another group."""
         for info in await self.list_all(class_id) if position.durable else ():
             name = str(info["name"])
             is_other = name != own and api.kind_of(info) == "durable"
@@ -401,7 +400,8 @@ class ConsumerManager:
             return None
         if is_rolled_back and not is_new:
             log.warning(
-                "the stream of class %d lost messages; its messages may be delivered again", class_id
+                "the stream of class %d lost messages; its messages may be delivered again",
+                class_id,
             )
             self._trimmed_floor.pop(class_id, None)
             is_new = True
@@ -579,7 +579,9 @@ class ConsumerManager:
             if config is not None:
                 await self._update(class_id, name, config)
         if unacked is not None:
-            with contextlib.suppress(ConsumerRefusedError):  # Then everything after the floor stays.
+            with contextlib.suppress(
+                ConsumerRefusedError
+            ):  # Then everything after the floor stays.
                 name = await self._move_unacked(cls, position, name, unacked)
         if not is_plain:
             info = await self._info(class_id, name) if forget else None
@@ -666,7 +668,7 @@ class ConsumerManager:
         server_id: str | None = None,
         **more: Any,
     ) -> int:
-        """Returns from which message of the stream on it has not acknowledged any."""
+        """Create a consumer. Returns its ack floor; 0 if it existed."""
         stream = self._options.names.stream_name(class_id)
         owner_id = self._server_id if server_id is None else server_id
         config = api.consumer_config(
@@ -676,7 +678,7 @@ class ConsumerManager:
         subject, info = f"CONSUMER.CREATE.{stream}.{name}", None
         try:
             info = await self._link.api_request(subject, body, seconds=_STREAM_SECONDS)
-        except JetStreamError as error:  # Another door was first, or the answer was lost.
+        except JetStreamError as error:  # Another server was first, or the answer was lost.
             if error.is_final and error.code not in api.CONSUMER_EXISTS:
                 raise ConsumerRefusedError(error.code, error.sentence) from None
             if error.code not in api.CONSUMER_EXISTS:
@@ -700,7 +702,7 @@ class ConsumerManager:
             raise
 
     async def _delete(self, class_id: int, name: str) -> bool:
-        """Returns whether it was there."""
+        """Delete a consumer. Returns True if it existed."""
         try:
             await self._link.api_request(
                 f"CONSUMER.DELETE.{self._options.names.stream_name(class_id)}.{name}"

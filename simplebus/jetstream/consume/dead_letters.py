@@ -1,9 +1,8 @@
-"""What a subscription at a door has given up, and whose dead letters are on their way.
+"""Messages whose dead letters are not stored yet.
 
-Rule 1: a message is acknowledged to the cluster when its dead letter is stored, so that there is
-either if the door dies. Until then it is the door's, and is acks to be in work.
-Rule 2: only what died waits for that, and of a consumer that is told of all up to a message, what
-is behind it: other messages, and other classes, do not.
+A message is acknowledged to the cluster after its dead letter is stored, so that one of them always
+exists. Until then it counts as in progress. Only such messages wait, and those after them in a
+consumer with ack policy `all`; other classes do not.
 """
 
 from __future__ import annotations
@@ -22,11 +21,13 @@ from simplebus.nats.client import jetstream_codec
 from simplebus.nats.client.events import ReceivedMessages
 
 DeadLetterMark = tuple[int, int]
-"""When dead letters are stored: when this lot has reached the cluster, of what is in this class."""
+"""Log position and dead-letter class: the dead letters are stored when the class has reached the
+position.
+"""
 
 
 class FeedDeadLetters:
-    """Of one position; messages are numbered as in its ring."""
+    """Pending dead letters of one position, numbered as in its ring."""
 
     def __init__(self) -> None:
         self._pending: deque[tuple[DeadLetterMark, Ranges]] = deque()
@@ -36,30 +37,29 @@ class FeedDeadLetters:
         return bool(self._pending)
 
     def add(self, ranges: Ranges, mark: DeadLetterMark) -> None:
-        """Dead letters of messages first..last-1 were accepted."""
+        """Add messages whose dead letters were accepted."""
         self._pending.append((mark, ranges))
         self._messages.update(ranges)
 
     def remove_stored(self, is_stored: Callable[[DeadLetterMark], bool]) -> None:
-        """Leave those whose dead letters are not stored."""
+        """Remove messages whose dead letters are stored."""
         while self._pending and is_stored(self._pending[0][0]):
             for first, last in self._pending.popleft()[1]:
                 self._messages.remove(first, last)
 
     def clear(self) -> DeadLetterMark | None:
-        """Nobody has the position any more. Returns when the last of them is stored; None if there
-        are none."""
+        """Remove all messages. Returns the mark of the last dead letter; None if there was none."""
         mark = self._pending[-1][0] if self._pending else None
         self._pending.clear()
         self._messages.clear()
         return mark
 
     def limit_floor(self, floor: int) -> int:
-        """Before which message nothing is pending, at most this one."""
+        """Return `floor`, or the first message with a pending dead letter if that is lower."""
         return min(floor, next(iter(self._messages))[0]) if self._pending else floor
 
     def pending_flags(self, first: int, last: int) -> Flags:
-        """Which of messages first..last-1 are pending."""
+        """Return the flags of messages first..last-1 with pending dead letters."""
         found = np.zeros(last - first, np.bool_)
         for begin, end in self._messages.ranges_within(first, last) if self._pending else ():
             found[begin - first : end - first] = True
@@ -67,7 +67,7 @@ class FeedDeadLetters:
 
 
 class DeadLetteringFeed(Protocol):
-    """DeadLetteringFeed of a position, as far as dead-lettering needs to know it."""
+    """The parts of a feed that the tracker needs."""
 
     dead_letters: FeedDeadLetters
 
@@ -80,31 +80,34 @@ FeedT = TypeVar("FeedT", bound=DeadLetteringFeed)
 
 
 class DeadLetterTracker(Generic[FeedT]):
-    """Of all subscriptions at a door."""
+    """Pending dead letters of all feeds of a server."""
 
     def __init__(self, commit_log: CommitLog, write: Callable[[bytes], None]) -> None:
         self._commit_log = commit_log
         self._write = write
         self._feeds: set[FeedT] = set()
-        """Those of which something is being buried."""
+        """Feeds with pending dead letters."""
         self._pending: list[tuple[DeadLetterMark, bytes]] = []
-        """What is to be acks when dead letters are stored whose subscription has ended."""
+        """Acks of closed positions, to be written after the mark."""
 
     def add(self, feed: FeedT, ranges: Ranges, class_id: int) -> None:
-        """There are dead letters in this class of what a subscription has given up."""
+        """Add messages of a feed whose dead letters were appended to a class."""
         if ranges:
             feed.dead_letters.add(ranges, (self._commit_log.log_position, class_id))
             self._feeds.add(feed)
 
     def update_feed(self, feed: FeedT) -> None:
-        """Have what is buried acknowledged when the feed is asked next."""
+        """Release the messages of a feed whose dead letters are stored."""
         feed.dead_letters.remove_stored(self.is_stored)
         if not feed.dead_letters:
             self._feeds.discard(feed)
 
     def end_feed(self, feed: FeedT) -> DeadLetterMark | None:
-        """A subscription has ended: what is being buried of it is acknowledged as soon as it is.
-        Returns when that is; None if nothing is."""
+        """Take over the pending acks of a closed feed.
+
+        Returns:
+            The mark after which all its dead letters are stored; None if there are none.
+        """
         self._feeds.discard(feed)
         mark = feed.dead_letters.clear()
         if mark is not None:
@@ -114,7 +117,7 @@ class DeadLetterTracker(Generic[FeedT]):
         return mark
 
     def write_stored_acks(self) -> set[FeedT]:
-        """Some lots have reached the cluster. Returns the feeds that may have more to say."""
+        """Write acks that became possible. Returns the feeds that may have acks, too."""
         pending, self._pending = self._pending, []
         for mark, acks in pending:
             if self.is_stored(mark):
@@ -124,6 +127,6 @@ class DeadLetterTracker(Generic[FeedT]):
         return self._feeds
 
     def is_stored(self, mark: DeadLetterMark) -> bool:
-        """Whether dead letters are."""
+        """Return True if the dead letters up to a mark are stored."""
         lot, class_id = mark
         return self._commit_log.is_producer_durable(lot, {class_id: lot})

@@ -1,10 +1,8 @@
-"""What a cluster says of a durable or a group that is asked for at a door: whose it is, and how it
-is served.
+"""Access to durables and groups of the cluster, and their delivery policy.
 
-Rule 1: who may have it and who may change it is decided as of one that is here.
-Rule 2: how long it waits for an acknowledgement, how often it sends a message and after which
-pauses is said by who made it. As long as anybody has it, whoever comes is served so, at whichever
-door; when nobody does, who may change it says it anew.
+Access is decided as for a local durable. The creator sets the delivery policy; it applies at all
+servers while any server uses the durable. When no server does, a user with the right to change it
+sets it again.
 """
 
 from __future__ import annotations
@@ -35,7 +33,7 @@ class _PolicyMetadata(msgspec.Struct, frozen=True):
 
 
 class DurableCheck:
-    """Of one door's broker."""
+    """Checks for the durables of one broker."""
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
@@ -43,9 +41,18 @@ class DurableCheck:
     def check_access(
         self, cls: RemoteClass, position: BrokerSubscription, owner: str, *, is_seek: bool
     ) -> bool:
-        """A durable or a group that was asked for here is this user's, as the cluster says; empty
-        for nobody's. Returns whether who asks may change it. Raises RemoteProtocolError
-        (unauthorized) where he may not have it, or not have it moved."""
+        """Check that the subscribing sessions may use a durable or group of `owner`.
+
+        Args:
+            owner: User in the consumer's metadata; empty for none.
+            is_seek: The durable is to be moved.
+
+        Returns:
+            True if the sessions may change the durable.
+
+        Raises:
+            RemoteProtocolError: (unauthorized) a session may not use or move it.
+        """
         subscriptions = self._broker.subscription_manager
         subscriptions.quotas.change_owner(position, owner)
         patterns = tuple(position.channel_filter.patterns) if position.channel_filter else ()
@@ -62,7 +69,7 @@ class DurableCheck:
         )
 
     def encode_policy(self, position: BrokerSubscription) -> str:
-        """How a position is served, as a word of its consumer's metadata."""
+        """Encode the position's delivery policy for the consumer's metadata."""
         seconds, policy = self._broker.settings.tick_seconds, position.delivery_policy
         metadata = _PolicyMetadata(
             ack=round(policy.ack_timeout_ticks * seconds, 6),
@@ -72,7 +79,7 @@ class DurableCheck:
         return msgspec.json.encode(metadata).decode()
 
     def apply_policy(self, position: BrokerSubscription, encoded: str) -> None:
-        """Serve a position as such a word says; as it is, if it is none."""
+        """Set the position's delivery policy from metadata; ignore invalid metadata."""
         try:
             metadata = msgspec.json.decode(encoded, type=_PolicyMetadata)
         except (msgspec.DecodeError, RecursionError):
@@ -89,7 +96,7 @@ class DurableCheck:
 
 
 def subscribed_sessions(broker: Broker, position: BrokerSubscription) -> list[Session]:
-    """Whose subscription it is, alone or with others."""
+    """Return the sessions that subscribe to a position, alone or as group members."""
     return [
         session
         for session in broker.sessions.values()
@@ -101,7 +108,7 @@ def subscribed_sessions(broker: Broker, position: BrokerSubscription) -> list[Se
 
 
 def resume_replies(broker: Broker, sessions: list[Session]) -> None:
-    """What was not known when they were to be told may be known now."""
+    """Send replies that waited for the state of a position."""
     for session in sessions:
         session.outbox.resume_replies()
         broker.mark_ready(session.outbox)
@@ -110,11 +117,11 @@ def resume_replies(broker: Broker, sessions: list[Session]) -> None:
 def check_same_channels(
     position: BrokerSubscription, patterns: tuple[str, ...], info: dict[str, Any]
 ) -> None:
-    """Raise RemoteProtocolError (subscription_mismatch) for one that is channels for others."""
+    """Raise RemoteProtocolError (subscription_mismatch) if the consumer has other channels."""
     channels = api.channels_of(info)
     if channels != set(patterns):
         raise RemoteProtocolError(
             Reason.SUBSCRIPTION_MISMATCH,
             f"{position.durable or position.group!r} exists for the channels {sorted(channels)}, and "
-            f"was asked for with {list(patterns)}",
+            f"was requested with {list(patterns)}",
         )

@@ -1,17 +1,16 @@
-"""What one subscription at a door is fed from a consumer, and what goes back.
+"""Messages of one position: requested from its consumer, delivered by its ring, acknowledged.
 
-Rule 1: what was fetched lies in the position's own ring, numbered from 0 as it came; what it is in
-the stream, and how it is acknowledged there, is acked_sequences until it is.
-Rule 2: while a message is here it is this door's: it is replies to be in work before the consumer
-takes it for lost. Who is to be sent it, when and how often, decides the position. A door that goes
-gives back what is not acknowledged.
-Rule 3: a message that comes again though it is here, or was acknowledged here, is not fed twice
-(`acked_sequences`).
-Rule 4: the consumer is asked for no more than has room.
-Rule 5: a consumer that nobody else can have (`AckAllConsumer`) is deliveries of all up to a message at once; where
-several share one, of each message.
+    requested ─► received ─► in the ring ─► acknowledged by the subscriber ─► +ACK
 
-    asked for ─► fetched ─► in the ring ─► acknowledged by who was sent it ─► +ACK
+Messages in the ring are numbered from 0 as they arrive. The feed remembers their stream
+sequences and
+ack subjects until they are acknowledged. The position decides about delivery and redelivery; while
+the server holds a message, it extends the cluster's ack wait. Messages that are delivered again
+although they are in the ring or acknowledged are dropped. The consumer is asked only for messages
+that have space.
+
+A consumer that belongs to one server is acknowledged up to a message (`AckAllConsumer`); a shared
+one, per message.
 """
 
 from __future__ import annotations
@@ -45,25 +44,27 @@ from simplebus.nats.client.events import ReceivedMessages
 
 FETCH_MESSAGES_MAX = 16 * 1024
 FETCH_BYTES = 8 * 1024 * 1024
-"""At most so much is asked for at once."""
+"""Upper limit of one request."""
 FETCH_SECONDS = 30.0
-"""How long a consumer may take to send what it was asked for."""
+"""Lifetime of a request."""
 ALIVE_SECONDS = 5.0
-"""How often a consumer that has nothing to send says that it is there."""
+"""Interval of the consumer's heartbeats."""
 REFUSALS_MAX, REST_SECONDS = 4, 0.25
-"""A consumer that has refused more requests in a row is asked after a delay_seconds."""
+"""Delay of further requests after more than REFUSALS_MAX consecutive refusals."""
 REFILL_PART = 2
-"""More is asked for when what was asked for is less than this part of the room."""
+"""The next request is sent when the outstanding ones cover less than this part of the free
+capacity.
+"""
 
 
 @dataclass(slots=True)
 class _Block:
-    """Messages first..last-1 of the ring, which came together."""
+    """Messages first..last-1 of the ring, which arrived together."""
 
     first: int
     messages: ReceivedMessages
     sequences: Integers
-    """In the stream, from 1."""
+    """Stream sequences, from 1."""
 
     @property
     def last(self) -> int:
@@ -71,7 +72,7 @@ class _Block:
 
 
 class _PendingMessages(NamedTuple):
-    """Messages that came and found no room yet."""
+    """Received messages without space in the ring."""
 
     messages: ReceivedMessages
     sequences: Integers
@@ -85,94 +86,94 @@ class _PendingMessages(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class OpenedConsumer:
-    """A position's consumer."""
+    """Consumer of a position, as it was when it was opened."""
 
     name: str
     existed_before: bool
     is_ack_all: bool = False
-    """Whether it acknowledges all up to a message at once."""
+    """True if an ack includes all earlier messages."""
     predecessor_delivered: int = 0
-    """The last message of the stream that somebody was sent by one that it took over from."""
+    """Last stream sequence that a predecessor of the consumer delivered."""
     last_delivered: int = 0
-    """The last one that it has sent itself."""
+    """Last stream sequence that the consumer delivered."""
     delivery_count: int = 0
-    """How many it has, those counted that it sent again."""
+    """Number of its deliveries, including redeliveries."""
     floor: int = 0
-    """All of the stream before it is acknowledged; 0 where that is not known."""
+    """Lowest sequence that may be unacknowledged; 0 if unknown."""
     is_new_stream: bool = False
-    """Whether the stream is another one than the one before."""
+    """True if the stream was deleted and created again."""
     expected_redeliveries: dict[int, bytes] = field(default_factory=dict)
-    """What was given back to it and is to come to this door, by message of the stream: by which it
-    is deliveries of that one."""
+    """Ack subjects of messages that were returned and should arrive first, by stream sequence."""
 
 
 @dataclass(frozen=True, slots=True)
 class ConsumerFeedStatistics:
-    """A snapshot."""
+    """Snapshot of a feed's counters."""
 
     outstanding: int
-    """Messages that are here and not acknowledged."""
+    """Unacknowledged messages on this server."""
     requested_count: int
-    """How many more the consumer was asked for."""
+    """Requested messages that have not arrived."""
     fetched_count: int
     repeated_count: int
-    """Of these, how many were here already."""
+    """Fetched messages that this server had already."""
     invalid_count: int
-    """How many could be no message of the bus: the consumer was deliveries not to send them again."""
+    """Messages that were not valid for the bus and were terminated."""
 
 
 class ConsumerFeed:
-    """Of one position."""
+    """Feed of one position."""
 
     def __init__(self, cls: RemoteClass, position: BrokerSubscription, store: Store) -> None:
         self.cls = cls
         self.position = position
         self._store = store
         self.publish_pause = 0
-        """What holds up publishers until it was tried to have its consumer."""
+        """Pause of publishers until the first attempt to open the consumer."""
         self.is_open = False
-        """Whether its consumer is there."""
+        """True if the consumer exists."""
         self.requested_count = 0
-        """How many the consumer was asked for that have not come."""
+        """Requested messages that have not arrived."""
         self.last_answer_at = 0.0
-        """When something came from it last."""
+        """Time of the last message from the consumer."""
         self.retry_at = 0.0
-        """When the consumer may be asked again, which refuses."""
+        """Time of the next request after refusals."""
         self.refused_requests = 0
-        """How often it has, since messages came last."""
+        """Requests refused since messages last arrived."""
         self.ack_all: AckAllConsumer | None = None
-        """Of a consumer that is this door's alone."""
+        """Acknowledgement state if the consumer belongs to this server; None if it is shared."""
         self.dead_letters = FeedDeadLetters()
         self.expected_redeliveries = ExpectedRedeliveries({})
         self.delivered_to_others = 0
-        """The last message of the stream that its consumer had sent when it was found,"""
+        """Last sequence that the consumer had delivered when it was opened."""
         self._predecessor_delivered = 0
-        """or that one had from which this one was taken over."""
+        """Last sequence that a predecessor of the consumer delivered."""
         self.delivered_before_open = self._received_count = self._last_delivery_number = 0
         """How many its consumer had sent when it was found, how many came since, and how many it
         had sent with the last of them."""
         self.stream_created = ""
-        """When the stream was made from which it is fed."""
+        """Creation time of the stream."""
         self.holder_sid = 0
-        """By which other doors hear that this one has its consumer; 0 where they need not."""
+        """Subscription that answers queries about the consumer; 0 for none."""
         self.last_ack = b""
-        """The ack subject of the message that was replies last to be done with, as long as it is not
-        known whether that was heard."""
+        """Ack subject of the last ack, until its processing was verified."""
         self.is_replacing = False
-        """Whether another consumer is asked for."""
+        """True while the consumer is being replaced."""
         self._blocks: deque[_Block] = deque()
         self._acked_floor = 0
-        """Everything before it in the ring was replies to be acknowledged."""
+        """Ring number before which everything is acknowledged to the cluster."""
         self._acked_flags: Flags = np.zeros(0, np.bool_)
-        """What was of the messages from there on, as far as this goes."""
+        """Flags of the acknowledged messages from `_acked_floor` on."""
         self.acked_sequences = AckedSequences()
         self.is_rolled_back = False
-        """Whether the stream came back with less than it had: its sequences are those of other
-        messages, and nothing of it is taken until it was looked at."""
+        """True if the stream lost messages, so that its sequences belong to other messages.
+        Nothing is accepted
+        until the consumer was replaced.
+        """
         self._acked_sequence = 0
-        """All up to this one was, where the consumer is this door's alone."""
+        """Stream sequence up to which everything is acknowledged, with ack policy `all`."""
         self._pending: deque[_PendingMessages] = deque()
-        """What came and found no room."""
+        """Received messages without space in the ring."""
         self._pending_count = 0
         self.fetched_count = self.repeated_count = self.invalid_count = 0
 
@@ -184,30 +185,31 @@ class ConsumerFeed:
 
     @property
     def is_busy(self) -> bool:
-        """Whether it has messages that its subscriber is sent or has, but for those that delay_seconds."""
+        """True if messages can be delivered or are with the subscriber, apart from delayed ones."""
         has_no_room = bool(self._pending) and not self.cls.clock.needs_answer
         return has_no_room or self.outstanding > self.position.delayed_count
 
     @property
     def delivery_state(self) -> tuple[int, int] | None:
-        """How many messages its consumer has sent, and the last one of the stream among them, to
-        here or before; None if some went elsewhere meanwhile."""
+        """Number of deliveries and last delivered sequence; None if other servers received
+        messages, too.
+        """
         count = self.delivered_before_open + self._received_count
         is_all = not self._received_count or self._last_delivery_number == count
         return (count, self._last_delivered) if is_all else None
 
     @property
     def _delivered_before(self) -> int:
-        """What lies before or at it was sent before, if it is not new to the consumer alone."""
+        """Sequence up to which messages count as redeliveries."""
         return max(self._last_delivered, self._predecessor_delivered)
 
     @property
     def _last_delivered(self) -> int:
-        """The last message of the stream that its consumer has sent, to here or before."""
+        """Last sequence that the consumer delivered, as far as known here."""
         return max(self.acked_sequences.highest, self.delivered_to_others)
 
     def has_all(self, info: dict[str, Any]) -> bool:
-        """Whether all that its consumer has sent, of which this is deliveries, has come to here."""
+        """Return True if everything that the consumer delivered, according to `info`, has arrived."""
         if self._pending:
             return False
         if self.ack_all is not None:
@@ -216,14 +218,13 @@ class ConsumerFeed:
 
     @property
     def is_broken(self) -> bool:
-        """Whether what its consumer has sent does not go on with what it sent before."""
+        """True if deliveries were lost, so that the consumer must be replaced."""
         return self.is_rolled_back or (self.ack_all is not None and self.ack_all.has_gap)
 
     @property
     def restart_sequence(self) -> int:
-        """The first message of the stream that is not acknowledged, as far as that is known here;
-        0 if it is not."""
-        if self.ack_all is None:  # The consumer may have had some that are not here.
+        """Lowest sequence that is not acknowledged; 0 if unknown."""
+        if self.ack_all is None:  # The consumer may have delivered messages to other servers.
             return self.acked_sequences.restart_sequence
         floor = self.dead_letters.limit_floor(self.position.window.floor)
         for block in self._blocks:
@@ -235,7 +236,7 @@ class ConsumerFeed:
         return highest + 1 if highest else self.acked_sequences.restart_sequence
 
     def open(self, found: OpenedConsumer) -> None:
-        """Its consumer is there."""
+        """Start with a consumer."""
         self.ack_all = AckAllConsumer(found.predecessor_delivered) if found.is_ack_all else None
         self.delivered_to_others, self.delivered_before_open = (
             found.last_delivered,
@@ -246,8 +247,12 @@ class ConsumerFeed:
         self.expected_redeliveries = ExpectedRedeliveries(found.expected_redeliveries)
 
     def replace_consumer(self, found: OpenedConsumer) -> None:
-        """It has another consumer. What is here of the same stream comes again, with other ack
-        subjects; of another stream, its sequences are those of other messages."""
+        """Continue with a replacement of the consumer.
+
+        In the same stream, messages in the ring are delivered again with other ack subjects. In
+        a new
+        stream, the old sequences are meaningless.
+        """
         self.ack_all = (
             AckAllConsumer(found.predecessor_delivered)
             if found.is_ack_all and found.is_new_stream
@@ -276,10 +281,10 @@ class ConsumerFeed:
             self.invalid_count,
         )
 
-    # Asking --------------------------------------------------------------------------------------
+    # Requests ------------------------------------------------------------------------------------
 
     def free_capacity(self) -> int:
-        """How many more it could take."""
+        """Return how many more messages the feed can accept."""
         position = self.position
         most = position.delivery_policy.in_flight_max or FETCH_MESSAGES_MAX
         if isinstance(position, Group):
@@ -291,7 +296,7 @@ class ConsumerFeed:
         return max(0, min(most - used, spare))
 
     def request_size(self) -> int:
-        """How many to ask the consumer for now; 0 for none yet."""
+        """Return how many messages to request now; 0 for none."""
         if self._pending:
             return 0
         room = self.free_capacity()
@@ -300,7 +305,7 @@ class ConsumerFeed:
         return room - self.requested_count
 
     def record_request_end(self, code: int, words: str, headers: bytes) -> None:
-        """The consumer has ended a request, and says why."""
+        """Record that the consumer ended a request with a status."""
         self.requested_count = max(
             0, self.requested_count - jetstream_codec.parse_pending_messages(headers)
         )
@@ -308,11 +313,10 @@ class ConsumerFeed:
         if self.refused_requests > REFUSALS_MAX:
             self.retry_at = self.last_answer_at + REST_SECONDS
 
-    # What comes ----------------------------------------------------------------------------------
+    # Received messages ---------------------------------------------------------------------------
 
     def receive(self, messages: ReceivedMessages) -> bytes:
-        """Messages have come from the consumer. Returns what is to be replies of some of them at
-        once."""
+        """Accept messages from the consumer. Returns acks to write at once."""
         self.requested_count = max(0, self.requested_count - messages.count)
         self.fetched_count += messages.count
         self.refused_requests = 0
@@ -354,7 +358,7 @@ class ConsumerFeed:
                 replies.append(jetstream_codec.encode_acks(messages.pick(again)))
             at = np.flatnonzero(fresh)
             at = at[np.argsort(sequences[at], kind="stable")]
-            at = at[np.diff(sequences[at], append=0) != 0]  # Of each, the one that came last.
+            at = at[np.diff(sequences[at], append=0) != 0]  # The last delivery of each message.
             deliveries, attempts = deliveries.pick(at), attempts[at]
         self.repeated_count += messages.count - deliveries.messages.count
         if deliveries.messages.count:
@@ -370,8 +374,10 @@ class ConsumerFeed:
     def _find_new_messages(
         self, messages: ReceivedMessages, sequences: Integers
     ) -> tuple[Flags, Flags]:
-        """Which of these are not here, and which were acknowledged before. What is here has another
-        ack subject from now on, by which it is acknowledged."""
+        """Return the flags of new messages and of acknowledged messages.
+
+        Messages in the ring get the ack subject of their last delivery.
+        """
         again = self.acked_sequences.acked_flags(sequences)
         fresh = ~again
         for some in self._pending:
@@ -386,8 +392,7 @@ class ConsumerFeed:
         return fresh, again
 
     def fill(self) -> bytes:
-        """Put what came into the ring, as far as there is room. Returns what is to be replies of what
-        can be no message of the bus."""
+        """Move received messages to the ring. Returns terminating acks for invalid messages."""
         replies: list[bytes] = []
         while self._pending:
             some = self._pending.popleft()
@@ -400,7 +405,7 @@ class ConsumerFeed:
             bad = np.flatnonzero(~good)
             if bad.size:
                 self.invalid_count += bad.size
-                if self.ack_all is None:  # Else that would be replies of all before them.
+                if self.ack_all is None:  # Else the ack would include all earlier messages.
                     replies.append(
                         jetstream_codec.encode_acks(
                             some.messages.pick(bad), jetstream_codec.TERMINATE
@@ -419,8 +424,11 @@ class ConsumerFeed:
         self._pending_count += some.messages.count
 
     def _append(self, some: _PendingMessages, is_envelope: bool) -> tuple[int, Flags]:
-        """Messages that are alike. Returns how many of the good ones found room, and which can be
-        messages of the bus."""
+        """Append a uniform run of messages to the ring.
+
+        Returns:
+            How many valid messages had space, and the flags of the valid messages.
+        """
         position, ring, cls = self.position, self.position.ring, self.cls
         messages, sequences, attempts, came_at = some
         batch, good = codec.decode_frames(cls.class_id, messages, is_envelope=is_envelope)
@@ -446,8 +454,9 @@ class ConsumerFeed:
     def _rows(
         self, batch: FrameBatch, messages: ReceivedMessages, came_at: float
     ) -> MessageRows | None:
-        """What is known of them; None where there is no memory for it, or the stream is to be asked
-        what time it is."""
+        """Return the column values of messages; None without memory, or until the stream's time is
+        known.
+        """
         read = envelope_batch.scan_envelopes(batch)
         if read.expires is None and read.not_before is None:
             return self.cls.channels.build_rows(read, came_at)
@@ -455,11 +464,10 @@ class ConsumerFeed:
         accepted = self.cls.clock.to_local_times(stored, came_at)
         return None if accepted is None else self.cls.channels.build_rows(read, accepted)
 
-    # What goes back ------------------------------------------------------------------------------
+    # Acknowledgements ----------------------------------------------------------------------------
 
     def pop_acked(self) -> list[ReceivedMessages]:
-        """What was acknowledged since this was asked last, and is not being buried. The ring lets
-        go of it."""
+        """Return messages to acknowledge now, and release acknowledged messages from the ring."""
         if self.ack_all is not None:
             word = self._pop_acked_through(self.ack_all)
             return [] if word is None else [word]
@@ -486,8 +494,9 @@ class ConsumerFeed:
         return replies
 
     def _pop_acked_through(self, consumer: AckAllConsumer) -> ReceivedMessages | None:
-        """The last of the messages that are all acknowledged, if that was not replies. The ring lets
-        go of them."""
+        """Return the message whose ack includes all acknowledged ones, and release them from the
+        ring.
+        """
         blocks, ring = self._blocks, self.position.ring
         floor = self.dead_letters.limit_floor(self.position.window.floor)
         done = 0
@@ -496,7 +505,7 @@ class ConsumerFeed:
         if blocks and blocks[0].first < floor:
             done = int(blocks[0].sequences[floor - 1 - blocks[0].first])
         if floor == ring.head and not self._pending:
-            done = consumer.highest  # What could be no message of the bus is done with, too.
+            done = consumer.highest  # Includes invalid messages.
         self._acked_floor = floor
         if floor > ring.floor:
             ring.release(floor)
@@ -504,17 +513,19 @@ class ConsumerFeed:
         return consumer.ack_through(self._acked_sequence)
 
     def accepted_at(self, number: int) -> float:
-        """When the stream took a message of the ring: seconds since 1970; 0.0 if it is not here."""
+        """Return when the stream stored a message of the ring: seconds since 1970; 0.0 if it is
+        not here.
+        """
         for block in self._blocks:
             if block.first <= number < block.last:
                 return jetstream_codec.parse_stored_time(block.messages, number - block.first)
         return 0.0
 
     def purge(self, first: int, last: int) -> None:
-        """Messages first..last-1 of the stream are nobody's any more, sent or not."""
+        """Remove the stream's messages first..last-1, delivered or not."""
         for block in self._blocks:
             a, b = block.sequences.searchsorted(first), block.sequences.searchsorted(last)
-            if a < b and not (np.diff(block.sequences) > 0).all():  # Some came again meanwhile.
+            if a < b and not (np.diff(block.sequences) > 0).all():  # Contains redeliveries.
                 continue
             if a < b:
                 self.position.purge(block.first + int(a), block.first + int(b))
@@ -527,7 +538,7 @@ class ConsumerFeed:
                 self._pending_count += int(np.count_nonzero(kept))
 
     def unacked_messages(self) -> list[ReceivedMessages]:
-        """What is here and not acknowledged."""
+        """Return the messages on this server without an ack."""
         if self.ack_all is not None:
             return self.ack_all.unacked_messages()
         first, head = self._acked_floor, self.position.ring.head
@@ -542,8 +553,10 @@ class ConsumerFeed:
     def messages_to_return(
         self, delays: list[tuple[int, int, float]]
     ) -> list[tuple[ReceivedMessages, float]]:
-        """What is here and not acknowledged, and how long it is not to be sent to anybody: of
-        messages first..last-1 of the ring as `delays` say."""
+        """Return the messages without an ack, and the seconds before their redelivery.
+
+        `delays` contains ranges first..last-1 of the ring and their remaining backoff in seconds.
+        """
         first, head = self._acked_floor, self.position.ring.head
         seconds = np.zeros(head - first)
         for begin, end, delay_seconds in delays:
@@ -558,13 +571,16 @@ class ConsumerFeed:
         return found + [(some.messages, 0.0) for some in self._pending]
 
     def unacked_on_exit(self, delays: list[tuple[int, int, float]]) -> UnackedOnExit | None:
-        """What is here and not acknowledged of a consumer that is this door's alone, or is being
-        buried; None for nothing. `delays` as of `given_back`."""
+        """Return the unacknowledged messages of a consumer with ack policy `all`; None if there
+        are none.
+
+        `delays` as for `messages_to_return`.
+        """
         assert self.ack_all is not None
         window, head = self.position.window, self.position.ring.head
         floor = self.dead_letters.limit_floor(window.floor)
         seconds = np.full(head - floor, -1.0)
-        seconds[window.cursor - floor :] = 0.0  # What is here and was not sent yet.
+        seconds[window.cursor - floor :] = 0.0  # Not delivered yet.
         for a, b in window.unacked_ranges(floor, head):
             seconds[a - floor : b - floor] = 0.0
         for begin, end, delay_seconds in delays:
@@ -585,7 +601,7 @@ class ConsumerFeed:
         return UnackedOnExit(all_sequences, all_waits, self.ack_all.highest, sent_to)
 
     def _locate_blocks(self, at: Integers) -> list[tuple[_Block, Integers]]:
-        """Where these messages of the ring are, which ascend."""
+        """Return the blocks, and the rows in them, of ascending ring numbers."""
         found: list[tuple[_Block, Integers]] = []
         if not at.size:
             return found
@@ -596,14 +612,16 @@ class ConsumerFeed:
         return found
 
     def pop_last_ack(self) -> bytes:
-        """The ack subject of what was replies last, if it was not asked for since."""
+        """Return the last ack subject, unless its processing was verified."""
         replies, self.last_ack = self.last_ack, b""
         return replies
 
 
 def _uniform_run(messages: ReceivedMessages, attempts: Integers) -> tuple[int, bool]:
-    """How many in front are alike, with envelopes or without, and sent as often before; and whether
-    they have envelopes."""
+    """Return the length of the first uniform run, and True if it has envelopes.
+
+    A run has the same attempt number, and envelopes in all or no messages.
+    """
     kinds = codec.are_envelopes(messages)
     breaks = (kinds[1:] != kinds[:-1]) | (attempts[1:] != attempts[:-1])
     found = np.flatnonzero(breaks)
@@ -611,7 +629,7 @@ def _uniform_run(messages: ReceivedMessages, attempts: Integers) -> tuple[int, b
 
 
 def _select_good(batch: FrameBatch, good: Flags, flags: Flags) -> tuple[FrameBatch, Flags]:
-    """Some of the frames that were good until now; and which are good of all."""
+    """Return the flagged frames, and the flags of the messages that are still valid."""
     found = np.zeros_like(good)
     found[np.flatnonzero(good)[flags]] = True
     if not flags.any():
@@ -620,7 +638,7 @@ def _select_good(batch: FrameBatch, good: Flags, flags: Flags) -> tuple[FrameBat
 
 
 def _drop_bad_envelopes(batch: FrameBatch, good: Flags) -> tuple[FrameBatch, Flags]:
-    """The same, of frames of which some may be no good envelopes."""
+    """Return the frames with valid envelopes, and the flags of the messages that are still valid."""
     if not batch.count or envelope_batch.scan_envelopes(batch).count == batch.count:
         return batch, good
     each = (
@@ -632,7 +650,7 @@ def _drop_bad_envelopes(batch: FrameBatch, good: Flags) -> tuple[FrameBatch, Fla
 def _replace_replies(
     messages: ReceivedMessages, at: Integers, other: ReceivedMessages, rows: Integers
 ) -> ReceivedMessages:
-    """The same, but that some of them have the ack subjects that others have."""
+    """Return `messages`, with the ack subjects of other messages in some rows."""
     replies = [other.reply(row) for row in rows.tolist()]
     ends = len(messages.raw) + np.cumsum([len(reply) for reply in replies])
     changed = messages.pick(slice(None))

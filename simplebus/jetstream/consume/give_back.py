@@ -195,15 +195,15 @@ async def return_messages(
     """
     info = await link.api_request(f"CONSUMER.INFO.{stream}.{name}")
     lost = range(0)
-    if returned.delivery_state is not None and not info.get(
-        "num_waiting"
-    ):  # Else they may be another's.
+    # With pending requests, the other deliveries may belong to other servers.
+    if returned.delivery_state is not None and not info.get("num_waiting"):
         count, highest = returned.delivery_state
         if api.delivery_count(info) > count:
             first, last_sent = api.ack_floor(info), api.last_delivered(info)
             lost = range(max(first, highest + 1), last_sent + 1)[:RETURNED_MESSAGES_MAX]
     subjects = [_subject(stream, info, sequence) for sequence in lost]
-    _write_acks(link, subjects, _LONG_NAK)  # They may be in the row already, before what is older.
+    # They may be queued for redelivery before older messages; move them out of the queue first.
+    _write_acks(link, subjects, _LONG_NAK)
     immediate, delayed = [np.array(lost, np.int64)], [_NONE]
     last = ("", b"")
     for messages, delay_seconds in returned.messages:
@@ -216,7 +216,7 @@ async def return_messages(
     _write_acks(link, subjects, jetstream_codec.NAK)
     if subjects:
         last = subjects[-1].decode(), jetstream_codec.NAK
-    if last[0]:  # What was naks before is known when this is answered.
+    if last[0]:  # The answer follows the processing of all earlier acks.
         await link.request(*last)
     sequences, late = (np.unique(np.concatenate(each)) for each in (immediate, delayed))
     return with_return_note(info, sequences, late) if sequences.size or late.size else None
@@ -245,7 +245,7 @@ async def transfer_messages(
         most -= count
         if count < batch:
             break
-    if last is not None:  # What was naks before is known when this is answered.
+    if last is not None:  # The answer follows the processing of all earlier acks.
         await link.request(*last)
 
 

@@ -1,9 +1,8 @@
-"""Consumers that this door is about to leave, as others ask it: see `positions`, rule 4.
+"""Plain consumers that this server is about to release, as reported to other servers.
 
-Rule 1: while something is being left, or is to be in a moment, who asks is told to ask again: he
-would take it for one that stays, and so would this door what he has begun.
-Rule 2: what cannot be left yet, because the cluster was away for example, is named to him: he may
-take it over, and is left alone with that for a while. Some of it may have been acknowledged here.
+While a release is in progress, other servers are told to ask again. A consumer that cannot be
+released yet, for example during an outage, is offered by name; the server that asked may take it
+over within a limited time.
 """
 
 from __future__ import annotations
@@ -15,43 +14,44 @@ from simplebus.core.subscription.subscription import BrokerSubscription
 from simplebus.jetstream.cluster.peers import RELEASED, WAIT
 
 TAKEOVER_SECONDS = 10.0
-"""So long who was told of them may take to have them."""
+"""Time for a take-over after an offer."""
 RELEASE_WAIT_SECONDS = 2.0
-"""So long what is to be left may wait for what was query before."""
+"""Time for which a queued release keeps other servers waiting."""
 _NAMES_MAX = 4096
 
 
 class ReleasingConsumers:
-    """Of one door."""
+    """Plain consumers of closed positions that are not released yet."""
 
     def __init__(self, return_consumer: Callable[[BrokerSubscription], str]) -> None:
-        """`return_consumer`: the name of the consumer in which what a position leaves goes on, if one
-        was query for; else empty."""
+        """`return_consumer` returns the consumer that continues a position's messages; empty if
+        none does.
+        """
         self._return_consumer = return_consumer
         self._names: dict[BrokerSubscription, tuple[int, str]] = {}
-        """Of each position that has ended, its class and its consumer."""
+        """Class and consumer name of each closed position."""
         self._offered_at: dict[BrokerSubscription, float] = {}
         self._busy_until: dict[BrokerSubscription, float] = {}
-        """Until when who asks for it is to wait."""
+        """Time until which other servers must wait for the release."""
 
     def add(self, position: BrokerSubscription, class_id: int, name: str, now: float) -> None:
-        """A plain subscription has ended."""
+        """Add the consumer of a closed plain subscription."""
         self._names[position] = class_id, name
         self._busy_until[position] = now + RELEASE_WAIT_SECONDS
 
     def remove(self, position: BrokerSubscription) -> None:
-        """It is left."""
+        """Remove a released consumer."""
         self._names.pop(position, None)
         self._offered_at.pop(position, None)
         self._busy_until.pop(position, None)
 
     def is_offered(self, position: BrokerSubscription, now: float) -> bool:
-        """Whether somebody was told of it a moment ago."""
+        """Return True if another server may be taking the consumer over."""
         return now < self._offered_at.get(position, -TAKEOVER_SECONDS) + TAKEOVER_SECONDS
 
     @contextmanager
     def releasing(self, position: BrokerSubscription) -> Iterator[None]:
-        """A block in which it is left, or that is tried."""
+        """Context in which the release is in progress."""
         self._busy_until[position] = float("inf")
         try:
             yield
@@ -59,7 +59,7 @@ class ReleasingConsumers:
             del self._busy_until[position]
 
     def offer_names(self, class_id: int, now: float) -> set[str]:
-        """Those of a class, for somebody who takes them over."""
+        """Return the consumer names of a class and mark them as offered."""
         found: set[str] = set()
         for position, (its_class, name) in self._names.items():
             if its_class == class_id and len(found) < _NAMES_MAX:
@@ -68,8 +68,10 @@ class ReleasingConsumers:
         return found
 
     def answer(self, query: bytes, now: float) -> bytes:
-        """What another door is told that asks for those of a class; or only whether this one is
-        there."""
+        """Return the answer to a query: empty, WAIT, or RELEASED with consumer names.
+
+        `query` is a class id, or empty to ask only if this server is alive.
+        """
         if not (query.isdigit() and len(query) <= len("65535")):
             return b""
         class_id = int(query)

@@ -1,9 +1,7 @@
-"""Which consumer feeds which position, and where what it sends comes to.
+"""Connection subscriptions that receive the messages of consumers.
 
-Rule 1: a position has one consumer at a time, and a subscription of the connection of its own for
-each: what comes of a former one is nobody's.
-Rule 2: who has a durable or a group says so to whoever asks, as long as the position is here. Of a
-durable without a group it is one door that holds what was sent.
+Each consumer has an inbox of its own, so late messages of a replaced consumer are ignored. The
+holder of a durable or group also answers queries for it while the position exists.
 """
 
 from __future__ import annotations
@@ -19,40 +17,38 @@ from simplebus.net.nats_connection import new_inbox
 
 
 class ConsumerInboxes:
-    """Of one door."""
+    """Inboxes of the feeds of one server."""
 
     def __init__(self, core: NatsClientCore, names: JetStreamNames, server_id: str) -> None:
-        """`door` is what others know it by."""
+        """Answer queries for this server from now on."""
         self.answer_query: Callable[[bytes], bytes] = lambda asked: b""
-        """What is answer to another door that asks for more than whether this one is there."""
+        """Returns the answer to a query of another server."""
         self._core = core
         self._names = names
         self._inbox = new_inbox()
         self._feeds: dict[int, ConsumerFeed] = {}
-        """By the number of the connection's subscription."""
+        """Feeds by subscription number of the connection."""
         self._sids: dict[BrokerSubscription, int] = {}
         self.consumer_names: dict[BrokerSubscription, str] = {}
-        """Their names."""
         self._query_sids = {core.subscribe(names.server_subject(server_id))}
-        """Whoever asks there is told that this door is here."""
+        """Subscriptions to queries."""
 
     def __contains__(self, position: BrokerSubscription) -> bool:
-        """Whether it has a consumer."""
+        """Return True if the position has a consumer."""
         return position in self._sids
 
     def find_feed(self, sid: int) -> ConsumerFeed | None:
-        """Whose is what comes with this number."""
+        """Return the feed of a subscription number."""
         return self._feeds.get(sid)
 
     def feeds_of_class(self, class_id: int) -> Iterator[tuple[str, ConsumerFeed]]:
-        """The consumers of a class, and what they feed."""
+        """Yield the consumer names and feeds of a class."""
         for feed in self._feeds.values():
             if feed.cls.class_id == class_id:
                 yield self.consumer_names[feed.position], feed
 
     def handle_query(self, sid: int, messages: ReceivedMessages) -> bool:
-        """If this is somebody who asks whether this door is here, or what it has: he is told.
-        Returns whether it was."""
+        """Answer a query of another server. Returns False for other messages."""
         if sid not in self._query_sids:
             return False
         for row in range(messages.count):
@@ -62,11 +58,11 @@ class ConsumerInboxes:
         return True
 
     def inbox(self, position: BrokerSubscription) -> str:
-        """Where its consumer is to send messages."""
+        """Return the subject to which the position's consumer sends messages."""
         return f"{self._inbox}.{self._sids[position]}"
 
     def open(self, feed: ConsumerFeed, name: str) -> None:
-        """From now on a feed has what the consumer of this name sends."""
+        """Receive the messages of consumer `name` for a feed, instead of its former consumer."""
         core, position = self._core, feed.position
         sid = core.subscribe(f"{self._inbox}.{core.next_sid}")
         former = self._sids.pop(position, None)
@@ -82,7 +78,7 @@ class ConsumerInboxes:
             self._query_sids.add(feed.holder_sid)
 
     def close(self, feed: ConsumerFeed) -> str:
-        """It has nothing more. Returns the consumer's name."""
+        """Stop receiving messages for a feed. Returns the consumer's name."""
         core, sid = self._core, self._sids.pop(feed.position)
         core.unsubscribe(sid)
         del self._feeds[sid]

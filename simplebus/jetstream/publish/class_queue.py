@@ -1,18 +1,16 @@
-"""What publishers have said to one class, on its way into its stream.
+"""Publish queue of one class.
 
-Rule 1: publications are in_flight in the order in which they were put, and each is of one publisher.
-Rule 2: answers that are counted say how much of what was in_flight is stored, and nothing of what is
-unverified: of that it is known which messages are, whoever says it, and however often. Nothing is
-stored of what is ready, but for what was on its way still when the stream was asked.
-Rule 3: where a stream has no room, one publication is under way, a message at first and then a few: next
-to nothing overtakes what was refused.
-Rule 4: what waits here is not put a second time.
-Rule 5: a class waits for no other: what is under way, what is asked for, what is late and what may
-wait is of each by itself.
+    append ─► ready ─► in flight ─► stored
+                ▲          ▼          ▲
+                └───  unverified  ────┘
 
-    put ─► ready ─► in_flight ─► stored
-             ▲        ▼        ▲
-             └───  unverified  ───┘
+Publications are written in order. When PubAcks are missing or a message is refused, everything in
+flight becomes unverified: the stream is asked which message ids it has, and the rest is written
+again first. Counted PubAcks say how much is stored; for an unverified publication it is tracked
+which messages are.
+
+When the stream is full, only one publication of a few messages is in flight, so that almost nothing
+overtakes a refused message. A class never waits for another one.
 """
 
 from __future__ import annotations
@@ -29,23 +27,25 @@ from simplebus.nats.client.jetstream_codec import JetStreamError
 
 IN_FLIGHT_MESSAGES_MAX = 16 * 1024
 IN_FLIGHT_BYTES_MAX = 4 * 1024 * 1024
-"""Of a class no more is in_flight to be published while so much has no PubAck."""
+"""No more messages of a class are written while so many have no PubAck."""
 PENDING_BYTES_MAX = 16 * 1024 * 1024
 PENDING_PUBLICATIONS_MAX = 4096
-"""Of a class of which so much waits nothing more is to be accepted."""
+"""A class with so many bytes or publications accepts no more messages."""
 SHARED_BYTES = 48 * 1024 * 1024
 CLASS_SHARE_MIN_BYTES = 1024 * 1024
-"""A class has half of what the others leave of this, and so much in any case: there is some of
-COMMIT_LOG_BYTES_MAX for those that go on."""
+"""A class may use half of what the other classes leave of SHARED_BYTES, but at least this. The
+rest of
+COMMIT_LOG_BYTES_MAX stays available for classes that make progress.
+"""
 PUBLISHERS_MAX = 4096
-"""Of more publishers it is forgotten what was put, but for those of whom something waits."""
+"""Publishers whose highest message number is remembered, besides those with queued messages."""
 CROWDED_PUBLICATIONS = 64
-"""While so many publications of a class are on their way, what comes is gathered to larger ones."""
+"""With so many publications in the queue, new messages are collected in larger batches."""
 WINDOW_MAX = 32
 RECOVERED_MESSAGES = 4096
-"""When so many were stored behind the last refusal, a stream is taken for one that has room."""
+"""A stream counts as no longer full after it has stored so many messages without a refusal."""
 SILENT_SECONDS = 0.5
-"""A class of which nothing is heard for so long may be held up."""
+"""A class without an answer for so long may be stuck."""
 
 assert IN_FLIGHT_BYTES_MAX < PENDING_BYTES_MAX
 assert SHARED_BYTES < COMMIT_LOG_BYTES_MAX
@@ -53,55 +53,58 @@ assert SHARED_BYTES < COMMIT_LOG_BYTES_MAX
 
 @dataclass(slots=True, eq=False)
 class Publication:
-    """Messages of one class, one type and one publisher."""
+    """Messages of one class, frame type and publisher that are written together."""
 
     class_id: int
     batch: FrameBatch
     prefix: bytes
-    """Of their message ids."""
+    """First part of the message ids."""
     message_numbers: Integers
     unstored_count: int
-    """How many have no PubAck yet."""
+    """Number of messages without a PubAck."""
     has_publisher_name: bool
     has_message_ids: bool = False
-    """Whether all of it was written with ids: what of it is written again goes message by
-    message."""
+    """True if every message was written with an id. Then it is repeated message by message."""
     is_fast_batch: bool = False
-    """Whether they were written as one."""
+    """True if the messages were written as a JetStream fast batch."""
     is_open: bool = False
-    """Whether it was not said that this chain has ended."""
+    """True until the stream reports the end of the fast batch."""
     is_reported_stored: bool = False
-    """Whether all of a chain was said to be stored: it is not under way any more, though the stream
-    has not said so of its last message."""
+    """True if the whole fast batch was reported as stored. It no longer counts as in flight, but
+    its last
+    message is still to be verified.
+    """
     stored_sequences: set[int] = field(default_factory=set)
-    """Sequences of those that have their PubAcks, as they were written last: two servers that both
-    take themselves for the leader may send the same one twice."""
+    """Stream sequences of the received PubAcks. Two servers that both believe to be the leader may
+    send the
+    same PubAck twice.
+    """
     unstored: Flags | None = None
-    """Which ones are not known to be stored: while it is unverified, or each has a PubAck that tells
-    of it alone."""
+    """Flags of the messages that are not known to be stored, shape (n,). Used while the
+    publication is
+    unverified or each message has a PubAck of its own.
+    """
     batch_number: int = 0
     request_number: int = 0
-    """Of the request that they are, as they were written last."""
+    """Number of the request as which the messages were last written."""
     progress_at: float = 0.0
-    """When they were written last, or one of them had its PubAck."""
+    """Time of the last write or PubAck."""
 
     removed_numbers: list[Integers] = field(default_factory=list)
-    """The numbers of those that were unstored_count out of it when they were stored: one array, or none."""
+    """Message numbers of stored messages that were removed from `batch`: at most one array."""
 
     @property
     def confirms_in_order(self) -> bool:
-        """Whether it is a chain of which all is stored up to some message, and nothing behind it is
-        known to be."""
+        """True for a fast batch whose messages are stored up to some message and not beyond."""
         return self.is_fast_batch and not self.has_publisher_name
 
     def keep_rows(self, rows: Integers) -> None:
-        """Leave these, of one that was not in_flight."""
+        """Remove all other messages, before anything was written."""
         self.batch = self.batch.select(rows) if rows.size else self.batch.slice(0, 0)
         self.message_numbers, self.unstored_count = self.message_numbers[rows], rows.size
 
     def mark_unverified(self) -> int:
-        """The stream is to say what of it is stored, but for what is known to be. Returns how many
-        are not."""
+        """Start verification. Returns the number of messages that are not known to be stored."""
         if self.unstored is None:
             self.unstored = np.ones(self.batch.count, np.bool_)
             if self.confirms_in_order:
@@ -111,27 +114,26 @@ class Publication:
         return int(np.count_nonzero(self.unstored))
 
     def rows_to_verify(self) -> Integers:
-        """Of which rows a stream is to say whether it has them."""
-        assert self.unstored is not None, "a publication is unverified before it is asked for"
+        """Return the rows for which the stream must be asked."""
+        assert self.unstored is not None, "the publication is not being verified"
         if not self.confirms_in_order:
             return np.flatnonzero(self.unstored)
         rows = codec.milestone_rows(self.batch.count)
         return rows[self.unstored[rows]]
 
     def mark_stored(self, rows: int | slice) -> int:
-        """It was said of these that they are stored, each by itself, or up to some. Returns of how
-        many that was not known."""
-        assert self.unstored is not None, "of others it is counted how many are stored"
+        """Mark rows as stored. Returns the number that were not marked before."""
+        assert self.unstored is not None, "PubAcks of this publication are only counted"
         fresh = int(np.count_nonzero(self.unstored[rows]))
         self.unstored[rows] = False
         return fresh
 
     def finish_verification(self) -> None:
-        """The stream has said what it has. Leave what it has not, or all if it has all."""
-        assert self.unstored is not None, "a publication is unverified before it is settled"
+        """Keep the messages that are not stored; keep all data if everything is stored."""
+        assert self.unstored is not None, "the publication is not being verified"
         unstored, self.unstored = self.unstored, None
         rows = np.flatnonzero(unstored)
-        if 0 < rows.size < unstored.size:  # Where a stream has no room, for hours.
+        if 0 < rows.size < unstored.size:  # Frees memory while a stream is full for hours.
             self.removed_numbers = [
                 np.concatenate([*self.removed_numbers, self.message_numbers[~unstored]])
             ]
@@ -139,7 +141,7 @@ class Publication:
         self.unstored_count = rows.size
 
     def slice_messages(self, first: int, last: int | None = None) -> Publication:
-        """Some of its messages, which are not under way."""
+        """Return a publication of the messages first..last-1, which are not in flight."""
         batch = self.batch.slice(first, self.batch.count if last is None else last)
         ids = self.message_numbers[first:last]
         removed = [] if first else self.removed_numbers
@@ -155,57 +157,62 @@ class Publication:
 
 @dataclass(slots=True, eq=False)
 class ClassPublishQueue:
-    """The way of one class."""
+    """Publications of one class that are not stored."""
 
     class_id: int
     publications: deque[tuple[int, Publication]] = field(default_factory=deque)
-    """All from the first one on that is not stored, each with its batch_number."""
+    """All publications from the first unstored one, with their write batch numbers."""
     ready: deque[Publication] = field(default_factory=deque)
-    """Those that are to be written."""
+    """Publications to write."""
     in_flight: dict[int, Publication] = field(default_factory=dict)
-    """Those that were written and have messages without a PubAck, by their numbers: the first ones
-    first."""
+    """Written publications with missing PubAcks, by request number, oldest first."""
     unverified: dict[int, Publication] = field(default_factory=dict)
-    """Those that were in_flight and of which the stream is to say what it has: nothing is in_flight until
-    it has said all."""
+    """Publications being verified, by request number. Nothing is written until all are verified."""
     unverified_count: int = 0
-    """How many messages of what is unverified are not known to be stored."""
+    """Messages of unverified publications that are not known to be stored."""
     stored_checks: dict[int, tuple[Publication, int]] = field(default_factory=dict)
-    """What the stream was asked for, by number: whether this message of a publication is stored."""
+    """Message (publication and row) that each pending check asks for, by request number."""
     single_acks: dict[int, tuple[Publication, int]] = field(default_factory=dict)
-    """The PubAcks that tell of one message alone and are awaited, by number: which one of a
-    publication."""
+    """Message (publication and row) that each expected single PubAck confirms, by request number.
+    """
     completion_checks: dict[int, Publication] = field(default_factory=dict)
-    """What it was asked for, by number: whether the last one of a chain is, of which all is said to
-    be."""
+    """Fast batches that were reported as stored and whose last message is being verified, by
+    request
+    number.
+    """
     confirmed_ids: list[tuple[int, bytes, Integers]] = field(default_factory=list)
-    """What is stored of a batch_number of which something is not, of publishers with names: the batch_number, what
-    their ids begin with, and the numbers."""
+    """Stored messages of named publishers in write batches that are not completely stored: batch
+    number,
+    id prefix and message numbers.
+    """
     highest_numbers: dict[bytes, int] = field(default_factory=dict)
-    """The highest number that was put of each publisher with a name, by what its ids begin with."""
+    """Highest appended message number of each named publisher, by id prefix."""
     window: int = 0
-    """Where its stream has no room: so many messages are written at once; 0 for any number."""
+    """Messages per publication while the stream is full; 0 for no limit."""
     stored_since_full: int = 0
-    """How many were stored since it had none."""
+    """Messages stored since the stream was full."""
     verify_at: float = float("inf")
-    """When all that was in_flight is unverified, or the stream asked again, whatever comes."""
+    """Time at which everything in flight is verified, or verified again."""
     refusal: JetStreamError | None = None
-    """Why its stream took nothing last; None when it did, and is not taken for one without room."""
+    """Reason why the stream refused the last message; None if it accepted it and does not count as
+    full.
+    """
     checks_mark: int = 0
-    """By which the connection tells whether the server has taken what the stream was asked last; 0
-    where it was asked on a former one."""
+    """Mark of the connection that tells if the server has received the last checks; 0 after a
+    reconnect.
+    """
     unanswered_checks: int = 0
-    """How often in a row the stream has not answered when it was asked, and the server had that."""
+    """Consecutive rounds of checks that the server received and the stream did not answer."""
     last_answer_at: float = 0.0
-    """When an answer came last, or the first one that is awaited was asked for."""
+    """Time of the last answer, or of the first request that waits for one."""
     in_flight_count: int = 0
     in_flight_bytes: int = 0
     pending_bytes: int = 0
-    """Of all publications that are not stored."""
+    """Bytes of all publications in the queue."""
 
     @property
     def can_write(self) -> bool:
-        """Whether more may be in_flight: not what would overtake what is to be written again."""
+        """True if more may be written without overtaking messages that must be repeated."""
         if self.window:
             return not (self.in_flight or self.unverified)
         is_full = (
@@ -217,14 +224,14 @@ class ClassPublishQueue:
 
     @property
     def is_full(self) -> bool:
-        """Whether no more is to be accepted."""
+        """True if the class must not accept more messages."""
         return (
             self.pending_bytes >= PENDING_BYTES_MAX
             or len(self.publications) >= PENDING_PUBLICATIONS_MAX
         )
 
     def is_crowded(self, now: float) -> bool:
-        """Whether many publications are on their way, and nothing holds them up."""
+        """Return True if many publications are in the queue and are making progress."""
         is_progressing = (
             self.verify_at == float("inf") and now < self.last_answer_at + SILENT_SECONDS
         )
@@ -235,12 +242,11 @@ class ClassPublishQueue:
         )
 
     def find_unstored(self, number: int) -> Publication | None:
-        """The one that was written with this number, if it is awaited."""
+        """Return the in-flight or unverified publication of a request; None if there is none."""
         return self.in_flight.get(number) or self.unverified.get(number)
 
     def append(self, batch_number: int, publication: Publication) -> None:
-        """One is to be written, but for what waits here already, or is stored in front of what
-        does: its publisher, who was cut off, says that again."""
+        """Append a publication, without the messages that a reconnected publisher has repeated."""
         if publication.has_publisher_name:
             self._drop_repeated(publication)
             self._drop_already_queued(publication)
@@ -251,14 +257,17 @@ class ClassPublishQueue:
         self.pending_bytes += publication.batch.data.size
 
     def _drop_repeated(self, publication: Publication) -> None:
-        """What was said again before the first of it was put."""
+        """Remove messages that occur twice in the publication."""
         if (np.diff(publication.message_numbers) <= 0).any():
             _, firsts = np.unique(publication.message_numbers, return_index=True)
             if firsts.size < publication.message_numbers.size:
                 publication.keep_rows(np.sort(firsts))
 
     def _drop_already_queued(self, publication: Publication) -> None:
-        """The stream may have forgotten it by the time at which it would be written twice."""
+        """Remove messages that are in the queue already.
+
+        The stream may have forgotten their ids by the time the second copy is written.
+        """
         own_prefix, ids = publication.prefix, publication.message_numbers
         highest = self.highest_numbers.get(own_prefix, -1)
         if ids.min() <= highest:
@@ -281,7 +290,7 @@ class ClassPublishQueue:
         self.highest_numbers[own_prefix] = max(highest, int(ids.max()))
 
     def mark_unverified(self) -> None:
-        """What was in_flight is not under way any more: the stream is to say what it has of it."""
+        """Start verification of everything in flight."""
         for publication in self.in_flight.values():
             if not publication.is_reported_stored:
                 self.adjust_in_flight(publication, -1)
@@ -291,12 +300,15 @@ class ClassPublishQueue:
         self.unverified, self.in_flight = self.in_flight, {}
 
     def mark_stored(self, publication: Publication, rows: int | slice) -> None:
-        """It was said of these of one that is unverified that they are stored."""
+        """Mark rows of an unverified publication as stored."""
         self.unverified_count -= publication.mark_stored(rows)
 
     def finish_verification(self) -> int:
-        """The stream has said what it has of all that was unverified: the rest is the first that is to
-        be written. Returns how many more are stored than were known to be."""
+        """Queue the unstored messages of all verified publications first.
+
+        Returns:
+            The number of messages that turned out to be stored.
+        """
         more = 0
         for publication in reversed(self.unverified.values()):
             before = publication.unstored_count
@@ -310,8 +322,11 @@ class ClassPublishQueue:
         return more
 
     def split_first(self) -> int | None:
-        """Make two of the first publication that is to be written, if it is larger than the window: the
-        first is as large. Returns their batch_number; None where it is not."""
+        """Split the first ready publication if it exceeds the window.
+
+        Returns:
+            The write batch number of both parts; None if it was not split.
+        """
         publication, count = self.ready[0], self.window
         if not 0 < count < publication.batch.count:
             return None
@@ -331,7 +346,7 @@ class ClassPublishQueue:
         self.in_flight_bytes += sign * publication.batch.data.size
 
     def record_stored(self, publication: Publication, count: int, now: float) -> None:
-        """So many more of a publication that was in_flight are stored."""
+        """Count `count` more stored messages of an in-flight publication."""
         publication.progress_at = now
         publication.unstored_count -= count
         if not self.window:
@@ -352,7 +367,7 @@ class ClassPublishQueue:
                 self.verify_at = float("inf")
 
     def pop_stored(self) -> list[int]:
-        """The batch_numbers of publications that are stored, with all before them, since this was asked last."""
+        """Remove the stored publications at the front. Returns their write batch numbers."""
         found: list[int] = []
         while self.publications and not self.publications[0][1].unstored_count:
             batch_number, publication = self.publications.popleft()

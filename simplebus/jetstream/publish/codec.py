@@ -1,9 +1,7 @@
-"""What of a frame is stored in a stream, and the way back.
+"""Conversion between frames and JetStream messages.
 
-Rule 1: a message's payload there is its frame's content, byte for byte. One with an envelope says
-so in a header, so a plain message of version 1 is its payload and nothing else.
-Rule 2: what others have put into a stream becomes a frame or is left out; it never becomes bytes
-that a frame cannot have.
+The payload of a JetStream message is the content of the frame. A header marks a content that begins
+with an envelope. Foreign messages in a stream are skipped if they cannot be encoded as a frame.
 """
 
 from __future__ import annotations
@@ -38,24 +36,26 @@ from simplebus.nats.client.jetstream_codec import MSG_ID
 
 TYPE_HEADER = b"Simplebus-Type"
 ENVELOPE_HEADER = b"\r\n" + TYPE_HEADER + b": 5"
-"""What the headers of a message with an envelope hold."""
+"""Header line of a message with an envelope."""
 _FEW_DIVISOR = 8
-"""Where no more than this part of all messages have headers, these are looked at one by one."""
+"""If at most this part of the messages has headers, they are examined one by one."""
 _ID_DIGITS = 10
 _ESCAPED_BYTES_MAX = 12
-"""Of a character in a message id: three for each byte of it."""
+"""Of a character in a message id: three for each of its UTF-8 bytes."""
 MILESTONE_MESSAGES = 32
-"""One message of a chain in so many has an id: ids cost a server nearly as much as all else that it
-does to store messages. What lies between the last one that is with_ids to be stored and the next one
-may be stored, too."""
+"""One of so many messages of a fast batch has an id, because an id costs a server nearly as much as
+storing a message. Messages after the last stored milestone may be stored, too.
+"""
 HEADERS_BYTES_MAX = 128 + 2 * NAME_CHARACTERS_MAX * _ESCAPED_BYTES_MAX
-"""A message has no more of them: its id tells its publisher's name and program."""
+"""Upper limit of a message's headers. Its id contains the publisher's name and instance."""
 
 assert MESSAGE_ID_MASK < 10**_ID_DIGITS
 
 
 def split_batches(pieces: Sequence[bytes]) -> list[FrameBatch]:
-    """Whole frames as batches, in order; each of one type, and of one length where many are."""
+    """Split frames into batches of one frame type, in order; of one length where many frames have
+    it.
+    """
     raw = bytearray().join((*pieces, bytes(RECEIVE_PADDING_BYTES)))
     last, at = len(raw) - RECEIVE_PADDING_BYTES, 0
     scratch = SplitterScratch(len(raw))
@@ -73,8 +73,12 @@ def split_batches(pieces: Sequence[bytes]) -> list[FrameBatch]:
 def encode_publications(
     subject: bytes, batch: FrameBatch, *, ids: tuple[bytes, Integers], replies: Sequence[Column]
 ) -> memoryview:
-    """Frames of one type as messages for a stream. `ids` are what every message id begins with, and
-    numbers below 10**10; `replies` where PubAcks are to go (see `writing.alike`)."""
+    """Encode frames of one type as messages for a stream.
+
+    Args:
+        ids: Common prefix of the message ids, and numbers below 10**10, shape (n,).
+        replies: Columns of the reply subjects.
+    """
     headers = _headers(batch, ids)
     if batch.stride:
         return encode.encode_equal_messages(
@@ -100,8 +104,7 @@ def encode_publications(
 
 
 def milestone_rows(count: int) -> Integers:
-    """Which of so many messages in a chain have ids: those by which it is with_ids later how far it
-    has come."""
+    """Return the rows of a fast batch of `count` messages that have an id."""
     found = np.arange(MILESTONE_MESSAGES - 1, count, MILESTONE_MESSAGES)
     return found if count % MILESTONE_MESSAGES == 0 else np.append(found, count - 1)
 
@@ -109,8 +112,10 @@ def milestone_rows(count: int) -> Integers:
 def encode_fast_batch(
     subject: bytes, batch: FrameBatch, *, ids: tuple[bytes, Integers], replies: Sequence[Column]
 ) -> memoryview:
-    """Frames of one type as messages of a chain: `encode_publications` of which only milestone_rows have
-    ids."""
+    """Encode frames of one type as a fast batch in which only milestones have ids.
+
+    The arguments are those of `encode_publications`.
+    """
     whole = batch.count // MILESTONE_MESSAGES * MILESTONE_MESSAGES if batch.stride else 0
     parts: list[memoryview] = []
     if whole:
@@ -144,7 +149,7 @@ def _encode_fast_batch_rows(
     ids: tuple[bytes, Integers],
     replies: Sequence[Column],
 ) -> list[memoryview]:
-    """The same from a message on."""
+    """Encode the rows from `first` one by one."""
     raw, bounds = batch.data.tobytes(), batch.bounds.tolist()
     with_ids = set(milestone_rows(batch.count).tolist())
     plain = bytes(encode.build_rows(1, _headers(batch, None)))
@@ -163,12 +168,12 @@ def _encode_fast_batch_rows(
 
 
 def message_id_columns(prefix: bytes, numbers: Integers) -> list[Column]:
-    """Those of messages, made of what all begin with, and their numbers."""
+    """Return the columns of message ids: prefix and digits."""
     return [prefix, encode.format_digits(numbers, _ID_DIGITS)]
 
 
 def _headers(batch: FrameBatch, ids: tuple[bytes, Integers] | None) -> list[Column]:
-    """Those of frames of one type, with or without message ids; empty for none."""
+    """Return the columns of the headers; empty if there are none."""
     kind = ENVELOPE_HEADER if batch.data[0] == frames.ENVELOPE else b""
     if ids is None:
         return [encode.HEADER_VERSION_LINE[:-2] + kind + b"\r\n\r\n"] if kind else []
@@ -181,18 +186,17 @@ def _headers(batch: FrameBatch, ids: tuple[bytes, Integers] | None) -> list[Colu
 
 
 def _payloads(batch: FrameBatch) -> Bytes:
-    """Of frames of one length: shape (n, size)."""
+    """Return the contents of frames of one length: shape (n, size)."""
     rows = batch.data.reshape(batch.count, batch.stride)
     return rows[:, HEADER_BYTES:-DELIMITER_BYTES]
 
 
 def _select_rows(columns: Sequence[Column], at: Integers | slice) -> list[Column]:
-    """Of columns, these rows."""
     return [column if isinstance(column, bytes) else column[at] for column in columns]
 
 
 def are_envelopes(messages: ReceivedMessages) -> Flags:
-    """Which of them say that they have envelopes."""
+    """Return the flags of the messages with an envelope: shape (n,)."""
     found = np.zeros(messages.count, np.bool_)
     raw = messages.raw
     rows = np.flatnonzero(messages.bodies != messages.payloads)
@@ -208,13 +212,13 @@ def are_envelopes(messages: ReceivedMessages) -> Flags:
     tail = np.frombuffer(ENVELOPE_HEADER + b"\r\n\r\n", np.uint8)
     windows = np.lib.stride_tricks.sliding_window_view(messages.data, size)
     found[likely] = (windows[ends[likely] - size] == tail).all(axis=1)
-    for row in likely[~found[likely]].tolist():  # Others may have put something behind it.
+    for row in likely[~found[likely]].tolist():  # Foreign publishers may have appended headers.
         found[row] = raw.find(ENVELOPE_HEADER, int(messages.bodies[row]), int(ends[row])) >= 0
     return found
 
 
 def _is_plain(messages: ReceivedMessages) -> bool:
-    """Whether there is no delimiter in any of them."""
+    """Return True if no message contains the delimiter."""
     first, last = int(messages.payloads[0]), int(messages.ends[-1])
     return messages.raw.find(DELIMITER, first, last) < 0
 
@@ -222,8 +226,11 @@ def _is_plain(messages: ReceivedMessages) -> bool:
 def decode_frames(
     class_id: int, messages: ReceivedMessages, *, is_envelope: bool
 ) -> tuple[FrameBatch, Flags]:
-    """Messages of a stream, all with envelopes or all without, as frames; and which of them can be
-    any: the others are left out."""
+    """Decode messages that all have, or all lack, an envelope.
+
+    Returns:
+        The valid frames, and the flags of the valid messages, shape (n,).
+    """
     kind = frames.ENVELOPE if is_envelope else frames.MESSAGE
     head = HEADER.pack(kind, class_id, 0, 0)
     good = np.ones(messages.count, np.bool_)
@@ -233,7 +240,7 @@ def decode_frames(
     if (lengths == size).all():
         items = unaligned(messages.data, np.dtype(f"V{size or 1}"))
         payloads = items[begins].view(np.uint8).reshape(-1, size or 1)[:, :size]
-        # To look for one byte costs less than for four, and it is seldom there.
+        # Searching one byte is cheaper than searching four, and the byte is rare.
         if not (payloads == DELIMITER[0]).any() or _is_plain(messages):
             data = encode.build_rows(messages.count, [head, payloads, DELIMITER])
             stride = HEADER_BYTES + size + DELIMITER_BYTES

@@ -1,8 +1,7 @@
-"""Classes whose streams take nothing of what is published, because they are full for one: said in
-the log when that begins and ends, and to whoever asks.
+"""Streams that refuse messages, for example because they are full.
 
-Rule 1: a stream that is full takes a message now and then, as room is made: it takes all again when
-it has refused nothing for a while. So the log has a word when that begins and one when it ends.
+A full stream accepts a message now and then, as space becomes free. It counts as recovered when it
+has refused nothing for a while, so the log has one line for the start and one for the end.
 """
 
 from __future__ import annotations
@@ -22,54 +21,55 @@ RECOVERED_SECONDS = 5.0
 class _StreamRefusal:
     reason: str
     refused_at: float
-    """When something was refused last."""
+    """Time of the last refusal."""
     logged_at: float
-    """When the log was told reason."""
+    """Time when the reason was logged."""
 
 
 class StreamRefusals:
-    """Of one door."""
+    """Classes of one server whose streams refuse messages."""
 
     def __init__(self, refusal: Callable[[int], JetStreamError | None]) -> None:
-        """`refusal` says reason a stream took nothing of what was published last; None where it did,
-        or where that is not known."""
+        """`refusal` returns why a stream refused the last message; None if it accepted it or is
+        unknown.
+        """
         self._get_refusal = refusal
         self._refusals: dict[int, _StreamRefusal] = {}
 
     def __len__(self) -> int:
-        """How many classes refusal are whose streams take nothing."""
+        """Return the number of classes whose stream refuses messages."""
         return len(self._refusals)
 
     def get_reason(self, class_id: int) -> str:
-        """Why the stream of a class takes nothing; empty where it does."""
+        """Return why the stream of a class refuses messages; empty if it does not."""
         refusal = self._refusals.get(class_id)
         return refusal.reason if refusal is not None else ""
 
     def update(self, classes: set[int], now: float) -> None:
-        """Something of these was refused."""
+        """Record that messages of these classes were refused."""
         for class_id in classes:
             error = self._get_refusal(class_id)
             self.record(class_id, "" if error is None else error.sentence, now)
 
     def record(self, class_id: int, reason: str, now: float) -> None:
-        """A stream has taken nothing, or refusal is none; empty where it does not say reason."""
+        """Record that a stream refused a message or is missing; `reason` is empty if unknown."""
         refusal = self._refusals.setdefault(class_id, _StreamRefusal("", now, float("-inf")))
         refusal.refused_at = now
         reason = reason or refusal.reason or "it does not say reason"
         if reason != refusal.reason and now >= refusal.logged_at + RECOVERED_SECONDS:
             refusal.reason, refusal.logged_at = reason, now
             log.warning(
-                "class %d: its stream takes nothing, and who publishes to it waits: %s",
+                "class %d: its stream refuses messages; its publishers wait: %s",
                 class_id,
                 reason,
             )
 
     def log_recovered(self, now: float) -> None:
-        """Some time has passed."""
+        """Log and forget the streams that have recovered."""
         for class_id, refusal in list(self._refusals.items()):
             if (
                 now >= refusal.refused_at + RECOVERED_SECONDS
                 and self._get_refusal(class_id) is None
             ):
                 del self._refusals[class_id]
-                log.warning("class %d: its stream takes messages again", class_id)
+                log.warning("class %d: its stream accepts messages again", class_id)

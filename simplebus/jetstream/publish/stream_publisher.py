@@ -1,29 +1,27 @@
-"""What publishers have tokens, on its way into streams.
+"""Publication of write batches to streams.
 
-Rule 1: a batch_number has reached the cluster when each of its messages has its PubAck; batch_numbers are tokens to be
-there in their order, and of each class what batch_numbers have of it: a class waits for no other.
-Rule 2: where something has no PubAck in time, or was refused, or its connection was lost, the
-stream is asked what it has of all that was in_flight; what it has not is published again, in order,
-until it has it: publishers wait meanwhile, and nothing else is in_flight. It is asked at once, for it
-forgets ids after a while; and again when the server has taken what it was asked, which may be on
-its way for long. A stream knows a message by its id, which is made of its publisher's
-name, instance and number; of a publisher without a name, of this door's. What was on its way still
-when the stream tokens that it has not got it, it knows when that comes again.
-Rule 3: messages that are written together have one subject for their PubAcks, which are counted, by
-the sequences that they tell: servers look a subject up that they know sooner than one for each
-message, and two of them may answer while each takes itself for the leader. Where a stream has no
-room it goes on by a min_messages messages at a time, so that min_messages overtake, and each has its own PubAck.
-Rule 4: many messages at once go as chains, which have min_messages PubAcks: of each, all is stored up to
-some message and nothing behind it. Of publishers without a name min_messages messages in one have ids, the
-milestone_rows: the stream is asked for these, and some behind the last one that it knows may be stored
-twice. With a name, each message has its id. What is published again of that goes message by
-message: of a chain a server says that it has what it knows from another one that is on its way
-still. So, of a chain that is tokens to be whole, the stream is asked for the last message, which it
-has not while that is on its way; what came before it is in its log before it.
-Rule 5: so much of a class is under way and no more; the rest waits, and of a class of which too
-much waits nothing more is to be accepted.
+A write batch is durable when each of its messages has a PubAck. Batches become durable in
+order, and
+each class separately, so that a class never waits for another one.
 
-    batch_numbers     put ─► waiting ─► written ─► stored ─► reached
+If a PubAck is late, a message is refused or the connection is lost, the stream is asked which
+of the
+written message ids it has. The rest is published again in order, and nothing else is written
+meanwhile. The stream is asked at once, because it forgets ids after a while, and again only after
+the server has received the first question. A message id consists of the publisher's name, instance
+and message number; for publishers without a name, of this server's run id and a counter.
+
+Messages that are written together share one reply subject, and their PubAcks are counted by stream
+sequence: two servers may answer while both believe to be the leader. When a stream is full, a few
+messages at a time are written, each with its own PubAck.
+
+Many messages at once go as fast batches, which have few PubAcks. Of a publisher without a name only
+the milestones have ids, so up to 31 messages after the last known milestone may be stored
+twice. With
+a name every message has an id, and unstored messages are repeated one by one. A NATS server
+reports a
+fast batch as stored although messages of another server may still be on their way to it; therefore
+the last message of a reported batch is verified.
 """
 
 from __future__ import annotations
@@ -53,41 +51,43 @@ from simplebus.nats.client.events import ReceivedMessages
 from simplebus.nats.client.jetstream_codec import JetStreamError
 
 PATIENCE_SECONDS = 4.0
-"""When no PubAck has come for so long, though some are awaited, or none of the oldest messages for
-twice as long, the stream is asked what it has; so it is asked again when it has not answered."""
+"""Time without any PubAck after which a class is verified; twice as long for its oldest message.
+Unanswered checks are repeated after the same time.
+"""
 UNANSWERED_CHECKS_MAX = 2
-"""A stream that has not answered so often takes nothing: with less, it may be about to get another
-leader."""
+"""A stream that left so many rounds of checks unanswered counts as refusing. With fewer, it may be
+electing a leader.
+"""
 PAUSE_SECONDS = 0.25
-"""Before it is asked, when something was refused."""
+"""Delay before a verification after a refusal."""
 PUBLICATION_MESSAGES_MAX = 4096
 FAST_BATCH_MIN_MESSAGES = 2 * codec.MILESTONE_MESSAGES
-"""Fewer go one by one: a chain costs a server something, too."""
+"""Fewer messages go one by one, because a fast batch has a cost of its own."""
 _REPLY_TOKENS = 6
-"""Behind what all replies of this door begin with: number, flow, mode, step, kind of step, $FI."""
-_CHECK_FAILED = JetStreamError(0, "it is not tokens whether a message is stored")
+"""Tokens after the common prefix of all replies: number, flow, mode, step, kind of step, $FI."""
+_CHECK_FAILED = JetStreamError(0, "the stream did not report whether a message is stored")
 
 assert PUBLICATION_MESSAGES_MAX < 10**jetstream_codec.FAST_BATCH_DIGITS
 
 
 @dataclass(frozen=True, slots=True)
 class StreamPublisherStatistics:
-    """A snapshot."""
+    """Snapshot of a publisher's counters."""
 
     unstored_batch_count: int
-    """Lots that have not reached the cluster."""
+    """Write batches that are not completely stored."""
     in_flight_count: int
-    """Messages that were published and have no PubAck."""
+    """Published messages without a PubAck."""
     stored: int
-    """Messages that were tokens to be stored."""
+    """Messages that were reported as stored."""
     duplicates: int
-    """How often the stream tokens that it had a message already."""
+    """Messages that the stream recognized as duplicates."""
     refused: int
-    """How often a message was not stored, and published again."""
+    """Messages that were not stored and had to be published again."""
 
 
 class StreamPublisher:
-    """Of one door."""
+    """Publishes the accepted messages of one server."""
 
     def __init__(
         self,
@@ -98,53 +98,61 @@ class StreamPublisher:
         run_id: str,
         has_fast_batches: Callable[[int], bool] = lambda class_id: False,
     ) -> None:
-        """`subject` of a class; the `instance` that publishes under a name, "" where that is not
-        known; `run` is this door's own. Whether the stream of a class `has_fast_batches`."""
+        """Create a publisher without messages.
+
+        Args:
+            subject: Returns the subject of a class.
+            get_instance: Returns the instance of a publisher name; empty if unknown.
+            run_id: Id of this run of the server.
+            has_fast_batches: Returns True if the stream of a class accepts fast batches.
+        """
         self._core = core
-        self._takes_chains = has_fast_batches
+        self._has_fast_batches = has_fast_batches
         self._inbox = f"_INBOX.{run_id}".encode()
         self._subject = subject
         self._get_instance = get_instance
         self._run_id = run_id
         self._anonymous_count = 0
-        """Messages of nobody so far."""
+        """Messages of publishers without a name so far."""
         self._unstored_counts: dict[int, int] = {}
-        """Those that have not reached the cluster, in their order, and how many publications of each."""
+        """Unstored publications of each unstored write batch, in order."""
         self._last_batch_number = self._reported_batch_number = 0
-        """The last one that was put, and the last one that was tokens to have reached it."""
         self._durable_positions: dict[int, int] = {}
-        """By class, up to which batch_number all of it has; what was not ack yet."""
+        """Log position up to which a class is durable, if not returned yet."""
         self._queues: dict[int, ClassPublishQueue] = {}
-        """The classes of which something has not."""
+        """Queues of the classes with unstored messages."""
         self._queue_by_request: dict[int, ClassPublishQueue] = {}
-        """Whose the answers with these numbers are."""
+        """Queues by the number of the request whose answer they wait for."""
         self.full: set[int] = set()
-        """The classes of which too much waits for more to be accepted."""
+        """Classes that must not accept more messages."""
         self.open_classes: set[int] = set()
-        """Those that have a stream."""
+        """Classes with a stream."""
         self._classes_without_stream: set[int] = set()
         self._refusing_classes: set[int] = set()
         self._last_pause = 0
         self._pauses: dict[int, dict[int, int]] = {}
-        """By class: the last batch_numbers before what is pauses, the first ones first."""
+        """Last write batch number before each pause, by class and pause; the first pause first."""
         self.stored = self.duplicates = self.refused = 0
         self.last_error: JetStreamError | None = None
-        """Why something was not stored; None once all that was in_flight is."""
+        """Reason of the last failure; None after everything in flight was stored."""
 
     @property
     def inbox(self) -> str:
-        """Where answers to chains come: `hear` takes them."""
+        """Reply subject of fast batches; the messages belong to `handle_fast_batch_acks`."""
         return f"{self._inbox.decode()}.>"
 
     def pause_class(self, class_id: int) -> int:
-        """What is put of this class from now on is not in_flight to be published until `let_go` is
-        called with what this returns. What was put before goes on."""
+        """Do not write messages of a class that are appended from now on.
+
+        Returns:
+            The argument for `resume_class`.
+        """
         self._last_pause += 1
         self._pauses.setdefault(class_id, {})[self._last_pause] = self._last_batch_number
         return self._last_pause
 
     def resume_class(self, class_id: int, pause: int) -> None:
-        """That is over."""
+        """End a pause."""
         pauses = self._pauses[class_id]
         del pauses[pause]
         if not pauses:
@@ -156,7 +164,7 @@ class StreamPublisher:
 
     @property
     def unstored_batch_count(self) -> int:
-        """How many have not reached the cluster."""
+        """Number of write batches that are not completely stored."""
         return len(self._unstored_counts)
 
     def statistics(self) -> StreamPublisherStatistics:
@@ -166,11 +174,11 @@ class StreamPublisher:
         )
 
     def is_crowded(self, now: float) -> bool:
-        """Whether what comes had better be gathered to a larger batch_number."""
+        """Return True if new messages should be collected in a larger write batch."""
         return any(queue.is_crowded(now) for queue in self._queues.values())
 
     def append_batch(self, write_batch: WriteBatch) -> None:
-        """Have a batch_number published. `go_on` does it."""
+        """Queue a write batch. `publish_ready` writes it."""
         publications = 0
         for entry in write_batch.entries:
             queue = self._queues.get(entry.class_id)
@@ -210,7 +218,7 @@ class StreamPublisher:
         return Publication(class_id, batch, prefix.encode(), ids, batch.count, bool(name))
 
     def publish_ready(self, now: float) -> set[int]:
-        """Publish what may be. Returns the classes that need a stream first."""
+        """Write the messages that may be written. Returns the classes that need a stream first."""
         missing: set[int] = set()
         if not self._core.is_ready:
             return missing
@@ -238,10 +246,9 @@ class StreamPublisher:
             self._write(queue, publication, now)
 
     def _verify_overdue(self, queue: ClassPublishQueue, now: float) -> None:
-        """Ask what the stream has when answers have been awaited for too long, and what it has not
-        tokens of that."""
+        """Verify a class whose answers are overdue."""
         if queue.unverified and not self._core.is_ping_answered(queue.checks_mark):
-            return  # It is on its way, slowly: to ask again would only make that longer.
+            return  # The checks are still being sent; sending more would only take longer.
         is_late = now >= min(queue.verify_at, queue.last_answer_at + PATIENCE_SECONDS)
         if queue.in_flight:
             first = next(iter(queue.in_flight.values()))
@@ -258,34 +265,35 @@ class StreamPublisher:
         self._send_stored_checks(queue, now)
 
     def _record_unanswered(self, queue: ClassPublishQueue) -> None:
-        """Its stream has not answered, though the server does: where somebody else hears what is
-        for a stream, that does not say that nobody is there."""
+        """Count a round of checks that the server received and the stream did not answer.
+
+        If a third party subscribes to the subject, NATS cannot report missing responders.
+        """
         queue.unanswered_checks += 1
         if queue.unanswered_checks >= UNANSWERED_CHECKS_MAX:
             if queue.refusal is None:
                 subject = self._subject(queue.class_id)
                 queue.refusal = JetStreamError(
                     0,
-                    f"nothing is tokens of what comes to {subject!r}: its stream has no leader now, "
-                    "or takes other subjects, or is ack to say nothing (no_ack)",
+                    f"no answer from the stream of {subject!r}: the stream has no leader, has other "
+                    "subjects, or is configured with no_ack",
                 )
             self._refusing_classes.add(queue.class_id)
 
     def _reserve_requests(self, queue: ClassPublishQueue, count: int) -> int:
-        """For so many things to which answers come. Returns the first."""
+        """Reserve request numbers for a queue. Returns the first one."""
         first = self._core.reserve_numbers(count)
         self._queue_by_request.update(dict.fromkeys(range(first, first + count), queue))
         return first
 
     def _forget_requests(self, numbers: dict[int, Any]) -> None:
-        """Take no answers with these numbers any more."""
+        """Ignore answers to these requests."""
         for number in numbers:
             del self._queue_by_request[number]
         numbers.clear()
 
     def _send_stored_checks(self, queue: ClassPublishQueue, now: float) -> None:
-        """Have the stream say what it has of what is unverified. When it has, the rest is written
-        again."""
+        """Ask the stream which unverified messages it has."""
         self._forget_requests(queue.stored_checks)
         queue.verify_at, queue.last_answer_at = float("inf"), now
         for publication in queue.unverified.values():
@@ -299,8 +307,7 @@ class StreamPublisher:
         queue.checks_mark = self._core.send_ping()
 
     def _write_stored_checks(self, publication: Publication, rows: Integers, first: int) -> None:
-        """Have the stream say whether it has these messages, in answers with numbers from `first`
-        on."""
+        """Write checks of some rows, with request numbers from `first`."""
         subject = self._subject(publication.class_id).encode()
         ids = codec.message_id_columns(publication.prefix, publication.message_numbers[rows])
         replies = self._core.reply_subjects(first, rows.size)
@@ -309,7 +316,7 @@ class StreamPublisher:
     def _handle_check_answer(
         self, queue: ClassPublishQueue, number: int, error: JetStreamError | None, now: float
     ) -> None:
-        """The stream has tokens whether it has a message: no error if it has."""
+        """Handle the answer to a check; `error` is None if the message is stored."""
         del self._queue_by_request[number]
         is_answered = error is None or error.code == jetstream_codec.NO_ROLLUP
         queue.last_answer_at, queue.unanswered_checks = now, 0
@@ -317,34 +324,33 @@ class StreamPublisher:
             if error is None:
                 self._record_stored_up_to(queue, publication, publication.batch.count, now)
                 return
-            if not is_answered:  # It is on its way, or not to be had.
+            if not is_answered:  # The message is still on its way, or lost.
                 self.last_error = error
             if queue.in_flight:
                 self.refused += publication.unstored_count
                 queue.verify_at = min(queue.verify_at, now + PAUSE_SECONDS)
             return
         publication, row = queue.stored_checks.pop(number)
-        if not is_answered:  # It could not say: what is not known yet is asked again.
+        if not is_answered:  # Ask again for everything that is still unknown.
             self._forget_requests(queue.stored_checks)
             queue.verify_at = now + PAUSE_SECONDS
             return
         if error is None:
             queue.mark_stored(publication, slice(row + 1) if publication.confirms_in_order else row)
-        # Of what is known by another answer this one may be lost, and it is not asked again.
+        # Another answer may have settled the remaining messages.
         if not (queue.stored_checks and queue.unverified_count):
             self._finish_verification(queue)
 
     def _mark_stored(
         self, queue: ClassPublishQueue, publication: Publication, rows: int | slice
     ) -> None:
-        """It was tokens of these, which are unverified, that they are stored, though not when the stream
-        was asked for them."""
+        """Mark unverified rows as stored, because of a late PubAck."""
         queue.mark_stored(publication, rows)
         if not queue.unverified_count:
             self._finish_verification(queue)
 
     def _finish_verification(self, queue: ClassPublishQueue) -> None:
-        """It is known of all that was unverified whether it is stored."""
+        """Write the unstored messages again."""
         self.stored += queue.finish_verification()
         for numbers in (
             queue.stored_checks,
@@ -356,14 +362,14 @@ class StreamPublisher:
         self._update_progress(queue)
 
     def _write(self, queue: ClassPublishQueue, publication: Publication, now: float) -> None:
-        """Publish all of it."""
+        """Write a publication."""
         subject = self._subject(publication.class_id).encode()
         publication.progress_at = now
         publication.request_number = self._reserve_requests(queue, 1)
         queue.in_flight[publication.request_number] = publication
         min_messages = 1 if queue.window else FAST_BATCH_MIN_MESSAGES  # So that none overtakes.
         can_be_fast_batch = (
-            self._takes_chains(publication.class_id) and not publication.has_message_ids
+            self._has_fast_batches(publication.class_id) and not publication.has_message_ids
         )
         publication.is_fast_batch = publication.is_open = can_be_fast_batch and (
             publication.is_fast_batch or publication.batch.count >= min_messages
@@ -375,7 +381,7 @@ class StreamPublisher:
         replies: Sequence[Column] = [self._core.reply_subject(publication.request_number)]
         write = codec.encode_publications
         if publication.is_fast_batch:
-            # It stands in each message and costs a server what it is long.
+            # The name is part of every message, so it is kept short.
             name = b"%b%d" % (self._run_id.encode(), publication.request_number)
             replies = jetstream_codec.fast_batch_reply_subjects(
                 self._inbox, name, publication.batch.count
@@ -392,7 +398,7 @@ class StreamPublisher:
     def _single_ack_replies(
         self, queue: ClassPublishQueue, publication: Publication
     ) -> Sequence[Column]:
-        """Where PubAcks are to go that tell of one message alone."""
+        """Return reply subjects for PubAcks of single messages."""
         count = publication.batch.count
         publication.unstored = np.ones(count, np.bool_)
         first = self._reserve_requests(queue, count)
@@ -400,8 +406,7 @@ class StreamPublisher:
         return self._core.reply_subjects(first, count)
 
     def handle_reconnect(self, now: float) -> None:
-        """There is another connection: what had no answer on the former one is asked for on this
-        one."""
+        """Verify everything in flight on the new connection."""
         for queue in self._queues.values():
             queue.verify_at, queue.checks_mark = (
                 now if queue.in_flight or queue.unverified else float("inf"),
@@ -411,7 +416,7 @@ class StreamPublisher:
                 self._forget_requests(numbers)
 
     def handle_fast_batch_acks(self, answers: ReceivedMessages, now: float) -> int | None:
-        """Answers to chains have come. Returns what `reached` does."""
+        """Handle acks of fast batches. Returns the result of `pop_durable_position`."""
         begin = len(self._inbox) + 1 + len(self._run_id)
         for row in range(answers.count):
             tokens = answers.subject(row)[begin:].split(b".")
@@ -431,7 +436,7 @@ class StreamPublisher:
                 if ack.error.code == jetstream_codec.NO_RESPONDERS:
                     self._mark_stream_missing(publication.class_id)
             publication.is_open = not ack.is_last
-            # Of one with ids nothing counts but the whole: see `_write`.
+            # A fast batch with ids counts only when it is complete: see the module's docstring.
             is_whole = ack.is_last and ack.stored >= publication.batch.count
             if publication.confirms_in_order and ack.stored > 0:
                 self._record_stored_up_to(queue, publication, ack.stored, now)
@@ -451,13 +456,13 @@ class StreamPublisher:
                 self.refused += publication.unstored_count
                 self._refuse(queue, ack.error, now)
                 if publication.has_publisher_name and ack.error is not None and not ack.error.code:
-                    queue.verify_at = now  # It is there, perhaps: that is tokens at once.
+                    queue.verify_at = now  # It may be stored; verify at once.
         return self.pop_durable_position()
 
     def _record_stored_up_to(
         self, queue: ClassPublishQueue, publication: Publication, stored: int, now: float
     ) -> None:
-        """So many of a publication are stored, from the first on."""
+        """Record that the first `stored` messages of a publication are stored."""
         more = stored - (publication.batch.count - publication.unstored_count)
         if queue.unverified:
             self._mark_stored(queue, publication, slice(stored))
@@ -475,7 +480,7 @@ class StreamPublisher:
             self._update_progress(queue)
 
     def _update_progress(self, queue: ClassPublishQueue) -> None:
-        """A publication is stored: perhaps all of some batch_numbers is."""
+        """Update write batches after publications were stored."""
         for batch_number in queue.pop_stored():
             self._unstored_counts[batch_number] -= 1
             if not self._unstored_counts[batch_number]:
@@ -492,7 +497,7 @@ class StreamPublisher:
             self.last_error = None
 
     def handle_pub_acks(self, replies: RequestReplies, now: float) -> int | None:
-        """PubAcks have come. Returns what `reached` does."""
+        """Handle PubAcks. Returns the result of `pop_durable_position`."""
         acks = jetstream_codec.parse_pub_acks(replies.messages)
         again = set(replies.numbers[acks.duplicates].tolist())
         for number in replies.numbers[acks.duplicates].tolist():
@@ -545,7 +550,7 @@ class StreamPublisher:
         return self.pop_durable_position()
 
     def _record_single_ack(self, queue: ClassPublishQueue, number: int, now: float) -> None:
-        """A message with a PubAck of its own is stored."""
+        """Record the PubAck of a single message."""
         del self._queue_by_request[number]
         publication, row = queue.single_acks.pop(number)
         if queue.unverified:
@@ -555,7 +560,7 @@ class StreamPublisher:
             self._count_stored(queue, publication, 1, now)
 
     def _refuse(self, queue: ClassPublishQueue, error: JetStreamError | None, now: float) -> None:
-        """The stream of a class has not taken something that is in_flight."""
+        """Schedule a verification after the stream refused something in flight."""
         if queue.in_flight:
             queue.refusal = error
             queue.verify_at = now + PAUSE_SECONDS  # What was written behind it is answered first.
@@ -573,12 +578,12 @@ class StreamPublisher:
             self.full.discard(queue.class_id)
 
     def refusal(self, class_id: int) -> JetStreamError | None:
-        """Why the stream of a class took nothing of what was published last; None where it did."""
+        """Return why the stream of a class refused the last message; None if it accepted it."""
         queue = self._queues.get(class_id)
         return None if queue is None else queue.refusal
 
     def pop_refusing_classes(self) -> set[int]:
-        """Classes of which something was refused since this was asked last."""
+        """Return the classes with refused messages since the previous call."""
         refusing, self._refusing_classes = self._refusing_classes, set()
         return refusing
 
@@ -587,12 +592,12 @@ class StreamPublisher:
         self.open_classes.discard(class_id)
 
     def pop_classes_without_stream(self) -> set[int]:
-        """Classes whose stream did not answer since this was asked last: it may be gone."""
+        """Return the classes whose stream did not respond since the previous call."""
         homeless, self._classes_without_stream = self._classes_without_stream, set()
         return homeless
 
     def pop_durable_position(self) -> int | None:
-        """The last batch_number that has reached the cluster, if that was not ack before."""
+        """Return the log position up to which everything is stored; None if it has not advanced."""
         last = (
             next(iter(self._unstored_counts)) - 1
             if self._unstored_counts
@@ -604,6 +609,6 @@ class StreamPublisher:
         return last
 
     def pop_durable_positions(self) -> dict[int, int]:
-        """By class, up to which batch_number all of it has reached the cluster; where that is news."""
+        """Return the advanced log positions up to which a class is stored, by class."""
         reached_in, self._durable_positions = self._durable_positions, {}
         return reached_in

@@ -35,7 +35,7 @@ class FakeLink:
     def __init__(self) -> None:
         self.core = self
         self.is_ready = True
-        self.connections = 1
+        self.connection_count = 1
         self.server = "here:4222"
         self.error: Exception | None = None
         self.is_busy = False
@@ -54,9 +54,9 @@ class FakeLink:
             raise self.error
         return {}
 
-    def go_to(self, server: NatsAddress, why: str) -> None:
+    def switch_to(self, server: NatsAddress, reason: str) -> None:
         self.left.append((trio.current_time(), server))
-        self.connections += 1
+        self.connection_count += 1
 
 
 class Case:

@@ -80,6 +80,8 @@ def test_a_word_is_never_of_more_than_is_done_with(found: list[int], data: st.Da
         assert told == (expected[-1] if expected else None)
         said = told or said
         left = [
-            s for m in sole.unacked_messages() for s in jetstream_codec.parse_deliveries(m).sequences.tolist()
+            s
+            for m in sole.unacked_messages()
+            for s in jetstream_codec.parse_deliveries(m).sequences.tolist()
         ]
         assert left == [s for s in sequences[:at] if s > said]

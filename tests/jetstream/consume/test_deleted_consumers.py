@@ -55,7 +55,7 @@ async def test_what_is_deleted_is_made_again(
                     got.append(payload)
             assert got == [b"3", b"4", b"5"]
     assert f"consumer {consumer} of class 1 is gone" in caplog.text
-    assert ("the stream of class 1 is a new one" in caplog.text) == (what == "STREAM")
+    assert ("the stream of class 1 was recreated" in caplog.text) == (what == "STREAM")
 
 
 @pytest.mark.parametrize("kind", KINDS)

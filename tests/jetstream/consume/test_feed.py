@@ -38,7 +38,9 @@ class Door:
         """What was said of messages whose subscription had ended."""
         assert self.broker.commit_log is not None
         self.commit_log = self.broker.commit_log
-        self.burials: DeadLetterTracker[ConsumerFeed] = DeadLetterTracker(self.commit_log, self.written.append)
+        self.burials: DeadLetterTracker[ConsumerFeed] = DeadLetterTracker(
+            self.commit_log, self.written.append
+        )
         table = self.broker.store.class_registry
         table.class_factory = partial(
             RemoteClass,
@@ -61,7 +63,9 @@ class Door:
         self.taken()
         (self.feed,) = self.feeds
 
-    def _open_position(self, cls: RemoteClass, position: BrokerSubscription, *start: object) -> None:
+    def _open_position(
+        self, cls: RemoteClass, position: BrokerSubscription, *start: object
+    ) -> None:
         self.feeds.append(ConsumerFeed(cls, position, self.broker.store))
 
     def _close_position(self, cls: RemoteClass, position: BrokerSubscription, forget: bool) -> None:
@@ -195,7 +199,9 @@ def test_what_a_server_has_forgotten_and_sends_as_if_it_was_new_is_not_fed_twice
     said = door.take(*(message(n, tail="9") for n in (5, 6, 7, 8)))
     assert said.count(b"+ACK") == 2
     assert door.taken() == [(3, b"8")]
-    door.feed.acked_sequences.raise_floor(8)  # So the consumer says: nothing else is acked_sequences of it.
+    door.feed.acked_sequences.raise_floor(
+        8
+    )  # So the consumer says: nothing else is acked_sequences of it.
     assert door.take(message(7, tail="10")).startswith(b"PUB $JS.ACK.S.c.1.7.7.")
     assert door.taken() == []
 
@@ -290,7 +296,9 @@ def test_what_died_waits_for_its_letter_and_nothing_else_does() -> None:
     assert [payload for _, payload in door.taken()] == [b"7"]
     door.ack(0, 3)
     assert door.acked() == [5, 7]
-    assert [sequence_of(m, 0) for m in door.feed.unacked_messages()] == [6]  # It is said to be in work.
+    assert [sequence_of(m, 0) for m in door.feed.unacked_messages()] == [
+        6
+    ]  # It is said to be in work.
     assert door.take(message(6, attempt=18, tail="7")) == b""  # Nor is it acknowledged now.
     assert door.taken() == []
     door.store()
@@ -390,7 +398,9 @@ def test_what_is_being_buried_is_what_no_lot_has_stored(seed: int) -> None:
             dead_letters.remove_stored(lambda mark, reached=reached: mark[0] <= reached)  # type: ignore[misc]
             owed = {number: mark for number, mark in owed.items() if mark > reached}
         begin, end = sorted(chance.choices(range(at + 2), k=2))
-        assert dead_letters.pending_flags(begin, end).tolist() == [n in owed for n in range(begin, end)]
+        assert dead_letters.pending_flags(begin, end).tolist() == [
+            n in owed for n in range(begin, end)
+        ]
         assert dead_letters.limit_floor(end) == min([end, *owed])
         assert bool(dead_letters) == bool(owed)
 

@@ -214,7 +214,10 @@ def test_what_was_noted_is_found_as_long_as_nothing_was_sent(sequences: list[int
 
 def test_a_note_has_a_bound() -> None:
     many = np.arange(1, 10 * RETURNED_MESSAGES_MAX)
-    assert returned_sequences({**info(7), "config": with_return_note(info(7), many)}) == many[:RETURNED_MESSAGES_MAX].tolist()
+    assert (
+        returned_sequences({**info(7), "config": with_return_note(info(7), many)})
+        == many[:RETURNED_MESSAGES_MAX].tolist()
+    )
     holes = returned_sequences({**info(7), "config": with_return_note(info(7), many[::2])})
     assert holes == many[::2][: len(holes)].tolist()
     assert len(holes) > 200
@@ -230,5 +233,11 @@ def test_a_note_that_says_nothing_is_none(said: str) -> None:
 
 
 def test_a_note_of_somebody_else_has_the_same_bound() -> None:
-    assert len(returned_sequences(info(7, {"simplebus-left": "7 1-999999999999999999"}))) == RETURNED_MESSAGES_MAX
-    assert len(returned_sequences(info(7, {"simplebus-left": "7" + " 1-9999" * 200}))) <= RETURNED_MESSAGES_MAX
+    assert (
+        len(returned_sequences(info(7, {"simplebus-left": "7 1-999999999999999999"})))
+        == RETURNED_MESSAGES_MAX
+    )
+    assert (
+        len(returned_sequences(info(7, {"simplebus-left": "7" + " 1-9999" * 200})))
+        <= RETURNED_MESSAGES_MAX
+    )

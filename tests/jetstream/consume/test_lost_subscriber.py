@@ -37,7 +37,9 @@ async def test_what_is_given_back_comes_at_once_though_the_stream_is_trimmed_mea
         await first.stream.aclose()
         await until(lambda: not (one.server.broker.sessions or cluster_of(one).is_busy))
 
-        async def trimmed(self: ConsumerManager, class_id: int, *given: Any, **more: Any) -> OpenedConsumer:
+        async def trimmed(
+            self: ConsumerManager, class_id: int, *given: Any, **more: Any
+        ) -> OpenedConsumer:
             found = await again(self, class_id, *given, **more)
             await cluster_of(one).consumers.trim(class_id)
             return found

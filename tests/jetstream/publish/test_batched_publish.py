@@ -535,7 +535,9 @@ def test_chains_are_written_at_once_as_they_would_be_one_by_one(
     (batch,) = codec.split_batches(whole)
     assert bool(batch.stride) == (len(set(lengths)) == 1) or count == 1
     replies = jetstream_codec.fast_batch_reply_subjects(b"_INBOX.r", b"r9", count)
-    written = codec.encode_fast_batch(b"s.7", batch, ids=(b":r:", np.arange(5, 5 + count)), replies=replies)
+    written = codec.encode_fast_batch(
+        b"s.7", batch, ids=(b":r:", np.arange(5, 5 + count)), replies=replies
+    )
     kind = "\r\nSimplebus-Type: 5" if has_envelope else ""
     found = encode_publications(bytes(written))
     for row, (message, each) in enumerate(zip(found, whole, strict=True)):
@@ -635,7 +637,9 @@ async def test_a_server_keeps_what_is_in_two_chains_of_a_name_once(
             )
             publishers[link.core.subscribe(publisher.inbox)] = publisher
             publisher.open_classes.add(7)
-            publisher.append_batch(WriteBatch(1, [entry(*(frame(b"%d" % n, n) for n in some), name="pub")]))
+            publisher.append_batch(
+                WriteBatch(1, [entry(*(frame(b"%d" % n, n) for n in some), name="pub")])
+            )
             publisher.publish_ready(0.0)
         link.flush()
 

@@ -287,7 +287,11 @@ def test_a_class_that_is_full_for_hours_keeps_nothing_for_that() -> None:
             rooms = iter([True] * 2)
         stream.answer_all(turn * PAUSE_SECONDS)
     assert len(stream.stored) == 7
-    kept = [ids for _, piece in stream.publisher._queues[7].publications for ids in piece.removed_numbers]
+    kept = [
+        ids
+        for _, piece in stream.publisher._queues[7].publications
+        for ids in piece.removed_numbers
+    ]
     assert len(kept) <= len(stream.stored)
 
 
@@ -332,7 +336,9 @@ def test_whoever_else_publishes_it_is_known_what_waits_and_what_is_stored_before
     stream.answer_all(0.0)
     assert numbers(stream) == list(range(10))  # They are stored, and not confirmed.
     for number in range(PUBLISHERS_MAX):
-        stream.publisher.append_batch(WriteBatch(2 + number, [entry(frame(b"999", number), name=f"p{number}")]))
+        stream.publisher.append_batch(
+            WriteBatch(2 + number, [entry(frame(b"999", number), name=f"p{number}")])
+        )
     stream.publisher.append_batch(WriteBatch(2 + PUBLISHERS_MAX, [entry(*whole, name="pub")]))
     stream.ids.clear()
     stream.refuses = lambda: False

@@ -40,7 +40,11 @@ def test_the_log_has_a_word_when_it_begins_and_one_when_it_ends(
         lanes[7] = None if beat % 3 == 2 else FULL
         found.update({7, 8}, beat * 0.25)
         found.log_recovered(beat * 0.25)
-    assert (found.get_reason(7), found.get_reason(8), found.get_reason(9)) == (FULL.sentence, "unknown reason", "")
+    assert (found.get_reason(7), found.get_reason(8), found.get_reason(9)) == (
+        FULL.sentence,
+        "unknown reason",
+        "",
+    )
     assert len(caplog.messages) == len(found) == 2
     lanes[7] = None
     found.log_recovered(249.75 + RECOVERED_SECONDS - 0.25)

@@ -193,7 +193,9 @@ def test_who_has_no_name_has_numbers_of_this_door() -> None:
     stream.publisher.append_batch(
         WriteBatch(1, [entry(frame(b"a", 0)), entry(frame(b"b", 0, class_id=8), class_id=8)])
     )
-    stream.publisher.append_batch(WriteBatch(2, [entry(frame(b"c", 0, has_envelope=True), name="other")]))
+    stream.publisher.append_batch(
+        WriteBatch(2, [entry(frame(b"c", 0, has_envelope=True), name="other")])
+    )
     stream.publisher.publish_ready(0.0)
     assert stream.answer(stream.take(), 0.0) == 2
     assert list(stream.ids) == [":r:0000000000", "other:r:0000000000", ":r:0000000001"]
@@ -291,7 +293,9 @@ def test_of_a_class_of_which_much_waits_nothing_more_is_to_be_accepted() -> None
     stream.publisher.pause_class(8)
     for lot in range(PENDING_PUBLICATIONS_MAX):
         assert stream.publisher.full == set()
-        stream.publisher.append_batch(WriteBatch(33 + lot, [entry(frame(b"b", 0, class_id=8), class_id=8)]))
+        stream.publisher.append_batch(
+            WriteBatch(33 + lot, [entry(frame(b"b", 0, class_id=8), class_id=8)])
+        )
     assert stream.publisher.full == {8}
 
 
@@ -331,7 +335,9 @@ def test_what_comes_is_gathered_while_many_pieces_go_on() -> None:
     assert not stream.publisher.is_crowded(0.0)
     stream.publisher.append_batch(WriteBatch(CROWDED_PUBLICATIONS, [entry(frame(b"a", 0))]))
     assert stream.publisher.is_crowded(0.0)
-    assert not stream.publisher.is_crowded(SILENT_SECONDS)  # It may be held up: nobody waits for it.
+    assert not stream.publisher.is_crowded(
+        SILENT_SECONDS
+    )  # It may be held up: nobody waits for it.
 
 
 def test_what_is_refused_is_published_again_and_stored_once() -> None:
@@ -339,7 +345,9 @@ def test_what_is_refused_is_published_again_and_stored_once() -> None:
     stream.publisher.open_classes.add(7)
     verdicts = iter([False, True, False])
     stream.refuses = lambda: next(verdicts, False)
-    stream.publisher.append_batch(WriteBatch(1, [entry(*(frame(b"%d" % n, n) for n in range(3)), name="pub")]))
+    stream.publisher.append_batch(
+        WriteBatch(1, [entry(*(frame(b"%d" % n, n) for n in range(3)), name="pub")])
+    )
     stream.publisher.publish_ready(0.0)
     assert stream.answer(stream.take(), 0.0) is None
     assert stream.publisher.last_error is not None
@@ -382,7 +390,9 @@ def test_a_message_that_is_said_to_be_stored_twice_counts_once() -> None:
     """Two servers lead the stream, as each thinks."""
     stream = Stream()
     stream.publisher.open_classes.add(7)
-    stream.publisher.append_batch(WriteBatch(1, [entry(*(frame(b"%d" % n, n) for n in range(6)), name="pub")]))
+    stream.publisher.append_batch(
+        WriteBatch(1, [entry(*(frame(b"%d" % n, n) for n in range(6)), name="pub")])
+    )
     stream.refuses = lambda: len(stream.stored) >= 3
     stream.publisher.publish_ready(0.0)
     answers = stream.take()
@@ -395,7 +405,9 @@ def test_a_message_that_is_said_to_be_stored_twice_counts_once() -> None:
 def test_who_hears_nothing_says_it_again_and_who_hears_something_waits() -> None:
     stream = Stream()
     stream.publisher.open_classes.add(7)
-    stream.publisher.append_batch(WriteBatch(1, [entry(*(frame(b"%d" % n, n) for n in range(2)), name="pub")]))
+    stream.publisher.append_batch(
+        WriteBatch(1, [entry(*(frame(b"%d" % n, n) for n in range(2)), name="pub")])
+    )
     stream.publisher.publish_ready(0.0)
     first = stream.take()
     assert stream.answer(first[:1], 2.0) is None
