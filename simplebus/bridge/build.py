@@ -137,12 +137,12 @@ def _cluster_identities(servers: str, stream: str, identity: str) -> Collection[
     Each server of a cluster has its own identity, and the two copiers of a bridge may be
     connected to different servers.
     """
-    known = _known_identities.setdefault((format_addresses(servers), stream), {})
-    known.pop(identity, None)
-    known[identity] = None
-    if len(known) > _IDENTITIES_MAX:
-        del known[next(iter(known))]
-    return known.keys()
+    identities = _known_identities.setdefault((format_addresses(servers), stream), {})
+    identities.pop(identity, None)
+    identities[identity] = None
+    if len(identities) > _IDENTITIES_MAX:
+        del identities[next(iter(identities))]
+    return identities.keys()
 
 
 @dataclass(frozen=True, slots=True)

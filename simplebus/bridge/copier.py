@@ -492,15 +492,15 @@ class Copier:
         self, source: MessageSource, refusals: list[Refusal], next_sequence: int
     ) -> SourceBatch:
         """Read the refused messages that the source still has."""
-        wanted = np.sort(np.array([each.sequence for each in refusals], np.int64))
-        result = SourceBatch([], int(wanted[0]), next_sequence, next_sequence)
+        sequences = np.sort(np.array([each.sequence for each in refusals], np.int64))
+        result = SourceBatch([], int(sequences[0]), next_sequence, next_sequence)
         row = 0
-        while row < wanted.size:
-            first = int(wanted[row])
+        while row < sequences.size:
+            first = int(sequences[row])
             source_batch = await source.read(first)
-            result.runs += source_batch.select(wanted)
-            row = int(np.searchsorted(wanted, max(source_batch.next_sequence, first + 1)))
-        if missed_count := wanted.size - sum(run.count for run in result.runs):
+            result.runs += source_batch.select(sequences)
+            row = int(np.searchsorted(sequences, max(source_batch.next_sequence, first + 1)))
+        if missed_count := sequences.size - sum(run.count for run in result.runs):
             self._count_missed(missed_count, result.first_sequence)
         return result
 
@@ -526,8 +526,8 @@ class Copier:
             self._resend_reason = refusals[0].sentence
             if refused_again:  # Otherwise the target accepts them, a part at a time.
                 await trio.sleep(_RESEND_DELAY_SECONDS)
-            wanted = np.array([each.sequence for each in refusals], np.int64)
-            batch = target.prepare(replace(source_batch, runs=source_batch.select(wanted)))
+            sequences = np.array([each.sequence for each in refusals], np.int64)
+            batch = target.prepare(replace(source_batch, runs=source_batch.select(sequences)))
             remaining = [each for each in refusals if each.sequence >= batch.next_sequence]
             self._lag.unsettled_count += batch.count + len(remaining) - len(refusals)
             if batch.count:

@@ -65,9 +65,9 @@ class UnackedDeliveries:
 
     def select(self, refusals: Sequence[Refusal]) -> list[tuple[ReceivedMessages, Integers]]:
         """Return the messages that the refusals are about."""
-        wanted, batches = np.array([each.sequence for each in refusals]), []
+        refused_sequences, batches = np.array([each.sequence for each in refusals]), []
         for messages, sequences in self._parts:
-            is_match = np.isin(sequences, wanted)
+            is_match = np.isin(sequences, refused_sequences)
             if is_match.any():
                 batches.append((messages.pick(is_match), sequences[is_match]))
         return batches
@@ -189,7 +189,9 @@ def _split_to_fit(frame: bytes, error: str) -> Iterator[list[tuple[bytes, str]]]
         count = 1
         while count == 1 or len(payload) // count >= _PART_BYTES_MIN:
             size = max(1, -(-len(payload) // count))
-            parts = [payload[at : at + size] for at in range(0, max(1, len(payload)), size)]
+            parts = [
+                payload[begin : begin + size] for begin in range(0, max(1, len(payload)), size)
+            ]
             yield [
                 (_encode_part(envelope, part), f"part {number} of {len(parts)}; {loss}{error}")
                 for number, part in enumerate(parts, 1)

@@ -110,11 +110,11 @@ class SourceBatch:
                 )
         return None
 
-    def select(self, wanted: Integers) -> list[MessageRun]:
+    def select(self, sequences: Integers) -> list[MessageRun]:
         """Return the messages with the given sequences, in runs."""
         parts = []
         for run in self.runs:
-            rows = np.flatnonzero(np.isin(run.sequences, wanted))
+            rows = np.flatnonzero(np.isin(run.sequences, sequences))
             for part in np.split(rows, np.flatnonzero(np.diff(rows) != 1) + 1):
                 if part.size:
                     parts.append(run.slice(int(part[0]), int(part[-1]) + 1))

@@ -168,7 +168,7 @@ class BridgeNatsConnection:
 
     def _pop_reply(self, number: int) -> bool:
         """Remove the reply with this number. Returns False if it has not arrived."""
-        for at, each in enumerate(self.replies):
+        for index, each in enumerate(self.replies):
             is_match = each.numbers == number
             if is_match.any():
                 rest = np.flatnonzero(~is_match)
@@ -177,7 +177,7 @@ class BridgeNatsConnection:
                     if rest.size
                     else []
                 )
-                self.replies[at : at + 1] = kept
+                self.replies[index : index + 1] = kept
                 return True
         return False
 

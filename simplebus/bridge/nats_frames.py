@@ -77,10 +77,10 @@ def _encode_metadata(subject: bytes, block: bytes) -> tuple[bytes, str]:
             f"subject {subject_text!r} is not a valid channel; copied as header {SUBJECT_HEADER}"
         )
         channel, subject_headers = "", ((SUBJECT_HEADER, subject_text),)
-    whole = Envelope(channel, key, (*subject_headers, *headers))
+    envelope_with_headers = Envelope(channel, key, (*subject_headers, *headers))
     for envelope in (
-        whole,
-        whole._replace(headers=subject_headers),
+        envelope_with_headers,
+        envelope_with_headers._replace(headers=subject_headers),
         Envelope(channel, b"", subject_headers),
     ):
         try:

@@ -84,11 +84,11 @@ class MessageRun:
     def lengths(self) -> Integers:
         return np.diff(self.bounds)
 
-    def slice_frames(self, at: int, size: int) -> Bytes:
+    def slice_frames(self, offset: int, size: int) -> Bytes:
         """Return `size` bytes of each frame, from offset `at` on: shape (n, size)."""
         if self.stride:
-            return self.data.reshape(self.count, self.stride)[:, at : at + size]
-        result: Bytes = self.data[self.bounds[:-1, None] + np.arange(at, at + size)]
+            return self.data.reshape(self.count, self.stride)[:, offset : offset + size]
+        result: Bytes = self.data[self.bounds[:-1, None] + np.arange(offset, offset + size)]
         return result
 
     def checksums(self) -> Integers:
@@ -99,8 +99,8 @@ class MessageRun:
         type_checksum = zlib.crc32(raw[edges[0] : edges[0] + 1])
         return np.array(
             [
-                zlib.crc32(raw[at + HEADER_BYTES : end], type_checksum)
-                for at, end in pairwise(edges)
+                zlib.crc32(raw[begin + HEADER_BYTES : end], type_checksum)
+                for begin, end in pairwise(edges)
             ],
             np.int64,
         )
@@ -339,30 +339,30 @@ class UniformRun:
         fields = int(data[HEADER_BYTES])
         if fields & ~_UNIFORM_FIELDS or (run.slice_frames(HEADER_BYTES, 1) != fields).any():
             return None
-        at = HEADER_BYTES + 1 + TIMES_BYTES[fields & TIMES]
+        offset = HEADER_BYTES + 1 + TIMES_BYTES[fields & TIMES]
         key = (0, 0)
         for field_bit in (CHANNEL, KEY, HEADERS):
             if not fields & field_bit:
                 continue
-            if at + 2 > last:
+            if offset + 2 > last:
                 return None
-            size = 2 + int.from_bytes(data[at : at + 2].tobytes(), "big")
-            if at + size > last:
+            size = 2 + int.from_bytes(data[offset : offset + 2].tobytes(), "big")
+            if offset + size > last:
                 return None
             # Keys may differ in content, but not in length.
-            values = run.slice_frames(at, 2 if field_bit == KEY else size)
+            values = run.slice_frames(offset, 2 if field_bit == KEY else size)
             if (values != values[0]).any():
                 return None
             if field_bit == KEY:
-                key = (at, size)
-            at += size
-        if at > last:
+                key = (offset, size)
+            offset += size
+        if offset > last:
             return None
         try:
-            envelope, _ = envelopes.decode(data[HEADER_BYTES:at].tobytes())
+            envelope, _ = envelopes.decode(data[HEADER_BYTES:offset].tobytes())
         except RemoteProtocolError:
             return None
-        return cls(run, at, fields, envelope, key)
+        return cls(run, offset, fields, envelope, key)
 
     def encode_prefixes(self, header: bytes, rewritten: Envelope) -> Bytes:
         """Return the bytes before each payload: shape (n, bytes), or one row if they are equal.

@@ -28,7 +28,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import msgspec
 
-from simplebus.config.mistakes import ConfigError, check_unique_names, describe_unknown_name
+from simplebus.config.errors import ConfigError, check_unique_names, describe_unknown_name
 from simplebus.core import toml
 from simplebus.gateway.mailbox import QUEUE_UNITS, FullQueuePolicy
 from simplebus.gateway.modules import SHIPPED
@@ -227,14 +227,14 @@ def parse_settings(factory: Factory, raw: Mapping[str, Any]) -> Any:
     except ConfigError:
         raise
     except msgspec.ValidationError as error:
-        what, _, at = str(error).partition(" - at `$.")
-        if missing := re.fullmatch(r"Object missing required field `(.*)`", what):
-            what = f"{missing[1].replace('_', '-')!r} is missing"
-        if not (key := at.removesuffix("`")):
-            raise _LocatedConfigError((), what) from None
+        problem, _, location = str(error).partition(" - at `$.")
+        if missing := re.fullmatch(r"Object missing required field `(.*)`", problem):
+            problem = f"{missing[1].replace('_', '-')!r} is missing"
+        if not (key := location.removesuffix("`")):
+            raise _LocatedConfigError((), problem) from None
         first = re.split(r"[.\[]", key)[0]
         raise _LocatedConfigError(
-            (first,), f"{key}: {what}{_expected_values(what, settings_type, key)}"
+            (first,), f"{key}: {problem}{_expected_values(problem, settings_type, key)}"
         ) from None
     except KeyboardInterrupt:
         raise
@@ -262,11 +262,11 @@ def convert_settings(raw: Mapping[str, Any], settings_type: Any) -> Any:
     )
 
 
-def _expected_values(what: str, settings_type: Any, name: str) -> str:
+def _expected_values(problem: str, settings_type: Any, name: str) -> str:
     """Return the allowed values for an invalid word, as the end of a sentence; empty for other
     errors.
     """
-    if not what.startswith("Invalid enum value"):
+    if not problem.startswith("Invalid enum value"):
         return ""
     kind: Any = get_type_hints(settings_type).get(name)
     words = get_args(kind) if get_origin(kind) is Literal else ()
@@ -289,9 +289,11 @@ def _parse_module(name: str, table: Any) -> tuple[ModulePlan, list[str]]:
         try:
             parsed = msgspec.convert(table, _ModuleTable)
         except msgspec.ValidationError as error:
-            what, _, at = str(error).partition(" - at `$.")
-            key_path = (*key_path, re.split(r"[.\[`]", at)[0]) if at else key_path
-            raise ConfigError(what + _expected_values(what, _ModuleTable, key_path[-1])) from None
+            problem, _, location = str(error).partition(" - at `$.")
+            key_path = (*key_path, re.split(r"[.\[`]", location)[0]) if location else key_path
+            raise ConfigError(
+                problem + _expected_values(problem, _ModuleTable, key_path[-1])
+            ) from None
         if parsed.places < 1:
             key_path = (*key_path, "places")
             raise ConfigError(f"expected 1 or more, got {parsed.places}")

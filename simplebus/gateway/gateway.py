@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 import trio
 
-from simplebus.config.mistakes import ConfigError, describe_unknown_name
+from simplebus.config.errors import ConfigError, describe_unknown_name
 from simplebus.gateway.bus import ModuleBus
 from simplebus.gateway.config import EVERYONE, GatewayPlan, ModulePlan, check_module_name
 from simplebus.gateway.messages import ModuleMessage
@@ -325,12 +325,14 @@ class Gateway:
         self.expect(plan)
         async with self._changing:
             before = self.names
-            wanted = {each.name: each for each in plan.modules}
+            plans_by_name = {each.name: each for each in plan.modules}
             supervisors = self._supervisors.values()
-            stay = [each for each in supervisors if _can_stay(each, wanted.get(each.plan.name))]
+            stay = [
+                each for each in supervisors if _can_stay(each, plans_by_name.get(each.plan.name))
+            ]
             await self._remove_all([each for each in supervisors if each not in stay])
             for supervisor in reversed(stay):
-                if (new := wanted[supervisor.plan.name]) != supervisor.plan:
+                if (new := plans_by_name[supervisor.plan.name]) != supervisor.plan:
                     supervisor.restart_with(new)
             for link in [link for link in self._links if link not in plan.links]:
                 self.unlink(*link)
@@ -348,7 +350,7 @@ class Gateway:
                 for each in added:
                     if each.name in self._supervisors:
                         self._supervisors[each.name].may_start.set()
-            self._supervisors = {name: self._supervisors[name] for name in wanted}
+            self._supervisors = {name: self._supervisors[name] for name in plans_by_name}
             self.is_begun = True
             if self.names != before or added:
                 self._notify_listeners()

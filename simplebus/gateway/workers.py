@@ -125,7 +125,7 @@ def _handle_failure(mailbox: Mailbox, error: BaseException, *, in_thread: bool) 
     if failure is not None:
         mailbox.failed += 1
         log.error(
-            "module %s failed on a message; it goes on with the next",
+            "module %s failed on a message; continuing with the next one",
             mailbox.name,
             exc_info=failure,
         )

@@ -14,7 +14,7 @@ import simplebus
 from simplebus.bridge.runner import create_copiers, run_copiers
 from simplebus.bridge.settings import BridgeSettings, CopiedClass
 from simplebus.core.errors import Reason, RemoteProtocolError
-from tests.support.programs import program
+from tests.support.programs import running_program
 from tests.support.running_server import serving
 
 PATIENCE_SECONDS = 120.0
@@ -97,7 +97,9 @@ async def test_command_exits_with_config_status_on_fatal_error(
 ) -> None:
     with trio.fail_after(PATIENCE_SECONDS):
         async with server_without_last_values(monkeypatch, "cluster old") as door, serving() as up:
-            with program("bridge", "--from", str(up.addresses[0]), "--to", door, "a") as bridge:
+            with running_program(
+                "bridge", "--from", str(up.addresses[0]), "--to", door, "a"
+            ) as bridge:
                 status, _, said = await trio.to_thread.run_sync(bridge.wait)
     assert status == 78
     assert WHAT_TO_DO in said.splitlines()[-1]

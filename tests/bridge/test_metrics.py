@@ -16,7 +16,7 @@ import pytest
 
 from load.ports import free_port
 from simplebus import connect_blocking
-from tests.support.programs import program, run_server
+from tests.support.programs import run_server, running_program
 
 
 def http_get(at: str, path: str) -> Any:
@@ -44,7 +44,9 @@ def test_http_reports_copiers() -> None:
     with (
         run_server("--no-nats", "--no-http") as (_, source),
         run_server("--no-nats", "--no-http") as (target, url),
-        program("bridge", "--from", source, "--to", url, "--name", "b", "a", "--http", "0") as it,
+        running_program(
+            "bridge", "--from", source, "--to", url, "--name", "b", "a", "--http", "0"
+        ) as it,
     ):
         _, _, at = it.read_line().partition("simplebus bridge ready http=")
         (name,) = wait_copier_names(at, are_up=True)
@@ -82,7 +84,7 @@ def running_bridges(tmp_path: Path, port: int, *, is_part: bool) -> Iterator[tup
         return
     with (
         run_server("--no-nats", "--no-http") as (_, source),
-        program("bridge", "--from", source, *way, "a", "--http", "0") as it,
+        running_program("bridge", "--from", source, *way, "a", "--http", "0") as it,
     ):
         yield source, it.read_line().partition("simplebus bridge ready http=")[2]
 

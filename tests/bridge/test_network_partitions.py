@@ -34,10 +34,12 @@ def _short(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("is_first", "events"), [(False, ("long cut", "kill bridge")), (True, ("long cut",))]
 )
-def test_bad_network_keeps_messages_once_in_order(is_first: bool, events: tuple[str, ...]) -> None:
+def test_bad_network_keeps_messages_once_in_order(
+    is_before_bridge: bool, events: tuple[str, ...]
+) -> None:
     """The network is bad between source and bridge, or between bridge and target."""
-    kind = replace(partitions.KINDS[0], is_first=is_first, events=events)
-    found = partitions.lives(kind, 1)
+    kind = replace(partitions.KINDS[0], is_before_bridge=is_before_bridge, events=events)
+    found = partitions.run_rounds(kind, 1)
     assert found.faults() == []
     assert found.sent.total > 1000
     assert found.packets_lost > 0
@@ -45,7 +47,7 @@ def test_bad_network_keeps_messages_once_in_order(is_first: bool, events: tuple[
 
 
 def test_accounts_detect_lost_duplicate_and_reordered_messages() -> None:
-    found = partitions.Found(stored_again=2)
+    found = partitions.RunResult(stored_twice=2)
     for payload in found.sent.more(1, "ann", 4)[1:3][::-1]:
         found.seen[1].take(payload, 0, 0.0)
     assert found.faults() == ["2 lost", "2 stored twice", "1 out of order"]

@@ -23,7 +23,7 @@ from simplebus.core.limits import Limits
 from simplebus.core.settings import FullPolicy, Settings
 from simplebus.server.run import ServeOptions, serve
 from simplebus.testing.server import bus_server
-from tests.support.programs import ROOT, program, start_program
+from tests.support.programs import ROOT, running_program, start_program
 
 COUNT = 2000
 PATIENCE_SECONDS = 120.0
@@ -125,7 +125,9 @@ async def test_command_ends_cleanly_and_logs_counts() -> None:
             simplebus.connect(target.address) as target_bus,
         ):
             await source_bus.publish(b"hello", class_id=1)
-            with program("bridge", "--from", source.address, "--to", target.address, "1") as bridge:
+            with running_program(
+                "bridge", "--from", source.address, "--to", target.address, "1"
+            ) as bridge:
                 async with target_bus.subscribe(1) as messages:
                     assert (await messages.get()).payload == b"hello"
                 bridge.signal(signal.SIGTERM)

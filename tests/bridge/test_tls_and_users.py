@@ -20,7 +20,7 @@ from simplebus.cli import app
 from simplebus.client.credentials import Access
 from simplebus.commands.bridge import _add_environment_credentials
 from simplebus.config.bridges import parse_bridges as read_bridges
-from simplebus.config.mistakes import ConfigError
+from simplebus.config.errors import ConfigError
 from simplebus.core.settings import Settings
 from simplebus.core.users.passwords import PasswordVerifier, hash_token
 from simplebus.core.users.permissions import (
@@ -268,7 +268,7 @@ def test_reads_credentials_of_both_ends_from_file(secret_file: Path) -> None:
     ("target", "problem"),
     [
         ({"password": "x"}, "bridges[0].far: a password was given without a user"),
-        ({"token": "x", "credentials": "y"}, "says it all"),
+        ({"token": "x", "credentials": "y"}, "cannot be combined"),
         ({"credentials": "/nowhere.toml"}, "/nowhere.toml cannot be read"),
         ({"tokn": "x"}, "did you mean 'token'"),
     ],
@@ -306,7 +306,7 @@ def test_rejects_secret_on_command_line(flag: str) -> None:
     other = "--to" if flag == "--from" else "--from"
     result = CliRunner().invoke(app, ["bridge", flag, "nats://u:hunter2@h", other, "h", "orders"])
     assert result.exit_code == 2
-    assert f"{flag}: it says who the bridge is" in result.output
+    assert f"{flag}: the address contains credentials" in result.output
     assert "hunter2" not in result.output
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from simplebus.config.mistakes import ConfigError
+from simplebus.config.errors import ConfigError
 from simplebus.gateway.config import ModulePlan, parse, read
 from simplebus.gateway.mailbox import FullQueuePolicy
 from simplebus.gateway.modules.timer import TimerSettings

@@ -12,7 +12,7 @@ import trio
 import trio.lowlevel
 import trio.testing
 
-from simplebus.config.mistakes import ConfigError
+from simplebus.config.errors import ConfigError
 from simplebus.gateway import ModuleMessage
 from simplebus.gateway.config import GatewayPlan, ModulePlan, parse
 from simplebus.gateway.gateway import Gateway, open_gateway

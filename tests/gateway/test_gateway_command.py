@@ -16,7 +16,7 @@ import simplebus
 from load.ports import free_port
 from simplebus import cli
 from tests.support.certificates import CertificateAuthority
-from tests.support.programs import PATIENCE_SECONDS, program, run_server
+from tests.support.programs import PATIENCE_SECONDS, run_server, running_program
 
 WRITER = '''
 """Writes what it hears into a database."""
@@ -122,7 +122,7 @@ def wait_stored_count(path: Path, count: int) -> None:
 def test_reloads_file_and_stops_on_signal(folder: Path) -> None:
     file, path = folder / "gateway.toml", folder / "said.db"
     file.write_text(SINK % path + CLOCK % "one")
-    with program("gateway", str(file)) as gateway:
+    with running_program("gateway", str(file)) as gateway:
         assert gateway.read_line() == "simplebus gateway ready modules=2"
         wait_stored(path, "one")
         file.write_text("[modules.sink]\nmodul = 3\n")
@@ -154,7 +154,7 @@ settings = {{ to = "{url}", class = 7, data_dir = "{folder / "kept"}" }}
     path = folder / "said.db"  # It hears the same as the uplink.
     file.write_text(up + CLOCK % "x" + SINK % path)
     for is_last in False, True:
-        with program("gateway", str(file)) as gateway:
+        with running_program("gateway", str(file)) as gateway:
             gateway.read_line()
             if not is_last:
                 wait_stored_count(path, 40)
@@ -192,7 +192,7 @@ def test_broken_or_empty_file_changes_nothing(folder: Path) -> None:
     (folder / "exits_of_test.py").write_text("import sys\nsys.exit('on purpose')\n")
     file, path = folder / "gateway.toml", folder / "said.db"
     file.write_text(SINK % path + CLOCK % "begin")
-    with program("gateway", str(file)) as gateway:
+    with running_program("gateway", str(file)) as gateway:
         gateway.read_line()
         wait_stored(path, "begin")
         for number, (text, _) in enumerate(BROKEN):
@@ -235,7 +235,7 @@ def test_stops_while_module_is_being_created(folder: Path, signals: int) -> None
     file = folder / "gateway.toml"
     file.write_text(SINK % (folder / "said.db") + '[modules.a]\nmodule = "stuck_of_test:Stuck"\n')
     patience = "0.2" if signals == 1 else "3600"
-    with program("gateway", "--drain-timeout", patience, str(file)) as gateway:
+    with running_program("gateway", "--drain-timeout", patience, str(file)) as gateway:
         assert gateway.read_line() == "is made"
         gateway.signal(signal.SIGTERM)
         if signals == 2:
@@ -302,7 +302,7 @@ def test_second_signal_ends_shielded_module(
     file.write_text(
         CLOCK % "one" + "[modules.bad]\nmodule = 'shielded_of_test:Shielded'\nhears = ['clock']\n"
     )
-    with program("gateway", "--drain-timeout", "0.1", str(file)) as gateway:
+    with running_program("gateway", "--drain-timeout", "0.1", str(file)) as gateway:
         assert gateway.read_line() == "simplebus gateway ready modules=2"
         gateway.wait_for_stderr("it never returns")
         gateway.signal(signal.SIGTERM)
@@ -319,7 +319,7 @@ def test_reload_abandons_module_that_never_starts(folder: Path) -> None:
     file.write_text(
         SINK % path + CLOCK % "one" + '[modules.stuck]\nmodule = "stuck_of_test:NeverStarts"\n'
     )
-    with program("gateway", str(file), "--drain-timeout", "0.2") as gateway:
+    with running_program("gateway", str(file), "--drain-timeout", "0.2") as gateway:
         wait_stored(path, "one")
         file.write_text(SINK % path + CLOCK % "two")
         gateway.signal(signal.SIGHUP)
@@ -337,7 +337,7 @@ def test_earlier_loss_is_not_reported_at_end(folder: Path) -> None:
     (folder / "stuck_of_test.py").write_text(UNREADY)
     stuck = '[modules.stuck]\nmodule = "stuck_of_test:NeverStarts"\nhears = ["clock"]\n'
     file.write_text(SINK % path + CLOCK % "one" + stuck)
-    with program("gateway", str(file), "--drain-timeout", "0.2") as gateway:
+    with running_program("gateway", str(file), "--drain-timeout", "0.2") as gateway:
         wait_stored_count(path, 3)
         # From then on it says one thing more, behind all that it has said.
         file.write_text(SINK % path + LAST_WORD)

@@ -19,7 +19,7 @@ from nats.aio.client import Client
 import simplebus
 from load.ports import free_port
 from tests.jetstream.nats_servers import NatsServer, nats_server
-from tests.support.programs import PATIENCE_SECONDS, Program, program, run_server
+from tests.support.programs import PATIENCE_SECONDS, Program, run_server, running_program
 
 MODULES = """
 [modules.up]
@@ -77,7 +77,7 @@ def run_outages(
     and after that.
     """
     command = ("gateway", str(lines.file), "--http", "0")
-    with program(*command) as gateway:
+    with running_program(*command) as gateway:
         at = wait_started(gateway)
         lines.write(500)
         wait_until(lambda: metric_value(at, "copied") > 0)
@@ -85,7 +85,7 @@ def run_outages(
         lines.write(500)
         wait_until(lambda: metric_value(at, "kept") == 1000)
     lines.write(100)  # The gateway is killed.
-    with program(*command) as gateway:
+    with running_program(*command) as gateway:
         at = wait_started(gateway)
         wait_until(lambda: metric_value(at, "kept") == 100)
         start()

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.support.programs import PATIENCE_SECONDS, program
+from tests.support.programs import PATIENCE_SECONDS, running_program
 
 OWN = """
 from simplebus.gateway import Module
@@ -40,7 +40,7 @@ hears = ["clock"]
 def test_http_reports_modules(tmp_path: Path) -> None:
     file = tmp_path / "modules.toml"
     file.write_text(MODULES)
-    with program("gateway", str(file), "--http", "0") as it:
+    with running_program("gateway", str(file), "--http", "0") as it:
         ready, _, at = it.read_line().partition(" http=")
         assert ready == "simplebus gateway ready modules=2"
 
@@ -70,7 +70,7 @@ def test_snapshot_shows_failures_and_health(tmp_path: Path) -> None:
         '[modules.tells]\nmodule = "own_of_test:Tells"\n'
         '[modules.fails]\nmodule = "own_of_test:Fails"\nhears = ["clock"]\n' + MODULES
     )
-    with program("gateway", str(file), "--http", "0") as it:
+    with running_program("gateway", str(file), "--http", "0") as it:
         at = it.read_line().partition(" http=")[2]
         deadline = time.monotonic() + PATIENCE_SECONDS
         metrics = told = b""

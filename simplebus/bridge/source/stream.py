@@ -567,8 +567,10 @@ class StreamSource:
         is_redelivered = sequences < self._consumer_start
         if not is_redelivered.any():
             return jetstream_codec.encode_acks(messages, ack)
-        own = messages.pick(~is_redelivered)
-        commands = [jetstream_codec.encode_acks(own, ack)] if own.count else []
+        consumer_messages = messages.pick(~is_redelivered)
+        commands = (
+            [jetstream_codec.encode_acks(consumer_messages, ack)] if consumer_messages.count else []
+        )
         for row in np.flatnonzero(is_redelivered).tolist():
             ack_subject = jetstream_codec.ack_subject_of_consumer(
                 messages.reply(row), self._consumer.encode()

@@ -148,8 +148,8 @@ class BatchedStreamTarget(NatsTarget):
         """Mark the last of `count` messages as the end of the batch."""
         command = bytes(body.commands[-1])
         reply = b"%b%0*d." % (self._reply_prefix(body.number), _INDEX_DIGITS, count)
-        at = command.rindex(reply) + len(reply)
-        body.commands[-1] = b"".join((command[:at], _COMMIT, command[at + 1 :]))
+        position = command.rindex(reply) + len(reply)
+        body.commands[-1] = b"".join((command[:position], _COMMIT, command[position + 1 :]))
 
     def _select(self, prepared: TargetBatch, sequences: Integers) -> TargetBatch:
         """Prepare some messages of a batch again."""
@@ -422,14 +422,14 @@ class BatchedStreamTarget(NatsTarget):
 
     async def _query_stored(self, prepared: TargetBatch, sequences: Integers) -> Flags:
         """Return for each message if the stream has it. Raises BusConnectionError if unknown."""
-        stored, at = [np.zeros(0, np.bool_)], 0
-        while at < sequences.size:
+        stored, row = [np.zeros(0, np.bool_)], 0
+        while row < sequences.size:
             stored.append(
                 await self._query_stored_batch(
-                    prepared, sequences[at : at + self._stream_state.batch_limit]
+                    prepared, sequences[row : row + self._stream_state.batch_limit]
                 )
             )
-            at += stored[-1].size
+            row += stored[-1].size
         return np.concatenate(stored)
 
     async def _query_stored_batch(self, prepared: TargetBatch, sequences: Integers) -> Flags:
@@ -452,16 +452,16 @@ class BatchedStreamTarget(NatsTarget):
             for each in self._connection.replies:
                 rows = each.numbers - first
                 acks = jetstream_codec.parse_pub_acks(each.messages)
-                for at in np.flatnonzero((rows >= 0) & (rows < count)).tolist():
-                    error = acks.errors.get(at)
+                for index in np.flatnonzero((rows >= 0) & (rows < count)).tolist():
+                    error = acks.errors.get(index)
                     if error is not None and error.code == TOO_MANY_REQUESTS:
                         self._stream_state.reduce_batch_limit(count)
                     if error is not None and error.code not in _NOT_STORED_ERRORS:
                         raise BusConnectionError(
                             f"stream {self._stream!r} cannot tell if it has a message: {error}"
                         )
-                    stored[rows[at]] = bool(acks.duplicates[at])
-                    missing[rows[at]] = False
+                    stored[rows[index]] = bool(acks.duplicates[index])
+                    missing[rows[index]] = False
             self._connection.replies.clear()
         return stored
 

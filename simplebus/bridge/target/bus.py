@@ -190,8 +190,8 @@ class BusTarget:
             is not None
         ):
             self._discard_record(
-                f"has another message {changed_sequence} than {source.identity}, which was restored "
-                "from an old copy; messages copied since then may be copied again"
+                f"has another message {changed_sequence} than {source.identity}, which was "
+                "restored from an old copy; messages copied since then may be copied again"
             )
             is_same_source = False
         self.resume_sequence = record.next if is_same_source else None
@@ -250,13 +250,13 @@ class BusTarget:
         Numbers of messages that the source no longer has, or that are no longer to be copied,
         are used up.
         """
-        at = begin
-        while at < end:
-            batch = (await source.read(at)).below(end)
+        next_sequence = begin
+        while next_sequence < end:
+            batch = (await source.read(next_sequence)).below(end)
             prepared = self.prepare(batch)
-            next_begin = min(end, max(prepared.next_sequence, at + 1))
+            next_begin = min(end, max(prepared.next_sequence, next_sequence + 1))
             for first, last in prepared.ranges:
-                await self._use_up_numbers(record, first - at, refused)
+                await self._use_up_numbers(record, first - next_sequence, refused)
                 run = prepared
                 if len(prepared.ranges) > 1:
                     run = self.prepare(batch.starting_at(first).below(last))
@@ -266,9 +266,9 @@ class BusTarget:
                 )
                 self._skip_numbers(last - first)
                 await self._count_resent(size, refused)
-                at = last
-            await self._use_up_numbers(record, next_begin - at, refused)
-            at = next_begin
+                next_sequence = last
+            await self._use_up_numbers(record, next_begin - next_sequence, refused)
+            next_sequence = next_begin
 
     async def _use_up_numbers(
         self, record: BridgeRecord, count: int, refused: dict[int, Refusal]

@@ -182,9 +182,9 @@ class _OpenFile:
     def _split(self, data: bytes) -> list[Line]:
         offset = self.line_offset
         self.read_offset += len(data)
-        *whole, partial_line = (self.partial_line + data).split(b"\n")
+        *complete_lines, partial_line = (self.partial_line + data).split(b"\n")
         lines = []
-        for text in whole:
+        for text in complete_lines:
             lines += _split_long_line(text, offset)
             offset += len(text) + 1
         # The line may end with the next read.
@@ -284,14 +284,14 @@ class FileFollower:
         self._at_end = False  # Later files are read from the beginning.
 
     def _resume(self, saved_position: _FilePosition, key: tuple[int, int] | None) -> None:
-        wanted = (saved_position.device, saved_position.inode)
+        wanted_key = (saved_position.device, saved_position.inode)
         opened_file = None
-        if key == wanted:
-            opened_file = _open_file(self._path, wanted)
+        if key == wanted_key:
+            opened_file = _open_file(self._path, wanted_key)
         else:
             for path, status in self._rotated_files():
-                if _file_key(status) == wanted and status.st_size >= saved_position.offset:
-                    opened_file = _open_file(path, wanted)
+                if _file_key(status) == wanted_key and status.st_size >= saved_position.offset:
+                    opened_file = _open_file(path, wanted_key)
                     break
             else:
                 log.warning(

@@ -205,8 +205,8 @@ class Uplink(Module):
             if lost_count := self._received_count - (
                 writer.stored_count if table.data_dir else copier.statistics().position
             ):
-                what = "stored" if table.data_dir else "sent"
-                self.bus.log.warning("lost %d messages that were not %s", lost_count, what)
+                outcome = "stored" if table.data_dir else "sent"
+                self.bus.log.warning("lost %d messages that were not %s", lost_count, outcome)
             nursery.cancel_scope.cancel()
 
     async def _store_messages(self, writer: BusWriter) -> None:

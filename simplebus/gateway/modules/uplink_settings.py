@@ -23,7 +23,7 @@ from simplebus.bridge.settings import CopiedClass, is_nats_address, record_chann
 from simplebus.client.addresses import Address
 from simplebus.client.core.arguments import check_integer
 from simplebus.client.credentials import ENVIRONMENT_VARIABLES, Access
-from simplebus.config.mistakes import describe_unknown_name
+from simplebus.config.errors import describe_unknown_name
 from simplebus.core import dead_letters
 from simplebus.core.channel.pattern import check_name
 from simplebus.core.limits import CLASS_ID_MAX, NAME_CHARACTERS_MAX
@@ -119,17 +119,17 @@ def parse(raw: Mapping[str, Any], environment: Mapping[str, str] | None = None) 
         raise ValueError(f"data_dir: {table.data_dir} is not a directory")
     try:
         access = _access(table, os.environ if environment is None else environment, has_credentials)
-        made = UplinkSettings(table, access)
+        uplink_settings = UplinkSettings(table, access)
         if access.ca or access.cert:
             access.tls()
     except OSError as error:
-        why = error.strerror or str(error)
+        problem = error.strerror or str(error)
         if error.filename:
-            why = f"{error.filename} cannot be read: {why}"
-        raise ValueError(why) from None
+            problem = f"{error.filename} cannot be read: {problem}"
+        raise ValueError(problem) from None
     if is_nats_address(table.to):
-        made.nats_access.check()
-    return made
+        uplink_settings.nats_access.check()
+    return uplink_settings
 
 
 def _merge_credentials(table: UplinkTable) -> UplinkTable:
@@ -181,8 +181,10 @@ def _check_address(table: UplinkTable) -> bool:
     secure = Address.parse(table.to).is_secure
     for name in ("stream", "under_way", "seed", *(() if secure else _TLS_FIELDS)):
         if getattr(table, name):
-            where = "simplebuss:// or tls://" if name in _TLS_FIELDS else "nats:// or tls://"
-            raise ValueError(f"{name}: needs an address that begins with {where}, got {table.to!r}")
+            schemes = "simplebuss:// or tls://" if name in _TLS_FIELDS else "nats:// or tls://"
+            raise ValueError(
+                f"{name}: needs an address that begins with {schemes}, got {table.to!r}"
+            )
     return False
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import random
 
 import numpy as np
@@ -10,7 +11,7 @@ import trio
 
 from simplebus.bridge.bus_connection import connect_source
 from simplebus.bridge.interfaces import SourceBatch
-from simplebus.bridge.source.bus import BusSource
+from simplebus.bridge.source.bus import BusSource, InProcessBus
 from simplebus.client.aio.connect import open_bus
 from simplebus.core.settings import ClassSettings, FullPolicy, Settings
 from simplebus.server.local_client import LocalEndpoint
@@ -20,26 +21,36 @@ PATIENCE_SECONDS = 120.0
 COUNT = 600
 
 
-def comparable(found: SourceBatch) -> list[object]:
+def comparable(batch: SourceBatch) -> list[object]:
     """Return the parts of a batch that a copier uses, without the part of headers that only a
     session uses.
     """
     frames = []
-    for piece in found.runs:
-        raw, bounds = bytes(piece.raw), piece.bounds.tolist()
+    for run in batch.runs:
+        raw, bounds = bytes(run.raw), run.bounds.tolist()
         frames += [
-            (sequence, raw[a : a + 1] + raw[a + 9 : b])
-            for sequence, a, b in zip(piece.sequences.tolist(), bounds, bounds[1:], strict=False)
+            (number, raw[a : a + 1] + raw[a + 9 : b])
+            for number, a, b in zip(run.sequences.tolist(), bounds, bounds[1:], strict=False)
         ]
-    marks = [found.fingerprint(sequence) for sequence, _ in frames[:3]]
+    fingerprints = [batch.fingerprint(number) for number, _ in frames[:3]]
     return [
         frames,
-        marks,
-        found.first_sequence,
-        found.next_sequence,
-        found.head,
-        found.missed_count,
+        fingerprints,
+        batch.first_sequence,
+        batch.next_sequence,
+        batch.head,
+        batch.missed_count,
     ]
+
+
+def test_local_endpoint_is_an_in_process_bus() -> None:
+    """The protocol is matched by method name at run time: another name would only be slower."""
+    assert issubclass(LocalEndpoint, InProcessBus)
+    of_endpoint, of_protocol = (
+        list(inspect.signature(each.fetch_from_memory).parameters)
+        for each in (LocalEndpoint, InProcessBus)
+    )
+    assert of_endpoint == of_protocol
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -62,28 +73,32 @@ async def test_in_place_read_equals_fetch(seed: int, monkeypatch: pytest.MonkeyP
                 ) as connection,
                 connect_source(endpoint, "seen", target_id="x", heartbeat=10, auth=None) as other,
             ):
-                ends = [
+                sources = [
                     BusSource(connection, class_="orders", durable="a"),
                     BusSource(other, class_="orders", durable="b", endpoint=endpoint),
                 ]
-                for end in ends:
-                    await end.open()
+                for source in sources:
+                    await source.open()
                 for number in range(COUNT):
-                    more = {"channel": rng.choice("xy")} if rng.random() < 0.5 else {}
+                    options = {"channel": rng.choice("xy")} if rng.random() < 0.5 else {}
                     payload = bytes(rng.choice([3, 3, 3, 400, 4000]))
-                    await bus.publish(payload, class_id="orders", confirm=False, **more)
+                    await bus.publish(payload, class_id="orders", confirm=False, **options)
                     if rng.random() < 0.02:
                         await bus.flush()
-                        at = number - rng.randrange(20)
-                        await bus.purge("orders", max(0, at), max(1, at + rng.randrange(9)))
+                        sequence = number - rng.randrange(20)
+                        await bus.purge(
+                            "orders", max(0, sequence), max(1, sequence + rng.randrange(9))
+                        )
                 await bus.flush()
-                at, seen = 0, 0
-                while at < COUNT:
-                    asked, looked = [await end.read(at) for end in ends]
-                    assert comparable(looked) == comparable(asked)
-                    for mine, theirs in zip(looked.runs, asked.runs, strict=False):
-                        when = asked.read_at - theirs.ages[: mine.count]
-                        assert np.allclose(looked.read_at - mine.ages, when, rtol=0, atol=1e-5)
-                    seen += sum(piece.count for piece in looked.runs)
-                    at = looked.next_sequence
-                assert 0 < seen < COUNT
+                sequence, message_count = 0, 0
+                while sequence < COUNT:
+                    fetched, in_place = [await source.read(sequence) for source in sources]
+                    assert comparable(in_place) == comparable(fetched)
+                    for in_place_run, fetched_run in zip(in_place.runs, fetched.runs, strict=False):
+                        accepted_at = fetched.read_at - fetched_run.ages[: in_place_run.count]
+                        assert np.allclose(
+                            in_place.read_at - in_place_run.ages, accepted_at, rtol=0, atol=1e-5
+                        )
+                    message_count += sum(run.count for run in in_place.runs)
+                    sequence = in_place.next_sequence
+                assert 0 < message_count < COUNT

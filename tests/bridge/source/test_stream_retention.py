@@ -155,7 +155,7 @@ async def test_work_queue_rejects_more_subjects(
         await wait_consumer_idle(connection, name)
         copier = create_copier(nats, server, name, channels=tuple(subjects))
         await copier.run()
-        assert "to read more, delete it and give the bridge another name" in (
+        assert "to read more, delete that consumer and give the bridge another name" in (
             copier.statistics().problem
         )
         assert await count_stored(connection, name) == 1

@@ -9,7 +9,7 @@ import pytest
 import trio
 import trio.testing
 
-from simplebus.config.mistakes import ConfigError
+from simplebus.config.errors import ConfigError
 from simplebus.gateway import ModuleMessage
 from simplebus.gateway.config import GatewayPlan, ModulePlan, find_entry_point
 from simplebus.gateway.gateway import open_gateway

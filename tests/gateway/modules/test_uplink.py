@@ -14,7 +14,7 @@ import simplebus
 from load.ports import HOST, free_port
 from simplebus.bridge.nats_connection import BridgeNatsConnection
 from simplebus.client.core.messages import Message
-from simplebus.config.mistakes import ConfigError
+from simplebus.config.errors import ConfigError
 from simplebus.gateway import ModuleMessage
 from simplebus.gateway import gateway as gateways
 from simplebus.gateway.config import GatewayPlan, ModulePlan

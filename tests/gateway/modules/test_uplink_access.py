@@ -10,7 +10,7 @@ import trio
 
 import simplebus
 from simplebus.client.credentials import CREDENTIALS_VARIABLE, ENVIRONMENT_VARIABLES, Access
-from simplebus.config.mistakes import ConfigError
+from simplebus.config.errors import ConfigError
 from simplebus.core.users.passwords import PasswordVerifier, hash_token
 from simplebus.core.users.users import User, Users
 from simplebus.gateway import ModuleMessage
