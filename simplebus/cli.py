@@ -1,10 +1,8 @@
-"""The command line: options in, one call out.
+"""The `simplebus` command line: declares options and calls one function per command.
 
-Rule 1: nothing heavy is imported here. A command imports what it runs, so that help is instant.
-Rule 2: every option says what it bounds and what happens there, and has an environment variable.
-Rule 3: what goes wrong is one sentence on standard error and an exit status, never a traceback:
-2 for values that make no sense, 78 for files with mistakes, 130 for Ctrl-C, 1 for everything else;
-`serve` has some more, see complaints.
+Commands import their implementation when they run, so that `--help` is fast. Errors are printed
+as one sentence on standard error. Exit statuses: 2 for invalid options, 78 for an invalid file,
+130 for Ctrl-C, 1 for everything else; `serve` has more, see `simplebus.console.errors`.
 """
 
 from __future__ import annotations
@@ -28,9 +26,9 @@ from simplebus.commands import (
     top,
     user,
 )
-from simplebus.commands.client_options import with_access
+from simplebus.commands.client_options import with_client_options
 from simplebus.commands.serve import command
-from simplebus.config.environment import remove_service_links, describe_invalid_variable
+from simplebus.config.environment import describe_invalid_variable, remove_service_links
 from simplebus.config.parse import (
     URL,
     URL_OPTION,
@@ -44,20 +42,24 @@ from simplebus.config.parse import (
     parse_start,
     parse_url,
 )
-from simplebus.console.errors import MEMORY_STATUS, USAGE_STATUS, fail, flatten_errors, describe_error
+from simplebus.console.errors import (
+    MEMORY_STATUS,
+    USAGE_STATUS,
+    describe_error,
+    fail,
+    flatten_errors,
+)
 from simplebus.console.installation import find_conflict
 from simplebus.core.errors import BusError
 from simplebus.core.limits import CLASS_ID_MAX, DELIVERIES_MAX
 from simplebus.spark import commands as pipeline
 
-_FROM_ENVIRONMENT = (
-    "Each option can be set by an environment variable too: --port by SIMPLEBUS_PORT, and so on."
-)
 
+class CommandGroup(TyperGroup):
+    """Command group that names the environment variable when its value is invalid.
 
-class _Commands(TyperGroup):
-    """A variable of the environment that makes no sense is told by its own name: who reads that has
-    given no option."""
+    typer would name an option that the user has not given.
+    """
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -70,26 +72,27 @@ class _Commands(TyperGroup):
 
 app = typer.Typer(
     name="simplebus",
-    cls=_Commands,
+    cls=CommandGroup,
     no_args_is_help=True,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["--help", "-h"]},
     help=(
         "A message bus that acknowledges every message.\n\n"
-        "[bold]simplebus demo[/bold] shows it at work, in ten seconds. To use it, in three "
+        "[bold]simplebus demo[/bold] shows the bus at work in ten seconds. To use it, open three "
         "terminals:\n\n\b\n"
         "  simplebus serve\n"
         "  simplebus sub 1\n"
         '  simplebus pub 1 "hello"\n\n'
-        "Messages are published to a class, a number from 0 to 65535 or a name. Every subscriber "
-        "of the class gets each of them, in order, and again until it has acknowledged it."
+        "Messages are published to a class, which is a number from 0 to 65535 or a name. Every "
+        "subscriber of the class receives each message, in order. A message is redelivered until "
+        "the subscriber acknowledges it."
     ),
 )
 
 
-_USE, _LOOK_AFTER, _JOIN, _SET_UP = "Use it", "Look after it", "Join it to others", "Set it up"
-"""Under which headings the help lists commands."""
+_USE, _OPERATE, _CONNECT, _SET_UP = "Use it", "Look after it", "Join it to others", "Set it up"
+"""Headings of the command list in the help."""
 
 # Options ------------------------------------------------------------------------------------------
 
@@ -97,7 +100,7 @@ _CLASS = typer.Argument(
     parser=parse_class,
     metavar="CLASS",
     show_default=False,
-    help="The class of messages: its id, a number from 0 to 65535, or its name.",
+    help="The message class: its id, from 0 to 65535, or its name.",
 )
 
 
@@ -121,17 +124,17 @@ def _top(
         ),
     ] = False,
 ) -> None:
-    """Options that stand before a command."""
+    """Handle the options before the command."""
 
 
 @app.command(
     rich_help_panel=_USE,
     help=(
-        "See the bus at work: ten seconds, real processes, nothing to set up.\n\n"
-        "A server, a publisher and two subscribers are started on this machine. One subscriber "
-        "stops acknowledging for a while, the other is killed with messages in flight and comes "
-        "back. At the end everything that was sent is compared with everything that was received, "
-        "and the exit status is 0 only if nothing was lost, misplaced or damaged.\n\n\b\n"
+        "Show the bus at work for ten seconds, with real processes and without any set-up.\n\n"
+        "The demo starts a server, a publisher and two subscribers on this machine. One subscriber "
+        "stops acknowledging for a while; the other is killed with messages in flight and is "
+        "restarted. At the end all sent messages are compared with all received messages. The exit "
+        "status is 0 only if no message was lost, reordered or damaged.\n\n\b\n"
         "  simplebus demo"
     ),
 )
@@ -145,7 +148,7 @@ def demo() -> None:
     from simplebus.demo.drill import demo as run_demo
     from simplebus.demo.verdict import lines
 
-    logging.getLogger("simplebus").setLevel(logging.ERROR)  # What is done here is done on purpose.
+    logging.getLogger("simplebus").setLevel(logging.ERROR)  # The demo provokes the warnings.
     console = Console()
     with LiveDisplay(console) if console.is_terminal else PlainDisplay() as display:
         verdict = trio.run(run_demo, display)
@@ -163,13 +166,13 @@ app.command(rich_help_panel=_USE, help=command.HELP)(command.serve)
     help=(
         "Publish messages.\n\n\b\n"
         "  simplebus pub 1 hello world              two messages\n"
-        "  tail -f app.log | simplebus pub 1        a message for each line\n"
-        "  simplebus pub 1 --count 1000000          generated ones\n"
+        "  tail -f app.log | simplebus pub 1        one message per line\n"
+        "  simplebus pub 1 --count 1000000          generated messages\n"
         "  simplebus pub orders --channel eu.paid --header by=ada x\n\n"
-        "Messages that nobody has subscribed to yet wait for the class's first subscriber."
+        "If the class has no subscriber yet, its messages wait for the first one."
     ),
 )
-@with_access
+@with_client_options
 def pub(
     class_: Annotated[Any, _CLASS],
     text: Annotated[
@@ -177,12 +180,14 @@ def pub(
         typer.Argument(
             metavar="TEXT",
             show_default=False,
-            help="A message each. Without any, every line of standard input is one.",
+            help="One message per TEXT. Without TEXT, each line of standard input is a message.",
         ),
     ] = None,
     count: Annotated[
         int | None,
-        typer.Option("--count", min=1, metavar="COUNT", help="Generate so many numbered messages."),
+        typer.Option(
+            "--count", min=1, metavar="COUNT", help="Publish COUNT generated, numbered messages."
+        ),
     ] = None,
     size: Annotated[
         int,
@@ -191,7 +196,7 @@ def pub(
             parser=parse_size,
             metavar="SIZE",
             show_default="64",
-            help="How long each generated message is.",
+            help="Size of each generated message in bytes.",
         ),
     ] = 64,
     rate: Annotated[
@@ -200,8 +205,8 @@ def pub(
             "--rate",
             min=0.001,
             metavar="RATE",
-            show_default="as fast as the bus takes them",
-            help="At most so many generated messages a second.",
+            show_default="no limit",
+            help="Maximum number of generated messages per second.",
         ),
     ] = None,
     channel: Annotated[
@@ -211,7 +216,7 @@ def pub(
             parser=parse_channel,
             metavar="CHANNEL",
             show_default=False,
-            help="The channel of each message, a dotted name such as orders.eu.paid.",
+            help="Channel of each message, a dotted name such as orders.eu.paid.",
         ),
     ] = None,
     key: Annotated[
@@ -220,7 +225,8 @@ def pub(
             "--key",
             metavar="TEXT",
             show_default=False,
-            help="What belongs together, such as a customer's number.",
+            help="Key of each message, such as a customer number. Key-ordered groups process the "
+            "messages of a key in order.",
         ),
     ] = None,
     header: Annotated[
@@ -230,7 +236,7 @@ def pub(
             parser=parse_header,
             metavar="NAME=VALUE",
             show_default=False,
-            help="A header of each message. May be given several times.",
+            help="Header of each message. Repeat the option for more headers.",
         ),
     ] = None,
     expires: Annotated[
@@ -240,7 +246,7 @@ def pub(
             parser=parse_seconds,
             metavar="SECONDS",
             show_default="never",
-            help="After so many seconds nobody gets the message any more.",
+            help="Seconds until each message expires. An expired message is not delivered.",
         ),
     ] = None,
     url: Annotated[str, URL_OPTION] = URL,
@@ -253,7 +259,7 @@ def pub(
 
     from simplebus.commands import pubsub
 
-    about = pubsub.said(channel=channel, key=key, headers=header, expires=expires)
+    about = pubsub.publish_options(channel=channel, key=key, headers=header, expires=expires)
     if count is not None:
         job = partial(
             pubsub.publish_generated, url, class_, about, count=count, size=size, rate=rate
@@ -271,15 +277,15 @@ def pub(
 @app.command(
     rich_help_panel=_USE,
     help=(
-        "Print the messages of a class, a line each, and acknowledge them.\n\n\b\n"
+        "Print the messages of a class, one per line, and acknowledge them.\n\n\b\n"
         "  simplebus sub 1\n"
         "  simplebus sub 1 --count 10 --raw > ten-messages\n"
         "  simplebus sub orders --channel 'eu.*' --durable billing\n\n"
-        "It ends with Ctrl-C. The first subscriber of a class gets what is waiting there; a "
-        "further one gets what is published from then on."
+        "Stop it with Ctrl-C. The first subscriber of a class receives the waiting messages; later "
+        "subscribers receive messages that are published from then on."
     ),
 )
-@with_access
+@with_client_options
 def sub(
     class_: Annotated[Any, _CLASS],
     count: Annotated[
@@ -288,24 +294,24 @@ def sub(
             "--count",
             min=1,
             metavar="COUNT",
-            show_default="go on",
-            help="End after so many messages. Further ones are left to the next subscriber.",
+            show_default="no limit",
+            help="Exit after COUNT messages. Further messages stay for the next subscriber.",
         ),
     ] = None,
     raw: Annotated[
         bool,
         typer.Option(
             "--raw",
-            help="Print each message's bytes as they are, and a line end. Otherwise control "
-            "characters and what is no UTF-8 are shown as escapes such as \\n and \\xff.",
+            help="Print the unchanged bytes of each message and a line end. Without --raw, control "
+            "characters and invalid UTF-8 are printed as escapes such as \\n and \\xff.",
         ),
     ] = False,
     no_ack: Annotated[
         bool,
         typer.Option(
             "--no-ack",
-            help="Acknowledge nothing: messages come again after the ack timeout, and to the next "
-            "subscriber.",
+            help="Acknowledge no message. Messages are redelivered after the ack timeout and to the "
+            "next subscriber.",
         ),
     ] = False,
     channel: Annotated[
@@ -315,8 +321,8 @@ def sub(
             parser=parse_pattern,
             metavar="PATTERN",
             show_default="all messages",
-            help="Only messages on channels like this one: * stands for one segment, # at the end "
-            "for any number of them. May be given several times.",
+            help="Receive only messages on channels that match: * matches one segment, # at the end "
+            "matches any number of segments. Repeat the option for more patterns.",
         ),
     ] = None,
     durable: Annotated[
@@ -325,7 +331,8 @@ def sub(
             "--durable",
             metavar="NAME",
             show_default=False,
-            help="Go on where the last subscriber of this name ended; the bus keeps the position.",
+            help="Name of a durable: the bus keeps its position, and the next subscriber of this "
+            "name continues there.",
         ),
     ] = None,
     group: Annotated[
@@ -334,14 +341,16 @@ def sub(
             "--group",
             metavar="NAME",
             show_default=False,
-            help="Share the messages with all other subscribers of this group: each gets some.",
+            help="Share the messages with the other subscribers of this group: each message goes to "
+            "one member.",
         ),
     ] = None,
     by_key: Annotated[
         bool,
         typer.Option(
             "--by-key",
-            help="In a group: messages of one key go to one subscriber, one after the other.",
+            help="Deliver the messages of a key one after the other, to one member of the group. "
+            "Needs --group.",
         ),
     ] = False,
     start: Annotated[
@@ -350,9 +359,10 @@ def sub(
             "--start",
             parser=parse_start,
             metavar="WHERE",
-            help="Begin with what waits for a first subscriber (waiting), with the next message "
-            "(new), the oldest or the newest one there (earliest, last), the last message of each "
-            "channel (last_values), a sequence, or a time such as 2026-01-31T08:00.",
+            help="First message to receive: those waiting for a first subscriber (waiting), the "
+            "next one published (new), the oldest or newest stored one (earliest, last), the last "
+            "message of each channel (last_values), a sequence, or a time such as "
+            "2026-01-31T08:00.",
         ),
     ] = "waiting",
     max_in_flight: Annotated[
@@ -362,7 +372,8 @@ def sub(
             min=1,
             metavar="COUNT",
             show_default="as the bus says",
-            help="Be sent so many messages at most that are not acknowledged.",
+            help="Maximum number of messages in flight, which are delivered but not yet "
+            "acknowledged.",
         ),
     ] = None,
     ack_seconds: Annotated[
@@ -372,7 +383,7 @@ def sub(
             parser=parse_seconds,
             metavar="SECONDS",
             show_default="as the bus says",
-            help="How long a message may be unacknowledged before it comes again.",
+            help="Seconds until a message that is not acknowledged is redelivered.",
         ),
     ] = None,
     max_deliveries: Annotated[
@@ -383,7 +394,8 @@ def sub(
             max=DELIVERIES_MAX,
             metavar="COUNT",
             show_default="as the bus says",
-            help="How often a message comes before it is given up. 0 for without end.",
+            help="Number of deliveries after which an unacknowledged message becomes a dead letter. "
+            "0 sets no limit.",
         ),
     ] = None,
     backoff: Annotated[
@@ -393,7 +405,7 @@ def sub(
             parser=parse_pauses,
             metavar="SECONDS,…",
             show_default="as the bus says",
-            help="Pauses before a message comes the second time, the third and so on: 1,5,30.",
+            help="Delays before the second, third and further deliveries, in seconds: 1,5,30.",
         ),
     ] = None,
     url: Annotated[str, URL_OPTION] = URL,
@@ -430,32 +442,32 @@ def sub(
 
 
 app.add_typer(pipeline.app, name="pipeline", rich_help_panel=_USE)
-app.command(rich_help_panel=_LOOK_AFTER, help=top.HELP)(with_access(top.top))
-app.command(rich_help_panel=_LOOK_AFTER, help=explain.HELP)(with_access(explain.explain))
-app.add_typer(dlq.app, name="dlq", rich_help_panel=_LOOK_AFTER)
-app.command(rich_help_panel=_LOOK_AFTER, help=forget.HELP)(with_access(forget.forget))
-app.add_typer(journal.app, name="journal", rich_help_panel=_LOOK_AFTER)
-app.command(rich_help_panel=_JOIN, help=bridge.HELP)(bridge.bridge)
-app.command(rich_help_panel=_JOIN, help=gateway.HELP)(gateway.gateway)
+app.command(rich_help_panel=_OPERATE, help=top.HELP)(with_client_options(top.top))
+app.command(rich_help_panel=_OPERATE, help=explain.HELP)(with_client_options(explain.explain))
+app.add_typer(dlq.app, name="dlq", rich_help_panel=_OPERATE)
+app.command(rich_help_panel=_OPERATE, help=forget.HELP)(with_client_options(forget.forget))
+app.add_typer(journal.app, name="journal", rich_help_panel=_OPERATE)
+app.command(rich_help_panel=_CONNECT, help=bridge.HELP)(bridge.bridge)
+app.command(rich_help_panel=_CONNECT, help=gateway.HELP)(gateway.gateway)
 
 
 @app.command(
     rich_help_panel=_USE,
     help=(
-        "Measure how fast the bus is on this machine.\n\n"
-        "A publisher and subscribers, in processes of their own, pass messages through a server "
-        "that is started for it, or the one at --url. Every message is stored, delivered and "
-        "acknowledged; every id and every byte is checked before a rate is printed. Then messages "
-        "go one at a time, for the latency.\n\n\b\n"
+        "Measure the throughput and latency of the bus on this machine.\n\n"
+        "A publisher and subscribers, each in its own process, pass messages through a server that "
+        "is started for the benchmark, or through the one at --url. Every message is stored, "
+        "delivered and acknowledged; every id and every byte is checked before a rate is printed. "
+        "Then messages are sent one at a time to measure the latency.\n\n\b\n"
         "  simplebus bench\n"
         "  simplebus bench --messages 10000000 --size 16 --subscribers 2"
     ),
 )
-@with_access
+@with_client_options
 def bench(
     messages: Annotated[
         int,
-        typer.Option("--messages", min=1, metavar="COUNT", help="How many messages to publish."),
+        typer.Option("--messages", min=1, metavar="COUNT", help="Number of messages to publish."),
     ] = 2_000_000,
     size: Annotated[
         int,
@@ -464,7 +476,7 @@ def bench(
             parser=parse_size,
             metavar="SIZE",
             show_default="128",
-            help="How long each message is, at least 16 bytes.",
+            help="Size of each message in bytes, at least 16.",
         ),
     ] = 128,
     subscribers: Annotated[
@@ -473,7 +485,7 @@ def bench(
             "--subscribers",
             min=1,
             metavar="COUNT",
-            help="How many subscribers each message goes to.",
+            help="Number of subscribers that receive each message.",
         ),
     ] = 1,
     url: Annotated[
@@ -484,8 +496,8 @@ def bench(
             parser=parse_url,
             envvar="SIMPLEBUS_URL",
             show_envvar=False,
-            show_default="a server of its own",
-            help="Use the bus that listens there, as simplebus://HOST:PORT.",
+            show_default="start a server",
+            help="Server to measure, as simplebus://HOST:PORT.",
         ),
     ] = None,
     class_id: Annotated[
@@ -495,7 +507,8 @@ def bench(
             min=0,
             max=CLASS_ID_MAX - 1,
             metavar="CLASS",
-            help="Use this class and the next one. Nobody else may use them meanwhile.",
+            help="Id of the class to use, together with the next one. No other client may use them "
+            "during the benchmark.",
         ),
     ] = 65000,
 ) -> None:
@@ -526,13 +539,13 @@ app.command(
 )(systemd_unit.systemd_unit)
 
 
-# What goes wrong ---------------------------------------------------------------------------------
+# Entry point --------------------------------------------------------------------------------------
 
 
 def main() -> None:
-    """The entry point: `app`, with every foreseeable error as a sentence and an exit status."""
+    """Run `app`; print each expected error as one sentence and exit with its status."""
     while (descriptor := os.open(os.devnull, os.O_RDWR)) < 3:
-        pass  # Standard input, output or error was closed: no socket is to be in its place.
+        pass  # A standard stream is closed: a socket must not get its descriptor.
     os.close(descriptor)
     remove_service_links(os.environ)
     if (conflict := find_conflict()) is not None:
@@ -545,8 +558,8 @@ def main() -> None:
         if any(isinstance(cause, KeyboardInterrupt) for cause in causes):
             sys.exit(130)
         if not all(isinstance(cause, (BusError, OSError, MemoryError)) for cause in causes):
-            raise  # A bug of ours: its traceback is wanted.
-        if isinstance(causes[0], BrokenPipeError):  # Whoever read what we print has read enough.
+            raise  # A bug: show the traceback.
+        if isinstance(causes[0], BrokenPipeError):  # The reader of standard output has ended.
             sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - for the flush at exit.
         else:
             typer.echo(f"simplebus: {describe_error(causes[0])}", err=True)

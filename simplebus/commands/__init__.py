@@ -1,1 +1,15 @@
-"""The commands of `simplebus`, a file each, and the flags that several of them share."""
+"""Commands of the `simplebus` command line, one module each.
+
+- `serve`: the server; a package.
+- `pubsub`: `pub` and `sub`.
+- `bridge`, `gateway`: programs that connect buses and modules.
+- `top`, `explain`, `dlq`, `forget`: inspection and repair of a running server.
+- `journal`: inspection of a data directory.
+- `check_config`: `check-config` and `config sample`.
+- `user`: the users file.
+- `systemd_unit`: units for systemd.
+- `client_options`: options of every command that connects to a server.
+
+Commands import their implementation when they run, so that `--help` is fast. May import every
+package but `testing`.
+"""

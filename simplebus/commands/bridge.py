@@ -1,4 +1,4 @@
-"""`simplebus bridge`: copy classes from one bus to another until told to stop."""
+"""`simplebus bridge`: copies classes from one bus to another until it is stopped."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from simplebus.commands.serve import http_options, log_options
-from simplebus.config.mistakes import ConfigError, describe_unknown_name
+from simplebus.config.errors import ConfigError, describe_unknown_name
 from simplebus.config.parse import LogFormat, LogLevel, option, parse_class, parse_pattern
-from simplebus.config.toml_lines import locate_keys, add_location
-from simplebus.console.errors import CONFIG_STATUS, USAGE_STATUS, fail, describe_error
+from simplebus.config.toml_lines import add_location, locate_keys
+from simplebus.console.errors import CONFIG_STATUS, USAGE_STATUS, describe_error, fail
 from simplebus.core import toml
 
 if TYPE_CHECKING:
@@ -27,10 +27,10 @@ HELP = (
     "  simplebus bridge --from 127.0.0.1:8888 --to nats://hq:4222 orders\n"
     "  simplebus bridge --from 127.0.0.1:8888 --to nats://a,nats://b orders\n"
     "  simplebus bridge bridges.toml\n\n"
-    "A message is acknowledged here when it is confirmed there. Between two buses it is stored "
-    "there once, in its order, whatever breaks meanwhile; while one end is away, the other one "
-    "keeps what is to be copied. A message is not copied to a bus where it has been. A file says "
-    "more: see the README."
+    "A message is acknowledged at the source when the target has confirmed it. Between two buses "
+    "each message is stored once at the target, in order, even after failures. While the target is "
+    "down, the source keeps the messages. A message is not copied to a bus that it has passed "
+    "already. A file has more settings: see the README."
 )
 
 
@@ -39,7 +39,7 @@ def _parse_rewrite(text: str | tuple[str, str]) -> tuple[str, str]:
         return text
     pattern, sign, template = text.partition("=")
     if not sign:
-        raise typer.BadParameter(f"{text!r} is no renaming; write PATTERN=TEMPLATE")
+        raise typer.BadParameter(f"{text!r} is not a rewrite rule; write PATTERN=TEMPLATE")
     return pattern, template
 
 
@@ -50,32 +50,36 @@ def bridge(
         typer.Argument(
             metavar="CLASS... | FILE",
             show_default=False,
-            help="The classes to be copied, by their ids or names; or a TOML file that says more.",
+            help="Ids or names of the classes to copy, or a TOML file with [[bridges]].",
         ),
     ] = None,
     from_: Annotated[
         str | None,
         option(
             "--from",
-            "The bus that is read: HOST:PORT, or nats://HOST:PORT; of a cluster of NATS servers "
-            "several, with commas between.",
+            "Source: HOST:PORT, or nats://HOST:PORT; for a NATS cluster several addresses, "
+            "separated by commas.",
             metavar="URL",
         ),
     ] = None,
     to: Annotated[
         str | None,
-        option("--to", "The bus that is written to, likewise.", metavar="URL"),
+        option("--to", "Target, in the same form.", metavar="URL"),
     ] = None,
     both: Annotated[bool, option("--both", "Copy in both directions.")] = False,
     name: Annotated[
         str,
-        option("--name", "Names what the buses keep of it: two bridges have two.", metavar="NAME"),
+        option(
+            "--name",
+            "Name under which the buses store the bridge's position. Give each bridge its own.",
+            metavar="NAME",
+        ),
     ] = "bridge",
     channel: Annotated[
         list[str] | None,
         option(
             "--channel",
-            "Copy only what this pattern matches. May be given several times.",
+            "Copy only messages on channels that match. Repeat the option for more patterns.",
             metavar="PATTERN",
             parser=parse_pattern,
             show_default=False,
@@ -85,7 +89,7 @@ def bridge(
         list[Any] | None,
         option(
             "--rewrite",
-            "Rename channels: 'orders.*.#=*.orders.#'. The first one that matches counts.",
+            "Rename channels: 'orders.*.#=*.orders.#'. The first matching rule applies.",
             metavar="PATTERN=TEMPLATE",
             parser=_parse_rewrite,
             show_default=False,
@@ -93,17 +97,17 @@ def bridge(
     ] = None,
     hops: Annotated[
         int,
-        option("--hops", "Copy only what has come over so many buses at most.", metavar="N"),
+        option("--hops", "Maximum number of buses that a copied message has passed.", metavar="N"),
     ] = 16,
     no_path: Annotated[
         bool,
         option(
             "--no-path",
-            "To NATS: leave out the header that says where a message has been. Only where nothing "
-            "that is copied there comes back.",
+            "Omit the bridge path header for a NATS target. Use it only if no bridge copies the "
+            "messages back.",
         ),
     ] = False,
-    http: http_options.At = None,
+    http: http_options.HttpAddress = None,
     log_level: log_options.Level = LogLevel.INFO,
     log_format: log_options.Format = LogFormat.TEXT,
 ) -> None:
@@ -118,12 +122,12 @@ def bridge(
     try:
         if is_file:
             if from_ or to:
-                raise ConfigError(f"{given[0]} says it all: --from and --to go without a file")
-            bridges = _read(Path(given[0]))
+                raise ConfigError(f"--from and --to cannot be combined with the file {given[0]}")
+            bridges = _read_bridges(Path(given[0]))
         else:
             _check_no_secret(context)
             bridges = [
-                _simple(
+                _build_bridge(
                     name,
                     from_ or "",
                     to or "",
@@ -135,7 +139,7 @@ def bridge(
                     rewrite=tuple(rewrite or ()),
                 )
             ]
-        made = create_copiers([_with_environment(each) for each in bridges])
+        made = create_copiers([_add_environment_credentials(each) for each in bridges])
     except typer.BadParameter as error:
         fail(error.message, status=USAGE_STATUS)
     except ValueError as error:
@@ -146,7 +150,7 @@ def bridge(
 
 
 def _check_no_secret(context: typer.Context) -> None:
-    """Raise ConfigError where an address on the command line says who the bridge is."""
+    """Raise ConfigError if an address on the command line contains credentials."""
     for name, flag, prefix in (
         ("from_", "--from", "SIMPLEBUS_FROM_"),
         ("to", "--to", "SIMPLEBUS_TO_"),
@@ -155,13 +159,13 @@ def _check_no_secret(context: typer.Context) -> None:
         is_seen = source is not None and source.name == "COMMANDLINE"
         if is_seen and "@" in (context.params[name] or ""):
             raise ConfigError(
-                f"{flag}: it says who the bridge is, and whoever lists processes reads that: "
-                f"expected HOST:PORT or nats://HOST:PORT, and {prefix}USER and {prefix}PASSWORD, "
-                f"or {prefix}TOKEN, in the environment"
+                f"{flag}: the address contains credentials, which every user of this machine can "
+                f"list: expected HOST:PORT or nats://HOST:PORT, and {prefix}USER and "
+                f"{prefix}PASSWORD, or {prefix}TOKEN, in the environment"
             )
 
 
-def _simple(
+def _build_bridge(
     name: str,
     near: str,
     far: str,
@@ -185,13 +189,18 @@ def _simple(
     )
 
 
-def _with_environment(bridge: BridgeSettings) -> BridgeSettings:
-    """With who it is, at the ends of which nothing else says so: SIMPLEBUS_FROM_USER,
-    SIMPLEBUS_TO_CREDENTIALS and so on. Raises ValueError."""
+def _add_environment_credentials(bridge: BridgeSettings) -> BridgeSettings:
+    """Add credentials from SIMPLEBUS_FROM_USER, SIMPLEBUS_TO_CREDENTIALS and so on.
+
+    They apply to an end without other credentials. Raises ValueError.
+    """
     from simplebus.client.credentials import Access
 
     found: dict[str, Any] = {}
-    for access, prefix in (("source_access", "SIMPLEBUS_FROM_"), ("target_access", "SIMPLEBUS_TO_")):
+    for access, prefix in (
+        ("source_access", "SIMPLEBUS_FROM_"),
+        ("target_access", "SIMPLEBUS_TO_"),
+    ):
         said = {
             f"SIMPLEBUS_{name.removeprefix(prefix)}": value
             for name, value in os.environ.items()
@@ -205,8 +214,8 @@ def _with_environment(bridge: BridgeSettings) -> BridgeSettings:
     return replace(bridge, **found)
 
 
-def _read(path: Path) -> list[BridgeSettings]:
-    """The bridges of a file. Raises ConfigError."""
+def _read_bridges(path: Path) -> list[BridgeSettings]:
+    """Return the bridges of a file. Raises ConfigError."""
     from simplebus.config.bridges import parse_bridges
 
     try:
@@ -215,13 +224,13 @@ def _read(path: Path) -> list[BridgeSettings]:
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
     except (toml.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} is no TOML: {error}") from None
+        raise ConfigError(f"{path} is not TOML: {error}") from None
     try:
         for key in raw:
             if key != "bridges":
                 raise ConfigError(describe_unknown_name(key, ["bridges"], ""))
         if not (raw_bridges := raw.get("bridges", [])):
-            raise ConfigError("there is no bridge in it: expected a table [[bridges]]")
+            raise ConfigError("the file has no bridges: expected a table [[bridges]]")
         return parse_bridges(raw_bridges, is_served=False)[0]
     except ConfigError as error:
         lines = locate_keys(text)

@@ -1,7 +1,7 @@
-"""`simplebus check-config` and `simplebus config`: what a file says, and what one could say.
+"""`simplebus check-config` and `simplebus config sample`.
 
-Rule 1: a file is looked at as `serve --config FILE` would, with the files that it names, and all
-that is wrong with it is told at once. Nothing is started.
+The file, and the files that it names, are checked as `serve --config FILE` does, without starting a
+server. All errors are reported at once.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from typing import Annotated, Any, cast
 import typer
 
 from simplebus.config.environment import PREFIX, find_invalid_variables, unread_variables
-from simplebus.config.file import Check, Config
-from simplebus.config.messages import name_options_by_source, option_names_in
-from simplebus.config.mistakes import MESSAGES_MAX
+from simplebus.config.errors import MESSAGES_MAX
+from simplebus.config.file import ConfigCheck, ConfigFile
+from simplebus.config.option_names import name_options_by_source, option_names_in
 from simplebus.config.parse import HOSTS
 from simplebus.config.server_settings import server_settings
 from simplebus.console.errors import CONFIG_STATUS, describe_error, fail
 
 CHECK_HELP = (
-    "Say what is wrong with a configuration file, if anything is.\n\n"
-    "It is looked at as [bold]simplebus serve --config FILE[/bold] would, with the files that "
-    "it names; nothing is started. Every mistake is told, with its line; the exit status is 78 "
-    "then.\n\n\b\n"
+    "Check a configuration file without starting a server.\n\n"
+    "The file, and the files that it names, are checked as "
+    "[bold]simplebus serve --config FILE[/bold] does. Every error is printed with its line; the "
+    "exit status is then 78.\n\n\b\n"
     "  simplebus check-config /etc/simplebus.toml"
 )
 
@@ -40,7 +40,7 @@ app = typer.Typer(
     help=(
         "Configuration files of `simplebus serve`.\n\n\b\n"
         "  simplebus config sample > simplebus.toml\n\n"
-        "[bold]simplebus check-config[/bold] looks one over."
+        "[bold]simplebus check-config[/bold] checks a file."
     ),
 )
 
@@ -48,14 +48,14 @@ app = typer.Typer(
 def check_config(
     context: typer.Context,
     file: Annotated[
-        str, typer.Argument(metavar="FILE", show_default=False, help="The TOML file to be checked.")
+        str, typer.Argument(metavar="FILE", show_default=False, help="TOML file of `serve` to check.")
     ],
 ) -> None:
-    config, mistakes = looked_over(file)
+    config, mistakes = check_file(file)
     from simplebus.commands.serve.settings import SECRET_VARIABLES
 
     root = context.find_root().command
-    unread = unread_variables(os.environ, serve_command_of(), root, SECRET_VARIABLES)
+    unread = unread_variables(os.environ, create_serve_command(), root, SECRET_VARIABLES)
     for warning in (*config.warnings, *unread):
         typer.echo(f"simplebus: {warning}", err=True)
     if mistakes:
@@ -65,19 +65,19 @@ def check_config(
 
 @app.command(
     help=(
-        "Print a configuration file with every setting, its default and what it means.\n\n"
-        "What is commented out is as it is by itself; take the # away to change it.\n\n\b\n"
+        "Print a sample configuration file with every setting, its default and its meaning.\n\n"
+        "The settings are commented out; remove the # to change one.\n\n\b\n"
         "  simplebus config sample > simplebus.toml"
     )
 )
 def sample() -> None:
-    from simplebus.config.sample import text
+    from simplebus.config.sample import render_sample
 
-    typer.echo(text(serve_command_of().params), nl=False)
+    typer.echo(render_sample(create_serve_command().params), nl=False)
 
 
-def serve_command_of() -> Any:
-    """The command that a file is for."""
+def create_serve_command() -> Any:
+    """Return the typer command `serve`."""
     from simplebus.commands.serve.command import serve
 
     alone = typer.Typer(add_completion=False)
@@ -85,20 +85,20 @@ def serve_command_of() -> Any:
     return typer.main.get_command(alone)
 
 
-def looked_over(file: str) -> tuple[Config, list[str]]:
-    """What a file says, and all that is wrong with it, each with the file and the line, and with
-    variables of the environment.
+def check_file(file: str) -> tuple[ConfigFile, list[str]]:
+    """Return the file's content and all errors in the file and the environment variables.
 
-    What contradicts something else is left out, and the rest looked at again."""
-    command, check = serve_command_of(), Check()
+    Options that contradict others are ignored, and the rest is checked again.
+    """
+    command, check = create_serve_command(), ConfigCheck()
     found: dict[str, None] = {}
     for parameter, said in find_invalid_variables(command, typer.Context(command)).items():
         found[said] = None
         parameter.envvar = None
     while True:
         with command.make_context("simplebus serve", ["--config", file], obj=check) as given:
-            config: Config = given.params["config"]
-            told, warnings = _contradictions(cast(typer.Context, given))
+            config: ConfigFile = given.params["config"]
+            told, warnings = _find_conflicts(cast(typer.Context, given))
         found |= dict.fromkeys(told)
         culprits = [name for names in told.values() for name in names if name in config.options]
         if not culprits or len(found) >= MESSAGES_MAX:
@@ -109,29 +109,32 @@ def looked_over(file: str) -> tuple[Config, list[str]]:
 
 
 def _line(file: str, mistake: str) -> int:
-    """Of a mistake that has one in this file; those that have none come last."""
+    """Return the line of an error for sorting; errors without a line come last."""
     found = re.match(re.escape(file) + r":(\d+): ", mistake)
     return int(found[1]) if found else sys.maxsize
 
 
-def _contradictions(context: typer.Context) -> tuple[dict[str, list[str]], list[str]]:
-    """What of a file that is good key by key does not fit together, and which files that it names
-    are no good: each with the options that it names. And what is to be warned of."""
+def _find_conflicts(context: typer.Context) -> tuple[dict[str, list[str]], list[str]]:
+    """Find contradictions between valid values, and unusable files that the values name.
+
+    Returns:
+        The options that each error message names, and the warnings.
+    """
     from simplebus.commands.serve import jetstream_options
     from simplebus.commands.serve.option_values import convert_params
     from simplebus.commands.serve.settings import http_listener, nats_listener
     from simplebus.commands.serve.tls_options import (
+        certificate_user_warnings,
         configured_users,
-        shut_out,
         tls_options,
-        trusting,
+        tls_warnings,
     )
     from simplebus.server.tls.certificates import check_readable
     from simplebus.server.tls.certificates import create_ssl_context as tls_context
 
     found: dict[str, list[str]] = {}
     convert_params(context)
-    config: Config = context.params["config"]
+    config: ConfigFile = context.params["config"]
 
     def tried(look: Callable[[], Any]) -> Any:
         try:
@@ -155,7 +158,7 @@ def _contradictions(context: typer.Context) -> tuple[dict[str, list[str]], list[
     operators = tried(lambda: http_listener(context))
     hosts = tuple(context.params["host"] or HOSTS)
     tried(
-        lambda: _look_at_ports(
+        lambda: _check_ports(
             config,
             ("--port", context.params["port"], hosts),
             ("--nats-port", door.port if door else None, hosts),
@@ -177,17 +180,21 @@ def _contradictions(context: typer.Context) -> tuple[dict[str, list[str]], list[
         if not problems:
             tried(partial(tls_context, each))
     if (folder := context.params["data_dir"]) is not None:
-        tried(lambda: _look_at_folder(folder))
+        tried(lambda: _check_data_dir(folder))
     idle = config.ineffective_settings(chosen) if chosen is not None else []
-    return found, [*idle, *trusting(certificates), *shut_out(users, certificates)]
+    return found, [
+        *idle,
+        *tls_warnings(certificates),
+        *certificate_user_warnings(users, certificates),
+    ]
 
 
 _FILES = {"the certificate ": "cert", "the key ": "key", "the CA certificate ": "ca"}
-"""How options of files end, by how complaints of theirs begin: all may be in one file."""
+"""Last word of an option by the beginning of its error; one file may serve several options."""
 
 
 def _with_option(said: str, context: typer.Context) -> str:
-    """What is wrong with a file that an option names, behind that option."""
+    """Return an error about a file with the option that names the file in front."""
     kind = next((end for begin, end in _FILES.items() if said.startswith(begin)), "")
     named = [
         (name.endswith(kind), len(str(value)), name)
@@ -197,22 +204,22 @@ def _with_option(said: str, context: typer.Context) -> str:
     return f"--{max(named)[2].replace('_', '-')}: {said}" if named else said
 
 
-def _look_at_ports(config: Config, *doors: tuple[str, int | None, tuple[str, ...]]) -> None:
-    """Raise ValueError where two doors, each with its option, port and hosts, would listen at one
-    place."""
-    for (flag, port, hosts), (other, again, there) in combinations(doors, 2):
-        if port and port == again and (set(hosts) & set(there) or _ALL & {*hosts, *there}):
-            if other[2:].replace("-", "_") not in config.options:  # What the file says is told.
-                flag, other = other, flag
-            raise ValueError(f"{other}: {flag} is {port} already")
+def _check_ports(config: ConfigFile, *listeners: tuple[str, int | None, tuple[str, ...]]) -> None:
+    """Raise ValueError if two listeners, each (option, port, hosts), would use the same port."""
+    for (flag, port, hosts), (other_flag, other_port, other_hosts) in combinations(listeners, 2):
+        shared_hosts = set(hosts) & set(other_hosts) or _ALL_ADDRESSES & {*hosts, *other_hosts}
+        if port and port == other_port and shared_hosts:
+            if other_flag[2:].replace("-", "_") not in config.options:
+                flag, other_flag = other_flag, flag  # Report the option that the file sets.
+            raise ValueError(f"{other_flag}: {flag} is {port} already")
 
 
-_ALL = {"0.0.0.0", "::"}
+_ALL_ADDRESSES = {"0.0.0.0", "::"}
 
 
-def _look_at_folder(folder: Path) -> None:
-    """Raise ValueError where no journal can be."""
-    from simplebus.storage.directory import check as check_directory
+def _check_data_dir(folder: Path) -> None:
+    """Raise ValueError if the directory cannot hold a journal."""
+    from simplebus.storage.directory import check_directory
     from simplebus.storage.errors import JournalError
 
     try:

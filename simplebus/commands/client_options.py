@@ -1,8 +1,7 @@
-"""The options of commands that connect to a bus: whom they trust, and who they are.
+"""Options of every command that connects to a server: credentials and TLS.
 
-Rule 1: no secret has an option: whoever lists processes would read it. A password is in the
-environment, in a file, or asked for.
-Rule 2: what an option says is what the environment would say: there is one place where it is read.
+Secrets have no options, because every user can list command lines. The options set the environment
+variables that the client reads.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from simplebus.console.errors import fail
 R = TypeVar("R")
 
 ACCESS = "Access"
-"""Under which heading the help lists them."""
+"""Heading of these options in the help."""
 
 
 _OPTIONS: dict[str, Any] = {
@@ -32,8 +31,8 @@ _OPTIONS: dict[str, Any] = {
         str | None,
         option(
             "--user",
-            "Who to be, where the bus asks. The password is SIMPLEBUS_PASSWORD's, or asked for; "
-            "SIMPLEBUS_TOKEN is a token instead of both.",
+            "User name, if the server needs one. The password is read from SIMPLEBUS_PASSWORD or "
+            "the terminal. SIMPLEBUS_TOKEN is a token that replaces both.",
             panel=ACCESS,
             metavar="NAME",
             show_default=False,
@@ -43,7 +42,7 @@ _OPTIONS: dict[str, Any] = {
         Path | None,
         option(
             "--credentials",
-            "A TOML file of user and password, or token, and of ca, cert and key.",
+            "TOML file with user and password, or token, and with ca, cert and key.",
             panel=ACCESS,
             metavar="FILE",
             parser=Path,
@@ -54,8 +53,8 @@ _OPTIONS: dict[str, Any] = {
         Path | None,
         option(
             "--tls-ca",
-            "Who may have signed the bus's certificate, as PEM, for a URL of TLS, which "
-            "begins with simplebuss:// or https://. Without it, whom this system trusts.",
+            "PEM file of the certificate authorities to trust, for a URL with simplebuss:// or "
+            "https://. By default, the system's authorities.",
             panel=ACCESS,
             metavar="FILE",
             parser=Path,
@@ -66,7 +65,7 @@ _OPTIONS: dict[str, Any] = {
         Path | None,
         option(
             "--tls-cert",
-            "A certificate to show to a bus that asks for one, as PEM.",
+            "PEM file with a client certificate, for a server that asks for one.",
             panel=ACCESS,
             metavar="FILE",
             parser=Path,
@@ -77,7 +76,7 @@ _OPTIONS: dict[str, Any] = {
         Path | None,
         option(
             "--tls-key",
-            "Its private key, where it is not in the same file.",
+            "PEM file with the private key of --tls-cert, unless it is in the same file.",
             panel=ACCESS,
             metavar="FILE",
             parser=Path,
@@ -87,12 +86,12 @@ _OPTIONS: dict[str, Any] = {
 }
 
 
-def with_access(command: Callable[..., R]) -> Callable[..., R]:
-    """A command that connects to a bus, with these options besides its own."""
+def with_client_options(command: Callable[..., R]) -> Callable[..., R]:
+    """Return `command` with the client options added to its own."""
 
     @functools.wraps(command)
     def run(*args: Any, **values: Any) -> R:
-        _say({name: values.pop(name, None) for name in _OPTIONS})
+        _apply_to_environment({name: values.pop(name, None) for name in _OPTIONS})
         return command(*args, **values)
 
     own = inspect.signature(command)
@@ -110,11 +109,14 @@ def with_access(command: Callable[..., R]) -> Callable[..., R]:
     return run
 
 
-def _say(given: dict[str, Any]) -> None:
-    """Have the environment say what the options do, and fail if that makes no sense."""
+def _apply_to_environment(given: dict[str, Any]) -> None:
+    """Set the client's environment variables from the options; exit if they are invalid."""
     from simplebus.client.credentials import CREDENTIALS_VARIABLE, ENVIRONMENT_VARIABLES, Access
 
-    variables = {name: ENVIRONMENT_VARIABLES.get(name.removeprefix("tls_"), CREDENTIALS_VARIABLE) for name in given}
+    variables = {
+        name: ENVIRONMENT_VARIABLES.get(name.removeprefix("tls_"), CREDENTIALS_VARIABLE)
+        for name in given
+    }
     for name, value in given.items():
         if value is not None:
             os.environ[variables[name]] = str(value)
@@ -124,5 +126,8 @@ def _say(given: dict[str, Any]) -> None:
         fail(str(error), status=2)
     if found.user and not found.password:
         if not sys.stdin.isatty():
-            fail(f"user {found.user!r} has no password: set {ENVIRONMENT_VARIABLES['password']}", status=2)
+            fail(
+                f"user {found.user!r} has no password: set {ENVIRONMENT_VARIABLES['password']}",
+                status=2,
+            )
         os.environ[ENVIRONMENT_VARIABLES["password"]] = typer.prompt("Password", hide_input=True)

@@ -1,8 +1,6 @@
-"""`simplebus dlq`: dead letters listed, shown, published again, thrown away.
+"""`simplebus dlq`: lists, shows, requeues and purges dead letters.
 
-Rule 1: nothing heavy is imported before a command runs.
-Rule 2: what others wrote is printed without control characters.
-Rule 3: nothing is thrown away that was not chosen and agreed to.
+Texts of other clients are printed without control characters.
 """
 
 from __future__ import annotations
@@ -14,22 +12,23 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from simplebus.commands.client_options import with_access
+from simplebus.commands.client_options import with_client_options
 from simplebus.commands.explain import printable
 from simplebus.config.parse import URL, URL_OPTION, parse_class
 from simplebus.console.errors import fail
 
 if TYPE_CHECKING:
     from simplebus.client.aio.bus import Bus
-    from simplebus.client.dead_letters import DeadLetterFilter, DeadLetter, DeadLetterQueue
+    from simplebus.client.dead_letters import DeadLetter, DeadLetterFilter, DeadLetterQueue
     from simplebus.core.protocol.inquiry import ClassInfo
 
 app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode="rich",
     help=(
-        "Look after dead letters: messages that a subscription gave up, as messages of a class of "
-        "their own.\n\nThe last part of a name is enough: orders for dead.orders.\n\n\b\n"
+        "Inspect, requeue and purge dead letters. A message that a subscription could not process "
+        "becomes a dead letter, stored in the class dead.CLASS.\n\nEither name selects the dead "
+        "letters: orders or dead.orders.\n\n\b\n"
         "  simplebus dlq ls\n"
         "  simplebus dlq show orders --limit 5\n"
         "  simplebus dlq requeue orders --reason max_deliveries\n"
@@ -45,38 +44,41 @@ _CLASS = typer.Argument(
     parser=parse_class,
     metavar="CLASS",
     show_default=False,
-    help="The class in which they died, or that of its dead letters: its id, or its name.",
+    help="Class of the original messages, or class of the dead letters: its id or name.",
 )
-_JSON = typer.Option("--json", help="Print JSON, an object a line.")
+_JSON = typer.Option("--json", help="Print one JSON object per line.")
 _REASON = typer.Option(
     "--reason",
     metavar="REASON",
     show_default=False,
-    help="Those that died of this: max_deliveries, terminated or uncarriable.",
+    help="Select by reason: max_deliveries, terminated or uncarriable.",
 )
 _SUBSCRIPTION = typer.Option(
     "--subscription",
     metavar="NAME",
     show_default=False,
-    help="Those that the durable or group of this name gave up.",
+    help="Select by the durable or group that could not process the message.",
 )
 _SEQUENCE = typer.Option(
     "--sequence",
     min=0,
     metavar="N",
     show_default=False,
-    help="The one with this sequence, as `show` prints it. May be given several times.",
+    help="Select by sequence, as `show` prints it. Repeat the option for more.",
 )
-_ALL = typer.Option("--all", help="All of them.")
+_ALL = typer.Option("--all", help="Select all dead letters of the class.")
 
 
-@app.command(help="List which classes have dead letters: how many, since when, and why.")
-@with_access
+@app.command(help="List the classes with dead letters: count, oldest time and reasons.")
+@with_client_options
 def ls(
     class_: Annotated[
         Any,
         typer.Argument(
-            parser=parse_class, metavar="[CLASS]", show_default="all classes", help="One class."
+            parser=parse_class,
+            metavar="[CLASS]",
+            show_default="all classes",
+            help="Only this class, by id or name.",
         ),
     ] = None,
     as_json: Annotated[bool, _JSON] = False,
@@ -104,7 +106,9 @@ def ls(
                 }
             )
             continue
-        reasons = ", ".join(f"{why or 'no reason'} {n:,}" for why, n in pile.count_by_reason.items())
+        reasons = ", ".join(
+            f"{why or 'no reason'} {n:,}" for why, n in pile.count_by_reason.items()
+        )
         if pile.inspected_count < pile.letter_count:
             reasons += f" (of the oldest {pile.inspected_count:,})"
         if pile.dropped_count:
@@ -116,11 +120,14 @@ def ls(
 
 
 @app.command(help="Print dead letters, oldest first.")
-@with_access
+@with_client_options
 def show(
     class_: Annotated[Any, _CLASS],
     limit: Annotated[
-        int, typer.Option("--limit", min=1, metavar="COUNT", help="How many at most.")
+        int,
+        typer.Option(
+            "--limit", min=1, metavar="COUNT", help="Maximum number of dead letters to print."
+        ),
     ] = 20,
     reason: Annotated[str | None, _REASON] = None,
     subscription: Annotated[str | None, _SUBSCRIPTION] = None,
@@ -142,7 +149,7 @@ def show(
     found = _run(url, look)
     for letter in found:
         if as_json:
-            _print(_object(letter))
+            _print(_to_json(letter))
         else:
             for line in _lines(letter):
                 _echo(line)
@@ -152,13 +159,13 @@ def show(
 
 @app.command(
     help=(
-        "Publish dead letters again, to the class in which each died.\n\n"
-        "Each is purged when the bus has confirmed its message: should this be stopped in between, "
-        "a message may come twice. It has the headers requeued-from and requeued-count, and goes "
-        "to every subscription of its class."
+        "Publish dead letters again to their original classes.\n\n"
+        "Each dead letter is purged after the server has confirmed its message. If the command is "
+        "interrupted in between, a message may be delivered twice. The message has the headers "
+        "requeued-from and requeued-count, and is delivered to every subscription of its class."
     )
 )
-@with_access
+@with_client_options
 def requeue(
     class_: Annotated[Any, _CLASS],
     sequence: Annotated[list[int] | None, _SEQUENCE] = None,
@@ -178,17 +185,19 @@ def requeue(
             done, refused = await dead_letters.requeue_letters(bus, there, some)
             count, others = count + len(done), others + len(refused)
             for letter in done if as_json else ():
-                _print({"sequence": letter.sequence, "class": letter.source_class, "requeued": True})
+                _print(
+                    {"sequence": letter.sequence, "class": letter.source_class, "requeued": True}
+                )
             for letter, error in refused[: not problem]:
                 problem = f"{there.name}#{letter.sequence} was refused: {error}"
         return count, problem + f"; {others} were refused in all" * (others > 1)
 
     count, problem = _run(url, work)
-    _end(count, "published again", sequence, problem, as_json=as_json)
+    _report(count, "published again", sequence, problem, as_json=as_json)
 
 
-@app.command(help="Throw dead letters away.")
-@with_access
+@app.command(help="Discard dead letters.")
+@with_client_options
 def purge(
     class_: Annotated[Any, _CLASS],
     sequence: Annotated[list[int] | None, _SEQUENCE] = None,
@@ -196,7 +205,7 @@ def purge(
     reason: Annotated[str | None, _REASON] = None,
     subscription: Annotated[str | None, _SUBSCRIPTION] = None,
     yes: Annotated[
-        bool, typer.Option("--yes", help="Do it. Without, it is only said how many they are.")
+        bool, typer.Option("--yes", help="Discard them. Without --yes, only print their number.")
     ] = False,
     as_json: Annotated[bool, _JSON] = False,
     url: Annotated[str, URL_OPTION] = URL,
@@ -215,8 +224,8 @@ def purge(
 
     count = _run(url, work)
     if not yes:
-        fail(f"{_letters(count)} would be purged; say --yes to do it", status=2)
-    _end(count, "purged", sequence, "", as_json=as_json)
+        fail(f"{_letters(count)} would be purged; add --yes to purge them", status=2)
+    _report(count, "purged", sequence, "", as_json=as_json)
 
 
 def _choice(
@@ -226,12 +235,12 @@ def _choice(
 
     chosen = bool(sequences) or reason is not None or subscription is not None
     if chosen == everything:
-        fail("say which: --all, or some by --sequence, --reason or --subscription", status=2)
+        fail("expected --all, or --sequence, --reason or --subscription", status=2)
     return DeadLetterFilter(frozenset(sequences) if sequences else None, reason, subscription)
 
 
 async def _find(bus: Bus, class_: int | str) -> ClassInfo:
-    """Raises BusError where there are none."""
+    """Return the dead letter class. Raises BusError if there is none."""
     from simplebus.client import dead_letters
     from simplebus.core.errors import BusError
 
@@ -242,7 +251,7 @@ async def _find(bus: Bus, class_: int | str) -> ClassInfo:
 
 
 def _run(url: str, work: Callable[[Bus], Coroutine[Any, Any, T]]) -> T:
-    """Connect, and do it."""
+    """Connect to the server and return the result of `work`."""
     import trio
 
     import simplebus
@@ -254,10 +263,10 @@ def _run(url: str, work: Callable[[Bus], Coroutine[Any, Any, T]]) -> T:
     return trio.run(connected)
 
 
-def _end(
+def _report(
     count: int, what: str, sequences: list[int] | None, problem: str, *, as_json: bool
 ) -> None:
-    """Say what was done; the exit status is 1 if not all was that was asked for."""
+    """Print the result; exit with status 1 if a selected dead letter was not processed."""
     if not as_json:
         typer.echo(f"{_letters(count)} {what}")
     if problem:
@@ -272,7 +281,7 @@ def _letters(count: int) -> str:
 
 
 def _lines(letter: DeadLetter) -> list[str]:
-    """A letter for people."""
+    """Return a dead letter as lines of text."""
     by = letter.subscription or (
         f"session {letter.session}" if letter.session else "nobody by name"
     )
@@ -294,8 +303,8 @@ def _lines(letter: DeadLetter) -> list[str]:
     return lines
 
 
-def _object(letter: DeadLetter) -> dict[str, object]:
-    """The same for programs."""
+def _to_json(letter: DeadLetter) -> dict[str, object]:
+    """Return a dead letter as a JSON object."""
     found: dict[str, object] = {
         "sequence": letter.sequence,
         "reason": letter.reason,
@@ -332,7 +341,7 @@ def _text(data: bytes) -> str:
 
 
 def _moment(seconds: str) -> str:
-    """A time that a letter tells, as far as it is one."""
+    """Return a header's time in ISO format, or unchanged if it is not a time."""
     try:
         return datetime.fromtimestamp(float(seconds), UTC).isoformat(" ", "seconds")
     except (ValueError, OverflowError, OSError):

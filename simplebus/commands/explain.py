@@ -1,7 +1,7 @@
-"""`simplebus explain`: what waits for what, in words.
+"""`simplebus explain`: prints which messages wait for which subscription, and why.
 
-Rule 1: the bus says what is so; here it is only put into lines, or handed on as JSON.
-Rule 2: what others have called themselves is printed without control characters.
+The server computes the answers; this module formats them as text or JSON. Texts of other clients
+are printed without control characters.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ if TYPE_CHECKING:
     )
 
 HELP = (
-    "Say what waits for what: who gets which messages and why, what is in flight since when, what "
-    "was dropped for which reason.\n\n\b\n"
-    "  simplebus explain                   the bus in short\n"
+    "Explain the state of the server: which subscriptions receive which messages and why, which "
+    "messages are in flight, and why messages were dropped.\n\n\b\n"
+    "  simplebus explain                   summary of the server\n"
     "  simplebus explain orders            a class, by name or id\n"
-    "  simplebus explain orders.eu.paid    a channel: who gets what is published there\n"
+    "  simplebus explain orders.eu.paid    a channel: its matching subscriptions\n"
     "  simplebus explain session 4         a session\n\n"
-    "A word that is the name of a class and a channel is explained as both."
+    "A name that is both a class and a channel is explained as both."
 )
 
 Line = tuple[int, str]
-"""How far it is indented, and its text."""
+"""Indentation depth and text."""
 
 _NEAREST = 3
 
@@ -51,17 +51,17 @@ def explain(
         typer.Argument(
             metavar="[CLASS|CHANNEL|session N]",
             show_default=False,
-            help="What is asked about; nothing for the bus in short.",
+            help="Class, channel or session to explain; by default a summary of the server.",
         ),
     ] = None,
     session: Annotated[
         int | None,
         typer.Option(
-            "--session", min=0, metavar="N", show_default=False, help="A session, by its id."
+            "--session", min=0, metavar="N", show_default=False, help="Id of a session to explain."
         ),
     ] = None,
     as_json: Annotated[
-        bool, typer.Option("--json", help="Print what the bus says as JSON, an object a line.")
+        bool, typer.Option("--json", help="Print the server's answer, one JSON object per line.")
     ] = False,
     url: Annotated[str, URL_OPTION] = URL,
 ) -> None:
@@ -78,7 +78,7 @@ def explain(
     import trio
 
     word = words[0] if words else None
-    answers, complaint = trio.run(partial(_ask, url, word, session))
+    answers, complaint = trio.run(partial(_inquire, url, word, session))
     if complaint:
         fail(complaint)
     if as_json:
@@ -88,11 +88,13 @@ def explain(
             typer.echo(msgspec.json.encode(answer).decode())
         return
     for answer in answers:
-        show(lines(answer))
+        print_lines(describe_reply(answer))
 
 
-async def _ask(url: str, word: str | None, session: int | None) -> tuple[list[InquireReply], str]:
-    """What the bus says; or what is wrong with the question."""
+async def _inquire(
+    url: str, word: str | None, session: int | None
+) -> tuple[list[InquireReply], str]:
+    """Return the server's answers and "", or no answers and an error message."""
     import simplebus
     from simplebus.core.errors import Reason, RefusedError
 
@@ -125,7 +127,7 @@ async def _ask(url: str, word: str | None, session: int | None) -> tuple[list[In
 
 
 def _may_be_class(word: str, names: BusInfo) -> bool:
-    """Whether it is worth to ask for a class of this name."""
+    """Return True if a class of this name may exist."""
     try:
         class_ = parse_class(word)
     except typer.BadParameter:
@@ -135,12 +137,12 @@ def _may_be_class(word: str, names: BusInfo) -> bool:
 
 
 def _is_used(cls: ChannelClassInfo) -> bool:
-    """Whether a channel means something to a class."""
+    """Return True if the class stores messages of the channel or has matching patterns."""
     return bool(cls.stored or cls.subjects or any(match.pattern for match in cls.matches))
 
 
 def _unknown(word: str, names: Sequence[str]) -> str:
-    """That something is not there, and what is called nearly so."""
+    """Return an error for an unknown name, with similar names."""
     from difflib import get_close_matches
 
     nearest = get_close_matches(word, filter(None, names), _NEAREST)
@@ -151,8 +153,8 @@ def _unknown(word: str, names: Sequence[str]) -> str:
 # Lines -------------------------------------------------------------------------------------------
 
 
-def lines(said: InquireReply) -> list[Line]:
-    """What was said, for people."""
+def describe_reply(said: InquireReply) -> list[Line]:
+    """Return an answer as lines of text."""
     from simplebus.core.protocol.inquiry import BusInfo, ChannelInfo, ClassInfo
 
     if isinstance(said, BusInfo):
@@ -164,8 +166,8 @@ def lines(said: InquireReply) -> list[Line]:
     return list(_session(said))
 
 
-def show(found: list[Line]) -> None:
-    """Print them; in a terminal no line is longer than that is wide."""
+def print_lines(found: list[Line]) -> None:
+    """Print lines, wrapped to the terminal's width."""
     import shutil
     import textwrap
 
@@ -186,7 +188,7 @@ def show(found: list[Line]) -> None:
 
 
 def printable(text: str) -> str:
-    """A text in which control characters are shown as escapes."""
+    """Return the text with control characters as escapes."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
@@ -207,14 +209,17 @@ def _bus(said: BusInfo) -> Iterator[Line]:
     for line in said.classes:
         stored = [] if line.is_elsewhere else [format_message_count(line.stored)]
         text = f"{_class_name(line.class_id, line.name)}: "
-        text += ", ".join([*stored, _many(line.positions, "subscription")])
+        text += ", ".join([*stored, _format_count(line.positions, "subscription")])
         if line.publishers:
-            text += f", {_many(line.publishers, 'publisher')} waiting for room"
+            text += f", {_format_count(line.publishers, 'publisher')} waiting for room"
         yield 2, text + (f", {line.dropped:,} dropped" if line.dropped else "")
     yield from _heading(1, "sessions", said.sessions, said.sessions_left_out)
     for one in said.sessions:
         user = f", user {one.user!r}" if one.user else ""
-        yield 2, f"{_who(one.session, one.name, one.peer)}: {_version(one.version)}{user}"
+        yield (
+            2,
+            f"{_format_session(one.session, one.name, one.peer)}: {_version(one.version)}{user}",
+        )
 
 
 def _class(said: ClassInfo) -> Iterator[Line]:
@@ -275,7 +280,7 @@ def _class(said: ClassInfo) -> Iterator[Line]:
         yield (
             2,
             (
-                f"{_who(each.session, each.name, each.peer)}{gone}: "
+                f"{_format_session(each.session, each.name, each.peer)}{gone}: "
                 f"{format_message_count(each.messages)}, "
                 f"{format_bytes(each.bytes)}, since {format_duration(each.seconds)}"
             ),
@@ -296,7 +301,7 @@ def _position(depth: int, said: PositionInfo, *, of_class: bool = False) -> Iter
         if name
     ]
     if said.session >= 0:
-        names.append(_who(said.session, said.name, said.peer))
+        names.append(_format_session(said.session, said.name, said.peer))
         names.append(f"subscription {said.number}")
     if said.owner and (said.durable or said.group):
         names.append(f"made by user {said.owner!r}")
@@ -339,12 +344,12 @@ def _position(depth: int, said: PositionInfo, *, of_class: bool = False) -> Iter
         yield (
             depth,
             (
-                f"{_who(member.session, member.name, member.peer)}: {member.in_flight:,} of "
+                f"{_format_session(member.session, member.name, member.peer)}: {member.in_flight:,} of "
                 f"{member.in_flight_max:,}; {complete_sentence(member.waits, member.waits_for)}"
             ),
         )
     if said.members_left_out:
-        yield depth, f"and {_many(said.members_left_out, 'member')} more"
+        yield depth, f"and {_format_count(said.members_left_out, 'member')} more"
 
 
 def _channel(said: ChannelInfo) -> Iterator[Line]:
@@ -364,9 +369,9 @@ def _channel(said: ChannelInfo) -> Iterator[Line]:
         for match in cls.near:
             yield 2, f"does not go to {_match(match)}: {match.why_not}"
         if cls.left_out:
-            yield 2, f"and {_many(cls.left_out, 'subscription')} more may get it"
+            yield 2, f"and {_format_count(cls.left_out, 'subscription')} more may get it"
     if said.classes_left_out:
-        yield 1, f"and {_many(said.classes_left_out, 'class')} more"
+        yield 1, f"and {_format_count(said.classes_left_out, 'class')} more"
     for listener in said.listeners:
         who = f"queue group {listener.queue!r} of {listener.members}" if listener.queue else ""
         yield 1, f"NATS: {who or listener.peer} by {listener.pattern}"
@@ -388,7 +393,10 @@ def _session(said: SessionInfo) -> Iterator[Line]:
     )
 
     user = f", user {said.user!r}" if said.user else ""
-    yield 0, f"{_who(said.session, said.name, said.peer)}: {_version(said.version)}{user}"
+    yield (
+        0,
+        f"{_format_session(said.session, said.name, said.peer)}: {_version(said.version)}{user}",
+    )
     if said.waits_for:
         yield 1, said.waits_for
     most = "at most " if said.leaves_out and said.unconfirmed else ""
@@ -421,13 +429,13 @@ def _class_name(class_id: int, name: str) -> str:
     return f"class {class_id} {name!r}" if name else f"class {class_id}"
 
 
-def _who(session: int, name: str, peer: str) -> str:
+def _format_session(session: int, name: str, peer: str) -> str:
     called = f" {name!r}" if name else ""
     return f"session {session}{called} ({peer})"
 
 
 def _version(version: int) -> str:
-    words = {-1: "at another door", 0: "has said nothing yet"}
+    words = {-1: "at another server", 0: "no handshake yet"}
     return words.get(version, f"version {version}")
 
 
@@ -435,6 +443,6 @@ def _counts(counts: dict[str, int]) -> str:
     return ", ".join(f"{reason} {count:,}" for reason, count in sorted(counts.items()))
 
 
-def _many(count: int, what: str) -> str:
+def _format_count(count: int, what: str) -> str:
     plural = "es" if what.endswith("s") else "s"
     return f"{count:,} {what}{'' if count == 1 else plural}"

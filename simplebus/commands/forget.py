@@ -1,8 +1,7 @@
-"""`simplebus forget`: have the bus forget a durable that nobody uses any more.
+"""`simplebus forget`: removes a durable that is no longer used.
 
-Rule 1: nothing heavy is imported before the command runs.
-Rule 2: what others wrote is printed without control characters.
-Rule 3: nothing is forgotten that was not agreed to, nor what somebody is connected to.
+A durable is removed only with --yes, and only if nobody is connected to it. Texts of other clients
+are printed without control characters.
 """
 
 from __future__ import annotations
@@ -20,11 +19,11 @@ if TYPE_CHECKING:
     from simplebus.core.protocol.inquiry import PositionInfo
 
 HELP = (
-    "Have the bus forget a durable that nobody uses any more, and with it what only that one still "
-    "needs.\n\nA durable keeps messages until they are acknowledged, for ever unless it was said "
-    "for how long: that of a bridge that has another name now, or of a program that is gone.\n\n\b"
-    "\n  simplebus explain orders            which durables there are, and who is connected\n"
-    "  simplebus forget orders billing     what that one still waits for\n"
+    "Remove an idle durable, and release the messages that only this durable needs.\n\nA durable "
+    "keeps messages until they are acknowledged, without a time limit unless one was set. Remove "
+    "the durables of renamed bridges and of programs that no longer run.\n\n\b\n"
+    "  simplebus explain orders            durables and connected clients\n"
+    "  simplebus forget orders billing     print the backlog of the durable\n"
     "  simplebus forget orders billing --yes"
 )
 
@@ -36,14 +35,15 @@ def forget(
             parser=parse_class,
             metavar="CLASS",
             show_default=False,
-            help="The class: its id, or its name.",
+            help="Message class, by id or name.",
         ),
     ],
     durable: Annotated[
-        str, typer.Argument(metavar="DURABLE", show_default=False, help="The name of the durable.")
+        str, typer.Argument(metavar="DURABLE", show_default=False, help="Name of the durable to remove.")
     ],
     yes: Annotated[
-        bool, typer.Option("--yes", help="Do it. Without, it is only said what it waits for.")
+        bool,
+        typer.Option("--yes", help="Remove the durable. Without --yes, only print its backlog."),
     ] = False,
     url: Annotated[str, URL_OPTION] = URL,
 ) -> None:
@@ -55,19 +55,20 @@ def forget(
     async def work() -> None:
         async with simplebus.connect(url, reconnect=None) as bus:
             found = await _find(bus, class_, durable)
-            waiting = (
-                f"{format_message_count(found.lag)} from the first that it has not acknowledged on"
-            )
+            waiting = f"{format_message_count(found.lag)} after its first unacknowledged one"
             if not yes:
-                fail(printable(f"durable {durable!r} has {waiting}; say --yes to do it"), status=2)
+                fail(
+                    printable(f"durable {durable!r} has {waiting}; add --yes to remove it"),
+                    status=2,
+                )
             await _forget(bus, class_, found)
-            typer.echo(printable(f"forgot the durable {durable!r}, which had {waiting}"))
+            typer.echo(printable(f"removed the durable {durable!r}, which had {waiting}"))
 
     trio.run(work)
 
 
 async def _find(bus: Bus, class_: int | str, durable: str) -> PositionInfo:
-    """Raises BusError unless it is there, and nobody is connected to it."""
+    """Return the durable's position. Raises BusError if it is missing or in use."""
     from simplebus.core.errors import BusError
 
     said: Any = await bus.explain(class_)
@@ -77,9 +78,9 @@ async def _find(bus: Bus, class_: int | str, durable: str) -> PositionInfo:
             names += [repr(each.durable)] if each.durable else []
             continue
         if each.session >= 0 or each.members:
-            raise BusError(f"somebody is connected to the durable {durable!r}: stop that first")
+            raise BusError(f"a client is connected to the durable {durable!r}: stop it first")
         if each.patterns_left_out:
-            raise BusError(f"the durable {durable!r} has too many channels to name it by them")
+            raise BusError(f"the durable {durable!r} has too many patterns to subscribe to it")
         found: PositionInfo = each
         return found
     there = ", ".join(names) or "none"
@@ -88,7 +89,7 @@ async def _find(bus: Bus, class_: int | str, durable: str) -> PositionInfo:
 
 
 async def _forget(bus: Bus, class_: int | str, found: PositionInfo) -> None:
-    """Take it up as it is, and let go of it. Raises RefusedError."""
+    """Subscribe to the durable with its own options and forget it. Raises RefusedError."""
     from simplebus.core.errors import Reason, RefusedError
 
     for by_key in (False, True):

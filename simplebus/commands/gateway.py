@@ -1,7 +1,6 @@
-"""`simplebus gateway`: modules of a file, run until somebody ends them.
+"""`simplebus gateway`: runs the modules of a file until it is stopped.
 
-Rule 1: nothing heavy is imported before the command runs.
-Rule 2: a file that has a mistake changes nothing: not at the start, and not at SIGHUP.
+A file with an error changes nothing, at the start and at SIGHUP.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from simplebus.commands.serve import http_options, log_options
-from simplebus.config.mistakes import ConfigError
+from simplebus.config.errors import ConfigError
 from simplebus.config.parse import DRAIN_SECONDS, LogFormat, LogLevel
 from simplebus.console.errors import CONFIG_STATUS, fail
 
@@ -26,35 +25,35 @@ if TYPE_CHECKING:
     from simplebus.gateway.gateway import Gateway
 
 HELP = (
-    "Run a gateway: modules of this process that hear each other.\n\n\b\n"
+    "Run a gateway: a process of modules that send messages to each other.\n\n\b\n"
     "  simplebus gateway modules.toml\n"
-    "  simplebus gateway --check modules.toml\n\nThe file says which modules "
-    "there are, what is set for each, and who hears whom:\n\n\b\n"
+    "  simplebus gateway --check modules.toml\n\nThe file lists the modules, their settings and "
+    "their links:\n\n\b\n"
     "  \\[modules.clock]\n"
-    '  module = "timer"                   # or package.module:Name, also from beside the file\n'
+    '  module = "timer"                   # or package.module:Name, also beside the file\n'
     "  settings = { every = 1 }\n\n\b\n"
     "  \\[modules.log]\n"
     '  module = "logger"\n'
-    '  hears = ["clock"]                  # or ["*"]: everyone else\n\n'
-    "Shipped are logger, tail, timer, transform and uplink. A module that fails is made again "
-    "after a pause. SIGHUP reads the file again: modules that are new in it come, those that are "
-    "not in it any more end, those that are otherwise in it are made again, and the rest go on. "
-    "SIGTERM has what was said heard out; a second one does not wait for that."
+    '  hears = ["clock"]                  # source modules; ["*"]: all others\n\n'
+    "Built-in modules are logger, tail, timer, transform and uplink. A module that fails is "
+    "restarted after a backoff. SIGHUP reloads the file: new modules start, removed modules stop, "
+    "changed modules restart, and the others continue. SIGTERM stops the gateway after queued "
+    "messages are processed; a second SIGTERM stops it at once."
 )
 
-STATUS_S = 10.0
-AT_ONCE_S = 5.0
-"""How long "at once" takes at most,"""
-AT_ONCE_STATUS = 1
-"""and how the process ends then."""
+STATUS_SECONDS = 10.0
+FORCED_EXIT_SECONDS = 5.0
+"""Time until the process exits after the second signal, even if a module blocks."""
+FORCED_EXIT_STATUS = 1
+"""Exit status of the process after that time."""
 
 
 def gateway(
     file: Annotated[
-        Path, typer.Argument(metavar="FILE", show_default=False, help="A TOML file of modules.")
+        Path, typer.Argument(metavar="FILE", show_default=False, help="TOML file with the modules.")
     ],
     check: Annotated[
-        bool, typer.Option("--check", help="Look the file over, say what is in it, and end.")
+        bool, typer.Option("--check", help="Check the file, print its modules, and exit.")
     ] = False,
     status_seconds: Annotated[
         float,
@@ -63,7 +62,7 @@ def gateway(
             min=1.0,
             metavar="SECONDS",
             envvar="SIMPLEBUS_STATUS_SECONDS",
-            help="How often the log says how the gateway is doing, if that has changed.",
+            help="Interval at which changed statistics of the gateway are logged.",
         ),
     ] = 60.0,
     drain_timeout: Annotated[
@@ -73,11 +72,11 @@ def gateway(
             min=0.0,
             metavar="SECONDS",
             envvar="SIMPLEBUS_DRAIN_TIMEOUT",
-            help="How long what was said is heard out when the gateway ends; and how long modules "
-            "that end may stay in their calls.",
+            help="Maximum time to process queued messages when the gateway stops, and maximum time "
+            "that a stopping module may take for its current call.",
         ),
     ] = DRAIN_SECONDS,
-    http: http_options.At = None,
+    http: http_options.HttpAddress = None,
     log_level: log_options.Level = LogLevel.INFO,
     log_format: log_options.Format = LogFormat.TEXT,
 ) -> None:
@@ -88,13 +87,13 @@ def gateway(
     from simplebus.gateway import config as plans
     from simplebus.server.observability.logs import configure_logging
 
-    sys.path.insert(0, str(file.resolve().parent))  # Where modules of one's own are.
+    sys.path.insert(0, str(file.resolve().parent))  # The user's modules are beside the file.
     try:
         plan = plans.read(file)
     except ConfigError as error:
         fail(str(error), status=CONFIG_STATUS)
     if check:
-        if complaint := _shown_secrets(file, plan):
+        if complaint := _readable_secrets_warning(file, plan):
             typer.echo(f"simplebus: {complaint}", err=True)
         for each in plan.modules:
             heard = [source for source, sink in plan.links if sink == each.name]
@@ -102,13 +101,13 @@ def gateway(
         typer.echo(f"{file}: {len(plan.modules)} modules, {len(plan.links)} links")
         return
     configure_logging(log_level, log_format)
-    if complaint := _shown_secrets(file, plan):
+    if complaint := _readable_secrets_warning(file, plan):
         logging.getLogger("simplebus.gateway").warning("%s", complaint)
     trio.run(_run, file, plan, status_seconds, drain_timeout, http)
 
 
-def _shown_secrets(file: Path, plan: GatewayPlan) -> str:
-    """What there is to say of a file with secrets that every user may read; empty for nothing."""
+def _readable_secrets_warning(file: Path, plan: GatewayPlan) -> str:
+    """Return a warning if the file contains secrets and every user may read it; else ""."""
     with contextlib.suppress(OSError):
         has_secrets = any(getattr(each.settings, "has_secrets", False) for each in plan.modules)
         if has_secrets and file.stat().st_mode & stat.S_IROTH:
@@ -132,26 +131,26 @@ async def _run(
     from simplebus.server.signals import open_signal_receiver as signals_of_process
     from simplebus.server.systemd import notify
 
-    changing = trio.CancelScope()  # All changes: the first one begins all modules.
+    changing = trio.CancelScope()  # Contains all changes; the first change starts all modules.
     read_again = trio.Event()
     running: Gateway | None = None
 
     async def open_signal_receiver(nursery: trio.Nursery) -> None:
-        """Until the second signal to end. It is heard whatever a module is waited for."""
+        """Handle signals, also while a change waits for a module."""
         nonlocal read_again
         async for number in signals:
             if number == signal.SIGHUP:
                 read_again.set()
                 if running is not None:
-                    _expect(file, running)
+                    _announce_change(file, running)
             elif number not in STOP_SIGNALS:
                 log_ignored_signal(number)
             elif not changing.cancel_called:
                 changing.cancel()
             else:
-                log.warning("ends at once")
+                log.warning("second stop signal: exiting at once")
                 nursery.cancel_scope.cancel()
-                _end_for_sure()
+                _exit_after_timeout()
 
     async with (
         signals_of_process(ignore_afterwards=True) as signals,
@@ -162,68 +161,69 @@ async def _run(
             where = await _open_http(running, file, http, nursery) if http else ""
             with changing:
                 await running.apply(plan)
-                nursery.start_soon(_say_status, running, status_seconds)
+                nursery.start_soon(_report_status, running, status_seconds)
                 typer.echo(f"simplebus gateway ready modules={len(running.names)}{where}")
                 sys.stdout.flush()
                 notify("READY=1", f"STATUS={running.statistics()}")
                 while True:
                     await read_again.wait()
                     read_again = trio.Event()
-                    await _read_again(file, running)
+                    await _reload(file, running)
             notify("STOPPING=1")
             before = running.statistics()
-            log.info("ends: %s", before)
+            log.info("stopping: %s", before)
         if lost := running.statistics().lost - before.lost:
-            log.warning("%s messages were not heard out", f"{lost:,}")
+            log.warning("%s queued messages were not processed", f"{lost:,}")
         nursery.cancel_scope.cancel()
 
 
-def _end_for_sure() -> None:
-    """A module may shield itself from being given up: then the process ends all the same."""
+def _exit_after_timeout() -> None:
+    """Exit the process after `FORCED_EXIT_SECONDS`, even if a module shields itself."""
     import os
     import threading
 
-    timer = threading.Timer(AT_ONCE_S, os._exit, [AT_ONCE_STATUS])
+    timer = threading.Timer(FORCED_EXIT_SECONDS, os._exit, [FORCED_EXIT_STATUS])
     timer.daemon = True
     timer.start()
 
 
-def _expect(file: Path, running: Gateway) -> None:
-    """A change that waits for a module that is to go, by now, goes on."""
+def _announce_change(file: Path, running: Gateway) -> None:
+    """Tell the gateway the new file, so that a change does not wait for a removed module."""
     from simplebus.gateway import config as plans
 
-    with contextlib.suppress(ConfigError):  # It is told when the file is read again.
+    with contextlib.suppress(ConfigError):  # `_reload` logs the error.
         running.expect(plans.read(file))
 
 
-async def _read_again(file: Path, running: Gateway) -> None:
+async def _reload(file: Path, running: Gateway) -> None:
     from simplebus.gateway import config as plans
     from simplebus.gateway.gateway import log
 
     try:
         await running.apply(plans.read(file))
     except ConfigError as error:
-        log.error("all goes on as before: %s", error)
+        log.error("cannot reload, keeping the current modules: %s", error)
     else:
-        log.info("read %s again: %s", file, running.statistics())
+        log.info("reloaded %s: %s", file, running.statistics())
 
 
 async def _open_http(
     running: Gateway, file: Path, http: tuple[str, int], nursery: trio.Nursery
 ) -> str:
-    """Answer how it is doing. Returns what the ready line says of it."""
-    from simplebus.gateway.metrics import gateway_snapshot, gateway_health
+    """Start the HTTP server. Return its part of the ready line."""
+    from simplebus.gateway.metrics import gateway_health, gateway_snapshot
     from simplebus.monitor.dashboard import Dashboard
     from simplebus.server.http.server import start_http_server
 
     dashboard = Dashboard(
-        lambda detailed: gateway_snapshot(running, subtitle=file.name), lambda: gateway_health(running)
+        lambda detailed: gateway_snapshot(running, subtitle=file.name),
+        lambda: gateway_health(running),
     )
     (at, *_) = await start_http_server(dashboard, [http[0]], http[1], nursery)
     return f" http={at}"
 
 
-async def _say_status(running: Gateway, seconds: float) -> None:
+async def _report_status(running: Gateway, seconds: float) -> None:
     import trio
 
     from simplebus.gateway.gateway import log
@@ -231,7 +231,7 @@ async def _say_status(running: Gateway, seconds: float) -> None:
 
     said, next_line = "", trio.current_time() + seconds
     while True:
-        await trio.sleep(min(STATUS_S, seconds))
+        await trio.sleep(min(STATUS_SECONDS, seconds))
         status = str(running.statistics())
         if status != said:
             notify(f"STATUS={status}")

@@ -1,7 +1,4 @@
-"""The commands that look at a journal: what a data directory holds, without a server.
-
-Rule 1: they write nothing but what they print. Rule 2: nothing heavy is imported before one runs.
-"""
+"""`simplebus journal`: inspects a data directory without a server. Writes nothing to it."""
 
 from __future__ import annotations
 
@@ -10,17 +7,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from simplebus.config.parse import parse_class, show_size
+from simplebus.config.parse import format_size, parse_class
 
 if TYPE_CHECKING:
-    from simplebus.storage.inspection import ClassSummary, KeptMessage
+    from simplebus.storage.inspection import ClassSummary, StoredMessage
 
 app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode="rich",
     help=(
-        "Look at what `simplebus serve --data-dir` keeps.\n\n"
-        "A server may use the directory meanwhile; what it is just writing may look unfinished.\n\n"
+        "Inspect the journal of `simplebus serve --data-dir`.\n\n"
+        "A server may use the directory at the same time; its latest writes may appear "
+        "incomplete.\n\n"
         "\b\n"
         "  simplebus journal ls /var/lib/simplebus\n"
         "  simplebus journal verify /var/lib/simplebus\n"
@@ -29,87 +27,94 @@ app = typer.Typer(
     ),
 )
 
-_DIRECTORY = typer.Argument(metavar="DIRECTORY", show_default=False, help="The data directory.")
+_DIRECTORY = typer.Argument(
+    metavar="DIRECTORY", show_default=False, help="Data directory of a server."
+)
 _CLASS = typer.Argument(
     parser=parse_class,
     metavar="CLASS",
     show_default=False,
-    help="The class: its id, or its name.",
+    help="Message class, by id or name.",
 )
-_FIRST = typer.Option("--first", min=0, metavar="SEQUENCE", help="The message to begin with.")
+_FIRST = typer.Option(
+    "--first", min=0, metavar="SEQUENCE", help="Sequence of the first message to read."
+)
 _DROPPED = typer.Option(
     "--dropped",
-    help="Instead, what is whole in files that a server has given up, whose names end with "
-    ".dropped. It neither reads nor removes them: you may, when you need nothing of it.",
+    help="Read the intact messages of damaged files instead, whose names end with .dropped. The "
+    "server neither reads nor removes these files; delete them when you do not need them.",
 )
 _ALL = 1 << 62
 
 
-@app.command(help="List the classes, and the durables of each.")
+@app.command(help="List the classes and their durables.")
 def ls(directory: Annotated[str, _DIRECTORY]) -> None:
     from pathlib import Path
 
-    from simplebus.storage.inspection import Inspection
+    from simplebus.storage.inspection import JournalInspection
 
-    inspection = Inspection(Path(directory))
-    typer.echo(f"bus {inspection.directory.bus}")
+    inspection = JournalInspection(Path(directory))
+    typer.echo(f"bus {inspection.directory.bus_id}")
     for summary in inspection.summaries():
         for line in _summary_lines(summary):
             typer.echo(line)
-    _complain(inspection.problems)
+    _print_problems(inspection.problems)
 
 
 @app.command(
-    help="Read everything, and say what is not whole, and which messages a server leaves out then. "
-    "The exit status is 1 if anything is."
+    help="Read the whole journal and report damaged files and the messages that a server would "
+    "skip. The exit status is 1 if a file is damaged."
 )
 def verify(directory: Annotated[str, _DIRECTORY]) -> None:
     from pathlib import Path
 
-    from simplebus.storage.inspection import Inspection
+    from simplebus.storage.inspection import JournalInspection
 
-    inspection = Inspection(Path(directory), goes_on=False)
+    inspection = JournalInspection(Path(directory), reads_past_damage=False)
     messages = size = dropped = 0
-    for summary in inspection.summaries(whole=True):
+    for summary in inspection.summaries(verify=True):
         dropped += len(summary.dropped)
         messages += summary.head - summary.first
         size += summary.bytes
-    _complain(inspection.problems)
+    _print_problems(inspection.problems)
     if inspection.problems:
         raise typer.Exit(1)
-    typer.echo(f"whole: {messages:,} messages in {size:,} bytes")
+    typer.echo(f"intact: {messages:,} messages in {size:,} bytes")
     if dropped:
-        typer.echo(f"{dropped} files were given up before; `simplebus journal ls` lists them")
+        typer.echo(f"{dropped} damaged files were dropped before; see `simplebus journal ls`")
 
 
 @app.command(
-    help="Print messages for people: one a line, with bytes that are no text escaped. Those behind "
-    "something that is not whole, which a server leaves out, are shown as well."
+    help="Print messages, one per line, with non-text bytes as escapes. Messages after a damaged "
+    "record, which a server would skip, are printed too."
 )
 def dump(
     directory: Annotated[str, _DIRECTORY],
     class_: Annotated[Any, _CLASS],
     first: Annotated[int, _FIRST] = 0,
     count: Annotated[
-        int, typer.Option("--count", min=1, metavar="COUNT", help="How many messages at most.")
+        int,
+        typer.Option(
+            "--count", min=1, metavar="COUNT", help="Maximum number of messages to print."
+        ),
     ] = 100,
     dropped: Annotated[bool, _DROPPED] = False,
 ) -> None:
     from pathlib import Path
 
-    from simplebus.storage.inspection import Inspection
+    from simplebus.storage.inspection import JournalInspection
 
-    inspection = Inspection(Path(directory))
+    inspection = JournalInspection(Path(directory))
     messages = inspection.dropped if dropped else inspection.messages
     for message in messages(inspection.class_id(class_), first=first, count=count):
         typer.echo(_line(message))
-    _complain(inspection.problems)
+    _print_problems(inspection.problems)
 
 
 @app.command(
     help=(
-        "Write a class's messages as JSON, an object a line: sequence, time, channel, key, "
-        "headers, and the payload as text, or as base64 where it is none."
+        "Write the messages of a class as JSON, one object per line: sequence, time, channel, key, "
+        "headers, and the payload as text or base64."
     )
 )
 def export(
@@ -118,7 +123,12 @@ def export(
     first: Annotated[int, _FIRST] = 0,
     count: Annotated[
         int | None,
-        typer.Option("--count", min=1, metavar="COUNT", help="How many at most; all by default."),
+        typer.Option(
+            "--count",
+            min=1,
+            metavar="COUNT",
+            help="Maximum number of messages to write; all by default.",
+        ),
     ] = None,
     dropped: Annotated[bool, _DROPPED] = False,
 ) -> None:
@@ -126,20 +136,20 @@ def export(
 
     import msgspec
 
-    from simplebus.storage.inspection import Inspection
+    from simplebus.storage.inspection import JournalInspection
 
-    inspection = Inspection(Path(directory))
+    inspection = JournalInspection(Path(directory))
     out = sys.stdout.buffer
     messages = inspection.dropped if dropped else inspection.messages
     for message in messages(
         inspection.class_id(class_), first=first, count=_ALL if count is None else count
     ):
-        out.write(msgspec.json.encode(_object(message)) + b"\n")
+        out.write(msgspec.json.encode(_to_json(message)) + b"\n")
     out.flush()
-    _complain(inspection.problems)
+    _print_problems(inspection.problems)
 
 
-def _complain(problems: list[str]) -> None:
+def _print_problems(problems: list[str]) -> None:
     for problem in problems:
         typer.echo(f"simplebus: {problem}", err=True)
 
@@ -151,7 +161,7 @@ def _summary_lines(summary: ClassSummary) -> list[str]:
     if count:
         line += f", {summary.first} to {summary.head - 1}"
     line += f", of which {max(0, summary.head - summary.floor):,} are still needed"
-    line += f"; {summary.segments} segments, {show_size(summary.bytes)}"
+    line += f"; {summary.segments} segments, {format_size(summary.bytes)}"
     if summary.times is not None:
         line += f"; {_moment(summary.times[0])} to {_moment(summary.times[1])}"
     lines = [line]
@@ -166,8 +176,8 @@ def _summary_lines(summary: ClassSummary) -> list[str]:
     if summary.dropped:
         names = ", ".join(path.name for path in summary.dropped)
         lines.append(
-            f"  given up, {show_size(summary.dropped_bytes)}: {names}; "
-            "what is whole in them: dump --dropped, export --dropped"
+            f"  dropped as damaged, {format_size(summary.dropped_bytes)}: {names}; "
+            "read the intact messages with dump --dropped or export --dropped"
         )
     return lines
 
@@ -178,7 +188,7 @@ def _moment(seconds: float) -> str:
     return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds")
 
 
-def _line(message: KeptMessage) -> str:
+def _line(message: StoredMessage) -> str:
     parts = [str(message.sequence), _moment(message.time)]
     if message.publisher:
         parts.append(f"{message.publisher}#{message.number}")
@@ -192,13 +202,13 @@ def _line(message: KeptMessage) -> str:
 
 
 def _text(data: bytes) -> str:
-    """As text, where what cannot be printed is escaped."""
+    """Return bytes as text, with non-printable characters as escapes."""
     text = data.decode("utf-8", "backslashreplace")
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
-def _object(message: KeptMessage) -> dict[str, object]:
-    """As JSON has it."""
+def _to_json(message: StoredMessage) -> dict[str, object]:
+    """Return a message as a JSON object."""
     from base64 import b64encode
 
     envelope = message.envelope

@@ -1,10 +1,7 @@
-"""`simplebus pub` and `simplebus sub`: lines in, messages out, and the other way round.
+"""`simplebus pub` and `simplebus sub`: publish lines as messages, print messages as lines.
 
-Rule 1: a message is acknowledged after its line was handed to the system, never before.
-Rule 2: what is typed is sent at once; what is piped is sent in the pieces in which it comes.
-Rule 3: a count of published messages is printed when the bus has taken them, not before.
-Rule 4: standard output carries messages and nothing else; what is said about them goes to
-standard error.
+`sub` acknowledges a message after its line is written. `pub` sends input as soon as it arrives and
+counts messages after the server has accepted them. Standard output contains messages only.
 """
 
 from __future__ import annotations
@@ -27,7 +24,7 @@ _BATCH_BYTES = 256 * 1024
 _BATCHES_PER_SECOND = 100
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
-# Control characters could move a terminal's cursor, or worse; a line shows them by name instead.
+# Control characters could control the terminal, so they are printed as escapes.
 _ESCAPES = {
     code: repr(chr(code))[1:-1] for code in (*range(0x20), *range(0x7F, 0xA0)) if code != 0x09
 }
@@ -35,14 +32,14 @@ _ESCAPES = {
 # Publishing --------------------------------------------------------------------------------------
 
 
-def said(
+def publish_options(
     *,
     channel: str | None = None,
     key: str | None = None,
     headers: Sequence[tuple[str, str]] | None = None,
     expires: float | None = None,
 ) -> PublishOptions:
-    """What is said about each message."""
+    """Return the options that are published with each message."""
     found: PublishOptions = {"headers": headers, "expires": expires}
     if channel is not None:
         found["channel"] = channel
@@ -51,8 +48,10 @@ def said(
     return found
 
 
-async def publish_texts(url: str, class_id: int | str, about: PublishOptions, texts: Sequence[str]) -> int:
-    """Publish each text as a message. Returns how many."""
+async def publish_texts(
+    url: str, class_id: int | str, about: PublishOptions, texts: Sequence[str]
+) -> int:
+    """Publish each text as a message. Return their number."""
     async with simplebus.connect(url, reconnect=None) as bus:
         await bus.publish_many(
             [text.encode("utf-8", "surrogateescape") for text in texts],
@@ -64,7 +63,7 @@ async def publish_texts(url: str, class_id: int | str, about: PublishOptions, te
 
 
 async def publish_input(url: str, class_id: int | str, about: PublishOptions) -> int:
-    """Publish each line of standard input, without its line end. Returns how many."""
+    """Publish each line of standard input, without its line end. Return their number."""
     count = 0
     async with simplebus.connect(url, reconnect=None) as bus:
         typed = read_stdin_lines()
@@ -76,10 +75,18 @@ async def publish_input(url: str, class_id: int | str, about: PublishOptions) ->
 
 
 async def publish_generated(
-    url: str, class_id: int | str, about: PublishOptions, *, count: int, size: int, rate: float | None
+    url: str,
+    class_id: int | str,
+    about: PublishOptions,
+    *,
+    count: int,
+    size: int,
+    rate: float | None,
 ) -> int:
-    """Publish `count` numbered messages of `size` bytes, at most `rate` a second, with a
-    progress bar."""
+    """Publish `count` numbered messages of `size` bytes, at most `rate` per second.
+
+    A terminal shows a progress bar.
+    """
     most = max(1, _BATCH_BYTES // (size + 1))
     if rate is not None:
         most = min(most, max(1, int(rate / _BATCHES_PER_SECOND)))
@@ -91,7 +98,7 @@ async def publish_generated(
             while sent < count:
                 until = min(sent + most, count)
                 await bus.publish_many(
-                    [generated(number, size) for number in range(sent, until)],
+                    [generate_payload(number, size) for number in range(sent, until)],
                     class_id=class_id,
                     confirm=False,
                     **about,
@@ -104,13 +111,13 @@ async def publish_generated(
     return count
 
 
-def generated(number: int, size: int) -> bytes:
-    """A payload of so many bytes that shows its number, as far as it has room."""
+def generate_payload(number: int, size: int) -> bytes:
+    """Return a payload of `size` bytes that begins with its number."""
     return (b"%010d " % number).ljust(size, b".")[:size]
 
 
 def progress() -> Progress:
-    """A progress bar on standard error; nothing where that is no terminal."""
+    """Return a progress bar on standard error, disabled without a terminal."""
     console = Console(stderr=True)
     return Progress(
         TextColumn("{task.description}"),
@@ -144,8 +151,11 @@ async def print_messages(
     raw: bool,
     ack: bool,
 ) -> signal.Signals | None:
-    """Print messages of a class, a line each, until there were `count`. Returns the signal that
-    ended it before, if one did."""
+    """Print messages of a class, one per line, until `count` are printed.
+
+    Returns:
+        The signal that stopped the command, or None.
+    """
     left = count if count is not None else sys.maxsize
     with trio.open_signal_receiver(*_SIGNALS) as signals:
         ended_by: list[signal.Signals] = []
@@ -169,7 +179,7 @@ async def print_messages(
             nursery.start_soon(_until_signalled, signals, ended_by, nursery.cancel_scope)
             async for batch in messages.batches():
                 batch = batch.part(0, min(left, len(batch)))
-                lines = b"".join([line(payload, raw=raw) for payload in batch.payloads])
+                lines = b"".join([format_line(payload, raw=raw) for payload in batch.payloads])
                 await trio.to_thread.run_sync(_write, lines, abandon_on_cancel=True)
                 if ack:
                     messages.ack_batch(batch)
@@ -188,8 +198,8 @@ async def _until_signalled(
         scope.cancel()
 
 
-def line(payload: bytes, *, raw: bool) -> bytes:
-    """A payload as one line: as text that no terminal minds, or as it is."""
+def format_line(payload: bytes, *, raw: bool) -> bytes:
+    """Return a payload as a line, with control characters as escapes unless `raw`."""
     if raw:
         return payload + b"\n"
     text = payload.decode("utf-8", "backslashreplace").translate(_ESCAPES)
@@ -197,6 +207,6 @@ def line(payload: bytes, *, raw: bool) -> bytes:
 
 
 def _write(data: bytes) -> None:
-    """To standard output, without a buffer whose content nobody would answer for."""
+    """Write to standard output without a buffer, so that acknowledged lines are not lost."""
     while data:
         data = data[os.write(sys.stdout.fileno(), data) :]

@@ -1,7 +1,7 @@
-"""`simplebus systemd-unit`: units for this installation, with the options of `serve` in them.
+"""`simplebus systemd-unit`: prints systemd units that run this installation.
 
-Rule 1: what would keep the service from running is said, on standard error; the unit is printed all
-the same, as that may be put right behind it.
+Problems that would keep the service from running are printed to standard error; the unit is printed
+anyway, because they can be fixed later.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ from typing import Annotated, cast
 
 import typer
 
-from simplebus.commands.check_config import serve_command_of
-from simplebus.commands.serve.command import fail_for
+from simplebus.commands.check_config import create_serve_command
+from simplebus.commands.serve.command import exit_for_invalid_options
 from simplebus.console.errors import USAGE_STATUS, fail
 
-# Beyond the drain: to notice the signal, to say farewell, to exit.
+# Time beyond the drain timeout to handle the signal, close connections and exit.
 _STOP_MARGIN_SECONDS = 10
-# Listeners, standard streams, the event loop's own.
+# Descriptors of listeners, standard streams and the event loop.
 _SPARE_DESCRIPTORS = 256
 
 STATE_DIRECTORY = Path("/var/lib/simplebus")
-"""What the unit's StateDirectory amounts to."""
+"""Directory of the unit's StateDirectory."""
 _HOMES = (Path("/home"), Path("/root"), Path("/run/user"))
 _PRIVILEGED_PORTS = range(1, 1024)
 
 
-def unit(
+def render_service_unit(
     arguments: Sequence[str],
     *,
     ports: Collection[int],
@@ -42,9 +42,14 @@ def unit(
     connections: int,
     installed_in: Sequence[Path],
 ) -> str:
-    """The text of a unit that runs `simplebus serve` with these arguments.
+    """Return a service unit that runs `simplebus serve`.
 
-    The other parameters say what the arguments amount to.
+    Args:
+        arguments: Arguments of `serve`.
+        ports: Ports that the arguments open.
+        drain_seconds: Drain timeout of the arguments.
+        connections: Maximum open connections of the arguments.
+        installed_in: Paths of Python and the package.
     """
     template = (
         resources.files("simplebus.commands")
@@ -54,7 +59,8 @@ def unit(
     at_home = any(place.is_relative_to(home) for place in installed_in for home in _HOMES)
     return Template(template).substitute(
         command=" ".join(
-            quoted(word) for word in (sys.executable, "-m", "simplebus", "serve", *arguments)
+            quote_argument(word)
+            for word in (sys.executable, "-m", "simplebus", "serve", *arguments)
         ),
         stop_seconds=math.ceil(drain_seconds) + _STOP_MARGIN_SECONDS,
         descriptors=connections + _SPARE_DESCRIPTORS,
@@ -65,9 +71,12 @@ def unit(
     )
 
 
-def socket_unit(addresses: Sequence[tuple[str, int]]) -> str:
-    """The text of a unit that listens on these hosts and ports. Raises ValueError for a host that
-    is a name, and for a port that is not known before."""
+def render_socket_unit(addresses: Sequence[tuple[str, int]]) -> str:
+    """Return a socket unit for these hosts and ports.
+
+    Raises:
+        ValueError: If a host is a name, or a port is 0.
+    """
     lines = []
     for host, port in addresses:
         try:
@@ -85,8 +94,8 @@ def socket_unit(addresses: Sequence[tuple[str, int]]) -> str:
     return Template(template).substitute(listen="\n".join(dict.fromkeys(lines)))
 
 
-def quoted(word: str) -> str:
-    """A word of a command line as systemd reads it: see systemd.syntax(7)."""
+def quote_argument(word: str) -> str:
+    """Return an argument quoted for systemd, see systemd.syntax(7)."""
     word = word.replace("%", "%%").replace("$", "$$")
     if word and not any(c in word for c in " \t\n\r\"'\\;"):
         return word
@@ -94,51 +103,56 @@ def quoted(word: str) -> str:
     return f'"{escaped}"'
 
 
-def installation() -> tuple[Path, ...]:
-    """Where the service's files lie: the interpreter, as named and in truth, and the package."""
+def installed_paths() -> tuple[Path, ...]:
+    """Return the paths of the interpreter and the package, as named and with links resolved."""
     python = Path(sys.executable)
     package = Path(str(resources.files("simplebus")))
     return tuple(dict.fromkeys((python, python.resolve(), package, package.resolve())))
 
 
-def complaints(
+def find_problems(
     installed_in: Sequence[Path], files: Sequence[Path] = (), data_dir: Path | None = None
 ) -> list[str]:
-    """Why a service of this installation, which reads these files and writes into this directory,
-    could not run, one sentence each."""
+    """Return the reasons why the service could not run, one sentence each.
+
+    Args:
+        installed_in: Paths of Python and the package.
+        files: Files that the service reads.
+        data_dir: Directory that the service writes.
+    """
     found = []
     if data_dir is not None and STATE_DIRECTORY not in (data_dir, *data_dir.parents):
         found.append(
-            f"{data_dir} is closed to the service: it may write only in {STATE_DIRECTORY} and below"
+            f"{data_dir} is not writable for the service: it can write only below {STATE_DIRECTORY}"
         )
     for file in files:
         if not file.is_absolute():
-            found.append(f"{file} is not found by the service: write the whole path")
+            found.append(f"{file} is a relative path: expected an absolute path")
         elif not file.exists():
             found.append(f"{file} does not exist")
         elif not file.stat().st_mode & stat.S_IROTH:
             found.append(
-                f"{file} is closed to other users, and so to the service: give it to a group, and "
-                "name the group in the unit as SupplementaryGroups="
+                f"{file} is not readable for other users, including the service: give it to a "
+                "group, and name the group in the unit as SupplementaryGroups="
             )
-    closed = dict.fromkeys(unreadable(place) for place in installed_in)
+    closed = dict.fromkeys(find_closed_directory(place) for place in installed_in)
     for directory in closed:
         if directory is not None:
             found.append(
-                f"{directory} is closed to other users, and so to the service: install simplebus "
+                f"{directory} is closed to other users, including the service: install simplebus "
                 "and its Python elsewhere, such as in /opt"
             )
     try:
         metadata.version("simplebus")
     except metadata.PackageNotFoundError:
         found.append(
-            "simplebus is run from its source: the service finds it only when it is installed"
+            "simplebus runs from its source tree: install it, so that the service finds it"
         )
     return found
 
 
-def unreadable(place: Path) -> Path | None:
-    """The first directory above `place` that another user may not enter, if there is one."""
+def find_closed_directory(place: Path) -> Path | None:
+    """Return the first directory above `place` that other users cannot enter, or None."""
     for directory in reversed(place.parents):
         if not os.stat(directory).st_mode & stat.S_IXOTH:
             return directory
@@ -147,9 +161,9 @@ def unreadable(place: Path) -> Path | None:
 
 HELP = (
     "Print a systemd unit that runs this installation.\n\n"
-    "Options of [bold]simplebus serve[/bold] may follow; they become part of it. With --socket it "
-    "is the unit that listens, for the same options: with both, nobody is refused while the "
-    "service is started again.\n\n\b\n"
+    "Options of [bold]simplebus serve[/bold] may follow and become part of the unit. With --socket "
+    "the command prints the socket unit for the same options: with both units, clients can connect "
+    "while the service restarts.\n\n\b\n"
     "  simplebus systemd-unit > /etc/systemd/system/simplebus.service\n"
     "  simplebus systemd-unit --socket > /etc/systemd/system/simplebus.socket\n"
     "  simplebus systemd-unit --host 0.0.0.0 --max-memory 4GiB"
@@ -159,43 +173,48 @@ HELP = (
 def systemd_unit(
     context: typer.Context,
     socket: Annotated[
-        bool, typer.Option("--socket", help="Print the socket unit, not the service.")
+        bool, typer.Option("--socket", help="Print the socket unit instead of the service unit.")
     ] = False,
 ) -> None:
-    from simplebus.commands.serve.settings import planned
-    from simplebus.commands.systemd_unit import complaints, installation, socket_unit, unit
+    from simplebus.commands.serve.settings import build_plan
+    from simplebus.commands.systemd_unit import (
+        find_problems,
+        installed_paths,
+        render_service_unit,
+        render_socket_unit,
+    )
 
-    with serve_command_of().make_context("simplebus serve", list(context.args)) as given:
+    with create_serve_command().make_context("simplebus serve", list(context.args)) as given:
         try:
-            plan = planned(cast(typer.Context, given))
+            plan = build_plan(cast(typer.Context, given))
         except ValueError as error:
-            fail_for(error)
+            exit_for_invalid_options(error)
         values = given.params
     options = plan.options
-    doors = (
+    listeners = (
         (options.hosts, options.port),
         (options.hosts, options.nats_port),
         (options.http_hosts, options.http_port),
     )
-    open_doors = [(host, port) for hosts, port in doors if port is not None for host in hosts]
+    addresses = [(host, port) for hosts, port in listeners if port is not None for host in hosts]
     if socket:
         try:
-            typer.echo(socket_unit(open_doors), nl=False)
+            typer.echo(render_socket_unit(addresses), nl=False)
         except ValueError as error:
             fail(str(error), status=USAGE_STATUS)
         return
-    places = installation()
+    places = installed_paths()
     files = [values["config"].path] if values["config"] else []
     paths = {name: each for name, each in values.items() if isinstance(each, Path)}
     files += [path for name, path in paths.items() if name != "data_dir"]
-    for complaint in complaints(places, files, values["data_dir"]):
-        typer.echo(f"simplebus: {complaint}", err=True)
-    guests = 0 if options.nats_port is None else options.nats.limits.connections
-    text = unit(
+    for problem in find_problems(places, files, values["data_dir"]):
+        typer.echo(f"simplebus: {problem}", err=True)
+    nats_connections = 0 if options.nats_port is None else options.nats.limits.connections
+    text = render_service_unit(
         context.args,
-        ports={port for _, port in open_doors},
+        ports={port for _, port in addresses},
         drain_seconds=options.drain_seconds,
-        connections=plan.settings.limits.connections + guests,
+        connections=plan.settings.limits.connections + nats_connections,
         installed_in=places,
     )
     typer.echo(text, nl=False)

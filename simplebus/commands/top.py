@@ -1,7 +1,7 @@
-"""`simplebus top`: what the live page shows, in a terminal.
+"""`simplebus top`: the dashboard of a server, bridge or gateway in a terminal.
 
-Rule 1: it knows nothing of what the figures are about: titles, units and tables come with them.
-Rule 2: what comes from outside is text: control characters are shown as escapes, markup as it is.
+Titles, units and tables come from the HTTP listener, so that this module is independent of their
+meaning. Texts are printed without control characters and markup.
 """
 
 from __future__ import annotations
@@ -33,66 +33,71 @@ HELP = (
     "Watch a server, a bridge or a gateway in the terminal.\n\n\b\n"
     "  simplebus top\n"
     "  simplebus top http://bus:8222\n"
-    "  simplebus top --once                a snapshot, for people\n"
-    "  simplebus top --json                the same for scripts\n\n"
-    "It shows what the live page shows: rates, classes, who is slow and why. It ends with Ctrl-C."
+    "  simplebus top --once                print a snapshot as text\n"
+    "  simplebus top --json                print a snapshot as JSON\n\n"
+    "It shows the dashboard: rates, classes, slow subscribers and the reasons. Stop it with Ctrl-C."
 )
-_PATIENCE_SECONDS = 5.0
+_TIMEOUT_SECONDS = 5.0
 _ANSWER_BYTES_MAX = 16 * 1024 * 1024
 _BLOCKS = " ▁▂▃▄▅▆▇█"
 _LINE_CHARACTERS = 40
 _ROWS_ONCE = 1000
 _WIDTH_ONCE = 160
 _FRAME = 4
-"""Columns that the frame takes."""
+"""Width of the frame in characters."""
 _COLUMNS_AT = 100
-"""From this width on figures stand in columns."""
+"""Minimum width for values in columns."""
 _TEXT_CHARACTERS = 24
-"""A text has so many of its characters before another column has to go."""
+"""Width to which a text is cut before another column is left out."""
 
 Speeds: TypeAlias = dict[str, list[float | None]]
-"""How fast the cells of a row grow, by its first cells; None for those that do not."""
+"""Growth per second of the cells of each row, by the row's first cells; None for no number."""
 
 
-class Facts:
-    """What is asked for, again and again."""
+class DashboardClient:
+    """HTTP client that fetches snapshots of a dashboard."""
 
     def __init__(self, url: str) -> None:
-        """Raises ValueError for what is no address of an HTTP door, OSError for a certificate that
-        is no good."""
+        """Raises ValueError for an invalid URL, OSError for an unusable certificate."""
         from simplebus.client.credentials import Access
 
-        self._url = _checked(url if "://" in url else f"http://{url}")
+        self._url = _check_url(url if "://" in url else f"http://{url}")
         access = Access.from_environment()
         self._headers = _credentials(access)
-        self._opener = _straight(access.tls() if self._url.startswith("https://") else None)
+        self._opener = _create_direct_opener(
+            access.tls() if self._url.startswith("https://") else None
+        )
         self._before: dict[str, tuple[float, dict[str, list[Any]]]] = {}
 
     def fetch(self) -> dict[str, Any]:
-        """Raises OSError with a sentence."""
+        """Return a snapshot. Raises OSError with an error message."""
         import http.client
         import ssl
         import urllib.error
         import urllib.request
 
         asked = urllib.request.Request(f"{self._url}/facts", headers=self._headers)
-        other = OSError(f"{self._url} is no HTTP door of simplebus; that is port 8222 or as told")
+        other = OSError(
+            f"{self._url} is not an HTTP port of simplebus; expected port 8222 or the one of "
+            "--http-port"
+        )
         try:
-            with self._opener.open(asked, timeout=_PATIENCE_SECONDS) as answer:
+            with self._opener.open(asked, timeout=_TIMEOUT_SECONDS) as answer:
                 said = json.loads(answer.read(_ANSWER_BYTES_MAX))
         except urllib.error.HTTPError as error:
             with error:
-                raise OSError(f"{self._url} says {error.code} {escape_controls(error.reason)}") from None
+                reason = escape_controls(error.reason)
+                raise OSError(f"{self._url} replied {error.code} {reason}") from None
         except urllib.error.URLError as error:
             if isinstance(error.reason, ssl.SSLCertVerificationError):
                 raise OSError(
-                    f"{self._url} shows a certificate that is not trusted "
-                    f"({error.reason.verify_message}): --tls-ca says who may have signed it"
+                    f"{self._url} has an untrusted certificate ({error.reason.verify_message}): "
+                    "name its authority with --tls-ca"
                 ) from None
             raise OSError(f"{self._url} does not answer: {error.reason}") from None
         except http.client.RemoteDisconnected:
             raise OSError(
-                f"{self._url} hangs up without an answer; if it speaks TLS, it is https://…"
+                f"{self._url} closed the connection without an answer; use https:// for TLS"
             ) from None
         except (http.client.HTTPException, ValueError, RecursionError):
             raise other from None
@@ -103,7 +108,7 @@ class Facts:
         return said
 
     def growth_rates(self, said: dict[str, Any], now: float) -> dict[str, Speeds]:
-        """How fast figures grow, by table."""
+        """Return the growth of each table's cells since the last call, per second."""
         return {table["key"]: self._rates(table, now) for table in said["facts"]["tables"]}
 
     def _rates(self, table: dict[str, Any], now: float) -> Speeds:
@@ -125,29 +130,32 @@ class Facts:
         }
 
 
-def _straight(tls: ssl.SSLContext | None) -> OpenerDirector:
-    """What asks the door itself: by no proxy, and nobody to whom it would send us on, as who we are
-    is for nobody else."""
-    import urllib.request  # It brings TLS and more, which help does without.
+def _create_direct_opener(tls: ssl.SSLContext | None) -> OpenerDirector:
+    """Return an opener without proxies and redirects, so that credentials go to the URL only."""
+    import urllib.request  # Slow to import, and not needed for --help.
 
-    class Nowhere(urllib.request.HTTPRedirectHandler):
-        """Goes to no other place."""
+    class NoRedirectHandler(urllib.request.HTTPRedirectHandler):
+        """Handler that follows no redirect."""
 
         def redirect_request(self, *_: Any) -> None:
             return None
 
-    by = (urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=tls), Nowhere())
-    return urllib.request.build_opener(*by)
+    return urllib.request.build_opener(
+        urllib.request.ProxyHandler({}),
+        urllib.request.HTTPSHandler(context=tls),
+        NoRedirectHandler(),
+    )
 
 
-def _checked(url: str) -> str:
-    """An address of an HTTP door. Raises ValueError, without any secret that stands in it."""
+def _check_url(url: str) -> str:
+    """Return a valid URL. Raises ValueError, without the secrets of the URL."""
     from urllib.parse import urlsplit
 
     parts = urlsplit(url)
     if parts.username is not None:
         raise ValueError(
-            "who to be does not stand in the address: --user, SIMPLEBUS_USER and SIMPLEBUS_PASSWORD"
+            "the URL must not contain credentials: use --user, SIMPLEBUS_USER and "
+            "SIMPLEBUS_PASSWORD"
         )
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise ValueError(f"expected http://HOST:PORT, got {url!r}")
@@ -178,18 +186,19 @@ def top(
             metavar="[URL]",
             envvar="SIMPLEBUS_HTTP_URL",
             show_envvar=False,
-            help="Its HTTP door: what `serve --http-port` opens, or --http of a bridge or gateway.",
+            help="HTTP address of a server (`serve --http-port`), or of a bridge or gateway "
+            "(--http).",
         ),
     ] = HTTP,
-    once: Annotated[bool, typer.Option("--once", help="Print a snapshot, and end.")] = False,
+    once: Annotated[bool, typer.Option("--once", help="Print one snapshot and exit.")] = False,
     as_json: Annotated[
-        bool, typer.Option("--json", help="Print a snapshot as JSON, and end.")
+        bool, typer.Option("--json", help="Print one snapshot as JSON and exit.")
     ] = False,
     interval: Annotated[
         float,
         option(
             "--interval",
-            "How often it looks, in seconds.",
+            "Interval between two snapshots in seconds.",
             parser=parse_seconds,
             metavar="SECONDS",
             show_default="1",
@@ -197,7 +206,7 @@ def top(
     ] = 1.0,
 ) -> None:
     try:
-        facts = Facts(url)
+        facts = DashboardClient(url)
         said = facts.fetch()
     except (OSError, ValueError) as error:
         fail(str(error))
@@ -211,12 +220,12 @@ def top(
     if once or not console.is_terminal:
         if not console.is_terminal and "COLUMNS" not in os.environ:
             console.width = _WIDTH_ONCE
-        console.print(shown(said, facts.speeds(said, now), rows=_ROWS_ONCE))
+        console.print(render_snapshot(said, facts.growth_rates(said, now), rows=_ROWS_ONCE))
         return
     _watch(console, facts, said, max(0.1, interval))
 
 
-def _watch(console: Console, facts: Facts, said: dict[str, Any], interval: float) -> None:
+def _watch(console: Console, facts: DashboardClient, said: dict[str, Any], interval: float) -> None:
     from rich.live import Live
 
     problem = ""
@@ -227,22 +236,24 @@ def _watch(console: Console, facts: Facts, said: dict[str, Any], interval: float
             except OSError as error:
                 problem = str(error)
             speeds = facts.growth_rates(said, time.monotonic())
-            live.update(fitted(console, said, speeds, problem), refresh=True)
+            live.update(fit_to_screen(console, said, speeds, problem), refresh=True)
             time.sleep(interval)
 
 
-def fitted(
+def fit_to_screen(
     console: Console, said: dict[str, Any], speeds: dict[str, Speeds], problem: str = ""
 ) -> Panel:
-    """A snapshot with as many rows of each table as there is place for. A `problem` is why there is
-    no newer one."""
+    """Render a snapshot with as many rows per table as the screen can show.
+
+    `problem` is the reason why there is no newer snapshot.
+    """
     from rich.text import Text
 
     fewest, most = 1, console.height
-    picture = shown(said, speeds, rows=1, width=console.width)
+    picture = render_snapshot(said, speeds, rows=1, width=console.width)
     while fewest < most:
         rows = (fewest + most + 1) // 2
-        tried = shown(said, speeds, rows=rows, width=console.width)
+        tried = render_snapshot(said, speeds, rows=rows, width=console.width)
         if len(console.render_lines(tried)) <= console.height:
             picture, fewest = tried, rows
         else:
@@ -252,11 +263,13 @@ def fitted(
     return picture
 
 
-def shown(
+def render_snapshot(
     said: dict[str, Any], speeds: dict[str, Speeds], *, rows: int, width: int | None = None
 ) -> Panel:
-    """A snapshot as it is printed, with at most so many rows of each table. With a width, each row
-    is one line, and what is least worth it is left out."""
+    """Render a snapshot with at most `rows` rows per table.
+
+    With `width`, each row is one line, and the least important columns are left out.
+    """
     from rich.console import Group
     from rich.panel import Panel
     from rich.text import Text
@@ -285,7 +298,7 @@ def _rates(rates: dict[str, Any], width: int | None) -> RenderableType:
     from rich.table import Table
 
     lines = [
-        (plain(name), f"{figure(line[-1] or 0.0 if line else 0.0, 'rate')}/s", line)
+        (escape_controls(name), f"{format_value(line[-1] or 0.0 if line else 0.0, 'rate')}/s", line)
         for name, line in rates["flows"].items()
     ]
     characters = _LINE_CHARACTERS
@@ -303,7 +316,7 @@ def _rates(rates: dict[str, Any], width: int | None) -> RenderableType:
 
 
 def sparkline(values: list[float]) -> str:
-    """A line of blocks, as high as the values are."""
+    """Return a bar chart of the values in one line."""
     most = max(values, default=0.0)
     if most <= 0:
         return _BLOCKS[1] * len(values)
@@ -315,7 +328,7 @@ def _tiles(tiles: list[dict[str, Any]], width: int | None) -> RenderableType:
     from rich.text import Text
 
     made = [
-        Text(figure(tile["value"], tile["unit"] or "count"), style="bold")
+        Text(format_value(tile["value"], tile["unit"] or "count"), style="bold")
         + Text(f" {escape_controls(tile['title'])}", style="dim")
         for tile in tiles
     ]
@@ -344,7 +357,7 @@ def _table(table: dict[str, Any], speeds: Speeds, rows: int, width: int | None) 
     )
     columns = table["columns"]
     cells = [_cells(row, columns, speeds.get(_key(row), [])) for row in table["rows"][:rows]]
-    kept = _kept(columns, cells, width)
+    kept = _column_widths(columns, cells, width)
     for at, characters in kept.items():
         is_text = columns[at]["unit"] == "text"
         made.add_column(
@@ -364,19 +377,21 @@ def _cells(row: list[Any], columns: list[dict[str, Any]], speeds: list[float | N
 
     made = []
     for at, (cell, column) in enumerate(zip(row, columns, strict=True)):
-        text = Text(figure(cell, column["unit"]))
+        text = Text(format_value(cell, column["unit"]))
         if column["is_flow"] and speeds and speeds[at]:
             unit = "bytes" if column["unit"] == "bytes" else "rate"
-            text += Text(f" {figure(speeds[at], unit)}/s", style="dim")
+            text += Text(f" {format_value(speeds[at], unit)}/s", style="dim")
         made.append(text)
     return made
 
 
-def _kept(
+def _column_widths(
     columns: list[dict[str, Any]], cells: list[list[Text]], width: int | None
 ) -> dict[int, int | None]:
-    """Which columns there is place for, and how wide each is, None for as it comes. First those go
-    in which there is nothing, then the last ones; texts are cut short."""
+    """Return the columns that fit, with their widths; None for any width.
+
+    Empty columns are left out first, then the last columns; texts are cut.
+    """
     if width is None:
         return dict.fromkeys(range(len(columns)))
     longest = [
@@ -402,8 +417,8 @@ def _kept(
     return kept
 
 
-def figure(value: Any, unit: str) -> str:
-    """A cell as people read it."""
+def format_value(value: Any, unit: str) -> str:
+    """Return the text of a cell with its unit."""
     if value is None or value == "":
         return "–"
     if isinstance(value, str):
@@ -435,7 +450,7 @@ def _seconds(value: float) -> str:
 
 
 def escape_controls(text: str) -> str:
-    """A text without anything that a terminal would obey."""
+    """Return the text with control characters as escapes."""
     return "".join(
         c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in str(text)
     )

@@ -1,8 +1,7 @@
-"""The commands about users: a file of [[users]], written anew as a whole or not at all.
+"""`simplebus user`: changes the users file, atomically.
 
-Rule 1: a secret is asked for on the terminal or read from standard input. It is never an argument,
-which whoever lists processes would read, and never shown again.
-Rule 2: what is not about the user that is changed stays as it stands in the file, to the letter.
+Secrets are read from the terminal or standard input, because every user can list command lines. Text
+of the file that does not concern the changed user is kept unchanged.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from typing import Annotated
 
 import typer
 
-from simplebus.config.mistakes import ConfigError
+from simplebus.config.errors import ConfigError
 from simplebus.config.parse import option
 from simplebus.console.errors import fail
 
@@ -28,9 +27,9 @@ app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode="rich",
     help=(
-        "Who may connect: users in a file, for [bold]simplebus serve --users FILE[/bold].\n\n"
-        "What each may do is written there by hand, as tables of its own; without, a user may do "
-        "everything.\n\n\b\n"
+        "Manage the users file of [bold]simplebus serve --users FILE[/bold].\n\n"
+        "Permissions are added to the file by hand; a user without permissions may do everything."
+        "\n\n\b\n"
         "  simplebus user add ada\n"
         "  simplebus user add scanner --token\n"
         "  simplebus user rm ada"
@@ -39,10 +38,10 @@ app = typer.Typer(
 
 _FILE = Path("users.toml")
 _HEAD = re.compile(r"^[ \t]*\[\[[ \t]*users[ \t]*\]\][ \t]*(#.*)?$", re.MULTILINE)
-_PATIENCE_SECONDS = 30.0
+_LOCK_TIMEOUT_SECONDS = 30.0
 _SECRET_BYTES_MAX = 4096
 _TOKEN_BYTES = 32
-# What OWASP asks for at least: about 30 ms, and 19 MiB for one check at a time.
+# OWASP's minimum for argon2: about 30 ms and 19 MiB per check.
 _COSTS = (2, 19 * 1024, 1)
 """Rounds, KiB of memory, threads."""
 
@@ -50,28 +49,28 @@ File = Annotated[
     Path,
     option(
         "--users",
-        "The file. It is made if it is not there, for its owner alone.",
+        "Users file. It is created if missing, readable for its owner only.",
         metavar="FILE",
         parser=Path,
     ),
 ]
 Name = Annotated[
-    str, typer.Argument(metavar="NAME", show_default=False, help="What the user is called.")
+    str, typer.Argument(metavar="NAME", show_default=False, help="Name of the user in the file.")
 ]
 
 
 @app.command(
     help=(
-        "Add a user; with --change, give one that is there another secret.\n\n"
-        "The password is asked for on the terminal; where there is none, it is the first line of "
-        "standard input. With --token there is no password: a token is made and printed, once."
+        "Add a user; with --change, replace the secret of an existing user.\n\n"
+        "The password is read from the terminal, or from the first line of standard input. With "
+        "--token, a token is generated and printed once instead."
     )
 )
 def add(
     name: Name,
     users: File = _FILE,
     token: Annotated[
-        bool, typer.Option("--token", help="Make a token instead of asking for a password.")
+        bool, typer.Option("--token", help="Generate a token instead of reading a password.")
     ] = False,
     certificate: Annotated[
         str,
@@ -79,16 +78,15 @@ def add(
             "--certificate",
             metavar="NAME",
             show_default=False,
-            help="Whoever shows a certificate with this name is the user: an email address, a DNS "
-            "name, or a subject such as CN=ada,OU=shops. No password is asked for.",
+            help="Authenticate the user by a certificate with this name: an email address, a DNS "
+            "name, or a subject such as CN=ada,OU=shops. No password is read.",
         ),
     ] = "",
     change: Annotated[
         bool,
         typer.Option(
             "--change",
-            help="Give a user that is there another secret, in place of those it has. What it may "
-            "do stays.",
+            help="Replace the secrets of an existing user. Its permissions stay.",
         ),
     ] = False,
     address: Annotated[
@@ -97,12 +95,12 @@ def add(
             "--address",
             metavar="NETWORK",
             show_default=False,
-            help="Whoever comes from there, such as 10.1.0.0/16, and does not say who it is is the "
-            "user: clients of version 1 cannot. No password is asked for.",
+            help="Treat clients from this network, such as 10.1.0.0/16, as the user if they send no "
+            "credentials, which version 1 clients cannot. No password is read.",
         ),
     ] = None,
 ) -> None:
-    _found(_parts(users), name, users, change=change)  # Before anything is asked for.
+    _find_user(_read_parts(users), name, users, change=change)  # Before a password is read.
     lines = [f"name = {_text(name)}"]
     made = ""
     if token:
@@ -111,47 +109,47 @@ def add(
         made = secrets.token_urlsafe(_TOKEN_BYTES)
         lines.append(f"token = {_text(hash_token(made))}")
     elif not (certificate or address):
-        lines.append(f"password = {_text(_hash(_asked_for()))}")
+        lines.append(f"password = {_text(_hash(_read_password()))}")
     if certificate:
         lines.append(f"certificate = {_text(certificate)}")
     if address:
         lines.append(f"addresses = [{', '.join(map(_text, address))}]")
     block = "[[users]]\n" + "\n".join(lines) + "\n"
-    with _alone(users):
-        parts = _parts(users)
-        at = _found(parts, name, users, change=change)
+    with _locked_folder(users):
+        parts = _read_parts(users)
+        at = _find_user(parts, name, users, change=change)
         if at is None:
             before = parts.pop() if len(parts) == 1 and not parts[0] else ""
             gap = "\n" if parts and not parts[-1].endswith("\n\n") and parts[-1].strip() else ""
             parts += [before + gap + block]
         else:
-            parts[at] = _with_secrets(parts[at], lines)
+            parts[at] = _replace_secrets(parts[at], lines)
         _write(users, "".join(parts))
     if made:
         typer.echo(made)
-    typer.echo(f"{name} is {'added' if at is None else 'changed'} in {users}", err=True)
+    typer.echo(f"{'added' if at is None else 'changed'} {name} in {users}", err=True)
 
 
-@app.command("rm", help="Take a user away.")
+@app.command("rm", help="Remove a user.")
 def remove(name: Name, users: File = _FILE) -> None:
-    with _alone(users):
-        parts = _parts(users)
-        at = _place(parts, name, users)
+    with _locked_folder(users):
+        parts = _read_parts(users)
+        at = _user_index(parts, name, users)
         if at is None:
             fail(f"{users}: there is no user {name!r}")
         del parts[at]
         _write(users, "".join(parts))
-    typer.echo(f"{name} is taken out of {users}", err=True)
+    typer.echo(f"removed {name} from {users}", err=True)
 
 
-@app.command("ls", help="List the users, how each shows who it is, and whether it is restricted.")
+@app.command("ls", help="List the users, their kinds of credentials, and their permissions.")
 def list_users(users: File = _FILE) -> None:
-    from simplebus.config.users import read_users
+    from simplebus.config.users import read_users_file
 
     if not users.exists():
-        fail(f"{users}: there is no such file; simplebus user add makes it")
+        fail(f"{users}: no such file; create it with simplebus user add")
     try:
-        found, warning = read_users(users)
+        found, warning = read_users_file(users)
     except ConfigError as error:
         fail(str(error))
     if warning:
@@ -172,16 +170,16 @@ def list_users(users: File = _FILE) -> None:
         typer.echo(f"{user.name}\t{', '.join(shows) or 'nothing'}\t{may}")
 
 
-def _asked_for() -> str:
-    """A password, from the terminal or standard input."""
+def _read_password() -> str:
+    """Read a password from the terminal or standard input."""
     try:
         if sys.stdin.isatty():
             said: str = typer.prompt("Password", hide_input=True, confirmation_prompt=True)
         else:
             said = sys.stdin.readline(_SECRET_BYTES_MAX + 2).rstrip("\r\n")
-        said.encode()  # What is no text may have been read as halves of characters.
+        said.encode()  # Invalid UTF-8 may have been read as surrogates.
     except UnicodeError:
-        fail("a password is text in UTF-8, and this is none", status=2)
+        fail("the password is not valid UTF-8", status=2)
     if not 0 < len(said) <= _SECRET_BYTES_MAX:
         fail(f"a password has 1 to {_SECRET_BYTES_MAX} characters, got {len(said)}", status=2)
     return said
@@ -196,8 +194,8 @@ def _hash(password: str) -> str:
 
 
 @contextlib.contextmanager
-def _alone(path: Path) -> Iterator[None]:
-    """Nobody else changes the file meanwhile: of two who read it, one would undo the other's."""
+def _locked_folder(path: Path) -> Iterator[None]:
+    """Lock the file's directory, so that concurrent changes do not undo each other."""
     import fcntl
     import time
 
@@ -206,14 +204,14 @@ def _alone(path: Path) -> Iterator[None]:
     except OSError as error:
         fail(f"{path} cannot be written: {error.strerror}")
     try:
-        deadline = time.monotonic() + _PATIENCE_SECONDS
+        deadline = time.monotonic() + _LOCK_TIMEOUT_SECONDS
         while True:
             try:
                 fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 break
             except BlockingIOError:
                 if time.monotonic() > deadline:
-                    fail(f"{path} is being changed by somebody else")
+                    fail(f"{path} is locked by another process")
                 time.sleep(0.02)
         yield
     finally:
@@ -221,20 +219,22 @@ def _alone(path: Path) -> Iterator[None]:
 
 
 def _text(value: str) -> str:
-    """As TOML has it."""
+    """Return a TOML string."""
     import json
 
     try:
         value.encode()
     except UnicodeEncodeError:
-        fail(f"{value!r} is no text in UTF-8", status=2)
-    # A JSON text is a TOML text, but for one character.
+        fail(f"{value!r} is not valid UTF-8", status=2)
+    # A JSON string is a TOML string, except for the character DEL.
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
-def _parts(path: Path) -> list[str]:
-    """A file: what stands in front of the first user, then a text for each. Remarks right in front
-    of another one are about that."""
+def _read_parts(path: Path) -> list[str]:
+    """Return the file's text before the first user, then the text of each user.
+
+    Comments directly before a user belong to that user.
+    """
     try:
         text = path.read_text(encoding="utf-8-sig")
     except FileNotFoundError:
@@ -248,7 +248,7 @@ def _parts(path: Path) -> list[str]:
 
 
 def _remarks_size(text: str) -> int:
-    """How many characters the remarks have with which it ends."""
+    """Return the length of the comments at the end of the text."""
     size = 0
     for line in reversed(text.splitlines(keepends=True)):
         if not line.lstrip().startswith("#"):
@@ -257,18 +257,18 @@ def _remarks_size(text: str) -> int:
     return size
 
 
-def _found(parts: list[str], name: str, path: Path, *, change: bool) -> int | None:
-    """Which part is the user's, which must be there to be changed, and must not be to be added."""
-    at = _place(parts, name, path)
+def _find_user(parts: list[str], name: str, path: Path, *, change: bool) -> int | None:
+    """Return the index of the user's part; exit if it exists without `change` or is missing."""
+    at = _user_index(parts, name, path)
     if at is not None and not change:
-        fail(f"{path}: there is a user {name!r}; --change gives it another secret")
+        fail(f"{path}: user {name!r} exists; replace its secret with --change")
     if at is None and change:
         fail(f"{path}: there is no user {name!r}")
     return at
 
 
-def _place(parts: list[str], name: str, path: Path) -> int | None:
-    """Which part is a user's."""
+def _user_index(parts: list[str], name: str, path: Path) -> int | None:
+    """Return the index of the user's part, or None."""
     from simplebus.core import toml
 
     for at, part in enumerate(parts):
@@ -277,28 +277,29 @@ def _place(parts: list[str], name: str, path: Path) -> int | None:
         try:
             (user,) = toml.loads(part)["users"]
         except (toml.TOMLDecodeError, ValueError, KeyError):
-            fail(f"{path} is not written as simplebus user can change it; change it by hand")
+            fail(f"{path} has a form that simplebus user cannot change; edit it by hand")
         if user.get("name") == name:
             return at
     return None
 
 
-_OURS = {"name", "password", "token", "nkey", "certificate", "addresses"}
+_SECRET_KEYS = {"name", "password", "token", "nkey", "certificate", "addresses"}
 
 
-def _with_secrets(part: str, lines: list[str]) -> str:
-    """A user's part with these lines instead of those that say how it shows who it is. What it may
-    do stays."""
+def _replace_secrets(part: str, lines: list[str]) -> str:
+    """Return a user's part with its credentials replaced by `lines`."""
     head = _HEAD.search(part)
     assert head is not None
-    own, others = _entries(part[head.end() :].removeprefix("\n"))
-    kept = "".join(text for key, text in own if key not in _OURS)
+    own, others = _split_entries(part[head.end() :].removeprefix("\n"))
+    kept = "".join(text for key, text in own if key not in _SECRET_KEYS)
     return part[: head.end()] + "\n" + "\n".join(lines) + "\n" + kept + others
 
 
-def _entries(text: str) -> tuple[list[tuple[str, str]], str]:
-    """What stands in a table up to the next one: each key, empty for remarks, with its text, which
-    may take several lines; and the rest."""
+def _split_entries(text: str) -> tuple[list[tuple[str, str]], str]:
+    """Return the keys of a table with their lines, and the text after the table.
+
+    The key of comments is "".
+    """
     from simplebus.core import toml
 
     found: list[tuple[str, str]] = []
@@ -311,35 +312,38 @@ def _entries(text: str) -> tuple[list[tuple[str, str]], str]:
         try:
             keys = toml.loads(entry)
         except toml.TOMLDecodeError:
-            continue  # It goes on.
+            continue  # The value has further lines.
         found.append((next(iter(keys), ""), entry))
         entry = ""
     return [*found, ("", entry)], text[at:]
 
 
 def _check(path: Path, text: str) -> None:
-    """Fail unless this is a file of users."""
-    from simplebus.config.users import users_in
+    """Exit unless the text is a valid users file."""
+    from simplebus.config.users import parse_users_file
 
     try:
-        users_in(text, path)
+        parse_users_file(text, path)
     except ConfigError as error:
         fail(str(error))
 
 
-def _belong(file: int, like: os.stat_result) -> None:
-    """Give a file the owner, the group and the mode of another one, without what others may do.
-    Raises OSError where that cannot be."""
+def _copy_ownership(file: int, like: os.stat_result) -> None:
+    """Copy owner, group and mode of another file, without the rights of other users.
+
+    Raises:
+        OSError: If the owner or group cannot be set.
+    """
     os.fchmod(file, 0o600)
     try:
         os.fchown(file, like.st_uid, like.st_gid)
     except PermissionError as error:
-        raise OSError(error.errno, "its owner, or its group, is somebody else") from None
+        raise OSError(error.errno, "it belongs to another user or group") from None
     os.fchmod(file, stat.S_IMODE(like.st_mode) & 0o660)
 
 
 def _line_end(path: Path) -> str:
-    """How lines end in a file."""
+    """Return the line end that a file uses."""
     try:
         return "\r\n" if b"\r\n" in path.read_bytes() else "\n"
     except OSError:
@@ -347,8 +351,10 @@ def _line_end(path: Path) -> str:
 
 
 def _write(path: Path, text: str) -> None:
-    """The whole file, or nothing: for its owner alone, or for whom the one that is there is for,
-    which may be a group."""
+    """Replace the file atomically.
+
+    A new file is readable for its owner only; an existing file keeps its owner, group and mode.
+    """
     _check(path, text)
     target = Path(os.path.realpath(path))
     temporary = ""
@@ -356,7 +362,7 @@ def _write(path: Path, text: str) -> None:
         handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
         with open(handle, "w", encoding="utf-8", newline=_line_end(target)) as file:
             with contextlib.suppress(FileNotFoundError):
-                _belong(file.fileno(), target.stat())
+                _copy_ownership(file.fileno(), target.stat())
             file.write(text)
             file.flush()
             os.fsync(file.fileno())

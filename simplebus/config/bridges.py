@@ -1,24 +1,24 @@
 """The `[[bridges]]` tables of a configuration file.
 
 [[bridges]]
-name = "hq"                        names what is kept: leave it as it is
-from = "simplebus://till:8888"     left out in the file of `serve`: that server
-to = "simplebus://hq:8888"         of a cluster of NATS servers: "nats://a:4222, nats://b:4222"
-classes = ["orders", 7]            as they are; or, one by one:
+name = "hq"                        names the stored positions: do not change it
+from = "simplebus://till:8888"     by default, the server of this file
+to = "simplebus://hq:8888"         a NATS cluster: "nats://a:4222, nats://b:4222"
+classes = ["orders", 7]            unchanged; or with settings for each class:
 
 [[bridges.copy]]
 class = "orders"
-to = "orders-eu"                   the class there
-channels = ["eu.#"]                only these
+to = "orders-eu"                   class at the target
+channels = ["eu.#"]                copy only matching channels
 rewrite = [["eu.#", "till-4.eu.#"]]
-stream = "ORDERS"                  of a NATS server
-under_way = 1                      on the way into it, so many messages at once
+stream = "ORDERS"                  stream of a NATS server
+under_way = 1                      maximum messages in flight into the stream
 
-[bridges.near]                     who it is at `from`, and whom it trusts there; [bridges.far]: at
-user = "bridge"                    `to`
+[bridges.near]                     credentials at `from`; [bridges.far] at `to`
+user = "bridge"
 password = "…"                     or token = "…"
-ca = "authority.pem"               over simplebuss:// or tls://, and cert and key of its own; or all
-credentials = "till.toml"          of these in a file
+ca = "authority.pem"               for simplebuss:// or tls://; also cert and key
+credentials = "till.toml"          or all of these in a file
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ from simplebus.bridge.loop_header import HOPS_MAX
 from simplebus.bridge.settings import BridgeSettings, CopiedClass, check_loops, is_nats_address
 from simplebus.client.addresses import Address
 from simplebus.client.credentials import Access
-from simplebus.config.mistakes import ConfigError, ErrorCollector
+from simplebus.config.errors import ConfigError, ErrorCollector
 from simplebus.config.parse import parse_class
-from simplebus.config.schema import Table, table
+from simplebus.config.schema import Table, parse_table
 
 _PASSWORD = re.compile(r"//[^/@]*:[^@]*@")
-"""In an address."""
+"""Password in an address."""
 
 
 class CopyTable(Table, frozen=True):
-    """A class that is copied."""
+    """Class to copy."""
 
     class_: int | str = msgspec.field(name="class")
     to: int | str | None = None
@@ -54,7 +54,7 @@ class CopyTable(Table, frozen=True):
 
 
 class AccessTable(Table, frozen=True):
-    """Who a bridge is at one end, and whom it trusts there over TLS."""
+    """Credentials of a bridge at one end, and the authorities it trusts there."""
 
     user: str = ""
     password: str = ""
@@ -69,11 +69,11 @@ class AccessTable(Table, frozen=True):
         return bool(self.password or self.token)
 
     def to_access(self, where: str) -> Access:
-        """Raises ConfigError for what contradicts itself, and for a file that is no good."""
+        """Return the credentials. Raises ConfigError for contradictions or an invalid file."""
         given = {name: getattr(self, name) for name in self.__struct_fields__}
         file = given.pop("credentials")
         if file and any(given.values()):
-            raise ConfigError(f"{where}: the file of credentials says it all, or leave it out")
+            raise ConfigError(f"{where}: 'credentials' cannot be combined with other keys")
         try:
             return Access.from_file(file) if file else Access(**given)
         except OSError as error:
@@ -83,7 +83,7 @@ class AccessTable(Table, frozen=True):
 
 
 class BridgeTable(Table, frozen=True):
-    """A bridge."""
+    """Bridge between two servers."""
 
     name: str
     from_: str = msgspec.field(name="from", default="")
@@ -108,8 +108,15 @@ class BridgeTable(Table, frozen=True):
 
 
 def parse_bridges(raw: Any, *, is_served: bool) -> tuple[list[BridgeSettings], bool]:
-    """The bridges of a file, and whether it holds secrets. With `is_served`, an end that is left
-    out is the server whose file it is. Raises ConfigError, without the file's name."""
+    """Return the bridges of a parsed file, and whether it contains secrets.
+
+    Args:
+        raw: Value of the key `bridges`.
+        is_served: True for the file of `serve`: a missing end is that server.
+
+    Raises:
+        ConfigError: With all errors, without the file's name.
+    """
     if not isinstance(raw, list) or not all(isinstance(each, dict) for each in raw):
         raise ConfigError("bridges: expected tables, as [[bridges]] begins them")
     found: list[BridgeSettings] = []
@@ -117,9 +124,9 @@ def parse_bridges(raw: Any, *, is_served: bool) -> tuple[list[BridgeSettings], b
     for at, each in enumerate(raw):
         where = f"bridges[{at}]"
         with mistakes.collect():
-            read = table(BridgeTable, each, where)
+            read = parse_table(BridgeTable, each, where)
             has_secrets |= read.has_secrets
-            bridge = _bridge(read, where, is_served=is_served)
+            bridge = _build_bridge(read, where, is_served=is_served)
             if any(other.name == bridge.name for other in found):
                 raise ConfigError(f"{where}.name: there is another bridge {bridge.name!r}")
             found.append(bridge)
@@ -131,7 +138,7 @@ def parse_bridges(raw: Any, *, is_served: bool) -> tuple[list[BridgeSettings], b
     return found, has_secrets
 
 
-def _bridge(read: BridgeTable, where: str, *, is_served: bool) -> BridgeSettings:
+def _build_bridge(read: BridgeTable, where: str, *, is_served: bool) -> BridgeSettings:
     mistakes, copied = ErrorCollector(), list[CopiedClass]()
     ends = {"from": read.from_, "to": read.to}
     missing = [name for name, address in ends.items() if not address]
@@ -146,7 +153,7 @@ def _bridge(read: BridgeTable, where: str, *, is_served: bool) -> BridgeSettings
     parts += [(each, f"{where}.copy[{at}]") for at, each in enumerate(read.copy)]
     for part, here in parts:
         with mistakes.collect():
-            copied.append(_copied(part, here))
+            copied.append(_build_copied_class(part, here))
     given = {name: getattr(read, name) for name in ("user", "password", "token", "seed")}
     accesses = {}
     for field, table_name, access in (
@@ -176,7 +183,7 @@ def _bridge(read: BridgeTable, where: str, *, is_served: bool) -> BridgeSettings
 
 
 def _check_nats(bridge: BridgeSettings) -> None:
-    """Raise ValueError for what no NATS server can be shown."""
+    """Raise ValueError if the credentials cannot be used with a NATS server."""
     for address, access in (
         (bridge.source, bridge.source_access),
         (bridge.target, bridge.target_access),
@@ -188,7 +195,7 @@ def _check_nats(bridge: BridgeSettings) -> None:
 
 
 def _check_address(address: str, where: str) -> None:
-    """Raise ConfigError for what is no address; there may be none."""
+    """Raise ConfigError if the address is neither empty nor valid."""
     try:
         if address and is_nats_address(address):
             from simplebus.bridge.nats_connection import (
@@ -202,11 +209,11 @@ def _check_address(address: str, where: str) -> None:
         raise ConfigError(f"{where}: {error}") from None
 
 
-def _copied(read: CopyTable, where: str) -> CopiedClass:
+def _build_copied_class(read: CopyTable, where: str) -> CopiedClass:
     try:
         return CopiedClass(
-            _class(read.class_),
-            None if read.to is None else _class(read.to),
+            _parse_class(read.class_),
+            None if read.to is None else _parse_class(read.to),
             tuple(read.channels),
             tuple(read.rewrite),
             read.start,
@@ -217,5 +224,5 @@ def _copied(read: CopyTable, where: str) -> CopiedClass:
         raise ConfigError(f"{where}: {getattr(error, 'message', error)}") from None
 
 
-def _class(given: int | str) -> int | str:
+def _parse_class(given: int | str) -> int | str:
     return parse_class(str(given)) if isinstance(given, int) else parse_class(given)

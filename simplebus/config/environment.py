@@ -1,9 +1,7 @@
-"""Variables of the environment that begin with SIMPLEBUS_: of options, of others, of nothing.
+"""Environment variables that begin with `SIMPLEBUS_`.
 
-Rule 1: of what no option is only names are told, never values: they may be secrets.
-Rule 2: what another command reads is no mistake, and neither is what Kubernetes tells each program
-of a service that is called simplebus. Of those the one that an option has, too, is not that
-option's: nobody else says the same a second time.
+Warnings about unknown variables contain names only, because values may be secrets. Kubernetes sets
+variables for each service; those of a service named `simplebus` look like ours and are ignored:
 
     SIMPLEBUS_PORT=tcp://10.96.0.1:8888     SIMPLEBUS_PORT_8888_TCP=tcp://10.96.0.1:8888
 """
@@ -18,21 +16,25 @@ from typing import Any
 
 import typer
 
-from simplebus.config.mistakes import describe_value_error
+from simplebus.config.errors import describe_value_error
 
 PREFIX = "SIMPLEBUS_"
-_OF_BRIDGES = ("SIMPLEBUS_FROM_", "SIMPLEBUS_TO_")  # And then any of those of clients.
-_OF_KUBERNETES = re.compile(
+_BRIDGE_PREFIXES = ("SIMPLEBUS_FROM_", "SIMPLEBUS_TO_")  # And then any of those of clients.
+_KUBERNETES_NAME = re.compile(
     r"SIMPLEBUS_(\w+_)?(SERVICE_(HOST|PORT(_\w+)?)|PORT(_\d+_(TCP|UDP)\w*)?)"
 )
-_LINK = re.compile(r"(tcp|udp|sctp)://\S+:(\d+)")
-"""What Kubernetes, and Docker before, say of where a service is."""
+_SERVICE_LINK = re.compile(r"(tcp|udp|sctp)://\S+:(\d+)")
+"""Address of a service, as Kubernetes and Docker set it."""
 
 
 def remove_service_links(environment: MutableMapping[str, str]) -> None:
-    """Take what says where a service is, and is called as an option is, from the environment."""
+    """Remove service addresses of Kubernetes that have the name of an option's variable."""
     for name, value in list(environment.items()):
-        if name.startswith(PREFIX) and name.endswith("PORT") and (link := _LINK.fullmatch(value)):
+        if (
+            name.startswith(PREFIX)
+            and name.endswith("PORT")
+            and (link := _SERVICE_LINK.fullmatch(value))
+        ):
             same = environment.get(f"{name}_{link[2]}_{link[1].upper()}")
             if same == value:
                 del environment[name]
@@ -50,24 +52,25 @@ def unread_variables(
         secrets: Variables that `serve` reads and that no option sets.
     """
     given = sorted(name for name in names if name.startswith(PREFIX))
-    own = set(_options(command))
+    own = set(_variables(command))
     if own.issuperset(given):
         return []
     from simplebus.client.credentials import CREDENTIALS_VARIABLE, ENVIRONMENT_VARIABLES
 
-    known = own.union(secrets, _options(root_command), ENVIRONMENT_VARIABLES.values(), (CREDENTIALS_VARIABLE,))
+    known = own.union(
+        secrets, _variables(root_command), ENVIRONMENT_VARIABLES.values(), (CREDENTIALS_VARIABLE,)
+    )
     return [
-        f"{name} in the environment is read by nothing{_meant(name, known)}"
+        f"{name} in the environment is read by nothing{_suggestion(name, known)}"
         for name in given
         if name not in known
-        and not name.startswith(_OF_BRIDGES)
-        and not _OF_KUBERNETES.fullmatch(name)
+        and not name.startswith(_BRIDGE_PREFIXES)
+        and not _KUBERNETES_NAME.fullmatch(name)
     ]
 
 
 def find_invalid_variables(command: Any, context: Any) -> dict[Any, str]:
-    """The options of a command, but for --config, whose variables make no sense, and why: a
-    sentence each."""
+    """Return an error message for each option, except --config, whose variable is invalid."""
     found = {}
     for each in command.params:
         given = None if each.name == "config" else each.value_from_envvar(context)
@@ -80,7 +83,7 @@ def find_invalid_variables(command: Any, context: Any) -> dict[Any, str]:
 
 
 def describe_invalid_variable(error: typer.BadParameter) -> str | None:
-    """What is wrong with a variable, by its name; None for what something else says."""
+    """Return the error with the variable's name; None if the value is not from the environment."""
     if error.ctx is None or error.param is None or error.param.name is None:
         return None
     source = error.ctx.get_parameter_source(error.param.name)
@@ -93,16 +96,16 @@ def _describe(parameter: Any, error: typer.BadParameter) -> str:
     return f"{name}: {describe_value_error(error.message, os.environ.get(name, ''))}"
 
 
-def _meant(name: str, known: Iterable[str]) -> str:
+def _suggestion(name: str, known: Iterable[str]) -> str:
     names = [each.removeprefix(PREFIX) for each in sorted(known)]
     near = difflib.get_close_matches(name.removeprefix(PREFIX), names, n=1)
     return f"; did you mean {PREFIX}{near[0]}?" if near else ""
 
 
-def _options(command: Any) -> Iterator[str]:
-    """The variables of a command's options, and of the commands below it."""
+def _variables(command: Any) -> Iterator[str]:
+    """Yield the variables of a command's options and of its subcommands."""
     for parameter in command.params:
         variable = parameter.envvar
         yield from [variable] if isinstance(variable, str) else variable or ()
     for each in getattr(command, "commands", {}).values():
-        yield from _options(each)
+        yield from _variables(each)

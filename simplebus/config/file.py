@@ -1,20 +1,19 @@
-"""The configuration file of `serve`: TOML, checked to the last key.
+"""Configuration file of `serve`, in TOML.
 
-Rule 1: every option of `serve` can stand in it, under its own name; the command line wins over the
-environment, and the environment over the file.
-Rule 2: a mistake is a sentence with the file, the line, the key and what was expected. All are told
-at once. Nothing is ignored.
+The file may set every option of `serve`. The command line takes precedence over the environment,
+and the environment over the file. All errors are reported at once, each with file, line and key;
+unknown keys are errors.
 
-    [serve]                     options:        max-memory = "4GiB"      --max-memory
-    [nats]                      the NATS door:  max-payload = "8MiB"     --nats-max-payload
-    [nats.tls]                                  cert = "server.pem"      --nats-tls-cert
-    [tls]                       all doors:      cert = "server.pem"      --tls-cert
-    [[nats.users]]              who may come in, and what they may do
+    [serve]                     options:         max-memory = "4GiB"      --max-memory
+    [nats]                      NATS listener:   max-payload = "8MiB"     --nats-max-payload
+    [nats.tls]                                   cert = "server.pem"      --nats-tls-cert
+    [tls]                       all listeners:   cert = "server.pem"      --tls-cert
+    [[nats.users]]              users of the NATS listener and their permissions
     [classes.orders]            id = 7, subjects = ["orders.>"], keep-seconds = 3600
-    [[users]]                   who may come in through any door, and what they may do
-    [[bridges]]                 what is copied to and from other servers
+    [[users]]                   users of all listeners and their permissions
+    [[bridges]]                 bridges to other servers
 
-Paths are relative to the file's folder. In names `_` may stand for `-`.
+Paths are relative to the file's directory. In names `_` may stand for `-`.
 """
 
 from __future__ import annotations
@@ -29,17 +28,17 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from simplebus.config.mistakes import (
+from simplebus.config.errors import (
     MESSAGES_MAX,
     ConfigError,
     ErrorCollector,
-    describe_toml_error,
-    describe_value_error,
     check_unique_names,
+    describe_toml_error,
     describe_unknown_name,
+    describe_value_error,
 )
 from simplebus.config.parse import option
-from simplebus.config.toml_lines import locate_keys, add_location
+from simplebus.config.toml_lines import add_location, locate_keys
 from simplebus.console.errors import CONFIG_STATUS, fail
 from simplebus.core import toml
 
@@ -48,54 +47,54 @@ if TYPE_CHECKING:
     from simplebus.config.users import ConfiguredUsers
     from simplebus.core.protocol.requests import NamedClass
     from simplebus.core.settings import ClassSettings, Settings
-    from simplebus.nats.server.users import NatsAuth
+    from simplebus.nats.users import NatsAuth
 
 _OWN_TABLES = ("serve", "nats", "tls", "classes", "bridges", "users")
 _BYTES_MAX = 4 << 20
 _NO_OPTIONS = {"config", "help"}
-_BELOW_MAX = 4
-"""So many keys are named where a table was meant to hold them."""
+_SUGGESTIONS_MAX = 4
+"""Maximum number of keys suggested for an unknown table."""
 
 
-def _nobody() -> ConfiguredUsers:
+def _no_users() -> ConfiguredUsers:
     from simplebus.config.users import ConfiguredUsers
 
     return ConfiguredUsers()
 
 
 @dataclass(frozen=True, slots=True)
-class Config:
-    """What a file says."""
+class ConfigFile:
+    """Content of a configuration file."""
 
     path: Path
     options: Mapping[str, Any]
-    """Values of options, by the names of their values, as they stand in the file."""
+    """Values of options as in the file, by parameter name."""
     auth: NatsAuth
-    """Who may come in through the NATS door."""
+    """Users of the NATS listener."""
     classes: Mapping[str, NamedClass]
-    """Classes by their names."""
+    """Classes by name."""
     class_settings: Mapping[int | str, ClassSettings]
-    """What they do in their own way."""
+    """Settings of single classes."""
     bridges: tuple[BridgeSettings, ...] = ()
-    users: ConfiguredUsers = field(default_factory=_nobody)
-    """Who may come in, through any door."""
+    users: ConfiguredUsers = field(default_factory=_no_users)
+    """Users of all listeners."""
     warnings: tuple[str, ...] = ()
     lines: Mapping[str, int] = field(default_factory=dict)
-    """In which line each key stands."""
+    """Line of each key."""
 
     @classmethod
-    def empty(cls, path: Path) -> Config:
-        """Of a file that says nothing."""
-        from simplebus.nats.server.users import NatsAuth
+    def empty(cls, path: Path) -> ConfigFile:
+        """Return the content of an empty file."""
+        from simplebus.nats.users import NatsAuth
 
         return cls(path, {}, NatsAuth(), {}, {})
 
     def add_location(self, mistake: str) -> str:
-        """A mistake that begins with its key, with the file, and with the line if it has one."""
+        """Return an error message that begins with its key, with file and line in front."""
         return add_location(mistake, self.path, self.lines)
 
     def ineffective_settings(self, settings: Settings) -> list[str]:
-        """Warnings: what it says of classes that nothing comes of, with these settings of all."""
+        """Return a warning for each class setting without effect under `settings`."""
         from simplebus.core.settings import FullPolicy
 
         return [
@@ -107,41 +106,42 @@ class Config:
 
 
 @dataclass(slots=True)
-class Check:
-    """What a file is looked over for, all of it: as the object of the context."""
+class ConfigCheck:
+    """Result of `check-config`, stored as `obj` of the typer context."""
 
     messages: list[str] = field(default_factory=list)
     ignored_options: set[str] = field(default_factory=set)
-    """Options that the file is read without, by the names of their values."""
+    """Parameter names of options in the file to ignore."""
 
 
 def config_option() -> Any:
-    """The option that names the file. Its value is a `Config`, or None without one."""
+    """Return the option `--config`. Its value is a `ConfigFile`, or None."""
     return option(
         "--config",
-        "A TOML file in which any of these options can stand, by its name, and the users of the "
-        "NATS door and the subjects that are bound to classes. Options that are given win.",
+        "TOML file that sets these options, users, classes and bridges. Options on the command "
+        "line take precedence.",
         metavar="FILE",
         show_default=False,
         parser=Path,
         is_eager=True,
-        callback=_read_for,
+        callback=_read_option_file,
     )
 
 
-def _read_for(context: typer.Context, path: Path | None) -> Config | None:
-    """Read the file before other options are looked at, and make it their defaults."""
+def _read_option_file(context: typer.Context, path: Path | None) -> ConfigFile | None:
+    """Read the file before other options are parsed, and use its values as their defaults."""
     if path is None or context.resilient_parsing:
         return None
-    check = context.obj if isinstance(context.obj, Check) else None
+    check = context.obj if isinstance(context.obj, ConfigCheck) else None
     try:
         config, mistakes = read_config(path, context)
     except ConfigError as error:
-        config, mistakes = Config.empty(path), error.messages
+        config, mistakes = ConfigFile.empty(path), error.messages
     if check is not None:
         check.messages = [*mistakes]
         config = replace(
-            config, options={n: v for n, v in config.options.items() if n not in check.ignored_options}
+            config,
+            options={n: v for n, v in config.options.items() if n not in check.ignored_options},
         )
     elif mistakes:
         fail("\n".join(mistakes), status=CONFIG_STATUS)
@@ -149,35 +149,45 @@ def _read_for(context: typer.Context, path: Path | None) -> Config | None:
     return config
 
 
-def read(path: Path, context: typer.Context) -> tuple[Config, tuple[str, ...]]:
-    """Read and check a file. `context` is that of `serve`. Returns what is good of it, and what is
-    not. Raises ConfigError for one that cannot be read, or is no TOML."""
-    from simplebus.config.schema import ClassTable, NatsTable, nats_of, what_is_good
-    from simplebus.config.users import users_of
+def read_config(path: Path, context: typer.Context) -> tuple[ConfigFile, tuple[str, ...]]:
+    """Read and check a file.
 
-    text, mode = _text(path)
+    Args:
+        path: The file.
+        context: The typer context of `serve`.
+
+    Returns:
+        The valid part of the file, and the error messages.
+
+    Raises:
+        ConfigError: If the file cannot be read or is not TOML.
+    """
+    from simplebus.config.schema import ClassTable, NatsTable, parse_nats_table, parse_valid_part
+    from simplebus.config.users import parse_users
+
+    text, mode = _read_text(path)
     try:
         raw = toml.loads(text)
     except toml.TOMLDecodeError as error:
         raise ConfigError(describe_toml_error(path, str(error))) from None
     mistakes = ErrorCollector()
     with mistakes.collect():
-        _known(raw, _OWN_TABLES, "", _names(context))
-    parts = {name: _taken(raw, name, mistakes) for name in ("serve", "tls", "nats")}
-    parts["nats.tls"] = _taken(parts["nats"], "tls", mistakes, under="nats.")
+        _check_names(raw, _OWN_TABLES, "", _options_by_table(context))
+    parts = {name: _take_table(raw, name, mistakes) for name in ("serve", "tls", "nats")}
+    parts["nats.tls"] = _take_table(parts["nats"], "tls", mistakes, under="nats.")
     parts["nats"].pop("tls", None)
-    options, nats = _options(parts, NatsTable.keys(), path, context, mistakes)
-    config, has_secrets = Config.empty(path), False
+    options, nats = _read_options(parts, NatsTable.keys(), path, context, mistakes)
+    config, has_secrets = ConfigFile.empty(path), False
     auth = config.auth
     with mistakes.collect():
-        auth, has_secrets = nats_of(nats, mistakes)
+        auth, has_secrets = parse_nats_table(nats, mistakes)
     classes: dict[str, NamedClass] = {}
     own: dict[int | str, ClassSettings] = {}
     ids: dict[str, int | None] = {}
-    for name, given in _taken(raw, "classes", mistakes).items():
+    for name, given in _take_table(raw, "classes", mistakes).items():
         where = f"classes.{name}"
         with mistakes.collect():
-            each = what_is_good(ClassTable, _named(given, where), where, mistakes)
+            each = parse_valid_part(ClassTable, _copy_table(given, where), where, mistakes)
             if each is not None:
                 ids[name], own[name] = each.id, each.to_settings(where, mistakes)
                 classes[name] = each.to_class(name, where)
@@ -186,11 +196,11 @@ def read(path: Path, context: typer.Context) -> tuple[Config, tuple[str, ...]]:
     has_secrets |= "@" in str(parts["serve"].get("engine", ""))
     bridges: tuple[BridgeSettings, ...] = ()
     with mistakes.collect():
-        bridges, theirs = _bridges(raw)
+        bridges, theirs = _read_bridges(raw)
         has_secrets |= theirs
-    known = _nobody()
+    known = _no_users()
     with mistakes.collect():
-        known = users_of(raw["users"]) if "users" in raw else _nobody()
+        known = parse_users(raw["users"]) if "users" in raw else _no_users()
         has_secrets |= any(user.password or user.token for user in known.users)
     warnings = []
     if has_secrets and mode & stat.S_IROTH:
@@ -209,8 +219,8 @@ def read(path: Path, context: typer.Context) -> tuple[Config, tuple[str, ...]]:
     return config, tuple(map(config.add_location, mistakes.messages[:MESSAGES_MAX]))
 
 
-def _text(path: Path) -> tuple[str, int]:
-    """What a file says, and its mode. Raises ConfigError."""
+def _read_text(path: Path) -> tuple[str, int]:
+    """Return the text and mode of a file. Raises ConfigError."""
     try:
         with open(path, "rb") as file:
             raw = file.read(_BYTES_MAX + 1)
@@ -218,39 +228,43 @@ def _text(path: Path) -> tuple[str, int]:
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
     if len(raw) > _BYTES_MAX:
-        raise ConfigError(f"{path} is longer than {_BYTES_MAX >> 20} MiB: it is no configuration")
+        raise ConfigError(
+            f"{path} is longer than {_BYTES_MAX >> 20} MiB: it is not a configuration file"
+        )
     try:
         return raw.decode("utf-8-sig"), mode
     except UnicodeDecodeError as error:
         line = raw.count(b"\n", 0, error.start) + 1
-        raise ConfigError(f"{path}:{line}: is no TOML: it is not UTF-8") from None
+        raise ConfigError(f"{path}:{line}: is not TOML: it is not UTF-8") from None
 
 
-def _bridges(raw: dict[str, Any]) -> tuple[tuple[BridgeSettings, ...], bool]:
-    """The bridges of the file, and whether they hold secrets."""
+def _read_bridges(raw: dict[str, Any]) -> tuple[tuple[BridgeSettings, ...], bool]:
+    """Return the bridges of the file, and whether they contain secrets."""
     if "bridges" not in raw:
         return (), False
-    from simplebus.config.bridges import parse_bridges  # It brings the client, which few servers need.
+    from simplebus.config.bridges import (
+        parse_bridges,  # It brings the client, which few servers need.
+    )
 
     bridges, has_secrets = parse_bridges(raw["bridges"], is_served=True)
     return tuple(bridges), has_secrets
 
 
-def _options(
+def _read_options(
     parts: Mapping[str, dict[str, Any]],
     others: Iterable[str],
     path: Path,
     context: typer.Context,
     mistakes: ErrorCollector,
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The values of options that are good; and what of [nats] is none."""
-    parameters, names = _parameters(context), _names(context)
+    """Return the valid option values, and the keys of [nats] that are no options."""
+    parameters, names = _parameters(context), _options_by_table(context)
     values: dict[str, Any] = {}
     rest: dict[str, Any] = {}
     for part, given in parts.items():
         known = {*names[part], *(others if part == "nats" else ())}
         with mistakes.collect():
-            _known(given, known, part, names)
+            _check_names(given, known, part, names)
         for key, value in given.items():
             name = names[part].get(plain := key.replace("-", "_"))
             if name is None:
@@ -258,7 +272,7 @@ def _options(
                     rest[key] = value
                 continue
             try:
-                values[name] = _checked(parameters[name], value, path, context)
+                values[name] = _check_value(parameters[name], value, path, context)
             except (typer.BadParameter, ValueError) as error:
                 what = describe_value_error(getattr(error, "message", "") or str(error), value)
                 mistakes.messages.append(f"{part}.{key}: {what}")
@@ -266,13 +280,13 @@ def _options(
 
 
 def _parameters(context: typer.Context) -> dict[str, Any]:
-    """The options, by the names of their values."""
+    """Return the options by parameter name."""
     named = {str(p.name): p for p in context.command.params}
     return {name: p for name, p in named.items() if name not in _NO_OPTIONS}
 
 
-def _names(context: typer.Context) -> dict[str, dict[str, str]]:
-    """What may stand in which table, and which option it is."""
+def _options_by_table(context: typer.Context) -> dict[str, dict[str, str]]:
+    """Return, by table, the parameter name of each key."""
     options = _parameters(context)
     return {
         "nats.tls": {n.removeprefix("nats_tls_"): n for n in options if "nats_tls_" in n},
@@ -286,66 +300,68 @@ def _names(context: typer.Context) -> dict[str, dict[str, str]]:
     }
 
 
-def _checked(parameter: Any, value: Any, path: Path, context: typer.Context) -> Any:
-    """The value of an option as the command line would give it. Raises BadParameter, ValueError."""
+def _check_value(parameter: Any, value: Any, path: Path, context: typer.Context) -> Any:
+    """Return an option's value as for the command line. Raises BadParameter or ValueError."""
     several = isinstance(value, list) and parameter.multiple
     for part in value if several else [value]:
         if not isinstance(part, bool | int | float | str):
-            raise ValueError(f"expected a single value, got {_kind(part)}")
+            raise ValueError(f"expected a single value, got {_describe_type(part)}")
         if parameter.is_flag != isinstance(part, bool):
             expected = "true or false" if parameter.is_flag else "a value, not true or false"
-            raise ValueError(f"expected {expected}, got {_kind(part)}")
+            raise ValueError(f"expected {expected}, got {_describe_type(part)}")
     if parameter.multiple and not several:
         value = [value]
     try:
         meant = parameter.process_value(context, value)
-    except (AttributeError, TypeError):  # What reads words was given something else.
+    except (AttributeError, TypeError):  # The option's parser expected a text.
         raise ValueError(f"expected a text, got {value!r}") from None
     for part, given in zip(meant, value, strict=True) if parameter.multiple else [(meant, value)]:
         if (
             isinstance(part, int | float)
             and isinstance(given, str)
-            and not _may_be(parameter, given)
+            and not _accepts_text(parameter, given)
         ):
             raise ValueError(f"expected a number, got {given!r}")
         if isinstance(part, str | Path) and not isinstance(given, str):
             raise ValueError(f"expected a text, got {given!r}")
         if isinstance(part, Path) and "\0" in given:
-            raise ValueError(f"{given!r} is no path: there is a zero byte in it")
+            raise ValueError(f"{given!r} is not a path: it contains a zero byte")
     return str(path.parent / meant) if isinstance(meant, Path) else value
 
 
-def _taken(
+def _take_table(
     raw: dict[str, Any], name: str, mistakes: ErrorCollector, *, under: str = ""
 ) -> dict[str, Any]:
-    """A table below another, empty if it is none or not there."""
+    """Return a copy of a subtable; empty if it is missing or invalid."""
     with mistakes.collect():
-        return _named(raw.get(name, {}), under + name)
+        return _copy_table(raw.get(name, {}), under + name)
     return {}
 
 
-def _named(value: Any, where: str) -> dict[str, Any]:
-    """A copy of a table."""
+def _copy_table(value: Any, where: str) -> dict[str, Any]:
+    """Return a copy of a table. Raises ConfigError for another type."""
     if not isinstance(value, dict):
-        raise ConfigError(f"{where}: expected a table, got {_kind(value)}")
+        raise ConfigError(f"{where}: expected a table, got {_describe_type(value)}")
     return dict(value)
 
 
-def _known(
+def _check_names(
     given: Iterable[str],
     known: Iterable[str],
     where: str,
     elsewhere: Mapping[str, Mapping[str, str]] | None = None,
 ) -> None:
-    """Raise ConfigError for names that are none, or are there twice. `elsewhere` are those of other
-    tables, see `_names`."""
+    """Raise ConfigError for unknown or duplicate names.
+
+    `elsewhere` has the names of other tables, see `_options_by_table`.
+    """
     known, given, mistakes = set(known), list(given), ErrorCollector()
     with mistakes.collect():
         check_unique_names(given, where)
     for name in given:
         plain = name.replace("-", "_")
         if plain not in known:
-            meant = _meant(plain, elsewhere or {})
+            meant = _suggest_place(plain, elsewhere or {})
             mistakes.messages.append(
                 f"{where + ': ' if where else ''}{name!r} is unknown; did you mean {meant}?"
                 if meant
@@ -354,9 +370,11 @@ def _known(
     mistakes.raise_if_any()
 
 
-def _meant(name: str, names: Mapping[str, Mapping[str, str]]) -> str:
-    """Where else a name may stand, by itself or with the table in front as on the command line;
-    empty for nowhere."""
+def _suggest_place(name: str, names: Mapping[str, Mapping[str, str]]) -> str:
+    """Return the place of a name in another table, for a "did you mean"; empty without one.
+
+    The name may include the table's prefix, as on the command line.
+    """
     for part, of in reversed([*names.items()]):
         if name in of:
             return f"it to stand in [{part}]"
@@ -364,16 +382,16 @@ def _meant(name: str, names: Mapping[str, Mapping[str, str]]) -> str:
         for key, value_name in of.items():
             if name == value_name:
                 return f"{key.replace('_', '-')!r} in [{part}]"
-    # A table that is none, of options that begin with its name: [http].
+    # An unknown table such as [http], whose name is the prefix of options.
     below = [key.replace("_", "-") for key in names.get("serve", ()) if key.startswith(name + "_")]
-    if 0 < len(below) <= _BELOW_MAX:
+    if 0 < len(below) <= _SUGGESTIONS_MAX:
         *most, last = map(repr, below)
         return f"{', '.join(most)}{' or ' if most else ''}{last} in [serve]"
     return ""
 
 
 def _check_ids(ids: Mapping[str, int | None]) -> None:
-    """Raise ConfigError for ids, by the names of classes, that two have."""
+    """Raise ConfigError if two classes have the same id. `ids` is by class name."""
     whose: dict[int, str] = {}
     mistakes = ErrorCollector()
     for name, class_id in ids.items():
@@ -384,12 +402,12 @@ def _check_ids(ids: Mapping[str, int | None]) -> None:
     mistakes.raise_if_any()
 
 
-def _may_be(parameter: Any, text: str) -> bool:
-    """Whether a number may be written as this text: a size, and seconds with their unit."""
+def _accepts_text(parameter: Any, text: str) -> bool:
+    """Return True if the text is a valid number: a size, or seconds with a unit."""
     has_unit = re.fullmatch(r"[0-9.]*", text) is None
     return parameter.metavar == "SIZE" or (parameter.metavar == "SECONDS" and has_unit)
 
 
-def _kind(value: Any) -> str:
+def _describe_type(value: Any) -> str:
     words = {dict: "a table", list: "a list", bool: str(value).lower()}
     return words.get(type(value), repr(value))

@@ -1,8 +1,7 @@
-"""What is wrong with options, in the words of whoever set them.
+"""Option names in error messages, as the user wrote them.
 
-Rule 1: a sentence names options as the command line does. What the file says is called by its key
-then, with the file and the line; what the environment says by its variable. What nobody says is
-called as the others are.
+Messages name options as on the command line. If the value comes from the configuration file, the
+option becomes its key, with file and line in front; from the environment, its variable:
 
     --tls-cert needs --tls-key too
     bus.toml:7: tls.cert needs tls.key too
@@ -17,23 +16,23 @@ from typing import TYPE_CHECKING
 import typer
 
 from simplebus.config.environment import PREFIX
-from simplebus.config.mistakes import ConfigError
-from simplebus.config.toml_lines import line_of
+from simplebus.config.errors import ConfigError
+from simplebus.config.toml_lines import find_line
 
 if TYPE_CHECKING:
-    from simplebus.config.file import Config
+    from simplebus.config.file import ConfigFile
 
 _FLAG = re.compile(r"--[a-z][a-z-]*")
 _TABLES = (("nats_tls_", "nats.tls."), ("nats_", "nats."), ("tls_", "tls."))
 
 
 def option_names_in(text: str) -> list[str]:
-    """The options that a sentence names, by the names of their values."""
+    """Return the parameter names of the options that a message names."""
     return [_name(flag) for flag in _FLAG.findall(text)]
 
 
 def toml_key(name: str) -> str:
-    """How an option is called in the file, by the name of its value."""
+    """Return the key of an option in the configuration file, by parameter name."""
     for prefix, table in _TABLES:
         if name.startswith(prefix):
             return table + name.removeprefix(prefix).replace("_", "-")
@@ -41,14 +40,17 @@ def toml_key(name: str) -> str:
 
 
 def environment_variable(name: str) -> str:
-    """How it is called in the environment."""
+    """Return the environment variable of an option, by parameter name."""
     return PREFIX + name.upper()
 
 
 def name_options_by_source(error: ValueError, context: typer.Context) -> ValueError:
-    """What is wrong with options, a line each, in the words of whoever set them: a ConfigError
-    where the file did."""
-    config: Config | None = context.params.get("config")
+    """Return `error` with each option named as the user wrote it.
+
+    Returns:
+        A ConfigError if an invalid value comes from the configuration file, else a ValueError.
+    """
+    config: ConfigFile | None = context.params.get("config")
     said = str(error).splitlines()
     told = [_name_options(sentence, config, context) for sentence in said]
     of_file = isinstance(error, ConfigError) or any(is_of_file for _, is_of_file in told)
@@ -56,10 +58,12 @@ def name_options_by_source(error: ValueError, context: typer.Context) -> ValueEr
     return ConfigError(*sentences) if of_file else ValueError("\n".join(sentences))
 
 
-def _name_options(sentence: str, config: Config | None, context: typer.Context) -> tuple[str, bool]:
-    """One of them, and whether it is about the file."""
+def _name_options(
+    sentence: str, config: ConfigFile | None, context: typer.Context
+) -> tuple[str, bool]:
+    """Return one message with its options renamed, and whether the file caused it."""
     sources = {name: _source(context, name) for name in option_names_in(sentence)}
-    begins_with_key = config is not None and line_of(sentence, config.lines) is not None
+    begins_with_key = config is not None and find_line(sentence, config.lines) is not None
     is_of_file = begins_with_key or "DEFAULT_MAP" in sources.values()
     others = "ENVIRONMENT" if "ENVIRONMENT" in sources.values() else ""
 
@@ -73,7 +77,7 @@ def _name_options(sentence: str, config: Config | None, context: typer.Context) 
         return flag[0]
 
     plain = _FLAG.sub(word, sentence)
-    return (config.told(plain) if config is not None and is_of_file else plain), is_of_file
+    return (config.add_location(plain) if config is not None and is_of_file else plain), is_of_file
 
 
 def _name(flag: str) -> str:
@@ -81,7 +85,6 @@ def _name(flag: str) -> str:
 
 
 def _source(context: typer.Context, name: str) -> str:
-    """Who says what an option is: COMMANDLINE, ENVIRONMENT, or DEFAULT_MAP for the file; empty for
-    nobody."""
+    """Return COMMANDLINE, ENVIRONMENT, or DEFAULT_MAP for the file; empty for a default."""
     source = context.get_parameter_source(name)
     return "" if source is None or source.name == "DEFAULT" else source.name

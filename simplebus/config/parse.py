@@ -1,8 +1,7 @@
-"""What the words of the command line mean: sizes, times, addresses, and the settings of a server.
+"""Parsers and declarations of command-line options: sizes, times, addresses, classes.
 
-Rule 1: nothing heavy is imported here, so that help is instant.
-Rule 2: a word that makes no sense raises typer.BadParameter; words that contradict each other raise
-ValueError. Both say it in a sentence, by the names of the options.
+A parser raises typer.BadParameter for an invalid text. Heavy modules are imported inside functions,
+so that `--help` is fast.
 """
 
 from __future__ import annotations
@@ -37,13 +36,13 @@ CLASS_MEMORY_MIN = 4 * RING_BYTES_MIN
 
 DEFAULT = Limits()
 
-MEMORY, PATIENCE, ACKNOWLEDGEMENT = "Memory", "Patience", "Acknowledgement"
+MEMORY, TIMEOUTS, ACKNOWLEDGEMENT = "Memory", "Timeouts", "Acknowledgement"
 DURABILITY = "Durability"
-"""Under which headings the help lists options."""
+"""Headings of options in the help."""
 
 
 class FullPolicyChoice(enum.StrEnum):
-    """What happens to a message for a class that is at its limit."""
+    """Policy for a new message when its class is full."""
 
     BLOCK = "block"
     DROP_OLDEST = "drop_oldest"
@@ -52,7 +51,7 @@ class FullPolicyChoice(enum.StrEnum):
 
 
 class DurabilityChoice(enum.StrEnum):
-    """Where a message is when its publisher is told that it is stored."""
+    """Durability of a message when it is confirmed."""
 
     MEMORY = "memory"
     OS = "os"
@@ -60,7 +59,7 @@ class DurabilityChoice(enum.StrEnum):
 
 
 class LogLevel(enum.StrEnum):
-    """How much the server says of itself."""
+    """Lowest level of logged events."""
 
     DEBUG = "debug"
     INFO = "info"
@@ -69,7 +68,7 @@ class LogLevel(enum.StrEnum):
 
 
 class LogFormat(enum.StrEnum):
-    """How it says it."""
+    """Format of log lines."""
 
     TEXT = "text"
     JSON = "json"
@@ -78,13 +77,13 @@ class LogFormat(enum.StrEnum):
 PORT_MAX = 65_535
 
 
-# Words -------------------------------------------------------------------------------------------
+# Parsers -----------------------------------------------------------------------------------------
 
 _UNITS = {"": 1, "b": 1, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30}
 
 
 def parse_size(text: str | int) -> int:
-    """Bytes, from "65536", "64KiB", "16 MiB" or "1GiB". Raises typer.BadParameter."""
+    """Return the bytes of "65536", "64KiB", "16 MiB" or "1GiB". Raises typer.BadParameter."""
     word = str(text).strip().lower()
     digits = word.rstrip("bkmgi ")
     unit = word[len(digits) :].strip()
@@ -93,24 +92,25 @@ def parse_size(text: str | int) -> int:
         is_near = near.lower() in _UNITS and digits.isascii() and digits.isdigit()
         meant = f"did you mean {digits}{near}? " if is_near else ""
         raise typer.BadParameter(
-            f"{text!r} is no size; {meant}write a whole number of bytes, or one with KiB, MiB or "
-            "GiB behind it, such as 64MiB"
+            f"{text!r} is not a size; {meant}write a whole number of bytes, or a number with KiB, "
+            "MiB or GiB, such as 64MiB"
         )
     return int(digits) * _UNITS[unit]
 
 
 def parse_host(text: str | int) -> str:
-    """An address or a name to listen on. Raises typer.BadParameter."""
+    """Return an address or host name to listen on. Raises typer.BadParameter."""
     if not isinstance(text, str):
         raise typer.BadParameter(f"expected a text, got {text!r}")
     if not (host := text.strip()):
         raise typer.BadParameter(
-            f"{text!r} is no address, expected one to listen on; 0.0.0.0 and :: are all of this "
-            "machine's"
+            f"{text!r} is not an address; expected an address to listen on, such as 0.0.0.0 or :: "
+            "for all addresses of this machine"
         )
     if ":" in host and not _is_ipv6(host):
         raise typer.BadParameter(
-            f"{text!r} is no address, expected one to listen on, without a port and brackets"
+            f"{text!r} is not an address; expected an address to listen on, without port and "
+            "brackets"
         )
     return host
 
@@ -125,25 +125,30 @@ def _is_ipv6(host: str) -> bool:
 
 
 def parse_port(text: str | int) -> int:
-    """The number of a port, or 0. Raises typer.BadParameter."""
+    """Return a port number from 0 to 65535. Raises typer.BadParameter."""
     word = str(text).strip()
     if word.isascii() and word.isdigit() and int(word) <= PORT_MAX:
         return int(word)
     hint = ""
     if "://" in word:
         hint = (
-            "; Kubernetes sets a variable to that for a service whose name makes it, such "
-            "as SIMPLEBUS_PORT: name the port by the option, which wins"
+            "; Kubernetes sets variables such as SIMPLEBUS_PORT for a service of this name: set the "
+            "port by the option, which takes precedence"
         )
-    raise typer.BadParameter(f"{word!r} is no port, expected a number from 0 to {PORT_MAX}{hint}")
+    raise typer.BadParameter(
+        f"{word!r} is not a port; expected a number from 0 to {PORT_MAX}{hint}"
+    )
 
 
 _SECONDS = {"": 1.0, "ms": 0.001, "s": 1.0, "min": 60.0, "h": 3600.0, "d": 86_400.0}
 
 
 def parse_seconds(text: str | float) -> float:
-    """Seconds, from "10", "0.5", "500ms", "5min", "2h" or "7d". Raises typer.BadParameter for
-    anything else, and for what is not finite."""
+    """Return the seconds of "10", "0.5", "500ms", "5min", "2h" or "7d".
+
+    Raises:
+        typer.BadParameter: If the text is not a finite, non-negative time.
+    """
     word = str(text).strip().lower()
     digits = word.rstrip("dhimns ")
     unit = word[len(digits) :].strip()
@@ -153,30 +158,32 @@ def parse_seconds(text: str | float) -> float:
         seconds = math.nan
     if not 0 <= seconds < math.inf:
         raise typer.BadParameter(
-            f"{text!r} is no number of seconds, such as 10 or 0.5, nor one with ms, s, min, h or d "
-            "behind it, such as 5min"
+            f"{text!r} is not a time; write seconds such as 10 or 0.5, or a number with ms, s, min, "
+            "h or d, such as 5min"
         )
     return seconds
 
 
 def parse_pauses(text: str | tuple[float, ...]) -> tuple[float, ...]:
-    """Spans of time with commas between them. Raises BadParameter."""
+    """Return the times of a comma-separated list. Raises typer.BadParameter."""
     if isinstance(text, tuple):
         return text
     pauses = tuple(parse_seconds(each) for each in text.split(","))
     for each in pauses:
         if not 0 < each <= BACKOFF_SECONDS_MAX:
             raise typer.BadParameter(
-                f"{each:g} in {text!r} is no pause: expected above 0 and up to "
+                f"{each:g} in {text!r} is not a delay: expected above 0 and up to "
                 f"{BACKOFF_SECONDS_MAX:g} seconds"
             )
     if len(pauses) > BACKOFF_STEPS_MAX:
-        raise typer.BadParameter(f"{len(pauses)} pauses are too many: expected {BACKOFF_STEPS_MAX}")
+        raise typer.BadParameter(
+            f"{len(pauses)} delays are too many: expected at most {BACKOFF_STEPS_MAX}"
+        )
     return pauses
 
 
 def parse_class(text: int | str) -> int | str:
-    """A class by its id or its name. Raises typer.BadParameter."""
+    """Return a class id or class name. Raises typer.BadParameter."""
     if isinstance(text, int):
         return text
     if text.isascii() and text.isdigit():
@@ -185,14 +192,14 @@ def parse_class(text: int | str) -> int | str:
         return int(text)
     if not text.isprintable() or " " in text or not 0 < len(text) <= NAME_CHARACTERS_MAX:
         raise typer.BadParameter(
-            f"{text!r} is no class; write its id, from 0 to {CLASS_ID_MAX}, or its name, 1 to "
+            f"{text!r} is not a class; write its id, from 0 to {CLASS_ID_MAX}, or its name, 1 to "
             f"{NAME_CHARACTERS_MAX} characters without spaces"
         )
     return text
 
 
 def parse_last_values(text: str | NamedClass) -> NamedClass:
-    """A class that keeps the last message of each channel. Raises typer.BadParameter."""
+    """Return a class that keeps the last message of each channel. Raises typer.BadParameter."""
     from simplebus.core.protocol.requests import NamedClass
 
     if isinstance(text, NamedClass):
@@ -204,7 +211,7 @@ def parse_last_values(text: str | NamedClass) -> NamedClass:
 
 
 def parse_start(text: str) -> str | int | datetime:
-    """Where a subscription begins: a word, a sequence or a time. Raises typer.BadParameter."""
+    """Return a start position: a keyword, a sequence or a time. Raises typer.BadParameter."""
     from simplebus.core.protocol.requests import START_KEYWORDS
 
     if text in START_KEYWORDS:
@@ -215,18 +222,18 @@ def parse_start(text: str) -> str | int | datetime:
         return datetime.fromisoformat(text)
     except ValueError:
         raise typer.BadParameter(
-            f"{text!r} is no start; write {', '.join(START_KEYWORDS)}, a sequence, or a time such as "
-            "2026-01-31T08:00"
+            f"{text!r} is not a start position; write {', '.join(START_KEYWORDS)}, a sequence, or a "
+            "time such as 2026-01-31T08:00"
         ) from None
 
 
 def parse_channel(text: str) -> str:
-    """A channel to publish on. Raises typer.BadParameter."""
+    """Return a valid channel. Raises typer.BadParameter."""
     return _checked(check_name, text)
 
 
 def parse_pattern(text: str) -> str:
-    """A pattern of channels. Raises typer.BadParameter."""
+    """Return a valid pattern. Raises typer.BadParameter."""
     return _checked(check_pattern, text)
 
 
@@ -238,17 +245,17 @@ def _checked(check: Callable[[str], str], text: str) -> str:
 
 
 def parse_header(text: str | tuple[str, str]) -> tuple[str, str]:
-    """A header's name and value, from NAME=VALUE. Raises typer.BadParameter."""
+    """Return the header name and value of NAME=VALUE. Raises typer.BadParameter."""
     if isinstance(text, tuple):
         return text
     name, sign, value = text.partition("=")
     if not name or not sign:
-        raise typer.BadParameter(f"{text!r} is no header; write NAME=VALUE")
+        raise typer.BadParameter(f"{text!r} is not a header; write NAME=VALUE")
     return name, value
 
 
 def parse_url(text: str) -> str:
-    """The address of a bus, checked. Raises typer.BadParameter."""
+    """Return a valid server address. Raises typer.BadParameter."""
     from simplebus.client.addresses import Address
 
     try:
@@ -257,19 +264,19 @@ def parse_url(text: str) -> str:
         raise typer.BadParameter(str(error)) from None
 
 
-def show_size(size: int) -> str:
-    """Bytes as `parse_size` reads them, in the largest unit that leaves a whole number."""
+def format_size(size: int) -> str:
+    """Return bytes as `parse_size` reads them, in the largest unit that gives a whole number."""
     for unit, factor in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
         if size % factor == 0 and size:
             return f"{size // factor}{unit}"
     return str(size)
 
 
-# Options -----------------------------------------------------------------------------------------
+# Option declarations -----------------------------------------------------------------------------
 
 
 def option(flag: str, text: str, *, panel: str | None = None, **more: Any) -> Any:
-    """An option with the environment variable that its name makes."""
+    """Return a typer option with its environment variable, SIMPLEBUS_ and the option's name."""
     variable = "SIMPLEBUS_" + flag.removeprefix("--").replace("-", "_").upper()
     return typer.Option(
         flag, help=text, envvar=variable, show_envvar=False, rich_help_panel=panel, **more
@@ -277,12 +284,12 @@ def option(flag: str, text: str, *, panel: str | None = None, **more: Any) -> An
 
 
 def size_option(flag: str, text: str, default: str) -> Any:
-    """An option that takes a size; its help shows `default`."""
+    """Return an option for a size in bytes; the help shows `default`."""
     return option(flag, text, panel=MEMORY, parser=parse_size, metavar="SIZE", show_default=default)
 
 
 def seconds_option(flag: str, text: str, default: float, *, panel: str | None = None) -> Any:
-    """An option that takes seconds."""
+    """Return an option for a time in seconds."""
     return option(
         flag,
         text,
@@ -295,7 +302,7 @@ def seconds_option(flag: str, text: str, default: float, *, panel: str | None = 
 
 URL_OPTION = option(
     "--url",
-    "Where the bus listens, as simplebus://HOST:PORT: what `serve --host` and `--port` say.",
+    "Address of the server, as simplebus://HOST:PORT, with the host and port of `serve`.",
     metavar="URL",
     parser=parse_url,
     show_default=URL,

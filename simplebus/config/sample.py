@@ -1,8 +1,7 @@
-"""A configuration file with every setting in it, as an example to begin with.
+"""Sample configuration file with every setting, generated from the options of `serve`.
 
-Rule 1: options, their defaults and what they mean come from `serve` itself; nothing is said twice.
-Rule 2: a line that begins with `# ` and is no text is a default: with all of these taken out of
-their comments, the file says what no file says. One that begins with `#- ` is an example.
+Comments begin with `## ` for text, `# ` for a default and `#- ` for an example. Removing every
+`# ` changes nothing, because those lines set the defaults.
 """
 
 from __future__ import annotations
@@ -34,50 +33,50 @@ EXAMPLES = {
     "nats_tls_key": '"/etc/simplebus/server.key"',
     "nats_tls_ca": '"/etc/simplebus/clients.pem"',
 }
-"""Of options that have no default."""
+"""Example values of options without a default."""
 
 TABLES = """\
-# Who may come in through any door, and what they may do. Nobody named is everybody; who has no
-# permissions may do everything. `simplebus user add` makes such tables, in a file of their own.
+# Users of all listeners, and their permissions. Without users, everybody can connect. A user
+# without permissions may do everything. `simplebus user add` writes such tables to a users file.
 #
 #- [[users]]
 #- name = "till"
 #- password = "change me"            # or "$argon2id$…"; or token = "sha256:…", nkey, certificate
-#- max-connections = 100             # at all doors together; and in a second they may publish
-#- max-message-rate = 10000          # so many messages,
-#- max-byte-rate = "10MiB"           # of so many bytes: what is beyond that waits
-#- max-classes = 100                 # that it may make; without: a quarter of all, and any number
-#- max-durables = 100                # where it may do everything; the same of durables and groups
-#- addresses = ["10.1.0.0/16"]       # from where clients that cannot say who they are may come
+#- max-connections = 100             # open connections on all listeners together
+#- max-message-rate = 10000          # messages per second of all its connections
+#- max-byte-rate = "10MiB"           # bytes per second; publishing above a rate waits
+#- max-classes = 100                 # classes it may create; by default a quarter of all,
+#- max-durables = 100                # unlimited without permissions; the same for durables
+#- addresses = ["10.1.0.0/16"]       # networks of clients that cannot authenticate
 #- [users.permissions]
 #- publish = { allow = ["orders eu.#", "audit"], deny = ["orders eu.test"] }
 #- subscribe = ["orders"]
 #- admin = ["inquire", "purge dead.*"]     # also fetch, configure, monitor
 #- [users.nats]
-#- publish = ["metrics.>"]           # subjects that are bound to no class
+#- publish = ["metrics.>"]           # for subjects that are bound to no class
 
-# Who may come in through the NATS door alone.
+# Users of the NATS listener only.
 #
 #- [[nats.users]]
 #- user = "ada"
 #- password = "change me"
 #- permissions = { publish = ["orders.>"], subscribe = { deny = "secret.>" } }
 
-# Classes that do something in their own way, by their names.
+# Settings of single classes, by class name.
 #
 #- [classes.orders]
-#- id = 7                      # or one that the bus gives it
-#- subjects = ["orders.>"]     # of the NATS door, what is kept in it
+#- id = 7                      # by default, the server assigns an id
+#- subjects = ["orders.>"]     # NATS subjects that are stored in the class
 #- full = "block"              # drop_oldest, drop_newest or spill
 #- max-messages = 1000000
 #- max-memory = "256MiB"
-#- keep-seconds = 3600         # also keep-messages, keep-memory: past the last acknowledgement
-#- ack-seconds = 10            # how long a message may be unacknowledged,
-#- backoff = [1, 5, 30]        # the pauses before it comes again,
-#- max-deliveries = 8          # and when it is given up; 0: never
-#- last-values = false         # whether the last message of each channel stays
+#- keep-seconds = 3600         # time to keep acknowledged messages; also keep-messages, keep-memory
+#- ack-seconds = 10            # time until an unacknowledged message is redelivered
+#- backoff = [1, 5, 30]        # seconds before each redelivery
+#- max-deliveries = 8          # deliveries until a message becomes a dead letter; 0: no limit
+#- last-values = false         # true keeps the last message of each channel
 
-# What is copied to and from other servers. Without `from` it is this one.
+# Bridges that copy classes between servers. Without `from` or `to` it is this server.
 #
 #- [[bridges]]
 #- name = "hq"
@@ -86,13 +85,13 @@ TABLES = """\
 """
 
 
-def text(parameters: Iterable[Any]) -> str:
-    """The file. `parameters` are those of `serve`."""
+def render_sample(parameters: Iterable[Any]) -> str:
+    """Return the sample file for the typer parameters of `serve`."""
     lines = [
-        "# A configuration file of `simplebus serve --config FILE`, with all there is to set.",
-        "# What is commented out is as it is by itself. Options on the command line win, then",
-        "# variables of the environment: SIMPLEBUS_PORT for port, and so on.",
-        "# `simplebus check-config FILE` looks it over. SIGHUP has a server read it again.",
+        "# Configuration file of `simplebus serve --config FILE` with every setting.",
+        "# Commented-out values are the defaults. Options on the command line take precedence,",
+        "# then environment variables: SIMPLEBUS_PORT for port, and so on.",
+        "# `simplebus check-config FILE` checks the file. SIGHUP makes the server reload it.",
     ]
     sections: dict[str, list[Any]] = {"serve": []} | {name: [] for _, name in _SECTIONS[::-1]}
     for each in parameters:
@@ -101,17 +100,17 @@ def text(parameters: Iterable[Any]) -> str:
     for section, members in sections.items():
         lines += ["", f"[{section}]"]
         for each in members:
-            lines += ["", *_setting(each)]
+            lines += ["", *_render_setting(each)]
     return "\n".join(lines) + "\n\n" + TABLES
 
 
 def _section(name: str) -> tuple[str, str]:
-    """The beginning of an option's name that its table stands for, and that table."""
+    """Return the prefix of an option's name that its table replaces, and the table."""
     return next((each for each in _SECTIONS if name.startswith(each[0])), ("", "serve"))
 
 
-def _setting(parameter: Any) -> list[str]:
-    said = _FLAG.sub(_key, _MARKUP.sub("", parameter.help))
+def _render_setting(parameter: Any) -> list[str]:
+    said = _FLAG.sub(_toml_key, _MARKUP.sub("", parameter.help))
     lines = textwrap.wrap(
         said, _WIDTH, initial_indent="## ", subsequent_indent="## ", break_on_hyphens=False
     )
@@ -122,8 +121,8 @@ def _setting(parameter: Any) -> list[str]:
     return [*lines, f"# {key} = {value}"]
 
 
-def _key(flag: re.Match[str]) -> str:
-    """How an option that a text names is called in the file."""
+def _toml_key(flag: re.Match[str]) -> str:
+    """Return the key in the file of an option that a help text names."""
     name = flag[1].replace("-", "_")
     return name.removeprefix(_section(name)[0]).replace("_", "-")
 
@@ -133,11 +132,11 @@ def _example(parameter: Any) -> str:
 
 
 def _value(parameter: Any) -> str | None:
-    """The default, as TOML; None where there is none."""
+    """Return the default as TOML; None without a default."""
     default = parameter.default
     shown = parameter.show_default
     if default is None:
-        return _derived(shown) if isinstance(shown, str) else None
+        return _fixed_default(shown) if isinstance(shown, str) else None
     if parameter.metavar == "SIZE" and isinstance(shown, str) and default:
         return json.dumps(shown)
     if isinstance(default, Enum):
@@ -145,8 +144,8 @@ def _value(parameter: Any) -> str | None:
     return json.dumps(default)
 
 
-def _derived(shown: str) -> str | None:
-    """What an option is that is left out, if it is the same whatever the others are."""
+def _fixed_default(shown: str) -> str | None:
+    """Return a default that depends on no other option, from its text in the help."""
     first = shown.partition(",")[0]
     words = first.split(" and ")
     if re.fullmatch(r"[0-9]+(?:[KMG]iB)?", first):

@@ -1,6 +1,7 @@
-"""What a configuration file says that no option can: users and their rights, classes.
+"""Tables of the configuration file that no option can set: NATS users, permissions, classes.
 
-Rule 1: shapes are declared, msgspec checks them, and what it complains of becomes our sentence.
+Tables are msgspec Structs; their field names are the TOML keys. msgspec checks the values, and its
+errors are translated to the terms of TOML, with the key's path in front.
 """
 
 from __future__ import annotations
@@ -13,7 +14,14 @@ from typing import Annotated, Any, TypeVar, get_args, get_type_hints
 import msgspec
 import typer
 
-from simplebus.config.mistakes import MESSAGES_MAX, ConfigError, ErrorCollector, suggest_name, check_unique_names, describe_unknown_name
+from simplebus.config.errors import (
+    MESSAGES_MAX,
+    ConfigError,
+    ErrorCollector,
+    check_unique_names,
+    describe_unknown_name,
+    suggest_name,
+)
 from simplebus.config.parse import FullPolicyChoice, parse_class, parse_size
 from simplebus.core.dead_letters import is_dead_letter_class
 from simplebus.core.errors import RemoteProtocolError
@@ -21,79 +29,83 @@ from simplebus.core.limits import BINDINGS_MAX, CLASS_ID_MAX
 from simplebus.core.message_class.subject_bindings import check_subject
 from simplebus.core.protocol.requests import NamedClass
 from simplebus.core.settings import ClassSettings, FullPolicy, Retention
-from simplebus.nats.server.permissions import ResponsePermission, SubjectPermissions
-from simplebus.nats.server.users import NatsAuth, NatsUser
+from simplebus.nats.subject_permissions import ResponsePermission, SubjectPermissions
+from simplebus.nats.users import NatsAuth, NatsUser
 
 R = TypeVar("R")
 T = TypeVar("T", bound="Table")
 
-_COMPLAINT = re.compile(r"(?s)(?P<what>.*?)(?: - at `(?P<at>[^`]*)`)?")
+_MSGSPEC_ERROR = re.compile(r"(?s)(?P<what>.*?)(?: - at `(?P<at>[^`]*)`)?")
 _UNKNOWN = re.compile(r"Object contains unknown field `(.*)`")
 _STEP = re.compile(r"\.[^.\[]+|\[[^\]]*\]")
 _MISSING = re.compile(r"Object missing required field `(.*)`")
 
 
 class Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A table of the file."""
+    """Base of the tables of the configuration file."""
 
     @classmethod
     def keys(cls) -> list[str]:
-        """What may stand in it."""
+        """Return the keys of the table."""
         return [field.encode_name for field in msgspec.structs.fields(cls)]
 
 
-class RightsTable(Table, frozen=True):
-    """Subjects that a user may publish or subscribe to. A queue's name may stand behind a subject
-    to be subscribed to, after a blank."""
+class SubjectRulesTable(Table, frozen=True):
+    """Subjects that a user may publish or subscribe to.
+
+    A subject to subscribe to may be followed by a space and a queue group.
+    """
 
     allow: list[str] | str | None = None
-    """None for all."""
+    """None allows every subject."""
     deny: list[str] | str | None = None
 
 
-class AnswersTable(Table, frozen=True):
-    """How a user may answer requests though it may not publish to where answers go."""
+class ResponsesTable(Table, frozen=True):
+    """Limits of replies to subjects that a user may not publish to otherwise."""
 
     max: int = 1
-    """Answers to one request; below 0 for any number."""
+    """Maximum replies per request; negative for no limit."""
     expires: float = 120.0
-    """Seconds; below 0 for ever."""
+    """Seconds to reply; negative for no limit."""
 
 
-class PermissionsTable(Table, frozen=True):
-    """What a user may do; all, without such a table."""
+class SubjectPermissionsTable(Table, frozen=True):
+    """Permissions for subjects. A user without the table may use every subject."""
 
-    publish: RightsTable | list[str] | str | None = None
-    subscribe: RightsTable | list[str] | str | None = None
-    allow_responses: AnswersTable | bool = False
+    publish: SubjectRulesTable | list[str] | str | None = None
+    subscribe: SubjectRulesTable | list[str] | str | None = None
+    allow_responses: ResponsesTable | bool = False
 
 
-class UserTable(Table, frozen=True):
-    """Somebody who may come in through the NATS door: by a password, an nkey or a certificate."""
+class NatsUserTable(Table, frozen=True):
+    """User of the NATS listener, with a password, an nkey or a certificate."""
 
     user: str = ""
     password: str = ""
     nkey: str = ""
-    """The public one."""
-    permissions: PermissionsTable | None = None
+    """Public key."""
+    permissions: SubjectPermissionsTable | None = None
 
     def to_user(self, where: str) -> NatsUser:
         """The user. Raises ConfigError when values contradict each other."""
-        permissions = nats_permissions(self.permissions, f"{where}.permissions")
-        return or_complaint(where, lambda: NatsUser(self.user, self.password, self.nkey, permissions))
+        permissions = build_subject_permissions(self.permissions, f"{where}.permissions")
+        return build_located(
+            where, lambda: NatsUser(self.user, self.password, self.nkey, permissions)
+        )
 
 
 class NatsTable(Table, frozen=True):
-    """Who may come in through the NATS door. Nobody named is everybody."""
+    """Authentication of the NATS listener. Without users, everybody can connect."""
 
     token: str | None = None
     user: str | None = None
     password: str | None = None
-    users: list[UserTable] = []
+    users: list[NatsUserTable] = []
     no_auth_user: str = ""
-    """Who those are that do not say who they are."""
-    default_permissions: PermissionsTable | None = None
-    """Of users that have none of their own."""
+    """User of clients that send no credentials."""
+    default_permissions: SubjectPermissionsTable | None = None
+    """Permissions of users without permissions of their own."""
 
     def to_auth(self, users: list[NatsUser], where: str) -> NatsAuth:
         """What the door goes by; `users` are those of its list. Raises ConfigError when values
@@ -102,14 +114,16 @@ class NatsTable(Table, frozen=True):
         for key, value in said.items():
             if value == "":
                 raise ConfigError(
-                    f"{where}.{key}: it is empty, and would let in everybody; leave it out for that"
+                    f"{where}.{key}: an empty value would let everybody in; remove the key instead"
                 )
         name, password = self.user or "", self.password or ""
         if bool(name) != bool(password):
             raise ConfigError(f"{where}: 'user' and 'password' need each other")
-        own = [or_complaint(where, lambda: NatsUser(name, password))] if name else []
-        default = nats_permissions(self.default_permissions, f"{where}.default_permissions")
-        return or_complaint(
+        own = [build_located(where, lambda: NatsUser(name, password))] if name else []
+        default = build_subject_permissions(
+            self.default_permissions, f"{where}.default_permissions"
+        )
+        return build_located(
             where,
             lambda: NatsAuth(
                 users=(*users, *own),
@@ -120,9 +134,13 @@ class NatsTable(Table, frozen=True):
         )
 
 
-def nats_of(raw: dict[str, Any], mistakes: ErrorCollector, where: str = "nats") -> tuple[NatsAuth, bool]:
-    """What the NATS door goes by, as far as nothing is wrong with it, which is noted; and whether
-    there are secrets. Raises ConfigError."""
+def parse_nats_table(
+    raw: dict[str, Any], mistakes: ErrorCollector, where: str = "nats"
+) -> tuple[NatsAuth, bool]:
+    """Return the valid part of the `[nats]` table, and whether it contains secrets.
+
+    Errors are added to `mistakes`.
+    """
     mine, users, given = ErrorCollector(), list[NatsUser](), raw.get("users")
     if isinstance(given, list) and all(isinstance(each, dict) for each in given):
         raw = {key: value for key, value in raw.items() if key != "users"}
@@ -132,10 +150,10 @@ def nats_of(raw: dict[str, Any], mistakes: ErrorCollector, where: str = "nats") 
     for at, each in enumerate(given):
         with mine.collect():
             here = f"{where}.users[{at}]"
-            user = table(UserTable, each, here)
+            user = parse_table(NatsUserTable, each, here)
             has_secrets |= bool(user.password)
             users.append(user.to_user(here))
-    read, auth = what_is_good(NatsTable, raw, where, mine), NatsAuth()
+    read, auth = parse_valid_part(NatsTable, raw, where, mine), NatsAuth()
     if read is not None:
         has_secrets |= bool(read.token or read.password)
         if not mine.messages:
@@ -145,28 +163,28 @@ def nats_of(raw: dict[str, Any], mistakes: ErrorCollector, where: str = "nats") 
 
 
 class ClassTable(Table, frozen=True):
-    """A class, by its name."""
+    """Settings of one class."""
 
     id: Annotated[int, msgspec.Meta(ge=0, le=CLASS_ID_MAX)] | None = None
-    """None for one that the bus gives it."""
+    """None if the server assigns the id."""
     subjects: Annotated[list[str], msgspec.Meta(max_length=BINDINGS_MAX)] = []
-    """Of the NATS door, those that are bound to it; patterns perhaps."""
+    """NATS subjects or patterns that are bound to the class."""
     full: FullPolicyChoice | None = None
     max_messages: Annotated[int, msgspec.Meta(ge=1)] | None = None
     max_memory: int | str | None = None
-    """Bytes, or with a unit."""
+    """Bytes, or a text with a unit."""
     keep_messages: Annotated[int, msgspec.Meta(ge=0)] | None = None
     keep_memory: int | str | None = None
     keep_seconds: Annotated[float, msgspec.Meta(ge=0)] | None = None
-    """What it keeps that nobody needs any more; none of the three for what all classes do."""
+    """Retention; if none of the three keys is set, the retention of all classes applies."""
     last_values: bool | None = None
-    """Whether it keeps the last message of each channel besides; none for as who names it asks."""
+    """True if the class keeps the last message of each channel; None leaves it to the clients."""
     ack_seconds: float | None = None
     max_deliveries: int | None = None
     backoff: list[float] | None = None
     """Seconds."""
     max_disk: int | str | None = None
-    """Bytes of messages that may be on disk only, where full is spill."""
+    """Maximum bytes of messages that are on disk only, for `full = "spill"`."""
 
     def to_settings(self, where: str, mistakes: ErrorCollector) -> ClassSettings:
         """What it does in its own way. What is wrong is noted, and left out."""
@@ -180,10 +198,12 @@ class ClassTable(Table, frozen=True):
         }
         for name, key in (("bytes_max", "max-memory"), ("disk_bytes_max", "max-disk")):
             with mistakes.collect():
-                given[name] = size_of(getattr(self, key.replace("-", "_")), f"{where}.{key}")
+                given[name] = parse_size_value(
+                    getattr(self, key.replace("-", "_")), f"{where}.{key}"
+                )
         with mistakes.collect():
             if (self.keep_messages, self.keep_memory, self.keep_seconds) != (None, None, None):
-                memory = size_of(self.keep_memory, f"{where}.keep-memory")
+                memory = parse_size_value(self.keep_memory, f"{where}.keep-memory")
                 given["keep"] = Retention(
                     self.keep_messages or 0, memory or 0, self.keep_seconds or 0.0
                 )
@@ -221,13 +241,15 @@ class ClassTable(Table, frozen=True):
 
 
 def _check_name(name: str, where: str) -> None:
-    """Raise ConfigError for what is no name of a class."""
+    """Raise ConfigError if `name` is not a class name."""
     try:
         is_name = parse_class(name) == name
     except typer.BadParameter as error:
         raise ConfigError(f"{where}: {error.message}") from None
     if not is_name:
-        raise ConfigError(f"{where}: {name!r} is an id, expected a name; the id goes below it")
+        raise ConfigError(
+            f"{where}: {name!r} is an id; expected a class name, and the id as a key of its table"
+        )
 
 
 _KEYS = {
@@ -239,11 +261,11 @@ _KEYS = {
     "backoff": "backoff",
     "last_values": "last-values",
 }
-"""Of what complaints about the settings of a class are, by how they begin."""
+"""TOML key by the first word of an error of `ClassSettings`."""
 
 
 def _class_settings(where: str, given: Mapping[str, Any]) -> ClassSettings:
-    """Raises ConfigError, by the key, when values make no sense."""
+    """Build the settings of a class. Raises ConfigError with the key's path."""
     try:
         return ClassSettings(**given)
     except ValueError as error:
@@ -252,49 +274,55 @@ def _class_settings(where: str, given: Mapping[str, Any]) -> ClassSettings:
 
 
 _TABLES: dict[str, type[Table]] = {
-    "users": UserTable,
-    "permissions": PermissionsTable,
-    "default_permissions": PermissionsTable,
-    "publish": RightsTable,
-    "subscribe": RightsTable,
-    "allow_responses": AnswersTable,
+    "users": NatsUserTable,
+    "permissions": SubjectPermissionsTable,
+    "default_permissions": SubjectPermissionsTable,
+    "publish": SubjectRulesTable,
+    "subscribe": SubjectRulesTable,
+    "allow_responses": ResponsesTable,
 }
-"""By the last word of where a table stands."""
+"""Table type by the last part of its path."""
 
 
-def table(kind: type[T], raw: dict[str, Any], where: str) -> T:
-    """A table as it stands in the file, checked. Raises ConfigError, saying where: for all that is
-    wrong, as far as it can be looked at without what is."""
+def parse_table(kind: type[T], raw: dict[str, Any], where: str) -> T:
+    """Return a valid table. Raises ConfigError with all errors and their paths."""
     mistakes = ErrorCollector()
-    made = what_is_good(kind, raw, where, mistakes)
+    made = parse_valid_part(kind, raw, where, mistakes)
     mistakes.raise_if_any()
     assert made is not None
     return made
 
 
-def what_is_good(kind: type[T], raw: dict[str, Any], where: str, mistakes: ErrorCollector) -> T | None:
-    """What of a table is good by itself; None where that is no table. What is wrong is noted."""
+def parse_valid_part(
+    kind: type[T], raw: dict[str, Any], where: str, mistakes: ErrorCollector
+) -> T | None:
+    """Return the table without its invalid values; None if nothing can be read.
+
+    Errors are added to `mistakes`.
+    """
     spelled: dict[str, str] = {}
-    raw = _plain(raw, where, spelled)
+    raw = _normalize_keys(raw, where, spelled)
     numbers: dict[int, list[int]] = {}
     for _ in range(MESSAGES_MAX):
         try:
             return msgspec.convert(raw, kind)
         except msgspec.ValidationError as error:
-            found = _COMPLAINT.fullmatch(str(error))
+            found = _MSGSPEC_ERROR.fullmatch(str(error))
             assert found is not None
-            path = [*map(_step, _STEP.findall((found["at"] or "").removeprefix("$")))]
-            below = _shown(raw, path, numbers, spelled)
-            mistakes.messages.append(_told(kind, found["what"], where, below, spelled))
+            path = [*map(_parse_step, _STEP.findall((found["at"] or "").removeprefix("$")))]
+            below = _format_path(raw, path, numbers, spelled)
+            mistakes.messages.append(_describe_error(kind, found["what"], where, below, spelled))
             if name := _UNKNOWN.fullmatch(found["what"]):
                 path.append(name[1])
-            if _MISSING.fullmatch(found["what"]) or not _take_out(raw, path, numbers):
+            if _MISSING.fullmatch(found["what"]) or not _remove(raw, path, numbers):
                 break
     return None
 
 
-def _told(kind: type[Table], what: str, where: str, below: str, spelled: Mapping[str, str]) -> str:
-    """One complaint of msgspec's as a mistake. `spelled` is how the file writes keys."""
+def _describe_error(
+    kind: type[Table], what: str, where: str, below: str, spelled: Mapping[str, str]
+) -> str:
+    """Translate one error of msgspec. `spelled` maps keys to their spelling in the file."""
     at = where + below
     if name := _UNKNOWN.fullmatch(what):
         last = re.sub(r"\[.*?\]$", "", at).rpartition(".")[2]
@@ -304,23 +332,25 @@ def _told(kind: type[Table], what: str, where: str, below: str, spelled: Mapping
         return f"{at}: {name[1].replace('_', '-')!r} is missing"
     if what.startswith("Invalid enum value "):
         word = what.removeprefix("Invalid enum value ")
-        words = _words(kind, below.removeprefix(".").replace("-", "_"))
+        words = _enum_values(kind, below.removeprefix(".").replace("-", "_"))
         expected = f", expected one of {', '.join(words)}" if words else ""
         meant = suggest_name(word.strip("'"), words)
         return f"{at}: {word} is unknown{expected}{meant}"
-    return f"{at}: {_in_words(what)}"
+    return f"{at}: {_translate_types(what)}"
 
 
-def _step(word: str) -> str | int:
-    """A step of a path as msgspec writes it: .name or [7]."""
+def _parse_step(word: str) -> str | int:
+    """Return a step of a msgspec path, written as `.name` or `[7]`."""
     return word[1:] if word.startswith(".") else int(word[1:-1]) if word[1:-1].isdigit() else word
 
 
-def _shown(
+def _format_path(
     raw: Any, path: list[str | int], numbers: dict[int, list[int]], spelled: Mapping[str, str]
 ) -> str:
-    """A path as it is in the file: `numbers` has those of the elements that are left, by list,
-    `spelled` how it writes keys."""
+    """Return a path as the file writes it.
+
+    `numbers` maps lists to the original indexes of their remaining elements.
+    """
     shown = ""
     for step in path:
         if isinstance(step, int):
@@ -334,8 +364,8 @@ def _shown(
     return shown
 
 
-def _take_out(raw: Any, path: list[str | int], numbers: dict[int, list[int]]) -> bool:
-    """Remove what is wrong, so that the rest can be looked at. Returns whether it is there."""
+def _remove(raw: Any, path: list[str | int], numbers: dict[int, list[int]]) -> bool:
+    """Remove an invalid value, so that the rest can be checked. Return False if it is missing."""
     try:
         *way, last = path
         for step in way:
@@ -348,67 +378,71 @@ def _take_out(raw: Any, path: list[str | int], numbers: dict[int, list[int]]) ->
     return True
 
 
-def size_of(given: int | str | None, where: str) -> int | None:
-    """Bytes. Raises ConfigError for what is no size."""
+def parse_size_value(given: int | str | None, where: str) -> int | None:
+    """Return a size in bytes. Raises ConfigError."""
     try:
         return None if given is None else parse_size(given)
     except typer.BadParameter as error:
         raise ConfigError(f"{where}: {error.message}") from None
 
 
-def or_complaint(where: str, made: Callable[[], R]) -> R:
-    """What is made of values. Raises ConfigError, saying where, for ValueError."""
+def build_located(where: str, made: Callable[[], R]) -> R:
+    """Return the result of a constructor; raise ConfigError with the path for its ValueError."""
     try:
         return made()
     except ValueError as error:
         raise ConfigError(f"{where}: {error}") from None
 
 
-def nats_permissions(given: PermissionsTable | None, where: str) -> SubjectPermissions | None:
-    """What somebody may do with subjects. Raises ConfigError for a pattern that is none."""
+def build_subject_permissions(
+    given: SubjectPermissionsTable | None, where: str
+) -> SubjectPermissions | None:
+    """Return NATS permissions. Raises ConfigError for an invalid pattern."""
     if given is None:
         return None
-    publish, subscribe = _rights(given.publish), _rights(given.subscribe)
+    publish, subscribe = _as_rules_table(given.publish), _as_rules_table(given.subscribe)
     answers = given.allow_responses
     responses = ResponsePermission() if answers is True else None
-    if isinstance(answers, AnswersTable):
+    if isinstance(answers, ResponsesTable):
         responses = ResponsePermission(answers.max, answers.expires)
     try:
         return SubjectPermissions(
-            publish_allow=_several(publish.allow),
-            publish_deny=_several(publish.deny),
-            subscribe_allow=_several(subscribe.allow),
-            subscribe_deny=_several(subscribe.deny),
+            publish_allow=_as_tuple(publish.allow),
+            publish_deny=_as_tuple(publish.deny),
+            subscribe_allow=_as_tuple(subscribe.allow),
+            subscribe_deny=_as_tuple(subscribe.deny),
             responses=responses,
         )
-    except ValueError as error:  # It begins with the name above.
+    except ValueError as error:  # The message begins with the parameter's name.
         raise ConfigError(f"{where}.{str(error).replace('_', '.', 1)}") from None
 
 
-def _rights(given: RightsTable | list[str] | str | None) -> RightsTable:
-    return given if isinstance(given, RightsTable) else RightsTable(allow=given)
+def _as_rules_table(given: SubjectRulesTable | list[str] | str | None) -> SubjectRulesTable:
+    return given if isinstance(given, SubjectRulesTable) else SubjectRulesTable(allow=given)
 
 
-def _several(given: list[str] | str | None) -> tuple[str, ...]:
+def _as_tuple(given: list[str] | str | None) -> tuple[str, ...]:
     return (given,) if isinstance(given, str) else tuple(given or ())
 
 
-def _plain(raw: Any, where: str, spelled: dict[str, str]) -> Any:
-    """With `_` for `-` in all keys; how they were written is noted. Raises ConfigError for one that
-    is there in both forms."""
+def _normalize_keys(raw: Any, where: str, spelled: dict[str, str]) -> Any:
+    """Return the value with `_` for `-` in all keys; record the original spelling.
+
+    Raises ConfigError if a key is given in both forms.
+    """
     if isinstance(raw, dict):
         check_unique_names(raw, where)
         made = {}
         for key, value in raw.items():
             spelled[plain := key.replace("-", "_")] = key
-            made[plain] = _plain(value, f"{where}.{key}", spelled)
+            made[plain] = _normalize_keys(value, f"{where}.{key}", spelled)
         return made
     if isinstance(raw, list):
-        return [_plain(part, f"{where}[{at}]", spelled) for at, part in enumerate(raw)]
+        return [_normalize_keys(part, f"{where}[{at}]", spelled) for at, part in enumerate(raw)]
     return raw
 
 
-_KINDS = {
+_TYPE_NAMES = {
     "object": "a table",
     "array": "a list",
     "str": "a text",
@@ -416,15 +450,15 @@ _KINDS = {
     "int": "a whole number",
     "float": "a number",
 }
-"""What msgspec calls values, and TOML."""
+"""TOML names of msgspec's types."""
 
 
-def _in_words(complaint: str) -> str:
-    """What msgspec says, by TOML's words."""
+def _translate_types(complaint: str) -> str:
+    """Return an error of msgspec with TOML's type names."""
 
     def kinds(found: re.Match[str]) -> str:
         given = found[1].split(" | ")
-        *most, last = [words for kind, words in _KINDS.items() if kind in given] or [found[0]]
+        *most, last = [words for kind, words in _TYPE_NAMES.items() if kind in given] or [found[0]]
         return f"{', '.join(most)} or {last}" if most else last
 
     complaint = re.sub(r"`([a-z| ]+)`", kinds, complaint)
@@ -433,8 +467,8 @@ def _in_words(complaint: str) -> str:
     return complaint
 
 
-def _words(kind: type[Table], key: str) -> list[str]:
-    """Which a key may be that may be some only; else none."""
+def _enum_values(kind: type[Table], key: str) -> list[str]:
+    """Return the allowed values of a key with an enum type; empty for other keys."""
     for each in get_args(get_type_hints(kind).get(key)):
         if isinstance(each, type) and issubclass(each, enum.Enum):
             return [str(word.value) for word in each]

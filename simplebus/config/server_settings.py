@@ -10,7 +10,7 @@ from simplebus.config.parse import CLASS_MEMORY_MIN, DEFAULT, FullPolicyChoice
 from simplebus.core.limits import RECEIVE_BYTES, Limits
 
 if TYPE_CHECKING:
-    from simplebus.config.file import Config
+    from simplebus.config.file import ConfigFile
     from simplebus.core.protocol.requests import NamedClass
     from simplebus.core.settings import Settings
 
@@ -76,7 +76,7 @@ def server_settings(
     max_dead_letters: int,
     max_deliveries: int,
     last_values: Sequence[NamedClass] | None = None,
-    config: Config | None = None,
+    config: ConfigFile | None = None,
     data_dir: Path | None = None,
     **_: Any,
 ) -> Settings:
@@ -128,7 +128,7 @@ def server_settings(
             deliveries_max=max_deliveries,
         )
     except ValueError as error:
-        raise ValueError(in_options(str(error))) from None
+        raise ValueError(name_setting_option(str(error))) from None
     if chosen.has_spilling_class and data_dir is None:
         own = chosen.classes.items()
         spilling = [
@@ -146,7 +146,7 @@ def server_settings(
     return chosen
 
 
-def in_options(text: str) -> str:
+def name_setting_option(text: str) -> str:
     """A sentence about a setting, with the setting's option instead of its name."""
     for name, flag in _SETTING_FLAGS.items():
         if f"{name} " in text:

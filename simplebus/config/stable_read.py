@@ -1,7 +1,7 @@
-"""Files that may be written at this moment: what is read of them is whole.
+"""Reading of files that another program may be writing.
 
-Rule 1: what was cut off in the middle may be good TOML, and mean more than was meant: a file is
-taken when nobody has changed it for a while, before and while it was read.
+A truncated TOML file can be valid and grant more than the complete file. A file is therefore read
+only if it has not changed for a while, before and during reading.
 """
 
 from __future__ import annotations
@@ -13,59 +13,67 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from simplebus.config.mistakes import ConfigError
+from simplebus.config.errors import ConfigError
 
 T = TypeVar("T")
 
-REST_SECONDS = 0.5
-"""So long nobody has changed it."""
+STABLE_SECONDS = 0.5
+"""Time without changes after which a file counts as complete."""
 _TRIES_MAX = 20
 
 
 @dataclass(frozen=True, slots=True)
-class _Seen:
-    """A file as it was; all 0 for one that is not there, of which others tell."""
+class _FileState:
+    """Modification time, size and inode of a file; zeros for a missing file."""
 
     changed: float = 0.0
     bytes: int = 0
     inode: int = 0
 
 
-def read_at_rest(
+def read_when_stable(
     read: Callable[[], T],
     paths: Sequence[Path],
     *,
     clock: Callable[[], float] = time.time,
     sleep: Callable[[float], None] = time.sleep,
 ) -> T:
-    """What this reads of these files, when nobody writes them. Raises what it raises, and
-    ConfigError where they are changed all the time. May take some seconds: have a thread do it."""
+    """Call `read` while nobody writes to `paths`, and return its result.
+
+    Blocks for up to some seconds, so call it in a thread.
+
+    Raises:
+        ConfigError: If the files keep changing, or `read` raises it.
+    """
     for _ in range(_TRIES_MAX):
-        before = _all_of(paths)
-        youngest = min((clock() - seen.changed for seen in before), default=REST_SECONDS)
-        if youngest < REST_SECONDS:
-            sleep(REST_SECONDS - max(0.0, youngest))
-            if youngest >= 0:  # Of the future there is no telling how old it is.
+        before = _file_states(paths)
+        youngest = min((clock() - seen.changed for seen in before), default=STABLE_SECONDS)
+        if youngest < STABLE_SECONDS:
+            sleep(STABLE_SECONDS - max(0.0, youngest))
+            if youngest >= 0:  # A time in the future cannot become older by waiting.
                 continue
         error: ConfigError | None = None
         try:
             found = read()
         except ConfigError as mistake:
             error = mistake
-        if _all_of(paths) == before:
+        if _file_states(paths) == before:
             if error is not None:
                 raise error
             return found
-    raise ConfigError(f"{', '.join(map(str, paths))}: changed all the time, expected to be at rest")
+    raise ConfigError(
+        f"{', '.join(map(str, paths))}: the file keeps changing; expected no change for "
+        f"{STABLE_SECONDS:g} seconds"
+    )
 
 
-def _all_of(paths: Sequence[Path]) -> list[_Seen]:
-    return [_seen(path) for path in paths]
+def _file_states(paths: Sequence[Path]) -> list[_FileState]:
+    return [_file_state(path) for path in paths]
 
 
-def _seen(path: Path) -> _Seen:
+def _file_state(path: Path) -> _FileState:
     try:
         found = os.stat(path)
     except OSError:
-        return _Seen()
-    return _Seen(found.st_mtime, found.st_size, found.st_ino)
+        return _FileState()
+    return _FileState(found.st_mtime, found.st_size, found.st_ino)

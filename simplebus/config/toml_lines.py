@@ -1,11 +1,9 @@
-"""In which line of a TOML file each key stands: what tomllib does not tell.
+r"""Line numbers of the keys of a TOML file, which tomllib does not report.
 
-Rule 1: only what tomllib has read already is read here, so nothing is checked: text that is no TOML
-gives places that mean nothing, and never an error.
+The scanner checks nothing: the text has been parsed by tomllib before. Keys are written as in error
+messages, such as nats.users[0].password, with `_` for `-`:
 
-    places("[serve]\nport = 1") == {"serve": 1, "serve.port": 2}
-
-A place is written as mistakes write it: nats.users[0].password, with `_` for `-`.
+    locate_keys("[serve]\nport = 1") == {"serve": 1, "serve.port": 2}
 """
 
 from __future__ import annotations
@@ -26,13 +24,12 @@ _HEAD = re.compile(r"(?P<where>[^']*?)(?:: )?'(?P<name>[^']+)' (?:is unknown|is 
 
 
 def locate_keys(text: str) -> dict[str, int]:
-    """The line, from 1, of each key, table and element of a list; of what is there more than once,
-    the first."""
-    return _Scan(text).places
+    """Return the first line, from 1, of each key, table and list element."""
+    return _KeyScanner(text).places
 
 
-def line_of(mistake: str, lines: Mapping[str, int]) -> int | None:
-    """The line that a mistake is about, if it begins with a place; else None."""
+def find_line(mistake: str, lines: Mapping[str, int]) -> int | None:
+    """Return the line of the key that an error message begins with; None without one."""
     plain = mistake.replace("-", "_")
     if (head := _HEAD.match(plain)) is not None:
         where = head["where"]
@@ -47,21 +44,21 @@ def line_of(mistake: str, lines: Mapping[str, int]) -> int | None:
 
 
 def add_location(mistake: str, path: Path, lines: Mapping[str, int]) -> str:
-    """A mistake with the file, and with the line that it is about if there is one."""
-    line = line_of(mistake, lines)
+    """Return an error message with the file and, if its key is known, the line in front."""
+    line = find_line(mistake, lines)
     return f"{path}{'' if line is None else f':{line}'}: {mistake}"
 
 
-class _Scan:
-    """One pass over a text."""
+class _KeyScanner:
+    """Single pass over the text of a TOML file."""
 
     def __init__(self, text: str) -> None:
         self._text = text
         self._at = 0
         self._counted = 0, 1
-        """A position, and its line."""
+        """Last counted position and its line."""
         self._elements: dict[str, int] = {}
-        """How many tables a list of tables has."""
+        """Index of the latest table of each list of tables."""
         self.places: dict[str, int] = {}
         table = ""
         while self._rest():
@@ -70,11 +67,11 @@ class _Scan:
                 table = self._header()
             else:
                 self._pair(table)
-            if self._at == at:  # No TOML.
+            if self._at == at:  # Not TOML.
                 return
 
     def _rest(self) -> bool:
-        """Go to the next thing that is not blank. Returns whether there is any."""
+        """Skip blanks and comments. Return False at the end of the text."""
         found = _BLANK.match(self._text, self._at)
         self._at = found.end() if found else self._at
         return self._at < len(self._text)
@@ -89,7 +86,7 @@ class _Scan:
         self.places.setdefault(place, self._line(at))
 
     def _header(self) -> str:
-        """[a.b] or [[a.b]]: the place of what stands below it."""
+        """Scan `[a.b]` or `[[a.b]]` and return the place of its keys."""
         at = self._at
         is_element = self._text.startswith("[[", at)
         self._at += 1 + is_element
@@ -124,7 +121,7 @@ class _Scan:
             self._value(place)
 
     def _key(self) -> list[str]:
-        """The names of a dotted key."""
+        """Scan a dotted key and return its names."""
         names = []
         while self._rest():
             found = _STRING.match(self._text, self._at) or _BARE_KEY.match(self._text, self._at)
@@ -149,7 +146,7 @@ class _Scan:
         self._at = found.end() if found else self._at
 
     def _several(self, place: str, end: str) -> None:
-        """What stands between brackets or braces, and the end of it."""
+        """Scan the elements of a list or inline table, and its end."""
         number = 0
         while self._rest() and self._text[self._at] != end:
             at = self._at
@@ -172,7 +169,7 @@ def _joined(place: str, name: str) -> str:
 
 
 def _meant(name: str) -> str:
-    """What a name of a key means."""
+    """Return the name that a quoted or bare key stands for."""
     if name[0] not in "\"'":
         return name
     try:

@@ -18,13 +18,7 @@ from typer.testing import CliRunner
 import simplebus
 from simplebus import cli
 from simplebus.core.errors import BusConnectionError
-from tests.support.programs import (
-    ROOT,
-    environment,
-    program,
-    run_program,
-    run_server,
-)
+from tests.support.programs import ROOT, environment, run_program, run_server, running_program
 
 COMMANDS = typer.main.get_group(cli.app).commands
 
@@ -236,7 +230,9 @@ def test_ctrl_c_ends_a_server_as_sigterm_does() -> None:
 
 
 def test_the_environment_steers_a_server() -> None:
-    with program("serve", SIMPLEBUS_PORT="0", SIMPLEBUS_HOST="127.0.0.1", SIMPLEBUS_TICK="9") as it:
+    with running_program(
+        "serve", SIMPLEBUS_PORT="0", SIMPLEBUS_HOST="127.0.0.1", SIMPLEBUS_TICK="9"
+    ) as it:
         assert it.read_line().startswith("simplebus ready tcp=127.0.0.1:")
 
 
@@ -259,7 +255,7 @@ def test_a_host_that_is_none_is_one_sentence() -> None:
 
 @pytest.mark.parametrize("flag", ["--host", "--http-host"])
 def test_a_host_that_is_empty_is_not_everywhere(flag: str, tmp_path: Path) -> None:
-    told = f"Invalid value for '{flag}': '' is no address, expected one to listen on; 0.0.0.0 and"
+    told = f"Invalid value for '{flag}': '' is not an address; expected an address to listen on, such as 0.0.0.0"
     status, said, complained = run_program("serve", flag, "", "--port", "0")
     assert (status, said) == (2, "")
     assert told in complained
@@ -267,7 +263,7 @@ def test_a_host_that_is_empty_is_not_everywhere(flag: str, tmp_path: Path) -> No
     file.write_text(f"[serve]\n{flag[2:]} = ''\n")
     status, said, complained = run_program("check-config", str(file))
     assert status == 78
-    assert "no address, expected one to listen on" in said + complained
+    assert "not an address; expected an address to listen on" in said + complained
 
 
 def test_verbose_prints_rates_apart_from_the_ready_line() -> None:
@@ -364,13 +360,17 @@ def test_each_line_of_the_input_is_a_message(url: str) -> None:
 
 
 def test_no_input_is_no_message(url: str) -> None:
-    assert run_program("pub", "13", "--url", url, given=b"") == (0, "", "0 messages sent to class 13\n")
+    assert run_program("pub", "13", "--url", url, given=b"") == (
+        0,
+        "",
+        "0 messages sent to class 13\n",
+    )
 
 
 def test_raw_output_is_the_bytes_that_were_published(url: str) -> None:
     content = b"\x1b[31m \xc3\xb6 \t"
     run_program("pub", "14", "--url", url, given=content)
-    with program("sub", "14", "--raw", "--count", "1", "--url", url) as it:
+    with running_program("sub", "14", "--raw", "--count", "1", "--url", url) as it:
         out, _ = it.process.communicate(timeout=60)
     assert out == content + b"\n"
 
@@ -448,7 +448,7 @@ def test_a_group_may_be_by_key(url: str) -> None:
 
 
 def test_a_subscriber_prints_messages_as_they_come(url: str) -> None:
-    with program("sub", "15", "--url", url) as it:
+    with running_program("sub", "15", "--url", url) as it:
         for text in ("first", "second"):
             publish(url, 15, text)
             assert it.read_line() == text
@@ -458,8 +458,8 @@ def test_a_subscriber_prints_messages_as_they_come(url: str) -> None:
 
 def test_a_publisher_sends_a_line_as_soon_as_it_is_typed(url: str) -> None:
     with (
-        program("sub", "16", "--url", url) as subscriber,
-        program("pub", "16", "--url", url) as publisher,
+        running_program("sub", "16", "--url", url) as subscriber,
+        running_program("pub", "16", "--url", url) as publisher,
     ):
         assert publisher.process.stdin is not None
         publisher.process.stdin.write(b"typed\n")
@@ -481,7 +481,7 @@ def test_what_is_not_acknowledged_is_left_to_the_next_one(url: str) -> None:
 
 def test_a_subscriber_whose_reader_goes_ends_quietly(url: str) -> None:
     run_program("pub", "19", "--count", "100000", "--url", url)
-    with program("sub", "19", "--url", url) as it:
+    with running_program("sub", "19", "--url", url) as it:
         assert it.read_line().startswith("0000000000")
         assert it.process.stdout is not None
         it.process.stdout.close()
@@ -512,7 +512,7 @@ def test_a_bus_that_is_not_there_is_one_sentence() -> None:
 
 
 def test_a_bus_that_goes_away_is_one_sentence() -> None:
-    with run_server() as (bus, url), program("sub", "1", "--url", url) as it:
+    with run_server() as (bus, url), running_program("sub", "1", "--url", url) as it:
         publish(url, 1, "x")
         assert it.read_line() == "x"
         bus.process.kill()

@@ -12,10 +12,10 @@ from simplebus.commands.journal import app
 from simplebus.storage.errors import JournalError
 from tests.behaviour.wire_peer_v2 import (
     ack,
-    publish_envelopes,
     channel_envelope,
     connect_version2,
     publish,
+    publish_envelopes,
     subscribe,
 )
 from tests.storage.journaled_broker import KeptBus
@@ -101,7 +101,7 @@ def test_what_a_server_has_given_up_is_listed_and_can_be_had(tmp_path: Path) -> 
         (tmp_path / "classes" / "00001" / "00000000000000000001.log").unlink()
     KeptBus(tmp_path).close()
     assert run("verify", tmp_path).exit_code == 0
-    assert "4 files were given up" in run("verify", tmp_path).stdout
+    assert "4 damaged files were dropped" in run("verify", tmp_path).stdout
     listed = run("ls", tmp_path).stdout.splitlines()[-1]
     assert "00000000000000000002.log.dropped, 00000000000000000002.log.dropped-2" in listed
     lines = run("export", tmp_path, 1, "--dropped").stdout.splitlines()

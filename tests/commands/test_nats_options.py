@@ -14,8 +14,8 @@ from simplebus.commands.serve.nats_options import NatsOptions
 from simplebus.commands.serve.settings import nats_listener
 from simplebus.core.protocol.requests import NamedClass
 from simplebus.nats.limits import NatsLimits
-from simplebus.nats.server.users import NatsAuth, NatsUser
 from simplebus.nats.settings import NatsSettings
+from simplebus.nats.users import NatsAuth, NatsUser
 from simplebus.server.tls.certificates import TlsOptions
 
 SERVE = typer.main.get_group(cli.app).commands["serve"]
@@ -108,12 +108,12 @@ def test_a_file_names_classes_too(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("orders", "'orders' binds nothing; write a subject, = and a class"),
+        ("orders", "'orders' is not a binding; write a subject, = and a class"),
         ("orders.#=7", "ends with #"),
         ("$JS.x=7", "begins with"),
         ("a..b=7", "segment 2 of 3 is empty"),
         ("orders=70000", "a class id is from 0 to 65535"),
-        ("orders=", "is no class"),
+        ("orders=", "is not a class"),
     ],
 )
 def test_what_cannot_be_bound(text: str, why: str) -> None:
@@ -136,8 +136,8 @@ def test_the_door_can_be_left_closed(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        ("--no-nats --nats-port 7", "--no-nats closes the door that --nats-port opens"),
-        ("--no-nats --bind a=7", "--no-nats closes the door that --bind opens"),
+        ("--no-nats --nats-port 7", "--no-nats and --nats-port contradict each other"),
+        ("--no-nats --bind a=7", "--no-nats and --bind contradict each other"),
         ("--nats-tls-cert c", "--nats-tls-cert needs --nats-tls-key too"),
         ("--nats-tls-key k", "--nats-tls-key needs --nats-tls-cert too"),
         ("--nats-tls-verify", "--nats-tls-verify needs --nats-tls-cert and --nats-tls-key"),

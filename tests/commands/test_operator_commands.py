@@ -230,7 +230,8 @@ def test_every_part_of_an_explanation_has_a_line() -> None:
         assert len(shown) == count, "\n".join(text for _, text in shown)
         assert all(text for _, text in shown)
     exact, at_most = (
-        describe_reply(SessionInfo(unconfirmed=7, leaves_out=leaves_out)) for leaves_out in (False, True)
+        describe_reply(SessionInfo(unconfirmed=7, leaves_out=leaves_out))
+        for leaves_out in (False, True)
     )
     assert (1, "7 messages unconfirmed") in exact
     assert (1, "at most 7 messages unconfirmed") in at_most
@@ -337,7 +338,7 @@ def test_who_is_stopped_before_a_letter_is_purged_loses_none(
 def test_dead_letters_are_thrown_away_when_that_is_agreed_to(server: BusServer) -> None:
     bury(server, "trash", 4)
     asked = run(server, "dlq", "purge", "trash", "--all", status=2)
-    assert "4 dead letters would be purged; say --yes" in asked.output
+    assert "4 dead letters would be purged; add --yes" in asked.output
     assert said(server, "dlq", "purge", "trash", "--sequence", 2, "--yes") == [
         "1 dead letter purged"
     ]
@@ -351,7 +352,7 @@ def test_dead_letters_are_thrown_away_when_that_is_agreed_to(server: BusServer) 
 def test_which_ones_must_be_said(server: BusServer) -> None:
     bury(server, "which", 1)
     for words in ([], ["--all", "--reason", "terminated"]):
-        assert "say which" in run(server, "dlq", "requeue", "which", *words, status=2).output
+        assert "expected --all" in run(server, "dlq", "requeue", "which", *words, status=2).output
     with pytest.raises(BusError, match="class nowhere has no dead letters"):
         run(server, "dlq", "show", "nowhere")
 
@@ -366,7 +367,10 @@ def test_a_letter_that_says_nothing_stays(server: BusServer) -> None:
 
     with_bus(server, work)
     refused = run(server, "dlq", "requeue", "odd", "--all", status=1)
-    assert "dead.odd#0 was refused: it has no dead-class header, expected its original class" in refused.output
+    assert (
+        "dead.odd#0 was refused: it has no dead-class header, expected its original class"
+        in refused.output
+    )
     assert run(server, "dlq", "requeue", "odd", "--sequence", 2, status=1)
     assert len(objects(server, "dlq", "show", "odd")) == 3
     shown = said(server, "dlq", "show", "odd")
@@ -423,13 +427,13 @@ def test_a_durable_that_nobody_uses_is_forgotten(
             bus.subscribe(class_, durable="new") as needed,
         ):
             await bus.publish_many([b"1", b"2"], class_id=class_, channel="b")
-            with pytest.raises(BusError, match="somebody is connected to the durable 'old'"):
+            with pytest.raises(BusError, match="a client is connected to the durable 'old'"):
                 await trio.to_thread.run_sync(run, server, "forget", class_, "old", "--yes")
             await needed.take(2)
 
     with_bus(server, leave)
     (told,) = said(server, "forget", class_, "old", status=2)
-    assert told.endswith("; say --yes to do it")
+    assert told.endswith("; add --yes to remove it")
     with pytest.raises(BusError, match="has no durable 'other'; there are 'old', 'new'"):
         run(server, "forget", class_, "other", "--yes")
     (told,) = said(server, "forget", class_, "old", "--yes")

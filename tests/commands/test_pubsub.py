@@ -6,19 +6,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simplebus.commands.pubsub import generated, line
+from simplebus.commands.pubsub import format_line, generate_payload
 
 
 @given(st.binary())
 def test_a_message_is_one_line_without_control_characters(payload: bytes) -> None:
-    shown = line(payload, raw=False).decode()
+    shown = format_line(payload, raw=False).decode()
     assert shown.endswith("\n")
     assert all(c == "\t" or c.isprintable() or ord(c) >= 0xA0 for c in shown[:-1])
 
 
 @given(st.text(st.characters(categories=["L", "N", "P", "Zs"])))
 def test_text_is_shown_as_it_is(text: str) -> None:
-    assert line(text.encode(), raw=False).decode() == text + "\n"
+    assert format_line(text.encode(), raw=False).decode() == text + "\n"
 
 
 @pytest.mark.parametrize(
@@ -31,17 +31,17 @@ def test_text_is_shown_as_it_is(text: str) -> None:
     ],
 )
 def test_what_could_upset_a_terminal_is_escaped(payload: bytes, shown: str) -> None:
-    assert line(payload, raw=False).decode() == shown
+    assert format_line(payload, raw=False).decode() == shown
 
 
 @given(st.binary())
 def test_raw_is_raw(payload: bytes) -> None:
-    assert line(payload, raw=True) == payload + b"\n"
+    assert format_line(payload, raw=True) == payload + b"\n"
 
 
 @given(st.integers(0, 10**9), st.integers(0, 200))
 def test_generated_payloads_have_their_size(number: int, size: int) -> None:
-    payload = generated(number, size)
+    payload = generate_payload(number, size)
     assert len(payload) == size
     if size >= 10:
         assert int(payload[:10]) == number

@@ -12,19 +12,19 @@ from typer.testing import CliRunner
 
 from simplebus.cli import app
 from simplebus.commands.systemd_unit import (
-    complaints,
-    installation,
-    quoted,
-    socket_unit,
-    unit,
-    unreadable,
+    find_closed_directory,
+    find_problems,
+    installed_paths,
+    quote_argument,
+    render_service_unit,
+    render_socket_unit,
 )
 from tests.support.requirements import require_program
 
 
 def made(*arguments: str, installed_in: str = "/opt/x", port: int = 8888) -> dict[str, str]:
     """The settings of a unit."""
-    text = unit(
+    text = render_service_unit(
         arguments,
         ports=(port, 4222),
         drain_seconds=10.0,
@@ -55,20 +55,22 @@ def verified(text: str, folder: Path, *, kind: str = "service") -> str:
 )
 def test_systemd_has_nothing_against_it(tmp_path: Path, arguments: list[str]) -> None:
     for port in (8888, 80):
-        text = unit(
+        text = render_service_unit(
             arguments,
             ports=(port, 4222),
             drain_seconds=10.0,
             connections=10_000,
-            installed_in=installation(),
+            installed_in=installed_paths(),
         )
         assert verified(text, tmp_path) == ""
 
 
 def test_systemd_has_nothing_against_its_sockets(tmp_path: Path) -> None:
-    service = unit([], ports=[8888], drain_seconds=1, connections=1, installed_in=installation())
+    service = render_service_unit(
+        [], ports=[8888], drain_seconds=1, connections=1, installed_in=installed_paths()
+    )
     (tmp_path / "simplebus.service").write_text(service)
-    text = socket_unit([("127.0.0.1", 8888), ("::1", 8888), ("127.0.0.1", 4222)])
+    text = render_socket_unit([("127.0.0.1", 8888), ("::1", 8888), ("127.0.0.1", 4222)])
     assert "\nListenStream=[::1]:8888\nListenStream=127.0.0.1:4222\n" in text
     assert verified(text, tmp_path, kind="socket") == ""
 
@@ -78,7 +80,9 @@ def test_systemd_finds_it_well_protected(tmp_path: Path) -> None:
     require_program("systemd-analyze")
     path = tmp_path / "simplebus.service"
     path.write_text(
-        unit([], ports=[8888], drain_seconds=1, connections=1, installed_in=[Path("/opt/x")])
+        render_service_unit(
+            [], ports=[8888], drain_seconds=1, connections=1, installed_in=[Path("/opt/x")]
+        )
     )
     command = ["systemd-analyze", "security", "--no-pager", "--offline=true", "--threshold=20"]
     done = subprocess.run([*command, str(path)], capture_output=True, text=True, timeout=60)
@@ -90,7 +94,7 @@ def test_systemd_finds_it_well_protected(tmp_path: Path) -> None:
 )
 def test_a_socket_unit_needs_addresses_and_ports(address: tuple[str, int], why: str) -> None:
     with pytest.raises(ValueError, match=why):
-        socket_unit([address])
+        render_socket_unit([address])
 
 
 def test_the_command_prints_either_unit() -> None:
@@ -116,7 +120,7 @@ def test_a_hanging_loop_and_a_slow_start_are_told_apart() -> None:
 
 
 def test_systemd_would_say_so_if_it_had(tmp_path: Path) -> None:
-    text = unit([], ports=[1], drain_seconds=1, connections=1, installed_in=[])
+    text = render_service_unit([], ports=[1], drain_seconds=1, connections=1, installed_in=[])
     assert "Unknown" in verified(text + "\nNonsense=yes\n", tmp_path)
     assert "no/such/python" in verified(text.replace(sys.executable, "/no/such/python"), tmp_path)
 
@@ -163,12 +167,12 @@ def test_it_may_bind_a_privileged_port_only_if_it_is_told_to(port: int, capabili
 )
 def test_words_are_quoted_as_a_shell_would_unquote_them(word: str) -> None:
     """Where systemd's rules and the shell's agree: not for % and $, which are doubled."""
-    assert shlex.split(quoted(word)) == [word]
+    assert shlex.split(quote_argument(word)) == [word]
 
 
 def test_percent_and_dollar_are_doubled() -> None:
-    assert quoted("100%") == "100%%"
-    assert quoted("$HOME") == "$$HOME"
+    assert quote_argument("100%") == "100%%"
+    assert quote_argument("$HOME") == "$$HOME"
 
 
 def test_a_folder_that_is_closed_to_the_service_is_complained_of(tmp_path: Path) -> None:
@@ -177,10 +181,10 @@ def test_a_folder_that_is_closed_to_the_service_is_complained_of(tmp_path: Path)
     for folder in (tmp_path, *tmp_path.parents[:-1]):
         if folder != Path("/tmp"):
             folder.chmod(0o755)
-    assert unreadable(inner / "python") is None
+    assert find_closed_directory(inner / "python") is None
     (tmp_path / "closed").chmod(0o700)
-    assert unreadable(inner / "python") == tmp_path / "closed"
-    assert f"{tmp_path / 'closed'} is closed to other users" in complaints([inner / "python"])[0]
+    assert find_closed_directory(inner / "python") == tmp_path / "closed"
+    assert f"{tmp_path / 'closed'} is closed to other users" in find_problems([inner / "python"])[0]
 
 
 def test_files_that_the_service_cannot_read_are_complained_of(tmp_path: Path) -> None:
@@ -188,16 +192,16 @@ def test_files_that_the_service_cannot_read_are_complained_of(tmp_path: Path) ->
     for file, mode in ((secret, 0o600), (public, 0o644)):
         file.touch()
         file.chmod(mode)
-    assert not any(str(public) in complaint for complaint in complaints([], [public]))
-    (closed, *_) = complaints([], [secret])
-    assert closed.startswith(f"{secret} is closed to other users, and so to the service: give it")
-    assert complaints([], [Path("a.toml")])[0].startswith("a.toml is not found by the service")
-    assert complaints([], [tmp_path / "none"])[0] == f"{tmp_path / 'none'} does not exist"
+    assert not any(str(public) in complaint for complaint in find_problems([], [public]))
+    (closed, *_) = find_problems([], [secret])
+    assert closed.startswith(f"{secret} is not readable for other users, including the service: give it")
+    assert find_problems([], [Path("a.toml")])[0].startswith("a.toml is not found by the service")
+    assert find_problems([], [tmp_path / "none"])[0] == f"{tmp_path / 'none'} does not exist"
 
 
 def test_a_directory_that_the_service_may_not_write_into_is_told() -> None:
-    assert complaints([], data_dir=Path("/srv/bus"))[0] == (
-        "/srv/bus is closed to the service: it may write only in /var/lib/simplebus and below"
+    assert find_problems([], data_dir=Path("/srv/bus"))[0] == (
+        "/srv/bus is not writable for the service: it can write only below /var/lib/simplebus and below"
     )
     for path in ("/var/lib/simplebus", "/var/lib/simplebus/one"):
-        assert not any("write only" in each for each in complaints([], data_dir=Path(path)))
+        assert not any("write only" in each for each in find_problems([], data_dir=Path(path)))

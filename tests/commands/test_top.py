@@ -15,7 +15,13 @@ import pytest
 from rich.console import Console
 
 import simplebus
-from simplebus.commands.top import Facts, figure, fitted, plain, sparkline
+from simplebus.commands.top import (
+    DashboardClient,
+    escape_controls,
+    fit_to_screen,
+    format_value,
+    sparkline,
+)
 from tests.support.programs import run_program, run_server
 
 HOSTILE = "evil\x1b[31m[bold]name"
@@ -60,7 +66,8 @@ def test_who_is_asked_says_who_it_is(tmp_path: Path) -> None:
         assert (status, said) == (1, "")
         assert complained == f"simplebus: http://{it.http_address} says 401 Unauthorized\n"
         status, said, _ = run_program(
-            *("top", it.http_address, "--once", "--user", "eye"), SIMPLEBUS_PASSWORD="a long password"
+            *("top", it.http_address, "--once", "--user", "eye"),
+            SIMPLEBUS_PASSWORD="a long password",
         )
         assert status == 0
         assert "● ready" in said
@@ -75,11 +82,11 @@ def test_where_nobody_answers_is_one_sentence() -> None:
     for url, sentence in {
         "nats://127.0.0.1:4222": "expected http://HOST:PORT, got 'nats://127.0.0.1:4222'",
         "127.0.0.1:99999": "expected a port from 1 to 65535, got 'http://127.0.0.1:99999'",
-        "http://eye:geheim@127.0.0.1:1": "who to be does not stand in the address: --user, "
+        "http://eye:geheim@127.0.0.1:1": "the URL must not contain credentials: use --user, "
         "SIMPLEBUS_USER and SIMPLEBUS_PASSWORD",
     }.items():
         with pytest.raises(ValueError, match="^" + re.escape(sentence)):
-            Facts(url)
+            DashboardClient(url)
     status, _, complained = run_program("top", "nats://127.0.0.1:4222")
     assert (status, complained.count("\n")) == (1, 1)
 
@@ -110,20 +117,25 @@ def test_an_answer_of_somebody_else_is_one_sentence(answer: bytes) -> None:
         saying.start()
         url = f"http://127.0.0.1:{other.getsockname()[1]}"
         with pytest.raises(
-            OSError, match=f"^{url} (is no HTTP door|does not answer|says|hangs up)"
+            OSError, match=f"^{url} (is not an HTTP port|does not answer|replied|closed the connection)"
         ) as told:
-            Facts(url).ask()
+            DashboardClient(url).fetch()
         saying.join()
     assert "\x1b" not in str(told.value)
 
 
 def test_figures_are_as_people_read_them() -> None:
-    assert figure(1234567, "count") == "1,234,567"
-    assert figure(1536, "bytes") == "1.5 KiB"
-    assert figure(0.0123, "seconds") == "12.3 ms"
-    assert figure(0.00012, "seconds") == "120 µs"
-    assert figure(300, "seconds") == "5 min"
-    assert figure(None, "seconds") == figure("", "text") == figure(0, "seconds") == "–"
+    assert format_value(1234567, "count") == "1,234,567"
+    assert format_value(1536, "bytes") == "1.5 KiB"
+    assert format_value(0.0123, "seconds") == "12.3 ms"
+    assert format_value(0.00012, "seconds") == "120 µs"
+    assert format_value(300, "seconds") == "5 min"
+    assert (
+        format_value(None, "seconds")
+        == format_value("", "text")
+        == format_value(0, "seconds")
+        == "–"
+    )
     assert escape_controls("a\nb\x1b") == "a\\nb\\x1b"
 
 
@@ -169,9 +181,9 @@ SAID = {
 )
 def test_a_screen_of_any_size_shows_what_fits(width: int, height: int) -> None:
     console = Console(width=width, height=height, file=io.StringIO(), force_terminal=True)
-    facts = Facts("127.0.0.1:1")
+    facts = DashboardClient("127.0.0.1:1")
     facts.growth_rates(SAID, 0.0)
-    picture = fitted(console, SAID, facts.speeds(SAID, 1.0))
+    picture = fit_to_screen(console, SAID, facts.growth_rates(SAID, 1.0))
     lines = ["".join(part.text for part in line) for line in console.render_lines(picture)]
     assert all(len(line) == width for line in lines)
     assert lines[0].startswith("╭─ ● ready")
@@ -188,5 +200,5 @@ def test_a_screen_of_any_size_shows_what_fits(width: int, height: int) -> None:
 
 def test_an_older_picture_says_why_there_is_no_newer_one() -> None:
     console = Console(width=80, height=24, file=io.StringIO())
-    picture = fitted(console, SAID, {}, "it does not \x1banswer")
+    picture = fit_to_screen(console, SAID, {}, "it does not \x1banswer")
     assert str(picture.title) == "it does not \\x1banswer"

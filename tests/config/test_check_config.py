@@ -177,11 +177,11 @@ def test_a_limit_of_what_a_class_never_does_is_a_warning(tmp_path: Path) -> None
         ("bind = [1.5]", "serve.bind: expected a text, got [1.5]"),
         ("last-values = 1.5", "serve.last-values: expected a text, got [1.5]"),
         ("users = 7", "serve.users: expected a text, got 7"),
-        (r'users = "\u0000"', r"serve.users: '\x00' is no path: there is a zero byte in it"),
+        (r'users = "\u0000"', r"serve.users: '\x00' is not a path: it contains a zero byte"),
         ("max-class-memory = 1", "serve.max-class-memory must be from 262144 to 1073741824, got 1"),
         (
             "engine = 'nats://h'\nengine-storage = 'tape'",
-            "serve.engine-storage is file or memory, got 'tape'",
+            "serve.engine-storage must be file or memory, got 'tape'",
         ),
     ],
 )
@@ -205,7 +205,7 @@ def test_each_file_that_is_no_good_is_told_by_the_key_that_names_it(tmp_path: Pa
 def test_what_is_wrong_with_users_of_their_own_file_has_both_places(tmp_path: Path) -> None:
     users = tmp_path / "users.toml"
     users.write_text("[[users]]\nname = 'a'\n")
-    why = "users[0]: user 'a' cannot come in: expected a password, token, nkey, certificate or"
+    why = "users[0]: user 'a' cannot authenticate: expected a password, token, nkey, certificate or"
     [said] = told(tmp_path, "[serve]\nusers = 'users.toml'\n")
     assert said.startswith(f"2: serve.users: {users}:1: {why}")
 
@@ -232,7 +232,7 @@ permissions = { publish = ["a..b"] }
     for each, sentence in zip(
         found,
         [
-            "3: bridges[0].to: 'simplebus://h:port' is no address",
+            "3: bridges[0].to: 'simplebus://h:port' is not a server address",
             "4: bridges[0].classes[0]: 'a b' is not a class",
             "4: bridges[0].classes[1]: a class id is from 0 to 65535, got 70000",
             "5: bridges[1]: 'to' is missing, or 'from'",
@@ -273,7 +273,7 @@ name = "c"
             (7, f"users[0].permissions.subscribe.deny[1]: 'eu.>' {channels.format('eu.>')}"),
             (8, "users[0].permissions.admin[1]: 'delete' is not a right, expected one of inquire"),
             (11, "users[1].password: expected a text, got a whole number"),
-            (12, "users[2]: user 'c' cannot come in: expected a password"),
+            (12, "users[2]: user 'c' cannot authenticate: expected a password"),
         ],
         strict=True,
     ):

@@ -13,19 +13,20 @@ from typer.testing import CliRunner
 from simplebus import cli
 from simplebus.commands.serve.nats_options import NatsOptions
 from simplebus.commands.serve.settings import (
-    RELOADED,
-    again,
-    changes,
+    RELOADABLE_OPTIONS,
+    apply_reload,
+    build_plan,
+    find_changes,
     nats_listener,
-    planned,
-    taken_over,
+    reload_plan,
 )
-from simplebus.config import parse
-from simplebus.config.file import Config
-from simplebus.config.mistakes import ConfigError
+from simplebus.config.errors import ConfigError
+from simplebus.config.file import ConfigFile
+from simplebus.config.server_settings import server_settings
 from simplebus.core.settings import ClassSettings, FullPolicy, Retention
-from simplebus.nats.server.permissions import ResponsePermission, SubjectPermissions
-from simplebus.nats.server.users import NatsAuth, NatsUser
+from simplebus.nats.subject_permissions import ResponsePermission, SubjectPermissions
+from simplebus.nats.users import NatsAuth, NatsUser
+from tests.config.check_config import check_config
 
 SERVE = typer.main.get_group(cli.app).commands["serve"]
 
@@ -140,7 +141,7 @@ def test_users_and_their_rights(file: Path) -> None:
         default_permissions=SubjectPermissions(subscribe_allow=("public.>",)),
     )
     config = values["config"]
-    assert isinstance(config, Config)
+    assert isinstance(config, ConfigFile)
     assert not config.warnings
 
 
@@ -156,7 +157,7 @@ def test_what_a_class_does_in_its_own_way(file: Path) -> None:
         "[classes.orders]\nfull = 'drop_oldest'\nmax-messages = 9\nmax-memory = '1MiB'\n"
         "keep-seconds = 60\n[classes.logs]\n[classes.state]\nlast-values = true"
     )
-    settings = parse.settings(**given(file)[0])
+    settings = server_settings(**given(file)[0])
     assert settings.settings_for_class(3, "orders") == ClassSettings(
         Retention(seconds=60), FullPolicy.DROP_OLDEST, 9, 1 << 20
     )
@@ -171,33 +172,33 @@ def test_a_class_may_have_pauses_and_deliveries_of_its_own(file: Path) -> None:
         "[serve]\nmax-deliveries = 5\n[classes.orders]\nack-seconds = 2\n"
         "backoff = [1, 5.5, 30]\nmax-deliveries = 0\n[classes.logs]\nmax-deliveries = 3"
     )
-    settings = parse.settings(**given(file)[0])
+    settings = server_settings(**given(file)[0])
     assert settings.deliveries_max == 5
     own = settings.settings_for_class(3, "orders")
     assert (own.ack_seconds, own.backoff_seconds, own.deliveries_max) == (2, (1, 5.5, 30), 0)
     assert settings.settings_for_class(3, "logs").deliveries_max == 3
     assert settings.settings_for_class(3).deliveries_max is None
     with pytest.raises(ValueError, match="--max-deliveries must be from 0 to 65535, got 65536"):
-        parse.settings(**given(file, "--max-deliveries", "65536")[0])
+        server_settings(**given(file, "--max-deliveries", "65536")[0])
 
 
 def test_a_class_spills_where_there_is_a_data_directory(file: Path) -> None:
     file.write_text(
         "[serve]\ndata-dir = 'here'\n[classes.orders]\nfull = 'spill'\nmax-disk = '2GiB'\n"
     )
-    settings = parse.settings(**given(file)[0])
+    settings = server_settings(**given(file)[0])
     assert settings.settings_for_class(3, "orders") == ClassSettings(
         full_policy=FullPolicy.SPILL, disk_bytes_max=2 << 30
     )
     file.write_text("[classes.orders]\nfull = 'spill'\n")
     with pytest.raises(ValueError, match="it needs --data-dir"):
-        parse.settings(**given(file)[0])
+        server_settings(**given(file)[0])
 
 
 @pytest.mark.parametrize(
     ("table", "flags", "what"),
     [
-        ("last-values = true", (), "class state spills"),
+        ("last-values = true", (), "class state keeps last values"),
         ("", ("--last-values", "state"), "--last-values state: it spills"),
     ],
 )
@@ -208,9 +209,9 @@ def test_where_all_spill_no_class_is_to_keep_last_values(
     before = "[serve]\ndata-dir = 'here'\nfull = 'spill'\n[classes.state]\n"
     file.write_text(before + table)
     with pytest.raises(ValueError, match=what):
-        parse.settings(**given(file, *flags)[0])
+        server_settings(**given(file, *flags)[0])
     file.write_text(before + "full = 'block'\n" + table)
-    assert parse.settings(**given(file, *flags)[0]).settings_for_class(
+    assert server_settings(**given(file, *flags)[0]).settings_for_class(
         3, "state"
     ).last_values != bool(flags)
 
@@ -231,7 +232,7 @@ USER = '[[nats.users]]\nuser = "x"\n'
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ("nonsense", "is no TOML"),
+        ("nonsense", "is not TOML"),
         ("[serv]", ": 'serv' is unknown; did you mean 'serve'?"),
         ("[serve]\nmax-memori = 1", ": serve: 'max-memori' is unknown; did you mean 'max-memory'?"),
         ("[serve]\nconfig = 'x'", ": serve: 'config' is unknown"),
@@ -261,13 +262,13 @@ USER = '[[nats.users]]\nuser = "x"\n'
         ("[serve]\nhost = 3", ": serve.host: expected a text, got 3"),
         ("[serve]\nhost = [[]]", ": serve.host: expected a single value, got a list"),
         ("[serve]\ntick = 2026-01-01", ": serve.tick: expected a single value"),
-        ("[serve]\ntick = 'soon'", ": serve.tick: 'soon' is no number of seconds"),
-        ("[serve]\nmax_memory = '1MB'", ": serve.max_memory: '1MB' is no size"),
+        ("[serve]\ntick = 'soon'", ": serve.tick: 'soon' is not a time"),
+        ("[serve]\nmax_memory = '1MB'", ": serve.max_memory: '1MB' is not a size"),
         (
             "[serve]\nmax_memory = '1.5GiB'",
-            ": serve.max_memory: '1.5GiB' is no size; write a whole",
+            ": serve.max_memory: '1.5GiB' is not a size; write a whole",
         ),
-        ("[serve]\ntick = '\uff19s'", ": serve.tick: '\uff19s' is no number of seconds"),
+        ("[serve]\ntick = '\uff19s'", ": serve.tick: '\uff19s' is not a time"),
         ("[serve]\nfull = 'blok'", ": serve.full: 'blok' is not one of 'block'"),
         ("serve = 1", ": serve: expected a table, got 1"),
         ("[nats]\nmax-payloads = 1", ": nats: 'max-payloads' is unknown; did you mean"),
@@ -298,19 +299,19 @@ USER = '[[nats.users]]\nuser = "x"\n'
         ("[nats]\nuser = 'x'", ": nats: 'user' and 'password' need each other"),
         (
             "[nats]\nuser = ''\npassword = ''",
-            ": nats.user: it is empty, and would let in everybody",
+            ": nats.user: an empty value would let everybody in",
         ),
-        ("[nats]\ntoken = ''", ": nats.token: it is empty, and would let in everybody"),
+        ("[nats]\ntoken = ''", ": nats.token: an empty value would let everybody in"),
         ("[nats]\ntoken = 'x'\n" + USER, ": nats: there are a token and users, expected either"),
         ("[nats]\nno_auth_user = 'x'", ": nats: no_auth_user x is none of the users"),
         ("[classes.x]\nid = '4'", ": classes.x.id: expected a whole number, got a text"),
         ("[classes.x]\nid = 70000", ": classes.x.id: expected a whole number up to 65535"),
         ("[classes.x]\nid = -1", ": classes.x.id: expected a whole number from 0"),
-        ("[classes.x]\nmax-memory = 'much'", ": classes.x.max-memory: 'much' is no size; "),
+        ("[classes.x]\nmax-memory = 'much'", ": classes.x.max-memory: 'much' is not a size; "),
         ("[classes.x]\nmax-memory = 9", ": classes.x.max-memory must be at least 262144, got 9"),
         ("[classes.x]\nfull = 'never'", ": classes.x.full: "),
-        ("[classes.'a b']", ": classes.a b: 'a b' is no class; write its id, "),
-        ("[classes.7]", ": classes.7: '7' is an id, expected a name"),
+        ("[classes.'a b']", ": classes.a b: 'a b' is not a class; write its id, "),
+        ("[classes.7]", ": classes.7: '7' is an id; expected a class name"),
         ("[classes.x]\nsubjects = ['a', 'a..b']", ": classes.x.subjects[1]: "),
         (
             "[nats]\nmax-payload = 8\nmax_payload = 9",
@@ -356,7 +357,7 @@ def test_a_mistake_is_a_sentence(
         (
             "[serve]\nno-nats = true",
             ("--nats-port", "7"),
-            ": serve.no-nats closes the door that --nats-port opens\n",
+            ": serve.no-nats and --nats-port contradict each other\n",
         ),
         (
             "[serve]\nmax-memory = '1MiB'\nmax-class-memory = '2MiB'",
@@ -400,30 +401,24 @@ def test_a_file_that_is_not_there_is_a_sentence(
 # check-config ------------------------------------------------------------------------------------
 
 
-def checked(file: Path) -> tuple[int, str]:
-    """What `check-config` says of it."""
-    done = CliRunner().invoke(cli.app, ["check-config", str(file)])
-    return done.exit_code, done.output
-
-
 def test_a_file_can_be_checked_without_serving(file: Path) -> None:
     file.write_text("[nats]\nmax-payload = '2MiB'")
-    assert checked(file) == (0, f"{file} is fine\n")
+    assert check_config(file) == (0, f"{file} is fine\n")
     file.write_text("[nats]\ntoken = 'x'")
     file.chmod(0o644)
     warning = f"simplebus: {file} holds passwords or tokens, and every user may read it\n"
-    assert checked(file) == (0, f"{warning}{file} is fine\n")
+    assert check_config(file) == (0, f"{warning}{file} is fine\n")
     file.write_text("[nats]\nmax-pending = '1MiB'\nmax-payload = '2MiB'")
-    status, said = checked(file)
+    status, said = check_config(file)
     assert status == 78
     assert said.startswith(f"simplebus: {file}:2: nats.max-pending must be from 2097152 to")
     file.write_text("[nats]\ndefault_permissions = { publish = 'a' }")
-    assert checked(file) == (
+    assert check_config(file) == (
         78,
         f"simplebus: {file}:2: nats.default_permissions: there are no users\n",
     )
     file.write_text("[nats.tls]\ncert = 'none.pem'\nkey = 'none.pem'")
-    status, said = checked(file)
+    status, said = check_config(file)
     assert status == 78
     assert f"the certificate {file.parent / 'none.pem'} cannot be read" in said
 
@@ -469,7 +464,7 @@ subjects = ["a",
 [nat]
 """
     )
-    status, said = checked(file)
+    status, said = check_config(file)
     assert status == 78
     lines = [each.removeprefix(f"simplebus: {file}:") for each in said.splitlines()]
     told = {int(each.partition(":")[0]): each.partition(": ")[2] for each in lines}
@@ -477,7 +472,7 @@ subjects = ["a",
     for line, sentence in {
         2: "serve: 'max-memori' is unknown; did you mean 'max-memory'?",
         3: "serve.port: expected a number, got '7'",
-        4: "serve.max-memory: '1MB' is no size; did you mean 1MiB?",
+        4: "serve.max-memory: '1MB' is not a size; did you mean 1MiB?",
         5: "serve.max-class-memory must be from 262144 to 1073741824, got 2147483648",
         6: "serve.max-frame must be from 13 to 268435456, got 1073741824 (a frame",
         7: "serve: 'cert' is unknown; did you mean it to stand in [tls]?",
@@ -519,12 +514,12 @@ def test_a_key_outside_of_its_table_is_told_where_it_belongs(
 ) -> None:
     file.write_text(f"\n{key} = 1\n")
     told = f"simplebus: {file}:2: {key!r} is unknown; did you mean {meant}?\n"
-    assert checked(file) == (78, told)
+    assert check_config(file) == (78, told)
 
 
 def test_keys_are_told_as_the_file_spells_them(file: Path) -> None:
     file.write_text("[classes.a]\nmax-deliverys = 1\nmax_message = 1\nbackoff = 1\n")
-    assert checked(file)[1].splitlines() == [
+    assert check_config(file)[1].splitlines() == [
         f"simplebus: {file}:{line}"
         for line in (
             "2: classes.a: 'max-deliverys' is unknown; did you mean 'max-deliveries'?",
@@ -536,14 +531,19 @@ def test_keys_are_told_as_the_file_spells_them(file: Path) -> None:
 
 def test_what_is_no_toml_is_told_with_its_line(file: Path) -> None:
     file.write_text("[serve]\nport = \n")
-    assert checked(file) == (78, f"simplebus: {file}:2: is no TOML: Invalid value, in column 8\n")
+    assert check_config(file) == (
+        78,
+        f"simplebus: {file}:2: is not TOML: Invalid value, in column 8\n",
+    )
     file.write_bytes(b"[serve]\n\n# \xff")
-    assert checked(file) == (78, f"simplebus: {file}:3: is no TOML: it is not UTF-8\n")
+    assert check_config(file) == (78, f"simplebus: {file}:3: is not TOML: it is not UTF-8\n")
 
 
 def test_a_file_without_end_is_not_read(file: Path) -> None:
     file.write_text("#" * (5 << 20))
-    assert checked(file)[1] == f"simplebus: {file} is longer than 4 MiB: it is no configuration\n"
+    assert (
+        check_config(file)[1] == f"simplebus: {file} is longer than 4 MiB: it is not a configuration file\n"
+    )
 
 
 def test_times_and_sizes_may_have_units(file: Path) -> None:
@@ -571,16 +571,16 @@ def test_the_sample_is_fine_and_says_nothing_that_is_not_so_by_itself(
 ) -> None:
     text = sample()
     file.write_text(text)
-    assert checked(file) == (0, f"{file} is fine\n")
+    assert check_config(file) == (0, f"{file} is fine\n")
     uncommented = re.sub(r"^# ([a-z-]+ = )", r"\1", text, flags=re.MULTILINE)
     assert uncommented.count("\nport = ") == 2
     file.write_text(uncommented)
-    assert checked(file) == (0, f"{file} is fine\n")
+    assert check_config(file) == (0, f"{file} is fine\n")
     nothing = tmp_path / "nothing.toml"
     nothing.touch()
     as_it_is, door = given(nothing)
     said, same_door = given(file)
-    assert parse.settings(**said) == parse.settings(**as_it_is)
+    assert server_settings(**said) == server_settings(**as_it_is)
     assert same_door == door
     for name, value in as_it_is.items():
         if value and name != "config":
@@ -596,7 +596,7 @@ def test_every_option_stands_in_the_sample_and_every_example_could(file: Path) -
     examples = re.sub(r"^#- (?!engine|cert|key|ca|users =)", "", text, flags=re.MULTILINE)
     file.write_text(examples)
     file.chmod(0o600)
-    status, said = checked(file)
+    status, said = check_config(file)
     assert (status, said) == (0, f"{file} is fine\n")
 
 
@@ -607,14 +607,14 @@ def test_what_is_different_is_told_and_whether_it_needs_a_restart(file: Path) ->
     file.write_text("[serve]\nport = 1\nmax-memory = '1GiB'\n[nats.tls]\ntimeout = 3\n")
     file.chmod(0o600)
     with SERVE.make_context("serve", ["--config", str(file), "--tick", "2"]) as context:
-        before = planned(context)
-        assert changes(before, again(context)) == []
+        before = build_plan(context)
+        assert find_changes(before, reload_plan(context)) == []
         file.write_text(
             "[serve]\nport = 2\nmax-memory = '2GiB'\ntick = 3\nlog-level = 'debug'\n"
             "[classes.a]\nsubjects = ['a']\n[[nats.users]]\nuser = 'ada'\npassword = 'secret'\n"
         )
-        after = again(context)
-    told = {change.key: str(change) for change in changes(before, after)}
+        after = reload_plan(context)
+    told = {change.key: str(change) for change in find_changes(before, after)}
     assert told == {
         "serve.port": "serve.port is now 2, was 1: this needs a restart",
         "serve.max-memory": "serve.max-memory is now 2GiB, was 1GiB",
@@ -624,7 +624,7 @@ def test_what_is_different_is_told_and_whether_it_needs_a_restart(file: Path) ->
         "classes.a subjects": "classes.a subjects is not as it was",
         "nats.users": "nats.users is not as it was",
     }
-    left = {change.key for change in changes(taken_over(before, after), after)}
+    left = {change.key for change in find_changes(apply_reload(before, after), after)}
     assert left == {"serve.port", "nats.tls.timeout"}
 
 
@@ -633,15 +633,15 @@ def test_a_file_that_has_become_wrong_is_told_with_all_its_mistakes(file: Path) 
     with SERVE.make_context("serve", ["--config", str(file)]) as context:
         file.write_text("[serve]\nport = 'x'\nprt = 2\n")
         with pytest.raises(ConfigError) as caught:
-            again(context)
+            reload_plan(context)
         assert len(caught.value.messages) == 2
         file.write_text("[serve]\nmax-memory = '1MiB'\nmax-class-memory = '2MiB'")
         with pytest.raises(ConfigError, match=r"bus.toml:3: serve\.max-class-memory must be from"):
-            again(context)
+            reload_plan(context)
         file.unlink()
         with pytest.raises(ConfigError, match="cannot be read: No such file"):
-            again(context)
+            reload_plan(context)
 
 
 def test_every_setting_that_is_said_to_be_taken_over_is_an_option() -> None:
-    assert {parameter.name for parameter in SERVE.params} >= RELOADED
+    assert {parameter.name for parameter in SERVE.params} >= RELOADABLE_OPTIONS

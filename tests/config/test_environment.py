@@ -9,12 +9,12 @@ import typer
 from typer.testing import CliRunner
 
 from simplebus import cli
-from simplebus.commands.check_config import serve_command_of
+from simplebus.commands.check_config import create_serve_command
 from simplebus.commands.serve.settings import SECRET_VARIABLES
 from simplebus.config.environment import remove_service_links, unread_variables
-from tests.support.programs import program
+from tests.support.programs import running_program
 
-SERVE = serve_command_of()
+SERVE = create_serve_command()
 ROOT = typer.main.get_command(cli.app)
 
 
@@ -57,7 +57,7 @@ def test_what_somebody_reads_is_not(name: str) -> None:
 
 def test_a_server_and_the_check_say_so_and_never_the_value() -> None:
     told = "SIMPLEBUS_TIK in the environment is read by nothing; did you mean SIMPLEBUS_TICK?"
-    with program("serve", "--port", "0", SIMPLEBUS_TIK="geheim") as it:
+    with running_program("serve", "--port", "0", SIMPLEBUS_TIK="geheim") as it:
         it.read_line()
         it.process.terminate()
         status, _, said = it.wait()
@@ -87,17 +87,17 @@ def test_where_kubernetes_says_that_a_service_is_is_no_port() -> None:
 def test_what_is_no_port_is_a_sentence(name: str) -> None:
     for value in ("tcp://10.96.7.1:8888", "70000", "x", "-1"):
         said = CliRunner().invoke(cli.app, ["serve"], env={name: value})
-        told = f"simplebus: {name}: '{value}' is no port, expected a number from 0 to 65535"
+        told = f"simplebus: {name}: '{value}' is not a port; expected a number from 0 to 65535"
         assert (said.exit_code, said.output.startswith(told)) == (2, True)
         assert said.output.count("\n") == 1
-        assert ("Kubernetes sets a variable to that" in said.output) == ("://" in value)
+        assert ("Kubernetes sets variables such as SIMPLEBUS_PORT" in said.output) == ("://" in value)
 
 
 @pytest.mark.parametrize(
     ("name", "value", "why"),
     [
         ("SIMPLEBUS_VERBOSE", "maybe", "it should be true or false, got 'maybe'"),
-        ("SIMPLEBUS_TICK", "soon", "'soon' is no number of seconds"),
+        ("SIMPLEBUS_TICK", "soon", "'soon' is not a time"),
         ("SIMPLEBUS_MAX_CLASSES", "x", "it should be a valid integer, got 'x'"),
         (
             "SIMPLEBUS_LOG_LEVEL",
@@ -132,8 +132,8 @@ def test_the_check_tells_all_variables_that_make_no_sense_and_the_file(tmp_path:
     assert (said.exit_code, said.output.splitlines()) == (
         78,
         [
-            f"simplebus: {file}:2: serve.port: 'x' is no port, expected a number from 0 to 65535",
-            "simplebus: SIMPLEBUS_HTTP_PORT: 'abc' is no port, expected a number from 0 to 65535",
+            f"simplebus: {file}:2: serve.port: 'x' is not a port; expected a number from 0 to 65535",
+            "simplebus: SIMPLEBUS_HTTP_PORT: 'abc' is not a port; expected a number from 0 to 65535",
             "simplebus: SIMPLEBUS_VERBOSE: it should be true or false, got 'maybe'",
             "simplebus: SIMPLEBUS_TLS_KEY needs SIMPLEBUS_TLS_CERT too",
         ],
@@ -156,7 +156,7 @@ def test_a_server_beside_a_service_of_its_name_is_where_it_was_told_to_be(tmp_pa
         "SIMPLEBUS_PORT_8888_TCP": at,
         "SIMPLEBUS_SERVICE_PORT": "8888",
     }
-    with program("serve", "--config", str(file), **service) as it:
+    with running_program("serve", "--config", str(file), **service) as it:
         assert "simplebus ready tcp=127.0.0.1:" in it.read_line()
         it.process.terminate()
         status, _, said = it.wait()

@@ -98,7 +98,7 @@ def test_what_is_not_given_fits_what_is(arguments: list[str], limits: dict[str, 
 
 @given(st.integers(0, 1 << 50))
 def test_a_size_is_read_as_it_is_shown(size: int) -> None:
-    assert parse.parse_size(parse.show_size(size)) == size
+    assert parse.parse_size(parse.format_size(size)) == size
 
 
 @pytest.mark.parametrize(
@@ -119,20 +119,20 @@ def test_sizes(text: str, size: int) -> None:
 
 @pytest.mark.parametrize("text", ["", "MiB", "1MB", "1.5GiB", "-1", "1 MiB 2", "0x10", "１", "1kk"])
 def test_what_is_no_size_is_refused(text: str) -> None:
-    with pytest.raises(typer.BadParameter, match="is no size"):
+    with pytest.raises(typer.BadParameter, match="is not a size"):
         parse.parse_size(text)
 
 
 @pytest.mark.parametrize("text", ["", "nan", "inf", "-1", "soon"])
 def test_what_is_no_time_is_refused(text: str) -> None:
-    with pytest.raises(typer.BadParameter, match="is no number of seconds"):
+    with pytest.raises(typer.BadParameter, match="is not a time"):
         parse.parse_seconds(text)
 
 
 def test_classes_that_keep_last_values_are_given_by_id_or_name() -> None:
     asked = given_to_serve("--last-values", "7", "--last-values", "state")["last_values"]
     assert asked == [NamedClass(7, last_values=True), NamedClass(None, "state", last_values=True)]
-    with pytest.raises(typer.BadParameter, match="'a b' is no class"):
+    with pytest.raises(typer.BadParameter, match="'a b' is not a class"):
         parse.parse_last_values("a b")
 
 
@@ -151,7 +151,9 @@ def test_where_a_subscription_begins(text: str, start: object) -> None:
 
 @pytest.mark.parametrize("text", ["", "later", "-1", "9" * 20, "٣"])
 def test_what_is_no_start_is_refused(text: str) -> None:
-    with pytest.raises(typer.BadParameter, match=r"is no start; write waiting, .* a sequence, or"):
+    with pytest.raises(
+        typer.BadParameter, match=r"is not a start position; write waiting, .* a sequence, or"
+    ):
         parse.parse_start(text)
 
 
@@ -190,5 +192,7 @@ def test_hosts(text: str) -> None:
 
 @pytest.mark.parametrize("text", ["", " ", "0.0.0.0:99", "localhost:8888", "[::1]"])
 def test_what_is_no_host_is_refused(text: str) -> None:
-    with pytest.raises(typer.BadParameter, match="is no address, expected one to listen on"):
+    with pytest.raises(
+        typer.BadParameter, match="is not an address; expected an address to listen on"
+    ):
         parse.parse_host(text)

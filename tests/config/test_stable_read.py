@@ -9,9 +9,9 @@ import pytest
 import typer
 
 from simplebus import cli
-from simplebus.commands.serve.settings import again, planned, set_free
-from simplebus.config.mistakes import ConfigError
-from simplebus.config.stable_read import REST_SECONDS, read_at_rest
+from simplebus.commands.serve.settings import build_plan, find_widened_permissions, reload_plan
+from simplebus.config.errors import ConfigError
+from simplebus.config.stable_read import STABLE_SECONDS, read_when_stable
 
 SERVE = typer.main.get_group(cli.app).commands["serve"]
 
@@ -33,14 +33,14 @@ class Disk:
         os.utime(self.path, (at, at))
 
     def sleep(self, seconds: float) -> None:
-        assert 0 < seconds <= REST_SECONDS
+        assert 0 < seconds <= STABLE_SECONDS
         self.now += seconds
         self.slept += 1
         if self._written:
             self.write(self._written.pop(0), self.now)
 
     def read(self) -> str:
-        return read_at_rest(
+        return read_when_stable(
             self.path.read_text, [self.path], clock=lambda: self.now, sleep=self.sleep
         )
 
@@ -51,7 +51,7 @@ def path(tmp_path: Path) -> Path:
 
 
 def test_what_is_at_rest_is_read_at_once(path: Path) -> None:
-    disk = Disk(path, "whole", age=REST_SECONDS)
+    disk = Disk(path, "whole", age=STABLE_SECONDS)
     assert (disk.read(), disk.slept) == ("whole", 0)
 
 
@@ -72,7 +72,7 @@ def test_what_changes_while_it_is_read_is_read_again(path: Path) -> None:
     def sleep(seconds: float) -> None:
         raise AssertionError("it is old enough")
 
-    assert read_at_rest(read, [path], clock=lambda: NOW, sleep=sleep) == "whole"
+    assert read_when_stable(read, [path], clock=lambda: NOW, sleep=sleep) == "whole"
 
 
 def test_a_mistake_of_what_is_half_written_is_not_told(path: Path) -> None:
@@ -81,18 +81,18 @@ def test_a_mistake_of_what_is_half_written_is_not_told(path: Path) -> None:
     def read() -> str:
         if tries:
             disk.write("whole", NOW - 50 - tries.pop())
-            raise ConfigError("is no TOML")
+            raise ConfigError("is not TOML")
         return path.read_text()
 
-    assert read_at_rest(read, [path], clock=lambda: NOW, sleep=disk.sleep) == "whole"
+    assert read_when_stable(read, [path], clock=lambda: NOW, sleep=disk.sleep) == "whole"
 
 
 def test_a_mistake_of_what_is_at_rest_is_told(path: Path) -> None:
     def read() -> str:
-        raise ConfigError("is no TOML")
+        raise ConfigError("is not TOML")
 
-    with pytest.raises(ConfigError, match="is no TOML"):
-        read_at_rest(read, [path], clock=lambda: NOW)
+    with pytest.raises(ConfigError, match="is not TOML"):
+        read_when_stable(read, [path], clock=lambda: NOW)
 
 
 def test_a_file_of_the_future_is_read_when_it_stays_as_it_is(path: Path) -> None:
@@ -102,7 +102,9 @@ def test_a_file_of_the_future_is_read_when_it_stays_as_it_is(path: Path) -> None
 
 def test_what_never_rests_is_told(path: Path) -> None:
     disk = Disk(path, *map(str, range(1000)))
-    with pytest.raises(ConfigError, match=r"users.toml: changed all the time, expected to be at"):
+    with pytest.raises(
+        ConfigError, match=r"users.toml: the file keeps changing; expected no change"
+    ):
         disk.read()
 
 
@@ -113,25 +115,33 @@ def test_who_may_do_more_than_was_meant_perhaps_is_told(path: Path) -> None:
     path.write_text(f"{ned}{some}\n{ada}{some}\n{bob}")
     path.chmod(0o600)
     with SERVE.make_context("serve", ["--config", str(path)]) as context:
-        before = planned(context)
-        assert set_free(before, again(context)) == []
+        before = build_plan(context)
+        assert find_widened_permissions(before, reload_plan(context)) == []
         path.write_text(f"{ned}{bob}{ada}")
-        after = again(context)
-        assert set_free(before, after) == [
+        after = reload_plan(context)
+        assert find_widened_permissions(before, after) == [
             "user 'ada' may do everything now",
             "user 'ned' of the NATS port may do everything now",
         ]
-        assert set_free(after, before) == set_free(after, after) == []
+        assert (
+            find_widened_permissions(after, before) == find_widened_permissions(after, after) == []
+        )
         part = "[users.permissions]\npublish = 'orders'\n"
         path.write_text(f"{bob}{part}{ada}{part}")
-        now = again(context)
-        assert set_free(before, now) == ["user 'ada' may subscribe to everything now"]
-        assert set_free(after, now) == []
+        now = reload_plan(context)
+        assert find_widened_permissions(before, now) == [
+            "user 'ada' may subscribe to everything now"
+        ]
+        assert find_widened_permissions(after, now) == []
         rules = "[users.permissions.publish]\nallow = ['orders']\ndeny = ['orders eu', 'x']\n"
         path.write_text(f"{ada}{rules}[users.permissions.subscribe]\nallow = ['orders']\n")
-        bound = again(context)
+        bound = reload_plan(context)
         path.write_text(f"{ada}{rules.replace(chr(39) + 'orders eu' + chr(39) + ', ', '')}")
-        now = again(context)
-        assert set_free(bound, now) == ["user 'ada' may subscribe to everything now"]
+        now = reload_plan(context)
+        assert find_widened_permissions(bound, now) == [
+            "user 'ada' may subscribe to everything now"
+        ]
         path.write_text(path.read_text() + "[users.permissions.subscribe]\nallow = ['orders']\n")
-        assert set_free(bound, again(context)) == ["user 'ada' is not denied any more: 'orders eu'"]
+        assert find_widened_permissions(bound, reload_plan(context)) == [
+            "user 'ada' is not denied any more: 'orders eu'"
+        ]

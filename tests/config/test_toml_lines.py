@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simplebus.config.toml_lines import line_of, places
+from simplebus.config.toml_lines import find_line, locate_keys
 
 
 def known(raw: Any, place: str = "") -> set[str]:
@@ -114,7 +114,7 @@ def test_what_is_no_toml_is_no_error(text: str) -> None:
 @pytest.mark.parametrize(
     ("mistake", "line"),
     [
-        ("serve.max-memory: 'x' is no size", 2),
+        ("serve.max-memory: 'x' is not a size", 2),
         ("serve: 'host' is unknown; did you mean 'hots'?", 3),
         ("nats.users[10].user: expected a text", 9),
         ("nats.users[1].password: is not there", 8),
@@ -137,4 +137,4 @@ def test_a_mistake_is_where_its_longest_known_place_is(mistake: str, line: int |
         "classes.my_class.subjects": 11,
         "classes.my_class.subjects[1]": 12,
     }
-    assert line_of(mistake, found) == line
+    assert find_line(mistake, found) == line

@@ -1,6 +1,6 @@
-"""The command that runs the bus: its options, and the call that they amount to.
+"""The `serve` command: option declarations, and the call that runs the server.
 
-Rule 1: nothing heavy is imported before the command runs, so that help is instant.
+Heavy modules are imported when the command runs, so that `--help` is fast.
 """
 
 from __future__ import annotations
@@ -18,25 +18,25 @@ from simplebus.commands.serve import jetstream_options as flags
 from simplebus.commands.serve import log_options
 from simplebus.commands.serve import nats_options as nats
 from simplebus.commands.serve import tls_options as tls
+from simplebus.config.errors import ConfigError
 from simplebus.config.file import config_option
-from simplebus.config.mistakes import ConfigError
 from simplebus.config.parse import (
     ACKNOWLEDGEMENT,
     DEFAULT,
     DRAIN_SECONDS,
     DURABILITY,
     MEMORY,
-    PATIENCE,
+    TIMEOUTS,
     DurabilityChoice,
     FullPolicyChoice,
     LogFormat,
     LogLevel,
+    format_size,
     option,
     parse_host,
     parse_last_values,
     parse_port,
     seconds_option,
-    show_size,
     size_option,
 )
 from simplebus.console.errors import (
@@ -62,10 +62,10 @@ FROM_ENVIRONMENT = (
 )
 
 HELP = (
-    "Run the bus.\n\n"
-    "It prints one line when it is ready, [bold]simplebus ready tcp=HOST:PORT nats=HOST:PORT "
-    "http=HOST:PORT[/bold], and serves until it is told to stop. Messages live in memory and end "
-    "with the server, unless --data-dir keeps them.\n\n\b\n"
+    "Run the server.\n\n"
+    "The server prints one line when it is ready, [bold]simplebus ready tcp=HOST:PORT "
+    "nats=HOST:PORT http=HOST:PORT[/bold], and runs until it is stopped. Messages are kept in "
+    "memory and are lost when the server ends, unless --data-dir stores them.\n\n\b\n"
     "  simplebus serve\n"
     "  simplebus serve --host 0.0.0.0 --max-memory 4GiB --verbose\n"
     "  simplebus serve --config /etc/simplebus.toml\n\n" + FROM_ENVIRONMENT
@@ -78,9 +78,9 @@ def serve(
         list[str] | None,
         option(
             "--host",
-            "An address or name to listen on; give it again for more than one. By default only "
-            "programs on this machine can connect. 0.0.0.0 opens the bus to the network, where "
-            "it asks nobody for a password.",
+            "Address or host name to listen on. Repeat the option for more addresses. By default "
+            "only programs on this machine can connect. 0.0.0.0 opens the server to the network, "
+            "without a password unless users are configured.",
             parser=parse_host,
             metavar="ADDRESS",
             show_default="127.0.0.1 and ::1",
@@ -90,7 +90,7 @@ def serve(
         int,
         option(
             "--port",
-            "The TCP port. 0 picks a free one; the ready line tells which.",
+            "TCP port of the binary protocol. 0 picks a free port, which the ready line shows.",
             parser=parse_port,
             metavar="PORT",
         ),
@@ -99,25 +99,22 @@ def serve(
         int,
         option(
             "--ack-timeout",
-            "Ticks after which a message that its subscriber has not acknowledged is sent again; "
-            "each further pause is twice as long. Some clients acknowledge 1.5 seconds late, so "
-            "stay above 2 seconds.",
+            "Ticks after which an unacknowledged message is redelivered; each further delay is "
+            "twice as long. Some clients acknowledge 1.5 seconds late, so set more than 2 seconds.",
             panel=ACKNOWLEDGEMENT,
             metavar="TICKS",
         ),
     ] = 6,
     tick: Annotated[
         float,
-        seconds_option(
-            "--tick", "How long a tick is, the beat of the ack timer.", 1.0, panel=ACKNOWLEDGEMENT
-        ),
+        seconds_option("--tick", "Length of a tick of the ack timer.", 1.0, panel=ACKNOWLEDGEMENT),
     ] = 1.0,
     max_deliveries: Annotated[
         int,
         option(
             "--max-deliveries",
-            "How often a message is sent to a subscription that does not acknowledge it, before it "
-            "is given up and becomes a dead letter. 0 sends it without end.",
+            "Number of deliveries after which an unacknowledged message becomes a dead letter. 0 "
+            "sets no limit.",
             panel=ACKNOWLEDGEMENT,
             metavar="COUNT",
         ),
@@ -126,10 +123,10 @@ def serve(
         FullPolicyChoice,
         option(
             "--full",
-            "What happens to a message for a class that is at one of its limits. block: its "
-            "publisher waits, nothing is lost. drop_oldest: the oldest message makes room. "
-            "drop_newest: it is dropped itself. What is dropped is counted. spill: the oldest in "
-            "memory make room, and are read back from --data-dir when somebody needs them.",
+            "Policy for a new message when its class is full. block: the publisher waits and no "
+            "message is lost. drop_oldest: the oldest message is dropped. drop_newest: the new "
+            "message is dropped. Dropped messages are counted. spill: the oldest messages are "
+            "moved from memory to --data-dir and read back when a subscription needs them.",
             panel=MEMORY,
             metavar="POLICY",
         ),
@@ -138,33 +135,33 @@ def serve(
         int,
         size_option(
             "--max-memory",
-            "Memory that the messages of all classes together may take. At this limit no class "
-            "grows any more, and --full decides.",
-            show_size(DEFAULT.total_bytes),
+            "Maximum memory for the messages of all classes together. At this limit no class "
+            "grows, and --full applies.",
+            format_size(DEFAULT.total_bytes),
         ),
     ] = DEFAULT.total_bytes,
     max_class_memory: Annotated[
         int | None,
         size_option(
             "--max-class-memory",
-            "Memory that the messages of one class may take. At this limit --full decides.",
-            f"{show_size(DEFAULT.class_bytes)}, at most --max-memory",
+            "Maximum memory for the messages of one class. At this limit --full applies.",
+            f"{format_size(DEFAULT.class_bytes)}, at most --max-memory",
         ),
     ] = None,
     max_dead_letters: Annotated[
         int,
         size_option(
             "--max-dead-letters",
-            "Memory that the dead letters of one class may take, those that were given up. At this "
-            "limit the oldest make room. All together take at most a quarter of --max-memory.",
-            show_size(DEFAULT.dead_letter_bytes),
+            "Maximum memory for the dead letters of one class. At this limit the oldest are "
+            "dropped. All dead letters together take at most a quarter of --max-memory.",
+            format_size(DEFAULT.dead_letter_bytes),
         ),
     ] = DEFAULT.dead_letter_bytes,
     max_class_messages: Annotated[
         int,
         option(
             "--max-class-messages",
-            "Messages that one class may hold. At this limit --full decides.",
+            "Maximum number of messages in one class. At this limit --full applies.",
             panel=MEMORY,
             metavar="COUNT",
         ),
@@ -173,34 +170,34 @@ def serve(
         int | None,
         size_option(
             "--max-frame",
-            "The longest message accepted, with its 13 bytes of framing. Who sends a longer one is "
-            "disconnected.",
-            f"{show_size(DEFAULT.frame_bytes)}, at most half of --max-class-memory",
+            "Maximum size of a message, including its 13 bytes of framing. The server disconnects "
+            "a client that sends a longer message.",
+            f"{format_size(DEFAULT.frame_bytes)}, at most half of --max-class-memory",
         ),
     ] = None,
     max_pending: Annotated[
         int | None,
         size_option(
             "--max-pending",
-            "Memory kept for one connection beside the classes: messages that wait for room, "
-            "answers that its peer has not taken. Who needs more is disconnected.",
-            f"{show_size(DEFAULT.pending_bytes)}, at least --max-frame and 512KiB",
+            "Maximum memory for one connection outside the classes: messages that wait for space, "
+            "and replies that its peer has not read. Above it, the connection is closed.",
+            f"{format_size(DEFAULT.pending_bytes)}, at least --max-frame and 512KiB",
         ),
     ] = None,
     max_total_pending: Annotated[
         int | None,
         size_option(
             "--max-total-pending",
-            "The same for all connections together. Above it, those for which the most is kept are "
-            "disconnected.",
-            f"{show_size(DEFAULT.total_pending_bytes)}, at least --max-pending",
+            "The same limit for all connections together. Above it, the connections that use the "
+            "most memory are closed.",
+            f"{format_size(DEFAULT.total_pending_bytes)}, at least --max-pending",
         ),
     ] = None,
     max_connections: Annotated[
         int,
         option(
             "--max-connections",
-            "Connections open at once. One more is closed as soon as it comes.",
+            "Maximum number of open connections. Further connections are closed at once.",
             metavar="COUNT",
         ),
     ] = DEFAULT.connections,
@@ -208,15 +205,17 @@ def serve(
         int,
         size_option(
             "--max-credit",
-            "What a version 2 publisher may have sent without having been told that it is stored.",
-            show_size(DEFAULT.credit_bytes),
+            "Maximum size of the messages that a version 2 publisher may send before they are "
+            "confirmed.",
+            format_size(DEFAULT.credit_bytes),
         ),
     ] = DEFAULT.credit_bytes,
     max_subscriptions: Annotated[
         int,
         option(
             "--max-subscriptions",
-            "Subscriptions of one version 2 connection. One more is refused.",
+            "Maximum number of subscriptions of one version 2 connection. Further subscriptions "
+            "are refused.",
             metavar="COUNT",
         ),
     ] = DEFAULT.subscriptions,
@@ -224,7 +223,7 @@ def serve(
         int,
         option(
             "--max-durables",
-            "Durable subscriptions and groups of one class. One more is refused.",
+            "Maximum number of durables and groups of one class. Further ones are refused.",
             metavar="COUNT",
         ),
     ] = DEFAULT.durables,
@@ -232,7 +231,8 @@ def serve(
         int,
         option(
             "--max-classes",
-            "Classes in use. Who asks for one more is disconnected.",
+            "Maximum number of classes in use. A client that needs a further class is "
+            "disconnected.",
             metavar="COUNT",
         ),
     ] = DEFAULT.classes,
@@ -240,51 +240,51 @@ def serve(
         float,
         seconds_option(
             "--hello-timeout",
-            "How long a fresh connection may say nothing before it is closed.",
+            "Time until a new connection that has sent nothing is closed.",
             DEFAULT.hello_seconds,
-            panel=PATIENCE,
+            panel=TIMEOUTS,
         ),
     ] = DEFAULT.hello_seconds,
     frame_timeout: Annotated[
         float,
         seconds_option(
             "--frame-timeout",
-            "How long a message may be under way, from its first byte to its last, before its "
-            "sender is disconnected.",
+            "Maximum time between the first and the last byte of a message. The server disconnects "
+            "a sender that takes longer.",
             DEFAULT.frame_seconds,
-            panel=PATIENCE,
+            panel=TIMEOUTS,
         ),
     ] = DEFAULT.frame_seconds,
     stall_timeout: Annotated[
         float,
         seconds_option(
             "--stall-timeout",
-            "How long a subscriber that holds back a full class may take nothing before it is "
-            "disconnected.",
+            "Time until a subscriber that reads nothing is disconnected, if a full class waits for "
+            "it.",
             DEFAULT.stall_seconds,
-            panel=PATIENCE,
+            panel=TIMEOUTS,
         ),
     ] = DEFAULT.stall_seconds,
     data_dir: Annotated[
         Path | None,
         option(
             "--data-dir",
-            "A directory in which messages, durables and dead letters are kept, so that they are "
-            "there again when the server is. It is made if it is not there, and used by one server "
-            "at a time.",
+            "Directory of the journal, which keeps messages, durables and dead letters across "
+            "restarts. It is created if missing. Only one server can use it at a time.",
             panel=DURABILITY,
             parser=Path,
             metavar="DIRECTORY",
-            show_default="nothing is kept",
+            show_default="no journal",
         ),
     ] = None,
     durability: Annotated[
         DurabilityChoice,
         option(
             "--durability",
-            "With --data-dir, where a message is when its publisher is told that it is stored. "
-            "disk: on disk, it outlives a power cut. os: with the operating system, it outlives "
-            "the server. memory: with the server, which writes it soon.",
+            "With --data-dir, how safely a message is stored before it is confirmed. disk: synced "
+            "to disk, so that it survives a power failure. os: written to the operating system, so "
+            "that it survives a server crash. memory: in the memory of the server, which writes it "
+            "soon.",
             panel=DURABILITY,
             metavar="LEVEL",
         ),
@@ -293,29 +293,29 @@ def serve(
         float,
         seconds_option(
             "--drain-timeout",
-            "How long a server that was told to stop, by SIGTERM or Ctrl-C, waits for subscribers "
-            "to take and acknowledge what is stored for them. What is left then is lost, and the "
-            "log says so, unless --data-dir keeps it. A second signal stops at once.",
+            "Maximum time that the server waits after SIGTERM or Ctrl-C for subscribers to receive "
+            "and acknowledge stored messages. Without --data-dir, the remaining messages are lost "
+            "and logged. A second signal stops the server at once.",
             DRAIN_SECONDS,
-            panel=PATIENCE,
+            panel=TIMEOUTS,
         ),
     ] = DRAIN_SECONDS,
     heartbeat: Annotated[
         float,
         seconds_option(
             "--heartbeat",
-            "How long a version 2 connection may be silent before either side says that it is "
-            "still there; after three times as long it is closed. 0 lets it be silent for ever.",
+            "Time of silence after which each side of a version 2 connection sends a heartbeat. "
+            "After three times as long the connection is closed. 0 turns heartbeats off.",
             HEARTBEAT_SECONDS,
-            panel=PATIENCE,
+            panel=TIMEOUTS,
         ),
     ] = HEARTBEAT_SECONDS,
     keep_messages: Annotated[
         int,
         option(
             "--keep-messages",
-            "Keep so many of a class's last messages after everybody has acknowledged them, for "
-            "subscriptions that start at an earlier place. 0 keeps none.",
+            "Number of acknowledged messages to keep per class, for subscriptions that start "
+            "earlier. The oldest are released first. 0 keeps none.",
             panel=MEMORY,
             min=0,
             metavar="COUNT",
@@ -325,8 +325,8 @@ def serve(
         int,
         size_option(
             "--keep-memory",
-            "Keep a class's last messages up to so many bytes after everybody has acknowledged "
-            "them. With --keep-messages or --keep-seconds too, whichever is reached first counts.",
+            "Size of the acknowledged messages to keep per class. With --keep-messages or "
+            "--keep-seconds, the limit that is reached first applies. 0 sets no limit.",
             "0",
         ),
     ] = 0,
@@ -334,7 +334,7 @@ def serve(
         float,
         seconds_option(
             "--keep-seconds",
-            "Keep a class's messages for so long after everybody has acknowledged them.",
+            "Time to keep the acknowledged messages of a class. 0 sets no limit.",
             0,
             panel=MEMORY,
         ),
@@ -343,8 +343,8 @@ def serve(
         list[Any] | None,
         option(
             "--last-values",
-            "Keep the last message of each channel in this class, after everybody has acknowledged "
-            "it, for subscriptions that start with those. Give it again for more.",
+            "Class that keeps the last message of each channel after it is acknowledged, for "
+            "subscriptions that start with the last values. Repeat the option for more classes.",
             panel=MEMORY,
             metavar="CLASS",
             parser=parse_last_values,
@@ -398,7 +398,7 @@ def serve(
     config: Annotated[Any, config_option()] = None,
     verbose: Annotated[
         bool,
-        option("--verbose", "Print a line of rates every second, on standard error."),
+        option("--verbose", "Print message rates to standard error once a second."),
     ] = False,
     log_level: log_options.Level = LogLevel.INFO,
     log_format: log_options.Format = LogFormat.TEXT,
@@ -411,22 +411,22 @@ def serve(
 
     from simplebus.commands.serve.settings import (
         SECRET_VARIABLES,
-        again,
-        changes,
-        planned,
-        set_free,
-        taken_over,
+        apply_reload,
+        build_plan,
+        find_changes,
+        find_widened_permissions,
+        reload_plan,
     )
     from simplebus.config.environment import unread_variables
-    from simplebus.config.stable_read import read_at_rest
+    from simplebus.config.stable_read import read_when_stable
     from simplebus.server import systemd
     from simplebus.server.observability.logs import UNLIMITED, configure_logging
     from simplebus.server.run import serve as serve_until_stopped
 
     try:
-        plan = planned(context)
+        plan = build_plan(context)
     except ValueError as error:
-        fail_for(error)
+        exit_for_invalid_options(error)
     configure_logging(plan.log_level, plan.log_format)
     log = logging.getLogger("simplebus")
     root = context.find_root().command
@@ -438,19 +438,19 @@ def serve(
 
     def reload() -> tuple[Settings, ServeOptions, Callable[[], None]]:
         """See `ServeOptions.reload`."""
-        fresh = read_at_rest(partial(again, context), files)
+        fresh = read_when_stable(partial(reload_plan, context), files)
 
         def write_line() -> None:
             nonlocal plan
-            found, freed = changes(plan, fresh), set_free(plan, fresh)
-            plan = taken_over(plan, fresh)
+            found, freed = find_changes(plan, fresh), find_widened_permissions(plan, fresh)
+            plan = apply_reload(plan, fresh)
             configure_logging(fresh.log_level, fresh.log_format)
             for change in found:
                 level = logging.INFO if change.is_reloaded else logging.WARNING
                 log.log(level, "configuration: %s", change, extra=UNLIMITED)
             for warning in (*fresh.warnings, *freed):
                 log.warning("configuration: %s", warning, extra=UNLIMITED)
-            log.info("the configuration is read again: %d changes", len(found))
+            log.info("reloaded the configuration: %d changes", len(found))
 
         return fresh.settings, fresh.options, write_line
 
@@ -467,11 +467,11 @@ def serve(
             run = partial(serve_with_bridges, run, plan.bridges)
         trio.run(run)
     except (BaseExceptionGroup, BusError, OSError, MemoryError) as error:
-        _end_for(error, options.hosts)
+        _exit_with_error(error, options.hosts)
 
 
-def _end_for(error: BaseException, hosts: tuple[str, ...]) -> NoReturn:
-    """Say in a sentence why the server cannot go on, or has not begun."""
+def _exit_with_error(error: BaseException, hosts: tuple[str, ...]) -> NoReturn:
+    """Print why the server failed or did not start, and exit with the matching status."""
     import logging
     import socket
 
@@ -480,10 +480,10 @@ def _end_for(error: BaseException, hosts: tuple[str, ...]) -> NoReturn:
     from simplebus.storage.errors import JournalError, JournalInUseError
 
     for handler in logging.getLogger().handlers:
-        handler.flush()  # What was said before comes first.
+        handler.flush()  # Earlier log lines must appear before the error.
     causes = flatten_errors(error)
     if not all(isinstance(cause, (BusError, OSError, MemoryError)) for cause in causes):
-        raise error  # A bug of ours: its traceback is wanted.
+        raise error  # A bug: show the traceback.
     cause, status = causes[0], 1
     said = describe_error(cause)
     match cause:
@@ -504,14 +504,13 @@ def _end_for(error: BaseException, hosts: tuple[str, ...]) -> NoReturn:
     fail(said, status=status)
 
 
-def fail_for(error: ValueError) -> NoReturn:
-    """End the command for options that make no sense, wherever they stand."""
+def exit_for_invalid_options(error: ValueError) -> NoReturn:
+    """Print why the options are invalid, and exit with the status for a file or for options."""
     fail(str(error), status=CONFIG_STATUS if isinstance(error, ConfigError) else USAGE_STATUS)
 
 
 def _announce(line: str) -> None:
-    """The ready line is all that a script has to read; the rest is for people. Whether anybody
-    still reads is not the server's concern."""
+    """Print the ready line to standard output, any other line to the log; ignore closed streams."""
     from simplebus.server.observability.logs import write_line
 
     with contextlib.suppress(OSError):

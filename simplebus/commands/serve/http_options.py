@@ -1,6 +1,6 @@
-"""The options of the door for operators.
+"""Options of `serve` for the HTTP listener: health, metrics and the dashboard.
 
-Rule 1: nothing heavy is imported here, so that help is instant.
+Heavy modules are imported when the command runs, so that `--help` is fast.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from simplebus.config.parse import HOSTS, option, parse_host, parse_port
 
 HTTP_PORT = 8222
 HTTP = "HTTP: health, metrics, the live page"
-"""The heading of these options in the help."""
+"""Heading of these options in the help."""
 
 Port = Annotated[
     int | None,
     option(
         "--http-port",
-        "The TCP port for health, metrics and the live page. 0 picks a free one; the ready line "
-        "tells which.",
+        "TCP port for health, metrics and the dashboard. 0 picks a free port, which the ready line "
+        "shows.",
         panel=HTTP,
         parser=parse_port,
         metavar="PORT",
@@ -33,8 +33,8 @@ Hosts = Annotated[
     list[str] | None,
     option(
         "--http-host",
-        "An address or name to listen on there, whatever --host says; give it again for more than "
-        "one.",
+        "Address or host name to listen on for HTTP, independent of --host. Repeat the option for "
+        "more addresses.",
         panel=HTTP,
         parser=parse_host,
         metavar="ADDRESS",
@@ -45,19 +45,20 @@ Names = Annotated[
     list[str] | None,
     option(
         "--http-name",
-        "A name by which that port is called over loopback, as a proxy on this machine may do; "
-        "give it again for more. Where it asks nobody who it is, it answers there to addresses, "
-        "localhost, this machine's name and these only, so that no web page can read it.",
+        "Further host name that HTTP requests over loopback may use, such as the name of a proxy "
+        "on this machine. Repeat the option for more names. Without configured users, loopback "
+        "requests must name an IP address, localhost, this machine's name or one of these, so that "
+        "web pages cannot read the port.",
         panel=HTTP,
         metavar="NAME",
         show_default=False,
     ),
 ]
-Closed = Annotated[bool, option("--no-http", "Keep that port closed.", panel=HTTP)]
+Closed = Annotated[bool, option("--no-http", "Do not open the HTTP port.", panel=HTTP)]
 
 
 def parse_address(text: str | tuple[str, int]) -> tuple[str, int]:
-    """Where to listen, from "8223" or "0.0.0.0:8223". Raises typer.BadParameter."""
+    """Return the host and port of "8223" or "0.0.0.0:8223". Raises typer.BadParameter."""
     if isinstance(text, tuple):
         return text
     host, _, port = text.rpartition(":")
@@ -66,25 +67,25 @@ def parse_address(text: str | tuple[str, int]) -> tuple[str, int]:
     return host.strip("[]") or HOSTS[0], int(port)
 
 
-At = Annotated[
+HttpAddress = Annotated[
     Any,
     option(
         "--http",
-        "Answer there, over HTTP, how it is doing: health, metrics, a live page. A port, or an "
-        "address and a port; a port alone is for programs on this machine. 0 picks a free one.",
+        "Serve health, metrics and a dashboard over HTTP on this port, or address and port. A port "
+        "alone is reachable from this machine only. 0 picks a free port.",
         parser=parse_address,
         metavar="[ADDRESS:]PORT",
-        show_default="nowhere",
+        show_default="no HTTP",
     ),
 ]
 
 
 @dataclass(frozen=True, slots=True)
 class HttpOptions:
-    """What the options say."""
+    """Settings of the HTTP listener."""
 
     port: int | None
-    """None for a closed door."""
+    """None if the listener is closed."""
     hosts: tuple[str, ...] = HOSTS
     names: tuple[str, ...] = ()
 
@@ -99,14 +100,18 @@ def http_options(
     no_http: bool,
     **_: Any,
 ) -> HttpOptions:
-    """What the options amount to. `given` are the names of those that stand on the command line.
+    """Return the settings of the HTTP listener.
 
-    Raises ValueError when they contradict each other.
+    Args:
+        given: Names of the options on the command line.
+
+    Raises:
+        ValueError: If the options contradict each other.
     """
     if no_http:
         for name in sorted(given):
             if name.startswith("http_"):
-                raise ValueError(f"--no-http closes the door that --{name.replace('_', '-')} opens")
+                raise ValueError(f"--no-http and --{name.replace('_', '-')} contradict each other")
         return HttpOptions(None)
     if http_port is None:
         http_port = HTTP_PORT if port else 0

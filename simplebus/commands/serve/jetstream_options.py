@@ -1,10 +1,7 @@
-"""The options of `serve` that make it a door before a JetStream cluster, and what they amount to.
+"""Options of `serve` for a stateless server in front of a JetStream cluster.
 
-Rule 1: nothing heavy is imported here, so that help is instant.
-Rule 2: a word that makes no sense raises typer.BadParameter; words that contradict each other raise
-ValueError. Both say it in a sentence, by the names of the options.
-Rule 3: no secret has an option: whoever lists processes would read it. They stand in the
-environment: SECRETS.
+Secrets have no options, because every user can list command lines: they are read from environment
+variables, see `SECRETS`. Heavy modules are imported when the command runs.
 """
 
 from __future__ import annotations
@@ -24,15 +21,16 @@ if TYPE_CHECKING:
     from simplebus.jetstream.settings import JetStreamOptions
     from simplebus.net.nats_connection import NatsAddress
 
-ENGINE = "Before a JetStream cluster"
-"""Under which heading the help lists them."""
+ENGINE = "Messages in a JetStream cluster"
+"""Heading of these options in the help."""
 SECRETS = {
     "user": "SIMPLEBUS_ENGINE_USER",
     "password": "SIMPLEBUS_ENGINE_PASSWORD",
     "token": "SIMPLEBUS_ENGINE_TOKEN",
     "seed": "SIMPLEBUS_ENGINE_SEED",
 }
-"""Who the door is to the cluster: a name and a password, a token, or the seed of a key."""
+"""Environment variables with the server's NATS credentials: user and password, token, or nkey seed.
+"""
 
 _FLAGS = {
     "the prefix": "--engine-prefix",
@@ -45,7 +43,7 @@ _FLAGS = {
 
 
 def parse_servers(text: Any) -> Any:
-    """Servers with commas between them, as NATS clients name them."""
+    """Parse a comma-separated list of NATS servers. Raises typer.BadParameter."""
     from simplebus.net.nats_connection import NatsAddress
 
     if not isinstance(text, str):
@@ -57,11 +55,11 @@ def parse_servers(text: Any) -> Any:
 
 
 def check_no_secret(servers: tuple[NatsAddress, ...] | None) -> None:
-    """Raise ValueError where servers that were named on the command line say who the door is."""
+    """Raise ValueError if servers given on the command line contain credentials."""
     if any(each.credentials for each in servers or ()):
         raise ValueError(
-            "--engine: it says who the door is, and whoever lists processes reads that: expected "
-            f"nats://HOST:PORT, and {SECRETS['user']} and {SECRETS['password']}, or "
+            "--engine: the address contains credentials, which every user of this machine can "
+            f"list: expected nats://HOST:PORT, and {SECRETS['user']} and {SECRETS['password']}, or "
             f"{SECRETS['token']}, in the environment"
         )
 
@@ -70,20 +68,20 @@ Engine = Annotated[
     Any,
     option(
         "--engine",
-        "NATS servers with JetStream, as nats://HOST:PORT,nats://HOST:PORT. They keep the messages "
-        "then, and this server is one of any number of doors to them: what differs is in "
-        "protocol/engine.md.",
+        "NATS servers with JetStream, as nats://HOST:PORT,nats://HOST:PORT. The cluster stores all "
+        "messages, and any number of stateless servers can use it; see protocol/engine.md for the "
+        "differences.",
         panel=ENGINE,
         parser=parse_servers,
         metavar="SERVERS",
-        show_default="messages are kept here",
+        show_default="store messages in this server",
     ),
 ]
 Prefix = Annotated[
     str,
     option(
         "--engine-prefix",
-        "What names of streams begin with. Doors with the same prefix are one bus.",
+        "Prefix of the stream names. Servers with the same prefix form one bus.",
         panel=ENGINE,
         metavar="NAME",
     ),
@@ -92,7 +90,7 @@ Replicas = Annotated[
     int,
     option(
         "--engine-replicas",
-        "How many servers of the cluster keep each message.",
+        "Number of cluster servers that store each message, from 1 to 5.",
         panel=ENGINE,
         min=1,
         max=5,
@@ -103,7 +101,7 @@ Storage = Annotated[
     str,
     option(
         "--engine-storage",
-        "Where they keep it: file or memory.",
+        "Storage of the streams: file or memory.",
         panel=ENGINE,
         metavar="KIND",
     ),
@@ -112,8 +110,8 @@ AckWait = Annotated[
     float,
     option(
         "--engine-ack-wait",
-        "How long what a door holds is its own when nothing is heard of it; then other doors get "
-        "it.",
+        "Time until the messages in flight of a server that has failed are redelivered by other "
+        "servers.",
         panel=ENGINE,
         parser=parse_seconds,
         metavar="SECONDS",
@@ -124,7 +122,7 @@ Duplicates = Annotated[
     float,
     option(
         "--engine-duplicates",
-        "How long the cluster knows a message that it has, should it be published again.",
+        "Time during which the cluster detects a message that is published twice.",
         panel=ENGINE,
         parser=parse_seconds,
         metavar="SECONDS",
@@ -135,7 +133,7 @@ MaxBytes = Annotated[
     int,
     option(
         "--engine-max-bytes",
-        "What the messages of one class may take in the cluster. At this limit publishers wait.",
+        "Maximum size of the messages of one class in the cluster. At this limit publishers wait.",
         panel=ENGINE,
         parser=parse_size,
         metavar="SIZE",
@@ -146,11 +144,11 @@ Ca = Annotated[
     Path | None,
     option(
         "--engine-ca",
-        "Who may have signed the certificates of the cluster's servers, as PEM.",
+        "PEM file of the certificate authorities that may sign the cluster's certificates.",
         panel=ENGINE,
         parser=Path,
         metavar="FILE",
-        show_default="whom the system trusts",
+        show_default="the system's authorities",
     ),
 ]
 
@@ -158,9 +156,10 @@ Ca = Annotated[
 def engine_options(
     settings: Settings, *, environment: Mapping[str, str], **values: Any
 ) -> JetStreamOptions | None:
-    """What the options amount to; None for a bus that keeps its messages itself.
+    """Return the JetStream options; None if this server stores the messages itself.
 
-    Raises ValueError when they contradict each other, or a file is no good.
+    Raises:
+        ValueError: If the options contradict each other, or a file cannot be used.
     """
     if not values["engine"]:
         return None
@@ -169,7 +168,7 @@ def engine_options(
     from simplebus.nats.client.credentials import Credentials
 
     wrong = [
-        f"--{name} is for a bus that keeps its messages: with --engine the cluster does"
+        f"--{name} cannot be combined with --engine, which stores messages in the cluster"
         for name in ("data-dir", "last-values")
         if values.get(name.replace("-", "_"))
     ]
@@ -187,7 +186,7 @@ def engine_options(
             duplicate_seconds=values["engine_duplicates"],
             max_bytes=values["engine_max_bytes"],
             credentials=Credentials(**said) if any(said.values()) else None,
-            tls=_trusting(values["engine_ca"]),
+            tls=_create_ssl_context(values["engine_ca"]),
         )
     except ValueError as error:
         text = str(error)
@@ -200,8 +199,8 @@ def engine_options(
     return made
 
 
-def _trusting(ca: Path | None) -> ssl.SSLContext | None:
-    """Who is trusted; None for whom the system trusts."""
+def _create_ssl_context(ca: Path | None) -> ssl.SSLContext | None:
+    """Return a context that trusts only `ca`; None without `ca`."""
     import ssl
 
     if ca is None:

@@ -1,7 +1,4 @@
-"""The options that say what is logged, and how.
-
-Rule 1: nothing heavy is imported here, so that help is instant.
-"""
+"""Options for the log level and format."""
 
 from __future__ import annotations
 
@@ -13,7 +10,7 @@ Level = Annotated[
     LogLevel,
     option(
         "--log-level",
-        "Log on standard error from this level up: debug, info, warning or error.",
+        "Lowest level of events to log on standard error: debug, info, warning or error.",
         metavar="LEVEL",
     ),
 ]
@@ -21,8 +18,8 @@ Format = Annotated[
     LogFormat,
     option(
         "--log-format",
-        "How an event is logged: as a line of text, or as a JSON object on a line. What goes "
-        "straight to systemd's journal has its priority in front, and no time.",
+        "Format of a log event: a line of text (text) or a JSON object on one line (json). Lines "
+        "for the systemd journal begin with their priority and have no time.",
         metavar="FORMAT",
     ),
 ]

@@ -1,9 +1,8 @@
-"""The options of `serve` that are about the NATS door, and what they amount to.
+"""Options of `serve` for the NATS listener.
 
-Rule 1: nothing heavy is imported here, so that help is instant.
-Rule 2: a word that makes no sense raises typer.BadParameter; words that contradict each other raise
-ValueError. Both say it in a sentence, by the names of the options.
-Rule 3: no secret has an option: whoever lists processes would read it.
+Invalid values raise typer.BadParameter, contradicting options raise ValueError; both name the
+options. Secrets have no options, because every user can list command lines. Heavy modules are
+imported when the command runs, so that `--help` is fast.
 """
 
 from __future__ import annotations
@@ -17,25 +16,25 @@ import typer
 
 from simplebus.config.parse import (
     NATS_PORT,
+    format_size,
     option,
     parse_class,
     parse_port,
     parse_seconds,
     parse_size,
-    show_size,
 )
 from simplebus.nats.limits import NatsLimits
 
 if TYPE_CHECKING:
     from simplebus.core.protocol.requests import NamedClass
     from simplebus.core.users.users import Users
-    from simplebus.nats.server.permissions import SubjectPermissions
-    from simplebus.nats.server.users import NatsAuth
     from simplebus.nats.settings import NatsSettings
+    from simplebus.nats.subject_permissions import SubjectPermissions
+    from simplebus.nats.users import NatsAuth
     from simplebus.server.tls.certificates import TlsOptions
 
 NATS, NATS_TLS = "NATS", "NATS over TLS"
-"""Under which headings the help lists them."""
+"""Headings of these options in the help."""
 
 DEFAULT_NATS = NatsLimits()
 
@@ -67,11 +66,11 @@ TLS_FLAGS = {
 """The option of each field of `TlsOptions`."""
 
 SECRETS = ("SIMPLEBUS_NATS_TOKEN", "SIMPLEBUS_NATS_USER", "SIMPLEBUS_NATS_PASSWORD")
-"""Variables of the environment that let clients in who say the same."""
+"""Environment variables with a token, or a user and password, that NATS clients must present."""
 
 
 def value_name(flag: str) -> str:
-    """What an option's value is called among the values of all."""
+    """Return the parameter name of an option."""
     return flag.removeprefix("--").replace("-", "_")
 
 
@@ -106,62 +105,62 @@ NatsPort = Annotated[
     int | None,
     option(
         "--nats-port",
-        "The TCP port for NATS clients. 0 picks a free one; the ready line tells which.",
+        "TCP port for NATS clients. 0 picks a free port, which the ready line shows.",
         panel=NATS,
         parser=parse_port,
         metavar="PORT",
         show_default="4222, or 0 with --port 0",
     ),
 ]
-NoNats = Annotated[
-    bool, option("--no-nats", "Let no NATS client connect: keep that port closed.", panel=NATS)
-]
+NoNats = Annotated[bool, option("--no-nats", "Do not open the port for NATS clients.", panel=NATS)]
 MaxPayload = Annotated[
     int,
     _size(
         "--nats-max-payload",
-        "The longest message accepted from a NATS client, headers included. Who sends a longer one "
-        "is disconnected.",
-        show_size(DEFAULT_NATS.max_payload),
+        "Maximum size of a message from a NATS client, including headers. The server disconnects a "
+        "client that sends a longer one.",
+        format_size(DEFAULT_NATS.max_payload),
     ),
 ]
 MaxControlLine = Annotated[
     int,
     _size(
         "--nats-max-control-line",
-        "The longest line accepted from a NATS client, payloads apart. Who sends a longer one is "
-        "disconnected.",
-        show_size(DEFAULT_NATS.max_control_line),
+        "Maximum size of a protocol line from a NATS client, without payload. The server "
+        "disconnects a client that sends a longer one.",
+        format_size(DEFAULT_NATS.max_control_line),
     ),
 ]
 MaxSubs = Annotated[
     int,
     _count(
         "--nats-max-subs",
-        "Subscriptions of one NATS client. One more is refused. 0 sets no limit.",
+        "Maximum number of subscriptions of one NATS client. Further subscriptions are refused. 0 "
+        "sets no limit.",
     ),
 ]
 MaxPending = Annotated[
     int | None,
     _size(
         "--nats-max-pending",
-        "What may wait for one NATS client. One for whom more waits is too slow, and is "
-        "disconnected.",
-        f"{show_size(DEFAULT_NATS.max_pending)}, at least --nats-max-payload",
+        "Maximum size of the unsent data of one NATS client. Above it, the client is a slow "
+        "consumer and is disconnected.",
+        f"{format_size(DEFAULT_NATS.max_pending)}, at least --nats-max-payload",
     ),
 ]
 MaxConnections = Annotated[
     int,
     _count(
         "--nats-max-connections",
-        "NATS clients connected at once. One more is told so and disconnected.",
+        "Maximum number of connected NATS clients. Further clients receive an error and are "
+        "disconnected.",
     ),
 ]
 PingInterval = Annotated[
     float,
     _seconds(
         "--nats-ping-interval",
-        "How long a NATS client may be silent before it is asked whether it is still there.",
+        "Time of silence after which the server sends PING to a NATS client.",
         DEFAULT_NATS.ping_seconds,
     ),
 ]
@@ -169,14 +168,14 @@ MaxPingsOut = Annotated[
     int,
     _count(
         "--nats-max-pings-out",
-        "How often it may be asked without an answer. Once more, and it is disconnected.",
+        "Maximum number of PINGs without an answer. The server then disconnects the NATS client.",
     ),
 ]
 AuthTimeout = Annotated[
     float,
     _seconds(
         "--nats-auth-timeout",
-        "How long a NATS client may take to say who it is, where it has to.",
+        "Maximum time for a NATS client to authenticate, if users are configured.",
         DEFAULT_NATS.auth_seconds,
     ),
 ]
@@ -184,7 +183,7 @@ WriteTimeout = Annotated[
     float,
     _seconds(
         "--nats-write-timeout",
-        "How long a NATS client may take nothing of what waits for it before it is disconnected.",
+        "Time until a NATS client that reads nothing is disconnected, if data waits for it.",
         DEFAULT_NATS.write_seconds,
     ),
 ]
@@ -192,7 +191,7 @@ LameDuckGrace = Annotated[
     float,
     _seconds(
         "--nats-lame-duck-grace",
-        "How long NATS clients are given to leave by themselves after SIGUSR2.",
+        "Time for NATS clients to disconnect by themselves after SIGUSR2 (lame duck mode).",
         DEFAULT_NATS.lame_duck_grace_seconds,
     ),
 ]
@@ -200,7 +199,7 @@ LameDuckTime = Annotated[
     float,
     _seconds(
         "--nats-lame-duck-time",
-        "Over how long those that have not left are disconnected then, one after the other.",
+        "Period over which the server then disconnects the remaining NATS clients, one by one.",
         DEFAULT_NATS.lame_duck_seconds,
     ),
 ]
@@ -208,7 +207,7 @@ TlsTimeout = Annotated[
     float,
     _seconds(
         "--nats-tls-timeout",
-        "How long a NATS client may take for its TLS handshake.",
+        "Maximum time for the TLS handshake of a NATS client.",
         DEFAULT_NATS.tls_seconds,
     ),
 ]
@@ -216,48 +215,50 @@ TlsCert = Annotated[
     Path | None,
     _file(
         "--nats-tls-cert",
-        "The NATS door's certificate, as PEM, and those between it and its root. With it NATS "
-        "clients must use TLS.",
+        "PEM file with the certificate of the NATS listener and the intermediate certificates. "
+        "With it, NATS clients must use TLS.",
     ),
 ]
 TlsKey = Annotated[
-    Path | None, _file("--nats-tls-key", "The certificate's private key, as PEM, unencrypted.")
+    Path | None,
+    _file("--nats-tls-key", "PEM file with the unencrypted private key of --nats-tls-cert."),
 ]
 TlsCa = Annotated[
     Path | None,
     _file(
         "--nats-tls-ca",
-        "Who may have signed the certificates of clients, as PEM. Without it, whom this system "
-        "trusts.",
+        "PEM file of the certificate authorities that may sign client certificates. By default, "
+        "the system's authorities.",
     ),
 ]
 TlsVerify = Annotated[
-    bool, _switch("--nats-tls-verify", "Only clients that have a certificate are let in.")
+    bool, _switch("--nats-tls-verify", "Require a trusted certificate from every NATS client.")
 ]
 TlsVerifyAndMap = Annotated[
     bool,
     _switch(
         "--nats-tls-verify-and-map",
-        "The same, and the certificate says which user a client is: by an email address, a DNS "
-        "name or else its subject.",
+        "Require a certificate and take the user from it: an email address, a DNS name or the "
+        "certificate's subject.",
     ),
 ]
 TlsHandshakeFirst = Annotated[
     bool,
     _switch(
         "--nats-tls-handshake-first",
-        "TLS begins with the first byte, as elsewhere, and not behind the server's first line.",
+        "Start TLS with the first byte, instead of after the server's INFO line.",
     ),
 ]
 TlsOptional = Annotated[
-    bool, _switch("--nats-tls-optional", "Clients may use TLS, and may go on without it.")
+    bool, _switch("--nats-tls-optional", "Accept NATS clients with TLS and without it.")
 ]
 
 
 def parse_binding(text: str | NamedClass) -> NamedClass:
-    """A class and a subject that is bound to it, from "orders.>=7" or "orders.>=orders".
+    """Return the class and its bound subject from "orders.>=7" or "orders.>=orders".
 
-    Raises typer.BadParameter.
+    Raises:
+        typer.BadParameter: If the text is not a binding.
     """
     from simplebus.core.errors import RemoteProtocolError
     from simplebus.core.message_class.subject_bindings import check_subject
@@ -268,7 +269,7 @@ def parse_binding(text: str | NamedClass) -> NamedClass:
     subject, equals, class_ = text.rpartition("=")
     if not equals:
         raise typer.BadParameter(
-            f"{text!r} binds nothing; write a subject, = and a class, such as orders.>=7"
+            f"{text!r} is not a binding; write a subject, = and a class, such as orders.>=7"
         )
     try:
         check_subject(subject)
@@ -284,9 +285,9 @@ Bind = Annotated[
     list[Any] | None,
     option(
         "--bind",
-        "What NATS clients publish on a subject is kept in a class, until the class's subscribers "
-        "have acknowledged it: [bold]orders.>=7[/bold], or [bold]orders.>=orders[/bold] by name. "
-        "Give it again for more.",
+        "Store messages that NATS clients publish on a subject in a class, until the class's "
+        "subscribers have acknowledged them: [bold]orders.>=7[/bold], or "
+        "[bold]orders.>=orders[/bold] by name. Repeat the option for more bindings.",
         panel=NATS,
         metavar="SUBJECT=CLASS",
         parser=parse_binding,
@@ -297,20 +298,20 @@ Bind = Annotated[
 
 @dataclass(frozen=True, slots=True)
 class NatsOptions:
-    """What the options amount to."""
+    """Settings of the NATS listener."""
 
     port: int | None
-    """None for a closed door."""
+    """None if the listener is closed."""
     settings: NatsSettings
     tls: TlsOptions | None
 
     @property
     def connections(self) -> int:
-        """How many there may be at once."""
+        """Maximum number of open NATS connections."""
         return 0 if self.port is None else self.settings.limits.connections
 
     classes: tuple[NamedClass, ...] = ()
-    """Those of the file, and those that subjects are bound to."""
+    """Classes of the configuration file and classes with bound subjects."""
 
 
 def nats_options(
@@ -324,17 +325,23 @@ def nats_options(
     users_nats: Mapping[str, SubjectPermissions] | None = None,
     **values: Any,
 ) -> NatsOptions:
-    """What the options amount to.
+    """Return the settings of the NATS listener.
 
-    `given` are the names of those that stand on the command line; `auth` and `classes` are what the
-    configuration file says, `environment` is where secrets may stand too, see SECRETS. `shared` is
-    the certificate of all doors, for one without its own; `users` are those of all doors, and
-    `users_nats`, by name, what they may do with subjects that are bound to no class.
+    Args:
+        given: Names of the options on the command line.
+        auth: NATS users of the configuration file.
+        classes: Classes of the configuration file, by name.
+        environment: Environment variables, which may contain `SECRETS`.
+        shared: Certificate of all listeners, used if the NATS listener has none.
+        users: Users of all listeners.
+        users_nats: By user name, permissions for subjects that are bound to no class.
+        values: Values of all options.
 
-    Raises ValueError when they contradict each other.
+    Raises:
+        ValueError: If the options contradict each other.
     """
-    from simplebus.nats.server.users import NatsAuth
     from simplebus.nats.settings import NatsSettings
+    from simplebus.nats.users import NatsAuth
 
     port: int | None = values["nats_port"]
     if port is None:
@@ -342,7 +349,7 @@ def nats_options(
     if values["no_nats"]:
         for name in sorted(given):
             if name.startswith("nats_") or name == "bind":
-                raise ValueError(f"--no-nats closes the door that --{name.replace('_', '-')} opens")
+                raise ValueError(f"--no-nats and --{name.replace('_', '-')} contradict each other")
         port = None
     limits = {name: values[value_name(flag)] for name, flag in NATS_LIMIT_FLAGS.items()}
     if limits["max_pending"] is None:
@@ -354,20 +361,20 @@ def nats_options(
     try:
         settings = NatsSettings(
             limits=NatsLimits(**limits),
-            auth=replace(own, shared=users, shared_permissions=users_nats or {}),
+            auth=replace(own, shared_users=users, shared_permissions=users_nats or {}),
             tls_required=tls is not None and not tls.optional,
             tls_available=tls is not None and tls.optional,
             tls_verify=tls is not None and tls.requires_client_certificate,
         )
     except ValueError as error:
-        raise ValueError(in_flags(str(error))) from None
+        raise ValueError(name_limit_option(str(error))) from None
     named = (classes or {}).values()
     return NatsOptions(port, settings, tls, (*named, *(values["bind"] or ())))
 
 
 def _auth(auth: NatsAuth, environment: Mapping[str, str]) -> NatsAuth:
-    """Who may come in: what the environment says goes before what the file does."""
-    from simplebus.nats.server.users import NatsUser
+    """Return `auth` with the secrets of the environment, which override those of the file."""
+    from simplebus.nats.users import NatsUser
 
     token, name, password = (environment.get(variable, "") for variable in SECRETS)
     if bool(name) != bool(password):
@@ -397,21 +404,21 @@ def _tls(
         raise ValueError("{} needs {} too".format(*(both if key is None else both[::-1])))
     if more["handshake_first"] and more["optional"]:
         raise ValueError(
-            "--nats-tls-handshake-first and --nats-tls-optional contradict each other: who goes "
+            "--nats-tls-handshake-first and --nats-tls-optional contradict each other: a client "
             "without TLS makes no handshake"
         )
     if more["verify_and_map"] and more["optional"]:
         raise ValueError(
-            "--nats-tls-verify-and-map and --nats-tls-optional contradict each other: who goes "
-            "without TLS shows no certificate"
+            "--nats-tls-verify-and-map and --nats-tls-optional contradict each other: a client "
+            "without TLS has no certificate"
         )
     from simplebus.server.tls.certificates import TlsOptions
 
     return TlsOptions(cert=cert, key=key, **more)
 
 
-def in_flags(text: str) -> str:
-    """A sentence about a limit of the NATS door, with its option instead of its name."""
+def name_limit_option(text: str) -> str:
+    """Return an error message about a NATS limit with the option instead of the field name."""
     for name, flag in NATS_LIMIT_FLAGS.items():
         if text.startswith(f"limit {name} "):
             why = ""

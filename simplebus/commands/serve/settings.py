@@ -1,9 +1,7 @@
-"""What the options of `serve` amount to, all together; and what is different when they are read
-again.
+"""Complete server settings from the options of `serve`, and their comparison after a reload.
 
-Rule 1: nothing heavy is imported before it is wanted, so that help is instant.
-Rule 2: what was on the command line, or in the environment, stays as it was: a file is what is read
-again. A file with a mistake changes nothing.
+A reload reads the configuration file again; options of the command line and the environment keep
+their values. A file with an error changes nothing.
 """
 
 from __future__ import annotations
@@ -17,10 +15,10 @@ import typer
 
 from simplebus.commands.serve import http_options, jetstream_options, nats_options, tls_options
 from simplebus.commands.serve.option_values import convert_params
-from simplebus.config.file import Check, Config
-from simplebus.config.messages import name_options_by_source, toml_key
-from simplebus.config.mistakes import ConfigError
-from simplebus.config.parse import HOSTS, show_size
+from simplebus.config.errors import ConfigError
+from simplebus.config.file import ConfigCheck, ConfigFile
+from simplebus.config.option_names import name_options_by_source, toml_key
+from simplebus.config.parse import HOSTS, format_size
 from simplebus.config.server_settings import server_settings
 
 if TYPE_CHECKING:
@@ -30,7 +28,7 @@ if TYPE_CHECKING:
     from simplebus.core.users.users import Users
     from simplebus.server.run import ServeOptions
 
-RELOADED = {
+RELOADABLE_OPTIONS = {
     *("full", "keep_memory", "keep_messages", "keep_seconds", "last_values", "bind"),
     *("max_memory", "max_class_memory", "max_class_messages", "max_dead_letters", "max_pending"),
     *("max_total_pending", "max_connections", "max_classes", "max_subscriptions", "max_durables"),
@@ -42,17 +40,19 @@ RELOADED = {
     *("nats_max_connections", "nats_ping_interval", "nats_max_pings_out", "nats_auth_timeout"),
     *("nats_write_timeout", "nats_lame_duck_grace", "nats_lame_duck_time"),
 }
-"""Options that a running server takes over, by the names of their values. What a connection was
-told when it came, or was made with, holds for it until it goes."""
-_RELOADED_TABLES = ("classes.", "nats.users", "users")
+"""Parameter names of the options that a reload changes.
+
+An open connection keeps the limits that it was given in the handshake.
+"""
+_RELOADABLE_TABLES = ("classes.", "nats.users", "users")
 
 SECRET_VARIABLES = (*nats_options.SECRETS, *jetstream_options.SECRETS.values())
 """Environment variables that `serve` reads and that no option sets."""
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
-    """A server as it is to be."""
+class ServerPlan:
+    """Complete settings of a server."""
 
     settings: Settings
     options: ServeOptions
@@ -61,19 +61,19 @@ class Plan:
     bridges: tuple[BridgeSettings, ...]
     warnings: tuple[str, ...]
     values: Mapping[str, Any]
-    """What was set, by key as in the file: for what has changed."""
+    """Values by their key in the configuration file, compared after a reload."""
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
-    """Something that is set otherwise than before."""
+class SettingChange:
+    """Setting whose value differs after a reload."""
 
     key: str
     old_value: str
-    """Empty for what is not shown: it is long, or a secret."""
+    """Empty if the value is long or a secret."""
     new_value: str
     is_reloaded: bool
-    """Whether the running server takes it over."""
+    """True if the running server applies the new value."""
 
     def __str__(self) -> str:
         what = f"{self.key} is not as it was"
@@ -82,23 +82,27 @@ class Change:
         return what if self.is_reloaded else f"{what}: this needs a restart"
 
 
-def planned(context: typer.Context) -> Plan:
-    """What the options of a context of `serve` amount to. Raises ValueError when they contradict
-    each other; ConfigError where that stands in the file."""
+def build_plan(context: typer.Context) -> ServerPlan:
+    """Build the server settings from a context of `serve`.
+
+    Raises:
+        ValueError: If options contradict each other.
+        ConfigError: If the contradiction is in the configuration file.
+    """
     try:
-        return _planned(context)
+        return _build_plan(context)
     except ValueError as error:
         raise name_options_by_source(error, context) from None
 
 
-def _planned(context: typer.Context) -> Plan:
+def _build_plan(context: typer.Context) -> ServerPlan:
     from simplebus.core.protocol.durability import Durability
     from simplebus.core.users.rate_limit import RateLimit
     from simplebus.server.run import ServeOptions
 
     convert_params(context)
     values = context.params
-    config: Config | None = values["config"]
+    config: ConfigFile | None = values["config"]
     source = context.get_parameter_source("engine")
     if source is not None and source.name == "COMMANDLINE":
         jetstream_options.check_no_secret(values["engine"])
@@ -128,7 +132,7 @@ def _planned(context: typer.Context) -> Plan:
         drain_seconds=values["drain_timeout"],
         verbose=values["verbose"],
     )
-    return Plan(
+    return ServerPlan(
         chosen,
         options,
         values["log_level"],
@@ -136,22 +140,22 @@ def _planned(context: typer.Context) -> Plan:
         config.bridges if config else (),
         (
             *((*config.warnings, *config.ineffective_settings(chosen)) if config else ()),
-            *tls_options.trusting((options.tls, options.nats_tls)),
-            *tls_options.shut_out(found, (options.tls, options.nats_tls)),
+            *tls_options.tls_warnings((options.tls, options.nats_tls)),
+            *tls_options.certificate_user_warnings(found, (options.tls, options.nats_tls)),
         ),
-        _said(context, config) | {"users": found},
+        _setting_values(context, config) | {"users": found},
     )
 
 
-def _said(context: typer.Context, config: Config | None) -> dict[str, Any]:
-    """Everything that was set, by key."""
+def _setting_values(context: typer.Context, config: ConfigFile | None) -> dict[str, Any]:
+    """Return the values of all settings, by their key in the configuration file."""
     said: dict[str, Any] = {}
     for parameter in context.command.params:
         name = str(parameter.name)
         if name not in ("config", "help"):
             value = context.params[name]
             is_size = parameter.metavar == "SIZE" and isinstance(value, int)
-            said[toml_key(name)] = show_size(value) if is_size else value
+            said[toml_key(name)] = format_size(value) if is_size else value
     if config is not None:
         said |= {f"classes.{name}": config.class_settings[name] for name in config.class_settings}
         said |= {f"classes.{name} subjects": each for name, each in config.classes.items()}
@@ -159,12 +163,12 @@ def _said(context: typer.Context, config: Config | None) -> dict[str, Any]:
     return said
 
 
-def again(context: typer.Context) -> Plan:
+def reload_plan(context: typer.Context) -> ServerPlan:
     """The same as `planned`, with the file as it is now. Raises ConfigError."""
-    config: Config | None = context.params["config"]
+    config: ConfigFile | None = context.params["config"]
     if config is None:
-        return planned(context)
-    check = Check()
+        return build_plan(context)
+    check = ConfigCheck()
     try:
         fresh = context.command.make_context(
             context.info_name or "serve", ["--config", str(config.path)], obj=check
@@ -180,30 +184,32 @@ def again(context: typer.Context) -> Plan:
                 fresh.params[name] = context.params[name]
                 fresh.set_parameter_source(name, source)
         try:
-            return planned(cast(typer.Context, fresh))
+            return build_plan(cast(typer.Context, fresh))
         except ValueError as error:
             raise ConfigError(*str(error).splitlines()) from None
 
 
-def changes(before: Plan, now: Plan) -> list[Change]:
-    """What is set otherwise now."""
-    reloaded = {toml_key(name) for name in RELOADED}
+def find_changes(before: ServerPlan, now: ServerPlan) -> list[SettingChange]:
+    """Return the settings that differ."""
+    reloaded = {toml_key(name) for name in RELOADABLE_OPTIONS}
     found = []
     for key in dict.fromkeys((*before.values, *now.values)):
         was, value = before.values.get(key), now.values.get(key)
         if was != value:
-            can = key in reloaded or key.startswith(_RELOADED_TABLES)
+            can = key in reloaded or key.startswith(_RELOADABLE_TABLES)
             is_plain = all(isinstance(each, str | int | float | None) for each in (was, value))
-            shown = (_shown(was), _shown(value)) if is_plain else ("", "")
-            found.append(Change(key, *shown, is_reloaded=can))
+            shown = (_format_value(was), _format_value(value)) if is_plain else ("", "")
+            found.append(SettingChange(key, *shown, is_reloaded=can))
     return found
 
 
-def set_free(before: Plan, now: Plan) -> list[str]:
-    """Warnings: which users may do everything now, or publish or subscribe to everything, who might
-    not before, or are denied less. It is so, too, where a file was cut off in the middle."""
-    was, found = _bounds(before), []
-    for name, (free, denied) in _bounds(now).items():
+def find_widened_permissions(before: ServerPlan, now: ServerPlan) -> list[str]:
+    """Return a warning for each user that gained unrestricted rights or lost denials.
+
+    A file that was truncated while it was written has the same effect.
+    """
+    was, found = _rights_by_user(before), []
+    for name, (free, denied) in _rights_by_user(now).items():
         was_free, was_denied = was.get(name, (free, denied))
         if more := free - was_free:
             what = sorted(more) if len(free) < len(_RIGHTS) else ["do"]
@@ -216,8 +222,8 @@ def set_free(before: Plan, now: Plan) -> list[str]:
 _RIGHTS = ("do", "publish to", "subscribe to")
 
 
-def _bounds(plan: Plan) -> dict[str, tuple[set[str], set[str]]]:
-    """By user, what it may do with all classes, or all subjects, and what of these is denied."""
+def _rights_by_user(plan: ServerPlan) -> dict[str, tuple[set[str], set[str]]]:
+    """Return, by user, the unrestricted rights and the denied classes or subjects."""
     found: dict[str, tuple[set[str], set[str]]] = {}
     users, auth = plan.options.users, plan.options.nats.auth
     for user in users.users if users is not None else ():
@@ -242,14 +248,16 @@ def _bounds(plan: Plan) -> dict[str, tuple[set[str], set[str]]]:
     return found
 
 
-def _shown(value: Any) -> str:
+def _format_value(value: Any) -> str:
     return "not set" if value is None else str(value)
 
 
-def taken_over(before: Plan, now: Plan) -> Plan:
-    """What a running server has become that was told of a change: what needs a restart is as it
-    was."""
-    stays = {change.key for change in changes(before, now) if not change.is_reloaded}
+def apply_reload(before: ServerPlan, now: ServerPlan) -> ServerPlan:
+    """Return the settings of the running server after a reload.
+
+    Settings that need a restart keep their old values.
+    """
+    stays = {change.key for change in find_changes(before, now) if not change.is_reloaded}
     values = {k: v for k, v in now.values.items() if k not in stays}
     values |= {k: v for k, v in before.values.items() if k in stays}
     return replace(now, values=values)
@@ -263,7 +271,7 @@ def nats_listener(
     Raises:
         ValueError: If the options contradict each other.
     """
-    config: Config | None = context.params["config"]
+    config: ConfigFile | None = context.params["config"]
     listener = nats_options.nats_options(
         _names_on_command_line(context),
         auth=config.auth if config else None,

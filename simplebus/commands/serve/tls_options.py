@@ -1,6 +1,6 @@
-"""The options of `serve` about TLS and users at all doors, and what they amount to.
+"""Options of `serve` for TLS, users and rates of all listeners.
 
-Rule 1: nothing heavy is imported here, so that help is instant.
+Heavy modules are imported when the command runs, so that `--help` is fast.
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from simplebus.config.mistakes import ConfigError
+from simplebus.config.errors import ConfigError
 from simplebus.config.parse import option, parse_seconds, parse_size
 
 if TYPE_CHECKING:
-    from simplebus.config.file import Config
+    from simplebus.config.file import ConfigFile
     from simplebus.config.users import ConfiguredUsers
     from simplebus.server.tls.certificates import TlsOptions
 
 TLS, USERS = "TLS", "Users"
-"""Under which headings the help lists them."""
+"""Headings of these options in the help."""
 
 SECONDS = 5.0
 
@@ -33,27 +33,30 @@ Cert = Annotated[
     Path | None,
     _file(
         "--tls-cert",
-        "The server's certificate, as PEM, and those between it and its root. With it clients must "
-        "use TLS, at every door that has no certificate of its own. SIGHUP reads it again.",
+        "PEM file with the server's certificate and the intermediate certificates. With it, "
+        "clients must use TLS on every listener that has no certificate of its own. SIGHUP reloads "
+        "it.",
     ),
 ]
-Key = Annotated[Path | None, _file("--tls-key", "Its private key, as PEM, unencrypted.")]
+Key = Annotated[
+    Path | None, _file("--tls-key", "PEM file with the unencrypted private key of --tls-cert.")
+]
 Ca = Annotated[
     Path | None,
     _file(
         "--tls-ca",
-        "Who may have signed the certificates of clients, as PEM. Without it, whom this system "
-        "trusts.",
+        "PEM file of the certificate authorities that may sign client certificates. By default, "
+        "the system's authorities.",
     ),
 ]
 Verify = Annotated[
-    bool, option("--tls-verify", "Only clients that have a certificate are let in.", panel=TLS)
+    bool, option("--tls-verify", "Require a trusted certificate from every client.", panel=TLS)
 ]
 Timeout = Annotated[
     float,
     option(
         "--tls-timeout",
-        "How long a client may take for its TLS handshake.",
+        "Maximum time for the TLS handshake of a client.",
         panel=TLS,
         parser=parse_seconds,
         metavar="SECONDS",
@@ -64,20 +67,20 @@ UsersFile = Annotated[
     Path | None,
     option(
         "--users",
-        "A file of users, as [bold]simplebus user[/bold] writes it: with it, or with users in the "
-        "configuration file, whoever connects has to show who it is.",
+        "File of users, as [bold]simplebus user[/bold] writes it. With it, or with users in the "
+        "configuration file, clients must authenticate.",
         panel=USERS,
         metavar="FILE",
         parser=Path,
-        show_default="everybody may connect",
+        show_default="no authentication",
     ),
 ]
 PerAddress = Annotated[
     int,
     option(
         "--max-connections-per-address",
-        "Connections that one address may have open at once, at the binary and the NATS port "
-        "together. One more is closed as soon as it comes. 0 sets no limit.",
+        "Maximum number of open connections from one address, to the binary and the NATS port "
+        "together. Further connections are closed at once. 0 sets no limit.",
         panel=USERS,
         min=0,
         metavar="COUNT",
@@ -87,8 +90,8 @@ Rate = Annotated[
     float,
     option(
         "--max-connection-rate",
-        "Connections a second that one address may make for long; ten times as many at once. One "
-        "more is closed as soon as it comes. 0 sets no limit.",
+        "Sustained rate of new connections per second from one address; bursts may be ten times as "
+        "large. Further connections are closed at once. 0 sets no limit.",
         panel=USERS,
         min=0,
         metavar="COUNT",
@@ -98,8 +101,9 @@ MessageRate = Annotated[
     float,
     option(
         "--max-message-rate",
-        "Messages a second that all connections of one address together may publish for long; as "
-        "many at once. What is beyond that waits, and is not lost. 0 sets no limit.",
+        "Sustained rate of messages per second that all connections of one address together may "
+        "publish; bursts may contain as many. Further messages wait and are not lost. 0 sets no "
+        "limit.",
         panel=USERS,
         min=0,
         metavar="COUNT",
@@ -109,7 +113,7 @@ ByteRate = Annotated[
     int,
     option(
         "--max-byte-rate",
-        "Bytes a second of what they publish, in the same way. 0 sets no limit.",
+        "The same limit in bytes of published messages per second. 0 sets no limit.",
         panel=USERS,
         parser=parse_size,
         metavar="SIZE",
@@ -118,23 +122,23 @@ ByteRate = Annotated[
 ]
 
 
-def configured_users(users: Path | None, config: Config | None) -> ConfiguredUsers:
-    """Those of both files. Raises ValueError."""
-    from simplebus.config.users import ConfiguredUsers, read_users, together
+def configured_users(users: Path | None, config: ConfigFile | None) -> ConfiguredUsers:
+    """Return the users of the users file and the configuration file. Raises ValueError."""
+    from simplebus.config.users import ConfiguredUsers, merge_users, read_users_file
 
     groups = [] if config is None else [config.users]
     if users is not None:
         try:
-            found, warning = read_users(users)
+            found, warning = read_users_file(users)
         except ConfigError as error:
             raise ConfigError(*(f"--users: {each}" for each in error.messages)) from None
         if warning:
             logging.getLogger("simplebus").warning(warning)
         groups.append(found)
-    return together(groups) if groups else ConfiguredUsers()
+    return merge_users(groups) if groups else ConfiguredUsers()
 
 
-def trusting(doors: Iterable[TlsOptions | None]) -> list[str]:
+def tls_warnings(doors: Iterable[TlsOptions | None]) -> list[str]:
     """Warnings: where more certificates are good than is likely to be meant, and where the door's
     own is no good to clients. One that cannot be used is told elsewhere."""
     from simplebus.server.tls.certificates import certificate_warnings
@@ -143,8 +147,8 @@ def trusting(doors: Iterable[TlsOptions | None]) -> list[str]:
     found: dict[str, None] = {}
     if any(door.requires_client_certificate and door.ca is None for door in used):
         found[
-            "clients must show a certificate, and one of any authority that this system trusts is "
-            "good, as there is no --tls-ca"
+            "--tls-verify without --tls-ca accepts client certificates of every authority that "
+            "this system trusts"
         ] = None
     for door in used:
         with contextlib.suppress(OSError):
@@ -152,7 +156,9 @@ def trusting(doors: Iterable[TlsOptions | None]) -> list[str]:
     return list(found)
 
 
-def shut_out(users: ConfiguredUsers | None, doors: Iterable[TlsOptions | None]) -> list[str]:
+def certificate_user_warnings(
+    users: ConfiguredUsers | None, doors: Iterable[TlsOptions | None]
+) -> list[str]:
     """A warning: who has nothing but a certificate to show, where nobody asks for one."""
     if users is None or any(
         door is not None and door.requires_client_certificate for door in doors
@@ -167,8 +173,8 @@ def shut_out(users: ConfiguredUsers | None, doors: Iterable[TlsOptions | None]) 
         return []
     more = f" and {len(names) - 1} more" if len(names) > 1 else ""
     return [
-        f"user {names[0]!r}{more} can show a certificate and nothing else, and no door asks for "
-        "one: --tls-verify does"
+        f"user {names[0]!r}{more} can authenticate by certificate only, and no listener asks for "
+        "certificates: set --tls-verify"
     ]
 
 
@@ -181,8 +187,11 @@ def tls_options(
     tls_timeout: float,
     **_: Any,
 ) -> TlsOptions | None:
-    """What the options amount to; None for doors in clear. Raises ValueError when they contradict
-    each other."""
+    """Return the TLS settings of all listeners; None without TLS.
+
+    Raises:
+        ValueError: If the options contradict each other.
+    """
     if tls_cert is None and tls_key is None:
         for flag, value in (("--tls-ca", tls_ca), ("--tls-verify", tls_verify)):
             if value:

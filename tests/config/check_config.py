@@ -1,0 +1,15 @@
+"""Runs `simplebus check-config`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from typer.testing import CliRunner
+
+from simplebus import cli
+
+
+def check_config(file: Path) -> tuple[int, str]:
+    """Return the exit status and the output of `simplebus check-config`."""
+    done = CliRunner().invoke(cli.app, ["check-config", str(file)])
+    return done.exit_code, done.output
