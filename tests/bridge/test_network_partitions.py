@@ -32,7 +32,7 @@ def _short(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    ("is_first", "events"), [(False, ("long cut", "kill bridge")), (True, ("long cut",))]
+    ("is_before_bridge", "events"), [(False, ("long cut", "kill bridge")), (True, ("long cut",))]
 )
 def test_bad_network_keeps_messages_once_in_order(
     is_before_bridge: bool, events: tuple[str, ...]

@@ -12,13 +12,7 @@ from simplebus.client.aio.writer import WRITE_BUFFER_BYTES
 from simplebus.core.protocol import frames
 from tests.client.bus_server import BusServer, until
 from tests.client.conftest import Run
-from tests.client.faulty_server import (
-    CREDIT_BYTES,
-    FakeServer,
-    confirm,
-    fake_server,
-    refuse,
-)
+from tests.client.faulty_server import CREDIT_BYTES, FakeServer, confirm, fake_server, refuse
 
 PUBLISHED = (frames.MESSAGE, frames.ENVELOPE)
 registry = simplebus.Registry()

@@ -23,13 +23,7 @@ from simplebus.core.protocol import frames
 from simplebus.core.protocol.requests import ConnectReply
 from tests.client.bus_server import PATIENCE_SECONDS, BusServer, until
 from tests.client.conftest import Run
-from tests.client.faulty_server import (
-    FakeServer,
-    confirm,
-    fake_server,
-    faulty_proxy,
-    refuse,
-)
+from tests.client.faulty_server import FakeServer, confirm, fake_server, faulty_proxy, refuse
 
 NUMBERED = [b"message %d" % number for number in range(50)]
 

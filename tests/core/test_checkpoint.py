@@ -17,12 +17,7 @@ from simplebus.core.protocol.durability import Durability
 from simplebus.core.redelivery.handover import merge_adjacent
 from simplebus.core.snapshot import decode_changes
 from tests.behaviour.wire_peer import BrokerHarness
-from tests.behaviour.wire_peer_v2 import (
-    connect_version2,
-    nack,
-    publish,
-    subscribe,
-)
+from tests.behaviour.wire_peer_v2 import connect_version2, nack, publish, subscribe
 
 ROWS = st.lists(st.tuples(st.integers(0, 2), st.integers(1, 3), st.integers(0, 9)), max_size=20)
 

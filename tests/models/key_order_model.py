@@ -47,9 +47,9 @@ class Message:
     expires: float
     not_before: float
     sent: int = 0
-    """How often."""
+    """Number of deliveries."""
     holder: Version2Peer | None = None
-    """Who was sent it and has not said anything that counts since."""
+    """Member to which it was delivered and which has not decided yet."""
     is_acked: bool = False
     is_gone: bool = False
     is_purged: bool = False
@@ -86,7 +86,7 @@ class KeyOrderModel:
         self.messages: list[Message] = []
         self.members: list[Version2Peer] = []
         self.limited = False
-        """Whether some member may have no room."""
+        """True if a member limits its messages in flight."""
         self.publisher = connect_version2(self.bus)
         self.join()
 
@@ -100,12 +100,12 @@ class KeyOrderModel:
         assert isinstance(group, KeyOrderedGroup)
         return group
 
-    # What happens --------------------------------------------------------------------------------
+    # Actions -------------------------------------------------------------------------------------
 
     def join(self, max_in_flight: int | None = None, name: str | None = None) -> None:
-        wish = subscribe(1, 5, **self.options, max_in_flight=max_in_flight)
+        request = subscribe(1, 5, **self.options, max_in_flight=max_in_flight)
         self.limited |= max_in_flight is not None
-        member = connect_version2(self.bus, wish, **({} if name is None else {"name": name}))
+        member = connect_version2(self.bus, request, **({} if name is None else {"name": name}))
         self.members.append(member)
         self.record_delivery(member, member.receive_all()[0])
 
@@ -117,9 +117,9 @@ class KeyOrderModel:
         member.disconnect()
         self.check()
 
-    def publish(self, *some: tuple[bytes, str, int | None, int | None]) -> None:
+    def publish(self, *messages_: tuple[bytes, str, int | None, int | None]) -> None:
         contents = []
-        for key, channel, expires_ms, delay_ms in some:
+        for key, channel, expires_ms, delay_ms in messages_:
             contents.append(
                 encode_with_key(key, channel=channel, expires_ms=expires_ms, not_before_ms=delay_ms)
             )
@@ -132,7 +132,7 @@ class KeyOrderModel:
                     0.0 if delay_ms is None else self.now + delay_ms / 1000,
                 )
             )
-        first = len(self.messages) - len(some)
+        first = len(self.messages) - len(messages_)
         self.publisher.send(publish_envelopes(1, first, *contents))
         self.check()
 
@@ -143,8 +143,8 @@ class KeyOrderModel:
 
     def record_delivery(self, member: Version2Peer, got: list[Version2Message]) -> None:
         self.check()
-        for one in got:
-            self._was_sent(member, self.messages[one.message_id], one.attempt)
+        for delivery in got:
+            self._was_sent(member, self.messages[delivery.message_id], delivery.attempt)
 
     def ack(self, member: Version2Peer, first: int, last: int) -> None:
         member.send(ack(5, first, last))
@@ -193,20 +193,21 @@ class KeyOrderModel:
         for member in list(self.members):
             self.leave(member)
         broker, former = self.bus.broker, self.group
-        keeper = Checkpointer(Broker(broker.settings, commit_log=CommitLog()))
-        keeper._broker = broker
-        cls, kept = broker.classes[1], keeper._snapshot_position(former)
-        window = kept.window.to_window(floor=cls.ring.floor, head=cls.ring.head)
-        spans = spans_by_attempts(window.floor, window.cursor, kept.attempts, default=1)
-        answers: SubscriptionManager = broker.subscription_manager
+        checkpointer = Checkpointer(Broker(broker.settings, commit_log=CommitLog()))
+        checkpointer._broker = broker
+        cls, snapshot = broker.classes[1], checkpointer._snapshot_position(former)
+        window = snapshot.window.to_window(floor=cls.ring.floor, head=cls.ring.head)
+        spans = spans_by_attempts(window.floor, window.cursor, snapshot.attempts, default=1)
+        manager: SubscriptionManager = broker.subscription_manager
         assert (
-            answers.restore_position(cls, kept, former.delivery_policy, window, spans) is not None
+            manager.restore_position(cls, snapshot, former.delivery_policy, window, spans)
+            is not None
         )
-        answers.end_position(former)
+        manager.end_position(former)
         self.bus.check_invariants()
         self.join()
 
-    # What must hold ------------------------------------------------------------------------------
+    # Checks --------------------------------------------------------------------------------------
 
     def _holders(self) -> dict[int, Version2Peer]:
         return {m.sequence: m.holder for m in self.messages if m.holder is not None}
@@ -237,7 +238,7 @@ class KeyOrderModel:
         return not self.channels or any(matches(c, message.channel) for c in self.channels)
 
     def is_unfinished(self, message: Message) -> bool:
-        """Whether something is still to be done about it."""
+        """Return True if the message must still be delivered or decided."""
         if message.is_acked or message.is_gone or not self._is_wanted(message):
             return False
         return message.holder is not None or message.expires > self.now
@@ -248,8 +249,10 @@ class KeyOrderModel:
         for message in self.messages:
             if message.is_acked or message.is_gone:
                 continue
-            at = message.sequence
-            if at < group.window.cursor and not group.window.unacked_ranges(at, at + 1):
+            sequence = message.sequence
+            if sequence < group.window.cursor and not group.window.unacked_ranges(
+                sequence, sequence + 1
+            ):
                 message.is_gone = True
                 message.holder = None
                 assert (
@@ -258,7 +261,7 @@ class KeyOrderModel:
                     or message.sent >= self.max_deliveries > 0
                     or self.may_drop
                     or message.is_purged
-                ), f"{at} is lost"
+                ), f"{sequence} is lost"
         for message in self.messages:
             if message.is_acked:
                 assert not group.window.unacked_ranges(message.sequence, message.sequence + 1)
@@ -276,8 +279,8 @@ class KeyOrderModel:
         for message in self.messages:
             if self.is_unfinished(message) and message.not_before <= self.now:
                 keys.setdefault(message.key or message.sequence, []).append(message)
-        for some in keys.values():
-            assert any(message.sent for message in some), [m.sequence for m in some]
+        for messages_ in keys.values():
+            assert any(message.sent for message in messages_), [m.sequence for m in messages_]
 
     def finish(self) -> None:
         """Acknowledge everything with every member, until nothing is left."""

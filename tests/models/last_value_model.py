@@ -27,7 +27,7 @@ class LastValueWriter:
         self.peer = connect_version2(bus, classes=[KEEPS], **more)
         self.number = 0
         self.values: dict[str, tuple[bytes, float]] = {}
-        """By channel: payload, and when it expires."""
+        """Payload and expiry time by channel."""
 
     def put(self, channel: str, payload: bytes, expires_ms: int | None = None) -> None:
         if channel or expires_ms is not None:

@@ -30,8 +30,8 @@ from tests.behaviour.wire_peer_v2 import (
 from tests.behaviour.wire_peer_v2 import ack as ack2
 from tests.core.test_dead_letters import DEAD_1, dead_headers
 
-MAX = {"": 1, "d": 2, "e": 3}
-"""How often each position is sent a message, by its name."""
+MAX_DELIVERIES = {"": 1, "d": 2, "e": 3}
+"""Maximum deliveries of each position, by its name."""
 NUMBERS = {5: "", 6: "d", 7: "e", 8: "e"}
 """Two of the subscriptions are members of a durable group."""
 
@@ -72,7 +72,7 @@ class DeadLetterModel:
     def receive_and_decide(self, decisions: list[str]) -> None:
         """Let every reader receive its messages and decide on them."""
         self.bus.broker.check_invariants()
-        self.bus.broker.run_due_wakeups()  # A group goes on giving up in another turn.
+        self.bus.broker.run_due_wakeups()  # A group continues dead-lettering in another turn.
         for message in self.old.receive_messages():
             self.old.send(ack(1, message.message_id, message.message_id + 1))
             self.old_acked.add(message.message_id)
@@ -86,7 +86,7 @@ class DeadLetterModel:
             name, at = NUMBERS[message.number], message.message_id
             self.delivered[name, at] += 1
             assert (name, at) not in self.acked
-            assert message.attempt == self.delivered[name, at] <= MAX[name]
+            assert message.attempt == self.delivered[name, at] <= MAX_DELIVERIES[name]
             decision = decisions[n % len(decisions)]
             if decision == "ack":
                 self.acked.add((name, at))
@@ -106,7 +106,7 @@ class DeadLetterModel:
     def check(self) -> None:
         """Compare the dead letters with the messages that were sent and not acknowledged."""
         expected = Counter(
-            (name, at, Reason.MAX_DELIVERIES, MAX[name])
+            (name, at, Reason.MAX_DELIVERIES, MAX_DELIVERIES[name])
             for name, at in self.delivered
             if (name, at) not in self.acked
         )
@@ -140,15 +140,15 @@ def test_every_message_is_acknowledged_or_one_dead_letter(
 
 
 def run_steps(steps: list[tuple[list[bytes], list[str], bool]]) -> None:
-    world = DeadLetterModel()
-    for kinds, decisions, goes in steps:
-        world.publish(kinds)
-        world.receive_and_decide(decisions)
-        if goes:
-            world.named.disconnect()
-            world.named = world.connect_readers()
-    world.settle()
-    world.check()
+    model = DeadLetterModel()
+    for kinds, decisions, reconnects in steps:
+        model.publish(kinds)
+        model.receive_and_decide(decisions)
+        if reconnects:
+            model.named.disconnect()
+            model.named = model.connect_readers()
+    model.settle()
+    model.check()
 
 
 def test_model_detects_messages_given_up_twice(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -68,7 +68,7 @@ class KeyGroupMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.has_members)
     @rule(who=MEMBER_INDEXES, data=st.data())
     def send(self, who: int, data: st.DataObject) -> None:
-        """Of something that it has, or of more than that."""
+        """Ack, reject or extend held messages, or a range that contains more."""
         world, member = self.world, self.member(who)
         self.world.receive(member)
         held = [m.sequence for m in world.messages if m.holder is member]
@@ -99,7 +99,7 @@ class KeyGroupMachine(RuleBasedStateMachine):
 
     @rule(first=st.integers(0, 12), count=st.sampled_from([1, 1, 3, 10]))
     def purge(self, first: int, count: int) -> None:
-        """Of what is stored, and of what is gone already."""
+        """Purge a range that may contain messages that are gone already."""
         messages = self.world.messages
         left = [m.sequence for m in messages if not (m.is_acked or m.is_gone)]
         at = left[first % len(left)] if left else first

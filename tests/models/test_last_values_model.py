@@ -26,12 +26,7 @@ from tests.behaviour.wire_peer_v2 import (
     subscribe,
     unsubscribe,
 )
-from tests.models.last_value_model import (
-    CHANNELS,
-    LastValueWriter,
-    payload,
-    read_last_values,
-)
+from tests.models.last_value_model import CHANNELS, LastValueWriter, payload, read_last_values
 
 IN_MEMORY = [policy for policy in FullPolicy if policy is not FullPolicy.SPILL]
 PATTERNS = st.sampled_from([[], ["a"], ["b", "c.*"], ["#"]])
@@ -39,8 +34,8 @@ PUBLISH = st.tuples(
     st.just("publish"), st.sampled_from(CHANNELS), st.sampled_from([0, 1, 1, 1, 40]), st.booleans()
 )
 READ = st.tuples(st.just("read"), st.integers(0, 3), st.integers(0, 3))
-COME = st.tuples(st.just("come"), PATTERNS, st.sampled_from(["new", "last_values"]), st.booleans())
-LIFE = st.lists(
+JOIN = st.tuples(st.just("join"), PATTERNS, st.sampled_from(["new", "last_values"]), st.booleans())
+ACTIONS = st.lists(
     st.one_of(
         PUBLISH,
         PUBLISH,
@@ -48,9 +43,9 @@ LIFE = st.lists(
         READ,
         READ,
         st.tuples(
-            st.just("come"), PATTERNS, st.sampled_from(["new", "last_values"]), st.booleans()
+            st.just("join"), PATTERNS, st.sampled_from(["new", "last_values"]), st.booleans()
         ),
-        st.tuples(st.just("go"), st.integers(0, 3)),
+        st.tuples(st.just("leave"), st.integers(0, 3)),
         st.tuples(st.just("tick"), st.integers(1, 4)),
     ),
     max_size=80,
@@ -83,8 +78,8 @@ class LastValueScenario:
         self.bus = bus
         self.writer = LastValueWriter(bus)
         self.readers: list[LastValueReader] = []
-        self.until: dict[bytes, float] = {}
-        """When each payload expires."""
+        self.expiry_times: dict[bytes, float] = {}
+        """Expiry time of each payload."""
         self.channel_of: dict[bytes, str] = {}
         self.count = 0
 
@@ -94,16 +89,16 @@ class LastValueScenario:
         self.writer.put(channel, text, 3000 if is_timed else None)
         if text:
             now = self.bus.broker.clock.now
-            self.until[text] = now + 3 if is_timed else float("inf")
+            self.expiry_times[text] = now + 3 if is_timed else float("inf")
             self.channel_of[text] = channel
             for reader in self.readers:
                 if reader.is_match(channel):
                     reader.undelivered.add(text)
 
-    def come(self, patterns: list[str], start: str, is_shy: bool) -> None:
+    def join(self, patterns: list[str], start: str, is_limited: bool) -> None:
         if len(self.readers) == 4:
             return
-        options = {"max_in_flight": 2} if is_shy else {}
+        options = {"max_in_flight": 2} if is_limited else {}
         peer = connect_version2(
             self.bus, subscribe(1, 4, channels=patterns, start=start, **options)
         )
@@ -114,11 +109,11 @@ class LastValueScenario:
             reader.first = set(reader.undelivered)
         self.readers.append(reader)
 
-    def read(self, which: int, how: int) -> None:
+    def read(self, index: int, arguments: int) -> None:
         """Receive all messages, and acknowledge all, some or none, or reject some."""
-        if which >= len(self.readers):
+        if index >= len(self.readers):
             return
-        reader = self.readers[which]
+        reader = self.readers[index]
         for got in reader.peer.receive_deliveries():
             text = payload(got.content, got.kind)
             reader.unacked.append(got.message_id)
@@ -127,19 +122,19 @@ class LastValueScenario:
                 assert text in reader.undelivered
                 reader.delivered.append(text)
         reader.unacked = sorted(set(reader.unacked))
-        if how == 0:
+        if arguments == 0:
             return
-        some = reader.unacked if how == 1 else reader.unacked[::2]
-        say = nack if how == 3 else ack
+        some = reader.unacked if arguments == 1 else reader.unacked[::2]
+        encode_reply = nack if arguments == 3 else ack
         for number in some:
-            reader.peer.send(say(4, number, number + 1))
-        if how != 3:
+            reader.peer.send(encode_reply(4, number, number + 1))
+        if arguments != 3:
             reader.unacked = [number for number in reader.unacked if number not in some]
 
-    def go(self, which: int) -> None:
+    def leave(self, index: int) -> None:
         """Receive and acknowledge all, and disconnect."""
-        if which < len(self.readers):
-            self.end(self.readers.pop(which))
+        if index < len(self.readers):
+            self.end(self.readers.pop(index))
 
     def end(self, reader: LastValueReader) -> None:
         self.readers.append(reader)
@@ -148,9 +143,11 @@ class LastValueScenario:
         self.readers.pop()
         now = self.bus.broker.clock.now
         missing = reader.undelivered - set(reader.delivered)
-        assert all(self.until[text] <= now for text in missing), missing
-        new = [int(text.split(b".")[0]) for text in reader.delivered if text not in reader.first]
-        assert new == sorted(new)
+        assert all(self.expiry_times[text] <= now for text in missing), missing
+        new_numbers = [
+            int(text.split(b".")[0]) for text in reader.delivered if text not in reader.first
+        ]
+        assert new_numbers == sorted(new_numbers)
         reader.peer.send(unsubscribe(4))
         reader.peer.disconnect()
 
@@ -159,9 +156,9 @@ class LastValueScenario:
             self.bus.broker.clock.now += 1
             self.bus.tick()
 
-    def live(self, life: list[tuple[object, ...]]) -> None:
-        for what, *how in life:
-            getattr(self, str(what))(*how)
+    def live(self, actions: list[tuple[object, ...]]) -> None:
+        for action, *arguments in actions:
+            getattr(self, str(action))(*arguments)
 
 
 @pytest.fixture(autouse=True)
@@ -172,45 +169,47 @@ def compact_early() -> object:
 
 
 @settings(max_examples=80)
-@given(LIFE)
-def test_readers_get_each_message_once_and_in_order(life: list[tuple[object, ...]]) -> None:
+@given(ACTIONS)
+def test_readers_get_each_message_once_and_in_order(actions: list[tuple[object, ...]]) -> None:
     bus = BrokerHarness()
-    lived = LastValueScenario(bus)
-    lived.come([], "new", False)  # Somebody is there always: else all waits for the first one.
-    lived.live(life)
-    late = read_last_values(bus)
-    assert sorted(late) == sorted(lived.writer.live_values())
-    for reader in list(lived.readers):
-        lived.go(lived.readers.index(reader))
-    assert sorted(read_last_values(bus)) == sorted(late)
+    scenario = LastValueScenario(bus)
+    scenario.join([], "new", False)  # Without any subscription, messages wait for the first one.
+    scenario.live(actions)
+    last_values_ = read_last_values(bus)
+    assert sorted(last_values_) == sorted(scenario.writer.live_values())
+    for reader in list(scenario.readers):
+        scenario.leave(scenario.readers.index(reader))
+    assert sorted(read_last_values(bus)) == sorted(last_values_)
 
 
 @settings(max_examples=50)
-@given(LIFE, st.sampled_from(IN_MEMORY))
+@given(ACTIONS, st.sampled_from(IN_MEMORY))
 def test_full_class_keeps_last_values_and_counts_dropped_ones(
-    life: list[tuple[object, ...]], policy: FullPolicy
+    actions: list[tuple[object, ...]], policy: FullPolicy
 ) -> None:
     bus = BrokerHarness(Settings(limits=Limits(class_messages=9), full_policy=policy))
     writer, reader = LastValueWriter(bus), connect_version2(bus, subscribe(1, 4))
-    for what, *how in life:
-        if what == "publish" and not writer.peer.session.parked_messages:
-            channel, size, is_timed = how
+    for action, *arguments in actions:
+        if action == "publish" and not writer.peer.session.parked_messages:
+            channel, size, is_timed = arguments
             text = b"%d." % writer.number * int(str(size))
             before = dict(writer.values)
             writer.put(str(channel), text, 3000 if is_timed else None)
             if "drop_newest" in writer.peer.receive_error_codes():
                 writer.values = before
-        elif what == "read":
+        elif action == "read":
             got = [each.message_id for each in reader.receive_deliveries()]
             if got:
                 reader.send(ack(4, min(got), max(got) + 1))
-        elif what == "tick":
+        elif action == "tick":
             bus.broker.clock.now += 1
             bus.tick()
     while got := [each.message_id for each in reader.receive_deliveries()]:
         reader.send(ack(4, min(got), max(got) + 1))
     assert not writer.peer.session.parked_messages
-    late, dropped = read_last_values(bus), bus.statistics(1).dropped
-    assert len(set(late)) == len(late)
-    assert set(late) <= writer.live_values()
-    assert dropped.get(Reason.LAST_VALUE_DROPPED, 0) >= len(writer.live_values()) - len(late)
+    last_values_, dropped = read_last_values(bus), bus.statistics(1).dropped
+    assert len(set(last_values_)) == len(last_values_)
+    assert set(last_values_) <= writer.live_values()
+    assert dropped.get(Reason.LAST_VALUE_DROPPED, 0) >= len(writer.live_values()) - len(
+        last_values_
+    )

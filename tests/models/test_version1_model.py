@@ -73,14 +73,14 @@ class Version1Machine(RuleBasedStateMachine):
             trusting=self.trusting,
         )
         for class_id in CLASSES[:2]:
-            talker = self.world.open()
-            self.world.connect(talker, class_id)
-            self.world.subscribe(talker, class_id)
-        self.world.subscribe(talker, CLASSES[0])
+            model_peer = self.world.open()
+            self.world.connect(model_peer, class_id)
+            self.world.subscribe(model_peer, class_id)
+        self.world.subscribe(model_peer, CLASSES[0])
 
     def peer(self, number: int) -> ModelPeer:
-        talkers = self.world.peers
-        return talkers[number % len(talkers)]
+        model_peers = self.world.peers
+        return model_peers[number % len(model_peers)]
 
     @property
     def has_peers(self) -> bool:
@@ -164,25 +164,25 @@ class Version1Machine(RuleBasedStateMachine):
         world.publish(self.peer(who), *self.known([run]))
         for _ in range(ticks):
             with world.unchecked():
-                for talker in list(world.peers):
-                    world.read_bytes(talker, 1 << 40)
+                for model_peer in list(world.peers):
+                    world.read_bytes(model_peer, 1 << 40)
                     if random.random() < 0.1:
-                        world.ack(talker, random.choice(sorted(world.classes)), random)
+                        world.ack(model_peer, random.choice(sorted(world.classes)), random)
             world.tick()
 
     @precondition(lambda self: self.has_peers)
     @rule(who=anybody)
     def take_and_acknowledge_everything(self, who: int) -> None:
-        talker = self.peer(who)
-        self.world.read_bytes(talker, 1 << 40)
-        self.world.ack_everything(talker)
+        model_peer = self.peer(who)
+        self.world.read_bytes(model_peer, 1 << 40)
+        self.world.ack_everything(model_peer)
 
     @rule(times=st.sampled_from([1, 1, 1, 7, 31]))
     def tick(self, times: int) -> None:
         self.world.tick(times)
 
     def known(self, some: list[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
-        """These runs, of classes that were named."""
+        """Return these runs with classes that were named."""
         named = sorted(self.world.classes)
         return [(named[CLASSES.index(c) % len(named)], count, size) for c, count, size in some]
 

@@ -16,12 +16,7 @@ from msgspec.structs import replace
 
 from simplebus.core.protocol.requests import SubscribeRequest
 from tests.models.version2_model import Version2Model
-from tests.models.version2_state import (
-    CLASSES,
-    ModelMessage,
-    ModelPublisher,
-    Version2ModelPeer,
-)
+from tests.models.version2_state import CLASSES, ModelMessage, ModelPublisher, Version2ModelPeer
 from tests.support.oracles import ID_COUNT
 
 anybody = st.integers(0, 5)
@@ -82,20 +77,20 @@ class Version2Machine(RuleBasedStateMachine):
             first_number=first_number,
             trusting=self.trusting,
         )
-        for number, (class_id, wish) in enumerate(asked):
-            talker = self.world.open() if number < 2 else self.peer(number)
-            self.world.subscribe(talker, class_id, number + 1, wish)
+        for number, (class_id, request_) in enumerate(asked):
+            model_peer = self.world.open() if number < 2 else self.peer(number)
+            self.world.subscribe(model_peer, class_id, number + 1, request_)
 
     def peer(self, who: int) -> Version2ModelPeer:
-        talkers = self.world.peers
-        return talkers[who % len(talkers)]
+        model_peers = self.world.peers
+        return model_peers[who % len(model_peers)]
 
     def publisher(self, who: int) -> ModelPublisher:
         return self.world.authors[who % len(self.world.authors)]
 
-    def number(self, talker: Version2ModelPeer, which: int) -> int:
-        """One of its subscriptions."""
-        return sorted(talker.subscriptions)[which % len(talker.subscriptions)]
+    def number(self, model_peer: Version2ModelPeer, which: int) -> int:
+        """Return the number of one of the peer's subscriptions."""
+        return sorted(model_peer.subscriptions)[which % len(model_peer.subscriptions)]
 
     @property
     def has_peers(self) -> bool:
@@ -177,8 +172,8 @@ class Version2Machine(RuleBasedStateMachine):
 
     @rule()
     def everybody_takes_everything(self) -> None:
-        for talker in list(self.world.peers):
-            self.world.read_bytes(talker, 1 << 40)
+        for model_peer in list(self.world.peers):
+            self.world.read_bytes(model_peer, 1 << 40)
 
     @precondition(lambda self: self.has_peers)
     @rule(
@@ -189,10 +184,10 @@ class Version2Machine(RuleBasedStateMachine):
         spanning=st.booleans(),
     )
     def acknowledge(self, who: int, which: int, first: int, count: int, spanning: bool) -> None:
-        talker = self.peer(who)
-        if talker.subscriptions:
-            number = self.number(talker, which)
-            self.world.ack(talker, number, first, count, spanning=spanning)
+        model_peer = self.peer(who)
+        if model_peer.subscriptions:
+            number = self.number(model_peer, which)
+            self.world.ack(model_peer, number, first, count, spanning=spanning)
 
     @precondition(lambda self: self.has_peers)
     @rule(
@@ -203,34 +198,34 @@ class Version2Machine(RuleBasedStateMachine):
         delay_ms=st.sampled_from([None, 0, 700, 3000]),
     )
     def refuse(self, who: int, which: int, first: int, count: int, delay_ms: int | None) -> None:
-        talker = self.peer(who)
-        if talker.subscriptions:
-            self.world.nack(talker, self.number(talker, which), first, count, delay_ms)
+        model_peer = self.peer(who)
+        if model_peer.subscriptions:
+            self.world.nack(model_peer, self.number(model_peer, which), first, count, delay_ms)
 
     @precondition(lambda self: self.has_peers)
     @rule(who=anybody, which=anybody, first=st.integers(0, 3), count=st.sampled_from([1, 2]))
     def terminate(self, who: int, which: int, first: int, count: int) -> None:
-        talker = self.peer(who)
-        if talker.subscriptions:
-            self.world.terminate(talker, self.number(talker, which), first, count)
+        model_peer = self.peer(who)
+        if model_peer.subscriptions:
+            self.world.terminate(model_peer, self.number(model_peer, which), first, count)
 
     @rule(who=anybody, kind=kinds, count=st.integers(1, 9), random=randoms)
     def publish_and_everybody_decides(
         self, who: int, kind: dict[str, object], count: int, random: Random
     ) -> None:
         self.say(who, [(random.choice(CLASSES), kind) for _ in range(count)])
-        for talker in list(self.world.peers):
-            self.world.read_bytes(talker, 1 << 40)
-        for talker in self.world.peers:
-            for number in sorted(talker.subscriptions):
+        for model_peer in list(self.world.peers):
+            self.world.read_bytes(model_peer, 1 << 40)
+        for model_peer in self.world.peers:
+            for number in sorted(model_peer.subscriptions):
                 first, few = random.randrange(3), random.randrange(4)
                 if random.random() < 0.6:
                     spanning = random.random() < 0.7
-                    self.world.ack(talker, number, first, few, spanning=spanning)
+                    self.world.ack(model_peer, number, first, few, spanning=spanning)
                 elif random.random() < 0.6:
-                    self.world.nack(talker, number, first, few, random.choice([None, 0, 700]))
-        for talker in list(self.world.peers):
-            self.world.read_bytes(talker, 1 << 40)
+                    self.world.nack(model_peer, number, first, few, random.choice([None, 0, 700]))
+        for model_peer in list(self.world.peers):
+            self.world.read_bytes(model_peer, 1 << 40)
 
     @precondition(lambda self: len(self.world.peers) < 5)
     @rule(
@@ -250,17 +245,17 @@ class Version2Machine(RuleBasedStateMachine):
         durable: str | None,
         random: Random,
     ) -> None:
-        """Two more are in it, and what one acknowledges spans what the other one holds."""
+        """Add two members; an ack of one may span messages that the other holds."""
         members = [self.world.open(), self.world.open()]
-        for talker in members:
+        for model_peer in members:
             asked = SubscribeRequest(group="g", durable=durable, max_in_flight=most)
-            self.world.subscribe(talker, class_id, 1, asked)
+            self.world.subscribe(model_peer, class_id, 1, asked)
         self.say(who, [(class_id, {})] * count)
-        for talker in members:
-            self.world.read_bytes(talker, 1 << 40)
-        talker = random.choice(members)
-        if talker.subscriptions:
-            self.world.ack(talker, 1, random.randrange(2), random.randrange(4), spanning=True)
+        for model_peer in members:
+            self.world.read_bytes(model_peer, 1 << 40)
+        model_peer = random.choice(members)
+        if model_peer.subscriptions:
+            self.world.ack(model_peer, 1, random.randrange(2), random.randrange(4), spanning=True)
 
     @precondition(lambda self: len(self.world.peers) < 6)
     @rule(
@@ -273,11 +268,11 @@ class Version2Machine(RuleBasedStateMachine):
     def a_durable_is_left_alone(
         self, who: int, class_id: int, count: int, idle_seconds: float, seconds: float
     ) -> None:
-        """Nobody uses it any more, and it keeps what comes, as long as it is to stay."""
-        talker = self.world.open()
+        """Leave a durable idle: it keeps new messages until its idle time is over."""
+        model_peer = self.world.open()
         asked = SubscribeRequest(durable="d", idle_seconds=idle_seconds)
-        self.world.subscribe(talker, class_id, 1, asked)
-        self.world.leave(talker)
+        self.world.subscribe(model_peer, class_id, 1, asked)
+        self.world.leave(model_peer)
         if count:
             self.say(who, [(class_id, {})] * count)
         self.world.wait(seconds)
@@ -286,9 +281,9 @@ class Version2Machine(RuleBasedStateMachine):
     @precondition(lambda self: self.has_peers)
     @rule(who=anybody, which=anybody)
     def ask_for_time(self, who: int, which: int) -> None:
-        talker = self.peer(who)
-        if talker.subscriptions:
-            self.world.working(talker, self.number(talker, which))
+        model_peer = self.peer(who)
+        if model_peer.subscriptions:
+            self.world.working(model_peer, self.number(model_peer, which))
 
     @rule(times=st.sampled_from([1, 1, 2, 3, 7]))
     def tick(self, times: int) -> None:

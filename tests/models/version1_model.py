@@ -20,14 +20,7 @@ from random import Random
 from simplebus.core.broker.broker import FullPolicy, Settings
 from simplebus.core.errors import Reason, RemoteProtocolError
 from simplebus.core.limits import RECEIVE_BYTES, RING_IDLE_TICKS, Limits
-from tests.behaviour.wire_peer import (
-    BrokerHarness,
-    ack,
-    connect,
-    heartbeat,
-    publish,
-    subscribe,
-)
+from tests.behaviour.wire_peer import BrokerHarness, ack, connect, heartbeat, publish, subscribe
 from tests.models.version1_state import (
     FRAME_BYTES,
     AckMeaning,
@@ -40,13 +33,7 @@ from tests.models.version1_state import (
     PublishMeaning,
     SubscribeMeaning,
 )
-from tests.support.oracles import (
-    ID_COUNT,
-    AckOracle,
-    group_ids,
-    parse_frame,
-    split_frames,
-)
+from tests.support.oracles import ID_COUNT, AckOracle, group_ids, parse_frame, split_frames
 from tests.support.strategies import CONNECT, MESSAGE
 
 
@@ -84,119 +71,128 @@ class Version1Model:
         self.tick_number = 0
         self.classes: dict[int, ModelClass] = {}
         self.peers: list[ModelPeer] = []
-        """Those that are open."""
+        """Open peers."""
         self.closed_peers: list[ModelPeer] = []
-        """Those that left messages behind which wait for room."""
+        """Closed peers whose messages still wait for space."""
         self.refused: Counter[Reason] = Counter()
-        self.woken: set[int] = set()
-        """Sessions that a driver was told to send to, and has not sent everything."""
+        self.writable: set[int] = set()
+        """Sessions that the broker reported as writable and that still have output."""
         self.blocked: set[int] = set()
-        """Sessions whose messages wait for room, when last looked at."""
+        """Sessions whose messages waited for space at the last check."""
         self.messages = 0
         self.checking = True
 
-    # What happens --------------------------------------------------------------------------------
+    # Actions -------------------------------------------------------------------------------------
 
     def open(self) -> ModelPeer:
-        talker = ModelPeer(self.bus.peer())
-        self.peers.append(talker)
+        model_peer = ModelPeer(self.bus.peer())
+        self.peers.append(model_peer)
         self.check()
-        return talker
+        return model_peer
 
-    def close(self, talker: ModelPeer) -> None:
-        talker.peer.disconnect()
-        self.peers.remove(talker)
-        self.woken.discard(talker.session_id)
-        self.closed_peers.append(talker)
-        for kind in self.classes.values():
-            subscriber = kind.subscribers.pop(talker.session_id, None)
-            if subscriber is not None and not kind.subscribers:
-                kind.unacked_backlog, kind.cursor = subscriber.flights, subscriber.cursor
-                for sequence, flight in kind.unacked_backlog.items():
+    def close(self, model_peer: ModelPeer) -> None:
+        model_peer.peer.disconnect()
+        self.peers.remove(model_peer)
+        self.writable.discard(model_peer.session_id)
+        self.closed_peers.append(model_peer)
+        for model_class in self.classes.values():
+            subscriber = model_class.subscribers.pop(model_peer.session_id, None)
+            if subscriber is not None and not model_class.subscribers:
+                model_class.unacked_backlog, model_class.cursor = (
+                    subscriber.flights,
+                    subscriber.cursor,
+                )
+                for sequence, flight in model_class.unacked_backlog.items():
                     if flight.is_free:  # It was not sent again.
-                        kind.unacked_backlog[sequence] = subscriber.former[sequence]
+                        model_class.unacked_backlog[sequence] = subscriber.former[sequence]
         self.observe()
 
-    def connect(self, talker: ModelPeer, *class_ids: int) -> None:
-        self.send_frames(talker)
-        self.send_frames(talker, (connect(*class_ids), ConnectMeaning(class_ids)))
+    def connect(self, model_peer: ModelPeer, *class_ids: int) -> None:
+        self.send_frames(model_peer)
+        self.send_frames(model_peer, (connect(*class_ids), ConnectMeaning(class_ids)))
 
-    def subscribe(self, talker: ModelPeer, class_id: int) -> None:
-        self.send_frames(talker)
-        self.send_frames(talker, (subscribe(class_id), SubscribeMeaning(class_id)))
+    def subscribe(self, model_peer: ModelPeer, class_id: int) -> None:
+        self.send_frames(model_peer)
+        self.send_frames(model_peer, (subscribe(class_id), SubscribeMeaning(class_id)))
 
-    def publish(self, talker: ModelPeer, *runs: tuple[int, int, int], hold: int = 0) -> None:
+    def publish(self, model_peer: ModelPeer, *runs: tuple[int, int, int], hold: int = 0) -> None:
         """Publish runs of (class id, count, size), one after the other."""
-        said = [self.message(class_id, size) for class_id, n, size in runs for _ in range(n)]
-        self.send_frames(talker, *said, hold=hold)
+        frames = [self.message(class_id, size) for class_id, n, size in runs for _ in range(n)]
+        self.send_frames(model_peer, *frames, hold=hold)
 
-    def send_mixed(self, talker: ModelPeer, count: int, random: Random, *, hold: int = 0) -> None:
+    def send_mixed(
+        self, model_peer: ModelPeer, count: int, random: Random, *, hold: int = 0
+    ) -> None:
         """Send messages of all classes, heartbeats and acks alternately, as one read."""
         class_ids = list(self.classes)
-        said: list[tuple[bytes, Meaning]] = []
+        frames: list[tuple[bytes, Meaning]] = []
         for _ in range(count):
-            said.append(self.message(random.choice(class_ids), random.randrange(30)))
+            frames.append(self.message(random.choice(class_ids), random.randrange(30)))
             if random.random() < 0.2:
-                said.append((heartbeat(), None))
+                frames.append((heartbeat(), None))
         if self.policy is not FullPolicy.DROP_OLDEST:
-            acks = [each for c in class_ids for each in self.encode_acks(talker, c, random)]
+            acks = [each for c in class_ids for each in self.encode_acks(model_peer, c, random)]
             for each in acks:
-                said.insert(random.randrange(len(said) + 1), each)
-        self.send_frames(talker, *said, hold=hold)
+                frames.insert(random.randrange(len(frames) + 1), each)
+        self.send_frames(model_peer, *frames, hold=hold)
 
-    def ack(self, talker: ModelPeer, class_id: int, random: Random) -> None:
+    def ack(self, model_peer: ModelPeer, class_id: int, random: Random) -> None:
         """Acknowledge some of the received messages, in any order."""
-        self.send_frames(talker)
-        self.send_frames(talker, *self.encode_acks(talker, class_id, random))
+        self.send_frames(model_peer)
+        self.send_frames(model_peer, *self.encode_acks(model_peer, class_id, random))
 
-    def ack_invalid_ids(self, talker: ModelPeer, class_id: int, *ranges: tuple[int, int]) -> None:
+    def ack_invalid_ids(
+        self, model_peer: ModelPeer, class_id: int, *ranges: tuple[int, int]
+    ) -> None:
         """Acknowledge ids at these distances from the head."""
-        kind = self.classes.get(class_id)
-        head = kind.head if kind else 0
-        said = []
-        for at, count in ranges:
-            first = (head + at) % ID_COUNT
-            said.append(self.ack_frame(class_id, first, min(first + count, ID_COUNT)))
-        self.send_frames(talker)
-        self.send_frames(talker, *said)
+        model_class = self.classes.get(class_id)
+        head = model_class.head if model_class else 0
+        frames = []
+        for offset, count in ranges:
+            first = (head + offset) % ID_COUNT
+            frames.append(self.ack_frame(class_id, first, min(first + count, ID_COUNT)))
+        self.send_frames(model_peer)
+        self.send_frames(model_peer, *frames)
 
-    def ack_everything(self, talker: ModelPeer) -> None:
-        self.send_frames(talker)
-        for class_id, kind in self.classes.items():
-            subscriber = kind.subscribers.get(talker.session_id)
+    def ack_everything(self, model_peer: ModelPeer) -> None:
+        self.send_frames(model_peer)
+        for class_id, model_class in self.classes.items():
+            subscriber = model_class.subscribers.get(model_peer.session_id)
             if subscriber is not None:
                 ids = [sequence % ID_COUNT for sequence in sorted(subscriber.flights)]
                 self.send_frames(
-                    talker, *(self.ack_frame(class_id, a, b) for a, b in group_ids(ids))
+                    model_peer, *(self.ack_frame(class_id, a, b) for a, b in group_ids(ids))
                 )
 
-    def send_invalid_frame(self, talker: ModelPeer, offence: bytes, reason: Reason) -> None:
+    def send_invalid_frame(self, model_peer: ModelPeer, offence: bytes, reason: Reason) -> None:
         """Send a frame that ends the session."""
-        self.send_frames(talker)
-        if talker in self.peers:
-            assert talker.peer.send_refused(offence) is reason
-            self.close(talker)
+        self.send_frames(model_peer)
+        if model_peer in self.peers:
+            assert model_peer.peer.send_refused(offence) is reason
+            self.close(model_peer)
 
-    def read_bytes(self, talker: ModelPeer, most: int) -> None:
+    def read_bytes(self, model_peer: ModelPeer, most: int) -> None:
         """Receive up to this many bytes."""
-        data = talker.peer.read_bytes(most)
-        at = min(len(talker.rest), len(data))
-        assert talker.rest[:at] == data[:at], "a cut frame did not go on where it was cut"
-        talker.rest = talker.rest[at:]
-        frames, begun = split_frames(data[at:])
+        data = model_peer.peer.read_bytes(most)
+        offset = min(len(model_peer.cut_frame_rest), len(data))
+        assert model_peer.cut_frame_rest[:offset] == data[:offset], (
+            "a cut frame did not go on where it was cut"
+        )
+        model_peer.cut_frame_rest = model_peer.cut_frame_rest[offset:]
+        frames, begun = split_frames(data[offset:])
         for frame in frames:
-            self.receive_frame(talker, frame, talker.received_bytes + at)
-            at += len(frame)
+            self.receive_frame(model_peer, frame, model_peer.received_bytes + offset)
+            offset += len(frame)
         if begun:
             # The frame counts as sent; the bus shows its rest before anything else.
-            shown = begun + bytes(talker.peer.session.outbox.peek(self.tick_number))
+            shown = begun + bytes(model_peer.peer.session.outbox.peek(self.tick_number))
             frame = split_frames(shown)[0][0]
-            self.receive_frame(talker, frame, talker.received_bytes + at)
-            talker.rest = frame[len(begun) :]
-        talker.received_bytes += len(data)
+            self.receive_frame(model_peer, frame, model_peer.received_bytes + offset)
+            model_peer.cut_frame_rest = frame[len(begun) :]
+        model_peer.received_bytes += len(data)
         if len(data) < most:
-            self.woken.discard(talker.session_id)
-            self.check_all_received(talker)
+            self.writable.discard(model_peer.session_id)
+            self.check_all_received(model_peer)
         self.check()
 
     def tick(self, times: int = 1) -> None:
@@ -209,24 +205,24 @@ class Version1Model:
         """Receive and acknowledge everything with all peers, until nothing is left and memory is
         freed.
         """
-        for talker in self.peers:
-            self.send_frames(talker)
+        for model_peer in self.peers:
+            self.send_frames(model_peer)
         idle_rounds = 0
-        left = self.pending_amounts()
-        while left:
-            unserved = [c for c, kind in self.classes.items() if not kind.subscribers]
+        pending = self.pending_amounts()
+        while pending:
+            unserved = [c for c, model_class in self.classes.items() if not model_class.subscribers]
             if unserved:
                 collector = self.open()
                 for class_id in unserved:
                     self.subscribe(collector, class_id)
             with self.unchecked():
-                for talker in list(self.peers):
-                    self.read_bytes(talker, 1 << 40)
-                    self.ack_everything(talker)
-            before, left = left, self.pending_amounts()
-            idle_rounds = idle_rounds + 1 if left == before else 0
+                for model_peer in list(self.peers):
+                    self.read_bytes(model_peer, 1 << 40)
+                    self.ack_everything(model_peer)
+            before, pending = pending, self.pending_amounts()
+            idle_rounds = idle_rounds + 1 if pending == before else 0
             if idle_rounds:
-                self.tick()  # Memory that other classes have too much is given back after a while.
+                self.tick()  # Idle classes return memory after some ticks.
             assert idle_rounds < 3 * RING_IDLE_TICKS, "something is stuck"
         self.tick(2 * RING_IDLE_TICKS)
         statistics = self.broker.statistics()
@@ -236,10 +232,14 @@ class Version1Model:
 
     def pending_amounts(self) -> int:
         """Return the bytes that are not stored and the messages that are not acknowledged."""
-        waits = sum(talker.unstored_bytes for talker in (*self.peers, *self.closed_peers))
-        return waits + sum(kind.head - kind.floor for kind in self.classes.values())
+        waiting_bytes = sum(
+            model_peer.unstored_bytes for model_peer in (*self.peers, *self.closed_peers)
+        )
+        return waiting_bytes + sum(
+            model_class.head - model_class.floor for model_class in self.classes.values()
+        )
 
-    # What is said --------------------------------------------------------------------------------
+    # Sent frames ---------------------------------------------------------------------------------
 
     def message(self, class_id: int, size: int) -> tuple[bytes, Meaning]:
         self.messages += 1
@@ -250,11 +250,11 @@ class Version1Model:
         return ack(class_id, first, last), AckMeaning(class_id, first, last)
 
     def encode_acks(
-        self, talker: ModelPeer, class_id: int, random: Random
+        self, model_peer: ModelPeer, class_id: int, random: Random
     ) -> list[tuple[bytes, Meaning]]:
         """Encode acks of some received messages: ranges or single ones, in any order."""
-        kind = self.classes.get(class_id)
-        subscriber = kind.subscribers.get(talker.session_id) if kind else None
+        model_class = self.classes.get(class_id)
+        subscriber = model_class.subscribers.get(model_peer.session_id) if model_class else None
         if subscriber is None:
             return []
         sent = sorted(subscriber.flights)
@@ -269,45 +269,51 @@ class Version1Model:
             random.shuffle(ranges)
         return [self.ack_frame(class_id, a, b) for a, b in ranges]
 
-    def send_frames(self, talker: ModelPeer, *said: tuple[bytes, Meaning], hold: int = 0) -> None:
+    def send_frames(
+        self, model_peer: ModelPeer, *frames: tuple[bytes, Meaning], hold: int = 0
+    ) -> None:
         """Queue frames behind the unsent ones, and send all but the last `hold` bytes."""
-        talker.unsent += said
-        data = b"".join(frame for frame, _ in talker.unsent)[talker.begun :]
+        model_peer.unsent += frames
+        data = b"".join(frame for frame, _ in model_peer.unsent)[model_peer.sent_prefix_bytes :]
         data = data[: max(0, len(data) - hold)]
-        if not data or talker not in self.peers:  # What was unsaid may have ended its session.
+        if not data or model_peer not in self.peers:  # An earlier frame may have ended the session.
             return
-        receiver = talker.peer.session.receiver
+        receiver = model_peer.peer.session.receiver
         before = receiver.frame_count
         refused: RemoteProtocolError | None = None
         try:
-            talker.peer.send(data)
+            model_peer.peer.send(data)
         except RemoteProtocolError as error:
             refused = error
         count = receiver.frame_count - before
-        whole, talker.unsent = talker.unsent[:count], talker.unsent[count:]
-        talker.begun = talker.begun + len(data) - sum(len(frame) for frame, _ in whole)
+        whole, model_peer.unsent = model_peer.unsent[:count], model_peer.unsent[count:]
+        model_peer.sent_prefix_bytes = (
+            model_peer.sent_prefix_bytes + len(data) - sum(len(frame) for frame, _ in whole)
+        )
         for _, meaning in whole:
-            self.apply_meaning(talker, meaning)
+            self.apply_meaning(model_peer, meaning)
         if refused is not None:
             assert refused.reason is Reason.PENDING_LIMIT
-            assert talker.peer.session.pending_bytes > self.broker.settings.limits.pending_bytes
-            self.close(talker)
+            assert model_peer.peer.session.pending_bytes > self.broker.settings.limits.pending_bytes
+            self.close(model_peer)
         else:
-            assert not talker.unsent or talker.begun < len(talker.unsent[0][0])
+            assert not model_peer.unsent or model_peer.sent_prefix_bytes < len(
+                model_peer.unsent[0][0]
+            )
             self.observe()
 
-    def apply_meaning(self, talker: ModelPeer, meaning: Meaning) -> None:
+    def apply_meaning(self, model_peer: ModelPeer, meaning: Meaning) -> None:
         match meaning:
             case PublishMeaning():
-                talker.unstored[meaning.class_id].append(meaning.payload)
+                model_peer.unstored[meaning.class_id].append(meaning.payload)
             case AckMeaning(class_id, first, last):
-                self.apply_ack(talker, class_id, first, last)
+                self.apply_ack(model_peer, class_id, first, last)
             case ConnectMeaning(class_ids):
-                talker.replies_due += 1
+                model_peer.replies_due += 1
                 for class_id in class_ids:
                     self.apply_class_name(class_id)
             case SubscribeMeaning(class_id):
-                self.apply_subscribe(talker, class_id)
+                self.apply_subscribe(model_peer, class_id)
 
     def apply_class_name(self, class_id: int) -> None:
         if class_id in self.classes:
@@ -315,48 +321,52 @@ class Version1Model:
         first = self.first_sequence
         cls = self.broker.classes[class_id]
         if first:
-            # As if so many had been there before. Early subscribers are already there.
+            # Start at a high sequence. Early subscriptions exist already.
             cls.ring.floor = cls.ring.head = first
             cls.backlog_window.skip_to(first)
             for subscription in cls.subscriptions:
                 subscription.window.skip_to(first)
         self.classes[class_id] = ModelClass(floor=first, head=first, cursor=first)
-        for talker in self.peers:
-            if class_id in talker.early:
-                talker.early.remove(class_id)
-                self.apply_subscribe(talker, class_id)
+        for model_peer in self.peers:
+            if class_id in model_peer.early_subscriptions:
+                model_peer.early_subscriptions.remove(class_id)
+                self.apply_subscribe(model_peer, class_id)
 
-    def apply_subscribe(self, talker: ModelPeer, class_id: int) -> None:
-        kind = self.classes.get(class_id)
-        if kind is None:
-            if class_id not in talker.early:
-                talker.early.append(class_id)
-        elif talker.session_id not in kind.subscribers:
+    def apply_subscribe(self, model_peer: ModelPeer, class_id: int) -> None:
+        model_class = self.classes.get(class_id)
+        if model_class is None:
+            if class_id not in model_peer.early_subscriptions:
+                model_peer.early_subscriptions.append(class_id)
+        elif model_peer.session_id not in model_class.subscribers:
             now = self.tick_number
-            if kind.subscribers:
-                subscriber = ModelSubscriber(kind.head, kind.head, {})
+            if model_class.subscribers:
+                subscriber = ModelSubscriber(model_class.head, model_class.head, {})
             else:
                 pauses = [
                     (flight.earliest + pause, flight.latest + pause)
-                    for flight in kind.unacked_backlog.values()
+                    for flight in model_class.unacked_backlog.values()
                     if flight.attempts > 1 and (pause := flight.pause(self.ack_timeout))
                 ]
                 begins = (
                     max([now, *(first for first, _ in pauses)]),
                     max([now, *(last for _, last in pauses)]),
                 )
-                left = {
+                pending = {
                     sequence: InFlightMessage(*begins, flight.attempts, is_free=True)
-                    for sequence, flight in kind.unacked_backlog.items()
+                    for sequence, flight in model_class.unacked_backlog.items()
                 }
                 subscriber = ModelSubscriber(
-                    kind.cursor, kind.cursor, left, begins=begins, former=kind.unacked_backlog
+                    model_class.cursor,
+                    model_class.cursor,
+                    pending,
+                    begins=begins,
+                    former=model_class.unacked_backlog,
                 )
-            kind.subscribers[talker.session_id] = subscriber
+            model_class.subscribers[model_peer.session_id] = subscriber
 
-    def apply_ack(self, talker: ModelPeer, class_id: int, first: int, last: int) -> None:
-        kind = self.classes.get(class_id)
-        subscriber = kind.subscribers.get(talker.session_id) if kind else None
+    def apply_ack(self, model_peer: ModelPeer, class_id: int, first: int, last: int) -> None:
+        model_class = self.classes.get(class_id)
+        subscriber = model_class.subscribers.get(model_peer.session_id) if model_class else None
         if subscriber is None:
             self.refused[Reason.ACK_UNSUBSCRIBED] += 1
             return
@@ -364,27 +374,27 @@ class Version1Model:
         end = begin + last - first
         if end > subscriber.cursor:
             self.refused[Reason.ACK_UNSENT] += 1
-        may_come_until = talker.received_bytes + talker.peer.session.outbox.pending_bytes
+        copies_end_offset = model_peer.received_bytes + model_peer.peer.session.outbox.pending_bytes
         for sequence in [s for s in subscriber.flights if begin <= s < end]:
             del subscriber.flights[sequence]
-            subscriber.acked[sequence] = may_come_until
+            subscriber.acked[sequence] = copies_end_offset
 
-    # What is heard -------------------------------------------------------------------------------
+    # Received frames -----------------------------------------------------------------------------
 
-    def receive_frame(self, talker: ModelPeer, frame: bytes, at: int) -> None:
+    def receive_frame(self, model_peer: ModelPeer, frame: bytes, offset: int) -> None:
         """Handle a frame whose first byte was received at offset `at` of the peer's stream."""
         frame_type, class_id, message_id, timer_index, content = parse_frame(frame)
         if frame_type == CONNECT:
-            assert talker.replies_due > 0, "a reply that nobody asked for"
-            talker.replies_due -= 1
-            assert content == talker.session_id.to_bytes(4, "little")
+            assert model_peer.replies_due > 0, "a reply that nobody asked for"
+            model_peer.replies_due -= 1
+            assert content == model_peer.session_id.to_bytes(4, "little")
             assert (class_id, message_id, timer_index) == (0, 0, 0)
             return
         assert frame_type == MESSAGE
-        kind = self.classes[class_id]
-        subscriber = kind.subscribers[talker.session_id]
+        model_class = self.classes[class_id]
+        subscriber = model_class.subscribers[model_peer.session_id]
         sequence = AckOracle(floor=subscriber.floor).nearest_sequence(message_id)
-        assert kind.payloads.get(sequence) == content, "another message's payload"
+        assert model_class.payloads.get(sequence) == content, "another message's payload"
         subscriber.delivery_count += 1
         assert self.tick_number >= subscriber.begins[0], "before the pause was over"
         if sequence == subscriber.cursor:
@@ -395,8 +405,8 @@ class Version1Model:
         assert sequence < subscriber.cursor, "a gap"
         flight = subscriber.flights.get(sequence)
         if flight is None:
-            may_come_until = subscriber.acked.get(sequence, 0)
-            assert at < may_come_until, "sent again after it was acknowledged"
+            copies_end_offset = subscriber.acked.get(sequence, 0)
+            assert offset < copies_end_offset, "sent again after it was acknowledged"
             return
         due = flight.earliest + flight.pause(self.ack_timeout)
         sent = [
@@ -407,91 +417,111 @@ class Version1Model:
         assert sent, "sent again too early, or with a wrong timer index"
         subscriber.flights[sequence] = InFlightMessage(sent[0], sent[-1], flight.attempts + 1)
 
-    def check_all_received(self, talker: ModelPeer) -> None:
+    def check_all_received(self, model_peer: ModelPeer) -> None:
         """Check the deliveries of a peer that has just received everything."""
-        assert talker.peer.session.outbox.is_idle
-        assert talker.rest == b""
-        assert talker.replies_due == 0, "a Connect was not answered"
-        for kind in self.classes.values():
-            subscriber = kind.subscribers.get(talker.session_id)
+        assert model_peer.peer.session.outbox.is_idle
+        assert model_peer.cut_frame_rest == b""
+        assert model_peer.replies_due == 0, "a Connect was not answered"
+        for model_class in self.classes.values():
+            subscriber = model_class.subscribers.get(model_peer.session_id)
             if subscriber is None or self.tick_number < subscriber.begins[1]:
                 continue
-            assert subscriber.cursor == kind.head, "something new was not sent"
+            assert subscriber.cursor == model_class.head, "something new was not sent"
             for sequence, flight in subscriber.flights.items():
                 due = flight.latest + flight.pause(self.ack_timeout)
                 assert due > self.tick_number, f"{sequence} is overdue and was not sent again"
 
-    # What is stored and dropped ------------------------------------------------------------------
+    # Stored and dropped messages -----------------------------------------------------------------
 
     def observe(self) -> None:
         """Record stored and dropped messages, and compare everything."""
-        for class_id, kind in self.classes.items():
+        for class_id, model_class in self.classes.items():
             cls = self.broker.classes[class_id]
-            dropped = cls.dropped_counts - kind.dropped
-            kind.dropped = Counter(cls.dropped_counts)
+            dropped = cls.dropped_counts - model_class.dropped
+            model_class.dropped = Counter(cls.dropped_counts)
             if self.policy is FullPolicy.BLOCK:
-                self.observe_blocking(class_id, kind, dropped)
+                self.observe_blocking(class_id, model_class, dropped)
             else:
-                self.observe_dropping(class_id, kind, dropped)
+                self.observe_dropping(class_id, model_class, dropped)
             if dropped[Reason.DROP_OLDEST]:
-                self.drop_oldest(kind, cls.ring.floor, dropped[Reason.DROP_OLDEST])
-            floors = [subscriber.floor for subscriber in kind.subscribers.values()]
-            kind.floor = min(floors or [min(kind.unacked_backlog, default=kind.cursor)])
-        self.closed_peers = [talker for talker in self.closed_peers if talker.unstored_bytes]
+                self.drop_oldest(model_class, cls.ring.floor, dropped[Reason.DROP_OLDEST])
+            floors = [subscriber.floor for subscriber in model_class.subscribers.values()]
+            model_class.floor = min(
+                floors or [min(model_class.unacked_backlog, default=model_class.cursor)]
+            )
+        self.closed_peers = [
+            model_peer for model_peer in self.closed_peers if model_peer.unstored_bytes
+        ]
         self.check()
 
-    def observe_blocking(self, class_id: int, kind: ModelClass, dropped: Counter[Reason]) -> None:
+    def observe_blocking(
+        self, class_id: int, model_class: ModelClass, dropped: Counter[Reason]
+    ) -> None:
         """Check that the stored message is the first waiting one of some publisher."""
         ring = self.broker.classes[class_id].ring
-        while kind.head < ring.head:
-            payload = parse_frame(ring.copy_frame(kind.head))[4]
-            waiting = [talker.unstored[class_id] for talker in (*self.peers, *self.closed_peers)]
+        while model_class.head < ring.head:
+            payload = parse_frame(ring.copy_frame(model_class.head))[4]
+            waiting = [
+                model_peer.unstored[class_id] for model_peer in (*self.peers, *self.closed_peers)
+            ]
             first = [queue for queue in waiting if queue and queue[0] == payload]
             assert len(first) == 1, "stored what nobody has waiting in front"
-            kind.payloads[kind.head] = first[0].popleft()
-            kind.head += 1
-        lost = [talker for talker in self.closed_peers if not talker.peer.session.parked_messages]
-        assert dropped.total() == sum(len(talker.unstored.pop(class_id, ())) for talker in lost)
+            model_class.payloads[model_class.head] = first[0].popleft()
+            model_class.head += 1
+        lost = [
+            model_peer
+            for model_peer in self.closed_peers
+            if not model_peer.peer.session.parked_messages
+        ]
+        assert dropped.total() == sum(
+            len(model_peer.unstored.pop(class_id, ())) for model_peer in lost
+        )
         assert set(dropped) <= {Reason.UNDELIVERED_AT_CLOSE}
 
-    def observe_dropping(self, class_id: int, kind: ModelClass, dropped: Counter[Reason]) -> None:
+    def observe_dropping(
+        self, class_id: int, model_class: ModelClass, dropped: Counter[Reason]
+    ) -> None:
         """Check that every message just published is stored or dropped; none waits."""
         ring = self.broker.classes[class_id].ring
-        published = [m for talker in self.peers for m in talker.unstored.pop(class_id, ())]
-        count = ring.head - kind.head
+        published = [m for model_peer in self.peers for m in model_peer.unstored.pop(class_id, ())]
+        count = ring.head - model_class.head
         assert len(published) == count + dropped[Reason.DROP_NEWEST]
         if self.policy is FullPolicy.DROP_OLDEST:
             stored = published[:count]  # Some may be gone again already.
         else:
-            stored = [parse_frame(ring.copy_frame(kind.head + i))[4] for i in range(count)]
+            stored = [parse_frame(ring.copy_frame(model_class.head + i))[4] for i in range(count)]
             in_order = iter(published)
             assert all(payload in in_order for payload in stored), "not in order"
-        kind.payloads.update(enumerate(stored, kind.head))
-        kind.head = ring.head
+        model_class.payloads.update(enumerate(stored, model_class.head))
+        model_class.head = ring.head
 
-    def drop_oldest(self, kind: ModelClass, floor: int, count: int) -> None:
+    def drop_oldest(self, model_class: ModelClass, floor: int, count: int) -> None:
         """Drop the unacknowledged messages below the floor."""
-        needed = {s for s in kind.unacked_backlog if s < floor} | set(range(kind.cursor, floor))
-        if kind.subscribers:
+        needed = {s for s in model_class.unacked_backlog if s < floor} | set(
+            range(model_class.cursor, floor)
+        )
+        if model_class.subscribers:
             needed = set()
-        kind.unacked_backlog = {
-            s: flight for s, flight in kind.unacked_backlog.items() if s not in needed
+        model_class.unacked_backlog = {
+            s: flight for s, flight in model_class.unacked_backlog.items() if s not in needed
         }
-        kind.cursor = max(kind.cursor, floor)
-        for talker in self.peers:
-            subscriber = kind.subscribers.get(talker.session_id)
+        model_class.cursor = max(model_class.cursor, floor)
+        for model_peer in self.peers:
+            subscriber = model_class.subscribers.get(model_peer.session_id)
             if subscriber is None:
                 continue
             lost = {s for s in subscriber.flights if s < floor}
-            may_come_until = talker.received_bytes + talker.peer.session.outbox.pending_bytes
+            copies_end_offset = (
+                model_peer.received_bytes + model_peer.peer.session.outbox.pending_bytes
+            )
             for sequence in lost:
                 del subscriber.flights[sequence]
-                subscriber.acked[sequence] = may_come_until
+                subscriber.acked[sequence] = copies_end_offset
             lost |= set(range(subscriber.cursor, floor))
             subscriber.cursor = max(subscriber.cursor, floor)
             subscriber.dropped += len(lost)
             needed |= lost
-        assert len(needed) <= count <= floor - kind.floor
+        assert len(needed) <= count <= floor - model_class.floor
 
     @contextmanager
     def unchecked(self) -> Iterator[None]:
@@ -515,32 +545,35 @@ class Version1Model:
             t.unstored_bytes for t in (*self.peers, *self.closed_peers)
         )
         for cls in statistics.classes:
-            kind = self.classes[cls.class_id]
-            assert (cls.ring.floor, cls.ring.head) == (kind.floor, kind.head)
-            kept = (kind.payloads[sequence] for sequence in range(kind.floor, kind.head))
+            model_class = self.classes[cls.class_id]
+            assert (cls.ring.floor, cls.ring.head) == (model_class.floor, model_class.head)
+            kept = (
+                model_class.payloads[sequence]
+                for sequence in range(model_class.floor, model_class.head)
+            )
             assert cls.ring.frame_bytes == sum(13 + len(payload) for payload in kept)
-            assert len(cls.subscriptions) == len(kind.subscribers)
+            assert len(cls.subscriptions) == len(model_class.subscribers)
             for subscription in cls.subscriptions:
-                subscriber = kind.subscribers[subscription.session_id]
+                subscriber = model_class.subscribers[subscription.session_id]
                 assert subscription.floor == subscriber.floor
                 assert subscription.cursor == subscriber.cursor
                 assert subscription.in_flight == len(subscriber.flights)
-                assert subscription.waiting == kind.head - subscriber.cursor
+                assert subscription.waiting == model_class.head - subscriber.cursor
                 assert subscription.dropped == subscriber.dropped
                 if not self.broker.sessions[subscription.session_id].outbox.pending_bytes:
-                    heard = subscription.delivered + subscription.redelivered
-                    assert heard == subscriber.delivery_count
+                    delivery_total = subscription.delivered + subscription.redelivered
+                    assert delivery_total == subscriber.delivery_count
         self.check_notifications()
 
     def check_notifications(self) -> None:
         """Check that the broker reported every writable session and every resumed session."""
-        ids = {talker.session_id for talker in self.peers}
-        self.woken.update(self.broker.drain_writable())
-        assert self.woken <= ids
-        for talker in self.peers:
-            assert talker.peer.session.outbox.is_idle or talker.session_id in self.woken
+        ids = {model_peer.session_id for model_peer in self.peers}
+        self.writable.update(self.broker.drain_writable())
+        assert self.writable <= ids
+        for model_peer in self.peers:
+            assert model_peer.peer.session.outbox.is_idle or model_peer.session_id in self.writable
         unblocked = {session.session_id for session in self.broker.drain_resumed()}
-        blocked = {talker.session_id for talker in self.peers if talker.unstored_bytes}
+        blocked = {model_peer.session_id for model_peer in self.peers if model_peer.unstored_bytes}
         assert not unblocked & blocked
         assert self.blocked & ids - blocked <= unblocked <= ids
         self.blocked = blocked

@@ -107,16 +107,16 @@ class ModelPeer:
         self.unstored: defaultdict[int, deque[bytes]] = defaultdict(deque)
         """Published and not stored yet: payloads by class."""
         self.unsent: list[tuple[bytes, Meaning]] = []
-        """Frames that the bus has only the beginning of."""
-        self.begun = 0
-        """How much of the first of them it has."""
-        self.early: list[int] = []
-        """Classes subscribed to that nobody has named."""
+        """Frames of which the bus has received nothing or only the beginning."""
+        self.sent_prefix_bytes = 0
+        """Bytes of the first unsent frame that the bus has received."""
+        self.early_subscriptions: list[int] = []
+        """Subscribed classes that no peer has named."""
         self.replies_due = 0
         self.received_bytes = 0
-        """Bytes heard."""
-        self.rest = b""
-        """What must come next: the rest of a frame that was cut."""
+        """Bytes received."""
+        self.cut_frame_rest = b""
+        """Rest of a partially received frame; it must be received next."""
 
     @property
     def unstored_bytes(self) -> int:

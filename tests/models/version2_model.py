@@ -33,12 +33,7 @@ from tests.models.version2_state import (
     StoredMessage,
     Version2ModelPeer,
 )
-from tests.support.oracles import (
-    ID_COUNT,
-    AckOracle,
-    parse_frame,
-    split_frames,
-)
+from tests.support.oracles import ID_COUNT, AckOracle, parse_frame, split_frames
 
 
 class Version2Model:
@@ -74,11 +69,11 @@ class Version2Model:
         self.seen: set[bytes] = set()
         """Payloads that were stored."""
         self.order: dict[tuple[str, int], int] = {}
-        """The last message stored, by author and class."""
+        """Last stored message by publisher and class."""
         self.positions: dict[int, list[ModelPosition]] = {class_id: [] for class_id in CLASSES}
         self.backlog: dict[int, set[int]] = {class_id: set() for class_id in CLASSES}
         self.dead: list[tuple[str, str, str | None]] = []
-        """What was terminated: class, sequence, and why."""
+        """Terminated messages: class, sequence and error."""
         self.messages = 0
         self.first_sequence = first_sequence
         self.bus.peer(b"").send(connect_request(*CLASSES))
@@ -100,25 +95,25 @@ class Version2Model:
         cls.backlog_window.skip_to(first)
         append, append_one = ring.append, ring.append_one
 
-        def watched(*arguments: object) -> int:
+        def append_recorded(*arguments: object) -> int:
             head = ring.head
             taken = append(*arguments)  # type: ignore[arg-type]
             for sequence in range(head, ring.head):
                 self.record_stored(class_id, sequence, ring.copy_frame(sequence))
             return taken
 
-        def watched_one(*arguments: object) -> bool:
+        def append_one_recorded(*arguments: object) -> bool:
             done = append_one(*arguments)  # type: ignore[arg-type]
             if done:
                 self.record_stored(class_id, ring.head - 1, ring.copy_frame(ring.head - 1))
             return done
 
-        ring.append, ring.append_one = watched, watched_one  # type: ignore[method-assign]
+        ring.append, ring.append_one = append_recorded, append_one_recorded  # type: ignore[method-assign]
 
     def record_stored(self, class_id: int, sequence: int, frame: bytes) -> None:
         """Record a message that the bus has stored."""
-        kind, there, message_id, _, content = parse_frame(frame)
-        assert (there, message_id) == (class_id, sequence % ID_COUNT)
+        kind, frame_class_id, message_id, _, content = parse_frame(frame)
+        assert (frame_class_id, message_id) == (class_id, sequence % ID_COUNT)
         payload = content[content.index(b"|") :] if kind == wire_peer_v2.ENVELOPE else content
         name, number = payload[1:].split(b".")[0].split(b"-")
         key = (name.decode(), class_id)
@@ -166,14 +161,18 @@ class Version2Model:
         """Connect or reconnect. Unconfirmed messages are sent again, from the number that the bus
         expects.
         """
-        talker = self.open(greet=False)
-        former, author.peer = author.peer, talker
+        model_peer = self.open(greet=False)
+        former, author.peer = author.peer, model_peer
         known = {"unconfirmed": author.confirmed % ID_COUNT} if author.is_displaced else {}
-        talker.peer.send(connect_request(*CLASSES, name=author.name, instance=author.name, **known))
+        model_peer.peer.send(
+            connect_request(*CLASSES, name=author.name, instance=author.name, **known)
+        )
         if former is not None:  # It was taken over from.
             assert self.broker.drain_closing()[0][0] is former.peer.session
             self.forget_peer(former)
-        [reply] = [said for said in talker.peer.receive_replies() if said.kind == "connect"]
+        [reply] = [
+            received for received in model_peer.peer.receive_replies() if received.kind == "connect"
+        ]
         if author.is_displaced:
             ahead = (reply.content["next"] - author.confirmed) % ID_COUNT
             assert len(author.unconfirmed) < ahead < ID_COUNT // 2, "it may take it for its own"
@@ -182,7 +181,7 @@ class Version2Model:
             self.confirm(author, reply.content["next"])
         first = author.confirmed
         again = [m.frame((first + n) % ID_COUNT) for n, m in enumerate(author.unconfirmed)]
-        talker.peer.send(b"".join(again))
+        model_peer.peer.send(b"".join(again))
         self.observe()
 
     def use_name_elsewhere(self, author: ModelPublisher, count: int) -> None:
@@ -215,96 +214,98 @@ class Version2Model:
         author.unconfirmed = author.unconfirmed[count:]
         author.confirmed += count
 
-    # Coming and going ----------------------------------------------------------------------------
+    # Connections ---------------------------------------------------------------------------------
 
     def open(self, *, greet: bool = True) -> Version2ModelPeer:
-        talker = Version2ModelPeer(Version2Peer(self.bus, self.broker.open_session()))
+        model_peer = Version2ModelPeer(Version2Peer(self.bus, self.broker.open_session()))
         if greet:
-            talker.peer.send(connect_request(*CLASSES))
-            talker.peer.receive_replies()
-        self.peers.append(talker)
-        return talker
+            model_peer.peer.send(connect_request(*CLASSES))
+            model_peer.peer.receive_replies()
+        self.peers.append(model_peer)
+        return model_peer
 
-    def leave(self, talker: Version2ModelPeer) -> None:
-        talker.peer.disconnect()
-        self.forget_peer(talker)
+    def leave(self, model_peer: Version2ModelPeer) -> None:
+        model_peer.peer.disconnect()
+        self.forget_peer(model_peer)
         self.observe()
 
-    def forget_peer(self, talker: Version2ModelPeer) -> None:
-        self.peers.remove(talker)
+    def forget_peer(self, model_peer: Version2ModelPeer) -> None:
+        self.peers.remove(model_peer)
         for author in self.authors:
-            if author.peer is talker:
+            if author.peer is model_peer:
                 author.peer = None
-        for number in list(talker.subscriptions):
-            self.detach(talker, number, forget=False)
+        for number in list(model_peer.subscriptions):
+            self.detach(model_peer, number, forget=False)
 
     def subscribe(
-        self, talker: Version2ModelPeer, class_id: int, number: int, asked: SubscribeRequest
+        self, model_peer: Version2ModelPeer, class_id: int, number: int, request: SubscribeRequest
     ) -> None:
-        if number in talker.subscriptions:
+        if number in model_peer.subscriptions:
             return
-        names = (asked.durable, asked.group)
-        there = [
+        names = (request.durable, request.group)
+        frame_class_id = [
             position
             for position in self.positions[class_id]
             if any(names) and (position.request.durable, position.request.group) == names
         ]
-        clash = asked.durable is not None and any(
-            position.request.durable == asked.durable and position not in there
+        clash = request.durable is not None and any(
+            position.request.durable == request.durable and position not in frame_class_id
             for position in self.positions[class_id]
         )
-        frame = wire_peer_v2.subscribe(class_id, number, **msgspec.to_builtins(asked))
+        frame = wire_peer_v2.subscribe(class_id, number, **msgspec.to_builtins(request))
         if clash or (
-            there
+            frame_class_id
             and (
-                set(there[0].request.channels) != set(asked.channels)
-                or (asked.group is None and self.is_served(there[0]))
+                set(frame_class_id[0].request.channels) != set(request.channels)
+                or (request.group is None and self.is_served(frame_class_id[0]))
             )
         ):
-            talker.peer.send(frame)
+            model_peer.peer.send(frame)
             return
-        if there and not asked.seek:
-            position = there[0]
+        if frame_class_id and not request.seek:
+            position = frame_class_id[0]
         else:
-            position = ModelPosition(asked)
+            position = ModelPosition(request)
             positions, backlog = self.positions[class_id], self.backlog[class_id]
             ring = self.broker.classes[class_id].ring
             found: Iterable[int] = ()
-            if asked.start == "waiting" and (backlog or not positions):
+            if request.start == "waiting" and (backlog or not positions):
                 found = list(backlog)
                 backlog.clear()
-            elif asked.start == "earliest":
+            elif request.start == "earliest":
                 found = range(ring.floor, ring.head)
             stored = self.stored[class_id]
             position.undelivered = {s for s in found if self.is_match(position, stored[s].message)}
             position.inherited = set(position.undelivered)
             positions.append(position)
-            if there:
-                position.idle_seconds = there[0].idle_seconds
-                positions.remove(there[0])
-        if asked.idle_seconds is not None:
-            position.idle_seconds = asked.idle_seconds
-        talker.subscriptions[number] = (class_id, position)
-        talker.limits[number] = asked.max_in_flight
-        talker.peer.send(frame)
+            if frame_class_id:
+                position.idle_seconds = frame_class_id[0].idle_seconds
+                positions.remove(frame_class_id[0])
+        if request.idle_seconds is not None:
+            position.idle_seconds = request.idle_seconds
+        model_peer.subscriptions[number] = (class_id, position)
+        model_peer.limits[number] = request.max_in_flight
+        model_peer.peer.send(frame)
         self.observe()
 
-    def unsubscribe(self, talker: Version2ModelPeer, number: int, *, forget: bool) -> None:
-        if number in talker.subscriptions:
-            talker.peer.send(wire_peer_v2.unsubscribe(number, forget=forget))
-            self.detach(talker, number, forget=forget)
+    def unsubscribe(self, model_peer: Version2ModelPeer, number: int, *, forget: bool) -> None:
+        if number in model_peer.subscriptions:
+            model_peer.peer.send(wire_peer_v2.unsubscribe(number, forget=forget))
+            self.detach(model_peer, number, forget=forget)
             self.observe()
 
     def is_served(self, position: ModelPosition, *also: Version2ModelPeer) -> bool:
         talkers = (*self.peers, *also)
         return any(position is held for t in talkers for _, held in t.subscriptions.values())
 
-    def detach(self, talker: Version2ModelPeer, number: int, *, forget: bool) -> None:
-        class_id, position = talker.subscriptions.pop(number)
-        mine = {s for s, (holder, _) in position.in_flight.items() if holder == (talker, number)}
-        for sequence in mine:  # It comes again, at once or after a pause.
+    def detach(self, model_peer: Version2ModelPeer, number: int, *, forget: bool) -> None:
+        class_id, position = model_peer.subscriptions.pop(number)
+        own_sequences = {
+            s for s, (holder, _) in position.in_flight.items() if holder == (model_peer, number)
+        }
+        for sequence in own_sequences:  # It comes again, at once or after a pause.
             del position.in_flight[sequence]
-        if self.is_served(position, talker):
+        if self.is_served(position, model_peer):
             return
         if position.is_durable and not forget:
             position.idle_since = self.now
@@ -343,59 +344,61 @@ class Version2Model:
 
     # Consuming -----------------------------------------------------------------------------------
 
-    def read_bytes(self, talker: Version2ModelPeer, most: int) -> None:
-        data = talker.peer.read_bytes(most)
+    def read_bytes(self, model_peer: Version2ModelPeer, most: int) -> None:
+        data = model_peer.peer.read_bytes(most)
         for _ in range(100):  # What gives up messages rests for a turn.
-            if len(data) == most or talker.peer.session.outbox.is_idle:
+            if len(data) == most or model_peer.peer.session.outbox.is_idle:
                 break
-            data += talker.peer.read_bytes(most - len(data))
-        start = talker.received_bytes - len(talker.begun)
-        talker.received_bytes += len(data)
-        frames, talker.begun = split_frames(talker.begun + data)
+            data += model_peer.peer.read_bytes(most - len(data))
+        start = model_peer.received_bytes - len(model_peer.begun)
+        model_peer.received_bytes += len(data)
+        frames, model_peer.begun = split_frames(model_peer.begun + data)
         for frame in frames:
-            self.receive_frame(talker, frame, start)
+            self.receive_frame(model_peer, frame, start)
             start += len(frame)
-        talker.copied_until = talker.received_bytes + talker.peer.session.outbox.pending_bytes
+        model_peer.copied_until = (
+            model_peer.received_bytes + model_peer.peer.session.outbox.pending_bytes
+        )
         if len(data) < most:
-            assert not talker.begun
-            self.check_all_received(talker)
+            assert not model_peer.begun
+            self.check_all_received(model_peer)
         self.observe()
 
-    def receive_frame(self, talker: Version2ModelPeer, frame: bytes, at: int) -> None:
+    def receive_frame(self, model_peer: Version2ModelPeer, frame: bytes, at: int) -> None:
         kind, class_id, message_id, last_field, content = parse_frame(frame)
         if kind == wire_peer_v2.DELIVER:
-            talker.named = (class_id, last_field, message_id)
+            model_peer.named = (class_id, last_field, message_id)
         elif kind == wire_peer_v2.CONFIRM:
-            [author] = [a for a in self.authors if a.peer is talker]
+            [author] = [a for a in self.authors if a.peer is model_peer]
             self.confirm(author, message_id)
         elif kind in (wire_peer_v2.MESSAGE, wire_peer_v2.ENVELOPE):
-            assert talker.named[0] == class_id
-            is_fresh = at >= talker.copied_until
-            self.receive_message(talker, message_id, content, is_fresh=is_fresh)
+            assert model_peer.named[0] == class_id
+            is_fresh = at >= model_peer.copied_until
+            self.receive_message(model_peer, message_id, content, is_fresh=is_fresh)
 
     def receive_message(
-        self, talker: Version2ModelPeer, message_id: int, content: bytes, *, is_fresh: bool
+        self, model_peer: Version2ModelPeer, message_id: int, content: bytes, *, is_fresh: bool
     ) -> None:
-        class_id, number, attempt = talker.named
-        if number not in talker.subscriptions:
+        class_id, number, attempt = model_peer.named
+        if number not in model_peer.subscriptions:
             assert not is_fresh, "sent to nobody"
             return
-        where, position = talker.subscriptions[number]
+        where, position = model_peer.subscriptions[number]
         assert where == class_id
         stored = self.stored[class_id]
         head = self.broker.classes[class_id].ring.head
         sequence = AckOracle(floor=head).nearest_sequence(message_id)
-        it = stored[sequence]
-        assert content.endswith(it.message.payload), "another message's payload"
+        stored_message = stored[sequence]
+        assert content.endswith(stored_message.message.payload), "another message's payload"
         sends = position.delivery_counts.get(sequence, 0)
         if not is_fresh:
             position.delivery_counts[sequence] = sends + 1
             if sequence in position.undelivered and position.request.group is None:
-                self.record_in_flight(talker, number, position, sequence, ago=ACK_TIMEOUT)
+                self.record_in_flight(model_peer, number, position, sequence, ago=ACK_TIMEOUT)
             return
         assert sequence in position.undelivered, "not for it, or acknowledged"
-        assert it.not_before <= self.now, "too early"
-        assert self.now < it.expires, "too late"
+        assert stored_message.not_before <= self.now, "too early"
+        assert self.now < stored_message.expires, "too late"
         is_plain = position.request.group is None
         if is_plain and not position.is_durable and sequence not in position.inherited:
             assert attempt == sends + 1
@@ -407,7 +410,12 @@ class Version2Model:
         assert position.not_before.get(sequence, 0.0) <= self.now, "sent again before its delay"
         tick = self.broker.tick_number
         assert position.not_before_tick.get(sequence, 0) <= tick, "sent again before its pause"
-        if is_plain and not sends and sequence not in position.inherited and it.not_before == 0.0:
+        if (
+            is_plain
+            and not sends
+            and sequence not in position.inherited
+            and stored_message.not_before == 0.0
+        ):
             for earlier in position.undelivered:
                 if earlier < sequence and not {earlier} & (
                     position.delivery_counts.keys() | position.inherited
@@ -415,17 +423,17 @@ class Version2Model:
                     before = stored[earlier]
                     assert before.not_before or before.expires <= self.now, "passed over"
         position.delivery_counts[sequence] = sends + 1
-        self.record_in_flight(talker, number, position, sequence)
-        most = talker.limits[number]
+        self.record_in_flight(model_peer, number, position, sequence)
+        most = model_peer.limits[number]
         if most is not None and not position.is_durable:
-            _, mine = self.held_sequences(talker, number)
-            mine = [s for s in mine if self.now < stored[s].expires]
-            mine = [s for s in mine if not self.is_overdue(position, s)]
-            assert len(mine) <= most, "more in flight than allowed"
+            _, own_sequences = self.held_sequences(model_peer, number)
+            own_sequences = [s for s in own_sequences if self.now < stored[s].expires]
+            own_sequences = [s for s in own_sequences if not self.is_overdue(position, s)]
+            assert len(own_sequences) <= most, "more in flight than allowed"
 
     def record_in_flight(
         self,
-        talker: Version2ModelPeer,
+        model_peer: Version2ModelPeer,
         number: int,
         position: ModelPosition,
         sequence: int,
@@ -436,58 +444,60 @@ class Version2Model:
         position.redeliverable.discard(sequence)
         position.not_before.pop(sequence, None)
         position.not_before_tick.pop(sequence, None)
-        position.in_flight[sequence] = ((talker, number), self.broker.tick_number - ago)
+        position.in_flight[sequence] = ((model_peer, number), self.broker.tick_number - ago)
         most = position.request.max_deliveries
         if most and position.delivery_counts[sequence] >= most:
             position.undelivered.discard(sequence)  # It is given up when it is due again.
 
-    def check_all_received(self, talker: Version2ModelPeer) -> None:
+    def check_all_received(self, model_peer: Version2ModelPeer) -> None:
         """Check that an unlimited plain subscription has received everything that may be sent."""
-        for number, (class_id, position) in talker.subscriptions.items():
-            if position.request.group is not None or talker.limits[number] is not None:
+        for number, (class_id, position) in model_peer.subscriptions.items():
+            if position.request.group is not None or model_peer.limits[number] is not None:
                 continue
             for sequence in position.undelivered:
-                it = self.stored[class_id][sequence]
-                may_come = it.not_before <= self.now < it.expires
+                stored_message = self.stored[class_id][sequence]
+                may_be_sent = stored_message.not_before <= self.now < stored_message.expires
                 is_known = sequence in position.delivery_counts or sequence in position.inherited
-                assert is_known or not may_come, "not sent"
+                assert is_known or not may_be_sent, "not sent"
                 is_due = position.not_before.get(sequence, self.now + 1) <= self.now
                 is_due |= sequence in position.redeliverable
                 if not position.is_durable:
                     tick = self.broker.tick_number
                     is_due |= position.not_before_tick.get(sequence, tick + 1) <= tick
-                assert not (is_due and may_come), "not sent again"
+                assert not (is_due and may_be_sent), "not sent again"
 
     def held_sequences(
-        self, talker: Version2ModelPeer, number: int
+        self, model_peer: Version2ModelPeer, number: int
     ) -> tuple[ModelPosition, list[int]]:
         """Return the sequences that a subscription may decide on. Overdue ones leave a group's
         member.
         """
-        _, position = talker.subscriptions[number]
-        mine = [s for s, (who, _) in position.in_flight.items() if who == (talker, number)]
+        _, position = model_peer.subscriptions[number]
+        own_sequences = [
+            s for s, (who, _) in position.in_flight.items() if who == (model_peer, number)
+        ]
         if position.request.group is not None:
-            mine = [s for s in mine if not self.is_overdue(position, s)]
-        return position, sorted(mine)
+            own_sequences = [s for s in own_sequences if not self.is_overdue(position, s)]
+        return position, sorted(own_sequences)
 
     def is_overdue(self, position: ModelPosition, sequence: int) -> bool:
         return self.broker.tick_number - position.in_flight[sequence][1] >= ACK_TIMEOUT
 
     def ack(
-        self, talker: Version2ModelPeer, number: int, first: int, count: int, *, spanning: bool
+        self, model_peer: Version2ModelPeer, number: int, first: int, count: int, *, spanning: bool
     ) -> None:
         """Acknowledge some held messages: each alone, or with everything between them."""
-        position, mine = self.held_sequences(talker, number)
-        some = mine[first : first + count]
+        position, own_sequences = self.held_sequences(model_peer, number)
+        some = own_sequences[first : first + count]
         between = set(range(some[0], some[-1])) if some else set()
-        between -= set(mine)
+        between -= set(own_sequences)
         # A client's ranges do not span what it was sent and has not processed; but what others
         # of its group hold it knows nothing of. What somebody else left counts as sent.
-        others = {s for s, (who, _) in position.in_flight.items() if who != (talker, number)}
+        others = {s for s, (who, _) in position.in_flight.items() if who != (model_peer, number)}
         sent = position.delivery_counts.keys() | (position.inherited & position.undelivered)
         spanning &= not any(s in sent and s not in others for s in between)
         for a, b in self.ranges(some, spanning=spanning):
-            talker.peer.send(wire_peer_v2.ack(number, a, b))
+            model_peer.peer.send(wire_peer_v2.ack(number, a, b))
         for sequence in some:
             self.mark_settled(position, sequence)
         self.observe()
@@ -500,12 +510,17 @@ class Version2Model:
         position.not_before_tick.pop(sequence, None)
 
     def nack(
-        self, talker: Version2ModelPeer, number: int, first: int, count: int, delay_ms: int | None
+        self,
+        model_peer: Version2ModelPeer,
+        number: int,
+        first: int,
+        count: int,
+        delay_ms: int | None,
     ) -> None:
-        position, mine = self.held_sequences(talker, number)
-        for sequence in mine[first : first + count]:
+        position, own_sequences = self.held_sequences(model_peer, number)
+        for sequence in own_sequences[first : first + count]:
             at = sequence % ID_COUNT
-            talker.peer.send(wire_peer_v2.nack(number, at, at + 1, delay_ms, b"not now"))
+            model_peer.peer.send(wire_peer_v2.nack(number, at, at + 1, delay_ms, b"not now"))
             if position.request.group is None and self.is_overdue(position, sequence):
                 continue  # It comes again by itself.
             del position.in_flight[sequence]
@@ -518,16 +533,16 @@ class Version2Model:
                 position.not_before_tick[sequence] = self.broker.tick_number + pause
         self.observe()
 
-    def terminate(self, talker: Version2ModelPeer, number: int, first: int, count: int) -> None:
+    def terminate(self, model_peer: Version2ModelPeer, number: int, first: int, count: int) -> None:
         """Reject some held messages for good."""
-        class_id, _ = talker.subscriptions[number]
-        position, mine = self.held_sequences(talker, number)
-        for sequence in mine[first : first + count]:
+        class_id, _ = model_peer.subscriptions[number]
+        position, own_sequences = self.held_sequences(model_peer, number)
+        for sequence in own_sequences[first : first + count]:
             if sequence not in position.undelivered:
                 continue  # It may have been given up already.
             at = sequence % ID_COUNT
             error = f"never {number}"
-            talker.peer.send(wire_peer_v2.nack(number, at, at + 1, "terminate", error.encode()))
+            model_peer.peer.send(wire_peer_v2.nack(number, at, at + 1, "terminate", error.encode()))
             self.mark_settled(position, sequence)
             if self.now < self.stored[class_id][sequence].expires:
                 self.dead.append((str(class_id), str(sequence), error))
@@ -548,13 +563,13 @@ class Version2Model:
         assert not set(self.dead) - set(found), "terminated, and no dead letter"
         self.broker.store.failure_reasons.check()
 
-    def working(self, talker: Version2ModelPeer, number: int) -> None:
-        position, mine = self.held_sequences(talker, number)
-        for sequence in mine:
+    def working(self, model_peer: Version2ModelPeer, number: int) -> None:
+        position, own_sequences = self.held_sequences(model_peer, number)
+        for sequence in own_sequences:
             if not self.is_overdue(position, sequence):
                 at = sequence % ID_COUNT
-                talker.peer.send(wire_peer_v2.working(number, at, at + 1))
-                position.in_flight[sequence] = ((talker, number), self.broker.tick_number)
+                model_peer.peer.send(wire_peer_v2.working(number, at, at + 1))
+                position.in_flight[sequence] = ((model_peer, number), self.broker.tick_number)
         self.observe()
 
     def ranges(self, some: list[int], *, spanning: bool) -> list[tuple[int, int]]:
@@ -596,15 +611,15 @@ class Version2Model:
         trusting = self.bus.skips_checks
         idle_rounds = 0
         while idle_rounds < 70:
-            start = sum(talker.received_bytes for talker in self.peers)
+            start = sum(model_peer.received_bytes for model_peer in self.peers)
             self.bus.skips_checks = True  # To save time: everything is checked once a round.
             self.drain_positions_and_backlogs()
             before = -1
-            while before < (before := sum(talker.received_bytes for talker in self.peers)):
-                for talker in list(self.peers):
-                    self.read_bytes(talker, 1 << 40)
-                    for number in list(talker.subscriptions):
-                        self.ack(talker, number, 0, 1 << 40, spanning=True)
+            while before < (before := sum(model_peer.received_bytes for model_peer in self.peers)):
+                for model_peer in list(self.peers):
+                    self.read_bytes(model_peer, 1 << 40)
+                    for number in list(model_peer.subscriptions):
+                        self.ack(model_peer, number, 0, 1 << 40, spanning=True)
             self.wait(1.0)
             self.bus.skips_checks = trusting
             self.tick()
@@ -633,8 +648,8 @@ class Version2Model:
         for class_id, positions in self.positions.items():
             for position in positions:
                 if not self.is_served(position):
-                    asked = msgspec.structs.replace(position.request, seek=False)
-                    self.subscribe(self.open(), class_id, 1, asked)
+                    request = msgspec.structs.replace(position.request, seek=False)
+                    self.subscribe(self.open(), class_id, 1, request)
             cls = self.broker.classes[class_id]
             if self.backlog[class_id] or (not positions and len(cls.ring)):
                 self.subscribe(self.open(), class_id, 1, SubscribeRequest())

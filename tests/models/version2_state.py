@@ -92,11 +92,11 @@ class Version2ModelPeer:
         self.received_bytes = 0
         self.begun = b""
         self.copied_until = 0
-        """Up to here in its stream, what comes may have been copied a while ago."""
+        """Stream offset before which received frames may be older copies."""
         self.subscriptions: dict[int, tuple[int, ModelPosition]] = {}
         """Class and position by number."""
         self.limits: dict[int, int | None] = {}
-        """How much each may have in flight."""
+        """Maximum messages in flight by subscription number; None for no limit."""
         self.named: tuple[int, int, int] = (0, 0, 0)
 
 
@@ -109,6 +109,6 @@ class ModelPublisher:
         self.unconfirmed: list[ModelMessage] = []
         self.peer: Version2ModelPeer | None = None
         self.is_displaced = False
-        """Whether another program had the name since."""
+        """True if another program has used the name since."""
         self.may_be_twice: set[bytes] = set()
-        """What was unconfirmed then."""
+        """Payloads that were unconfirmed at that time, so they may be stored twice."""

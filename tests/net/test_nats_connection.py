@@ -168,12 +168,12 @@ async def test_a_request_ends_when_the_connection_does(tmp_path: Path) -> None:
             assert jetstream_codec.parse_status(headers)[0] == jetstream_codec.NO_RESPONDERS
             link.core.subscribe("silent")
             link.flush()
-            with pytest.raises(BusConnectionError, match="not answered within"):
+            with pytest.raises(BusConnectionError, match="no reply to"):
                 await link.request("silent", seconds=0.05)
             async with trio.open_nursery() as nursery:
 
                 async def ask() -> None:
-                    with pytest.raises(BusConnectionError, match="was lost while"):
+                    with pytest.raises(BusConnectionError, match="lost the connection"):
                         await link.request("silent")
 
                 nursery.start_soon(ask)

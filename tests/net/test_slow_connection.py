@@ -92,7 +92,7 @@ async def test_a_server_of_which_nothing_is_heard_is_not_waited_for(
     async with slow(jetstream_server) as line, linked(line.url) as (link, _):
         line.is_cut = True
         begun = trio.current_time()
-        with pytest.raises(BusConnectionError, match=r"not answered within 0\.5 s"):
+        with pytest.raises(BusConnectionError, match=r"within 0\.5 s"):
             await link.api_request("INFO", seconds=0.5)
         assert trio.current_time() - begun < REQUEST_SECONDS_MAX / 2
 
@@ -102,5 +102,5 @@ async def test_who_has_what_is_asked_and_does_not_answer_is_not_waited_for(
 ) -> None:
     async with slow(jetstream_server) as line, linked(line.url) as (link, _):
         link.core.subscribe("nobody.answers")
-        with pytest.raises(BusConnectionError, match="not answered within"):
+        with pytest.raises(BusConnectionError, match="no reply to"):
             await link.request("nobody.answers", seconds=0.5)

@@ -12,12 +12,7 @@ from simplebus import BusConnectionError, LocalProtocolError
 from simplebus.client.blocking import subscription
 from simplebus.core.protocol import frames
 from simplebus.core.settings import Settings
-from tests.client.bus_server import (
-    BusServer,
-    bus_server,
-    read_until_count,
-    until,
-)
+from tests.client.bus_server import BusServer, bus_server, read_until_count, until
 from tests.client.faulty_server import fake_server, silent_listener
 
 NUMBERED = [b"message %d" % number for number in range(3000)]

@@ -10,12 +10,7 @@ from simplebus.client.core.inbox import Inbox
 from simplebus.client.core.open_requests import OpenRequest
 from simplebus.core.protocol.receive_buffer import FrameReceiver, ReceiveBuffer
 from simplebus.core.protocol.requests import SubscribeReply, SubscribeRequest
-from tests.support.oracles import (
-    ID_COUNT,
-    build_frame,
-    parse_frame,
-    split_frames,
-)
+from tests.support.oracles import ID_COUNT, build_frame, parse_frame, split_frames
 
 MESSAGE, SUBSCRIBE, ENVELOPE = b"125"
 BUFFER = ReceiveBuffer(1 << 20)

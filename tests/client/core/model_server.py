@@ -23,12 +23,7 @@ from simplebus.core.protocol.requests import (
     SubscribeReply,
     SubscribeRequest,
 )
-from tests.support.oracles import (
-    ID_COUNT,
-    build_frame,
-    parse_frame,
-    split_frames,
-)
+from tests.support.oracles import ID_COUNT, build_frame, parse_frame, split_frames
 
 HEARTBEAT, MESSAGE, SUBSCRIBE, ACK, CONNECT = b"01234"
 ENVELOPE, CONFIRM, DELIVER, NACK, WORKING, UNSUBSCRIBE, FETCH, ERROR = b"56789UFE"

@@ -24,12 +24,7 @@ from simplebus.client.core.acks import (
 )
 from simplebus.client.core.frame_runs import MessageIds
 from simplebus.core.errors import LocalProtocolError
-from tests.support.oracles import (
-    ID_COUNT,
-    group_ids,
-    parse_frame,
-    split_frames,
-)
+from tests.support.oracles import ID_COUNT, group_ids, parse_frame, split_frames
 
 VECTORS = Path(__file__).parents[3] / "protocol" / "vectors" / "acks.json"
 GROUPING = json.loads(VECTORS.read_text())["grouping"]

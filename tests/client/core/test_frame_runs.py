@@ -14,20 +14,8 @@ from simplebus.client.core import frame_runs as runs_module
 from simplebus.client.core.frame_runs import FrameRun, split_into_runs
 from simplebus.core.protocol.frames import flags_to_ranges
 from simplebus.core.protocol.receive_buffer import FrameReceiver, ReceiveBuffer
-from tests.support.oracles import (
-    ID_COUNT,
-    build_frame,
-    parse_frame,
-    split_frames,
-)
-from tests.support.strategies import (
-    HEARTBEAT,
-    MESSAGE,
-    Chunks,
-    chunkings,
-    garbled_streams,
-    streams,
-)
+from tests.support.oracles import ID_COUNT, build_frame, parse_frame, split_frames
+from tests.support.strategies import HEARTBEAT, MESSAGE, Chunks, chunkings, garbled_streams, streams
 
 BUFFER = ReceiveBuffer()
 ENVELOPE = ord("5")

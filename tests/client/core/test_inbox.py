@@ -13,12 +13,7 @@ from simplebus.core.protocol import envelope_batch
 from simplebus.core.protocol.envelope_batch import Envelope
 from simplebus.core.protocol.requests import SubscribeRequest
 from tests.client.core.consumers import consume, consume_batches, payloads
-from tests.client.core.inboxes import (
-    ENVELOPE,
-    RecordingInbox,
-    create_inbox,
-    split_runs,
-)
+from tests.client.core.inboxes import ENVELOPE, RecordingInbox, create_inbox, split_runs
 from tests.support.oracles import build_frame
 
 # Settling ----------------------------------------------------------------------------------------

@@ -9,12 +9,7 @@ import pytest
 from simplebus.core.broker import fetch
 from simplebus.core.limits import FETCH_BYTES_MAX, FETCH_TIMES_MAX, MESSAGES_MAX
 from tests.behaviour.wire_peer import BrokerHarness
-from tests.behaviour.wire_peer_v2 import (
-    FETCH,
-    connect_version2,
-    json_request,
-    publish,
-)
+from tests.behaviour.wire_peer_v2 import FETCH, connect_version2, json_request, publish
 
 
 def bus_with_messages_at(*times: float) -> BrokerHarness:

@@ -13,13 +13,7 @@ from simplebus.core.channel import pattern_index as module
 from simplebus.core.channel.pattern import split_segments
 from simplebus.core.channel.pattern_index import PatternIndex, PatternPage, matched_values
 from simplebus.core.limits import PATTERN_PAGE_SIZE, PATTERN_SEGMENTS_MAX
-from tests.core.channel.channel_oracle import (
-    all_names,
-    all_patterns,
-    is_match,
-    names,
-    patterns,
-)
+from tests.core.channel.channel_oracle import all_names, all_patterns, is_match, names, patterns
 
 
 def build_index(*listed: str) -> PatternIndex[str]:

@@ -11,12 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from simplebus.core.group.group import Group, GroupMember
 from simplebus.core.group.least_loaded import LeastLoadedMembers
 from tests.behaviour.wire_peer import BrokerHarness, numbered
-from tests.behaviour.wire_peer_v2 import (
-    ack,
-    connect_version2,
-    publish,
-    subscribe,
-)
+from tests.behaviour.wire_peer_v2 import ack, connect_version2, publish, subscribe
 
 
 class FakeMember:

@@ -42,7 +42,7 @@ def test_acks_in_order_move_the_floor_without_memory() -> None:
     assert (window.floor, window.in_flight_count, window.flags_bytes) == (10, 0, 0)
 
 
-def test_an_ack_out_of_order_waits_for_the_gap_to_close() -> None:
+def test_floor_waits_for_the_gap_before_an_ack_out_of_order() -> None:
     window = build_window(0, 10, (4, 6), (7, 8))
     assert (window.floor, window.in_flight_count) == (0, 7)
     assert window.unacked_ranges(0, 10) == [(0, 4), (6, 7), (8, 10)]

@@ -8,12 +8,7 @@ from simplebus.core.limits import RING_BYTES_MIN, RING_IDLE_TICKS, RING_SLOTS_MI
 from simplebus.core.ring.memory_budget import MemoryBudget
 from simplebus.core.ring.ring import Ring
 from tests.behaviour.wire_peer import build_batch
-from tests.support.oracles import (
-    ID_COUNT,
-    build_frame,
-    parse_frame,
-    split_frames,
-)
+from tests.support.oracles import ID_COUNT, build_frame, parse_frame, split_frames
 from tests.support.strategies import MESSAGE
 
 SLOT_BYTES = 8

@@ -14,12 +14,7 @@ from simplebus.core.limits import RING_IDLE_TICKS, RING_SLOTS_MIN
 from simplebus.core.ring.memory_budget import MemoryBudget
 from simplebus.core.ring.ring import Ring
 from tests.behaviour.wire_peer import LARGE_BATCH_COUNT, build_batch
-from tests.support.oracles import (
-    ID_COUNT,
-    RingOracle,
-    build_frame,
-    parse_frame,
-)
+from tests.support.oracles import ID_COUNT, RingOracle, build_frame, parse_frame
 from tests.support.strategies import MESSAGE
 
 MESSAGES_MAX = 3000

@@ -30,21 +30,8 @@ from tests.behaviour.wire_peer import (
     publish,
     subscribe,
 )
-from tests.support.oracles import (
-    DELIMITER,
-    build_frame,
-    parse_connect,
-    parse_frame,
-    split_frames,
-)
-from tests.support.strategies import (
-    CONNECT,
-    MESSAGE,
-    SUBSCRIBE,
-    Chunks,
-    ack_frame,
-    chunkings,
-)
+from tests.support.oracles import DELIMITER, build_frame, parse_connect, parse_frame, split_frames
+from tests.support.strategies import CONNECT, MESSAGE, SUBSCRIBE, Chunks, ack_frame, chunkings
 
 BUFFER = ReceiveBuffer()
 

@@ -10,13 +10,7 @@ from simplebus.core.limits import (
     RECENT_PUBLISH_TICKS,
 )
 from simplebus.core.message_class.message_class import MessageClass
-from tests.behaviour.wire_peer import (
-    BrokerHarness,
-    ack,
-    connect,
-    publish,
-    subscribe,
-)
+from tests.behaviour.wire_peer import BrokerHarness, ack, connect, publish, subscribe
 
 
 def test_read_may_be_delayed_once_after_few_acks() -> None:
