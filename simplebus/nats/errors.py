@@ -1,8 +1,7 @@
 """Errors that NATS clients receive, in the words of nats-server.
 
 An error that closes the connection is an exception, raised after all commands before it were
-applied.
-Other errors are lines that are sent.
+applied. Other errors are lines that are sent.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ def stale_connection(ping_count: int) -> NatsError:
     """Return the error for a client that did not answer `ping_count` PINGs."""
     return NatsError(
         Reason.HEARTBEAT_TIMEOUT,
-        f"it did not answer {ping_count} PINGs",
+        f"the client did not answer {ping_count} PINGs",
         error_text="Stale Connection",
         closed_reason="Stale Connection",
     )

@@ -1,8 +1,7 @@
 """Limits of the NATS server and their relations.
 
 Bounds that an operator may change are fields of `NatsLimits`, with the defaults of nats-server
-2.15.
-Bounds fixed by the protocol or the design are constants.
+2.15. Bounds fixed by the protocol or the design are constants.
 """
 
 from __future__ import annotations

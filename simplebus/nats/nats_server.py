@@ -96,10 +96,12 @@ class NatsServer:
         """Current time in seconds; the driver sets it before each call."""
         self.sessions: dict[int, NatsSession] = {}
         """Open sessions by client id."""
-        bus = broker.settings.limits if broker else Limits()
-        self.routes = SubjectRoutes(np.random.default_rng(seed), bus)
-        bound = SubjectClasses()
-        self.authenticator = Authenticator(self.settings.auth, self.routes.table, secret, bound)
+        bus_limits = broker.settings.limits if broker else Limits()
+        self.routes = SubjectRoutes(np.random.default_rng(seed), bus_limits)
+        subject_classes = SubjectClasses()
+        self.authenticator = Authenticator(
+            self.settings.auth, self.routes.table, secret, subject_classes
+        )
         self.denied_count = 0
         """Operations that permissions did not allow."""
         self.slow_consumer_count = 0
@@ -108,7 +110,7 @@ class NatsServer:
         self.closed_out_messages = self.closed_out_bytes = 0
         """Traffic of closed sessions."""
         self.slow_consumer_monitor = SlowConsumerMonitor(
-            self.settings.limits, total_pending_bytes=bus.total_pending_bytes
+            self.settings.limits, total_pending_bytes=bus_limits.total_pending_bytes
         )
         self.next_client_id = 1
         self._ready_sessions: dict[NatsSession, None] = {}
@@ -128,7 +130,7 @@ class NatsServer:
                 add_read_cost=self._add_read_cost,
                 disconnect=self.disconnect,
                 on_error=self._on_error,
-                subject_classes=bound,
+                subject_classes=subject_classes,
             )
             broker.connection_limits.external_counters.append(
                 partial(count_user_connections, self.sessions)
@@ -156,7 +158,7 @@ class NatsServer:
             port: Local port that the client connected to.
             is_handshake_pending: True if TLS comes first; `start_idle_timer` is called after it.
         """
-        settings, gate, client_id = self.settings, self.authenticator, self.next_client_id
+        settings, authenticator, client_id = self.settings, self.authenticator, self.next_client_id
         self.next_client_id += 1
         info = handshake.make_info(
             settings,
@@ -165,8 +167,8 @@ class NatsServer:
             port=port,
             client_id=client_id,
             client_ip=ip,
-            auth_required=self.authenticator.requires_connect,
-            nonce=gate.make_nonce(client_id),
+            auth_required=authenticator.requires_connect,
+            nonce=authenticator.make_nonce(client_id),
         )
         session = NatsSession(
             info,
@@ -178,7 +180,7 @@ class NatsServer:
             on_subscription_complete=self._end_subscription,
             on_slow=self._on_slow,
         )
-        session.is_identified = not gate.auth.is_required
+        session.is_identified = not authenticator.auth.is_required
         self.rate_limits.start_session(session)
         self.sessions[client_id] = session
         session.send(info.line())
@@ -190,17 +192,17 @@ class NatsServer:
         """Start measuring how long the client is silent."""
         session.last_received_at = self.now
         limits = self.settings.limits
-        first = min(FIRST_PING_SECONDS, limits.ping_seconds)
-        first = limits.auth_seconds if self.authenticator.requires_connect else first
-        heapq.heappush(self._liveness_checks, (self.now + first, session.client_id))
+        seconds = min(FIRST_PING_SECONDS, limits.ping_seconds)
+        if self.authenticator.requires_connect:
+            seconds = limits.auth_seconds
+        heapq.heappush(self._liveness_checks, (self.now + seconds, session.client_id))
 
     def receive(self, session: NatsSession, buffer: ReceiveBuffer, count: int) -> None:
         """Handle `count` new bytes of a session in the buffer.
 
         Raises:
             NatsError: The client violated the protocol. All commands before the violation were
-                applied;
-                the caller calls `send_error` and closes the session.
+                applied; the caller calls `send_error` and closes the session.
         """
         assert not session.is_closed
         self._output_bytes = 0
@@ -216,19 +218,19 @@ class NatsServer:
         session.adapt_read_size(count, output_bytes=self._output_bytes, event_count=events)
         self.rate_limits.charge(session)
         if session.parser.tail_bytes > PARTIAL_COMMAND_BYTES_MIN:
-            for late, error in self.slow_consumer_monitor.add_partial_command(
+            for slow_session, error in self.slow_consumer_monitor.add_partial_command(
                 session, min(count, session.parser.tail_bytes)
             ):
-                self._disconnect_slow_consumer(late, error)
+                self._disconnect_slow_consumer(slow_session, error)
         if self.slow_consumer_monitor.has_new_slow or session.has_stalled:
             local_session = session.local_session
             local_session_id = -1 if local_session is None else local_session.session_id
-            elsewhere = (
+            has_other_receivers = (
                 self.bus_adapter is not None
                 and self.bus_adapter.broker.has_other_ready_sessions(local_session_id)
             )
             session.stall = self.slow_consumer_monitor.create_session_stall(
-                session, self._ready_sessions, has_other_receivers=elsewhere
+                session, self._ready_sessions, has_other_receivers=has_other_receivers
             )
 
     def has_ready_fast_session(self) -> bool:
@@ -247,7 +249,7 @@ class NatsServer:
             None, "", certified=session.certificate_names, address=session.address
         )
         if user is None:
-            raise authorization_violation("a command came before CONNECT, which is required")
+            raise authorization_violation("received a command before CONNECT, which is required")
         self._set_user(session, user)
 
     def send_error(self, session: NatsSession, error: NatsError) -> None:
@@ -256,7 +258,7 @@ class NatsServer:
             session.outbox.append(error.line)
 
     def close_session(self, session: NatsSession) -> None:
-        """Remove a session with its subscriptions. Messages of acked subscriptions are redelivered."""
+        """Remove a session and its subscriptions. Unacked messages of classes are redelivered."""
         if session.is_closed:
             return
         session.is_closed = session.is_disconnecting = True
@@ -266,9 +268,8 @@ class NatsServer:
         self.closed_out_messages += session.out_messages
         self.closed_out_bytes += session.outbox.sent_bytes
         if self.bus_adapter is not None:
-            self.bus_adapter.close_local_session(
-                session
-            )  # What it held of classes is given back in one go.
+            # Before the subscriptions end one by one: all unacked messages are given back at once.
+            self.bus_adapter.close_local_session(session)
         self._end_all_subscriptions(session)
         self._ready_sessions.pop(session, None)
 
@@ -281,8 +282,8 @@ class NatsServer:
 
     def drain_disconnecting(self) -> list[tuple[NatsSession, NatsError]]:
         """Return the sessions to disconnect, with the reasons."""
-        cut, self._disconnecting = self._disconnecting, []
-        return cut
+        disconnecting, self._disconnecting = self._disconnecting, []
+        return disconnecting
 
     def statistics(self) -> NatsServerStatistics:
         """Return the current counters."""
@@ -302,8 +303,8 @@ class NatsServer:
 
     def drain_errors(self) -> list[Exception]:
         """Return internal errors for the log."""
-        faults, self._errors = self._errors, []
-        return faults
+        errors, self._errors = self._errors, []
+        return errors
 
     def _on_error(self, error: Exception) -> None:
         """Note an internal error in a batch. The rest of the batch is not delivered."""
@@ -318,14 +319,14 @@ class NatsServer:
         """
         self.routes.remove_abandoned()
         self.slow_consumer_monitor.now = self.now
-        for late, error in self.slow_consumer_monitor.find_slow_consumers():
-            self._disconnect_slow_consumer(late, error)
-        due = self._liveness_checks
-        while due and due[0][0] <= self.now:
-            _, client_id = heapq.heappop(due)
+        for slow_session, error in self.slow_consumer_monitor.find_slow_consumers():
+            self._disconnect_slow_consumer(slow_session, error)
+        checks = self._liveness_checks
+        while checks and checks[0][0] <= self.now:
+            _, client_id = heapq.heappop(checks)
             session = self.sessions.get(client_id)
             if session is not None and not session.is_disconnecting:
-                heapq.heappush(due, (self._check_liveness(session), client_id))
+                heapq.heappush(checks, (self._check_liveness(session), client_id))
 
     def _check_liveness(self, session: NatsSession) -> float:
         """Send a PING or disconnect a silent client. Returns the time of the next check."""
@@ -337,15 +338,14 @@ class NatsServer:
                 session,
                 NatsError(
                     Reason.HELLO_TIMEOUT,
-                    f"no CONNECT came within {limits.auth_seconds:g} s",
+                    f"received no CONNECT within {limits.auth_seconds:g} s",
                     error_text="Authentication Timeout",
                     closed_reason="Authentication Timeout",
                 ),
             )
             return now
-        if session.is_reading_paused or self.rate_limits.is_paused(
-            session
-        ):  # What it may say is not read.
+        # The server does not read from a paused client, so it cannot see a PONG.
+        if session.is_reading_paused or self.rate_limits.is_paused(session):
             return now + limits.ping_seconds
         quiet_until = session.last_received_at + limits.ping_seconds
         if session.is_first_ping_sent or not session.is_first_pong_sent:
@@ -363,8 +363,7 @@ class NatsServer:
         """Return True if a client whose messages wait for space in a class may be read.
 
         Its acks may free that space. Otherwise it is read every `BLOCKED_READ_INTERVAL_SECONDS`
-        while
-        it has few blocked bytes, so that other commands and PONGs are seen.
+        while it has few blocked bytes, so that other commands and PONGs are seen.
         """
         if self.bus_adapter is None or self.bus_adapter.is_blocking_publishers(session):
             return True
@@ -495,14 +494,14 @@ class NatsServer:
         """Publish a batch message by message. Sinks looked up in advance are used while routes
         stay unchanged.
         """
-        routes, found = self.routes, None
+        routes, sinks_by_row = self.routes, None
         generation = routes.generation
         if isinstance(event, MixedBatch):
-            found = routes.match_each(event.subject_numbers)
-        for at, message in enumerate(iter_messages(event, routes.table.names)):
-            if found is not None and routes.generation != generation:
-                found = None
-            self._publish(session, message, None if found is None else found[at])
+            sinks_by_row = routes.match_each(event.subject_numbers)
+        for row, message in enumerate(iter_messages(event, routes.table.names)):
+            if sinks_by_row is not None and routes.generation != generation:
+                sinks_by_row = None
+            self._publish(session, message, None if sinks_by_row is None else sinks_by_row[row])
 
     def _publish(
         self, session: NatsSession, message: Pub, sinks: SubjectSinks | None = None
@@ -519,15 +518,15 @@ class NatsServer:
             self._send_denied(session, f"Publish with Reply of {subjects.quote(message.reply)}")
             return
         self._send_ok(session)
-        taken = False
+        is_accepted = False
         if sinks is None:
             sinks = self.routes.match(message.subject)
         self._output_bytes += EVENT_COST_BYTES + len(sinks) * (
             DELIVERY_COST_BYTES + len(message.body)
         )
         for sink in sinks:
-            taken |= sink.deliver(message, session)
-        if message.reply and not taken and session.options.no_responders:
+            is_accepted |= sink.deliver(message, session)
+        if message.reply and not is_accepted and session.options.no_responders:
             self._send_no_responders(session, message)
 
     def _can_publish(self, session: NatsSession, subject: bytes) -> bool:
@@ -560,16 +559,16 @@ class NatsServer:
                     parts.setdefault(sink, []).append(rows)
                 else:
                     sink.deliver_batch(event, rows, session)
-        for sink, those in parts.items():
-            sink.deliver_batch(event, np.sort(np.concatenate(those)), session)
+        for sink, sink_rows in parts.items():
+            sink.deliver_batch(event, np.sort(np.concatenate(sink_rows)), session)
         self._write_gathered(event)
 
     def deliver(self, messages: Pub | UniformBatch | MixedBatch) -> None:
-        """Deliver messages that no NATS client published. A mixed batch must have `subject_names`."""
+        """Deliver messages of the bus. A mixed batch must have `subject_names`."""
         if isinstance(messages, Pub):
             for sink in self.routes.match(messages.subject):
                 sink.deliver(messages, None)
-        elif self._gathering_sessions:  # Behind another batch.
+        elif self._gathering_sessions:  # Another batch is being gathered.
             for message in iter_messages(messages):
                 self.deliver(message)
         else:
@@ -583,23 +582,23 @@ class NatsServer:
 
     def _write_gathered(self, messages: UniformBatch | MixedBatch) -> None:
         """Encode the gathered messages of a batch for each receiving session."""
-        written: EncodedBatches = {}
+        encoded: EncodedBatches = {}
         for session in self._gathering_sessions:
-            self._output_bytes += session.write_gathered(messages, written)
+            self._output_bytes += session.write_gathered(messages, encoded)
         self._gathering_sessions.clear()
 
     def _send_no_responders(self, session: NatsSession, message: Pub) -> None:
         """Send status 503 to the requester, if it subscribed to its reply subject. Not counted as
         a message.
         """
-        answer = encode.no_responders_message(message)
+        status = encode.no_responders_message(message)
         for sink in self.routes.match(message.reply):
             if (
                 isinstance(sink, NatsSubscription)
                 and sink.session is session
                 and not sink.has_ended
             ):
-                session.send(encode.encode_message(answer, sink.sid, headers=True))
+                session.send(encode.encode_message(status, sink.sid, headers=True))
                 return
 
     # Subscribing ---------------------------------------------------------------------------------
@@ -607,11 +606,11 @@ class NatsServer:
     def _subscribe(self, session: NatsSession, event: Sub) -> None:
         self._output_bytes += SUBSCRIBE_COST_BYTES
         limits, grants = self.settings.limits, session.subject_grants
-        asks_class = self.bus_adapter is not None and self.bus_adapter.is_class_request(
+        is_class_request = self.bus_adapter is not None and self.bus_adapter.is_class_request(
             event.subject
         )
-        judges = None if asks_class else grants  # Of a class it is judged what it is.
-        if judges and not judges.can_subscribe(event.subject, event.queue):
+        # The bus adapter checks requests for classes.
+        if grants and not (is_class_request or grants.can_subscribe(event.subject, event.queue)):
             queue = f" using queue {subjects.quote(event.queue)}" if event.queue else ""
             self._send_denied(session, f"Subscription to {subjects.quote(event.subject)}{queue}")
             return
@@ -623,10 +622,11 @@ class NatsServer:
                 session.send(error_line("Invalid Subject"))
                 return
             if subjects.is_too_deep(event.subject):
-                what = f"Subscription to {subjects.quote(event.subject)}, too many tokens"
-                self._send_denied(session, what)
+                self._send_denied(
+                    session, f"Subscription to {subjects.quote(event.subject)}, too many tokens"
+                )
                 return
-            if asks_class:
+            if is_class_request:
                 assert self.bus_adapter is not None
                 acked = self.bus_adapter.subscribe(session, event)
                 if acked is None:
@@ -665,9 +665,9 @@ class NatsServer:
     def _end_all_subscriptions(self, session: NatsSession) -> None:
         """Remove all subscriptions of a session; many of them are removed in later ticks."""
         subscriptions = list(session.subscriptions.values())
-        later = len(subscriptions) > IMMEDIATE_REMOVALS_MAX
+        is_deferred = len(subscriptions) > IMMEDIATE_REMOVALS_MAX
         for subscription in subscriptions:
-            if later and not isinstance(subscription, AckedSubscription):
+            if is_deferred and not isinstance(subscription, AckedSubscription):
                 self.routes.abandon(subscription)
             else:
                 self._end_subscription(subscription)

@@ -1,8 +1,7 @@
 """Users of the NATS listener and the check of their credentials.
 
-Secrets are compared in constant time, also for unknown users. Passwords of NATS users are stored
-in plain text: bcrypt hashes are rejected because checking one would block the whole bus.
-Passwords of
+Secrets are compared in constant time, also for unknown users. Passwords of NATS users are stored in
+plain text: bcrypt hashes are rejected because checking one would block the whole bus. Passwords of
 users of the whole server are verified before; see `core.passwords`.
 """
 

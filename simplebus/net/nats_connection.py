@@ -1,11 +1,9 @@
 """Connection to one of several NATS servers, with reconnect.
 
-Events are handled at once in `handle`, which never waits. Nothing is buffered or resent while
-there is
-no connection: callers that need certainty use requests. Servers are tried in random order, with a
-growing delay after each round; servers announced by the cluster are tried as well. Output is
-bounded
-for callers that await `wait_for_output_space`.
+The `handle` callback receives each event at once and never waits. Without a connection nothing is
+buffered or resent: callers that need certainty use requests. Servers are tried in random order,
+with a growing delay after each round, including servers that the cluster announced. Output is
+bounded for callers that await `wait_for_output_space`.
 """
 
 from __future__ import annotations
@@ -44,12 +42,14 @@ OUTPUT_BYTES_MAX = 4 * 1024 * 1024
 CONNECT_SECONDS = 5.0
 REQUEST_SECONDS = 5.0
 REQUEST_SECONDS_MAX = 60.0
-"""Longest wait for a reply. The timeout of a request starts when the server has received it;
-behind much
-other output that may be late, so it is extended up to this while the server responds.
+"""Longest wait for a reply.
+
+The timeout of a request starts when the server has received it. Behind much other output that may
+be late, so the deadline is extended up to this while the server responds.
 """
 PING_SECONDS = 5.0
 """Silence after which the server is sent a PING; after three times as long the connection is lost.
+
 Servers that lose power or network do not close their connections.
 """
 RECONNECT_DELAY_MIN_SECONDS, RECONNECT_DELAY_MAX_SECONDS = 0.05, 5.0
@@ -58,8 +58,10 @@ _UNJOINED_BYTES_MIN = 64 * 1024
 _READ_BYTES = 512 * 1024
 _TICK_SECONDS = 1.0
 _READ_DELAYS = ((64 * 1024, 0.010), (24 * 1024, 0.005), (4 * 1024, 0.002))
-"""Behind a read of more bytes than this the next one waits for so many seconds: a few large pieces
-cost less than many small ones."""
+"""Pairs (bytes, seconds): after a read of more than `bytes`, the next read waits for `seconds`.
+
+A few large reads cost less than many small ones.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,11 +174,11 @@ class NatsConnection:
             tls: TLS context; None for the system's trusted authorities.
             echo: False to not receive messages that this client publishes.
             ping_seconds: Silence after which the server is sent a PING.
-            payload_bytes_least: Smallest acceptable `max_payload`; other servers are not used.
+            min_payload_bytes: Smallest acceptable `max_payload`; other servers are not used.
             is_quiet: True to log connection changes at debug level only.
         """
         if not servers:
-            raise ValueError("no NATS server was named, expected one at least")
+            raise ValueError("no NATS server address, expected at least one")
         if credentials is None:
             credentials = servers[0].credentials
         self.core = NatsClientCore(
@@ -194,7 +196,7 @@ class NatsConnection:
         """Errors of the last round in which no server could be reached."""
         self._handle = handle
         self._tls = tls
-        self._payload_bytes_least = min_payload_bytes
+        self._min_payload_bytes = min_payload_bytes
         self._log_problem = log.debug if is_quiet else log.warning
         self._log_connected = log.debug if is_quiet else log.info
         self._servers = list(servers)
@@ -230,7 +232,7 @@ class NatsConnection:
         """Connect and reconnect until cancelled."""
         task_status.started()
         pause = RECONNECT_DELAY_MIN_SECONDS
-        has_complained = False
+        has_logged_problem = False
         while True:
             errors: list[str] = []
             for server in self._servers_to_try():
@@ -238,22 +240,23 @@ class NatsConnection:
                 try:
                     await self._run_connection(server)
                 except _END_ERRORS as error:
-                    why = _describe_error(error)
+                    reason = _describe_error(error)
                     if self.connection_count > before:
-                        self._log_problem("the connection to NATS at %s is lost: %s", server, why)
-                        pause, errors, has_complained = RECONNECT_DELAY_MIN_SECONDS, [], False
+                        self._log_problem("lost the connection to NATS at %s: %s", server, reason)
+                        pause, errors, has_logged_problem = RECONNECT_DELAY_MIN_SECONDS, [], False
                         break
-                    errors.append(f"{server}: {why}")
-            self.problem = "; ".join(sorted(errors))  # In whatever order they were tried.
-            if errors and not has_complained:
-                self._log_problem("no NATS server can be reached, trying on: %s", self.problem)
-                has_complained = True
+                    errors.append(f"{server}: {reason}")
+            self.problem = "; ".join(sorted(errors))  # Sorted: the order of attempts is random.
+            if errors and not has_logged_problem:
+                self._log_problem("cannot connect to any NATS server, retrying: %s", self.problem)
+                has_logged_problem = True
             await trio.sleep(pause * random.uniform(0.5, 1.0))
             pause = min(2 * pause, RECONNECT_DELAY_MAX_SECONDS)
 
     def _servers_to_try(self) -> list[NatsAddress]:
         """Return the known servers: preferred first, the last used one last."""
-        known = [*self._servers, *(t for t in self._discovered_servers if t not in self._servers)]
+        discovered = (each for each in self._discovered_servers if each not in self._servers)
+        known = [*self._servers, *discovered]
         known.sort(
             key=lambda server: (server != self._preferred_server, str(server) == self.server)
         )
@@ -273,7 +276,7 @@ class NatsConnection:
         while not self.core.is_ready:
             await self._changed.wait()
 
-    # Saying --------------------------------------------------------------------------------------
+    # Sending -------------------------------------------------------------------------------------
 
     def flush(self) -> None:
         """Send the output of `core`. Call after every use of the core."""
@@ -323,9 +326,14 @@ class NatsConnection:
             self._reply_channels.pop(number, None)
 
     async def request_many(
-        self, subject: str, payload: bytes = b"", *, max_messages: int, seconds: float = REQUEST_SECONDS
+        self,
+        subject: str,
+        payload: bytes = b"",
+        *,
+        max_messages: int,
+        seconds: float = REQUEST_SECONDS,
     ) -> list[ReceivedMessages]:
-        """Send a request and collect up to `most` messages, or until a status ends the request.
+        """Send a request and collect up to `max_messages` messages, or until a status ends the request.
 
         Raises:
             BusConnectionError: As for `request`.
@@ -336,9 +344,8 @@ class NatsConnection:
         core = self.core
         inbox = new_inbox()
         sid = core.subscribe(inbox)
-        send, receive = trio.open_memory_channel[ReceivedMessages](
-            math.inf
-        )  # No more than is asked for.
+        # Unbounded: the server sends at most as many messages as were requested.
+        send, receive = trio.open_memory_channel[ReceivedMessages](math.inf)
         self._message_channels[sid] = send
         core.publish(subject, payload, reply=inbox)
         self.flush()
@@ -362,22 +369,22 @@ class NatsConnection:
     @contextmanager
     def _wait_for_reply(self, subject: str, seconds: float) -> Iterator[None]:
         """Bound the wait for replies. Raises BusConnectionError on timeout or loss."""
-        mark, most = self.core.send_ping(), trio.current_time() + REQUEST_SECONDS_MAX
+        ping_number, deadline = self.core.send_ping(), trio.current_time() + REQUEST_SECONDS_MAX
         self.flush()
         try:
             with trio.fail_after(seconds) as scope:
-                self._open_requests[scope] = _OpenRequest(mark, seconds, most)
+                self._open_requests[scope] = _OpenRequest(ping_number, seconds, deadline)
                 try:
                     yield
                 finally:
                     del self._open_requests[scope]
         except trio.TooSlowError:
             raise BusConnectionError(
-                f"{subject} was not answered within {seconds:g} s by NATS at {self.server}"
+                f"no reply to {subject} from NATS at {self.server} within {seconds:g} s"
             ) from None
         except trio.EndOfChannel:
             raise BusConnectionError(
-                f"the connection to NATS at {self.server} was lost while {subject} was asked"
+                f"lost the connection to NATS at {self.server} during a request to {subject}"
             ) from None
 
     async def api_request(
@@ -390,10 +397,10 @@ class NatsConnection:
             BusConnectionError: As for `request`.
             JetStreamError: JetStream returned an error.
         """
-        headers, said = await self.request(
+        headers, payload = await self.request(
             *jetstream_codec.encode_api_request(subject, body), seconds=seconds
         )
-        return jetstream_codec.parse_api_reply(headers, said, subject)
+        return jetstream_codec.parse_api_reply(headers, payload, subject)
 
     # One connection ------------------------------------------------------------------------------
 
@@ -403,25 +410,27 @@ class NatsConnection:
         with _fail_after_timeout("no connection was established"):
             try:
                 socket = await trio.open_tcp_stream(server.host, server.port)
-            except UnicodeError as error:  # Servers name others as they like.
-                raise _ConnectionEndedError(f"it can have no address: {error}") from None
+            except UnicodeError as error:  # Servers may announce any text as an address.
+                raise _ConnectionEndedError(f"invalid host name: {error}") from None
         async with socket:
             stream: trio.abc.Stream = socket
             core.start_connection(trio.current_time())
             with _fail_after_timeout("the server sent no INFO"):
                 info = await _read_info(socket, core)
-                if info.max_payload < self._payload_bytes_least:
+                if info.max_payload < self._min_payload_bytes:
                     raise _ConnectionEndedError(
-                        f"it takes messages of {info.max_payload} bytes (max_payload), expected "
-                        f"{self._payload_bytes_least}, as when this was started"
+                        f"the server accepts messages of {info.max_payload} bytes (max_payload), "
+                        f"expected at least {self._min_payload_bytes}"
                     )
                 if info.tls_required or server.tls:
                     if not (info.tls_required or info.tls_available):
-                        raise _ConnectionEndedError("it does not speak TLS, which was asked for")
+                        raise _ConnectionEndedError(
+                            "the server does not offer TLS, which the address requires"
+                        )
                     stream = await self._encrypt(socket, server)
             core.send_connect()
             self._switch_requested = trio.Event()
-            ended: Exception | None = None
+            end_reason: Exception | None = None
             try:
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(self._write, stream)
@@ -429,11 +438,12 @@ class NatsConnection:
                     nursery.start_soon(self._wait_for_switch)
                     nursery.start_soon(self._read, stream, server)
             except* _END_ERRORS as group:
-                ended = _most_specific_error(group)
+                end_reason = _most_specific_error(group)
             finally:
-                self._on_lost(server, ended)
-            if ended is not None:  # Raised in there, Python 3.11.2 would make a group of it again.
-                raise ended
+                self._on_lost(server, end_reason)
+            # Python 3.11.2 would wrap an error raised in the except block in a group again.
+            if end_reason is not None:
+                raise end_reason
 
     async def _encrypt(self, socket: trio.SocketStream, server: NatsAddress) -> trio.abc.Stream:
         context = self._tls or ssl.create_default_context()
@@ -441,7 +451,7 @@ class NatsConnection:
         await stream.do_handshake()
         return stream
 
-    def _on_lost(self, server: NatsAddress, ended: Exception | None) -> None:
+    def _on_lost(self, server: NatsAddress, end_reason: Exception | None) -> None:
         was_ready = self.core.is_ready
         self.core.end_connection()
         for send in self._reply_channels.values():
@@ -453,27 +463,29 @@ class NatsConnection:
         self._emptied.set()
         self._emptied = trio.Event()
         if was_ready:
-            why = "" if ended is None else f": {_describe_error(ended)}"
-            self._handle(NatsConnectionLost(f"the connection to NATS at {server} is lost{why}"))
+            detail = "" if end_reason is None else f": {_describe_error(end_reason)}"
+            self._handle(NatsConnectionLost(f"lost the connection to NATS at {server}{detail}"))
 
     async def _read(self, stream: trio.abc.Stream, server: NatsAddress) -> None:
-        complaint = ""
+        error_text = ""
         while True:
             data = await stream.receive_some(_READ_BYTES)
             if not data:
-                raise _ConnectionEndedError(complaint or "it has closed the connection")
+                raise _ConnectionEndedError(error_text or "the server closed the connection")
             for event in self.core.receive(data, trio.current_time()):
                 match event:
                     case ServerReady(info=info):
                         self._on_connected(server, info)
                     case ServerInfo(ldm=True):
-                        raise _ConnectionEndedError("it shuts down")
+                        raise _ConnectionEndedError("the server is shutting down")
                     case ServerInfo():
                         self._update_discovered_servers(event)
-                    case ServerError(text=complaint):
+                    case ServerError(text=error_text):
                         if not self.core.is_ready:
-                            raise _ConnectionEndedError(f"it refuses: {complaint}")
-                        self._log_problem("NATS at %s says: %s", server, complaint)
+                            raise _ConnectionEndedError(
+                                f"the server refused the connection: {error_text}"
+                            )
+                        self._log_problem("NATS at %s reported an error: %s", server, error_text)
                     case RequestReplies():
                         self._dispatch_replies(event)
                         continue
@@ -482,9 +494,9 @@ class NatsConnection:
                         continue
                 self._handle(event)
             self.flush()
-            if len(data) < _READ_BYTES:  # Else there is more already.
-                for rest_bytes, seconds in _READ_DELAYS:
-                    if len(data) > rest_bytes:
+            if len(data) < _READ_BYTES:  # A full read means that more data is there already.
+                for read_bytes, seconds in _READ_DELAYS:
+                    if len(data) > read_bytes:
                         await trio.sleep(seconds)
                         break
 
@@ -499,8 +511,8 @@ class NatsConnection:
 
     def _update_discovered_servers(self, info: ServerInfo) -> None:
         """Remember the servers that INFO announces."""
-        told = (_parse_address(text) for text in info.connect_urls)
-        self._discovered_servers = [address for address in told if address is not None]
+        addresses = (_parse_address(text) for text in info.connect_urls)
+        self._discovered_servers = [address for address in addresses if address is not None]
 
     def _dispatch_replies(self, replies: RequestReplies) -> None:
         """Pass replies to their requests, and the others to `handle`."""
@@ -551,20 +563,20 @@ class NatsConnection:
             await trio.sleep(_TICK_SECONDS)
             now = trio.current_time()
             self.core.tick(now)
-            for scope, asked in self._open_requests.items():
-                is_alive = self.core.last_received_at > now - asked.seconds
-                if is_alive and not self.core.is_ping_answered(asked.ping_number):
-                    scope.deadline = min(now + asked.seconds, asked.deadline)
+            for scope, request in self._open_requests.items():
+                is_alive = self.core.last_received_at > now - request.seconds
+                if is_alive and not self.core.is_ping_answered(request.ping_number):
+                    scope.deadline = min(now + request.seconds, request.deadline)
             self.flush()
 
 
 def _describe_error(error: Exception) -> str:
-    """Return the cause of a lost connection. trio's own error only says that the stream is broken."""
+    """Return the cause of a lost connection: trio's own error only tells that the stream is broken."""
     cause = error.__cause__
     if isinstance(cause, ssl.SSLCertVerificationError):
         return (
-            f"its certificate is not trusted ({cause.verify_message}); expected one that an "
-            "authority of this program has signed, for this host"
+            f"the server's certificate is not trusted ({cause.verify_message}); expected a "
+            "certificate for this host, signed by a trusted authority"
         )
     if isinstance(cause, ssl.SSLError):
         return f"TLS failed ({cause.reason or cause})"
@@ -576,15 +588,15 @@ def _remove_status(messages: ReceivedMessages) -> tuple[ReceivedMessages, bool]:
 
     Raises JetStreamError if there are no responders.
     """
-    told = (messages.payloads == messages.ends) & (messages.bodies < messages.payloads)
+    is_status = (messages.payloads == messages.ends) & (messages.bodies < messages.payloads)
     ended = False
-    for row in told.nonzero()[0].tolist():
+    for row in is_status.nonzero()[0].tolist():
         code, words = jetstream_codec.parse_status(messages.headers(row))
         if code == jetstream_codec.NO_RESPONDERS:
-            raise JetStreamError(code, f"nobody answers: {words or 'it has no leader now'}")
-        told[row] = bool(code)
+            raise JetStreamError(code, f"no responders: {words or 'there is no leader now'}")
+        is_status[row] = bool(code)
         ended |= code > 100
-    return (messages.pick(~told) if told.any() else messages), ended
+    return (messages.pick(~is_status) if is_status.any() else messages), ended
 
 
 def _join_short_parts(output: list[bytes | memoryview]) -> Iterator[bytes | memoryview]:
@@ -607,13 +619,13 @@ async def _read_info(stream: trio.abc.ReceiveStream, core: NatsClientCore) -> Se
     while True:
         data = await stream.receive_some(_READ_BYTES)
         if not data:
-            raise _ConnectionEndedError("it has closed the connection")
+            raise _ConnectionEndedError("the server closed the connection")
         for event in core.receive(data, trio.current_time()):
             match event:
                 case ServerInfo():
                     return event
                 case ServerError(text=text):
-                    raise _ConnectionEndedError(f"it refuses: {text}")
+                    raise _ConnectionEndedError(f"the server refused the connection: {text}")
 
 
 @contextmanager
@@ -627,10 +639,10 @@ def _fail_after_timeout(problem: str) -> Iterator[None]:
 
 def _most_specific_error(group: BaseExceptionGroup[Exception]) -> Exception:
     """Return the most specific of several errors."""
-    found: list[Exception] = []
+    errors: list[Exception] = []
     for each in group.exceptions:
-        found.append(_most_specific_error(each) if isinstance(each, BaseExceptionGroup) else each)
-    return min(found, key=lambda error: isinstance(error, trio.BrokenResourceError))
+        errors.append(_most_specific_error(each) if isinstance(each, BaseExceptionGroup) else each)
+    return min(errors, key=lambda error: isinstance(error, trio.BrokenResourceError))
 
 
 def _parse_address(text: str) -> NatsAddress | None:

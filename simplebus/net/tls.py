@@ -12,30 +12,30 @@ import ssl
 import weakref
 from typing import Any
 
-# What is read from the wire at once, and encrypted at once for few: many records of 16 KiB.
+# Largest read from the network, and largest piece encrypted at once by a wide socket.
 PIECE_BYTES = 512 * 1024
-# What is looked at in one turn, however much comes: what goes out is to keep up with it, or it
-# grows cold meanwhile; and others have their turn. So have they where records are small.
+# Most bytes and records decrypted in one `recv_into`, so that output keeps up with input and other
+# connections get their turn. The record limit matters where records are small.
 _TURN_BYTES = 1024 * 1024
 _TURN_RECORDS = 256
-# How TLS begins; and as much of what comes first as tells what else it may be.
+# First byte of a TLS handshake, and the bytes kept to recognize another protocol.
 _HANDSHAKE = b"\x16"
 _OPENING_BYTES = 16
-# A record, and a little more.
+# A little more than a TLS record of 16 KiB.
 _RECORD_BYTES = 17 * 1024
-# What came from the wire is looked at so much at a time, and so much is encrypted at once. TLS
-# keeps room for it as long as the connection is there.
+# Bytes decrypted or encrypted at once. OpenSSL keeps buffers of this size until the connection is
+# closed.
 SLICE_BYTES = 32 * 1024
-# And so much behind such as was data, and PIECE_BYTES encrypted: smaller ones take a tenth longer.
-# That is for those through which much goes, and for few of them: all others keep little.
+# Bytes decrypted at once by a wide socket that receives mostly data; smaller slices are 10 % slower.
+# A socket becomes wide after WIDE_AFTER_BYTES. At most WIDE_MAX sockets are wide: they need memory.
 TRUSTED_SLICE_BYTES = 256 * 1024
 WIDE_AFTER_BYTES = 4 * 1024 * 1024
 WIDE_MAX = 64
-# Of so much that came, one part in so many is data: a whole record fits into it, and of a record
-# with a single byte that is one part in 85 or more.
+# Of every _DENSITY_CHECK_BYTES received, at least 1/_MIN_DATA_DIVISOR must be data. A whole record
+# fits into the check, and a record with one byte of data is at most 85 bytes long.
 _DENSITY_CHECK_BYTES = 32 * 1024
 _MIN_DATA_DIVISOR = 128
-# What TLS itself has to answer may wait for the wire up to here: 600 answers.
+# Most pending bytes of TLS's own replies to the peer, about 600 replies.
 _PENDING_TLS_REPLIES_BYTES_MAX = 16 * 1024
 
 
@@ -101,7 +101,7 @@ class TlsSocket:
 
     @property
     def has_unsent(self) -> bool:
-        """True if bytes accepted by `send` are pending: call `flush` when the socket is writable."""
+        """True if accepted bytes are pending: call `flush` when the socket is writable."""
         return bool(self._unsent or self._outgoing.pending)
 
     @property
@@ -113,8 +113,8 @@ class TlsSocket:
         """Continue the handshake and return when it is complete.
 
         Raises:
-            BlockingIOError: More bytes from the peer are needed.
-            ssl.SSLError: The handshake failed.
+            BlockingIOError: More bytes from the peer are needed. ssl.SSLError: The handshake
+            failed.
         """
         while True:
             try:
@@ -124,14 +124,12 @@ class TlsSocket:
                 if self._receive():
                     self._decrypt_next()
             except ssl.SSLError:
-                if self.first_bytes.startswith(_HANDSHAKE):  # Others would not understand.
+                if self.first_bytes.startswith(_HANDSHAKE):  # Only TLS peers understand an alert.
                     self._send_close_notify()
                 raise
             else:
                 self.flush()
-                self._may_have_unread = (
-                    True  # What the peer said right behind it may have come with it.
-                )
+                self._may_have_unread = True  # Data may have arrived together with the handshake.
                 self._decrypted_bytes = 0
                 return
 
@@ -158,7 +156,7 @@ class TlsSocket:
                 if not self._undecrypted:
                     if count and not (self._was_read_full and decrypted_bytes < _TURN_BYTES):
                         return count
-                    if looked and not count:  # Others have their turn before more is looked at.
+                    if decrypted_bytes and not count:  # Other connections get their turn first.
                         raise BlockingIOError from None
                     if not self._receive_more(count, len(space)):
                         return count
@@ -196,19 +194,19 @@ class TlsSocket:
         self._undecrypted = self._undecrypted[size:] if size < len(self._undecrypted) else _NOTHING
         written = self._incoming.write(piece)
         self._decrypted_bytes += written
-        return accepted
+        return written
 
     def _check_density(self) -> None:
-        """Check how much data the decrypted bytes contained. Raises OSError if it was next to
-        nothing.
-        """
+        """Check how much data the decrypted bytes contained. Raises OSError if it was almost none."""
         if self._outgoing.pending:
             self.flush()
             if self._outgoing.pending > _PENDING_TLS_REPLIES_BYTES_MAX:
-                raise ConnectionAbortedError(0, "it asked for new TLS keys and took no answer")
+                raise ConnectionAbortedError(
+                    0, "the peer requested TLS key updates without reading the replies"
+                )
         if self._decrypted_bytes >= _DENSITY_CHECK_BYTES:
             if self._data_bytes * _MIN_DATA_DIVISOR < self._decrypted_bytes:
-                raise ConnectionAbortedError(0, "its TLS records had next to nothing in them")
+                raise ConnectionAbortedError(0, "the peer's TLS records contained almost no data")
             self._is_dense = self._data_bytes * 2 > self._decrypted_bytes
             self._count_transferred(self._data_bytes)
             self._decrypted_bytes = self._data_bytes = 0
@@ -216,9 +214,9 @@ class TlsSocket:
     def send(self, piece: memoryview | bytes) -> int:
         """Accept the beginning of `piece` and return its size.
 
-        Accepts what the network accepts plus one encrypted slice. Raises BlockingIOError while
-        earlier
-        bytes are pending.
+                Accepts as much as the network, plus one encrypted slice. Raises BlockingIOError while
+                earlier bytes are pending.
+        @end
         """
         self.flush()
         if self._unsent:
@@ -229,14 +227,14 @@ class TlsSocket:
             accepted += self._tls.write(piece[accepted : accepted + size])
             self.flush()
         self._count_transferred(accepted)
-        return written
+        return accepted
 
     def _count_transferred(self, count: int) -> None:
         """Count data bytes; after WIDE_AFTER_BYTES the socket uses large buffers."""
         if not self._is_wide:
             self._transferred_bytes += count
             if self._transferred_bytes >= WIDE_AFTER_BYTES:
-                if len(_wide_sockets) >= WIDE_MAX:  # Who was cut off has not closed itself.
+                if len(_wide_sockets) >= WIDE_MAX:  # Aborted sockets have not removed themselves.
                     _wide_sockets.difference_update(
                         [each for each in _wide_sockets if each.socket.fileno() < 0]
                     )
@@ -253,7 +251,7 @@ class TlsSocket:
                 count = self.socket.send(self._unsent)
             except BlockingIOError:
                 return
-            # A view of nothing would keep all that was below it.
+            # An empty view would keep the whole buffer in memory.
             self._unsent = self._unsent[count:] if count < len(self._unsent) else _NOTHING
             if not self._unsent and self._outgoing.pending:
                 self._unsent = memoryview(self._outgoing.read())

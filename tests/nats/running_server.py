@@ -21,7 +21,7 @@ from typing import Any
 
 from nats.aio.client import Client
 
-from tests.support.programs import PATIENCE_SECONDS, Program, program
+from tests.support.programs import PATIENCE_SECONDS, Program, running_program
 from tests.support.requirements import nats_server_program
 
 HOST = "127.0.0.1"
@@ -50,7 +50,7 @@ def door(*arguments: str, port: int = 0, conf: str = "", toml: str = "") -> Iter
         if toml:
             arguments = (*arguments, "--config", str(_kept(stack, "simplebus.toml", toml)))
         flags = ("--port", "0", "--nats-port", str(port), *arguments)
-        served = stack.enter_context(program("serve", *flags))
+        served = stack.enter_context(running_program("serve", *flags))
         ready = served.read_line()
         match = re.search(rf"^simplebus ready .*nats={re.escape(HOST)}:(\d+)", ready)
         assert match, ready

@@ -73,7 +73,7 @@ _DIGITS = re.compile(r"[0-9]{1,18}")
 _TIMESTAMP = re.compile(r"@[0-9]{1,18}(\.[0-9]{1,18})?")
 
 
-# Asking ------------------------------------------------------------------------------------------
+# Requests ----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,13 +99,13 @@ def parse_subscribe(subject: bytes, queue: bytes) -> AckedSubscribeRequest:
     except UnicodeDecodeError as error:
         raise _bad_request(f"it is not UTF-8: {error.reason}") from None
     channels: list[str] = []
-    behind = tuple(normalize_options(tokens[1:]))
+    option_tokens = tuple(normalize_options(tokens[1:]))
     if FILTER_TOKEN in tokens[2:]:
-        at = tokens.index(FILTER_TOKEN, 2)
-        if at + 1 == len(tokens):
-            raise _bad_request("a subject is expected behind filter")
-        channels = [".".join(tokens[at + 1 :])]
-        tokens = tokens[:at]
+        filter_index = tokens.index(FILTER_TOKEN, 2)
+        if filter_index + 1 == len(tokens):
+            raise _bad_request("expected a subject after filter")
+        channels = [".".join(tokens[filter_index + 1 :])]
+        tokens = tokens[:filter_index]
         if channels[0].rpartition(".")[2] == "#":
             raise _bad_request(
                 f"the filter {channels[0]!r} ends with #, expected > for one or more tokens"
@@ -113,43 +113,43 @@ def parse_subscribe(subject: bytes, queue: bytes) -> AckedSubscribeRequest:
     for each in tokens:
         if each in ("*", ">"):
             raise _bad_request(
-                f"{each} stands for no class and no option; only a filter may hold it"
+                f"the wildcard {each} is not a class or option; expected it in a filter only"
             )
     class_, durable, *options = map(_unquote, [*tokens, "-"] if len(tokens) == 1 else tokens)
-    asked: dict[str, object] = {"channels": channels, "max_in_flight": ACKED_IN_FLIGHT_MESSAGES}
-    given: dict[str, str] = {}
+    fields: dict[str, object] = {"channels": channels, "max_in_flight": ACKED_IN_FLIGHT_MESSAGES}
+    values: dict[str, str] = {}
     for option in options:
         name, equals, value = option.partition("=")
         if name not in _OPTIONS or not equals:
             raise _bad_request(
-                f"the option {option!r} is none of {', '.join(_OPTIONS)}, = and a value"
+                f"unknown option {option!r}, expected one of {', '.join(_OPTIONS)}, = and a value"
             )
-        if name in given:
-            raise _bad_request(f"the option {name} is there twice: {given[name]!r} and {value!r}")
-        given[name] = value
-        asked[_OPTIONS[name][0]] = value.split(",") if name == "backoff" else value
-    start = given.get("start", "waiting")
+        if name in values:
+            raise _bad_request(f"duplicate option {name}: {values[name]!r} and {value!r}")
+        values[name] = value
+        fields[_OPTIONS[name][0]] = value.split(",") if name == "backoff" else value
+    start = values.get("start", "waiting")
     if _DIGITS.fullmatch(start):
-        asked["start"] = {"sequence": start}
+        fields["start"] = {"sequence": start}
     elif _TIMESTAMP.fullmatch(start):
-        asked["start"] = {"time": start[1:]}
+        fields["start"] = {"time": start[1:]}
     elif start not in _STARTS:
-        raise _bad_request(f"start is {_OPTIONS['start'][1]}, got {start!r}")
+        raise _bad_request(f"start is {start!r}, expected {_OPTIONS['start'][1]}")
     if durable != "-":
-        asked["durable"] = _check_name("durable", durable)
+        fields["durable"] = _check_name("durable", durable)
     if group:
-        asked["group"] = _check_name("group", group)
+        fields["group"] = _check_name("group", group)
     try:
-        request = msgspec.convert(asked, SubscribeRequest, strict=False)
+        request = msgspec.convert(fields, SubscribeRequest, strict=False)
     except msgspec.ValidationError as error:
-        where = str(error).rpartition("`$.")[2].rstrip("`").partition(".")[0]
-        where = where.partition("[")[0]
-        for option, value in given.items():
+        field = str(error).rpartition("`$.")[2].rstrip("`").partition(".")[0]
+        field = field.partition("[")[0]
+        for option, value in values.items():
             name, expected = _OPTIONS[option]
-            if name == where:
-                raise _bad_request(f"{option} is {expected}, got {value!r}") from None
+            if name == field:
+                raise _bad_request(f"{option} is {value!r}, expected {expected}") from None
         raise _bad_request(str(error)) from None
-    return AckedSubscribeRequest(_parse_class(class_), request, behind)
+    return AckedSubscribeRequest(_parse_class(class_), request, option_tokens)
 
 
 def _unquote(text: str) -> str:
@@ -162,19 +162,19 @@ def _unquote(text: str) -> str:
 def _parse_class(text: str) -> int | str:
     if text.isascii() and text.isdigit():
         if len(text) > 5 or int(text) > CLASS_ID_MAX:
-            raise _bad_request(f"a class id is from 0 to {CLASS_ID_MAX}, got {text[:20]}")
+            raise _bad_request(f"class id {text[:20]}: expected 0 to {CLASS_ID_MAX}")
         return int(text)
     return _check_name("class", text)
 
 
-def _check_name(what: str, text: str) -> str:
+def _check_name(kind: str, text: str) -> str:
     """Return the name of a class, durable or group, or raise RemoteProtocolError (bad_request)."""
     if not 0 < len(text) <= NAME_CHARACTERS_MAX:
         raise _bad_request(
-            f"a {what} has a name of 1 to {NAME_CHARACTERS_MAX} characters, got {len(text)}"
+            f"the {kind} name has {len(text)} characters, expected 1 to {NAME_CHARACTERS_MAX}"
         )
     if not text.isprintable():
-        raise _bad_request(f"a {what} has a name that can be printed, got {text!r}")
+        raise _bad_request(f"the {kind} name {text!r} has unprintable characters")
     return text
 
 
@@ -182,13 +182,13 @@ def _bad_request(sentence: str) -> RemoteProtocolError:
     return RemoteProtocolError(Reason.BAD_REQUEST, sentence)
 
 
-def _short_token(text: str, other: str) -> str:
-    """Return the name as a token, or `other` if the token would be empty or make a line too long."""
-    found = encode_token(text)
-    return found if 0 < len(found) <= _TOKEN_CHARACTERS_MAX else other
+def _short_token(text: str, fallback: str) -> str:
+    """Return the name as a token; `fallback` if the token would be empty or make a line too long."""
+    token = encode_token(text)
+    return token if 0 < len(token) <= _TOKEN_CHARACTERS_MAX else fallback
 
 
-# What is sent ------------------------------------------------------------------------------------
+# Deliveries --------------------------------------------------------------------------------------
 
 
 class AckedSubscription(NatsSubscription):
@@ -270,14 +270,17 @@ class AckedDeliveries:
 
     def _is_name_in_use(self, name: tuple[str, str], position: Position) -> bool:
         """Return True if the ack name belongs to another position."""
-        left = self._released_positions.get(name, position)
-        return any(
-            self._position(each) is not position for each in self._by_ack_name.get(name, ())
-        ) or (left is not position and left in self._broker.classes[left.class_id].subscriptions)
+        if any(self._position(each) is not position for each in self._by_ack_name.get(name, ())):
+            return True
+        released = self._released_positions.get(name, position)
+        return (
+            released is not position
+            and released in self._broker.classes[released.class_id].subscriptions
+        )
 
     def _position(self, subscription: AckedSubscription) -> Position:
-        held = self.local_session.subscriptions[subscription.number]
-        return held.group if isinstance(held, GroupMember) else held
+        position = self.local_session.subscriptions[subscription.number]
+        return position.group if isinstance(position, GroupMember) else position
 
     def find_released_position(self, ack: AckSubject) -> Position | None:
         """Return the position that the client left after it received the acked message.
@@ -287,8 +290,8 @@ class AckedDeliveries:
         position = self._released_positions.get((ack.stream, ack.consumer))
         if position is None or position.has_consumer:
             return None
-        known = self._broker.classes[position.class_id].subscriptions
-        if position not in known or ack.sequence >= position.window.cursor:
+        positions = self._broker.classes[position.class_id].subscriptions
+        if position not in positions or ack.sequence >= position.window.cursor:
             return None
         return position
 
@@ -308,16 +311,16 @@ class AckedDeliveries:
         were found yet.
         """
         outbox = self.local_session.outbox
-        written: list[bytes] = []
-        while not written:
+        encoded: list[bytes] = []
+        while not encoded:
             self._limit_last_messages()
             piece = outbox.peek(tick)
             if not piece:
                 break
             data = bytes(piece)
             outbox.mark_sent(len(data), tick)
-            self._encode_frames(data, written)
-        return b"".join(written)
+            self._encode_frames(data, encoded)
+        return b"".join(encoded)
 
     def _limit_last_messages(self) -> None:
         """Limit the messages in flight of subscriptions with `max_messages`.
@@ -326,24 +329,25 @@ class AckedDeliveries:
         """
         for subscription in self.by_number.values():
             if subscription.max_messages:
-                held = self.local_session.subscriptions[subscription.number]
-                if not isinstance(held, GroupMember):
-                    held.limit_in_flight(subscription.max_messages - subscription.delivered_count)
+                position = self.local_session.subscriptions[subscription.number]
+                if not isinstance(position, GroupMember):
+                    remaining = subscription.max_messages - subscription.delivered_count
+                    position.limit_in_flight(remaining)
 
     def _encode_frames(self, data: bytes, encoded: list[bytes]) -> None:
         """Append the MSG and HMSG of these version 2 frames to `encoded`."""
-        at = 0
-        while at < len(data):
-            end = data.index(frames.DELIMITER, at + HEADER_BYTES) + len(frames.DELIMITER)
-            kind, _, message_id, last_field = frames.HEADER.unpack_from(data, at)
+        offset = 0
+        while offset < len(data):
+            end = data.index(frames.DELIMITER, offset + HEADER_BYTES) + len(frames.DELIMITER)
+            kind, _, message_id, last_field = frames.HEADER.unpack_from(data, offset)
             if kind == frames.DELIVER:
                 self._next_delivery = (last_field, message_id)
             elif kind in (frames.MESSAGE, frames.ENVELOPE):
                 subscription = self.by_number.get(self._next_delivery[0])
                 if subscription is not None:
-                    encoded.append(self._encode_message(subscription, data[at:end], message_id))
+                    encoded.append(self._encode_message(subscription, data[offset:end], message_id))
                     subscription.count_delivered_message()
-            at = end
+            offset = end
 
     def _encode_message(
         self, subscription: AckedSubscription, frame: bytes, message_id: int
@@ -352,13 +356,14 @@ class AckedDeliveries:
         window = self.local_session.subscriptions[subscription.number].window
         sequence = nearest_sequence(message_id, window.floor)
         attempt = self._next_delivery[1]
-        sent_to = sequence + 1 if attempt == 1 else window.cursor
-        acks_to = (
-            f"$JS.ACK.{'.'.join(subscription.ack_name)}.{attempt or 1}.{sequence}.{subscription.delivered_count + 1}"
-            f".{int(cls.time_index.time_of(sequence) * 1e9)}.{max(0, cls.ring.head - sent_to)}"
+        next_sequence = sequence + 1 if attempt == 1 else window.cursor
+        ack_subject = (
+            f"$JS.ACK.{'.'.join(subscription.ack_name)}.{attempt or 1}.{sequence}"
+            f".{subscription.delivered_count + 1}.{int(cls.time_index.time_of(sequence) * 1e9)}"
+            f".{max(0, cls.ring.head - next_sequence)}"
         )
         subject = class_subject(cls.class_id, cls.name)
-        message = message_from_frame(frame, subject, acks_to.encode())
+        message = message_from_frame(frame, subject, ack_subject.encode())
         if self.session.open_replies is not None:
             self.session.open_replies.add(message.reply)
         return encode.encode_message(
@@ -366,7 +371,7 @@ class AckedDeliveries:
         )
 
 
-# What comes back ---------------------------------------------------------------------------------
+# Acks --------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -400,9 +405,9 @@ def parse_ack_payload(payload: bytes) -> AckCommand | None:
     """Return the command of an ack; None if it is unknown. An invalid delay counts as 0, as in
     nats-server.
     """
-    found = _COMMANDS.get(payload)
-    if found is not None:
-        return found
+    command = _COMMANDS.get(payload)
+    if command is not None:
+        return command
     if payload.startswith(b"-NAK"):
         return AckCommand("nack", _parse_delay(payload[4:].strip()))
     if payload.startswith(b"+TERM"):
@@ -421,8 +426,8 @@ def _parse_delay(text: bytes) -> float:
         return seconds
     try:
         if text.startswith(b"{"):
-            asked = json.loads(text)
-            delay = asked.get("delay", 0) if isinstance(asked, dict) else 0
+            options = json.loads(text)
+            delay = options.get("delay", 0) if isinstance(options, dict) else 0
             if isinstance(delay, int) and abs(delay) < 10**20:
                 seconds = delay / 1e9
         else:

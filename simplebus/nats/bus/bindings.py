@@ -66,8 +66,8 @@ class SubjectBinding:
             rows = self._without_reserved(messages, rows)
             if not rows.size:
                 return
-        parcel = self._converter.convert_batch(messages, rows, self._subject_names)
-        self._store(origin, self.class_id, parcel)
+        batch = self._converter.convert_batch(messages, rows, self._subject_names)
+        self._store(origin, self.class_id, batch)
 
     def _without_reserved(self, messages: MixedBatch, rows: Indexes | None) -> Indexes:
         numbers = messages.subject_numbers if rows is None else messages.subject_numbers[rows]
@@ -105,8 +105,8 @@ class SubjectBindings:
     def _on_change(self, class_id: int, subject: str, is_bound: bool) -> None:
         binding = self._by_class_id.get(class_id)
         if binding is None:
-            packer = MessageConverter(class_id, frame_bytes_max=self._frame_bytes_max)
-            binding = SubjectBinding(class_id, self._routes.table.names, self._store, packer)
+            converter = MessageConverter(class_id, frame_bytes_max=self._frame_bytes_max)
+            binding = SubjectBinding(class_id, self._routes.table.names, self._store, converter)
             self._by_class_id[class_id] = binding
         name = subject.encode()
         self.change_count += 1

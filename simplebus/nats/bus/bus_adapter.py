@@ -129,19 +129,19 @@ class BusAdapter:
         message.
         """
 
-        def look_safely(*stored: Any) -> None:
+        def observe(*stored: Any) -> None:
             try:
                 observer(*stored)
             except Exception as error:
                 self._on_error(error)
 
-        return look_safely
+        return observe
 
     def _find_classes(self, subject: bytes) -> list[MessageClass]:
         """Return the classes that a subject is bound to."""
         sinks = self._routes.match(subject)
-        found = [sink.class_id for sink in sinks if isinstance(sink, SubjectBinding)]
-        return [self.broker.classes[id_] for id_ in found if id_ in self.broker.classes]
+        class_ids = [sink.class_id for sink in sinks if isinstance(sink, SubjectBinding)]
+        return [self.broker.classes[id_] for id_ in class_ids if id_ in self.broker.classes]
 
     def _resolve_class_subject(self, channel: str) -> tuple[int, str]:
         """Return id and name of the class whose messages without a channel have this subject."""
@@ -162,7 +162,7 @@ class BusAdapter:
             not isinstance(sink, SubjectBinding | _AckSink) for sink in self._routes.match(subject)
         )
 
-    # Guests --------------------------------------------------------------------------------------
+    # Local sessions ------------------------------------------------------------------------------
 
     def _open_local_session(self, session: NatsSession) -> AckedDeliveries:
         """Return the acked deliveries of a client; opens its local session the first time."""
@@ -203,13 +203,13 @@ class BusAdapter:
 
     # Publishing ----------------------------------------------------------------------------------
 
-    def _store_batch(self, session: NatsSession, class_id: int, parcel: MessageBatch) -> bool:
+    def _store_batch(self, session: NatsSession, class_id: int, messages: MessageBatch) -> bool:
         """Store a batch in a class. Returns True if some messages were stored."""
-        self._add_read_cost(parcel.cost_bytes)
-        for refused in parcel.refused:
+        self._add_read_cost(messages.cost_bytes)
+        for refused in messages.refused:
             self._refusal_counts[refused.reason] += refused.count
             self._send_refusal(session, "Publish", refused.subject, refused.sentence)
-        batch = parcel.frames
+        batch = messages.frames
         if batch is None:
             return False
         published: PublishedFrame | PublishedBatch = PublishedBatch(class_id, batch)
@@ -242,15 +242,15 @@ class BusAdapter:
         """Create an acked subscription; None if it is refused, of which the client is told."""
         broker, store = self.broker, self.broker.store
         try:
-            wanted = parse_subscribe(event.subject, event.queue)
-            self._check_class_permission(session, event.queue, wanted)
-            _check_denied_patterns(session, event.queue, wanted)
+            request = parse_subscribe(event.subject, event.queue)
+            self._check_class_permission(session, event.queue, request)
+            _check_denied_patterns(session, event.queue, request)
             deliveries = self._open_local_session(session)
-            check_subscribe(deliveries.local_session, wanted.class_ref, store.class_registry)
-            found = store.class_registry.resolve_ids([wanted.class_ref])
-            broker.subscription_manager.quotas.check_class_quota(deliveries.local_session, found)
+            check_subscribe(deliveries.local_session, request.class_ref, store.class_registry)
+            classes = store.class_registry.resolve_ids([request.class_ref])
+            broker.subscription_manager.quotas.check_class_quota(deliveries.local_session, classes)
             [(class_id, _)] = store.class_registry.declare_classes(
-                [wanted.class_ref], creator=deliveries.local_session.user
+                [request.class_ref], creator=deliveries.local_session.user
             )
             number = deliveries.next_number()
             subscription = AckedSubscription(
@@ -260,10 +260,10 @@ class BusAdapter:
                 event.sid,
                 number=number,
                 cls=broker.classes[class_id],
-                request=wanted.request,
+                request=request.request,
             )
-            asked = SubscribeRequested(0, class_id, number, wanted.request)
-            broker.subscription_manager.subscribe_v2(deliveries.local_session, asked)
+            subscribe_event = SubscribeRequested(0, class_id, number, request.request)
+            broker.subscription_manager.subscribe_v2(deliveries.local_session, subscribe_event)
         except RemoteProtocolError as error:
             self._refusal_counts[error.reason] += 1
             self._send_refusal(session, "Subscription", event.subject, error.sentence)
@@ -275,19 +275,19 @@ class BusAdapter:
         self, session: NatsSession, queue: bytes, request: AckedSubscribeRequest
     ) -> None:
         """Raise RemoteProtocolError (unauthorized) if the client may not request this class."""
-        grants, table = session.subject_grants, self.broker.store.class_registry
+        grants, registry = session.subject_grants, self.broker.store.class_registry
         if grants is None:
             return
-        [(class_id, name)] = table.resolve_ids([request.class_ref])
-        cls = table.classes.get(class_id)
-        asked = class_request(
+        [(class_id, name)] = registry.resolve_ids([request.class_ref])
+        cls = registry.classes.get(class_id)
+        requested = class_request(
             class_id,
             name if cls is None else cls.name,
-            find_dead_letter_sources=table.find_dead_letter_sources,
+            find_dead_letter_sources=registry.find_dead_letter_sources,
             option_tokens=request.option_tokens,
             is_new=cls is None,
         )
-        if not grants.can_request_class(asked, queue):
+        if not grants.can_request_class(requested, queue):
             raise RemoteProtocolError(
                 Reason.UNAUTHORIZED, f"no permission to subscribe to class {request.class_ref!r}"
             )
@@ -296,8 +296,8 @@ class BusAdapter:
         """End an acked subscription. Unacked messages are redelivered; a durable stays."""
         deliveries = self._deliveries.get(subscription.session)
         if deliveries is not None and deliveries.remove(subscription):
-            asked = UnsubscribeRequested(0, subscription.number, UnsubscribeRequest())
-            self.broker.apply_event(deliveries.local_session, asked)
+            event = UnsubscribeRequested(0, subscription.number, UnsubscribeRequest())
+            self.broker.apply_event(deliveries.local_session, event)
 
     # Acknowledgements ----------------------------------------------------------------------------
 
@@ -308,59 +308,60 @@ class BusAdapter:
         self._add_read_cost(ACK_COST_BYTES)
         session.ack_count += 1
         session.ack_bytes += len(message.body)
-        deliveries, about = self._deliveries.get(session), parse_ack_subject(message.subject)
-        says = parse_ack_payload(bytes(message.body[message.header_bytes :]))
-        if about is None or says is None:
+        deliveries, ack = self._deliveries.get(session), parse_ack_subject(message.subject)
+        command = parse_ack_payload(bytes(message.body[message.header_bytes :]))
+        if ack is None or command is None:
             self._refusal_counts[Reason.BAD_ACK] += 1
             return False
         if deliveries is None:
             self._refusal_counts[Reason.ACK_UNSUBSCRIBED] += 1
             return False
-        local_session, sequence, known = deliveries.local_session, about.sequence, False
-        for subscription in deliveries.find_subscriptions(about):
+        local_session, sequence, is_valid = deliveries.local_session, ack.sequence, False
+        for subscription in deliveries.find_subscriptions(ack):
             number = subscription.number
-            if self._is_ack_valid(local_session, number, about, says):
-                known = True
+            if self._is_ack_valid(local_session, number, ack, command):
+                is_valid = True
                 first = sequence & MESSAGE_ID_MASK
-                match says.kind:
+                match command.kind:
                     case "ack":
                         self.broker.apply_event(local_session, AckedRange(number, first, first + 1))
                     case "nack":
-                        attempt = about.attempt
                         nack = NackReceived(
-                            number, first, first + 1, says.delay_seconds, attempt=attempt
+                            number, first, first + 1, command.delay_seconds, attempt=ack.attempt
                         )
                         self.broker.apply_event(local_session, nack)
                     case "working":
-                        working = WorkingReceived(number, first, first + 1, about.attempt)
+                        working = WorkingReceived(number, first, first + 1, ack.attempt)
                         self.broker.apply_event(local_session, working)
                     case "terminate":
-                        end = TerminateReceived(number, first, first + 1, says.error, about.attempt)
-                        self.broker.apply_event(local_session, end)
+                        terminate = TerminateReceived(
+                            number, first, first + 1, command.error, ack.attempt
+                        )
+                        self.broker.apply_event(local_session, terminate)
         if (
-            not known
-            and says.kind != "working"
-            and (position := deliveries.find_released_position(about))
+            not is_valid
+            and command.kind != "working"
+            and (position := deliveries.find_released_position(ack))
         ):
-            known = True  # A nack needs no action: the message will be redelivered anyway.
-            if says.kind == "ack":
+            is_valid = True  # A nack needs no action: the message will be redelivered anyway.
+            if command.kind == "ack":
                 position.ack(sequence, sequence + 1)
-            elif says.kind == "terminate":
-                position.terminate(sequence, sequence + 1, error=says.error)
+            elif command.kind == "terminate":
+                position.terminate(sequence, sequence + 1, error=command.error)
             self.broker.store.trim_class(self.broker.classes[position.class_id])
-        if not known:
+        if not is_valid:
             self._refusal_counts[Reason.ACK_UNSUBSCRIBED] += 1
         elif message.reply:
             self._send_ack_reply(session, message.reply)
-        return known
+        return is_valid
 
     def _send_ack_reply(self, session: NatsSession, reply: bytes) -> None:
         """Confirm an ack on its reply subject; without permission to publish there, to the client
         only.
         """
-        answer = Pub(reply, b"", b"0", b"", 0, memoryview(b""))
+        message = Pub(reply, b"", b"0", b"", 0, memoryview(b""))
         if session.subject_grants is None or session.subject_grants.publish_cache.get(reply):
-            self._deliver(answer)
+            self._deliver(message)
             return
         for sink in self._routes.match(reply):
             if (
@@ -368,7 +369,7 @@ class BusAdapter:
                 and sink.session is session
                 and not sink.has_ended
             ):
-                sink.deliver(answer, None)
+                sink.deliver(message, None)
 
     @staticmethod
     def _is_ack_valid(
@@ -378,15 +379,16 @@ class BusAdapter:
 
         An ack is valid for any attempt. Other commands must name the current attempt.
         """
-        held, sequence = local_session.subscriptions[number], ack.sequence
-        if sequence < held.window.floor:
+        subscription, sequence = local_session.subscriptions[number], ack.sequence
+        if sequence < subscription.window.floor:
             return True
         if command.kind == "ack":
-            if isinstance(held, GroupMember):
-                return held.has_in_flight(sequence, sequence + 1, 0)
-            return sequence < held.window.cursor
-        is_end = command.kind == "terminate"
-        return held.has_in_flight(sequence, sequence + 1, ack.attempt, include_waiting=is_end)
+            if isinstance(subscription, GroupMember):
+                return subscription.has_in_flight(sequence, sequence + 1, 0)
+            return sequence < subscription.window.cursor
+        return subscription.has_in_flight(
+            sequence, sequence + 1, ack.attempt, include_waiting=command.kind == "terminate"
+        )
 
 
 def _check_denied_patterns(
@@ -404,9 +406,9 @@ def _check_denied_patterns(
             if not pattern.startswith(REQUEST_PREFIX):
                 raise RemoteProtocolError(
                     Reason.UNAUTHORIZED,
-                    f"{pattern} is denied, and the filter {channel} lets some of it through"
+                    f"{pattern} is denied, and the filter {channel} overlaps it"
                     if channels
-                    else f"{pattern} is denied, expected a filter that keeps it out",
+                    else f"{pattern} is denied, expected a filter that excludes it",
                 )
 
 
@@ -430,7 +432,7 @@ class _AckSink:
     ) -> None:
         if origin is None:
             return
-        chosen = None if rows is None else set(rows.tolist())
-        for at, message in enumerate(iter_messages(messages, self._subject_names)):
-            if chosen is None or at in chosen:
+        chosen_rows = None if rows is None else set(rows.tolist())
+        for row, message in enumerate(iter_messages(messages, self._subject_names)):
+            if chosen_rows is None or row in chosen_rows:
                 self._bus_adapter.handle_ack(origin, message)

@@ -1,8 +1,7 @@
 """Delivery of stored messages to NATS subscriptions.
 
-A message of a binary client is delivered once, when it is stored, on its channel. Messages
-without a
-channel and dead letters use `class.<name>`, or `class.<id>` if the name is not a valid channel. A
+A message of a binary client is delivered once, when it is stored, on its channel. Messages without
+a channel and dead letters use `class.<name>`, or `class.<id>` if the name is not a valid channel. A
 delayed message is delivered when it is due and still stored; an expired one never. A user's message
 is delivered only on channels on which the user may publish over NATS. Messages without NATS
 subscribers are not read.

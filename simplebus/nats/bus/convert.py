@@ -91,12 +91,12 @@ def _parse_regular_block(block: bytes) -> Headers | None:
             return None
         pairs.append((match[1], match[2].rstrip(b" \t")))
     try:
-        read = tuple((name.decode(), value.decode()) for name, value in pairs)
+        headers = tuple((name.decode(), value.decode()) for name, value in pairs)
     except UnicodeDecodeError:
         return None
-    if any(name in _RESERVED_HEADERS for name, _ in read[bool(status[1]) :]):
+    if any(name in _RESERVED_HEADERS for name, _ in headers[bool(status[1]) :]):
         return None
-    return read
+    return headers
 
 
 def format_header_block(headers: Headers) -> bytes:
@@ -107,16 +107,15 @@ def format_header_block(headers: Headers) -> bytes:
     if first == BLOCK_HEADER and len(headers) == 1:
         try:
             return value.encode("latin-1")
-        except UnicodeEncodeError:  # Not from here: it is a header like any other.
+        except UnicodeEncodeError:  # Set by a client of the bus: treated like other headers.
             pass
     lines = [_VERSION.decode()]
     if first == STATUS_HEADER and value:
         lines[0] += " " + _NOT_IN_VALUE.sub(_percent_encode, value)
         headers = headers[1:]
     for name, value in headers:
-        lines.append(
-            f"{_NOT_IN_NAME.sub(_percent_encode, name) or '%'}: {_NOT_IN_VALUE.sub(_percent_encode, value)}"
-        )
+        encoded_name = _NOT_IN_NAME.sub(_percent_encode, name) or "%"
+        lines.append(f"{encoded_name}: {_NOT_IN_VALUE.sub(_percent_encode, value)}")
     return "\r\n".join([*lines, "", ""]).encode()
 
 
@@ -194,7 +193,7 @@ class MessageConverter:
         out[:, len(prefix) : -DELIMITER_BYTES] = payload
         out[:, -DELIMITER_BYTES:] = np.frombuffer(DELIMITER, np.uint8)
         whole = out.tobytes()
-        if whole.count(_DELIMITER_START) != messages.count:  # Something is to be stuffed.
+        if whole.count(_DELIMITER_START) != messages.count:  # A message needs byte stuffing.
             return self._convert_singly(iter_messages(messages, []))
         bounds = np.arange(0, len(whole) + 1, stride, dtype=np.int64)
         return MessageBatch(FrameBatch(np.frombuffer(whole, np.uint8), bounds, stride))
@@ -202,17 +201,17 @@ class MessageConverter:
     def _convert_mixed(
         self, messages: MixedBatch, rows: Indexes | None, names: list[bytes]
     ) -> MessageBatch:
-        each = range(messages.count) if rows is None else rows.tolist()
+        row_numbers = range(messages.count) if rows is None else rows.tolist()
         numbers, bodies = messages.subject_numbers.tolist(), messages.body_starts.tolist()
         ends, data = (messages.bounds[1:] - 2).tolist(), messages.data.data
         parts: list[bytes | memoryview] = []
         lengths: list[int] = []
-        for at in each:
+        for row in row_numbers:
             try:
-                prefix = _envelope_prefix(names[numbers[at]])
+                prefix = _envelope_prefix(names[numbers[row]])
             except RemoteProtocolError:
                 break
-            payload = data[bodies[at] : ends[at]]
+            payload = data[bodies[row] : ends[row]]
             length = HEADER_BYTES + len(prefix) + len(payload) + DELIMITER_BYTES
             if length > self._frame_bytes_max:
                 break
@@ -223,22 +222,24 @@ class MessageConverter:
             if whole.count(_DELIMITER_START) == len(lengths):
                 batch = _frame_batch(whole, lengths) if lengths else None
                 return MessageBatch(batch, cost_bytes=BATCHED_STORE_COST_BYTES * len(lengths))
-        chosen = list(iter_messages(messages, names))
-        return self._convert_singly([chosen[at] for at in each])
+        all_messages = list(iter_messages(messages, names))
+        return self._convert_singly([all_messages[row] for row in row_numbers])
 
     def _convert_singly(self, messages: Iterable[Pub]) -> MessageBatch:
         """Convert messages one by one."""
-        whole: list[bytes] = []
+        encoded: list[bytes] = []
         refused: dict[tuple[Reason, bytes], RefusedMessages] = {}
         for message in messages:
             try:
-                whole.append(self._encode_frame(message))
+                encoded.append(self._encode_frame(message))
             except RemoteProtocolError as error:
-                about = RefusedMessages(error.reason, error.sentence, message.subject, 0)
-                about = refused.setdefault((about.reason, about.subject), about)
-                about.count += 1
-        batch = _frame_batch(b"".join(whole), [len(frame) for frame in whole]) if whole else None
-        count = len(whole) + sum(each.count for each in refused.values())
+                key = error.reason, message.subject
+                if key not in refused:
+                    refused[key] = RefusedMessages(error.reason, error.sentence, message.subject, 0)
+                refused[key].count += 1
+        lengths = [len(frame) for frame in encoded]
+        batch = _frame_batch(b"".join(encoded), lengths) if encoded else None
+        count = len(encoded) + sum(each.count for each in refused.values())
         return MessageBatch(batch, list(refused.values()), SINGLE_STORE_COST_BYTES * count)
 
     def _encode_frame(self, message: Pub) -> bytes:
@@ -262,7 +263,8 @@ class MessageConverter:
         if length > self._frame_bytes_max:
             raise RemoteProtocolError(
                 Reason.FRAME_TOO_LONG,
-                f"it is {length} bytes as a frame; at most {self._frame_bytes_max} are accepted",
+                f"the message has {length} bytes as a frame, at most {self._frame_bytes_max} "
+                "are accepted",
             )
 
 
@@ -271,10 +273,10 @@ def _to_channel(subject: bytes) -> str:
     try:
         return check_name(subject.decode())
     except UnicodeDecodeError as error:
-        sentence = f"it is not UTF-8: {error.reason} at byte {error.start}"
+        sentence = f"not UTF-8: {error.reason} at byte {error.start}"
     except ValueError as error:
         sentence = str(error)
-    raise RemoteProtocolError(Reason.BAD_CHANNEL, f"no class can keep it: {sentence}")
+    raise RemoteProtocolError(Reason.BAD_CHANNEL, f"the subject is not a channel: {sentence}")
 
 
 def _envelope_prefix(subject: bytes) -> bytes:
@@ -301,7 +303,7 @@ def _to_envelope(message: Pub) -> Envelope:
             raise RemoteProtocolError(
                 Reason.BAD_ENVELOPE,
                 f"the reply subject {message.reply!r} is not UTF-8: {error.reason} at byte "
-                f"{error.start} of it",
+                f"{error.start}",
             ) from None
     return Envelope(_to_channel(message.subject), headers=headers)
 
@@ -320,7 +322,7 @@ def _frame_batch(whole: bytes, lengths: list[int]) -> FrameBatch:
     return FrameBatch(np.frombuffer(whole, np.uint8), bounds, stride)
 
 
-# Out of a class ----------------------------------------------------------------------------------
+# From frames -------------------------------------------------------------------------------------
 
 
 def message_from_frame(frame: bytes, class_subject: bytes, ack_subject: bytes = b"") -> Pub:
@@ -335,10 +337,10 @@ def message_from_frame(frame: bytes, class_subject: bytes, ack_subject: bytes = 
     content = frame[HEADER_BYTES:-DELIMITER_BYTES]
     if frame[0] != frames.ENVELOPE:
         return Pub(class_subject, ack_subject, b"%d" % len(content), b"", 0, memoryview(content))
-    if content[0] == CHANNEL and STUFFED not in content:  # Nothing but a channel.
-        at = 3 + (content[1] << 8) + content[2]
-        size = b"%d" % (len(content) - at)
-        return Pub(content[3:at], ack_subject, size, b"", 0, memoryview(content)[at:])
+    if content[0] == CHANNEL and STUFFED not in content:  # The envelope has only a channel.
+        start = 3 + (content[1] << 8) + content[2]
+        size = b"%d" % (len(content) - start)
+        return Pub(content[3:start], ack_subject, size, b"", 0, memoryview(content)[start:])
     envelope, payload = decode(content)
     subject = envelope.channel.encode() or class_subject
     headers, reply = envelope.headers, ack_subject

@@ -1,9 +1,8 @@
 """Array parser for the messages of a server in one read.
 
 Every line that looks like MSG or HMSG is a candidate, also inside payloads; a candidate is a
-message
-only if another message ends where it begins. Lines with single blanks and CR LF are handled here;
-the line parser handles everything else.
+message only if another message ends where it begins. Lines with single blanks and CR LF are handled
+here; the line parser handles everything else.
 
     bytes      MSG a 1 3 ␍␊ x␊x ␍␊ HMSG b 1 r 12 14 ␍␊ … ␍␊
     feeds                 ↑   ↑    ↑                 ↑       every LF

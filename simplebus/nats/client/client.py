@@ -1,8 +1,8 @@
 """State of a client's conversation with a NATS server, over several connections.
 
 `receive` returns events, `drain_output` returns bytes to send, `tick` checks the server.
-Subscriptions
-survive a reconnect, requests do not. Each request has a unique number, the last token of its inbox.
+Subscriptions survive a reconnect, requests do not. Each request has a unique number, the last token
+of its inbox.
 
     start_connection ─► INFO ─► send_connect: CONNECT, SUB …, PING ─► PONG: ServerReady ─► … ─►
     end_connection

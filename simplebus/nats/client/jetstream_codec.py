@@ -1,8 +1,7 @@
 """JetStream messages: API requests and replies, PubAcks, ack subjects, acks and fast batches.
 
 API requests and replies are the JSON of nats-server; unknown fields are ignored. Batches of
-messages
-are parsed with arrays, unusual messages one by one.
+messages are parsed with arrays, unusual messages one by one.
 
     $JS.ACK.<stream>.<consumer>.<deliveries>.<sequence>.<count>.<nanoseconds>.<pending>
     $JS.ACK.<domain>.<account>.<stream>.<consumer>.…the same…[.<random>]
@@ -229,8 +228,7 @@ def encode_stored_check(
     """Return messages that ask a stream if it knows these message ids, without storing anything.
 
     They carry an invalid rollup header: the stream replies that a message is a duplicate, or
-    NO_ROLLUP.
-    Any other reply means unknown. Columns are as for `encode_equal_messages`.
+    NO_ROLLUP. Any other reply means unknown. Columns are as for `encode_equal_messages`.
     """
     headers: list[Column] = [
         HEADER_VERSION_LINE + MSG_ID + b": ", *message_ids, b"\r\nNats-Rollup: none\r\n\r\n"

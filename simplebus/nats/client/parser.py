@@ -1,9 +1,8 @@
 """Incremental parser of a NATS server's bytes.
 
 Any chunking of the same bytes yields the same messages, possibly in other batches. The only error
-raised is RemoteProtocolError, after the events before the violation. A property test compares
-the line
-parser and the bulk parser.
+raised is RemoteProtocolError, after the events before the violation. A property test compares the
+line parser and the bulk parser.
 """
 
 from __future__ import annotations
@@ -53,9 +52,8 @@ class ClientParser:
         """Yield the events that these bytes complete. `data` may be overwritten after the first
         event.
 
-        Exhaust the iterator, or drop the connection. Raises RemoteProtocolError after the
-        events before
-        the violation.
+        Exhaust the iterator, or drop the connection. Raises RemoteProtocolError after the events
+        before the violation.
         """
         if self._tail_bytes + len(data) < self._required_bytes:
             self._tail.append(bytes(data))

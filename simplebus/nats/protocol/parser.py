@@ -1,10 +1,9 @@
 """Incremental parser of a NATS client's bytes.
 
 Any chunking of the same bytes yields the same commands. The only error raised is NatsError, after
-the events before the violation. Three ways of searching (single lines, uniform batches, arrays)
-are held to one oracle by a property test. Only an incomplete command is kept: a short tail is
-copied
-in front of the next read, a long one grows until it is complete, and neither is searched twice.
+the events before the violation. Three ways of searching (single lines, uniform batches, arrays) are
+held to one oracle by a property test. Only an incomplete command is kept: a short tail is copied in
+front of the next read, a long one grows until it is complete, and neither is searched twice.
 """
 
 from __future__ import annotations
@@ -68,9 +67,8 @@ class NatsParser:
     def receive(self, buffer: ReceiveBuffer, count: int) -> Iterator[ClientEvent]:
         """Yield the events completed by `count` new bytes in the buffer.
 
-        Apply each event before requesting the next one. Events refer to the buffer and are
-        valid until
-        it is filled again. Exhaust the iterator, or drop the connection.
+        Apply each event before requesting the next one. Events refer to the buffer and are valid
+        until it is filled again. Exhaust the iterator, or drop the connection.
 
         Raises:
             NatsError: The client violated the protocol; events before the violation were yielded.

@@ -133,18 +133,18 @@ class Authenticator:
             user = self._find_shared_user(options, nonce, certificate_names, address)
             user = user or self._find_nats_user(options, nonce, certificate_user, certificate_names)
         if options.account or options.new_account:
-            raise authorization_violation("it asks for an account, and there are none")
+            raise authorization_violation("CONNECT names an account, and there are no accounts")
         if options.protocol not in SUPPORTED_PROTOCOLS:
             raise NatsError(
                 Reason.BAD_CONNECT,
-                f"it speaks protocol {options.protocol}, expected one of {SUPPORTED_PROTOCOLS}",
+                f"CONNECT has protocol {options.protocol}, expected one of {SUPPORTED_PROTOCOLS}",
                 error_text="invalid client protocol",
                 closed_reason="Protocol Violation",
             )
         if options.no_responders and not options.headers:
             raise NatsError(
                 Reason.BAD_CONNECT,
-                "it wants to hear that nobody is there to answer, without headers",
+                "CONNECT has no_responders without headers, expected both",
                 error_text="no responders requires headers support",
                 closed_reason="No Responders Requires Headers",
             )
@@ -173,7 +173,7 @@ class Authenticator:
         elif auth.token:
             if auth.verify_token(options.auth_token):
                 return None
-            raise authorization_violation("it does not know the token")
+            raise authorization_violation("the client sent no token or a wrong token")
         elif not auth.users:
             found = None
         elif options.nkey:
@@ -184,11 +184,12 @@ class Authenticator:
             found = auth.verify_password(options.user, options.password)
         if found is None and certificate_names and (certificate_user or options.has_no_credentials):
             shown = ", ".join(map(repr, certificate_names))[:_QUOTED_CHARACTERS_MAX]
-            raise authorization_violation(f"its certificate calls it {shown}, which is nobody here")
+            raise authorization_violation(f"no user matches the certificate names {shown}")
         if found is None:
+            # Only a public key is logged: the client may have sent a seed by mistake.
             nkey = options.nkey if options.nkey.startswith("U") else options.nkey and "an nkey"
-            who = nkey or options.user or certificate_user or "nobody"  # A seed is nobody's name.
-            raise authorization_violation(f"it says to be {who!r}, and could not show it")
+            claimed_name = nkey or options.user or certificate_user or "nobody"
+            raise authorization_violation(f"wrong or missing credentials of user {claimed_name!r}")
         return found
 
     def subject_grants(self, user: NatsUser | None) -> SubjectGrants | None:

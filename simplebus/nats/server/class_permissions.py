@@ -207,7 +207,9 @@ class _DeliveryPermissionCache(_BindingPermissionCache):
             return super().get(subject)
         if has_private_channels(source_class.name) and not (
             self._is_literal
-            or self._class_grants.has_right(AdminRight.FETCH, source_class.class_id, source_class.name)
+            or self._class_grants.has_right(
+                AdminRight.FETCH, source_class.class_id, source_class.name
+            )
         ):
             return True
         permissions: ClassPermissions = self._class_grants.subscribe_permissions(

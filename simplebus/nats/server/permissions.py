@@ -86,7 +86,9 @@ class SubjectGrants:
         self._is_subscribe_restricted = bool(
             permissions.subscribe_allow or permissions.subscribe_deny
         )
-        self._allow_requests = _PatternList(tuple(p for p in subscribe_allow if p.startswith(REQUEST_PREFIX)))
+        self._allow_requests = _PatternList(
+            tuple(p for p in subscribe_allow if p.startswith(REQUEST_PREFIX))
+        )
         self._deny = _PatternList(tuple(map(normalize_pattern, permissions.subscribe_deny)))
         self._filters: dict[tuple[str, ...], PermissionCache] = {}
 
@@ -188,7 +190,10 @@ class OpenReplies:
         delivered_at, response_count = self._open.get(subject, (0.0, -1))
         if response_count < 0:
             return False
-        if self._is_expired(delivered_at, self._now()) or 0 <= self._responses.max_responses <= response_count:
+        if (
+            self._is_expired(delivered_at, self._now())
+            or 0 <= self._responses.max_responses <= response_count
+        ):
             del self._open[subject]
             return False
         self._open[subject] = (delivered_at, response_count + 1)

@@ -209,9 +209,8 @@ class NatsSession:
     def adapt_read_size(self, count: int, *, output_bytes: int, event_count: int) -> None:
         """Choose the next read size after a read of `count` bytes.
 
-        The size doubles while reads are full and cheap, up to `RECEIVE_BYTES`. It shrinks if
-        one read
-        caused too many events or enough output to make a receiver slow.
+        The size doubles while reads are full and cheap, up to `RECEIVE_BYTES`. It shrinks if one
+        read caused too many events or enough output to make a receiver slow.
         """
         max_output_bytes = min(OUTPUT_PER_READ_BYTES, self._slow_pending_bytes)
         cost = max(output_bytes / max_output_bytes, event_count / EVENTS_PER_READ)

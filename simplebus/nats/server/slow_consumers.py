@@ -120,13 +120,14 @@ class SlowConsumerMonitor:
 
     def add_slow(self, session: NatsSession) -> NatsError | None:
         """Note a session that became slow. Returns the error if it must be disconnected."""
-        waiting, most = session.pending_bytes, self._limits.max_pending
-        if waiting <= most:
+        pending_bytes, max_pending = session.pending_bytes, self._limits.max_pending
+        if pending_bytes <= max_pending:
             self._new_slow_sessions[session] = None
             return None
         return NatsError(
             Reason.SLOW_CONSUMER,
-            f"{waiting} bytes wait for it, {most} may{_list_subjects(session)}",
+            f"{pending_bytes} bytes are pending for the client, at most {max_pending} are "
+            f"allowed{_list_subjects(session)}",
             closed_reason="Slow Consumer (Pending Bytes)",
         )
 
@@ -169,7 +170,9 @@ class SlowConsumerMonitor:
             if self.now - publisher.last_fast_receiver_at <= RECENT_DELIVERY_SECONDS
             else None
         )
-        return last_receiver is not None and not (last_receiver.is_disconnecting or self.is_slow(last_receiver))
+        return last_receiver is not None and not (
+            last_receiver.is_disconnecting or self.is_slow(last_receiver)
+        )
 
     def is_slow(self, session: NatsSession) -> bool:
         """Return True if the session has more than `slow_pending_bytes` pending."""
@@ -215,7 +218,7 @@ class SlowConsumerMonitor:
         if not stall.has_fast_receivers and not all(
             self._is_stuck(session) for session in stall.sessions
         ):
-            # Otherwise the sooner they are given up, the better for all.
+            # If all are stuck, full reads make them exceed their limit sooner, which ends the stalls.
             publisher.reduce_read_size()
 
     def track(self, sessions: Mapping[NatsSession, None]) -> None:
@@ -260,7 +263,7 @@ class SlowConsumerMonitor:
                     session,
                     NatsError(
                         Reason.SLOW_CONSUMER,
-                        f"it took none of the {outbox.pending_bytes} bytes that wait for it in "
+                        f"the client read none of {outbox.pending_bytes} pending bytes for "
                         f"{seconds:g} s{_list_subjects(session)}",
                         closed_reason="Slow Consumer (Write Deadline)",
                     ),
@@ -268,27 +271,31 @@ class SlowConsumerMonitor:
 
     def _find_over_memory(self) -> Iterator[tuple[NatsSession, NatsError]]:
         """Yield the largest sessions until the others fit into the total limit."""
-        weights = {
+        kept_by_session = {
             session: session.kept_bytes
             for session in self._tracked_sessions
             if not session.is_disconnecting
         }
-        if sum(weights.values()) <= self._total_pending_bytes:
+        if sum(kept_by_session.values()) <= self._total_pending_bytes:
             return
-        # What waits for several is kept once.
-        kept = {name: size for session in weights for name, size in session.outbox.iter_buffers()}
-        excess = sum(kept.values()) - self._total_pending_bytes
-        excess += sum(session.parser.tail_bytes for session in weights)
-        for session, weight in sorted(weights.items(), key=lambda item: -item[1]):
+        # A buffer that several sessions share is counted once.
+        buffers = {
+            identity: size
+            for session in kept_by_session
+            for identity, size in session.outbox.iter_buffers()
+        }
+        excess = sum(buffers.values()) - self._total_pending_bytes
+        excess += sum(session.parser.tail_bytes for session in kept_by_session)
+        for session, kept_bytes in sorted(kept_by_session.items(), key=lambda item: -item[1]):
             if excess <= 0:
                 return
-            excess -= weight
+            excess -= kept_bytes
             yield (
                 session,
                 NatsError(
                     Reason.PENDING_LIMIT,
-                    f"{weight} bytes are kept for it; for all together {self._total_pending_bytes} may, and it "
-                    f"has the most{_list_subjects(session)}",
+                    f"{kept_bytes} bytes are kept for the client, the most of all; all clients "
+                    f"together may have {self._total_pending_bytes}{_list_subjects(session)}",
                     closed_reason="Slow Consumer (Pending Bytes)",
                 ),
             )
@@ -301,4 +308,4 @@ def _list_subjects(session: NatsSession) -> str:
         for subscription in islice(session.subscriptions.values(), _SUBJECTS_LISTED_MAX)
     ]
     more = ", …" if len(session.subscriptions) > _SUBJECTS_LISTED_MAX else ""
-    return f"; it has subscribed to {', '.join(shown)}{more}" if shown else ""
+    return f"; its subscriptions: {', '.join(shown)}{more}" if shown else ""

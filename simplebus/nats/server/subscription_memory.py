@@ -58,7 +58,8 @@ class SubscriptionMemory:
         account, free_bytes = session.memory_account, self.limit_bytes - self.used_bytes - size
         account_bytes = self._bytes_by_account.get(account, 0) + size
         if free_bytes < 0 or (
-            account_bytes > free_bytes and session.subscription_memory_bytes + size > self.client_min_bytes
+            account_bytes > free_bytes
+            and session.subscription_memory_bytes + size > self.client_min_bytes
         ):
             return False
         self._bytes_by_account[account] = account_bytes

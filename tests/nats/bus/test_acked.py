@@ -23,15 +23,7 @@ from tests.behaviour.wire_peer_v2 import (
     subscribe,
 )
 from tests.models.key_order_model import encode_with_key
-from tests.nats.bus.two_listeners import (
-    DEAD_1,
-    Client,
-    Doors,
-    deliveries,
-    fields,
-    holding,
-    stored,
-)
+from tests.nats.bus.two_listeners import DEAD_1, Client, Doors, deliveries, fields, holding, stored
 
 # What is granted ---------------------------------------------------------------------------------
 

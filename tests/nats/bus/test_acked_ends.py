@@ -8,13 +8,7 @@ from simplebus.core.errors import Reason
 from tests.behaviour.wire_peer import numbered
 from tests.behaviour.wire_peer import publish as publish1
 from tests.behaviour.wire_peer_v2 import connect_version2, subscribe
-from tests.nats.bus.two_listeners import (
-    DEAD_1,
-    Doors,
-    deliveries,
-    holding,
-    stored,
-)
+from tests.nats.bus.two_listeners import DEAD_1, Doors, deliveries, holding, stored
 
 
 def test_unsub_gives_back_and_the_durable_stays() -> None:

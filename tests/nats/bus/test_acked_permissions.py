@@ -57,7 +57,7 @@ DENIED = SubjectPermissions(
 @pytest.mark.parametrize(
     ("asked", "queue", "why"),
     [
-        ("1.d", "", "orders.secret is denied, expected a filter that keeps it out"),
+        ("1.d", "", "orders.secret is denied, expected a filter that excludes it"),
         ("1.d.filter.orders.*", "", "orders.secret is denied, and the filter orders.* lets some"),
         ("1.d.filter.orders.>", "g", "orders.secret is denied"),
         ("1.d.filter.orders.plans", "workers", "orders.plans is denied"),

@@ -138,7 +138,7 @@ def test_what_is_refused_says_why() -> None:
     assert "reply subject b'\\xff' is not UTF-8" in refused.sentence
     (refused,) = packer.convert_batch(run_of(b"a", b"", b"", [b"x" * 100] * 20), None, []).refused
     assert (refused.reason, refused.count) == (Reason.FRAME_TOO_LONG, 20)
-    assert refused.sentence == "it is 117 bytes as a frame; at most 100 are accepted"
+    assert refused.sentence == "the message has 117 bytes as a frame, at most 100 are accepted"
 
 
 # Headers -----------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from nats.aio.msg import Msg
 
 import simplebus
 from tests.nats.running_server import PATIENT, on_asyncio, until
-from tests.support.programs import program
+from tests.support.programs import running_program
 
 pytestmark = pytest.mark.xdist_group("nats clients")
 
@@ -39,7 +39,7 @@ def both() -> Iterator[Both]:
     ]
     flags = ["--port", "0", "--nats-port", "0", "--tick", "0.1", "--ack-timeout", "20"]
     flags += ["--max-class-messages", "1000"]
-    with program("serve", *flags, *bound) as served:
+    with running_program("serve", *flags, *bound) as served:
         ready = re.match(r"simplebus ready tcp=(\S+) nats=(\S+)", served.read_line())
         assert ready
         yield Both(f"simplebus://{ready[1]}", f"nats://{ready[2]}")

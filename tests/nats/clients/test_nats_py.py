@@ -14,22 +14,11 @@ import nats
 import pytest
 from nats.aio.client import Client
 from nats.aio.msg import Msg
-from nats.errors import (
-    ConnectionClosedError,
-    MaxPayloadError,
-    NoRespondersError,
-    SlowConsumerError,
-)
+from nats.errors import ConnectionClosedError, MaxPayloadError, NoRespondersError, SlowConsumerError
 from nats.errors import TimeoutError as NatsTimeoutError
 from nats.js.errors import ServiceUnavailableError
 
-from tests.nats.running_server import (
-    PATIENT,
-    Door,
-    on_asyncio,
-    settle,
-    until,
-)
+from tests.nats.running_server import PATIENT, Door, on_asyncio, settle, until
 from tests.support.programs import PATIENCE_SECONDS
 
 pytestmark = pytest.mark.xdist_group("nats clients")

@@ -16,13 +16,7 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 
-from tests.nats.running_server import (
-    IS_REFERENCE,
-    PATIENT,
-    Door,
-    on_asyncio,
-    settle,
-)
+from tests.nats.running_server import IS_REFERENCE, PATIENT, Door, on_asyncio, settle
 from tests.support.programs import PATIENCE_SECONDS
 
 pytestmark = [

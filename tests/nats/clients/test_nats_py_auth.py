@@ -19,15 +19,7 @@ from nats.aio.client import Client
 from nats.errors import Error
 
 from tests.nats.clients.programs import javascript, outcomes
-from tests.nats.running_server import (
-    PATIENT,
-    Door,
-    Raw,
-    door,
-    on_asyncio,
-    settle,
-    until,
-)
+from tests.nats.running_server import PATIENT, Door, Raw, door, on_asyncio, settle, until
 from tests.support.certificates import CertificateAuthority
 
 pytestmark = pytest.mark.xdist_group("nats clients")

@@ -11,12 +11,7 @@ import pytest
 from nats.aio.msg import Msg
 from nats.micro import Request, add_service
 
-from tests.nats.running_server import (
-    PATIENT,
-    Door,
-    on_asyncio,
-    settle,
-)
+from tests.nats.running_server import PATIENT, Door, on_asyncio, settle
 
 pytestmark = pytest.mark.xdist_group("nats clients")
 

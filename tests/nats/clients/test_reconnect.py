@@ -14,12 +14,7 @@ import nats
 import pytest
 
 from load.ports import free_port
-from tests.nats.clients.programs import (
-    compiled,
-    javascript,
-    last_words,
-    running,
-)
+from tests.nats.clients.programs import compiled, javascript, last_words, running
 from tests.nats.running_server import PATIENT, door, on_asyncio
 from tests.support.programs import PATIENCE_SECONDS
 

@@ -18,12 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.nats.differential.compare import (
-    Item,
-    items,
-    normal,
-    reference,
-)
+from tests.nats.differential.compare import Item, items, normal, reference
 from tests.nats.running_server import HOST
 from tests.support.programs import run_server
 

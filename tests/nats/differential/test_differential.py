@@ -18,12 +18,7 @@ from simplebus.nats.limits import NatsLimits
 from simplebus.nats.settings import NatsSettings
 from simplebus.nats.users import NatsAuth, NatsUser
 from tests.nats.differential import generated_dialogues
-from tests.nats.differential.compare import (
-    Heard,
-    Reference,
-    Script,
-    reference,
-)
+from tests.nats.differential.compare import Heard, Reference, Script, reference
 from tests.nats.differential.dialogues import ALL
 from tests.nats.differential.dialogues_auth import HOUSES, House
 from tests.nats.running_server import Door

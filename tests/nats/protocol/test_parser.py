@@ -20,13 +20,7 @@ from simplebus.nats.protocol.events import Connect, Pub
 from simplebus.nats.protocol.line_parser import LineParser
 from simplebus.nats.protocol.parser import NatsParser
 from simplebus.nats.protocol.subject_table import SubjectTable
-from tests.nats.protocol.parser_driver import (
-    BUFFER,
-    LIMITS,
-    Reading,
-    read,
-    truth,
-)
+from tests.nats.protocol.parser_driver import BUFFER, LIMITS, Reading, read, truth
 from tests.nats.protocol.parser_oracle import Oracle
 
 LINES = [

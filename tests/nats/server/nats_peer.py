@@ -13,13 +13,7 @@ from simplebus.nats.errors import NatsError
 from simplebus.nats.nats_server import NatsServer
 from simplebus.nats.server.session import NatsSession
 from simplebus.nats.settings import NatsSettings
-from tests.nats.differential.compare import (
-    Heard,
-    Script,
-    items,
-    normal,
-    pieces,
-)
+from tests.nats.differential.compare import Heard, Script, items, normal, pieces
 
 
 @functools.cache
