@@ -310,8 +310,8 @@ def sub(
         bool,
         typer.Option(
             "--no-ack",
-            help="Acknowledge no message. Messages are redelivered after the ack timeout and to the "
-            "next subscriber.",
+            help="Acknowledge no message. Messages are redelivered after the ack timeout and to "
+            "the next subscriber.",
         ),
     ] = False,
     channel: Annotated[
@@ -321,8 +321,8 @@ def sub(
             parser=parse_pattern,
             metavar="PATTERN",
             show_default="all messages",
-            help="Receive only messages on channels that match: * matches one segment, # at the end "
-            "matches any number of segments. Repeat the option for more patterns.",
+            help="Receive only messages on channels that match: * matches one segment, # at the "
+            "end matches any number of segments. Repeat the option for more patterns.",
         ),
     ] = None,
     durable: Annotated[
@@ -341,8 +341,8 @@ def sub(
             "--group",
             metavar="NAME",
             show_default=False,
-            help="Share the messages with the other subscribers of this group: each message goes to "
-            "one member.",
+            help="Share the messages with the other subscribers of this group: each message goes "
+            "to one member.",
         ),
     ] = None,
     by_key: Annotated[
@@ -394,8 +394,8 @@ def sub(
             max=DELIVERIES_MAX,
             metavar="COUNT",
             show_default="as the bus says",
-            help="Number of deliveries after which an unacknowledged message becomes a dead letter. "
-            "0 sets no limit.",
+            help="Number of deliveries after which an unacknowledged message becomes a dead "
+            "letter. 0 sets no limit.",
         ),
     ] = None,
     backoff: Annotated[

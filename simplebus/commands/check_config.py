@@ -48,7 +48,8 @@ app = typer.Typer(
 def check_config(
     context: typer.Context,
     file: Annotated[
-        str, typer.Argument(metavar="FILE", show_default=False, help="TOML file of `serve` to check.")
+        str,
+        typer.Argument(metavar="FILE", show_default=False, help="TOML file of `serve` to check."),
     ],
 ) -> None:
     config, mistakes = check_file(file)
@@ -154,15 +155,15 @@ def _find_conflicts(context: typer.Context) -> tuple[dict[str, list[str]], list[
             found[said if is_told else config.add_location(said)] = names
 
     chosen = tried(lambda: server_settings(**context.params))
-    door = tried(lambda: nats_listener(context))
-    operators = tried(lambda: http_listener(context))
+    listener = tried(lambda: nats_listener(context))
+    http = tried(lambda: http_listener(context))
     hosts = tuple(context.params["host"] or HOSTS)
     tried(
         lambda: _check_ports(
             config,
             ("--port", context.params["port"], hosts),
-            ("--nats-port", door.port if door else None, hosts),
-            *([("--http-port", operators.port, operators.hosts)] if operators else []),
+            ("--nats-port", listener.port if listener else None, hosts),
+            *([("--http-port", http.port, http.hosts)] if http else []),
         )
     )
     users = tried(lambda: configured_users(context.params["users"], context.params["config"]))
@@ -172,7 +173,10 @@ def _find_conflicts(context: typer.Context) -> tuple[dict[str, list[str]], list[
                 chosen, environment=os.environ, **context.params
             )
         )
-    certificates = {door.tls if door else None, tried(lambda: tls_options(**context.params))}
+    certificates = {
+        listener.tls if listener else None,
+        tried(lambda: tls_options(**context.params)),
+    }
     for each in filter(None, certificates):
         problems = check_readable(each)
         for problem in problems:

@@ -283,7 +283,7 @@ def _letters(count: int) -> str:
 def _lines(letter: DeadLetter) -> list[str]:
     """Return a dead letter as lines of text."""
     by = letter.subscription or (
-        f"session {letter.session}" if letter.session else "nobody by name"
+        f"session {letter.session}" if letter.session else "an unnamed subscription"
     )
     attempts = "" if letter.attempts == "0" else f" after {letter.attempts} attempts"
     attempts = attempts.replace(" 1 attempts", " 1 attempt")

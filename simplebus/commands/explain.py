@@ -146,7 +146,7 @@ def _unknown(word: str, names: Sequence[str]) -> str:
     from difflib import get_close_matches
 
     nearest = get_close_matches(word, filter(None, names), _NEAREST)
-    said = f"no class is called {word!r}, and nobody asks for a channel of that name"
+    said = f"no class is called {word!r}, and no subscription has a channel of that name"
     return f"{said}; did you mean {', '.join(nearest)}?" if nearest else said
 
 
@@ -198,11 +198,11 @@ def _bus(said: BusInfo) -> Iterator[Line]:
     yield (
         0,
         f"bus {said.bus}: {format_bytes(said.memory_bytes)} of {format_bytes(said.memory_max)} "
-        "are taken",
+        "are used",
     )
-    yield 1, f"what is confirmed has reached: {said.level}"
+    yield 1, f"durability of confirmed messages: {said.level}"
     if said.failure:
-        yield 1, f"NOTHING CAN BE KEPT: {said.failure}"
+        yield 1, f"JOURNAL WRITES FAIL: {said.failure}"
     if said.refused:
         yield 1, f"refused: {_counts(said.refused)}"
     yield from _heading(1, "classes", said.classes, said.classes_left_out)
@@ -245,21 +245,21 @@ def _class(said: ClassInfo) -> Iterator[Line]:
         most = f"; at most {' and '.join(bounds)}, then {said.policy}" if bounds else ""
         yield 1, stored + most
     if said.on_way:
-        yield 1, f"not known to be in the cluster yet: {format_message_count(said.on_way)}"
+        yield 1, f"not yet confirmed by the cluster: {format_message_count(said.on_way)}"
     if said.backlog:
         yield 1, f"waiting for a first subscription: {format_message_count(said.backlog)}"
     if said.keeps:
-        yield 1, f"keeps of what nobody needs: {said.keeps}"
+        yield 1, f"retention after acknowledgement: {said.keeps}"
     if said.subjects:
         yield 1, f"NATS subjects: {' '.join(said.subjects)}"
     if said.safe < said.head:
-        yield 1, f"not on {said.level} yet: {format_message_count(said.head - said.safe)}"
+        yield 1, f"not durable ({said.level}) yet: {format_message_count(said.head - said.safe)}"
     if said.purged:
-        yield 1, f"purged, and behind others that are stored: {format_message_count(said.purged)}"
+        yield 1, f"purged but not yet released: {format_message_count(said.purged)}"
     yield (
         1,
         (
-            f"so far: {said.delivered:,} delivered, {said.redelivered:,} delivered again, "
+            f"so far: {said.delivered:,} delivered, {said.redelivered:,} redelivered, "
             f"{said.acknowledged:,} acknowledged"
         ),
     )
@@ -344,8 +344,9 @@ def _position(depth: int, said: PositionInfo, *, of_class: bool = False) -> Iter
         yield (
             depth,
             (
-                f"{_format_session(member.session, member.name, member.peer)}: {member.in_flight:,} of "
-                f"{member.in_flight_max:,}; {complete_sentence(member.waits, member.waits_for)}"
+                f"{_format_session(member.session, member.name, member.peer)}: "
+                f"{member.in_flight:,} of {member.in_flight_max:,}; "
+                f"{complete_sentence(member.waits, member.waits_for)}"
             ),
         )
     if said.members_left_out:
@@ -363,7 +364,7 @@ def _channel(said: ChannelInfo) -> Iterator[Line]:
             "stored",
         )
         if cls.subjects:
-            yield 2, f"what NATS clients publish on it is stored here, by {' '.join(cls.subjects)}"
+            yield 2, f"stores NATS messages, bound by {' '.join(cls.subjects)}"
         for match in cls.matches:
             yield 2, f"goes to {_match(match)}"
         for match in cls.near:

@@ -39,7 +39,10 @@ def forget(
         ),
     ],
     durable: Annotated[
-        str, typer.Argument(metavar="DURABLE", show_default=False, help="Name of the durable to remove.")
+        str,
+        typer.Argument(
+            metavar="DURABLE", show_default=False, help="Name of the durable to remove."
+        ),
     ],
     yes: Annotated[
         bool,

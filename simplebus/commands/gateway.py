@@ -97,7 +97,7 @@ def gateway(
             typer.echo(f"simplebus: {complaint}", err=True)
         for each in plan.modules:
             heard = [source for source, sink in plan.links if sink == each.name]
-            typer.echo(f"{each.name}: {each.module}, hears {', '.join(heard) or 'nobody'}")
+            typer.echo(f"{each.name}: {each.module}, receives from {', '.join(heard) or 'none'}")
         typer.echo(f"{file}: {len(plan.modules)} modules, {len(plan.links)} links")
         return
     configure_logging(log_level, log_format)

@@ -1,7 +1,7 @@
 """`simplebus user`: changes the users file, atomically.
 
-Secrets are read from the terminal or standard input, because every user can list command lines. Text
-of the file that does not concern the changed user is kept unchanged.
+Secrets are read from the terminal or standard input, because every user can list command lines. The
+text of the file that does not concern the changed user is kept unchanged.
 """
 
 from __future__ import annotations
@@ -95,8 +95,8 @@ def add(
             "--address",
             metavar="NETWORK",
             show_default=False,
-            help="Treat clients from this network, such as 10.1.0.0/16, as the user if they send no "
-            "credentials, which version 1 clients cannot. No password is read.",
+            help="Treat clients from this network, such as 10.1.0.0/16, as the user if they send "
+            "no credentials, which version 1 clients cannot. No password is read.",
         ),
     ] = None,
 ) -> None:

@@ -132,8 +132,8 @@ def parse_port(text: str | int) -> int:
     hint = ""
     if "://" in word:
         hint = (
-            "; Kubernetes sets variables such as SIMPLEBUS_PORT for a service of this name: set the "
-            "port by the option, which takes precedence"
+            "; Kubernetes sets variables such as SIMPLEBUS_PORT for a service of this name: set "
+            "the port by the option, which takes precedence"
         )
     raise typer.BadParameter(
         f"{word!r} is not a port; expected a number from 0 to {PORT_MAX}{hint}"
@@ -158,8 +158,8 @@ def parse_seconds(text: str | float) -> float:
         seconds = math.nan
     if not 0 <= seconds < math.inf:
         raise typer.BadParameter(
-            f"{text!r} is not a time; write seconds such as 10 or 0.5, or a number with ms, s, min, "
-            "h or d, such as 5min"
+            f"{text!r} is not a time; write seconds such as 10 or 0.5, or a number with ms, s, "
+            "min, h or d, such as 5min"
         )
     return seconds
 
@@ -222,8 +222,8 @@ def parse_start(text: str) -> str | int | datetime:
         return datetime.fromisoformat(text)
     except ValueError:
         raise typer.BadParameter(
-            f"{text!r} is not a start position; write {', '.join(START_KEYWORDS)}, a sequence, or a "
-            "time such as 2026-01-31T08:00"
+            f"{text!r} is not a start position; write {', '.join(START_KEYWORDS)}, a sequence, or "
+            "a time such as 2026-01-31T08:00"
         ) from None
 
 

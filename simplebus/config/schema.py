@@ -88,7 +88,7 @@ class NatsUserTable(Table, frozen=True):
     permissions: SubjectPermissionsTable | None = None
 
     def to_user(self, where: str) -> NatsUser:
-        """The user. Raises ConfigError when values contradict each other."""
+        """Return the user. Raises ConfigError if values contradict each other."""
         permissions = build_subject_permissions(self.permissions, f"{where}.permissions")
         return build_located(
             where, lambda: NatsUser(self.user, self.password, self.nkey, permissions)
@@ -108,8 +108,10 @@ class NatsTable(Table, frozen=True):
     """Permissions of users without permissions of their own."""
 
     def to_auth(self, users: list[NatsUser], where: str) -> NatsAuth:
-        """What the door goes by; `users` are those of its list. Raises ConfigError when values
-        contradict each other."""
+        """Return the authentication settings. Raises ConfigError if values contradict each other.
+
+        `users` are the users of the table's list.
+        """
         said = {"token": self.token, "user": self.user, "password": self.password}
         for key, value in said.items():
             if value == "":
@@ -187,7 +189,7 @@ class ClassTable(Table, frozen=True):
     """Maximum bytes of messages that are on disk only, for `full = "spill"`."""
 
     def to_settings(self, where: str, mistakes: ErrorCollector) -> ClassSettings:
-        """What it does in its own way. What is wrong is noted, and left out."""
+        """Return the valid settings of the class. Errors are added to `mistakes`."""
         given: dict[str, Any] = {
             "full_policy": None if self.full is None else FullPolicy(self.full),
             "messages_max": self.max_messages,
@@ -216,8 +218,7 @@ class ClassTable(Table, frozen=True):
         return ClassSettings()
 
     def to_class(self, name: str, where: str) -> NamedClass:
-        """The class. Raises ConfigError for all of its name, its subjects and what it does that
-        makes no sense."""
+        """Return the class. Raises ConfigError with all errors in its name, subjects and settings."""
         mistakes = ErrorCollector()
         with mistakes.collect():
             _check_name(name, where)

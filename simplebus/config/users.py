@@ -230,7 +230,7 @@ def read_users_file(path: Path) -> tuple[ConfiguredUsers, str]:
     found = parse_users_file(text, path)
     warning = ""
     if not found.users:
-        warning = f"{path} has no users: nobody may connect"
+        warning = f"{path} has no users: no client can connect"
     elif mode & stat.S_IROTH:
         warning = f"{path} holds secrets, and every user may read it; chmod 640 it, or 600"
     return found, warning

@@ -255,7 +255,10 @@ def test_a_host_that_is_none_is_one_sentence() -> None:
 
 @pytest.mark.parametrize("flag", ["--host", "--http-host"])
 def test_a_host_that_is_empty_is_not_everywhere(flag: str, tmp_path: Path) -> None:
-    told = f"Invalid value for '{flag}': '' is not an address; expected an address to listen on, such as 0.0.0.0"
+    told = (
+        f"Invalid value for '{flag}': '' is not an address; expected an address to listen on, "
+        "such as 0.0.0.0"
+    )
     status, said, complained = run_program("serve", flag, "", "--port", "0")
     assert (status, said) == (2, "")
     assert told in complained
@@ -307,7 +310,7 @@ async def test_sigterm_does_not_wait_longer_than_it_may() -> None:
             it.signal(signal.SIGTERM)
             status, _, complained = await trio.to_thread.run_sync(it.wait)
     assert status == 0
-    assert "class 1: 1 stored messages are lost" in complained
+    assert "class 1: lost 1 stored messages" in complained
 
 
 def test_systemd_is_told_what_happens(tmp_path: Path) -> None:

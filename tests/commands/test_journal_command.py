@@ -76,7 +76,7 @@ def test_messages_are_exported(journal: Path) -> None:
 
 def test_what_is_not_whole_is_said(journal: Path) -> None:
     done = run("verify", journal)
-    assert (done.exit_code, done.stdout) == (0, "whole: 3 messages in 65,536 bytes\n")
+    assert (done.exit_code, done.stdout) == (0, "intact: 3 messages in 65,536 bytes\n")
     segment = journal / "classes" / "00001" / "00000000000000000000.log"
     data = bytearray(segment.read_bytes())
     data[70] ^= 1

@@ -194,14 +194,16 @@ def test_files_that_the_service_cannot_read_are_complained_of(tmp_path: Path) ->
         file.chmod(mode)
     assert not any(str(public) in complaint for complaint in find_problems([], [public]))
     (closed, *_) = find_problems([], [secret])
-    assert closed.startswith(f"{secret} is not readable for other users, including the service: give it")
+    assert closed.startswith(
+        f"{secret} is not readable for other users, including the service: give it"
+    )
     assert find_problems([], [Path("a.toml")])[0].startswith("a.toml is not found by the service")
     assert find_problems([], [tmp_path / "none"])[0] == f"{tmp_path / 'none'} does not exist"
 
 
 def test_a_directory_that_the_service_may_not_write_into_is_told() -> None:
     assert find_problems([], data_dir=Path("/srv/bus"))[0] == (
-        "/srv/bus is not writable for the service: it can write only below /var/lib/simplebus and below"
+        "/srv/bus is not writable for the service: it can write only below /var/lib/simplebus"
     )
     for path in ("/var/lib/simplebus", "/var/lib/simplebus/one"):
         assert not any("write only" in each for each in find_problems([], data_dir=Path(path)))

@@ -64,7 +64,7 @@ def test_who_is_asked_says_who_it_is(tmp_path: Path) -> None:
     with run_server("--no-nats", "--host", "127.0.0.1", "--users", str(users)) as (it, _):
         status, said, complained = run_program("top", it.http_address, "--once")
         assert (status, said) == (1, "")
-        assert complained == f"simplebus: http://{it.http_address} says 401 Unauthorized\n"
+        assert complained == f"simplebus: http://{it.http_address} replied 401 Unauthorized\n"
         status, said, _ = run_program(
             *("top", it.http_address, "--once", "--user", "eye"),
             SIMPLEBUS_PASSWORD="a long password",
@@ -117,7 +117,8 @@ def test_an_answer_of_somebody_else_is_one_sentence(answer: bytes) -> None:
         saying.start()
         url = f"http://127.0.0.1:{other.getsockname()[1]}"
         with pytest.raises(
-            OSError, match=f"^{url} (is not an HTTP port|does not answer|replied|closed the connection)"
+            OSError,
+            match=f"^{url} (is not an HTTP port|does not answer|replied|closed the connection)",
         ) as told:
             DashboardClient(url).fetch()
         saying.join()

@@ -43,7 +43,7 @@ def file(tmp_path: Path) -> Path:
 
 def test_a_user_is_added_changed_listed_and_taken_away(file: Path) -> None:
     where = ("--users", str(file))
-    assert run("add", "ada", *where, said="first\n") == (0, f"ada is added in {file}\n")
+    assert run("add", "ada", *where, said="first\n") == (0, f"added ada in {file}\n")
     status, token = run("add", "scan", *where, "--token")
     assert status == 0
     assert run("add", "old", *where, "--address", "10.0.0.0/8")[0] == 0
@@ -62,12 +62,12 @@ def test_a_user_is_added_changed_listed_and_taken_away(file: Path) -> None:
     )
     assert verify_password(read_users_file(file)[0].users[0].password, "first")
     changed = run("add", "ada", *where, "--change", said="second\n")
-    assert changed == (0, f"ada is changed in {file}\n")
+    assert changed == (0, f"changed ada in {file}\n")
     assert run("add", "eve", *where, "--change", said="x\n")[0] == 1
     assert verify_password(read_users_file(file)[0].users[0].password, "second")
     listed = run("ls", *where)[1].splitlines()
     assert listed[:2] == ["ada\tpassword\teverything", "scan\ttoken\teverything"]
-    assert run("rm", "ada", *where) == (0, f"ada is taken out of {file}\n")
+    assert run("rm", "ada", *where) == (0, f"removed ada from {file}\n")
     assert run("rm", "ada", *where) == (1, f"simplebus: {file}: there is no user 'ada'\n")
     assert [user.name for user in read_users_file(file)[0].users] == ["scan", "old", "cert"]
 
@@ -342,7 +342,7 @@ def test_options_of_commands_say_what_the_environment_would(
 def test_a_file_without_users_lets_in_nobody(file: Path) -> None:
     file.write_text("# Nobody yet.\n")
     found, warning = read_users_file(file)
-    assert warning == f"{file} has no users: nobody may connect"
+    assert warning == f"{file} has no users: no client can connect"
     assert found.to_users() is not None
     assert merge_users([found, ConfiguredUsers()]).to_users() is not None
     assert merge_users([ConfiguredUsers()]).to_users() is None

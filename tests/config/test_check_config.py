@@ -88,15 +88,15 @@ full = "spill"
         "with $ or _INBOX. are reserved",
         "8: classes.orders.ack-seconds must be above 0 and up to 86400 seconds, got 0",
         "11: classes.other.id: 5 is the id of 'orders' too",
-        "12: classes.other.keep-memory: '1MB' is not a size; did you mean 1MiB? write a whole number "
-        "of bytes, or one with KiB, MiB or GiB behind it, such as 64MiB",
+        "12: classes.other.keep-memory: '1MB' is not a size; did you mean 1MiB? write a whole "
+        "number of bytes, or a number with KiB, MiB or GiB, such as 64MiB",
         "13: classes.other.max-disk must be at least 1, got 0",
         "15: classes.dead.orders.full: 'Drop_newest' is unknown, expected one of block, "
         "drop_oldest, drop_newest, spill; did you mean 'drop_newest'?",
         "16: classes.dead.orders.last-values has no effect on a class of dead letters: leave it "
         "out",
-        "17: classes.a b: 'a b' is not a class; write its id, from 0 to 65535, or its name, 1 to 200 "
-        "characters without spaces",
+        "17: classes.a b: 'a b' is not a class; write its id, from 0 to 65535, or its name, 1 to "
+        "200 characters without spaces",
         "18: classes.a b.keep-seconds: expected a number from 0.0",
         "20: classes.values.last-values is for classes that fit into memory, and not for spill",
     ]

@@ -20,6 +20,7 @@ from simplebus.commands.serve.settings import (
     nats_listener,
     reload_plan,
 )
+from simplebus.config import parse
 from simplebus.config.errors import ConfigError
 from simplebus.config.file import ConfigFile
 from simplebus.config.server_settings import server_settings
@@ -62,7 +63,7 @@ def test_any_option_can_stand_in_it(file: Path) -> None:
         """
     )
     values, door = given(file)
-    assert values["host"] == ["127.0.0.1", "::1"]
+    assert list(values["host"]) == ["127.0.0.1", "::1"]
     assert (values["max_memory"], values["max_class_messages"]) == (4 << 30, 1000)
     assert (values["tick"], values["verbose"]) == (0.5, True)
     assert values["full"] is parse.FullPolicyChoice.DROP_OLDEST
@@ -542,7 +543,8 @@ def test_what_is_no_toml_is_told_with_its_line(file: Path) -> None:
 def test_a_file_without_end_is_not_read(file: Path) -> None:
     file.write_text("#" * (5 << 20))
     assert (
-        check_config(file)[1] == f"simplebus: {file} is longer than 4 MiB: it is not a configuration file\n"
+        check_config(file)[1]
+        == f"simplebus: {file} is longer than 4 MiB: it is not a configuration file\n"
     )
 
 

@@ -90,7 +90,9 @@ def test_what_is_no_port_is_a_sentence(name: str) -> None:
         told = f"simplebus: {name}: '{value}' is not a port; expected a number from 0 to 65535"
         assert (said.exit_code, said.output.startswith(told)) == (2, True)
         assert said.output.count("\n") == 1
-        assert ("Kubernetes sets variables such as SIMPLEBUS_PORT" in said.output) == ("://" in value)
+        assert ("Kubernetes sets variables such as SIMPLEBUS_PORT" in said.output) == (
+            "://" in value
+        )
 
 
 @pytest.mark.parametrize(
@@ -132,8 +134,10 @@ def test_the_check_tells_all_variables_that_make_no_sense_and_the_file(tmp_path:
     assert (said.exit_code, said.output.splitlines()) == (
         78,
         [
-            f"simplebus: {file}:2: serve.port: 'x' is not a port; expected a number from 0 to 65535",
-            "simplebus: SIMPLEBUS_HTTP_PORT: 'abc' is not a port; expected a number from 0 to 65535",
+            f"simplebus: {file}:2: serve.port: 'x' is not a port; expected a number from 0 "
+            "to 65535",
+            "simplebus: SIMPLEBUS_HTTP_PORT: 'abc' is not a port; expected a number from 0 "
+            "to 65535",
             "simplebus: SIMPLEBUS_VERBOSE: it should be true or false, got 'maybe'",
             "simplebus: SIMPLEBUS_TLS_KEY needs SIMPLEBUS_TLS_CERT too",
         ],

@@ -131,7 +131,10 @@ def test_what_is_no_time_is_refused(text: str) -> None:
 
 def test_classes_that_keep_last_values_are_given_by_id_or_name() -> None:
     asked = given_to_serve("--last-values", "7", "--last-values", "state")["last_values"]
-    assert asked == [NamedClass(7, last_values=True), NamedClass(None, "state", last_values=True)]
+    assert list(asked) == [
+        NamedClass(7, last_values=True),
+        NamedClass(None, "state", last_values=True),
+    ]
     with pytest.raises(typer.BadParameter, match="'a b' is not a class"):
         parse.parse_last_values("a b")
 
@@ -163,7 +166,7 @@ def test_environment_variables_count(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SIMPLEBUS_FULL", "drop_oldest")
     values = given_to_serve("--port", "7")
     assert values["max_memory"] == 2 << 30
-    assert values["host"] == ["127.0.0.1", "::1"]
+    assert list(values["host"]) == ["127.0.0.1", "::1"]
     assert (values["full"], values["port"]) == (parse.FullPolicyChoice.DROP_OLDEST, 7)
 
 

@@ -260,8 +260,8 @@ def test_check_accepts_valid_file(folder: Path, monkeypatch: pytest.MonkeyPatch)
     done = CliRunner().invoke(cli.app, ["gateway", "--check", str(file)])
     assert done.exit_code == 0
     assert done.stdout.splitlines()[:2] == [
-        "clock: timer, hears nobody",
-        "sink: writer_of_test:Writer, hears *",
+        "clock: timer, receives from none",
+        "sink: writer_of_test:Writer, receives from *",
     ]
     file.write_text('[modules.a]\nmodule = "timr"\n')
     done = CliRunner().invoke(cli.app, ["gateway", str(file)])

@@ -138,30 +138,32 @@ def configured_users(users: Path | None, config: ConfigFile | None) -> Configure
     return merge_users(groups) if groups else ConfiguredUsers()
 
 
-def tls_warnings(doors: Iterable[TlsOptions | None]) -> list[str]:
-    """Warnings: where more certificates are good than is likely to be meant, and where the door's
-    own is no good to clients. One that cannot be used is told elsewhere."""
+def tls_warnings(listeners: Iterable[TlsOptions | None]) -> list[str]:
+    """Return warnings about certificates that clients reject or that accept too many clients.
+
+    Unreadable files are skipped; they are reported elsewhere.
+    """
     from simplebus.server.tls.certificates import certificate_warnings
 
-    used = dict.fromkeys(door for door in doors if door)
+    used = dict.fromkeys(listener for listener in listeners if listener)
     found: dict[str, None] = {}
-    if any(door.requires_client_certificate and door.ca is None for door in used):
+    if any(listener.requires_client_certificate and listener.ca is None for listener in used):
         found[
             "--tls-verify without --tls-ca accepts client certificates of every authority that "
             "this system trusts"
         ] = None
-    for door in used:
+    for listener in used:
         with contextlib.suppress(OSError):
-            found |= dict.fromkeys(certificate_warnings(door))
+            found |= dict.fromkeys(certificate_warnings(listener))
     return list(found)
 
 
 def certificate_user_warnings(
-    users: ConfiguredUsers | None, doors: Iterable[TlsOptions | None]
+    users: ConfiguredUsers | None, listeners: Iterable[TlsOptions | None]
 ) -> list[str]:
-    """A warning: who has nothing but a certificate to show, where nobody asks for one."""
+    """Warn about users that only have a certificate, if no listener asks for certificates."""
     if users is None or any(
-        door is not None and door.requires_client_certificate for door in doors
+        listener is not None and listener.requires_client_certificate for listener in listeners
     ):
         return []
     names = [
