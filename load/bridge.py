@@ -1,13 +1,12 @@
-"""How fast a bridge copies: between two buses, and from a bus to a NATS server.
+"""Copy rates of bridges: between two buses, and from a bus to a NATS server.
 
-Rule 1: the rate is of verified messages from a publisher at the near end to a subscriber at the far
-end, from the first one sent to the last one acknowledged there.
-Rule 2: what NATS takes is measured in the same round with a publisher of its own: the same
-messages, the same subscriber. Once with the header that says where they have been, once without.
-Rule 3: what was stored before is copied against such a publisher, too, which has its messages
-ready as well: both rates from the first byte at the subscriber to its last message. Nobody fills
-the bus meanwhile, which else takes its part of the same processors.
-Rule 4: as in other scenarios, what is measured has been done once before: memory is there then.
+    python load/run.py bridge
+
+The rate counts verified messages from a publisher at the source to a subscriber at the target, from
+the first one sent to the last one acked. A publisher of the same messages, with and without the
+bridge-path header, measures NATS itself in the same round. Stored messages are copied against a
+publisher that also has its messages ready, and without a publisher at the source, which would take
+CPU time. Everything is run once before it is measured.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from typing import Any
 
 from load.brokers import HOST, REPOSITORY, START_S, Broker, is_available, running
 from load.generators import Generator
-from load.measure import TIMEOUT_S, Manner, probe_nothing_in_flight
+from load.measure import TIMEOUT_S, RunOptions, probe_nothing_in_flight
 from load.processes import Process
 from load.report import Row
 from simplebus.bridge.loop_header import PATH_HEADER
@@ -37,38 +36,38 @@ CLASS = 1
 APART, WITHIN = "the bridge alone", "part of a server"
 
 
-def run(manner: Manner) -> list[Row]:
-    """The rows of the bridge scenario."""
-    count = COUNT // (QUICK_PART if manner.quick else 1)
+def run(run_options: RunOptions) -> list[Row]:
+    """Return the rows of the scenario."""
+    count = COUNT // (QUICK_PART if run_options.quick else 1)
     rows: dict[str, Row] = {}
 
     def found(title: str, value: float, unit: str, wish: float | None) -> None:
         rows.setdefault(title, Row("bridge", title, [], unit, wish)).values.append(value)
 
-    for _ in range(manner.rounds):
+    for _ in range(run_options.rounds):
         for way in WITHIN, APART:
-            rate = _between_buses(manner, count, way)
+            rate = _between_buses(run_options, count, way)
             found(f"from bus to bus, acked end to end, {way}", rate / 1e6, "M/s", 0.7)
         if not is_available("nats"):
             continue
         with running("nats") as nats:
             for way in WITHIN, APART:
-                marked, same = _to_nats(manner, nats, count, way, has_path=True)
-                bare, plain = _to_nats(manner, nats, count, way, has_path=False)
+                marked, same = _to_nats(run_options, nats, count, way, has_path=True)
+                bare, plain = _to_nats(run_options, nats, count, way, has_path=False)
                 found(f"to NATS, against a publisher of the same, {way}", marked / same, "x", 0.8)
                 found(f"to NATS without the path, {way}", bare / plain, "x", 0.8)
                 found(f"with it, against a publisher without, {way}", marked / plain, "x", 0.8)
                 found("that publisher with it, against without", same / plain, "x", None)
-            marked, same = _stored_to_nats(manner, nats, has_path=True)
-            bare, plain = _stored_to_nats(manner, nats, has_path=False)
+            marked, same = _stored_to_nats(run_options, nats, has_path=True)
+            bare, plain = _stored_to_nats(run_options, nats, has_path=False)
             found(f"what was stored, to NATS, against the same, {APART}", marked / same, "x", 0.8)
             found(f"what was stored, without the path, {APART}", bare / plain, "x", 0.8)
     return list(rows.values())
 
 
-def _between_buses(manner: Manner, count: int, way: str) -> float:
-    with running("simplebus", server_args=manner.server_args) as far:
-        with _bridged(manner, f"{HOST}:{far.port}", way) as near:
+def _between_buses(run_options: RunOptions, count: int, way: str) -> float:
+    with running("simplebus", server_args=run_options.server_args) as far:
+        with _bridged(run_options, f"{HOST}:{far.port}", way) as near:
             header = {"header": f"{PATH_HEADER}={_bus_id(near)}"}
             _flow(near, "simplebus-2", far, "simplebus-2", count, hears_more=header)
             rate = _flow(near, "simplebus-2", far, "simplebus-2", count, hears_more=header)
@@ -77,19 +76,21 @@ def _between_buses(manner: Manner, count: int, way: str) -> float:
 
 
 def _to_nats(
-    manner: Manner, nats: Broker, count: int, way: str, *, has_path: bool
+    run_options: RunOptions, nats: Broker, count: int, way: str, *, has_path: bool
 ) -> tuple[float, float]:
-    """The rate through a bridge, and that of a publisher of the same messages."""
-    with _bridged(manner, f"nats://{HOST}:{nats.port}", way, has_path=has_path) as near:
+    """Return the rate through a bridge, and of a publisher of the same messages."""
+    with _bridged(run_options, f"nats://{HOST}:{nats.port}", way, has_path=has_path) as near:
         header = {"header": f"{PATH_HEADER}={_bus_id(near)}"} if has_path else {}
         _flow(near, "simplebus-2", nats, "nats", count, hears_more=header)
         rate = _flow(near, "simplebus-2", nats, "nats", count, hears_more=header)
     return rate, _flow(nats, "nats", nats, "nats", count, hears_more=header, says_more=header)
 
 
-def _stored_to_nats(manner: Manner, nats: Broker, *, has_path: bool) -> tuple[float, float]:
-    """The rate of a bridge that begins with all of it, and that of a publisher of the same."""
-    with running("simplebus", server_args=manner.server_args) as near:
+def _stored_to_nats(
+    run_options: RunOptions, nats: Broker, *, has_path: bool
+) -> tuple[float, float]:
+    """Return the rate of a bridge with a full backlog, and of a publisher of the same messages."""
+    with running("simplebus", server_args=run_options.server_args) as near:
         header = {"header": f"{PATH_HEADER}={_bus_id(near)}"} if has_path else {}
         shape = {"timeout_s": TIMEOUT_S, "count": STORED, "size": SIZE_BYTES, "classes": CLASS}
         with Generator("publish", "simplebus-2", near.port, **shape) as publisher:
@@ -114,11 +115,13 @@ def _heard(subscriber: Generator) -> float:
 
 
 @contextmanager
-def _bridged(manner: Manner, to: str, way: str, *, has_path: bool = True) -> Iterator[Broker]:
-    """A server that is copied from, once the bridge has both ends."""
+def _bridged(
+    run_options: RunOptions, to: str, way: str, *, has_path: bool = True
+) -> Iterator[Broker]:
+    """Run a source server and a bridge that has both ends connected."""
     with _configured(to, has_path=has_path) as file:
         more = ["--config", str(file)] if way == WITHIN else []
-        with running("simplebus", server_args=[*manner.server_args, *more]) as near:
+        with running("simplebus", server_args=[*run_options.server_args, *more]) as near:
             if way == WITHIN:
                 near.process.wait_for_line("copying from sequence", timeout_s=START_S)
                 yield near
@@ -129,7 +132,7 @@ def _bridged(manner: Manner, to: str, way: str, *, has_path: bool = True) -> Ite
 
 @contextmanager
 def _configured(to: str, *, has_path: bool) -> Iterator[Path]:
-    """A file with a bridge to there."""
+    """Write the configuration of a bridge."""
     rewrite = [["#", f"load.{CLASS}"]] if is_nats_address(to) else []
     lines = [
         "[[bridges]]",
@@ -148,7 +151,7 @@ def _configured(to: str, *, has_path: bool) -> Iterator[Path]:
 
 @contextmanager
 def _alone(file: Path, near: Broker) -> Iterator[None]:
-    """The bridge as a process of its own, from there, once it has both ends."""
+    """Run the bridge as its own process."""
     lines = file.read_text()
     file.write_text(lines.replace("to =", f'from = "{HOST}:{near.port}"\nto =', 1))
     command = [sys.executable, "-m", "simplebus", "bridge", str(file)]
@@ -158,7 +161,7 @@ def _alone(file: Path, near: Broker) -> Iterator[None]:
 
 
 def _bus_id(broker: Broker) -> str:
-    """What it calls itself: the path of what comes from there."""
+    """Return the bus id, which is the bridge path of its messages."""
     with connect_blocking(f"{HOST}:{broker.port}") as bus:
         return bus.connection.core.bus_id
 

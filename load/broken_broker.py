@@ -1,6 +1,6 @@
 """A broker that fails on purpose: the load generator must notice, or its figures prove nothing.
 
-    python load/canary.py
+    python load/broken_broker.py
 
 Rule 1: the broker here is as simple as can be, one message at a time; it is never measured.
 Rule 2: each fault is done to one message, and the generator's sentence must name that message.
@@ -35,7 +35,7 @@ FIRST_ID = IDS - 200  # The ids wrap on the way,
 FIRST_NUMBER = IDS - 300  # and so do a publisher's numbers.
 PER_TICK = 50  # Messages that share a timer index.
 CLASS, ECHO = 7, 60_000
-CHANNEL = "load.canary"
+CHANNEL = "load.broken_broker"
 CREDIT_BYTES = 1_000
 TIMEOUT_S = 60
 BY_THE_CLOCK = {"silence", "leave unconfirmed"}

@@ -1,6 +1,6 @@
 """A NATS server that fails on purpose: the load generator must notice, as in canary.py.
 
-    python load/canary_nats.py
+    python load/broken_nats_server.py
 
 Rule 1: the server here is as simple as can be, one message at a time; it is never measured.
 Rule 2: each fault is done to one message, and the generator's sentence must name that message.
@@ -18,8 +18,8 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # So that it runs by its path.
 
+from load.broken_broker import COUNT, SILENCE_S, STRICKEN, TIMEOUT_S
 from load.brokers import HOST
-from load.canary import COUNT, SILENCE_S, STRICKEN, TIMEOUT_S
 from load.generators import Generator
 from load.processes import LoadError
 

@@ -1,7 +1,7 @@
-"""Starts and stops the broker under test and its peers, each on a free loopback port.
+"""Start and stop of simplebus and its peers, each on a free loopback port.
 
-Rule 1: every broker runs in its default configuration; the report names its version.
-Rule 2: a peer whose program is not there is skipped with a note, never a failure.
+Brokers have their default configuration; the report has their versions. A peer that is not
+installed is skipped with a note.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from load.processes import LoadError, Process
 START_S = 30.0
 REPOSITORY = Path(__file__).resolve().parent.parent
 SERVE = (sys.executable, "-m", "simplebus", "serve")
-OTHER_DOORS = ("--no-http", "--no-nats")  # Kept closed, unless it is them that is measured.
+OTHER_LISTENERS = ("--no-http", "--no-nats")  # Kept closed, unless it is them that is measured.
 
 
 @dataclass(frozen=True)
 class Broker:
-    """A running broker."""
+    """Running broker."""
 
     kind: str
     port: int
@@ -40,27 +40,32 @@ class Broker:
 
 
 def find_program(name: str) -> Path | None:
-    """On the path, or beside this interpreter (where pip puts `nats-server`)."""
+    """Return a program on PATH or beside this interpreter, where pip installs `nats-server`."""
     beside = Path(sys.executable).parent / name
     found = shutil.which(name)
     return Path(found) if found else beside if beside.exists() else None
 
 
 def is_available(kind: str) -> bool:
-    return kind in OURS or find_program(PROGRAMS[kind]) is not None
+    return kind in SIMPLEBUS_KINDS or find_program(PROGRAMS[kind]) is not None
 
 
-OURS = ("simplebus", "simplebus-nats", "simplebus-os", "simplebus-disk", "simplebus-engine")
-"""Doors of the same server: the binary one, and that for NATS clients; the binary one of a server
-that keeps what it holds, with that durability; and of one before a nats-server with JetStream."""
+SIMPLEBUS_KINDS = (
+    "simplebus",
+    "simplebus-nats",
+    "simplebus-os",
+    "simplebus-disk",
+    "simplebus-engine",
+)
+"""Kinds of simplebus servers: binary or NATS listener, durability, or stateless before JetStream.
+"""
 PROGRAMS = {"nats": "nats-server", "nats-always": "nats-server", "redis": "redis-server"}
-"""`nats-always` syncs whatever JetStream writes into a file before it confirms it."""
+"""`nats-always` syncs JetStream's files before each PubAck."""
 
 
 @contextmanager
 def running(kind: str, *, server_args: Sequence[str] = (), sync_us: int = 0) -> Iterator[Broker]:
-    """A broker of this kind, listening, until the block ends. Every sync of a file takes it
-    `sync_us` longer."""
+    """Run a broker for the duration of a block; `sync_us` delays each of its file syncs."""
     with tempfile.TemporaryDirectory(prefix="simplebus-load-") as directory:
         with environment(_slow_disk(sync_us)):
             process, port = STARTERS[kind](Path(directory), server_args)
@@ -72,7 +77,7 @@ def running(kind: str, *, server_args: Sequence[str] = (), sync_us: int = 0) -> 
 
 @contextmanager
 def environment(more: dict[str, str]) -> Iterator[None]:
-    """What is started in the block finds these variables, too."""
+    """Set environment variables for processes started in the block."""
     before = {name: os.environ.get(name) for name in more}
     os.environ.update(more)
     try:
@@ -86,19 +91,19 @@ def environment(more: dict[str, str]) -> Iterator[None]:
 
 
 def _slow_disk(sync_us: int) -> dict[str, str]:
-    """A disk that takes so much longer for a sync."""
+    """Return the environment that delays file syncs."""
     return {"LD_PRELOAD": str(disk()), "SLOW_SYNC_US": str(sync_us)} if sync_us else {}
 
 
 @cache
-def closed_doors() -> tuple[str, ...]:
-    """Those of OTHER_DOORS that this server knows; it lacks a door whose flag it does not know."""
+def disabled_listeners() -> tuple[str, ...]:
+    """Return the flags of OTHER_LISTENERS that this version of the server knows."""
     help_text = _output_of([*SERVE, "--help"])
-    return tuple(flag for flag in OTHER_DOORS if flag in help_text)
+    return tuple(flag for flag in OTHER_LISTENERS if flag in help_text)
 
 
 def _start_simplebus(directory: Path, server_args: Sequence[str]) -> tuple[Process, int]:
-    command = [*SERVE, "--port", "0", *closed_doors(), *server_args]
+    command = [*SERVE, "--port", "0", *disabled_listeners(), *server_args]
     process = Process("simplebus", command, directory=REPOSITORY)
     return process, _port_of(process, "simplebus ready", rf"tcp={re.escape(HOST)}:(\d+)")
 
@@ -111,13 +116,13 @@ def _start_with_journal(
 
 
 def _start_simplebus_nats(directory: Path, server_args: Sequence[str]) -> tuple[Process, int]:
-    closed = [flag for flag in closed_doors() if flag != "--no-nats"]
+    closed = [flag for flag in disabled_listeners() if flag != "--no-nats"]
     command = [*SERVE, "--port", "0", "--nats-port", "0", *closed, *server_args]
     process = Process("simplebus", command, directory=REPOSITORY)
     return process, _port_of(process, "simplebus ready", rf"nats={re.escape(HOST)}:(\d+)")
 
 
-def _start_with_all_doors(directory: Path, server_args: Sequence[str]) -> tuple[Process, int]:
+def _start_with_all_listeners(directory: Path, server_args: Sequence[str]) -> tuple[Process, int]:
     doors = ("--port", "0", "--nats-port", "0", "--http-port", "0")
     process = Process("simplebus", [*SERVE, *doors, *server_args], directory=REPOSITORY)
     return process, _port_of(process, "simplebus ready", rf"tcp={re.escape(HOST)}:(\d+)")
@@ -141,8 +146,8 @@ def _start_nats_always(directory: Path, server_args: Sequence[str]) -> tuple[Pro
     return process, port
 
 
-class _Door(Process):
-    """A server of ours, and what keeps its messages."""
+class _StatelessServer(Process):
+    """Stateless server together with its nats-server."""
 
     def __init__(self, command: Sequence[str], behind: Process) -> None:
         super().__init__("simplebus", command, directory=REPOSITORY)
@@ -159,7 +164,9 @@ class _Door(Process):
 def _start_engine(directory: Path, server_args: Sequence[str]) -> tuple[Process, int]:
     behind, port = _start_nats(directory, ())
     engine = ("--engine", f"nats://{HOST}:{port}")
-    process = _Door([*SERVE, "--port", "0", *closed_doors(), *engine, *server_args], behind)
+    process = _StatelessServer(
+        [*SERVE, "--port", "0", *disabled_listeners(), *engine, *server_args], behind
+    )
     return process, _port_of(process, "simplebus ready", rf"tcp={re.escape(HOST)}:(\d+)")
 
 
@@ -174,7 +181,7 @@ def _start_redis(directory: Path, server_args: Sequence[str]) -> tuple[Process, 
 
 STARTERS = {
     "simplebus": _start_simplebus,
-    "simplebus-all": _start_with_all_doors,
+    "simplebus-all": _start_with_all_listeners,
     "simplebus-nats": _start_simplebus_nats,
     "simplebus-os": partial(_start_with_journal, "os"),
     "simplebus-disk": partial(_start_with_journal, "disk"),
@@ -208,7 +215,7 @@ def _output_of(command: Sequence[str]) -> str:
 
 
 def versions(kinds: Sequence[str]) -> dict[str, str]:
-    """What each broker calls itself, shortened to a number where there is one."""
+    """Return each broker's version, as a number if possible."""
     found = {"python": sys.version.split()[0]}
     for kind in kinds:
         if kind == "simplebus":

@@ -1,4 +1,4 @@
-"""A certificate for this machine, good for an hour, that is its own authority."""
+"""Self-signed certificate for localhost, valid for an hour."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from cryptography.x509.oid import NameOID
 
 @dataclass(frozen=True)
 class Certificate:
-    """As PEM files."""
+    """Paths of PEM files."""
 
     cert: Path
     key: Path
 
 
-def make(folder: Path, name: str = "server") -> Certificate:
-    """Write one for localhost and 127.0.0.1."""
+def make_certificate(folder: Path, name: str = "server") -> Certificate:
+    """Write a certificate for localhost and 127.0.0.1."""
     key = ec.generate_private_key(ec.SECP256R1())
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
     now = datetime.datetime.now(datetime.UTC)

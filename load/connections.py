@@ -1,8 +1,9 @@
-"""Ten thousand connections to one server: what each takes, and whether the others notice.
+"""Ten thousand connections: memory of each, connection rate, and effect on others.
 
-Rule 1: every connection has said Connect and heard its answer before anything is counted.
-Rule 2: a hundred of them, spread over all, get every message of a flow, and verify it; while it
-runs the server is told to read its configuration again, and nobody loses a connection.
+    python load/run.py connections
+
+Every connection is established before anything is counted. A hundred of them verify a flow, while
+the server reloads its configuration; no connection may be lost.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from load.brokers import HOST, Broker, running
-from load.measure import Manner
+from load.measure import RunOptions
 from load.memory import CONNECT, CONNECT_REPLY_BYTES, KB, TIMEOUT_S, raise_descriptor_limit
 from load.processes import LoadError
 from load.report import Row
@@ -30,15 +31,15 @@ MESSAGES = 30_000
 AT_ONCE = 200  # Connections that are made before the answers of all of them are read.
 
 
-def run(manner: Manner) -> list[Row]:
-    """The rows of the scenario. Quick makes a fifth of the connections."""
-    count = CONNECTIONS // (QUICK_PART if manner.quick else 1)
+def run(run_options: RunOptions) -> list[Row]:
+    """Return the rows of the scenario. `--quick` makes a fifth of the connections."""
+    count = CONNECTIONS // (QUICK_PART if run_options.quick else 1)
     raise_descriptor_limit(count + 1_000)
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="simplebus-load-")))
         config = folder / "bus.toml"
         config.write_text(f"[serve]\nmax-connections = {count + 100}\n")
-        args = ("--config", str(config), *manner.server_args)
+        args = ("--config", str(config), *run_options.server_args)
         broker = stack.enter_context(running("simplebus", server_args=args))
         first = _connect(stack, broker, SAMPLE)
         _delivered_rate(stack, broker, first, 0)  # What the first flow loads is no one's own.
@@ -51,7 +52,7 @@ def run(manner: Manner) -> list[Row]:
         config.write_text(f"[serve]\nmax-connections = {count + 200}\n")
         among = _delivered_rate(stack, broker, peers[:: count // SAMPLE][:SAMPLE], 2, again=True)
         _check_open(peers)
-        if "the configuration is read again" not in broker.process.errors():
+        if "reloaded the configuration" not in broker.process.errors():
             raise LoadError("the server has not read its configuration again")
     note = f"of {count:,}"
     return [
@@ -63,7 +64,7 @@ def run(manner: Manner) -> list[Row]:
 
 
 def _connect(stack: ExitStack, broker: Broker, count: int) -> list[socket.socket]:
-    """So many peers that have heard their session's id."""
+    """Return connected peers that have their session id."""
     peers: list[socket.socket] = []
     while len(peers) < count:
         fresh = [
@@ -91,8 +92,9 @@ def _read(peer: socket.socket, count: int) -> bytes:
 def _delivered_rate(
     stack: ExitStack, broker: Broker, peers: list[socket.socket], turn: int, *, again: bool = False
 ) -> float:
-    """Messages a second that arrive at all of these together, each message at each of them. With
-    `again` the server reads its configuration meanwhile."""
+    """Return messages per second that arrive at every peer. `again` reloads the configuration
+    meanwhile.
+    """
     class_id = 2 + turn
     (publisher,) = _connect(stack, broker, 1)
     connect = frames.encode(frames.CONNECT, content=f"[{class_id}]".encode())
@@ -139,7 +141,7 @@ def _verify(got: bytes, contents: list[bytes], class_id: int) -> None:
 
 
 def _check_open(peers: list[socket.socket]) -> None:
-    """Raise LoadError if the server has hung up on anybody."""
+    """Raise LoadError if the server closed a connection."""
     for peer in peers:
         peer.setblocking(False)
         try:

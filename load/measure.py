@@ -23,7 +23,7 @@ TIMEOUT_S = 60
 
 @dataclass(frozen=True)
 class Flow:
-    """Messages from one publisher to some subscribers, each of which gets them all."""
+    """Messages from one publisher to subscribers that each get all of them."""
 
     size_bytes: int = 16
     mixed: bool = False
@@ -66,8 +66,8 @@ class Flow:
 
 
 @dataclass(frozen=True)
-class Manner:
-    """How a run measures."""
+class RunOptions:
+    """Options of a run, from the command line."""
 
     rounds: int
     quick: bool = False
@@ -80,14 +80,14 @@ class Manner:
 
 @dataclass(frozen=True)
 class RoundTrips:
-    """One message in flight at a time, published and received by one process."""
+    """One message in flight, published and received by one process."""
 
     size_bytes: int = 16
 
 
 @dataclass(frozen=True)
 class Sample:
-    """What one measurement found. Quantities that it did not measure are 0.0."""
+    """Result of one measurement; 0.0 for quantities that were not measured."""
 
     messages: int
     seconds: float

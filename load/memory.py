@@ -13,7 +13,7 @@ from contextlib import ExitStack
 
 from load.brokers import HOST, Broker, running
 from load.generators import Generator
-from load.measure import Manner
+from load.measure import RunOptions
 from load.processes import LoadError
 from load.report import Row
 
@@ -27,15 +27,15 @@ CONNECT = b"4\0\0\0\0\0\0\0\0[1]<\r\n>"
 CONNECT_REPLY_BYTES = 9 + 4 + 4
 
 
-def run(manner: Manner) -> list[Row]:
+def run(run_options: RunOptions) -> list[Row]:
     """The rows of the memory scenario. Quick holds and connects less and scales up."""
     raise_descriptor_limit(DESCRIPTORS)
-    part = QUICK_PART if manner.quick else 1
-    note = f"from a {part}th of it" if manner.quick else ""
-    with running("simplebus", server_args=manner.server_args) as broker:
+    part = QUICK_PART if run_options.quick else 1
+    note = f"from a {part}th of it" if run_options.quick else ""
+    with running("simplebus", server_args=run_options.server_args) as broker:
         idle = broker.process.memory_bytes()
         held = _held_bytes(broker, HELD // part) * part
-    with running("simplebus", server_args=manner.server_args) as broker:
+    with running("simplebus", server_args=run_options.server_args) as broker:
         connection = _connection_bytes(broker, CONNECTIONS // part)
     return [
         _row("idle server", idle / MB, "MB", 60, 45),

@@ -1,10 +1,9 @@
-"""How fast the bus without a server is: one process, one event loop, one publisher, one consumer.
+"""Rate of MemoryBus: one process, one event loop, one publisher, one consumer.
 
     python -m load.memory_bus [--messages 400000] [--bytes 128] [--runs 7]
 
-Rule 1: every message is compared with what must come next before a rate is printed.
-Rule 2: per run both clocks are read: the wall's, and the processor's of this process alone. Where
-other programs run, the second one is steadier; it counts no waiting.
+Every message is verified before a rate is printed. Rates use wall time and CPU time of the process;
+CPU time is steadier on a busy machine but ignores waiting.
 """
 
 from __future__ import annotations
@@ -24,19 +23,19 @@ from simplebus.memory.bus import MemoryBus
 
 CLASS = 1
 
-Way = Callable[[Bus, list[bytes]], Awaitable[None]]
+PublishMethod = Callable[[Bus, list[bytes]], Awaitable[None]]
 
 
 @dataclass(frozen=True)
-class Timed:
-    """One run."""
+class RunTimes:
+    """Times of one run."""
 
     wall_seconds: float
     processor_seconds: float
 
 
 async def publish_nowait(bus: Bus, payloads: list[bytes]) -> None:
-    """One call per message that never waits; when the bus is behind, others get their turn."""
+    """Publish by one call per message that never waits, and yield if the bus is behind."""
     for payload in payloads:
         while True:
             try:
@@ -47,24 +46,24 @@ async def publish_nowait(bus: Bus, payloads: list[bytes]) -> None:
 
 
 async def publish_unconfirmed(bus: Bus, payloads: list[bytes]) -> None:
-    """One await per message."""
+    """Await once per message."""
     for payload in payloads:
         await bus.publish(payload, class_id=CLASS, confirm=False)
 
 
 async def publish_many(bus: Bus, payloads: list[bytes]) -> None:
-    """A thousand messages per call."""
+    """Publish a thousand messages per call."""
     for at in range(0, len(payloads), 1000):
         await bus.publish_many(payloads[at : at + 1000], class_id=CLASS, confirm=False)
 
 
 async def publish_confirmed(bus: Bus, payloads: list[bytes]) -> None:
-    """One await per message, which takes until the bus has it."""
+    """Await the confirm of each message."""
     for payload in payloads:
         await bus.publish(payload, class_id=CLASS)
 
 
-WAYS: dict[str, Way] = {
+WAYS: dict[str, PublishMethod] = {
     "publish_nowait": publish_nowait,
     "publish(confirm=False)": publish_unconfirmed,
     "publish_many, batches()": publish_many,
@@ -72,13 +71,13 @@ WAYS: dict[str, Way] = {
 }
 
 
-async def consume(bus: Bus, payloads: list[bytes], way: Way) -> Timed:
-    """Have them published in this way, and take them all, compared with what they must be."""
+async def consume(bus: Bus, payloads: list[bytes], method: PublishMethod) -> RunTimes:
+    """Publish by this method, and verify every received message."""
     async with bus.subscribe(CLASS) as messages, anyio.create_task_group() as tasks:
         wall, processor = time.perf_counter(), time.process_time()
-        tasks.start_soon(way, bus, payloads)
+        tasks.start_soon(method, bus, payloads)
         got = 0
-        if way is publish_many:
+        if method is publish_many:
             async for batch in messages.batches():
                 if batch.payloads != payloads[got : got + len(batch)]:
                     raise AssertionError(f"message {got} or one behind it is not what was sent")
@@ -93,15 +92,15 @@ async def consume(bus: Bus, payloads: list[bytes], way: Way) -> Timed:
                 got += 1
                 if got == len(payloads):
                     break
-        return Timed(time.perf_counter() - wall, time.process_time() - processor)
+        return RunTimes(time.perf_counter() - wall, time.process_time() - processor)
 
 
-async def measure(payloads: list[bytes], way: Way, runs: int) -> list[Timed]:
-    """So many runs on a fresh bus each; a first one, which is not counted, warms up."""
+async def measure(payloads: list[bytes], method: PublishMethod, runs: int) -> list[RunTimes]:
+    """Run `runs` times, each on a new bus, after a warm-up run."""
     timed = []
     for _ in range(runs + 1):
         async with MemoryBus() as bus:
-            timed.append(await consume(bus, payloads, way))
+            timed.append(await consume(bus, payloads, method))
     return timed[1:]
 
 
@@ -114,9 +113,9 @@ def main() -> None:
     block = [b"%0*d" % (options.bytes, number) for number in range(options.messages)]
     print(f"{options.messages:,} messages of {options.bytes} bytes, {options.runs} runs each")
     for backend in "trio", "asyncio":
-        for name, way in WAYS.items():
-            payloads = block[: len(block) // 20] if way is publish_confirmed else block
-            timed = anyio.run(measure, payloads, way, options.runs, backend=backend)
+        for name, method in WAYS.items():
+            payloads = block[: len(block) // 20] if method is publish_confirmed else block
+            timed = anyio.run(measure, payloads, method, options.runs, backend=backend)
             wall = sorted(len(payloads) / run.wall_seconds for run in timed)
             processor = statistics.median(len(payloads) / run.processor_seconds for run in timed)
             print(

@@ -1,10 +1,10 @@
-"""How fast one module hears another, beside what Python has for the same.
+"""Rate from one gateway module to another, against Python's own queues and trio's channels.
 
-Rule 1: each message is a new one, made as it is published, and is compared with what must come next
-before a rate is printed. Both sides hold as many messages at most.
-Rule 2: a module with a thread is compared with a queue between two threads, one with a task with a
-channel between two tasks of trio; in one process, one after the other, in every round. Between a
-thread and a task there is nothing to compare with.
+    python load/run.py modules
+
+Each message is created when it is published and verified when received. Both sides hold the same
+number of messages. Modules with threads are compared with queue.Queue, modules with tasks with a
+trio channel, in one process, in turn. There is no peer for a thread and a task.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import time
 
 import trio
 
-from load.measure import Manner
+from load.measure import RunOptions
 from load.processes import LoadError
 from load.report import Row
 from simplebus.gateway import ModuleBus, ModuleMessage
@@ -27,11 +27,11 @@ TIMEOUT_S = 120
 RATE_AT_LEAST = 300_000
 
 
-def run(manner: Manner) -> list[Row]:
-    """The rows of the scenario."""
-    count = COUNT // (QUICK_PART if manner.quick else 1)
+def run(run_options: RunOptions) -> list[Row]:
+    """Return the rows of the scenario."""
+    count = COUNT // (QUICK_PART if run_options.quick else 1)
     threads, queues, tasks, channels, to_task, to_thread = [list[float]() for _ in range(6)]
-    for _ in range(manner.rounds):
+    for _ in range(run_options.rounds):
         threads.append(_between_threads(count))
         queues.append(_through_a_queue(count))
         tasks.append(trio.run(_between_tasks, count))
@@ -57,8 +57,8 @@ def run(manner: Manner) -> list[Row]:
     ]
 
 
-class _Checked:
-    """What must come, and how far that is."""
+class _SequenceCheck:
+    """Check that messages arrive in order."""
 
     def __init__(self, count: int) -> None:
         self.contents = [b"%016d" % number for number in range(count)]
@@ -66,8 +66,8 @@ class _Checked:
         self._left = count
         self.done = threading.Event()
 
-    def came(self, content: bytes) -> bool:
-        """Whether that was the last one. Raises LoadError for one that must not come now."""
+    def check(self, content: bytes) -> bool:
+        """Return True for the last message. Raises LoadError for a wrong one."""
         if content != next(self._next, None):
             raise LoadError(f"{content!r} is not what comes next; {self._left:,} are missing")
         self._left -= 1
@@ -76,20 +76,19 @@ class _Checked:
         return not self._left
 
     def rate(self, begun: float) -> float:
-        """Messages a second. Raises LoadError if not all have come."""
+        """Return messages per second. Raises LoadError if messages are missing."""
         took = time.perf_counter() - begun
         if self._left:
             raise LoadError(f"{self._left:,} messages did not come")
         return len(self.contents) / took
 
 
-class _Pair:
-    """Two modules of each kind, on a bus: one that publishes all when it hears anything, and one
-    that hears it alone."""
+class _ModulePair:
+    """Two modules of each kind: a publisher that starts on its first message, and a receiver."""
 
     def __init__(self, bus: ModuleBus, count: int) -> None:
         self.bus = bus
-        self.checked = _Checked(count)
+        self.checked = _SequenceCheck(count)
 
     def publish(self, message: ModuleMessage) -> None:
         """With a thread."""
@@ -103,14 +102,14 @@ class _Pair:
 
     def receive(self, message: ModuleMessage) -> None:
         """With a thread."""
-        self.checked.came(message.content)
+        self.checked.check(message.content)
 
     async def receive_async(self, message: ModuleMessage) -> None:
         """With a task."""
-        self.checked.came(message.content)
+        self.checked.check(message.content)
 
     def begin(self, source: object, sink: object) -> float:
-        """Have one of them publish. Returns when that was."""
+        """Start the publisher. Return the time."""
         self._source = source
         self.bus.add_module(source)
         self.bus.add_module(sink, hears_all=False, places=PLACES)
@@ -122,7 +121,7 @@ class _Pair:
 
 def _between_threads(count: int) -> float:
     with ModuleBus() as bus:
-        pair = _Pair(bus, count)
+        pair = _ModulePair(bus, count)
         begun = pair.begin(pair.publish, pair.receive)
         pair.checked.done.wait(TIMEOUT_S)
         return pair.checked.rate(begun)
@@ -130,30 +129,30 @@ def _between_threads(count: int) -> float:
 
 async def _between_tasks(count: int) -> float:
     async with ModuleBus() as bus:
-        pair = _Pair(bus, count)
-        return await _came(pair, pair.begin(pair.publish_async, pair.receive_async))
+        pair = _ModulePair(bus, count)
+        return await _wait_rate(pair, pair.begin(pair.publish_async, pair.receive_async))
 
 
 async def _from_thread_to_task(count: int) -> float:
     async with ModuleBus() as bus:
-        pair = _Pair(bus, count)
-        return await _came(pair, pair.begin(pair.publish, pair.receive_async))
+        pair = _ModulePair(bus, count)
+        return await _wait_rate(pair, pair.begin(pair.publish, pair.receive_async))
 
 
 async def _from_task_to_thread(count: int) -> float:
     async with ModuleBus() as bus:
-        pair = _Pair(bus, count)
-        return await _came(pair, pair.begin(pair.publish_async, pair.receive))
+        pair = _ModulePair(bus, count)
+        return await _wait_rate(pair, pair.begin(pair.publish_async, pair.receive))
 
 
-async def _came(pair: _Pair, begun: float) -> float:
+async def _wait_rate(pair: _ModulePair, begun: float) -> float:
     with trio.move_on_after(TIMEOUT_S):
         await pair.bus.wait_quiet_async()
     return pair.checked.rate(begun)
 
 
 def _through_a_queue(count: int) -> float:
-    checked = _Checked(count)
+    checked = _SequenceCheck(count)
     between: queue.Queue[ModuleMessage] = queue.Queue(PLACES)
 
     def publish() -> None:
@@ -161,7 +160,7 @@ def _through_a_queue(count: int) -> float:
             between.put(ModuleMessage(content))
 
     def receive() -> None:
-        while not checked.came(between.get().content):
+        while not checked.check(between.get().content):
             pass
 
     threads = [threading.Thread(target=each, daemon=True) for each in (publish, receive)]
@@ -173,7 +172,7 @@ def _through_a_queue(count: int) -> float:
 
 
 async def _through_a_channel(count: int) -> float:
-    checked = _Checked(count)
+    checked = _SequenceCheck(count)
     send, receive = trio.open_memory_channel[ModuleMessage](PLACES)
     begun = time.perf_counter()
 
@@ -185,5 +184,5 @@ async def _through_a_channel(count: int) -> float:
     async with trio.open_nursery() as nursery:
         nursery.start_soon(publish)
         async for message in receive:
-            checked.came(message.content)
+            checked.check(message.content)
     return checked.rate(begun)

@@ -1,13 +1,12 @@
-"""What it costs to be watched: a scrape every second, and the live page.
+"""Cost of monitoring: a metrics scrape every second, and the live page.
 
-Rule 1: what is wanted is judged by processor time, which is counted and not compared: of an idle
-server everything that a look costs, and of one at full speed what its event loop spends on answers.
-Rule 2: that nothing else is slower is looked at, too. Each turn is a flow through one server at
-full speed, in slices of a second: in one nobody looks, in the next Prometheus does, then the page,
-in another order each time. Slices of one turn are compared with each other only, and the median
-over all turns is told, with the range in which it is for 19 of 20 runs. Slices differ by a tenth
-for no reason: it would take an hour of them to see one part in a hundred.
-Rule 3: every flow is verified as every other one before anything is told.
+    python load/run.py monitor
+
+Targets apply to CPU time, which is counted exactly: of an idle server, the whole cost of a request;
+of one at full speed, the event loop's time for answers. The effect on the rate is shown as well:
+each turn splits one flow into slices of a second, without requests, with scrapes and with the page,
+in changing order. Only slices of one turn are compared. The table has the median over all turns
+with its 95 % confidence interval, since slices differ by 10 % at random. Every flow is verified.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from pathlib import Path
 
 import simplebus
 from load.brokers import HOST, REPOSITORY, SERVE, START_S, Broker
-from load.measure import Flow, Manner, Sample, measure
+from load.measure import Flow, RunOptions, Sample, measure
 from load.processes import LoadError, Process
 from load.report import Row
 
@@ -39,31 +38,39 @@ SCRAPE_PERCENT, PAGE_PERCENT = 1.0, 2.0
 METRICS, FACTS = "/metrics", "/facts?since={next}"
 SPENT = re.compile(r"^simplebus_http_answers_seconds_total (\S+)$", re.MULTILINE)
 SLICE_S = 1.0
-PAUSE_S = 0.55  # Between two looks: longer than one is as good as new.
+POLL_INTERVAL_S = 0.55  # Between two looks: longer than one is as good as new.
 TURNS, QUICK_TURNS = 12, 4  # Of a round.
 SPARE = 1.7  # The flow is to last longer than its slices.
 
 
-def run(manner: Manner) -> list[Row]:
-    """The rows of the scenario."""
-    count = COUNT // (QUICK_PART if manner.quick else 1)
+def run(run_options: RunOptions) -> list[Row]:
+    """Return the rows of the scenario."""
+    count = COUNT // (QUICK_PART if run_options.quick else 1)
     doors: dict[str, list[Sample]] = {"closed": [], "open": []}
     with (
-        _served("--no-http", *manner.server_args) as (closed, _),
-        _served("--http-port", "0", *manner.server_args) as (opened, at),
+        _server_with_http("--no-http", *run_options.server_args) as (closed, _),
+        _server_with_http("--http-port", "0", *run_options.server_args) as (opened, address),
     ):
         _fill(opened.port)
-        for _ in range(manner.rounds):
+        for _ in range(run_options.rounds):
             doors["closed"].append(measure(closed, "simplebus", FLOW, count=count))
             doors["open"].append(measure(opened, "simplebus", FLOW, count=count))
         rate = max(sample.rate for sample in doors["open"])
-        per_round, looks = (QUICK_TURNS, QUICK_LOOKS) if manner.quick else (TURNS, LOOKS)
-        turns = _slices(opened, at, per_round * manner.rounds, rate)
-        scrape = [_cost(opened, at, METRICS, looks) for _ in range(manner.rounds)]
-        page = [_cost(opened, at, FACTS, looks) for _ in range(manner.rounds)]
-        few = min(looks, BUSY_LOOKS)
-        scrape_busy = [_spent(opened, at, METRICS, few, rate) for _ in range(manner.rounds)]
-        page_busy = [_spent(opened, at, FACTS, few, rate) for _ in range(manner.rounds)]
+        per_round, polls = (QUICK_TURNS, QUICK_LOOKS) if run_options.quick else (TURNS, LOOKS)
+        turns = _slices(opened, address, per_round * run_options.rounds, rate)
+        scrape = [
+            _poll_share_idle(opened, address, METRICS, polls) for _ in range(run_options.rounds)
+        ]
+        page = [_poll_share_idle(opened, address, FACTS, polls) for _ in range(run_options.rounds)]
+        few = min(polls, BUSY_LOOKS)
+        scrape_busy = [
+            _poll_share_under_load(opened, address, METRICS, few, rate)
+            for _ in range(run_options.rounds)
+        ]
+        page_busy = [
+            _poll_share_under_load(opened, address, FACTS, few, rate)
+            for _ in range(run_options.rounds)
+        ]
 
     def watched(title: str, kind: str) -> list[Row]:
         cpu = [turn[kind].cpu_us / turn["nobody"].cpu_us for turn in turns]
@@ -98,19 +105,19 @@ def run(manner: Manner) -> list[Row]:
 
 
 @dataclass(frozen=True)
-class Slice:
-    """What happened in one."""
+class FlowSlice:
+    """Measurements of one slice."""
 
     rate: float
     cpu_us: float
-    """Of the server, per message."""
+    """CPU time of the server per message."""
 
 
-def _slices(broker: Broker, at: str, count: int, rate: float) -> list[dict[str, Slice]]:
-    """So many turns of slices, each with nobody, a scrape and the page, by what is asked for."""
-    lookers = {METRICS: _Looker(at, METRICS), FACTS: _Looker(at, FACTS)}
+def _slices(broker: Broker, address: str, count: int, rate: float) -> list[dict[str, FlowSlice]]:
+    """Return turns of slices by requested path."""
+    lookers = {METRICS: _HttpPoller(address, METRICS), FACTS: _HttpPoller(address, FACTS)}
     order: list[str] = ["nobody", *lookers]
-    turns: list[dict[str, Slice]] = []
+    turns: list[dict[str, FlowSlice]] = []
     with simplebus.connect_blocking(f"simplebus://{HOST}:{broker.port}", name="load") as bus:
 
         def accepted() -> int:
@@ -120,11 +127,11 @@ def _slices(broker: Broker, at: str, count: int, rate: float) -> list[dict[str, 
         for _ in range(2 * count):
             random.shuffle(order)
             before = accepted()
-            with _flowing(broker, int(len(order) * SLICE_S * rate * SPARE)) as flow:
-                while flow.lasts() and accepted() - before < rate / 10:
+            with _running_flow(broker, int(len(order) * SLICE_S * rate * SPARE)) as flow:
+                while flow.is_running() and accepted() - before < rate / 10:
                     time.sleep(0.02)  # Until it is at its speed.
                 turn = {kind: _slice(broker, accepted, lookers.get(kind)) for kind in order}
-                is_whole = flow.lasts()
+                is_whole = flow.is_running()
             rate = flow.rate
             if is_whole:
                 turns.append(turn)
@@ -133,11 +140,11 @@ def _slices(broker: Broker, at: str, count: int, rate: float) -> list[dict[str, 
     raise LoadError(f"{2 * count - len(turns)} of {2 * count} flows were over before their slices")
 
 
-class _Flow:
-    """A flow that is under way, in a thread."""
+class _BackgroundFlow:
+    """Flow that runs in a thread."""
 
     rate = 0.0
-    """In the end."""
+    """Rate at the end."""
 
     def __init__(self, broker: Broker, count: int) -> None:
         self.failed: Exception | None = None
@@ -150,14 +157,14 @@ class _Flow:
         except Exception as error:
             self.failed = error
 
-    def lasts(self) -> bool:
+    def is_running(self) -> bool:
         return self.thread.is_alive()
 
 
 @contextmanager
-def _flowing(broker: Broker, count: int) -> Iterator[_Flow]:
-    """A flow that has ended, and was verified, behind the block."""
-    flow = _Flow(broker, count)
+def _running_flow(broker: Broker, count: int) -> Iterator[_BackgroundFlow]:
+    """Run a flow during the block; it has ended and is verified after the block."""
+    flow = _BackgroundFlow(broker, count)
     try:
         yield flow
     finally:
@@ -166,32 +173,32 @@ def _flowing(broker: Broker, count: int) -> Iterator[_Flow]:
         raise flow.failed
 
 
-def _slice(broker: Broker, accepted: Callable[[], int], looker: _Looker | None) -> Slice:
+def _slice(broker: Broker, accepted: Callable[[], int], poller: _HttpPoller | None) -> FlowSlice:
     first, began, cpu = accepted(), time.perf_counter(), _cpu_ns(broker.process.pid)
-    if looker is not None:
-        looker.look()
+    if poller is not None:
+        poller.poll()
     time.sleep(max(0.0, began + SLICE_S - time.perf_counter()))
     done, passed = accepted() - first, time.perf_counter() - began
     spent = _cpu_ns(broker.process.pid) - cpu
-    return Slice(done / passed, spent / max(done, 1) / 1000)
+    return FlowSlice(done / passed, spent / max(done, 1) / 1000)
 
 
 def _cpu_ns(pid: int) -> int:
-    """What a process has taken of processors, of all its threads that live."""
+    """Return the CPU time of a process's live threads."""
     tasks = Path(f"/proc/{pid}/task").glob("*/schedstat")
     return sum(int(task.read_text().split()[0]) for task in tasks)
 
 
 def _range_of_median(values: list[float]) -> str:
-    """Where the median of all such values is, at 95 %: by how many of so many coins fall so."""
+    """Return the 95 % confidence interval of the median, by the binomial distribution."""
     ordered, count = sorted(values), len(values)
     out = max(0, int((count - 1.96 * count**0.5) / 2))
     return f"median {ordered[out]:.3f} to {ordered[-1 - out]:.3f}"
 
 
 @contextmanager
-def _served(*arguments: str) -> Iterator[tuple[Broker, str]]:
-    """A server, and where its HTTP door is."""
+def _server_with_http(*arguments: str) -> Iterator[tuple[Broker, str]]:
+    """Run a server. Yield it with the address of its HTTP listener."""
     command = [*SERVE, "--host", HOST, "--port", "0", "--no-nats", *arguments]
     with Process("simplebus", command, directory=REPOSITORY) as process:
         ready = process.wait_for_line("simplebus ready", timeout_s=START_S)
@@ -202,7 +209,7 @@ def _served(*arguments: str) -> Iterator[tuple[Broker, str]]:
 
 
 def _fill(port: int) -> None:
-    """Have classes with something in each."""
+    """Create classes with messages and durables."""
     with simplebus.connect_blocking(f"simplebus://{HOST}:{port}", name="load") as bus:
         for number in range(CLASSES):
             with bus.subscribe(f"watched-{number}", durable="load"):
@@ -210,15 +217,15 @@ def _fill(port: int) -> None:
         bus.flush()
 
 
-class _Looker:
-    """Asks, on one connection, as Prometheus and the page do."""
+class _HttpPoller:
+    """Keep-alive HTTP connection, like Prometheus and the page."""
 
-    def __init__(self, at: str, path: str) -> None:
-        self._connection = http.client.HTTPConnection(at, timeout=20)
+    def __init__(self, address: str, path: str) -> None:
+        self._connection = http.client.HTTPConnection(address, timeout=20)
         self._path = path
         self._next = 0
 
-    def look(self) -> str:
+    def poll(self) -> str:
         self._connection.request("GET", self._path.format(next=self._next))
         answer = self._connection.getresponse()
         body = answer.read()
@@ -230,31 +237,31 @@ class _Looker:
         return body.decode()
 
 
-def _cost(broker: Broker, at: str, path: str, looks: int) -> float:
-    """How much of a processor one look every second takes of an idle server, in per cent: what it
-    takes while somebody looks, without what it takes by itself."""
-    looker, passed = _Looker(at, path), looks * PAUSE_S
-    looker.look()  # The first one on a connection.
+def _poll_share_idle(broker: Broker, address: str, path: str, polls: int) -> float:
+    """Return the percentage of a CPU that one request per second costs an idle server."""
+    poller, passed = _HttpPoller(address, path), polls * POLL_INTERVAL_S
+    poller.poll()  # The first one on a connection.
     before = _cpu_ns(broker.process.pid)
     time.sleep(passed)
     idle = _cpu_ns(broker.process.pid) - before
     before = _cpu_ns(broker.process.pid)
-    for _ in range(looks):
+    for _ in range(polls):
         began = time.perf_counter()
-        looker.look()
-        time.sleep(max(0.0, began + PAUSE_S - time.perf_counter()))
+        poller.poll()
+        time.sleep(max(0.0, began + POLL_INTERVAL_S - time.perf_counter()))
     spent = _cpu_ns(broker.process.pid) - before
-    return 100e-9 * (spent - idle) / looks
+    return 100e-9 * (spent - idle) / polls
 
 
-def _spent(broker: Broker, at: str, path: str, looks: int, rate: float) -> float:
-    """How much of a processor the event loop spends on answering one look every second, in per
-    cent, while messages flow at full speed."""
-    scrape, looker = _Looker(at, METRICS), _Looker(at, path)
+def _poll_share_under_load(
+    broker: Broker, address: str, path: str, polls: int, rate: float
+) -> float:
+    """Return the percentage of the event loop's time for one request per second at full speed."""
+    scrape, poller = _HttpPoller(address, METRICS), _HttpPoller(address, path)
 
     def spent() -> float:
         """So far; of itself, what it was before."""
-        found = SPENT.search(scrape.look())
+        found = SPENT.search(scrape.poll())
         if found is None:
             raise LoadError(f"{METRICS} says nothing of what answers cost")
         return float(found[1])
@@ -262,17 +269,17 @@ def _spent(broker: Broker, at: str, path: str, looks: int, rate: float) -> float
     def passed(count: int, *, is_looking: bool) -> float:
         began = spent()
         for _ in range(count):
-            time.sleep(PAUSE_S)
+            time.sleep(POLL_INTERVAL_S)
             if is_looking:
-                looker.look()
-        time.sleep(PAUSE_S)
+                poller.poll()
+        time.sleep(POLL_INTERVAL_S)
         return spent() - began
 
     for spare in (SPARE, 2 * SPARE, 4 * SPARE):  # It may be faster than it was.
-        with _flowing(broker, int((2 * looks + 4) * PAUSE_S * rate * spare)) as flow:
-            idle = passed(looks, is_looking=False)
-            busy = passed(looks, is_looking=True)
-            is_whole = flow.lasts()
+        with _running_flow(broker, int((2 * polls + 4) * POLL_INTERVAL_S * rate * spare)) as flow:
+            idle = passed(polls, is_looking=False)
+            busy = passed(polls, is_looking=True)
+            is_whole = flow.is_running()
         if is_whole:
-            return 100 * (busy - idle) / looks
+            return 100 * (busy - idle) / polls
     raise LoadError("the flow was over before its looks")

@@ -1,10 +1,9 @@
-"""The NATS door beside nats-server: what an idle connection costs, and what many subscriptions do.
+"""NATS listener against nats-server: memory of idle connections, and rate with many subscriptions.
 
-Rule 1: both servers are asked the same, by the same bytes, in turn.
-Rule 2: every message of a rate is one that came where it had to: what arrives is compared, message
-by message and subscription by subscription, with what the patterns say.
-Rule 3: as subscriptions grow, so do sites, and what a name matches stays alike: the figures tell
-what the number of subscriptions costs, not what more deliveries would.
+    python load/run.py nats-idle nats-matching
+
+Both servers get the same bytes, in turn. Every delivery is compared with what the patterns select.
+As subscriptions grow, so does the number of sites, while a name matches about as many of them.
 """
 
 from __future__ import annotations
@@ -17,12 +16,12 @@ from collections import Counter
 from contextlib import ExitStack, closing
 from random import Random
 
-from load.brokers import HOST, OURS, Broker, is_available, running
-from load.matching import METERS_A_SITE, NAMES, literal, mixed
-from load.measure import Manner
+from load.brokers import HOST, SIMPLEBUS_KINDS, Broker, is_available, running
+from load.measure import RunOptions
 from load.memory import CONNECTIONS, DESCRIPTORS, KB, MB, QUICK_PART, raise_descriptor_limit
 from load.processes import LoadError
 from load.report import Row
+from load.subscription_matching import METERS_A_SITE, NAMES, literal_pattern, mixed_pattern
 
 DOORS = {"simplebus-nats": "simplebus", "nats": "nats-server"}
 CONNECT = b'CONNECT {"verbose":false,"pedantic":false,"lang":"load","protocol":1}\r\nPING\r\n'
@@ -36,13 +35,13 @@ PIECE = 1 << 18
 DELIVERY = re.compile(rb"MSG (\S+) (\d+) 0\r\n\r\n")
 
 
-def doors() -> dict[str, str]:
+def servers() -> dict[str, str]:
     """Those that are here."""
     return {kind: name for kind, name in DOORS.items() if is_available(kind)}
 
 
 class Client:
-    """A connection that has said CONNECT and heard PONG."""
+    """Connection after CONNECT and PONG."""
 
     def __init__(self, broker: Broker) -> None:
         self.socket = socket.create_connection((HOST, broker.port), timeout=TIMEOUT_S)
@@ -51,7 +50,7 @@ class Client:
         self.settle()
 
     def settle(self, pings: bytes = b"") -> None:
-        """Whatever was said before is obeyed."""
+        """Wait until the server has processed everything sent before."""
         if pings:
             self.socket.sendall(pings)
         while b"PONG\r\n" not in self.received:
@@ -70,13 +69,13 @@ class Client:
 # Idle connections --------------------------------------------------------------------------------
 
 
-def idle(manner: Manner) -> list[Row]:
-    """What each server grows by for one connection that says nothing."""
+def idle(run_options: RunOptions) -> list[Row]:
+    """Return each server's memory growth per idle connection."""
     raise_descriptor_limit(DESCRIPTORS)
-    count = CONNECTIONS // (QUICK_PART if manner.quick else 1)
+    count = CONNECTIONS // (QUICK_PART if run_options.quick else 1)
     rows = []
-    for kind, name in doors().items():
-        with running(kind, server_args=_args(kind, manner)) as broker, ExitStack() as stack:
+    for kind, name in servers().items():
+        with running(kind, server_args=_args(kind, run_options)) as broker, ExitStack() as stack:
             _connect(stack, broker, FIRST)
             before = broker.process.memory_bytes()
             _connect(stack, broker, count)
@@ -95,16 +94,18 @@ def _connect(stack: ExitStack, broker: Broker, count: int) -> None:
 # Many subscriptions ------------------------------------------------------------------------------
 
 
-def matching(manner: Manner) -> list[Row]:
-    """Rates with more and more subscriptions, each against that with the fewest."""
-    counts = QUICK_COUNTS if manner.quick else COUNTS
+def matching(run_options: RunOptions) -> list[Row]:
+    """Return rates with growing numbers of subscriptions, against the smallest number."""
+    counts = QUICK_COUNTS if run_options.quick else COUNTS
     rows = []
-    for kind, name in doors().items():
+    for kind, name in servers().items():
         few: list[float] = []
         any_of_all: list[float] = []
         for count in counts:
-            with running(kind, server_args=_args(kind, manner)) as broker:
-                one, other = rates(broker, count, MESSAGES // (QUICK_PART if manner.quick else 1))
+            with running(kind, server_args=_args(kind, run_options)) as broker:
+                one, other = rates(
+                    broker, count, MESSAGES // (QUICK_PART if run_options.quick else 1)
+                )
                 few.append(one)
                 any_of_all.append(other)
                 taken = broker.process.memory_bytes() / MB
@@ -120,24 +121,24 @@ def _row(title: str, values: list[float], unit: str, note: str) -> Row:
     return Row("nats-matching", title, values, unit, note=note)
 
 
-def _args(kind: str, manner: Manner) -> tuple[str, ...]:
-    return manner.server_args if kind in OURS else ()
+def _args(kind: str, run_options: RunOptions) -> tuple[str, ...]:
+    return run_options.server_args if kind in SIMPLEBUS_KINDS else ()
 
 
 def pattern(number: int) -> str:
-    """Of a subscription, as NATS says it."""
-    return mixed(number).replace("#", ">")
+    """Return a subscription's pattern in NATS syntax."""
+    return mixed_pattern(number).replace("#", ">")
 
 
-def takers() -> dict[int, list[int]]:
-    """Which subscriptions, of a site's eight, get what meter m of a whole site reads."""
+def matching_subscriptions() -> dict[int, list[int]]:
+    """Return which of a site's eight subscriptions match each meter."""
     return {
-        meter: [at for at in range(METERS_A_SITE) if _takes(at, meter)]
+        meter: [at for at in range(METERS_A_SITE) if _matches(at, meter)]
         for meter in range(METERS_A_SITE)
     }
 
 
-def _takes(at: int, meter: int) -> bool:
+def _matches(at: int, meter: int) -> bool:
     if at == 5:
         return True
     if at == 6:
@@ -146,12 +147,12 @@ def _takes(at: int, meter: int) -> bool:
 
 
 def expected(numbers: list[int], count: int) -> Counter[tuple[bytes, int]]:
-    """How often each subscription, by its number, gets each subject."""
-    of = takers()
+    """Return how often each subscription gets each subject."""
+    of = matching_subscriptions()
     found: Counter[tuple[bytes, int]] = Counter()
     for number in numbers:
         site, meter = divmod(number, METERS_A_SITE)
-        subject = literal(number).encode()
+        subject = literal_pattern(number).encode()
         for at in of[meter]:
             if (taker := site * METERS_A_SITE + at) < count:
                 found[subject, taker] += 1
@@ -159,8 +160,9 @@ def expected(numbers: list[int], count: int) -> Counter[tuple[bytes, int]]:
 
 
 def rates(broker: Broker, count: int, messages: int) -> tuple[float, float]:
-    """Verified deliveries a second: to NAMES subjects drawn from those subscribed to, and then to
-    any of them."""
+    """Return verified deliveries per second: to NAMES random subscribed subjects, and to any of
+    them.
+    """
     random = Random(count)
     with closing(Client(broker)) as subscriber, closing(Client(broker)) as publisher:
         for first in range(0, count, SUBSCRIBED_AT_ONCE):
@@ -174,8 +176,8 @@ def rates(broker: Broker, count: int, messages: int) -> tuple[float, float]:
 
 
 def _rate(publisher: Client, subscriber: Client, count: int, numbers: list[int]) -> float:
-    """Verified deliveries a second of one message to each of these numbers' subjects."""
-    wire = b"".join(b"PUB %b 0\r\n\r\n" % literal(n).encode() for n in numbers)
+    """Return verified deliveries per second of one message to each of these subjects."""
+    wire = b"".join(b"PUB %b 0\r\n\r\n" % literal_pattern(n).encode() for n in numbers)
     wanted = expected(numbers, count)
     size = sum(len(b"MSG %b %d 0\r\n\r\n" % key) * times for key, times in wanted.items())
     begun = time.monotonic()
@@ -191,7 +193,7 @@ def _rate(publisher: Client, subscriber: Client, count: int, numbers: list[int])
 
 
 def _exchange(publisher: socket.socket, wire: bytes, subscriber: socket.socket, size: int) -> bytes:
-    """Sends one and reads so many bytes of the other, neither waiting for the other."""
+    """Send to one socket while reading `size` bytes of another."""
     publisher.setblocking(False)
     pieces, held, unsent = [], 0, memoryview(wire)
     while held < size:

@@ -1,8 +1,7 @@
-"""Ports for programs that are killed and come back where they were, or whom others know before.
+"""Free ports for programs that are restarted at the same port, or whose port must be known before.
 
-Rule 1: none is given twice while anybody may still want it, whoever asks: the next one is written
-in a file that all runs of this user share.
-Rule 2: none is of those that the system gives to connections and to who asks for any.
+Ports are handed out in turn through a file shared by all runs of this user, so that none is reused
+soon. They are outside the range of ephemeral ports.
 """
 
 from __future__ import annotations
@@ -15,12 +14,12 @@ from pathlib import Path
 
 HOST = "127.0.0.1"
 _LOWEST = 10_000
-"""Those of services lie below."""
+"""Ports below are used by services."""
 _RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports of HOST at which nobody listens. Raises OSError where all are somebody's."""
+    """Return free ports of HOST. Raises OSError if there are too few."""
     found: list[int] = []
     candidates = _candidates()
     file = Path(tempfile.gettempdir()) / f"simplebus-ports-{os.getuid()}"
@@ -44,12 +43,12 @@ def free_ports(count: int) -> list[int]:
 
 
 def free_port() -> int:
-    """One of them."""
+    """Return one free port."""
     return free_ports(1)[0]
 
 
 def _candidates() -> range:
-    """The longer of what lies below and above those of the system; all, where these are all."""
+    """Return the longer range below or above the ephemeral ports; all ports if there is none."""
     first, last = map(int, _RANGE.read_text().split())
     below, above = range(_LOWEST, first), range(last + 1, 1 << 16)
     return max(below, above, key=len) or range(_LOWEST, 1 << 16)

@@ -1,10 +1,9 @@
-"""Cuts the power of a directory: what was not synced is gone, as far as a disk likes.
+"""Power cuts of a directory: unsynced data is lost, as far as a disk might lose it.
 
-Rule 1: what a process in `environment` has synced is there after the cut, byte for byte. What it
-has not may be there, whole, in part or not at all; chance decides, and a seed repeats it.
-Rule 2: the process is dead when its power is cut, and the directory is cut before the next one.
+Data that a process in `environment` has synced is kept byte for byte. Other data is kept, lost or
+torn at random, repeatably by a seed. The process must be dead when the power is cut.
 
-    disk/          the library that keeps what is safe (C), beside the directory: its `shadow`
+    disk/          preloaded library (C) that records synced data in a `shadow` beside the directory
 """
 
 from __future__ import annotations
@@ -24,20 +23,20 @@ _FOLDER = "/"
 
 
 @dataclass(frozen=True)
-class Power:
-    """Of one directory, and the shadow beside it."""
+class PowerCutDirectory:
+    """Directory and its shadow."""
 
     directory: Path
     shadow: Path
 
     @classmethod
-    def of(cls, directory: Path) -> Power:
+    def of(cls, directory: Path) -> PowerCutDirectory:
         """Its shadow lies beside it, on the same disk."""
         whole = directory.resolve()
         return cls(whole, whole.with_name(whole.name + ".shadow"))
 
     def environment(self) -> dict[str, str]:
-        """What a process needs so that its power can be cut."""
+        """Return the environment variables of a process whose power can be cut."""
         return {
             "LD_PRELOAD": str(disk()),
             "CUT_DIRECTORY": str(self.directory),
@@ -45,8 +44,10 @@ class Power:
         }
 
     def cut(self, chance: Random | None = None) -> None:
-        """Leave what was synced; and by chance, if there is one, parts of what was not: pages, one
-        of them torn, names that came, and names that went."""
+        """Restore the synced state; with `chance`, keep parts of the unsynced state.
+
+        These are pages, one of them torn, new names, and removed names.
+        """
         left = self.directory.with_name(self.directory.name + ".left")
         left.mkdir()
         self._cut_folder(left, "", chance, 0.0 if chance is None else chance.random())
@@ -55,12 +56,12 @@ class Power:
         left.rename(self.directory)
 
     def _cut_folder(self, left: Path, place: str, chance: Random | None, part: float) -> None:
-        """`part` of what is in doubt stays."""
+        """Keep the fraction `part` of unsynced changes."""
         here = self.directory / place
         names, written = self._synced_names(place), dict[str, str]()
         if chance is not None:
             written = _names_in(here)
-            names = mixed(names, written, chance, part)
+            names = mix_names(names, written, chance, part)
         by_key = {key: here / name for name, key in written.items()}
         for name, key in names.items():
             path = f"{place}/{name}".lstrip("/")
@@ -71,7 +72,7 @@ class Power:
             kept = self.shadow / "files" / key
             safe = kept.read_bytes() if kept.exists() else b""
             if chance is not None and key in by_key:
-                safe = torn(safe, by_key[key].read_bytes(), chance, part)
+                safe = mix_pages(safe, by_key[key].read_bytes(), chance, part)
             (left / name).write_bytes(safe)
 
     def _synced_names(self, place: str) -> dict[str, str]:
@@ -82,10 +83,10 @@ class Power:
         return {name: key for key, _, name in lines}
 
 
-def mixed(
+def mix_names(
     synced: dict[str, str], written: dict[str, str], chance: Random, part: float
 ) -> dict[str, str]:
-    """Names that came or went since, in part. What has another name has one of the two."""
+    """Return a random mix of synced and current names. A renamed file has one of both names."""
     names = dict(synced)
     former = {key: name for name, key in synced.items() if key != _FOLDER}
     for name, key in written.items():
@@ -101,8 +102,8 @@ def mixed(
     return names
 
 
-def torn(safe: bytes, written: bytes, chance: Random, part: float) -> bytes:
-    """Some of the pages that were written since, and one of them not whole."""
+def mix_pages(safe: bytes, written: bytes, chance: Random, part: float) -> bytes:
+    """Return a random mix of synced and written pages, one of them torn."""
     if safe == written:
         return safe
     size = len(written) if chance.random() < part else len(safe)

@@ -1,9 +1,8 @@
-"""A child process: its output, its CPU time, its memory, its end.
+"""Child process: output, CPU time, memory and end.
 
-Rule 1: whoever starts a process stops it, by its pid; a parent that dies takes its children along.
-Rule 2: every wait has a deadline, and running into it says what was waited for.
-Rule 3: to the kernel a child's parent is the thread that has started it. So one thread starts them
-all, which ends with the program.
+A child is stopped by its pid, and dies with its parent. Every wait has a deadline. One thread that
+ends with the program starts all children, because the kernel takes the starting thread for the
+parent.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ _STARTER = ThreadPoolExecutor(1, "starter of processes")
 
 
 class LoadError(Exception):
-    """A measurement that cannot be believed, or could not be made. The text is one sentence."""
+    """A measurement is invalid or failed. The text is one sentence."""
 
 
 def _die_with_parent() -> None:
@@ -37,9 +36,9 @@ def _die_with_parent() -> None:
 
 
 class Process:
-    """One child, stopped at the end of its `with` block.
+    """Child process, stopped at the end of its `with` block.
 
-    Its output goes to files, so that it can never block on a pipe.
+    Its output goes to files, so that it never blocks on a pipe.
     """
 
     def __init__(
@@ -69,13 +68,13 @@ class Process:
         return self._child.pid
 
     def output(self) -> str:
-        return _whole_text(self._output.fileno())
+        return _read_whole_lines(self._output.fileno())
 
     def errors(self) -> str:
-        return _whole_text(self._errors.fileno())
+        return _read_whole_lines(self._errors.fileno())
 
     def wait_for_line(self, words: str, *, timeout_s: float) -> str:
-        """The first whole line, of either output, that contains `words`."""
+        """Return the first complete line of either output that contains `words`."""
         deadline = time.monotonic() + timeout_s
         while True:
             ended = self._child.poll() is not None
@@ -91,7 +90,7 @@ class Process:
             time.sleep(POLL_S)
 
     def finish(self, *, timeout_s: float) -> str:
-        """Its output, once it has ended well."""
+        """Wait for a successful end, and return the output."""
         try:
             status = self._child.wait(timeout_s)
         except subprocess.TimeoutExpired:
@@ -105,7 +104,7 @@ class Process:
         return (self.errors().strip() or self.output().strip() or "it said nothing")[-600:]
 
     def stop(self) -> None:
-        """SIGTERM, then SIGKILL. Stopping what has ended changes nothing."""
+        """Stop by SIGTERM, then SIGKILL. Does nothing if the process has ended."""
         if self._child.poll() is None:
             self._child.send_signal(signal.SIGTERM)
             try:
@@ -118,12 +117,12 @@ class Process:
             self._errors.close()
 
     def kill(self) -> None:
-        """SIGKILL, and wait until it is dead. `stop` is still to be called."""
+        """Kill by SIGKILL and wait for the end. `stop` must still be called."""
         self._child.kill()
         self._child.wait(STOP_S)
 
     def cpu_s(self) -> float:
-        """User and system time of all its threads, those that have ended included."""
+        """Return user and system time of all threads, including ended ones."""
         fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / TICKS_PER_S
 
@@ -131,11 +130,11 @@ class Process:
         return self._status_bytes("VmRSS")
 
     def descriptors(self) -> int:
-        """How many files and sockets it has open."""
+        """Return the number of open files and sockets."""
         return len(os.listdir(f"/proc/{self.pid}/fd"))
 
     def reset_peak_memory(self) -> None:
-        """From here the peak counts anew, where the kernel allows it."""
+        """Reset the peak, if the kernel allows it."""
         with contextlib.suppress(OSError):
             Path(f"/proc/{self.pid}/clear_refs").write_text("5")
 
@@ -149,5 +148,5 @@ class Process:
         raise LoadError(f"/proc says nothing of {self.name}'s {field}")
 
 
-def _whole_text(handle: int) -> str:
+def _read_whole_lines(handle: int) -> str:
     return os.pread(handle, os.fstat(handle).st_size, 0).decode(errors="replace")

@@ -1,4 +1,4 @@
-"""Clients of this process, for scenarios that kill their servers."""
+"""Clients that reconnect at once, for scenarios that kill servers."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from simplebus.client import reconnect
 
 
 @contextmanager
-def quick_clients() -> Iterator[None]:
-    """They come back at once, and say nothing of it."""
+def quick_reconnects() -> Iterator[None]:
+    """Reconnect without backoff and without logging, for the duration of a block."""
     log, before = logging.getLogger("simplebus"), reconnect.STABLE_CONNECTION_SECONDS
     level = log.level
     log.setLevel(logging.CRITICAL)

@@ -1,7 +1,7 @@
-"""From samples to figures: medians, spreads, ratios, the tables and the JSON.
+"""Report of a run: medians, spreads, ratios, tables and JSON.
 
-Rule 1: a ratio is taken within a round and the median of those is told; never a ratio of medians.
-Rule 2: beside every median stands its spread, least to most.
+A ratio is the median of the ratios of single rounds, never a ratio of medians. Every median has its
+minimum and maximum beside it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ CORES_WANTED = 3  # Publisher, broker and subscriber, each with its own.
 
 @dataclass(frozen=True)
 class Target:
-    """A wish: a quantity of one variant, or its ratio to another's in the same round."""
+    """Wanted value of a quantity of one variant, or of its ratio to another variant in the same
+    round.
+    """
 
     title: str
     of: str
@@ -40,7 +42,7 @@ class Target:
 
 @dataclass(frozen=True)
 class Row:
-    """One claim: what was found, and what was wanted."""
+    """Measured and wanted value of one claim."""
 
     scenario: str
     title: str
@@ -122,7 +124,9 @@ class Report:
         colors = {"reached": "green", "at least": "cyan", "missed": "red", "": "dim"}
         for row in self.rows:
             values = [format_number(value) + " " + row.unit for value in (row.median,)]
-            wishes = ["" if wish is None else format_number(wish) for wish in (row.at_least, row.reach)]
+            wishes = [
+                "" if wish is None else format_number(wish) for wish in (row.at_least, row.reach)
+            ]
             color = colors[row.verdict]
             title = f"{row.title} ({row.note})" if row.note else row.title
             table.add_row(
@@ -156,7 +160,7 @@ def spread(values: Sequence[float]) -> str:
 def ratios(
     samples: Sequence[Sample], against: Sequence[Sample] | None, quantity: str
 ) -> list[float]:
-    """The quantity, round by round, as it is or divided by another variant's."""
+    """Return the quantity by round, divided by the other variant's if there is one."""
     values = [float(getattr(sample, quantity)) for sample in samples]
     if against is None:
         return values

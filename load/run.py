@@ -1,8 +1,7 @@
-"""Runs the load: `python load/run.py [SCENARIO ...] [--quick] [--json FILE] [--traces DIR]`.
+"""Command line of the load programs: `python load/run.py [SCENARIO ...] [--quick] [--json FILE]`.
 
-Rule 1: within a round every variant of a scenario is measured once, one after the other, and the
-next round begins again: a machine that slows down slows them all.
-Rule 2: a scenario that fails is told as failed, with its sentence, and the run ends with status 1.
+Each round measures every variant of a scenario once, in turn, so that a machine that slows down
+slows all of them. A failed scenario is reported, and the run exits with status 1.
 """
 
 from __future__ import annotations
@@ -22,9 +21,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # So that it runs by its path.
 
-from load.brokers import OURS, Broker, is_available, running, versions
+from load.brokers import SIMPLEBUS_KINDS, Broker, is_available, running, versions
 from load.generators import program
-from load.measure import Manner, RoundTrips, Sample, measure
+from load.measure import RoundTrips, RunOptions, Sample, measure
 from load.processes import LoadError
 from load.report import Report, Row, core_warning, ratios
 from load.scenarios import SCENARIOS, Scenario, Variant
@@ -40,17 +39,17 @@ WIDTH = 110  # Of the tables, where there is no terminal to ask.
 
 
 class Runner:
-    """One scenario's rounds."""
+    """Runs the rounds of one scenario after the other."""
 
     def __init__(
-        self, report: Report, progress: Progress, manner: Manner, traces: Path | None
+        self, report: Report, progress: Progress, run_options: RunOptions, traces: Path | None
     ) -> None:
         self.traces = traces
         self.report = report
         self.progress = progress
-        self.manner = manner
-        self.rounds = manner.rounds
-        self.part = QUICK_PART if manner.quick else 1.0
+        self.manner = run_options
+        self.rounds = run_options.rounds
+        self.part = QUICK_PART if run_options.quick else 1.0
 
     def run(self, scenario: Scenario) -> None:
         if scenario.special:
@@ -61,7 +60,7 @@ class Runner:
             self._run_variants(scenario)
 
     def _run_variants(self, scenario: Scenario) -> None:
-        variants = [variant for variant in scenario.variants if self._is_there(variant)]
+        variants = [variant for variant in scenario.variants if self._is_available(variant)]
         task = self.progress.add_task(scenario.title, total=(self.rounds + 1) * len(variants))
         samples: dict[str, list[Sample]] = {variant.name: [] for variant in variants}
         with ExitStack() as stack:
@@ -87,7 +86,7 @@ class Runner:
 
     @contextmanager
     def _tracing(self, scenario: str, variant: str, turn: int) -> Iterator[Tracer | None]:
-        """What is measured in the block leaves a file with the traces, if there are to be any."""
+        """Write the traces of the measurement in the block, if `--traces` is given."""
         if self.traces is None:
             yield None
             return
@@ -98,9 +97,9 @@ class Runner:
         write_table(self.traces, table, scenario, variant, turn)
 
     def _args_for(self, kind: str) -> tuple[str, ...]:
-        return self.manner.server_args if kind in OURS else ()
+        return self.manner.server_args if kind in SIMPLEBUS_KINDS else ()
 
-    def _is_there(self, variant: Variant) -> bool:
+    def _is_available(self, variant: Variant) -> bool:
         if is_available(variant.kind):
             return True
         note = f"{variant.kind} is not installed: what compares with it is skipped"
@@ -109,7 +108,7 @@ class Runner:
         return False
 
     def _warm_up(self, broker: Broker, variant: Variant) -> float:
-        """Two short measurements, the second guided by the first; the rate they saw."""
+        """Run two short measurements, the second sized by the first. Return the rate."""
         trips = isinstance(variant.work, RoundTrips)
         first = _measured(broker, variant, FIRST_COUNT["trips" if trips else "flow"])
         return _measured(broker, variant, int(first.rate * WARM_UP_S)).rate
@@ -120,7 +119,7 @@ def _measured(broker: Broker, variant: Variant, count: int, tracer: Tracer | Non
     try:
         return measure(broker, variant.protocol, variant.work, count=count, tracer=tracer)
     except LoadError as error:
-        last = broker.process.errors().strip()[-400:] if broker.kind in OURS else ""
+        last = broker.process.errors().strip()[-400:] if broker.kind in SIMPLEBUS_KINDS else ""
         said = f"; the server said: {last}" if last else ""
         raise LoadError(f"{variant.name}: {error}{said}") from error
 
@@ -145,7 +144,7 @@ def _rows(scenario: Scenario, samples: dict[str, list[Sample]]) -> list[Row]:
     return rows
 
 
-def _chosen(names: list[str]) -> list[Scenario]:
+def _select(names: list[str]) -> list[Scenario]:
     known = {scenario.name: scenario for scenario in SCENARIOS}
     chosen: dict[str, Scenario] = {}
     for name in names or [each.name for each in SCENARIOS if not each.is_long]:
@@ -174,13 +173,13 @@ def main(
     minutes: Annotated[float, typer.Option(min=0, help="That a soak takes; 5 by default.")] = 0.0,
     server_args: Annotated[str, typer.Option(help="More arguments of `simplebus serve`.")] = "",
 ) -> None:
-    """Measure simplebus and its peers in turn, and compare with what was wanted."""
+    """Measure simplebus and its peers in turn, and compare the results with the targets."""
     console = Console()
     if not console.is_terminal:
         console = Console(width=WIDTH)
-    scenarios = _chosen(names or [])
+    scenarios = _select(names or [])
     rounds = rounds or (QUICK_ROUNDS if quick else ROUNDS)
-    manner = Manner(rounds, quick, tuple(shlex.split(server_args)), seed, minutes)
+    run_options = RunOptions(rounds, quick, tuple(shlex.split(server_args)), seed, minutes)
     try:
         if traces:
             prepare(traces)
@@ -197,7 +196,7 @@ def main(
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     failed = False
     with Progress(*columns, TimeElapsedColumn(), console=console) as progress:
-        runner = Runner(report, progress, manner, traces)
+        runner = Runner(report, progress, run_options, traces)
         for scenario in scenarios:
             try:
                 runner.run(scenario)

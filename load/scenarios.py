@@ -1,7 +1,6 @@
-"""What is measured, against what, and what is wanted.
+"""Table of scenarios: variants, what they are compared with, and the wanted values.
 
-Rule 1: this file is a table. A new claim is a new row here; how to measure is elsewhere.
-Rule 2: every target compares within one round, so that a noisy machine disturbs both sides.
+Every target compares within one round, so that a noisy machine affects both sides.
 """
 
 from __future__ import annotations
@@ -10,23 +9,23 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from load import (
-    attack,
     bridge,
+    connection_attack,
     connections,
-    durable,
+    durability,
     engine_kills,
     kills,
     memory,
-    modules,
+    module_bus,
     monitor,
-    nats_door,
+    nats_scaling,
     partitions,
     sdk,
-    security,
     soak,
     spark,
+    tls_and_permissions,
 )
-from load.measure import Flow, Manner, RoundTrips
+from load.measure import Flow, RoundTrips, RunOptions
 from load.report import Row, Target
 
 FULL_S = 2.0  # What one measurement of a subject should take,
@@ -37,7 +36,7 @@ ENVELOPES = Flow(size_bytes=128, channel="load.flow.1")
 
 @dataclass(frozen=True)
 class Variant:
-    """One thing measured in every round of a scenario."""
+    """Configuration measured in every round of a scenario."""
 
     name: str
     kind: str
@@ -52,10 +51,10 @@ class Scenario:
     title: str
     variants: tuple[Variant, ...] = ()
     targets: tuple[Target, ...] = ()
-    special: Callable[[Manner], list[Row]] | None = None
-    """Measures in its own way."""
+    special: Callable[[RunOptions], list[Row]] | None = None
+    """Function that measures the scenario, instead of variants."""
     is_long: bool = False
-    """Takes part only when it is asked for by its name."""
+    """True if the scenario runs only when it is named on the command line."""
 
 
 def _simplebus(name: str, work: Flow | RoundTrips) -> Variant:
@@ -70,24 +69,24 @@ def _nats(work: Flow | RoundTrips) -> Variant:
     return Variant("nats core", "nats", "nats", work)
 
 
-def _door(work: Flow | RoundTrips) -> Variant:
+def _simplebus_nats(work: Flow | RoundTrips) -> Variant:
     return Variant("simplebus", "simplebus-nats", "nats", work)
 
 
 def _nats_flow(
     name: str, title: str, flow: Flow, at_least: float | None, reach: float | None
 ) -> Scenario:
-    """The NATS door and nats-server, each with the same bytes."""
+    """Compare the NATS listener with nats-server, by the same bytes."""
     return Scenario(
         f"nats-{name}",
         f"NATS clients: {title}",
-        (_door(flow), _nats(flow)),
+        (_simplebus_nats(flow), _nats(flow)),
         (Target(f"NATS, {title}", "simplebus", "nats core", at_least, reach),),
     )
 
 
 def _peers(flow: Flow, seconds: float) -> tuple[Variant, ...]:
-    """Others that are shown beside, and what they acknowledge."""
+    """Return further peers, shown without a target."""
     return (
         Variant(
             "JetStream, acks of 500",
@@ -128,8 +127,7 @@ def _one_to_one(size_bytes: int, at_least: float, reach: float) -> Scenario:
 
 
 def _journal(size_bytes: int) -> Scenario:
-    """Confirmed publishing by where a message is when it is confirmed; each variant with the acks
-    that suit it best."""
+    """Compare durability levels of confirms. Each variant has the acks that suit it best."""
     flow = Flow(size_bytes=size_bytes)
     files = replace(flow, ack_every=500, storage="file")
     title = f"{size_bytes} B, confirmed"
@@ -165,11 +163,14 @@ def _journal(size_bytes: int) -> Scenario:
 
 
 def _engine(size_bytes: int) -> Scenario:
-    """A door before JetStream, and JetStream driven directly; both confirm each message, which is
-    in a file then, and have each acknowledged, but for one that acknowledges 500 at once. Of a
-    publisher with a name each message has an id by which it is stored once, on either way. A door
-    has what is acknowledged removed; JetStream alone does so in one variant, and keeps all of it in
-    the others."""
+    """Compare a stateless server before JetStream with JetStream itself.
+
+    Both confirm each message after it is in a file, and each message is acked; one variant acks
+    500 at
+    once. With a publisher name each message has an id for deduplication. The stateless server
+    removes
+    acked messages; JetStream does so in one variant only.
+    """
     flow = Flow(size_bytes=size_bytes, storage="file")
     at_once, known = replace(flow, ack_every=500), replace(flow, name="load")
     removed = replace(at_once, retention="interest")
@@ -314,7 +315,7 @@ SCENARIOS = (
     Scenario(
         "nats-latency",
         "NATS clients: 16 B, one message in flight",
-        (_door(RoundTrips()), _nats(RoundTrips())),
+        (_simplebus_nats(RoundTrips()), _nats(RoundTrips())),
         tuple(
             Target(
                 f"NATS, latency {quantile}",
@@ -328,14 +329,14 @@ SCENARIOS = (
             for quantile, at_least, reach in (("p50", 2.5, 1.3), ("p99", None, None))
         ),
     ),
-    Scenario("nats-idle", "NATS clients that say nothing", special=nats_door.idle),
-    Scenario("nats-matching", "many NATS subscriptions", special=nats_door.matching),
+    Scenario("nats-idle", "NATS clients that say nothing", special=nats_scaling.idle),
+    Scenario("nats-matching", "many NATS subscriptions", special=nats_scaling.matching),
     _journal(16),
     _journal(128),
     _engine(16),
     _engine(128),
-    Scenario("journal-latency", "how long a confirm takes", special=durable.latency),
-    Scenario("backlog", "messages that nobody acknowledges", special=durable.backlog),
+    Scenario("journal-latency", "how long a confirm takes", special=durability.latency),
+    Scenario("backlog", "messages that nobody acknowledges", special=durability.backlog),
     Scenario("kills", "servers that are killed under load", special=kills.run, is_long=True),
     Scenario(
         "engine-kills",
@@ -352,12 +353,12 @@ SCENARIOS = (
     Scenario("soak", "random work, and what memory stays", special=soak.run, is_long=True),
     Scenario("connections", "ten thousand connections", special=connections.run),
     Scenario("monitor", "what it costs to be watched", special=monitor.run),
-    Scenario("tls", "128 B over TLS 1.3", special=security.tls),
-    Scenario("permissions", "what permissions cost", special=security.permissions),
-    Scenario("attack", "an attack on a server under load", special=attack.run),
+    Scenario("tls", "128 B over TLS 1.3", special=tls_and_permissions.tls),
+    Scenario("permissions", "what permissions cost", special=tls_and_permissions.permissions),
+    Scenario("attack", "an attack on a server under load", special=connection_attack.run),
     Scenario("bridge", "from bus to bus, and to NATS", special=bridge.run),
     Scenario("sdk", "Python programs, beside those of nats-py", special=sdk.run),
-    Scenario("modules", "modules of one process", special=modules.run),
+    Scenario("modules", "modules of one process", special=module_bus.run),
     Scenario("memory", "memory of the server", special=memory.run),
     Scenario("spark", "into Spark and out of it, beside Parquet files", special=spark.run),
 )

@@ -1,9 +1,10 @@
-"""What Python programs get from simplebus, beside what they get from nats-py.
+"""Python programs with simplebus, against programs with nats-py.
 
-Rule 1: publisher and subscriber are processes of their own; every message is verified by whoever
-receives it, each is acknowledged, and each is confirmed to its publisher before the clock stops.
-Rule 2: within a round everything is measured once, one after the other, with as many messages as
-its rate of the round before promises to last for MEASURE_S. The first round is not reported.
+    python load/run.py sdk
+
+Publisher and subscriber are processes. Every message is verified, acked, and confirmed to its
+publisher before the clock stops. Each round measures everything once, with as many messages as last
+for MEASURE_S at the previous rate. The first round is not reported.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from pathlib import Path
 from load.brokers import REPOSITORY, Broker, is_available, running
 from load.generators import Generator, program
 from load.jetstream import DELIVER, stream
-from load.measure import Manner, probe_nothing_in_flight
+from load.measure import RunOptions, probe_nothing_in_flight
 from load.processes import LoadError, Process
 from load.report import Row, Target
 from load.sdk_job import CLASS, TYPED_CLASS, Job
@@ -37,8 +38,8 @@ JET_SUBJECT = "load.js.1"
 US = 1e6
 
 
-class Bench:
-    """The brokers and payloads of a run."""
+class SdkEnvironment:
+    """Brokers and payloads of a run."""
 
     def __init__(self, brokers: dict[str, Broker], blocks: dict[int, Path]) -> None:
         self.brokers = brokers
@@ -50,7 +51,7 @@ class Bench:
 
 
 class Program(Process):
-    """One Python program."""
+    """Python program under test."""
 
     def __init__(self, module: str, job: Job) -> None:
         name = f"{module}, {job.role} under {job.backend}"
@@ -69,7 +70,7 @@ Side = Program | Generator
 
 
 def _rate(count: int, subscriber: Side, publish: Callable[[], Side]) -> float:
-    """Messages a second, from the first one published until all is confirmed and acknowledged."""
+    """Return messages per second, from the first published to all confirmed and acked."""
     with subscriber:
         subscriber.wait_ready()
         with publish() as publisher:
@@ -79,16 +80,16 @@ def _rate(count: int, subscriber: Side, publish: Callable[[], Side]) -> float:
 
 @dataclass(frozen=True)
 class Measure:
-    """One thing measured in every round. Called with a bench and a count, it gives a quantity."""
+    """Quantity measured in every round by `measure(environment, count)`."""
 
     name: str
-    take: Callable[[Bench, int], float]
+    measure: Callable[[SdkEnvironment, int], float]
     first_count: int
     unit: str = "msgs/s"
     kind: str = "simplebus"
 
     def next_count(self, value: float, seconds: float) -> int:
-        """How many to take next time."""
+        """Return the count of the next round."""
         rate = value if self.unit == "msgs/s" else US / value
         return max(COUNT_MIN, min(int(rate * seconds), COUNT_MAX))
 
@@ -103,44 +104,46 @@ def _flow(
     size_bytes: int = 16,
     backend: str = "trio",
     class_id: int = CLASS,
-) -> Callable[[Bench, int], float]:
-    """Python to Python."""
+) -> Callable[[SdkEnvironment, int], float]:
+    """Measure Python to Python."""
 
-    def take(bench: Bench, count: int) -> float:
-        jobs = [bench.job("simplebus", r, count, size_bytes, backend) for r in (receive, publish)]
+    def measure(environment: SdkEnvironment, count: int) -> float:
+        jobs = [
+            environment.job("simplebus", r, count, size_bytes, backend) for r in (receive, publish)
+        ]
         subscriber = Program("sdk_worker", jobs[0])
         rate = _rate(count, subscriber, lambda: Program("sdk_worker", jobs[1]))
-        probe_nothing_in_flight(bench.brokers["simplebus"], (class_id,))
+        probe_nothing_in_flight(environment.brokers["simplebus"], (class_id,))
         return rate
 
-    return take
+    return measure
 
 
-def _from_generator(receive: str) -> Callable[[Bench, int], float]:
-    """The publisher is the load generator."""
+def _from_generator(receive: str) -> Callable[[SdkEnvironment, int], float]:
+    """Measure a Python subscriber; the load generator publishes."""
 
-    def take(bench: Bench, count: int) -> float:
-        job = bench.job("simplebus", receive, count, 16)
+    def measure(environment: SdkEnvironment, count: int) -> float:
+        job = environment.job("simplebus", receive, count, 16)
         rate = _rate(
             count,
             Program("sdk_worker", job),
             lambda: _generator("publish", "simplebus-2", job.port, count),
         )
-        probe_nothing_in_flight(bench.brokers["simplebus"], (CLASS,))
+        probe_nothing_in_flight(environment.brokers["simplebus"], (CLASS,))
         return rate
 
-    return take
+    return measure
 
 
-def _to_generator(publish: str) -> Callable[[Bench, int], float]:
-    """The subscriber is the load generator."""
+def _to_generator(publish: str) -> Callable[[SdkEnvironment, int], float]:
+    """Measure a Python publisher; the load generator subscribes."""
 
-    def take(bench: Bench, count: int) -> float:
-        job = bench.job("simplebus", publish, count, 16)
+    def measure(environment: SdkEnvironment, count: int) -> float:
+        job = environment.job("simplebus", publish, count, 16)
         subscriber = _generator("subscribe", "simplebus-2", job.port, count)
         return _rate(count, subscriber, lambda: Program("sdk_worker", job))
 
-    return take
+    return measure
 
 
 def _generator(mode: str, protocol: str, port: int, count: int, **options: object) -> Generator:
@@ -148,45 +151,45 @@ def _generator(mode: str, protocol: str, port: int, count: int, **options: objec
     return Generator(mode, protocol, port, timeout_s=TIMEOUT_S, **options)
 
 
-def _requests(module: str, kind: str, backend: str) -> Callable[[Bench, int], float]:
-    """How long half of the requests take at most, in microseconds."""
+def _requests(module: str, kind: str, backend: str) -> Callable[[SdkEnvironment, int], float]:
+    """Measure the median latency of requests, in microseconds."""
 
-    def take(bench: Bench, count: int) -> float:
-        with Program(module, bench.job(kind, "answer", count, 16, backend)) as responder:
+    def measure(environment: SdkEnvironment, count: int) -> float:
+        with Program(module, environment.job(kind, "answer", count, 16, backend)) as responder:
             responder.wait_ready()
-            with Program(module, bench.job(kind, "ask", count, 16, backend)) as requester:
+            with Program(module, environment.job(kind, "ask", count, 16, backend)) as requester:
                 return requester.result()["p50_us"]
 
-    return take
+    return measure
 
 
 # nats-py -----------------------------------------------------------------------------------------
 
 
-def _core(size_bytes: int) -> Callable[[Bench, int], float]:
-    def take(bench: Bench, count: int) -> float:
-        jobs = [bench.job("nats", role, count, size_bytes) for role in ("receive", "publish")]
+def _core(size_bytes: int) -> Callable[[SdkEnvironment, int], float]:
+    def measure(environment: SdkEnvironment, count: int) -> float:
+        jobs = [environment.job("nats", role, count, size_bytes) for role in ("receive", "publish")]
         subscriber = Program("sdk_peer", jobs[0])
         return _rate(count, subscriber, lambda: Program("sdk_peer", jobs[1]))
 
-    return take
+    return measure
 
 
-def _jet(size_bytes: int) -> Callable[[Bench, int], float]:
-    def take(bench: Bench, count: int) -> float:
+def _jet(size_bytes: int) -> Callable[[SdkEnvironment, int], float]:
+    def measure(environment: SdkEnvironment, count: int) -> float:
         roles = ("jet_receive", "jet_publish")
-        jobs = [bench.job("nats", role, count, size_bytes) for role in roles]
-        with stream(bench.brokers["nats"], subjects=[JET_SUBJECT]):
+        jobs = [environment.job("nats", role, count, size_bytes) for role in roles]
+        with stream(environment.brokers["nats"], subjects=[JET_SUBJECT]):
             subscriber = Program("sdk_peer", jobs[0])
             return _rate(count, subscriber, lambda: Program("sdk_peer", jobs[1]))
 
-    return take
+    return measure
 
 
-def _jet_each(bench: Bench, count: int) -> float:
-    """To the load generator, like simplebus."""
-    job = bench.job("nats", "jet_publish_each", count, 16)
-    with stream(bench.brokers["nats"], subjects=[JET_SUBJECT], ack_all=False):
+def _jet_each(environment: SdkEnvironment, count: int) -> float:
+    """Measure confirmed publishing to JetStream; the load generator subscribes, as for simplebus."""
+    job = environment.job("nats", "jet_publish_each", count, 16)
+    with stream(environment.brokers["nats"], subjects=[JET_SUBJECT], ack_all=False):
         subscriber = _generator("subscribe", "nats-jetstream", job.port, count, deliver=DELIVER)
         return _rate(count, subscriber, lambda: Program("sdk_peer", job))
 
@@ -202,8 +205,8 @@ ONE_BY_ONE = "confirmed one by one"
 def measures() -> Iterator[Measure]:
     for size in SIZES:
         for backend in BACKENDS:
-            take = _flow("receive", "publish", size_bytes=size, backend=backend)
-            yield Measure(f"{size} B, {backend}", take, 100_000)
+            measure = _flow("receive", "publish", size_bytes=size, backend=backend)
+            yield Measure(f"{size} B, {backend}", measure, 100_000)
         yield Measure(f"{size} B, nats-py", _core(size), 20_000, kind="nats")
         yield Measure(f"{size} B, nats-py JetStream", _jet(size), 5_000, kind="nats")
     yield Measure(PUBLISHES, _to_generator("publish"), 100_000)
@@ -217,10 +220,10 @@ def measures() -> Iterator[Measure]:
     yield Measure(ONE_BY_ONE, _to_generator("publish_each"), COUNT_MIN)
     yield Measure(f"{ONE_BY_ONE}, nats-py JetStream", _jet_each, COUNT_MIN, kind="nats")
     for backend in BACKENDS:
-        take = _requests("sdk_worker", "simplebus", backend)
-        yield Measure(f"request p50, {backend}", take, COUNT_MIN, "us")
-    take = _requests("sdk_peer", "nats", "asyncio")
-    yield Measure("request p50, nats-py", take, COUNT_MIN, "us", kind="nats")
+        measure = _requests("sdk_worker", "simplebus", backend)
+        yield Measure(f"request p50, {backend}", measure, COUNT_MIN, "us")
+    measure = _requests("sdk_peer", "nats", "asyncio")
+    yield Measure("request p50, nats-py", measure, COUNT_MIN, "us", kind="nats")
 
 
 def _targets() -> Iterator[Target]:
@@ -251,24 +254,24 @@ def _targets() -> Iterator[Target]:
 
 
 @dataclass
-class _Taken:
-    """What one measure found so far."""
+class _MeasureState:
+    """Results of one measure so far."""
 
     measure: Measure
     count: int
     values: list[float] = field(default_factory=list)
 
 
-def run(manner: Manner) -> list[Row]:
-    """The rows of the scenario: every quantity as it is, then what is wanted of them."""
-    has_peer = peer_is_there()
+def run(run_options: RunOptions) -> list[Row]:
+    """Return the rows of the scenario: every quantity, then the targets."""
+    has_peer = is_peer_available()
     chosen = [one for one in measures() if has_peer or one.kind == "simplebus"]
-    seconds = MEASURE_S * (QUICK_PART if manner.quick else 1)
-    taken = {one.name: _Taken(one, one.first_count) for one in chosen}
-    with open_bench(manner, has_peer=has_peer) as bench:
-        for turn in range(1 + min(manner.rounds, ROUNDS_MAX)):
+    seconds = MEASURE_S * (QUICK_PART if run_options.quick else 1)
+    taken = {one.name: _MeasureState(one, one.first_count) for one in chosen}
+    with open_environment(run_options, has_peer=has_peer) as environment:
+        for turn in range(1 + min(run_options.rounds, ROUNDS_MAX)):
             for one in taken.values():
-                value = _value(one, bench)
+                value = _value(one, environment)
                 one.count = one.measure.next_count(value, seconds)
                 if turn > 0:
                     one.values.append(value)
@@ -295,43 +298,43 @@ def run(manner: Manner) -> list[Row]:
     return plain + wanted
 
 
-def _value(one: _Taken, bench: Bench) -> float:
+def _value(one: _MeasureState, environment: SdkEnvironment) -> float:
     try:
-        return one.measure.take(bench, one.count)
+        return one.measure.measure(environment, one.count)
     except LoadError as error:
         raise LoadError(f"{one.measure.name}: {error}") from error
 
 
-def _ratios(taken: dict[str, _Taken], target: Target) -> list[float]:
+def _ratios(taken: dict[str, _MeasureState], target: Target) -> list[float]:
     values = taken[target.of].values
     if target.against is None:
         return values
     return [a / b for a, b in zip(values, taken[target.against].values, strict=True)]
 
 
-def peer_is_there() -> bool:
-    """Whether there is something to compare with."""
+def is_peer_available() -> bool:
+    """Return True if nats-py and nats-server are installed."""
     return is_available("nats") and importlib.util.find_spec("nats") is not None
 
 
 @contextmanager
-def open_bench(manner: Manner, *, has_peer: bool) -> Iterator[Bench]:
+def open_environment(run_options: RunOptions, *, has_peer: bool) -> Iterator[SdkEnvironment]:
     with ExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         blocks = {size: directory / f"{size}.block" for size in SIZES}
         for size, path in blocks.items():
             path.write_bytes(_block(size))
-        args: dict[str, tuple[str, ...]] = {"simplebus": manner.server_args}
+        args: dict[str, tuple[str, ...]] = {"simplebus": run_options.server_args}
         if has_peer:
             args["nats"] = ()
         brokers = {
             kind: stack.enter_context(running(kind, server_args=more))
             for kind, more in args.items()
         }
-        yield Bench(brokers, blocks)
+        yield SdkEnvironment(brokers, blocks)
 
 
 def _block(size_bytes: int) -> bytes:
-    """The generator's payloads: both sides need the same."""
+    """Return the generator's payloads, which both sides need."""
     command = [str(program()), "block", "simplebus", "--size", str(size_bytes)]
     return subprocess.run(command, capture_output=True, check=True, timeout=10).stdout

@@ -1,8 +1,7 @@
-"""What a program that is timed is told, and how it answers.
+"""Job of a timed program, and its output.
 
-Rule 1: a program says `ready` once it is subscribed, and at its end one line of JSON: moments of
-the monotonic clock, which all processes share, or figures.
-Rule 2: what comes is compared, whole, with what must come next; a difference ends the program.
+A program prints `ready` when it is subscribed, and at its end one line of JSON: times of the
+monotonic clock, which all processes share, or figures. A wrong message ends the program.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ TYPED_CLASS = 2
 
 @dataclass(frozen=True)
 class Job:
-    """One program's task."""
+    """Job of one program."""
 
     role: str
     port: int
@@ -30,7 +29,7 @@ class Job:
     backend: str = "trio"
     size_bytes: int = 16
     block: str = ""
-    """The file that holds the generator's payloads."""
+    """File with the generator's payloads."""
 
     @classmethod
     def from_arguments(cls) -> Job:
@@ -40,7 +39,7 @@ class Job:
         return json.dumps(asdict(self))
 
     def payloads(self) -> Iterator[bytes]:
-        """As many as there are messages."""
+        """Yield the payload of each message."""
         data, size = Path(self.block).read_bytes(), self.size_bytes
         frames = [data[at : at + size] for at in range(0, len(data), size)]
         return itertools.islice(itertools.cycle(frames), self.count)
@@ -50,15 +49,15 @@ def now() -> float:
     return time.monotonic()
 
 
-def say_ready() -> None:
+def print_ready() -> None:
     print("ready", flush=True)
 
 
-def say(found: dict[str, Any]) -> None:
+def print_result(found: dict[str, Any]) -> None:
     print(json.dumps(found), flush=True)
 
 
-def refuse(came: object, expected: object) -> NoReturn:
+def fail_mismatch(came: object, expected: object) -> NoReturn:
     sys.exit(f"{came!r} came, expected {expected!r}")
 
 

@@ -23,7 +23,7 @@ from nats.js.api import AckPolicy, ConsumerConfig
 
 from load.brokers import HOST
 from load.jetstream import STREAM
-from load.sdk_job import Job, half, now, refuse, say, say_ready
+from load.sdk_job import Job, fail_mismatch, half, now, print_ready, print_result
 
 Found = dict[str, float]
 SUBJECT = "load.1"
@@ -54,7 +54,7 @@ async def jet_publish(client: Client, job: Job) -> Found:
     confirmed = now()
     for n, confirm in enumerate(confirms):
         if confirm.result().seq != n + 1:
-            refuse(confirm, f"sequence {n + 1}")
+            fail_mismatch(confirm, f"sequence {n + 1}")
     return {"started": started, "confirmed": confirmed}
 
 
@@ -81,7 +81,7 @@ class Receiver:
 
     async def take(self, message: Msg) -> None:
         if message.data != self._expected:
-            refuse(message, self._expected)
+            fail_mismatch(message, self._expected)
         if self._acks:
             await message.ack()
         self._expected = next(self._payloads, b"")
@@ -95,7 +95,7 @@ async def receive(client: Client, job: Job) -> Found:
         SUBJECT, cb=receiver.take, pending_msgs_limit=NO_LIMIT, pending_bytes_limit=NO_LIMIT
     )
     await client.flush()
-    say_ready()
+    print_ready()
     await receiver.done.wait()
     return {"settled": now()}
 
@@ -111,7 +111,7 @@ async def jet_receive(client: Client, job: Job) -> Found:
         pending_msgs_limit=NO_LIMIT,
         pending_bytes_limit=NO_LIMIT,
     )
-    say_ready()
+    print_ready()
     await receiver.done.wait()
     await client.flush()  # The acknowledgements are with the server.
     settled = now()
@@ -121,7 +121,7 @@ async def jet_receive(client: Client, job: Job) -> Found:
             break
         await asyncio.sleep(CHECK_S)
     else:
-        refuse(f"an account of {pending} unacknowledged messages", "none")
+        fail_mismatch(f"an account of {pending} unacknowledged messages", "none")
     return {"settled": settled}
 
 
@@ -135,7 +135,7 @@ async def ask(client: Client, job: Job) -> Found:
         reply = await client.request(SUBJECT, payload)
         seconds.append(now() - begun)
         if reply.data != payload:
-            refuse(reply, payload)
+            fail_mismatch(reply, payload)
     return {"p50_us": half(seconds) * 1e6}
 
 
@@ -147,7 +147,7 @@ async def answer(client: Client, job: Job) -> Found:
 
     await client.subscribe(SUBJECT, cb=reply)
     await client.flush()
-    say_ready()
+    print_ready()
     await asyncio.Event().wait()
     return {}
 
@@ -168,4 +168,4 @@ async def run(job: Job) -> Found:
 
 if __name__ == "__main__":
     job = Job.from_arguments()
-    say(asyncio.run(run(job)))
+    print_result(asyncio.run(run(job)))

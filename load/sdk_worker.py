@@ -17,7 +17,16 @@ import msgspec
 
 import simplebus
 from load.brokers import HOST
-from load.sdk_job import CLASS, TYPED_CLASS, Job, half, now, refuse, say, say_ready
+from load.sdk_job import (
+    CLASS,
+    TYPED_CLASS,
+    Job,
+    fail_mismatch,
+    half,
+    now,
+    print_ready,
+    print_result,
+)
 
 Found = dict[str, float]
 PUBLISHED_TOGETHER = 1_000
@@ -91,11 +100,11 @@ async def publish_encoded(bus: simplebus.Bus, job: Job) -> Found:
 async def receive(bus: simplebus.Bus, job: Job) -> Found:
     payloads = job.payloads()
     async with bus.subscribe(CLASS) as messages:
-        say_ready()
+        print_ready()
         expected = next(payloads)
         async for message in messages:
             if message.payload != expected:
-                refuse(message, expected)
+                fail_mismatch(message, expected)
             expected = next(payloads, b"")
             if not expected:
                 break
@@ -105,11 +114,11 @@ async def receive(bus: simplebus.Bus, job: Job) -> Found:
 async def receive_typed(bus: simplebus.Bus, job: Job) -> Found:
     left = readings(job)
     async with bus.subscribe(Reading) as values:
-        say_ready()
+        print_ready()
         expected: Reading | None = next(left)
         async for reading in values:
             if reading != expected:
-                refuse(reading, expected)
+                fail_mismatch(reading, expected)
             expected = next(left, None)
             if expected is None:
                 break
@@ -129,12 +138,12 @@ async def take_batches(
     bus: simplebus.Bus, class_id: int, count: int, expected: Iterator[bytes]
 ) -> Found:
     async with bus.subscribe(class_id) as messages:
-        say_ready()
+        print_ready()
         async for batch in messages.batches():
             payloads = batch.payloads
             wanted = list(itertools.islice(expected, len(payloads)))
             if payloads != wanted:
-                refuse(payloads, wanted)
+                fail_mismatch(payloads, wanted)
             count -= len(payloads)
             if count == 0:
                 break
@@ -157,7 +166,7 @@ async def ask(bus: simplebus.Bus, job: Job) -> Found:
         reply = await bus.request(payload, class_id=CLASS)
         seconds.append(now() - begun)
         if reply.payload != payload:
-            refuse(reply, payload)
+            fail_mismatch(reply, payload)
     return {"p50_us": half(seconds) * 1e6}
 
 
@@ -169,7 +178,7 @@ async def answer(bus: simplebus.Bus, job: Job) -> Found:
 
     bus.handle(CLASS, reply)
     await bus.drain()
-    say_ready()
+    print_ready()
     await anyio.sleep_forever()
     return {}
 
@@ -198,4 +207,4 @@ async def run(job: Job) -> Found:
 
 if __name__ == "__main__":
     job = Job.from_arguments()
-    say(anyio.run(run, job, backend=job.backend))
+    print_result(anyio.run(run, job, backend=job.backend))

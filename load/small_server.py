@@ -1,8 +1,4 @@
-"""The server, but for its sizes: segments end soon, and all beside messages is written anew often.
-
-Rule 1: what comes once an hour elsewhere comes many times in the life of one process here: the end
-of a segment, its removal, a snapshot because of how much was written.
-"""
+"""Server with small segments and frequent snapshots, for tests of their boundaries under load."""
 
 from __future__ import annotations
 
@@ -15,8 +11,8 @@ SNAPSHOT_BYTES = 64 * 1024
 SNAPSHOT_FRAME_BYTES = 1024 * 1024
 
 
-def shrink() -> None:
-    """Have all of this process be so small."""
+def use_small_sizes() -> None:
+    """Set small sizes for this process."""
     defaults = Journal.__init__.__kwdefaults__
     assert defaults is not None
     assert "segment_bytes" in defaults
@@ -30,5 +26,5 @@ def shrink() -> None:
 
 
 if __name__ == "__main__":
-    shrink()
+    use_small_sizes()
     main()

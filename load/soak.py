@@ -1,9 +1,10 @@
-"""Random work for as long as wanted, with rings that grow and shrink: does memory stay flat?
+"""Random work for minutes or hours, with rings that grow and shrink: does memory stay flat?
 
-Rule 1: work comes in cycles. In each a backlog builds up and is drained to the last message, and
-classes are left idle until their rings have shrunk; only then is the server looked at.
-Rule 2: what comes goes: channels, bindings, durables, groups, connections, dead letters. Nothing
-is new in the last cycle but the names: what the server has then is what it had in the beginning.
+    python load/run.py soak [--minutes N] [--seed N]
+
+Each cycle builds a backlog, drains it completely, and leaves classes idle until their rings have
+shrunk; then memory and descriptors are read. Channels, bindings, durables, groups, connections and
+dead letters come and go, so the last cycle needs what the first one needed.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import trio
 
 import simplebus
 from load.brokers import HOST, Broker, running
-from load.measure import Manner
+from load.measure import RunOptions
 from load.processes import LoadError
 from load.report import Row
 from simplebus.client.aio.bus import Bus
@@ -28,14 +29,14 @@ from simplebus.client.subscribe_options import SubscribeOptions
 
 SECONDS, QUICK_SECONDS = 300.0, 20.0
 KINDS = {"memory": "simplebus", "journal": "simplebus-disk"}
-BEAT = ("--tick", "0.1", "--ack-timeout", "50")  # Rings shrink after 30 idle ticks.
+SHORT_TICKS = ("--tick", "0.1", "--ack-timeout", "50")  # Rings shrink after 30 idle ticks.
 IDLE_S = 4.0
 CLASSES = tuple(f"soak-{number}" for number in range(6))
 DEAD = tuple(f"dead.{name}" for name in CLASSES)
 NAMES = 5  # Of publishers and of each class's durables: the bus remembers them for an hour.
 COUNT_MAX = 8_000  # Messages for a class, in a cycle.
 SIZES = (16, 128, 1024)
-RUN = 500  # Messages of one channel in a row.
+SAME_CHANNEL_COUNT = 500  # Messages of one channel in a row.
 QUIET_S = 0.5  # Nothing has come for so long: there is nothing more.
 WARM_UP = 0.2  # The part of the cycles in which the allocator finds its size.
 MB = 1e6
@@ -44,8 +45,8 @@ FILES_MAX = len(CLASSES + DEAD)  # A class that was never used has no file open 
 
 
 @dataclass
-class Samples:
-    """Of one server, one after each cycle."""
+class SoakSamples:
+    """Samples of one server, one after each cycle."""
 
     hours: list[float] = field(default_factory=list)
     memory: list[int] = field(default_factory=list)
@@ -54,37 +55,39 @@ class Samples:
 
     @staticmethod
     def plateaus(values: list[int]) -> tuple[float, float]:
-        """In the beginning and in the end, without what warms up."""
+        """Return the medians of the first and the last third, after the warm-up."""
         values = values[int(len(values) * WARM_UP) :]
         third = max(1, len(values) // 3)
         return median(values[:third]), median(values[-third:])
 
     def bytes_per_hour(self) -> float:
-        """How memory grows, by the line that fits best."""
+        """Return the growth of memory, by linear regression."""
         first = int(len(self.memory) * WARM_UP)
         if len(self.memory) - first < 3:
             return 0.0
         return linear_regression(self.hours[first:], self.memory[first:]).slope
 
 
-def run(manner: Manner) -> list[Row]:
-    """The rows of the scenario. Raises LoadError when messages are lost on the way."""
-    seconds = manner.minutes * 60 or (QUICK_SECONDS if manner.quick else SECONDS)
-    seed = manner.seed or Random().getrandbits(32)
-    args = (*BEAT, *manner.server_args)
+def run(run_options: RunOptions) -> list[Row]:
+    """Return the rows of the scenario. Raises LoadError if a message was lost."""
+    seconds = run_options.minutes * 60 or (QUICK_SECONDS if run_options.quick else SECONDS)
+    seed = run_options.seed or Random().getrandbits(32)
+    args = (*SHORT_TICKS, *run_options.server_args)
     with ExitStack() as stack:
         soaks = [
-            _Soak(stack.enter_context(running(kind, server_args=args)), Random(f"{seed} {name}"))
+            _SoakWorkload(
+                stack.enter_context(running(kind, server_args=args)), Random(f"{seed} {name}")
+            )
             for name, kind in KINDS.items()
         ]
         try:
-            trio.run(_all, soaks, seconds)
+            trio.run(_run_all, soaks, seconds)
         except* (simplebus.BusError, LoadError) as errors:
             raise LoadError(f"--seed {seed}: {errors.exceptions[0]!r}") from None
     return [row for name, soak in zip(KINDS, soaks, strict=True) for row in _rows(name, soak, seed)]
 
 
-def _rows(name: str, soak: _Soak, seed: int) -> list[Row]:
+def _rows(name: str, soak: _SoakWorkload, seed: int) -> list[Row]:
     samples = soak.samples
     first, last = samples.plateaus(samples.memory)
     fewer, more = samples.plateaus(samples.descriptors)
@@ -102,25 +105,25 @@ def _rows(name: str, soak: _Soak, seed: int) -> list[Row]:
     ]
 
 
-async def _all(soaks: Sequence[_Soak], seconds: float) -> None:
+async def _run_all(soaks: Sequence[_SoakWorkload], seconds: float) -> None:
     async with trio.open_nursery() as nursery:
         for soak in soaks:
-            nursery.start_soon(soak.until, time.monotonic() + seconds)
+            nursery.start_soon(soak.run_until, time.monotonic() + seconds)
 
 
-class _Soak:
-    """The work for one server."""
+class _SoakWorkload:
+    """Workload of one server."""
 
     def __init__(self, broker: Broker, chance: Random) -> None:
-        self.samples = Samples()
+        self.samples = SoakSamples()
         self._broker = broker
         self._chance = chance
         self._address = f"simplebus://{HOST}:{broker.port}"
         self._durables: dict[tuple[str, str], list[str]] = {}
-        """By class and name those that the bus has, and their channels."""
+        """Channels of the existing durables, by class and name."""
 
-    async def until(self, end: float) -> None:
-        """Cycle after cycle."""
+    async def run_until(self, end: float) -> None:
+        """Run cycles until the time is over."""
         begun, cycle = time.monotonic(), 0
         while not cycle or time.monotonic() < end:
             await self._cycle(cycle)
@@ -137,7 +140,7 @@ class _Soak:
         async with simplebus.connect(self._address, name=name) as bus:
             for class_name in CLASSES:
                 for _ in range(chance.randint(0, 2)):
-                    await self._come(bus, class_name, cycle)
+                    await self._add_durable(bus, class_name, cycle)
             await self._build_up(bus, cycle)
         async with simplebus.connect(self._address) as bus:
             for of_durables in (True, False):
@@ -150,8 +153,8 @@ class _Soak:
                         for class_name in (*CLASSES, *DEAD):
                             nursery.start_soon(self._drain, bus, class_name, "", True)
 
-    async def _come(self, bus: Bus, class_name: str, cycle: int) -> None:
-        """A durable, or a durable group, that is there from now on."""
+    async def _add_durable(self, bus: Bus, class_name: str, cycle: int) -> None:
+        """Create a durable or a durable group."""
         number = self._chance.randrange(NAMES)
         durable = f"{'crew' if number % 2 else 'only'}-{number}"
         if (class_name, durable) in self._durables:
@@ -167,7 +170,7 @@ class _Soak:
             left, size = chance.randint(1, COUNT_MAX), chance.choice(SIZES)
             self.samples.messages += left
             while left > 0:
-                count = min(left, chance.randint(1, RUN))
+                count = min(left, chance.randint(1, SAME_CHANNEL_COUNT))
                 left -= count
                 about: PublishOptions = {}
                 if chance.random() < 0.7:
@@ -180,10 +183,10 @@ class _Soak:
         await bus.flush()
 
     async def _drain(self, bus: Bus, class_name: str, durable: str, is_leaving: bool) -> None:
-        """Take all there is; some of it fails, and dies of that."""
+        """Receive all messages; reject some, which become dead letters."""
         channels = self._durables.get((class_name, durable), [])
         async with bus.subscribe(class_name, *channels, **_options(durable)) as messages:
-            while taken := await messages.take(RUN, timeout=QUIET_S):
+            while taken := await messages.take(SAME_CHANNEL_COUNT, timeout=QUIET_S):
                 if durable and self._chance.random() < 0.1:
                     for message in taken[:: self._chance.randint(1, 50)]:
                         message.nack(0)

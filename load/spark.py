@@ -1,9 +1,10 @@
-"""How fast messages get into Spark and out of it, beside Spark's own Parquet files.
+"""Rate of the Spark source and sink, against Spark's own Parquet files.
 
-Rule 1: both sides of a ratio read the same rows, in the same session, one after the other, and the
-next round begins again. What a side holds is compared, every byte of it, before anything is timed.
-Rule 2: a query is timed from its start to its end, as its user waits for it.
-Rule 3: what was written is counted where it lies, not where it was sent.
+    python load/run.py spark
+
+Both sides of a ratio read the same rows in the same session, in turn. Their content is compared
+before timing. A query is timed from start to end, as a user waits for it. Written messages are
+counted at the bus.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import numpy as np
 
 from load.brokers import HOST, Broker, running
 from load.generators import Generator
-from load.measure import Flow, Manner, measure
+from load.measure import Flow, RunOptions, measure
 from load.processes import LoadError
 from load.report import Row
 from simplebus.spark.read.bus_reader import BusReader
@@ -33,30 +34,30 @@ WARM_UPS = 3  # The JVM learns.
 FOLLOWED_PER_S = 200_000
 FOLLOWED_S = 40
 FIRST_S = 5
-"""So many seconds' worth of messages are archived before it begins: the JVM learns."""
+"""Seconds of messages archived before the measurement, to warm up the JVM."""
 IDLE_MESSAGES = 30_000_000
 IDLE_CLASS = 9
 TIMEOUT_S = 300
 SETTINGS = {"spark.sql.streaming.numRecentProgressUpdates": "10000"}
 
 
-def run(manner: Manner) -> list[Row]:
-    """The rows of the Spark scenario."""
+def run(run_options: RunOptions) -> list[Row]:
+    """Return the rows of the scenario."""
     from simplebus.spark.jobs.session import session
 
-    part = QUICK_PART if manner.quick else 1
+    part = QUICK_PART if run_options.quick else 1
 
     spark = session("load", master="local[2]", settings=SETTINGS)
     try:
         with tempfile.TemporaryDirectory(prefix="simplebus-load-") as folder:
             place = Path(folder)
-            with running("simplebus", server_args=manner.server_args) as broker:
+            with running("simplebus", server_args=run_options.server_args) as broker:
                 fill(broker, ROWS // part)
-                rows = _compared(spark, broker, place, ROWS // part, manner.rounds)
-            rows += _files(spark, place, ROWS // part, manner)
-            rows += _written(spark, place, SINK_ROWS // part, manner)
-            rows += _followed(spark, place, FOLLOWED_S // part, manner)
-            rows += _beside(spark, IDLE_MESSAGES // part, manner)
+                rows = _compared(spark, broker, place, ROWS // part, run_options.rounds)
+            rows += _files(spark, place, ROWS // part, run_options)
+            rows += _written(spark, place, SINK_ROWS // part, run_options)
+            rows += _followed(spark, place, FOLLOWED_S // part, run_options)
+            rows += _beside(spark, IDLE_MESSAGES // part, run_options)
             return rows
     finally:
         spark.stop()
@@ -132,10 +133,10 @@ def _seconds(work: Callable[[], object]) -> float:
     return time.monotonic() - begun
 
 
-def _files(spark: Any, place: Path, count: int, manner: Manner) -> list[Row]:
-    """The files of a bus's journal, against the same messages from the bus itself."""
+def _files(spark: Any, place: Path, count: int, run_options: RunOptions) -> list[Row]:
+    """Compare reading a journal's files with reading the bus."""
     kept = str(place / "kept")
-    with running("simplebus", server_args=[*manner.server_args, "--data-dir", kept]) as broker:
+    with running("simplebus", server_args=[*run_options.server_args, "--data-dir", kept]) as broker:
         fill(broker, count)
 
         def files() -> Any:
@@ -151,7 +152,7 @@ def _files(spark: Any, place: Path, count: int, manner: Manner) -> list[Row]:
             return lambda: frame().write.mode("overwrite").parquet(str(place / "out"))
 
         ratios = _ratios(
-            batch(files), batch(lambda: reading(spark.read, broker)), rounds=manner.rounds
+            batch(files), batch(lambda: reading(spark.read, broker)), rounds=run_options.rounds
         )
     what = f"batch of a journal's files to Parquet, against the bus, {count / 1e6:g} M rows"
     return [Row("spark", what, ratios, "x", 1.5)]
@@ -161,7 +162,7 @@ _COLUMNS = ("value", "topic", "partition", "offset", "timestamp", "server")
 
 
 def _digest(frame: Any, columns: tuple[str, ...] = _COLUMNS) -> tuple[int, ...]:
-    """Count of rows, and what depends on every byte of them but not on their order."""
+    """Return the row count and order-independent sums over all bytes."""
     from pyspark.sql import functions as sql
 
     hashed = sql.xxhash64(*columns)
@@ -170,7 +171,7 @@ def _digest(frame: Any, columns: tuple[str, ...] = _COLUMNS) -> tuple[int, ...]:
 
 
 def _stream(spark: Any, frame: Any, out: Path, count: int) -> None:
-    """One query that ends with what is there. Raises LoadError unless it was `count` rows."""
+    """Run one query over the available messages. Raises LoadError unless it read `count` rows."""
     shutil.rmtree(out, ignore_errors=True)
     writing = frame.writeStream.format("parquet").trigger(availableNow=True)
     query = writing.option("checkpointLocation", str(out / "checkpoint")).start(str(out / "table"))
@@ -182,21 +183,21 @@ def _stream(spark: Any, frame: Any, out: Path, count: int) -> None:
 
 
 def _done(query: Any) -> int:
-    """Rows that a query has read."""
+    """Return the number of rows that a query has read."""
     return sum(progress["numInputRows"] for progress in query.recentProgress)
 
 
 # Writing ------------------------------------------------------------------------------------------
 
 
-def _written(spark: Any, place: Path, count: int, manner: Manner) -> list[Row]:
-    """Rows of Parquet files, one for each core, to the bus, confirmed."""
+def _written(spark: Any, place: Path, count: int, run_options: RunOptions) -> list[Row]:
+    """Publish the rows of Parquet files, one per core, with confirms."""
     frame = spark.read.parquet(str(place / "files")).select("value").limit(count)
     frame.repartition(2).write.parquet(str(place / "values"))
     values = spark.read.parquet(str(place / "values"))
     found = []
-    for turn in range(manner.rounds + WARM_UPS):
-        with running("simplebus", server_args=manner.server_args) as broker:
+    for turn in range(run_options.rounds + WARM_UPS):
+        with running("simplebus", server_args=run_options.server_args) as broker:
             writing = values.write.format("simplebus").mode("append")
             writing = writing.option("servers", f"{HOST}:{broker.port}").option("class", "1")
             seconds = _seconds(writing.save)
@@ -211,14 +212,14 @@ def _written(spark: Any, place: Path, count: int, manner: Manner) -> list[Row]:
 # Following ----------------------------------------------------------------------------------------
 
 
-def _followed(spark: Any, place: Path, seconds: int, manner: Manner) -> list[Row]:
-    """An archive of a bus that gets FOLLOWED_PER_S messages a second, all the time."""
+def _followed(spark: Any, place: Path, seconds: int, run_options: RunOptions) -> list[Row]:
+    """Archive a bus that gets FOLLOWED_PER_S messages per second."""
     from simplebus.spark.jobs.archive import archive, messages, read
 
     first, count = FOLLOWED_PER_S * FIRST_S, FOLLOWED_PER_S * seconds
     to = str(place / "archive")
     options: dict[str, Any] = {"timeout_s": TIMEOUT_S, "size": PAYLOAD_BYTES, "classes": 1}
-    with running("simplebus", server_args=manner.server_args) as broker:
+    with running("simplebus", server_args=run_options.server_args) as broker:
         _name(broker, 1)
         rows = messages(spark, servers=f"{HOST}:{broker.port}", subscribe="1")
         query = archive(rows, to, every=0.0)
@@ -251,31 +252,31 @@ def _followed(spark: Any, place: Path, seconds: int, manner: Manner) -> list[Row
 
 
 def _waiting(query: Any, broker: Broker, seconds: int) -> list[tuple[float, int]]:
-    """For so long, now and then: when, and how many messages the bus has that no batch had."""
+    """Sample the time and the number of messages not read yet, for `seconds`."""
     found = []
     with BusReader(f"{HOST}:{broker.port}", timeout=10) as bus:
         begun = time.monotonic()
         while (now := time.monotonic() - begun) < seconds:
-            found.append((now, bus.memory(["1"]).classes["1"].head - _done(query)))
+            found.append((now, bus.get_extent(["1"]).classes["1"].head - _done(query)))
             time.sleep(0.5)
     return found
 
 
 def _name(broker: Broker, class_id: int) -> None:
-    """Have the bus know a class that nobody has published to yet."""
+    """Create a class by its id."""
     with BusReader(f"{HOST}:{broker.port}", timeout=10) as bus:
-        bus.memory([str(class_id)], make=True)
+        bus.get_extent([str(class_id)], make=True)
 
 
 # Beside -------------------------------------------------------------------------------------------
 
 
-def _beside(spark: Any, count: int, manner: Manner) -> list[Row]:
-    """The bus alone, and with a query that waits for messages that never come."""
-    with running("simplebus", server_args=manner.server_args) as broker:
+def _beside(spark: Any, count: int, run_options: RunOptions) -> list[Row]:
+    """Return the rate of the bus alone, and with a query that waits for messages."""
+    with running("simplebus", server_args=run_options.server_args) as broker:
         _name(broker, IDLE_CLASS)
         found = []
-        for turn in range(manner.rounds + 1):
+        for turn in range(run_options.rounds + 1):
             alone = measure(broker, "simplebus", Flow(), count=count).rate
             idle = reading(spark.readStream, broker, subscribe=IDLE_CLASS, durable="none")
             query = idle.writeStream.format("noop").start()

@@ -1,14 +1,11 @@
-"""How long a match takes and what a subscription costs, from 10 subscriptions to 1,000,000.
+"""Time and memory of subscription matching, from 10 to 1,000,000 subscriptions.
 
-    python load/matching.py
+    python load/subscription_matching.py
 
-Rule 1: before anything is timed, a sample of names is matched and compared with the rule itself,
-asked of every pattern.
-Rule 2: as subscriptions grow, so do sites, and what a name matches stays alike: the figures tell
-what the number of subscriptions costs, not what more deliveries would.
-Rule 3: within a round every number of subscriptions is measured once, one after the other: a
-machine that slows down slows them all.
-Rule 4: memory is what the kernel counts of the process, beyond the patterns' own text.
+Before timing, a sample of names is compared with the plain matching rule. As subscriptions grow, so
+does the number of sites, while a name matches about as many subscriptions: the figures show the
+cost of subscriptions, not of deliveries. Each round measures every size once. Memory is the growth
+of the process's resident size, without the patterns' text.
 """
 
 from __future__ import annotations
@@ -30,7 +27,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # So that it runs 
 
 from load.processes import LoadError
 from simplebus.core.channel.pattern import matches
-from simplebus.core.channel.subscription_index import Sublist
+from simplebus.core.channel.subscription_index import SubscriptionIndex
 
 COUNTS = (10, 1_000, 100_000, 1_000_000)
 METERS_A_SITE = 8
@@ -39,19 +36,19 @@ ROUNDS = 41
 WARM_PASSES = 5
 SAMPLES_MAX = 200
 CHECKS_MAX = 3_000_000
-"""Patterns that the rule is asked of, at most, before the first figure."""
+"""Maximum number of patterns compared before the first figure."""
 MEMORY_COUNT_MIN = 100_000
-"""Below it, a process grows by pages rather than by subscriptions."""
+"""Smaller sizes grow a process by pages rather than by subscriptions."""
 PAGE_BYTES = 4096
 WIDTH = 110
 
 
-def literal(number: int) -> str:
+def literal_pattern(number: int) -> str:
     return f"site.{number // METERS_A_SITE}.meter.{number % METERS_A_SITE}.reading"
 
 
-def mixed(number: int) -> str:
-    """Of eight patterns of a site, five are literal, two have a star, and one takes the rest."""
+def mixed_pattern(number: int) -> str:
+    """Return a pattern: of eight per site, five are literal, two have a star, one matches the rest."""
     site, meter = divmod(number, METERS_A_SITE)
     if meter == 5:
         return f"site.{site}.meter.*.reading"
@@ -59,45 +56,49 @@ def mixed(number: int) -> str:
         return f"*.{site}.*.2.reading"
     if meter == 7:
         return f"site.{site}.#"
-    return literal(number)
+    return literal_pattern(number)
 
 
-MIXES: dict[str, Callable[[int], str]] = {"literal": literal, "mixed": mixed}
+MIXES: dict[str, Callable[[int], str]] = {"literal": literal_pattern, "mixed": mixed_pattern}
 
 
-class Case:
-    """A number of subscriptions, and what they came to."""
+class MatchingCase:
+    """Number of subscriptions, with its measurements."""
 
     def __init__(self, patterns: list[str]) -> None:
         self.count = len(patterns)
         gc.collect()
         before = resident_bytes()
         begun = time.perf_counter_ns()
-        self.sublist = Sublist[int]()
+        self.index = SubscriptionIndex[int]()
         for number, pattern in enumerate(patterns):
-            self.sublist.insert(pattern, number)
+            self.index.insert(pattern, number)
         self.insert_ns = (time.perf_counter_ns() - begun) / self.count
         gc.collect()
         self.bytes_each = (resident_bytes() - before) / self.count
         self.cold_ns: list[float] = []
         self.warm_ns: list[float] = []
-        self.found: list[float] = []
-        """Values in a match, on average of a round."""
+        self.values_per_match: list[float] = []
+        """Average matches per name, by round."""
 
     def measure(self, random: Random) -> None:
-        """One round: names drawn from all, matched once without the cache, and then with it."""
-        names = list(dict.fromkeys(literal(random.randrange(self.count)) for _ in range(NAMES)))
-        empty_cache(self.sublist)
-        self.cold_ns.append(pass_ns(self.sublist, names))
-        self.warm_ns.append(median(pass_ns(self.sublist, names) for _ in range(WARM_PASSES)))
-        self.found.append(sum(len(self.sublist.match(name)) for name in names) / len(names))
+        """Measure one round of random names: once without the cache, then with it."""
+        names = list(
+            dict.fromkeys(literal_pattern(random.randrange(self.count)) for _ in range(NAMES))
+        )
+        empty_cache(self.index)
+        self.cold_ns.append(ns_per_match(self.index, names))
+        self.warm_ns.append(median(ns_per_match(self.index, names) for _ in range(WARM_PASSES)))
+        self.values_per_match.append(
+            sum(len(self.index.match(name)) for name in names) / len(names)
+        )
 
     def row(self, mix: str) -> list[str]:
-        """As the table has it."""
+        """Return the row of the table."""
         return [
             mix,
             f"{self.count:,}",
-            f"{median(self.found):.1f}",
+            f"{median(self.values_per_match):.1f}",
             f"{median(self.cold_ns):,.0f}",
             f"{median(self.warm_ns):,.0f}",
             f"{self.insert_ns:,.0f}",
@@ -105,14 +106,14 @@ class Case:
         ]
 
 
-def rows_of(mix: str) -> list[list[str]]:
-    """The rows of one mix. They are the first thing that a process does."""
+def measure_mix(mix: str) -> list[list[str]]:
+    """Return the rows of one mix. Call it first in a fresh process."""
     random = Random(mix)
     patterns = [MIXES[mix](number) for number in range(COUNTS[-1])]
-    # The greatest first: what it takes is not found among what others gave back.
-    cases = [Case(patterns[:count]) for count in reversed(COUNTS)][::-1]
+    # The largest first, so that its memory is not taken from memory freed by the others.
+    cases = [MatchingCase(patterns[:count]) for count in reversed(COUNTS)][::-1]
     for case in cases:
-        verify(case.sublist, patterns[: case.count], random)
+        verify(case.index, patterns[: case.count], random)
     gc.freeze()
     for _ in range(ROUNDS):
         for case in cases:
@@ -120,28 +121,28 @@ def rows_of(mix: str) -> list[list[str]]:
     return [case.row(mix) for case in cases]
 
 
-def verify(sublist: Sublist[int], patterns: list[str], random: Random) -> None:
-    """Refuse to time matches that are wrong."""
+def verify(index: SubscriptionIndex[int], patterns: list[str], random: Random) -> None:
+    """Raise LoadError if matches are wrong."""
     for _ in range(max(2, min(SAMPLES_MAX, CHECKS_MAX // len(patterns)))):
-        name = literal(random.randrange(len(patterns)))
+        name = literal_pattern(random.randrange(len(patterns)))
         expected = tuple(
             number for number, pattern in enumerate(patterns) if matches(pattern, name)
         )
-        for found in (sublist.match(name), sublist.match(name)):
+        for found in (index.match(name), index.match(name)):
             if found != expected or not found:
                 raise LoadError(f"{name} found {found}, expected {expected} by the rule")
 
 
-def empty_cache(sublist: Sublist[int]) -> None:
-    """A pattern with a wildcard comes and goes: no match is remembered over that."""
-    sublist.insert("nowhere.*", -1)
-    sublist.remove("nowhere.*", -1)
+def empty_cache(index: SubscriptionIndex[int]) -> None:
+    """Clear the cache by adding and removing a wildcard pattern."""
+    index.insert("nowhere.*", -1)
+    index.remove("nowhere.*", -1)
 
 
-def pass_ns(sublist: Sublist[int], names: list[str]) -> float:
-    """Nanoseconds for one match. The names are new strings each time, as from a socket."""
+def ns_per_match(index: SubscriptionIndex[int], names: list[str]) -> float:
+    """Return nanoseconds per match. The names are new strings, as from a socket."""
     fresh = [name.encode().decode() for name in names]
-    match = sublist.match
+    match = index.match
     begun = time.perf_counter_ns()
     for name in fresh:
         match(name)
@@ -157,7 +158,7 @@ def main() -> None:
     for title in ("count", "found", "ns cold", "ns warm", "ns an insert", "bytes each"):
         table.add_column(title, justify="right")
     with ProcessPoolExecutor(1, get_context("spawn"), max_tasks_per_child=1) as pool:
-        for rows in pool.map(rows_of, MIXES):
+        for rows in pool.map(measure_mix, MIXES):
             for row in rows:
                 table.add_row(*row)
             table.add_section()

@@ -1,8 +1,9 @@
-"""What TLS and permissions cost, beside the same without, and beside nats-server with TLS.
+"""Cost of TLS and of permissions, against the same flow without, and against nats-server with TLS.
 
-Rule 1: the generators speak TLS by themselves, by the same library as the servers of ours: what it
-costs them counts against TLS, on machines with few cores most of all.
-Rule 2: within a round everything is measured once.
+    python load/run.py tls permissions
+
+The generators use the servers' TLS library. Their own cost counts against TLS, above all on
+machines with few cores. Each round measures everything once.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from load import judging
+from load import permission_cost
 from load.brokers import (
     HOST,
     START_S,
@@ -23,9 +24,9 @@ from load.brokers import (
     is_available,
     running,
 )
-from load.certificates import Certificate, make
+from load.certificates import Certificate, make_certificate
 from load.generators import tls as preloaded
-from load.measure import Flow, Manner, Sample, measure
+from load.measure import Flow, RunOptions, Sample, measure
 from load.processes import Process
 from load.report import Row
 
@@ -47,14 +48,16 @@ subscribe = {{ allow = [{allow}], deny = [{deny}] }}
 # TLS ---------------------------------------------------------------------------------------------
 
 
-def tls(manner: Manner) -> list[Row]:
-    """Rates with TLS 1.3 against those without."""
+def tls(run_options: RunOptions) -> list[Row]:
+    """Return rates with TLS 1.3 against rates without."""
     flow = Flow(size_bytes=SIZE_BYTES)
     with tempfile.TemporaryDirectory(prefix="simplebus-load-") as folder, ExitStack() as stack:
-        shown = make(Path(folder))
+        shown = make_certificate(Path(folder))
         args = ("--tls-cert", str(shown.cert), "--tls-key", str(shown.key))
-        plain = stack.enter_context(running("simplebus", server_args=manner.server_args))
-        secret = stack.enter_context(running("simplebus", server_args=(*manner.server_args, *args)))
+        plain = stack.enter_context(running("simplebus", server_args=run_options.server_args))
+        secret = stack.enter_context(
+            running("simplebus", server_args=(*run_options.server_args, *args))
+        )
         brokers = {
             "plain": (plain, "simplebus"),
             "TLS": (secret, "simplebus"),
@@ -64,7 +67,7 @@ def tls(manner: Manner) -> list[Row]:
             theirs = stack.enter_context(_nats_with_tls(Path(folder), shown))
             brokers["nats, TLS"] = (theirs, "nats")
         trusting = {"LD_PRELOAD": str(preloaded()), "LOAD_TLS_CA": str(shown.cert)}
-        found = _rounds(brokers, dict.fromkeys(brokers, flow), manner, trusting)
+        found = _rounds(brokers, dict.fromkeys(brokers, flow), run_options, trusting)
     rows = [_row("tls", "128 B, TLS 1.3 against plain", found, "TLS", "plain", 0.35)]
     if "nats" in found:
         rows += [
@@ -81,12 +84,11 @@ def tls(manner: Manner) -> list[Row]:
 def _rounds(
     brokers: dict[str, tuple[Broker, str]],
     flows: dict[str, Flow],
-    manner: Manner,
+    run_options: RunOptions,
     trusting: dict[str, str] | None = None,
 ) -> dict[str, list[Sample]]:
-    """Samples of each round, by name; whose name ends with TLS has it spoken with these variables
-    in the environment."""
-    seconds = QUICK_SECONDS if manner.quick else SECONDS
+    """Return samples by name and round. Names that end in TLS get the variables `trusting`."""
+    seconds = QUICK_SECONDS if run_options.quick else SECONDS
     rates: dict[str, float] = {}
 
     def one(name: str, count: int) -> Sample:
@@ -97,7 +99,7 @@ def _rounds(
     for name in brokers:
         rates[name] = one(name, int(one(name, 100_000).rate * 0.3)).rate
     found: dict[str, list[Sample]] = {name: [] for name in brokers}
-    for _ in range(manner.rounds):
+    for _ in range(run_options.rounds):
         for name in brokers:
             sample = one(name, int(rates[name] * seconds))
             found[name].append(sample)
@@ -134,8 +136,8 @@ def _nats_with_tls(folder: Path, shown: Certificate) -> Iterator[Broker]:
 # Permissions -------------------------------------------------------------------------------------
 
 
-def permissions(manner: Manner) -> list[Row]:
-    """Rates where users may do some things against those where nobody is asked."""
+def permissions(run_options: RunOptions) -> list[Row]:
+    """Return rates with permissions against rates without, and the cost in the core."""
     plain, envelopes = Flow(size_bytes=SIZE_BYTES), Flow(size_bytes=SIZE_BYTES, channel="load.f.1")
     with tempfile.TemporaryDirectory(prefix="simplebus-load-") as folder, ExitStack() as stack:
         files = {}
@@ -146,10 +148,10 @@ def permissions(manner: Manner) -> list[Row]:
             files[name] = Path(folder) / f"{name.replace(' ', '-')}.toml"
             files[name].write_text(PERMISSIONS.format(allow=_listed(allow), deny=_listed(deny)))
             files[name].chmod(0o600)
-        everybody = stack.enter_context(running("simplebus", server_args=manner.server_args))
+        everybody = stack.enter_context(running("simplebus", server_args=run_options.server_args))
         judged = {
             name: stack.enter_context(
-                running("simplebus", server_args=(*manner.server_args, "--users", str(path)))
+                running("simplebus", server_args=(*run_options.server_args, "--users", str(path)))
             )
             for name, path in files.items()
         }
@@ -161,7 +163,7 @@ def permissions(manner: Manner) -> list[Row]:
             "by channel, envelopes": (judged["by channel"], "simplebus-2"),
         }
         flows = {name: envelopes if "envelopes" in name else plain for name in brokers}
-        found = _rounds(brokers, flows, manner)
+        found = _rounds(brokers, flows, run_options)
     rows = []
     for name in ("by class", "by class, envelopes", "by channel, envelopes"):
         against = "nobody is asked, envelopes" if "envelopes" in name else "nobody is asked"
@@ -170,7 +172,7 @@ def permissions(manner: Manner) -> list[Row]:
         rows.append(
             Row("permissions", f"broker's CPU, {name}", cpu, "x", 1.05, less_is_better=True)
         )
-    return rows + judging.core(manner)
+    return rows + permission_cost.core_cost(run_options)
 
 
 def _listed(rules: list[str]) -> str:

@@ -1,9 +1,8 @@
-"""What the generators wrote down, as tables that `simplebus pipeline report` reads.
+"""Traces of the load generators, converted to tables for `simplebus pipeline report`.
 
-Rule 1: what a row says is defined in simplebus/spark/jobs/traces.py, what a file of a generator
-holds in generator/trace.c. Here one becomes the other, without a step for each record.
-Rule 2: one Parquet file for each measurement, and _run.json for the run. Two runs never share a
-folder: their rounds could not be told apart.
+simplebus/spark/jobs/report/traces.py defines the tables, generator/trace.c the files. Each
+measurement gives one Parquet file, each run a _run.json. A folder holds one run only, since rounds
+of two runs could not be told apart.
 """
 
 from __future__ import annotations
@@ -33,13 +32,13 @@ RECORD = np.dtype(
     ]
 )
 KINDS = ("sent", "confirmed", "delivered", "acked", "redelivered")
-"""In the generator's order."""
+"""Kinds in the order of the generator's codes."""
 
 Records = npt.NDArray[np.void]
 
 
 def read_records(path: Path) -> Records:
-    """The records of one generator's file. Raises LoadError for anything else."""
+    """Return the records of one generator's file. Raises LoadError."""
     data = path.read_bytes()
     count = int.from_bytes(data[len(MAGIC) : HEAD_BYTES], "little")
     whole = HEAD_BYTES + count * RECORD.itemsize
@@ -59,20 +58,22 @@ class _Process:
 
 @dataclass(frozen=True)
 class Tracer:
-    """The traces of one measurement, in a folder of its own."""
+    """Traces of one measurement, in its own folder."""
 
     directory: Path
     processes: list[_Process] = field(default_factory=list)
 
     def option(self, name: str, *, subscriber: str | None = None) -> dict[str, object]:
-        """What a generator is told so that it keeps a trace. `subscriber` is its name as one; with
-        a name, only what it sent itself is noted as nobody's."""
+        """Return the generator's option to write a trace.
+
+        `subscriber` is its name as a subscriber; without it, only what it sent is recorded.
+        """
         process = _Process(name, subscriber, self.directory / f"{name}.trace")
         self.processes.append(process)
         return {"trace": process.path}
 
     def table(self, scenario: str, variant: str, round_: int) -> Any:
-        """All that was noted, as an Arrow table; times count from the first one of all."""
+        """Return all records as an Arrow table; times start at the first record."""
         import pyarrow as pa
 
         records = [read_records(process.path) for process in self.processes]
@@ -98,14 +99,14 @@ class Tracer:
 
 
 def prepare(directory: Path) -> None:
-    """Make a folder for a run's traces. Raises LoadError when there is something in it."""
+    """Create a folder for a run's traces. Raises LoadError if it is not empty."""
     directory.mkdir(parents=True, exist_ok=True)
     if any(directory.iterdir()):
         raise LoadError(f"{directory} is not empty: every run needs a folder of its own")
 
 
 def write_table(directory: Path, table: Any, scenario: str, variant: str, round_: int) -> None:
-    """One measurement's file."""
+    """Write one measurement's file."""
     import pyarrow.parquet as pq
 
     name = re.sub(r"[^a-z0-9]+", "-", f"{scenario} {variant} {round_}".lower()).strip("-")
@@ -113,5 +114,5 @@ def write_table(directory: Path, table: Any, scenario: str, variant: str, round_
 
 
 def write_run(directory: Path, found: dict[str, Any]) -> None:
-    """What a run found, beside its traces."""
+    """Write the description and results of a run beside its traces."""
     (directory / RUN_FILE).write_text(json.dumps(found, indent=1) + "\n")

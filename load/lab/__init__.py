@@ -1,6 +1,7 @@
-"""Experiments: what lost, and what bounds everything. Each runs by its path and prints its figures.
+"""Experiments with slower alternatives, and physical limits. Run each by its path.
 
-relay.py    a relay without a protocol: the physical limit, and the generator's own
-scan.py     ways to find the frames in a read
-batch.py    where arrays begin to beat a loop
+relay.py              relay without a protocol: the physical limit, and the generator's own
+frame_scanning.py     ways to find frame boundaries in a read
+header_parsing.py     smallest batch for which arrays beat a loop
+nats_msg_encoding.py  ways to write MSG lines from PUB lines
 """

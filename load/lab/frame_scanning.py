@@ -1,9 +1,9 @@
-"""Ways to find the frames in a read. The server uses the first for frames of many lengths, one of
-the next two where all seem to be equally long, and the last for a few frames; the others are why.
+"""Ways to find frame boundaries in a read.
 
-    python load/lab/scan.py
+    python load/lab/frame_scanning.py
 
-Rule 1: every way must find the same ends before its time is told.
+The server uses the first for frames of different lengths, the next two if all seem equally long,
+and the last for a few frames. All ways must find the same ends.
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ Ends = list[int] | npt.NDArray[np.int64]
 
 
 def blocks_words_groups(data: bytearray) -> Ends:
-    """Flags of a block, a flag for eight of them, another one for eight of those."""
+    """Flag blocks of bytes, then groups of eight flags, twice."""
     return find_delimiters(data, 0, len(data) - RECEIVE_PADDING_BYTES, SCRATCH)[0]
 
 
 def stride_and_count(data: bytearray) -> Ends:
-    """If there is one '<' a frame, and a delimiter at each multiple of the first one's end."""
+    """Check one '<' per frame, and a delimiter at each multiple of the first frame's length."""
     stride, octets = _strides(data)
     assert np.count_nonzero(octets == DELIMITER[0]) == octets.size // stride
     return np.arange(stride - len(DELIMITER), octets.size, stride)
 
 
 def stride_and_string_search(data: bytearray) -> Ends:
-    """The same, the first '<' of each frame looked for by itself."""
+    """Check the same, with a search for the first '<' of each frame."""
     stride, octets = _strides(data)
     at = np.strings.find(octets.view(f"S{stride}"), DELIMITER[:1], HEADER_BYTES)
     assert (at == stride - len(DELIMITER)).all()
@@ -62,7 +62,7 @@ def _strides(data: bytearray) -> tuple[int, npt.NDArray[np.uint8]]:
 
 
 def one_unaligned_view(data: bytearray) -> Ends:
-    """Candidates are the '<'; an overlapping view of 4-byte words confirms each at once."""
+    """Check all '<' at once through an overlapping view of 4-byte words."""
     octets = np.frombuffer(data, np.uint8)
     words: np.ndarray = np.ndarray((len(data) - 3,), "<u4", buffer=octets, strides=(1,))
     candidates = np.flatnonzero(octets[:-3] == DELIMITER[0])
@@ -71,7 +71,7 @@ def one_unaligned_view(data: bytearray) -> Ends:
 
 
 def four_gathers(data: bytearray) -> Ends:
-    """The same, with each of the other three bytes gathered on its own."""
+    """Check the same, gathering each of the other three bytes."""
     octets = np.frombuffer(data, np.uint8)
     found = np.flatnonzero(octets[:-3] == DELIMITER[0])
     for offset in (1, 2, 3):
@@ -80,7 +80,7 @@ def four_gathers(data: bytearray) -> Ends:
 
 
 def four_comparisons(data: bytearray) -> Ends:
-    """Four whole-array comparisons, joined."""
+    """Combine four comparisons of whole arrays."""
     octets = np.frombuffer(data, np.uint8)
     size = len(data) - 3
     masks = [octets[i : i + size] == DELIMITER[i] for i in range(4)]
@@ -92,7 +92,7 @@ def regular_expression(data: bytearray) -> Ends:
 
 
 def plain_loop(data: bytearray) -> Ends:
-    """The shortest, and the best below some fifty frames."""
+    """Loop over frames: the shortest code, and the fastest below about fifty frames."""
     ends, at = [], data.find(DELIMITER, HEADER_BYTES)
     while at >= 0:
         ends.append(at)
@@ -113,7 +113,7 @@ WAYS: tuple[Callable[[bytearray], Ends], ...] = (
 
 
 def frames(least: int, most: int) -> bytearray:
-    """A read full of whole frames with printable payloads without a '<', and spare bytes."""
+    """Return a read full of frames with printable payloads without '<', and spare bytes."""
     random = np.random.default_rng(1)
     frame_bytes = HEADER_BYTES + (least + most) // 2 + len(DELIMITER)
     sizes = random.integers(least, most + 1, READ_BYTES // frame_bytes - 100)

@@ -1,9 +1,9 @@
-"""Where arrays begin to beat a loop: headers of a few frames, both ways.
+"""Header parsing of a few frames: loop against arrays.
 
-    python load/lab/batch.py
+    python load/lab/header_parsing.py
 
-Rule 1: both ways must read the same headers before their times are told. The server's threshold
-between its two paths stands near the crossing that this prints.
+All ways must read the same headers. The server's threshold between both is near the crossing that
+this prints.
 """
 
 from __future__ import annotations

@@ -1,11 +1,9 @@
-"""Ways to write MSG lines for one subscription from a stretch of PUB lines of many subjects and
-sizes. The server uses the first: it marks places and replaces the marks, where some byte does not
-occur in the stretch, and else moves all bytes by a mask, or slices if messages are long. The others
-are why.
+"""Ways to write MSG lines for one subscription from PUB lines of many subjects and sizes.
 
-    python load/lab/nats_mix.py
+    python load/lab/nats_msg_encoding.py
 
-Rule 1: every way must write the same bytes before its time is told.
+The server uses the first: it writes a byte that does not occur in the input as a mark and replaces
+it, else moves bytes by a mask, or slices long messages. All ways must write the same bytes.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""The physical limit: a relay that receives up to 1 MiB and sends it on, and knows no messages.
+"""Physical limit: a relay that receives up to 1 MiB and forwards it, without a protocol.
 
     python load/lab/relay.py
 
-Rule 1: the same generator, verifying every payload. What it reaches here bounds what it can measure
-of any broker: a broker far below this line was not held up by its client.
+The generator verifies every payload, as elsewhere. Its rate here bounds what it can measure of any
+broker.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # So that it runs 
 
 from load.brokers import HOST
 from load.generators import Generator
-from load.report import short, spread
+from load.report import spread
+from simplebus.spark.jobs.report.summary import format_number
 
 READ_BYTES = 1 << 20
 BYTES_A_RUN = 1 << 30
@@ -26,7 +27,7 @@ ROUNDS = 3
 
 
 def relay(listener: socket.socket) -> None:
-    """Whoever connects first is sent what the second one sends."""
+    """Forward bytes from the second connection to the first."""
     subscriber, _ = listener.accept()
     publisher, _ = listener.accept()
     buffer = memoryview(bytearray(READ_BYTES))
@@ -36,7 +37,7 @@ def relay(listener: socket.socket) -> None:
 
 
 def rate_of(size_bytes: int) -> float:
-    """Verified messages a second, through the relay."""
+    """Return verified messages per second through the relay."""
     options = {"timeout_s": 30, "count": BYTES_A_RUN // size_bytes, "size": size_bytes}
     with socket.create_server((HOST, 0)) as listener:
         port = listener.getsockname()[1]
@@ -53,7 +54,7 @@ def rate_of(size_bytes: int) -> float:
 def main() -> None:
     for size_bytes in (16, 128, 1024):
         rates = [rate_of(size_bytes) for _ in range(ROUNDS)]
-        print(f"{size_bytes:5} B  {short(median(rates))} msgs/s ({spread(rates)})")
+        print(f"{size_bytes:5} B  {format_number(median(rates))} msgs/s ({spread(rates)})")
 
 
 if __name__ == "__main__":

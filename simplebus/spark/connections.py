@@ -27,7 +27,7 @@ def open_source(
     """Return a reader for a bus or for the journal at a path. Use it as a context manager."""
     if is_path(server):
         from simplebus.spark.read.journal_reader import (
-            SparkJournalReader,  # Half a server comes with it.
+            SparkJournalReader,  # It imports large parts of the server.
         )
 
         return SparkJournalReader(server)
@@ -42,7 +42,7 @@ class SourceConnections:
         self._open: dict[str, tuple[BusReader | SparkJournalReader, contextlib.ExitStack]] = {}
 
     def __getitem__(self, server: str) -> BusReader | SparkJournalReader:
-        """Return the reader of a server, connected on first use. Raises one of UNREACHABLE_ERRORS."""
+        """Return the reader of a server, connected on first use. Raises UNREACHABLE_ERRORS."""
         if server not in self._open:
             stack = contextlib.ExitStack()
             source: BusReader | SparkJournalReader = open_source(

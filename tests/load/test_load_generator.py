@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from load import canary, canary_nats, generators, sdk
-from load.measure import Manner
+from load import broken_broker, broken_nats_server, generators, sdk
+from load.measure import RunOptions
 from load.processes import LoadError
 from simplebus.spark.jobs.report.traces import RUN_FILE
 from tests.support.requirements import require_program
@@ -23,41 +23,46 @@ def _compiler() -> None:
     require_program("cc", "gcc", "clang")
 
 
-@pytest.mark.parametrize("version", canary.VERSIONS)
-@pytest.mark.parametrize("acks", canary.ACK_MODES)
+@pytest.mark.parametrize("version", broken_broker.VERSIONS)
+@pytest.mark.parametrize("acks", broken_broker.ACK_MODES)
 def test_an_honest_broker_passes(acks: str, version: int) -> None:
-    canary.check_honest(acks, version)
+    broken_broker.check_honest(acks, version)
 
 
-@pytest.mark.parametrize("version", canary.VERSIONS)
+@pytest.mark.parametrize("version", broken_broker.VERSIONS)
 def test_a_repeated_message_is_counted(version: int) -> None:
-    canary.check_repeat(version)
+    broken_broker.check_repeat(version)
 
 
 # An invented message behind the last one is noticed only if it comes before the generator leaves.
 @pytest.mark.parametrize(
     ("version", "fault"),
-    [(v, fault) for v in canary.VERSIONS for fault in canary.faults(v) if fault != "invent"],
+    [
+        (v, fault)
+        for v in broken_broker.VERSIONS
+        for fault in broken_broker.faults(v)
+        if fault != "invent"
+    ],
 )
 def test_a_fault_is_named(version: int, fault: str) -> None:
-    assert canary.faults(version)[fault] in canary.check_fault(fault, version)
+    assert broken_broker.faults(version)[fault] in broken_broker.check_fault(fault, version)
 
 
-@pytest.mark.parametrize("shape", canary_nats.SHAPES)
+@pytest.mark.parametrize("shape", broken_nats_server.SHAPES)
 def test_an_honest_nats_server_passes(shape: str) -> None:
-    canary_nats.run("", shape)
+    broken_nats_server.run("", shape)
 
 
 # Silence is noticed by the clock, as above, which takes its time.
-@pytest.mark.parametrize("fault", sorted(canary_nats.FAULTS.keys() - {"invent", "silence"}))
+@pytest.mark.parametrize("fault", sorted(broken_nats_server.FAULTS.keys() - {"invent", "silence"}))
 def test_a_fault_of_a_nats_server_is_named(fault: str) -> None:
-    assert canary_nats.FAULTS[fault] in canary_nats.check_fault(fault, "many")
+    assert broken_nats_server.FAULTS[fault] in broken_nats_server.check_fault(fault, "many")
 
 
 @pytest.mark.long
 def test_every_program_that_is_timed_verifies_what_comes() -> None:
-    has_peer = sdk.peer_is_there()
-    with sdk.open_bench(Manner(rounds=1), has_peer=has_peer) as bench:
+    has_peer = sdk.is_peer_available()
+    with sdk.open_environment(RunOptions(rounds=1), has_peer=has_peer) as bench:
         for measure in sdk.measures():
             is_shown_already = "1024 B" in measure.name or "asyncio" in measure.name
             if not is_shown_already and (has_peer or measure.kind == "simplebus"):

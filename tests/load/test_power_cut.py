@@ -12,7 +12,7 @@ from random import Random
 
 import pytest
 
-from load.power import PAGE_BYTES, Power, mixed, torn
+from load.power_cut import PAGE_BYTES, PowerCutDirectory, mix_names, mix_pages
 from tests.support.requirements import require_program
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -51,24 +51,24 @@ def _compiler() -> None:
 
 
 @pytest.fixture
-def power(tmp_path: Path) -> Power:
+def power(tmp_path: Path) -> PowerCutDirectory:
     directory = tmp_path / "data"
     directory.mkdir()
-    return Power.of(directory)
+    return PowerCutDirectory.of(directory)
 
 
-def do(power: Power, body: str) -> None:
+def do(power: PowerCutDirectory, body: str) -> None:
     program = [sys.executable, "-S", "-c", PROGRAM.format(body=body), str(power.directory)]
     done = subprocess.run(program, env=os.environ | power.environment(), check=False)
     assert done.returncode == -signal.SIGKILL
 
 
-def content(power: Power) -> dict[str, bytes]:
+def content(power: PowerCutDirectory) -> dict[str, bytes]:
     files = (path for path in power.directory.rglob("*") if path.is_file())
     return {str(path.relative_to(power.directory)): path.read_bytes() for path in files}
 
 
-def test_what_was_synced_is_there_and_nothing_else(power: Power) -> None:
+def test_what_was_synced_is_there_and_nothing_else(power: PowerCutDirectory) -> None:
     (power.directory / "before").write_bytes(b"before")
     do(
         power,
@@ -89,7 +89,7 @@ os.fdatasync(opened("too late"))
     assert content(power) == expected | {"empty": b""}
 
 
-def test_a_folder_has_the_names_that_were_synced(power: Power) -> None:
+def test_a_folder_has_the_names_that_were_synced(power: PowerCutDirectory) -> None:
     do(
         power,
         """
@@ -105,7 +105,7 @@ os.fdatasync(opened("b/file")), os.fdatasync(opened("a/second"))
     assert (power.directory / "b").is_dir()
 
 
-def test_what_a_kill_left_is_in_doubt_until_it_is_synced_again(power: Power) -> None:
+def test_what_a_kill_left_is_in_doubt_until_it_is_synced_again(power: PowerCutDirectory) -> None:
     write = "os.write(opened('file'), b'written')\nsync()"
     do(power, write)
     do(power, "opened('file')")
@@ -117,7 +117,9 @@ def test_what_a_kill_left_is_in_doubt_until_it_is_synced_again(power: Power) -> 
     assert content(power) == {"file": b"written"}
 
 
-def test_what_is_cut_off_and_written_anew_counts_when_it_is_synced(power: Power) -> None:
+def test_what_is_cut_off_and_written_anew_counts_when_it_is_synced(
+    power: PowerCutDirectory,
+) -> None:
     do(
         power,
         """
@@ -141,7 +143,7 @@ os.ftruncate(file, 1)
         "os.pwritev(file, [b'n', b'ew'], 3)",
     ],
 )
-def test_every_way_to_write_is_seen(power: Power, write: str) -> None:
+def test_every_way_to_write_is_seen(power: PowerCutDirectory, write: str) -> None:
     """At the first sync of a file all of it is kept; here it is the second."""
     begin = "file = opened('file')\nos.write(file, b'old'), os.fsync(file), sync()\n"
     do(power, f"{begin}{write}\nos.fsync(file)")
@@ -149,7 +151,7 @@ def test_every_way_to_write_is_seen(power: Power, write: str) -> None:
     assert content(power) == {"file": b"oldnew"}
 
 
-def test_by_chance_what_was_not_synced_is_there_too(power: Power) -> None:
+def test_by_chance_what_was_not_synced_is_there_too(power: PowerCutDirectory) -> None:
     do(
         power,
         """
@@ -167,15 +169,15 @@ def test_by_chance_pages_stay_and_one_is_torn() -> None:
     safe, written = b"a" * (3 * PAGE_BYTES), b"a" * (2 * PAGE_BYTES) + b"b" * (2 * PAGE_BYTES + 9)
     seen = set()
     for seed in range(200):
-        found = torn(safe, written, Random(seed), 0.5)
+        found = mix_pages(safe, written, Random(seed), 0.5)
         assert len(found) in (len(safe), len(written))
         assert found[: 2 * PAGE_BYTES] == safe[: 2 * PAGE_BYTES]
         assert all(byte in (a, 0, ord("b")) for byte, a in zip(found, safe, strict=False))
         page = set(found[2 * PAGE_BYTES : 3 * PAGE_BYTES])
         seen.add((len(found) > len(safe), page == set(b"b"), page == set(b"ab")))
     assert seen > {(longer, *page) for longer in (0, 1) for page in ((0, 1), (1, 0))}
-    assert torn(safe, safe[:9], Random(1), 1.0) == safe[:9]
-    assert torn(safe, safe[:9], Random(1), 0.0) == safe
+    assert mix_pages(safe, safe[:9], Random(1), 1.0) == safe[:9]
+    assert mix_pages(safe, safe[:9], Random(1), 0.0) == safe
 
 
 def test_by_chance_names_come_and_go() -> None:
@@ -184,7 +186,7 @@ def test_by_chance_names_come_and_go() -> None:
     written = {"kept": "1", "new": "4", "other": "3"}
     seen = set()
     for seed in range(100):
-        found = mixed(synced, written, Random(seed), 0.5)
+        found = mix_names(synced, written, Random(seed), 0.5)
         assert found["kept"] == "1"
         assert ("old" in found) != ("other" in found)
         seen.add(("gone" in found, "new" in found, "old" in found))

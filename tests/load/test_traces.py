@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from load import canary
+from load import broken_broker
 from load.brokers import is_available, running
 from load.generators import Generator
 from load.measure import Flow, measure
@@ -93,20 +93,20 @@ def test_a_trace_has_every_message_of_every_class_once(
     assert sum(rates) > 0.99 * sample.rate  # All moments lie within those that the run itself took.
 
 
-@pytest.mark.parametrize("version", canary.VERSIONS)
+@pytest.mark.parametrize("version", broken_broker.VERSIONS)
 def test_a_message_that_came_again_is_noted_as_such(version: int, tmp_path: Path) -> None:
     tracer = Tracer(tmp_path)
-    canary.try_fault("repeat", version=version, tracer=tracer)
-    again = [(canary.CLASS, canary.STRICKEN, canary.STRICKEN + 1)]
+    broken_broker.try_fault("repeat", version=version, tracer=tracer)
+    again = [(broken_broker.CLASS, broken_broker.STRICKEN, broken_broker.STRICKEN + 1)]
     assert numbers(tracer, 0, "redelivered") == again
-    assert whole(numbers(tracer, 0, "delivered"), canary.CLASS) == (0, canary.COUNT)
+    assert whole(numbers(tracer, 0, "delivered"), broken_broker.CLASS) == (0, broken_broker.COUNT)
 
 
-@pytest.mark.parametrize("acks", canary.ACK_MODES)
+@pytest.mark.parametrize("acks", broken_broker.ACK_MODES)
 def test_every_way_to_acknowledge_is_noted(acks: str, tmp_path: Path) -> None:
     tracer = Tracer(tmp_path)
-    canary.try_fault("", acks=acks, tracer=tracer)
-    assert whole(numbers(tracer, 0, "acked"), canary.CLASS) == (0, canary.COUNT)
+    broken_broker.try_fault("", acks=acks, tracer=tracer)
+    assert whole(numbers(tracer, 0, "acked"), broken_broker.CLASS) == (0, broken_broker.COUNT)
 
 
 def test_a_trace_that_is_full_ends_the_run() -> None:

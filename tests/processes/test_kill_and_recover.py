@@ -1,4 +1,4 @@
-"""Tests that killed servers, and servers after a power cut, lose no confirmed message.
+"""Tests that servers lose no confirmed message through kills and power cuts.
 
 The accounting is tested as well: it must detect losses. `python load/run.py kills` is the long
 form.
@@ -13,16 +13,16 @@ from random import Random
 import pytest
 
 from load import kills
-from load.accounts import Seen, Sent, payload
+from load.message_accounting import DeliveryRecord, PublishedMessages, payload
 from tests.support.requirements import require_program
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
-SEED = 2  # With which the first kill cuts the power.
+SEED = 2  # With this seed, the first kill is a power cut.
 POWER_CUTS = next(kind for kind in kills.KINDS if kind.has_cuts)
 # A server that confirms without having synced anything.
-LIAR = """
+SERVER_WITHOUT_SYNC = """
 import os, sys
 os.fsync = os.fdatasync = lambda file: None
 from simplebus.cli import main
@@ -43,42 +43,56 @@ def _short(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.long
 def test_confirmed_messages_survive_kills_and_power_cuts() -> None:
-    found = kills.lives(POWER_CUTS, 1, SEED)
-    assert found.faults(may_lose=False) == []
-    assert (found.rounds, found.cuts) == (1, 1)
-    assert all(seen.messages for seen in found.seen)
+    result = kills.run_rounds(POWER_CUTS, 1, SEED)
+    assert result.faults(may_lose=False) == []
+    assert (result.rounds, result.cuts) == (1, 1)
+    assert all(seen.messages for seen in result.seen)
 
 
 @pytest.mark.long
 def test_detects_a_server_that_confirms_before_syncing() -> None:
-    found = kills.lives(POWER_CUTS, 1, SEED, serve=(sys.executable, "-c", LIAR, "serve"))
-    assert found.cuts == 1
-    assert any("lost" in fault for fault in found.faults(may_lose=False))
+    result = kills.run_rounds(
+        POWER_CUTS, 1, SEED, serve=(sys.executable, "-c", SERVER_WITHOUT_SYNC, "serve")
+    )
+    assert result.cuts == 1
+    assert any("lost" in fault for fault in result.faults(may_lose=False))
 
 
 def test_accounts_count_missing_repeated_late_and_disordered_messages() -> None:
-    sent, seen = Sent(), Seen(1)
-    assert sent.more(1, "ann", 3) == [b"ann 0", b"ann 1", b"ann 2"]
-    sent.more(1, "bob", 1)
-    sent.more(2, "ann", 9)
+    sent, seen = PublishedMessages(), DeliveryRecord(1)
+    assert sent.next_payloads(1, "ann", 3) == [b"ann 0", b"ann 1", b"ann 2"]
+    sent.next_payloads(1, "bob", 1)
+    sent.next_payloads(2, "ann", 9)
     for at, number in enumerate([0, 0, 2]):
-        seen.take(payload("ann", number), at, now=10.0)
+        seen.record_delivery(payload("ann", number), at, now=10.0)
     assert seen.missing(sent) == {("ann", 1), ("bob", 0)}
-    assert (seen.messages, seen.again, seen.late, seen.disordered, seen.head) == (2, 1, 0, 0, 3)
+    assert (
+        seen.messages,
+        seen.repeated_count,
+        seen.repeated_late,
+        seen.out_of_order,
+        seen.head,
+    ) == (2, 1, 0, 0, 3)
     seen.killed_at = 20.0
-    seen.take(payload("ann", 1), 3, now=21.0)
-    seen.take(payload("ann", 2), 2, now=21.0)
-    assert (seen.messages, seen.again, seen.late, seen.disordered, seen.head) == (3, 2, 1, 1, 4)
+    seen.record_delivery(payload("ann", 1), 3, now=21.0)
+    seen.record_delivery(payload("ann", 2), 2, now=21.0)
+    assert (
+        seen.messages,
+        seen.repeated_count,
+        seen.repeated_late,
+        seen.out_of_order,
+        seen.head,
+    ) == (3, 2, 1, 1, 4)
     assert seen.missing(sent) == {("bob", 0)}
 
 
 def test_losses_at_weaker_durability_are_reported_to_publishers() -> None:
-    found = kills.Found(stored_again=1)
-    found.lost.update({("ann", 1): 2, ("ann", 2): 1, ("bob", 1): 2})
-    found.told.update({"ann": 9, "bob": 1})
-    [fault] = found.faults(may_lose=True)
+    result = kills.RunResult(stored_twice=1)
+    result.lost.update({("ann", 1): 2, ("ann", 2): 1, ("bob", 1): 2})
+    result.told.update({"ann": 9, "bob": 1})
+    [fault] = result.faults(may_lose=True)
     assert fault.startswith("1 lost and not told (2 of ann in class 1, 1 of ann in class 2, ")
-    assert [each.split(" (")[0] for each in found.faults(may_lose=False)] == [
+    assert [each.split(" (")[0] for each in result.faults(may_lose=False)] == [
         "5 lost",
         "1 stored twice",
     ]
@@ -88,5 +102,5 @@ def test_server_variants_alternate(tmp_path: Path) -> None:
     servers = kills._Servers(kills.KINDS[1], tmp_path, Random(1), kills.SERVE, ())
     commands = [servers._command() for _ in range(6)]
     assert commands[:3] == commands[3:]
-    assert ["load.small" in command for command in commands[:3]] == [False, True, True]
+    assert ["load.small_server" in command for command in commands[:3]] == [False, True, True]
     assert ["spill" in command for command in commands[:3]] == [False, False, True]

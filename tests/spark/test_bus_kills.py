@@ -18,7 +18,7 @@ import simplebus
 from load.ports import free_port
 from simplebus.spark.jobs.archive import archive, messages
 from tests.client.faulty_server import faulty_proxy
-from tests.support.programs import program
+from tests.support.programs import running_program
 
 pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark")]
 
@@ -35,7 +35,7 @@ def test_a_bus_that_is_killed_in_the_middle_of_a_batch_is_archived_once(
     data = tmp_path / "bus"
     arguments = ["serve", "--host", "127.0.0.1", "--no-nats", "--no-http"]
     arguments += ["--data-dir", str(data), "--port", str(port := free_port())]
-    with program(*arguments) as killed:
+    with running_program(*arguments) as killed:
         killed.read_line()
         address = f"simplebus://127.0.0.1:{port}"
         with simplebus.connect_blocking(address, name="till") as bus, faulty_proxy(address) as way:
@@ -59,7 +59,7 @@ def test_a_bus_that_is_killed_in_the_middle_of_a_batch_is_archived_once(
                 killed.wait()
                 way.stall_after_bytes = None
                 way.disconnect_all()
-                with program(*arguments) as again:
+                with running_program(*arguments) as again:
                     again.read_line()
                     bus.flush()
                     bus.publish_many(LATER, class_id="orders")

@@ -35,14 +35,7 @@ from simplebus.testing.server import BusServer, bus_server, until
 from tests.client.faulty_server import FaultyProxy, faulty_proxy
 from tests.spark.driver_program import Place, queries
 from tests.spark.paused_queries import hold, is_held, package
-from tests.spark.processes import (
-    ancestors,
-    command,
-    end_session,
-    holders,
-    listening,
-    of_session,
-)
+from tests.spark.processes import ancestors, command, end_session, holders, listening, of_session
 from tests.support.programs import ROOT, environment
 
 pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark")]

@@ -28,6 +28,7 @@ from simplebus.spark.read.planner import DataLossError
 from simplebus.spark.sink import BusResetError, TaskWriteResult, write_task
 from simplebus.testing.server import BusServer, bus_server, until
 from tests.client.faulty_server import FaultyProxy, faulty_proxy
+from tests.spark.bus_messages import stored_payloads
 from tests.spark.simulated_query import POINTS, SimulatedQuery, once
 
 OLD = [b"old %d " % n * 150 for n in range(2500)]
@@ -38,11 +39,6 @@ NEW = [b"new %d" % n for n in range(300)]
 def publish(server: BusServer, payloads: list[bytes], class_id: int | str = 1) -> None:
     with simplebus.connect_blocking(server.address) as bus:
         bus.publish_many(payloads, class_id=class_id)
-
-
-def stored(server: BusServer, class_id: int | str = 1) -> list[bytes]:
-    with simplebus.connect_blocking(server.address) as bus:
-        return [message.payload for message in bus.fetch(class_id)]
 
 
 @pytest.fixture
@@ -284,14 +280,14 @@ def rows(payloads: list[bytes], piece: int) -> Iterator[pa.RecordBatch]:
 def test_two_attempts_at_one_task_publish_once(server: BusServer) -> None:
     options = SinkOptions(server.address.removeprefix("simplebus://"), class_="1", timeout=60)
     for trial in range(5):
-        name, expected = f"task {trial}", stored(server) + NEW
+        name, expected = f"task {trial}", stored_payloads(server) + NEW
         results = at_once(
             *[lambda n=n, name=name: write_task(rows(NEW, 7 + n), options, name) for n in range(3)]
         )
         assert any(isinstance(result, TaskWriteResult) for result in results)
         for result in results:
             assert isinstance(result, (TaskWriteResult, BusConnectionError))
-        assert stored(server) == expected
+        assert stored_payloads(server) == expected
 
 
 def test_a_bus_that_is_cut_off_for_a_while_is_written_to_once(
@@ -307,7 +303,7 @@ def test_a_bus_that_is_cut_off_for_a_while_is_written_to_once(
 
     options = SinkOptions(way.address, class_="1", timeout=60)
     assert write_task(cut(), options, "task").rows == len(OLD)
-    assert stored(server) == OLD
+    assert stored_payloads(server) == OLD
 
 
 def test_a_bus_that_loses_what_a_task_has_published_is_given_all_of_it_again() -> None:
@@ -328,8 +324,8 @@ def test_a_bus_that_loses_what_a_task_has_published_is_given_all_of_it_again() -
 
         with pytest.raises(BusResetError, match=f"the bus at {way.address} has begun anew"):
             write_task(interrupted(), options, "task")
-        half = stored(other)
+        half = stored_payloads(other)
         assert half == OLD[-len(half) :]
         assert len(half) < len(OLD)
         assert write_task(rows(OLD, 100), options, "task") == TaskWriteResult(len(OLD), 0)
-        assert stored(other) == half + OLD
+        assert stored_payloads(other) == half + OLD

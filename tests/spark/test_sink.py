@@ -14,6 +14,7 @@ from simplebus.spark import keepalive
 from simplebus.spark.options import SinkOptions
 from simplebus.spark.sink import TaskWriteResult, write_task
 from simplebus.testing.server import BusServer
+from tests.spark.bus_messages import stored_payloads
 from tests.spark.heartbeat_bus import beaten_bus
 
 ROWS = [b"%d" % n for n in range(1000)]
@@ -30,11 +31,6 @@ def rows(*, until: int = 1000, piece: int = 70, fails: bool = False) -> Iterator
         raise TaskFailedError
 
 
-def stored(server: BusServer, class_id: int | str = 1) -> list[bytes]:
-    with simplebus.connect_blocking(server.address) as bus:
-        return [message.payload for message in bus.fetch(class_id)]
-
-
 @pytest.fixture
 def options(server: BusServer) -> SinkOptions:
     return SinkOptions(server.address, class_="1", timeout=60)
@@ -45,9 +41,9 @@ def test_a_task_that_is_tried_again_publishes_nothing_twice(
 ) -> None:
     assert write_task(rows(), options, "task") == TaskWriteResult(1000, 0)
     assert write_task(rows(piece=33), options, "task") == TaskWriteResult(1000, 1000)
-    assert stored(server) == ROWS
+    assert stored_payloads(server) == ROWS
     assert write_task(rows(), options, "other") == TaskWriteResult(1000, 0)
-    assert len(stored(server)) == 2000
+    assert len(stored_payloads(server)) == 2000
 
 
 def test_a_task_that_failed_halfway_is_finished_by_the_next_attempt(
@@ -58,7 +54,7 @@ def test_a_task_that_failed_halfway_is_finished_by_the_next_attempt(
             write_task(rows(until=until, fails=True), options, "task")
     found = write_task(rows(piece=41), options, "task")
     assert (found.rows, found.stored_before) == (1000, 520)
-    assert stored(server) == ROWS
+    assert stored_payloads(server) == ROWS
 
 
 def test_an_attempt_that_is_replaced_publishes_no_more(
@@ -71,7 +67,7 @@ def test_an_attempt_that_is_replaced_publishes_no_more(
 
     with pytest.raises(BusConnectionError, match=r"connected again|another"):
         write_task(slow(), options, "task")
-    assert stored(server) == ROWS
+    assert stored_payloads(server) == ROWS
 
 
 def test_a_lost_connection_in_the_middle_of_a_task_is_replaced(
@@ -83,7 +79,7 @@ def test_a_lost_connection_in_the_middle_of_a_task_is_replaced(
             server.hang_up()
 
     assert write_task(cut(), options, "task").rows == 1000
-    assert stored(server) == ROWS
+    assert stored_payloads(server) == ROWS
 
 
 @pytest.mark.spark
@@ -111,7 +107,7 @@ def test_a_frame_is_published_with_all_that_is_beside_its_values(
 
 def test_digits_of_other_scripts_are_a_name(server: BusServer) -> None:
     write_task(rows(), SinkOptions(server.address, class_="\u0663", timeout=60), "task")
-    assert stored(server, "\u0663") == ROWS
+    assert stored_payloads(server, "\u0663") == ROWS
 
 
 def test_a_task_may_wait_long_for_its_rows(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -127,4 +123,4 @@ def test_a_task_may_wait_long_for_its_rows(monkeypatch: pytest.MonkeyPatch) -> N
         options = SinkOptions(bus.server.address, class_="1", timeout=60)
         assert write_task(slowly(), options, "task") == TaskWriteResult(140, 0)
         assert bus.taken_for_dead() == 0
-        assert stored(bus.server) == ROWS[:140]
+        assert stored_payloads(bus.server) == ROWS[:140]

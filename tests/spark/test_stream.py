@@ -7,24 +7,12 @@ from typing import Any
 
 import pytest
 
-import simplebus
 from simplebus.core.settings import Retention, Settings
 from simplebus.spark import lag
 from simplebus.testing.server import BusServer, bus_server, until
-from tests.spark import competing_consumer
+from tests.spark.bus_messages import consume_messages, publish_numbers
 
 pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark")]
-
-
-def publish(server: BusServer, first: int, last: int, class_id: int | str = 1) -> None:
-    with simplebus.connect_blocking(server.address) as bus:
-        bus.publish_many([b"%d" % n for n in range(first, last)], class_id=class_id)
-
-
-def take(server: BusServer, count: int) -> None:
-    """Somebody who is no query is done with what there is."""
-    with simplebus.connect_blocking(server.address) as bus, bus.subscribe(1) as messages:
-        competing_consumer.take(messages, count)
 
 
 def kept_from(server: BusServer) -> int:
@@ -58,7 +46,7 @@ def archived(spark: Any, place: Path) -> list[tuple[str, int]]:
 def test_a_stream_is_archived_once_over_restarts_and_the_bus_keeps_what_is_not(
     spark: Any, server: BusServer, tmp_path: Path
 ) -> None:
-    publish(server, 0, 1000)
+    publish_numbers(server, 0, 1000)
     query = archive(spark, server, tmp_path, maxOffsetsPerTrigger=400)
     assert [p["numInputRows"] for p in query.recentProgress if p["numInputRows"]] == [400, 400, 200]
     place = server.address.removeprefix("simplebus://")
@@ -67,13 +55,13 @@ def test_a_stream_is_archived_once_over_restarts_and_the_bus_keeps_what_is_not(
     assert archived(spark, tmp_path) == [("1", n) for n in range(1000)]
     until(lambda: kept_from(server) == 1000)  # The last batch is let go of too.
 
-    publish(server, 1000, 1500)
+    publish_numbers(server, 1000, 1500)
     until(lambda: server.statistics().ring.floor == 1000)  # These are kept for the query.
-    publish(server, 0, 10, class_id=2)
+    publish_numbers(server, 0, 10, class_id=2)
     with bus_server() as other:
-        publish(other, 0, 5, class_id=2)
+        publish_numbers(other, 0, 5, class_id=2)
         both = f"{server.address},{other.address}"
-        publish(other, 0, 7)
+        publish_numbers(other, 0, 7)
         archive(spark, server, tmp_path, servers=both, subscribe="1,2")
         assert archived(spark, tmp_path) == sorted(
             [
@@ -88,11 +76,11 @@ def test_a_stream_is_archived_once_over_restarts_and_the_bus_keeps_what_is_not(
 
 def test_what_is_gone_ends_a_query_or_is_passed_over(spark: Any, tmp_path: Path) -> None:
     with bus_server(Settings(keep=Retention(messages=5))) as server:
-        publish(server, 0, 20)
+        publish_numbers(server, 0, 20)
         archive(spark, server, tmp_path, durable="none")
         until(lambda: not server.statistics().subscriptions)  # Its end takes a moment.
-        publish(server, 20, 60)
-        take(server, 60)  # Nothing is kept for this query while it lies down.
+        publish_numbers(server, 20, 60)
+        consume_messages(server, 60)  # Nothing is kept for this query while it lies down.
         with pytest.raises(Exception, match=r"messages 20 to 54 of class 1 at .* are lost"):
             archive(spark, server, tmp_path, durable="none")
         archive(spark, server, tmp_path, failOnDataLoss="false")

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import Column, DataFrame, SparkSession
 
-_STREAM = "lane"
+_STREAM = "stream"
 _COLUMNS = ("value", "key", "headers", "channel")
 _GROUP = ("class", "server", "memory")
 # Batches queued for a stream whose messages are not due yet.
@@ -285,14 +285,16 @@ class _PublisherThread:
                 continue
 
     def wait_published(self) -> tuple[int, int]:
-        """Wait until all rows are published. Return the number of rows, and of those stored before."""
+        """Wait until all rows are published. Return how many there were, and how many were stored
+        before.
+        """
         self.put(None)
         self._thread.join()
         self._check()
         return self._result
 
     def stop(self) -> None:
-        """Stop the thread. If it hangs on its bus, the next publisher of this name disconnects it."""
+        """Stop the thread. The next publisher of this name disconnects one that hangs on its bus."""
         self._stop_requested.set()
         self._thread.join(_STOP_TIMEOUT_SECONDS)
 

@@ -22,9 +22,9 @@ from simplebus.spark.options import class_id
 from simplebus.spark.read.bus_reader import ClassMissingError, report_losses
 from simplebus.spark.read.offsets import BusExtent, ClassExtent, check_distinct
 from simplebus.spark.read.planner import LostRange, MessageRange
-from simplebus.storage.directory import look
+from simplebus.storage.directory import open_directory
 from simplebus.storage.errors import JournalError
-from simplebus.storage.journal_reader import ClassFiles, Piece, class_names
+from simplebus.storage.journal_reader import ClassJournalReader, MessageBlock, class_names
 
 # Bytes converted to columns at once: a server with a slow disk writes large records.
 _BATCH_BYTES = 4 * 1024 * 1024
@@ -37,7 +37,7 @@ class SparkJournalReader:
         self.server = path
         self._path = Path(path)
         self._ids: dict[str, int] = {}
-        self._files: dict[int, ClassFiles] = {}
+        self._files: dict[int, ClassJournalReader] = {}
 
     def __enter__(self) -> Self:
         self._read_memory_id()
@@ -54,7 +54,7 @@ class SparkJournalReader:
     def _read_memory_id(self) -> str:
         """Return the memory id of the journal."""
         try:
-            return look(self._path).bus
+            return open_directory(self._path).bus_id
         except JournalError as error:
             raise JournalError(
                 f"on {socket.gethostname()}: {error}; the driver and every executor read the "
@@ -79,10 +79,10 @@ class SparkJournalReader:
             f"the journal at {self.server} has no class {name!r}; check the option subscribe"
         )
 
-    def _class_files(self, name: str) -> ClassFiles:
+    def _class_files(self, name: str) -> ClassJournalReader:
         number = self.class_id(name)
         if number not in self._files:
-            self._files[number] = ClassFiles(self._path, number)
+            self._files[number] = ClassJournalReader(self._path, number)
         return self._files[number]
 
     def get_extent(self, names: Sequence[str], *, make: bool = False) -> BusExtent:
@@ -102,9 +102,9 @@ class SparkJournalReader:
             bus, held = self._read_memory_id(), {}
             for name in names:
                 files = self._class_files(name)
-                if not (make or files.is_there or self.class_id(name) in class_names(self._path)):
+                if not (make or files.exists or self.class_id(name) in class_names(self._path)):
                     raise self._class_error(name)
-                held[name] = ClassExtent(*files.extent())
+                held[name] = ClassExtent(*files.read_extent())
             if bus == self._read_memory_id():
                 return BusExtent(bus, held)
 
@@ -118,7 +118,7 @@ class SparkJournalReader:
             times: Milliseconds since 1970, by class.
         """
         return {
-            name: self._class_files(name).first_since(milliseconds / 1000)
+            name: self._class_files(name).find_first_since(milliseconds / 1000)
             for name, milliseconds in times.items()
         }
 
@@ -134,7 +134,7 @@ class SparkJournalReader:
             )
             return
         files, next_sequence = self._class_files(message_range.class_), message_range.first
-        for piece in files.pieces(message_range.first, message_range.last):
+        for piece in files.read_blocks(message_range.first, message_range.last):
             for frames in split_piece(piece):
                 frames = frames.slice_sequences(next_sequence, message_range.last)
                 if frames.count:
@@ -146,7 +146,7 @@ class SparkJournalReader:
                     yield frames
                     next_sequence = frames.first + frames.count
         if next_sequence < message_range.last:
-            first, head = files.extent()
+            first, head = files.read_extent()
             reason = files.problem or f"the journal holds messages from {first} to {head - 1}"
             self._report_loss(
                 message_range, next_sequence, message_range.last, reason, strict=strict
@@ -161,7 +161,7 @@ class SparkJournalReader:
         )
 
 
-def split_piece(piece: Piece) -> Iterator[FetchedFrames]:
+def split_piece(piece: MessageBlock) -> Iterator[FetchedFrames]:
     """Yield the messages of a journal piece, some megabytes at a time.
 
     Raises JournalError for bytes that are not frames.

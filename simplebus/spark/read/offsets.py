@@ -70,7 +70,7 @@ class TimestampSpec:
         when = datetime.fromtimestamp(milliseconds / 1000, UTC).isoformat(timespec="milliseconds")
         raise OffsetError(
             f"{self.option} is {milliseconds} ({when}) for class {name} at {server}, which has "
-            "accepted nothing since then; to begin with what comes next, set the option "
+            "accepted no message since then; to start with the next message, set the option "
             "startingOffsetsByTimestampStrategy to latest"
         )
 

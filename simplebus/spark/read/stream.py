@@ -287,7 +287,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._connections.close()
 
     def _connection_lock(self) -> threading.RLock:
-        """Return the lock to hold while using connections; start the keepalive on the first call."""
+        """Return the lock to hold while using connections. The first call starts the keepalive."""
         if self._keepalive is None:
             self._keepalive = ConnectionKeepalive(self._connections.client_connections)
             self._keepalive.start()
@@ -296,9 +296,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _get_extents(self, *, strict: bool, make: bool = True) -> dict[str, BusExtent]:
         """Return the stored messages of the reachable buses.
 
-        An unreachable bus raises one of UNREACHABLE_ERRORS if `strict`; otherwise it is logged
-        and skipped
-        for a while. Raises OffsetError if two names are the same bus.
+        An unreachable bus raises one of UNREACHABLE_ERRORS if `strict`; otherwise the reader
+        logs it and
+        skips it for a while. Raises OffsetError if two names are the same bus.
         """
         found = {}
         for server in self._options.servers:

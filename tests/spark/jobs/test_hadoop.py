@@ -30,7 +30,7 @@ class _Files(HadoopArchiveFiles):
         self.root = "file:/archive"
         self._outcomes = iter(outcomes)
 
-    def _listed(self, folder: str) -> list[ArchiveFile]:
+    def _list_once(self, folder: str) -> list[ArchiveFile]:
         outcome = next(self._outcomes)
         if isinstance(outcome, str):
             raise _OvertakenError(outcome)

@@ -1,4 +1,4 @@
-"""Which rows a lane publishes, and under which name."""
+"""Assignment of archived rows to replay streams, and the streams' publisher names."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ GROUP = ("orders", "h:1", "memory")
 CHOSEN = MessageSelection(channels=("a.*",), begin=datetime(2026, 3, 1, tzinfo=UTC))
 
 
-def batch(lanes: list[int], channels: list[str | None]) -> Any:
-    numbers = list(range(len(lanes)))
+def batch(streams: list[int], channels: list[str | None]) -> Any:
+    numbers = list(range(len(streams)))
     return pa.RecordBatch.from_pydict(
         {
-            "lane": lanes,
+            "stream": streams,
             "offset": numbers,
             "value": [b"%d" % n for n in numbers],
             "channel": pa.array(channels, pa.string()),
@@ -58,7 +58,7 @@ def test_a_publisher_is_called_the_same_for_the_same_messages_and_for_no_others(
     assert len({name, *others}) == 7
 
 
-def test_rows_go_to_their_lanes_in_their_order_with_what_a_message_has() -> None:
+def test_rows_go_to_their_streams_in_their_order_with_what_a_message_has() -> None:
     found = dict(split_by_stream(batch([1, 0, 1, 1, 0], ["x"] * 5)))
     assert found[1].column("value").to_pylist() == [b"0", b"2", b"3"]
     assert found[0].column("value").to_pylist() == [b"1", b"4"]
@@ -96,12 +96,12 @@ class TaskFailedError(Exception):
 
 
 def rows(last: int, *, dies: bool = False) -> Iterator[Any]:
-    """Numbers, the even ones of lane 0 and the odd ones of lane 1, all due at once."""
+    """Numbers, the even ones of stream 0 and the odd ones of stream 1, all due at once."""
     for first in range(0, last, 50):
         numbers = range(first, min(first + 50, last))
         yield pa.RecordBatch.from_pydict(
             {
-                "lane": [n % 2 for n in numbers],
+                "stream": [n % 2 for n in numbers],
                 "offset": list(numbers),
                 "value": [b"%d" % n for n in numbers],
                 "key": [b"k"] * len(numbers),
@@ -113,9 +113,9 @@ def rows(last: int, *, dies: bool = False) -> Iterator[Any]:
         raise TaskFailedError
 
 
-def lanes(address: str) -> list[ReplayStream]:
+def streams(address: str) -> list[ReplayStream]:
     sinks = [SinkOptions(address, class_=name, timeout=1) for name in ("even", "odd")]
-    return [ReplayStream(f"lane {sink.class_}", sink) for sink in sinks]
+    return [ReplayStream(f"stream {sink.class_}", sink) for sink in sinks]
 
 
 def stored(server: BusServer, name: str) -> list[int]:
@@ -129,7 +129,7 @@ def stored(server: BusServer, name: str) -> list[int]:
 def test_a_replay_that_died_goes_on_where_it_ended(
     server: BusServer, pace: ReplaySchedule | None
 ) -> None:
-    publishing = StreamPublisherTask(lanes(server.address), (), pace)
+    publishing = StreamPublisherTask(streams(server.address), (), pace)
     for last in (170, 30, 410):
         with pytest.raises(TaskFailedError):
             list(publishing(rows(last, dies=True)))
@@ -139,6 +139,6 @@ def test_a_replay_that_died_goes_on_where_it_ended(
     assert stored(server, "odd") == list(range(1, 600, 2))
 
 
-def test_a_lane_whose_bus_is_not_there_ends_its_task() -> None:
+def test_a_stream_whose_bus_is_not_there_ends_its_task() -> None:
     with pytest.raises(BusConnectionError, match=r"127\.0\.0\.1:9"):
-        list(StreamPublisherTask(lanes("127.0.0.1:9"), (), None)(rows(10_000)))
+        list(StreamPublisherTask(streams("127.0.0.1:9"), (), None)(rows(10_000)))

@@ -29,15 +29,9 @@ from simplebus.spark.source import BatchReader
 from simplebus.storage import journal_reader
 from simplebus.storage.errors import JournalError
 from simplebus.storage.file_names import file_name
-from simplebus.storage.inspection import Inspection
-from simplebus.storage.journal_reader import ClassFiles, Piece
-from tests.behaviour.wire_peer_v2 import (
-    ack,
-    channel_envelope,
-    connect_version2,
-    publish,
-    subscribe,
-)
+from simplebus.storage.inspection import JournalInspection
+from simplebus.storage.journal_reader import ClassJournalReader, MessageBlock
+from tests.behaviour.wire_peer_v2 import ack, channel_envelope, connect_version2, publish, subscribe
 from tests.spark.simulated_query import SimulatedQuery
 from tests.spark.test_arrow_columns import messages as sent_messages
 from tests.storage.journaled_broker import START, KeptBus, end_all
@@ -135,7 +129,7 @@ def test_columns_hold_what_a_look_at_each_message_says(
         bus.sync()
         bus.broker.clock.now += 0.5
     bus.crash()
-    there = Inspection(path).messages(1, count=1000)
+    there = JournalInspection(path).messages(1, count=1000)
     expected = [(one.sequence, one.payload, one.envelope, one.time) for one in there]
     first = data.draw(st.integers(0, sent))
     last = data.draw(st.integers(first, sent))
@@ -160,16 +154,18 @@ def test_a_piece_is_cut_wherever_it_is_too_large(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr("simplebus.spark.read.journal_reader._BATCH_BYTES", 40)
     payloads = [b"a", b"x" * 100, b"b" * 20, b"", b"c"]
     whole = publish(1, 0, *payloads)
-    piece = Piece(7, len(payloads), [(7, 1.0)], bytearray(whole + bytes(16)))
+    piece = MessageBlock(7, len(payloads), [(7, 1.0)], bytearray(whole + bytes(16)))
     found = list(split_piece(piece))
     assert [each.first for each in found] == [7, 8, 9, 10]
     batches = [to_record_batch(each, ColumnOptions("s", "1", 1)) for each in found]
     assert [value for each in batches for value in each["value"].to_pylist()] == payloads
     for count in (4, 6):
-        with pytest.raises(JournalError, match=f"say {count} messages from 7 on, and hold 5"):
-            list(split_piece(Piece(7, count, [(7, 1.0)], piece.buffer)))
+        with pytest.raises(
+            JournalError, match=f"expected {count} messages from 7 on in the records, found 5"
+        ):
+            list(split_piece(MessageBlock(7, count, [(7, 1.0)], piece.buffer)))
     with pytest.raises(JournalError, match="expected a frame of message 12, got 3 bytes"):
-        list(split_piece(Piece(7, 5, [(7, 1.0)], bytearray(whole + b"abc" + bytes(16)))))
+        list(split_piece(MessageBlock(7, 5, [(7, 1.0)], bytearray(whole + b"abc" + bytes(16)))))
 
 
 def test_a_batch_job_reads_as_from_a_bus(till: Till) -> None:
@@ -226,7 +222,7 @@ def test_times_are_found(till: Till) -> None:
     assert since(0.5) == payloads_of(10, 40)
     assert since(1.0) == payloads_of(10, 40)
     assert since(2.02) == payloads_of(30, 40)
-    with pytest.raises(OffsetError, match="has accepted nothing since then"):
+    with pytest.raises(OffsetError, match="has accepted no message since then"):
         since(3.5)
     ending = int((START + 1.5) * 1000)
     assert values(batch(**started, endingTimestamp=ending)) == payloads_of(0, 20)
@@ -275,30 +271,30 @@ def test_a_file_that_was_looked_through_is_not_looked_through_again(
     till: Till, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     till.lots(1)
-    files = ClassFiles(till.path, 1)
+    files = ClassJournalReader(till.path, 1)
     (segment,) = till.segments()
-    assert files.extent() == (0, 10)
+    assert files.read_extent() == (0, 10)
     os.utime(segment, (START, START))
-    assert files.extent() == (0, 10)
+    assert files.read_extent() == (0, 10)
     with monkeypatch.context() as patch:
         patch.setattr(os, "pread", None)
-        assert files.extent() == (0, 10)
+        assert files.read_extent() == (0, 10)
     till.publish()
     till.bus.sync()
-    assert files.extent() == (0, 20)
+    assert files.read_extent() == (0, 20)
 
 
 def test_a_clock_that_stands_still_hides_nothing(tmp_path: Path) -> None:
     till = Till(tmp_path)
     till.lots(1)
-    files = ClassFiles(till.path, 1)
+    files = ClassJournalReader(till.path, 1)
     (segment,) = till.segments()
     before = segment.stat()
-    assert files.extent() == (0, 10)
+    assert files.read_extent() == (0, 10)
     till.lots(1)
     os.utime(segment, ns=(before.st_atime_ns, before.st_mtime_ns))
     assert segment.stat().st_size == before.st_size
-    assert files.extent() == (0, 20)
+    assert files.read_extent() == (0, 20)
     till.bus.crash()
 
 
@@ -311,12 +307,12 @@ def test_nothing_is_told_to_be_there_that_a_power_cut_could_take(
         safe[path] = path.stat().st_size if path.is_file() else 0
 
     monkeypatch.setattr(journal_reader, "sync_file", sync)
-    files = ClassFiles(till.path, 1)
+    files = ClassJournalReader(till.path, 1)
     for _ in range(3):
         for _ in range(2):
             till.publish()
             till.bus.write()  # And that is all: the system has it.
-        floor, head = files.extent()
+        floor, head = files.read_extent()
         assert (floor, head) == (0, till.sent)
         assert set(till.segments()) <= set(safe)
         assert {till.path / "classes", till.path / "classes" / "00001"} <= set(safe)
@@ -333,13 +329,13 @@ def test_a_disk_that_cannot_say_so_ends_it(till: Till, monkeypatch: pytest.Monke
         raise OSError(5, "Input/output error")
 
     till.lots(1)
-    files = ClassFiles(till.path, 1)
+    files = ClassJournalReader(till.path, 1)
     with monkeypatch.context() as patch:
         patch.setattr(journal_reader, "sync_file", failing)
         for _ in range(2):
             with pytest.raises(JournalError, match=r"00001 cannot be read: Input/output error"):
-                files.extent()
-    assert files.extent() == (0, EACH)
+                files.read_extent()
+    assert files.read_extent() == (0, EACH)
 
 
 # What is gone -----------------------------------------------------------------------------------
@@ -445,7 +441,7 @@ def test_sequences_that_are_given_out_again_end_a_query(till: Till) -> None:
 
 def test_what_is_not_there_is_said_with_the_machine(till: Till, tmp_path: Path) -> None:
     missing = tmp_path / "nothing"
-    with pytest.raises(JournalError, match=r"^on \S+: .*nothing holds no journal: .* every exec"):
+    with pytest.raises(JournalError, match=r"^on \S+: .*nothing holds no journal; .* every exec"):
         batch(path=missing, subscribe="orders")
     till.lots(1)
     reader = BatchReader(
@@ -453,7 +449,7 @@ def test_what_is_not_there_is_said_with_the_machine(till: Till, tmp_path: Path) 
     )
     (task,) = reader.partitions()
     till.path.joinpath("simplebus.json").unlink()
-    with pytest.raises(JournalError, match=r"messages 0 to 9 .* not read to their end: on "):
+    with pytest.raises(JournalError, match=r"messages 0 to 9 .* could not be read completely: on "):
         list(reader.read(task))
 
 

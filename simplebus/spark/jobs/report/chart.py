@@ -231,14 +231,14 @@ def _series_drawer(
             borderaxespad=0.4,
         )
         pitch = (_RIGHT - _LEFT) / max(len(series), _SERIES_COLUMNS_MIN)
-        for index, lane in enumerate(series):
+        for index, run in enumerate(series):
             left = _LEFT + index * pitch
             axes = _axes(figure, left, low, left + pitch * (1 - _SERIES_GAP), high)
             weight = "bold" if index == 0 else "normal"
-            axes.set_title(_shorten_name(lane.name), loc="left", fontsize=9.5, weight=weight, pad=6)
+            axes.set_title(_shorten_name(run.name), loc="left", fontsize=9.5, weight=weight, pad=6)
             axes.grid(axis="y", color=PALE)
-            draw_one(axes, lane)
-            end = lane.seconds[-1] + lane.seconds[0] if lane.seconds else 1.0
+            draw_one(axes, run)
+            end = run.seconds[-1] + run.seconds[0] if run.seconds else 1.0
             axes.set_xlim(0, end)
             axes.xaxis.set_major_locator(MaxNLocator(3, prune="upper"))
             axes.xaxis.set_major_formatter(_seconds_formatter(end))
@@ -263,7 +263,7 @@ def _shorten_name(name: str) -> str:
 def _line_handles() -> list[Any]:
     from matplotlib.lines import Line2D
 
-    return [Line2D([], [], label=kind, **look) for kind, look in _line_styles(INK).items()]
+    return [Line2D([], [], label=kind, **style) for kind, style in _line_styles(INK).items()]
 
 
 def _band_handles() -> list[Any]:
@@ -274,34 +274,32 @@ def _band_handles() -> list[Any]:
     return [Line2D([], [], color=INK, linewidth=1.3, label="p50"), *bands]
 
 
-def _draw_rate_series(axes: Any, lane: ChartSeries) -> None:
-    for kind, look in _line_styles(lane.color).items():
-        if kind in lane.rates:
-            axes.plot(lane.seconds, lane.rates[kind], **look)
-    if filled := lane.rates.get("delivered"):
-        axes.fill_between(lane.seconds, filled, color=lane.color, alpha=0.12, linewidth=0)
-    top = 1.22 * max((max(of) for of in lane.rates.values()), default=1.0) or 1.0
+def _draw_rate_series(axes: Any, run: ChartSeries) -> None:
+    for kind, style in _line_styles(run.color).items():
+        if kind in run.rates:
+            axes.plot(run.seconds, run.rates[kind], **style)
+    if filled := run.rates.get("delivered"):
+        axes.fill_between(run.seconds, filled, color=run.color, alpha=0.12, linewidth=0)
+    top = 1.22 * max((max(of) for of in run.rates.values()), default=1.0) or 1.0
     axes.set_ylim(0, top)
     axes.locator_params(axis="y", nbins=4)
     axes.set_yticks([tick for tick in axes.get_yticks() if 0 < tick < _TICK_HEIGHT_MAX * top])
     _label_grid_lines(axes, format_number)
 
 
-def _draw_latency_series(axes: Any, lane: ChartSeries) -> None:
+def _draw_latency_series(axes: Any, run: ChartSeries) -> None:
     """Draw the median as a line, and bands up to higher percentiles."""
     values = {
         name: [float("nan") if value is None else max(value, 1.0) for value in of]
-        for name, of in lane.latencies_us.items()
+        for name, of in run.latencies_us.items()
     }
     for name, _, alpha in _BANDS:
         axes.fill_between(
-            lane.seconds, values["p50_us"], values[name], color=lane.color, alpha=alpha, linewidth=0
+            run.seconds, values["p50_us"], values[name], color=run.color, alpha=alpha, linewidth=0
         )
-    axes.plot(lane.seconds, values["p50_us"], color=INK, linewidth=1.3)
+    axes.plot(run.seconds, values["p50_us"], color=INK, linewidth=1.3)
     axes.set_yscale("log")
-    axes.annotate(
-        lane.note, (0, 1), (0, -1), "axes fraction", "offset points", fontsize=8, va="top"
-    )
+    axes.annotate(run.note, (0, 1), (0, -1), "axes fraction", "offset points", fontsize=8, va="top")
 
 
 def _label_grid_lines(axes: Any, text: Callable[[float], str]) -> None:

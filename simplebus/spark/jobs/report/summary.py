@@ -40,7 +40,7 @@ class RoundSpread:
 
 @dataclass(frozen=True, slots=True)
 class ReportSummary:
-    """One subscriber's figures of one class over all rounds, or an archive's figures of one memory."""
+    """Figures over all rounds: of one subscriber and class, or of one memory of an archive."""
 
     key: Mapping[str, str | None]
     """Values by KEY."""

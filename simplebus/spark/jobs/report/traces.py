@@ -106,7 +106,7 @@ class TraceRows:
         ):
             if bad.any():
                 i = int(np.flatnonzero(bad)[0])
-                by = self.subscribers[self.subscriber[i]] if self.subscriber[i] >= 0 else "nobody"
+                by = self.subscribers[self.subscriber[i]] if self.subscriber[i] >= 0 else "none"
                 raise TraceError(
                     f"the trace of {group} has a row {self.kinds[self.kind[i]]!r} at {at[i]} ns, "
                     f"{first[i]} to {last[i]}, subscriber {by}; expected {expected}"

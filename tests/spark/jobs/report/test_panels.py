@@ -1,4 +1,4 @@
-"""What is told and drawn of figures: medians, lanes, and who acknowledged."""
+"""Content of the report's chart: medians, series, and variants with acks."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_the_rate_of_a_round_is_that_of_its_slowest_subscribers_over_all_classes
     assert median_round({0: 5.0, 1: 9.0}) == 0
 
 
-def test_a_run_of_loads_is_drawn_as_bars_costs_and_lanes() -> None:
+def test_a_run_of_loads_is_drawn_as_bars_costs_and_series() -> None:
     shown = build_chart(ROWS, RUN, "traces")
     assert list(shown.groups) == ["16 B", "128 B"]
     assert [(bar.name, bar.is_acknowledged, bar.value) for bar in shown.groups["16 B"]] == [
@@ -103,14 +103,14 @@ def test_a_run_of_loads_is_drawn_as_bars_costs_and_lanes() -> None:
     assert (shown.footer[-1], shown.command) == (RUN["command"], RUN["command"])
 
 
-def test_any_other_trace_is_drawn_as_lanes_of_the_largest() -> None:
+def test_any_other_trace_is_drawn_as_series_of_the_largest() -> None:
     rows = [
         row(span="run", scenario="s", variant="v", round=0, subscriber="x", delivered=n, rate=1.0)
         | {"class": str(n)}
         for n in range(9)
     ]
     shown = build_chart(rows, None, "mine")
-    assert [lane.name for lane in shown.rate_series] == [f"class {n}" for n in (8, 7, 6, 5, 4, 3)]
+    assert [run.name for run in shown.rate_series] == [f"class {n}" for n in (8, 7, 6, 5, 4, 3)]
     assert (shown.groups, shown.subtitle, shown.command) == ({}, "mine", "")
 
 
@@ -120,11 +120,11 @@ def test_an_archive_falls_to_nothing_where_nothing_came() -> None:
         row(span="step", begin_s=float(at), seconds=10.0, delivered=10, p50_us=1.0, **place)
         for at in (100, 110, 130, 180, 190)
     ]
-    (lane,) = build_chart(rows, None, "a").rate_series
-    assert lane.seconds == [5.0, 15.0, 25.0, 35.0, 45.0, 75.0, 85.0]
-    assert lane.rates == {"delivered": [1.0, 1.0, 0.0, 1.0, 0.0, 0.0, 1.0]}
-    assert lane.latencies_us["p50_us"] == [1.0, 1.0, None, 1.0, None, None, 1.0]
-    assert (lane.name, lane.note) == ("class 1", "p50 2.5 h, p99 2.5 h")
+    (run,) = build_chart(rows, None, "a").rate_series
+    assert run.seconds == [5.0, 15.0, 25.0, 35.0, 45.0, 75.0, 85.0]
+    assert run.rates == {"delivered": [1.0, 1.0, 0.0, 1.0, 0.0, 0.0, 1.0]}
+    assert run.latencies_us["p50_us"] == [1.0, 1.0, None, 1.0, None, None, 1.0]
+    assert (run.name, run.note) == ("class 1", "p50 2.5 h, p99 2.5 h")
 
 
 def test_everything_that_is_shown_is_drawn() -> None:
@@ -132,20 +132,20 @@ def test_everything_that_is_shown_is_drawn() -> None:
 
     shown = build_chart(ROWS, RUN, "traces")
     figure = build_figure(shown)
-    rates, costs, *lanes = figure.axes
+    rates, costs, *series = figure.axes
     heights = [bar.get_height() for bar in rates.patches]
     assert heights == [1000.0, 400.0, 1000.0, 400.0]
     assert [bool(bar.get_hatch()) for bar in rates.patches] == [False, True] * 2
     assert [bar.get_width() for bar in costs.patches] == [2, 2]
-    assert len(lanes) == 4
-    for axes, lane in zip(lanes[:2], shown.rate_series, strict=True):
+    assert len(series) == 4
+    for axes, run in zip(series[:2], shown.rate_series, strict=True):
         drawn = [list(line.get_ydata()) for line in axes.lines]
-        assert drawn == list(lane.rates.values())
-    for axes in lanes[2:]:
+        assert drawn == list(run.rates.values())
+    for axes in series[2:]:
         (median,) = axes.lines
         assert len(axes.collections) == 3
         assert median.get_ydata()[0] in (1000.0, 400.0)
-        assert axes.get_ylim() == lanes[2].get_ylim()  # What is compared has one scale.
+        assert axes.get_ylim() == series[2].get_ylim()  # What is compared has one scale.
     said = {text.get_text() for text in figure.texts}
     assert {shown.title, shown.subtitle, *shown.footer} <= said
 
