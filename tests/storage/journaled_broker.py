@@ -12,11 +12,13 @@ from pathlib import Path
 
 from simplebus.core.broker.broker import Broker, Settings
 from simplebus.core.checkpoint import Checkpointer
-from simplebus.core.commit_log import CommitLog, Durability, WriteBatch
-from simplebus.core.limits import KEPT_SECONDS
-from simplebus.storage.directory import take
+from simplebus.core.commit_log import CommitLog, WriteBatch
+from simplebus.core.limits import CHECKPOINT_SECONDS
+from simplebus.core.protocol.durability import Durability
+from simplebus.storage.directory import lock_directory
 from simplebus.storage.journal import Journal
-from simplebus.storage.recovery import Recovered, recover, settle
+from simplebus.storage.recovery import finish_recovery, recover
+from simplebus.storage.segments import RecoveryResult
 from tests.behaviour.wire_peer import BrokerHarness
 
 START = 1_700_000_000.0
@@ -46,26 +48,26 @@ class KeptBus(BrokerHarness):
         boot: str = "",
     ) -> None:
         super().__init__()
-        self.directory = replace(take(path, new_bus="here"), boot=boot)
+        self.directory = replace(lock_directory(path, new_bus="here"), boot=boot)
         try:
             self.broker = Broker(
                 settings or Settings(),
-                identity=self.directory.bus,
+                identity=self.directory.bus_id,
                 run_id=str(next(RUNS)),
                 commit_log=CommitLog(level),
             )
             self.broker.clock.now = now
-            self.found: Recovered = recover(self.directory, self.broker)
-            settle(self.directory, self.found, to_disk=False)  # Nothing here cuts the power.
+            self.found: RecoveryResult = recover(self.directory, self.broker)
+            finish_recovery(self.directory, self.found, to_disk=False)  # Nothing here cuts the power.
         except BaseException:
             self.directory.close()
             raise
         self.broker.check_invariants()
         assert self.broker.commit_log is not None
-        self.ledger: CommitLog = self.broker.commit_log
-        self.ledger.taken = self.ledger.reached = self.found.lot
+        self.commit_log: CommitLog = self.broker.commit_log
+        self.commit_log.last_batch_number = self.commit_log.durable_position = self.found.last_batch_number
         self.keeper = Checkpointer(self.broker)
-        self.journal = Journal(self.directory, level=level, segment_bytes=segment_bytes)
+        self.journal = Journal(self.directory, durability=level, segment_bytes=segment_bytes)
         self.lots: list[WriteBatch] = []
         _living.add(self)
 
@@ -81,12 +83,12 @@ class KeptBus(BrokerHarness):
         self.write()
         self.journal.sync()
         self.lots.clear()
-        self.broker.mark_durable(self.ledger.taken)
+        self.broker.mark_durable(self.commit_log.last_batch_number)
         self.broker.check_invariants()
 
     def remove(self, *, is_short: bool = False) -> bool:
         """What nobody needs any longer, as far as that is written, too; `is_short` of space."""
-        self.broker.clock.now += KEPT_SECONDS
+        self.broker.clock.now += CHECKPOINT_SECONDS
         self.sync()
         empty = self.keeper.empty_class_ids() if is_short else ()
         return self.journal.remove(self.keeper.class_floors(), empty)
@@ -96,9 +98,9 @@ class KeptBus(BrokerHarness):
         _living.discard(self)
         for cls in self.journal._classes.values():
             if cls.file is not None:
-                cls.file.abandon()
+                cls.file.close_unchanged()
         if self.journal._state is not None:
-            self.journal._state.abandon()
+            self.journal._state.close_unchanged()
         self.directory.close()
 
     def close(self) -> None:

@@ -10,7 +10,7 @@ from simplebus.core.limits import Limits
 from simplebus.core.message_class.spill import SpillRead
 from simplebus.core.protocol.durability import Durability
 from simplebus.core.settings import FullPolicy
-from simplebus.storage.segment_reader import JournalReader
+from simplebus.storage.segment_reader import SegmentReader
 from tests.behaviour.wire_peer import numbered
 from tests.behaviour.wire_peer_v2 import (
     FETCH,
@@ -35,7 +35,7 @@ class SpilledBus(KeptBus):
         given.setdefault("settings", small())
         given.setdefault("level", Durability.OS)  # What a sync takes is not of interest here.
         super().__init__(path, **given)
-        self.reader = JournalReader(path)
+        self.reader = SegmentReader(path)
         self.reads = 0
         self.skips_checks = True  # Each `sync` checks the bus.
 

@@ -8,33 +8,33 @@ from pathlib import Path
 
 import pytest
 
-from simplebus.storage.directory import check, look, take
+from simplebus.storage.directory import check_directory, lock_directory, open_directory
 from simplebus.storage.errors import JournalError
 
 
 def test_a_directory_is_made_and_stays_the_same_bus(tmp_path: Path) -> None:
     path = tmp_path / "new" / "one"
-    first = take(path, new_bus="a")
+    first = lock_directory(path, new_bus="a")
     first.close()
-    second = take(path, new_bus="b")
-    assert (first.bus, second.bus, look(path).bus) == ("a", "a", "a")
+    second = lock_directory(path, new_bus="b")
+    assert (first.bus_id, second.bus_id, open_directory(path).bus_id) == ("a", "a", "a")
     second.close()
 
 
 def test_two_servers_cannot_have_it(tmp_path: Path) -> None:
-    first = take(tmp_path, new_bus="a")
+    first = lock_directory(tmp_path, new_bus="a")
     with pytest.raises(JournalError, match=f"used by another server, process {os.getpid()}"):
-        take(tmp_path, new_bus="b")
+        lock_directory(tmp_path, new_bus="b")
     first.close()
-    take(tmp_path, new_bus="c").close()
+    lock_directory(tmp_path, new_bus="c").close()
 
 
 def test_a_directory_of_something_else_is_refused_and_not_touched(tmp_path: Path) -> None:
     (tmp_path / "thesis.txt").write_text("years of work")
     with pytest.raises(JournalError, match=r"it holds 'thesis\.txt'"):
-        take(tmp_path, new_bus="a")
+        lock_directory(tmp_path, new_bus="a")
     with pytest.raises(JournalError, match="holds no journal"):
-        look(tmp_path)
+        open_directory(tmp_path)
     assert [each.name for each in tmp_path.iterdir()] == ["thesis.txt"]
 
 
@@ -51,15 +51,15 @@ def test_a_directory_of_something_else_is_refused_and_not_touched(tmp_path: Path
 def test_what_is_newer_or_foreign_is_refused(tmp_path: Path, text: str, says: str) -> None:
     (tmp_path / "simplebus.json").write_text(text, errors="surrogateescape")
     with pytest.raises(JournalError, match=says):
-        take(tmp_path, new_bus="a")
+        lock_directory(tmp_path, new_bus="a")
 
 
 def test_what_cannot_be_a_directory_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(JournalError, match="cannot be used as a journal"):
-        take(tmp_path / "file", new_bus="a")
+        lock_directory(tmp_path / "file", new_bus="a")
     with pytest.raises(JournalError):
-        take(tmp_path / "file" / "below", new_bus="a")
+        lock_directory(tmp_path / "file" / "below", new_bus="a")
 
 
 @pytest.mark.parametrize("step", ["replace", "mkdir"])
@@ -73,17 +73,17 @@ def test_a_start_that_was_cut_short_is_begun_again(
     with monkeypatch.context() as patched:
         patched.setattr(Path, step, fail)
         with pytest.raises(JournalError):
-            take(tmp_path / "bus", new_bus="first")
-    with contextlib.closing(take(tmp_path / "bus", new_bus="second")) as directory:
-        assert directory.bus == ("second" if step == "replace" else "first")
+            lock_directory(tmp_path / "bus", new_bus="first")
+    with contextlib.closing(lock_directory(tmp_path / "bus", new_bus="second")) as directory:
+        assert directory.bus_id == ("second" if step == "replace" else "first")
 
 
 def test_what_may_be_taken_is_told_beforehand_and_nothing_is_left_behind(tmp_path: Path) -> None:
-    check(tmp_path / "new" / "one")
-    check(tmp_path)
+    check_directory(tmp_path / "new" / "one")
+    check_directory(tmp_path)
     assert not list(tmp_path.iterdir())
-    take(tmp_path, new_bus="a").close()
-    check(tmp_path)
+    lock_directory(tmp_path, new_bus="a").close()
+    check_directory(tmp_path)
 
 
 def test_so_is_what_is_refused(tmp_path: Path) -> None:
@@ -95,5 +95,5 @@ def test_so_is_what_is_refused(tmp_path: Path) -> None:
         Path("/proc/nope"): "/proc/nope cannot be made: No such file or directory",
     }.items():
         with pytest.raises(JournalError, match=says):
-            check(path)
+            check_directory(path)
     assert [each.name for each in tmp_path.iterdir()] == ["file"]

@@ -18,8 +18,8 @@ from tests.behaviour.wire_peer import publish as said
 from tests.behaviour.wire_peer_v2 import (
     FETCH,
     ack,
-    json_request,
     connect_version2,
+    json_request,
     publish,
     subscribe,
 )
@@ -46,13 +46,13 @@ def disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[Disk]:
     disk = Disk()
     append, sync = AppendFile.append, AppendFile.sync
 
-    def failing_append(file: AppendFile, data: list[bytes], *, mark: int) -> None:
+    def failing_append(file: AppendFile, data: list[bytes], *, end_mark: int) -> None:
         if not disk.may():
             if disk.half:
                 whole = b"".join(data)
-                append(file, [whole[: len(whole) // 2]], mark=file.mark)
+                append(file, [whole[: len(whole) // 2]], end_mark=file.end_mark)
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(file.path))
-        append(file, data, mark=mark)
+        append(file, data, end_mark=end_mark)
 
     def failing_sync(file: AppendFile) -> None:
         if not disk.may():
@@ -71,7 +71,7 @@ def write_until_it_succeeds(bus: KeptBus) -> int:
     while True:
         try:
             if failed:
-                bus.journal.withdraw()
+                bus.journal.discard_unsynced()
             assert lot is not None
             bus.journal.write(lot)
             bus.journal.sync()
@@ -106,7 +106,7 @@ def test_wherever_it_fails_all_is_there_once_in_the_end(
         disk.fails_at.clear()
         bus.crash()
         bus = KeptBus(path)
-        assert bus.found.dropped == []
+        assert bus.found.problems == []
         assert payloads(bus, 1) == payloads(bus, 2) == [b"0", b"1", b"2"], place
         assert next_number(bus) == number
         assert len(bus.broker.classes[1].named_positions) == 1

@@ -9,19 +9,19 @@ from pathlib import Path
 import pytest
 
 from simplebus.storage.append_file import AppendFile
-from simplebus.storage.disk_reserve import Reserve
+from simplebus.storage.disk_reserve import DiskReserve
 
 
 def test_it_is_taken_given_up_and_taken_again(tmp_path: Path) -> None:
-    reserve = Reserve(tmp_path, 10_000)
-    assert not reserve.give_up()
+    reserve = DiskReserve(tmp_path, 10_000)
+    assert not reserve.release()
     for _ in range(2):
-        assert reserve.take()
+        assert reserve.reserve()
         assert [each.stat().st_size for each in tmp_path.iterdir()] == [10_000]
-        assert reserve.take()
-        assert reserve.give_up()
+        assert reserve.reserve()
+        assert reserve.release()
         assert not list(tmp_path.iterdir())
-        assert not reserve.give_up()
+        assert not reserve.release()
 
 
 def test_of_a_small_disk_it_takes_a_small_part(
@@ -31,7 +31,7 @@ def test_of_a_small_disk_it_takes_a_small_part(
         f_blocks, f_frsize = 2048, 4096
 
     monkeypatch.setattr(os, "fstatvfs", lambda _: Disk)
-    assert Reserve(tmp_path).take()
+    assert DiskReserve(tmp_path).reserve()
     assert [each.stat().st_size for each in tmp_path.iterdir()] == [512 * 1024]
 
 
@@ -43,12 +43,12 @@ def test_without_space_there_is_none(
         raise OSError(code, os.strerror(code))
 
     monkeypatch.setattr(os, "posix_fallocate", fail)
-    reserve = Reserve(tmp_path, 10_000)
-    assert not reserve.take()
-    assert reserve.finds_no_room is (code == errno.ENOSPC)
+    reserve = DiskReserve(tmp_path, 10_000)
+    assert not reserve.reserve()
+    assert reserve.is_disk_full is (code == errno.ENOSPC)
     assert not list(tmp_path.iterdir()) or code == errno.EOPNOTSUPP
-    assert not reserve.give_up()
-    assert not Reserve(tmp_path / "not there").take()
+    assert not reserve.release()
+    assert not DiskReserve(tmp_path / "not there").reserve()
 
 
 def test_a_nearly_full_disk_gives_a_file_what_it_needs(
@@ -64,9 +64,9 @@ def test_a_nearly_full_disk_gives_a_file_what_it_needs(
 
     monkeypatch.setattr(os, "posix_fallocate", little)
     file = AppendFile(tmp_path / "a")
-    file.append([b"x" * 5000], mark=1)
+    file.append([b"x" * 5000], end_mark=1)
     assert asked == [64 * 1024, 8192]
     with pytest.raises(OSError, match="No space"):
-        file.append([b"x" * 20_000], mark=2)
+        file.append([b"x" * 20_000], end_mark=2)
     file.close()
     assert (tmp_path / "a").read_bytes() == b"x" * 5000

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from simplebus.core import checkpoint as keeper_module
-from simplebus.core.commit_log import Durability
 from simplebus.core.errors import Reason
-from simplebus.core.snapshot import decode
-from simplebus.core.users.passwords import quick_hash
+from simplebus.core.protocol.durability import Durability
+from simplebus.core.snapshot import decode_changes
+from simplebus.core.users.passwords import hash_token
 from simplebus.core.users.permissions import Permissions
 from simplebus.core.users.users import User, Users
 from tests.behaviour.wire_peer import numbered
@@ -21,8 +21,8 @@ from tests.behaviour.wire_peer_v2 import (
     CONNECT,
     Version2Peer,
     ack,
-    json_request,
     connect_version2,
+    json_request,
     publish,
     subscribe,
     unsubscribe,
@@ -196,9 +196,9 @@ def test_a_durable_that_comes_or_goes_costs_no_look_at_the_others(
     peer.send(subscribe(1, 100, durable="new"), unsubscribe(7, forget=True))
     bus.write()
     (lot,) = bus.lots
-    changes = decode(lot.changes)
+    changes = decode_changes(lot.changes)
     assert [each.durable for each in changes.positions] == ["new"]
-    assert changes.gone == [(1, "d6", "")]
+    assert changes.removed_positions == [(1, "d6", "")]
     assert len(looked) == 1
     bus.sync()
     bus.crash()
@@ -221,7 +221,7 @@ def test_a_durable_that_went_and_came_as_a_group_s_is_that_after_a_crash(tmp_pat
 
 
 def test_what_a_user_has_made_is_its_share_after_a_crash(tmp_path: Path) -> None:
-    users = Users([User("till", token=quick_hash("till"), permissions=Permissions())])
+    users = Users([User("till", token=hash_token("till"), permissions=Permissions())])
     bus = KeptBus(tmp_path)
     bus.broker.users = users
     connect_version2(bus, subscribe(1, 5, durable="d"), classes=[1, "orders"], auth={"token": "till"})
@@ -229,5 +229,5 @@ def test_what_a_user_has_made_is_its_share_after_a_crash(tmp_path: Path) -> None
     bus.crash()
     bus = KeptBus(tmp_path)
     assert [cls.creator for cls in bus.broker.classes.values()] == ["till", "till"]
-    assert bus.broker.connection_requests.quotas.position_count_by_user == {"till": 1}
+    assert bus.broker.subscription_manager.quotas.position_count_by_user == {"till": 1}
     bus.crash()

@@ -13,11 +13,11 @@ from tests.behaviour.wire_peer_v2 import (
     Version2Peer,
     Version2Reply,
     ack,
-    publish_envelopes,
-    nack,
     channel_envelope,
     connect_version2,
+    nack,
     publish,
+    publish_envelopes,
     subscribe,
     timed_envelope,
     unsubscribe,
@@ -78,7 +78,7 @@ def test_confirmed_messages_are_there_after_a_crash(tmp_path: Path) -> None:
         bus.sync()
     bus = again(bus, tmp_path)
     assert payloads(bus) == sent
-    assert bus.found.dropped == []
+    assert bus.found.problems == []
     assert bus.broker.subscription_manager.identity == "here"
     reader = connect_version2(bus, subscribe(1, 5))
     assert [message.content for message in reader.receive_deliveries()] == sent
@@ -214,7 +214,7 @@ def test_a_segment_is_surely_gone_before_the_next_one_goes(
     bus.sync()
     done: list[str] = []
     monkeypatch.setattr(Path, "unlink", lambda *_, **__: done.append("gone"))
-    monkeypatch.setattr("simplebus.storage.journal.sync_folder", lambda _: done.append("synced"))
+    monkeypatch.setattr("simplebus.storage.journal.sync_directory", lambda _: done.append("synced"))
     assert not bus.remove()
     assert done == ["gone", "synced"] * 3
 

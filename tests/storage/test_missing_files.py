@@ -8,16 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from simplebus.core.commit_log import Durability
 from simplebus.core.errors import Reason
-from simplebus.storage.inspection import Inspection
+from simplebus.core.protocol.durability import Durability
+from simplebus.storage.inspection import JournalInspection
 from tests.behaviour.wire_peer import numbered
-from tests.behaviour.wire_peer_v2 import (
-    ack,
-    connect_version2,
-    publish,
-    subscribe,
-)
+from tests.behaviour.wire_peer_v2 import ack, connect_version2, publish, subscribe
 from tests.storage.journaled_broker import KeptBus
 from tests.storage.test_journal import payloads
 from tests.storage.test_recovery import segments
@@ -67,10 +62,10 @@ def test_messages_whose_file_is_gone_are_missed(
 ) -> None:
     sent = made(tmp_path)
     remove(tmp_path)
-    inspection = Inspection(tmp_path)
-    list(inspection.summaries(whole=True))
+    inspection = JournalInspection(tmp_path)
+    list(inspection.summaries(verify=True))
     bus = KeptBus(tmp_path)
-    for (sentence,) in inspection.problems, bus.found.dropped:
+    for (sentence,) in inspection.problems, bus.found.problems:
         assert said in sentence
     cls = bus.broker.classes[1]
     assert cls.dropped_counts == {Reason.DAMAGED: 9 - len(sent[there])}
@@ -80,7 +75,7 @@ def test_messages_whose_file_is_gone_are_missed(
     bus.sync()
     bus.crash()
     again = KeptBus(tmp_path)
-    assert again.found.dropped == []
+    assert again.found.problems == []
     again.crash()
 
 
@@ -88,10 +83,10 @@ def test_a_state_that_is_gone_is_missed(tmp_path: Path) -> None:
     sent = made(tmp_path)
     for each in (tmp_path / "state").iterdir():
         each.unlink()
-    inspection = Inspection(tmp_path)
-    list(inspection.summaries(whole=True))
+    inspection = JournalInspection(tmp_path)
+    list(inspection.summaries(verify=True))
     bus = KeptBus(tmp_path)
-    for (sentence,) in inspection.problems, bus.found.dropped:
+    for (sentence,) in inspection.problems, bus.found.problems:
         assert "durables, names" in sentence
     assert payloads(bus) == sent
     bus.crash()
@@ -112,7 +107,7 @@ def test_no_file_is_missed_of_what_was_acknowledged_just_before_a_crash(tmp_path
     assert len(segments(tmp_path)) < 20
     bus.crash()
     bus = KeptBus(tmp_path)
-    assert bus.found.dropped == []
+    assert bus.found.problems == []
     bus.crash()
 
 
@@ -129,7 +124,7 @@ def test_what_is_not_whole_is_said_though_a_file_that_was_given_up_is_back(tmp_p
     segment.with_name(f"{1:020}.log").write_bytes(bytes(100))
     bus = KeptBus(tmp_path)
     assert payloads(bus) == [b"0"]
-    assert any("checksum" in sentence for sentence in bus.found.dropped)
+    assert any("checksum" in sentence for sentence in bus.found.problems)
     bus.crash()
 
 

@@ -12,8 +12,8 @@ from tests.behaviour.wire_peer_v2 import (
     FETCH,
     PURGE,
     ack,
-    json_request,
     connect_version2,
+    json_request,
     publish,
     subscribe,
 )

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from simplebus.core.commit_log import JournalEntry
 from simplebus.storage import records
-from simplebus.storage.records import HEADER_BYTES, End, Kind, Record
+from simplebus.storage.records import HEADER_BYTES, EndOfRecords, Record, RecordKind
 
 
 def entry(count: int = 3, publisher: str = "till", class_id: int = 7) -> JournalEntry:
@@ -20,45 +20,45 @@ def entry(count: int = 3, publisher: str = "till", class_id: int = 7) -> Journal
 
 
 def of_entry(made: JournalEntry, lot: int) -> bytes:
-    return b"".join(records.of_entry(made, lot))
+    return b"".join(records.encode_entry(made, lot))
 
 
 def test_what_is_written_is_read() -> None:
-    data = memoryview(of_entry(entry(), 9) + b"".join(records.of_changes(b"names", 10)))
-    first = records.read(data, 0)
+    data = memoryview(of_entry(entry(), 9) + b"".join(records.encode_changes(b"names", 10)))
+    first = records.read_record(data, 0)
     assert isinstance(first, Record)
-    assert (first.kind, first.class_id, first.messages, first.lot) == (Kind.MESSAGES, 7, 3, 9)
+    assert (first.kind, first.class_id, first.message_count, first.batch_number) == (RecordKind.MESSAGES, 7, 3, 9)
     assert (first.first, first.last, first.time) == (40, 43, 1.5)
-    assert bytes(data[first.body_at : first.end]) == b"frame 0frame 1frame 2"
-    assert records.publishers_of(data, first) == [(3, "till")]
-    second = records.read(data, first.end)
+    assert bytes(data[first.body_offset : first.end]) == b"frame 0frame 1frame 2"
+    assert records.decode_producer_runs(data, first) == [(3, "till")]
+    second = records.read_record(data, first.end)
     assert isinstance(second, Record)
-    assert (second.kind, second.lot) == (Kind.CHANGES, 10)
-    assert bytes(data[second.body_at : second.end]) == b"names"
-    assert records.read(data, second.end) == End(second.end)
+    assert (second.kind, second.batch_number) == (RecordKind.CHANGES, 10)
+    assert bytes(data[second.body_offset : second.end]) == b"names"
+    assert records.read_record(data, second.end) == EndOfRecords(second.end)
 
 
 def test_messages_that_are_nobodys_have_no_meta() -> None:
     data = memoryview(of_entry(entry(publisher=""), 1))
-    record = records.read(data, 0)
+    record = records.read_record(data, 0)
     assert isinstance(record, Record)
     assert record.meta_bytes == 0
-    assert records.publishers_of(data, record) == [(3, "")]
+    assert records.decode_producer_runs(data, record) == [(3, "")]
 
 
 def test_zeros_are_the_end_and_no_problem() -> None:
-    assert records.read(memoryview(bytes(200)), 0) == End(0)
-    assert records.read(memoryview(bytes(20)), 0) == End(0)
+    assert records.read_record(memoryview(bytes(200)), 0) == EndOfRecords(0)
+    assert records.read_record(memoryview(bytes(20)), 0) == EndOfRecords(0)
 
 
 def test_a_record_cut_anywhere_is_no_record() -> None:
     whole = of_entry(entry(), 1)
     for size in range(1, len(whole)):
         for rest in (b"", bytes(len(whole) - size)):  # As cut off, or as never written.
-            found = records.read(memoryview(whole[:size] + rest), 0)
+            found = records.read_record(memoryview(whole[:size] + rest), 0)
             if whole[:size].ljust(len(whole), b"\0") == whole:
                 continue
-            assert isinstance(found, End), size
+            assert isinstance(found, EndOfRecords), size
             assert found.problem, size
 
 
@@ -68,14 +68,14 @@ def test_a_record_with_any_bit_flipped_is_no_record() -> None:
         for bit in range(8):
             bad = bytearray(whole)
             bad[at] ^= 1 << bit
-            assert isinstance(records.read(memoryview(bad), 0), End), (at, bit)
+            assert isinstance(records.read_record(memoryview(bad), 0), EndOfRecords), (at, bit)
 
 
 def test_a_walk_reads_no_bodies() -> None:
     bad = bytearray(of_entry(entry(), 1))
     bad[-1] ^= 1
-    assert isinstance(records.read(memoryview(bad), 0, whole=False), Record)
-    assert isinstance(records.read(memoryview(bad), 0), End)
+    assert isinstance(records.read_record(memoryview(bad), 0, verify_body=False), Record)
+    assert isinstance(records.read_record(memoryview(bad), 0), EndOfRecords)
 
 
 def test_a_later_format_is_said_to_be_unknown() -> None:
@@ -84,11 +84,11 @@ def test_a_later_format_is_said_to_be_unknown() -> None:
     whole[HEADER_BYTES - 4 : HEADER_BYTES] = zlib.crc32(whole[: HEADER_BYTES - 4]).to_bytes(
         4, "little"
     )
-    found = records.read(memoryview(whole), 0)
-    assert isinstance(found, End)
+    found = records.read_record(memoryview(whole), 0)
+    assert isinstance(found, EndOfRecords)
     assert "b'sbj2'" in found.problem
 
 
 @given(st.binary(max_size=200))
 def test_any_bytes_are_read_without_an_error(data: bytes) -> None:
-    assert isinstance(records.read(memoryview(data), 0), End)
+    assert isinstance(records.read_record(memoryview(data), 0), EndOfRecords)

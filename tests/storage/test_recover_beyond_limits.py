@@ -8,12 +8,7 @@ import pytest
 
 from simplebus.core.limits import Limits
 from simplebus.core.settings import FullPolicy, Settings
-from tests.behaviour.wire_peer_v2 import (
-    ack,
-    connect_version2,
-    publish,
-    subscribe,
-)
+from tests.behaviour.wire_peer_v2 import ack, connect_version2, publish, subscribe
 from tests.storage.journaled_broker import KeptBus
 from tests.storage.test_journal import next_number, payloads
 
@@ -46,7 +41,7 @@ def test_what_was_let_go_of_just_before_a_crash_hinders_no_start(
     ring = bus.broker.classes[1].ring
     assert [int(each[:6]) for each in payloads(bus)] == list(range(600 - len(ring), 600))
     assert len(ring) >= 500
-    assert ring.exceeds == (limits is FEW or size == 2000)
+    assert ring.is_over_limit == (limits is FEW or size == 2000)
     assert next_number(bus) == 600
     # Its publishers wait until it fits again; then it takes no more than it may.
     peer = connect_version2(bus, name="till")
@@ -57,7 +52,7 @@ def test_what_was_let_go_of_just_before_a_crash_hinders_no_start(
     bus.broker.check_invariants()
     bus.tick()
     bus.broker.check_invariants()
-    assert not ring.exceeds
+    assert not ring.is_over_limit
     assert ring.statistics().memory_bytes <= limits.class_bytes
     assert payloads(bus) == [b"%06d" % 600 + bytes(size)]
     bus.crash()

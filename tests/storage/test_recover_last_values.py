@@ -9,19 +9,14 @@ import pytest
 from simplebus.core.message_class import last_values
 from simplebus.core.protocol import envelope_batch
 from simplebus.core.settings import ClassSettings, Retention, Settings
-from simplebus.core.snapshot import decode
-from tests.behaviour.wire_peer_v2 import (
-    ack,
-    connect_version2,
-    publish,
-    subscribe,
-)
+from simplebus.core.snapshot import decode_changes
+from tests.behaviour.wire_peer_v2 import ack, connect_version2, publish, subscribe
 from tests.models.last_value_model import (
-    Writer,
-    drained,
-    glance,
-    late,
+    LastValueWriter,
+    drain_class,
+    open_late_reader,
     payload,
+    read_last_values,
 )
 from tests.storage.journaled_broker import START, KeptBus
 
@@ -29,17 +24,17 @@ from tests.storage.journaled_broker import START, KeptBus
 @pytest.fixture
 def low(monkeypatch: pytest.MonkeyPatch) -> None:
     """Values are stored anew as soon as 300 bytes between them are nobody's."""
-    monkeypatch.setattr(last_values, "CLUTTER_BYTES_MIN", 300)
+    monkeypatch.setattr(last_values, "COMPACTION_BYTES_MIN", 300)
 
 
 def test_last_values_are_back_and_go_on(tmp_path: Path) -> None:
     bus = KeptBus(tmp_path)
-    writer = Writer(bus)
+    writer = LastValueWriter(bus)
     for number in range(20):
         writer.put("abcd"[number % 4], b"%d" % number)
     writer.put("b", b"")
     writer.put("a", b"soon", expires_ms=60_000)
-    drained(bus)
+    drain_class(bus)
     bus.sync()
     bus.crash()
 
@@ -47,25 +42,25 @@ def test_last_values_are_back_and_go_on(tmp_path: Path) -> None:
     cls = bus.broker.classes[1]
     assert cls.has_last_values, "who asked for it is gone"
     assert (cls.name, cls.last_values.count_values(START + 30)) == ("state", 3)
-    assert glance(bus) == [b"18", b"19", b"soon"]
+    assert read_last_values(bus) == [b"18", b"19", b"soon"]
     bus.sync()
     bus.crash()
 
     bus = KeptBus(tmp_path, now=START + 61)
-    assert glance(bus) == [b"18", b"19"]
-    Writer(bus).put("c", b"new")
-    drained(bus)
-    assert glance(bus) == [b"19", b"new"]
+    assert read_last_values(bus) == [b"18", b"19"]
+    LastValueWriter(bus).put("c", b"new")
+    drain_class(bus)
+    assert read_last_values(bus) == [b"19", b"new"]
     bus.close()
 
 
 def test_a_durable_that_began_with_last_values_goes_on_with_the_rest(tmp_path: Path) -> None:
     bus = KeptBus(tmp_path)
-    writer = Writer(bus)
+    writer = LastValueWriter(bus)
     for number in range(9):
         writer.put("abc"[number % 3], b"%d" % number)
-    drained(bus)
-    reader = late(bus, durable="d", max_in_flight=2)
+    drain_class(bus)
+    reader = open_late_reader(bus, durable="d", max_in_flight=2)
     bus.sync()
     assert [each.message_id for each in reader.receive_deliveries()] == [6, 7]
     reader.send(ack(9, 6, 7))
@@ -74,7 +69,7 @@ def test_a_durable_that_began_with_last_values_goes_on_with_the_rest(tmp_path: P
     bus.crash()
 
     bus = KeptBus(tmp_path)
-    got = late(bus, durable="d").receive_deliveries()
+    got = open_late_reader(bus, durable="d").receive_deliveries()
     assert [(each.message_id, each.attempt) for each in got] == [(7, 2), (8, 1)]
     bus.close()
 
@@ -82,44 +77,44 @@ def test_a_durable_that_began_with_last_values_goes_on_with_the_rest(tmp_path: P
 @pytest.mark.usefixtures("low")
 def test_what_was_stored_anew_is_safe_before_the_original_goes(tmp_path: Path) -> None:
     bus = KeptBus(tmp_path, segment_bytes=200)
-    writer = Writer(bus)
+    writer = LastValueWriter(bus)
     writer.put("cold", b"old", expires_ms=90_000)
-    drained(bus)
+    drain_class(bus)
     bus.sync()
     cls = bus.broker.classes[1]
     while not cls.compacted_count:
         writer.put("hot", b"x" * 40)
-        drained(bus)
+        drain_class(bus)
         if not cls.compacted_count:
             bus.sync()
     bus.keeper.is_snapshot_due = True
-    assert (cls.ring.floor > 0, cls.compute_durable_floor(bus.ledger.reached)) == (True, 0)
+    assert (cls.ring.floor > 0, cls.compute_durable_floor(bus.commit_log.durable_position)) == (True, 0)
     lot = bus.keeper.build_write_batch()
     assert lot is not None
-    assert decode(lot.snapshot).classes[0].floor == 0, "one could be written without the other"
+    assert decode_changes(lot.snapshot).classes[0].floor == 0, "one could be written without the other"
     bus.remove()
     bus.crash()  # Before the copy was written.
 
     bus = KeptBus(tmp_path, segment_bytes=200, now=START + 10)
-    assert b"old" in glance(bus)
-    writer, cls = Writer(bus), bus.broker.classes[1]
+    assert b"old" in read_last_values(bus)
+    writer, cls = LastValueWriter(bus), bus.broker.classes[1]
     while not cls.compacted_count:
         writer.put("hot", b"x" * 40)
-        drained(bus)
+        drain_class(bus)
     bus.sync()
     bus.keeper.is_snapshot_due = True
     bus.sync()
     bus.remove()
-    assert cls.compute_durable_floor(bus.ledger.reached) == cls.ring.floor > 0
+    assert cls.compute_durable_floor(bus.commit_log.durable_position) == cls.ring.floor > 0
     assert min(int(each.stem) for each in (tmp_path / "classes" / "00001").iterdir()) > 0
     bus.crash()
 
     bus = KeptBus(tmp_path, now=START + 89)
     cls = bus.broker.classes[1]
     assert cls.ring.floor > 0
-    old = [each for each in late(bus).receive_deliveries() if payload(each.content, each.kind) == b"old"]
+    old = [each for each in open_late_reader(bus).receive_deliveries() if payload(each.content, each.kind) == b"old"]
     assert envelope_batch.decode(old[0].content)[0].expires_ms == 80_000
-    assert cls.ring.row(old[0].message_id).expires == pytest.approx(START + 90, abs=0.02)
+    assert cls.ring.read_row(old[0].message_id).expires == pytest.approx(START + 90, abs=0.02)
     bus.close()
 
 

@@ -10,15 +10,18 @@ import pytest
 from simplebus.core.errors import Reason
 from tests.behaviour.wire_peer_v2 import (
     ack,
-    publish_envelopes,
-    nack,
     connect_version2,
+    nack,
     publish,
+    publish_envelopes,
     subscribe,
 )
 from tests.core.broker.test_purge import purge
-from tests.core.subscription.test_pending_dead_letters import purge_dead_letters, two_dead_letters_settings
-from tests.models.key_order_model import keyed
+from tests.core.subscription.test_pending_dead_letters import (
+    purge_dead_letters,
+    two_dead_letters_settings,
+)
+from tests.models.key_order_model import encode_with_key
 from tests.storage.journaled_broker import KeptBus
 from tests.storage.test_recover_redelivery import KINDS, heard, reader_of
 
@@ -40,7 +43,7 @@ def taken_out(bus: KeptBus) -> list[str]:
 def test_it_is_no_more_sent_than_before(tmp_path: Path, kind: dict[str, Any]) -> None:
     bus = KeptBus(tmp_path, settings=two_dead_letters_settings())
     reader = reader_of(bus, **kind)
-    connect_version2(bus, publish_envelopes(1, 0, *map(keyed, (b"a", b"b", b"c", b"d", b"e", b"f"))))
+    connect_version2(bus, publish_envelopes(1, 0, *map(encode_with_key, (b"a", b"b", b"c", b"d", b"e", b"f"))))
     assert heard(reader) == [(n, 1) for n in range(6)]
     bus.sync()
     reader.send(nack(5, 0, 5, "terminate"), ack(5, 3, 4) if kind == {} else b"")
@@ -53,7 +56,7 @@ def test_it_is_no_more_sent_than_before(tmp_path: Path, kind: dict[str, Any]) ->
     left = ["2", "4"] if kind == {} else ["2", "3"]
     assert taken_out(bus) == left
     assert taken_out(bus) == ([] if kind == {} else ["4"])
-    assert bus.broker.classes[1].ring.statistics().messages == 0
+    assert bus.broker.classes[1].ring.statistics().message_count == 0
     bus.close()
 
 

@@ -6,14 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from simplebus.core.commit_log import Durability
-from simplebus.core.limits import PUBLISHER_STEP
-from tests.behaviour.wire_peer_v2 import (
-    Version2Peer,
-    connect_request,
-    connect_version2,
-    publish,
-)
+from simplebus.core.limits import PRODUCER_TAKEOVER_STEP
+from simplebus.core.protocol.durability import Durability
+from tests.behaviour.wire_peer_v2 import Version2Peer, connect_request, connect_version2, publish
 from tests.storage.journaled_broker import KeptBus
 from tests.storage.test_journal import payloads
 from tests.storage.test_recovery import segments
@@ -58,7 +53,7 @@ def test_what_was_confirmed_and_is_gone_is_counted_and_its_number_not_used_again
     tmp_path: Path,
 ) -> None:
     bus = after_a_gap(tmp_path)
-    peer = greeted(bus, instance="one", unconfirmed=3, bus=bus.broker.connection_requests.identity)
+    peer = greeted(bus, instance="one", unconfirmed=3, bus=bus.broker.subscription_manager.identity)
     reply = peer.receive_replies()[0].content
     assert (reply["next"], reply["lost"]) == (3, 1)
 
@@ -77,9 +72,9 @@ def test_numbers_that_another_program_used_before_a_crash_are_not_the_first_one_
     bus.sync()
     bus.crash()
     bus = KeptBus(tmp_path)
-    peer = greeted(bus, instance="one", unconfirmed=1, bus=bus.broker.connection_requests.identity)
+    peer = greeted(bus, instance="one", unconfirmed=1, bus=bus.broker.subscription_manager.identity)
     reply = peer.receive_replies()[0].content
-    assert (reply["next"], reply["lost"]) == (1 + PUBLISHER_STEP, 0)
+    assert (reply["next"], reply["lost"]) == (1 + PRODUCER_TAKEOVER_STEP, 0)
     peer.send(publish(1, reply["next"], b"b", b"c"))
     bus.sync()
     bus.crash()
@@ -116,7 +111,7 @@ def test_who_is_not_known_lost_nothing_unless_the_machine_did(tmp_path: Path) ->
         bus.crash()
         bus = KeptBus(path, level=Durability.OS, boot=boot)
         peer = greeted(
-            bus, instance="one", unconfirmed=5, bus=bus.broker.connection_requests.identity
+            bus, instance="one", unconfirmed=5, bus=bus.broker.subscription_manager.identity
         )
         reply = peer.receive_replies()[0].content
         assert (reply["next"], reply["lost"]) == (5, lost)
@@ -148,7 +143,9 @@ def test_what_a_power_cut_took_leaves_no_number_taken_but_for_what_was_synced(
     assert peer.receive_replies()[0].content["next"] == 0
     peer.send(publish(1, 0, b"c"), publish(2, 1, b"d"))
     bus.sync()
-    assert len(bus.broker.classes[2].ring) == (2 if level is Durability.OS and boot == "after" else 1)
+    assert len(bus.broker.classes[2].ring) == (
+        2 if level is Durability.OS and boot == "after" else 1
+    )
     bus.crash()
 
 
@@ -171,7 +168,12 @@ def after_a_cut(path: Path, level: Durability, *, now: Durability | None = None)
 
 
 @pytest.mark.parametrize(
-    ("level", "now"), [(Durability.OS, Durability.OS), (Durability.OS, Durability.DISK), (Durability.MEMORY, Durability.MEMORY)]
+    ("level", "now"),
+    [
+        (Durability.OS, Durability.OS),
+        (Durability.OS, Durability.DISK),
+        (Durability.MEMORY, Durability.MEMORY),
+    ],
 )
 @pytest.mark.parametrize("unconfirmed", [1, 3, 4])
 def test_after_a_power_cut_a_program_is_believed(
@@ -179,7 +181,7 @@ def test_after_a_power_cut_a_program_is_believed(
 ) -> None:
     bus = after_a_cut(tmp_path, level, now=now)
     bus.sync()  # The snapshot is from before it comes.
-    known = {"unconfirmed": unconfirmed, "bus": bus.broker.connection_requests.identity}
+    known = {"unconfirmed": unconfirmed, "bus": bus.broker.subscription_manager.identity}
     peer = greeted(bus, instance="one", **known)
     reply = peer.receive_replies()[0].content
     assert (reply["next"], reply["lost"]) == (unconfirmed, max(0, unconfirmed - 3))
@@ -206,7 +208,7 @@ def test_after_a_power_cut_who_says_nothing_is_forgotten(
 @pytest.mark.parametrize("now", [Durability.MEMORY, Durability.OS, Durability.DISK])
 def test_what_was_on_disk_is_believed_after_a_power_cut(tmp_path: Path, now: Durability) -> None:
     bus = after_a_cut(tmp_path, Durability.DISK, now=now)
-    known = {"unconfirmed": 1, "bus": bus.broker.connection_requests.identity}
+    known = {"unconfirmed": 1, "bus": bus.broker.subscription_manager.identity}
     assert greeted(bus, instance="one", **known).receive_replies()[0].content["next"] == 3
     bus.crash()
 
@@ -223,7 +225,7 @@ def test_a_refusal_that_was_not_heard_is_told_after_a_crash(tmp_path: Path) -> N
         bus.sync()
         bus.crash()
         bus = KeptBus(path)
-        known = {"unconfirmed": 1, "bus": bus.broker.connection_requests.identity}
+        known = {"unconfirmed": 1, "bus": bus.broker.subscription_manager.identity}
         peer = greeted(bus, instance="one", **known)
         assert peer.receive_replies()[0].content["next"] == 1
         peer.send(publish(1, 1, b"b", b"c", b"d"))

@@ -9,17 +9,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simplebus.core.redelivery.ack_timer import Span, parted
+from simplebus.core.redelivery.ack_timer import Span, split_spans
 from tests.behaviour.wire_peer_v2 import (
     Version2Peer,
     ack,
-    publish_envelopes,
-    nack,
     connect_version2,
+    nack,
     publish,
+    publish_envelopes,
     subscribe,
 )
-from tests.models.key_order_model import keyed
+from tests.models.key_order_model import encode_with_key
 from tests.storage.journaled_broker import START, KeptBus
 
 KINDS: list[dict[str, Any]] = [{}, {"group": "g"}, {"group": "g", "by_key": True}]
@@ -80,7 +80,7 @@ def test_what_was_refused_keeps_its_pause(tmp_path: Path, kind: dict[str, Any]) 
     bus.broker.clock.now += 3_600 - 60
     assert later(bus, reader, 12) == [(0, 2)]
     reader.send(ack(5, 0, 1))
-    assert bus.broker.classes[1].ring.statistics().messages == 0
+    assert bus.broker.classes[1].ring.statistics().message_count == 0
     bus.close()
 
 
@@ -124,13 +124,13 @@ def test_in_a_group_by_key_those_behind_it_wait_too(tmp_path: Path) -> None:
     bus = KeptBus(tmp_path)
     reader = reader_of(bus, **KINDS[2])
     keys = (b"x", b"y", b"x", b"y", b"x", b"z")
-    connect_version2(bus, publish_envelopes(1, 0, *map(keyed, keys)))
+    connect_version2(bus, publish_envelopes(1, 0, *map(encode_with_key, keys)))
     assert heard(reader) == [(0, 1), (1, 1), (5, 1)]
     reader.send(nack(5, 0, 1, 60_000), nack(5, 5, 6, 20_000), ack(5, 1, 2))
     assert heard(reader) == [(3, 1)]
     bus = again(bus, tmp_path)
     reader = reader_of(bus, **KINDS[2])
-    connect_version2(bus, publish_envelopes(1, 0, *map(keyed, (b"x", b"z", b"n"))))
+    connect_version2(bus, publish_envelopes(1, 0, *map(encode_with_key, (b"x", b"z", b"n"))))
     assert heard(reader) == [(3, 2), (8, 1)]
     reader.send(ack(5, 3, 4), ack(5, 8, 9))
     assert later(bus, reader, 21) == [(5, 2)]
@@ -161,7 +161,7 @@ def test_spans_are_parted_by_the_rows(
     spans, rows = laid_out(spans), laid_out(rows)
     said = {n: float(value) for a, b, value in rows for n in range(a, b)}
     want = [(n, attempts, said.get(n)) for a, b, attempts in spans for n in range(a, b)]
-    found = list(parted([Span(*each) for each in spans], [(a, b, float(v)) for a, b, v in rows]))
+    found = list(split_spans([Span(*each) for each in spans], [(a, b, float(v)) for a, b, v in rows]))
     assert [(n, s.attempts, v) for s, v in found for n in range(s.first, s.last)] == want
     assert all(span.first < span.last for span, _ in found)
 

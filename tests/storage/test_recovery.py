@@ -13,15 +13,10 @@ from simplebus.core.limits import Limits
 from simplebus.core.settings import Settings
 from simplebus.storage import records
 from simplebus.storage.errors import JournalError
-from simplebus.storage.inspection import Inspection
+from simplebus.storage.inspection import JournalInspection
 from simplebus.storage.records import HEADER_BYTES, Record
 from tests.behaviour.wire_peer import numbered
-from tests.behaviour.wire_peer_v2 import (
-    ack,
-    connect_version2,
-    publish,
-    subscribe,
-)
+from tests.behaviour.wire_peer_v2 import ack, connect_version2, publish, subscribe
 from tests.storage.journaled_broker import KeptBus
 from tests.storage.test_journal import next_number, payloads
 
@@ -53,7 +48,7 @@ def segments(path: Path) -> list[Path]:
 def ends(data: bytes) -> list[int]:
     """Where the records of a file end."""
     found = [0]
-    while isinstance(record := records.read(memoryview(data), found[-1]), Record):
+    while isinstance(record := records.read_record(memoryview(data), found[-1]), Record):
         found.append(record.end)
     return found
 
@@ -61,7 +56,7 @@ def ends(data: bytes) -> list[int]:
 def come_back(path: Path) -> tuple[list[bytes], int, list[str]]:
     """What is there, at which number the publisher goes on, and what was left out."""
     bus = KeptBus(path)
-    there = payloads(bus), next_number(bus), bus.found.dropped
+    there = payloads(bus), next_number(bus), bus.found.problems
     bus.crash()
     return there
 
@@ -159,14 +154,14 @@ def test_what_lies_behind_damage_in_a_file_is_said_counted_and_shown(tmp_path: P
     data = bytearray(path.read_bytes())
     data[ends(data)[2] + HEADER_BYTES + 3] ^= 1
     path.write_bytes(data)
-    inspection = Inspection(tmp_path)
+    inspection = JournalInspection(tmp_path)
     found = [each.payload for each in inspection.messages(1, count=99)]
     assert found == sent[: 2 * EACH] + sent[3 * EACH :]
     (problem,) = inspection.problems
     assert problem.endswith("so the messages from 6 to 9 are left out")
     bus = KeptBus(tmp_path)
     assert payloads(bus) == sent[1 : 2 * EACH]
-    (sentence,) = bus.found.dropped
+    (sentence,) = bus.found.problems
     assert sentence.endswith("so the messages from 6 to 18 are left out")
     assert bus.statistics(1).dropped[Reason.DAMAGED] == 12
     bus.crash()
@@ -192,11 +187,11 @@ def test_zeros_behind_damage_that_nobody_needs_are_no_end(tmp_path: Path, left: 
     torn, whole = bounds[2] - 1, bounds[4 - left]
     data[torn:whole] = bytes(whole - torn)
     path.write_bytes(data)
-    inspection = Inspection(tmp_path)
+    inspection = JournalInspection(tmp_path)
     assert [each.payload for each in inspection.messages(1, first=2, count=9)] == [b"3"][:left]
     bus = KeptBus(tmp_path)
     assert (payloads(bus), bus.broker.classes[1].ring.head) == ([], 2)
-    for (sentence,) in inspection.problems, bus.found.dropped:
+    for (sentence,) in inspection.problems, bus.found.problems:
         assert f"from byte {bounds[2]} on: nothing, behind a record that is not whole" in sentence
     assert sentence.endswith("so the messages from 2 to 4 are left out") == bool(left)
     assert bus.statistics(1).dropped.get(Reason.DAMAGED, 0) == 2 * left
@@ -204,7 +199,7 @@ def test_zeros_behind_damage_that_nobody_needs_are_no_end(tmp_path: Path, left: 
     bus.sync()
     bus.crash()
     bus = KeptBus(tmp_path)
-    assert (payloads(bus), bus.found.dropped) == ([b"more"], [])
+    assert (payloads(bus), bus.found.problems) == ([b"more"], [])
     bus.crash()
 
 
@@ -214,7 +209,7 @@ def test_a_segment_that_is_missing_is_a_hole(tmp_path: Path) -> None:
     there, _, dropped = come_back(tmp_path)
     assert there == sent[1 : 3 * EACH]
     assert "the messages from 9 to 12 are missing" in dropped[0]
-    inspection = Inspection(tmp_path)  # Its files are set aside.
+    inspection = JournalInspection(tmp_path)  # Its files are set aside.
     assert inspection.problems == []
 
 
@@ -250,7 +245,7 @@ def test_a_later_state_that_is_not_whole_leaves_the_one_before_it(tmp_path: Path
 def test_a_bus_with_far_too_little_memory_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(restore, "RESTORED_BYTES_BEYOND", 0)
+    monkeypatch.setattr(restore, "RESTORE_HEADROOM_BYTES", 0)
     bus = KeptBus(tmp_path)
     connect_version2(bus, publish(1, 0, *numbered(400, size=4000)))
     bus.sync()
@@ -298,5 +293,5 @@ def test_a_snapshot_is_not_there_without_the_messages_that_it_speaks_of(tmp_path
     (path,) = segments(tmp_path)
     (file,) = (cls.file for cls in bus.journal._classes.values())
     assert file is not None
-    assert (file.path, file.synced) == (path, file.used)
+    assert (file.path, file.synced_bytes) == (path, file.written_bytes)
     bus.crash()

@@ -16,10 +16,10 @@ from tests.behaviour.wire_peer import numbered
 from tests.behaviour.wire_peer_v2 import (
     Version2Peer,
     ack,
-    json_request,
-    publish_envelopes,
     connect_version2,
+    json_request,
     publish,
+    publish_envelopes,
     subscribe,
     timed_envelope,
 )
@@ -57,9 +57,9 @@ def test_it_comes_back_without_being_read_whole(tmp_path: Path) -> None:
     data = first.read_bytes()
     bus = SpilledBus(tmp_path, segment_bytes=1000)
     here = bus.statistics(1)
-    assert here.ring.messages <= 64
-    assert here.spilled + here.ring.messages == 990
-    assert bus.found.messages == 990
+    assert here.ring.message_count <= 64
+    assert here.spilled + here.ring.message_count == 990
+    assert bus.found.message_count == 990
     assert first.read_bytes() == data
     reader = connect_version2(bus, subscribe(1, 5, durable="d"))
     got = all_of(bus, reader)
@@ -336,7 +336,7 @@ def test_a_file_that_was_given_up_and_is_back_is_not_read_instead_of_another(
     (tmp_path / "before" / folder / old.name).rename(old)
     for is_back in (True, False):
         bus = SpilledBus(tmp_path / "now", segment_bytes=600)
-        assert [str(old) in each for each in bus.found.dropped] == [True] * is_back
+        assert [str(old) in each for each in bus.found.problems] == [True] * is_back
         assert not old.exists()
         reader = connect_version2(bus, subscribe(1, 5, durable="billing"))
         assert contents(all_of(bus, reader)) == numbered(320)

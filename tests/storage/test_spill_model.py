@@ -9,17 +9,17 @@ from pathlib import Path
 import pytest
 
 from simplebus.core.broker.broker import Settings
-from simplebus.core.commit_log import Durability
 from simplebus.core.limits import Limits
+from simplebus.core.protocol.durability import Durability
 from tests.behaviour.wire_peer import BrokerHarness
 from tests.behaviour.wire_peer_v2 import (
     Version2Peer,
     ack,
-    publish_envelopes,
-    nack,
     channel_envelope,
     connect_version2,
+    nack,
     publish,
+    publish_envelopes,
     subscribe,
     timed_envelope,
 )
@@ -195,7 +195,7 @@ class Life:
             for side in self.sides:
                 side.tick(10.0)
             here = [side.bus.statistics(1) for side in self.sides]
-            if not any(each.ring.messages + each.spilled + each.in_flight for each in here):
+            if not any(each.ring.message_count + each.spilled + each.in_flight for each in here):
                 break
         else:
             raise AssertionError("something is left")
