@@ -60,7 +60,7 @@ LETTERS = ("dead%2Esecret", "dead%2esecret.d", "dead%2E12.d", "d%65ad%2Esecret.d
 @pytest.mark.parametrize(
     "denied", ["$SB.SUB.secret.>", "$SB.SUB.%30%31%32.>", "$SB.SUB.%73ecret.>"]
 )
-def test_who_is_denied_a_class_does_not_get_it_by_another_word_for_it(denied: str) -> None:
+def test_denied_class_is_denied_under_every_spelling(denied: str) -> None:
     doors = doors_of(one(allow=("$SB.SUB.>", ">"), deny=(denied,)))
     client = client_of(doors, "one")
     for way in WAYS + LETTERS:
@@ -74,7 +74,7 @@ def test_who_is_denied_a_class_does_not_get_it_by_another_word_for_it(denied: st
 
 
 @pytest.mark.parametrize("allowed", ["$SB.SUB.secret.>", "$SB.SUB.12.>", "$SB.SUB.0012.>"])
-def test_who_is_allowed_a_class_gets_it_by_any_word_for_it(allowed: str) -> None:
+def test_allowed_class_is_allowed_under_every_spelling(allowed: str) -> None:
     for way in WAYS:
         client = client_of(doors_of(one(allow=(allowed,))), "one")
         client.sub(f"$SB.SUB.{way}")
@@ -83,7 +83,7 @@ def test_who_is_allowed_a_class_gets_it_by_any_word_for_it(allowed: str) -> None
         assert len(client.lines()) == 1
 
 
-def test_a_class_that_is_not_there_goes_by_the_word_that_it_is_asked_for_by() -> None:
+def test_missing_class_is_checked_as_requested() -> None:
     doors = doors_of(one(allow=("$SB.SUB.new.>", "$SB.SUB.77.>")))
     client = client_of(doors, "one")
     [(class_id, _)] = doors.broker.store.class_registry.resolve_ids(["new"])
@@ -94,7 +94,7 @@ def test_a_class_that_is_not_there_goes_by_the_word_that_it_is_asked_for_by() ->
     assert client.lines() == []
 
 
-def test_who_took_an_id_that_gets_a_denied_name_is_sent_no_more_of_it() -> None:
+def test_naming_a_class_applies_deny_patterns_to_its_id() -> None:
     doors = doors_of(one(allow=("$SB.SUB.>",), deny=("$SB.SUB.payroll.>",)))
     doors.broker.store.class_registry.bind_subject("paid", 77)
     client, boss = client_of(doors, "one"), client_of(doors, "boss")
@@ -107,7 +107,7 @@ def test_who_took_an_id_that_gets_a_denied_name_is_sent_no_more_of_it() -> None:
     assert client.messages() == []
 
 
-def test_a_pattern_may_be_about_durables_and_members_of_groups() -> None:
+def test_patterns_can_name_durables_and_groups() -> None:
     doors = doors_of(one(allow=("$SB.SUB.open.*.>", "$SB.SUB.open.audit g"), deny=()))
     client = client_of(doors, "one")
     for asked_for, queue in (
@@ -137,7 +137,7 @@ def test_a_pattern_may_be_about_durables_and_members_of_groups() -> None:
         ("open.d g", "13.d.in_flight=1", "h", True),
     ],
 )
-def test_what_is_denied_is_denied_with_all_that_may_follow(
+def test_deny_pattern_covers_longer_requests(
     denied: str, asked_for: str, queue: str, may: bool
 ) -> None:
     doors = doors_of(one(allow=("$SB.>",), deny=(f"$SB.SUB.{denied}",)))
@@ -147,7 +147,7 @@ def test_what_is_denied_is_denied_with_all_that_may_follow(
 
 
 @given(NAMES, NAMES, st.booleans())
-def test_what_is_asked_for_and_what_is_allowed_are_spelled_alike(
+def test_requests_and_patterns_have_one_canonical_form(
     name: str, durable: str, is_hidden: bool
 ) -> None:
     def written(text: str) -> str:
@@ -166,7 +166,7 @@ def test_what_is_asked_for_and_what_is_allowed_are_spelled_alike(
 # Who has permissions may not do everything -------------------------------------------------------
 
 
-def test_a_durable_of_another_user_is_not_taken_up() -> None:
+def test_durable_of_another_user_is_refused() -> None:
     doors = doors_of(one(allow=("$SB.SUB.open.>",)), one(deny=("x",), name="two"))
     boss = client_of(doors, "boss")
     boss.sub("$SB.SUB.open.hers")
@@ -182,7 +182,7 @@ def test_a_durable_of_another_user_is_not_taken_up() -> None:
     assert again.lines() == []
 
 
-def test_it_makes_its_share_of_classes_and_no_more() -> None:
+def test_class_quota_of_a_user() -> None:
     doors = doors_of(one(allow=("$SB.SUB.>",)), classes=40)
     client = client_of(doors, "one")
     for n in range(12):
@@ -195,7 +195,7 @@ def test_it_makes_its_share_of_classes_and_no_more() -> None:
     assert boss.lines() == []
 
 
-def test_where_it_may_not_publish_it_alone_hears_that_what_it_said_counts() -> None:
+def test_ack_reply_without_publish_permission_reaches_the_client_only() -> None:
     user = NatsUser(
         "one",
         "p",

@@ -23,14 +23,14 @@ def blocks(language: str) -> list[str]:
     return [block for kind, block in found if kind == language]
 
 
-def test_its_flags_are_those_of_serve() -> None:
+def test_page_lists_the_nats_options() -> None:
     flags = {flag for parameter in SERVE.params for flag in parameter.opts}
     named = set(re.findall(r"`(--[\w-]+)", PAGE)) | set(re.findall(r"serve (--[\w-]+)", PAGE))
     assert named <= flags
     assert {flag for flag in flags if "nats" in flag} <= named
 
 
-def test_its_defaults_are_the_defaults() -> None:
+def test_page_lists_the_defaults() -> None:
     limits = NatsLimits()
     for flag, said in (
         ("max-payload", f"{limits.max_payload >> 20} MiB"),
@@ -49,7 +49,7 @@ def test_its_defaults_are_the_defaults() -> None:
     assert f"`--nats-lame-duck-time` | {grace:g} s, {closing:g} s |" in PAGE
 
 
-def test_its_configuration_is_understood(tmp_path: Path) -> None:
+def test_page_configuration_is_valid(tmp_path: Path) -> None:
     bound, users = blocks("toml")
     file = tmp_path / "bus.toml"
     file.touch(0o600)
@@ -71,7 +71,7 @@ def test_its_configuration_is_understood(tmp_path: Path) -> None:
     [block for block in blocks("") if "telnet" in block],
     ids=["subjects", "classes"],
 )
-def test_what_it_types_by_hand_is_answered_so(shared_door: Door, dialogue: str) -> None:
+def test_page_dialogues_work(shared_door: Door, dialogue: str) -> None:
     with Raw(shared_door) as client:
         for line in dialogue.splitlines()[1:]:
             if line.startswith("> "):

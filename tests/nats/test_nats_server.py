@@ -42,7 +42,7 @@ def waiting(limits: NatsLimits | None = None, auth: NatsAuth | None = None) -> I
 # Who is there ------------------------------------------------------------------------------------
 
 
-def test_the_first_ping_comes_early_and_never_before_the_first_pong() -> None:
+def test_first_ping_is_early_and_after_the_first_pong() -> None:
     house = waiting()
     greeted, silent = house.client(QUIET + b"PING\r\n"), house.client()
     assert greeted.lines() == b"PONG\r\n"
@@ -53,7 +53,7 @@ def test_the_first_ping_comes_early_and_never_before_the_first_pong() -> None:
     assert silent.lines() == b"PING\r\n"
 
 
-def test_who_does_not_answer_is_stale() -> None:
+def test_client_that_answers_no_ping_is_disconnected() -> None:
     house = waiting()
     client = house.client(QUIET + b"PING\r\n")
     heard = []
@@ -72,7 +72,7 @@ def test_who_does_not_answer_is_stale() -> None:
     assert house.front.sessions == {}
 
 
-def test_who_answers_or_says_anything_is_not_stale() -> None:
+def test_client_that_sends_anything_stays_connected() -> None:
     house = waiting()
     answers, talks = house.client(QUIET + b"PING\r\n"), house.client(QUIET + b"PING\r\n")
     at(house, 10)
@@ -90,7 +90,7 @@ def test_who_answers_or_says_anything_is_not_stale() -> None:
     assert pings[1] == 1
 
 
-def test_who_does_not_say_connect_in_time_is_told_so() -> None:
+def test_missing_connect_times_out() -> None:
     house = waiting(auth=AUTH)
     late = house.client()
     early = house.client(b'CONNECT {"verbose":false,"user":"u","pass":"p"}\r\n')
@@ -105,7 +105,7 @@ def test_who_does_not_say_connect_in_time_is_told_so() -> None:
     assert not early.closed
 
 
-def test_where_nobody_is_asked_nobody_has_to_say_connect() -> None:
+def test_connect_is_optional_without_authentication() -> None:
     house = waiting()
     client = house.client()
     guests = Inside(NatsSettings(auth=NatsAuth(users=(NatsUser("u", "p"),), no_auth_user="u")))
@@ -116,7 +116,7 @@ def test_where_nobody_is_asked_nobody_has_to_say_connect() -> None:
     assert not guest.closed
 
 
-def test_timers_of_clients_that_left_are_forgotten() -> None:
+def test_liveness_checks_of_closed_clients_are_removed() -> None:
     house = waiting()
     for _ in range(100):
         house.client(QUIET).leave()
@@ -124,7 +124,7 @@ def test_timers_of_clients_that_left_are_forgotten() -> None:
     assert house.front._liveness_checks == []
 
 
-def test_a_lame_duck_says_so_to_those_who_understand_it() -> None:
+def test_lame_duck_info_goes_to_protocol_1_clients() -> None:
     house = waiting()
     old = house.client(b'CONNECT {"verbose":false}\r\n')
     says = b'CONNECT {"verbose":false,"protocol":1}\r\n'
@@ -136,7 +136,7 @@ def test_a_lame_duck_says_so_to_those_who_understand_it() -> None:
     assert ungreeted.lines() == b""  # It takes the first line that comes for its PONG.
 
 
-def test_info_names_the_client_and_where_it_came() -> None:
+def test_info_contains_client_and_listener_address() -> None:
     house = waiting(auth=AUTH)
     info = house.client().session.info
     assert (info.client_id, info.client_ip, info.host, info.port) == (1, "127.0.0.1", "h", 1)
@@ -146,7 +146,7 @@ def test_info_names_the_client_and_where_it_came() -> None:
     assert house.client().session.info.client_id == 2
 
 
-def test_who_may_not_have_everything_needs_leave_for_classes() -> None:
+def test_restricted_user_needs_permission_for_classes() -> None:
     auth = NatsAuth(
         users=(
             NatsUser("some", "p", permissions=SubjectPermissions(subscribe_deny=("secret.>",))),
@@ -170,7 +170,7 @@ def test_who_may_not_have_everything_needs_leave_for_classes() -> None:
 # Bounds ------------------------------------------------------------------------------------------
 
 
-def test_a_client_for_which_too_much_waits_is_cut_off_without_a_word() -> None:
+def test_slow_consumer_is_disconnected_without_error_line() -> None:
     house = waiting(NatsLimits(max_payload=1000, max_pending=2000))
     front, slow = house.front, house.client(QUIET + b"SUB a 1\r\n")
     other = house.client(QUIET + b"SUB a 1\r\n")
@@ -188,7 +188,7 @@ def test_a_client_for_which_too_much_waits_is_cut_off_without_a_word() -> None:
     assert not other.session.is_disconnecting
 
 
-def test_what_clients_that_left_subscribed_to_is_gone() -> None:
+def test_subscriptions_of_closed_clients_are_removed() -> None:
     house = waiting()
     routes = house.front.routes
     before = len(routes)
@@ -204,7 +204,7 @@ def test_what_clients_that_left_subscribed_to_is_gone() -> None:
     assert routes._groups == {}
 
 
-def test_a_subject_of_two_thousand_words_does_no_harm() -> None:
+def test_subject_with_2000_tokens_is_accepted() -> None:
     house = waiting()
     words = b"a." * 2000 + b"a"
     client = house.client(QUIET + b"SUB %s 1\r\nSUB a.> 2\r\n" % words)
@@ -213,7 +213,7 @@ def test_a_subject_of_two_thousand_words_does_no_harm() -> None:
     assert client.lines().count(b"MSG") == 3
 
 
-def test_wildcards_among_too_many_words_are_refused() -> None:
+def test_wildcard_subject_with_too_many_tokens_is_refused() -> None:
     client = waiting().client(QUIET)
     client.say(b"SUB %s 1\r\nSUB %s 2\r\n" % (b"*." * 127 + b">", b"a." * 128 + b">"))
     subject = (b"a." * 128 + b">").decode()
@@ -221,7 +221,7 @@ def test_wildcards_among_too_many_words_are_refused() -> None:
     assert client.lines() == said.encode()
 
 
-def test_a_client_that_subscribed_to_very_much_leaves_little_by_little() -> None:
+def test_many_subscriptions_are_removed_over_several_ticks() -> None:
     house = waiting()
     before = len(house.front.routes)
     count = max(IMMEDIATE_REMOVALS_MAX, REMOVALS_PER_TICK_MAX // 2)
@@ -250,7 +250,7 @@ def test_a_client_that_subscribed_to_very_much_leaves_little_by_little() -> None
     assert len(house.front.routes) == before + 1
 
 
-def test_who_says_connect_again_is_told_nothing_at_its_former_inboxes() -> None:
+def test_repeated_connect_ends_subscriptions() -> None:
     house = waiting()
     connect = b'CONNECT {"verbose":false,"headers":true,"no_responders":true}\r\n'
     count = IMMEDIATE_REMOVALS_MAX + 1
@@ -264,7 +264,7 @@ def test_who_says_connect_again_is_told_nothing_at_its_former_inboxes() -> None:
 
 
 @pytest.mark.parametrize("line", [b"SUB a.%d %d\r\n", b"PUB a.%d in.%d 1\r\nx\r\n"])
-def test_who_makes_much_work_is_read_in_small_pieces(line: bytes) -> None:
+def test_expensive_commands_reduce_the_read_size(line: bytes) -> None:
     client = waiting().client(QUIET)
     number = 0
     for _ in range(20):
@@ -277,7 +277,7 @@ def test_who_makes_much_work_is_read_in_small_pieces(line: bytes) -> None:
 
 
 @pytest.mark.parametrize(("subscriptions", "most"), [(1, RECEIVE_BYTES), (4000, 512 * 1024)])
-def test_a_batch_that_many_take_is_short(subscriptions: int, most: int) -> None:
+def test_wide_fan_out_reduces_the_read_size(subscriptions: int, most: int) -> None:
     house = waiting()
     house.client(QUIET + b"".join(b"SUB a.%d %d\r\n" % (n, n) for n in range(subscriptions)))
     client = house.client(QUIET)
@@ -300,7 +300,7 @@ def kinds(data: bytes) -> list[type]:
     return [type(event) for event in parser.receive(buffer(), buffer().fill(data))]
 
 
-def test_made_dialogues_hold_batches() -> None:
+def test_generated_dialogues_contain_batches() -> None:
     assert UniformBatch in kinds(b"PUB a 1\r\nx\r\n" * 40)
     assert MixedBatch in kinds(b"".join(b"PUB a.%d 1\r\nx\r\n" % (n % 3) for n in range(60)))
 
@@ -329,12 +329,12 @@ USERS = NatsAuth(
 
 @settings(max_examples=80)
 @given(generated_dialogues.scripts(user=True, pedantic=True))
-def test_a_batch_is_answered_as_the_same_messages_one_by_one(script: Script) -> None:
+def test_batches_have_the_same_effect_as_single_messages(script: Script) -> None:
     whole = Inside(NatsSettings(auth=USERS)).play(script)
     assert Inside(NatsSettings(auth=USERS)).play(script, 97) == whole
 
 
-def test_who_hears_requests_by_the_batch_may_answer_them() -> None:
+def test_responder_may_answer_requests_of_a_batch() -> None:
     house = Inside(NatsSettings(auth=USERS))
     who = b'CONNECT {"verbose":false,"pedantic":false,"user":"%b","pass":"p"}\r\n'
     answerer = house.client(who % b"answerer" + b"SUB ask 1\r\n")
@@ -345,7 +345,7 @@ def test_who_hears_requests_by_the_batch_may_answer_them() -> None:
 
 
 @pytest.mark.parametrize("count", [1, 40])
-def test_who_is_sent_requests_may_answer_them(count: int) -> None:
+def test_responder_may_answer_single_requests(count: int) -> None:
     house = Inside(NatsSettings(auth=USERS))
     asks, answers = (
         house.client(b'CONNECT {"verbose":false,"user":"%b","pass":"p"}\r\n' % name)
@@ -360,7 +360,7 @@ def test_who_is_sent_requests_may_answer_them(count: int) -> None:
 
 
 @pytest.mark.parametrize("count", [1, 40])
-def test_who_asks_where_nobody_is_is_told_so_each_time(count: int) -> None:
+def test_no_responders_reply_for_each_request(count: int) -> None:
     connect = b'CONNECT {"verbose":false,"headers":true,"no_responders":true}\r\n'
     client = Inside().client(connect + b"SUB in 1\r\n")
     client.say(b"PUB x in 0\r\n\r\n" * count)
@@ -369,14 +369,14 @@ def test_who_asks_where_nobody_is_is_told_so_each_time(count: int) -> None:
 
 
 @pytest.mark.parametrize("count", [1, 40])
-def test_who_wants_to_be_told_is_told_of_each_subject_that_is_none(count: int) -> None:
+def test_pedantic_client_gets_an_error_for_each_invalid_subject(count: int) -> None:
     client = Inside().client(b'CONNECT {"verbose":false,"pedantic":true}\r\n')
     client.say(b"PUB a.* 0\r\n\r\n" * count)
     assert client.lines() == b"-ERR 'Invalid Publish Subject'\r\n" * count
 
 
 @pytest.mark.parametrize("count", [1, 40])
-def test_who_wants_answers_where_no_client_may_be_is_refused_each_time(count: int) -> None:
+def test_reserved_reply_subject_is_refused_each_time(count: int) -> None:
     house = Inside()
     listens, client = house.client(QUIET + b"SUB x 1\r\n"), house.client(QUIET)
     client.say(b"PUB x _R_.a 0\r\n\r\n" * count)
@@ -388,7 +388,7 @@ def test_who_wants_answers_where_no_client_may_be_is_refused_each_time(count: in
 
 @pytest.mark.parametrize("count", [1, 40])
 @pytest.mark.parametrize("queue", [b"", b"g "])
-def test_who_has_had_as_many_as_it_now_asks_for_is_sent_no_more(count: int, queue: bytes) -> None:
+def test_unsub_with_reached_max_ends_at_once(count: int, queue: bytes) -> None:
     client = Inside().client(QUIET + b"SUB a %b1\r\n" % queue + b"PUB a 0\r\n\r\n" * count)
     assert client.lines().count(b"MSG") == count
     client.say(b"UNSUB 1 %d\r\nPUB a 0\r\n\r\n" % count)
@@ -397,7 +397,7 @@ def test_who_has_had_as_many_as_it_now_asks_for_is_sent_no_more(count: int, queu
 
 
 @pytest.mark.parametrize("count", [1, 40])
-def test_headers_of_a_batch_go_to_those_alone_who_take_them(count: int) -> None:
+def test_batch_headers_only_reach_clients_that_accept_headers(count: int) -> None:
     house = Inside()
     takes = [
         house.client(b'CONNECT {"verbose":false,"headers":%b}\r\nSUB a 1\r\n' % word)
@@ -409,7 +409,7 @@ def test_headers_of_a_batch_go_to_those_alone_who_take_them(count: int) -> None:
 
 
 @pytest.mark.parametrize("options", [b"{}", b'{"verbose":false}', b'{"pedantic":false}'])
-def test_a_batch_of_a_client_that_is_told_of_each(options: bytes) -> None:
+def test_verbose_client_gets_ok_for_each_message_of_a_batch(options: bytes) -> None:
     said = b"CONNECT " + options + b"\r\nSUB a.> 1\r\n"
     said += b"".join(b"PUB a.%s 1\r\nx\r\n" % (b"b", b"*", b"c")[n % 3] for n in range(90))
     said += b"PUB a.b 1\r\nx\r\n" * 40 + b"PUB a..b 1\r\nx\r\n" * 40
@@ -419,7 +419,7 @@ def test_a_batch_of_a_client_that_is_told_of_each(options: bytes) -> None:
     assert whole.lines() == pieces.lines() != b""
 
 
-def test_messages_are_counted_whether_in_batches_or_not() -> None:
+def test_counts_single_and_batched_messages() -> None:
     said = QUIET + b"PUB a 3\r\nabc\r\n" * 40
     said += b"".join(b"PUB a.%d 3\r\nabc\r\n" % (n % 3) for n in range(60))
     for chunks in (0, 5):
@@ -428,7 +428,7 @@ def test_messages_are_counted_whether_in_batches_or_not() -> None:
         assert (client.session.in_messages, client.session.in_bytes) == (100, 300)
 
 
-def test_statistics_are_those_of_clients_that_are_there_and_that_were() -> None:
+def test_statistics_include_closed_clients() -> None:
     house = waiting(NatsLimits(max_payload=1000, max_pending=1000))
     client = house.client(QUIET + b"SUB a 1\r\nSUB b 2\r\nPUB a 3\r\nabc\r\n")
     first = house.front.statistics()

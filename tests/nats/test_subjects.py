@@ -33,7 +33,7 @@ SUBJECTS = st.lists(TOKENS, min_size=1, max_size=4).map(b".".join)
         (b"#.a", True, True),
     ],
 )
-def test_which_subjects_one_may_subscribe_to_and_publish_on(
+def test_legal_and_literal_subjects(
     subject: bytes, legal: bool, literal: bool
 ) -> None:
     assert subjects.is_legal(subject) == legal
@@ -50,18 +50,18 @@ def slow_match(pattern: list[bytes], name: list[bytes]) -> bool:
 
 
 @given(SUBJECTS.filter(subjects.is_legal), SUBJECTS)
-def test_a_subject_is_matched_as_the_protocol_says(pattern: bytes, name: bytes) -> None:
+def test_index_matches_like_nats(pattern: bytes, name: bytes) -> None:
     tokens = name.split(b".")
     expected = b"" not in tokens and slow_match(pattern.split(b"."), tokens)
     assert matches(subjects.index_key(pattern), subjects.index_key(name)) == expected
 
 
 @given(SUBJECTS, SUBJECTS)
-def test_different_subjects_are_looked_up_differently(a: bytes, b: bytes) -> None:
+def test_index_keys_are_unique(a: bytes, b: bytes) -> None:
     assert (subjects.index_key(a) == subjects.index_key(b)) == (a == b)
 
 
-def test_where_no_client_may_ask_for_answers() -> None:
+def test_reserved_reply_subjects() -> None:
     assert subjects.is_reserved_reply(b"_R_.x")
     assert subjects.is_reserved_reply(b"_GR_.x")
     assert subjects.is_reserved_reply(b"$JS.ACK.orders.d.1.0.1.0.0")

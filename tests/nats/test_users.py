@@ -26,7 +26,7 @@ def gate(auth: NatsAuth) -> Authenticator:
     return Authenticator(auth, SubjectTable(), b"secret")
 
 
-def test_a_public_key_is_its_32_bytes() -> None:
+def test_decodes_a_public_key() -> None:
     assert len(PUBLIC) == 56
     assert decode_user_key(PUBLIC) == KEY.public_key().public_bytes_raw()
 
@@ -44,12 +44,12 @@ def test_a_public_key_is_its_32_bytes() -> None:
         ("ä" * 56, "expected base 32"),
     ],
 )
-def test_what_is_no_public_key_is_said_so(text: str, said: str) -> None:
+def test_invalid_public_key_is_refused(text: str, said: str) -> None:
     with pytest.raises(ValueError, match=said):
         decode_user_key(text)
 
 
-def test_a_signature_is_of_this_key_and_this_nonce() -> None:
+def test_signature_is_bound_to_key_and_nonce() -> None:
     signature = base64.b64encode(KEY.sign(b"nonce")).decode()
     assert verify_signature(PUBLIC, signature, b"nonce")
     assert verify_signature(
@@ -73,7 +73,7 @@ def test_a_signature_is_of_this_key_and_this_nonce() -> None:
         ({"name": "x", "password": "$2a$11$abc"}, "user x: the password is a bcrypt hash"),
     ],
 )
-def test_a_user_that_makes_no_sense_is_named(user: dict[str, str], said: str) -> None:
+def test_invalid_user_is_named_in_the_error(user: dict[str, str], said: str) -> None:
     with pytest.raises(ValueError, match=said.replace("$", r"\$")):
         NatsUser(**user)  # type: ignore[arg-type]
 
@@ -101,12 +101,12 @@ def test_a_user_that_makes_no_sense_is_named(user: dict[str, str], said: str) ->
         ),
     ],
 )
-def test_rules_that_contradict_themselves_are_named(auth: dict[str, object], said: str) -> None:
+def test_contradicting_settings_are_named_in_the_error(auth: dict[str, object], said: str) -> None:
     with pytest.raises(ValueError, match=re.escape(said)):
         NatsAuth(**auth)  # type: ignore[arg-type]
 
 
-def test_a_user_is_known_by_name_and_password() -> None:
+def test_user_authenticates_with_name_and_password() -> None:
     auth = NatsAuth(users=(NatsUser("a", "p"), NatsUser("b", "é"), NatsUser(nkey=PUBLIC)))
     assert auth.verify_password("a", "p") == auth.users[0]
     assert auth.verify_password("b", "é") == auth.users[1]
@@ -116,7 +116,7 @@ def test_a_user_is_known_by_name_and_password() -> None:
     assert auth.verify_password("\ud800", "p") is None
 
 
-def test_who_has_no_password_is_not_let_in_by_its_name() -> None:
+def test_user_without_password_cannot_authenticate_by_name() -> None:
     auth = NatsAuth(users=(NatsUser("a"), NatsUser("b", "p")), no_auth_user="a")
     assert auth.verify_password("a", "") is None
     for said in (ConnectOptions(user="a"), ConnectOptions(user="c")):
@@ -129,7 +129,7 @@ def test_who_has_no_password_is_not_let_in_by_its_name() -> None:
         NatsAuth(users=auth.users).check_credentials()
 
 
-def test_a_seed_that_is_taken_for_a_key_is_not_shown() -> None:
+def test_seed_is_not_shown_in_errors() -> None:
     auth = NatsAuth(users=(NatsUser(nkey=PUBLIC),))
     with pytest.raises(NatsError, match=f"it says to be '{PUBLIC}'"):
         gate(auth).authenticate(ConnectOptions(nkey=PUBLIC), "")
@@ -137,13 +137,13 @@ def test_a_seed_that_is_taken_for_a_key_is_not_shown() -> None:
         gate(auth).authenticate(ConnectOptions(nkey="SUACSSL3UAHUDXKFSNVUZRF5"), "")
 
 
-def test_nobody_is_asked_where_there_is_nobody_to_be() -> None:
+def test_authentication_is_not_required_without_users() -> None:
     assert gate(NatsAuth()).authenticate(ConnectOptions(user="x", password="y"), "") is None
     assert not NatsAuth().is_required
     assert NatsAuth(token="t").is_required
 
 
-def test_nonces_are_there_for_keys_alone_and_no_two_are_equal() -> None:
+def test_nonces_are_unique_and_only_for_nkeys() -> None:
     assert gate(NatsAuth(users=(NatsUser("a"),))).make_nonce(1) == ""
     keyed = NatsAuth(users=(NatsUser(nkey=PUBLIC),))
     nonces = {gate(keyed).make_nonce(client) for client in range(100)}
@@ -151,7 +151,7 @@ def test_nonces_are_there_for_keys_alone_and_no_two_are_equal() -> None:
     assert Authenticator(keyed, SubjectTable(), b"other").make_nonce(1) not in nonces
 
 
-def test_a_certificate_says_who_one_is_whatever_else_is_said() -> None:
+def test_mapped_certificate_overrides_credentials() -> None:
     auth = NatsAuth(users=(NatsUser("a", "p"), NatsUser("b", "p")))
     admitted = gate(auth).authenticate(
         ConnectOptions(user="b", password="p"), "", certificate_user="a"
@@ -164,7 +164,7 @@ def test_a_certificate_says_who_one_is_whatever_else_is_said() -> None:
         gate(auth).authenticate(ConnectOptions(), "", certificate_names=("c", "CN=c"))
 
 
-def test_permissions_are_the_users_own_or_those_of_everybody() -> None:
+def test_users_without_permissions_get_the_defaults() -> None:
     mine, all_ = SubjectPermissions(publish_deny=("a",)), SubjectPermissions(publish_deny=("b",))
     auth = NatsAuth(
         users=(NatsUser("a", permissions=mine), NatsUser("b")), default_permissions=all_
@@ -178,7 +178,7 @@ def test_permissions_are_the_users_own_or_those_of_everybody() -> None:
     assert gate(NatsAuth(users=(NatsUser("a"),))).subject_grants(NatsUser("a")) is None
 
 
-def test_what_users_may_is_worked_out_once_for_all_their_clients() -> None:
+def test_grants_are_shared_by_clients_of_a_user() -> None:
     auth = NatsAuth(users=(NatsUser("a", permissions=SubjectPermissions(publish_deny=("a",))),))
     it = gate(auth)
     assert it.subject_grants(auth.users[0]) is it.subject_grants(auth.users[0])

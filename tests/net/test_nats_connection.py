@@ -64,7 +64,7 @@ async def linked(*urls: str, **options: Any) -> AsyncIterator[tuple[NatsConnecti
         nursery.cancel_scope.cancel()
 
 
-def test_a_server_that_says_no_word_is_given_up_within_seconds() -> None:
+def test_silent_server_times_out() -> None:
     core = NatsConnection([NatsAddress("one")], print).core
     core.start_connection(0.0)
     for second in range(15):
@@ -73,7 +73,7 @@ def test_a_server_that_says_no_word_is_given_up_within_seconds() -> None:
         core.tick(15)
 
 
-async def test_jetstream_is_asked_fed_and_read_in_batches(jetstream_server: NatsServer) -> None:
+async def test_jetstream_request_publish_and_fetch(jetstream_server: NatsServer) -> None:
     count = 1000
     async with linked(jetstream_server.url) as (link, heard):
         with pytest.raises(JetStreamError, match="stream not found") as missing:
@@ -133,7 +133,7 @@ async def test_jetstream_is_asked_fed_and_read_in_batches(jetstream_server: Nats
         assert state["num_ack_pending"] == 0
 
 
-async def test_another_server_is_found_when_one_is_killed(tmp_path: Path) -> None:
+async def test_reconnects_to_a_discovered_server(tmp_path: Path) -> None:
     with nats_server(tmp_path) as first:
         async with linked("nats://127.0.0.1:1", first.url) as (link, heard):
             sid = link.core.subscribe("a.*")
@@ -152,7 +152,7 @@ async def test_another_server_is_found_when_one_is_killed(tmp_path: Path) -> Non
             assert (int(message.sids[0]), message.payload(0)) == (sid, b"again")
 
 
-async def test_a_name_that_can_be_no_servers_ends_nothing(
+async def test_invalid_host_name_is_skipped(
     jetstream_server: NatsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A server may name others of its cluster as it likes."""
@@ -161,7 +161,7 @@ async def test_a_name_that_can_be_no_servers_ends_nothing(
         assert jetstream_server.url.endswith(link.server)
 
 
-async def test_a_request_ends_when_the_connection_does(tmp_path: Path) -> None:
+async def test_request_fails_when_the_connection_is_lost(tmp_path: Path) -> None:
     with nats_server(tmp_path) as server:
         async with linked(server.url) as (link, _):
             headers, _ = await link.request("nobody.there")
@@ -189,7 +189,7 @@ tls {{ cert_file: "{cert}", key_file: "{pem}" }}
 """
 
 
-async def test_users_and_keys_come_in_by_tls(tmp_path: Path) -> None:
+async def test_users_and_nkeys_authenticate_over_tls(tmp_path: Path) -> None:
     authority = CertificateAuthority(tmp_path)
     pair = authority.issue("localhost")
     key = Credentials(seed=SEED).connect_fields("")["nkey"]
@@ -204,7 +204,7 @@ async def test_users_and_keys_come_in_by_tls(tmp_path: Path) -> None:
             assert link.is_ready
 
 
-async def test_who_is_refused_tries_on_and_says_why_once(
+async def test_refused_connection_is_retried_and_logged_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with nats_server(tmp_path, "authorization { token: secret }") as server:
@@ -229,12 +229,12 @@ async def test_who_is_refused_tries_on_and_says_why_once(
 
 
 @pytest.mark.parametrize("text", ["http://a", "nats://", "nats://a:b", "nats://a/b"])
-def test_what_is_no_address_is_refused(text: str) -> None:
+def test_invalid_address_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"expected nats|[Pp]ort"):
         NatsAddress.parse(text)
 
 
-def test_addresses_say_who_one_is() -> None:
+def test_address_contains_credentials() -> None:
     assert str(NatsAddress.parse("a")) == "a:4222"
     assert NatsAddress.parse("nats://t@a").credentials == Credentials(token="t")
     assert NatsAddress.parse("tls://a:1").tls

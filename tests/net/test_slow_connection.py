@@ -73,7 +73,7 @@ def _often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("simplebus.net.nats_connection._TICK_SECONDS", 0.05)
 
 
-async def test_what_is_asked_behind_much_else_is_waited_for_while_it_is_on_its_way(
+async def test_request_behind_much_output_waits_longer(
     jetstream_server: NatsServer,
 ) -> None:
     async with slow(jetstream_server) as line, linked(line.url) as (link, _):
@@ -86,7 +86,7 @@ async def test_what_is_asked_behind_much_else_is_waited_for_while_it_is_on_its_w
         assert trio.current_time() - begun > 3.0  # However fast the machine is.
 
 
-async def test_a_server_of_which_nothing_is_heard_is_not_waited_for(
+async def test_request_to_a_silent_server_times_out(
     jetstream_server: NatsServer,
 ) -> None:
     async with slow(jetstream_server) as line, linked(line.url) as (link, _):
@@ -97,7 +97,7 @@ async def test_a_server_of_which_nothing_is_heard_is_not_waited_for(
         assert trio.current_time() - begun < REQUEST_SECONDS_MAX / 2
 
 
-async def test_who_has_what_is_asked_and_does_not_answer_is_not_waited_for(
+async def test_received_request_without_reply_times_out(
     jetstream_server: NatsServer,
 ) -> None:
     async with slow(jetstream_server) as line, linked(line.url) as (link, _):

@@ -73,7 +73,7 @@ class Client:
     piece_bytes=st.sampled_from([30_000, PIECE_BYTES]),
     wide_bytes=st.sampled_from([1, 20_000, WIDE_AFTER_BYTES]),
 )
-def test_what_is_read_is_what_was_written_however_it_comes(
+def test_data_is_received_unchanged_in_any_chunks(
     authority: CertificateAuthority,
     server_certificate: CertificatePair,
     version: str,
@@ -132,7 +132,7 @@ def through(
     return server, client, ends[1]
 
 
-def test_much_that_came_is_read_in_one_turn_up_to_a_bound(
+def test_bytes_per_read_are_bounded(
     through: tuple[TlsSocket, Client, socket.socket], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server, client, wire = through
@@ -145,7 +145,7 @@ def test_much_that_came_is_read_in_one_turn_up_to_a_bound(
     assert first + len(read(server)) == 100_000
 
 
-def test_of_small_records_few_are_read_in_one_turn(
+def test_records_per_read_are_bounded(
     through: tuple[TlsSocket, Client, socket.socket],
 ) -> None:
     server, client, wire = through
@@ -159,7 +159,7 @@ def test_of_small_records_few_are_read_in_one_turn(
     assert max(turns) == 256
 
 
-def test_pieces_are_large_for_few_and_where_much_went(
+def test_wide_sockets_are_limited(
     authority: CertificateAuthority,
     server_certificate: CertificatePair,
     monkeypatch: pytest.MonkeyPatch,
@@ -191,7 +191,7 @@ def test_pieces_are_large_for_few_and_where_much_went(
         assert over[2] < 2 * SLICE_BYTES
 
 
-def test_an_end_behind_data_is_for_the_next_turn(
+def test_end_after_data_is_reported_by_the_next_read(
     through: tuple[TlsSocket, Client, socket.socket], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server, client, wire = through
@@ -207,7 +207,7 @@ def test_an_end_behind_data_is_for_the_next_turn(
     assert server.recv_into(space) == 0
 
 
-def test_what_is_sent_is_taken_as_far_as_the_wire_takes_it(
+def test_send_accepts_as_much_as_the_network(
     through: tuple[TlsSocket, Client, socket.socket], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server, client, wire = through
@@ -298,7 +298,7 @@ def pair(
     client.close()
 
 
-def test_who_changes_its_keys_now_and_then_is_heard(pair: tuple[TlsSocket, Changing]) -> None:
+def test_occasional_key_updates_are_accepted(pair: tuple[TlsSocket, Changing]) -> None:
     server, client = pair
     for number in range(500):
         client.change_keys()
@@ -310,7 +310,7 @@ def test_who_changes_its_keys_now_and_then_is_heard(pair: tuple[TlsSocket, Chang
         assert got == data
 
 
-def test_who_does_nothing_but_change_its_keys_is_not(pair: tuple[TlsSocket, Changing]) -> None:
+def test_only_key_updates_abort_the_connection(pair: tuple[TlsSocket, Changing]) -> None:
     server, client = pair
 
     def change_keys() -> None:
@@ -322,7 +322,7 @@ def test_who_does_nothing_but_change_its_keys_is_not(pair: tuple[TlsSocket, Chan
         change_keys()
 
 
-def test_answers_that_nobody_takes_do_not_pile_up(pair: tuple[TlsSocket, Changing]) -> None:
+def test_unread_tls_replies_are_bounded(pair: tuple[TlsSocket, Changing]) -> None:
     server, client = pair
     server.socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)
 
@@ -336,7 +336,7 @@ def test_answers_that_nobody_takes_do_not_pile_up(pair: tuple[TlsSocket, Changin
         change_keys()
 
 
-def test_who_sends_nothing_but_new_keys_has_one_slice_looked_at_in_a_turn(
+def test_key_updates_are_decrypted_one_slice_per_read(
     pair: tuple[TlsSocket, Changing], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(simplebus.net.tls, "SLICE_BYTES", 1000)

@@ -28,7 +28,7 @@ from tests.nats.bus.two_listeners import DEAD_1, Client, Doors, deliveries, fiel
 # What is granted ---------------------------------------------------------------------------------
 
 
-def test_a_refusal_is_no_ok_and_what_is_granted_is_one() -> None:
+def test_verbose_client_gets_ok_only_for_accepted_subscriptions() -> None:
     client = Doors().client(verbose=True)
     client.sub("$SB.SUB.orders.d.start=never")
     assert [line[:4] for line in client.lines()] == [b"-ERR"]
@@ -36,7 +36,7 @@ def test_a_refusal_is_no_ok_and_what_is_granted_is_one() -> None:
     assert client.lines() == [b"+OK"]
 
 
-def test_a_durable_has_one_client_at_a_time_and_outlives_it() -> None:
+def test_durable_has_one_client_and_outlives_it() -> None:
     doors = holding(b"a", b"b")
     one, other = doors.client(b"SUB $SB.SUB.1.d 1\r\n"), doors.client()
     first, second = one.messages()
@@ -51,7 +51,7 @@ def test_a_durable_has_one_client_at_a_time_and_outlives_it() -> None:
     assert fields(again)[:4] == ["1", "d", "2", fields(second)[3]]
 
 
-def test_so_many_classes_may_be_asked_for_and_no_more() -> None:
+def test_class_limit_applies_to_requested_classes() -> None:
     doors = Doors(classes=2)
     client = doors.client(b"SUB $SB.SUB.1 1\r\n", b"SUB $SB.SUB.a 2\r\n", b"SUB $SB.SUB.b 3\r\n")
     (line,) = client.lines()
@@ -62,7 +62,7 @@ def test_so_many_classes_may_be_asked_for_and_no_more() -> None:
 # What is sent ------------------------------------------------------------------------------------
 
 
-def test_messages_come_with_what_clients_read_of_them() -> None:
+def test_deliveries_carry_ack_subject_metadata() -> None:
     doors = Doors()
     doors.broker.clock.now = 1763700000.25
     client = doors.client(b"SUB $SB.SUB.shop.till 4\r\n")
@@ -85,7 +85,7 @@ def test_messages_come_with_what_clients_read_of_them() -> None:
     ]
 
 
-def test_what_comes_again_says_how_many_were_never_sent() -> None:
+def test_redelivery_reports_pending_messages() -> None:
     doors = holding(*numbered(5))
     client = doors.client(b"SUB $SB.SUB.1.-.in_flight=3 1\r\n")
     messages = client.messages()
@@ -98,7 +98,7 @@ def test_what_comes_again_says_how_many_were_never_sent() -> None:
         assert fields(again)[6] == "2"
 
 
-def test_names_that_are_no_tokens_are_escaped_both_ways() -> None:
+def test_names_with_special_characters_are_percent_encoded() -> None:
     doors = holding()
     name = encode_token("a.b *>%")
     assert name == "a%2Eb%20%2A%3E%25"
@@ -111,7 +111,7 @@ def test_names_that_are_no_tokens_are_escaped_both_ways() -> None:
     assert doors.statistics(class_id).ring.message_count == 0
 
 
-def test_who_has_names_that_are_very_long_is_sent_lines_that_it_can_answer() -> None:
+def test_long_names_are_shortened_in_ack_subjects() -> None:
     doors, name = holding(), "\U0001f40c" * 200
     client = doors.client(f"SUB $SB.SUB.{name}.{name} 1\r\n".encode())
     class_id = doors.broker.store.class_id_by_name[name]
@@ -122,7 +122,7 @@ def test_who_has_names_that_are_very_long_is_sent_lines_that_it_can_answer() -> 
     assert doors.statistics(class_id).ring.message_count == 0
 
 
-def test_a_client_without_headers_gets_the_payload_alone() -> None:
+def test_client_without_headers_gets_payload_only() -> None:
     doors = Doors()
     doors.broker.store.class_registry.bind_subject("a", 1)
     client = doors.client(b"SUB $SB.SUB.1 1\r\n", headers=False)
@@ -131,7 +131,7 @@ def test_a_client_without_headers_gets_the_payload_alone() -> None:
     assert (message.headers, message.payload) == (b"", b"pay")
 
 
-def test_only_what_the_filter_matches_comes() -> None:
+def test_filter_selects_channels() -> None:
     doors = Doors()
     client = doors.client(b"SUB $SB.SUB.1.-.filter.orders.* 1\r\n")
     connect_version2(
@@ -143,7 +143,7 @@ def test_only_what_the_filter_matches_comes() -> None:
     assert [m.subject for m in client.messages()] == ["orders.a", "orders.c"]
 
 
-def test_where_it_starts() -> None:
+def test_start_option_selects_the_first_message() -> None:
     doors = holding(b"a", b"b", b"c")
     starts = ("new", "earliest", "last", "last_values", "1", "waiting")
     clients = {start: doors.client() for start in starts}
@@ -161,7 +161,7 @@ def test_where_it_starts() -> None:
     }
 
 
-def test_what_a_client_does_not_take_stays_in_the_class() -> None:
+def test_unread_messages_stay_in_the_class() -> None:
     doors = holding(*numbered(5000, size=100))
     doors.skips_checks = True
     client = doors.client(b"SUB $SB.SUB.1.-.in_flight=5000 1\r\n")
@@ -171,7 +171,7 @@ def test_what_a_client_does_not_take_stays_in_the_class() -> None:
     assert client.payloads() == numbered(5000, size=100)
 
 
-def test_no_more_is_in_flight_than_it_asked_for() -> None:
+def test_in_flight_option_limits_unacked_messages() -> None:
     doors = holding(*numbered(30))
     client = doors.client(b"SUB $SB.SUB.1.-.in_flight=10 1\r\n")
     messages = client.messages()
@@ -182,7 +182,7 @@ def test_no_more_is_in_flight_than_it_asked_for() -> None:
     assert client.payloads() == numbered(3, start=10)
 
 
-def test_two_subscriptions_of_one_client_each_get_it_all() -> None:
+def test_two_subscriptions_of_one_client_each_receive_all_messages() -> None:
     doors = holding()
     client = doors.client(b"SUB $SB.SUB.1 1\r\n", b"SUB $SB.SUB.1.d 2\r\n", b"SUB class.1 3\r\n")
     doors.peer(publish1(1, b"a"))
@@ -194,7 +194,7 @@ def test_two_subscriptions_of_one_client_each_get_it_all() -> None:
     assert doors.statistics(1).ring.message_count == 0
 
 
-def test_a_group_shares_and_only_who_holds_a_message_acknowledges_it() -> None:
+def test_group_members_share_messages_and_only_the_holder_can_ack() -> None:
     doors = holding(*numbered(4))
     one = doors.client(b"SUB $SB.SUB.1.- workers 1\r\n")
     first = one.messages()
@@ -214,7 +214,7 @@ def test_a_group_shares_and_only_who_holds_a_message_acknowledges_it() -> None:
     assert len(again) == 7 - len(both[1])
 
 
-def test_in_a_group_by_key_the_next_one_of_a_key_waits_for_the_one_before() -> None:
+def test_key_ordered_group_delivers_one_message_per_key() -> None:
     doors = holding()
     subject = b"SUB $SB.SUB.1.till.by_key=true workers 1\r\n"
     members = [doors.client(subject) for _ in range(2)]
@@ -238,7 +238,7 @@ def test_in_a_group_by_key_the_next_one_of_a_key_waits_for_the_one_before() -> N
     assert b"by key" in b"".join(other.lines())
 
 
-def test_two_members_of_one_client_share_too() -> None:
+def test_two_members_of_one_client_share_messages() -> None:
     doors = holding(*numbered(4))
     client = doors.client(b"SUB $SB.SUB.1.- g 1\r\n", b"SUB $SB.SUB.1.- g 2\r\n")
     doors.peer(publish1(1, *numbered(20, start=4)))
@@ -253,7 +253,7 @@ def test_two_members_of_one_client_share_too() -> None:
     ("one", "other"),
     [(("1.-", ""), ("1._1", "")), (("1._2", ""), ("1.-", "")), (("1.d", ""), ("1.-", "d"))],
 )
-def test_no_two_positions_of_a_client_have_the_same_name(
+def test_ack_names_of_a_client_are_unique(
     one: tuple[str, str], other: tuple[str, str]
 ) -> None:
     doors = holding(b"a")
@@ -272,7 +272,7 @@ def test_no_two_positions_of_a_client_have_the_same_name(
 # What comes back ---------------------------------------------------------------------------------
 
 
-def test_what_is_not_acknowledged_comes_again_after_growing_pauses() -> None:
+def test_unacked_message_is_redelivered_with_backoff() -> None:
     doors = holding(b"a", b"b")
     client = doors.client(b"SUB $SB.SUB.1 1\r\n")
     first, second = client.messages()
@@ -293,7 +293,7 @@ def test_what_is_not_acknowledged_comes_again_after_growing_pauses() -> None:
     assert doors.statistics(1).ring.message_count == 0
 
 
-def test_ack_seconds_are_the_client_s_own() -> None:
+def test_ack_seconds_option_sets_the_ack_timeout() -> None:
     doors = holding(b"a")
     client = doors.client(b"SUB $SB.SUB.1.-.ack_seconds=2 1\r\n")
     client.messages()
@@ -302,7 +302,7 @@ def test_ack_seconds_are_the_client_s_own() -> None:
 
 
 @pytest.mark.parametrize("queue", ["", "g"])
-def test_what_comes_again_tells_what_lies_behind_and_what_is_done_may_be_said_twice(
+def test_redelivery_reports_pending_and_repeated_ack_is_accepted(
     queue: str,
 ) -> None:
     doors = holding(b"a", b"b", b"c")
@@ -320,7 +320,7 @@ def test_what_comes_again_tells_what_lies_behind_and_what_is_done_may_be_said_tw
     assert doors.broker.refusal_counts == {}
 
 
-def test_a_nack_brings_it_again_at_once_or_when_it_says() -> None:
+def test_nack_redelivers_at_once_or_after_its_delay() -> None:
     doors = holding(b"a")
     client = doors.client(b"SUB $SB.SUB.1 1\r\n")
     (message,) = client.messages()
@@ -334,7 +334,7 @@ def test_a_nack_brings_it_again_at_once_or_when_it_says() -> None:
     assert deliveries(client.messages()) == [(b"a", 3)]
 
 
-def test_who_is_still_working_gets_more_time() -> None:
+def test_working_restarts_the_ack_timeout() -> None:
     doors = holding(b"a")
     client = doors.client(b"SUB $SB.SUB.1 1\r\n")
     (message,) = client.messages()
@@ -347,7 +347,7 @@ def test_who_is_still_working_gets_more_time() -> None:
 
 
 @pytest.mark.parametrize("queue", ["", "g"])
-def test_what_is_terminated_is_a_dead_letter(queue: str) -> None:
+def test_terminated_message_becomes_a_dead_letter(queue: str) -> None:
     doors = holding(b"a", b"b")
     client = doors.client()
     client.sub("$SB.SUB.1.d", queue=queue)
@@ -366,7 +366,7 @@ def test_what_is_terminated_is_a_dead_letter(queue: str) -> None:
 
 
 @pytest.mark.parametrize("queue", ["", "g"])
-def test_why_a_message_is_terminated_stands_in_its_dead_letter(queue: str) -> None:
+def test_terminate_reason_is_stored_in_the_dead_letter(queue: str) -> None:
     doors = holding(b"a", b"b")
     client = doors.client()
     client.sub("$SB.SUB.1.d", queue=queue)
@@ -380,7 +380,7 @@ def test_why_a_message_is_terminated_stands_in_its_dead_letter(queue: str) -> No
 
 @pytest.mark.parametrize("queue", ["", "g"])
 @pytest.mark.parametrize("word", [b"-NAK", b'-NAK {"delay": 9000000000}', b"+TERM", b"+WPI"])
-def test_a_word_about_a_former_delivery_does_not_touch_the_present_one(
+def test_command_for_an_earlier_attempt_is_ignored(
     word: bytes, queue: str
 ) -> None:
     doors = holding(b"a")
@@ -404,7 +404,7 @@ def test_a_word_about_a_former_delivery_does_not_touch_the_present_one(
 
 
 @pytest.mark.parametrize("queue", ["", "g"])
-def test_a_nack_obeys_the_pauses_of_its_class(queue: str) -> None:
+def test_nack_uses_the_backoff_of_the_class(queue: str) -> None:
     own = ClassSettings(backoff_seconds=(2.0, 3.0))
     doors = Doors(Settings(classes={1: own}))
     doors.peer(connect1(1), publish1(1, b"a"))
@@ -420,7 +420,7 @@ def test_a_nack_obeys_the_pauses_of_its_class(queue: str) -> None:
 
 
 @pytest.mark.parametrize("queue", ["", "g"])
-def test_a_nack_without_a_pause_of_its_own_waits_as_the_silence_of_others_does(queue: str) -> None:
+def test_nack_without_delay_uses_the_backoff(queue: str) -> None:
     doors = holding(b"a")
     client = doors.client()
     client.sub("$SB.SUB.1.d.max_deliveries=3", queue=queue)
@@ -434,7 +434,7 @@ def test_a_nack_without_a_pause_of_its_own_waits_as_the_silence_of_others_does(q
     assert [payload for _, payload in stored(doors, DEAD_1)] == [b"a"]
 
 
-def test_so_many_deliveries_and_no_more() -> None:
+def test_max_deliveries_option_limits_deliveries() -> None:
     doors = holding(b"a")
     client = doors.client(b"SUB $SB.SUB.1.-.max_deliveries=2 1\r\n")
     for _ in range(2):
@@ -445,7 +445,7 @@ def test_so_many_deliveries_and_no_more() -> None:
 
 
 @pytest.mark.parametrize("word", [b"", b"+ACK", b"-NAK", b"+WPI", b"+TERM", b"+NXT"])
-def test_an_acknowledgement_that_asks_for_an_answer_gets_one(word: bytes) -> None:
+def test_ack_with_reply_subject_is_confirmed(word: bytes) -> None:
     doors = holding(b"a")
     client = doors.client(b"SUB $SB.SUB.1 1\r\n", b"SUB _INBOX.me.* 2\r\n")
     (message,) = client.messages()
@@ -458,7 +458,7 @@ def test_an_acknowledgement_that_asks_for_an_answer_gets_one(word: bytes) -> Non
 
 
 @pytest.mark.parametrize("queue", ["", "g"])
-def test_what_is_done_may_be_said_to_be_done_once_more(queue: str) -> None:
+def test_repeated_ack_is_confirmed(queue: str) -> None:
     doors = holding(b"a")
     client = doors.client(b"SUB _INBOX.me.* 2\r\n")
     client.sub("$SB.SUB.1.d", "1", queue)
@@ -470,7 +470,7 @@ def test_what_is_done_may_be_said_to_be_done_once_more(queue: str) -> None:
     assert doors.statistics(1).acknowledged == 1
 
 
-def test_what_nobody_here_was_sent_cannot_be_acknowledged() -> None:
+def test_ack_for_an_undelivered_message_is_refused() -> None:
     doors = holding(b"a", b"b")
     client = doors.client(b"SUB $SB.SUB.1.d.in_flight=1 1\r\n", b"SUB _INBOX.me.* 2\r\n")
     stranger = doors.client(b"SUB $SB.SUB.2 1\r\n", b"SUB _INBOX.me.* 2\r\n")
@@ -504,7 +504,7 @@ def test_what_nobody_here_was_sent_cannot_be_acknowledged() -> None:
         ("$JS.ACK.1._1.1." + "9" * 400 + ".1.1.1", b"+ACK"),
     ],
 )
-def test_what_is_no_acknowledgement_is_counted(subject: str, payload: bytes) -> None:
+def test_invalid_acks_are_counted(subject: str, payload: bytes) -> None:
     doors = holding(b"a")
     client = doors.client(b"SUB $SB.SUB.1 1\r\n")
     client.messages()
@@ -514,7 +514,7 @@ def test_what_is_no_acknowledgement_is_counted(subject: str, payload: bytes) -> 
     assert client.lines() == []
 
 
-def test_many_acknowledgements_at_once() -> None:
+def test_many_acks_in_one_read() -> None:
     doors = holding(*numbered(200))
     doors.skips_checks = True
     client = doors.client(b"SUB $SB.SUB.1 1\r\n")
@@ -529,7 +529,7 @@ def test_many_acknowledgements_at_once() -> None:
     assert doors.broker.refusal_counts == {}
 
 
-def test_what_is_said_between_acknowledgements_is_none() -> None:
+def test_other_messages_between_acks_are_published() -> None:
     doors = holding(*numbered(30))
     doors.skips_checks = True
     client = doors.client(b"SUB $SB.SUB.1 1\r\n")
@@ -542,7 +542,7 @@ def test_what_is_said_between_acknowledgements_is_none() -> None:
 # All doors ---------------------------------------------------------------------------------------
 
 
-def test_every_kind_of_subscriber_gets_what_every_kind_of_publisher_says() -> None:
+def test_messages_of_every_publisher_reach_every_subscriber() -> None:
     doors = Doors()
     doors.broker.store.class_registry.bind_subject("orders.>", 1)
     acked, plain = doors.client(b"SUB $SB.SUB.1 1\r\n"), doors.client(b"SUB > 1\r\n")
@@ -559,7 +559,7 @@ def test_every_kind_of_subscriber_gets_what_every_kind_of_publisher_says() -> No
     assert [(got.attempt, got.message_id) for got in two.receive_deliveries()] == [(2, 2)]
 
 
-def test_limits_bound_what_one_client_may_subscribe_to() -> None:
+def test_subscription_limits_of_a_client() -> None:
     doors = Doors(Settings(limits=Limits(subscriptions=2)))
     client: Client = doors.client()
     for sid in "123":

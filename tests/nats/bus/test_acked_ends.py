@@ -11,7 +11,7 @@ from tests.behaviour.wire_peer_v2 import connect_version2, subscribe
 from tests.nats.bus.two_listeners import DEAD_1, Doors, deliveries, holding, stored
 
 
-def test_unsub_gives_back_and_the_durable_stays() -> None:
+def test_unsub_returns_unacked_messages_and_keeps_the_durable() -> None:
     doors = holding(b"a", b"b")
     client = doors.client(b"SUB $SB.SUB.1.d 1\r\n")
     first, _ = client.messages()
@@ -23,7 +23,7 @@ def test_unsub_gives_back_and_the_durable_stays() -> None:
     assert (again.sid, *deliveries([again])[0]) == ("2", b"b", 2)
 
 
-def test_unsub_max_ends_after_so_many_and_others_were_not_sent() -> None:
+def test_unsub_with_max_sends_no_further_messages() -> None:
     doors = holding(*numbered(5))
     client = doors.client(b"SUB $SB.SUB.1.d 1\r\nUNSUB 1 3\r\n")
     messages = client.messages()
@@ -34,7 +34,7 @@ def test_unsub_max_ends_after_so_many_and_others_were_not_sent() -> None:
     assert again == [(p, 2 if n < 3 else 1) for n, p in enumerate(numbered(5))]
 
 
-def test_unsub_max_counts_what_comes_again_and_may_be_said_again() -> None:
+def test_unsub_max_counts_redeliveries_and_can_be_changed() -> None:
     doors = holding(*numbered(2))
     client = doors.client(b"SUB $SB.SUB.1.d.in_flight=1 1\r\nUNSUB 1 2\r\n")
     (first,) = client.messages()
@@ -52,7 +52,7 @@ def test_unsub_max_counts_what_comes_again_and_may_be_said_again() -> None:
     assert deliveries(other.messages()) == [(b"2.", 2), (b"3.", 1), (b"4.", 1)]
 
 
-def test_who_goes_leaves_nothing_behind() -> None:
+def test_closed_client_leaves_no_subscriptions_or_sessions() -> None:
     doors = holding(*numbered(5))
     client = doors.client(b"SUB $SB.SUB.1 1\r\n", b"SUB $SB.SUB.1.- g 2\r\n")
     client.messages()
@@ -63,7 +63,7 @@ def test_who_goes_leaves_nothing_behind() -> None:
     assert {s.peer for s in doors.broker.sessions.values()} == {"session 0"}
 
 
-def test_two_members_that_go_together_hand_nothing_to_each_other() -> None:
+def test_members_of_a_closed_client_do_not_redeliver_to_each_other() -> None:
     doors = holding(*numbered(6))
     client = doors.client(b"SUB $SB.SUB.1.d g 1\r\nSUB $SB.SUB.1.d g 2\r\n")
     assert len(client.messages()) == 6
@@ -72,7 +72,7 @@ def test_two_members_that_go_together_hand_nothing_to_each_other() -> None:
     assert deliveries(other.messages()) == [(payload, 2) for payload in numbered(6)]
 
 
-def test_what_the_last_one_left_is_for_the_next() -> None:
+def test_unacked_messages_of_a_closed_client_go_to_the_next_subscriber() -> None:
     doors = holding(*numbered(5))
     client = doors.client(b"SUB $SB.SUB.1 1\r\n")
     client.pub(client.messages()[1].reply)
@@ -80,7 +80,7 @@ def test_what_the_last_one_left_is_for_the_next() -> None:
     assert connect_version2(doors, subscribe(1, 5)).receive_message_ids() == [0, 2, 3, 4]
 
 
-def test_connecting_anew_drops_them_as_all_others() -> None:
+def test_repeated_connect_ends_acked_subscriptions() -> None:
     doors = holding(b"a")
     client = doors.client(b"SUB $SB.SUB.1.d 1\r\n")
     client.messages()
@@ -90,7 +90,7 @@ def test_connecting_anew_drops_them_as_all_others() -> None:
     assert deliveries(client.messages()) == [(b"a", 2)]
 
 
-def test_who_holds_back_a_full_class_is_known() -> None:
+def test_client_that_blocks_publishers_is_reported() -> None:
     doors = Doors(class_messages=2)
     client = doors.client(b"SUB $SB.SUB.1 1\r\n")
     idle = doors.client()
@@ -100,7 +100,7 @@ def test_who_holds_back_a_full_class_is_known() -> None:
     assert not doors.front.bus_adapter.is_blocking_publishers(idle.session)
 
 
-def test_who_holds_back_a_full_class_and_takes_nothing_is_cut_off() -> None:
+def test_stalled_client_that_blocks_publishers_is_disconnected() -> None:
     doors = Doors(class_messages=2, stall_seconds=3)
     client = doors.client(b"SUB $SB.SUB.1.-.in_flight=1 1\r\n")
     doors.peer(publish1(1, b"a", b"b", b"c"))
@@ -111,7 +111,7 @@ def test_who_holds_back_a_full_class_and_takes_nothing_is_cut_off() -> None:
 
 
 @pytest.mark.parametrize("queue", ["", "g"])
-def test_who_drains_acknowledges_after_it_has_left(queue: str) -> None:
+def test_drained_client_can_ack_after_unsub(queue: str) -> None:
     doors = holding(b"a", b"b", b"c")
     client = doors.client()
     client.sub("$SB.SUB.1.d", queue=queue)
@@ -129,7 +129,7 @@ def test_who_drains_acknowledges_after_it_has_left(queue: str) -> None:
 
 
 @pytest.mark.parametrize("queue", ["", "g"])
-def test_who_drains_says_what_is_never_to_come_again(queue: str) -> None:
+def test_drained_client_can_terminate_after_unsub(queue: str) -> None:
     doors = holding(b"a", b"b", b"c")
     client = doors.client()
     client.sub("$SB.SUB.1.d", queue=queue)
@@ -152,7 +152,7 @@ def test_who_drains_says_what_is_never_to_come_again(queue: str) -> None:
     assert doors.broker.refusal_counts == {Reason.ACK_UNSUBSCRIBED: 1}
 
 
-def test_what_was_left_and_is_gone_is_not_acknowledged() -> None:
+def test_ack_for_an_ended_position_is_refused() -> None:
     doors = holding(b"a", b"b")
     client = doors.client(b"SUB $SB.SUB.1.d.in_flight=1 1\r\n")
     (message,) = client.messages()
@@ -165,7 +165,7 @@ def test_what_was_left_and_is_gone_is_not_acknowledged() -> None:
     assert doors.statistics(1).ring.message_count == 2
 
 
-def test_so_many_durables_that_were_left_are_remembered() -> None:
+def test_released_durables_are_bounded() -> None:
     doors = holding(b"a")
     client = doors.client()
     for number in range(100):

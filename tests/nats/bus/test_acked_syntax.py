@@ -48,7 +48,7 @@ from tests.nats.bus.two_listeners import Doors
         ),
     ],
 )
-def test_what_is_asked_for(
+def test_parses_acked_subscribe_subjects(
     subject: str, queue: str, class_: int | str, asked: dict[str, object]
 ) -> None:
     found = parse_subscribe(b"$SB.SUB." + subject.encode(), queue.encode())
@@ -92,7 +92,7 @@ def test_what_is_asked_for(
         ("orders." + "x" * 300, "the durable name has 300 characters, expected 1 to 200"),
     ],
 )
-def test_what_cannot_be_asked_for_is_told_and_the_client_stays(subject: str, why: str) -> None:
+def test_invalid_subscribe_subject_is_refused_and_the_client_stays(subject: str, why: str) -> None:
     doors = Doors()
     client = doors.client()
     client.sub(f"$SB.SUB.{subject}")
@@ -106,7 +106,7 @@ def test_what_cannot_be_asked_for_is_told_and_the_client_stays(subject: str, why
     assert not client.session.is_disconnecting
 
 
-def test_what_is_not_utf_8_is_no_name() -> None:
+def test_name_must_be_utf_8() -> None:
     client = Doors().client(b"SUB $SB.SUB.\xff 1\r\nSUB $SB.SUB.1.- \xff 1\r\n")
     assert [b"not UTF-8" in line for line in client.lines()] == [True, True]
 
@@ -147,5 +147,5 @@ def test_what_is_not_utf_8_is_no_name() -> None:
         (b"hello", None),
     ],
 )
-def test_what_an_acknowledgement_says(payload: bytes, expected: AckCommand | None) -> None:
+def test_parses_ack_payloads(payload: bytes, expected: AckCommand | None) -> None:
     assert parse_ack_payload(payload) == expected

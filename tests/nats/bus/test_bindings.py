@@ -31,7 +31,7 @@ def pubs(*messages: tuple[str, bytes]) -> bytes:
     return b"".join(b"PUB %b %d\r\n%b\r\n" % (s.encode(), len(p), p) for s, p in messages)
 
 
-def test_what_is_published_on_a_bound_subject_is_in_the_class_and_at_subscribers() -> None:
+def test_bound_subject_is_stored_and_delivered_to_subscribers() -> None:
     doors = bound()
     listener, binary = doors.client(b"SUB orders.* 9\r\n"), connect_version2(doors, subscribe(7, 3))
     publisher = doors.client()
@@ -46,7 +46,7 @@ def test_what_is_published_on_a_bound_subject_is_in_the_class_and_at_subscribers
     assert publisher.lines() == []
 
 
-def test_an_unbound_subject_never_touches_a_ring() -> None:
+def test_unbound_subject_is_not_stored() -> None:
     doors = bound()
     client = doors.client(b"SUB > 1\r\n")
     before = doors.broker.budget.used_bytes
@@ -58,7 +58,7 @@ def test_an_unbound_subject_never_touches_a_ring() -> None:
     assert doors.statistics(7).published == 0
 
 
-def test_one_that_several_of_a_class_s_subjects_match_is_kept_once_and_each_class_has_it() -> None:
+def test_overlapping_bindings_store_a_message_once_per_class() -> None:
     doors = bound(("orders.>", 7), ("*.eu", 7), ("orders.eu", 7), ("orders.*", 8), ("x", 9))
     client = doors.client()
     client.pub("orders.eu", b"a")
@@ -76,7 +76,7 @@ def test_one_that_several_of_a_class_s_subjects_match_is_kept_once_and_each_clas
 
 
 @pytest.mark.parametrize("subject", [">", "*.a"])
-def test_what_clients_say_among_themselves_is_kept_nowhere(subject: str) -> None:
+def test_reserved_subjects_are_not_stored_by_wildcard_bindings(subject: str) -> None:
     doors = bound((subject, 7))
     client = doors.client(b"SUB > 1\r\n")
     names = ("orders.a", "$KV.a", "_INBOX.a", "some.a", "$.a")
@@ -92,7 +92,7 @@ def test_what_clients_say_among_themselves_is_kept_nowhere(subject: str) -> None
     assert kept == ["orders.a"] * 31 + ["some.a"] * 31 + mixes
 
 
-def test_what_comes_by_the_batch_is_kept_in_order_whatever_is_in_it() -> None:
+def test_batches_are_stored_in_publication_order() -> None:
     doors = bound()
     client = doors.client()
     run = [("orders.a", b"%03d" % n) for n in range(100)]
@@ -117,7 +117,7 @@ def test_what_comes_by_the_batch_is_kept_in_order_whatever_is_in_it() -> None:
         max_size=30,
     )
 )
-def test_whatever_is_published_is_kept_as_it_was(said: list[tuple[str, bytes, int]]) -> None:
+def test_stored_messages_equal_published_messages(said: list[tuple[str, bytes, int]]) -> None:
     doors = bound()
     everything = [(subject, payload) for subject, payload, times in said for _ in range(times)]
     doors.client().say(pubs(*everything) or b"PING\r\n")
@@ -125,7 +125,7 @@ def test_whatever_is_published_is_kept_as_it_was(said: list[tuple[str, bytes, in
     assert [(e.channel, p) for e, p in stored(doors, 7)] == kept
 
 
-def test_a_subject_that_is_no_channel_is_refused_counted_and_told() -> None:
+def test_subject_that_is_no_channel_is_refused_with_an_error() -> None:
     doors = bound((">", 7))
     client = doors.client()
     client.say(b"PUB caf\xe9 1\r\nx\r\n")
@@ -140,7 +140,7 @@ def test_a_subject_that_is_no_channel_is_refused_counted_and_told() -> None:
     assert [e.channel for e, _ in stored(doors, 7)] == ["fine"] * 30
 
 
-def test_one_that_is_too_long_for_a_frame_is_refused_and_others_are_not() -> None:
+def test_message_too_long_for_a_frame_is_refused_alone() -> None:
     doors = bound(frame_bytes=1000)
     client = doors.client()
     client.say(pubs(("orders.a", b"x" * 1000), ("orders.a", b"y"), ("orders.a", b"z" * 990)))
@@ -150,7 +150,7 @@ def test_one_that_is_too_long_for_a_frame_is_refused_and_others_are_not() -> Non
     assert len(client.lines()) >= 2
 
 
-def test_answers_and_what_servers_say_are_nobody_s_class() -> None:
+def test_inbox_and_system_subjects_are_not_stored() -> None:
     doors = bound((">", 7))
     client = doors.client()
     client.pub("_INBOX.a.b", b"x")
@@ -174,7 +174,7 @@ def test_answers_and_what_servers_say_are_nobody_s_class() -> None:
         (b"NATS/1.0\r\nName: caf\xc3\xa9\r\n\r\n", (("Name", "café"),)),
     ],
 )
-def test_headers_are_an_envelope_s_and_come_back(
+def test_headers_survive_storing_and_delivery(
     block: bytes, headers: tuple[tuple[str, str], ...]
 ) -> None:
     doors = bound()
@@ -201,7 +201,7 @@ def test_headers_are_an_envelope_s_and_come_back(
         b"NATS/2.0\r\nA: b\r\n\r\n",
     ],
 )
-def test_a_block_that_is_odd_is_kept_whole(block: bytes) -> None:
+def test_irregular_header_block_is_stored_whole(block: bytes) -> None:
     doors = bound()
     client = doors.client(b"SUB $SB.SUB.7 1\r\n")
     client.pub("orders.a", b"pay", headers=block)
@@ -213,7 +213,7 @@ def test_a_block_that_is_odd_is_kept_whole(block: bytes) -> None:
     assert (first.headers, first.payload) == (block, b"pay")
 
 
-def test_headers_that_an_envelope_cannot_hold_are_refused() -> None:
+def test_headers_too_long_for_an_envelope_are_refused() -> None:
     doors = bound()
     client = doors.client()
     client.pub("orders.a", b"x", headers=b"NATS/1.0\r\nA: %b\r\n\r\n" % (b"v" * 70_000))
@@ -222,7 +222,7 @@ def test_headers_that_an_envelope_cannot_hold_are_refused() -> None:
     assert b"headers have at most 65535 bytes" in line
 
 
-def test_messages_with_headers_by_the_batch() -> None:
+def test_batches_with_headers_are_stored() -> None:
     doors = bound()
     client = doors.client()
     one = b"HPUB orders.a 18 19\r\nNATS/1.0\r\nA: b\r\n\r\n%d\r\n"
@@ -237,7 +237,7 @@ def test_messages_with_headers_by_the_batch() -> None:
 # Full --------------------------------------------------------------------------------------------
 
 
-def test_where_a_class_is_full_its_publisher_waits_and_what_else_it_says_is_heard() -> None:
+def test_publisher_to_a_full_class_waits_while_its_other_commands_are_handled() -> None:
     doors = bound(class_messages=2)
     client = doors.client(b"SUB $SB.SUB.7 1\r\n", b"SUB orders.> 2\r\n")
     publisher = doors.client()
@@ -259,7 +259,7 @@ def test_where_a_class_is_full_its_publisher_waits_and_what_else_it_says_is_hear
     assert not publisher.session.is_reading_paused
 
 
-def test_a_publisher_that_waits_is_not_taken_for_gone_and_heard_now_and_then() -> None:
+def test_waiting_publisher_is_read_at_intervals_and_stays_connected() -> None:
     doors = bound(class_messages=2, frame_bytes=4096, pending_bytes=3 << 20)
     front = doors.front
     publisher = doors.client(pubs(*[("orders.a", b"x")] * 5))
@@ -279,7 +279,7 @@ def test_a_publisher_that_waits_is_not_taken_for_gone_and_heard_now_and_then() -
     assert not publisher.session.is_disconnecting
 
 
-def test_one_connection_that_publishes_and_acknowledges_is_never_stuck() -> None:
+def test_connection_that_publishes_and_acks_makes_progress() -> None:
     doors = bound(class_messages=1)
     client = doors.client(b"SUB $SB.SUB.7 1\r\n")
     client.say(pubs(*[("orders.a", b"%d" % n) for n in range(20)]))
@@ -291,7 +291,7 @@ def test_one_connection_that_publishes_and_acknowledges_is_never_stuck() -> None
     assert not client.session.is_reading_paused
 
 
-def test_what_a_client_left_that_waits_for_room_is_kept() -> None:
+def test_blocked_messages_of_a_closed_client_are_stored() -> None:
     doors = bound(class_messages=1)
     client = doors.client(pubs(*[("orders.a", b"%d" % n) for n in range(3)]))
     client.leave()
@@ -304,7 +304,7 @@ def test_what_a_client_left_that_waits_for_room_is_kept() -> None:
 
 
 @pytest.mark.parametrize("policy", [FullPolicy.DROP_NEWEST, FullPolicy.DROP_OLDEST])
-def test_a_class_that_drops_counts_it_and_nobody_waits(policy: FullPolicy) -> None:
+def test_dropping_class_counts_drops_and_does_not_pause_publishers(policy: FullPolicy) -> None:
     doors = bound(settings=Settings(limits=Limits(class_messages=2), full_policy=policy))
     client = doors.client()
     client.say(pubs(*[("orders.a", b"%d" % n) for n in range(5)]))
@@ -314,7 +314,7 @@ def test_a_class_that_drops_counts_it_and_nobody_waits(policy: FullPolicy) -> No
     assert doors.statistics(7).dropped == {Reason(policy.value): 3}
 
 
-def test_who_publishes_more_than_may_wait_is_cut_off() -> None:
+def test_publisher_above_the_pending_limit_is_disconnected() -> None:
     doors = bound(class_messages=1, frame_bytes=1000, pending_bytes=2_100_000)
     client = doors.client()
     for _ in range(30):
@@ -328,7 +328,7 @@ def test_who_publishes_more_than_may_wait_is_cut_off() -> None:
 # Answers -----------------------------------------------------------------------------------------
 
 
-def test_what_is_kept_counts_as_heard() -> None:
+def test_stored_request_gets_no_no_responders_reply() -> None:
     doors = bound()
     client = doors.client(b"SUB _INBOX.> 1\r\n")
     client.pub("orders.a", b"?", reply="_INBOX.1")
@@ -347,7 +347,7 @@ def test_what_is_kept_counts_as_heard() -> None:
         (b"PUB orders.%06d 5\r\nhello\r\n", BATCHED_STORE_COST_BYTES),
     ],
 )
-def test_what_takes_time_counts_so_that_nobody_else_waits_for_long(
+def test_expensive_commands_count_against_the_read_size(
     line: bytes, weight: int
 ) -> None:
     doors = bound()

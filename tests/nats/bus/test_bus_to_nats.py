@@ -26,7 +26,7 @@ from tests.behaviour.wire_peer_v2 import (
 from tests.nats.bus.two_listeners import Doors, stored
 
 
-def test_version_1_is_seen_on_the_class_s_subject() -> None:
+def test_version_1_message_is_delivered_on_the_class_subject() -> None:
     doors = Doors()
     client = doors.client(b"SUB class.* 1\r\n")
     peer = doors.peer(connect1(1), publish1(1, b"lone"))
@@ -37,7 +37,7 @@ def test_version_1_is_seen_on_the_class_s_subject() -> None:
     assert {(m.reply, m.headers) for m in messages} == {("", b"")}
 
 
-def test_a_class_with_a_name_is_seen_under_that_and_messages_on_their_channels() -> None:
+def test_class_name_and_channels_are_used_as_subjects() -> None:
     doors = Doors()
     client = doors.client(b"SUB class.> 1\r\n", b"SUB orders.eu 2\r\n", b"SUB orders.* 3\r\n")
     peer = connect_version2(doors, classes=["shop"])
@@ -55,7 +55,7 @@ def test_a_class_with_a_name_is_seen_under_that_and_messages_on_their_channels()
     ]
 
 
-def test_headers_go_to_clients_that_take_them_and_a_reply_to_all() -> None:
+def test_headers_only_reach_clients_that_accept_headers() -> None:
     doors = Doors()
     client, plain = doors.client(b"SUB a 1\r\n"), doors.client(b"SUB a 1\r\n", headers=False)
     said = Envelope("a", headers=(("Nats-Reply-To", "_INBOX.1"), ("A", "b")))
@@ -66,7 +66,7 @@ def test_headers_go_to_clients_that_take_them_and_a_reply_to_all() -> None:
     assert peer.receive_error_codes() == []
 
 
-def test_a_fault_in_showing_what_is_stored_costs_its_publisher_nothing(
+def test_delivery_error_does_not_affect_the_publisher(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     doors = Doors()
@@ -84,7 +84,7 @@ def test_a_fault_in_showing_what_is_stored_costs_its_publisher_nothing(
     assert doors.front.drain_errors() == []
 
 
-def test_a_binary_subscriber_answers_a_nats_request() -> None:
+def test_binary_subscriber_answers_a_nats_request() -> None:
     doors = Doors()
     doors.broker.store.class_registry.bind_subject("ask.>", 1)
     client = doors.client(b"SUB _INBOX.me.* 1\r\n")
@@ -96,7 +96,7 @@ def test_a_binary_subscriber_answers_a_nats_request() -> None:
     assert client.payloads() == [b"now"]
 
 
-def test_what_nats_clients_publish_is_seen_once() -> None:
+def test_nats_messages_are_delivered_once() -> None:
     doors = Doors(class_messages=1)
     doors.broker.store.class_registry.bind_subject("orders.>", 1)
     client = doors.client(b"SUB > 1\r\n")
@@ -111,7 +111,7 @@ def test_what_nats_clients_publish_is_seen_once() -> None:
     assert [m.payload for m in client.messages() if m.subject == "orders.eu"] == []
 
 
-def test_what_binary_clients_publish_goes_into_no_other_class() -> None:
+def test_binary_messages_are_not_stored_in_other_classes() -> None:
     doors = Doors()
     doors.broker.store.class_registry.bind_subject("orders.>", 2)
     client = doors.client(b"SUB $SB.SUB.1 1\r\n")
@@ -124,7 +124,7 @@ def test_what_binary_clients_publish_goes_into_no_other_class() -> None:
     assert doors.statistics(1).acknowledged == 0
 
 
-def test_what_waited_for_room_is_seen_when_it_is_stored() -> None:
+def test_blocked_message_is_delivered_when_it_is_stored() -> None:
     doors = Doors(class_messages=1)
     client = doors.client(b"SUB class.1 1\r\n", b"SUB $SB.SUB.1 2\r\n")
     doors.peer(connect1(1), publish1(1, b"a", b"b"))
@@ -134,7 +134,7 @@ def test_what_waited_for_room_is_seen_when_it_is_stored() -> None:
     assert client.payloads() == [b"b", b"b"]
 
 
-def test_many_that_waited_are_seen_though_another_batch_is_under_way() -> None:
+def test_blocked_messages_are_delivered_during_another_batch() -> None:
     doors = Doors(class_messages=20)
     client = doors.client(b"SUB class.1 1\r\n", b"SUB $SB.SUB.1 2\r\n", b"SUB noise 3\r\n")
     doors.peer(connect1(1), publish1(1, *numbered(40, size=9)))
@@ -149,7 +149,7 @@ def test_many_that_waited_are_seen_though_another_batch_is_under_way() -> None:
     assert [len(m.payload) for m in rest if m.sid == "3"] == [n % 7 for n in range(2000)]
 
 
-def test_many_channels_with_and_without_headers_are_seen_in_order() -> None:
+def test_messages_of_many_channels_are_delivered_in_order() -> None:
     doors = Doors()
     client = doors.client(b"SUB a.> 1\r\n", b"SUB *.3 2\r\n", b"SUB a.* q 3\r\n")
     peer = connect_version2(doors)
@@ -190,7 +190,7 @@ def times(doors: Doors) -> Version2Peer:
     return peer
 
 
-def test_one_that_opens_later_is_seen_then_and_one_that_expired_never() -> None:
+def test_delayed_message_is_delivered_when_due_and_expired_never() -> None:
     doors = Doors()
     client = doors.client(b"SUB class.1 1\r\n")
     times(doors)
@@ -205,7 +205,7 @@ def test_one_that_opens_later_is_seen_then_and_one_that_expired_never() -> None:
     assert doors.broker.next_wakeup == float("inf")
 
 
-def test_one_that_is_gone_when_it_opens_is_not_seen() -> None:
+def test_released_delayed_message_is_not_delivered() -> None:
     limits = Limits(class_messages=2)
     doors = Doors(Settings(limits=limits, full_policy=FullPolicy.DROP_OLDEST))
     client = doors.client(b"SUB class.1 1\r\n")
@@ -219,7 +219,7 @@ def test_one_that_is_gone_when_it_opens_is_not_seen() -> None:
 
 
 @pytest.mark.parametrize("count", [1100, 5000])
-def test_no_more_is_remembered_of_what_opens_later_than_is_stored(count: int) -> None:
+def test_delayed_entries_are_bounded_by_stored_messages(count: int) -> None:
     limits = Limits(class_messages=1100)
     doors = Doors(Settings(limits=limits, full_policy=FullPolicy.DROP_OLDEST))
     doors.skips_checks = True
@@ -234,7 +234,7 @@ def test_no_more_is_remembered_of_what_opens_later_than_is_stored(count: int) ->
     assert sorted(map(int, client.payloads())) == list(range(count - 1100, count))
 
 
-def test_what_opens_later_is_not_forgotten_however_much_there_is() -> None:
+def test_many_delayed_messages_are_all_delivered() -> None:
     doors = Doors()
     client = doors.client(b"SUB class.1 1\r\n")
     peer = connect_version2(doors)
@@ -249,7 +249,7 @@ def test_what_opens_later_is_not_forgotten_however_much_there_is() -> None:
 # Dead letters ------------------------------------------------------------------------------------
 
 
-def test_dead_letters_are_seen_on_their_class_s_subject_and_not_on_their_channel() -> None:
+def test_dead_letters_are_delivered_on_their_class_subject() -> None:
     doors = Doors()
     client = doors.client(b"SUB orders.> 1\r\n", b"SUB class.> 2\r\n")
     peer = connect_version2(doors, subscribe(1, 5, max_deliveries=1))
@@ -269,7 +269,7 @@ def test_dead_letters_are_seen_on_their_class_s_subject_and_not_on_their_channel
 
 
 @pytest.mark.parametrize("said", [b"PING\r\n", b"SUB elsewhere.> 1\r\n", b"SUB class.2 1\r\n"])
-def test_where_nobody_wants_it_nothing_is_copied(
+def test_messages_without_matching_subscription_are_not_copied(
     said: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     doors = Doors()
@@ -286,7 +286,7 @@ def test_where_nobody_wants_it_nothing_is_copied(
     assert client.messages() == []
 
 
-def test_where_nobody_has_subscribed_nothing_is_looked_at() -> None:
+def test_store_is_not_observed_without_subscriptions() -> None:
     doors = Doors()
     doors.broker.store.class_registry.bind_subject("orders.>", 1)
     client = doors.client(b"SUB $SB.SUB.1 2\r\n")
@@ -302,7 +302,7 @@ def test_where_nobody_has_subscribed_nothing_is_looked_at() -> None:
     assert [message.sid for message in client.messages()] == ["2"]
 
 
-def test_who_has_subscribed_when_a_message_opens_sees_it() -> None:
+def test_subscription_at_due_time_receives_a_delayed_message() -> None:
     doors = Doors()
     early = doors.client(b"SUB class.1 1\r\n")
     peer = connect_version2(doors)
@@ -321,7 +321,7 @@ def test_who_has_subscribed_when_a_message_opens_sees_it() -> None:
     assert doors.broker.next_wakeup == float("inf")
 
 
-def test_no_more_is_remembered_of_channels_than_there_are() -> None:
+def test_channel_flags_are_bounded_by_channels() -> None:
     doors = Doors()
     client = doors.client(b"SUB other 1\r\n")
     peer = connect_version2(doors)
@@ -336,7 +336,7 @@ def test_no_more_is_remembered_of_channels_than_there_are() -> None:
     assert verdicts.size <= 256
 
 
-def test_what_is_remembered_of_channels_is_forgotten_with_them() -> None:
+def test_channel_flags_are_dropped_with_their_channels() -> None:
     doors = Doors()
     client = doors.client(b"SUB wanted.> 1\r\n")
     peer = connect_version2(doors, subscribe(1, 5))

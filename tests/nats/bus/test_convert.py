@@ -88,7 +88,7 @@ def same(
 )
 @example(b"<", b"", b"", [b"\r\n"] * 20, 1000)
 @example(b"a.b", b"", b"", [b"12<"] * 20, 1000)
-def test_a_run_is_packed_as_its_messages_are(
+def test_uniform_batch_converts_like_single_messages(
     subject: bytes, reply: bytes, block: bytes, payloads: list[bytes], most: int
 ) -> None:
     packer = MessageConverter(7, frame_bytes_max=most)
@@ -102,7 +102,7 @@ def test_a_run_is_packed_as_its_messages_are(
     st.lists(st.tuples(st.sampled_from(SUBJECTS), PAYLOADS), min_size=1, max_size=30),
     st.sampled_from([60, 1000]),
 )
-def test_a_mix_is_packed_as_its_messages_are(
+def test_mixed_batch_converts_like_single_messages(
     messages: list[tuple[bytes, bytes]], most: int
 ) -> None:
     mix, names = mix_of(messages)
@@ -111,7 +111,7 @@ def test_a_mix_is_packed_as_its_messages_are(
     same(packer, mix, list(range(1, mix.count, 2)), names)
 
 
-def test_a_run_with_different_headers_is_packed_one_by_one() -> None:
+def test_uniform_batch_with_different_headers_converts_singly() -> None:
     blocks = [b"NATS/1.0\r\nA: %d\r\n\r\n" % (n % 10) for n in range(20)]
     run = run_of(b"a", b"", blocks[0], [b"pay"] * 20)
     rows = run.rows.copy()
@@ -121,7 +121,7 @@ def test_a_run_with_different_headers_is_packed_one_by_one() -> None:
     same(MessageConverter(7, frame_bytes_max=1000), run, None, [])
 
 
-def test_many_subjects_are_not_remembered_for_ever() -> None:
+def test_prefix_cache_is_bounded() -> None:
     packer = MessageConverter(7, frame_bytes_max=1000)
     for number in range(5000):
         name = b"a.%d%b" % (number, b"x" * (number % 300))
@@ -131,7 +131,7 @@ def test_many_subjects_are_not_remembered_for_ever() -> None:
     assert max(map(len, convert._prefixes)) < 300
 
 
-def test_what_is_refused_says_why() -> None:
+def test_refused_messages_have_a_reason() -> None:
     packer = MessageConverter(7, frame_bytes_max=100)
     (refused,) = packer.convert_message(Pub(b"a", b"\xff", b"0", b"", 0, memoryview(b""))).refused
     assert refused.reason is Reason.BAD_ENVELOPE
@@ -151,19 +151,19 @@ TEXT = st.text(st.characters(codec="utf-8"), max_size=12)
 @example(b"NATS/1.0 \r\nA: b\r\n\r\n")
 @example(b"NATS/1.0\r\nA: b\x0bc\r\n\r\n")
 @example(b"NATS/1.0 404\r\nNats-Status: 1\r\n\r\n")
-def test_any_block_comes_back_as_it_was(block: bytes) -> None:
+def test_any_header_block_round_trips(block: bytes) -> None:
     headers = parse_header_block(block)
     encode(Envelope(headers=headers), b"")
     assert format_header_block(headers) == block
 
 
-def test_blanks_around_values_do_not_come_back() -> None:
+def test_blanks_around_header_values_are_removed() -> None:
     assert parse_header_block(b"NATS/1.0\r\nA:b\r\nC: \t d \r\n\r\n") == (("A", "b"), ("C", "d"))
 
 
 @settings(max_examples=100, deadline=None)
 @given(st.lists(st.tuples(TEXT, TEXT), min_size=1, max_size=4))
-def test_any_headers_make_a_block_that_cannot_be_mistaken(
+def test_any_headers_make_an_unambiguous_block(
     headers: list[tuple[str, str]],
 ) -> None:
     block = format_header_block(tuple(headers))
@@ -173,12 +173,12 @@ def test_any_headers_make_a_block_that_cannot_be_mistaken(
     assert all(b":" in line and b"\r" not in line and b"\n" not in line for line in lines[1:-2])
 
 
-def test_what_nats_cannot_carry_in_a_header_is_escaped() -> None:
+def test_invalid_header_characters_are_percent_encoded() -> None:
     block = format_header_block((("a b:c", "x\r\ny"), ("é", "é"), ("", "z")))
     assert block == "NATS/1.0\r\na%20b%3Ac: x%0D%0Ay\r\n%C3%A9: é\r\n%: z\r\n\r\n".encode()
 
 
-def test_our_names_for_odd_things_are_headers_like_others_where_they_stand_for_none() -> None:
+def test_reserved_header_names_in_other_places_are_plain_headers() -> None:
     assert (
         format_header_block(((BLOCK_HEADER, "☃"),))
         == "NATS/1.0\r\nNats-Header-Block: ☃\r\n\r\n".encode()
@@ -198,7 +198,7 @@ def framed(envelope: Envelope, payload: bytes) -> bytes:
     return frames.encode(frames.ENVELOPE, class_id=1, content=encode(envelope, payload))
 
 
-def test_a_stored_message_has_its_channel_its_headers_and_where_an_answer_goes() -> None:
+def test_stored_message_has_channel_headers_and_reply() -> None:
     envelope = Envelope("a.ü", b"key", ((REPLY_HEADER, "r.1"), ("A", "b")), 1, 2, 3)
     message = message_from_frame(framed(envelope, b"<\r\n>"), b"class.x")
     block = b"NATS/1.0\r\nA: b\r\n\r\n"
@@ -211,7 +211,7 @@ def test_a_stored_message_has_its_channel_its_headers_and_where_an_answer_goes()
 @pytest.mark.parametrize(
     "reply", ["", "a b", "a\r\nPUB x 0", "\x00", "long" * 1000, "$JS.ACK.a.d.1.0.1.0.0"]
 )
-def test_what_is_no_subject_is_no_reply(reply: str) -> None:
+def test_invalid_reply_subject_stays_a_header(reply: str) -> None:
     message = message_from_frame(
         framed(Envelope(headers=((REPLY_HEADER, reply),)), b""), b"class.1"
     )
@@ -220,13 +220,13 @@ def test_what_is_no_subject_is_no_reply(reply: str) -> None:
     assert message.subject == b"class.1"
 
 
-def test_a_plain_frame_has_its_payload_and_the_class_s_subject() -> None:
+def test_plain_frame_has_payload_and_class_subject() -> None:
     frame = frames.encode(frames.MESSAGE, class_id=1, content=b"pay")
     message = message_from_frame(frame, b"class.1", b"$JS.ACK")
     assert message == Pub(b"class.1", b"$JS.ACK", b"3", b"", 0, memoryview(b"pay"))
 
 
-def test_what_is_acknowledged_keeps_where_an_answer_goes_among_its_headers() -> None:
+def test_acked_delivery_keeps_the_reply_header() -> None:
     frame = framed(Envelope("a", headers=((REPLY_HEADER, "r.1"),)), b"")
     message = message_from_frame(frame, b"class.1", b"$JS.ACK")
     assert message.reply == b"$JS.ACK"
@@ -238,5 +238,5 @@ def test_what_is_acknowledged_keeps_where_an_answer_goes_among_its_headers() -> 
     [("orders", b"class.orders"), ("dead.orders", b"class.dead.orders"), ("", b"class.7")]
     + [(name, b"class.7") for name in ("a b", "*", "a..b", "a.>", "\n")],
 )
-def test_a_class_has_a_subject_of_its_own(name: str, subject: bytes) -> None:
+def test_class_subject_uses_name_or_id(name: str, subject: bytes) -> None:
     assert class_subject(7, name) == subject

@@ -86,7 +86,7 @@ def line(dice: Random) -> bytes:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_whatever_is_said_about_classes_harms_nobody(seed: int) -> None:
+def test_arbitrary_class_commands_do_not_affect_other_clients(seed: int) -> None:
     dice = Random(seed)
     room = dice.choice([2, 10, 1000])
     doors = Doors(class_messages=room, classes=50, durables=10, subscriptions=5)

@@ -79,7 +79,7 @@ def number(message: Msg) -> int:
 
 
 @on_asyncio
-async def test_a_trace_goes_from_door_to_door_as_it_is(both: Both) -> None:
+async def test_trace_headers_pass_between_listeners_unchanged(both: Both) -> None:
     """The context of OpenTelemetry: headers that nobody here knows anything of."""
     trace = {
         "traceparent": "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01",
@@ -99,7 +99,7 @@ async def test_a_trace_goes_from_door_to_door_as_it_is(both: Both) -> None:
 
 
 @on_asyncio
-async def test_what_one_door_is_told_the_other_one_tells(both: Both) -> None:
+async def test_messages_pass_between_the_bus_and_nats(both: Both) -> None:
     async with (
         connected(both) as client,
         simplebus.connect(both.bus) as bus,
@@ -123,7 +123,7 @@ async def test_what_one_door_is_told_the_other_one_tells(both: Both) -> None:
 
 
 @on_asyncio
-async def test_a_nats_request_is_answered_by_who_took_it_out_of_the_class(both: Both) -> None:
+async def test_class_subscriber_answers_a_nats_request(both: Both) -> None:
     async with (
         connected(both) as client,
         simplebus.connect(both.bus) as bus,
@@ -143,7 +143,7 @@ async def test_a_nats_request_is_answered_by_who_took_it_out_of_the_class(both: 
 
 
 @on_asyncio
-async def test_every_word_of_nats_py_does_what_it_says(both: Both) -> None:
+async def test_nats_py_ack_methods_work(both: Both) -> None:
     async with connected(both) as client:
         begun = datetime.datetime.now(datetime.UTC)
         for payload in (b"ack", b"nak", b"slow", b"term", b"sync"):
@@ -181,7 +181,7 @@ async def test_every_word_of_nats_py_does_what_it_says(both: Both) -> None:
 
 
 @on_asyncio
-async def test_a_group_shares_what_the_sdk_publishes(both: Both) -> None:
+async def test_group_members_share_messages_of_the_sdk(both: Both) -> None:
     got: dict[bytes, int] = {}
 
     def taker(whose: int) -> Any:
@@ -203,7 +203,7 @@ async def test_a_group_shares_what_the_sdk_publishes(both: Both) -> None:
 
 
 @on_asyncio
-async def test_where_a_class_is_full_its_publisher_waits_until_there_is_room(both: Both) -> None:
+async def test_publisher_to_a_full_class_waits_for_space(both: Both) -> None:
     said = [b"%d" % n for n in range(3000)]
     async with connected(both) as client:
         for payload in said:
@@ -219,7 +219,7 @@ async def test_where_a_class_is_full_its_publisher_waits_until_there_is_room(bot
 
 
 @on_asyncio
-async def test_who_publishes_and_acknowledges_on_one_connection_is_not_stuck(both: Both) -> None:
+async def test_one_connection_can_publish_and_ack(both: Both) -> None:
     async with connected(both) as client:
         subscription = await client.subscribe("$SB.SUB.alone")
         for number in range(1200):
@@ -231,7 +231,7 @@ async def test_who_publishes_and_acknowledges_on_one_connection_is_not_stuck(bot
 
 
 @on_asyncio
-async def test_what_cannot_be_granted_is_an_error_and_not_the_end(both: Both) -> None:
+async def test_refusal_keeps_the_connection_open(both: Both) -> None:
     errors: list[Exception] = []
     async with connected(both, errors) as client:
         await client.subscribe("$SB.SUB.jobs.d.colour=red")

@@ -128,7 +128,7 @@ class World:
 @settings(max_examples=40, deadline=None)
 @given(st.lists(STEPS, max_size=25))
 @example([("run", 3), ("one", 3), ("again", 1), ("two", 2), ("nak", 4), ("tick", 1), ("ack", 2)])
-def test_every_kind_of_subscriber_gets_all_in_order_from_every_kind_of_publisher(
+def test_all_subscribers_receive_all_messages_in_order(
     steps: list[tuple[str, int]],
 ) -> None:
     world = World()

@@ -43,7 +43,7 @@ def msg(reply: bytes, payload: bytes = b"", sid: int = 2, head: bytes = b"") -> 
 # Writing -----------------------------------------------------------------------------------------
 
 
-def test_one_message_is_written_as_the_protocol_has_it() -> None:
+def test_encodes_a_single_message() -> None:
     assert encode.encode_pub(b"a", b"xy") == b"PUB a 2\r\nxy\r\n"
     assert encode.encode_pub(b"a", b"xy", reply=b"r") == b"PUB a r 2\r\nxy\r\n"
     head = encode.encode_headers((b"A", b"b"), (b"C", b""))
@@ -58,14 +58,14 @@ def test_one_message_is_written_as_the_protocol_has_it() -> None:
 
 
 @given(st.lists(st.binary(max_size=20), max_size=9))
-def test_many_of_one_subject_are_written_as_one_by_one(payloads: list[bytes]) -> None:
+def test_many_messages_encode_like_single_messages(payloads: list[bytes]) -> None:
     assert encode.encode_pubs(b"a.b", payloads) == b"".join(
         encode.encode_pub(b"a.b", p) for p in payloads
     )
 
 
 @given(st.integers(1, 30), st.integers(0, 12), st.integers(0, 10**9), st.booleans(), st.booleans())
-def test_messages_alike_are_written_as_one_by_one(
+def test_equal_messages_encode_like_single_messages(
     count: int, size: int, first: int, answered: bool, headed: bool
 ) -> None:
     payloads = np.arange(count * size, dtype=np.uint8).reshape(count, size)
@@ -87,7 +87,7 @@ def test_messages_alike_are_written_as_one_by_one(
 # Who it is ---------------------------------------------------------------------------------------
 
 
-def test_a_key_signs_what_the_server_says() -> None:
+def test_nkey_signs_the_nonce() -> None:
     said = Credentials(seed=SEED).connect_fields("a nonce")
     assert verify_signature(said["nkey"], said["sig"], b"a nonce")
     assert not verify_signature(said["nkey"], said["sig"], b"another")
@@ -104,7 +104,7 @@ def test_a_key_signs_what_the_server_says() -> None:
         {"seed": "!"},
     ],
 )
-def test_credentials_that_make_no_sense_are_refused(given: dict[str, str]) -> None:
+def test_invalid_credentials_are_refused_early(given: dict[str, str]) -> None:
     with pytest.raises(ValueError, match=r"expected|seed"):
         Credentials(**given)
 
@@ -143,7 +143,7 @@ def one_pub_ack(payload: bytes) -> tuple[int, bool]:
 
 
 @given(st.lists(pub_ack_payloads(), min_size=1, max_size=30))
-def test_pub_acks_in_batches_are_those_read_one_by_one(payloads: list[bytes]) -> None:
+def test_pub_ack_batches_parse_like_single_acks(payloads: list[bytes]) -> None:
     acks = jetstream_codec.parse_pub_acks(
         parsed(b"".join(msg(b"r", payload) for payload in payloads))
     )
@@ -155,7 +155,7 @@ def test_pub_acks_in_batches_are_those_read_one_by_one(payloads: list[bytes]) ->
     ]
 
 
-def test_why_something_is_not_stored_is_said() -> None:
+def test_pub_ack_errors_are_parsed() -> None:
     full = b'{"error":{"code":503,"err_code":10077,"description":"maximum messages exceeded"}}'
     nobody = b"NATS/1.0 503\r\n\r\n"
     acks = jetstream_codec.parse_pub_acks(parsed(msg(b"r", full) + msg(b"r", head=nobody)))
@@ -240,7 +240,7 @@ def variants(value: object) -> list[object]:
 
 
 @pytest.mark.parametrize(("subject", "said"), ANSWERS)
-def test_an_answer_is_of_its_shape_or_an_error(subject: str, said: dict[str, object]) -> None:
+def test_api_reply_has_its_type_or_is_an_error(subject: str, said: dict[str, object]) -> None:
     assert jetstream_codec.parse_api_reply(b"", json.dumps(said).encode(), subject) == said
     refused, said_of_it = 0, set[str]()
     for odd in variants(said):
@@ -261,7 +261,7 @@ def test_an_answer_is_of_its_shape_or_an_error(subject: str, said: dict[str, obj
 
 
 @pytest.mark.parametrize("code", ['"abc"', "[]", "1.5", "null"])
-def test_an_error_with_an_odd_code_is_an_error(code: str) -> None:
+def test_error_with_invalid_code_is_an_error(code: str) -> None:
     with pytest.raises(jetstream_codec.JetStreamError, match="why") as caught:
         jetstream_codec.parse_api_reply(
             b"", b'{"error":{"code":%b,"description":"why"}}' % code.encode()
@@ -306,7 +306,7 @@ def parse_and_check(subjects: list[str]) -> jetstream_codec.JetStreamDeliveries:
 
 
 @given(st.lists(ack_subjects(), min_size=1, max_size=20))
-def test_ack_subjects_in_batches_are_those_read_one_by_one(subjects: list[str]) -> None:
+def test_ack_subject_batches_parse_like_single_subjects(subjects: list[str]) -> None:
     parse_and_check(subjects)
 
 
@@ -319,7 +319,7 @@ def test_ack_subjects_in_batches_are_those_read_one_by_one(subjects: list[str]) 
         st.tuples(st.integers(0, 47), st.integers(0, 60), st.sampled_from("x./:0")), max_size=1
     ),
 )
-def test_ack_subjects_of_one_consumer_are_read_as_others_are(
+def test_similar_ack_subjects_parse_like_others(
     steps: list[int], first: int, head: str, others: list[tuple[int, str]],
     changes: list[tuple[int, int, str]],
 ) -> None:  # fmt: skip
@@ -341,7 +341,7 @@ def test_ack_subjects_of_one_consumer_are_read_as_others_are(
     assert stored == [time / 1e9 for time in some.times.tolist()]
 
 
-def test_each_form_of_an_ack_subject_is_read() -> None:
+def test_parses_every_form_of_ack_subject() -> None:
     forms = (b"$JS.ACK.S.c.%b", b"$JS.ACK.hub.hash.S.c.%b", b"$JS.ACK.hub.hash.S.c.%b.random")
     found = jetstream_codec.parse_deliveries(
         parsed(b"".join(msg(f % b"2.30.4.5.6") for f in forms))
@@ -351,7 +351,7 @@ def test_each_form_of_an_ack_subject_is_read() -> None:
     assert found.pending.tolist() == [6] * 3
 
 
-def test_a_message_without_a_reply_subject_is_no_delivery() -> None:
+def test_message_without_reply_subject_is_no_delivery() -> None:
     found = jetstream_codec.parse_deliveries(parsed(b"MSG s 1 0\r\n\r\nMSG s 1 $JS.ACK 0\r\n\r\n"))
     assert found.good.tolist() == [False, False]
 
@@ -360,7 +360,7 @@ def test_a_message_without_a_reply_subject_is_no_delivery() -> None:
     st.lists(st.text("ab.1", min_size=1, max_size=9), min_size=1, max_size=20),
     st.binary(max_size=9),
 )
-def test_the_same_is_said_about_each(subjects: list[str], word: bytes) -> None:
+def test_encodes_one_ack_per_message(subjects: list[str], word: bytes) -> None:
     messages = parsed(b"".join(msg(subject.encode()) for subject in subjects))
     said = jetstream_codec.encode_acks(messages, word)
     expected = [encode.encode_pub(subject.encode(), word) for subject in subjects]
@@ -369,7 +369,7 @@ def test_the_same_is_said_about_each(subjects: list[str], word: bytes) -> None:
     assert sorted(said.split(end)) == sorted([b"", *(each.removesuffix(end) for each in expected)])
 
 
-def test_requests_say_what_is_asked_for() -> None:
+def test_encodes_pull_requests() -> None:
     said = jetstream_codec.pull_request(batch=5, expires_seconds=1.5, idle_seconds=0.5, max_bytes=7)
     assert json.loads(said) == {
         "batch": 5, "expires": 1_500_000_000, "idle_heartbeat": 500_000_000, "max_bytes": 7
@@ -400,7 +400,7 @@ def greeted(**options: Any) -> NatsClientCore:
     return core
 
 
-def test_a_connection_begins_with_who_and_what() -> None:
+def test_connection_starts_with_connect_and_subscriptions() -> None:
     core = greeted(name="me", credentials=Credentials(user="ada", password="pw"))
     connect, *rest = sent(core).split(b"\r\n")
     said = json.loads(connect.removeprefix(b"CONNECT "))
@@ -414,7 +414,7 @@ def test_a_connection_begins_with_who_and_what() -> None:
     assert sent(core) == b"PUB a 1\r\nx\r\n"
 
 
-def test_a_mark_is_passed_when_the_server_has_taken_what_was_said_before() -> None:
+def test_ping_is_answered_after_earlier_output() -> None:
     core = greeted()
     list(core.receive(b"PONG\r\n", 0.0))
     sent(core)
@@ -426,7 +426,7 @@ def test_a_mark_is_passed_when_the_server_has_taken_what_was_said_before() -> No
     assert [core.is_ping_answered(mark) for mark in (first, second)] == [True, False]
 
 
-def test_answers_come_with_the_numbers_of_their_requests() -> None:
+def test_replies_have_their_request_numbers() -> None:
     core = greeted()
     list(core.receive(b"PONG\r\n", 0.0))
     sent(core)
@@ -449,7 +449,7 @@ def test_answers_come_with_the_numbers_of_their_requests() -> None:
     ] == core.reply_subject(many)
 
 
-def test_subscriptions_are_said_again_and_what_was_not_sent_is_not() -> None:
+def test_reconnect_resends_subscriptions_but_not_output() -> None:
     core = greeted()
     list(core.receive(b"PONG\r\n", 0.0))
     later = core.subscribe("later")
@@ -466,7 +466,7 @@ def test_subscriptions_are_said_again_and_what_was_not_sent_is_not() -> None:
     assert sent(core) == b"UNSUB %d\r\n" % later
 
 
-def test_a_server_that_answers_no_ping_is_gone() -> None:
+def test_server_that_answers_no_ping_times_out() -> None:
     core = greeted(ping_seconds=10)
     list(core.receive(b"PONG\r\n", 0.0))
     sent(core)
@@ -483,13 +483,13 @@ def test_a_server_that_answers_no_ping_is_gone() -> None:
         core.tick(45.0)
 
 
-def test_what_a_server_complains_of_is_told() -> None:
+def test_server_errors_are_events() -> None:
     core = greeted()
     (said,) = core.receive(b"-ERR 'Authorization Violation'\r\n", 0.0)
     assert said == ServerError("Authorization Violation")
 
 
-def test_so_many_pending_as_no_number_says_is_not_known() -> None:
+def test_missing_pending_header_means_unknown() -> None:
     said = b"NATS/1.0 408 Request Timeout\r\nNats-Pending-Messages: %b\r\n\r\n"
     assert jetstream_codec.parse_pending_messages(said % b"17") == 17
     for odd in (b"1" * 5000, b"-1", b"", b"x"):

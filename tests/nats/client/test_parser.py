@@ -148,7 +148,7 @@ streams = st.lists(
 
 @given(streams, st.data())
 @settings(max_examples=60)
-def test_any_chunking_says_what_the_oracle_says(stream: bytes, data: st.DataObject) -> None:
+def test_any_chunking_matches_the_oracle(stream: bytes, data: st.DataObject) -> None:
     # Repeated 40 times and more, messages fill what the arrays want to see at once.
     cuts = sorted(data.draw(st.lists(st.integers(0, len(stream)), max_size=4)))
     chunks = [stream[a:b] for a, b in zip([0, *cuts], [*cuts, len(stream)], strict=True)]
@@ -156,13 +156,13 @@ def test_any_chunking_says_what_the_oracle_says(stream: bytes, data: st.DataObje
 
 
 @given(st.binary(max_size=200), st.lists(messages, max_size=3))
-def test_garbage_is_refused_or_waited_for(garbage: bytes, before: list[bytes]) -> None:
+def test_garbage_is_refused_or_incomplete(garbage: bytes, before: list[bytes]) -> None:
     head = b"".join(before)
     said = read([head + garbage])
     assert said[: len(before)] == truth(head)
 
 
-def test_byte_by_byte_is_as_whole() -> None:
+def test_byte_by_byte_equals_one_read() -> None:
     stream = b"".join(message(n, b"a.b", b"r" * (n % 2), b"", b"p" * n) for n in range(40))
     stream += b"PING\r\n" + message(1, b"a", b"", b"NATS/1.0\r\n\r\n", b"")
     assert read([stream[n : n + 1] for n in range(len(stream))]) == truth(stream)
@@ -180,14 +180,14 @@ def test_many_messages_are_one_event() -> None:
     assert list(batch.split_by_sid()) == [7]
 
 
-def test_one_that_is_too_long_is_refused_among_many_as_alone() -> None:
+def test_too_long_message_is_refused_in_a_batch() -> None:
     many = message(1, b"a", b"", b"", b"x" * 50) * 200
     long = message(1, b"a", b"", b"", b"x" * (MOST + 1))
     assert read([many + long + many]) == truth(many + long + many)
     assert read([many + long + many])[-1] == WRONG
 
 
-def test_those_of_each_subscription_are_found() -> None:
+def test_splits_messages_by_subscription() -> None:
     stream = b"".join(message(n % 3, b"a", b"", b"", b"%d" % n) for n in range(9))
     (batch,) = ClientParser().receive(stream)
     assert isinstance(batch, ReceivedMessages)
@@ -195,7 +195,7 @@ def test_those_of_each_subscription_are_found() -> None:
     assert found == {0: [b"0", b"3", b"6"], 1: [b"1", b"4", b"7"], 2: [b"2", b"5", b"8"]}
 
 
-def test_info_and_complaints_are_read() -> None:
+def test_parses_info_and_errors() -> None:
     text = b'INFO {"server_id":"x","headers":true,"connect_urls":["a:1"],"nonce":"n","new":1} \r\n'
     info, error = ClientParser().receive(text + b"-ERR 'Authorization Violation'\r\n")
     assert info == ServerInfo(server_id="x", headers=True, connect_urls=["a:1"], nonce="n")
@@ -203,18 +203,18 @@ def test_info_and_complaints_are_read() -> None:
 
 
 @pytest.mark.parametrize("line", [b"INFO x\r\n", b'INFO {"headers":3}\r\n', b"INFO\r\n", b"XXX"])
-def test_what_is_no_line_of_a_server_is_refused(line: bytes) -> None:
+def test_invalid_server_line_is_refused(line: bytes) -> None:
     with pytest.raises(RemoteProtocolError, match="the server sent"):
         list(ClientParser().receive(line))
 
 
-def test_a_line_without_end_is_refused() -> None:
+def test_endless_line_is_refused() -> None:
     parser = ClientParser()
     with pytest.raises(RemoteProtocolError, match="longer than"):
         list(parser.receive(b"INFO " + b"x" * LINE_BYTES_MAX))
 
 
-def test_a_long_message_is_not_searched_until_it_is_whole() -> None:
+def test_long_message_is_parsed_when_complete() -> None:
     parser = ClientParser()
     assert list(parser.receive(b"MSG a 1 4000000\r\n")) == []
     for _ in range(400):
@@ -231,7 +231,7 @@ def test_a_long_message_is_not_searched_until_it_is_whole() -> None:
     st.integers(0, 2**63 + 9).map(lambda n: b"%d" % n), st.binary(max_size=21),
     st.integers(0, 10**6).map(lambda n: b"%010d" % n),
 ), max_size=40))  # fmt: skip
-def test_numbers_are_those_that_python_reads(
+def test_parse_numbers_matches_int(
     read: Callable[[Bytes, Integers, Integers], tuple[Integers, Flags]], texts: list[bytes]
 ) -> None:
     lengths = [len(text) for text in texts]
@@ -245,6 +245,6 @@ def test_numbers_are_those_that_python_reads(
     ]
 
 
-def test_arrays_are_used_where_they_should_be() -> None:
+def test_bulk_parser_is_used_for_many_messages() -> None:
     few = message(1, b"a", b"", b"", b"x" * 400) * BATCH_MESSAGES_MIN
     assert len(list(ClientParser().receive(few + b"PING\r\n"))) == 2

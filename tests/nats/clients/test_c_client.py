@@ -12,7 +12,7 @@ from tests.nats.running_server import Door
 pytestmark = pytest.mark.xdist_group("nats clients")
 
 
-def test_what_its_users_do_comes_out_as_they_expect(shared_door: Door, tmp_path: Path) -> None:
+def test_nats_c_publish_subscribe_and_request(shared_door: Door, tmp_path: Path) -> None:
     assert outcomes(compiled(tmp_path), "all", shared_door.url) == {
         "plain": {
             "came": 256,

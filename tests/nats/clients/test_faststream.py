@@ -79,7 +79,7 @@ async def is_heard(client: NatsBroker, name: str) -> None:
 
 
 @on_asyncio
-async def test_two_instances_of_an_app_share_its_work(shared_door: Door) -> None:
+async def test_two_faststream_instances_share_work(shared_door: Door) -> None:
     bills: list[Bill] = []
     client = NatsBroker(shared_door.url, logger=None, connect_timeout=60)
 

@@ -10,7 +10,7 @@ from tests.nats.running_server import IS_REFERENCE, Door
 pytestmark = pytest.mark.xdist_group("nats clients")
 
 
-def test_what_its_users_do_comes_out_as_they_expect(shared_door: Door) -> None:
+def test_nats_js_publish_subscribe_and_request(shared_door: Door) -> None:
     assert outcomes(javascript(), "all", shared_door.url) == {
         "plain": {
             "proto": 1,
@@ -44,7 +44,7 @@ def test_what_its_users_do_comes_out_as_they_expect(shared_door: Door) -> None:
 
 
 @pytest.mark.skipif(IS_REFERENCE, reason="the reference server has no classes")
-def test_its_words_about_a_message_do_what_they_say(shared_door: Door) -> None:
+def test_nats_js_ack_methods_work(shared_door: Door) -> None:
     found = [(0, 1), (1, 1), (1, 2), (2, 1), (3, 1), (3, 2)]
     assert outcomes(javascript(), "acked", shared_door.url) == {
         "found": [[f"{n}", "js", "reader", attempt, n] for n, attempt in found],

@@ -48,7 +48,7 @@ async def take(subscription: Any, count: int) -> list[bytes]:
 
 
 @on_asyncio
-async def test_what_the_server_says_of_itself(shared_door: Door) -> None:
+async def test_server_info(shared_door: Door) -> None:
     async with connected(shared_door, name="me") as client, connected(shared_door) as other:
         assert client.is_connected
         assert client.connected_url is not None
@@ -65,7 +65,7 @@ async def test_what_the_server_says_of_itself(shared_door: Door) -> None:
     "options", [{}, {"verbose": True}, {"pedantic": True}, {"verbose": True, "pedantic": True}]
 )
 @on_asyncio
-async def test_messages_come_by_callback_by_iteration_and_one_by_one(
+async def test_messages_arrive_by_callback_iterator_and_next_msg(
     shared_door: Door, options: dict[str, bool]
 ) -> None:
     async with connected(shared_door, **options) as client:
@@ -91,7 +91,7 @@ async def test_messages_come_by_callback_by_iteration_and_one_by_one(
 
 
 @on_asyncio
-async def test_payloads_of_any_bytes_and_size_come_as_they_were(shared_door: Door) -> None:
+async def test_payloads_are_delivered_unchanged(shared_door: Door) -> None:
     payloads = [
         b"",
         b"\r\n",
@@ -109,7 +109,7 @@ async def test_payloads_of_any_bytes_and_size_come_as_they_were(shared_door: Doo
 
 
 @on_asyncio
-async def test_20000_messages_of_many_subjects_and_sizes_come_in_order(shared_door: Door) -> None:
+async def test_20000_messages_arrive_in_order(shared_door: Door) -> None:
     count = 20_000
     async with connected(shared_door) as publisher, connected(shared_door) as subscriber:
         found: list[tuple[str, bytes]] = []
@@ -130,7 +130,7 @@ async def test_20000_messages_of_many_subjects_and_sizes_come_in_order(shared_do
 
 
 @on_asyncio
-async def test_headers_come_both_ways(shared_door: Door) -> None:
+async def test_headers_are_sent_and_received(shared_door: Door) -> None:
     async with connected(shared_door) as client:
 
         async def answer(message: Msg) -> None:
@@ -149,7 +149,7 @@ async def test_headers_come_both_ways(shared_door: Door) -> None:
 
 
 @on_asyncio
-async def test_each_message_goes_to_one_of_a_queue_and_all_members_get_some(
+async def test_queue_group_distributes_messages(
     shared_door: Door,
 ) -> None:
     count, got = 300, [[], [], []]
@@ -176,7 +176,7 @@ async def test_each_message_goes_to_one_of_a_queue_and_all_members_get_some(
 
 
 @on_asyncio
-async def test_one_who_wants_no_echo_hears_the_others_only(shared_door: Door) -> None:
+async def test_no_echo_suppresses_own_messages(shared_door: Door) -> None:
     async with connected(shared_door, no_echo=True) as deaf, connected(shared_door) as other:
         subscription = await deaf.subscribe("echo")
         await deaf.publish("echo", b"mine")
@@ -189,7 +189,7 @@ async def test_one_who_wants_no_echo_hears_the_others_only(shared_door: Door) ->
 
 
 @on_asyncio
-async def test_a_subscription_ends_after_so_many_messages(shared_door: Door) -> None:
+async def test_subscription_ends_after_max_messages(shared_door: Door) -> None:
     async with connected(shared_door) as client:
         limited = await client.subscribe("ending.limited")
         ended = await client.subscribe("ending.*")
@@ -207,7 +207,7 @@ async def test_a_subscription_ends_after_so_many_messages(shared_door: Door) -> 
 
 
 @on_asyncio
-async def test_draining_a_subscription_handles_what_had_come(shared_door: Door) -> None:
+async def test_subscription_drain_handles_received_messages(shared_door: Door) -> None:
     async with connected(shared_door) as client:
         found = []
 
@@ -226,7 +226,7 @@ async def test_draining_a_subscription_handles_what_had_come(shared_door: Door) 
 
 
 @on_asyncio
-async def test_draining_a_connection_publishes_what_its_handlers_still_say(
+async def test_connection_drain_flushes_handler_output(
     shared_door: Door,
 ) -> None:
     async with connected(shared_door) as other:
@@ -266,7 +266,7 @@ async def test_draining_a_connection_publishes_what_its_handlers_still_say(
 
 @pytest.mark.parametrize("old_style", [False, True])
 @on_asyncio
-async def test_requests_get_their_replies(shared_door: Door, old_style: bool) -> None:
+async def test_concurrent_requests_get_their_replies(shared_door: Door, old_style: bool) -> None:
     subject = f"double.{old_style}"
     async with connected(shared_door) as server, connected(shared_door) as client:
 
@@ -284,7 +284,7 @@ async def test_requests_get_their_replies(shared_door: Door, old_style: bool) ->
 
 
 @on_asyncio
-async def test_nobody_there_is_told_at_once_and_silence_after_a_while(shared_door: Door) -> None:
+async def test_no_responders_fails_at_once_and_silence_times_out(shared_door: Door) -> None:
     async with connected(shared_door, inbox_prefix="_MINE") as client:
         with pytest.raises(NoRespondersError):
             await client.request("nobody.is.there", b"?", timeout=60)
@@ -296,7 +296,7 @@ async def test_nobody_there_is_told_at_once_and_silence_after_a_while(shared_doo
 
 
 @on_asyncio
-async def test_that_there_is_no_jetstream_is_told(shared_door: Door) -> None:
+async def test_jetstream_requests_fail_with_no_responders(shared_door: Door) -> None:
     async with connected(shared_door) as client:
         with pytest.raises(ServiceUnavailableError):
             await client.jetstream(timeout=60).account_info()
@@ -306,7 +306,7 @@ async def test_that_there_is_no_jetstream_is_told(shared_door: Door) -> None:
 
 
 @on_asyncio
-async def test_a_message_that_is_too_long_is_refused_and_no_other(shared_door: Door) -> None:
+async def test_too_long_message_is_refused_by_the_client(shared_door: Door) -> None:
     async with connected(shared_door) as client:
         subscription = await client.subscribe("long")
         with pytest.raises(MaxPayloadError):
@@ -316,7 +316,7 @@ async def test_a_message_that_is_too_long_is_refused_and_no_other(shared_door: D
 
 
 @on_asyncio
-async def test_one_that_its_client_does_not_measure_ends_the_connection(shared_door: Door) -> None:
+async def test_too_long_message_closes_the_connection(shared_door: Door) -> None:
     lost = asyncio.Event()
 
     async def note_lost() -> None:
@@ -340,7 +340,7 @@ async def test_one_that_its_client_does_not_measure_ends_the_connection(shared_d
 
 
 @on_asyncio
-async def test_a_subscription_that_does_not_keep_up_loses_and_is_told(shared_door: Door) -> None:
+async def test_client_side_slow_consumer_drops_and_reports(shared_door: Door) -> None:
     errors: list[Exception] = []
 
     async def note(error: Exception) -> None:

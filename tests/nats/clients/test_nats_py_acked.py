@@ -46,7 +46,7 @@ async def next_of(subscription: Subscription) -> Msg:
 
 
 @on_asyncio
-async def test_each_word_about_a_message_does_what_it_says(shared_door: Door) -> None:
+async def test_ack_methods_work(shared_door: Door) -> None:
     async with connected(shared_door) as client:
         await fill(client, "words", 5)
         sub = await client.subscribe("$SB.SUB.words.reader.ack_seconds=60")
@@ -84,7 +84,7 @@ async def test_each_word_about_a_message_does_what_it_says(shared_door: Door) ->
 
 
 @on_asyncio
-async def test_what_is_not_acknowledged_in_time_comes_again(shared_door: Door) -> None:
+async def test_unacked_message_is_redelivered(shared_door: Door) -> None:
     async with connected(shared_door) as client:
         await fill(client, "late", 1)
         sub = await client.subscribe("$SB.SUB.late.reader.ack_seconds=1")
@@ -95,7 +95,7 @@ async def test_what_is_not_acknowledged_in_time_comes_again(shared_door: Door) -
 
 
 @on_asyncio
-async def test_members_of_a_group_share_a_class_and_take_over_what_one_held(
+async def test_group_members_share_a_class_and_take_over(
     shared_door: Door,
 ) -> None:
     count = 40
@@ -118,7 +118,7 @@ async def test_members_of_a_group_share_a_class_and_take_over_what_one_held(
 
 
 @on_asyncio
-async def test_a_durable_goes_on_where_it_was_and_keeps_what_comes_meanwhile(
+async def test_durable_resumes_and_keeps_new_messages(
     shared_door: Door,
 ) -> None:
     async with connected(shared_door) as client:
@@ -138,7 +138,7 @@ async def test_a_durable_goes_on_where_it_was_and_keeps_what_comes_meanwhile(
 
 
 @on_asyncio
-async def test_one_that_is_acknowledged_by_somebody_else_comes_again(shared_door: Door) -> None:
+async def test_ack_by_another_client_is_ignored(shared_door: Door) -> None:
     async with connected(shared_door) as client, connected(shared_door) as other:
         await fill(client, "end", 1)
         sub = await client.subscribe("$SB.SUB.end.owner.ack_seconds=1")
@@ -159,7 +159,7 @@ async def test_one_that_is_acknowledged_by_somebody_else_comes_again(shared_door
     ],
 )
 @on_asyncio
-async def test_what_cannot_be_granted_is_told_and_the_connection_goes_on(
+async def test_refused_subscription_keeps_the_connection(
     shared_door: Door, subject: str
 ) -> None:
     told: asyncio.Queue[Exception] = asyncio.Queue()

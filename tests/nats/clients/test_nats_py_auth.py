@@ -154,7 +154,7 @@ async def is_served(door: Door, **options: Any) -> None:
     "options", [{"user": "all", "password": "right"}, {"nkeys_seed_str": SEED}]
 )
 @on_asyncio
-async def test_who_proves_who_they_are_is_served(users: Door, options: dict[str, str]) -> None:
+async def test_valid_credentials_are_accepted(users: Door, options: dict[str, str]) -> None:
     await is_served(users, **options)
 
 
@@ -171,7 +171,7 @@ async def test_who_proves_who_they_are_is_served(users: Door, options: dict[str,
 @forgets
 @pytest.mark.usefixtures("forgetful")
 @on_asyncio
-async def test_others_are_told_that_they_may_not(users: Door, options: dict[str, str]) -> None:
+async def test_invalid_credentials_are_refused(users: Door, options: dict[str, str]) -> None:
     with pytest.raises(Error, match="Authorization Violation"):
         await connected(users, **options)
 
@@ -179,7 +179,7 @@ async def test_others_are_told_that_they_may_not(users: Door, options: dict[str,
 @forgets
 @pytest.mark.usefixtures("forgetful")
 @on_asyncio
-async def test_who_has_a_certificate_and_the_token_is_served(token: Certified) -> None:
+async def test_certificate_and_token_are_accepted(token: Certified) -> None:
     await is_served(token.door, tls=token.context(), token="sesame")
     with pytest.raises(Error, match="Authorization Violation"):
         await connected(token.door, tls=token.context(), token="wrong")
@@ -188,7 +188,7 @@ async def test_who_has_a_certificate_and_the_token_is_served(token: Certified) -
 @forgets
 @pytest.mark.usefixtures("forgetful")
 @on_asyncio
-async def test_who_has_no_certificate_is_not_let_in(token: Certified) -> None:
+async def test_missing_certificate_is_refused(token: Certified) -> None:
     with pytest.raises((Error, ssl.SSLError, OSError)):
         await connected(token.door, tls=token.context(own=False), token="sesame")
 
@@ -196,12 +196,12 @@ async def test_who_has_no_certificate_is_not_let_in(token: Certified) -> None:
 @forgets
 @pytest.mark.usefixtures("forgetful")
 @on_asyncio
-async def test_a_client_does_not_trust_who_is_certified_by_others(token: Certified) -> None:
+async def test_client_refuses_an_untrusted_server_certificate(token: Certified) -> None:
     with pytest.raises(ssl.SSLCertVerificationError):
         await connected(token.door, tls=ssl.create_default_context(), token="sesame")
 
 
-def test_nats_js_goes_on_in_tls_when_it_is_told_to(token: Certified) -> None:
+def test_nats_js_upgrades_to_tls(token: Certified) -> None:
     mine = token.authority.issue("client")
     paths = [str(path) for path in (token.authority.path, mine.cert, mine.key)]
     found = outcomes(javascript(), "certified", token.door.url, "sesame", *paths)
@@ -212,7 +212,7 @@ def test_nats_js_goes_on_in_tls_when_it_is_told_to(token: Certified) -> None:
 
 
 @on_asyncio
-async def test_what_one_may_not_is_told_and_not_done_and_the_rest_goes_on(users: Door) -> None:
+async def test_denied_operations_are_reported_and_others_continue(users: Door) -> None:
     client, told = await connected(users, user="narrow", password="right")
     other, _ = await connected(users, user="all", password="right")
     everything = await other.subscribe(">")
@@ -242,7 +242,7 @@ async def test_what_one_may_not_is_told_and_not_done_and_the_rest_goes_on(users:
     ]
 
 
-def test_nats_js_is_told_what_it_may_not(users: Door) -> None:
+def test_nats_js_receives_permission_errors(users: Door) -> None:
     assert outcomes(javascript(), "denied", users.url, "narrow", "right") == {
         "wrong": "AuthorizationError",
         "heard": "PermissionViolationError",
@@ -255,7 +255,7 @@ def test_nats_js_is_told_what_it_may_not(users: Door) -> None:
 
 
 @on_asyncio
-async def test_one_who_does_not_read_is_cut_off_and_nobody_else_notices(users: Door) -> None:
+async def test_slow_consumer_is_disconnected_without_affecting_others(users: Door) -> None:
     hello = json.dumps({"verbose": False, "user": "all", "pass": "right"})
     publisher, complaints = await connected(users, user="all", password="right")
     subscriber, more = await connected(users, user="all", password="right")

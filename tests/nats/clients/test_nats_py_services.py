@@ -27,7 +27,7 @@ async def answers(client: nats.NATS, subject: str, count: int) -> list[dict[str,
 
 
 @on_asyncio
-async def test_services_are_found_asked_and_counted(shared_door: Door) -> None:
+async def test_services_are_discovered_requested_and_counted(shared_door: Door) -> None:
     async with AsyncExitStack() as stack:
         server = await stack.enter_async_context(await nats.connect(shared_door.url, **PATIENT))
         client = await stack.enter_async_context(await nats.connect(shared_door.url, **PATIENT))

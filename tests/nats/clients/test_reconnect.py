@@ -22,7 +22,7 @@ pytestmark = pytest.mark.xdist_group("nats clients")
 
 
 @on_asyncio
-async def test_clients_come_back_when_the_server_was_restarted(tmp_path: Path) -> None:
+async def test_clients_reconnect_after_a_server_restart(tmp_path: Path) -> None:
     port = free_port()
     lost, found, asked_to_leave = asyncio.Event(), asyncio.Event(), asyncio.Event()
 

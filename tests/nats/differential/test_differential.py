@@ -93,7 +93,7 @@ def pooled(heard: dict[str, Heard]) -> tuple[Counter[tuple[str, ...]], dict[str,
     [(house, name) for house, it in EVERY.items() for name in it.scripts],
     ids=lambda text: text,
 )
-def test_what_is_said_is_answered_as_by_the_reference_server(
+def test_dialogues_match_the_recorded_reference(
     references: Callable[[str], Reference], house: str, name: str
 ) -> None:
     script = EVERY[house].scripts[name]
@@ -110,7 +110,7 @@ def test_what_is_said_is_answered_as_by_the_reference_server(
 
 @settings(max_examples=150)
 @given(generated_dialogues.scripts(), generated_dialogues.CHUNKS)
-def test_made_dialogues_are_answered_as_by_the_reference_server(
+def test_generated_dialogues_match_the_reference(
     references: Callable[[str], Reference], script: Script, chunks: int
 ) -> None:
     expected = references("plain").play(script)
@@ -120,7 +120,7 @@ def test_made_dialogues_are_answered_as_by_the_reference_server(
 
 @settings(max_examples=100)
 @given(generated_dialogues.odd_lines())
-def test_lines_that_are_nearly_right_are_answered_as_by_the_reference_server(
+def test_mutated_lines_match_the_reference(
     references: Callable[[str], Reference], script: Script
 ) -> None:
     expected = references("plain").play(script)
@@ -130,7 +130,7 @@ def test_lines_that_are_nearly_right_are_answered_as_by_the_reference_server(
 
 @settings(max_examples=60)
 @given(generated_dialogues.scripts(user=True), generated_dialogues.CHUNKS)
-def test_made_dialogues_of_users_are_answered_as_by_the_reference_server(
+def test_generated_user_dialogues_match_the_reference(
     references: Callable[[str], Reference], script: Script, chunks: int
 ) -> None:
     expected = references("users").play(script)
@@ -140,7 +140,7 @@ def test_made_dialogues_of_users_are_answered_as_by_the_reference_server(
 
 @settings(max_examples=60)
 @given(generated_dialogues.scripts(queues=True), generated_dialogues.CHUNKS)
-def test_made_dialogues_with_groups_reach_as_many_as_with_the_reference_server(
+def test_generated_group_dialogues_match_the_reference(
     references: Callable[[str], Reference], script: Script, chunks: int
 ) -> None:
     expected = pooled(references("plain").play(script))
@@ -148,12 +148,12 @@ def test_made_dialogues_with_groups_reach_as_many_as_with_the_reference_server(
     assert pooled(ours(PLAIN).play(script, affordable(script, chunks))) == expected
 
 
-def test_every_difference_that_is_meant_is_there() -> None:
+def test_intended_differences_exist() -> None:
     assert {(house, name) for house, it in EVERY.items() for name in it.scripts} >= OTHERWISE
 
 
 @pytest.mark.parametrize("chunks", [0, 1])
-def test_a_process_answers_through_its_sockets_as_the_reference_server(
+def test_process_matches_the_reference_over_sockets(
     references: Callable[[str], Reference], shared_door: Door, chunks: int
 ) -> None:
     ours = Reference(shared_door.port)
@@ -162,7 +162,7 @@ def test_a_process_answers_through_its_sockets_as_the_reference_server(
             assert ours.play(script, chunks) == references("plain").play(script), name
 
 
-def test_silence_is_answered_as_by_the_reference_server() -> None:
+def test_silence_matches_the_reference() -> None:
     says = b'CONNECT {"verbose":false,"user":"u","pass":"p"}\r\nPING\r\n'
     config = """
         authorization { timeout: 0.5, users = [{user: u, password: p}] }

@@ -365,7 +365,7 @@ DIALOGUES: dict[str, tuple[Callable[[Side, Papers], Any], ...]] = {
     [(house, dialogue) for house, them in DIALOGUES.items() for dialogue in them],
     ids=lambda it: it if isinstance(it, str) else it.__name__,
 )
-def test_both_servers_do_the_same(
+def test_dialogues_match_nats_server(
     houses: Mapping[str, Pair],
     papers: Papers,
     house: str,
@@ -419,7 +419,7 @@ def how_it_is_refused(side: Side) -> str:
     return "it is not"
 
 
-def test_both_servers_do_the_same_about_what_takes_time(houses: Mapping[str, Pair]) -> None:
+def test_timed_behaviour_matches_nats_server(houses: Mapping[str, Pair]) -> None:
     asked = {  # It ends those servers whose lame duck it is: this test comes last.
         "required": late_ones,
         "first": late_ones,

@@ -105,7 +105,7 @@ def stream(random: Random) -> bytes:
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_batches_say_what_the_oracle_says(seed: int) -> None:
+def test_batches_match_the_oracle(seed: int) -> None:
     random = Random(seed)
     data = stream(random)
     expected = truth(data)
@@ -118,7 +118,7 @@ def test_batches_say_what_the_oracle_says(seed: int) -> None:
     assert read(chunks, table=table).found == expected
 
 
-def test_the_streams_go_every_way() -> None:
+def test_generated_streams_use_every_parser() -> None:
     closed = 0
     total = Reading()
     for seed in range(40):
@@ -142,7 +142,7 @@ def test_the_streams_go_every_way() -> None:
     st.sampled_from([b"", *ENDS]),
     st.integers(0, 5000),
 )
-def test_lines_in_payloads_are_payload(
+def test_command_lines_in_payloads_are_payload(
     subjects: list[bytes], payloads: list[bytes], end: bytes, at: int
 ) -> None:
     lines = [pub(Random(), s, payloads[n % len(payloads)]) for n, s in enumerate(subjects)]
@@ -163,7 +163,7 @@ def test_lines_in_payloads_are_payload(
         b"PUB a 1\r\nxyz",
     ],
 )
-def test_one_bad_line_among_good_ones_is_seen(liar: bytes) -> None:
+def test_invalid_line_in_a_batch_is_found(liar: bytes) -> None:
     good = [pub(Random(), subject, b"x" * n) for n, subject in enumerate(SUBJECTS * 12)]
     data = b"".join([*good, liar, *good])
     reading = read([data])
@@ -182,7 +182,7 @@ def test_one_bad_line_among_good_ones_is_seen(liar: bytes) -> None:
         b"PUB  aaa 10\r\n0123456789\r\n",
     ],
 )
-def test_one_other_line_in_a_run_is_seen(liar: bytes) -> None:
+def test_different_line_ends_a_uniform_batch(liar: bytes) -> None:
     good = b"PUB aaaa 10\r\n0123456789\r\n"
     for before in (1, 7, 8, 9, 300):
         data = good * before + liar + good * 30
@@ -191,7 +191,7 @@ def test_one_other_line_in_a_run_is_seen(liar: bytes) -> None:
         assert reading.kinds["UniformBatch"] + reading.kinds["MixedBatch"] > 0 or reading.is_closed
 
 
-def test_a_message_of_lines_is_one_step_of_a_stretch() -> None:
+def test_payload_of_command_lines_is_one_message() -> None:
     liar = b"PUB a 1\r\nx\r\n" * 20
     data = b"".join(pub(Random(), subject, liar) for subject in SUBJECTS * 20)
     reading = read([data])
@@ -199,7 +199,7 @@ def test_a_message_of_lines_is_one_step_of_a_stretch() -> None:
     assert reading.batched["MixedBatch"] == 20 * len(SUBJECTS)
 
 
-def test_a_read_is_searched_once_whatever_ends_its_stretches(
+def test_read_is_searched_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     calls = {"scan": 0, "stretch": 0}
@@ -227,7 +227,7 @@ def test_a_read_is_searched_once_whatever_ends_its_stretches(
         )
 
 
-def test_a_run_that_breaks_off_is_not_compared_to_the_end(
+def test_short_uniform_batch_is_not_compared_to_the_end(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     compared = []
@@ -246,7 +246,7 @@ def test_a_run_that_breaks_off_is_not_compared_to_the_end(
         assert sum(compared) <= times * (5 * length + bounds.UNIFORM_BLOCK_MESSAGES)
 
 
-def test_an_event_of_many_subjects_has_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mixed_batch_size_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("simplebus.nats.protocol.bulk_parser.MIXED_BATCH_MESSAGES_MAX", 100)
     for payload in (b"x", LOOKS_LIKE[0]):
         data = b"".join(pub(Random(), subject, payload) for subject in SUBJECTS * 40)
@@ -255,7 +255,7 @@ def test_an_event_of_many_subjects_has_a_bound(monkeypatch: pytest.MonkeyPatch) 
         assert reading.kinds["MixedBatch"] == 3
 
 
-def test_subjects_are_forgotten_between_events_only(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_subject_table_is_reset_between_events_only(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("simplebus.nats.protocol.subject_table.SUBJECTS_MAX", 150)
     monkeypatch.setattr("simplebus.nats.protocol.bulk_parser.MIXED_BATCH_MESSAGES_MAX", 100)
     table = SubjectTable()
@@ -271,7 +271,7 @@ def test_subjects_are_forgotten_between_events_only(monkeypatch: pytest.MonkeyPa
         assert reading.found == truth(few + few + new + few)
 
 
-def test_the_smallest_lines_allowed_have_short_subjects_in_batches() -> None:
+def test_control_line_limit_bounds_batch_subjects() -> None:
     limits = NatsLimits(max_control_line=64, max_payload=9)
     subjects = [b"s" * n for n in range(55, 64)]
     data = b"".join(pub(Random(), s, b"x" * (n % 10)) for n, s in enumerate(subjects * 20))
@@ -287,7 +287,7 @@ def test_the_smallest_lines_allowed_have_short_subjects_in_batches() -> None:
 
 
 @given(st.lists(st.sampled_from([b"\n", b"\n\n", b"x", b"xxxxxxxx"]), max_size=60), st.data())
-def test_every_line_feed_is_found(parts: list[bytes], draw: st.DataObject) -> None:
+def test_finds_every_line_feed(parts: list[bytes], draw: st.DataObject) -> None:
     data = b"".join(parts)
     raw = bytearray(data + b"\n" * 16)
     first = draw.draw(st.integers(0, len(data)))
@@ -296,7 +296,7 @@ def test_every_line_feed_is_found(parts: list[bytes], draw: st.DataObject) -> No
     assert find_line_feeds(raw, first, last).tolist() == expected
 
 
-def test_line_feeds_are_found_across_blocks() -> None:
+def test_finds_line_feeds_across_blocks() -> None:
     raw = bytearray(Random(1).randbytes(700_000) + bytes(16))
     expected = [at for at in range(3, 700_000) if raw[at] == 0x0A]
     assert find_line_feeds(raw, 3, 700_000).tolist() == expected

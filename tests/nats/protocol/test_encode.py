@@ -44,7 +44,7 @@ def some_rows(count: int) -> list[Indexes | None]:
     return [None, every[:0], every[:1], every[-1:], every[::3], every[5:20], every]
 
 
-def test_one_message_is_its_line_and_its_payload() -> None:
+def test_single_message_is_line_and_payload() -> None:
     def pub(*words: bytes, header_bytes: int = 0, body: bytes = b"xyz") -> Pub:
         return Pub(*words, header_bytes, memoryview(body))  # type: ignore[arg-type]
 
@@ -62,7 +62,7 @@ def test_one_message_is_its_line_and_its_payload() -> None:
 @pytest.mark.parametrize("headers", [True, False])
 @pytest.mark.parametrize("size", [2, 9, 150])
 @pytest.mark.parametrize("verb", [b"PUB a.b", b"PUB a r", b"HPUB a", b"hpub a r", b"HPUB 0 a"])
-def test_a_run_is_written_as_its_messages(verb: bytes, size: int, headers: bool) -> None:
+def test_uniform_batch_encodes_like_single_messages(verb: bytes, size: int, headers: bool) -> None:
     random = Random(size)
     header_size = b" 0" if verb.startswith(b"HPUB 0") else b" 02"
     sizes = (header_size if verb[:1] in b"Hh" else b"") + b" %d\r\n" % size
@@ -93,7 +93,7 @@ def payloads(kind: str, random: Random) -> list[bytes]:
 
 @pytest.mark.parametrize("kind", ["text", "all bytes", "large", "empty"])
 @pytest.mark.parametrize("sid", [b"1", b"22", b"sid.4444", b"s" * 40])
-def test_a_mix_is_written_as_its_messages(sid: bytes, kind: str) -> None:
+def test_mixed_batch_encodes_like_single_messages(sid: bytes, kind: str) -> None:
     random = Random(kind)
     subjects = [random.choice(SUBJECTS) for _ in range(120)]
     bodies = payloads(kind, random)
@@ -113,7 +113,7 @@ def test_a_mix_is_written_as_its_messages(sid: bytes, kind: str) -> None:
 
 @pytest.mark.parametrize("headers", [True, False])
 @pytest.mark.parametrize("kind", ["run", "run with headers", "mix"])
-def test_several_subscriptions_are_sent_message_by_message(kind: str, headers: bool) -> None:
+def test_several_subscriptions_receive_messages_in_order(kind: str, headers: bool) -> None:
     line_of = {"run": "PUB a r 3", "run with headers": "HPUB a 1 3", "mix": "PUB a{} 3"}[kind]
     event, names = batch(
         b"".join(b"%b\r\nx%02d\r\n" % (line_of.format(n).encode(), n) for n in range(60))
@@ -134,7 +134,7 @@ def test_several_subscriptions_are_sent_message_by_message(kind: str, headers: b
         assert bytes(encode.encode_for_subscriptions(event, parts, headers=headers)) == expected
 
 
-def test_what_is_written_outlives_the_buffer() -> None:
+def test_encoded_bytes_do_not_share_the_receive_buffer() -> None:
     for data in (
         b"PUB a 1\r\nx\r\n" * 40,
         b"".join(b"PUB a%d 1\r\nx\r\n" % n for n in range(60)),

@@ -14,7 +14,7 @@ from simplebus.nats.errors import NatsError
 from simplebus.nats.protocol.handshake import DEFAULT_OPTIONS, ConnectOptions, Info, parse_connect
 
 
-def test_what_is_not_said_stays_as_it_was() -> None:
+def test_missing_connect_fields_keep_their_values() -> None:
     said = parse_connect(b'{"verbose":false,"name":"n","protocol":1,"pass":"p"}')
     assert said == ConnectOptions(verbose=False, name="n", protocol=1, password="p")
     assert parse_connect(b'{"VERBOSE":true,"name":null}', said) == ConnectOptions(
@@ -49,7 +49,7 @@ def test_what_is_not_said_stays_as_it_was() -> None:
         b"\xef\xbb\xbf{}",
     ],
 )
-def test_what_is_no_such_object_is_refused_without_a_word(text: bytes) -> None:
+def test_invalid_connect_json_is_refused_without_error_line(text: bytes) -> None:
     with pytest.raises(NatsError) as raised:
         parse_connect(text)
     assert raised.value.reason is Reason.BAD_CONNECT
@@ -57,7 +57,7 @@ def test_what_is_no_such_object_is_refused_without_a_word(text: bytes) -> None:
 
 
 @pytest.mark.parametrize("bomb", [b"[", b'{"a":', b'[{"a":'])
-def test_a_nesting_bomb_is_no_such_object(bomb: bytes) -> None:
+def test_deeply_nested_connect_json_is_refused(bomb: bytes) -> None:
     with pytest.raises(NatsError):
         parse_connect(b'{"a":' + bomb * 100_000)
     with pytest.raises(NatsError):
@@ -65,18 +65,18 @@ def test_a_nesting_bomb_is_no_such_object(bomb: bytes) -> None:
 
 
 @given(st.binary(max_size=40))
-def test_any_bytes_are_options_or_refused(text: bytes) -> None:
+def test_arbitrary_connect_bytes_are_parsed_or_refused(text: bytes) -> None:
     with contextlib.suppress(NatsError):
         assert isinstance(parse_connect(text), ConnectOptions)
 
 
 @given(st.dictionaries(st.sampled_from(["name", "x", "lang"]), st.text(max_size=5)))
-def test_text_is_taken_as_it_is(said: dict[str, str]) -> None:
+def test_connect_text_is_kept_unchanged(said: dict[str, str]) -> None:
     found = parse_connect(json.dumps(said).encode())
     assert (found.name, found.lang) == (said.get("name", ""), said.get("lang", ""))
 
 
-def test_info_leaves_out_what_is_not_so() -> None:
+def test_info_omits_false_fields() -> None:
     info = Info("id", "name", "2.15.1", 1, "none", "h", 4222, True, 100, 7, "::1")
     said = json.loads(info.line().removeprefix(b"INFO "))
     assert said == {

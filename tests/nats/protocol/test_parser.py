@@ -96,7 +96,7 @@ LINES = [
 
 
 @pytest.mark.parametrize("data", LINES, ids=lambda data: repr(data[:24]))
-def test_a_line_says_the_same_however_it_is_split(data: bytes) -> None:
+def test_chunking_does_not_change_events(data: bytes) -> None:
     for headers in (True, False) if b"HPUB" in data.upper() else (True,):
         expected = truth(data, headers=headers)
         assert read([data], headers=headers).found == expected
@@ -105,7 +105,7 @@ def test_a_line_says_the_same_however_it_is_split(data: bytes) -> None:
 
 
 @pytest.mark.parametrize("data", LINES, ids=lambda data: repr(data[:24]))
-def test_each_byte_is_judged_when_it_comes(data: bytes) -> None:
+def test_errors_are_raised_at_the_first_invalid_byte(data: bytes) -> None:
     oracle = Oracle(
         max_payload=LIMITS.max_payload, max_control_line=LIMITS.max_control_line, headers=True
     )
@@ -116,7 +116,7 @@ def test_each_byte_is_judged_when_it_comes(data: bytes) -> None:
         assert reading.found == oracle.found, data[: at + 1]
 
 
-def test_errors_are_said_in_the_reference_servers_words() -> None:
+def test_error_texts_match_nats_server() -> None:
     said = {
         b"X": ("Unknown Protocol Operation", "Protocol Violation"),
         b"PUB a\r\n": ("", "Protocol Violation"),
@@ -148,11 +148,11 @@ def cut(data: bytes, places: list[int]) -> list[bytes]:
 
 @settings(max_examples=250, deadline=None)
 @given(ANYTHING, st.lists(st.integers(0, 1000), max_size=6), st.booleans())
-def test_any_bytes_say_what_the_oracle_says(data: bytes, places: list[int], headers: bool) -> None:
+def test_arbitrary_bytes_match_the_oracle(data: bytes, places: list[int], headers: bool) -> None:
     assert read(cut(data, places), headers=headers).found == truth(data, headers=headers)
 
 
-def test_what_a_client_announced_counts_from_the_next_command_on() -> None:
+def test_accepts_headers_applies_from_the_next_command() -> None:
     reading = Reading(headers=False)
     count = BUFFER.fill(b"CONNECT {}\r\nHPUB a 0 1\r\nx\r\nCONNECT {}\r\nHPUB a 0 1\r\nx\r\n")
     events = reading.parser.receive(BUFFER, count)
@@ -182,7 +182,7 @@ def counting_reads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 @pytest.mark.parametrize("size", [HEADROOM_BYTES - 30, HEADROOM_BYTES + 30, 5 * HEADROOM_BYTES])
-def test_a_long_payload_is_looked_at_when_it_is_there(
+def test_long_payload_is_parsed_when_complete(
     monkeypatch: pytest.MonkeyPatch, size: int
 ) -> None:
     looks = counting_reads(monkeypatch)
@@ -201,7 +201,7 @@ def test_a_long_payload_is_looked_at_when_it_is_there(
         assert len(looks) <= 10
 
 
-def test_a_gigabyte_announced_costs_what_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_announced_size_allocates_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     looks = counting_reads(monkeypatch)
     reading = Reading(NatsLimits(max_payload=999_999_999, max_pending=1 << 30))
     reading.feed(b"PUB a 999999999\r\n")
@@ -212,7 +212,7 @@ def test_a_gigabyte_announced_costs_what_comes(monkeypatch: pytest.MonkeyPatch) 
     assert len(looks) == 1
 
 
-def test_what_does_not_end_and_says_nothing_is_not_kept() -> None:
+def test_endless_blanks_are_not_kept() -> None:
     for beginning, junk, kept in ((b"PING", b"x", 4), (b"+OK", b" ", 3), (b"HPUB ", b"\t ", 5)):
         reading = Reading()
         reading.feed(beginning)
@@ -222,7 +222,7 @@ def test_what_does_not_end_and_says_nothing_is_not_kept() -> None:
         assert reading.found == []
 
 
-def test_a_line_longer_than_the_headroom_is_searched_once() -> None:
+def test_long_line_is_searched_once() -> None:
     limits = NatsLimits(max_control_line=4 * HEADROOM_BYTES)
     options = b"{" + b" " * 3 * HEADROOM_BYTES + b"}"
     data = b"PING\r\nCONNECT " + options + b"\r\nPUB a 2\r\nxy\r\nPI"
@@ -235,7 +235,7 @@ def test_a_line_longer_than_the_headroom_is_searched_once() -> None:
     assert found[-1] == ("CLOSE", "maximum control line exceeded", "Maximum Control Line Exceeded")
 
 
-def test_nothing_is_kept_between_commands() -> None:
+def test_no_tail_between_commands() -> None:
     reading = Reading()
     reading.feed(b"PUB a 1\r\nx\r\nPING\r\n")
     assert reading.parser.tail_bytes == 0
@@ -243,7 +243,7 @@ def test_nothing_is_kept_between_commands() -> None:
     assert reading.parser.tail_bytes == 11
 
 
-def test_a_long_message_is_forgotten_when_it_is_dealt_with() -> None:
+def test_long_message_is_freed_after_its_event() -> None:
     size = 2 * HEADROOM_BYTES
     data = b"PUB a %d\r\n%b\r\n" % (size, bytes(size))
     reading = Reading(NatsLimits(max_payload=size))
@@ -257,5 +257,5 @@ def test_a_long_message_is_forgotten_when_it_is_dealt_with() -> None:
     assert [body() for body in bodies] == [None]
 
 
-def test_a_parser_needs_no_more_than_its_tail() -> None:
+def test_parser_memory_is_its_tail() -> None:
     assert not hasattr(NatsParser(NatsLimits(), SubjectTable()), "__dict__")

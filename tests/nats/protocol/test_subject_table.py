@@ -36,7 +36,7 @@ def learn(table: SubjectTable, subjects: list[bytes]) -> list[int]:
     st.lists(st.lists(SUBJECTS, min_size=1, max_size=20), max_size=3),
     st.lists(SUBJECTS, min_size=1, max_size=30),
 )
-def test_arrays_find_what_is_known(known: list[list[bytes]], others: list[bytes]) -> None:
+def test_find_returns_known_numbers(known: list[list[bytes]], others: list[bytes]) -> None:
     table = SubjectTable()
     numbers: dict[bytes, int] = {}
     for subjects in known:
@@ -49,7 +49,7 @@ def test_arrays_find_what_is_known(known: list[list[bytes]], others: list[bytes]
     assert find(table, everything) == [numbers.get(subject, -1) for subject in everything]
 
 
-def test_equality_decides_where_all_hashes_are_equal(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_equal_hashes_are_resolved_by_comparison(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tables, "_FACTOR", 0)
     table = SubjectTable()
     subjects = [b"s.%d" % n for n in range(7)] + [b"a", b"a\0", b"sames.ames.1"]
@@ -62,7 +62,7 @@ def test_equality_decides_where_all_hashes_are_equal(monkeypatch: pytest.MonkeyP
     assert find(alike, [b"a", b"a\0", b"a\0\0"]) == [-1, 0, -1]
 
 
-def test_of_many_subjects_hardly_any_is_found_by_the_dict_only() -> None:
+def test_few_subjects_need_the_dict() -> None:
     table = SubjectTable()
     subjects = [b"orders.%d.paid" % n for n in range(60_000)]
     assert learn(table, subjects) == list(range(60_000))
@@ -71,7 +71,7 @@ def test_of_many_subjects_hardly_any_is_found_by_the_dict_only() -> None:
     assert np.count_nonzero(found == -1) < 600
 
 
-def test_all_are_forgotten_when_there_would_be_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_table_is_reset(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tables, "SUBJECTS_MAX", 4)
     table = SubjectTable()
     assert learn(table, [b"%d" % n for n in range(4)]) == [0, 1, 2, 3]
@@ -86,7 +86,7 @@ def test_all_are_forgotten_when_there_would_be_too_many(monkeypatch: pytest.Monk
     assert (table.generation, table.names) == (2, [])
 
 
-def test_blanks_and_tabs_are_seen_wherever_they_are() -> None:
+def test_finds_blanks_and_tabs_at_any_offset() -> None:
     subjects = [b"a", b"\x1f\x21\x08\x0a\r\0\xa0\x89" * 3]
     for length in (1, 7, 8, 9, 16, 40):
         for at in range(length):

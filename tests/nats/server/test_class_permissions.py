@@ -49,7 +49,7 @@ def at_doors(own: NatsPermissions, classes: Permissions | None = CLASSES) -> tup
         ("*.a", "others", ["free.a", "q.a"]),
     ],
 )
-def test_what_is_denied_beside_classes_is_not_delivered(
+def test_denied_subject_without_class_is_not_delivered(
     asked: str, queue: str, heard: list[str], classes: Permissions | None
 ) -> None:
     own = NatsPermissions(subscribe_deny=("secret.a", "q.> workers"))
@@ -63,7 +63,7 @@ def test_what_is_denied_beside_classes_is_not_delivered(
     assert [message.subject for message in client.messages()] == heard * 62
 
 
-def test_what_is_denied_may_not_be_asked_for() -> None:
+def test_denied_class_cannot_be_requested() -> None:
     own = NatsPermissions(subscribe_deny=("secret.a", "$SB.SUB.orders.>", "$SB.SUB.x"))
     client, _ = at_doors(own)
     for asked in ("secret.a", "$SB.SUB.%6frders.d", "$SB.SUB.x.d", "$SB.SUB.hidden"):
@@ -74,7 +74,7 @@ def test_what_is_denied_may_not_be_asked_for() -> None:
     assert client.lines() == []
 
 
-def test_replies_to_others_are_not_heard() -> None:
+def test_inboxes_of_other_users_are_not_readable() -> None:
     client, boss = at_doors(NatsPermissions())
     for sid, asked in enumerate((">", f"{REPLIES_CLASS}.>", f"{REPLIES_CLASS}.ada", "class.*")):
         client.sub(asked, str(sid))
@@ -86,7 +86,7 @@ def test_replies_to_others_are_not_heard() -> None:
     assert [(message.sid, message.subject) for message in client.messages()] == [("2", names[0])]
 
 
-def test_what_is_in_classes_is_judged_by_these() -> None:
+def test_bound_subjects_use_class_permissions() -> None:
     client, boss = at_doors(NatsPermissions(subscribe_deny=("orders.>",)))
     client.sub(">")
     for subject in ("orders.a", "hidden.a", "free"):

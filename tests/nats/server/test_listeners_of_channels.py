@@ -18,7 +18,7 @@ def heard(doors: Doors, channel: str) -> ChannelInfo:
     return said
 
 
-def test_subscriptions_and_queue_groups_are_told() -> None:
+def test_lists_subscriptions_and_queue_groups() -> None:
     doors = Doors()
     doors.client(b"SUB orders.* 1\r\nSUB orders.eu q 2\r\nSUB shops 3\r\n")
     doors.client(b"SUB orders.eu q 1\r\nSUB orders.> q 2\r\nSUB \xc3\xbc.> r 3\r\n")
@@ -31,14 +31,14 @@ def test_subscriptions_and_queue_groups_are_told() -> None:
     assert heard(doors, "elsewhere").listeners == []
 
 
-def test_what_is_too_many_is_counted() -> None:
+def test_counts_listeners_above_the_maximum() -> None:
     doors = Doors()
     doors.client(b"".join(b"SUB a %d\r\n" % n for n in range(100)))
     said = heard(doors, "a")
     assert (len(said.listeners), said.listeners_left_out) == (64, 36)
 
 
-def test_a_class_that_is_bound_and_one_that_is_asked_for_are_told_as_classes() -> None:
+def test_bound_and_requested_classes_are_not_listed() -> None:
     doors = Doors()
     doors.broker.store.class_registry.bind_subject("orders.>", 7)
     client = doors.client(b"SUB $SB.SUB.7 1\r\n")
@@ -49,7 +49,7 @@ def test_a_class_that_is_bound_and_one_that_is_asked_for_are_told_as_classes() -
     assert heard(doors, "orders.eu").classes[0].stored == 1
 
 
-def test_a_client_that_acknowledges_is_a_session_of_another_door() -> None:
+def test_acked_subscription_is_listed_as_a_session() -> None:
     doors = Doors()
     doors.client(b"SUB $SB.SUB.7 1\r\n")
     [number] = doors.broker.sessions

@@ -29,7 +29,7 @@ def grants(**lists: tuple[str, ...]) -> SubjectGrants:
 
 
 @given(st.lists(SUBJECTS, max_size=3), st.lists(SUBJECTS, max_size=3), NAMES)
-def test_what_may_be_published_is_allowed_and_not_denied(
+def test_publish_requires_allow_and_no_deny(
     allow: list[str], deny: list[str], name: str
 ) -> None:
     may = grants(publish_allow=tuple(allow), publish_deny=tuple(deny)).publish_cache
@@ -39,7 +39,7 @@ def test_what_may_be_published_is_allowed_and_not_denied(
 
 
 @given(st.lists(SUBJECTS, max_size=3), st.lists(SUBJECTS, max_size=3), SUBJECTS, NAMES)
-def test_nothing_reaches_a_subscription_that_is_not_allowed(
+def test_allowed_subscription_matches_only_allowed_subjects(
     allow: list[str], deny: list[str], subject: str, name: str
 ) -> None:
     these = grants(subscribe_allow=tuple(allow), subscribe_deny=tuple(deny))
@@ -51,7 +51,7 @@ def test_nothing_reaches_a_subscription_that_is_not_allowed(
         assert not any(matches(pattern, name) for pattern in deny)
 
 
-def test_more_words_than_allowed_are_not_granted() -> None:
+def test_subscription_wider_than_the_allow_pattern_is_denied() -> None:
     one_word = grants(subscribe_allow=("foo.*",))
     assert one_word.can_subscribe(b"foo.*", b"")
     assert not one_word.can_subscribe(b"foo.>", b"")
@@ -59,7 +59,7 @@ def test_more_words_than_allowed_are_not_granted() -> None:
     assert grants(subscribe_allow=("foo.>",)).can_subscribe(b"foo.*.>", b"")
 
 
-def test_a_subscription_that_meets_nothing_denied_is_not_filtered() -> None:
+def test_subscription_without_denied_subjects_is_not_filtered() -> None:
     these = grants(subscribe_deny=("a.x", "b.>"))
     assert these.delivery_filter(b"a.y", b"") is None
     assert these.delivery_filter(b"c.>", b"") is None
@@ -70,7 +70,7 @@ def test_a_subscription_that_meets_nothing_denied_is_not_filtered() -> None:
     assert these.delivery_filter(b"*.x", b"g") is held_back
 
 
-def test_rules_about_members_of_a_queue_concern_them_alone() -> None:
+def test_queue_patterns_apply_to_group_members_only() -> None:
     these = grants(subscribe_allow=("a.* g.*", "b"), subscribe_deny=("a.x g.1",))
     assert these.can_subscribe(b"a.y", b"g.1")
     assert not these.can_subscribe(b"a.x", b"g.1")
@@ -85,14 +85,14 @@ def test_rules_about_members_of_a_queue_concern_them_alone() -> None:
     assert these.delivery_filter(b"a.*", b"g.2") is None
 
 
-def test_a_hash_in_a_permission_is_a_letter() -> None:
+def test_hash_in_a_permission_is_literal() -> None:
     may = grants(publish_allow=("a.#",)).publish_cache
     assert may.get(b"a.#")
     assert not may.get(b"a.b")
     assert not may.get(b"a")
 
 
-def test_verdicts_by_number_are_those_by_name_also_when_all_numbers_are_given_anew() -> None:
+def test_decisions_by_number_equal_decisions_by_name() -> None:
     table = SubjectTable()
     verdicts = PermissionCache(table, lambda name: name.endswith("1"))
     names = [b"a.%d" % n for n in range(30)]
@@ -103,7 +103,7 @@ def test_verdicts_by_number_are_those_by_name_also_when_all_numbers_are_given_an
     assert [verdicts.get(name) for name in names] == expected
 
 
-def test_what_is_remembered_of_subjects_is_bounded() -> None:
+def test_permission_cache_is_bounded() -> None:
     asked = []
     verdicts = PermissionCache(SubjectTable(), lambda name: not asked.append(name))
     for n in range(CACHED_PERMISSIONS_MAX + 1):
@@ -119,7 +119,7 @@ class Clock:
         return self.now
 
 
-def test_an_answer_is_allowed_where_one_was_asked_for_so_often_and_so_long() -> None:
+def test_responses_are_limited_in_count_and_time() -> None:
     clock = Clock()
     replies = OpenReplies(ResponsePermission(max_responses=2, expires_seconds=10), clock)
     assert not replies.use_reply(b"in.1")
@@ -133,7 +133,7 @@ def test_an_answer_is_allowed_where_one_was_asked_for_so_often_and_so_long() -> 
     assert len(replies) == 0
 
 
-def test_answers_may_be_allowed_without_end() -> None:
+def test_responses_can_be_unlimited() -> None:
     clock = Clock()
     replies = OpenReplies(ResponsePermission(max_responses=-1, expires_seconds=-1), clock)
     replies.add(b"in.1")
@@ -141,7 +141,7 @@ def test_answers_may_be_allowed_without_end() -> None:
     assert all(replies.use_reply(b"in.1") for _ in range(100))
 
 
-def test_what_may_be_answered_is_bounded_and_forgotten_when_its_time_is_over() -> None:
+def test_open_replies_are_bounded_and_expire() -> None:
     clock = Clock()
     replies = OpenReplies(ResponsePermission(expires_seconds=10), clock)
     for n in range(OPEN_REPLIES_MAX + 5):
@@ -154,7 +154,7 @@ def test_what_may_be_answered_is_bounded_and_forgotten_when_its_time_is_over() -
     assert len(replies) == 1
 
 
-def test_who_is_asked_again_may_answer_as_if_it_were_asked_the_first_time() -> None:
+def test_repeated_request_renews_the_response_permission() -> None:
     replies = OpenReplies(ResponsePermission(), Clock())
     for n in range(OPEN_REPLIES_MAX - 1):
         replies.add(b"%d" % n)
@@ -164,7 +164,7 @@ def test_who_is_asked_again_may_answer_as_if_it_were_asked_the_first_time() -> N
     assert not replies.use_reply(b"1")
 
 
-def test_with_leave_to_answer_nothing_else_may_be_published() -> None:
+def test_response_permission_denies_other_subjects() -> None:
     these = SubjectGrants(SubjectPermissions(responses=ResponsePermission()), SubjectTable())
     assert not these.publish_cache.get(b"a")
     assert SubjectGrants(SubjectPermissions(), SubjectTable()).publish_cache.get(b"a")
@@ -180,12 +180,12 @@ def test_with_leave_to_answer_nothing_else_may_be_published() -> None:
         ({"subscribe_deny": ("a.>.b",)}, "subscribe_deny: 'a.>.b' is no pattern"),
     ],
 )
-def test_a_pattern_that_is_none_is_named(lists: dict[str, tuple[str, ...]], said: str) -> None:
+def test_illegal_pattern_is_named_in_the_error(lists: dict[str, tuple[str, ...]], said: str) -> None:
     with pytest.raises(ValueError, match=said.replace(".", r"\.")):
         SubjectPermissions(**lists)  # type: ignore[arg-type]
 
 
-def test_classes_are_for_those_who_may_have_everything_or_are_let_have_them_by_name() -> None:
+def test_restricted_user_needs_an_allow_pattern_for_classes() -> None:
     def may_ask(these: SubjectGrants, name: str, *behind: str, queue: bytes = b"") -> bool:
         return these.can_request_class(make_class_request([name], (), behind), queue)
 

@@ -25,7 +25,7 @@ def is_paused(bus: Doors, client: Client) -> bool:
     return bus.front.rate_limits.is_paused(client.session)
 
 
-def test_who_publishes_too_fast_is_read_from_later() -> None:
+def test_fast_publisher_is_paused() -> None:
     ada = User("ada", token=hash_token("t"), rate=RateLimit(10))
     bus = doors(ada, User("bob", token=hash_token("u")))
     client, other = bus.client(auth_token="t"), bus.client(auth_token="u")
@@ -45,7 +45,7 @@ def test_who_publishes_too_fast_is_read_from_later() -> None:
     assert bus.front.rate_limits.pause_seconds(client.session) == 0
 
 
-def test_who_is_paused_is_asked_for_no_sign_of_life() -> None:
+def test_paused_client_is_not_pinged() -> None:
     bus = doors(User("ada", token=hash_token("t"), rate=RateLimit(1)))
     client = bus.client(b"PUB a 1\r\nx\r\n" * 10_000, auth_token="t")
     for minutes in range(1, 60):
@@ -55,14 +55,14 @@ def test_who_is_paused_is_asked_for_no_sign_of_life() -> None:
     assert client.session.unanswered_ping_count == 0
 
 
-def test_acknowledgements_do_not_count() -> None:
+def test_acks_do_not_count() -> None:
     bus = doors(User("ada", token=hash_token("t"), rate=RateLimit(2)))
     client = bus.client(b"SUB $SB.SUB.1 1\r\n", auth_token="t")
     client.say(*[b"PUB $JS.ACK.x.y.1.1.1.1.1 4\r\n+ACK\r\n"] * 50)
     assert not is_paused(bus, client)
 
 
-def test_an_address_is_held_back_whoever_it_is() -> None:
+def test_address_limit_applies_to_all_users() -> None:
     bus = Doors()
     bus.broker.rate_limits.set_address_rate(RateLimit(bytes=100))
     session = bus.front.open_session("a client", ip="10.0.0.1")
@@ -93,7 +93,7 @@ def again(client: Client, who: str) -> list[bytes]:
     return client.lines()
 
 
-def test_who_uses_classes_counts_once() -> None:
+def test_messages_to_classes_are_charged_once() -> None:
     bus = known(ada=2)
     one, two = bus.client(auth_token="t"), bus.client(auth_token="t")
     for client in (one, two):
@@ -105,7 +105,7 @@ def test_who_uses_classes_counts_once() -> None:
     bus.client(auth_token="t")
 
 
-def test_who_says_to_be_somebody_else_counts_as_that() -> None:
+def test_repeated_connect_changes_the_rate_limit() -> None:
     bus = known(ada=1, bob=1)
     ada, bob = bus.client(auth_token="t"), bus.client(auth_token="u")
     assert again(ada, "ada") == []  # It is who it was.
@@ -115,7 +115,7 @@ def test_who_says_to_be_somebody_else_counts_as_that() -> None:
     assert again(bob, "ada") == []
 
 
-def test_who_says_to_be_somebody_else_has_the_rights_of_that() -> None:
+def test_repeated_connect_changes_the_permissions() -> None:
     bus = known()
     client = bus.client(auth_token="t")
     client.sub("$SB.SUB.1.hers")

@@ -40,18 +40,18 @@ def sizes(front: NatsServer, buffer: ReceiveBuffer, words: bytes, reads: int) ->
     return asked
 
 
-def test_bulk_is_read_in_ever_larger_pieces(buffer: ReceiveBuffer) -> None:
+def test_read_size_grows_for_bulk_publishers(buffer: ReceiveBuffer) -> None:
     asked = sizes(NatsServer(), buffer, b"PUB a 16\r\n0123456789abcdef\r\n", 7)
     assert asked == sorted(asked)
     assert (asked[0], asked[-1]) == (2 * READ_BYTES_INITIAL, RECEIVE_BYTES)
 
 
-def test_who_says_much_is_read_in_small_pieces(buffer: ReceiveBuffer) -> None:
+def test_many_events_reduce_the_read_size(buffer: ReceiveBuffer) -> None:
     last = sizes(NatsServer(), buffer, b"PING\r\n", 6)[-1]
     assert READ_BYTES_MIN <= last <= 2 * 6 * EVENTS_PER_READ
 
 
-def test_whose_messages_go_to_many_is_read_in_small_pieces(buffer: ReceiveBuffer) -> None:
+def test_much_output_reduces_the_read_size(buffer: ReceiveBuffer) -> None:
     front = NatsServer()
     for _ in range(40):
         other = front.open_session("other")

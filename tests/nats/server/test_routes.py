@@ -47,7 +47,7 @@ NAMES = st.lists(st.sampled_from(["a", "b", "#"]), min_size=1, max_size=3).map(
     st.lists(st.tuples(SUBJECTS, st.sampled_from([b"", b"g"])), max_size=6),
     st.lists(NAMES, min_size=1, max_size=20),
 )
-def test_a_batch_leads_where_each_of_its_subjects_does(
+def test_batch_routes_equal_single_routes(
     subscribed: list[tuple[bytes, bytes]], names: list[bytes]
 ) -> None:
     routes = SubjectRoutes(np.random.default_rng(0))
@@ -63,7 +63,7 @@ def test_a_batch_leads_where_each_of_its_subjects_does(
     assert [found[row] for row in range(len(names))] == [routes.match(name) for name in names]
 
 
-def test_what_was_remembered_does_not_outlive_a_change() -> None:
+def test_cached_results_are_dropped_after_a_change() -> None:
     routes = SubjectRoutes(np.random.default_rng(0))
     session = Inside().client(QUIET).session
     numbers = numbered(routes.table, [b"a.b"])
@@ -76,7 +76,7 @@ def test_what_was_remembered_does_not_outlive_a_change() -> None:
     assert len(routes) == 0
 
 
-def test_groups_of_one_name_count_as_one_whatever_they_subscribed_to() -> None:
+def test_groups_with_one_name_are_merged() -> None:
     routes = SubjectRoutes(np.random.default_rng(0))
     session = Inside().client(QUIET).session
     subscriptions = [
@@ -105,7 +105,7 @@ def test_groups_of_one_name_count_as_one_whatever_they_subscribed_to() -> None:
     assert routes.match(b"a.b") == ()
 
 
-def test_members_of_joined_groups_come_and_go() -> None:
+def test_merged_groups_follow_member_changes() -> None:
     house = Inside()
     one, two, publisher = house.client(QUIET), house.client(QUIET), house.client(QUIET)
     one.say(b"SUB a.* g 1\r\n")
@@ -122,7 +122,7 @@ def test_members_of_joined_groups_come_and_go() -> None:
     assert heard[2][1] > 30  # Two of three are its own.
 
 
-def test_members_of_joined_groups_that_stay_are_joined_by_others_and_left_by_them() -> None:
+def test_merged_groups_keep_remaining_members() -> None:
     house = Inside()
     both = b"SUB a.* g 1\r\nSUB *.b g 2\r\n"
     stays, goes, publisher = house.client(QUIET + both), house.client(QUIET), house.client(QUIET)
@@ -137,7 +137,7 @@ def test_members_of_joined_groups_that_stay_are_joined_by_others_and_left_by_the
 
 @pytest.mark.parametrize("subjects", [(b"a", b"a"), (b"a", b"*")], ids=["one", "joined"])
 @pytest.mark.parametrize("count", [12, 60])
-def test_members_may_end_with_their_parts_of_one_batch(
+def test_members_can_end_within_a_batch(
     subjects: tuple[bytes, bytes], count: int
 ) -> None:
     house = Inside()
@@ -150,7 +150,7 @@ def test_members_may_end_with_their_parts_of_one_batch(
     assert len(numbers(member)) == 8
 
 
-def test_of_many_combinations_of_groups_few_are_remembered() -> None:
+def test_merged_group_cache_is_bounded() -> None:
     routes = SubjectRoutes(np.random.default_rng(0))
     session = Inside().client(QUIET).session
     words = 12
@@ -172,7 +172,7 @@ def test_of_many_combinations_of_groups_few_are_remembered() -> None:
     assert 0 < kept <= MERGED_GROUPS_MAX
 
 
-def test_members_come_and_go_and_each_message_goes_to_one_of_those_who_are_there() -> None:
+def test_each_message_goes_to_one_current_member() -> None:
     group = QueueGroup(RandomNumbers(np.random.default_rng(1)), b"a", b"g")
     session = Inside().client(QUIET).session
     members = [NatsSubscription(session, b"a", b"g", b"%d" % at) for at in range(40)]
@@ -186,7 +186,7 @@ def test_members_come_and_go_and_each_message_goes_to_one_of_those_who_are_there
     assert group.members == []
 
 
-def test_members_are_chosen_fairly() -> None:
+def test_members_are_chosen_evenly() -> None:
     house = Inside(seed=3)
     members = [house.client(QUIET + b"SUB a g 1\r\nSUB a.* g 2\r\n") for _ in range(4)]
     publisher = house.client(QUIET)
@@ -200,7 +200,7 @@ def test_members_are_chosen_fairly() -> None:
 
 @pytest.mark.parametrize("chunks", [0, 17])
 @pytest.mark.parametrize("names", [[b"a"], [b"a", b"b"]])
-def test_each_message_goes_to_one_member_in_the_order_of_its_publisher(
+def test_members_receive_messages_in_publication_order(
     chunks: int, names: list[bytes]
 ) -> None:
     house = Inside(seed=5)
@@ -214,7 +214,7 @@ def test_each_message_goes_to_one_member_in_the_order_of_its_publisher(
     assert deaf.lines() == b""
 
 
-def test_a_member_that_ends_within_a_batch_leaves_the_rest_to_others() -> None:
+def test_rest_of_a_batch_goes_to_other_members() -> None:
     house = Inside()
     ends = house.client(QUIET + b"SUB a g 1\r\nUNSUB 1 3\r\nSUB a g 2\r\nUNSUB 2 4\r\n")
     stays = house.client(QUIET + b"SUB a g 1\r\n")
@@ -226,7 +226,7 @@ def test_a_member_that_ends_within_a_batch_leaves_the_rest_to_others() -> None:
 
 @pytest.mark.parametrize("connect", [QUIET, b'CONNECT {"verbose":false,"pedantic":true}\r\n'])
 @pytest.mark.parametrize("names", [[b"a"], [b"a", b"b", b"c"]])
-def test_who_ends_within_a_batch_is_sent_the_first_of_it(
+def test_ending_member_receives_the_first_messages_of_a_batch(
     names: list[bytes], connect: bytes
 ) -> None:
     house = Inside()
@@ -235,7 +235,7 @@ def test_who_ends_within_a_batch_is_sent_the_first_of_it(
     assert numbers(ends) == [0, 1, 2, 3, 4]
 
 
-def test_what_a_member_may_not_have_and_what_comes_behind_its_last_goes_to_others() -> None:
+def test_rejected_messages_go_to_other_members() -> None:
     denied = NatsUser("some", "p", permissions=SubjectPermissions(subscribe_deny=("no.>",)))
     auth = NatsAuth(users=(denied, NatsUser("all", "p")))
     house = Inside(NatsSettings(auth=auth), seed=2)
@@ -253,7 +253,7 @@ def test_what_a_member_may_not_have_and_what_comes_behind_its_last_goes_to_other
 
 
 @pytest.mark.parametrize("chunks", [0, 16])
-def test_who_takes_what_others_of_a_group_do_not_depends_on_all_there_is(chunks: int) -> None:
+def test_accepting_members_depend_on_subject_and_publisher(chunks: int) -> None:
     users = (
         NatsUser("a", "p", permissions=SubjectPermissions(subscribe_deny=("no.a",))),
         NatsUser("b", "p", permissions=SubjectPermissions(subscribe_deny=("no.b",))),
@@ -277,7 +277,7 @@ def test_who_takes_what_others_of_a_group_do_not_depends_on_all_there_is(chunks:
     assert numbers(one) == numbers(other) == []
 
 
-def test_a_group_none_of_whose_members_takes_it_is_nobody() -> None:
+def test_group_without_accepting_members_accepts_nothing() -> None:
     house = Inside()
     asks = b'CONNECT {"verbose":false,"echo":false,"headers":true,"no_responders":true}\r\n'
     alone = house.client(asks + b"SUB y g 1\r\nSUB y g 2\r\nSUB in 3\r\nPUB y in 0\r\n\r\n")
@@ -299,7 +299,7 @@ class Listed:
         self.batches.append(list(range(64)) if rows is None else rows.tolist())  # type: ignore[attr-defined]
 
 
-def test_who_keeps_the_order_is_put_all_of_a_batch_in_order() -> None:
+def test_ordered_sink_receives_a_batch_in_order() -> None:
     house = Inside()
     sink = Listed()
     house.front.routes.add(b">", sink)

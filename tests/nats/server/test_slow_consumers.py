@@ -67,7 +67,7 @@ def wait_in_vain(house: NatsServer, publisher: NatsSession, took: int = 0) -> No
     house.slow_consumer_monitor.stall_timed_out(publisher.stall, publisher)
 
 
-def test_a_publisher_waits_for_whom_it_has_filled_and_nobody_else_does() -> None:
+def test_only_the_filling_publisher_stalls() -> None:
     house = front()
     slow, publisher, other = client(house, b"SUB a 1\r\n"), client(house), client(house)
     say(house, publisher, publish(32))
@@ -83,7 +83,7 @@ def test_a_publisher_waits_for_whom_it_has_filled_and_nobody_else_does() -> None
     assert not house.slow_consumer_monitor.is_stall_needed(hold)
 
 
-def test_single_messages_fill_as_batches_do() -> None:
+def test_single_messages_stall_like_batches() -> None:
     house = front()
     slow, publisher = client(house, b"SUB a 1\r\n"), client(house)
     for _ in range(70):
@@ -91,7 +91,7 @@ def test_single_messages_fill_as_batches_do() -> None:
     assert held(publisher) == [slow]
 
 
-def test_a_slow_client_never_slows_another_that_is_sent_the_same() -> None:
+def test_slow_client_does_not_delay_fast_clients() -> None:
     house = front()
     slow, fast = client(house, b"SUB a 1\r\n"), client(house, b"SUB a 1\r\n")
     publisher = client(house)
@@ -108,7 +108,7 @@ def test_a_slow_client_never_slows_another_that_is_sent_the_same() -> None:
     assert [session for session, _ in house.drain_disconnecting()] == [slow]
 
 
-def test_the_last_chance_is_soon_over_and_there_is_another_for_one_that_has_caught_up() -> None:
+def test_last_chance_is_short_and_renewed_after_catching_up() -> None:
     house = front()
     slow, fast = client(house, b"SUB a 1\r\n"), client(house, b"SUB a 1\r\n")
     publisher = client(house)
@@ -129,7 +129,7 @@ def test_the_last_chance_is_soon_over_and_there_is_another_for_one_that_has_caug
     assert is_held(220)
 
 
-def test_where_all_are_behind_all_are_waited_for() -> None:
+def test_publisher_stalls_if_all_receivers_are_slow() -> None:
     house = front()
     both = [client(house, b"SUB a 1\r\n"), client(house, b"SUB a 1\r\n")]
     publisher = client(house)
@@ -137,7 +137,7 @@ def test_where_all_are_behind_all_are_waited_for() -> None:
     assert held(publisher) == both
 
 
-def test_a_publisher_of_one_waits_long_and_of_others_too_a_moment_at_the_end() -> None:
+def test_exclusive_publisher_stalls_longer() -> None:
     house = front()
     slow, fast = client(house, b"SUB a 1\r\n"), client(house, b"SUB b 1\r\n")
     publisher = client(house)
@@ -159,7 +159,7 @@ def test_a_publisher_of_one_waits_long_and_of_others_too_a_moment_at_the_end() -
     assert publisher.stall.max_seconds == alone.max_seconds
 
 
-def test_one_that_takes_a_little_now_and_then_is_never_given_up_by_a_publisher_that_waits() -> None:
+def test_client_with_slow_progress_is_not_disconnected() -> None:
     house = front()
     slow, publisher = client(house, b"SUB a 1\r\n"), client(house)
     for _ in range(500):
@@ -172,7 +172,7 @@ def test_one_that_takes_a_little_now_and_then_is_never_given_up_by_a_publisher_t
     assert not house.drain_disconnecting()
 
 
-def test_one_that_takes_nothing_is_not_waited_for_long_but_again_when_it_takes() -> None:
+def test_stuck_client_is_waited_for_again_after_progress() -> None:
     house = front()
     stuck, publisher = client(house, b"SUB a 1\r\n"), client(house)
     say(house, publisher, publish(100))
@@ -185,7 +185,7 @@ def test_one_that_takes_nothing_is_not_waited_for_long_but_again_when_it_takes()
     assert held(publisher) == [stuck]
 
 
-def test_whoever_waits_in_vain_is_read_in_smaller_pieces() -> None:
+def test_stall_timeout_reduces_the_read_size() -> None:
     house = front()
     client(house, b"SUB a 1\r\n")
     publisher = client(house)
@@ -198,7 +198,7 @@ def test_whoever_waits_in_vain_is_read_in_smaller_pieces() -> None:
     assert publisher.next_read_bytes == READ_BYTES_MIN
 
 
-def test_one_that_is_stuck_slows_nobody_down_and_is_waited_for_a_moment_at_the_end() -> None:
+def test_stuck_client_stalls_publishers_only_at_its_last_chance() -> None:
     house = front()
     stuck, publisher = client(house, b"SUB a 1\r\n"), client(house)
     say(house, publisher, publish(100))
@@ -211,7 +211,7 @@ def test_one_that_is_stuck_slows_nobody_down_and_is_waited_for_a_moment_at_the_e
     assert publisher.next_read_bytes == size
 
 
-def test_with_more_waiting_than_may_it_is_given_up_and_the_memory_returns() -> None:
+def test_client_above_max_pending_is_disconnected_and_memory_freed() -> None:
     house = front()
     stuck, publisher = client(house, b"SUB a 1\r\n", b"SUB b.> 2\r\n"), client(house)
     say(house, publisher, publish(250))
@@ -229,7 +229,7 @@ def test_with_more_waiting_than_may_it_is_given_up_and_the_memory_returns() -> N
     assert publisher.stall is None
 
 
-def test_one_that_takes_nothing_for_too_long_is_given_up() -> None:
+def test_client_without_progress_is_disconnected_after_write_timeout() -> None:
     house = front(write_seconds=2.0, ping_seconds=1000.0)
     stuck, idle, publisher = client(house, b"SUB a 1\r\n"), client(house), client(house)
     house.now = 100.0
@@ -255,7 +255,7 @@ def test_one_that_takes_nothing_for_too_long_is_given_up() -> None:
     assert not house.drain_disconnecting()
 
 
-def test_where_too_much_is_kept_for_all_together_the_heaviest_goes() -> None:
+def test_total_limit_disconnects_the_largest_client() -> None:
     limits = Limits(pending_bytes=3 << 20, total_pending_bytes=3 << 20)
     house = NatsServer(
         NatsSettings(NatsLimits(max_pending=8 << 20)), broker=Broker(Settings(limits))
@@ -277,7 +277,7 @@ def test_where_too_much_is_kept_for_all_together_the_heaviest_goes() -> None:
     assert not house.drain_disconnecting()
 
 
-def test_what_was_begun_and_never_ends_counts_as_what_waits() -> None:
+def test_incomplete_commands_count_as_pending_bytes() -> None:
     limits = Limits(pending_bytes=3 << 20, total_pending_bytes=3 << 20)
     house = NatsServer(broker=Broker(Settings(limits)))
     liars = [client(house) for _ in range(5)]

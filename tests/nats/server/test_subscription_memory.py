@@ -37,7 +37,7 @@ def subscribed(client: Client, count: int, first: int = 100) -> int:
     return len(client.session.subscriptions)
 
 
-def test_whoever_subscribes_leaves_as_much_to_others() -> None:
+def test_account_uses_at_most_half_of_the_free_memory() -> None:
     house = house_of(12 * ONE)
     first, second = house.client(QUIET), house.client(QUIET)
     second.session.address = "192.0.2.7"
@@ -58,7 +58,7 @@ def test_whoever_subscribes_leaves_as_much_to_others() -> None:
     assert house.front.routes.subscription_memory.used_bytes == 8 * ONE
 
 
-def test_a_little_is_for_each_client_whatever_others_of_its_address_have() -> None:
+def test_each_client_has_a_minimum() -> None:
     house = house_of(20 * ONE)
     house.front.routes.subscription_memory.client_min_bytes = 3 * ONE
     greedy = house.client(QUIET)
@@ -70,7 +70,7 @@ def test_a_little_is_for_each_client_whatever_others_of_its_address_have() -> No
     assert subscribed(house.client(QUIET), 5) == 3
 
 
-def test_who_comes_back_has_room_before_all_that_it_left_is_forgotten() -> None:
+def test_reconnected_client_can_subscribe_before_cleanup() -> None:
     many = [(b"a.%d" % n, b"g" * (n % 2), b"%d" % n) for n in range(IMMEDIATE_REMOVALS_MAX + 1)]
     house = house_of(3 * sum(estimate_bytes(*each) for each in many))
     interest = house.front.routes.subscription_memory
@@ -87,7 +87,7 @@ def test_who_comes_back_has_room_before_all_that_it_left_is_forgotten() -> None:
     assert (interest.used_bytes, interest._bytes_by_account) == (0, {})
 
 
-def test_the_bound_is_a_part_of_what_the_bus_may_hold() -> None:
+def test_limit_is_a_fraction_of_the_bus_memory() -> None:
     limits = Limits(total_bytes=1 << 30)
     house = Inside(broker=Broker(Settings(limits=limits)))
     interest = house.front.routes.subscription_memory
@@ -110,7 +110,7 @@ KINDS: dict[str, Callable[[int], tuple[bytes, bytes]]] = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_subscriptions_take_is_about_what_is_told(kind: str) -> None:
+def test_estimate_is_close_to_actual_memory(kind: str) -> None:
     house = Inside()
     client = house.client(QUIET)
     asked = [(*KINDS[kind](n), b"%d" % n) for n in range(500)]
@@ -140,7 +140,7 @@ def test_what_subscriptions_take_is_about_what_is_told(kind: str) -> None:
         max_size=40,
     )
 )
-def test_what_is_there_is_counted_whatever_clients_do(
+def test_accounting_matches_subscriptions(
     script: list[tuple[int, str, int]],
 ) -> None:
     house = house_of(40 * ONE)
