@@ -44,7 +44,7 @@ from simplebus.server.shutdown import drain
 from simplebus.server.signals import STOP_SIGNALS, log_ignored_signal, open_signal_receiver
 from simplebus.server.systemd import notify, send_notifications, watchdog_seconds
 from simplebus.server.tls.certificates import ReloadableCertificate, TlsOptions
-from simplebus.storage.directory import take
+from simplebus.storage.directory import lock_directory
 
 if TYPE_CHECKING:
     from simplebus.server.http.server_monitor import ServerMonitor
@@ -191,8 +191,8 @@ def _open_server(settings: Settings, options: ServeOptions, bus_id: str) -> Iter
     if options.data_dir is None:
         yield Server(settings)
         return
-    with contextlib.closing(take(options.data_dir, new_bus=new_bus_id())) as directory:
-        server = Server(settings, bus_id=directory.bus, commit_log=CommitLog(options.durability))
+    with contextlib.closing(lock_directory(options.data_dir, new_bus=new_bus_id())) as directory:
+        server = Server(settings, bus_id=directory.bus_id, commit_log=CommitLog(options.durability))
         server.broker.clock.now = time.time()
         load(server.broker, directory)
         server.journal_pump = JournalPump(server.broker, directory, server.flush_ready)

@@ -201,7 +201,7 @@ def test_invalid_options_print_one_sentence(words: list[str], problem: str) -> N
         ('form = "a"', "'form' is unknown; did you mean 'from'?"),
         ('from = "a"', "'to' is missing"),
         ('from = "a"\nto = "b"', "copies one class at least"),
-        ('from = "a/b"\nto = "b"', "bridges[0].from: 'a/b' is no address"),
+        ('from = "a/b"\nto = "b"', "bridges[0].from: 'a/b' is not a server address"),
         ('from = "a"\nto = "b"\nclasses = ["x"]\nhops = 0', "hops is from 1"),
         ('from = "a"\nto = "b"\n[[bridges.copy]]\nclass = 7\nchannels = ["a..b"]', "is empty"),
         ('from = "nats://a"\nto = "b"\nboth = true\nclasses = ["x"]', "another bridge"),

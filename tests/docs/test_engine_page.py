@@ -1,4 +1,4 @@
-"""What the doors page says to type does what it says."""
+"""Test that the example of the JetStream page works as typed."""
 
 from __future__ import annotations
 
@@ -22,9 +22,11 @@ PAGE = (ROOT / "protocol" / "engine.md").read_text()
 
 
 @contextmanager
-def shell(folder: Path) -> Iterator[tuple[subprocess.Popen[str], Queue[str]]]:
-    """One to type into, in a folder of its own, and the lines that it shows. All that was begun in
-    it is gone with the block."""
+def run_shell(folder: Path) -> Iterator[tuple[subprocess.Popen[str], Queue[str]]]:
+    """Start a shell in `folder`. Yields it and the lines of its output.
+
+    At the end of the block, every process that the shell started is killed.
+    """
     kept = {name: value for name, value in os.environ.items() if not name.startswith("SIMPLEBUS_")}
     process = subprocess.Popen(
         ["bash"],
@@ -53,26 +55,26 @@ def shell(folder: Path) -> Iterator[tuple[subprocess.Popen[str], Queue[str]]]:
         process.communicate()
 
 
-def until(lines: Queue[str], wanted: str, times: int = 1) -> None:
-    """Return when this many lines began so."""
-    shown: list[str] = []
-    while sum(line.startswith(wanted) for line in shown) < times:
+def wait_for_lines(lines: Queue[str], wanted: str, times: int = 1) -> None:
+    """Wait for `times` lines that start with `wanted`."""
+    seen: list[str] = []
+    while sum(line.startswith(wanted) for line in seen) < times:
         try:
-            shown.append(lines.get(timeout=PATIENCE_SECONDS))
+            seen.append(lines.get(timeout=PATIENCE_SECONDS))
         except Exception:
-            raise AssertionError(f"no {wanted!r}, only {shown}") from None
+            raise AssertionError(f"no {wanted!r}, only {seen}") from None
 
 
 def test_example_of_the_engine_page_runs(tmp_path: Path) -> None:
     section = PAGE.split("## Try it", 1)[1].split("\n## ", 1)[0]
-    doors, clients = re.findall(r"^```sh\n(.*?)^```", section, re.MULTILINE | re.DOTALL)
+    servers, clients = re.findall(r"^```sh\n(.*?)^```", section, re.MULTILINE | re.DOTALL)
     ports = dict(zip(("4333", "8888", "8889"), map(str, free_ports(3)), strict=True))
-    words = f'simplebus() {{ "{sys.executable}" -m simplebus "$@"; }}\n'
-    words += f'nats-server() {{ "{nats_server_program()}" "$@"; }}\n'
-    with shell(tmp_path) as (process, lines):
+    definitions = f'simplebus() {{ "{sys.executable}" -m simplebus "$@"; }}\n'
+    definitions += f'nats-server() {{ "{nats_server_program()}" "$@"; }}\n'
+    with run_shell(tmp_path) as (process, lines):
         assert process.stdin is not None
-        for text, wanted, times in ((doors, "simplebus ready", 2), (clients, "hello", 1)):
-            typed = re.sub("|".join(ports), lambda found: ports[found[0]], text)
-            process.stdin.write(words + typed)
+        for text, wanted, times in ((servers, "simplebus ready", 2), (clients, "hello", 1)):
+            commands = re.sub("|".join(ports), lambda found: ports[found[0]], text)
+            process.stdin.write(definitions + commands)
             process.stdin.flush()
-            until(lines, wanted, times)
+            wait_for_lines(lines, wanted, times)

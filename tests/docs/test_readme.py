@@ -1,4 +1,4 @@
-"""What README shows is what there is."""
+"""Tests that the examples, defaults and links of README are right."""
 
 from __future__ import annotations
 
@@ -36,11 +36,10 @@ def test_readme_test_command_is_the_ci_command() -> None:
 
 @pytest.mark.parametrize("code", blocks("python"), ids=lambda code: code.splitlines()[0])
 def test_readme_examples_run(code: str, capfd: pytest.CaptureFixture[str]) -> None:
-    """Each example talks to a server on port 8888, and those for NATS on 4222: here, to one on free
-    ports."""
+    """Ports 8888 and 4222 of the examples are replaced by those of a running server."""
     with ExitStack() as stack:
         if "8888" in code or "4222" in code:
-            code = stack.enter_context(served(code))
+            code = stack.enter_context(with_server_ports(code))
         done = subprocess.run(
             [sys.executable, "-W", "error", "-c", code],
             capture_output=True,
@@ -53,24 +52,24 @@ def test_readme_examples_run(code: str, capfd: pytest.CaptureFixture[str]) -> No
 
 
 @contextmanager
-def served(code: str) -> Iterator[str]:
-    """The example, with the ports of a server that runs meanwhile."""
+def with_server_ports(code: str) -> Iterator[str]:
+    """Yield the example with the ports of a running server."""
     nats = NATS_FLAGS if "4222" in code else ["--no-nats"]
-    with run_server(*nats) as (it, url):
+    with run_server(*nats) as (program, url):
         code = code.replace("8888", url.rpartition(":")[2])
-        yield code.replace("4222", it.nats_address.rpartition(":")[2])
+        yield code.replace("4222", program.nats_address.rpartition(":")[2])
 
 
 def test_readme_states_the_default_limits() -> None:
     limits = Limits()
-    for said in (
+    for text in (
         f"{limits.frame_bytes >> 20} MiB",
         f"{limits.class_bytes >> 20} MiB",
         f"{limits.total_bytes >> 30} GiB",
         f"{limits.connections:,}",
         f"{Settings().ack_timeout} ticks",
     ):
-        assert said in README, said
+        assert text in README, text
 
 
 def test_readme_links_exist() -> None:
@@ -79,8 +78,8 @@ def test_readme_links_exist() -> None:
 
 
 @contextmanager
-def heard(name: str) -> Iterator[list[str]]:
-    """What is said to a logger, whatever other tests have left of those above it."""
+def captured_log(name: str) -> Iterator[list[str]]:
+    """Collect the messages of a logger, independent of the settings of its parents."""
     lines: list[str] = []
     log, handler = logging.getLogger(name), logging.Handler(logging.INFO)
     handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
@@ -105,7 +104,7 @@ async def test_readme_gateway_example_runs(
     (tmp_path / "shout.py").write_text(shout)
     (tmp_path / "gateway.toml").write_text(gateway)
     monkeypatch.syspath_prepend(str(tmp_path))
-    with heard("simplebus.gateway.log") as lines:
+    with captured_log("simplebus.gateway.log") as lines:
         async with open_gateway(read(tmp_path / "gateway.toml")):
             await trio.sleep(1.5)
     shown = re.findall(r"^… INFO (.*)", README, re.MULTILINE)

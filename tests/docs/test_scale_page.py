@@ -1,4 +1,4 @@
-"""The page on how far all this goes begins with README's figures, and counts right."""
+"""Tests that the scaling page quotes README's figures and calculates correctly."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ RATE = r"([\d.]+) x"
 
 
 def figure(row: str, of: str = r"([\d.,]+)") -> str:
-    """What README says in the first row of a table that begins so."""
+    """Return the figure in the first row of README's tables that starts with `row`."""
     found = re.search(rf"^\| {row}.*?{of}", README, re.MULTILINE)
     assert found, f"README has no row {row!r}"
     return found[1]
@@ -40,7 +40,10 @@ def figure(row: str, of: str = r"([\d.,]+)") -> str:
         (figure("from bus to bus", r"\| ([\d., ]+ M/s) /"), "{} in two runs"),
         (figure("from bus to bus", r"M/s / ([\d., ]+ M/s)"), "{} as a part of its server"),
         (figure("an archive that follows", r"([\d,]+) messages/s"), "follows {} messages/s"),
-        (figure("one acknowledgement for 500", rf"\| {RATE} \("), "a stateless server {} times that"),
+        (
+            figure("one acknowledgement for 500", rf"\| {RATE} \("),
+            "a stateless server {} times that",
+        ),
     ],
 )
 def test_scale_page_quotes_readme_figures(quoted: str, words: str) -> None:
@@ -55,7 +58,7 @@ def test_scale_page_calculations_are_right() -> None:
     limits, idle_kb = Limits(), int(figure("memory: idle", r"/ (\d+) KB"))
     held = (1 << 30) / (WIRE_BYTES + int(figure("one of 20 M unacknowledged", r"(\d+) bytes")))
     archived = int(figure("an archive that follows", r"([\d,]+) messages/s").replace(",", ""))
-    for said in (
+    for sentence in (
         f"| about {flow:.0f} M/s | | the same as envelopes",
         f"| about {envelopes:.0f} M/s | | the same as plain",
         f"| about {kept:.0f} M/s, if the disk takes it |",
@@ -70,4 +73,4 @@ def test_scale_page_calculations_are_right() -> None:
         f"so {16 * round(kept)} M/s are {16e6 * round(kept) / archived:.0f} times two cores",
         f"5 x 86,400 x {WIRE_BYTES} B, or {5 * 86_400 * WIRE_BYTES / 1e6:.0f} MB",
     ):
-        assert said in PAGE, said
+        assert sentence in PAGE, sentence

@@ -1,4 +1,4 @@
-"""What the page on clusters says: its tests are there, and its figures are those of the code."""
+"""Test that the Spark page states the limits of the code."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PAGE = (ROOT / "protocol" / "spark.md").read_text()
 
 
 def test_spark_page_states_the_limits_of_the_code() -> None:
-    for figure, said in (
+    for figure, text in (
         (f"{MAX_PARTITION_MESSAGES:,}", "`maxRecordsPerPartition` ({})"),
         (f"{TIMEOUT_SECONDS:g}", "`timeout` ({} s)"),
         (f"{FETCH_BYTES_MAX // 2**20}", "about {} MiB at a time"),
@@ -25,6 +25,6 @@ def test_spark_page_states_the_limits_of_the_code() -> None:
         (f"{Limits().total_bytes // 2**30}", "`--max-memory` ({} GiB)"),
         (f"{Limits().class_bytes // 2**20}", "`--max-class-memory` ({} MiB)"),
     ):
-        assert said.format(figure) in PAGE
+        assert text.format(figure) in PAGE
     assert PRODUCER_STATE_SECONDS == 3600
     assert "for an hour" in PAGE

@@ -1,7 +1,6 @@
-"""The C# client of protocol/dotnet: its bytes by the vectors, and its word against a real server.
+"""Tests of the C# client: its frames against the vectors, and its behaviour against servers.
 
-Rule 1: what it is told and what it says is built and read by oracles.py alone.
-Rule 2: it runs in processes of its own, as its users run it. Nothing here looks inside.
+The client runs in processes of its own, and its bytes are built and read with `oracles` only.
 """
 
 from __future__ import annotations
@@ -67,7 +66,7 @@ def code_of_the_readme() -> str:
 
 @pytest.fixture(scope="module")
 def dotnet(tmp_path_factory: pytest.TempPathFactory) -> Dotnet:
-    """Runs one of these programs: `Shops`, `Checks`, `Readme`. Killed with the block."""
+    """Function that runs `Shops`, `Checks` or `Readme` and kills it at the end of the block."""
     require_program("mcs")
     require_program("mono")
     folder = tmp_path_factory.mktemp("dotnet")
@@ -78,7 +77,7 @@ def dotnet(tmp_path_factory: pytest.TempPathFactory) -> Dotnet:
         "Checks": Path(__file__).parent / "Checks.cs",
         "Readme": readme,
     }.items():
-        # As version 7 of the language and without a warning, so that old and new compilers take it.
+        # Language version 7 without warnings, so that old and new compilers accept it.
         command = ["mcs", "-langversion:7", "-warn:4", "-warnaserror", "-optimize"]
         sources = [*sorted(CLIENT.glob("*.cs")), CLIENT / "Example" / "ShopCreated.cs", main]
         done = subprocess.run(
@@ -92,29 +91,29 @@ def dotnet(tmp_path_factory: pytest.TempPathFactory) -> Dotnet:
     return lambda name, *arguments: running_process(["mono", folder / f"{name}.exe", *arguments])
 
 
-def address(url: str) -> str:
+def host_and_port(url: str) -> str:
     return url.removeprefix("simplebus://")
 
 
-def tell(program: Program, line: str) -> None:
+def send_line(program: Program, line: str) -> None:
     assert program.process.stdin is not None
     program.process.stdin.write(line.encode() + b"\n")
     program.process.stdin.flush()
 
 
-def ends_well(program: Program) -> list[str]:
-    """End its input; returns the lines that it says yet."""
-    status, said, complained = program.wait()
-    assert (status, complained) == (0, ""), said
-    return said.splitlines()
+def close_program(program: Program) -> list[str]:
+    """Close the program's input and return the remaining lines of its output."""
+    status, stdout, stderr = program.wait()
+    assert (status, stderr) == (0, ""), stdout
+    return stdout.splitlines()
 
 
-def ask(dotnet: Dotnet, *questions: str) -> list[str]:
-    """The answers of `Checks bytes`."""
+def run_checks(dotnet: Dotnet, *questions: str) -> list[str]:
+    """Return the answers of `Checks bytes` to these questions."""
     with dotnet("Checks", "bytes") as checks:
-        status, said, complained = checks.wait("".join(f"{q}\n" for q in questions).encode())
-    assert status == 0, complained
-    return said.splitlines()
+        status, stdout, stderr = checks.wait("".join(f"{q}\n" for q in questions).encode())
+    assert status == 0, stderr
+    return stdout.splitlines()
 
 
 # Bytes -------------------------------------------------------------------------------------------
@@ -138,7 +137,7 @@ def fields_of(vector: dict[str, Any]) -> str:
 
 def test_encodes_the_frames_of_the_vectors(dotnet: Dotnet) -> None:
     frames = vectors("frames", "frames")
-    written = ask(dotnet, *(f"frame {fields_of(vector)}" for vector in frames))
+    written = run_checks(dotnet, *(f"frame {fields_of(vector)}" for vector in frames))
     assert dict(zip([v["name"] for v in frames], written, strict=True)) == {
         vector["name"]: bytes_of(vector).hex() for vector in frames
     }
@@ -159,21 +158,23 @@ def test_decodes_the_streams_of_the_vectors_in_any_fragmentation(
         for chunk in (1, 2, 3, 5, 11, 1 << 30) if path.stat().st_size < 2000 else (99_991, 1 << 30):
             questions.append(f"stream {path} {chunk}")
             expected.append(";".join([*frames, str(vector["leftover"])]))
-    for question, answer, right in zip(questions, ask(dotnet, *questions), expected, strict=True):
+    for question, answer, right in zip(
+        questions, run_checks(dotnet, *questions), expected, strict=True
+    ):
         assert answer == right, question
 
 
 def test_groups_acks_as_in_the_vectors(dotnet: Dotnet) -> None:
     grouping = vectors("acks", "grouping")
     questions = [" ".join(["group", *(f"1:3:{i}" for i in v["ids"])]) for v in grouping]
-    for vector, answer in zip(grouping, ask(dotnet, *questions), strict=True):
+    for vector, answer in zip(grouping, run_checks(dotnet, *questions), strict=True):
         frames = [parse_frame(frame) for frame in split(bytes.fromhex(answer))[0]]
         assert [content.decode() for *_, content in frames] == vector["contents"], vector["name"]
         assert {fields[:4] for fields in frames} <= {(ACK, 1, 0, 3)}
 
 
 def test_acks_of_different_classes_and_timer_indexes_are_separate(dotnet: Dotnet) -> None:
-    [answer] = ask(dotnet, "group 1:5:7 1:5:8 2:5:9 1:0:9 1:5:9 2:5:10 1:0:10")
+    [answer] = run_checks(dotnet, "group 1:5:7 1:5:8 2:5:9 1:0:9 1:5:9 2:5:10 1:0:10")
     frames = [parse_frame(frame) for frame in split(bytes.fromhex(answer))[0]]
     assert [(class_id, timer, content) for _, class_id, _, timer, content in frames] == [
         (1, 5, b"7-10"),
@@ -183,7 +184,7 @@ def test_acks_of_different_classes_and_timer_indexes_are_separate(dotnet: Dotnet
 
 
 def test_messages_are_encoded_as_protobuf(dotnet: Dotnet) -> None:
-    # Written by hand after the encoding's own description: tag, value, tag, length, bytes.
+    # Written by hand from the description of the encoding: tag, value, tag, length, bytes.
     known = {
         (0, ""): "",
         (1, ""): "0801",
@@ -191,45 +192,45 @@ def test_messages_are_encoded_as_protobuf(dotnet: Dotnet) -> None:
         (-1, "Ω\r\n"): "08" + "ff" * 9 + "01" + "1204" + "Ω\r\n".encode().hex(),
         ((1 << 63) - 1, "x" * 200): "08" + "ff" * 8 + "7f" + "12c801" + "78" * 200,
     }
-    encoded = ask(dotnet, *(f"encode {n} {name.encode().hex()}" for n, name in known))
+    encoded = run_checks(dotnet, *(f"encode {n} {name.encode().hex()}" for n, name in known))
     assert encoded == list(known.values())
-    decoded = ask(dotnet, *(f"decode {message}" for message in known.values()))
+    decoded = run_checks(dotnet, *(f"decode {message}" for message in known.values()))
     assert decoded == [f"{n} {name.encode().hex()}" for n, name in known]
 
 
 def test_skips_unknown_fields_and_rejects_invalid_ones(dotnet: Dotnet) -> None:
     unknown = "18ff01" + "21" + "00" * 8 + "2a03616263" + "35" + "00" * 4
-    assert ask(dotnet, f"decode {unknown}0805{unknown}") == ["5 "]
+    assert run_checks(dotnet, f"decode {unknown}0805{unknown}") == ["5 "]
     for broken in ("08", "12ff", "120261", "0a00", "1500000000", "00", "0b", "08" + "ff" * 10):
-        [answer] = ask(dotnet, f"decode {broken}")
+        [answer] = run_checks(dotnet, f"decode {broken}")
         assert answer.startswith("invalid: "), broken
 
 
 def test_refuses_payloads_that_violate_the_protocol(dotnet: Dotnet) -> None:
-    # What it was sending when a connection broke it sends again: that would be for ever.
+    # The client repeats unsent messages after a reconnect, so an invalid one would repeat forever.
     long = 100 - 13  # The limit that Checks sets.
     good = [b"", b"<\r\n", b"\r\n>", b"<\r\n<", b"x" * long]
-    assert ask(dotnet, *(f"publish 1 {payload.hex()}" for payload in good)) == ["queued"] * len(
-        good
-    )
+    assert run_checks(dotnet, *(f"publish 1 {payload.hex()}" for payload in good)) == [
+        "queued"
+    ] * len(good)
     for bad in (DELIMITER, b"a" + DELIMITER, b"<<\r\n>b", b"x" * (long + 1)):
-        [answer] = ask(dotnet, f"publish 1 {bad.hex()}")
+        [answer] = run_checks(dotnet, f"publish 1 {bad.hex()}")
         assert answer.startswith("refused: "), bad
-    assert ask(dotnet, "publish 2 00") == ["refused: class 2 is not bound"]
+    assert run_checks(dotnet, "publish 2 00") == ["refused: class 2 is not bound"]
 
 
-# Against a server that watches -----------------------------------------------------------------
+# Against a fake server ---------------------------------------------------------------------------
 
 
 class ServerSide:
-    """One connection of the client, seen from the server's side."""
+    """The server's end of one connection of the client."""
 
     def __init__(self, sock: socket.socket) -> None:
         self.sock = sock
         self._received = b""
 
     def read_frame(self) -> tuple[int, int, int, int, bytes]:
-        """The next frame that the client sends."""
+        """Return the next frame from the client."""
         while DELIMITER not in self._received[9:]:
             more = self.sock.recv(65536)
             assert more, "the client hung up"
@@ -242,14 +243,14 @@ class ServerSide:
         self.sock.sendall(build_frame(frame_type, **fields))
 
     def accept_connect(self, session_id: int = 0) -> set[int] | None:
-        """Take the Connect, answer it. Returns the classes that it names."""
+        """Read the Connect and reply. Returns the classes that it names."""
         frame_type, class_id, message_id, timer_index, content = self.read_frame()
         assert (frame_type, class_id, message_id, timer_index) == (CONNECT, 0, 0, 0)
         self.send_frame(CONNECT, content=session_id.to_bytes(4, "little"))
         return parse_connect(content)
 
     def read_acks(self, count: int) -> list[tuple[int, int, int, int]]:
-        """(class, timer index, first, last) of the acks of so many messages."""
+        """Return the acks of the next `count` messages as (class, timer index, first, last)."""
         found = []
         while count > 0:
             frame_type, class_id, _, timer_index, content = self.read_frame()
@@ -262,26 +263,29 @@ class ServerSide:
 
 
 @contextlib.contextmanager
-def watching(
+def watched_client(
     dotnet: Dotnet, name: str, *arguments: str
 ) -> Iterator[tuple[Program, Callable[[], contextlib.AbstractContextManager[ServerSide]]]]:
-    """The program, and what takes its next connection."""
+    """Start a program. Yields it and a function that accepts its next connection."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         listener.settimeout(PATIENCE_SECONDS)
 
         @contextlib.contextmanager
-        def accepted() -> Iterator[ServerSide]:
+        def accept_connection() -> Iterator[ServerSide]:
             with listener.accept()[0] as sock:
                 sock.settimeout(PATIENCE_SECONDS)
                 yield ServerSide(sock)
 
         port = listener.getsockname()[1]
         with dotnet(name, *arguments, f"127.0.0.1:{port}") as program:
-            yield program, accepted
+            yield program, accept_connection
 
 
 def test_connects_then_subscribes_once_per_class(dotnet: Dotnet) -> None:
-    with watching(dotnet, "Checks", "two") as (checks, accepted), accepted() as peer:
+    with (
+        watched_client(dotnet, "Checks", "two") as (checks, accept_connection),
+        accept_connection() as peer,
+    ):
         assert peer.accept_connect(session_id=0x04030201) == {1, 2}
         assert [peer.read_frame() for _ in range(2)] == [(SUBSCRIBE, n, 0, 0, b"") for n in (1, 2)]
         assert checks.read_line() == f"session {0x04030201}"
@@ -292,11 +296,14 @@ def test_connects_then_subscribes_once_per_class(dotnet: Dotnet) -> None:
 
 
 def test_ack_ranges_have_one_class_and_timer_index(dotnet: Dotnet) -> None:
-    with watching(dotnet, "Checks", "two") as (_, accepted), accepted() as peer:
+    with (
+        watched_client(dotnet, "Checks", "two") as (_, accept_connection),
+        accept_connection() as peer,
+    ):
         peer.accept_connect()
         [peer.read_frame() for _ in range(2)]
         sent = [(1, 0, 5), (1, 0, 6), (2, 0, 0), (1, 1, 7), (2, 0, 1), (1, 1, 3), (1, 1, 4)]
-        peer.sock.sendall(  # At once: what comes late is acknowledged apart.
+        peer.sock.sendall(  # In one call: a message that arrives later gets an ack of its own.
             b"".join(
                 build_frame(MESSAGE, class_id=class_id, message_id=id_, timer_index=timer_index)
                 for class_id, timer_index, id_ in sent
@@ -311,7 +318,10 @@ def test_ack_ranges_have_one_class_and_timer_index(dotnet: Dotnet) -> None:
 
 
 def test_many_acks_are_sent_before_the_ack_interval(dotnet: Dotnet) -> None:
-    with watching(dotnet, "Checks", "patient") as (_, accepted), accepted() as peer:
+    with (
+        watched_client(dotnet, "Checks", "patient") as (_, accept_connection),
+        accept_connection() as peer,
+    ):
         peer.accept_connect()
         peer.read_frame()
         peer.sock.sendall(
@@ -323,23 +333,28 @@ def test_many_acks_are_sent_before_the_ack_interval(dotnet: Dotnet) -> None:
 
 
 def test_pending_acks_are_dropped_with_the_connection(dotnet: Dotnet) -> None:
-    # After a restart of the server the same ids are other messages.
-    with watching(dotnet, "Checks", "two") as (checks, accepted):
-        with accepted() as peer:
+    # After a server restart, the same ids belong to other messages.
+    with watched_client(dotnet, "Checks", "two") as (checks, accept_connection):
+        with accept_connection() as peer:
             peer.accept_connect()
             [peer.read_frame() for _ in range(2)]
             assert checks.read_line() == "session 0"
             peer.send_frame(MESSAGE, class_id=1, message_id=3)
             assert [checks.read_line() for _ in range(2)] == ["first 1 3 ", "second 1 3 "]
-        with accepted() as peer:
+        with accept_connection() as peer:
             assert peer.accept_connect() == {1, 2}
-            assert [peer.read_frame() for _ in range(2)] == [(SUBSCRIBE, n, 0, 0, b"") for n in (1, 2)]
+            assert [peer.read_frame() for _ in range(2)] == [
+                (SUBSCRIBE, n, 0, 0, b"") for n in (1, 2)
+            ]
             peer.send_frame(MESSAGE, class_id=1, message_id=9)
             assert peer.read_frame() == (ACK, 1, 0, 0, b"9-10")
 
 
 def test_closing_sends_pending_acks_first(dotnet: Dotnet) -> None:
-    with watching(dotnet, "Checks", "patient") as (checks, accepted), accepted() as peer:
+    with (
+        watched_client(dotnet, "Checks", "patient") as (checks, accept_connection),
+        accept_connection() as peer,
+    ):
         peer.accept_connect()
         peer.read_frame()
         assert checks.read_line() == "session 0"
@@ -355,7 +370,10 @@ def test_closing_sends_pending_acks_first(dotnet: Dotnet) -> None:
 
 
 def test_idle_client_sends_heartbeats(dotnet: Dotnet) -> None:
-    with watching(dotnet, "Checks", "quiet") as (_, accepted), accepted() as peer:
+    with (
+        watched_client(dotnet, "Checks", "quiet") as (_, accept_connection),
+        accept_connection() as peer,
+    ):
         peer.accept_connect()
         assert [peer.read_frame() for _ in range(2)] == [(HEARTBEAT, 0, 0, 0, b"")] * 2
 
@@ -366,35 +384,35 @@ def test_idle_client_sends_heartbeats(dotnet: Dotnet) -> None:
 def test_dotnet_readme_example_runs(dotnet: Dotnet) -> None:
     with run_server() as (_, url), dotnet("Readme", url.rpartition(":")[2]) as readme:
         assert readme.read_line() == "First"
-        assert ends_well(readme) == []
-        assert what_is_left(url) == []
+        assert close_program(readme) == []
+        assert unacked_ids(url) == []
 
 
 def test_200000_messages_arrive_in_order_and_are_acked(dotnet: Dotnet) -> None:
     with run_server() as (bus, url):
         with (
-            dotnet("Shops", "count", address(url), "200000") as counting,
-            dotnet("Shops", "publish", address(url)) as publishing,
+            dotnet("Shops", "count", host_and_port(url), "200000") as counting,
+            dotnet("Shops", "publish", host_and_port(url)) as publishing,
         ):
             assert counting.read_line().startswith("session ")
             assert publishing.read_line().startswith("session ")
-            tell(publishing, "200000")
+            send_line(publishing, "200000")
             assert publishing.read_line() == "published 200000"
             assert counting.read_line().startswith("counted 200000 in order")
-            assert ends_well(publishing) == ends_well(counting) == []
-        assert what_is_left(url) == []
-        bus.process.terminate()  # It waits for what is not acknowledged, and says what is lost.
+            assert close_program(publishing) == close_program(counting) == []
+        assert unacked_ids(url) == []
+        bus.process.terminate()  # The server waits for acks and logs lost messages.
         status, _, log = bus.wait()
         assert status == 0
         assert "lost" not in log
 
 
-def what_is_left(url: str) -> list[int]:
-    """The ids of the messages of class 1 that a new subscriber finds, acknowledged by nobody."""
-    host, port = address(url).split(":")
+def unacked_ids(url: str) -> list[int]:
+    """Return the ids of the messages of class 1 that a new subscriber receives."""
+    host, port = host_and_port(url).split(":")
     with socket.create_connection((host, int(port)), timeout=PATIENCE_SECONDS) as sock:
         sock.sendall(build_frame(CONNECT, content=b"[1]") + build_frame(SUBSCRIBE, class_id=1))
-        # A message for ourselves comes behind all that waits.
+        # This message arrives after all stored ones.
         sock.sendall(build_frame(MESSAGE, class_id=1, content=b"end"))
         peer = ServerSide(sock)
         ids = []
@@ -406,7 +424,7 @@ def what_is_left(url: str) -> list[int]:
 
 
 class NumberReader(threading.Thread):
-    """Reads the numbers that `Shops subscribe` prints, as they come."""
+    """Thread that reads the numbers printed by `Shops subscribe`."""
 
     def __init__(self, program: Program) -> None:
         super().__init__(daemon=True)
@@ -420,7 +438,7 @@ class NumberReader(threading.Thread):
         assert self.process.stdout is not None
         more = b""
         while True:
-            # Killed in the middle of a line, it had not processed that message.
+            # An incomplete last line means that the message was not processed.
             *lines, self._rest = (self._rest + more).split(b"\n")
             self.numbers += map(int, lines)
             more = os.read(self.process.stdout.fileno(), 65536)
@@ -434,7 +452,7 @@ class NumberReader(threading.Thread):
             time.sleep(0.01)
 
     def close(self) -> int:
-        """Let it close; returns its status."""
+        """Close the program's input and return its exit status."""
         assert self.process.stdin is not None
         self.process.stdin.close()
         self.join(PATIENCE_SECONDS)
@@ -447,15 +465,15 @@ def in_order(numbers: list[int]) -> bool:
 
 def test_unacked_messages_of_a_killed_consumer_go_to_the_next(dotnet: Dotnet) -> None:
     count = 60_000
-    with run_server() as (_, url), dotnet("Shops", "publish", address(url)) as publishing:
-        with dotnet("Shops", "subscribe", address(url)) as killed:
+    with run_server() as (_, url), dotnet("Shops", "publish", host_and_port(url)) as publishing:
+        with dotnet("Shops", "subscribe", host_and_port(url)) as killed:
             first = NumberReader(killed)
-            tell(publishing, str(count))
+            send_line(publishing, str(count))
             first.wait_until(lambda numbers: len(numbers) > count // 3)
             killed.process.kill()
             first.join(PATIENCE_SECONDS)
         assert len(first.numbers) < count, "it was killed too late to prove anything"
-        with dotnet("Shops", "subscribe", address(url)) as successor:
+        with dotnet("Shops", "subscribe", host_and_port(url)) as successor:
             second = NumberReader(successor)
             second.wait_until(lambda numbers: numbers[-1:] == [count - 1])
             assert second.close() == 0
@@ -470,27 +488,27 @@ def test_unacked_messages_of_a_killed_consumer_go_to_the_next(dotnet: Dotnet) ->
 def test_message_is_redelivered_if_its_handler_throws(dotnet: Dotnet) -> None:
     with (
         run_server("--ack-timeout", "3") as (_, url),
-        dotnet("Shops", "publish", address(url)) as publishing,
-        dotnet("Checks", "faulty", address(url)) as faulty,
+        dotnet("Shops", "publish", host_and_port(url)) as publishing,
+        dotnet("Checks", "faulty", host_and_port(url)) as faulty,
     ):
         assert faulty.read_line().startswith("session ")
-        tell(publishing, "10")
+        send_line(publishing, "10")
         assert [int(faulty.read_line()) for _ in range(12)] == [*range(10), 5, 7]
-        status, said, complained = faulty.wait()
-        assert (status, said) == (0, "closed\n")
-        assert re.findall(r"failed on message (\d+) of class 1", complained) == ["5", "7"]
-        assert what_is_left(url) == []
+        status, stdout, stderr = faulty.wait()
+        assert (status, stdout) == (0, "closed\n")
+        assert re.findall(r"failed on message (\d+) of class 1", stderr) == ["5", "7"]
+        assert unacked_ids(url) == []
 
 
 def test_handler_can_publish_to_its_own_full_class(dotnet: Dotnet) -> None:
-    # Each message that it takes makes another one, on the connection that its acks have to take.
+    # Each message makes the handler publish another one on the connection that also sends acks.
     with (
         run_server("--max-class-messages", "1000") as (_, url),
-        dotnet("Checks", "echo", address(url)) as echoing,
-        dotnet("Shops", "publish", address(url)) as publishing,
+        dotnet("Checks", "echo", host_and_port(url)) as echoing,
+        dotnet("Shops", "publish", host_and_port(url)) as publishing,
     ):
         assert echoing.read_line().startswith("session ")
-        tell(publishing, "900")
+        send_line(publishing, "900")
         assert [echoing.read_line() for _ in range(900)] == ["echoed"] * 900
 
 
@@ -498,17 +516,17 @@ def test_reconnects_after_a_server_restart(dotnet: Dotnet) -> None:
     port = str(free_port())
     with contextlib.ExitStack() as clients:
         with run_server("--port", port) as (bus, url):
-            subscribing = clients.enter_context(dotnet("Shops", "subscribe", address(url)))
-            publishing = clients.enter_context(dotnet("Shops", "publish", address(url)))
+            subscribing = clients.enter_context(dotnet("Shops", "subscribe", host_and_port(url)))
+            publishing = clients.enter_context(dotnet("Shops", "publish", host_and_port(url)))
             listener = NumberReader(subscribing)
             assert publishing.read_line().startswith("session ")
-            tell(publishing, "1000")
+            send_line(publishing, "1000")
             assert publishing.read_line() == "published 1000"
             listener.wait_until(lambda numbers: len(numbers) == 1000)
             bus.process.kill()
         assert publishing.process.stderr is not None
         assert b"connection lost: " in publishing.process.stderr.readline()
-        tell(publishing, "1000")  # They wait, for there is nobody to take them.
+        send_line(publishing, "1000")  # They wait for the server.
         with run_server("--port", port):
             assert publishing.read_line() == "published 2000"
             listener.wait_until(lambda numbers: len(numbers) == 2000)
@@ -516,11 +534,11 @@ def test_reconnects_after_a_server_restart(dotnet: Dotnet) -> None:
 
 
 class CuttingProxy(threading.Thread):
-    """Stands between a client and the server, and cuts each connection after so many bytes."""
+    """Proxy between client and server that cuts each connection after a number of bytes."""
 
     def __init__(self, url: str, cut_after: list[int]) -> None:
         super().__init__(daemon=True)
-        host, port = address(url).split(":")
+        host, port = host_and_port(url).split(":")
         self._server = (host, int(port))
         self._cut_after = cut_after
         self.cut_count = 0
@@ -566,18 +584,18 @@ def test_repeated_disconnects_lose_no_message(dotnet: Dotnet) -> None:
     count = 20_000
     cuts = [5, 100_001, 17 + 30, 200_007]  # In the reply, in a message, anywhere.
     with (
-        # What was on its way when a line broke a second time waits: in seconds here, not minutes.
+        # After a second disconnect, unacked messages wait for the backoff: here seconds.
         run_server("--tick", "0.3") as (_, url),
-        dotnet("Shops", "publish", address(url)) as publishing,
+        dotnet("Shops", "publish", host_and_port(url)) as publishing,
         CuttingProxy(url, cuts) as proxy,
         dotnet("Shops", "subscribe", proxy.address) as subscribing,
     ):
         listener = NumberReader(subscribing)
-        tell(publishing, str(count))
+        send_line(publishing, str(count))
         listener.wait_until(lambda numbers: numbers[-1:] == [count - 1])
         assert listener.close() == 0
         assert proxy.cut_count == len(cuts)
         assert set(listener.numbers) == set(range(count))
         sessions = sum(a >= b for a, b in itertools.pairwise(listener.numbers))
         assert sessions <= len(cuts), "a session's messages were not in order"
-        assert what_is_left(url) == []
+        assert unacked_ids(url) == []

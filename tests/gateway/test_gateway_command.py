@@ -127,16 +127,16 @@ def test_reloads_file_and_stops_on_signal(folder: Path) -> None:
         wait_stored(path, "one")
         file.write_text("[modules.sink]\nmodul = 3\n")
         gateway.signal(signal.SIGHUP)
-        gateway.wait_for_stderr("all goes on as before: ")
+        gateway.wait_for_stderr("cannot reload, keeping the current modules: ")
         file.write_text(SINK % path + CLOCK % "two")
         gateway.signal(signal.SIGHUP)
         wait_stored(path, "two")
         gateway.signal(signal.SIGTERM)
         status, _, told = gateway.wait()
     assert status == 0, told
-    assert "all goes on as before: " in told
+    assert "cannot reload, keeping the current modules: " in told
     assert "gateway.toml:2: modules.sink.modul: 'modul' is unknown; did you mean" in told
-    assert "ends: 2 of 2 modules running;" in told
+    assert "stopping: 2 of 2 modules running;" in told
     assert "not all messages were delivered" not in told
 
 
@@ -201,14 +201,15 @@ def test_broken_or_empty_file_changes_nothing(folder: Path) -> None:
             else:
                 file.write_text(text)
             gateway.signal(signal.SIGHUP)
-            gateway.wait_for_stderr("all goes on as before: ", number + 1)
+            gateway.wait_for_stderr("cannot reload, keeping the current modules: ", number + 1)
             file.write_text(SINK % path + CLOCK % number)
             gateway.signal(signal.SIGHUP)
             wait_stored(path, str(number))
         gateway.signal(signal.SIGTERM)
         status, _, told = gateway.wait()
     assert status == 0, told
-    lines = [line for line in told.splitlines() if f"all goes on as before: {file}" in line]
+    failure = f"cannot reload, keeping the current modules: {file}"
+    lines = [line for line in told.splitlines() if failure in line]
     for line, (_, why) in zip(lines, BROKEN, strict=True):
         assert why in line
     assert told.count("sink' restarts") == 0, "who is as before goes on"
@@ -239,11 +240,11 @@ def test_stops_while_module_is_being_created(folder: Path, signals: int) -> None
         assert gateway.read_line() == "is made"
         gateway.signal(signal.SIGTERM)
         if signals == 2:
-            gateway.wait_for_stderr("ends: ")
+            gateway.wait_for_stderr("stopping: ")
             gateway.signal(signal.SIGTERM)
         status, _, told = gateway.wait()
     assert status == 0, told
-    assert ("ends at once" in told) == (signals == 2)
+    assert ("exiting at once" in told) == (signals == 2)
 
 
 def test_help_shows_tables_as_written() -> None:
@@ -310,7 +311,7 @@ def test_second_signal_ends_shielded_module(
         gateway.signal(signal.SIGTERM)
         status, _, told = gateway.wait()
     assert status == 1, told
-    assert "ends at once" in told
+    assert "exiting at once" in told
 
 
 def test_reload_abandons_module_that_never_starts(folder: Path) -> None:
@@ -348,5 +349,5 @@ def test_earlier_loss_is_not_reported_at_end(folder: Path) -> None:
         gateway.signal(signal.SIGTERM)
         status, _, told = gateway.wait()
     assert status == 0, told
-    assert re.search(r"ends: 2 of 2 modules running; .*, [\d,]+ dropped", told)
+    assert re.search(r"stopping: 2 of 2 modules running; .*, [\d,]+ dropped", told)
     assert "not all messages were delivered" not in told

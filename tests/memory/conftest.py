@@ -20,7 +20,7 @@ async def bounded(main: Main) -> None:
 
 @pytest.fixture(params=["trio", "asyncio"])
 def run(request: pytest.FixtureRequest) -> Run:
-    """Run an async function to its end, within reason."""
+    """Run an async function on trio or asyncio, with a timeout."""
 
     def under_trio(main: Main) -> None:
         trio.run(bounded, main, clock=MockClock(autojump_threshold=0))

@@ -1,4 +1,4 @@
-"""`MemoryBus`: handlers, drain, clocks and reconnects."""
+"""Tests of `MemoryBus`: handlers, drain, clocks and reconnects."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ registry = Registry()
 
 @registry.message(class_id=1)
 @dataclass(frozen=True)
-class Opened:
+class ShopOpened:
     """A shop was opened."""
 
     shop: str
@@ -30,15 +30,15 @@ class Opened:
 
 @registry.message(class_id=2)
 @dataclass(frozen=True)
-class Closed:
+class ShopClosed:
     """A shop was closed."""
 
     shop: str
 
 
 @dataclass(frozen=True)
-class Reopened(Opened):
-    """Bound to no class, though what it derives from is."""
+class ShopReopened(ShopOpened):
+    """Subclass of a registered type, itself not registered."""
 
 
 @pytest.fixture
@@ -50,40 +50,40 @@ def memory() -> MemoryBus:
 
 
 def test_leaving_handles_published_messages(run: Run, memory: MemoryBus) -> None:
-    got: list[Opened] = []
+    got: list[ShopOpened] = []
 
     async def main() -> None:
         async with memory as bus:
             assert isinstance(bus, Bus)
-            bus.handle(Opened, got.append)
-            await bus.publish(Opened("Ada's"))
-            await bus.publish(Opened("Bob's"), confirm=False)
-            bus.publish_nowait(Opened("Eve's"))
+            bus.handle(ShopOpened, got.append)
+            await bus.publish(ShopOpened("Ada's"))
+            await bus.publish(ShopOpened("Bob's"), confirm=False)
+            bus.publish_nowait(ShopOpened("Eve's"))
 
     run(main)
-    assert got == [Opened("Ada's"), Opened("Bob's"), Opened("Eve's")]
+    assert got == [ShopOpened("Ada's"), ShopOpened("Bob's"), ShopOpened("Eve's")]
 
 
 def test_typed_handler_receives_only_its_type(run: Run, memory: MemoryBus) -> None:
-    opened: list[Opened] = []
-    closed: list[Closed] = []
+    opened: list[ShopOpened] = []
+    closed: list[ShopClosed] = []
 
     async def main() -> None:
         async with memory as bus:
-            bus.handle(Opened, opened.append)
-            bus.handle(Closed, closed.append)
-            await bus.publish_many([Opened("Ada's"), Closed("Bob's")])
-            with pytest.raises(UnboundTypeError, match="Reopened"):
-                await bus.publish(Reopened("Eve's"))  # A subclass is another type.
+            bus.handle(ShopOpened, opened.append)
+            bus.handle(ShopClosed, closed.append)
+            await bus.publish_many([ShopOpened("Ada's"), ShopClosed("Bob's")])
+            with pytest.raises(UnboundTypeError, match="ShopReopened"):
+                await bus.publish(ShopReopened("Eve's"))  # A subclass is another type.
             with pytest.raises(UnboundTypeError):
                 await bus.publish("text means nothing by itself")
 
     run(main)
-    assert (opened, closed) == ([Opened("Ada's")], [Closed("Bob's")])
+    assert (opened, closed) == ([ShopOpened("Ada's")], [ShopClosed("Bob's")])
 
 
 @pytest.mark.parametrize(
-    ("binding", "heard"),
+    ("binding", "received"),
     [
         ((), ["", "one", "two", "one.two", "one.two.three"]),
         (("#",), ["", "one", "two", "one.two", "one.two.three"]),
@@ -97,73 +97,73 @@ def test_typed_handler_receives_only_its_type(run: Run, memory: MemoryBus) -> No
     ],
 )
 def test_handler_receives_matching_channels(
-    run: Run, memory: MemoryBus, binding: tuple[str, ...], heard: list[str]
+    run: Run, memory: MemoryBus, binding: tuple[str, ...], received: list[str]
 ) -> None:
     got: list[str] = []
 
     async def main() -> None:
         async with memory as bus:
-            bus.handle(Opened, lambda value: got.append(value.shop), *binding)
+            bus.handle(ShopOpened, lambda value: got.append(value.shop), *binding)
             for channel in "", "one", "two", "one.two", "one.two.three":
-                await bus.publish(Opened(channel), channel=channel)
-            await bus.publish(Closed("one"), channel="one")
+                await bus.publish(ShopOpened(channel), channel=channel)
+            await bus.publish(ShopClosed("one"), channel="one")
 
     run(main)
-    assert got == heard
+    assert got == received
 
 
 def test_invalid_wildcards_raise(run: Run, memory: MemoryBus) -> None:
     async def main() -> None:
         async with memory as bus:
             with pytest.raises(ValueError, match="#"):
-                bus.handle(Opened, print, "a.#.c")
+                bus.handle(ShopOpened, print, "a.#.c")
             for channel in "a.*", "#", "a..b", ".":
                 with pytest.raises(ValueError, match="channel"):
-                    await bus.publish(Opened(""), channel=channel)
+                    await bus.publish(ShopOpened(""), channel=channel)
 
     run(main)
 
 
 def test_only_the_first_subscription_receives_stored_messages(run: Run, memory: MemoryBus) -> None:
-    first: list[Opened] = []
-    second: list[Opened] = []
+    first: list[ShopOpened] = []
+    second: list[ShopOpened] = []
 
     async def main() -> None:
         async with memory as bus:
-            await bus.publish(Opened("early"))
-            bus.handle(Opened, first.append)
+            await bus.publish(ShopOpened("early"))
+            bus.handle(ShopOpened, first.append)
             await bus.drain()
-            bus.handle(Opened, second.append)
-            await bus.publish(Opened("late"))
+            bus.handle(ShopOpened, second.append)
+            await bus.publish(ShopOpened("late"))
 
     run(main)
-    assert (first, second) == ([Opened("early"), Opened("late")], [Opened("late")])
+    assert (first, second) == ([ShopOpened("early"), ShopOpened("late")], [ShopOpened("late")])
 
 
 def test_handlers_of_a_group_share_messages(run: Run, memory: MemoryBus) -> None:
-    """In which order handlers hear of one message is not promised; each hears them in order."""
-    heard: dict[str, list[Opened]] = {name: [] for name in ("a", "b", "one", "other")}
-    shops = [Opened(f"shop {number}") for number in range(20)]
+    """Each handler gets messages in order; the order among handlers is undefined."""
+    received: dict[str, list[ShopOpened]] = {name: [] for name in ("a", "b", "one", "other")}
+    shops = [ShopOpened(f"shop {number}") for number in range(20)]
 
     async def main() -> None:
         async with memory as bus:
-            bus.handle(Opened, heard["a"].append)
-            bus.handle(Opened, heard["b"].append)
-            bus.handle(Opened, heard["one"].append, group="workers")
-            bus.handle(Opened, heard["other"].append, group="workers")
+            bus.handle(ShopOpened, received["a"].append)
+            bus.handle(ShopOpened, received["b"].append)
+            bus.handle(ShopOpened, received["one"].append, group="workers")
+            bus.handle(ShopOpened, received["other"].append, group="workers")
             await bus.publish_many(shops)
 
     run(main)
-    assert heard["a"] == heard["b"] == shops
-    assert sorted(heard["one"] + heard["other"], key=shops.index) == shops
+    assert received["a"] == received["b"] == shops
+    assert sorted(received["one"] + received["other"], key=shops.index) == shops
 
 
 def test_several_clients_share_the_bus(run: Run, memory: MemoryBus) -> None:
     async def main() -> None:
         async with memory as one, memory.connect(name="other") as other:
-            async with other.subscribe(Opened) as shops:
-                await one.publish(Opened("Ada's"))
-                assert await anext(shops) == Opened("Ada's")
+            async with other.subscribe(ShopOpened) as shops:
+                await one.publish(ShopOpened("Ada's"))
+                assert await anext(shops) == ShopOpened("Ada's")
             assert memory.statistics().sessions == 2
 
     run(main)
@@ -172,11 +172,11 @@ def test_several_clients_share_the_bus(run: Run, memory: MemoryBus) -> None:
 def test_can_be_entered_again_and_keeps_messages(run: Run, memory: MemoryBus) -> None:
     async def main() -> None:
         async with memory as bus:
-            await bus.publish(Opened("Ada's"))
+            await bus.publish(ShopOpened("Ada's"))
             with pytest.raises(RuntimeError, match="`connect` gives further clients"):
                 await memory.__aenter__()
-        async with memory as bus, bus.subscribe(Opened, durable="commit_log") as shops:
-            assert await anext(shops) == Opened("Ada's")
+        async with memory as bus, bus.subscribe(ShopOpened, durable="commit_log") as shops:
+            assert await anext(shops) == ShopOpened("Ada's")
 
     run(main)
 
@@ -261,13 +261,13 @@ def test_leaving_does_not_wait_for_backoff_or_delay() -> None:
             raise ValueError("as always")
 
     async def main() -> None:
-        with pytest.raises(ExceptionGroup, match="handlers failed 1 time") as told:  # noqa: PT012
+        with pytest.raises(ExceptionGroup, match="handlers failed 1 time") as caught:  # noqa: PT012
             async with MemoryBus() as bus:
                 bus.handle(1, handler)
                 await bus.publish(b"bad", class_id=1)
                 await bus.publish(b"later", class_id=1, delay=60)
                 await bus.publish(b"good", class_id=1)
-        assert told.group_contains(ValueError, match="as always")
+        assert caught.group_contains(ValueError, match="as always")
         assert trio.current_time() == 0.0
 
     trio.run(main, clock=MockClock(autojump_threshold=0))
@@ -275,21 +275,21 @@ def test_leaving_does_not_wait_for_backoff_or_delay() -> None:
 
 
 def test_error_of_a_handler_does_not_stop_the_bus(run: Run) -> None:
-    heard: list[bytes] = []
+    received: list[bytes] = []
 
     def fail(message: Message[bytes]) -> None:
         raise ValueError(message.payload)
 
     async def main() -> None:
-        with pytest.raises(ExceptionGroup, match="handlers failed 3 times") as told:  # noqa: PT012
+        with pytest.raises(ExceptionGroup, match="handlers failed 3 times") as caught:  # noqa: PT012
             async with MemoryBus() as bus:
                 bus.handle(1, fail)
-                bus.handle(1, lambda message: heard.append(message.payload))
+                bus.handle(1, lambda message: received.append(message.payload))
                 await bus.publish_many([b"1", b"2", b"3"], class_id=1)
-        assert [error.args for error in told.value.exceptions] == [(b"1",), (b"2",), (b"3",)]
+        assert [error.args for error in caught.value.exceptions] == [(b"1",), (b"2",), (b"3",)]
 
     run(main)
-    assert heard == [b"1", b"2", b"3"]
+    assert received == [b"1", b"2", b"3"]
 
 
 def test_raise_errors_false_only_logs(run: Run, caplog: pytest.LogCaptureFixture) -> None:
@@ -338,7 +338,7 @@ def test_leaving_waits_for_a_reconnect(run: Run) -> None:
 def test_refused_handler_subscription_raises(run: Run) -> None:
     async def main() -> None:
         memory = MemoryBus()
-        with pytest.raises(ExceptionGroup, match="handlers failed 1 time") as told:  # noqa: PT012
+        with pytest.raises(ExceptionGroup, match="handlers failed 1 time") as caught:  # noqa: PT012
             async with (
                 memory as bus,
                 memory.connect() as other,
@@ -346,7 +346,7 @@ def test_refused_handler_subscription_raises(run: Run) -> None:
             ):
                 bus.handle(1, print, durable="commit_log")
                 await anyio.sleep(0.01)
-        assert told.group_contains(RefusedError, match="durable_in_use")
+        assert caught.group_contains(RefusedError, match="durable_in_use")
 
     run(main)
 
@@ -367,19 +367,19 @@ def test_hanging_handler_can_be_cancelled(run: Run) -> None:
 
 def test_consumer_outside_the_block_gets_an_error(run: Run) -> None:
     async def main() -> None:
-        heard: list[BaseException] = []
+        received: list[BaseException] = []
 
         async def consume(bus: Bus) -> None:
             try:
                 async with bus.subscribe(1) as messages:
                     await messages.get()
             except BusConnectionError as error:
-                heard.append(error)
+                received.append(error)
 
         async with anyio.create_task_group() as tasks, MemoryBus() as bus:
             tasks.start_soon(consume, bus)
             await anyio.sleep(0.01)
-        assert len(heard) == 1
+        assert len(received) == 1
 
     run(main)
 
@@ -495,7 +495,7 @@ def test_delay_and_expiry_use_the_clock_of_the_event_loop() -> None:
 
 
 def test_expiry_is_checked_at_delivery() -> None:
-    """What the client holds already is in time: who wants less of that asks for less in flight."""
+    """Messages that the client has buffered do not expire; `max_in_flight` bounds them."""
 
     async def main() -> None:
         for in_flight, expected in (1, [b"slow"]), (None, [b"slow", b"quick"]):

@@ -26,7 +26,7 @@ async def fill(memory: MemoryBus, count: int = 3) -> None:
 
 
 async def waiting(memory: MemoryBus, count: int) -> list[bytes]:
-    """What a durable has not acknowledged, `count` messages of it; acknowledges the first."""
+    """Return the next `count` unacked payloads of a durable, and ack the first."""
     async with memory as bus, bus.subscribe(1, durable="d", auto_ack=False) as messages:
         got = [await messages.get() for _ in range(count)]
         got[0].ack()

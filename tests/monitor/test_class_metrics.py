@@ -19,20 +19,20 @@ from simplebus.monitor.metrics_builder import MetricsBuilder
 T = TypeVar("T")
 
 
-def done(making: Generator[None, None, T]) -> tuple[T, int]:
-    """What is made, and in how many pieces."""
-    pieces = 0
+def run_steps(steps: Generator[None, None, T]) -> tuple[T, int]:
+    """Run a generator to its end. Returns its result and the number of steps."""
+    step_count = 0
     while True:
         try:
-            next(making)
-            pieces += 1
-        except StopIteration as made:
-            result: T = made.value
-            return result, pieces
+            next(steps)
+            step_count += 1
+        except StopIteration as stop:
+            result: T = stop.value
+            return result, step_count
 
 
 class SocketlessBroker:
-    """A broker without a socket."""
+    """A broker without sockets."""
 
     def __init__(self) -> None:
         self.broker = Broker(Settings())
@@ -58,7 +58,7 @@ def message(class_id: int) -> bytes:
 
 @pytest.fixture
 def bus() -> SocketlessBroker:
-    """Class 1 has two subscribers, one of which has acknowledged; class 2 none."""
+    """Class 1 has two subscribers, of which one has acked everything; class 2 has none."""
     bus = SocketlessBroker()
     publisher, quick, slow = (bus.connect(1, 2) for _ in range(3))
     for peer in (quick, slow):
@@ -69,13 +69,13 @@ def bus() -> SocketlessBroker:
 
 
 def test_metrics_match_the_broker_statistics(bus: SocketlessBroker) -> None:
-    figures, _ = done(class_metrics.collect_bus_metrics(bus.broker.store))
-    for mine, theirs in zip(figures.classes, bus.broker.statistics().classes, strict=True):
+    figures, _ = run_steps(class_metrics.collect_bus_metrics(bus.broker.store))
+    for metrics, statistics in zip(figures.classes, bus.broker.statistics().classes, strict=True):
         for name in ("class_id", "published", "delivered", "redelivered", "acknowledged"):
-            assert getattr(mine, name) == getattr(theirs, name), name
-        assert mine.in_flight == theirs.in_flight
-        assert mine.stored == theirs.ring.message_count
-        assert mine.positions == len(theirs.subscriptions)
+            assert getattr(metrics, name) == getattr(statistics, name), name
+        assert metrics.in_flight == statistics.in_flight
+        assert metrics.stored == statistics.ring.message_count
+        assert metrics.positions == len(statistics.subscriptions)
     assert [each.lag for each in figures.classes] == [10, 3]
     assert figures.total.published == 13
 
@@ -84,7 +84,7 @@ def test_other_classes_are_summed(bus: SocketlessBroker, monkeypatch: pytest.Mon
     monkeypatch.setattr(class_metrics, "CLASSES_LISTED_MAX", 2)
     bus.connect(3, 4)
     bus.receive(bus.connect(3, 4), message(3) + message(4) * 2)
-    figures, _ = done(class_metrics.collect_bus_metrics(bus.broker.store))
+    figures, _ = run_steps(class_metrics.collect_bus_metrics(bus.broker.store))
     assert [each.class_id for each in figures.classes] == [1, 2]
     assert figures.others is not None
     assert (figures.others.name, figures.others.classes, figures.others.stored) == (
@@ -106,26 +106,26 @@ def test_busiest_classes_are_listed(bus: SocketlessBroker, monkeypatch: pytest.M
     peer = bus.connect(3, 4)
     bus.receive(peer, message(3) * 4)
 
-    def told(*before: int) -> list[int]:
-        figures, _ = done(class_metrics.collect_bus_metrics(bus.broker.store, before))
+    def listed_classes(*before: int) -> list[int]:
+        figures, _ = run_steps(class_metrics.collect_bus_metrics(bus.broker.store, before))
         assert figures.others is not None
         assert figures.total.published == figures.others.published + sum(
             each.published for each in figures.classes
         )
         return [each.class_id for each in figures.classes]
 
-    assert told() == [1, 3]
-    assert told(1, 2) == [1, 2]  # It stays,
+    assert listed_classes() == [1, 3]
+    assert listed_classes(1, 2) == [1, 2]  # Listed classes stay listed,
     bus.receive(peer, message(3) * 3)
-    assert told(1, 2) == [1, 3]  # until another one has twice as much.
+    assert listed_classes(1, 2) == [1, 3]  # until another class has twice the traffic.
 
 
 def test_class_with_many_positions_is_collected_in_steps(bus: SocketlessBroker) -> None:
     for _ in range(600):
         bus.receive(bus.connect(2), frames.encode(frames.SUBSCRIBE, class_id=2))
-    figures, pieces = done(class_metrics.collect_bus_metrics(bus.broker.store))
+    figures, step_count = run_steps(class_metrics.collect_bus_metrics(bus.broker.store))
     assert figures.classes[1].positions == 600
-    assert pieces >= 2 + 2
+    assert step_count >= 2 + 2
 
 
 def test_subscriptions_with_the_largest_lag_are_listed(
@@ -133,7 +133,7 @@ def test_subscriptions_with_the_largest_lag_are_listed(
 ) -> None:
     monkeypatch.setattr(bus_tables, "POSITIONS_MAX", 1)
     explaining = PositionReporter(bus.broker.store, bus.broker.sessions)
-    (table, notes), _ = done(bus_tables.build_subscriptions_table(bus.broker, explaining))
+    (table, notes), _ = run_steps(bus_tables.build_subscriptions_table(bus.broker, explaining))
     assert table.left_out == 1
     (row,) = table.rows
     titles = [column.title for column in table.columns]
@@ -145,7 +145,7 @@ def test_subscriptions_with_the_largest_lag_are_listed(
 
 def test_sessions_table_shows_published_counts(bus: SocketlessBroker) -> None:
     explaining = PositionReporter(bus.broker.store, bus.broker.sessions)
-    (table, notes), _ = done(bus_tables.build_sessions_table(bus.broker, explaining))
+    (table, notes), _ = run_steps(bus_tables.build_sessions_table(bus.broker, explaining))
     assert [row[0] for row in table.rows] == ["0", "1", "2"]
     assert {row[3] for row in table.rows} == {"version 1"}
     assert [row[5] for row in table.rows] == [13, 0, 0]

@@ -17,35 +17,35 @@ from simplebus.monitor.snapshot import Health, MonitorSnapshot, SnapshotSteps, m
 T = TypeVar("T")
 
 
-def done(making: Generator[None, None, T]) -> T:
-    """What is made, with all pieces at once."""
+def run_steps(steps: Generator[None, None, T]) -> T:
+    """Run a generator to its end and return its result."""
     while True:
         try:
-            next(making)
-        except StopIteration as made:
-            result: T = made.value
+            next(steps)
+        except StopIteration as stop:
+            result: T = stop.value
             return result
 
 
 class FakeProgram:
-    """Counts, and how often it was asked."""
+    """Source of snapshots with one counter; records how detailed each request was."""
 
     def __init__(self) -> None:
         self.count = 0
         self.requested_details: list[bool] = []
-        self.flow = "said"
+        self.flow = "sent"
 
     def take_snapshot(self, detailed: bool) -> MonitorSnapshot:
         self.requested_details.append(detailed)
         metrics_builder = MetricsBuilder()
-        metrics_builder.counter(self.flow, "Said.", self.count)
+        metrics_builder.counter(self.flow, "Sent.", self.count)
         return MonitorSnapshot(
             title="it", flows={self.flow: self.count}, metrics=metrics_builder.build()
         )
 
 
 def ask(dashboard: Dashboard, target: str, accept: str = "") -> Response:
-    return done(dashboard.build_routes().handle(Request.parse(target, accept)))
+    return run_steps(dashboard.build_routes().handle(Request.parse(target, accept)))
 
 
 def ask_json(dashboard: Dashboard, target: str) -> Any:
@@ -57,12 +57,12 @@ def test_rates_are_differences_per_second() -> None:
     dashboard = Dashboard(program.take_snapshot)
     for second, count in enumerate((0, 10, 10, 40)):
         dashboard.now, program.count = float(second * 2), count
-        done(dashboard.tick())
+        run_steps(dashboard.tick())
     rates = dashboard.get_rate_history()
     assert rates.first == 0
     assert rates.seconds == [2.0, 2.0, 2.0]
-    assert rates.flows == {"said": [5.0, 0.0, 15.0]}
-    assert dashboard.get_rate_history(since=2).flows == {"said": [15.0]}
+    assert rates.flows == {"sent": [5.0, 0.0, 15.0]}
+    assert dashboard.get_rate_history(since=2).flows == {"sent": [15.0]}
     assert dashboard.get_rate_history(since=3).flows == {}
     assert dashboard.get_rate_history(since=99).first == 3
 
@@ -72,7 +72,7 @@ def test_rate_history_is_bounded_and_keeps_its_numbering() -> None:
     dashboard = Dashboard(program.take_snapshot)
     for second in range(dashboard_module.HISTORY_TICKS + 11):
         dashboard.now = float(second)
-        done(dashboard.tick())
+        run_steps(dashboard.tick())
     rates = dashboard.get_rate_history(since=3)
     assert rates.first == 10
     assert len(rates.seconds) == dashboard_module.HISTORY_TICKS
@@ -81,12 +81,12 @@ def test_rate_history_is_bounded_and_keeps_its_numbering() -> None:
 def test_flow_has_no_rates_before_its_first_snapshot() -> None:
     program = FakeProgram()
     dashboard = Dashboard(program.take_snapshot)
-    for second, flow in enumerate(("said", "said", "heard", "heard")):
+    for second, flow in enumerate(("sent", "sent", "received", "received")):
         dashboard.now, program.flow = float(second), flow
-        done(dashboard.tick())
+        run_steps(dashboard.tick())
     assert dashboard.get_rate_history().flows == {
-        "said": [0.0, None, None],
-        "heard": [None, None, 0.0],
+        "sent": [0.0, None, None],
+        "received": [None, None, 0.0],
     }
 
 
@@ -95,8 +95,8 @@ def test_counter_reset_is_no_negative_rate() -> None:
     dashboard = Dashboard(program.take_snapshot)
     for second, count in enumerate((10, 5)):
         dashboard.now, program.count = float(second), count
-        done(dashboard.tick())
-    assert dashboard.get_rate_history().flows == {"said": [0.0]}
+        run_steps(dashboard.tick())
+    assert dashboard.get_rate_history().flows == {"sent": [0.0]}
 
 
 def test_recent_snapshot_is_reused() -> None:
@@ -115,22 +115,22 @@ def test_recent_snapshot_is_reused() -> None:
 def test_detailed_snapshots_are_taken_only_for_readers() -> None:
     program = FakeProgram()
     dashboard = Dashboard(program.take_snapshot)
-    done(dashboard.tick())
+    run_steps(dashboard.tick())
     dashboard.now = 1.0
     ask(dashboard, "/facts")
     for second in range(2, 10):
         dashboard.now = float(second)
-        done(dashboard.tick())
+        run_steps(dashboard.tick())
     assert program.requested_details == [False, True, *[True] * 4, *[False] * 4]
 
 
 def test_snapshot_can_be_taken_in_steps() -> None:
-    def tell(detailed: bool) -> SnapshotSteps:
+    def take_snapshot(detailed: bool) -> SnapshotSteps:
         yield
         yield
         return MonitorSnapshot(title="slowly")
 
-    assert ask_json(Dashboard(tell), "/facts")["facts"]["title"] == "slowly"
+    assert ask_json(Dashboard(take_snapshot), "/facts")["facts"]["title"] == "slowly"
 
 
 def test_reader_gets_only_new_rates() -> None:
@@ -138,7 +138,7 @@ def test_reader_gets_only_new_rates() -> None:
     dashboard = Dashboard(program.take_snapshot)
     for second in range(5):
         dashboard.now = float(second)
-        done(dashboard.tick())
+        run_steps(dashboard.tick())
     assert ask_json(dashboard, "/facts?since=2")["rates"]["first"] == 2
     assert ask(dashboard, "/facts?since=-1").status == 400
     assert ask(dashboard, f"/facts?since={'9' * 30}").status == 400
@@ -149,7 +149,7 @@ def test_health_comes_from_the_callback_or_the_last_snapshot() -> None:
         lambda detailed: MonitorSnapshot(title="it", health=Health(ready=False, why="a reason"))
     )
     assert ask(dashboard, "/healthz").status == 503
-    done(dashboard.tick())
+    run_steps(dashboard.tick())
     assert ask_json(dashboard, "/healthz") == {
         "status": "unavailable",
         "live": True,
@@ -164,7 +164,7 @@ def test_metrics_format_follows_the_accept_header() -> None:
     dashboard = Dashboard(FakeProgram().take_snapshot)
     plain = ask(dashboard, "/metrics")
     assert plain.content_type.startswith("text/plain; version=0.0.4")
-    assert plain.body.endswith(b"simplebus_said_total 0.0\n")
+    assert plain.body.endswith(b"simplebus_sent_total 0.0\n")
     opened = ask(dashboard, "/metrics", "application/openmetrics-text; version=1.0.0")
     assert opened.content_type.startswith("application/openmetrics-text")
     assert opened.body.endswith(b"# EOF\n")

@@ -17,8 +17,8 @@ OPEN = "application/openmetrics-text;version=1.0.0"
 ANY_TEXT = st.text(st.characters(codec="utf-8"), max_size=20)
 
 
-def told(metrics_builder: MetricsBuilder, accept: str) -> str:
-    """What an Accept header brings."""
+def encode_text(metrics_builder: MetricsBuilder, accept: str) -> str:
+    """Return the metrics in the format that the Accept header selects."""
     return b"".join(Exposition().encode(metrics_builder.build(), accept)[1]).decode()
 
 
@@ -27,7 +27,7 @@ def test_labels_survive_encoding_and_parsing(names: list[str], value: float, is_
     metrics_builder = MetricsBuilder()
     for name in names:
         metrics_builder.gauge("things", 'How many "things".\\', value, **{"class": name})
-    text = told(metrics_builder, OPEN if is_open else PLAIN)
+    text = encode_text(metrics_builder, OPEN if is_open else PLAIN)
     families = list((read_open if is_open else read_plain)(text))
     samples = [sample for family in families for sample in family.samples]
     assert [sample.labels["class"] for sample in samples] == names
@@ -41,10 +41,10 @@ def test_metric_types_are_kept_in_both_formats() -> None:
         histogram.observe(value)
     metrics_builder = MetricsBuilder()
     metrics_builder.counter("done", "Done.", 7)
-    metrics_builder.histogram("seconds", "Took.", histogram.snapshot(), door="tcp")
+    metrics_builder.histogram("seconds", "Took.", histogram.snapshot(), listener="tcp")
     metrics_builder.counter("process_cpu_seconds", "Processor.", 1.5)
     for accept, read in ((PLAIN, read_plain), (OPEN, read_open)):
-        families = {family.name: family for family in read(told(metrics_builder, accept))}
+        families = {family.name: family for family in read(encode_text(metrics_builder, accept))}
         assert families["simplebus_done"].type == "counter"
         assert families["simplebus_done"].samples[0].name == "simplebus_done_total"
         assert "process_cpu_seconds" in families
@@ -55,8 +55,8 @@ def test_metric_types_are_kept_in_both_formats() -> None:
             "1.0": 2,
             "+Inf": 3,
         }
-        found = {s.name: s.value for s in took.samples if "bucket" not in s.name}
-        assert found == {"simplebus_seconds_sum": 3.8, "simplebus_seconds_count": 3}
+        values = {s.name: s.value for s in took.samples if "bucket" not in s.name}
+        assert values == {"simplebus_seconds_sum": 3.8, "simplebus_seconds_count": 3}
 
 
 @pytest.mark.parametrize(
@@ -73,26 +73,26 @@ def test_metric_types_are_kept_in_both_formats() -> None:
     ],
 )
 def test_openmetrics_requires_its_accept_header(accept: str, kind: str) -> None:
-    told_kind, _ = Exposition().encode([], accept)
-    assert told_kind.startswith(kind)
+    content_type, _ = Exposition().encode([], accept)
+    assert content_type.startswith(kind)
 
 
 def test_lone_surrogates_become_question_marks() -> None:
     metrics_builder = MetricsBuilder()
-    metrics_builder.gauge("things", "Things.", 1, door="a\ud800b")
-    assert 'simplebus_things{door="a?b"} 1.0\n' in told(metrics_builder, PLAIN)
+    metrics_builder.gauge("things", "Things.", 1, listener="a\ud800b")
+    assert 'simplebus_things{listener="a?b"} 1.0\n' in encode_text(metrics_builder, PLAIN)
 
 
 @given(st.lists(st.tuples(st.booleans(), st.lists(st.integers(0, 2), min_size=3, max_size=3))))
-def test_cached_encoding_equals_a_new_one(looks: list[tuple[bool, list[int]]]) -> None:
-    kept = Exposition()
-    for is_open, values in looks:
+def test_cached_encoding_equals_a_new_one(snapshots: list[tuple[bool, list[int]]]) -> None:
+    exposition = Exposition()
+    for is_open, values in snapshots:
         metrics_builder, histogram = MetricsBuilder(), Histogram((0.5,))
         for number, value in enumerate(values):
             metrics_builder.gauge(f"thing_{number % 2}", "Things.", value, number=str(number))
             histogram.observe(value)
         metrics_builder.histogram("seconds", "Took.", histogram.snapshot())
         accept = OPEN if is_open else PLAIN
-        assert b"".join(kept.encode(metrics_builder.build(), accept)[1]).decode() == told(
-            metrics_builder, accept
-        )
+        assert b"".join(
+            exposition.encode(metrics_builder.build(), accept)[1]
+        ).decode() == encode_text(metrics_builder, accept)

@@ -24,14 +24,14 @@ TAB, ENTER, LEFT = "\ue004", "\ue007", "\ue012"
 
 @dataclass
 class LivePage:
-    """A page, and the server that it shows."""
+    """The live page in a browser, and the server that it shows."""
 
     browser: Browser
     program: Program
     url: str
 
     def fetch_metrics(self) -> dict[tuple[str, str], float]:
-        """By name and class."""
+        """Return the metric values by name and class."""
         with urllib.request.urlopen(
             f"http://{self.program.http_address}/metrics", timeout=60
         ) as answer:
@@ -43,7 +43,7 @@ class LivePage:
         }
 
     def read_table(self, key: str) -> list[dict[str, str]]:
-        """Its rows, each by the titles of its columns."""
+        """Return the rows of a table, each by column title."""
         return self.browser.run_script(  # type: ignore[no-any-return]
             """
             const table = document.querySelector(`#table-${arguments[0]} table`);
@@ -57,16 +57,16 @@ class LivePage:
         )
 
     def wait_refresh(self) -> None:
-        """Wait until the page has looked again, twice: what was asked before may be on its way."""
+        """Wait until the page has refreshed twice: the first refresh may show older data."""
         looks = "Number(document.body.dataset.looks || 0)"
         before = int(self.browser.run_script(f"return {looks}"))
         self.browser.wait_until(f"return {looks} >= arguments[0]", before + 2)
 
 
 @pytest.fixture(scope="module")
-def shown() -> Iterator[LivePage]:
+def live_page() -> Iterator[LivePage]:
     with (
-        run_server("--host", "127.0.0.1") as (it, url),
+        run_server("--host", "127.0.0.1") as (program, url),
         open_browser() as page,
         simplebus.connect_blocking(url, name="till <b>1</b>") as bus,
     ):
@@ -77,18 +77,21 @@ def shown() -> Iterator[LivePage]:
             next(iter(messages.batches()))
         bus.flush()
         page.set_viewport(width=1280, height=900)
-        page.open(f"http://{it.http_address}/")
+        page.open(f"http://{program.http_address}/")
         page.wait_until("return document.querySelector('#table-classes tbody tr') !== null")
-        yield LivePage(page, it, url)
+        yield LivePage(page, program, url)
 
 
 def number(text: str) -> float:
     return float(text.replace(",", ""))
 
 
-def test_page_shows_the_values_of_the_metrics(shown: LivePage) -> None:
-    shown.wait_refresh()
-    rows, metrics = {row["Class"]: row for row in shown.read_table("classes")}, shown.fetch_metrics()
+def test_page_shows_the_values_of_the_metrics(live_page: LivePage) -> None:
+    live_page.wait_refresh()
+    rows, metrics = (
+        {row["Class"]: row for row in live_page.read_table("classes")},
+        live_page.fetch_metrics(),
+    )
     assert rows.keys() == {"orders", HOSTILE}
     for name, row in rows.items():
         for column, metric in (
@@ -104,7 +107,7 @@ def test_page_shows_the_values_of_the_metrics(shown: LivePage) -> None:
             assert number(row[column]) == metrics[metric, name], (name, column)
     assert number(rows["orders"]["Published"]) == 1234
     tiles = dict(
-        shown.browser.run_script(
+        live_page.browser.run_script(
             "return [...document.querySelectorAll('#tiles div')]"
             ".map((tile) => [tile.children[0].textContent, tile.children[1].textContent])"
         )
@@ -112,28 +115,28 @@ def test_page_shows_the_values_of_the_metrics(shown: LivePage) -> None:
     assert number(tiles["Dead letters"]) == metrics["dead_letters", ""]
 
 
-def test_names_are_shown_as_text(shown: LivePage) -> None:
-    page = shown.browser
-    shown.wait_refresh()
+def test_names_are_shown_as_text(live_page: LivePage) -> None:
+    page = live_page.browser
+    live_page.wait_refresh()
     assert page.run_script("return document.title").startswith("simplebus")
     assert page.run_script("return document.querySelectorAll('img, main b b, iframe').length") == 0
     assert HOSTILE in page.run_script("return document.body.textContent")
     assert "till <b>1</b>" in page.run_script("return document.body.textContent")
 
 
-def test_page_loads_only_from_the_server_without_browser_errors(shown: LivePage) -> None:
-    loaded = shown.browser.run_script(
+def test_page_loads_only_from_the_server_without_browser_errors(live_page: LivePage) -> None:
+    loaded = live_page.browser.run_script(
         "return performance.getEntriesByType('resource').map((e) => e.name)"
     )
     assert loaded
-    assert all(name.startswith(f"http://{shown.program.http_address}/") for name in loaded)
-    assert shown.browser.read_log() == []
+    assert all(name.startswith(f"http://{live_page.program.http_address}/") for name in loaded)
+    assert live_page.browser.read_log() == []
 
 
 @pytest.mark.parametrize("width", [360, 390, 768, 1280])
 @pytest.mark.parametrize("dark", [False, True])
-def test_page_fits_its_window(shown: LivePage, width: int, dark: bool) -> None:
-    page = shown.browser
+def test_page_fits_its_window(live_page: LivePage, width: int, dark: bool) -> None:
+    page = live_page.browser
     page.set_viewport(width=width, height=800, dark=dark)
     page.run_script("window.dispatchEvent(new Event('resize'))")
     wide = page.run_script("return document.documentElement.scrollWidth")
@@ -143,25 +146,25 @@ def test_page_fits_its_window(shown: LivePage, width: int, dark: bool) -> None:
     page.set_viewport(width=1280, height=900)
 
 
-def test_table_can_be_sorted_by_keyboard(shown: LivePage) -> None:
-    page = shown.browser
+def test_table_can_be_sorted_by_keyboard(live_page: LivePage) -> None:
+    page = live_page.browser
     second = "document.querySelector('#table-classes th:nth-child(2)')"
     head = f"return {second}.getAttribute('aria-sort')"
     page.run_script(f"{second}.querySelector('button').focus()")
     page.press_keys(ENTER)
     assert page.run_script(head) == "descending"
-    assert [row["Class"] for row in shown.read_table("classes")] == ["orders", HOSTILE]
+    assert [row["Class"] for row in live_page.read_table("classes")] == ["orders", HOSTILE]
     page.press_keys(ENTER)
     assert page.run_script(head) == "ascending"
-    assert [row["Class"] for row in shown.read_table("classes")] == [HOSTILE, "orders"]
-    shown.wait_refresh()
+    assert [row["Class"] for row in live_page.read_table("classes")] == [HOSTILE, "orders"]
+    live_page.wait_refresh()
     assert page.run_script("return document.activeElement.textContent") == "Published"
     page.press_keys(ENTER)
     assert page.run_script(head) is None
 
 
-def test_chart_can_be_used_by_keyboard(shown: LivePage) -> None:
-    page = shown.browser
+def test_chart_can_be_used_by_keyboard(live_page: LivePage) -> None:
+    page = live_page.browser
     page.run_script("document.getElementById('chart').focus()")
     page.press_keys(LEFT, LEFT)
     assert page.run_script("return document.getElementById('tip').textContent").startswith(
@@ -178,15 +181,15 @@ def test_chart_can_be_used_by_keyboard(shown: LivePage) -> None:
     assert (page.run_script(pressed), page.run_script(lines)) == ("true", before)
 
 
-def test_controls_have_names_and_visible_focus(shown: LivePage) -> None:
-    page = shown.browser
+def test_controls_have_names_and_visible_focus(live_page: LivePage) -> None:
+    page = live_page.browser
     nameless = page.run_script(
         "return [...document.querySelectorAll('button, a, [tabindex=\"0\"], summary')].filter("
         "(e) => !(e.textContent.trim() || e.getAttribute('aria-label'))).map((e) => e.outerHTML)"
     )
     assert nameless == []
-    page.open(f"http://{shown.program.http_address}/")
-    shown.wait_refresh()
+    page.open(f"http://{live_page.program.http_address}/")
+    live_page.wait_refresh()
     page.press_keys(TAB)
     assert page.run_script("return document.activeElement.textContent") == "Skip to the data"
     for _ in range(8):
@@ -200,8 +203,8 @@ def test_controls_have_names_and_visible_focus(shown: LivePage) -> None:
     assert heads.count("H1") == 1
 
 
-def test_page_can_be_paused_and_shows_lost_connections(shown: LivePage) -> None:
-    page = shown.browser
+def test_page_can_be_paused_and_shows_lost_connections(live_page: LivePage) -> None:
+    page = live_page.browser
     health = "return document.getElementById('health').textContent"
     page.run_script("document.getElementById('pause').click()")
     assert page.run_script(health) == "paused"
@@ -209,7 +212,7 @@ def test_page_can_be_paused_and_shows_lost_connections(shown: LivePage) -> None:
     page.run_script("document.getElementById('pause').click()")
     page.wait_until("return document.body.dataset.looks > arguments[0]", looks)
     assert page.run_script(health) == "ready"
-    shown.program.process.kill()
+    live_page.program.process.kill()
     page.wait_until(f"{health} === 'no answer'")
 
 
@@ -218,7 +221,7 @@ def test_page_can_be_paused_and_shows_lost_connections(shown: LivePage) -> None:
 
 def _luminance(colour: str) -> float:
     parts = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
-    red, green, blue = (((each + 0.055) / 1.055) ** 2.4 for each in parts)  # But near black.
+    red, green, blue = (((each + 0.055) / 1.055) ** 2.4 for each in parts)  # Not exact near black.
     return 0.2126 * red + 0.7152 * green + 0.0722 * blue
 
 

@@ -20,8 +20,8 @@ from simplebus.core.users.passwords import hash_token
 from tests.support.nats_peer import NatsPeer
 from tests.support.programs import PATIENCE_SECONDS, Program, run_server
 
-ENOUGH = 300
-"""Messages between two reloads."""
+MESSAGES_BETWEEN_RELOADS = 300
+"""Messages received between two reloads."""
 
 
 def users(*tables: str) -> str:
@@ -39,32 +39,37 @@ def rights(what: str, *, admin: str = "[]") -> str:
     )
 
 
-STAYS, GOES = user("stays"), user("goes")
-BEFORE = users(STAYS, GOES, user("changes", rights("orders", admin='["monitor"]')))
-AFTER = users(STAYS, user("changes", rights("audit")))
+UNCHANGED, REMOVED = user("stays"), user("goes")
+BEFORE = users(UNCHANGED, REMOVED, user("changes", rights("orders", admin='["monitor"]')))
+AFTER = users(UNCHANGED, user("changes", rights("audit")))
 
 
 class UnchangedUser:
-    """A user that is not touched: what it publishes at two doors arrives, once and in order, and
-    its connections stay."""
+    """A user that no reload changes.
+
+    Its messages on two listeners must arrive once and in order, and its connections must stay open.
+    """
 
     def __init__(self) -> None:
         self.received_count = 0
         self.nats_count = 0
         self.is_stopping = False
         self.published_count: int | None = None
-        """How many in the end."""
+        """Total of published messages, known at the end."""
         self.progress = trio.Event()
 
     async def wait_more(self) -> None:
-        """Until messages have come that were published from now on, at both doors."""
-        got, heard = self.received_count + ENOUGH, self.nats_count + ENOUGH
+        """Wait until messages published from now on have arrived on both listeners."""
+        received, nats_received = (
+            self.received_count + MESSAGES_BETWEEN_RELOADS,
+            self.nats_count + MESSAGES_BETWEEN_RELOADS,
+        )
         with trio.fail_after(PATIENCE_SECONDS):
-            while self.received_count < got or self.nats_count < heard:
+            while self.received_count < received or self.nats_count < nats_received:
                 await self.progress.wait()
 
     async def stop(self) -> None:
-        """No more is published, and all that was has come."""
+        """Stop publishing and wait until everything has arrived."""
         self.is_stopping = True
         with trio.fail_after(PATIENCE_SECONDS):
             while self.published_count is None or self.received_count < self.published_count:
@@ -94,8 +99,8 @@ class UnchangedUser:
                 self.received_count += 1
                 self._notify_progress()
 
-    async def publish_over_nats(self, at: str) -> None:
-        async with nats_peer(at, "stays") as peer:
+    async def publish_over_nats(self, address: str) -> None:
+        async with nats_peer(address, "stays") as peer:
             await peer.send(b"SUB free.* 1\r\n")
             while not self.is_stopping:
                 await peer.send(b"PUB free.load 0\r\n\r\n" * 20)
@@ -107,32 +112,32 @@ class UnchangedUser:
 
 
 @asynccontextmanager
-async def nats_peer(at: str, token: str) -> AsyncIterator[NatsPeer]:
-    host, _, port = at.rpartition(":")
+async def nats_peer(address: str, token: str) -> AsyncIterator[NatsPeer]:
+    host, _, port = address.rpartition(":")
     async with await trio.open_tcp_stream(host, int(port)) as stream:
         peer = NatsPeer(stream)
         await peer.handshake(auth_token=token)
         yield peer
 
 
-async def status(at: str, token: str) -> int:
-    """What the HTTP door answers this user."""
+async def http_status(address: str, token: str) -> int:
+    """Return the status of a request of this user to the HTTP listener."""
 
-    def asked() -> int:
-        connection = http.client.HTTPConnection(at, timeout=PATIENCE_SECONDS)
+    def request() -> int:
+        connection = http.client.HTTPConnection(address, timeout=PATIENCE_SECONDS)
         with closing(connection):
             connection.request("GET", "/varz", headers={"Authorization": f"Bearer {token}"})
-            answer = connection.getresponse()
-            answer.read()
-            return answer.status
+            response = connection.getresponse()
+            response.read()
+            return response.status
 
-    return await trio.to_thread.run_sync(asked)
+    return await trio.to_thread.run_sync(request)
 
 
-async def is_cut_off(
+async def publish_until_disconnected(
     url: str, token: str, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
 ) -> None:
-    """Publishes until its connection is over, and hears why."""
+    """Publish until the server disconnects the user with the expected reason."""
 
     async def publish() -> None:
         async with simplebus.connect(url, token=token, reconnect=None) as bus:
@@ -145,7 +150,7 @@ async def is_cut_off(
         await publish()
 
 
-async def hung_up(peer: NatsPeer) -> None:
+async def wait_closed(peer: NatsPeer) -> None:
     while await peer.read_line():
         pass
 
@@ -154,63 +159,65 @@ async def test_reload_disconnects_only_changed_users(tmp_path: Path) -> None:
     file = tmp_path / "users.toml"
     file.write_text(BEFORE)
     file.chmod(0o600)
-    # However late somebody is: what comes again by itself is not looked at here.
-    with run_server("--users", str(file), "--ack-timeout", "600") as (it, url):
-        stays = UnchangedUser()
+    # The long ack timeout avoids redeliveries on a slow machine.
+    with run_server("--users", str(file), "--ack-timeout", "600") as (program, url):
+        unchanged = UnchangedUser()
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(stays.publish, url)
-            nursery.start_soon(stays.subscribe, url)
-            nursery.start_soon(stays.publish_over_nats, it.nats_address)
-            await stays.wait_more()
-            await change(it, url, file, stays)
-            for text in (BEFORE, AFTER) * 3:  # As often as an operator likes.
-                reload(it, file, text)
-                await stays.wait_more()
-            await stays.stop()
+            nursery.start_soon(unchanged.publish, url)
+            nursery.start_soon(unchanged.subscribe, url)
+            nursery.start_soon(unchanged.publish_over_nats, program.nats_address)
+            await unchanged.wait_more()
+            await change_users(program, url, file, unchanged)
+            for text in (BEFORE, AFTER) * 3:
+                reload(program, file, text)
+                await unchanged.wait_more()
+            await unchanged.stop()
             nursery.cancel_scope.cancel()
-        it.signal(signal.SIGTERM)
-        assert it.wait()[0] == 0
+        program.signal(signal.SIGTERM)
+        assert program.wait()[0] == 0
 
 
-def reload(it: Program, file: Path, text: str) -> None:
-    """The file is whole at any time: the server may still be about to read it for the last one."""
+def reload(program: Program, file: Path, text: str) -> None:
+    """Replace the file atomically and reload: the server may still read the previous version."""
     new = file.with_suffix(".new")
     new.touch(0o600)
     new.write_text(text)
     new.replace(file)
-    it.signal(signal.SIGHUP)
+    program.signal(signal.SIGHUP)
 
 
-async def change(it: Program, url: str, file: Path, stays: UnchangedUser) -> None:
-    """One user is taken out, and another one may do something else."""
-    once = partial(simplebus.connect, url, reconnect=None)
+async def change_users(program: Program, url: str, file: Path, unchanged: UnchangedUser) -> None:
+    """Remove one user and change the permissions of another."""
+    connect = partial(simplebus.connect, url, reconnect=None)
     async with (
-        nats_peer(it.nats_address, "goes") as gone_there,
-        nats_peer(it.nats_address, "changes") as changed_there,
+        nats_peer(program.nats_address, "goes") as removed_peer,
+        nats_peer(program.nats_address, "changes") as changed_peer,
         trio.open_nursery() as nursery,
     ):
-        await changed_there.send(b"PUB audit.x 0\r\n\r\n")
-        assert b"Permissions Violation for Publish" in await changed_there.read_line()
-        await changed_there.send(b"PUB orders.x 0\r\n\r\n")
-        await changed_there.flush()
+        await changed_peer.send(b"PUB audit.x 0\r\n\r\n")
+        assert b"Permissions Violation for Publish" in await changed_peer.read_line()
+        await changed_peer.send(b"PUB orders.x 0\r\n\r\n")
+        await changed_peer.flush()
         assert (
-            await status(it.http_address, "goes") == await status(it.http_address, "changes") == 200
+            await http_status(program.http_address, "goes")
+            == await http_status(program.http_address, "changes")
+            == 200
         )
         for token in ("goes", "changes"):
-            await nursery.start(is_cut_off, url, token)
-        reload(it, file, AFTER)
-        await hung_up(gone_there)
-        await hung_up(changed_there)
-    await stays.wait_more()
-    assert await status(it.http_address, "goes") == 401
-    assert await status(it.http_address, "changes") == 403
+            await nursery.start(publish_until_disconnected, url, token)
+        reload(program, file, AFTER)
+        await wait_closed(removed_peer)
+        await wait_closed(changed_peer)
+    await unchanged.wait_more()
+    assert await http_status(program.http_address, "goes") == 401
+    assert await http_status(program.http_address, "changes") == 403
     with pytest.raises(simplebus.BusConnectionError, match="wrong user, password or token"):
-        async with once(token="goes"):
+        async with connect(token="goes"):
             pass
-    async with once(token="changes") as changed:
+    async with connect(token="changes") as changed:
         await changed.publish(b"x", class_id="audit")
         with pytest.raises(simplebus.RefusedError, match="unauthorized"):
             await changed.publish(b"x", class_id="orders")
-    async with nats_peer(it.nats_address, "changes") as changed_there:
-        await changed_there.send(b"PUB audit.x 0\r\n\r\nPUB orders.x 0\r\n\r\n")
-        assert b'Publish to "orders.x"' in await changed_there.read_line()
+    async with nats_peer(program.nats_address, "changes") as changed_peer:
+        await changed_peer.send(b"PUB audit.x 0\r\n\r\nPUB orders.x 0\r\n\r\n")
+        assert b'Publish to "orders.x"' in await changed_peer.read_line()

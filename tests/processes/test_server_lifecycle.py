@@ -25,12 +25,12 @@ from tests.support.programs import (
     ROOT,
     Program,
     environment,
-    program,
     run_server,
+    running_program,
 )
 from tests.support.requirements import require_program
 
-ALONE = ("--no-nats", "--no-http")
+BINARY_ONLY = ("--no-nats", "--no-http")
 
 
 # systemd -----------------------------------------------------------------------------------------
@@ -38,15 +38,15 @@ ALONE = ("--no-nats", "--no-http")
 
 @pytest.fixture
 def systemd(tmp_path: Path) -> Iterator[socket.socket]:
-    """Where it listens."""
+    """Socket on which systemd would receive notifications."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
         sock.bind(str(tmp_path / "notify"))
         sock.settimeout(PATIENCE_SECONDS)
         yield sock
 
 
-def heard(systemd: socket.socket, first: str) -> list[str]:
-    """What it is told that begins with this, whatever comes before."""
+def read_notification(systemd: socket.socket, first: str) -> list[str]:
+    """Return the lines of the next notification that starts with `first`."""
     while True:
         words = systemd.recv(4096).decode().splitlines()
         if words[0].startswith(first):
@@ -57,44 +57,44 @@ def test_notifies_systemd_from_start_to_stop(systemd: socket.socket, tmp_path: P
     file = tmp_path / "bus.toml"
     file.write_text("[serve]\nmax-connections = 10\n")
     variables = {"NOTIFY_SOCKET": str(tmp_path / "notify"), "WATCHDOG_USEC": "200000"}
-    with run_server(*ALONE, "--config", str(file), **variables) as (it, _):
-        assert heard(systemd, "READY=1")[1].startswith("STATUS=listening on 127.0.0.1:")
-        assert heard(systemd, "WATCHDOG=1") == ["WATCHDOG=1"]
+    with run_server(*BINARY_ONLY, "--config", str(file), **variables) as (program, _):
+        assert read_notification(systemd, "READY=1")[1].startswith("STATUS=listening on 127.0.0.1:")
+        assert read_notification(systemd, "WATCHDOG=1") == ["WATCHDOG=1"]
         classes = "".join(f"[classes.c{n}]\nkeep-seconds = 9\n" for n in range(30))
         file.write_text(f"[serve]\nmax-connections = 20\nport = 7\n{classes}")
-        it.signal(signal.SIGHUP)
-        told = heard(systemd, "RELOADING=1")
-        assert int(told[1].removeprefix("MONOTONIC_USEC=")) <= time.monotonic_ns() // 1000
-        assert heard(systemd, "READY=1") == ["READY=1"]
+        program.signal(signal.SIGHUP)
+        reloading = read_notification(systemd, "RELOADING=1")
+        assert int(reloading[1].removeprefix("MONOTONIC_USEC=")) <= time.monotonic_ns() // 1000
+        assert read_notification(systemd, "READY=1") == ["READY=1"]
         file.write_text("[serv]\n")
-        it.signal(signal.SIGHUP)
-        heard(systemd, "RELOADING=1")
-        assert heard(systemd, "READY=1") == ["READY=1"]
-        it.signal(signal.SIGTERM)
-        assert heard(systemd, "STOPPING=1") == ["STOPPING=1", "STATUS=draining"]
-        status, _, said = it.wait()
+        program.signal(signal.SIGHUP)
+        read_notification(systemd, "RELOADING=1")
+        assert read_notification(systemd, "READY=1") == ["READY=1"]
+        program.signal(signal.SIGTERM)
+        assert read_notification(systemd, "STOPPING=1") == ["STOPPING=1", "STATUS=draining"]
+        status, _, stderr = program.wait()
     assert status == 0
-    assert "serve.max-connections is now 20, was 10\n" in said
-    counted = re.search(r"the configuration is read again: (\d+) changes", said)
-    assert counted is not None
-    assert said.count("INFO configuration: ") == int(counted[1]) > 30  # However many they are.
-    assert f"settings not reloaded: {file}:1: 'serv' is unknown; did you mean 'serve'?" in said
+    assert "serve.max-connections is now 20, was 10\n" in stderr
+    change_count = re.search(r"reloaded the configuration: (\d+) changes", stderr)
+    assert change_count is not None
+    assert stderr.count("INFO configuration: ") == int(change_count[1]) > 30
+    assert f"settings not reloaded: {file}:1: 'serv' is unknown; did you mean 'serve'?" in stderr
 
 
 def test_hanging_loop_sends_no_watchdog_messages(systemd: socket.socket, tmp_path: Path) -> None:
     variables = {"NOTIFY_SOCKET": str(tmp_path / "notify"), "WATCHDOG_USEC": "200000"}
-    with run_server(*ALONE, **variables) as (it, _):
-        heard(systemd, "WATCHDOG=1")
-        it.signal(signal.SIGSTOP)
+    with run_server(*BINARY_ONLY, **variables) as (program, _):
+        read_notification(systemd, "WATCHDOG=1")
+        program.signal(signal.SIGSTOP)
         systemd.settimeout(1)
-        with suppress(TimeoutError):  # What was said before.
+        with suppress(TimeoutError):  # Notifications sent before.
             while True:
                 systemd.recv(4096)
         with pytest.raises(TimeoutError):
             systemd.recv(4096)
-        it.signal(signal.SIGCONT)
+        program.signal(signal.SIGCONT)
         systemd.settimeout(PATIENCE_SECONDS)
-        heard(systemd, "WATCHDOG=1")
+        read_notification(systemd, "WATCHDOG=1")
 
 
 def test_systemd_socket_activate_passes_two_listeners() -> None:
@@ -117,16 +117,17 @@ def test_systemd_socket_activate_passes_two_listeners() -> None:
         with simplebus.connect_blocking(f"simplebus://127.0.0.1:{ports[0]}", timeout=60) as bus:
             bus.publish(b"x", class_id=1)
             bus.flush()
-        it = Program(activator)
+        program = Program(activator)
         assert (
-            it.read_line() == f"simplebus ready tcp=127.0.0.1:{ports[0]} nats=127.0.0.1:{ports[1]}"
+            program.read_line()
+            == f"simplebus ready tcp=127.0.0.1:{ports[0]} nats=127.0.0.1:{ports[1]}"
         )
-        it.signal(signal.SIGTERM)
-        assert it.wait()[0] == 0
+        program.signal(signal.SIGTERM)
+        assert program.wait()[0] == 0
 
 
 def wait_for(port: int) -> None:
-    """Until somebody listens there. Connecting would start what is activated, which is wanted."""
+    """Wait until the port accepts connections. Connecting also starts the activated program."""
     deadline = time.monotonic() + PATIENCE_SECONDS
     while True:
         try:
@@ -139,7 +140,7 @@ def wait_for(port: int) -> None:
 
 @contextmanager
 def activated(sock: socket.socket, *arguments: str) -> Iterator[Program]:
-    """A server that is handed this socket, as systemd would."""
+    """Start a server that inherits this listening socket, as under systemd."""
     words = [sys.executable, "-m", "simplebus", "serve", *arguments]
     with subprocess.Popen(
         ["sh", "-c", 'LISTEN_PID=$$ LISTEN_FDS=1 exec "$@"', "sh", *words],
@@ -158,8 +159,9 @@ def activated(sock: socket.socket, *arguments: str) -> Iterator[Program]:
 
 
 def test_upgrade_under_load_refuses_no_client_and_loses_no_message(tmp_path: Path) -> None:
-    """The server is started again three times, while a client publishes that never retries a
-    connection that was refused."""
+    """Restart the server three times while a client publishes. The client does not retry refused
+    connections.
+    """
     data = ("--data-dir", str(tmp_path / "data"), "--durability", "os")
     failures: list[BaseException] = []
     sent = 0
@@ -179,7 +181,7 @@ def test_upgrade_under_load_refuses_no_client_and_loses_no_message(tmp_path: Pat
                 failures.append(error)
 
         def refused() -> None:
-            """Connects again and again: somebody must always listen."""
+            """Connect repeatedly: the port must always be open."""
             try:
                 while not over.is_set():
                     socket.create_connection(sock.getsockname(), timeout=60).close()
@@ -189,8 +191,8 @@ def test_upgrade_under_load_refuses_no_client_and_loses_no_message(tmp_path: Pat
 
         threads = [threading.Thread(target=each) for each in (publish, refused)]
         for turn in range(4):
-            with activated(sock, *ALONE, *data) as it:
-                assert it.read_line().startswith("simplebus ready tcp=")
+            with activated(sock, *BINARY_ONLY, *data) as program:
+                assert program.read_line().startswith("simplebus ready tcp=")
                 if not turn:
                     for thread in threads:
                         thread.start()
@@ -209,63 +211,64 @@ def test_upgrade_under_load_refuses_no_client_and_loses_no_message(tmp_path: Pat
                     ):
                         got = [int(messages.get(PATIENCE_SECONDS).payload) for _ in range(sent)]
                         assert got == list(range(sent))
-                it.signal(signal.SIGTERM)
-                assert it.wait()[0] == 0
+                program.signal(signal.SIGTERM)
+                assert program.wait()[0] == 0
     assert not failures
 
 
-# How it ends -------------------------------------------------------------------------------------
+# End of the process ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("command", ["serve", "gateway", "bridge"])
 def test_late_signals_do_not_kill_the_process(command: str, tmp_path: Path) -> None:
     file = tmp_path / "gateway.toml"
     file.write_text('[modules.log]\nmodule = "logger"\n')
-    near, far = (f"127.0.0.1:{port}" for port in free_ports(2))
+    source, target = (f"127.0.0.1:{port}" for port in free_ports(2))
     arguments = {
-        "serve": ("--port", "0", *ALONE, "--data-dir", str(tmp_path / "data")),
+        "serve": ("--port", "0", *BINARY_ONLY, "--data-dir", str(tmp_path / "data")),
         "gateway": (str(file),),
-        "bridge": ("--from", near, "--to", far, "--http", "127.0.0.1:0", "1"),
+        "bridge": ("--from", source, "--to", target, "--http", "127.0.0.1:0", "1"),
     }[command]
-    with program(command, *arguments) as it:
+    with running_program(command, *arguments) as program:
         assert (
-            f"simplebus {'ready' if command == 'serve' else command + ' ready'}" in it.read_line()
+            f"simplebus {'ready' if command == 'serve' else command + ' ready'}"
+            in program.read_line()
         )
         deadline = time.monotonic() + PATIENCE_SECONDS
-        while it.process.poll() is None:
+        while program.process.poll() is None:
             assert time.monotonic() < deadline
             for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
-                it.signal(number)
+                program.signal(number)
             time.sleep(0.001)
-        status, _, said = it.wait()
-    assert (status, "Traceback" in said) == (0, False), said
+        status, _, stderr = program.wait()
+    assert (status, "Traceback" in stderr) == (0, False), stderr
 
 
-# What it says when it cannot go on ---------------------------------------------------------------
+# Fatal errors ------------------------------------------------------------------------------------
 
 
-def ended(*arguments: str) -> tuple[int, str]:
-    """Its status, and what it says."""
-    with program("serve", "--port", "0", *ALONE, *arguments) as it:
-        status, said, complained = it.wait()
-    assert said == ""
-    assert "Traceback" not in complained
-    return status, complained
+def run_failing_server(*arguments: str) -> tuple[int, str]:
+    """Run a server that must fail. Returns its exit status and standard error."""
+    with running_program("serve", "--port", "0", *BINARY_ONLY, *arguments) as program:
+        status, stdout, stderr = program.wait()
+    assert stdout == ""
+    assert "Traceback" not in stderr
+    return status, stderr
 
 
 def test_unusable_data_directory_is_reported(tmp_path: Path) -> None:
     data = tmp_path / "data"
-    with run_server(*ALONE, "--data-dir", str(data)) as (it, _):
-        assert ended("--data-dir", str(data)) == (
+    with run_server(*BINARY_ONLY, "--data-dir", str(data)) as (program, _):
+        assert run_failing_server("--data-dir", str(data)) == (
             75,
-            f"simplebus: {data} is used by another server, process {it.process.pid}\n",
+            f"simplebus: {data} is used by another server, process {program.process.pid}\n",
         )
     (tmp_path / "thesis.txt").touch()
-    status, said = ended("--data-dir", str(tmp_path))
+    status, stderr = run_failing_server("--data-dir", str(tmp_path))
     assert status == 74
-    assert said.startswith(f"simplebus: {tmp_path} is no journal: it holds ")
-    status, said = ended("--data-dir", "/proc/nowhere")
-    assert (status, said) == (
+    assert stderr.startswith(f"simplebus: {tmp_path} is no journal: it holds ")
+    status, stderr = run_failing_server("--data-dir", "/proc/nowhere")
+    assert (status, stderr) == (
         74,
         "simplebus: /proc/nowhere cannot be used as a journal: No such file or directory\n",
     )
@@ -274,20 +277,20 @@ def test_unusable_data_directory_is_reported(tmp_path: Path) -> None:
 def test_each_error_in_a_file_is_reported(tmp_path: Path) -> None:
     file = tmp_path / "bus.toml"
     file.write_text("[serve]\nprt = 1\n[nat]\n")
-    status, said = ended("--config", str(file))
+    status, stderr = run_failing_server("--config", str(file))
     assert status == 78
-    assert sorted(said.splitlines()) == [
+    assert sorted(stderr.splitlines()) == [
         f"simplebus: {file}:2: serve: 'prt' is unknown; did you mean 'port'?",
         f"simplebus: {file}:3: 'nat' is unknown; did you mean 'nats'?",
     ]
 
 
-def wait_for_health(at: str) -> None:
+def wait_for_health(address: str) -> None:
     """Whoever asks may have to make place for others that come in the same moment."""
     deadline = time.monotonic() + PATIENCE_SECONDS
     while True:
         try:
-            with urllib.request.urlopen(f"http://{at}/healthz", timeout=60) as health:
+            with urllib.request.urlopen(f"http://{address}/healthz", timeout=60) as health:
                 assert health.status == 200
                 return
         except OSError:
@@ -297,42 +300,42 @@ def wait_for_health(at: str) -> None:
 
 def test_without_descriptors_new_clients_wait() -> None:
     with ExitStack() as stack:
-        it, url = stack.enter_context(run_server("--no-nats"))
+        program, url = stack.enter_context(run_server("--no-nats"))
         host, _, port = url.removeprefix("simplebus://").rpartition(":")
         bus = stack.enter_context(simplebus.connect_blocking(url, timeout=60))
-        resource.prlimit(it.process.pid, resource.RLIMIT_NOFILE, (64, 64))
+        resource.prlimit(program.process.pid, resource.RLIMIT_NOFILE, (64, 64))
         others = [
             stack.enter_context(socket.create_connection((host, int(port)), timeout=60))
             for _ in range(80)
         ]
         bus.publish(b"all is well", class_id=1)
         bus.flush()
-        wait_for_health(it.http_address)
-        it.wait_for_stderr("cannot accept connections: too many open files")
+        wait_for_health(program.http_address)
+        program.wait_for_stderr("cannot accept connections: too many open files")
         began = time.monotonic()
         for other in others:
             other.close()
         with simplebus.connect_blocking(url, timeout=60) as late, late.subscribe(1) as messages:
             assert messages.get(PATIENCE_SECONDS).payload == b"all is well"
         passed = time.monotonic() - began
-        it.signal(signal.SIGTERM)
-        status, _, said = it.wait()
+        program.signal(signal.SIGTERM)
+        status, _, stderr = program.wait()
     assert status == 0
-    # Of eighty that come and go: once for each time that it happens, with a pause behind each.
-    told = said.count("cannot accept connections: too many open files")
-    assert 1 <= told <= 4 + passed / 0.5
-    assert said.count("accepting connections again") == told
+    # Logged once per occurrence, with a pause after each.
+    logged_count = stderr.count("cannot accept connections: too many open files")
+    assert 1 <= logged_count <= 4 + passed / 0.5
+    assert stderr.count("accepting connections again") == logged_count
 
 
 def test_without_memory_a_class_is_full_and_others_work() -> None:
     count, payload = 100_000, b"x" * 1000
-    with run_server(*ALONE) as (it, url):
+    with run_server(*BINARY_ONLY) as (program, url):
         with simplebus.connect_blocking(url, timeout=60) as bus:
             bus.publish(b"first", class_id=1)
             bus.flush()
-        pages = int(Path(f"/proc/{it.process.pid}/statm").read_text().split()[0])
-        most = pages * os.sysconf("SC_PAGE_SIZE") + (60 << 20)
-        resource.prlimit(it.process.pid, resource.RLIMIT_AS, (most, most))
+        pages = int(Path(f"/proc/{program.process.pid}/statm").read_text().split()[0])
+        limit = pages * os.sysconf("SC_PAGE_SIZE") + (60 << 20)
+        resource.prlimit(program.process.pid, resource.RLIMIT_AS, (limit, limit))
 
         def fill() -> None:
             with simplebus.connect_blocking(url, timeout=60) as bus:
@@ -354,7 +357,7 @@ def test_without_memory_a_class_is_full_and_others_work() -> None:
                 while got <= count:
                     got += len(messages.take(10_000, timeout=PATIENCE_SECONDS))
         filling.join(PATIENCE_SECONDS)
-        it.signal(signal.SIGTERM)
-        status, _, said = it.wait()
+        program.signal(signal.SIGTERM)
+        status, _, stderr = program.wait()
     assert (status, filling.is_alive(), got) == (0, False, count + 1)
-    assert "Traceback" not in said
+    assert "Traceback" not in stderr

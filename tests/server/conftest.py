@@ -1,4 +1,4 @@
-"""Fixtures: certificates shared by the tests of a file."""
+"""Certificates for the server tests."""
 
 from __future__ import annotations
 
@@ -13,5 +13,5 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> CertificateAuthority:
 
 
 @pytest.fixture(scope="module")
-def own(authority: CertificateAuthority) -> CertificatePair:
+def server_certificate(authority: CertificateAuthority) -> CertificatePair:
     return authority.issue("localhost")

@@ -19,8 +19,8 @@ DEEP = b"[" * 100_000
 WIDE = b'{"version":2,' + b",".join(b'"k%d":[]' % n for n in range(50_000)) + b"}"
 
 
-async def is_alive(server: RunningServer) -> None:
-    """Somebody else is served."""
+async def assert_serving(server: RunningServer) -> None:
+    """Assert that another client is served."""
     async with (
         simplebus.connect(server.addresses[0]) as bus,
         bus.subscribe(1) as messages,
@@ -29,7 +29,7 @@ async def is_alive(server: RunningServer) -> None:
         assert (await messages.get(timeout=60)).payload == b"x"
 
 
-async def version_2(server: RunningServer) -> Peer:
+async def connect_version2(server: RunningServer) -> Peer:
     peer = await connect(server)
     await peer.send(frames.encode(frames.CONNECT, content=ConnectRequest(2).encode()))
     assert (await peer.read_frame())[0] == frames.CONNECT
@@ -54,7 +54,7 @@ async def test_expensive_connect_ends_only_its_connection(content: bytes) -> Non
         with contextlib.suppress(trio.BrokenResourceError):
             await peer.send(frames.encode(frames.CONNECT, content=content))
         assert await peer.wait_closed()
-        await is_alive(server)
+        await assert_serving(server)
 
 
 async def test_skips_any_number_of_unknown_keys() -> None:
@@ -62,7 +62,7 @@ async def test_skips_any_number_of_unknown_keys() -> None:
         peer = await connect(server)
         await peer.send(frames.encode(frames.CONNECT, content=WIDE))
         assert (await peer.read_frame())[0] == frames.CONNECT
-        await is_alive(server)
+        await assert_serving(server)
 
 
 @pytest.mark.parametrize(
@@ -70,17 +70,17 @@ async def test_skips_any_number_of_unknown_keys() -> None:
 )
 async def test_expensive_request_is_refused_and_the_next_is_answered(kind: int) -> None:
     async with serving() as server:
-        peer = await version_2(server)
+        peer = await connect_version2(server)
         for content in (b'{"x":' + DEEP, b'{"channels":[' + b'"a",' * 100_000 + b'"a"]}', DEEP):
-            said = frames.encode(kind, class_id=1, message_id=7, timer_index=1, content=content)
-            await peer.send(said)
+            data = frames.encode(kind, class_id=1, message_id=7, timer_index=1, content=content)
+            await peer.send(data)
             assert (await peer.read_frame())[0] == frames.ERROR
         await peer.send(frames.encode(frames.INQUIRE, message_id=8, content=b'{"about":"bus"}'))
         assert (await peer.read_frame())[0] == frames.INQUIRE
 
 
 @pytest.mark.parametrize(
-    "said",
+    "data",
     [
         b"CONNECT " + b'{"x":' * 600 + b"\r\n",
         b"CONNECT " + b"[" * 4000 + b"\r\n",
@@ -91,20 +91,20 @@ async def test_expensive_request_is_refused_and_the_next_is_answered(kind: int) 
     ],
     ids=["deep", "list", "no end", "size", "headers", "no word"],
 )
-async def test_expensive_nats_line_ends_only_its_client(said: bytes) -> None:
+async def test_expensive_nats_line_ends_only_its_client(data: bytes) -> None:
     async with serving(nats_port=0) as server:
         other = await connect_nats_peer(server)
         peer = await open_nats_peer(server)
         await peer.read_info()
         with contextlib.suppress(trio.BrokenResourceError):
-            await peer.send(said)
+            await peer.send(data)
         answer = await peer.read_until_closed()
         assert answer == b"" or answer.startswith(b"-ERR")
         await other.flush()
 
 
 @pytest.mark.parametrize(
-    ("said", "status"),
+    ("data", "status"),
     [
         (b"GET / HTTP/1.1\r\nX: " + b"x" * 100_000 + b"\r\n\r\n", 431),
         (b"GET / HTTP/1.1\r\nHost: localhost\r\n" + b"X: y\r\n" * 100 + b"\r\n", 431),
@@ -113,10 +113,10 @@ async def test_expensive_nats_line_ends_only_its_client(said: bytes) -> None:
     ],
     ids=["long head", "many headers", "body", "endless body"],
 )
-async def test_expensive_http_request_is_refused(said: bytes, status: int) -> None:
+async def test_expensive_http_request_is_refused(data: bytes, status: int) -> None:
     async with serving(http_port=0) as server:
         peer = await open_http_peer(server)
         with contextlib.suppress(trio.BrokenResourceError):
-            await peer.send(said)
+            await peer.send(data)
         assert (await peer.read_response()).status == status
         assert (await (await open_http_peer(server)).request("/healthz")).status == 200

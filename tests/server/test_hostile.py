@@ -25,7 +25,7 @@ from tests.support.running_server import (
     wait_until,
 )
 
-OFFENCES = {
+VIOLATIONS = {
     "garbage": (b"\x00\xff" * 3000 + frames.DELIMITER, Reason.UNKNOWN_TYPE),
     "a web browser": (
         b"GET / HTTP/1.1\r\nHost: localhost\r\nAccept: text/html,<\r\n>\r\n\r\n",
@@ -66,7 +66,7 @@ OFFENCES = {
 
 @contextlib.asynccontextmanager
 async def bystanders(server: RunningServer):  # type: ignore[no-untyped-def]
-    """A publisher and a subscriber whose traffic must go on while something happens."""
+    """Publisher and subscriber whose traffic must continue meanwhile."""
     publisher, subscriber = await connect(server, [1]), await connect(server, [1])
     await subscriber.send(subscribe())
     await wait_until(lambda: bool(class_statistics(server).subscriptions))
@@ -85,18 +85,18 @@ async def bystanders(server: RunningServer):  # type: ignore[no-untyped-def]
     await wait_until(lambda: class_statistics(server).in_flight == 0)
 
 
-@pytest.mark.parametrize("offence", OFFENCES)
+@pytest.mark.parametrize("violation", VIOLATIONS)
 async def test_protocol_violation_disconnects_with_a_reason(
-    offence: str, caplog: pytest.LogCaptureFixture
+    violation: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    data, reason = OFFENCES[offence]
+    data, reason = VIOLATIONS[violation]
     caplog.set_level(logging.WARNING)
     async with serving(Settings(Limits(frame_bytes=64 * 1024))) as server:
         async with bystanders(server):
-            offender = await connect(server, [7])
+            violator = await connect(server, [7])
             with contextlib.suppress(trio.BrokenResourceError):
-                await offender.send(message(b"kept", class_id=7) + data)
-            assert await offender.wait_closed()
+                await violator.send(message(b"kept", class_id=7) + data)
+            assert await violator.wait_closed()
             await wait_until(lambda: server.server.disconnect_counts[reason] == 1)
         assert class_statistics(server, 7).published == 1
         (line,) = [r.getMessage() for r in caplog.records if str(reason) in r.getMessage()]
@@ -159,10 +159,10 @@ async def test_stalled_subscriber_that_blocks_others_is_disconnected() -> None:
                     await publisher.send(message(payload))
 
             nursery.start_soon(publish)
-            for at in range(count):
+            for number in range(count):
                 ((message_id, _),) = await reading.read_messages(1)
-                assert message_id == at
-                await reading.send(ack(at, at + 1))
+                assert message_id == number
+                await reading.send(ack(number, number + 1))
         assert server.server.disconnect_counts == {Reason.STALLED: 1}
         await wait_until(lambda: class_statistics(server).ring.message_count == 0)
 
@@ -190,10 +190,10 @@ async def test_three_thousand_reset_connections_leave_no_state() -> None:
 
 async def test_connection_reset_affects_no_other_client() -> None:
     async with serving() as server, bystanders(server):
-        rude: Peer = await connect(server, [1])
-        await rude.send(subscribe() + message(b"x", class_id=1)[:-2])
-        rude.stream.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, bytes([1, *bytes(7)]))
-        await rude.stream.aclose()
+        client: Peer = await connect(server, [1])
+        await client.send(subscribe() + message(b"x", class_id=1)[:-2])
+        client.stream.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, bytes([1, *bytes(7)]))
+        await client.stream.aclose()
         await wait_until(lambda: len(server.server.connections) == 2)
 
 

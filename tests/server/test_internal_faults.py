@@ -32,10 +32,10 @@ async def test_internal_error_ends_only_one_connection(
 ) -> None:
     raise_on_received(monkeypatch, Broker, b"trip", AssertionError("a fault of ours"))
     async with serving() as server:
-        bystander, unlucky = await connect(server, [1]), await connect(server, [1])
+        bystander, victim = await connect(server, [1]), await connect(server, [1])
         await bystander.send(subscribe())
-        await unlucky.send(message(b"trip"))
-        assert await unlucky.wait_closed()
+        await victim.send(message(b"trip"))
+        assert await victim.wait_closed()
         await bystander.send(message(b"still here"))
         assert await bystander.read_messages(1) == [(0, b"still here")]
     assert "disconnected by an internal error" in caplog.text
@@ -46,10 +46,10 @@ async def test_out_of_memory_disconnects_the_client_with_a_log_line(
 ) -> None:
     raise_on_received(monkeypatch, Broker, b"much", MemoryError())
     async with serving() as server:
-        bystander, unlucky = await connect(server, [1]), await connect(server, [1])
+        bystander, victim = await connect(server, [1]), await connect(server, [1])
         await bystander.send(subscribe())
-        await unlucky.send(message(b"much"))
-        assert await unlucky.wait_closed()
+        await victim.send(message(b"much"))
+        assert await victim.wait_closed()
         await bystander.send(message(b"still here"))
         assert await bystander.read_messages(1) == [(0, b"still here")]
     assert "out of memory for its messages" in caplog.text
@@ -66,8 +66,8 @@ async def test_replaced_connection_with_unread_bytes_is_closed(
             await former.send(greeting)
             assert await former.read_frame()
             unread = message(b"of the former session")
-            for peer, said in (former, unread), (next_one, greeting), (former, unread):
-                os.write(peer.stream.socket.fileno(), said)  # All in one turn of the loop.
+            for peer, data in (former, unread), (next_one, greeting), (former, unread):
+                os.write(peer.stream.socket.fileno(), data)  # All in one turn of the loop.
             assert await next_one.read_frame()
             assert await former.wait_closed()
     assert "internal error" not in caplog.text
@@ -76,12 +76,14 @@ async def test_replaced_connection_with_unread_bytes_is_closed(
 async def test_disconnecting_at_the_start_of_a_write_is_no_internal_error(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(Connection, "_send", lambda self: False)  # A socket that takes nothing.
+    monkeypatch.setattr(Connection, "_send", lambda self: False)  # A socket that accepts no bytes.
     async with serving() as server:
-        for _ in range(30):  # Which of its two tasks runs first, chance says.
+        for _ in range(30):  # The order of its two tasks is random.
             await connect(server)
             with trio.fail_after(PATIENCE_SECONDS):
-                while not server.server.connections:  # Not a turn later: it is to begin then.
+                while (
+                    not server.server.connections
+                ):  # Without sleeping: the task must not have started yet.
                     await trio.lowlevel.checkpoint()
             (connection,) = server.server.connections.values()
             connection.flush()
@@ -93,17 +95,17 @@ async def test_disconnecting_at_the_start_of_a_write_is_no_internal_error(
 async def test_disconnected_client_is_not_read_from(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    honest, to_cut = trio.lowlevel.wait_readable, list[Connection]()
+    original, to_disconnect = trio.lowlevel.wait_readable, list[Connection]()
 
-    async def cutting(sock):  # type: ignore[no-untyped-def]
-        await honest(sock)
-        for connection in to_cut:
+    async def disconnect_after_wait(sock):  # type: ignore[no-untyped-def]
+        await original(sock)
+        for connection in to_disconnect:
             connection.disconnect()
 
-    monkeypatch.setattr(trio.lowlevel, "wait_readable", cutting)
+    monkeypatch.setattr(trio.lowlevel, "wait_readable", disconnect_after_wait)
     async with serving() as server:
         peer = await connect(server, [1])
-        to_cut += server.server.connections.values()
+        to_disconnect += server.server.connections.values()
         await peer.send(message(b"it is published again on another connection"))
         assert await peer.wait_closed()
         assert class_statistics(server).published == 0
@@ -112,14 +114,14 @@ async def test_disconnected_client_is_not_read_from(
 async def test_publisher_waits_when_the_system_refuses_memory(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    honest = ring.allocate_array
+    original = ring.allocate_array
 
-    def refusing(count, dtype):  # type: ignore[no-untyped-def]
+    def refuse_large(count, dtype):  # type: ignore[no-untyped-def]
         if count * dtype.itemsize > 1 << 20:
             raise OSError("out of memory")
-        return honest(count, dtype)
+        return original(count, dtype)
 
-    monkeypatch.setattr(ring, "allocate_array", refusing)
+    monkeypatch.setattr(ring, "allocate_array", refuse_large)
     async with serving() as server:
         publisher = await connect(server, [1])
         async with trio.open_nursery() as nursery:

@@ -22,12 +22,7 @@ from simplebus.server.nats_listener import NatsListener
 from simplebus.server.run import RunningServer
 from tests.server.injected_faults import raise_on_received
 from tests.support.nats_peer import connect_nats_peer, open_nats_peer
-from tests.support.running_server import (
-    connect,
-    message,
-    serving,
-    wait_until,
-)
+from tests.support.running_server import connect, message, serving, wait_until
 
 MIB = 1 << 20
 
@@ -42,7 +37,7 @@ async def nats_server(**limits: float) -> AsyncIterator[tuple[RunningServer, Nat
 
 @contextlib.asynccontextmanager
 async def bystanders(server: RunningServer) -> AsyncIterator[Callable[[], Awaitable[None]]]:
-    """A publisher and a subscriber whose traffic goes on while something happens."""
+    """Publisher and subscriber whose traffic must continue meanwhile."""
     publisher, subscriber = await connect_nats_peer(server), await connect_nats_peer(server)
     await subscriber.send(b"SUB by.stander 7\r\n")
     await subscriber.flush()
@@ -62,7 +57,7 @@ async def bystanders(server: RunningServer) -> AsyncIterator[Callable[[], Awaita
 
 
 NESTED = b'CONNECT {"name":' + b"[" * 3000
-OFFENCES = {
+VIOLATIONS = {
     "garbage": (b"\x00\xff" * 3000 + b"\r\n", b"-ERR 'Unknown Protocol Operation'\r\n"),
     "a web browser": (
         b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n",
@@ -77,19 +72,19 @@ OFFENCES = {
 }
 
 
-@pytest.mark.parametrize("offence", OFFENCES)
+@pytest.mark.parametrize("violation", VIOLATIONS)
 async def test_disconnects_only_the_offender(
-    offence: str, caplog: pytest.LogCaptureFixture
+    violation: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    said, heard = OFFENCES[offence]
+    commands, expected = VIOLATIONS[violation]
     caplog.set_level(logging.WARNING)
-    async with nats_server() as (server, door), bystanders(server) as exchange:
-        offender = await open_nats_peer(server)
-        await offender.read_info()
+    async with nats_server() as (server, listener), bystanders(server) as exchange:
+        violator = await open_nats_peer(server)
+        await violator.read_info()
         with contextlib.suppress(trio.BrokenResourceError):
-            await offender.send(said)
-        assert await offender.read_until_closed() == heard
-        await wait_until(lambda: len(door.connections) == 2)
+            await violator.send(commands)
+        assert await violator.read_until_closed() == expected
+        await wait_until(lambda: len(listener.connections) == 2)
         await exchange()
     (line,) = [record.getMessage() for record in caplog.records]
     assert line.startswith("127.0.0.1:")
@@ -97,45 +92,45 @@ async def test_disconnects_only_the_offender(
 
 
 async def test_deep_nesting_in_a_long_line_is_refused() -> None:
-    async with nats_server(max_control_line=8 * MIB) as (server, door), bystanders(server):
-        offender = await open_nats_peer(server)
-        await offender.read_info()
+    async with nats_server(max_control_line=8 * MIB) as (server, listener), bystanders(server):
+        violator = await open_nats_peer(server)
+        await violator.read_info()
         with contextlib.suppress(trio.BrokenResourceError):
-            await offender.send(b'CONNECT {"name":' + b"[" * 4_000_000 + b"\r\n")
-        assert await offender.read_until_closed() == b""
-        await wait_until(lambda: len(door.connections) == 2)
+            await violator.send(b'CONNECT {"name":' + b"[" * 4_000_000 + b"\r\n")
+        assert await violator.read_until_closed() == b""
+        await wait_until(lambda: len(listener.connections) == 2)
 
 
 async def test_announced_payload_that_never_arrives_costs_no_memory() -> None:
-    most = 999_999_999
-    house = nats_server(max_payload=most, max_pending=1 << 30)
-    async with house as (server, door), bystanders(server) as exchange:
-        liars = [await connect_nats_peer(server) for _ in range(20)]
-        for liar in liars:
-            await liar.send(b"PUB a %d\r\n" % most + bytes(10_000))
-        await wait_until(lambda: sum(kept(door)) >= 20 * 10_000)
-        assert sum(kept(door)) < 20 * 11_000
+    payload_max = 999_999_999
+    server_context = nats_server(max_payload=payload_max, max_pending=1 << 30)
+    async with server_context as (server, listener), bystanders(server) as exchange:
+        clients = [await connect_nats_peer(server) for _ in range(20)]
+        for client in clients:
+            await client.send(b"PUB a %d\r\n" % payload_max + bytes(10_000))
+        await wait_until(lambda: sum(buffered_bytes(listener)) >= 20 * 10_000)
+        assert sum(buffered_bytes(listener)) < 20 * 11_000
         await exchange()
-        for liar in liars:
-            await liar.stream.aclose()
-        await wait_until(lambda: len(door.connections) == 2)
-        assert sum(kept(door)) == 0
+        for client in clients:
+            await client.stream.aclose()
+        await wait_until(lambda: len(listener.connections) == 2)
+        assert sum(buffered_bytes(listener)) == 0
 
 
-def kept(door: NatsListener) -> list[int]:
-    """Bytes kept of what each client has begun to say."""
-    return [session.parser.tail_bytes for session in door.nats_server.sessions.values()]
+def buffered_bytes(listener: NatsListener) -> list[int]:
+    """Return the bytes of each client's incomplete command."""
+    return [session.parser.tail_bytes for session in listener.nats_server.sessions.values()]
 
 
 async def test_internal_error_ends_only_one_client(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     raise_on_received(monkeypatch, NatsServer, b"trip", AssertionError("a fault of ours"))
-    async with nats_server() as (server, door), bystanders(server) as exchange:
+    async with nats_server() as (server, listener), bystanders(server) as exchange:
         unlucky = await connect_nats_peer(server)
         await unlucky.send(b"PUB trip 0\r\n\r\n")
         assert await unlucky.read_until_closed() == b""
-        await wait_until(lambda: len(door.connections) == 2)
+        await wait_until(lambda: len(listener.connections) == 2)
         await exchange()
     assert "disconnected by an internal error" in caplog.text
 
@@ -163,24 +158,24 @@ async def test_client_that_dribbles_a_line_gets_pings() -> None:
 
 async def test_removing_many_subscriptions_does_not_block_others() -> None:
     count = 30_000
-    async with nats_server() as (server, door), bystanders(server) as exchange:
+    async with nats_server() as (server, listener), bystanders(server) as exchange:
         greedy = await connect_nats_peer(server)
-        before = len(door.nats_server.routes)
-        said = b"".join(b"SUB a.%d %d\r\n" % (n, n) for n in range(count)) + b"PING\r\n"
-        coming = going = 0
+        before = len(listener.nats_server.routes)
+        commands = b"".join(b"SUB a.%d %d\r\n" % (n, n) for n in range(count)) + b"PING\r\n"
+        exchanges_while_adding = exchanges_while_removing = 0
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(greedy.send, said)
-            while len(door.nats_server.routes) < before + count:
+            nursery.start_soon(greedy.send, commands)
+            while len(listener.nats_server.routes) < before + count:
                 await exchange()
-                coming += 1
+                exchanges_while_adding += 1
         assert await greedy.read_line() == b"PONG"
         await greedy.stream.aclose()
-        while len(door.nats_server.routes) > before:
+        while len(listener.nats_server.routes) > before:
             await exchange()
-            going += 1
-        assert coming > 20
-        assert going > 5
-        assert not door.nats_server.routes.has_abandoned
+            exchanges_while_removing += 1
+        assert exchanges_while_adding > 20
+        assert exchanges_while_removing > 5
+        assert not listener.nats_server.routes.has_abandoned
 
 
 async def test_subscriptions_of_one_client_can_be_limited() -> None:
@@ -209,16 +204,19 @@ async def test_subscriber_that_stops_reading_is_disconnected_under_load(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.WARNING)
-    async with nats_server(max_pending=8 * MIB) as (server, door), bystanders(server) as exchange:
+    async with (
+        nats_server(max_pending=8 * MIB) as (server, listener),
+        bystanders(server) as exchange,
+    ):
         stuck = await connect_nats_peer(server, name="stuck\n")
         await stuck.send(b"SUB flood 1\r\n")
         await stuck.flush()
-        said = b'CONNECT {"verbose":false}\r\n' + b"PUB flood 1000\r\n%b\r\n" % bytes(1000) * 20
+        commands = b'CONNECT {"verbose":false}\r\n' + b"PUB flood 1000\r\n%b\r\n" % bytes(1000) * 20
         host, _, port = server.nats_addresses[0].rpartition(":")
         crowd = []
         for number in range(1000):
             crowd.append(socket.create_connection((host, int(port))))
-            crowd[-1].sendall(said)
+            crowd[-1].sendall(commands)
             if number % 50 == 0:
                 await exchange()
         while not server.server.disconnect_counts:
@@ -226,27 +224,27 @@ async def test_subscriber_that_stops_reading_is_disconnected_under_load(
         assert server.server.disconnect_counts == {Reason.SLOW_CONSUMER: 1}
         assert b"-ERR" not in await stuck.read_until_closed()
         await wait_until(
-            lambda: sum(s.pending_bytes for s in door.nats_server.sessions.values()) == 0
+            lambda: sum(s.pending_bytes for s in listener.nats_server.sessions.values()) == 0
         )
-        await wait_until(lambda: len(door.connections) == 1002)
+        await wait_until(lambda: len(listener.connections) == 1002)
         for sock in crowd:
             sock.close()
-        await wait_until(lambda: len(door.connections) == 2)
+        await wait_until(lambda: len(listener.connections) == 2)
     (line,) = [record.getMessage() for record in caplog.records]
     assert "('stuck\\n'): disconnected (slow_consumer)" in line
-    assert line.endswith("it has subscribed to flood")
+    assert line.endswith("its subscriptions: flood")
 
 
 def resident_bytes() -> int:
-    """Of this process, which is the server's too."""
+    """Return the resident memory of this process, which runs the server too."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 async def test_memory_of_a_client_that_never_reads_is_freed() -> None:
-    async with nats_server() as (server, door), bystanders(server) as exchange:
+    async with nats_server() as (server, listener), bystanders(server) as exchange:
         publisher = await connect_nats_peer(server)
         block = b"PUB tick 0\r\n\r\n" + b"PUB flood 1000\r\n%b\r\n" % bytes(1000) * 2000
-        before, waited = resident_bytes(), 0
+        before, pending_bytes_max = resident_bytes(), 0
         stuck, other = await connect_nats_peer(server), await connect_nats_peer(server)
         await stuck.send(b"SUB flood 1\r\n")
         await stuck.flush()
@@ -255,10 +253,12 @@ async def test_memory_of_a_client_that_never_reads_is_freed() -> None:
         while not server.server.disconnect_counts:
             await publisher.send(block)
             await exchange()
-            waited = max(waited, door.nats_server.statistics().pending_bytes)
-        assert waited > 40 * MIB
+            pending_bytes_max = max(
+                pending_bytes_max, listener.nats_server.statistics().pending_bytes
+            )
+        assert pending_bytes_max > 40 * MIB
         await wait_until(lambda: resident_bytes() - before < 16 * MIB)
-        assert len(door.connections) == 4
+        assert len(listener.connections) == 4
 
 
 async def test_publisher_is_slowed_to_the_speed_of_its_subscriber() -> None:
@@ -267,11 +267,11 @@ async def test_publisher_is_slowed_to_the_speed_of_its_subscriber() -> None:
         slow, publisher = await connect_nats_peer(server), await connect_nats_peer(server)
         await slow.send(b"SUB a 1\r\n")
         await slow.flush()
-        whole = len(b"MSG a 1 1000\r\n%b\r\n" % bytes(1000)) * count
+        total_bytes = len(b"MSG a 1 1000\r\n%b\r\n" % bytes(1000)) * count
         async with trio.open_nursery() as nursery:
             nursery.start_soon(publisher.send, b"PUB a 1000\r\n%b\r\n" % bytes(1000) * count)
             received = 0
-            while received < whole:  # It takes less at a time than the publisher gives.
+            while received < total_bytes:  # It takes less at a time than the publisher gives.
                 more = await slow.stream.receive_some(20_000)
                 assert more, server.server.disconnect_counts
                 received += len(more)
@@ -284,11 +284,11 @@ async def test_binary_publishers_wait_for_slow_nats_subscribers() -> None:
         slow, publisher = await connect_nats_peer(server), await connect(server, [1])
         await slow.send(b"SUB class.1 1\r\n")
         await slow.flush()
-        whole = len(b"MSG class.1 1 1000\r\n%b\r\n" % bytes(1000)) * count
+        total_bytes = len(b"MSG class.1 1 1000\r\n%b\r\n" % bytes(1000)) * count
         async with trio.open_nursery() as nursery:
             nursery.start_soon(publisher.send, message(bytes(1000)) * count)
             received = 0
-            while received < whole:
+            while received < total_bytes:
                 more = await slow.stream.receive_some(20_000)
                 assert more, server.server.disconnect_counts
                 received += len(more)
@@ -296,44 +296,44 @@ async def test_binary_publishers_wait_for_slow_nats_subscribers() -> None:
 
 
 async def test_binary_publishers_do_not_wait_if_other_consumers_keep_up() -> None:
-    async with nats_server(max_pending=4 * MIB) as (server, door):
-        stuck, taking, publisher = (
+    async with nats_server(max_pending=4 * MIB) as (server, listener):
+        stuck, reading, publisher = (
             await connect_nats_peer(server),
             await connect_nats_peer(server),
             await connect(server, [1]),
         )
-        for peer in (stuck, taking):
+        for peer in (stuck, reading):
             await peer.send(b"SUB class.1 1\r\n")
             await peer.flush()
         waits = 0
-        wait = door.nats_server.slow_consumer_monitor.stall_timed_out
+        wait = listener.nats_server.slow_consumer_monitor.stall_timed_out
 
-        def count(hold: PublisherStall, waiting: StallablePublisher) -> None:
+        def count(stall: PublisherStall, waiting: StallablePublisher) -> None:
             nonlocal waits
-            waits += not hold.has_fast_receivers
-            wait(hold, waiting)
+            waits += not stall.has_fast_receivers
+            wait(stall, waiting)
 
-        door.nats_server.slow_consumer_monitor.stall_timed_out = count  # type: ignore[method-assign]
+        listener.nats_server.slow_consumer_monitor.stall_timed_out = count  # type: ignore[method-assign]
         while not server.server.disconnect_counts:
             await publisher.send(message(bytes(1000)) * 100)
-            left = 100 * len(b"MSG class.1 1 1000\r\n%b\r\n" % bytes(1000))
-            while left:
-                left -= len(await taking.stream.receive_some(left))
+            remaining_bytes = 100 * len(b"MSG class.1 1 1000\r\n%b\r\n" % bytes(1000))
+            while remaining_bytes:
+                remaining_bytes -= len(await reading.stream.receive_some(remaining_bytes))
         assert server.server.disconnect_counts == {Reason.SLOW_CONSUMER: 1}
         assert waits == 0
 
 
 async def test_connection_over_the_limit_gets_an_error() -> None:
-    async with nats_server(connections=2) as (server, door), bystanders(server):
+    async with nats_server(connections=2) as (server, listener), bystanders(server):
         third = await open_nats_peer(server)
         await third.read_info()
         assert await third.read_until_closed() == b"-ERR 'maximum connections exceeded'\r\n"
-        await wait_until(lambda: len(door.connections) == 2)
+        await wait_until(lambda: len(listener.connections) == 2)
         assert server.server.disconnect_counts == {Reason.TOO_MANY_CONNECTIONS: 1}
 
 
 async def test_flood_of_connections_leaves_no_state() -> None:
-    async with nats_server() as (server, door), bystanders(server) as exchange:
+    async with nats_server() as (server, listener), bystanders(server) as exchange:
         host, _, port = server.nats_addresses[0].rpartition(":")
         for round_ in range(10):
             flood = []
@@ -345,13 +345,13 @@ async def test_flood_of_connections_leaves_no_state() -> None:
             await exchange()
             for sock in flood:
                 sock.close()
-        await wait_until(lambda: len(door.connections) == 2)
-        assert len(door.nats_server.sessions) == 2
-        assert door.nats_server.routes.match(b"a.b") == ()
+        await wait_until(lambda: len(listener.connections) == 2)
+        assert len(listener.nats_server.sessions) == 2
+        assert listener.nats_server.routes.match(b"a.b") == ()
 
 
 async def test_closing_during_deliveries_affects_no_other_client() -> None:
-    async with nats_server() as (server, door), bystanders(server) as exchange:
+    async with nats_server() as (server, listener), bystanders(server) as exchange:
         publisher = await connect_nats_peer(server)
         for _ in range(20):
             gone = await connect_nats_peer(server)
@@ -361,5 +361,5 @@ async def test_closing_during_deliveries_affects_no_other_client() -> None:
             await gone.stream.aclose()
             await exchange()
         await publisher.flush()
-        await wait_until(lambda: len(door.connections) == 3)
-        assert door.nats_server.routes.match(b"flood") == ()
+        await wait_until(lambda: len(listener.connections) == 3)
+        assert listener.nats_server.routes.match(b"flood") == ()

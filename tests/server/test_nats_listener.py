@@ -16,8 +16,8 @@ from tests.support.programs import Program, run_program, run_server
 class BlockingNatsClient:
     """A raw, blocking NATS client."""
 
-    def __init__(self, it: Program) -> None:
-        host, _, port = it.nats_address.rpartition(":")
+    def __init__(self, program: Program) -> None:
+        host, _, port = program.nats_address.rpartition(":")
         self.socket = socket.create_connection((host, int(port)), timeout=60)
         self.lines: IO[bytes] = self.socket.makefile("rb")
 
@@ -39,19 +39,19 @@ class BlockingNatsClient:
 
 @pytest.fixture
 def client() -> Iterator[Callable[[Program], BlockingNatsClient]]:
-    """Makes clients, closed with the test."""
+    """Factory of clients, which are closed at the end of the test."""
     with contextlib.ExitStack() as stack:
-        yield lambda it: stack.enter_context(contextlib.closing(Client(it)))
+        yield lambda program: stack.enter_context(contextlib.closing(BlockingNatsClient(program)))
 
 
 def test_nats_port_in_use_is_reported_with_its_purpose() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        status, said, complained = run_program(
+    with socket.create_server(("127.0.0.1", 0)) as listening_socket:
+        port = listening_socket.getsockname()[1]
+        status, stdout, stderr = run_program(
             "serve", "--host", "127.0.0.1", "--port", "0", "--nats-port", str(port)
         )
-    assert (status, said) == (69, "")
-    assert complained == (
+    assert (status, stdout) == (69, "")
+    assert stderr == (
         f"simplebus: cannot listen on 127.0.0.1:{port}: Address already in use. That port is for "
         "NATS clients: select another one with --nats-port, or disable NATS with --no-nats\n"
     )
@@ -60,8 +60,8 @@ def test_nats_port_in_use_is_reported_with_its_purpose() -> None:
 def test_sighup_and_sigusr1_are_ignored_and_sigterm_flushes(
     client: Callable[[Program], BlockingNatsClient],
 ) -> None:
-    with run_server() as (it, _):
-        reader, publisher = client(it), client(it)
+    with run_server() as (program, _):
+        reader, publisher = client(program), client(program)
         reader.handshake()
         reader.send(b"SUB a 1\r\nPING\r\n")
         assert reader.read_line() == b"PONG\r\n"
@@ -71,40 +71,43 @@ def test_sighup_and_sigusr1_are_ignored_and_sigterm_flushes(
         publisher.send(b"PING\r\n")
         assert publisher.read_line() == b"PONG\r\n"  # Else some of it may not have been read.
         for number in (signal.SIGHUP, signal.SIGUSR1, signal.SIGTERM):
-            it.signal(number)
+            program.signal(number)
         assert publisher.read_line() == b""
-        got = reader.lines.read(count * len(b"MSG a 1 1000\r\n%b\r\n" % bytes(1000)) + 1)
-        assert got == b"MSG a 1 1000\r\n%b\r\n" % bytes(1000) * count
-        status, said, complained = it.wait()
-    assert (status, said) == (0, "")
-    assert "SIGHUP: no configuration file to reload" in complained
-    assert "SIGUSR1: no log file" in complained
-    assert "SIGTERM: draining" in complained
+        received = reader.lines.read(count * len(b"MSG a 1 1000\r\n%b\r\n" % bytes(1000)) + 1)
+        assert received == b"MSG a 1 1000\r\n%b\r\n" % bytes(1000) * count
+        status, stdout, stderr = program.wait()
+    assert (status, stdout) == (0, "")
+    assert "SIGHUP: no configuration file to reload" in stderr
+    assert "SIGUSR1: no log file" in stderr
+    assert "SIGTERM: draining" in stderr
 
 
 def test_lame_duck_mode_announces_closes_and_ends(
     client: Callable[[Program], BlockingNatsClient],
 ) -> None:
-    with run_server("--nats-lame-duck-grace", "0.2", "--nats-lame-duck-time", "0.2") as (it, _):
-        modern, old = client(it), client(it)
-        modern.greet(b'{"verbose":false,"protocol":1}')
-        old.greet()
-        it.signal(signal.SIGUSR2)
-        while b'"ldm":true' not in (line := modern.line()):
+    with run_server("--nats-lame-duck-grace", "0.2", "--nats-lame-duck-time", "0.2") as (
+        program,
+        _,
+    ):
+        new_client, old_client = client(program), client(program)
+        new_client.handshake(b'{"verbose":false,"protocol":1}')
+        old_client.handshake()
+        program.signal(signal.SIGUSR2)
+        while b'"ldm":true' not in (line := new_client.read_line()):
             assert line.startswith(b"INFO {"), line
-        assert old.line() == b""
-        assert modern.line() == b""
-        status, _, complained = it.wait()
+        assert old_client.read_line() == b""
+        assert new_client.read_line() == b""
+        status, _, stderr = program.wait()
     assert status == 0
-    assert "SIGUSR2: refusing new NATS clients" in complained
-    assert "the last NATS client has disconnected: draining" in complained
+    assert "SIGUSR2: refusing new NATS clients" in stderr
+    assert "the last NATS client has disconnected: draining" in stderr
 
 
 def test_disabled_nats_listener_is_not_in_the_ready_line() -> None:
-    with run_server("--no-nats") as (it, _):
-        assert it.nats_address == ""
-        it.signal(signal.SIGUSR2)
-        it.signal(signal.SIGTERM)
-        status, _, complained = it.wait()
+    with run_server("--no-nats") as (program, _):
+        assert program.nats_address == ""
+        program.signal(signal.SIGUSR2)
+        program.signal(signal.SIGTERM)
+        status, _, stderr = program.wait()
     assert status == 0
-    assert "SIGUSR2: no NATS listener to close" in complained
+    assert "SIGUSR2: no NATS listener to close" in stderr

@@ -20,9 +20,9 @@ from simplebus.nats.users import NatsAuth
 from simplebus.server.run import ServeOptions, reload
 from tests.server.test_users import (
     ADA,
-    ADA_SAYS,
+    ADA_LOGIN,
     BOB,
-    BOB_SAYS,
+    BOB_LOGIN,
     nats_user,
     rules,
     server_with_users,
@@ -32,10 +32,10 @@ from tests.support.running_server import connect, message, wait_until
 
 
 async def test_rate_limited_publishers_wait_without_loss() -> None:
-    hasty = User("hasty", token=hash_token("t"), rate=RateLimit(400))
+    limited_user = User("hasty", token=hash_token("t"), rate=RateLimit(400))
     old = User("old", addresses=("127.0.0.0/8",), rate=RateLimit(bytes=20_000))
     async with (
-        server_with_users(ADA, hasty, old) as server,
+        server_with_users(ADA, limited_user, old) as server,
         simplebus.connect(server.addresses[0], user="ada", password="secret") as ada,
         ada.subscribe("orders") as messages,
         simplebus.connect(server.addresses[0], token="t") as bus,
@@ -47,8 +47,8 @@ async def test_rate_limited_publishers_wait_without_loss() -> None:
         await client.send(b"PUB us.paid 5\r\nn 123\r\n" * 250)
         await peer.send(b"".join(message((b"1 %d" % n).ljust(100), 5) for n in range(250)))
         got = [(await messages.get(timeout=60)).payload.split() for _ in range(750)]
-        for who in (b"1", b"2"):
-            assert [int(n) for w, n in got if w == who] == list(range(250))
+        for version in (b"1", b"2"):
+            assert [int(n) for w, n in got if w == version] == list(range(250))
         await bus.flush()
         assert not server.server.disconnect_counts
 
@@ -94,7 +94,7 @@ async def test_reload_without_users_keeps_authentication(caplog: pytest.LogCaptu
     async with server_with_users(ADA) as server:
         options = ServeOptions(users=None)
         await reload(server, ServeOptions(reload=lambda: (Settings(), options, lambda: None)))
-        assert "there are no users any more, so everybody could connect" in caplog.text
+        assert "the new settings have no users, so every client could connect" in caplog.text
         assert server.server.broker.users is not None
 
 
@@ -145,7 +145,7 @@ async def test_denied_channels_are_denied_as_dead_letters() -> None:
 
 async def test_no_user_can_impersonate_a_class() -> None:
     async with server_with_users(ADA, BOB) as server:
-        ada, bob = await nats_user(server, ADA_SAYS), await nats_user(server, BOB_SAYS)
+        ada, bob = await nats_user(server, ADA_LOGIN), await nats_user(server, BOB_LOGIN)
         await ada.send(b"SUB class.> 1\r\n")
         await ada.flush()
         async with simplebus.connect(server.addresses[0], user="ada", password="secret") as bus:
@@ -197,7 +197,7 @@ async def test_publishing_to_nats_clients_requires_channel_permission() -> None:
         server_with_users(ADA, small) as server,
         simplebus.connect(server.addresses[0], token="s") as bus,
     ):
-        ada = await nats_user(server, ADA_SAYS)
+        ada = await nats_user(server, ADA_LOGIN)
         await ada.send(b"SUB > 1\r\n")
         await ada.flush()
         for channel in ("eu.paid", "free", "class.orders"):
@@ -213,7 +213,7 @@ async def test_publishing_to_nats_clients_requires_channel_permission() -> None:
 
 async def test_denied_subscription_creates_no_class() -> None:
     async with server_with_users(ADA, BOB) as server:
-        bob = await nats_user(server, BOB_SAYS)
+        bob = await nats_user(server, BOB_LOGIN)
         before = len(server.server.broker.classes)
         for n in range(5):
             await bob.send(b"SUB $SB.SUB.zz%d 1\r\n" % n)
@@ -226,22 +226,25 @@ async def test_restricted_user_sees_only_its_own_replies() -> None:
         may = Permissions(rules(publish), rules(subscribe))
         return User(name, token=hash_token(name), permissions=may)
 
-    asker, answerer = user("a", "orders", REPLIES_CLASS), user("b", REPLIES_CLASS, "orders")
+    requesting_user, replying_user = (
+        user("a", "orders", REPLIES_CLASS),
+        user("b", REPLIES_CLASS, "orders"),
+    )
     async with (
-        server_with_users(asker, answerer) as server,
-        simplebus.connect(server.addresses[0], token="b") as answers,
-        answers.subscribe("orders") as questions,
-        simplebus.connect(server.addresses[0], token="a") as asks,
+        server_with_users(requesting_user, replying_user) as server,
+        simplebus.connect(server.addresses[0], token="b") as replier,
+        replier.subscribe("orders") as questions,
+        simplebus.connect(server.addresses[0], token="a") as requester,
     ):
 
         async def answer() -> None:
             question = await questions.get(timeout=60)
-            await answers.reply(question, b"yes")
+            await replier.reply(question, b"yes")
 
         async with trio.open_nursery() as nursery:
             nursery.start_soon(answer)
-            reply = await asks.request(b"well?", class_id="orders", timeout=60)
+            reply = await requester.request(b"well?", class_id="orders", timeout=60)
         assert reply.payload == b"yes"
         with pytest.raises(simplebus.BusError, match="only subscribe to single channels"):
-            async with asks.subscribe(REPLIES_CLASS, f"{REPLIES_CLASS}.#"):
+            async with requester.subscribe(REPLIES_CLASS, f"{REPLIES_CLASS}.#"):
                 pass

@@ -29,34 +29,34 @@ from tests.support.running_server import (
     wait_until,
 )
 
-BEFORE = Settings(Limits(class_messages=100))
+INITIAL = Settings(Limits(class_messages=100))
 
 
-def now(server: RunningServer, settings: Settings = BEFORE, **more: Any) -> None:
-    """Have a server behave like this."""
-    given = {"nats": NatsSettings(), "classes": (), "classes_before": ()} | more
-    apply_settings(server.server.broker, server.nats_listener, settings, **given)
+def apply(server: RunningServer, settings: Settings = INITIAL, **more: Any) -> None:
+    """Apply new settings to a server."""
+    arguments = {"nats": NatsSettings(), "classes": (), "classes_before": ()} | more
+    apply_settings(server.server.broker, server.nats_listener, settings, **arguments)
     server.server.flush_ready()
 
 
 async def test_blocked_publisher_resumes_when_a_limit_is_raised() -> None:
-    async with serving(BEFORE) as server:
+    async with serving(INITIAL) as server:
         publisher = await connect(server, [1])
         await publisher.send(message(b"x") * 250)
         await wait_until(lambda: class_statistics(server).blocked_sessions == 1)
-        now(server, Settings(Limits(class_messages=200)))
+        apply(server, Settings(Limits(class_messages=200)))
         assert class_statistics(server).published == 200
-        now(server, Settings(Limits(class_messages=1000)))
+        apply(server, Settings(Limits(class_messages=1000)))
         await wait_until(lambda: class_statistics(server).published == 250)
         assert class_statistics(server).blocked_sessions == 0
 
 
 async def test_messages_over_a_lowered_limit_stay_until_acked() -> None:
-    async with serving(BEFORE) as server:
+    async with serving(INITIAL) as server:
         publisher = await connect(server, [1])
         await publisher.send(message(b"x") * 90)
         await wait_until(lambda: class_statistics(server).published == 90)
-        now(server, Settings(Limits(class_messages=10)))
+        apply(server, Settings(Limits(class_messages=10)))
         await publisher.send(message(b"y"))
         await wait_until(lambda: class_statistics(server).blocked_sessions == 1)
         subscriber = await connect(server, [1])
@@ -74,9 +74,9 @@ async def test_reload_changes_the_memory_budget() -> None:
         publisher = await connect(server, [1])
         nursery.start_soon(publisher.send, message(bytes(60_000)) * 40)
         await wait_until(lambda: class_statistics(server).blocked_sessions == 1)
-        now(server, large)
+        apply(server, large)
         await wait_until(lambda: class_statistics(server).published == 40)
-        now(server, small)
+        apply(server, small)
         assert (table.budget.limit_bytes, table.dead_letter_budget.limit) == (1 << 20, 1 << 18)
         assert table.budget.reserved_bytes == (1 << 20) // 8
         subscriber = await connect(server, [1])
@@ -87,32 +87,36 @@ async def test_reload_changes_the_memory_budget() -> None:
 
 
 async def test_reload_changes_settings_of_one_class() -> None:
-    async with serving(BEFORE) as server:
+    async with serving(INITIAL) as server:
         await connect(server, [1])
-        own = ClassSettings(keep=Retention(messages=5), full_policy=FullPolicy.DROP_OLDEST)
-        now(server, replace(BEFORE, classes={1: own}))
+        class_settings = ClassSettings(
+            keep=Retention(messages=5), full_policy=FullPolicy.DROP_OLDEST
+        )
+        apply(server, replace(INITIAL, classes={1: class_settings}))
         cls = server.server.broker.classes[1]
         assert (cls.full_policy, cls.ring.messages_max) == (FullPolicy.DROP_OLDEST, 100)
-        now(server, BEFORE)
+        apply(server, INITIAL)
         assert cls.full_policy is FullPolicy.BLOCK
 
 
 async def test_handshake_limits_and_tick_survive_a_reload() -> None:
-    async with serving(BEFORE) as server:
-        asked = Settings(Limits(frame_bytes=100, credit_bytes=100), ack_timeout=9, tick_seconds=7)
-        now(server, asked)
+    async with serving(INITIAL) as server:
+        requested = Settings(
+            Limits(frame_bytes=100, credit_bytes=100), ack_timeout=9, tick_seconds=7
+        )
+        apply(server, requested)
         broker = server.server.broker
-        assert broker.settings.limits.frame_bytes == BEFORE.limits.frame_bytes
-        assert broker.settings.limits.credit_bytes == BEFORE.limits.credit_bytes
+        assert broker.settings.limits.frame_bytes == INITIAL.limits.frame_bytes
+        assert broker.settings.limits.credit_bytes == INITIAL.limits.credit_bytes
         assert (broker.settings.ack_timeout, broker.settings.tick_seconds) == (6, 1.0)
         assert broker.settings is broker.store.settings is broker.store.class_registry.settings
 
 
 @pytest.mark.parametrize(
-    ("settings", "classes", "why"),
+    ("settings", "classes", "message_pattern"),
     [
         (
-            replace(BEFORE, full_policy=FullPolicy.SPILL),
+            replace(INITIAL, full_policy=FullPolicy.SPILL),
             (),
             "restart the server to enable spilling",
         ),
@@ -129,25 +133,25 @@ async def test_handshake_limits_and_tick_survive_a_reload() -> None:
     ],
 )
 async def test_settings_that_need_a_restart_change_nothing(
-    settings: Settings, classes: list[NamedClass], why: str
+    settings: Settings, classes: list[NamedClass], message_pattern: str
 ) -> None:
-    async with serving(BEFORE) as server:
-        with pytest.raises(CannotReloadError, match=why):
-            now(server, settings, classes=classes)
-        assert server.server.broker.settings is BEFORE
+    async with serving(INITIAL) as server:
+        with pytest.raises(CannotReloadError, match=message_pattern):
+            apply(server, settings, classes=classes)
+        assert server.server.broker.settings is INITIAL
         assert not server.server.broker.classes
 
 
 async def test_reload_binds_and_unbinds_subjects() -> None:
     first = [NamedClass(name="orders", subjects=["orders.>"])]
     second = [NamedClass(name="orders", subjects=["shops.>"])]
-    async with serving(BEFORE, nats_port=0, classes=tuple(first)) as server:
+    async with serving(INITIAL, nats_port=0, classes=tuple(first)) as server:
         broker = server.server.broker
         class_id = broker.store.class_id_by_name["orders"]
         broker.store.subject_bindings.bind(class_id, "by.a.client")
-        now(server, classes=second, classes_before=first)
+        apply(server, classes=second, classes_before=first)
         assert broker.store.subject_bindings.subjects_of(class_id) == ("by.a.client", "shops.>")
-        now(server, classes=[], classes_before=second)
+        apply(server, classes=[], classes_before=second)
         assert broker.store.subject_bindings.subjects_of(class_id) == ("by.a.client",)
 
 
@@ -155,17 +159,17 @@ async def test_reload_disconnects_nats_clients_of_changed_users() -> None:
     def users(*names: str) -> NatsSettings:
         return NatsSettings(auth=NatsAuth(users=tuple(NatsUser(each, each) for each in names)))
 
-    async with serving(BEFORE, nats_port=0, nats=users("ada", "bob")) as server:
+    async with serving(INITIAL, nats_port=0, nats=users("ada", "bob")) as server:
         ada = await connect_nats_peer(server, user="ada", **{"pass": "ada"})
         bob = await connect_nats_peer(server, user="bob", **{"pass": "bob"})
-        now(server, nats=users("ada", "eve"))
+        apply(server, nats=users("ada", "eve"))
         await bob.read_until_closed()
         await ada.send(b"PING\r\n")
         assert await ada.read_line() == b"PONG"
         eve = await connect_nats_peer(server, user="eve", **{"pass": "eve"})
         await eve.send(b"PING\r\n")
         assert await eve.read_line() == b"PONG"
-        now(server, nats=NatsSettings(limits=NatsLimits(max_payload=8)))
+        apply(server, nats=NatsSettings(limits=NatsLimits(max_payload=8)))
         await ada.read_until_closed()
         anybody = await connect_nats_peer(server)
         await anybody.send(b"PUB a 9\r\n123456789\r\n")
@@ -178,7 +182,7 @@ async def test_invalid_file_changes_nothing_and_is_logged(
     def broken() -> Any:
         raise ValueError("bus.toml:1: one\nbus.toml:2: two")
 
-    async with serving(BEFORE) as server:
+    async with serving(INITIAL) as server:
         before = ServeOptions(reload=broken, drain_seconds=3)
         assert await reload(server, before) is before
         assert [each.getMessage() for each in caplog.records if each.levelname == "ERROR"] == [
@@ -193,37 +197,37 @@ async def test_invalid_file_changes_nothing_and_is_logged(
         assert await reload(server, before) is before  # It goes on.
         assert "applying the reloaded settings failed" in caplog.text
 
-        said: list[str] = []
+        callbacks: list[str] = []
         settings, options = Settings(Limits(class_messages=7)), ServeOptions(drain_seconds=5)
-        before = replace(before, reload=lambda: (settings, options, lambda: said.append("x")))
-        assert ((await reload(server, before)).drain_seconds, said) == (5, ["x"])
+        before = replace(before, reload=lambda: (settings, options, lambda: callbacks.append("x")))
+        assert ((await reload(server, before)).drain_seconds, callbacks) == (5, ["x"])
         assert server.server.broker.settings.limits.class_messages == 7
 
 
 async def test_slow_file_system_does_not_block_the_server(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    begun, answers = threading.Event(), threading.Event()
+    started, can_finish = threading.Event(), threading.Event()
 
     def slow() -> Any:
-        begun.set()
-        answers.wait()
+        started.set()
+        can_finish.wait()
         raise ValueError("too late")
 
-    async with serving(BEFORE, nats_port=0) as server, trio.open_nursery() as nursery:
+    async with serving(INITIAL, nats_port=0) as server, trio.open_nursery() as nursery:
         client = await connect_nats_peer(server)
         nursery.start_soon(reload, server, ServeOptions(reload=slow))
-        await wait_until(begun.is_set)
+        await wait_until(started.is_set)
         await client.send(b"PING\r\n")
         assert await client.read_line() == b"PONG"
-        answers.set()
+        can_finish.set()
     assert "settings not reloaded: too late" in caplog.text
-    answers.clear()
+    can_finish.clear()
     monkeypatch.setattr(server_reload, "READ_SECONDS_MAX", 0.01)
-    async with serving(BEFORE) as server:
+    async with serving(INITIAL) as server:
         await reload(server, ServeOptions(reload=slow))
         assert "settings not reloaded: reading the files took" in caplog.text
-        answers.set()
+        can_finish.set()
 
 
 async def test_a_reload_under_load_loses_nothing() -> None:
@@ -242,6 +246,8 @@ async def test_a_reload_under_load_loses_nothing() -> None:
             while got < 10_000:
                 got += len(await subscriber.read_messages(100))
                 await subscriber.send(ack(got - 100, got))
-                now(server, Settings(Limits(class_messages=300 + got, total_bytes=(1 << 30) - got)))
+                apply(
+                    server, Settings(Limits(class_messages=300 + got, total_bytes=(1 << 30) - got))
+                )
         await wait_until(lambda: class_statistics(server).ring.message_count == 0)
         assert class_statistics(server).redelivered == 0

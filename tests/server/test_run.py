@@ -44,10 +44,10 @@ async def test_one_port_serves_both_address_families() -> None:
 
 
 async def test_port_in_use_is_reported() -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = taken.getsockname()[1]
+    with socket.socket() as listening_socket:
+        listening_socket.bind(("127.0.0.1", 0))
+        listening_socket.listen()
+        port = listening_socket.getsockname()[1]
         with pytest.raises(ExceptionGroup) as caught:
             async with serving(port=port):
                 pass
@@ -97,14 +97,14 @@ async def test_redelivers_with_growing_backoff() -> None:
 async def test_unacked_messages_of_the_last_subscriber_go_to_the_next() -> None:
     async with serving() as server:
         publisher = await connect(server, [1])
-        gone = await connect(server, [1])
-        await gone.send(subscribe())
+        former = await connect(server, [1])
+        await former.send(subscribe())
         await wait_until(lambda: len(class_statistics(server).subscriptions) == 1)
         await publisher.send(message(b"a") + message(b"b") + message(b"c"))
-        await gone.read_messages(3)
-        await gone.send(ack(1, 2))
+        await former.read_messages(3)
+        await former.send(ack(1, 2))
         await wait_until(lambda: class_statistics(server).in_flight == 2)
-        await gone.stream.aclose()
+        await former.stream.aclose()
         await wait_until(lambda: not class_statistics(server).subscriptions)
         successor = await connect(server, [1])
         await successor.send(subscribe())
@@ -129,9 +129,9 @@ async def test_a_backlog_larger_than_any_socket_buffer_arrives_whole() -> None:
 async def test_a_slow_subscriber_does_not_slow_another() -> None:
     count, payload = 2000, bytes(10_000)
     async with serving() as server:
-        asleep = await connect(server, [1])
-        awake = await connect(server, [1])
-        for peer in (asleep, awake):
+        slow = await connect(server, [1])
+        fast = await connect(server, [1])
+        for peer in (slow, fast):
             await peer.send(subscribe())
         await wait_until(lambda: len(class_statistics(server).subscriptions) == 2)
         publisher = await connect(server, [1])
@@ -142,8 +142,8 @@ async def test_a_slow_subscriber_does_not_slow_another() -> None:
                     await publisher.send(message(payload))
 
             nursery.start_soon(publish)
-            await awake.read_messages(count)
-        assert len(await asleep.read_messages(count)) == count
+            await fast.read_messages(count)
+        assert len(await slow.read_messages(count)) == count
 
 
 async def test_client_that_fills_its_own_class_can_still_ack() -> None:
@@ -254,7 +254,7 @@ async def test_rate_line_includes_nats_messages() -> None:
 
 
 async def test_garbage_collection_stays_enabled_without_owns_process() -> None:
-    """Who starts servers in a program of its own, as tests do, is not to grow with each."""
+    """A program that starts many servers must not freeze more objects with each one."""
     before = gc.get_freeze_count()
     async with serving():
         assert gc.get_freeze_count() == before

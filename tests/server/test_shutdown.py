@@ -26,8 +26,8 @@ from tests.support.running_server import (
 )
 
 
-async def never() -> AsyncIterator[int]:
-    """No signal."""
+async def no_signals() -> AsyncIterator[int]:
+    """Yield no signal."""
     await trio.sleep_forever()
     yield 0
 
@@ -39,10 +39,10 @@ async def test_announces_the_shutdown_to_version2_and_nats_clients() -> None:
         await peer.read_frame()
         nats = await connect_nats_peer(server, protocol=1)
         with trio.fail_after(60):
-            await drain(server.server, server.nats_listener, 5, never())
-        told = await peer.read_frame()
-        assert told[0] == frames.ERROR
-        content = json.loads(told[frames.HEADER_BYTES : -len(frames.DELIMITER)])
+            await drain(server.server, server.nats_listener, 5, no_signals())
+        reply = await peer.read_frame()
+        assert reply[0] == frames.ERROR
+        content = json.loads(reply[frames.HEADER_BYTES : -len(frames.DELIMITER)])
         assert (content["code"], content["count"]) == ("draining", 0)
         assert not content.get("fatal")
         assert await peer.read_frame() == b""
@@ -58,7 +58,7 @@ async def test_drain_reads_sent_messages_before_disconnecting_publishers() -> No
         for publisher in publishers:
             await publisher.send(message(b"x" * 100) * 5000)
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(drain, server.server, None, 60, never())
+            nursery.start_soon(drain, server.server, None, 60, no_signals())
             assert len(await subscriber.read_messages(15_000)) == 15_000
             await subscriber.send(ack(0, 15_000))
         assert class_statistics(server).ring.message_count == 0
@@ -70,7 +70,7 @@ async def test_drain_ends_at_its_timeout(caplog: pytest.LogCaptureFixture) -> No
         await peer.send(subscribe() + message(b"never acknowledged"))
         await peer.read_messages(1)
         with trio.fail_after(60):
-            await drain(server.server, None, 0.2, never())
+            await drain(server.server, None, 0.2, no_signals())
         assert "drain timeout of 0.2 s exceeded: stopping" in caplog.text
         assert class_statistics(server).ring.message_count == 1
 

@@ -11,12 +11,7 @@ import pytest
 
 from simplebus.server import systemd
 from simplebus.server.systemd import SocketActivationError, assign_sockets, take_inherited_sockets
-from tests.support.running_server import (
-    connect,
-    message,
-    serving,
-    subscribe,
-)
+from tests.support.running_server import connect, message, serving, subscribe
 
 
 @pytest.fixture
@@ -25,8 +20,8 @@ def stack() -> Iterator[ExitStack]:
         yield stack
 
 
-def listening(stack: ExitStack) -> tuple[socket.socket, int]:
-    """A socket that listens on loopback, and its port."""
+def listening_socket(stack: ExitStack) -> tuple[socket.socket, int]:
+    """Return a listening socket on loopback, and its port."""
     sock = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
     return sock, sock.getsockname()[1]
 
@@ -34,15 +29,15 @@ def listening(stack: ExitStack) -> tuple[socket.socket, int]:
 def set_activation_environment(
     monkeypatch: pytest.MonkeyPatch, *fds: int, names: str = ""
 ) -> dict[str, str]:
-    """The environment of a process that is handed these, which must follow each other."""
+    """Return the environment of a process that inherits these consecutive descriptors."""
     monkeypatch.setattr(systemd, "FIRST_FD", fds[0])
     assert list(fds) == list(range(fds[0], fds[0] + len(fds)))
-    found = {"LISTEN_PID": str(os.getpid()), "LISTEN_FDS": str(len(fds)), "OTHER": "x"}
-    return found | ({"LISTEN_FDNAMES": names} if names else {})
+    inherited = {"LISTEN_PID": str(os.getpid()), "LISTEN_FDS": str(len(fds)), "OTHER": "x"}
+    return inherited | ({"LISTEN_FDNAMES": names} if names else {})
 
 
-def copies(count: int, *socks: socket.socket) -> list[int]:
-    """Descriptors of these sockets that follow each other."""
+def duplicate_descriptors(count: int, *socks: socket.socket) -> list[int]:
+    """Return consecutive descriptors, the first ones for these sockets."""
     first = 200
     for at, sock in enumerate(socks):
         os.dup2(sock.fileno(), first + at)
@@ -52,16 +47,16 @@ def copies(count: int, *socks: socket.socket) -> list[int]:
 def test_inherited_sockets_are_taken_once(
     stack: ExitStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    one, two = listening(stack), listening(stack)
+    first, second = listening_socket(stack), listening_socket(stack)
     environment = set_activation_environment(
-        monkeypatch, *copies(2, one[0], two[0]), names="nats:x"
+        monkeypatch, *duplicate_descriptors(2, first[0], second[0]), names="nats:x"
     )
-    found = take_inherited_sockets(environment)
-    assert [(name, sock.getsockname()[1]) for name, sock in found] == [
-        ("nats", one[1]),
-        ("x", two[1]),
+    inherited = take_inherited_sockets(environment)
+    assert [(name, sock.getsockname()[1]) for name, sock in inherited] == [
+        ("nats", first[1]),
+        ("x", second[1]),
     ]
-    for _, sock in found:
+    for _, sock in inherited:
         assert not sock.getblocking()
         assert not sock.get_inheritable()
         sock.close()
@@ -79,7 +74,9 @@ def test_inherited_socket_that_does_not_listen_is_reported(
     stack: ExitStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sock = stack.enter_context(socket.socket())
-    environment = set_activation_environment(monkeypatch, *copies(1, sock), names="tcp")
+    environment = set_activation_environment(
+        monkeypatch, *duplicate_descriptors(1, sock), names="tcp"
+    )
     with pytest.raises(
         SocketActivationError,
         match=r"descriptor 200 .'tcp'. of LISTEN_FDS is no listening TCP socket",
@@ -88,10 +85,14 @@ def test_inherited_socket_that_does_not_listen_is_reported(
 
 
 def test_assigns_sockets_by_name_or_port(stack: ExitStack) -> None:
-    by_name, by_port, other = listening(stack), listening(stack), listening(stack)
+    by_name, by_port, other = (
+        listening_socket(stack),
+        listening_socket(stack),
+        listening_socket(stack),
+    )
     ports = {"tcp": by_port[1], "nats": 1, "http": None}
-    found = assign_sockets([("nats", by_name[0]), ("simplebus.socket", by_port[0])], ports)
-    assert found == {"nats": [by_name[0]], "tcp": [by_port[0]]}
+    inherited = assign_sockets([("nats", by_name[0]), ("simplebus.socket", by_port[0])], ports)
+    assert inherited == {"nats": [by_name[0]], "tcp": [by_port[0]]}
     with pytest.raises(SocketActivationError, match=r"socket 'x' on 127.* belongs to no listener"):
         assign_sockets([("x", other[0])], ports)
     with pytest.raises(SocketActivationError, match="is for the http listener, which is disabled"):
@@ -99,7 +100,7 @@ def test_assigns_sockets_by_name_or_port(stack: ExitStack) -> None:
 
 
 async def test_early_clients_wait_in_the_backlog(stack: ExitStack) -> None:
-    sock, port = listening(stack)
+    sock, port = listening_socket(stack)
     early = stack.enter_context(socket.create_connection(("127.0.0.1", port)))
     early.sendall(b"<")  # Waits in the queue.
     sock.setblocking(False)
@@ -115,15 +116,15 @@ async def test_early_clients_wait_in_the_backlog(stack: ExitStack) -> None:
 
 
 @pytest.mark.parametrize(
-    ("host", "is_said"), [("0.0.0.0", True), ("127.0.0.1", False)], ids=["network", "loopback"]
+    ("host", "is_warned"), [("0.0.0.0", True), ("127.0.0.1", False)], ids=["network", "loopback"]
 )
 async def test_warns_about_inherited_public_sockets(
-    host: str, is_said: bool, caplog: pytest.LogCaptureFixture
+    host: str, is_warned: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    sockets = {door: [socket.create_server((host, 0))] for door in ("tcp", "http")}
+    sockets = {listener: [socket.create_server((host, 0))] for listener in ("tcp", "http")}
     for (sock,) in sockets.values():
         sock.setblocking(False)
     async with serving(inherited=sockets, http_port=0):
         pass
-    for said in (f"{host} can publish, subscribe", f"{host} can read metrics"):
-        assert (said in caplog.text) == is_said
+    for warning in (f"{host} can publish, subscribe", f"{host} can read metrics"):
+        assert (warning in caplog.text) == is_warned

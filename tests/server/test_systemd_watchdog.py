@@ -16,8 +16,8 @@ from simplebus.server.systemd import notify, send_notifications, watchdog_second
 
 
 @pytest.fixture
-def heard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> socket.socket:
-    """Where systemd would listen."""
+def notify_socket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> socket.socket:
+    """Socket that systemd would listen on."""
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     sock.bind(str(tmp_path / "notify"))
     sock.settimeout(60)
@@ -34,32 +34,32 @@ def test_watchdog_variables_of_another_process_are_ignored() -> None:
 
 
 async def test_sends_watchdog_twice_per_interval_and_the_status(
-    heard: socket.socket, autojump_clock: MockClock
+    notify_socket: socket.socket, autojump_clock: MockClock
 ) -> None:
-    told: list[tuple[float, tuple[str, ...]]] = []
+    notifications: list[tuple[float, tuple[str, ...]]] = []
     start = trio.current_time()
 
-    def send(*words: str) -> None:
-        told.append((trio.current_time() - start, words))
+    def send(*lines: str) -> None:
+        notifications.append((trio.current_time() - start, lines))
 
     with trio.move_on_after(16):
         await send_notifications(lambda: "fine", watchdog_interval=6, send=send)
-    assert [at for at, _ in told] == pytest.approx([3, 6, 9, 12, 15])
-    assert [len(words) for _, words in told] == [1, 1, 1, 2, 1]
-    assert told[3][1] == ("WATCHDOG=1", "STATUS=fine")
-    heard.close()
+    assert [at for at, _ in notifications] == pytest.approx([3, 6, 9, 12, 15])
+    assert [len(lines) for _, lines in notifications] == [1, 1, 1, 2, 1]
+    assert notifications[3][1] == ("WATCHDOG=1", "STATUS=fine")
+    notify_socket.close()
 
 
 async def test_without_watchdog_sends_only_the_status(
-    heard: socket.socket, autojump_clock: MockClock
+    notify_socket: socket.socket, autojump_clock: MockClock
 ) -> None:
-    told: list[tuple[str, ...]] = []
+    notifications: list[tuple[str, ...]] = []
     with trio.move_on_after(systemd.STATUS_INTERVAL_SECONDS * 2.5):
         await send_notifications(
-            lambda: "fine", watchdog_interval=None, send=lambda *words: told.append(words)
+            lambda: "fine", watchdog_interval=None, send=lambda *lines: notifications.append(lines)
         )
-    assert told == [("STATUS=fine",)] * 2
-    heard.close()
+    assert notifications == [("STATUS=fine",)] * 2
+    notify_socket.close()
 
 
 async def test_without_systemd_sends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -68,9 +68,9 @@ async def test_without_systemd_sends_nothing(monkeypatch: pytest.MonkeyPatch) ->
         await send_notifications(lambda: "fine", watchdog_interval=1)
 
 
-def test_full_notify_socket_does_not_block(heard: socket.socket) -> None:
+def test_full_notify_socket_does_not_block(notify_socket: socket.socket) -> None:
     begin = time.monotonic()
     while notify("STATUS=" + "x" * 1000):
         assert time.monotonic() - begin < 30
-    assert heard.recv(2000).startswith(b"STATUS=xxx")
-    heard.close()
+    assert notify_socket.recv(2000).startswith(b"STATUS=xxx")
+    notify_socket.close()

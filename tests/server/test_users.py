@@ -29,14 +29,7 @@ from simplebus.nats.users import NatsUser as NatsUser
 from simplebus.server.preauth import auth_worker
 from simplebus.server.run import RunningServer
 from tests.support.nats_peer import NatsPeer, open_nats_peer
-from tests.support.running_server import (
-    Peer,
-    connect,
-    message,
-    serving,
-    subscribe,
-    wait_until,
-)
+from tests.support.running_server import Peer, connect, message, serving, subscribe, wait_until
 
 HASH = PasswordHasher(time_cost=1, memory_cost=8, parallelism=1).hash("secret")
 
@@ -86,7 +79,7 @@ async def test_slow_password_hash_is_checked_once(caplog: pytest.LogCaptureFixtu
             async with simplebus.connect(server.addresses[0], user="ada", password="secret") as bus:
                 await bus.publish(b"x", class_id=1)
         assert server.server.auth_worker is not None
-        assert server.server.auth_worker.check_count == 1  # The second time it was known.
+        assert server.server.auth_worker.check_count == 1  # The second result is cached.
         assert "secret" not in caplog.text
 
 
@@ -125,13 +118,13 @@ async def test_blocking_client_authenticates() -> None:
     async with server_with_users(BOB) as server:
         address = server.addresses[0]
 
-        def talk() -> None:
+        def run_client() -> None:
             with simplebus.connect_blocking(address, token="bob's token") as bus:
                 bus.publish(b"x", class_id="orders", channel="eu.paid")
                 with pytest.raises(simplebus.RefusedError, match=r"unauthorized.*'us.paid'"):
                     bus.publish(b"x", class_id="orders", channel="us.paid")
 
-        await trio.to_thread.run_sync(talk)
+        await trio.to_thread.run_sync(run_client)
 
 
 async def test_version1_client_is_authenticated_by_address() -> None:
@@ -154,8 +147,8 @@ async def test_forbidden_publishes_are_refused_and_others_stored() -> None:
     ):
         for channel in ("eu.paid", "eu.test", "us.paid", "eu.paid.late", None):
             with contextlib.suppress(simplebus.RefusedError):
-                about = {} if channel is None else {"channel": channel}
-                await bus.publish(b"x", class_id="orders", **about)  # type: ignore[arg-type]
+                arguments = {} if channel is None else {"channel": channel}
+                await bus.publish(b"x", class_id="orders", **arguments)  # type: ignore[arg-type]
         await bus.publish(b"x", class_id=7)
         for class_id in (8, "other"):
             with pytest.raises(simplebus.RefusedError, match="unauthorized"):
@@ -185,16 +178,16 @@ async def test_subscription_receives_only_permitted_channels() -> None:
     async with connected_users() as (_, bus, ada):
         async with (
             bus.subscribe("orders") as all_,
-            bus.subscribe("orders", "us.*") as some,
-            bus.subscribe("orders", durable="kept") as kept,
+            bus.subscribe("orders", "us.*") as filtered,
+            bus.subscribe("orders", durable="kept") as durable_messages,
         ):
             for channel in ("us.secret", "eu.paid", "us.paid", None, "us.secret", "us.last"):
-                about = {} if channel is None else {"channel": channel}
-                await ada.publish(b"x", class_id="orders", **about)  # type: ignore[arg-type]
+                arguments = {} if channel is None else {"channel": channel}
+                await ada.publish(b"x", class_id="orders", **arguments)  # type: ignore[arg-type]
             for messages, expected in (
                 (all_, ["eu.paid", "us.paid", "", "us.last"]),
-                (kept, ["eu.paid", "us.paid", "", "us.last"]),
-                (some, ["us.paid", "us.last"]),
+                (durable_messages, ["eu.paid", "us.paid", "", "us.last"]),
+                (filtered, ["us.paid", "us.last"]),
             ):
                 got = [(await messages.get(timeout=60)).channel or "" for _ in expected]
                 assert got == expected
@@ -212,13 +205,13 @@ async def test_durable_delivers_only_channels_permitted_to_its_user() -> None:
             await ada.publish(b"x", class_id="orders", channel=channel)
         async with bus.subscribe("orders", durable="bob's") as messages:
             assert (await messages.get(timeout=60)).channel == "us.paid"
-        await bus.publish(b"what was said before has been heard", class_id=7)
+        await bus.publish(b"everything before is processed", class_id=7)
         async with ada.subscribe("orders", durable="bob's") as messages:
             await ada.publish(b"x", class_id="orders", channel="eu.secret")
             assert (await messages.get(timeout=60)).channel == "eu.secret"
         async with ada.subscribe("orders", durable="ada's"):
             pass
-        await ada.publish(b"that it is over has been heard", class_id=7)
+        await ada.publish(b"the end of the subscription is processed", class_id=7)
         expected = 'the durable "ada\'s": it belongs to another user'
         with pytest.raises(simplebus.RefusedError, match=expected):
             async with bus.subscribe("orders", durable="ada's"):
@@ -228,9 +221,9 @@ async def test_durable_delivers_only_channels_permitted_to_its_user() -> None:
 async def test_inspection_requires_permission() -> None:
     async with connected_users() as (_, bus, ada):
         await ada.publish(b"x", class_id="orders", channel="eu.paid")
-        for asked in (bus.explain(), bus.fetch("orders", 0, 10), bus.keep_last_values("orders")):
+        for call in (bus.explain(), bus.fetch("orders", 0, 10), bus.keep_last_values("orders")):
             with pytest.raises(simplebus.RefusedError, match="unauthorized"):
-                await asked
+                await call
         assert await bus.purge("orders") == 1
         assert len(await ada.fetch("orders", 0, 10)) == 0
         await ada.explain()
@@ -271,14 +264,14 @@ async def test_connection_limit_of_a_user_spans_listeners() -> None:
 
 async def test_bytes_before_authentication_are_bounded() -> None:
     async with server_with_users(ADA) as server:
-        for said in (
+        for data in (
             b"4" + bytes(8) + b"{" + b" " * 100_000,
             frames.encode(frames.HEARTBEAT) * 20_000,
             frames.encode(frames.CONNECT, content=b'{"auth":' + b"[" * 60_000),
         ):
             peer = await connect(server)
             with contextlib.suppress(trio.BrokenResourceError):
-                await peer.send(said)
+                await peer.send(data)
             assert await peer.wait_closed()
         await wait_until(lambda: not server.server.connections)
 
@@ -288,75 +281,75 @@ async def test_password_guessing_is_limited_without_delaying_others() -> None:
         address = server.addresses[0]
         async with simplebus.connect(address, user="ada", password="secret"):
             pass
-        said = []
+        is_limited = []
         for password in ("wrong",) * 12 + ("secret",):
             with pytest.raises(simplebus.BusConnectionError) as caught:
                 async with simplebus.connect(address, user="ada", password=password):
                     pass
-            said.append("too many wrong passwords" in str(caught.value))
-        assert said[:5] == [False] * 5
-        assert said[-1]
+            is_limited.append("too many wrong passwords" in str(caught.value))
+        assert is_limited[:5] == [False] * 5
+        assert is_limited[-1]
         client = await open_nats_peer(server)
         await client.read_info()
-        await client.send(b"CONNECT {%b}\r\nPING\r\n" % ADA_SAYS.encode())
+        await client.send(b"CONNECT {%b}\r\nPING\r\n" % ADA_LOGIN.encode())
         assert await client.read_until_closed() == b"-ERR 'Too Many Authentication Attempts'\r\n"
         async with simplebus.connect(address, token="bob's token"):
             pass
 
 
 async def test_authenticating_client_is_not_timed_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The time in which a peer has to say who it is does not go on while that is looked at."""
-    asked, goes_on = [], trio.Event()
+    """The authentication timeout is paused while the server checks credentials."""
+    checks, released = [], trio.Event()
 
-    async def worked_out(kept: str, said: str) -> bool:
-        asked.append(said)
-        await goes_on.wait()
+    async def verify(password_hash: str, password: str) -> bool:
+        checks.append(password)
+        await released.wait()
         return True
 
-    monkeypatch.setattr(auth_worker, "_verify_in_thread", worked_out)
+    monkeypatch.setattr(auth_worker, "_verify_in_thread", verify)
     async with server_with_users(ADA) as server:
         peer, client = await connect(server), await open_nats_peer(server)
         await client.read_info()
-        await client.send(b"CONNECT {%b}\r\nPING\r\n" % ADA_SAYS.encode())
-        said = b'{"classes":[],"auth":{"user":"ada","password":"secret"}}'
-        await peer.send(frames.encode(frames.CONNECT, content=said))
+        await client.send(b"CONNECT {%b}\r\nPING\r\n" % ADA_LOGIN.encode())
+        content = b'{"classes":[],"auth":{"user":"ada","password":"secret"}}'
+        await peer.send(frames.encode(frames.CONNECT, content=content))
         (session,) = server.server.broker.sessions.values()
         front = server.nats_listener.nats_server
         (other,) = front.sessions.values()
-        await wait_until(lambda: asked and session.is_authenticating and other.is_authenticating)
+        await wait_until(lambda: checks and session.is_authenticating and other.is_authenticating)
         for _ in range(1000):
             assert session.tick(Limits(), 1.0, is_blocking_publishers=False) is None
         front.now += 1000
         front.tick()
-        goes_on.set()
+        released.set()
         assert await client.read_line() == b"+OK"
         assert (await peer.read_frame())[:1] == b"4"
 
 
 async def test_authenticated_client_cannot_guess_faster() -> None:
     async with server_with_users(ADA, User("quick", password="right")) as server:
-        said = []
+        responses = []
         for password in (b"wrong",) * 7 + (b"right",):
-            client = await nats_user(server, ADA_SAYS)
+            client = await nats_user(server, ADA_LOGIN)
             await client.send(b'CONNECT {"user":"quick","pass":"%b"}\r\nPING\r\n' % password)
-            said.append(await client.read_until_closed())
-        assert said[:5] == [b"-ERR 'Authorization Violation'\r\n"] * 5
-        assert said[-1] == b"-ERR 'Too Many Authentication Attempts'\r\n"
-        client = await nats_user(server, ADA_SAYS)
-        await client.send(b'CONNECT {"verbose":true,%b}\r\nPING\r\n' % ADA_SAYS.encode())
+            responses.append(await client.read_until_closed())
+        assert responses[:5] == [b"-ERR 'Authorization Violation'\r\n"] * 5
+        assert responses[-1] == b"-ERR 'Too Many Authentication Attempts'\r\n"
+        client = await nats_user(server, ADA_LOGIN)
+        await client.send(b'CONNECT {"verbose":true,%b}\r\nPING\r\n' % ADA_LOGIN.encode())
         assert await client.read_line() == b"+OK"
 
 
 async def test_guessing_nats_users_is_limited() -> None:
     auth = NatsAuth(users=(NatsUser("ada", password="secret"),))
     async with serving(nats_port=0, nats=NatsSettings(auth=auth)) as server:
-        said = set()
+        responses = set()
         for password in ("wrong",) * 12 + ("secret",):
             client = await open_nats_peer(server)
             await client.read_info()
             await client.send(b'CONNECT {"user":"ada","pass":"%b"}\r\n' % password.encode())
-            said.add(answer := await client.read_until_closed())
-        assert said == {
+            responses.add(answer := await client.read_until_closed())
+        assert responses == {
             b"-ERR 'Authorization Violation'\r\n",
             b"-ERR 'Too Many Authentication Attempts'\r\n",
         }
@@ -376,28 +369,30 @@ async def test_address_limit_spans_listeners() -> None:
         await connect(server, [1])
 
 
-async def nats_user(server: RunningServer, said: str) -> NatsPeer:
+async def nats_user(server: RunningServer, credentials: str) -> NatsPeer:
     peer = await open_nats_peer(server)
     assert (await peer.read_info())["auth_required"] is True
-    await peer.send(b'CONNECT {"verbose":false,"headers":true,%b}\r\nPING\r\n' % said.encode())
+    await peer.send(
+        b'CONNECT {"verbose":false,"headers":true,%b}\r\nPING\r\n' % credentials.encode()
+    )
     assert await peer.read_line() == b"PONG"
     return peer
 
 
-ADA_SAYS = '"user":"ada","pass":"secret"'
-BOB_SAYS = '"auth_token":"bob\'s token"'
+ADA_LOGIN = '"user":"ada","pass":"secret"'
+BOB_LOGIN = '"auth_token":"bob\'s token"'
 
 
 async def test_users_can_connect_to_the_nats_listener() -> None:
     async with server_with_users(ADA, BOB) as server:
-        ada, bob = await nats_user(server, ADA_SAYS), await nats_user(server, BOB_SAYS)
+        ada, bob = await nats_user(server, ADA_LOGIN), await nats_user(server, BOB_LOGIN)
         await ada.send(b"SUB > 1\r\n")
         await ada.flush()
         for subject in (b"eu.paid", b"us.paid", b"eu.test", b"free"):
             await bob.send(b"PUB %b 1\r\nx\r\n" % subject)
         for subject in (b"us.paid", b"eu.test", b"free"):
-            said = await bob.read_line()
-            assert said == b"-ERR 'Permissions Violation for Publish to \"%b\"'" % subject
+            response = await bob.read_line()
+            assert response == b"-ERR 'Permissions Violation for Publish to \"%b\"'" % subject
         assert await ada.read_line() == b"MSG eu.paid 1 1"
         assert server.server.broker.classes[5].ring.head == 1
         wrong = await open_nats_peer(server)
@@ -408,8 +403,8 @@ async def test_users_can_connect_to_the_nats_listener() -> None:
 
 async def test_class_messages_reach_only_permitted_nats_clients() -> None:
     async with server_with_users(ADA, BOB) as server:
-        bob = await nats_user(server, BOB_SAYS)
-        other = await nats_user(server, ADA_SAYS)
+        bob = await nats_user(server, BOB_LOGIN)
+        other = await nats_user(server, ADA_LOGIN)
         await bob.send(b"SUB > 1\r\n")
         await bob.flush()
         async with simplebus.connect(server.addresses[0], user="ada", password="secret") as ada:
@@ -426,7 +421,7 @@ async def test_class_messages_reach_only_permitted_nats_clients() -> None:
 
 async def test_acked_nats_subscription_requires_permission() -> None:
     async with server_with_users(ADA, BOB) as server:
-        bob, ada = await nats_user(server, BOB_SAYS), await nats_user(server, ADA_SAYS)
+        bob, ada = await nats_user(server, BOB_LOGIN), await nats_user(server, ADA_LOGIN)
         await bob.send(b"SUB $SB.SUB.hidden 1\r\n")
         assert b"may not subscribe" in await bob.read_line()
         await bob.send(b"SUB $SB.SUB.orders 2\r\n")
@@ -440,7 +435,7 @@ async def test_acked_nats_subscription_requires_permission() -> None:
 
 
 def test_nats_client_authenticates_with_slow_hash() -> None:
-    async def talk(url: str) -> None:
+    async def run_client(url: str) -> None:
         client = await nats_py.connect(
             url, user="ada", password="secret", allow_reconnect=False, connect_timeout=60
         )
@@ -453,7 +448,7 @@ def test_nats_client_authenticates_with_slow_hash() -> None:
 
         async with server_with_users(ADA) as server:
             url = f"nats://{server.nats_addresses[0]}"
-            await trio.to_thread.run_sync(lambda: asyncio.run(talk(url)))
+            await trio.to_thread.run_sync(lambda: asyncio.run(run_client(url)))
 
     trio.run(main)
 

@@ -63,12 +63,12 @@ class SubscriptionSpec:
     filters: bool = False
     """True to ask for one channel only."""
     by_key: bool = False
-    where: dict[str, object] | None = None
+    start_position: dict[str, object] | None = None
     """Start position, instead of `start`."""
 
     def options(self) -> dict[str, object]:
         """Return the options of a Subscribe request."""
-        found: dict[str, object] = {"start": self.where or self.start}
+        found: dict[str, object] = {"start": self.start_position or self.start}
         for name in ("durable", "group", "max_in_flight", "max_deliveries", "by_key"):
             if getattr(self, name):
                 found[name] = getattr(self, name)
@@ -272,12 +272,12 @@ class Version2Client(SimulatedClient):
         super().__init__(world, dial, name)
 
     def send_handshake(self) -> None:
-        who: dict[str, object] = {}
+        identity: dict[str, object] = {}
         if self.is_named:
-            who = {"name": self.name, "instance": "one"}
+            identity = {"name": self.name, "instance": "one"}
             if self.bus:
-                who |= {"unconfirmed": self.first, "bus": self.bus}
-        self.send(connect_request(*map(named, self.class_ids), **who))
+                identity |= {"unconfirmed": self.first, "bus": self.bus}
+        self.send(connect_request(*map(named, self.class_ids), **identity))
 
     def on_connection_lost(self) -> None:
         self.is_open = False
@@ -306,23 +306,23 @@ class Version2Client(SimulatedClient):
 
     def _publish(self) -> None:
         rng = self.world.random
-        class_id, which = rng.choice(self.class_ids), self.created_count
+        class_id, number = rng.choice(self.class_ids), self.created_count
         self.created_count += 1
-        what = rng.choice(["", "", "c", "c", "ct", "cty", "t", "ty", "ck", "cl", "b"])
-        if what == "b":  # An invalid envelope.
-            message = (class_id, ENVELOPE, b"\xff" + messages.payload(self.name, which))
-        elif what:
-            bits = what.encode()
-            about = Envelope(
+        traits = rng.choice(["", "", "c", "c", "ct", "cty", "t", "ty", "ck", "cl", "b"])
+        if traits == "b":  # An invalid envelope.
+            message = (class_id, ENVELOPE, b"\xff" + messages.payload(self.name, number))
+        elif traits:
+            bits = traits.encode()
+            envelope = Envelope(
                 channel=channel_from_traits(bits).decode(),
                 key=messages.key_from_traits(bits),
                 expires_ms=_milliseconds(expiry_from_traits(bits)),
                 not_before_ms=_milliseconds(delay_from_traits(bits)),
             )
-            data = messages.payload(self.name, which, what, size=rng.choice([0, 0, 300]))
-            message = (class_id, ENVELOPE, messages.encode_envelope(data, about))
+            data = messages.payload(self.name, number, traits, size=rng.choice([0, 0, 300]))
+            message = (class_id, ENVELOPE, messages.encode_envelope(data, envelope))
         else:
-            message = (class_id, MESSAGE, messages.payload(self.name, which))
+            message = (class_id, MESSAGE, messages.payload(self.name, number))
         self.waiting.append(message)
         self._send(self.first + len(self.waiting) - 1, *message)
 
@@ -347,9 +347,11 @@ class Version2Client(SimulatedClient):
     def _settle_randomly(self) -> None:
         """Ack, nack, extend or forget some of the received messages."""
         rng, held = self.world.random, self._unacked
-        way = rng.choice(["some", "some", "all", "shuffled", "nack", "working", "none", "drop"])
+        decision = rng.choice(
+            ["some", "some", "all", "shuffled", "nack", "working", "none", "drop"]
+        )
         many = rng.randint(0, min(len(held), 8))
-        match way:
+        match decision:
             case "all":
                 self._ack(len(held))
             case "some":
@@ -424,8 +426,8 @@ class Version2Client(SimulatedClient):
         for at, message in enumerate(self.waiting):
             self._send(self.first + at, *message)
 
-    def _failed(self, about: int, number: int, code: str) -> None:
-        if about == SUBSCRIBE and code in ("durable_in_use", "too_many_subscriptions"):
+    def _failed(self, envelope: int, number: int, code: str) -> None:
+        if envelope == SUBSCRIBE and code in ("durable_in_use", "too_many_subscriptions"):
             self.world.call_later(1.0, self._resubscribe, number - 1)
 
     @property

@@ -68,8 +68,8 @@ class SimulatedDisk:
         with (
             mock.patch.object(journal, "AppendFile", self._open_file),
             mock.patch.object(journal, "_SYNCS_ALONE_MAX", 1 << 30),  # Threads obey no seed.
-            mock.patch.object(journal, "sync_folder", self._sync_folder),
-            mock.patch.object(recovery, "sync_folder", self._sync_folder),
+            mock.patch.object(journal, "sync_directory", self._sync_folder),
+            mock.patch.object(recovery, "sync_directory", self._sync_folder),
             mock.patch.object(recovery, "sync_file", self._sync_path),
         ):
             yield
@@ -86,10 +86,10 @@ class SimulatedDisk:
         if self.is_broken and self.world.is_fault_due(0.5):
             raise OSError(errno.EIO, os.strerror(errno.EIO))
 
-    def _open_file(self, path: Path, *, mark: int = 0) -> AppendFile:
+    def _open_file(self, path: Path, *, end_mark: int = 0) -> AppendFile:
         self.call(writes=True)
         former = self._files.pop(path, None)
-        file = _File(path, mark=mark)
+        file = _File(path, end_mark=end_mark)
         file.disk = self
         self._made += 1
         spare = self._spares / str(self._made)
@@ -121,7 +121,7 @@ class SimulatedDisk:
         """Close the files of a process that died."""
         for file in self._open:
             if not file.is_closed:
-                file.abandon()
+                file.close_unchanged()
         self._open.clear()
         self.dies_in = 0
 
@@ -202,31 +202,31 @@ class _File(AppendFile):
     kept: _FileState
     is_closed = False
 
-    def append(self, pieces: list[bytes], *, mark: int) -> None:
+    def append(self, pieces: list[bytes], *, end_mark: int) -> None:
         try:
             self.disk.call(writes=True)
         except (OSError, SimulatedCrash):
             if self.disk.world.random.random() < 0.5:
                 whole = b"".join(pieces)
                 half = whole[: self.disk.world.random.randrange(len(whole))]
-                super().append([half], mark=self.mark)
+                super().append([half], end_mark=self.end_mark)
             raise
-        super().append(pieces, mark=mark)
-        self.kept.ends.append(self.used)
+        super().append(pieces, end_mark=end_mark)
+        self.kept.ends.append(self.written_bytes)
 
     def sync(self) -> None:
         self.disk.call()
-        self.kept.durable = self.used
-        self.settle()
+        self.kept.durable = self.written_bytes
+        self.mark_synced()
 
-    def withdraw(self) -> None:
+    def discard_unsynced(self) -> None:
         self.disk.call()
-        super().withdraw()
-        self.kept.ends = [end for end in self.kept.ends if end <= self.used]
+        super().discard_unsynced()
+        self.kept.ends = [end for end in self.kept.ends if end <= self.written_bytes]
 
-    def abandon(self) -> None:
+    def close_unchanged(self) -> None:
         self.is_closed = True
-        super().abandon()
+        super().close_unchanged()
 
     def close(self) -> None:
         self.is_closed = True

@@ -28,7 +28,7 @@ class LossChecks(RestartChecks):
         self._torn = torn
         self._totals: dict[tuple[int, Reason], int] = {}
         """Counts of earlier processes."""
-        self._told: dict[int, set[tuple[str, int]]] = {}
+        self._refused_numbers: dict[int, set[tuple[str, int]]] = {}
         """By class: messages refused because the class was full."""
         self._forbidden: dict[tuple[int, int], float] = {}
         """By class and sequence: log position of the purge."""
@@ -89,7 +89,7 @@ class LossChecks(RestartChecks):
         torn = [path for path in self._torn if path.parent.name == f"{class_id:05}"]
         if self._ended == "cut" and torn and len(self.messages[class_id]) < before:
             self.check(
-                any(str(torn[0].parent) in sentence for sentence in self.said),
+                any(str(torn[0].parent) in sentence for sentence in self.warnings),
                 "skipped records are logged",
                 f"class {class_id}: {before - len(self.messages[class_id])} messages, {torn}",
             )
@@ -124,12 +124,12 @@ class LossChecks(RestartChecks):
                 "dropped messages are counted",
                 f"class {class_id}: {len(sequences)}, and {counted} are counted",
             )
-        for class_id, told in self._told.items():
+        for class_id, refused in self._refused_numbers.items():
             counted = self._counted(broker, class_id, Reason.DROP_NEWEST)
             self.check(
-                len(told) <= counted,
+                len(refused) <= counted,
                 "dropped messages are counted",
-                f"class {class_id}: {len(told)} were refused, and {counted} are counted",
+                f"class {class_id}: {len(refused)} were refused, and {counted} are counted",
             )
 
     def _counted(self, broker: Broker, class_id: int, reason: Reason) -> int:
@@ -162,7 +162,9 @@ class LossChecks(RestartChecks):
         for number in numbers:
             self.refused_tokens.add(self.numbers[session_history.publisher, number])
             if code == Reason.DROP_NEWEST:
-                self._told.setdefault(class_id, set()).add((session_history.publisher, number))
+                self._refused_numbers.setdefault(class_id, set()).add(
+                    (session_history.publisher, number)
+                )
             if commit_log is not None and session_history.is_named:
                 self._settled.setdefault(
                     (session_history.publisher, number), commit_log.log_position
@@ -195,7 +197,7 @@ class LossChecks(RestartChecks):
         self, session_history: SessionHistory, class_id: int, first: int, last: int
     ) -> None:
         head = len(self.messages.get(class_id, []))
-        # What comes in front of it, and is heard together with it, may be meant, too.
+        # The purge may include messages that arrive before it in the same read.
         self.purged.setdefault(class_id, set()).update(range(first, min(last, head + 50)))
         session_history.pending_purges.append((class_id, range(first, min(last, head))))
 

@@ -194,7 +194,7 @@ class PromiseChecker(DeliveryChecks):
             class_id,
             asked,
             spec,
-        ) in session_history.pending_subscribes:  # It is granted, perhaps, and was not told so.
+        ) in session_history.pending_subscribes:  # It may be granted without a reply yet.
             key = MessageClass.position_key(spec.get("durable") or "", spec.get("group") or "")
             if (
                 asked == number
@@ -221,7 +221,7 @@ class PromiseChecker(DeliveryChecks):
                 position_history.excused |= self._unsent_sequences(position_history)
 
     def _unsent_sequences(self, position_history: PositionHistory) -> set[int]:
-        """Return the messages that were copied for sending and have not left."""
+        """Return the messages that were copied for sending and not sent."""
         found = set()
         for session_history in self.session_histories.values():
             if (
@@ -250,7 +250,7 @@ class PromiseChecker(DeliveryChecks):
     # Sent bytes ----------------------------------------------------------------------------------
 
     def bytes_sent(self, session: Session, data: bytes) -> None:
-        """Record bytes that have left."""
+        """Record sent bytes."""
         session_history = self.session_histories.get(session.session_id)
         if session_history is None:
             return
@@ -289,7 +289,7 @@ class PromiseChecker(DeliveryChecks):
             session_history.clean_clock = self.broker.clock.now
 
     def _is_there(self, class_id: int, spec: dict[str, Any]) -> bool:
-        """Return True if any session was told that the position exists."""
+        """Return True if any session received a reply that the position exists."""
         key = MessageClass.position_key(spec.get("durable") or "", spec.get("group") or "")
         return (class_id, key) in self.position_histories
 
@@ -375,7 +375,7 @@ class PromiseChecker(DeliveryChecks):
             if token is None or token in self.refused_tokens | self.confirmed or token in but:
                 continue
             if token in self.lost_tokens and token not in self.location_by_token:
-                continue  # A crash took it, and left that its number is used.
+                continue  # A crash lost it, but its number stays used.
             self.check(
                 token in self.location_by_token,
                 "what is confirmed is stored",

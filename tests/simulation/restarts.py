@@ -108,10 +108,10 @@ class RestartChecks:
             else {k: commit_log.durable_head(k, n) for k, n in heads.items()}
         )
 
-    def process_started(self, broker: Broker, said: Collection[str]) -> None:
-        """Check what a new process has recovered. `said` are its warnings."""
+    def process_started(self, broker: Broker, warnings: Collection[str]) -> None:
+        """Check what a new process has recovered. `warnings` are its log messages."""
         self.broker = broker
-        self.said = said
+        self.warnings = warnings
         self.latest_clock = now = broker.clock.now
         self.clock_set(now)
         self.was_ever_lossy |= self._lossy
@@ -131,7 +131,7 @@ class RestartChecks:
         """
         self.times = {message: time for message, time in self.times.items() if time <= now}
 
-    def _replace_message(self, class_id: int, sequence: int, there: bytes) -> None:
+    def _replace_message(self, class_id: int, sequence: int, stored: bytes) -> None:
         """Record that an older message is back instead of the one that reused its sequence."""
         log = self.messages[class_id]
         if not log[sequence]:
@@ -142,7 +142,7 @@ class RestartChecks:
             self.lost_tokens.add(token)
             self.confirmed.discard(token)
             self.possible_duplicates.add(token)
-        log[sequence] = there
+        log[sequence] = stored
         self.times.pop((class_id, sequence), None)
 
     def _recovered(self, class_id: int, lossy: bool) -> None:
@@ -154,22 +154,21 @@ class RestartChecks:
                 stored_content(cls, sequence) if sequence >= cls.ring.floor else b""
                 for sequence in range(len(log), head)
             ]
-        if (
-            cls is not None and self.was_ever_lossy
-        ):  # What is gone may still be known to be needed by
-            log += [b""] * (cls.ring.floor - len(log))  # nobody: sequences go on behind it.
+        if cls is not None and self.was_ever_lossy:
+            # Lost messages leave a gap: sequences continue after it.
+            log += [b""] * (cls.ring.floor - len(log))
         self.check(head <= len(log), "no messages are made up", f"class {class_id}: {head}")
         if cls is not None:
             for sequence in range(cls.ring.floor, head):
-                there = stored_content(cls, sequence)
+                stored = stored_content(cls, sequence)
                 self.check(
-                    lossy or not log[sequence] or there == log[sequence],
+                    lossy or not log[sequence] or stored == log[sequence],
                     "messages keep their sequences",
-                    f"class {class_id}, {sequence}: {there!r}, was {log[sequence]!r}",
+                    f"class {class_id}, {sequence}: {stored!r}, was {log[sequence]!r}",
                 )
-                if there != log[sequence]:
-                    self._replace_message(class_id, sequence, there)
-            if lossy:  # What is on disk alone may be such a one, too: nobody has looked.
+                if stored != log[sequence]:
+                    self._replace_message(class_id, sequence, stored)
+            if lossy:  # Messages that are only on disk may be unreadable as well.
                 for sequence in range(min(cls.first_sequence, len(log)), cls.ring.floor):
                     self._replace_message(class_id, sequence, b"")
         floor = self._floors.get(class_id, 0)

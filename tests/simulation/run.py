@@ -74,10 +74,12 @@ class SimulationRun:
                 self._add(Version2Client, f"member{number}", class_ids, specs=[spec], count=5)
         for number in range(rng.randint(1, 2)):
             starts = ["waiting", "new", "earliest", "last"]
-            where = {"sequence": rng.randrange(30)} if rng.random() < 0.2 else None
+            start_position = {"sequence": rng.randrange(30)} if rng.random() < 0.2 else None
             if self.shape.values:
-                starts, where = ["last_values"], None
-            spec = SubscriptionSpec(class_ids[-1], start=rng.choice(starts), where=where)
+                starts, start_position = ["last_values"], None
+            spec = SubscriptionSpec(
+                class_ids[-1], start=rng.choice(starts), start_position=start_position
+            )
             self._add(
                 Version2Client, f"till{number}", class_ids, specs=[spec], count=rng.randint(5, 60)
             )

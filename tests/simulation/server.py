@@ -24,7 +24,7 @@ from simplebus.core.protocol.receive_buffer import ReceiveBuffer
 from simplebus.core.session.session import Session
 from simplebus.server.journal import pump
 from simplebus.server.journal.pump import JournalPump, load
-from simplebus.storage.directory import Directory, take
+from simplebus.storage.directory import JournalDirectory, lock_directory
 from simplebus.storage.errors import JournalError
 from simplebus.storage.journal import Journal
 from tests.simulation.disk import SimulatedCrash, SimulatedDisk
@@ -40,12 +40,12 @@ _BUFFER = ReceiveBuffer(1 << 13)
 class _LogCapture(logging.Handler):
     """Collects the warnings of a process."""
 
-    def __init__(self, said: list[str]) -> None:
+    def __init__(self, messages: list[str]) -> None:
         super().__init__(logging.WARNING)
-        self._said = said
+        self._warnings = messages
 
     def emit(self, record: logging.LogRecord) -> None:
-        self._said.append(record.getMessage())
+        self._warnings.append(record.getMessage())
 
     @contextlib.contextmanager
     def capture(self) -> Iterator[None]:
@@ -85,16 +85,16 @@ class SimulatedServer(Endpoint):
         self.kills = 0
         self.broker: Broker
         self.journal_pump: JournalPump | None = None
-        self._directory: Directory | None = None
+        self._directory: JournalDirectory | None = None
         self.power_cuts = 0
         self._lines: dict[int, SimulatedConnection] = {}
         self._sessions: dict[SimulatedConnection, Session] = {}
         self._unread: dict[SimulatedConnection, bytearray] = {}
         self._alarm = math.inf
         self._epoch = EPOCH
-        self._said: list[str] = []
+        self._warnings: list[str] = []
         """Warnings of the current process, or of the last one."""
-        self.log = _LogCapture(self._said)
+        self.log = _LogCapture(self._warnings)
 
     # Processes -----------------------------------------------------------------------------------
 
@@ -127,7 +127,7 @@ class SimulatedServer(Endpoint):
             return
         self.is_up = True
         world.trace("the bus is up, process", self.life)
-        self.promises.process_started(self.broker, self._said)
+        self.promises.process_started(self.broker, self._warnings)
         self._watch()
         self._alarm = math.inf
         world.call_later(self.settings.tick_seconds, self.while_process_lives(self.tick))
@@ -140,10 +140,10 @@ class SimulatedServer(Endpoint):
             self._read_clock()
             return
         boot = str(self.power_cuts)
-        self._directory = replace(take(self.disk.path, new_bus="the bus"), boot=boot)
+        self._directory = replace(lock_directory(self.disk.path, new_bus="the bus"), boot=boot)
         self.broker = Broker(
             self.settings,
-            identity=self._directory.bus,
+            identity=self._directory.bus_id,
             run_id=f"run {self.life}",
             commit_log=CommitLog(self.level),
         )
@@ -202,7 +202,7 @@ class SimulatedServer(Endpoint):
 
     def _end(self, tell: object, *, power: bool = False) -> None:
         tell(self.broker, self.level)  # type: ignore[operator]
-        self._said.clear()
+        self._warnings.clear()
         self.is_up = False
         if power:
             self.disk.cut_power()

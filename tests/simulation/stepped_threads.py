@@ -13,7 +13,7 @@ from simplebus.core.commit_log import WriteBatch
 from simplebus.core.message_class.spill import SpilledRange, SpillRead
 from simplebus.server.journal.writer import JournalWriter, SegmentFloors
 from simplebus.storage.journal import Journal
-from simplebus.storage.segment_reader import JournalReader
+from simplebus.storage.segment_reader import SegmentReader
 
 if TYPE_CHECKING:
     from tests.simulation.server import SimulatedServer
@@ -44,8 +44,8 @@ class SteppedWriter(JournalWriter):
     server: SimulatedServer
     """Set before an instance is created."""
 
-    def __init__(self, journal: Journal, **told: Any) -> None:
-        super().__init__(journal, **told)
+    def __init__(self, journal: Journal, **options: Any) -> None:
+        super().__init__(journal, **options)
         self._is_stopping = _SteppedEvent()  # type: ignore[assignment]
 
     def put(self, work: WriteBatch | SegmentFloors) -> None:
@@ -70,7 +70,7 @@ class SteppedWriter(JournalWriter):
         try:
             if self._retried is not None:
                 batches = self._retried
-                self._journal.withdraw()
+                self._journal.discard_unsynced()
                 self._retried = None
                 if not self._write_batches(batches):
                     return
@@ -113,7 +113,7 @@ class SteppedReader:
 
     def __init__(
         self,
-        journal: JournalReader,
+        journal: SegmentReader,
         *,
         on_read: Callable[[SpillRead, Sequence[SpilledRange]], None],
         on_failure: Callable[[SpillRead], None],
@@ -138,7 +138,7 @@ class SteppedReader:
             return
         try:
             found = self._journal.read(read)
-        except OSError:  # It is removed meanwhile, perhaps, as nobody needs it any more.
+        except OSError:  # The file may have been removed meanwhile.
             self._on_failure(read)
             return
         stored = server.broker.classes[read.class_id].first_sequence
@@ -147,7 +147,9 @@ class SteppedReader:
                 max(stretch.first, stored),
                 min(read.last, stretch.first + stretch.message_count),
             )
-            if not stretch.frames and first < last:  # The others are nobody's, and removed.
+            if (
+                not stretch.frames and first < last
+            ):  # Other stretches were removed because no position needs them.
                 server.promises.unreadable(read.class_id, range(first, last))
         self._journal.problems.clear()
         self._on_read(read, found)

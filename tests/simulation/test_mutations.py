@@ -29,7 +29,7 @@ from simplebus.core.subscription.channel_filter import ChannelTable
 from simplebus.core.subscription.position import Position
 from simplebus.core.subscription.subscription import BrokerSubscription
 from simplebus.storage.journal import Journal
-from simplebus.storage.recovery import Segments
+from simplebus.storage.segments import SegmentChain
 from tests.simulation import run
 from tests.simulation.disk import SimulatedDisk
 from tests.simulation.restarts import BrokenPromiseError
@@ -126,7 +126,7 @@ def skip_records(original: Original) -> Original:
 def skip_sync(original: Original) -> Original:
     def settle(journal: Journal) -> None:
         for file in journal._files():
-            file.settle()
+            file.mark_synced()
 
     return settle
 
@@ -272,7 +272,7 @@ MUTATIONS: list[tuple[object, str, Mutation, str, int, dict[str, Any]]] = [
         PURGED,
     ),
     (BrokerRestorer, "open_class", forget_class_names, "class names survive restarts", 0, CUT),
-    (Segments, "_say", lambda _: do_nothing, "skipped records are logged", 0, TORN),
+    (SegmentChain, "_report", lambda _: do_nothing, "skipped records are logged", 0, TORN),
     (
         Store,
         "_append_evicting_oldest",
@@ -332,4 +332,4 @@ def test_mutation_breaks_its_promise(
                 return
         except AssertionError as error:
             failures.append(repr(error))
-    raise AssertionError(f"nobody failures; but for: {failures}")
+    raise AssertionError(f"no run broke the promise {promise!r}; other failures: {failures}")

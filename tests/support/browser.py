@@ -34,7 +34,7 @@ _FLAGS = (
 
 
 class Browser:
-    """One window."""
+    """One window of a headless Chromium, controlled through a WebDriver server."""
 
     def __init__(self, driver: str) -> None:
         self._driver = driver
@@ -51,11 +51,11 @@ class Browser:
         self._ask("POST", "/url", {"url": url})
 
     def run_script(self, script: str, *given: object) -> Any:
-        """What a script returns."""
+        """Run JavaScript and return its result."""
         return self._ask("POST", "/execute/sync", {"script": script, "args": list(given)})
 
     def wait_until(self, script: str, *given: object) -> Any:
-        """What it returns as soon as that is something."""
+        """Run JavaScript until its result is true, and return the result."""
         deadline = time.monotonic() + PATIENCE_SECONDS
         while not (found := self.run_script(script, *given)):
             assert time.monotonic() < deadline, f"{script} is {found!r} for too long"
@@ -63,12 +63,12 @@ class Browser:
         return found
 
     def press_keys(self, *keys: str) -> None:
-        """Keys, one after the other, wherever the focus is."""
+        """Press keys one after the other; the focused element receives them."""
         actions = [{"type": kind, "value": key} for key in keys for kind in ("keyDown", "keyUp")]
         self._ask("POST", "/actions", {"actions": [{"type": "key", "id": "k", "actions": actions}]})
 
     def set_viewport(self, *, width: int, height: int, dark: bool = False) -> None:
-        """Have the page this size, light or dark."""
+        """Set the size and the color scheme of the page."""
         self.command(
             "Emulation.setDeviceMetricsOverride",
             width=width,
@@ -80,17 +80,17 @@ class Browser:
         self.command("Emulation.setEmulatedMedia", features=[scheme])
 
     def save_screenshot(self, file: Path, *, whole: bool = True) -> None:
-        """What is seen, as PNG."""
+        """Save a PNG of the page."""
         shot = self.command("Page.captureScreenshot", format="png", captureBeyondViewport=whole)
         file.write_bytes(base64.b64decode(shot["data"]))
 
     def read_log(self) -> list[str]:
-        """What the browser had to complain of since it was asked last."""
+        """Return the browser's log entries since the last call."""
         entries = self._ask("POST", "/se/log", {"type": "browser"})
         return [f"{entry['level']}: {entry['message']}" for entry in entries]
 
     def command(self, name: str, **parameters: object) -> Any:
-        """One of the browser's own protocol."""
+        """Send a command of the Chrome DevTools protocol."""
         return self._ask("POST", "/goog/cdp/execute", {"cmd": name, "params": parameters})
 
     def _ask(self, method: str, path: str, content: object = None) -> Any:
@@ -111,7 +111,7 @@ class Browser:
 
 @contextlib.contextmanager
 def open_browser() -> Iterator[Browser]:
-    """A browser, gone with the block."""
+    """Start a browser and close it at the end of the block."""
     driver = require_program("chromedriver")
     require_program("chromium", "chromium-browser", "google-chrome")
     with tempfile.TemporaryDirectory(prefix="simplebus-browser-") as home, ExitStack() as stack:
@@ -138,8 +138,10 @@ def open_browser() -> Iterator[Browser]:
 
 
 def _read_driver_port(process: subprocess.Popen[str]) -> str:
-    """Where the driver listens; empty where it has ended: the port that it chose for one version of
-    IP may be taken for the other."""
+    """Return the port of the WebDriver server, or "" if it has ended.
+
+    The driver ends if the port that it chose for IPv4 is in use for IPv6.
+    """
     assert process.stdout is not None
     for line in process.stdout:
         if port := re.search(r"started successfully on port (\d+)", line):

@@ -8,12 +8,13 @@ from pathlib import Path
 
 
 def cache_folder() -> Path:
-    """A folder that outlives a run of the tests, and is this user's alone.
+    """Return a folder that survives test runs and belongs to this user only.
 
-    Raises PermissionError where somebody else has one of its name.
+    Raises:
+        PermissionError: Another user owns a folder of that name.
     """
     found = Path(tempfile.gettempdir()) / f"simplebus-tests-{os.getuid()}"
     found.mkdir(mode=0o700, exist_ok=True)
     if found.stat().st_uid != os.getuid():
-        raise PermissionError(f"{found} is somebody else's")
+        raise PermissionError(f"{found} belongs to another user; expected a folder of this user")
     return found

@@ -16,14 +16,14 @@ from cryptography.x509.oid import NameOID
 
 @dataclass(frozen=True)
 class CertificatePair:
-    """A certificate and its key, as PEM files."""
+    """A certificate and its private key, as PEM files."""
 
     cert: Path
     key: Path
 
 
 class CertificateAuthority:
-    """Signs certificates; its own is in `path`."""
+    """Certificate authority for tests; `path` is its own certificate."""
 
     def __init__(self, folder: Path, name: str = "authority") -> None:
         self.folder = folder
@@ -61,8 +61,10 @@ class CertificateAuthority:
         password: bytes = b"",
         later: datetime.timedelta = datetime.timedelta(),
     ) -> CertificatePair:
-        """A certificate for this name, good from an hour ago for a day, or so much later; for
-        localhost it is good for 127.0.0.1 too."""
+        """Issue a certificate for `name`; for "localhost" it includes 127.0.0.1.
+
+        It is valid from an hour ago until tomorrow; `later` moves that period.
+        """
         key = ec.generate_private_key(ec.SECP256R1())
         alternatives: list[x509.GeneralName] = []
         if name == "localhost":
@@ -102,7 +104,7 @@ def _pem(certificate: x509.Certificate) -> bytes:
 def client_ssl_context(
     authority: CertificateAuthority, pair: CertificatePair | None = None
 ) -> ssl.SSLContext:
-    """What a client uses that trusts this authority, and has a certificate or none."""
+    """Return the context of a client that trusts `authority`; `pair` is its own certificate."""
     made = ssl.create_default_context(cafile=str(authority.path))
     if pair is not None:
         made.load_cert_chain(pair.cert, pair.key)

@@ -1,13 +1,11 @@
-"""Programs that need not import what they run: each is a fork of a process that has done so once.
+"""Runs `simplebus` in forks of a process that has imported everything.
 
-A Python that runs `simplebus` works for half a second before it begins, and tests start hundreds.
+Importing takes half a second, and tests start hundreds of programs. A fork is a separate process
+with its own arguments, folder, environment and files; only the import time is saved. Variables
+that Python or its libraries read at start cannot be changed for a fork: see `can_fork_with`.
 
-Rule 1: it is a process of its own with the arguments, folder, environment and files that it is
-given, and ends as any does. What it saves is the time of importing, and no more.
-Rule 2: whatever steers a Python itself is steered when that starts: see `can_run`.
-
-    tests     request and files ->   the process that has imported   -> fork: `python -m simplebus`
-    Forked    <- pid, how it ended   everything, and waits
+    tests           request and files ->   fork server                -> fork: `python -m simplebus`
+    ForkedProgram   <- pid, exit status    (has imported everything)
 """
 
 from __future__ import annotations
@@ -34,11 +32,11 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 START_VARIABLE_PREFIXES = ("PYTHON", "LD_", "MALLOC_", "OPENBLAS_", "OMP_")
-"""Variables that begin like this are heard by Python and its libraries when they start."""
+"""Prefixes of variables that Python and its libraries read when they start."""
 REQUEST_BYTES_MAX = 1 << 17
 NUMBER = struct.Struct("i")
 EXCLUDED_MODULES = {"simplebus.spark", "simplebus.testing", "simplebus.__main__"}
-"""What takes much longer to import, and what is no module."""
+"""Modules that take much longer to import, or must not be imported."""
 
 
 def start_variables(environment: dict[str, str]) -> dict[str, str]:
@@ -47,11 +45,11 @@ def start_variables(environment: dict[str, str]) -> dict[str, str]:
     }
 
 
-# Where programs are begun -------------------------------------------------------------------------
+# In the process of the tests ----------------------------------------------------------------------
 
 
 class ForkServer:
-    """The process that has imported everything, begun when it is first needed."""
+    """The process that forks programs, seen from the tests."""
 
     def __init__(self) -> None:
         self.start_variables = start_variables(dict(os.environ))
@@ -64,7 +62,7 @@ class ForkServer:
                 stdout=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
                 cwd=ROOT,
-                start_new_session=True,  # Ctrl-C is for the tests, which end it.
+                start_new_session=True,  # Ctrl-C ends the tests, which end this process.
             )
         self._line = ours
 
@@ -82,7 +80,7 @@ _one_at_a_time = threading.Lock()
 
 
 def fork_server() -> ForkServer:
-    """This process's own."""
+    """Return this process's fork server, started at the first call."""
     with _one_at_a_time:
         if not _forkers:
             _forkers.append(ForkServer())
@@ -91,48 +89,47 @@ def fork_server() -> ForkServer:
 
 
 def can_fork_with(environment: dict[str, str]) -> bool:
-    """Whether a program with this environment would be steered as the one that it is forked of."""
+    """Return True if a program with this environment may be a fork of the fork server."""
     return start_variables(environment) == fork_server().start_variables
 
 
 class ForkedProgram(subprocess.Popen[bytes]):
-    """`simplebus` with these arguments. How it begins and how its end is heard of is all that
-    differs from its base.
+    """A `Popen` whose process is started by the fork server.
 
-    Standard input, output and error are all to be given: what tests are told by is not for it.
+    Standard input, output and error must all be given.
     """
 
     def _execute_child(self, *given: Any, **named: Any) -> None:
-        told = inspect.signature(super()._execute_child).bind(*given, **named).arguments
+        arguments_ = inspect.signature(super()._execute_child).bind(*given, **named).arguments
         request = {
-            "arguments": told["args"],
-            "folder": str(told["cwd"]),
-            "environment": told["env"],
+            "arguments": arguments_["args"],
+            "folder": str(arguments_["cwd"]),
+            "environment": arguments_["env"],
         }
-        self._told, end = os.pipe()
+        self._reply_pipe, end = os.pipe()
         try:
-            files = [told["p2cread"], told["c2pwrite"], told["errwrite"], end]
+            files = [arguments_["p2cread"], arguments_["c2pwrite"], arguments_["errwrite"], end]
             fork_server().fork_program(request, files)
         finally:
             os.close(end)
             pipes = ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite")
-            self._close_pipe_fds(*(told[name] for name in pipes))
-        self.pid = self._hear()
+            self._close_pipe_fds(*(arguments_[name] for name in pipes))
+        self.pid = self._read_number()
         self._child_created = True
 
-    def _hear(self) -> int:
-        said = os.read(self._told, NUMBER.size)
-        assert said, "the process that programs are forked of has ended"
-        number: int = NUMBER.unpack(said)[0]
+    def _read_number(self) -> int:
+        message = os.read(self._reply_pipe, NUMBER.size)
+        assert message, "the fork server has ended"
+        number: int = NUMBER.unpack(message)[0]
         return number
 
     def _try_wait(self, wait_flags: int) -> tuple[int, int]:
-        heard = select.poll()
-        heard.register(self._told, select.POLLIN)
-        if not heard.poll(0 if wait_flags & os.WNOHANG else None):
+        poller = select.poll()
+        poller.register(self._reply_pipe, select.POLLIN)
+        if not poller.poll(0 if wait_flags & os.WNOHANG else None):
             return 0, 0
-        status = self._hear()
-        os.close(self._told)
+        status = self._read_number()
+        os.close(self._reply_pipe)
         return self.pid, status
 
     def _internal_poll(self, *_: Any, **__: Any) -> int | None:
@@ -147,7 +144,7 @@ class ForkedProgram(subprocess.Popen[bytes]):
         return self.returncode
 
 
-# Where they are forked ----------------------------------------------------------------------------
+# In the fork server -------------------------------------------------------------------------------
 
 
 def import_everything() -> None:
@@ -155,48 +152,51 @@ def import_everything() -> None:
 
     for found in pkgutil.walk_packages(simplebus.__path__, "simplebus.", onerror=lambda name: None):
         if not any(
-            found.name == each or found.name.startswith(f"{each}.") for each in EXCLUDED_MODULES
+            found.name == excluded or found.name.startswith(f"{excluded}.")
+            for excluded in EXCLUDED_MODULES
         ):
             importlib.import_module(found.name)
 
 
 def wait_for_requests(line: socket.socket) -> list[str]:
-    """Returns in each process that is forked, as what has been asked for: its arguments. In this
-    one it does not: that ends with the one who asks."""
+    """Fork a process for each request. Return its arguments in the forked process only.
+
+    The fork server itself exits when the tests close the socket.
+    """
     waker, woken = os.pipe()
     os.set_blocking(woken, False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.set_wakeup_fd(woken, warn_on_full_buffer=False)
-    whom: dict[int, int] = {}  # To tell how a process has ended.
-    heard = select.poll()  # Whatever their numbers are, which `select` is particular about.
-    for each in (line.fileno(), waker):
-        heard.register(each, select.POLLIN)
+    reply_pipes: dict[int, int] = {}  # To tell how a process has ended.
+    poller = select.poll()  # Unlike `select`, `poll` accepts any descriptor.
+    for number in (line.fileno(), waker):
+        poller.register(number, select.POLLIN)
     while True:
-        ready = {number for number, _ in heard.poll()}
+        ready = {number for number, _ in poller.poll()}
         if waker in ready:
             os.read(waker, 4096)
         if line.fileno() in ready:
-            said, files, _, _ = socket.recv_fds(line, REQUEST_BYTES_MAX, 4)
-            if not said:
-                for pid in whom:  # Whoever asked for them was killed itself.
+            message, files, _, _ = socket.recv_fds(line, REQUEST_BYTES_MAX, 4)
+            if not message:
+                for pid in reply_pipes:  # Whoever asked for them was killed itself.
                     os.kill(pid, signal.SIGKILL)
                 sys.exit()
             if not (pid := os.fork()):
-                return become_program(json.loads(said), files[:3])
+                return become_program(json.loads(message), files[:3])
             os.write(files[3], NUMBER.pack(pid))
-            whom[pid] = files[3]
-            for each in files[:3]:
-                os.close(each)
+            reply_pipes[pid] = files[3]
+            for number in files[:3]:
+                os.close(number)
         with contextlib.suppress(ChildProcessError):
             while (ended := os.waitpid(-1, os.WNOHANG))[0]:
-                # Who was told a number may be gone, or wait for nothing more.
+                # The reader may be gone.
                 with contextlib.suppress(BrokenPipeError):
-                    os.write(whom[ended[0]], NUMBER.pack(ended[1]))
-                os.close(whom.pop(ended[0]))
+                    os.write(reply_pipes[ended[0]], NUMBER.pack(ended[1]))
+                os.close(reply_pipes.pop(ended[0]))
 
 
 def become_program(request: dict[str, Any], files: list[int]) -> list[str]:
-    """Be like a process that has just begun."""
+    """Take over the files, folder and environment of a request, and return its arguments."""
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     for number, file in enumerate(files):
@@ -214,6 +214,6 @@ if __name__ == "__main__":
     from simplebus.server import process
 
     import_everything()
-    gc.freeze()  # Or each fork copies all that there is when it looks for garbage.
+    gc.freeze()  # Otherwise each fork copies all objects at its first garbage collection.
     sys.argv[1:] = wait_for_requests(socket.socket(fileno=int(sys.argv[1])))
     runpy.run_module("simplebus", run_name="__main__", alter_sys=True)

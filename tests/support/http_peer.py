@@ -1,4 +1,4 @@
-"""Raw HTTP peers of a real server."""
+"""Raw HTTP client for a running server."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from tests.support.running_server import PATIENCE_SECONDS, _streams
 
 @dataclass(frozen=True)
 class HttpResponse:
-    """What was answered."""
+    """A response."""
 
     status: int
     headers: dict[str, str]
-    """By their names, in lower case."""
+    """Headers by lower-case name."""
     body: bytes
 
     @property
@@ -28,7 +28,7 @@ class HttpResponse:
 
 
 class HttpPeer:
-    """A raw client."""
+    """Raw HTTP client that sends bytes and reads responses."""
 
     def __init__(self, stream: trio.SocketStream) -> None:
         _streams.append(stream)
@@ -63,7 +63,7 @@ class HttpPeer:
         self.received += more
 
     async def wait_closed(self) -> bool:
-        """Whether the server ends the conversation, which it is given time for."""
+        """Wait until the server closes the connection. Returns True; fails after a timeout."""
         with trio.fail_after(PATIENCE_SECONDS):
             try:
                 while await self.stream.receive_some(1 << 16):
@@ -74,6 +74,6 @@ class HttpPeer:
 
 
 async def open_http_peer(server: RunningServer) -> HttpPeer:
-    """A peer of its HTTP door."""
+    """Connect to the HTTP listener."""
     host, _, port = server.http_addresses[0].rpartition(":")
     return HttpPeer(await trio.open_tcp_stream(host, int(port)))

@@ -1,4 +1,4 @@
-"""Raw NATS peers of a real server."""
+"""Raw NATS client for a running server."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.support.running_server import PATIENCE_SECONDS, _streams
 
 
 class NatsPeer:
-    """A raw client: sends bytes, reads lines."""
+    """Raw NATS client that sends bytes and reads lines."""
 
     def __init__(self, stream: trio.SocketStream) -> None:
         _streams.append(stream)
@@ -26,7 +26,7 @@ class NatsPeer:
             await self.stream.send_all(data)
 
     async def read_line(self) -> bytes:
-        """The next line, without its end; b"" at the end of the stream. A PING is answered."""
+        """Return the next line without CRLF, or b"" at the end. PINGs are answered."""
         while (line := await self._line()) == b"PING":
             await self.send(b"PONG\r\n")
         return line
@@ -46,7 +46,7 @@ class NatsPeer:
         return line
 
     async def read_info(self) -> dict[str, Any]:
-        """What INFO says."""
+        """Read INFO and return its content."""
         verb, _, text = (await self.read_line()).partition(b" ")
         assert verb == b"INFO"
         found = json.loads(text)
@@ -54,7 +54,7 @@ class NatsPeer:
         return found
 
     async def handshake(self, **options: Any) -> dict[str, Any]:
-        """Take INFO, say CONNECT and PING, take PONG. Returns what INFO said."""
+        """Read INFO, send CONNECT and PING, and read PONG. Returns the content of INFO."""
         info = await self.read_info()
         await self.send_connect(**options)
         return info
@@ -65,12 +65,12 @@ class NatsPeer:
         assert await self.read_line() == b"PONG"
 
     async def flush(self) -> None:
-        """What was sent is dealt with."""
+        """Wait until the server has processed everything sent so far."""
         await self.send(b"PING\r\n")
         assert await self.read_line() == b"PONG"
 
     async def use_tls(self, context: ssl.SSLContext) -> None:
-        """Go over to TLS. Raises trio.BrokenResourceError when the server does not want to."""
+        """Run the TLS handshake. Raises trio.BrokenResourceError if the server refuses it."""
         self.stream = trio.SSLStream(
             self.stream, context, server_hostname="localhost", https_compatible=True
         )
@@ -78,7 +78,7 @@ class NatsPeer:
             await self.stream.do_handshake()
 
     async def read_until_closed(self) -> bytes:
-        """What comes until the server hangs up, which it is given time for."""
+        """Return everything that the server sends until it closes the connection."""
         with trio.fail_after(PATIENCE_SECONDS):
             try:
                 while more := await self.stream.receive_some(1 << 20):
@@ -90,13 +90,13 @@ class NatsPeer:
 
 
 async def open_nats_peer(server: RunningServer) -> NatsPeer:
-    """A peer that is connected, and has been told nothing yet."""
+    """Connect to the NATS listener without a handshake."""
     host, _, port = server.nats_addresses[0].rpartition(":")
     return NatsPeer(await trio.open_tcp_stream(host, int(port)))
 
 
 async def connect_nats_peer(server: RunningServer, **options: Any) -> NatsPeer:
-    """A peer that has said CONNECT."""
+    """Connect to the NATS listener and send CONNECT."""
     peer = await open_nats_peer(server)
     await peer.handshake(**options)
     return peer

@@ -1,9 +1,8 @@
-"""The slow, obvious truth that fast code is tested against.
+"""Slow and simple implementations of `protocol/binary.md` that fast code is compared with.
 
-Rule 1: nothing here is imported from simplebus, and nothing here is clever. Whoever reads
-        `protocol/binary.md` and then this file must see at once that they say the same.
-Rule 2: an oracle never judges whether input is allowed. It says what allowed input means.
-Rule 3: when an oracle and the code disagree, `protocol/binary.md` decides which one is wrong.
+Nothing here is imported from simplebus, and nothing is optimized: a reader of the page must see
+that both say the same. An oracle interprets valid input and does not validate it. If an oracle and
+the code disagree, the page decides which one is wrong.
 """
 
 from __future__ import annotations
@@ -124,8 +123,8 @@ class AckOracle:
     def nearest_sequence(self, wire_id: int) -> int:
         """The sequence with these low 31 bits that is nearest to the floor.
 
-        The one id that is equally far on both sides, 2**30 away, means the lower sequence. The
-        answer may be negative: that is below every floor, so acknowledging it changes nothing.
+        At equal distance, 2**30 on both sides, the lower sequence is meant. The result may be
+        negative: that is below every floor, so acknowledging it changes nothing.
         """
         floor = self.floor
         laps = range(floor // ID_COUNT - 1, floor // ID_COUNT + 2)
@@ -144,7 +143,7 @@ class AckOracle:
         return max(0, last_sequence - max(first_sequence, self.cursor))
 
     def unacked_ranges(self, first: int, last: int) -> list[tuple[int, int]]:
-        """What was sent of the sequences `first` to `last` and not acknowledged, half-open."""
+        """Return the sent and unacknowledged sequences of `first` to `last` as half-open ranges."""
         sent = range(max(first, self.start), min(last, self.cursor))
         return group_ids([sequence for sequence in sent if sequence not in self.acked])
 
@@ -172,7 +171,7 @@ class RingOracle:
         return sequence
 
     def release(self, first: int, last: int) -> None:
-        """Forget the sequences `first` up to but not including `last`, as far as stored."""
+        """Remove the sequences `first` up to but not including `last`, as far as stored."""
         for sequence in range(max(first, self.floor), min(last, self.head)):
             self.frames.pop(sequence, None)
 

@@ -1,18 +1,16 @@
-"""A stand-in for a client of the original program: what it says, what it waits for, how it fails.
+"""Model of a client of the original program: its messages, its queues and its failures.
 
-Rule 1: it is pure. Bytes in, bytes out, and time is an argument: hours of it pass in moments.
-Rule 2: it does what the original is known to do, its weaknesses included. Where that is not known,
-        it does what is hardest on a server, and the comment says so.
-Rule 3: frames are built and read by oracles.py alone. Nothing here is imported from simplebus.
+It does no I/O, and time is an argument. It behaves as the original is known to, with its
+weaknesses; where that is unknown, it does what is hardest for a server, and a comment says so.
+Frames are built and read with `oracles`; nothing is imported from simplebus.
 
-    publish ─► unserialised ─► workers ─► chunks ─► take
+    publish ─► unserialised ─► workers ─► chunks ─► read_output
                                             ▲
                           acks: pulse ◄─ ranges ◄─ grouping ◄─ processed ids ◄─┐
                                                                                │
     receive ─► raw ─► workers ─► received ─► handlers, one message at a time ──┘
 
-Each arrow into a full place waits, and so does what is before it: in the end `publish` says False,
-or `reading` does.
+A full queue blocks the step before it: finally `publish` returns False or `can_receive` is False.
 """
 
 from __future__ import annotations
@@ -33,25 +31,19 @@ from tests.support.oracles import (
     group_ids,
     split_frames,
 )
-from tests.support.strategies import (
-    ACK,
-    CONNECT,
-    HEARTBEAT,
-    MESSAGE,
-    SUBSCRIBE,
-)
+from tests.support.strategies import ACK, CONNECT, HEARTBEAT, MESSAGE, SUBSCRIBE
 
 GROUPING_SECONDS = 1.0
-"""Processed ids are made ranges so often."""
+"""Interval in which processed ids are grouped into ranges."""
 PULSE_SECONDS = 0.5
-"""Ranges are sent so often."""
+"""Interval in which ranges are sent."""
 FRAMES_PER_CHUNK = 100
-"""Not known. Small chunks make many, which is what the limit counts."""
+"""Unknown for the original. Small chunks make many chunks, and their number is limited."""
 
 
 @dataclass(frozen=True, slots=True)
 class QueueLimits:
-    """How much may wait in each place. A test may make them small, to reach them soon."""
+    """Capacity of each queue. Tests make them small to reach them soon."""
 
     unserialised: int = 1_100
     raw: int = 10_000
@@ -61,7 +53,7 @@ class QueueLimits:
 
 
 class Message(NamedTuple):
-    """What a handler is given."""
+    """Argument of a handler."""
 
     class_id: int
     message_id: int
@@ -70,15 +62,15 @@ class Message(NamedTuple):
 
 
 Handler = Callable[[Message], float | None]
-"""Returns how many seconds it takes, if it takes any. If it raises, the client is dead."""
+"""Returns the seconds that handling takes, or None. An exception stops the client's loop."""
 
 
 class OutOfOrder(Exception):  # noqa: N818 - it is what the example throws, not an error of ours.
-    """A message was not the one behind the last."""
+    """A message was not the successor of the previous one."""
 
 
 class Reservations:
-    """Results come out in the order in which their places were reserved, whenever they are made."""
+    """Results in the order in which their places were reserved, whenever they are produced."""
 
     def __init__(self) -> None:
         self._results: deque[object] = deque()
@@ -104,14 +96,14 @@ class Reservations:
 
 
 class StrictOrder:
-    """The handler of the original's example: each message is the one behind the last, or it throws.
+    """Handler of the original's example: raises OutOfOrder unless messages arrive in sequence.
 
-    The messages of a class are those that one publisher made with `numbered`.
+    The messages of a class come from one publisher, which made them with `numbered`.
     """
 
     def __init__(self, first: int = 0, *, seconds: float = 0.0) -> None:
         self.next = first
-        """The number of the message that has to come."""
+        """Number of the next expected message."""
         self._seconds = seconds
 
     def __call__(self, message: Message) -> float:
@@ -123,7 +115,7 @@ class StrictOrder:
 
 
 def numbered(number: int) -> bytes:
-    """A payload that tells its number. It ends in CR LF, as those of the original's example do."""
+    """Return a payload with this number; it ends with CRLF as in the original's example."""
     return b"%d\r\n" % number
 
 
@@ -132,9 +124,11 @@ def number_of(payload: bytes) -> int:
 
 
 class OriginalClient:
-    """One client, from Connect on. `seed` decides in which order its workers come to an end.
+    """One client, starting with its Connect.
 
-    `grouping_phase` and `pulse_phase` are when its timers first fire, after its beginning.
+    `seed` decides in which order its workers finish. `grouping_phase` and `pulse_phase` are the
+    times
+    of its first timer events, relative to its start.
     """
 
     def __init__(
@@ -150,13 +144,13 @@ class OriginalClient:
     ) -> None:
         self.now = now
         self.session_id: int | None = None
-        """Until the reply to its Connect it publishes nothing and subscribes to nothing."""
+        """None until the reply to its Connect; until then it does not publish or subscribe."""
         self.handler_error: Exception | None = None
-        """What its handler threw. Its loop has ended then; its timers and its socket live on."""
+        """Exception of a handler. It stops the loop; timers and socket continue."""
         self.processed_count = 0
         """Messages whose handlers have returned."""
         self.ack_delay_max_seconds = 0.0
-        """The longest time between the end of a handler and the acknowledgement being sent."""
+        """Longest time between the end of a handler and the sending of the ack."""
         self._bounds = bounds or QueueLimits()
         self._random = random.Random(seed)
         self._workers = workers
@@ -181,17 +175,17 @@ class OriginalClient:
         array = json.dumps(list(class_ids), separators=(",", ":"))
         self._chunks.append(build_frame(CONNECT, content=array.encode()))
 
-    # What the program around it does -------------------------------------------------------------
+    # Interface of the program --------------------------------------------------------------------
 
     def subscribe(self, class_id: int, handler: Handler) -> None:
-        """Any number of handlers; one Subscribe."""
+        """Add a handler. Several handlers of a class share one Subscribe."""
         handlers = self._handlers.setdefault(class_id, [])
         handlers.append(handler)
         if len(handlers) == 1 and self.session_id is not None:
             self._chunks.append(build_frame(SUBSCRIBE, class_id=class_id))
 
     def publish(self, class_id: int, payload: bytes) -> bool:
-        """False: it would wait now."""
+        """Queue a message. Returns False if the original would block."""
         if self.session_id is None or len(self._unserialised) >= self._bounds.unserialised:
             return False
         self._unserialised.append((class_id, payload))
@@ -199,7 +193,7 @@ class OriginalClient:
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing waits in it. What a dead one has received does not count."""
+        """True if all queues are empty. A stopped loop's received messages do not count."""
         waiting = self._unserialised or self._chunks or self._unflushed or self._partial
         received = self._raw or self._received or self._handling
         return not (waiting or (received and self.handler_error is None))
@@ -208,11 +202,11 @@ class OriginalClient:
 
     @property
     def can_receive(self) -> bool:
-        """Whether it takes bytes from its socket."""
+        """True if it reads from its socket."""
         return len(self._raw) < self._bounds.raw
 
     def receive(self, data: bytes) -> None:
-        """Bytes have come."""
+        """Process bytes from the socket."""
         frames, self._partial = split_frames(self._partial + data)
         for frame in frames:
             if frame[0] == MESSAGE:
@@ -220,17 +214,17 @@ class OriginalClient:
             elif frame[0] == CONNECT:
                 self._greeted(frame)
             else:
-                # Another type kills the original. Of those that it knows, a server sends this one.
+                # Any other type kills the original.
                 assert frame[0] == HEARTBEAT, frame
         self._turn()
 
     @property
     def has_output(self) -> bool:
-        """Whether it has bytes for its socket."""
+        """True if it has bytes for its socket."""
         return bool(self._chunks)
 
     def read_output(self, most: int) -> bytes:
-        """The next bytes for the socket, up to so many."""
+        """Remove and return the next bytes for the socket, at most `most`."""
         taken = []
         while most and self._chunks:
             piece = self._chunks[0][self._sent : self._sent + most]
@@ -253,10 +247,10 @@ class OriginalClient:
     # Time ----------------------------------------------------------------------------------------
 
     def tick(self, now: float) -> None:
-        """It is so late now. Everything that was due until then happens, in its order."""
+        """Advance the time to `now`; everything due until then happens in order."""
         assert now >= self.now
         while True:
-            # The pulse before the grouping: what is grouped at that moment waits for the next one.
+            # The pulse comes first: ranges that are grouped at the same time wait for the next one.
             due = min(self._pulse_at, self._group_at, self._handled_at)
             if due > now:
                 break
@@ -275,7 +269,7 @@ class OriginalClient:
             self._turn()
 
     def _turn(self) -> None:
-        """Everything goes as far as it can without time passing."""
+        """Process everything that needs no time."""
         if self._unserialised:
             room = FRAMES_PER_CHUNK * (self._bounds.chunks - len(self._chunks))
             frames = self._work(self._unserialised, self._serialise, room)
@@ -294,7 +288,7 @@ class OriginalClient:
     # Workers -------------------------------------------------------------------------------------
 
     def _work(self, jobs: deque, work: Callable, room: int) -> list:  # type: ignore[type-arg]
-        """What workers make of so many of the jobs, which they finish in any order."""
+        """Process up to `room` jobs with workers, which finish in any order."""
         results = Reservations()
         hands: list[tuple[int, object]] = []
         left = min(len(jobs), room)
@@ -323,7 +317,7 @@ class OriginalClient:
     # Handlers ------------------------------------------------------------------------------------
 
     def _handle(self) -> None:
-        """The client's loop: handle a message, acknowledge it, and again."""
+        """Handle and acknowledge messages one after the other."""
         while self._received and self._handling is None and self.handler_error is None:
             if self._unflushed >= self._bounds.acks:
                 return
@@ -351,7 +345,7 @@ class OriginalClient:
     # Acknowledgements ----------------------------------------------------------------------------
 
     def _group(self) -> None:
-        """Make ranges of the ids that came since the last time."""
+        """Group the ids that were processed since the last call into ranges."""
         for key, ids in self._ids.items():
             self._ranges.setdefault(key, []).extend(group_ids(ids))
         self._ids.clear()
@@ -359,13 +353,13 @@ class OriginalClient:
         self._oldest_id = math.inf
 
     def _flush(self) -> None:
-        """Send the ranges, behind everything that waits to be sent."""
+        """Queue the acks of all ranges, after everything that waits to be sent."""
         if not self._ranges or len(self._chunks) >= self._bounds.chunks:
             return
         frames = []
         for (class_id, timer_index), ranges in self._ranges.items():
             for first, last in ranges:
-                # It counts in 32 bits with a sign.
+                # The original writes ids as signed 32-bit numbers.
                 end = last if last < ID_COUNT else last - 2 * ID_COUNT
                 content = b"%d-%d" % (first, end)
                 frames.append(

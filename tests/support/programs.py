@@ -1,4 +1,4 @@
-"""Real processes of the command line, and signals to them."""
+"""Runs the command line in processes of its own."""
 
 from __future__ import annotations
 
@@ -24,42 +24,42 @@ READY = r"simplebus ready tcp=(\S+:\d+)(?: nats=(\S+:\d+))?(?: http=(\S+:\d+))?"
 
 
 def environment(**more: str) -> dict[str, str]:
-    """This process's environment without anything that would steer the program, and with more."""
+    """Return this process's environment without settings of simplebus, plus `more`."""
     kept = {
         name: value
         for name, value in os.environ.items()
         if not name.startswith("SIMPLEBUS_") and name != "NOTIFY_SOCKET"
     }
     plain = {"COLUMNS": "200", "TERM": "dumb", "NO_COLOR": "1"}
-    # Tests run side by side: none has the port of NATS to itself, or that of operators.
+    # Tests run in parallel, so the default ports cannot be used.
     free = {"SIMPLEBUS_NATS_PORT": "0", "SIMPLEBUS_HTTP_PORT": "0"}
     return kept | plain | free | more
 
 
 class Program:
-    """A running `simplebus …`."""
+    """A running `simplebus` command."""
 
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         self.process = process
         self.nats_address = ""
-        """Of a server: HOST:PORT of its NATS door; empty for a closed one."""
+        """HOST:PORT of a server's NATS listener; empty if it is disabled."""
         self.http_address = ""
-        """The same of its HTTP door."""
+        """HOST:PORT of a server's HTTP listener; empty if it is disabled."""
         self._unread = b""
         self._read_stderr = b""
 
     def read_line(self) -> str:
-        """The next line of its standard output."""
+        """Return the next line of standard output."""
         assert self.process.stdout is not None
         deadline = time.monotonic() + PATIENCE_SECONDS
         with selectors.DefaultSelector() as selector:
             selector.register(self.process.stdout, selectors.EVENT_READ)
             while b"\n" not in self._unread:
                 left = deadline - time.monotonic()
-                assert left > 0, "it said nothing"
-                assert selector.select(left), "it said nothing"
+                assert left > 0, f"no output for {PATIENCE_SECONDS:g} s"
+                assert selector.select(left), f"no output for {PATIENCE_SECONDS:g} s"
                 data = os.read(self.process.stdout.fileno(), 65536)
-                assert data, f"it ended: {self.wait()}"
+                assert data, f"the program ended: {self.wait()}"
                 self._unread += data
         line, _, self._unread = self._unread.partition(b"\n")
         return line.decode()
@@ -71,26 +71,32 @@ class Program:
         with selectors.DefaultSelector() as selector:
             selector.register(self.process.stderr, selectors.EVENT_READ)
             while self._read_stderr.count(of.encode()) < times:
-                assert selector.select(max(0.0, deadline - time.monotonic())), f"no word of {of!r}"
+                assert selector.select(max(0.0, deadline - time.monotonic())), (
+                    f"standard error lacks {of!r}"
+                )
                 data = os.read(self.process.stderr.fileno(), 65536)
-                assert data, f"it ended: {self.wait()}"
+                assert data, f"the program ended: {self.wait()}"
                 self._read_stderr += data
 
     def signal(self, number: signal.Signals) -> None:
         self.process.send_signal(number)
 
     def wait(self, data: bytes | None = None) -> tuple[int, str, str]:
-        """Give it input, wait until it ends. Returns its status and the rest of both outputs."""
+        """Write `data` to standard input and wait for the end.
+
+        Returns:
+            Exit status, and the rest of standard output and standard error.
+        """
         out, err = self.process.communicate(data, timeout=PATIENCE_SECONDS)
         rest, self._unread = self._unread + out, b""
-        complaints, self._read_stderr = self._read_stderr + err, b""
-        return self.process.returncode, rest.decode(), complaints.decode()
+        stderr_text, self._read_stderr = self._read_stderr + err, b""
+        return self.process.returncode, rest.decode(), stderr_text.decode()
 
 
 def start_program(
     *arguments: str, stdin: File, stdout: File, stderr: File, **variables: str
 ) -> subprocess.Popen[bytes]:
-    """`simplebus` with these arguments, begun; without the time of importing, if that may be."""
+    """Start `simplebus`, as a fork if the environment allows it."""
     env = environment(**variables)
     if can_fork_with(env):
         return ForkedProgram(
@@ -111,8 +117,8 @@ def running_process(command: Sequence[str | Path], *, stdin: File = PIPE) -> Ite
 
 
 @contextlib.contextmanager
-def program(*arguments: str, **variables: str) -> Iterator[Program]:
-    """Run `simplebus` with these arguments; killed with the block, if it still runs."""
+def running_program(*arguments: str, **variables: str) -> Iterator[Program]:
+    """Start `simplebus`; at the end of the block it is killed if it still runs."""
     with start_program(*arguments, stdin=PIPE, stdout=PIPE, stderr=PIPE, **variables) as process:
         try:
             yield Program(process)
@@ -123,16 +129,16 @@ def program(*arguments: str, **variables: str) -> Iterator[Program]:
 def run_program(
     *arguments: str, given: bytes | None = None, **variables: str
 ) -> tuple[int, str, str]:
-    """Run `simplebus` to its end. Returns its status, standard output and standard error."""
-    with program(*arguments, **variables) as it:
-        return it.wait(given)
+    """Run `simplebus` to its end. Returns exit status, standard output and standard error."""
+    with running_program(*arguments, **variables) as program:
+        return program.wait(given)
 
 
 @contextlib.contextmanager
 def run_server(*arguments: str, **variables: str) -> Iterator[tuple[Program, str]]:
-    """A server on free ports, and where its binary door is, as a URL."""
-    with program("serve", "--port", "0", *arguments, **variables) as it:
-        ready = re.fullmatch(READY, it.read_line())
+    """Start a server on free ports. Yields it and the URL of its binary listener."""
+    with running_program("serve", "--port", "0", *arguments, **variables) as program:
+        ready = re.fullmatch(READY, program.read_line())
         assert ready
-        it.nats_address, it.http_address = ready[2] or "", ready[3] or ""
-        yield it, f"simplebus://{ready[1]}"
+        program.nats_address, program.http_address = ready[2] or "", ready[3] or ""
+        yield program, f"simplebus://{ready[1]}"

@@ -1,4 +1,4 @@
-"""Programs besides Python that some tests need."""
+"""Programs other than Python that some tests need."""
 
 from __future__ import annotations
 
@@ -12,10 +12,9 @@ import pytest
 
 
 def require_program(*names: str) -> str:
-    """The first of these programs that is there.
+    """Return the first of these programs that is installed.
 
-    Without any, the test is skipped on a machine that has only Python; in CI, which installs them
-    first, that is a failure.
+    Without any, the test is skipped; in CI, which installs them, it fails.
     """
     for name in names:
         if shutil.which(name):
@@ -30,7 +29,7 @@ def nats_server_program() -> str:
 
 
 def skip_or_fail(sentence: str) -> NoReturn:
-    """Ends a test that cannot be made without something: skips it, and in CI fails it."""
+    """Skip the current test; in CI, fail it."""
     if os.environ.get("CI"):
         pytest.fail(sentence)
     pytest.skip(sentence)

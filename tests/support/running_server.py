@@ -1,4 +1,4 @@
-"""A real server on loopback, and raw peers that speak bytes to it."""
+"""A real server on loopback, and raw binary clients."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from simplebus.server.run import RunningServer, ServeOptions, serve
 
 PATIENCE_SECONDS = 60.0
 PATIENT = Settings(ack_timeout=600)
-"""On a slow machine nothing comes again because somebody is late."""
+"""Settings whose ack timeout is so long that a slow machine causes no redelivery."""
 
 _streams: list[trio.SocketStream] = []
-"""Of the peers of the server that is up."""
+"""Streams of the running server's peers, closed with it."""
 
 
 @contextlib.asynccontextmanager
 async def serving(
     settings: Settings | None = None, **options: object
 ) -> AsyncIterator[RunningServer]:
-    """A server on a free port of 127.0.0.1, stopped on leaving."""
+    """Run a server on a free port of 127.0.0.1 until the end of the block."""
     async with trio.open_nursery() as nursery:
         with trio.fail_after(PATIENCE_SECONDS):
             up = await nursery.start(
@@ -45,7 +45,7 @@ async def serving(
 
 
 class Peer:
-    """A raw client: sends bytes, reads frames."""
+    """Raw binary client that sends bytes and reads frames."""
 
     def __init__(self, stream: trio.SocketStream) -> None:
         _streams.append(stream)
@@ -57,7 +57,7 @@ class Peer:
             await self.stream.send_all(data)
 
     async def read_frame(self) -> bytes:
-        """The next frame, header and delimiter included; b"" at the end of the stream."""
+        """Return the next frame with header and delimiter, or b"" at the end of the stream."""
         with trio.fail_after(PATIENCE_SECONDS):
             while (end := self.received.find(frames.DELIMITER, frames.HEADER_BYTES)) < 0:
                 more = await self.stream.receive_some(1 << 20)
@@ -70,7 +70,7 @@ class Peer:
         return frame
 
     async def read_messages(self, count: int) -> list[tuple[int, bytes]]:
-        """(message id, payload) of so many messages."""
+        """Return message id and payload of the next `count` messages."""
         got = []
         for _ in range(count):
             frame = await self.read_frame()
@@ -81,7 +81,7 @@ class Peer:
         return got
 
     async def wait_closed(self) -> bool:
-        """Whether the server ends the conversation, which it is given time for."""
+        """Wait until the server closes the connection. Returns True; fails after a timeout."""
         with trio.fail_after(PATIENCE_SECONDS):
             try:
                 while await self.stream.receive_some(1 << 20):
@@ -92,7 +92,9 @@ class Peer:
 
 
 async def connect(server: RunningServer, class_ids: list[int] | None = None) -> Peer:
-    """A peer that is connected, has named its classes and heard its session id."""
+    """Connect to the binary listener; with `class_ids`, send a version 1 Connect and read the
+    reply.
+    """
     host, _, port = server.addresses[0].rpartition(":")
     peer = Peer(await trio.open_tcp_stream(host, int(port)))
     if class_ids is not None:
@@ -121,7 +123,7 @@ def class_statistics(server: RunningServer, class_id: int = 1) -> ClassStatistic
 
 
 async def wait_until(condition: Callable[[], bool]) -> None:
-    """Wait until the server has come so far. Each look is a turn of the loop, bounded in time."""
+    """Wait until the condition is true; it is checked every few milliseconds."""
     with trio.fail_after(PATIENCE_SECONDS):
         while not condition():  # noqa: ASYNC110 - what is looked at has no event.
             await trio.sleep(0.005)

@@ -1,9 +1,8 @@
-"""Random input, biased towards what breaks things.
+"""Hypothesis strategies biased towards input that breaks parsers.
 
-Rule 1: nothing here is imported from simplebus. What is random is drawn by hypothesis alone, so
-        that every failure shrinks and replays.
-Rule 2: many frames come from few draws: a handful of frames, each repeated. So the thresholds of
-        the array paths are crossed often, and an example still shrinks to one frame.
+Nothing is imported from simplebus, and all randomness comes from Hypothesis, so failures shrink
+and replay. Streams repeat a few frames many times: that crosses the thresholds of the array paths
+with few draws, and a failing example still shrinks to one frame.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ Chunks = list[bytes]
 HEARTBEAT, MESSAGE, SUBSCRIBE, ACK, CONNECT = b"01234"
 
 delimiter_bytes = st.sampled_from(DELIMITER)
-"""A byte of the delimiter: the only ones that framing looks at."""
+"""A byte of the delimiter; framing looks at no other bytes."""
 
 message_ids = st.one_of(
     st.integers(0, ID_COUNT - 1),
@@ -35,7 +34,7 @@ def contents(max_size: int = 24) -> st.SearchStrategy[bytes]:
 
 @st.composite
 def headers(draw: st.DrawFn) -> bytes:
-    """Nine bytes: any, or many of the delimiter's."""
+    """Nine header bytes, either any or many of the delimiter's."""
     if draw(st.booleans()):
         return draw(st.binary(min_size=9, max_size=9))
     return bytes(draw(st.lists(delimiter_bytes, min_size=9, max_size=9)))
@@ -43,16 +42,16 @@ def headers(draw: st.DrawFn) -> bytes:
 
 @st.composite
 def frames(draw: st.DrawFn, max_content: int = 24) -> bytes:
-    """One whole frame of any type byte, its header often looking like delimiters."""
+    """One whole frame of any type; its header often looks like delimiters."""
     return draw(headers()) + draw(contents(max_content)) + DELIMITER
 
 
 @st.composite
 def streams(draw: st.DrawFn) -> bytes:
-    """Whole frames back to back, most often one of them repeated over and over, and a tail.
+    """Whole frames back to back, usually one of them repeated, and an incomplete frame.
 
-    Repeating a frame 100 times or more engages the uniform path of `split`; 51 or more frames of
-    unequal lengths the array path; fewer the plain loop.
+    100 or more repetitions engage the uniform path of `split`, 51 or more frames of unequal lengths
+    the array path, and fewer frames the plain loop.
     """
     runs = draw(
         st.lists(
@@ -65,7 +64,7 @@ def streams(draw: st.DrawFn) -> bytes:
 
 @st.composite
 def garbled_streams(draw: st.DrawFn) -> bytes:
-    """Bytes that nobody framed, full of pieces of delimiters, long enough for the array paths."""
+    """Unframed bytes full of pieces of delimiters, long enough for the array paths."""
     pieces = st.sampled_from(
         [b"<", b"\r\n", b"<\r\n>", b"<\r\n", b"\r\n>", b">", b"12345678", b"1" * 9, b"0-1"]
     )
@@ -75,19 +74,19 @@ def garbled_streams(draw: st.DrawFn) -> bytes:
 
 
 def chunkings(data: bytes) -> st.SearchStrategy[Chunks]:
-    """The same bytes cut anywhere, empty chunks included."""
+    """The same bytes cut anywhere, with empty chunks."""
     return st.lists(st.integers(0, len(data)), max_size=8).map(lambda cuts: cut(data, cuts))
 
 
 def cut(data: bytes, places: list[int]) -> Chunks:
-    """The data in chunks that end at these places, and the rest."""
+    """Split the data at these offsets."""
     ends = [*sorted(places), len(data)]
     begins = [0, *ends[:-1]]
     return [data[begin:end] for begin, end in zip(begins, ends, strict=True)]
 
 
 def ack_contents() -> st.SearchStrategy[bytes]:
-    """Contents of Ack frames: good ones of every width, and every kind of bad neighbour."""
+    """Contents of Ack frames: valid ones of every width, and invalid ones similar to them."""
     numbers = st.one_of(
         st.integers(0, ID_COUNT + 2),
         st.sampled_from([0, 9, 10, 99_999_999, 100_000_000, 999_999_999, ID_COUNT - 1, ID_COUNT]),

@@ -1,14 +1,8 @@
-"""The oracles, against examples worked out by hand."""
+"""Tests of the oracles with examples worked out by hand."""
 
 from __future__ import annotations
 
-from tests.support.oracles import (
-    AckOracle,
-    RingOracle,
-    group_ids,
-    parse_frame,
-    split_frames,
-)
+from tests.support.oracles import AckOracle, RingOracle, group_ids, parse_frame, split_frames
 
 SUBSCRIBE_1 = bytes.fromhex("320001000000000000" + "3c0d0a3e")
 ACK_0_TO_100 = bytes.fromhex("330001000000000003" + "302d313030" + "3c0d0a3e")

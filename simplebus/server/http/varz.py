@@ -23,6 +23,7 @@ import msgspec
 
 from simplebus.core.broker.inquire_positions import producer_name
 from simplebus.core.errors import RemoteProtocolError
+from simplebus.core.group.group import GroupMember
 from simplebus.core.protocol.inquiry import ClassInquiry
 from simplebus.core.session.session import Session
 from simplebus.monitor import class_metrics
@@ -391,9 +392,11 @@ def sent_message_count(connection: AnyConnection) -> int:
     session = connection.session
     if isinstance(session, NatsSession):
         return session.out_messages
+    binary_session: Session = session
     return sum(
-        getattr(each, "delivered_count", 0) + getattr(each, "redelivered_count", 0)
-        for each in session.subscriptions.values()
+        each.delivered_count + each.redelivered_count
+        for each in binary_session.subscriptions.values()
+        if not isinstance(each, GroupMember)
     )
 
 
@@ -441,19 +444,22 @@ def _subscriptions(connection: AnyConnection) -> Iterator[dict[str, Any]]:
                 row["qgroup"] = _text(each.queue)
             yield row | {"cid": number}
         return
-    for key, held in list(session.subscriptions.items()):
-        position = getattr(held, "group", None) or held
-        group = held.group if isinstance(held.group, str) else held.group.group
-        wanted = getattr(held, "channel_filter", None)
-        patterns = wanted.patterns if wanted is not None else ("#",)
+    yield from _class_subscriptions(session, number)
+
+
+def _class_subscriptions(session: Session, number: int) -> Iterator[dict[str, Any]]:
+    for key, subscription in list(session.subscriptions.items()):
+        position = subscription.group if isinstance(subscription, GroupMember) else subscription
+        channel_filter = position.channel_filter
+        patterns = channel_filter.patterns if channel_filter is not None else ("#",)
         for pattern in patterns[:_SUBJECTS_PER_CONNECTION_MAX]:
             row = {
-                "subject": f"class.{held.class_id} {pattern}",
+                "subject": f"class.{subscription.class_id} {pattern}",
                 "sid": str(key),
-                "msgs": getattr(position, "delivered_count", 0),
+                "msgs": position.delivered_count,
             }
-            if group:
-                row["qgroup"] = group
+            if position.group:
+                row["qgroup"] = position.group
             yield row | {"cid": number}
 
 

@@ -21,12 +21,12 @@ from simplebus.core.message_class.spill import SpilledRange, SpillRead
 from simplebus.core.protocol.durability import Durability
 from simplebus.server.journal.spill_read_thread import SpillReadThread
 from simplebus.server.journal.writer import JournalWriter, SegmentFloors, WriteFailure
-from simplebus.storage.directory import Directory
-from simplebus.storage.disk_reserve import Reserve
+from simplebus.storage.directory import JournalDirectory
+from simplebus.storage.disk_reserve import DiskReserve
 from simplebus.storage.errors import JournalError
 from simplebus.storage.journal import Journal
-from simplebus.storage.recovery import recover, settle
-from simplebus.storage.segment_reader import JournalReader
+from simplebus.storage.recovery import finish_recovery, recover
+from simplebus.storage.segment_reader import SegmentReader
 
 log = logging.getLogger("simplebus.server")
 
@@ -71,7 +71,7 @@ class JournalPump:
     """Connects the commit log of one broker with the journal in one directory."""
 
     def __init__(
-        self, broker: Broker, directory: Directory, flush_ready: Callable[[], None]
+        self, broker: Broker, directory: JournalDirectory, flush_ready: Callable[[], None]
     ) -> None:
         """`flush_ready` is called when confirms have become due."""
         assert broker.commit_log is not None
@@ -80,7 +80,7 @@ class JournalPump:
         self._flush_ready = flush_ready
         self._checkpointer = Checkpointer(broker)
         self._call_soon: RunInLoop = _not_started
-        self._journal = Journal(directory, level=broker.commit_log.durability)
+        self._journal = Journal(directory, durability=broker.commit_log.durability)
         self._writer = JournalWriter(
             self._journal,
             on_durable=lambda batch, has_space: self._call_in_loop(
@@ -88,11 +88,11 @@ class JournalPump:
             ),
             on_failure=lambda failure: self._call_in_loop(self._on_failure, failure),
             on_snapshot_needed=lambda: self._call_in_loop(self._request_snapshot),
-            reserve=Reserve(directory.path),
+            reserve=DiskReserve(directory.path),
         )
         self._spill_manager = broker.spill_manager
         self._reader = SpillReadThread(
-            JournalReader(directory.path),
+            SegmentReader(directory.path),
             on_read=lambda read, found: self._call_in_loop(self._on_read, read, found),
             on_failure=lambda read: self._call_in_loop(self._on_read_failure, read),
         )
@@ -224,16 +224,16 @@ def _not_started(function: Callable[..., None], *arguments: object) -> None:
     raise AssertionError("not started")
 
 
-def load(broker: Broker, directory: Directory) -> None:
+def load(broker: Broker, directory: JournalDirectory) -> None:
     """Recover a new broker's state from a data directory. Raises JournalError."""
     assert broker.commit_log is not None
     found = recover(directory, broker)
-    broker.commit_log.last_batch_number = broker.commit_log.durable_position = found.lot
-    for sentence in found.dropped:
-        log.warning("journal: %s", sentence)
+    broker.commit_log.last_batch_number = broker.commit_log.durable_position = found.last_batch_number
+    for problem in found.problems:
+        log.warning("journal %s", problem)
     try:
-        settle(directory, found, to_disk=broker.commit_log.durability is Durability.DISK)
+        finish_recovery(directory, found, to_disk=broker.commit_log.durability is Durability.DISK)
     except OSError as error:
         raise JournalError(f"cannot use {directory.path} as a journal: {error.strerror}") from None
-    if found.lot:
-        log.info("recovered %d messages from %s", found.messages, directory.path)
+    if found.last_batch_number:
+        log.info("recovered %d messages from %s", found.message_count, directory.path)

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Sequence
 
 from simplebus.core.message_class.spill import SpilledRange, SpillRead
-from simplebus.storage.segment_reader import JournalReader
+from simplebus.storage.segment_reader import SegmentReader
 
 log = logging.getLogger("simplebus.server")
 
@@ -21,7 +21,7 @@ class SpillReadThread:
 
     def __init__(
         self,
-        journal: JournalReader,
+        journal: SegmentReader,
         *,
         on_read: Callable[[SpillRead, Sequence[SpilledRange]], None],
         on_failure: Callable[[SpillRead], None],

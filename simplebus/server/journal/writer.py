@@ -20,8 +20,8 @@ from typing import NamedTuple
 from simplebus.core.commit_log import WriteBatch
 from simplebus.core.errors import Reason
 from simplebus.core.histogram import Histogram
-from simplebus.storage.append_file import FULL
-from simplebus.storage.disk_reserve import Reserve
+from simplebus.storage.append_file import DISK_FULL_ERRORS
+from simplebus.storage.disk_reserve import DiskReserve
 from simplebus.storage.journal import Journal
 
 log = logging.getLogger("simplebus.server")
@@ -52,7 +52,7 @@ class JournalWriter:
         on_durable: Callable[[int, bool], None],
         on_failure: Callable[[WriteFailure], None],
         on_snapshot_needed: Callable[[], None],
-        reserve: Reserve | None = None,
+        reserve: DiskReserve | None = None,
     ) -> None:
         """Create the writer; the callbacks are called in its thread.
 
@@ -102,7 +102,7 @@ class JournalWriter:
         self._thread.join()
 
     def _run(self) -> None:
-        if self._reserve is not None and not self._reserve.take() and self._reserve.finds_no_room:
+        if self._reserve is not None and not self._reserve.reserve() and self._reserve.is_disk_full:
             self._is_space_low = True
             self._on_failure((Reason.DISK_FULL, "cannot reserve disk space for the journal"))
         try:
@@ -140,7 +140,7 @@ class JournalWriter:
 
     def _refill_reserve(self) -> bool:
         """Allocate the reserve if it is in use. Returns True if it is allocated."""
-        self._is_space_low = self._reserve is not None and not self._reserve.take()
+        self._is_space_low = self._reserve is not None and not self._reserve.reserve()
         return not self._is_space_low
 
     def _write_batches(self, batches: list[WriteBatch]) -> bool:
@@ -149,7 +149,7 @@ class JournalWriter:
         while True:
             try:
                 if not is_clean:
-                    self._journal.withdraw()
+                    self._journal.discard_unsynced()
                     is_clean = True
                 started_at = time.perf_counter()
                 for batch in batches:
@@ -159,7 +159,7 @@ class JournalWriter:
                 is_clean = False
                 self.failure_count += 1
                 self._on_failure(_describe_failure(error))
-                if error.errno in FULL and self._reserve is not None and self._reserve.give_up():
+                if error.errno in DISK_FULL_ERRORS and self._reserve is not None and self._reserve.release():
                     self._is_space_low = True
                     continue
                 if self._is_stopping.wait(_RETRY_SECONDS):
@@ -183,6 +183,6 @@ class JournalWriter:
 
 
 def _describe_failure(error: OSError) -> WriteFailure:
-    reason = Reason.DISK_FULL if error.errno in FULL else Reason.DISK_FAILED
+    reason = Reason.DISK_FULL if error.errno in DISK_FULL_ERRORS else Reason.DISK_FAILED
     where = f": {error.filename}" if error.filename else ""
     return reason, f"cannot write the journal: {error.strerror or error}{where}"

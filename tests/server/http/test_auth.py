@@ -31,7 +31,7 @@ from tests.support.running_server import serving
 
 SLOW = PasswordHasher(time_cost=1, memory_cost=8, parallelism=1).hash("secret")
 ROOT = User("root", password=SLOW)
-EYE = User(
+MONITORING_USER = User(
     "eye",
     password=SLOW,
     token=hash_token("a-long-token-of-the-eye"),
@@ -41,7 +41,7 @@ EYE = User(
         admin=((AdminRight.MONITOR, "*"),),
     ),
 )
-TILL = User(
+PUBLISHING_USER = User(
     "till",
     password=SLOW,
     permissions=Permissions(publish=PermissionRules(allow=(PermissionRule("orders"),))),
@@ -62,10 +62,10 @@ def basic(user: str, password: str) -> str:
 @pytest.mark.parametrize("path", ["/", "/page.js", "/facts", "/metrics", "/varz", "/connz", "/x"])
 async def test_request_without_credentials_gets_a_challenge(path: str) -> None:
     async with server_with_users(ROOT) as server:
-        said = await (await open_http_peer(server)).request(path)
-        assert said.status == 401
-        assert said.headers["www-authenticate"].startswith(("Basic", "Bearer"))
-        assert "this bus requires authentication" in said.json["error"]
+        response = await (await open_http_peer(server)).request(path)
+        assert response.status == 401
+        assert response.headers["www-authenticate"].startswith(("Basic", "Bearer"))
+        assert "this bus requires authentication" in response.json["error"]
 
 
 @pytest.mark.parametrize("path", PUBLIC_PATHS)
@@ -94,17 +94,19 @@ async def test_health_requires_no_credentials(path: str) -> None:
     ids=lambda value: str(value)[:40],
 )
 async def test_credentials_take_precedence_over_addresses(header: str, status: int) -> None:
-    async with server_with_users(ROOT, EYE, TILL) as server:
+    async with server_with_users(ROOT, MONITORING_USER, PUBLISHING_USER) as server:
         assert (await (await open_http_peer(server)).request("/metrics", header)).status == status
 
 
 async def test_guessing_is_limited_and_delays_no_other_client() -> None:
-    async with server_with_users(ROOT, EYE) as server:
+    async with server_with_users(ROOT, MONITORING_USER) as server:
         peer = await open_http_peer(server)
         assert (await peer.request("/metrics", basic("root", "secret"))).status == 200
-        found = [(await peer.request("/metrics", basic("root", f"{n}"))).status for n in range(12)]
-        assert 429 in found
-        assert set(found) == {401, 429}
+        statuses = [
+            (await peer.request("/metrics", basic("root", f"{n}"))).status for n in range(12)
+        ]
+        assert 429 in statuses
+        assert set(statuses) == {401, 429}
         assert (await peer.request("/metrics", basic("eye", "secret"))).status == 200
 
 
@@ -112,7 +114,7 @@ async def test_removed_users_are_rejected() -> None:
     async with server_with_users(ROOT) as server:
         peer = await open_http_peer(server)
         assert (await peer.request("/metrics", basic("root", "secret"))).status == 200
-        server.server.replace_users(Users([EYE], PasswordVerifier(b"by chance")))
+        server.server.replace_users(Users([MONITORING_USER], PasswordVerifier(b"by chance")))
         assert (await peer.request("/metrics", basic("root", "secret"))).status == 401
         server.server.replace_users(None)
         assert (await peer.request("/metrics")).status == 200
@@ -152,22 +154,24 @@ def test_authorization_header_may_be_absent_but_not_malformed() -> None:
 # TLS ---------------------------------------------------------------------------------------------
 
 
-async def secure(
-    server: RunningServer, authority: Path, shown: CertificatePair | None = None
+async def connect_with_tls(
+    server: RunningServer, authority: Path, certificate: CertificatePair | None = None
 ) -> HttpPeer:
     peer = await open_http_peer(server)
-    made = ssl.create_default_context(cafile=str(authority))
-    if shown is not None:
-        made.load_cert_chain(shown.cert, shown.key)
-    peer.stream = trio.SSLStream(peer.stream, made, server_hostname="localhost")
+    context = ssl.create_default_context(cafile=str(authority))
+    if certificate is not None:
+        context.load_cert_chain(certificate.cert, certificate.key)
+    peer.stream = trio.SSLStream(peer.stream, context, server_hostname="localhost")
     return peer
 
 
 async def test_http_listener_uses_tls_of_the_server(
-    authority: CertificateAuthority, own: CertificatePair
+    authority: CertificateAuthority, server_certificate: CertificatePair
 ) -> None:
-    async with serving(http_port=0, tls=TlsOptions(own.cert, own.key)) as server:
-        peer = await secure(server, authority.path)
+    async with serving(
+        http_port=0, tls=TlsOptions(server_certificate.cert, server_certificate.key)
+    ) as server:
+        peer = await connect_with_tls(server, authority.path)
         for _ in range(2):
             assert (await peer.request("/healthz")).status == 200
         plain = await open_http_peer(server)
@@ -177,10 +181,10 @@ async def test_http_listener_uses_tls_of_the_server(
 
 
 async def test_user_can_authenticate_by_certificate(
-    authority: CertificateAuthority, own: CertificatePair
+    authority: CertificateAuthority, server_certificate: CertificatePair
 ) -> None:
-    shown = authority.issue("eye", email="eye@example.com")
-    tls = TlsOptions(own.cert, own.key, authority.path, verify=True)
+    certificate = authority.issue("eye", email="eye@example.com")
+    tls = TlsOptions(server_certificate.cert, server_certificate.key, authority.path, verify=True)
     async with server_with_users(User("eye", certificates=("eye@example.com",)), tls=tls) as server:
-        peer = await secure(server, authority.path, shown)
+        peer = await connect_with_tls(server, authority.path, certificate)
         assert (await peer.request("/metrics")).status == 200

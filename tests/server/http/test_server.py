@@ -26,32 +26,32 @@ from tests.support.running_server import message, serving, wait_until
 
 
 async def test_health_reports_ready_then_draining() -> None:
-    async with serving(http_port=0) as up:
-        peer = await open_http_peer(up)
-        said = await peer.request("/healthz")
-        assert said.status == 200
-        assert said.json == {"status": "ok", "live": True, "ready": True, "draining": False}
-        assert up.monitor is not None
-        up.monitor.is_draining = True
-        said = await peer.request("/healthz")
-        assert said.status == 503
-        assert said.json["status"] == "draining"
+    async with serving(http_port=0) as server:
+        peer = await open_http_peer(server)
+        response = await peer.request("/healthz")
+        assert response.status == 200
+        assert response.json == {"status": "ok", "live": True, "ready": True, "draining": False}
+        assert server.monitor is not None
+        server.monitor.is_draining = True
+        response = await peer.request("/healthz")
+        assert response.status == 503
+        assert response.json["status"] == "draining"
         assert (await peer.request("/healthz/live")).status == 200
 
 
 async def test_server_with_a_failed_journal_is_not_ready(tmp_path: object) -> None:
-    async with serving(http_port=0, data_dir=tmp_path) as up:
-        peer = await open_http_peer(up)
-        up.server.broker.journal_failed(Reason.DISK_FULL, "no space is left")
-        said = await peer.request("/healthz")
-        assert said.status == 503
-        assert said.json["why"] == "disk_full: no space is left"
+    async with serving(http_port=0, data_dir=tmp_path) as server:
+        peer = await open_http_peer(server)
+        server.server.broker.journal_failed(Reason.DISK_FULL, "no space is left")
+        response = await peer.request("/healthz")
+        assert response.status == 503
+        assert response.json["why"] == "disk_full: no space is left"
 
 
 def test_http_answers_while_the_server_drains() -> None:
-    with run_server("--host", "127.0.0.1", "--no-nats", "--drain-timeout", "30") as (it, url):
-        assert it.http_address.startswith("127.0.0.1:")
-        host, _, port = it.http_address.rpartition(":")
+    with run_server("--host", "127.0.0.1", "--no-nats", "--drain-timeout", "30") as (program, url):
+        assert program.http_address.startswith("127.0.0.1:")
+        host, _, port = program.http_address.rpartition(":")
         bus_host, _, bus_port = url.removeprefix("simplebus://").rpartition(":")
 
         async def watch() -> None:
@@ -62,26 +62,26 @@ def test_http_answers_while_the_server_drains() -> None:
                 + frames.encode(frames.SUBSCRIBE, class_id=1)
                 + message(b"x")
             )
-            got = b""
-            while b"x<\r\n>" not in got:
-                got += await bus.receive_some(4096)
-            it.signal(signal.SIGTERM)
-            said = b""
-            while b'"status":"draining"' not in said:
-                probe = await trio.open_tcp_stream(host, int(port))
-                await probe.send_all(b"GET /healthz HTTP/1.1\r\nHost: a\r\n\r\n")
-                said = await probe.receive_some(4096)
-                await probe.aclose()
-            assert b'"draining":true' in said
+            received = b""
+            while b"x<\r\n>" not in received:
+                received += await bus.receive_some(4096)
+            program.signal(signal.SIGTERM)
+            response = b""
+            while b'"status":"draining"' not in response:
+                health_client = await trio.open_tcp_stream(host, int(port))
+                await health_client.send_all(b"GET /healthz HTTP/1.1\r\nHost: a\r\n\r\n")
+                response = await health_client.receive_some(4096)
+                await health_client.aclose()
+            assert b'"draining":true' in response
             await bus.aclose()
 
         trio.run(watch)
-        assert it.end()[0] == 0
+        assert program.wait()[0] == 0
 
 
 def test_disabled_http_listener_is_not_in_the_ready_line() -> None:
-    with run_server("--no-http", "--no-nats") as (it, _):
-        assert it.http_address == ""
+    with run_server("--no-http", "--no-nats") as (program, _):
+        assert program.http_address == ""
 
 
 def test_http_port_in_use_is_reported_with_its_purpose() -> None:
@@ -89,27 +89,27 @@ def test_http_port_in_use_is_reported_with_its_purpose() -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = str(taken.getsockname()[1])
-        status, said, complained = run_program(
+        status, response, stderr = run_program(
             *("serve", "--port", "0", "--http-port", port, "--http-host", "127.0.0.1")
         )
-    assert (status, said) == (69, "")
-    assert complained == (
+    assert (status, response) == (69, "")
+    assert stderr == (
         f"simplebus: cannot listen on 127.0.0.1:{port}: Address already in use. That port is for "
         "HTTP: select another one with --http-port, or disable HTTP with --no-http\n"
     )
 
 
 def test_options_of_a_disabled_listener_are_errors() -> None:
-    status, _, complained = run_program("serve", "--no-http", "--http-port", "1")
+    status, _, stderr = run_program("serve", "--no-http", "--http-port", "1")
     assert status == 2
-    assert complained == "simplebus: --no-http closes the door that --http-port opens\n"
+    assert stderr == "simplebus: --no-http and --http-port contradict each other\n"
 
 
-# What it is called -------------------------------------------------------------------------------
+# Host names -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("called", "status"),
+    ("host_name", "status"),
     [
         *(("localhost:8222", 200), ("127.0.0.1", 200), ("[::1]:8222", 200), ("10.1.2.3:1", 200)),
         *(("LOCALHOST.", 200), ("bus.localhost", 200), ("Bus.Example:443", 200)),
@@ -118,31 +118,31 @@ def test_options_of_a_disabled_listener_are_errors() -> None:
         *(("localhost.evil.example", 421), ("[evil]", 421), ("bus.example.evil", 421)),
     ],
 )
-async def test_rejects_unknown_host_names(called: str, status: int) -> None:
-    async with serving(http_port=0, http_names=("bus.example",)) as up:
-        peer = await open_http_peer(up)
+async def test_rejects_unknown_host_names(host_name: str, status: int) -> None:
+    async with serving(http_port=0, http_names=("bus.example",)) as server:
+        peer = await open_http_peer(server)
         for path in ("/facts", "/healthz"):
-            await peer.send(f"GET {path} HTTP/1.1\r\nHost: {called}\r\n\r\n".encode())
-            said = await peer.read_response()
-            assert said.status == (200 if path == "/healthz" else status)
+            await peer.send(f"GET {path} HTTP/1.1\r\nHost: {host_name}\r\n\r\n".encode())
+            response = await peer.read_response()
+            assert response.status == (200 if path == "/healthz" else status)
         if status != 200:
             await peer.send(b"GET /varz HTTP/1.1\r\nHost: evil\r\n\r\n")
             assert (await peer.read_response()).json["error"].startswith("unknown host 'evil':")
 
 
-@pytest.mark.parametrize("said", ["Bearer x", "Basic eDp5", "x", ""])
-async def test_without_authentication_there_is_no_challenge(said: str) -> None:
-    async with serving(http_port=0) as up:
-        peer = await open_http_peer(up)
-        words = f"GET /varz HTTP/1.1\r\nHost: proxy\r\nAuthorization: {said}\r\n\r\n"
-        await peer.send(words.encode())
+@pytest.mark.parametrize("authorization", ["Bearer x", "Basic eDp5", "x", ""])
+async def test_without_authentication_there_is_no_challenge(authorization: str) -> None:
+    async with serving(http_port=0) as server:
+        peer = await open_http_peer(server)
+        request = f"GET /varz HTTP/1.1\r\nHost: proxy\r\nAuthorization: {authorization}\r\n\r\n"
+        await peer.send(request.encode())
         assert (await peer.read_response()).status == 421
 
 
 async def test_responses_forbid_use_by_other_origins() -> None:
-    async with serving(http_port=0) as up:
+    async with serving(http_port=0) as server:
         for path in ("/", "/page.js", "/facts", "/metrics", "/nothing"):
-            headers = (await (await open_http_peer(up)).request(path)).headers
+            headers = (await (await open_http_peer(server)).request(path)).headers
             assert headers["cross-origin-resource-policy"] == "same-origin"
             assert headers["x-frame-options"] == "DENY"
             assert headers["x-content-type-options"] == "nosniff"
@@ -150,12 +150,12 @@ async def test_responses_forbid_use_by_other_origins() -> None:
             assert not any(name.startswith("access-control") for name in headers)
 
 
-# Who may not hurt the bus ------------------------------------------------------------------------
+# Limits and attacks ------------------------------------------------------------------------
 
 
 async def test_pipelined_requests_are_answered_in_order() -> None:
-    async with serving(http_port=0) as up:
-        peer = await open_http_peer(up)
+    async with serving(http_port=0) as server:
+        peer = await open_http_peer(server)
         await peer.send(b"GET /healthz HTTP/1.1\r\nHost: a\r\n\r\n" * 3)
         for _ in range(3):
             assert (await peer.read_response()).status == 200
@@ -177,35 +177,35 @@ async def test_pipelined_requests_are_answered_in_order() -> None:
     ids=lambda value: str(value)[:40],
 )
 async def test_invalid_requests_get_an_error_message(sent: bytes, status: int) -> None:
-    async with serving(http_port=0) as up:
-        peer = await open_http_peer(up)
+    async with serving(http_port=0) as server:
+        peer = await open_http_peer(server)
         await peer.send(sent)
-        said = await peer.read_response()
-        assert said.status == status
-        assert said.json["error"]
-        fine = await open_http_peer(up)
-        assert (await fine.request("/healthz")).status == 200
+        response = await peer.read_response()
+        assert response.status == status
+        assert response.json["error"]
+        other_client = await open_http_peer(server)
+        assert (await other_client.request("/healthz")).status == 200
 
 
 async def test_head_response_has_no_body() -> None:
-    async with serving(http_port=0) as up:
-        peer = await open_http_peer(up)
-        said = await peer.request("/healthz", method="HEAD")
-        assert (said.status, said.body) == (200, b"")
-        assert int(said.headers["content-length"]) > 0
+    async with serving(http_port=0) as server:
+        peer = await open_http_peer(server)
+        response = await peer.request("/healthz", method="HEAD")
+        assert (response.status, response.body) == (200, b"")
+        assert int(response.headers["content-length"]) > 0
         assert (await peer.request("/healthz")).status == 200
 
 
 async def test_responses_cannot_be_framed_sniffed_or_cached() -> None:
-    async with serving(http_port=0) as up:
-        said = await (await open_http_peer(up)).request("/healthz")
-        assert said.headers["x-content-type-options"] == "nosniff"
-        assert said.headers["x-frame-options"] == "DENY"
-        assert said.headers["cache-control"] == "no-store"
-        assert said.headers["content-security-policy"].startswith("default-src 'none'")
+    async with serving(http_port=0) as server:
+        response = await (await open_http_peer(server)).request("/healthz")
+        assert response.headers["x-content-type-options"] == "nosniff"
+        assert response.headers["x-frame-options"] == "DENY"
+        assert response.headers["cache-control"] == "no-store"
+        assert response.headers["content-security-policy"].startswith("default-src 'none'")
 
 
-def nothing() -> Dashboard:
+def empty_dashboard() -> Dashboard:
     return Dashboard(lambda detailed: MonitorSnapshot(title="nothing"))
 
 
@@ -213,44 +213,44 @@ def nothing() -> Dashboard:
 async def running_http_server() -> AsyncIterator[HttpServer]:
     """Run a server without a listener: tests pass it sockets."""
     async with trio.open_nursery() as nursery:
-        server = HttpServer(nothing())
+        server = HttpServer(empty_dashboard())
         await nursery.start(server.run)
         yield server
         nursery.cancel_scope.cancel()
 
 
-def pair() -> tuple[socket.socket, socket.socket]:
-    ours, theirs = socket.socketpair()
-    theirs.setblocking(False)
-    ours.settimeout(0)
-    return ours, theirs
+def socket_pair() -> tuple[socket.socket, socket.socket]:
+    client_end, server_end = socket.socketpair()
+    server_end.setblocking(False)
+    client_end.settimeout(0)
+    return client_end, server_end
 
 
 async def test_dribbled_request_times_out(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
     async with running_http_server() as dashboard_server:
-        ours, theirs = pair()
-        dashboard_server.serve(theirs, "them")
-        ours.send(b"GET / HTTP")
+        client_end, server_end = socket_pair()
+        dashboard_server.serve(server_end, "them")
+        client_end.send(b"GET / HTTP")
         for _ in range(4):
             await trio.sleep(1)
-            ours.send(b"X")
+            client_end.send(b"X")
             assert dashboard_server.connections == 1
         await trio.sleep(http_server.HEAD_SECONDS_MAX)
         assert dashboard_server.connections == 0
-        ours.close()
+        client_end.close()
 
 
 async def test_silent_connection_times_out(autojump_clock: trio.testing.MockClock) -> None:
     async with running_http_server() as dashboard_server:
-        ours, theirs = pair()
-        dashboard_server.serve(theirs, "them")
+        client_end, server_end = socket_pair()
+        dashboard_server.serve(server_end, "them")
         await trio.sleep(http_server.IDLE_SECONDS_MAX - 1)
         assert dashboard_server.connections == 1
         await trio.sleep(2)
         assert dashboard_server.connections == 0
-        ours.close()
+        client_end.close()
 
 
 async def test_closes_the_longest_idle_connection_when_full(
@@ -259,61 +259,63 @@ async def test_closes_the_longest_idle_connection_when_full(
     async with running_http_server() as dashboard_server:
         silent: list[socket.socket] = []
         for _ in range(http_server.CONNECTIONS_MAX + 10):
-            ours, theirs = pair()
-            silent.append(ours)
-            dashboard_server.serve(theirs, "them")
+            client_end, server_end = socket_pair()
+            silent.append(client_end)
+            dashboard_server.serve(server_end, "them")
             await trio.testing.wait_all_tasks_blocked()
             assert dashboard_server.connections <= http_server.CONNECTIONS_MAX
         assert silent[0].recv(1) == b""
         with pytest.raises(BlockingIOError):
             silent[-1].recv(1)
         assert dashboard_server.rejected_count == 10
-        for ours in silent:
-            ours.close()
+        for client_end in silent:
+            client_end.close()
 
 
 async def test_connection_after_its_last_response_can_be_closed(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
     async with running_http_server() as dashboard_server:
-        pairs = [pair() for _ in range(http_server.CONNECTIONS_MAX + 10)]
-        for ours, theirs in pairs:
-            ours.send(b"nonsense\r\n\r\n")
-            dashboard_server.serve(theirs, "them")
+        pairs = [socket_pair() for _ in range(http_server.CONNECTIONS_MAX + 10)]
+        for client_end, server_end in pairs:
+            client_end.send(b"nonsense\r\n\r\n")
+            dashboard_server.serve(server_end, "them")
             await trio.testing.wait_all_tasks_blocked()
-            assert ours.recv(65_536).startswith(b"HTTP/1.1 400")
-        assert sum(theirs.fileno() >= 0 for _, theirs in pairs) == dashboard_server.connections
-        assert [theirs.fileno() >= 0 for _, theirs in pairs[9:11]] == [False, True]
+            assert client_end.recv(65_536).startswith(b"HTTP/1.1 400")
+        assert (
+            sum(server_end.fileno() >= 0 for _, server_end in pairs) == dashboard_server.connections
+        )
+        assert [server_end.fileno() >= 0 for _, server_end in pairs[9:11]] == [False, True]
         await trio.sleep(http_server.CLOSE_SECONDS_MAX + 1)
         assert not dashboard_server.connections
-        assert all(theirs.fileno() < 0 for _, theirs in pairs)
-        for ours, _ in pairs:
-            ours.close()
+        assert all(server_end.fileno() < 0 for _, server_end in pairs)
+        for client_end, _ in pairs:
+            client_end.close()
 
 
 async def test_connections_over_the_rate_are_delayed_or_rejected(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
     async with running_http_server() as dashboard_server:
-        at_once, most = http_server.CONNECTION_BURST, http_server.DELAYED_MAX
-        theirs = []
-        doorstep = http_server.REJECT_QUEUE_MAX
-        for count in range(at_once + most + doorstep + 5):
-            ours, other = pair()
-            theirs.append(other)
-            dashboard_server.serve(other, f"10.0.0.1:{count}")
-            ours.close()
-        assert dashboard_server.rejected_count == at_once - http_server.CONNECTIONS_MAX + 5
-        closed = [other.fileno() < 0 for other in theirs[at_once:]]
-        assert closed == [False] * most + [True] * 5 + [False] * doorstep
-        await trio.sleep(1)  # Whoever had come and gone is heard out.
-        fine, other = pair()
-        dashboard_server.serve(other, "10.0.0.2:1")
+        burst, delayed_max = http_server.CONNECTION_BURST, http_server.DELAYED_MAX
+        server_ends = []
+        reject_queue_max = http_server.REJECT_QUEUE_MAX
+        for count in range(burst + delayed_max + reject_queue_max + 5):
+            client_end, server_end = socket_pair()
+            server_ends.append(server_end)
+            dashboard_server.serve(server_end, f"10.0.0.1:{count}")
+            client_end.close()
+        assert dashboard_server.rejected_count == burst - http_server.CONNECTIONS_MAX + 5
+        closed = [server_end.fileno() < 0 for server_end in server_ends[burst:]]
+        assert closed == [False] * delayed_max + [True] * 5 + [False] * reject_queue_max
+        await trio.sleep(1)  # Clients that closed early are still served.
+        other_client, server_end = socket_pair()
+        dashboard_server.serve(server_end, "10.0.0.2:1")
         await trio.sleep(0.5 / http_server.CONNECTIONS_PER_SECOND)
         assert dashboard_server.connections == 1
-        await trio.sleep(most / http_server.CONNECTIONS_PER_SECOND)
-        assert all(other.fileno() < 0 for other in theirs)
-        fine.close()
+        await trio.sleep(delayed_max / http_server.CONNECTIONS_PER_SECOND)
+        assert all(server_end.fileno() < 0 for server_end in server_ends)
+        other_client.close()
 
 
 @pytest.mark.parametrize("method", ["GET", "HEAD"])
@@ -322,72 +324,74 @@ async def test_rejected_connections_get_health_responses(
     method: str, path: str, autojump_clock: trio.testing.MockClock
 ) -> None:
     async with running_http_server() as dashboard_server:
-        crowd = [pair() for _ in range(http_server.CONNECTION_BURST + http_server.DELAYED_MAX)]
-        for _, other in crowd:
-            dashboard_server.serve(other, "10.0.0.1:1")
-        asks, other = pair()
-        dashboard_server.serve(other, "10.0.0.1:2")
-        asks.send(f"{method} {path} HTTP/1.1\r\nHost: x\r\n\r\n".encode())  # Behind the crowd.
-        figures, other = pair()  # Closed without an answer.
-        figures.send(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n")
-        dashboard_server.serve(other, "10.0.0.1:3")
+        crowd = [
+            socket_pair() for _ in range(http_server.CONNECTION_BURST + http_server.DELAYED_MAX)
+        ]
+        for _, server_end in crowd:
+            dashboard_server.serve(server_end, "10.0.0.1:1")
+        client, server_end = socket_pair()
+        dashboard_server.serve(server_end, "10.0.0.1:2")
+        client.send(f"{method} {path} HTTP/1.1\r\nHost: x\r\n\r\n".encode())  # Behind the crowd.
+        metrics_client, server_end = socket_pair()  # Closed without an answer.
+        metrics_client.send(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n")
+        dashboard_server.serve(server_end, "10.0.0.1:3")
         for _ in range(http_server.REJECT_QUEUE_MAX):
-            crowd.append(pair())
+            crowd.append(socket_pair())
             dashboard_server.serve(crowd[-1][1], "10.0.0.1:1")
-        head, _, body = asks.recv(65_536).partition(b"\r\n\r\n")
+        head, _, body = client.recv(65_536).partition(b"\r\n\r\n")
         assert head.startswith((b"HTTP/1.1 200 ", b"HTTP/1.1 503 "))
         assert (json.loads(body)["status"] != "") if method == "GET" else (body == b"")
-        for ours in (asks, figures, *(ours for ours, _ in crowd)):
-            ours.close()
+        for client_end in (client, metrics_client, *(client_end for client_end, _ in crowd)):
+            client_end.close()
 
 
 async def test_connections_of_one_loop_turn_are_evicted_over_the_limit(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
     async with running_http_server() as dashboard_server:
-        crowd = [pair() for _ in range(http_server.CONNECTIONS_MAX + 30)]
-        for number, (_, other) in enumerate(crowd):
-            dashboard_server.serve(other, f"10.0.{number}.1:1")
+        crowd = [socket_pair() for _ in range(http_server.CONNECTIONS_MAX + 30)]
+        for number, (_, server_end) in enumerate(crowd):
+            dashboard_server.serve(server_end, f"10.0.{number}.1:1")
         await trio.testing.wait_all_tasks_blocked()
-        open_ones = [other for _, other in crowd if other.fileno() >= 0]
+        open_ones = [server_end for _, server_end in crowd if server_end.fileno() >= 0]
         assert len(open_ones) == dashboard_server.connections == http_server.CONNECTIONS_MAX
-        for ours, _ in crowd:
-            ours.close()
+        for client_end, _ in crowd:
+            client_end.close()
 
 
 async def test_responding_connection_is_not_closed(autojump_clock: trio.testing.MockClock) -> None:
     async with running_http_server() as dashboard_server:
         async with dashboard_server._response_lock:  # Answers have to wait.
-            asks, other = pair()
-            asks.send(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n")
-            dashboard_server.serve(other, "10.0.0.1:1")
+            client, server_end = socket_pair()
+            client.send(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n")
+            dashboard_server.serve(server_end, "10.0.0.1:1")
             await trio.testing.wait_all_tasks_blocked()
-            crowd = [pair() for _ in range(http_server.CONNECTIONS_MAX + 5)]
-            for _, other in crowd:
-                dashboard_server.serve(other, "10.0.0.2:1")
+            crowd = [socket_pair() for _ in range(http_server.CONNECTIONS_MAX + 5)]
+            for _, server_end in crowd:
+                dashboard_server.serve(server_end, "10.0.0.2:1")
                 await trio.testing.wait_all_tasks_blocked()
         await trio.testing.wait_all_tasks_blocked()
         await trio.sleep(1)
-        assert asks.recv(65_536).startswith(b"HTTP/1.1 ")
-        for ours in (asks, *(ours for ours, _ in crowd)):
-            ours.close()
+        assert client.recv(65_536).startswith(b"HTTP/1.1 ")
+        for client_end in (client, *(client_end for client_end, _ in crowd)):
+            client_end.close()
 
 
 async def test_expensive_responses_get_a_tenth_of_the_loop_time(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
-    def dear() -> Generator[None, None, str]:
+    def expensive_steps() -> Generator[None, None, str]:
         for _ in range(3):
             autojump_clock.jump(0.1)
             yield
         return "done"
 
-    door = HttpServer(nothing())
-    began = trio.current_time()
+    http_server_ = HttpServer(empty_dashboard())
+    started_at = trio.current_time()
     async with trio.open_nursery() as nursery:
         for _ in range(10):
-            nursery.start_soon(door.run_steps, dear())
-    busy, passed = 10 * 0.3, trio.current_time() - began
+            nursery.start_soon(http_server_.run_steps, expensive_steps())
+    busy, passed = 10 * 0.3, trio.current_time() - started_at
     assert passed >= 9 * 3.0 + 0.3
     assert busy / (passed + 2.7) <= http_server.LOOP_SHARE + 1e-9
 
@@ -395,37 +399,37 @@ async def test_expensive_responses_get_a_tenth_of_the_loop_time(
 async def test_health_does_not_wait_for_other_responses(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
-    def dear() -> Generator[None, None, str]:
+    def expensive_steps() -> Generator[None, None, str]:
         autojump_clock.jump(1)
         yield
         return "done"
 
-    door = HttpServer(nothing())
+    http_server_ = HttpServer(empty_dashboard())
     async with trio.open_nursery() as nursery:
         for _ in range(10):
-            nursery.start_soon(door.run_steps, dear())
+            nursery.start_soon(http_server_.run_steps, expensive_steps())
         await trio.testing.wait_all_tasks_blocked()
-        began = trio.current_time()
+        started_at = trio.current_time()
         for path in PUBLIC_PATHS:
-            assert (await door.answer(Request(path))).body
-        assert trio.current_time() == began
+            assert (await http_server_.answer(Request(path))).body
+        assert trio.current_time() == started_at
         nursery.cancel_scope.cancel()
 
 
 async def test_response_time_is_counted() -> None:
-    async with serving(http_port=0) as up:
-        peer = await open_http_peer(up)
+    async with serving(http_port=0) as server:
+        peer = await open_http_peer(server)
 
-        async def spent() -> float:
+        async def response_seconds() -> float:
             text = (await peer.request("/metrics")).body.decode()
             found = re.search(r"^simplebus_http_answers_seconds_total (\S+)$", text, re.MULTILINE)
             assert found is not None
             return float(found[1])
 
-        # What was answered just now is answered again, and one connection has 1,000 answers.
-        before = now = await spent()
+        # A recent response is repeated, and one connection gets at most 1,000 responses.
+        before = now = await response_seconds()
         for _ in range(900):
-            if (now := await spent()) != before:
+            if (now := await response_seconds()) != before:
                 break
             await trio.sleep(0.05)
         assert now > before
@@ -434,23 +438,23 @@ async def test_response_time_is_counted() -> None:
 async def test_health_is_answered_without_free_descriptors(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Whoever was silent longest makes room."""
+    """The connection that was idle longest is closed."""
     async with serving(http_port=0) as server:
         host, _, port = server.http_addresses[0].rpartition(":")
         silent = [await trio.open_tcp_stream(host, int(port)) for _ in range(5)]
         assert server.monitor is not None
         await wait_until(lambda: server.monitor.http_connections()[0] == 5)
-        of_all = server.monitor.http_connections
+        count_connections = server.monitor.http_connections
 
         def descriptors(more: int = 0) -> int:
-            return 0 if of_all()[0] == 5 else 1 << 20
+            return 0 if count_connections()[0] == 5 else 1 << 20
 
         monkeypatch.setattr(process, "peer_descriptor_limit", descriptors)
-        asks = await trio.open_tcp_stream(host, int(port))
-        await asks.send_all(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
-        assert (await asks.receive_some()).startswith(b"HTTP/1.1 200")
+        client = await trio.open_tcp_stream(host, int(port))
+        await client.send_all(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert (await client.receive_some()).startswith(b"HTTP/1.1 200")
         assert await silent[0].receive_some() == b""
-        for each in (*silent, asks):
+        for each in (*silent, client):
             await each.aclose()
 
 
@@ -458,17 +462,17 @@ async def test_largest_network_is_evicted_even_while_responding(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
     async with running_http_server() as dashboard_server:
-        alone, other = pair()
-        dashboard_server.serve(other, "10.0.0.1:1")
+        single, server_end = socket_pair()
+        dashboard_server.serve(server_end, "10.0.0.1:1")
         await trio.testing.wait_all_tasks_blocked()
         async with dashboard_server._response_lock:  # Answers have to wait.
-            crowd = [pair() for _ in range(http_server.CONNECTIONS_MAX + 5)]
-            for ours, other in crowd:
-                ours.send(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n")
-                dashboard_server.serve(other, "10.0.0.2:1")
+            crowd = [socket_pair() for _ in range(http_server.CONNECTIONS_MAX + 5)]
+            for client_end, server_end in crowd:
+                client_end.send(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n")
+                dashboard_server.serve(server_end, "10.0.0.2:1")
                 await trio.testing.wait_all_tasks_blocked()
-        alone.send(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
+        single.send(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
         await trio.sleep(1)
-        assert alone.recv(65_536).startswith(b"HTTP/1.1 200")
-        for ours in (alone, *(ours for ours, _ in crowd)):
-            ours.close()
+        assert single.recv(65_536).startswith(b"HTTP/1.1 200")
+        for client_end in (single, *(client_end for client_end, _ in crowd)):
+            client_end.close()

@@ -24,21 +24,15 @@ from simplebus.server.run import RunningServer
 from tests.support.http_peer import open_http_peer
 from tests.support.nats_peer import connect_nats_peer
 from tests.support.requirements import require_program
-from tests.support.running_server import (
-    connect,
-    message,
-    serving,
-    subscribe,
-    wait_until,
-)
+from tests.support.running_server import connect, message, serving, subscribe, wait_until
 
 
-async def ask(server: RunningServer, path: str) -> Any:
+async def get_json(server: RunningServer, path: str) -> Any:
     return (await (await open_http_peer(server)).request(path)).json
 
 
-def shape(value: object) -> object:
-    """Of which type it is; of times and spans, which form."""
+def describe_shape(value: object) -> object:
+    """Return the structure of a JSON value: types, and the format of times and durations."""
     if isinstance(value, str):
         if re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?Z", value):
             return "a time"
@@ -52,25 +46,25 @@ def shape(value: object) -> object:
     if isinstance(value, int | float):
         return "a number"
     if isinstance(value, list):
-        return [shape(value[0])] if value else []
+        return [describe_shape(value[0])] if value else []
     if isinstance(value, dict):
-        return {key: shape(each) for key, each in value.items()}
+        return {key: describe_shape(each) for key, each in value.items()}
     raise AssertionError(value)
 
 
-READ_OF_VARZ = """
+VARZ_FIELDS = """
 server_id server_name version go host port max_connections ping_interval ping_max http_host
 http_port https_port auth_timeout max_control_line max_payload max_pending tls_timeout
 write_deadline start now uptime mem cores gomaxprocs cpu connections total_connections routes
 remotes leafnodes in_msgs in_bytes out_msgs out_bytes slow_consumers subscriptions config_load_time
 slow_consumer_stats stalled_clients stale_connections proto
 """.split()  # noqa: SIM905 - it reads as the words that it is.
-"""What nats-top and the exporter for Prometheus read, and what is known here beside."""
+"""Fields that nats-top and the Prometheus exporter read, and other fields of both servers."""
 
 
 @pytest.fixture(scope="module")
 def reference() -> dict[str, Any]:
-    """What nats-server says with one client that has two subscriptions and has published once."""
+    """Responses of nats-server with one client, two subscriptions and one published message."""
     program = require_program("nats-server", str(Path(sys.executable).parent / "nats-server"))
     ports = free_ports(2)
     with subprocess.Popen(
@@ -79,12 +73,12 @@ def reference() -> dict[str, Any]:
         stderr=subprocess.DEVNULL,
     ) as running:
         try:
-            return trio.run(_asked, ports)
+            return trio.run(_query_nats_server, ports)
         finally:
             running.kill()
 
 
-async def _asked(ports: list[int]) -> dict[str, Any]:
+async def _query_nats_server(ports: list[int]) -> dict[str, Any]:
     with trio.fail_after(60):
         while True:
             try:
@@ -93,188 +87,204 @@ async def _asked(ports: list[int]) -> dict[str, Any]:
                 await trio.sleep(0.05)
             else:
                 break
-        await client.send_all(b'CONNECT {"name":"x","lang":"l","version":"1"}\r\n' + SAID)
-        heard = b""
-        while b"PONG" not in heard:
-            heard += await client.receive_some(65536)
-        said = {}
+        await client.send_all(
+            b'CONNECT {"name":"x","lang":"l","version":"1"}\r\n' + CLIENT_COMMANDS
+        )
+        received = b""
+        while b"PONG" not in received:
+            received += await client.receive_some(65536)
+        responses = {}
         for path in PATHS:
-            answer = b""
+            reply = b""
             async with await trio.open_tcp_stream("127.0.0.1", ports[1]) as peer:
                 await peer.send_all(f"GET {path} HTTP/1.0\r\n\r\n".encode())
                 while more := await peer.receive_some(65536):
-                    answer += more
-            said[path] = json.loads(answer.partition(b"\r\n\r\n")[2])
+                    reply += more
+            responses[path] = json.loads(reply.partition(b"\r\n\r\n")[2])
         await client.aclose()
-        return said
+        return responses
 
 
-SAID = b"SUB a.> q 1\r\nSUB b 2\r\nPUB b 1\r\nx\r\nPING\r\n"
+CLIENT_COMMANDS = b"SUB a.> q 1\r\nSUB b 2\r\nPUB b 1\r\nx\r\nPING\r\n"
 PATHS = ("/varz", "/connz?subs=1", "/connz?subs=detail", "/subsz", "/subsz?subs=1")
 
 
 @contextlib.asynccontextmanager
-async def same() -> AsyncIterator[RunningServer]:
-    """A server of ours to which the same has happened."""
-    async with serving(nats_port=0, http_port=0) as up:
-        peer = await connect_nats_peer(up, name="x", lang="l", version="1")
-        await peer.send(SAID)
+async def server_with_client() -> AsyncIterator[RunningServer]:
+    """Server with the same client as in `reference`."""
+    async with serving(nats_port=0, http_port=0) as server:
+        peer = await connect_nats_peer(server, name="x", lang="l", version="1")
+        await peer.send(CLIENT_COMMANDS)
         while not (await peer.read_line()).startswith(b"PONG"):
             pass
-        yield up
+        yield server
 
 
 async def test_varz_has_the_fields_and_types_that_tools_read(reference: dict[str, Any]) -> None:
-    async with same() as up:
-        ours, theirs = await ask(up, "/varz"), reference["/varz"]
-        for field in READ_OF_VARZ:
-            assert shape(ours[field]) == shape(theirs[field]), field
+    async with server_with_client() as server:
+        own_result, nats_result = await get_json(server, "/varz"), reference["/varz"]
+        for field in VARZ_FIELDS:
+            assert describe_shape(own_result[field]) == describe_shape(nats_result[field]), field
         for field in ("in_msgs", "in_bytes", "out_msgs", "connections", "total_connections"):
-            assert ours[field] == theirs[field], field
-        assert ours.keys() - theirs.keys() <= {"simplebus_version", "auth_required"}
+            assert own_result[field] == nats_result[field], field
+        assert own_result.keys() - nats_result.keys() <= {"simplebus_version", "auth_required"}
 
 
 @pytest.mark.parametrize("path", PATHS[1:])
 async def test_connz_and_subsz_have_the_shape_of_nats_server(
     path: str, reference: dict[str, Any]
 ) -> None:
-    def cut(said: dict[str, Any]) -> dict[str, Any]:
-        listed = said.get("subscriptions_list", [])
-        mine = [each for each in listed if each["subject"] in ("a.>", "b")]
-        for each in mine:
+    def normalize(response: dict[str, Any]) -> dict[str, Any]:
+        rows = response.get("subscriptions_list", [])
+        own_rows = [each for each in rows if each["subject"] in ("a.>", "b")]
+        for each in own_rows:
             for inner in ("account", "account_tag"):
                 each.pop(inner, None)
-        for connection in said.get("connections", []):  # In any order, as they are there.
+        for connection in response.get("connections", []):  # In any order, as they are there.
             detailed = connection.get("subscriptions_list_detail", [])
             detailed.sort(key=lambda each: str(each["sid"]))
-        return {**said, "subscriptions_list": sorted(mine, key=lambda each: str(each["sid"]))}
+        return {
+            **response,
+            "subscriptions_list": sorted(own_rows, key=lambda each: str(each["sid"])),
+        }
 
-    async with same() as up:
-        ours, theirs = cut(await ask(up, path)), cut(reference[path])
-        ours_shape, theirs_shape = shape(ours), shape(theirs)
+    async with server_with_client() as server:
+        own_result, nats_result = (
+            normalize(await get_json(server, path)),
+            normalize(reference[path]),
+        )
+        ours_shape, theirs_shape = describe_shape(own_result), describe_shape(nats_result)
         assert isinstance(ours_shape, dict)
         assert isinstance(theirs_shape, dict)
         assert ours_shape == theirs_shape
-        for mine, other in zip(
-            ours.get("connections", []), theirs.get("connections", []), strict=True
+        for own_rows, other in zip(
+            own_result.get("connections", []), nats_result.get("connections", []), strict=True
         ):
             for field in ("in_msgs", "out_msgs", "in_bytes", "subscriptions", "name", "lang"):
-                assert mine[field] == other[field], field
-            named = (sorted(each.get("subscriptions_list", [])) for each in (mine, other))
-            assert next(named) == next(named)
+                assert own_rows[field] == other[field], field
+            subject_lists = (
+                sorted(each.get("subscriptions_list", [])) for each in (own_rows, other)
+            )
+            assert next(subject_lists) == next(subject_lists)
 
 
 async def test_connz_lists_binary_connections() -> None:
-    async with same() as up:
-        bus = await connect(up, [1])
+    async with server_with_client() as server:
+        bus = await connect(server, [1])
         await bus.send(subscribe() + message(b"x") * 3)
         await bus.read_messages(3)
-        said = await ask(up, "/connz?subs=1")
-        assert [each["type"] for each in said["connections"]] == ["nats", "simplebus"]
-        ours = said["connections"][1]
-        assert ours["cid"] >= 1 << 32
-        assert (ours["in_msgs"], ours["out_msgs"], ours["subscriptions"]) == (3, 3, 1)
-        assert ours["subscriptions_list"] == ["class.1 #"]
-        assert (await ask(up, f"/connz?cid={ours['cid']}"))["connections"][0]["cid"] == ours["cid"]
-        varz = await ask(up, "/varz")
+        response = await get_json(server, "/connz?subs=1")
+        assert [each["type"] for each in response["connections"]] == ["nats", "simplebus"]
+        own_result = response["connections"][1]
+        assert own_result["cid"] >= 1 << 32
+        assert (own_result["in_msgs"], own_result["out_msgs"], own_result["subscriptions"]) == (
+            3,
+            3,
+            1,
+        )
+        assert own_result["subscriptions_list"] == ["class.1 #"]
+        assert (await get_json(server, f"/connz?cid={own_result['cid']}"))["connections"][0][
+            "cid"
+        ] == own_result["cid"]
+        varz = await get_json(server, "/varz")
         assert (varz["in_msgs"], varz["out_msgs"]) == (4, 4)
         assert varz["subscriptions"] == 3
 
 
 async def test_connz_shows_the_address_despite_the_client_name() -> None:
-    async with serving(http_port=0) as up:
-        peer = await connect(up)
-        asked = b'{"version":2,"client":"a:b (c:1","name":"d:2"}'
-        await peer.send(frames.encode(frames.CONNECT, content=asked))
+    async with serving(http_port=0) as server:
+        peer = await connect(server)
+        connect_content = b'{"version":2,"client":"a:b (c:1","name":"d:2"}'
+        await peer.send(frames.encode(frames.CONNECT, content=connect_content))
         await peer.read_frame()
         host, port, *_ = peer.stream.socket.getsockname()
-        (row,) = (await ask(up, "/connz"))["connections"]
+        (row,) = (await get_json(server, "/connz"))["connections"]
         assert (row["ip"], row["port"], row["name"]) == (host, port, "d:2")
 
 
 async def test_numbers_are_integers_where_go_programs_need_them() -> None:
-    def fractions(value: Any, name: str = "") -> set[str]:
+    def float_fields(value: Any, name: str = "") -> set[str]:
         if isinstance(value, dict):
-            return {each for key, inner in value.items() for each in fractions(inner, key)}
+            return {each for key, inner in value.items() for each in float_fields(inner, key)}
         if isinstance(value, list):
-            return {each for inner in value for each in fractions(inner, name)}
+            return {each for inner in value for each in float_fields(inner, name)}
         return {name} if isinstance(value, float) else set()
 
-    async with same() as up:
+    async with server_with_client() as server:
         for path in PATHS:
-            assert fractions(await ask(up, path)) <= {
+            assert float_fields(await get_json(server, path)) <= {
                 *("cpu", "auth_timeout", "tls_timeout"),
                 *("cache_hit_rate", "avg_fanout"),
             }
 
 
 async def test_totals_include_closed_connections() -> None:
-    async with serving(http_port=0, nats_port=0) as up:
-        bus = await connect(up, [1])
+    async with serving(http_port=0, nats_port=0) as server:
+        bus = await connect(server, [1])
         await bus.send(message(b"x") * 3)
-        await wait_until(lambda: up.server.broker.statistics().published == 3)
-        before = await ask(up, "/varz")
+        await wait_until(lambda: server.server.broker.statistics().published == 3)
+        before = await get_json(server, "/varz")
         await bus.stream.aclose()
-        await wait_until(lambda: not up.server.connections)
-        after = await ask(up, "/varz")
+        await wait_until(lambda: not server.server.connections)
+        after = await get_json(server, "/varz")
         for field in ("in_msgs", "in_bytes", "out_bytes"):
             assert after[field] == before[field] > 0
         assert (before["connections"], after["connections"]) == (1, 0)
 
 
 async def test_lists_are_bounded_and_include_the_total() -> None:
-    async with serving(http_port=0) as up:
+    async with serving(http_port=0) as server:
         for _ in range(5):
-            await connect(up, [])
-        said = await ask(up, "/connz?limit=2&offset=1")
-        assert [each["cid"] - (1 << 32) for each in said["connections"]] == [1, 2]
-        assert (said["num_connections"], said["total"], said["limit"]) == (2, 5, 2)
-        assert (await ask(up, "/connz?limit=1000000"))["limit"] == http_varz.ROWS_MAX
-        assert (await ask(up, "/connz?state=closed"))["connections"] == []
+            await connect(server, [])
+        response = await get_json(server, "/connz?limit=2&offset=1")
+        assert [each["cid"] - (1 << 32) for each in response["connections"]] == [1, 2]
+        assert (response["num_connections"], response["total"], response["limit"]) == (2, 5, 2)
+        assert (await get_json(server, "/connz?limit=1000000"))["limit"] == http_varz.ROWS_MAX
+        assert (await get_json(server, "/connz?state=closed"))["connections"] == []
 
 
-ORDERS_OF_TOP = {
+NATS_TOP_SORT_KEYS = {
     *("cid", "subs", "pending", "msgs_to", "msgs_from", "bytes_to", "bytes_from"),
     *("last", "idle", "uptime", "rtt"),
 }
 
 
-@pytest.mark.parametrize("sort", sorted(http_varz._SORT_KEYS.keys() | ORDERS_OF_TOP))
+@pytest.mark.parametrize("sort", sorted(http_varz._SORT_KEYS.keys() | NATS_TOP_SORT_KEYS))
 async def test_connz_sorts_as_requested(sort: str) -> None:
-    async with serving(http_port=0) as up:
+    async with serving(http_port=0) as server:
         for count in (1, 3, 2):
-            bus = await connect(up, [1])
+            bus = await connect(server, [1])
             await bus.send(message(b"x") * count)
-        await wait_until(lambda: up.server.broker.statistics().published == 6)
-        said = await ask(up, f"/connz?sort={sort}&limit=2")
-        assert len(said["connections"]) == 2
+        await wait_until(lambda: server.server.broker.statistics().published == 6)
+        response = await get_json(server, f"/connz?sort={sort}&limit=2")
+        assert len(response["connections"]) == 2
         if sort == "msgs_from":
-            assert [each["in_msgs"] for each in said["connections"]] == [3, 2]
+            assert [each["in_msgs"] for each in response["connections"]] == [3, 2]
 
 
 async def test_connz_rejects_unknown_sort_keys() -> None:
-    async with serving(http_port=0) as up:
-        said = await (await open_http_peer(up)).request("/connz?sort=beauty")
-        assert said.status == 400
-        assert said.json["error"].startswith("expected sort to be one of cid, start, ")
+    async with serving(http_port=0) as server:
+        response = await (await open_http_peer(server)).request("/connz?sort=beauty")
+        assert response.status == 400
+        assert response.json["error"].startswith("expected sort to be one of cid, start, ")
 
 
 async def test_classz_lists_all_classes_or_one() -> None:
-    async with serving(http_port=0) as up:
-        bus = await connect(up, [1, 2])
+    async with serving(http_port=0) as server:
+        bus = await connect(server, [1, 2])
         await bus.send(subscribe(1) + message(b"x", 1) * 3 + message(b"y", 2))
         await bus.read_messages(3)
-        said = await ask(up, "/classz")
-        statistics: BrokerStatistics = up.server.broker.statistics()
-        for row, cls in zip(said["classes"], statistics.classes, strict=True):
+        response = await get_json(server, "/classz")
+        statistics: BrokerStatistics = server.server.broker.statistics()
+        for row, cls in zip(response["classes"], statistics.classes, strict=True):
             for field in ("class_id", "published", "delivered", "in_flight", "acknowledged"):
                 assert row[field] == getattr(cls, field), field
             assert row["stored"] == cls.ring.message_count
-        assert (await ask(up, "/classz?limit=1&offset=1"))["classes"][0]["class_id"] == 2
-        one = await ask(up, "/classz?class=1")
-        assert (one["about"], one["class_id"], one["stored"]) == ("class", 1, 3)
-        assert one["positions"][0]["in_flight"] == 3
-        missing = await (await open_http_peer(up)).request("/classz?class=nothing")
+        assert (await get_json(server, "/classz?limit=1&offset=1"))["classes"][0]["class_id"] == 2
+        class_row = await get_json(server, "/classz?class=1")
+        assert (class_row["about"], class_row["class_id"], class_row["stored"]) == ("class", 1, 3)
+        assert class_row["positions"][0]["in_flight"] == 3
+        missing = await (await open_http_peer(server)).request("/classz?class=nothing")
         assert missing.status == 404
         assert missing.json["error"] == "there is no class 'nothing'"
 

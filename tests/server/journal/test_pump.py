@@ -18,13 +18,7 @@ from simplebus.core.settings import ClassSettings, FullPolicy, Settings
 from simplebus.server.journal import writer
 from simplebus.storage.append_file import AppendFile
 from simplebus.testing.server import bus_server
-from tests.support.running_server import (
-    class_statistics,
-    connect,
-    message,
-    serving,
-    wait_until,
-)
+from tests.support.running_server import class_statistics, connect, message, serving, wait_until
 
 PAYLOADS = [b"%06d" % number for number in range(3000)]
 
@@ -56,10 +50,10 @@ async def test_a_full_disk_refuses_publishers_until_there_is_space(
     is_full = trio.Event()
     append = AppendFile.append
 
-    def full(file: AppendFile, pieces: list[bytes], *, mark: int) -> None:
+    def full(file: AppendFile, pieces: list[bytes], *, end_mark: int) -> None:
         if is_full.is_set():
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        append(file, pieces, mark=mark)
+        append(file, pieces, end_mark=end_mark)
 
     monkeypatch.setattr(AppendFile, "append", full)
     monkeypatch.setattr(writer, "_RETRY_SECONDS", 0.01)
@@ -120,9 +114,9 @@ def test_spilled_messages_are_served_after_a_restart(
 
 @pytest.mark.parametrize("policy", FullPolicy)
 def test_spilling_class_refuses_last_values(tmp_path: Path, policy: FullPolicy) -> None:
-    """And says so; a setting of its own that says that it keeps none is obeyed without a word."""
-    own = {"b": ClassSettings(last_values=False)}
-    settings = Settings(full_policy=policy, classes=own)
+    """A class that is configured without last values ignores the request without an error."""
+    classes = {"b": ClassSettings(last_values=False)}
+    settings = Settings(full_policy=policy, classes=classes)
     with (
         bus_server(settings, data_dir=tmp_path) as server,
         simplebus.connect_blocking(server.address) as bus,

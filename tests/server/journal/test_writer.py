@@ -16,15 +16,15 @@ from simplebus.core.protocol.durability import Durability
 from simplebus.core.snapshot import StateChanges
 from simplebus.server.journal import writer as module
 from simplebus.server.journal.writer import JournalWriter, SegmentFloors, WriteFailure
-from simplebus.storage.directory import take
-from simplebus.storage.disk_reserve import Reserve
+from simplebus.storage.directory import lock_directory
+from simplebus.storage.disk_reserve import DiskReserve
 from simplebus.storage.journal import Journal
 
 PATIENCE_SECONDS = 60.0
 
 
 class GatedJournal(Journal):
-    """Syncs only when it may, and fails as it is told."""
+    """Journal whose `sync` waits for a semaphore and fails on demand."""
 
     may_sync = threading.Semaphore(0)
     sync_count = 0
@@ -38,16 +38,16 @@ class GatedJournal(Journal):
 
 
 class WriterHarness:
-    """A writer, and what it has said."""
+    """Journal writer and the events that it reports."""
 
     def __init__(self, path: Path) -> None:
-        self.directory = take(path, new_bus="here")
-        self.journal = GatedJournal(self.directory, level=Durability.DISK)
+        self.directory = lock_directory(path, new_bus="here")
+        self.journal = GatedJournal(self.directory, durability=Durability.DISK)
         self.journal.may_sync = threading.Semaphore(0)
         self.events: list[object] = []
         self.event_count = threading.Semaphore(0)
         self.commit_log = CommitLog()
-        self.reserve = Reserve(path, 4096)
+        self.reserve = DiskReserve(path, 4096)
         self.writer = JournalWriter(
             self.journal,
             on_durable=lambda lot, has_space: self.record_event(lot if has_space else -lot),
@@ -75,43 +75,43 @@ class WriterHarness:
 
 
 @pytest.fixture
-def running(tmp_path: Path) -> Iterator[WriterHarness]:
-    running = WriterHarness(tmp_path)
+def harness(tmp_path: Path) -> Iterator[WriterHarness]:
+    harness = WriterHarness(tmp_path)
     try:
-        yield running
+        yield harness
     finally:
-        running.journal.on_sync = lambda: None
-        running.journal.may_sync.release(100)
-        running.writer.stop()
-        running.directory.close()
+        harness.journal.on_sync = lambda: None
+        harness.journal.may_sync.release(100)
+        harness.writer.stop()
+        harness.directory.close()
 
 
-def fill_disk(running: WriterHarness, monkeypatch: pytest.MonkeyPatch) -> None:
+def fill_disk(harness: WriterHarness, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let writes fail until the reserve is released, and leave no space to reserve again."""
 
     def fail() -> None:
-        if running.reserve.is_there:
+        if harness.reserve.is_reserved:
             raise OSError(errno.ENOSPC, "No space")
 
-    running.journal.on_sync = fail
-    monkeypatch.setattr(running.reserve, "take", lambda: running.reserve.is_there)
+    harness.journal.on_sync = fail
+    monkeypatch.setattr(harness.reserve, "reserve", lambda: harness.reserve.is_reserved)
 
 
-def test_batches_during_a_sync_share_the_next_one(running: WriterHarness) -> None:
-    running.put_batch(0)
-    running.journal.may_sync.release()
-    assert running.wait_events(1) == [1]
-    running.put_batch(1)
+def test_batches_during_a_sync_share_the_next_one(harness: WriterHarness) -> None:
+    harness.put_batch(0)
+    harness.journal.may_sync.release()
+    assert harness.wait_events(1) == [1]
+    harness.put_batch(1)
     for first in range(2, 6):
-        running.put_batch(first)
-    running.journal.may_sync.release(2)
-    assert running.wait_events(1)[-1] in (2, 3, 4, 5, 6)
-    while running.events[-1] != 6:
-        running.wait_events(1)
-    assert running.journal.sync_count <= 3
+        harness.put_batch(first)
+    harness.journal.may_sync.release(2)
+    assert harness.wait_events(1)[-1] in (2, 3, 4, 5, 6)
+    while harness.events[-1] != 6:
+        harness.wait_events(1)
+    assert harness.journal.sync_count <= 3
 
 
-def test_failed_writes_are_retried(running: WriterHarness, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_writes_are_retried(harness: WriterHarness, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_RETRY_SECONDS", 0.0)
     errors = [OSError(errno.ENOSPC, "No space"), OSError(errno.EIO, "I/O error")]
 
@@ -119,107 +119,111 @@ def test_failed_writes_are_retried(running: WriterHarness, monkeypatch: pytest.M
         if errors:
             raise errors.pop(0)
 
-    running.journal.on_sync = fail
-    running.put_batch(0)
-    running.journal.may_sync.release(3)
-    said = running.wait_events(4)
-    assert [each[0] for each in said[:2] if isinstance(each, tuple)] == [
+    harness.journal.on_sync = fail
+    harness.put_batch(0)
+    harness.journal.may_sync.release(3)
+    events = harness.wait_events(4)
+    assert [each[0] for each in events[:2] if isinstance(each, tuple)] == [
         Reason.DISK_FULL,
         Reason.DISK_FAILED,
     ]
-    assert said[2:] == [-1, 1]  # With the reserve, which is there again then.
+    assert events[2:] == [-1, 1]  # -1: written without the reserve; 1: the reserve exists again.
 
 
 def test_full_disk_writes_queued_batches_from_the_reserve_then_refuses(
-    running: WriterHarness, monkeypatch: pytest.MonkeyPatch
+    harness: WriterHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    running.put_batch(0)
-    running.journal.may_sync.release()
-    assert running.wait_events(1) == [1]
-    assert running.reserve.is_there
-    fill_disk(running, monkeypatch)
-    running.put_batch(1)
-    running.journal.may_sync.release(2)
-    said = running.wait_events(2)
-    assert isinstance(said[1], tuple)
-    assert said[1][0] is Reason.DISK_FULL
-    assert said[2:] == [-2]
-    running.journal.on_sync = lambda: None
-    running.writer.put(SegmentFloors({1: 0}, ()))  # As at each tick: with it, segments may go.
-    running.put_batch(2)
-    running.journal.may_sync.release()
-    assert running.wait_events(1)[-1] == -3
+    harness.put_batch(0)
+    harness.journal.may_sync.release()
+    assert harness.wait_events(1) == [1]
+    assert harness.reserve.is_reserved
+    fill_disk(harness, monkeypatch)
+    harness.put_batch(1)
+    harness.journal.may_sync.release(2)
+    events = harness.wait_events(2)
+    assert isinstance(events[1], tuple)
+    assert events[1][0] is Reason.DISK_FULL
+    assert events[2:] == [-2]
+    harness.journal.on_sync = lambda: None
+    harness.writer.put(
+        SegmentFloors({1: 0}, ())
+    )  # Sent at each tick; allows the writer to remove segments.
+    harness.put_batch(2)
+    harness.journal.may_sync.release()
+    assert harness.wait_events(1)[-1] == -3
     monkeypatch.undo()
-    running.writer.put(SegmentFloors({1: 0}, ()))
-    assert running.wait_events(1)[-1] == 3
-    assert running.reserve.is_there
+    harness.writer.put(SegmentFloors({1: 0}, ()))
+    assert harness.wait_events(1)[-1] == 3
+    assert harness.reserve.is_reserved
 
 
 def test_only_segment_removal_runs_on_a_disk_that_is_full_at_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "_RETRY_SECONDS", 0.0)
-    honest, asked = Reserve.take, list[str]()
+    take_reserve, removals = DiskReserve.reserve, list[str]()
 
-    def take_(self: Reserve) -> bool:
-        self.finds_no_room = not asked
-        return bool(asked) and honest(self)
+    def take_(self: DiskReserve) -> bool:
+        self.is_disk_full = not removals
+        return bool(removals) and take_reserve(self)
 
-    monkeypatch.setattr(Reserve, "take", take_)
-    monkeypatch.setattr(Journal, "remove", lambda *given: asked.append(str(given[1:])))
-    running = WriterHarness(tmp_path)
+    monkeypatch.setattr(DiskReserve, "reserve", take_)
+    monkeypatch.setattr(Journal, "remove", lambda *given: removals.append(str(given[1:])))
+    harness = WriterHarness(tmp_path)
     try:
-        running.writer.put(SegmentFloors({1: 7}, {1}))
-        failure, has_space = running.wait_events(2)
+        harness.writer.put(SegmentFloors({1: 7}, {1}))
+        failure, has_space = harness.wait_events(2)
         assert isinstance(failure, tuple)
         assert failure[0] is Reason.DISK_FULL
         assert "cannot reserve disk space" in failure[1]
-        assert has_space == 0  # Nothing was written since.
-        assert asked[0] in ("({}, ())", "({1: 7}, {1})")
+        assert has_space == 0  # No batch was written.
+        assert removals[0] in ("({}, ())", "({1: 7}, {1})")
     finally:
-        running.journal.may_sync.release(100)
-        running.writer.stop()
-        running.directory.close()
+        harness.journal.may_sync.release(100)
+        harness.writer.stop()
+        harness.directory.close()
 
 
 def test_free_space_is_noticed_without_a_write(
-    running: WriterHarness, monkeypatch: pytest.MonkeyPatch
+    harness: WriterHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "_RETRY_SECONDS", 0.0)
-    fill_disk(running, monkeypatch)
-    running.put_batch(0)
-    running.journal.may_sync.release(2)
-    assert running.wait_events(2)[-1] == -1
-    running.journal.on_sync = lambda: None
+    fill_disk(harness, monkeypatch)
+    harness.put_batch(0)
+    harness.journal.may_sync.release(2)
+    assert harness.wait_events(2)[-1] == -1
+    harness.journal.on_sync = lambda: None
     monkeypatch.undo()
-    assert running.wait_events(1)[-1] == 1
-    assert running.reserve.is_there
+    assert harness.wait_events(1)[-1] == 1
+    assert harness.reserve.is_reserved
 
 
 def test_stop_with_failing_writes_logs_the_lost_messages(
-    running: WriterHarness, caplog: pytest.LogCaptureFixture
+    harness: WriterHarness, caplog: pytest.LogCaptureFixture
 ) -> None:
     def fail() -> None:
         raise OSError(errno.ENOSPC, "No space")
 
-    running.journal.on_sync = fail
-    running.put_batch(0)
-    running.journal.may_sync.release(100)
-    running.wait_events(1)
+    harness.journal.on_sync = fail
+    harness.put_batch(0)
+    harness.journal.may_sync.release(100)
+    harness.wait_events(1)
     with caplog.at_level(logging.ERROR):
-        running.writer.stop()
+        harness.writer.stop()
     assert "lost 1 messages: cannot write the journal: No space" in caplog.text
 
 
 def test_internal_writer_error_refuses_publishers_and_is_logged(
-    running: WriterHarness, caplog: pytest.LogCaptureFixture
+    harness: WriterHarness, caplog: pytest.LogCaptureFixture
 ) -> None:
     def fail() -> None:
         raise ZeroDivisionError
 
-    running.journal.on_sync = fail
-    running.put_batch(0)
-    running.journal.may_sync.release()
-    assert running.wait_events(1) == [(Reason.DISK_FAILED, "the journal failed; see the server's log")]
-    running.writer.stop()
+    harness.journal.on_sync = fail
+    harness.put_batch(0)
+    harness.journal.may_sync.release()
+    assert harness.wait_events(1) == [
+        (Reason.DISK_FAILED, "the journal failed; see the server's log")
+    ]
+    harness.writer.stop()
     assert "ZeroDivisionError" in caplog.text

@@ -10,18 +10,11 @@ from prometheus_client.parser import text_string_to_metric_families
 from simplebus.server.observability.latency import LatencyRecorder, RecentLatencies
 from simplebus.server.run import RunningServer
 from tests.support.http_peer import open_http_peer
-from tests.support.running_server import (
-    ack,
-    connect,
-    message,
-    serving,
-    subscribe,
-    wait_until,
-)
+from tests.support.running_server import ack, connect, message, serving, subscribe, wait_until
 
 
 async def wait_for_metric(server: RunningServer, name: str) -> None:
-    """Wait until /metrics has counted something: what it says may be half a second old."""
+    """Wait until /metrics shows an observation; its snapshot may be half a second old."""
     peer = await open_http_peer(server)
     while True:
         text = (await peer.request("/metrics")).body.decode()

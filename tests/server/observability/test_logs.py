@@ -28,23 +28,23 @@ def record(text: str, *args: object, level: int = logging.WARNING) -> logging.Lo
     return logging.LogRecord("simplebus.server", level, "", 0, text, args, None)
 
 
-def failed() -> logging.LogRecord:
-    """An event with a traceback, whose error has a line end in it."""
-    found = record("a beat failed")
+def failing_record() -> logging.LogRecord:
+    """Return an event with a traceback whose error message contains a line break."""
+    status = record("a beat failed")
     try:
         raise ValueError("one\ntwo\x1b[2J")
     except ValueError:
-        found.exc_info = sys.exc_info()
-    return found
+        status.exc_info = sys.exc_info()
+    return status
 
 
 @given(st.text())
 def test_control_characters_of_peers_are_escaped(text: str) -> None:
     for formatter in (TextFormatter(), TextFormatter(for_journal=True), JsonFormatter()):
-        said = formatter.format(record("%s: disconnected", text))
-        assert len(said.splitlines()) == 1
-        assert not any(ord(sign) < 32 or 0x7F <= ord(sign) < 0xA0 for sign in said)
-    assert json.loads(said)["fields"] == [text]
+        output = formatter.format(record("%s: disconnected", text))
+        assert len(output.splitlines()) == 1
+        assert not any(ord(character) < 32 or 0x7F <= ord(character) < 0xA0 for character in output)
+    assert json.loads(output)["fields"] == [text]
 
 
 def test_printable_characters_are_not_escaped() -> None:
@@ -53,10 +53,10 @@ def test_printable_characters_are_not_escaped() -> None:
 
 
 def test_traceback_is_logged_on_one_line() -> None:
-    said = TextFormatter().format(failed())
-    assert "WARNING a beat failed | Traceback (most recent call last): | File " in said
-    assert said.endswith("| ValueError: one | two\\x1b[2J")
-    assert json.loads(JsonFormatter().format(failed()))["traceback"][-1] == "two\x1b[2J"
+    output = TextFormatter().format(failing_record())
+    assert "WARNING a beat failed | Traceback (most recent call last): | File " in output
+    assert output.endswith("| ValueError: one | two\\x1b[2J")
+    assert json.loads(JsonFormatter().format(failing_record()))["traceback"][-1] == "two\x1b[2J"
 
 
 def test_journal_lines_have_a_priority() -> None:
@@ -68,18 +68,20 @@ def test_journal_lines_have_a_priority() -> None:
 
 def test_stream_is_the_systemd_journal_only_if_its_inode_matches() -> None:
     with tempfile.TemporaryFile("w") as file:
-        found = os.fstat(file.fileno())
-        named = {"JOURNAL_STREAM": f"{found.st_dev}:{found.st_ino}"}
-        assert is_systemd_journal(file, named)
+        status = os.fstat(file.fileno())
+        environment = {"JOURNAL_STREAM": f"{status.st_dev}:{status.st_ino}"}
+        assert is_systemd_journal(file, environment)
         assert not is_systemd_journal(file, {"JOURNAL_STREAM": "1:2"})
         assert not is_systemd_journal(file, {})
-    assert not is_systemd_journal(io.StringIO(), named)
+    assert not is_systemd_journal(io.StringIO(), environment)
 
 
 def test_json_separates_the_event_from_its_fields() -> None:
-    said = json.loads(JsonFormatter().format(record("%s: %d were dropped (%s)", "a:1", 3, "full")))
-    assert said.pop("ts").endswith("+00:00")
-    assert said == {
+    output = json.loads(
+        JsonFormatter().format(record("%s: %d were dropped (%s)", "a:1", 3, "full"))
+    )
+    assert output.pop("ts").endswith("+00:00")
+    assert output == {
         "level": "warning",
         "logger": "simplebus.server",
         "event": "%s: %d were dropped (%s)",
@@ -89,7 +91,7 @@ def test_json_separates_the_event_from_its_fields() -> None:
 
 
 class RecordingHandler(logging.Handler):
-    """What is logged, with the limit of ours."""
+    """Collects the messages that pass the log rate limit."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -107,20 +109,22 @@ def log() -> RecordingHandler:
 
 
 def test_repeated_events_are_suppressed_and_counted(log: RecordingHandler) -> None:
-    for at in range(EVENT_BURST + 7):
-        log.handle(record("%s: refused", at))
+    for number in range(EVENT_BURST + 7):
+        log.handle(record("%s: refused", number))
     log.handle(record("something else"))
-    assert log.messages == [f"{at}: refused" for at in range(EVENT_BURST)] + ["something else"]
+    assert log.messages == [f"{number}: refused" for number in range(EVENT_BURST)] + [
+        "something else"
+    ]
     log.now = 1.0
     log.handle(record("%s: refused", "next"))
     assert log.messages[-2:] == ["suppressed 7 more events: %s: refused", "next: refused"]
 
 
 def test_unlimited_events_are_never_suppressed(log: RecordingHandler) -> None:
-    for at in range(2 * EVENT_BURST):
-        heard = record("%s", at)
-        heard.is_unlimited = True
-        log.handle(heard)
+    for number in range(2 * EVENT_BURST):
+        event = record("%s", number)
+        event.is_unlimited = True
+        log.handle(event)
     assert len(log.messages) == 2 * EVENT_BURST
 
 
@@ -137,7 +141,7 @@ def test_number_of_tracked_event_kinds_is_bounded(log: RecordingHandler) -> None
     assert isinstance(limit, LogRateLimit)
     for _ in range(EVENT_BURST + 1):
         log.handle(record("flood"))
-    for at in range(EVENT_KINDS_MAX + 10):
-        log.handle(record(f"kind {at}"))
+    for number in range(EVENT_KINDS_MAX + 10):
+        log.handle(record(f"kind {number}"))
     assert len(limit._event_kinds) <= EVENT_KINDS_MAX
     assert "suppressed 1 more events: flood" in log.messages

@@ -12,7 +12,7 @@ from simplebus.server.observability.loop_watchdog import LoopWatchdog
 
 
 class Clock:
-    """Time as it is told."""
+    """Clock that tests set."""
 
     def __init__(self) -> None:
         self.now = 100.0

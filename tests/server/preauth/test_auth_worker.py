@@ -1,6 +1,6 @@
 """Tests of credential checks: failure limits, fairness and caching.
 
-Slow hashes are replaced by `work`, which records the checks in their order.
+`FakeVerification` replaces slow hashes and records the checks in their order.
 """
 
 from __future__ import annotations
@@ -25,30 +25,30 @@ TOKEN = User("token", token=hash_token("right"))
 
 @dataclass
 class FakeVerification:
-    """What is asked of the thread."""
+    """Replacement of the verification thread."""
 
     checks: list[tuple[str, str]] = field(default_factory=list)
     released: trio.Event = field(default_factory=trio.Event)
 
-    async def __call__(self, kept: str, said: str) -> bool:
-        self.checks.append((kept, said))
+    async def __call__(self, password_hash: str, password: str) -> bool:
+        self.checks.append((password_hash, password))
         await self.released.wait()
-        return said == "right"
+        return password == "right"
 
 
 @pytest.fixture
-def work(monkeypatch: pytest.MonkeyPatch) -> FakeVerification:
-    work = FakeVerification()
-    monkeypatch.setattr(module, "_verify_in_thread", work)
-    return work
+def verification(monkeypatch: pytest.MonkeyPatch) -> FakeVerification:
+    verification = FakeVerification()
+    monkeypatch.setattr(module, "_verify_in_thread", verification)
+    return verification
 
 
 def auth_worker() -> AuthWorker:
     return AuthWorker(Users([*SLOW, QUICK, TOKEN], PasswordVerifier(b"by chance")))
 
 
-async def is_heard(worker: AuthWorker, auth: Auth, address: str = "10.0.0.1") -> bool:
-    """Whether what is said was looked at."""
+async def is_checked(worker: AuthWorker, auth: Auth, address: str = "10.0.0.1") -> bool:
+    """Return False if the credentials were refused without a check."""
     try:
         await worker.check(auth, address)
     except RemoteProtocolError as error:
@@ -65,72 +65,78 @@ async def is_heard(worker: AuthWorker, auth: Auth, address: str = "10.0.0.1") ->
     ],
 )
 async def test_too_many_failures_are_refused_without_a_check(
-    wrong: Auth, work: FakeVerification, autojump_clock: object
+    wrong: Auth, verification: FakeVerification, autojump_clock: object
 ) -> None:
-    work.released.set()
+    verification.released.set()
     worker = auth_worker()
-    heard = [await is_heard(worker, wrong) for _ in range(9)]
-    assert heard == [True] * 5 + [False] * 4
-    assert not await is_heard(worker, Auth(user=wrong.user, password="right"))
-    assert await is_heard(worker, Auth(user="slow2", password="right"))  # Others of the place.
-    assert await is_heard(worker, wrong, "10.0.0.2")  # And other places.
+    results = [await is_checked(worker, wrong) for _ in range(9)]
+    assert results == [True] * 5 + [False] * 4
+    assert not await is_checked(worker, Auth(user=wrong.user, password="right"))
+    assert await is_checked(worker, Auth(user="slow2", password="right"))  # Other users.
+    assert await is_checked(worker, wrong, "10.0.0.2")  # Other networks.
     await trio.sleep(2)
-    assert [await is_heard(worker, wrong) for _ in range(2)] == [True, False]
+    assert [await is_checked(worker, wrong) for _ in range(2)] == [True, False]
 
 
-@pytest.mark.parametrize("said", ["token", "user"])
+@pytest.mark.parametrize("kind", ["token", "user"])
 async def test_failures_of_a_network_are_limited_across_users(
-    said: str, work: FakeVerification, autojump_clock: object
+    kind: str, verification: FakeVerification, autojump_clock: object
 ) -> None:
-    work.released.set()
+    verification.released.set()
     worker = auth_worker()
-    heard = [
-        await is_heard(
-            worker, Auth(token=str(n)) if said == "token" else Auth(user=str(n), password="x")
+    results = [
+        await is_checked(
+            worker, Auth(token=str(n)) if kind == "token" else Auth(user=str(n), password="x")
         )
         for n in range(60)
     ]
-    assert heard == [True] * 50 + [False] * 10
-    assert not await is_heard(worker, Auth(token="right"))
-    assert await is_heard(worker, Auth(token="right"), "10.0.0.2")
+    assert results == [True] * 50 + [False] * 10
+    assert not await is_checked(worker, Auth(token="right"))
+    assert await is_checked(worker, Auth(token="right"), "10.0.0.2")
 
 
-async def test_valid_credentials_are_never_limited(work: FakeVerification, autojump_clock: object) -> None:
-    work.released.set()
+async def test_valid_credentials_are_never_limited(
+    verification: FakeVerification, autojump_clock: object
+) -> None:
+    verification.released.set()
     worker = auth_worker()
     for auth in (
         Auth(user="quick", password="right"),
         Auth(user="slow1", password="right"),
         Auth(token="right"),
     ):
-        assert all([await is_heard(worker, auth) for _ in range(200)])
-    assert work.checks == [("$argon2id$1", "right")]
+        assert all([await is_checked(worker, auth) for _ in range(200)])
+    assert verification.checks == [("$argon2id$1", "right")]
 
 
 @pytest.mark.parametrize("address", ["2001:db8:1:2::{:x}", "::ffff:10.0.0.1", "10.0.0.1"])
 async def test_addresses_of_one_network_share_the_failure_limit(
-    address: str, work: FakeVerification, autojump_clock: object
+    address: str, verification: FakeVerification, autojump_clock: object
 ) -> None:
     worker = auth_worker()
     wrong = Auth(user="quick", password="wrong")
-    work.released.set()
-    heard = [await is_heard(worker, wrong, address.format(n)) for n in range(9)]
-    assert heard == [True] * 5 + [False] * 4
-    assert await is_heard(worker, wrong, "2001:db8:1:3::1")
+    verification.released.set()
+    results = [await is_checked(worker, wrong, address.format(n)) for n in range(9)]
+    assert results == [True] * 5 + [False] * 4
+    assert await is_checked(worker, wrong, "2001:db8:1:3::1")
 
 
-async def test_equal_credentials_share_one_check(work: FakeVerification, autojump_clock: object) -> None:
+async def test_equal_credentials_share_one_check(
+    verification: FakeVerification, autojump_clock: object
+) -> None:
     worker = auth_worker()
     async with trio.open_nursery() as nursery:
         for _ in range(100):
             nursery.start_soon(worker.check, Auth(user="slow1", password="right"), "10.0.0.1")
         await trio.testing.wait_all_tasks_blocked()
-        work.released.set()
-    assert work.checks == [("$argon2id$1", "right")]
+        verification.released.set()
+    assert verification.checks == [("$argon2id$1", "right")]
     assert worker.check_count == 1
 
 
-async def test_waiter_of_a_cancelled_check_runs_its_own(work: FakeVerification, autojump_clock: object) -> None:
+async def test_waiter_of_a_cancelled_check_runs_its_own(
+    verification: FakeVerification, autojump_clock: object
+) -> None:
     worker = auth_worker()
     right, other = Auth(user="slow1", password="right"), Auth(user="slow2", password="right")
     async with trio.open_nursery() as nursery:
@@ -143,8 +149,8 @@ async def test_waiter_of_a_cancelled_check_runs_its_own(work: FakeVerification, 
         await trio.testing.wait_all_tasks_blocked()
         leaving.cancel()
         await trio.testing.wait_all_tasks_blocked()
-        work.released.set()
-    assert work.checks == [("$argon2id$2", "right"), ("$argon2id$1", "right")]
+        verification.released.set()
+    assert verification.checks == [("$argon2id$2", "right"), ("$argon2id$1", "right")]
     assert worker.users.is_authentic(right)
 
 
@@ -153,75 +159,81 @@ async def _cancelled(scope: trio.CancelScope, worker: AuthWorker, auth: Auth) ->
         await worker.check(auth, "10.0.0.1")
 
 
-async def _note(worker: AuthWorker, auth: Auth, address: str, done: Callable[[str], None]) -> None:
-    heard = await is_heard(worker, auth, address)
-    done(f"{address} {auth.user} {heard}")
+async def _check_and_record(
+    worker: AuthWorker, auth: Auth, address: str, finished: Callable[[str], None]
+) -> None:
+    results = await is_checked(worker, auth, address)
+    finished(f"{address} {auth.user} {results}")
 
 
 async def test_networks_take_turns_and_failing_ones_come_last(
-    work: FakeVerification, autojump_clock: object
+    verification: FakeVerification, autojump_clock: object
 ) -> None:
-    worker, done = auth_worker(), list[str]()
-    work.released.set()
+    worker, finished = auth_worker(), list[str]()
+    verification.released.set()
     await worker.check(Auth(user="quick", password="wrong"), "10.0.0.9")
-    work.checks.clear()
-    work.released = trio.Event()
+    verification.checks.clear()
+    verification.released = trio.Event()
     async with trio.open_nursery() as nursery:
         for number, address in enumerate(
             ["10.0.0.1", "10.0.0.9", "10.0.0.9", "10.0.0.1", "10.0.0.1", "10.0.0.2", "10.0.0.2"]
         ):
             auth = Auth(user=f"slow{number}", password="right")
-            nursery.start_soon(_note, worker, auth, address, done.append)
+            nursery.start_soon(_check_and_record, worker, auth, address, finished.append)
             await trio.testing.wait_all_tasks_blocked()
-        work.released.set()
-    numbers = [int(kept.rpartition("$")[2]) for kept, _ in work.checks]
+        verification.released.set()
+    numbers = [int(password_hash.rpartition("$")[2]) for password_hash, _ in verification.checks]
     assert numbers == [0, 3, 5, 4, 6, 1, 2]
-    assert len(done) == 7
+    assert len(finished) == 7
 
 
 async def test_full_queue_prefers_networks_without_failures(
-    work: FakeVerification, autojump_clock: object
+    verification: FakeVerification, autojump_clock: object
 ) -> None:
-    worker, done = auth_worker(), list[str]()
+    worker, finished = auth_worker(), list[str]()
     for number in range(70):
         for _ in range(2):
             await worker.check(Auth(token="wrong"), f"10.1.0.{number}")
     async with trio.open_nursery() as nursery:
         for number in range(70):
             auth = Auth(user=f"slow{number}", password="wrong")
-            nursery.start_soon(_note, worker, auth, f"10.1.0.{number}", done.append)
+            nursery.start_soon(_check_and_record, worker, auth, f"10.1.0.{number}", finished.append)
             await trio.testing.wait_all_tasks_blocked()
-        # One is at work and 64 wait: the last five were sent away.
-        assert len(done) == 5
+        # One is checked and 64 wait: the last five were refused.
+        assert len(finished) == 5
         for number in range(3):
             auth = Auth(user=f"slow{100 + number}", password="right")
-            nursery.start_soon(_note, worker, auth, f"10.2.0.{number}", done.append)
+            nursery.start_soon(_check_and_record, worker, auth, f"10.2.0.{number}", finished.append)
             await trio.testing.wait_all_tasks_blocked()
-        assert len(done) == 8
-        assert not any(each.startswith("10.2") for each in done)
-        work.released.set()
-    assert {f"10.2.0.{number} slow{100 + number} True" for number in range(3)} <= set(done)
-    assert sum(each.endswith("False") for each in done) == 8
-    assert [kept for kept, _ in work.checks[1:4]] == [f"$argon2id${100 + n}" for n in range(3)]
+        assert len(finished) == 8
+        assert not any(each.startswith("10.2") for each in finished)
+        verification.released.set()
+    assert {f"10.2.0.{number} slow{100 + number} True" for number in range(3)} <= set(finished)
+    assert sum(each.endswith("False") for each in finished) == 8
+    assert [password_hash for password_hash, _ in verification.checks[1:4]] == [
+        f"$argon2id${100 + n}" for n in range(3)
+    ]
 
 
-async def test_waiting_checks_per_network_are_bounded(work: FakeVerification, autojump_clock: object) -> None:
-    worker, done = auth_worker(), list[str]()
+async def test_waiting_checks_per_network_are_bounded(
+    verification: FakeVerification, autojump_clock: object
+) -> None:
+    worker, finished = auth_worker(), list[str]()
     async with trio.open_nursery() as nursery:
         for number in range(260):
             auth = Auth(user=f"slow{number}", password="right")
-            nursery.start_soon(_note, worker, auth, "10.0.0.1", done.append)
+            nursery.start_soon(_check_and_record, worker, auth, "10.0.0.1", finished.append)
         await trio.testing.wait_all_tasks_blocked()
-        assert len(done) == 3
-        work.released.set()
-    assert sum(each.endswith("True") for each in done) == 257
+        assert len(finished) == 3
+        verification.released.set()
+    assert sum(each.endswith("True") for each in finished) == 257
 
 
 async def test_verified_passwords_stay_cached_while_the_hash_is_unchanged(
-    work: FakeVerification, autojump_clock: object
+    verification: FakeVerification, autojump_clock: object
 ) -> None:
     worker = auth_worker()
-    work.released.set()
+    verification.released.set()
     for number in (1, 2):
         await worker.check(Auth(user=f"slow{number}", password="right"), "10.0.0.1")
     changed = User("slow2", password="$argon2id$changed")

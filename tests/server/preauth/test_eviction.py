@@ -28,33 +28,36 @@ from tests.support.running_server import connect, serving, wait_until
 
 FULL = RemoteProtocolError(Reason.TOO_MANY_CONNECTIONS, "full")
 USERS = Users((User("ada", token=hash_token("t")),), PasswordVerifier(b"by chance"))
-DOORS = ("bus", "nats")
+LISTENERS = ("bus", "nats")
 
 
-def server_with_limit(most: int) -> contextlib.AbstractAsyncContextManager[RunningServer]:
-    """A server that knows a user, and lets in so many at each door."""
+def server_with_limit(
+    connections_max: int,
+) -> contextlib.AbstractAsyncContextManager[RunningServer]:
+    """Return a server with one user and a connection limit per listener."""
     return serving(
-        Settings(Limits(connections=most, hello_seconds=900)),
+        Settings(Limits(connections=connections_max, hello_seconds=900)),
         users=USERS,
         nats_port=0,
         nats=NatsSettings(
-            NatsLimits(connections=most, auth_seconds=900), auth=NatsAuth(shared_users=USERS)
+            NatsLimits(connections=connections_max, auth_seconds=900),
+            auth=NatsAuth(shared_users=USERS),
         ),
     )
 
 
-async def open_connection(server: RunningServer, door: str) -> trio.SocketStream:
-    """A stranger."""
-    address = (server.addresses if door == "bus" else server.nats_addresses)[0]
+async def open_connection(server: RunningServer, listener: str) -> trio.SocketStream:
+    """Open a connection that does not authenticate."""
+    address = (server.addresses if listener == "bus" else server.nats_addresses)[0]
     host, _, port = address.rpartition(":")
     return await trio.open_tcp_stream(host, int(port))
 
 
 async def connect_authenticated(
-    server: RunningServer, door: str, stack: contextlib.AsyncExitStack
+    server: RunningServer, listener: str, stack: contextlib.AsyncExitStack
 ) -> None:
-    """One who has a token, and is let in."""
-    if door == "bus":
+    """Connect a client with a valid token."""
+    if listener == "bus":
         bus = simplebus.connect(server.addresses[0], token="t")
         await stack.enter_async_context(bus)
     else:
@@ -65,32 +68,33 @@ async def connect_authenticated(
         assert await peer.read_line() == b"PONG"
 
 
-async def is_cut(stream: trio.SocketStream) -> bool:
+async def wait_closed(stream: trio.SocketStream) -> bool:
     with contextlib.suppress(trio.BrokenResourceError):
         while await stream.receive_some():
             pass
     return True
 
 
-@pytest.mark.parametrize("door", DOORS)
-async def test_authenticated_client_replaces_unauthenticated_ones(door: str) -> None:
+@pytest.mark.parametrize("listener", LISTENERS)
+async def test_authenticated_client_replaces_unauthenticated_ones(listener: str) -> None:
     async with server_with_limit(3) as server, contextlib.AsyncExitStack() as stack:
-        evictable_connections = [
-            await stack.enter_async_context(await open_connection(server, door)) for _ in range(3)
+        connections = [
+            await stack.enter_async_context(await open_connection(server, listener))
+            for _ in range(3)
         ]
-        for stranger in evictable_connections:  # The one that is there longest goes first.
-            await connect_authenticated(server, door, stack)
-            assert await is_cut(stranger)
+        for connection in connections:  # The oldest is evicted first.
+            await connect_authenticated(server, listener, stack)
+            assert await wait_closed(connection)
         assert server.server.disconnect_counts == {Reason.TOO_MANY_CONNECTIONS: 3}
-        late = await stack.enter_async_context(await open_connection(server, door))
-        assert await is_cut(late)  # Those inside stay.
+        late = await stack.enter_async_context(await open_connection(server, listener))
+        assert await wait_closed(late)  # Authenticated clients stay.
         assert server.nats_listener is not None
         assert len(server.server.connections) + len(server.nats_listener.connections) == 3
 
 
 @pytest.mark.parametrize("users", [USERS, None], ids=["users", "nobody"])
 async def test_refused_connection_evicts_no_other(users: Users | None) -> None:
-    """Many that come in one turn of the loop."""
+    """Many connections arrive in one turn of the event loop."""
     auth = NatsAuth(shared_users=users) if users is not None else NatsAuth()
     settings = NatsSettings(NatsLimits(connections=3, auth_seconds=900), auth=auth)
     async with (
@@ -110,12 +114,12 @@ async def test_refused_connection_evicts_no_other(users: Users | None) -> None:
             each.close()
 
 
-@pytest.mark.parametrize("door", DOORS)
+@pytest.mark.parametrize("listener", LISTENERS)
 async def test_authenticated_client_evicts_one_without_free_descriptors(
-    door: str, monkeypatch: pytest.MonkeyPatch
+    listener: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with server_with_limit(1000) as server, contextlib.AsyncExitStack() as stack:
-        evictable_connections = [
+        connections = [
             await stack.enter_async_context(await open_connection(server, "bus")) for _ in range(20)
         ]
         await wait_until(lambda: len(server.server.evictable_connections) == 20)
@@ -125,14 +129,14 @@ async def test_authenticated_client_evicts_one_without_free_descriptors(
             return 0 if all(each.fileno() >= 0 for each in sockets) else 1 << 20
 
         monkeypatch.setattr(process, "peer_descriptor_limit", descriptors)
-        await connect_authenticated(server, door, stack)
-        assert await is_cut(evictable_connections[0])
+        await connect_authenticated(server, listener, stack)
+        assert await wait_closed(connections[0])
 
 
 async def test_authenticated_and_closed_connections_are_not_evictable() -> None:
     async with server_with_limit(9) as server, contextlib.AsyncExitStack() as stack:
-        for door in DOORS:
-            await connect_authenticated(server, door, stack)
+        for listener in LISTENERS:
+            await connect_authenticated(server, listener, stack)
         async with await open_connection(server, "bus"):
             await wait_until(lambda: len(server.server.evictable_connections) == 1)
         await wait_until(lambda: not len(server.server.evictable_connections))
@@ -145,10 +149,10 @@ async def test_authenticated_and_closed_connections_are_not_evictable() -> None:
 
 
 class FakeConnection:
-    """One of many; told apart by which it is."""
+    """Connection of a network that may be evicted once."""
 
-    def __init__(self, place: str) -> None:
-        self.network = place
+    def __init__(self, network: str) -> None:
+        self.network = network
         self.is_disconnected = False
 
     def disconnect(self, error: RemoteProtocolError) -> None:
@@ -158,41 +162,43 @@ class FakeConnection:
 
 
 @given(
-    st.lists(st.tuples(st.sampled_from("abcdefgh"), st.sampled_from(["come", "go", "room"]))),
+    st.lists(st.tuples(st.sampled_from("abcdefgh"), st.sampled_from(["add", "remove", "evict"]))),
     st.sampled_from([2, 4]),
 )
 def test_evicts_the_oldest_of_a_large_network_or_of_all(
-    done: list[tuple[str, str]], part: int
+    actions: list[tuple[str, str]], fraction: int
 ) -> None:
-    """The same with a list that is looked through."""
-    evictable_connections, there = EvictableConnections(), list[FakeConnection]()
+    """The oracle is a list that is searched."""
+    connections, open_connections = EvictableConnections(), list[FakeConnection]()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "LARGE_NETWORK_FRACTION", part)
-        for place, what in done:
-            own = [each for each in there if each.network == place]
-            if what == "come":
-                there.append(FakeConnection(place))
-                evictable_connections.add(place, there[-1].disconnect)
-            elif what == "go" and own:
-                there.remove(own[-1])
-                evictable_connections.discard(own[-1].disconnect)
-                evictable_connections.discard(own[-1].disconnect)
-            elif what == "room":
-                assert evictable_connections.evict_one(FULL) == bool(there)
-                if not there:
+        patch.setattr(module, "LARGE_NETWORK_FRACTION", fraction)
+        for network, action in actions:
+            same_network = [each for each in open_connections if each.network == network]
+            if action == "add":
+                open_connections.append(FakeConnection(network))
+                connections.add(network, open_connections[-1].disconnect)
+            elif action == "remove" and same_network:
+                open_connections.remove(same_network[-1])
+                connections.discard(same_network[-1].disconnect)
+                connections.discard(same_network[-1].disconnect)
+            elif action == "evict":
+                assert connections.evict_one(FULL) == bool(open_connections)
+                if not open_connections:
                     continue
-                (gone,) = (each for each in there if each.is_disconnected)
-                counts = Counter(each.network for each in there)
-                most = max(counts.values())
-                if most * part > len(there):
-                    assert counts[gone.network] == most
-                    assert gone is next(each for each in there if each.network == gone.network)
+                (evicted,) = (each for each in open_connections if each.is_disconnected)
+                counts = Counter(each.network for each in open_connections)
+                largest = max(counts.values())
+                if largest * fraction > len(open_connections):
+                    assert counts[evicted.network] == largest
+                    assert evicted is next(
+                        each for each in open_connections if each.network == evicted.network
+                    )
                 else:
-                    assert gone is there[0]
-                there.remove(gone)
-                evictable_connections.discard(gone.disconnect)
-            assert len(evictable_connections) == len(there)
-        while there:
-            assert evictable_connections.evict_one(FULL)
-            there = [each for each in there if not each.is_disconnected]
-        assert not evictable_connections.evict_one(FULL)
+                    assert evicted is open_connections[0]
+                open_connections.remove(evicted)
+                connections.discard(evicted.disconnect)
+            assert len(connections) == len(open_connections)
+        while open_connections:
+            assert connections.evict_one(FULL)
+            open_connections = [each for each in open_connections if not each.is_disconnected]
+        assert not connections.evict_one(FULL)

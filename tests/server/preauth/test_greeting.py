@@ -20,45 +20,40 @@ from simplebus.core.users.users import User, Users
 from simplebus.server.listeners import format_address, host_from_address
 from simplebus.server.preauth.greeting import Greeting, GreetingBuffers, parse_greeting
 from tests.support.oracles import build_frame
-from tests.support.running_server import (
-    Peer,
-    connect,
-    serving,
-    wait_until,
-)
+from tests.support.running_server import Peer, connect, serving, wait_until
 
 HEARTBEAT = build_frame(frames.HEARTBEAT)
 HELLO = build_frame(frames.CONNECT, content=b'{"auth":{"user":"ada","password":"secret"}}')
-STRANGE = build_frame(frames.MESSAGE, class_id=7, content=b"hi")
+OTHER_FRAME = build_frame(frames.MESSAGE, class_id=7, content=b"hi")
 
 
-def nobody(error: RemoteProtocolError) -> None:
+def fail_on_disconnect(error: RemoteProtocolError) -> None:
     raise AssertionError(error)
 
 
-class Looked(bytearray):
-    """Counts the bytes that are looked through."""
+class SearchCountingBytes(bytearray):
+    """Buffer that counts the bytes searched by `find`."""
 
-    total = 0
+    searched_count = 0
 
-    def find(self, what: bytes, first: int = 0) -> int:  # type: ignore[override]
-        self.total += max(0, len(self) - first)
-        return super().find(what, first)
+    def find(self, pattern: bytes, first: int = 0) -> int:  # type: ignore[override]
+        self.searched_count += max(0, len(self) - first)
+        return super().find(pattern, first)
 
 
-def hears(*pieces: bytes) -> tuple[Greeting, list[tuple[bool, object]]]:
-    heard = Greeting(nobody)
-    heard.data = Looked()
-    said = []
+def parse_pieces(*pieces: bytes) -> tuple[Greeting, list[tuple[bool, object]]]:
+    greeting = Greeting(fail_on_disconnect)
+    greeting.data = SearchCountingBytes()
+    results = []
     for piece in pieces:
-        heard.data += piece
-        said.append(parse_greeting(heard))
-    return heard, said
+        greeting.data += piece
+        results.append(parse_greeting(greeting))
+    return greeting, results
 
 
 @given(
     st.integers(0, 5),
-    st.sampled_from([HELLO, STRANGE, build_frame(frames.CONNECT, content=b"[1]")]),
+    st.sampled_from([HELLO, OTHER_FRAME, build_frame(frames.CONNECT, content=b"[1]")]),
     st.lists(st.integers(1, 40), max_size=20),
 )
 def test_greeting_is_parsed_in_any_fragmentation(
@@ -68,74 +63,74 @@ def test_greeting_is_parsed_in_any_fragmentation(
     for size in sizes:
         pieces.append(data[:size])
         data = data[size:]
-    heard, said = hears(*[piece for piece in (*pieces, data) if piece])
-    first = [is_whole for is_whole, _ in said].index(True)
-    assert said[first][1] == (None if frame is not HELLO else said[-1][1])
-    assert bytes(heard.data).startswith(frame[: len(heard.data)])
-    if first == len(said) - 1:
-        assert bytes(heard.data) == frame
-        assert (said[-1][1] is not None) is (frame is HELLO)
+    greeting, results = parse_pieces(*[piece for piece in (*pieces, data) if piece])
+    first = [is_whole for is_whole, _ in results].index(True)
+    assert results[first][1] == (None if frame is not HELLO else results[-1][1])
+    assert bytes(greeting.data).startswith(frame[: len(greeting.data)])
+    if first == len(results) - 1:
+        assert bytes(greeting.data) == frame
+        assert (results[-1][1] is not None) is (frame is HELLO)
 
 
 def test_greeting_sent_byte_by_byte_is_searched_in_linear_time() -> None:
     long = build_frame(frames.CONNECT, content=b'{"client":"' + b"x" * 4000 + b'"}')
-    heard, said = hears(*struct.unpack(f"{len(long)}c", long))
-    assert [is_whole for is_whole, _ in said] == [False] * (len(long) - 1) + [True]
-    assert isinstance(heard.data, Looked)
-    assert heard.data.total < 5 * len(long)
+    greeting, results = parse_pieces(*struct.unpack(f"{len(long)}c", long))
+    assert [is_whole for is_whole, _ in results] == [False] * (len(long) - 1) + [True]
+    assert isinstance(greeting.data, SearchCountingBytes)
+    assert greeting.data.searched_count < 5 * len(long)
 
 
 def test_heartbeats_before_the_greeting_are_discarded_and_limited() -> None:
-    heard, said = hears(*[HEARTBEAT] * HANDSHAKE_HEARTBEATS_MAX, HELLO[:20])
-    assert not any(is_whole for is_whole, _ in said)
-    assert bytes(heard.data) == HELLO[:20]
+    greeting, results = parse_pieces(*[HEARTBEAT] * HANDSHAKE_HEARTBEATS_MAX, HELLO[:20])
+    assert not any(is_whole for is_whole, _ in results)
+    assert bytes(greeting.data) == HELLO[:20]
     with pytest.raises(RemoteProtocolError, match=r"65 heartbeats .* 64 are allowed") as caught:
-        hears(HEARTBEAT * (HANDSHAKE_HEARTBEATS_MAX + 1))
+        parse_pieces(HEARTBEAT * (HANDSHAKE_HEARTBEATS_MAX + 1))
     assert caught.value.reason is Reason.UNAUTHORIZED
 
 
 def test_length_of_a_greeting_is_limited() -> None:
     whole = b"4" * HANDSHAKE_FRAME_BYTES_MAX
-    assert hears(whole)[1] == [(False, None)]
+    assert parse_pieces(whole)[1] == [(False, None)]
     with pytest.raises(RemoteProtocolError, match="frame_too_long"):
-        hears(whole, b"4")
+        parse_pieces(whole, b"4")
 
 
-# All together ------------------------------------------------------------------------------------
+# All greetings ------------------------------------------------------------------------------------
 
 
 def test_largest_greeting_is_disconnected_first() -> None:
-    greetings, cut = GreetingBuffers(1000), []
-    many = [greetings.open(cut.append) for _ in range(4)]
-    for heard, size in zip(many, (100, 500, 300, 100), strict=True):
-        heard.data += bytes(size)
-        greetings.enforce_limit(heard)
+    greetings, errors = GreetingBuffers(1000), []
+    all_greetings = [greetings.open(errors.append) for _ in range(4)]
+    for greeting, size in zip(all_greetings, (100, 500, 300, 100), strict=True):
+        greeting.data += bytes(size)
+        greetings.enforce_limit(greeting)
     assert greetings.held_bytes == 1000
-    late = greetings.open(nobody)
-    late.data += bytes(50)
-    greetings.enforce_limit(late)
-    assert [error.reason for error in cut] == [Reason.PENDING_LIMIT]
-    assert "500 bytes" in str(cut[0])
+    late_greeting = greetings.open(fail_on_disconnect)
+    late_greeting.data += bytes(50)
+    greetings.enforce_limit(late_greeting)
+    assert [error.reason for error in errors] == [Reason.PENDING_LIMIT]
+    assert "500 bytes" in str(errors[0])
     assert greetings.held_bytes == 550
-    many[1].data += b"x"
+    all_greetings[1].data += b"x"
     with pytest.raises(RemoteProtocolError, match="pending_limit"):
-        greetings.enforce_limit(many[1])
-    greetings.close(many[1])
-    for heard in (*many, late):
-        greetings.close(heard)
+        greetings.enforce_limit(all_greetings[1])
+    greetings.close(all_greetings[1])
+    for greeting in (*all_greetings, late_greeting):
+        greetings.close(greeting)
     assert greetings.held_bytes == 0
 
 
 def test_greeting_over_its_share_is_refused() -> None:
     greetings = GreetingBuffers(1000)
-    many = [greetings.open(nobody) for _ in range(10)]
-    for heard in many:
-        heard.data += bytes(100)
-        greetings.enforce_limit(heard)
-    many[3].data += b"x"
+    all_greetings = [greetings.open(fail_on_disconnect) for _ in range(10)]
+    for greeting in all_greetings:
+        greeting.data += bytes(100)
+        greetings.enforce_limit(greeting)
+    all_greetings[3].data += b"x"
     with pytest.raises(RemoteProtocolError, match="pending_limit"):
-        greetings.enforce_limit(many[3])
-    greetings.close(many[3])
+        greetings.enforce_limit(all_greetings[3])
+    greetings.close(all_greetings[3])
     assert greetings.held_bytes == 900
 
 
@@ -147,20 +142,24 @@ def test_greeting_over_its_share_is_refused() -> None:
     )
 )
 def test_total_of_greetings_is_bounded(script: list[tuple[int, str, int]]) -> None:
-    greetings, there = GreetingBuffers(200), dict[int, Greeting]()
-    for who, what, size in script:
-        if who not in there:
-            there[who] = greetings.open(lambda error: None)
-        if what == "end":
-            greetings.close(there.pop(who))
+    greetings, open_greetings = GreetingBuffers(200), dict[int, Greeting]()
+    for number, action, size in script:
+        if number not in open_greetings:
+            open_greetings[number] = greetings.open(lambda error: None)
+        if action == "end":
+            greetings.close(open_greetings.pop(number))
             continue
-        there[who].data += bytes(size)
+        open_greetings[number].data += bytes(size)
         try:
-            greetings.enforce_limit(there[who])
+            greetings.enforce_limit(open_greetings[number])
         except RemoteProtocolError:
-            greetings.close(there.pop(who))
-        kept = sum(len(heard.data) for heard in there.values() if heard in greetings._counted_bytes)
-        assert kept == greetings.held_bytes <= 200
+            greetings.close(open_greetings.pop(number))
+        counted_bytes = sum(
+            len(greeting.data)
+            for greeting in open_greetings.values()
+            if greeting in greetings._counted_bytes
+        )
+        assert counted_bytes == greetings.held_bytes <= 200
 
 
 async def test_server_disconnects_the_largest_greeting_and_admits_others() -> None:
@@ -206,27 +205,27 @@ def test_address_rules_match_ipv4_and_mapped_notation(written: str, shown: str) 
         users.authenticate(None, address="::ffff:198.51.100.1", version=1)
 
 
-class OfBothVersions(socket.socket):
-    """A listener that names peers of version 4 as one for both versions does."""
+class DualStackListener(socket.socket):
+    """Listener that reports IPv4 peers as IPv4-mapped addresses, as a dual-stack socket does."""
 
     def accept(self) -> tuple[socket.socket, tuple[object, ...]]:
         sock, (host, port) = super().accept()
         return sock, (f"::ffff:{host}", port, 0, 0)
 
 
-def listeners_of_both_versions() -> Iterator[socket.socket]:
-    """One that is like them, and a real one where the machine speaks version 6."""
-    like_it = OfBothVersions()
-    like_it.bind(("127.0.0.1", 0))
-    like_it.listen()
-    yield like_it
+def dual_stack_listeners() -> Iterator[socket.socket]:
+    """Yield a simulated dual-stack listener, and a real one if the machine has IPv6."""
+    mapped_listener = DualStackListener()
+    mapped_listener.bind(("127.0.0.1", 0))
+    mapped_listener.listen()
+    yield mapped_listener
     with contextlib.suppress(OSError, ValueError):
         yield socket.create_server(("::", 0), family=socket.AF_INET6, dualstack_ipv6=True)
 
 
 async def test_ipv4_mapped_addresses_are_shown_as_ipv4() -> None:
     users = Users([User("till", addresses=("127.0.0.0/8",))])
-    for listener in listeners_of_both_versions():
+    for listener in dual_stack_listeners():
         listener.setblocking(False)
         async with serving(users=users, inherited={"tcp": [listener]}) as server:
             peer = Peer(await trio.open_tcp_stream("127.0.0.1", listener.getsockname()[1]))

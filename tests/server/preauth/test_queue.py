@@ -26,7 +26,7 @@ MANY = 100
 
 @pytest.fixture
 def sockets() -> Iterator[Callable[[], tuple[socket.socket, socket.socket]]]:
-    """Makes connected pairs: a peer's end, and ours."""
+    """Factory of connected sockets: the peer's end and the server's end."""
     with contextlib.ExitStack() as all_:
 
         def pair() -> tuple[socket.socket, socket.socket]:
@@ -58,15 +58,14 @@ async def poll_until(condition: Callable[[], bool]) -> None:
 
 
 class StepLog:
-    """What happened, in order, on a loop where one who is inside has something to do all the
-    time."""
+    """Steps of connections in order, while an authenticated task is always busy."""
 
     def __init__(self) -> None:
         self.names: list[str] = []
 
     async def run_authenticated(self) -> None:
         while True:
-            self.names.append("inside")
+            self.names.append("authenticated")
             await trio.lowlevel.checkpoint()
 
     async def wait_readable(
@@ -92,38 +91,40 @@ class StepLog:
             self.names.append(name)
 
     def preauth_names(self) -> list[str]:
-        return [name for name in self.names if name != "inside"]
+        return [name for name in self.names if name != "authenticated"]
 
     async def wait_steps(self, count: int) -> None:
-        """Wait for them; nobody has moved twice while one inside has not moved."""
+        """Wait for `count` steps; between any two, the authenticated task must have run."""
         await poll_until(lambda: len(self.preauth_names()) >= count)
-        for one, next_ in zip(self.names, self.names[1:], strict=False):
-            assert "inside" in (one, next_), self.names
+        for first_name, second_name in zip(self.names, self.names[1:], strict=False):
+            assert "authenticated" in (first_name, second_name), self.names
 
 
 async def test_listeners_accept_less_often_in_a_crowd(
     sockets: Sockets, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A crowd that always has something to say holds them up, and shuts no door."""
+    """A crowd of busy connections delays listeners without stopping them."""
     monkeypatch.setattr(queue, "CROWD_SIZE", 3)
     monkeypatch.setattr(queue, "STEPS_BETWEEN_ACCEPTS", 10)
-    names: list[str] = []
+    step_names: list[str] = []
 
-    async def be(connection: PreAuthConnection, name: str) -> None:
+    async def take_turns(connection: PreAuthConnection, name: str) -> None:
         with connection:
             while True:
                 await connection.wait_turn()
-                names.append(name)
+                step_names.append(name)
 
     async with running_queue() as (queue_, nursery):
-        for door in ("bus", "health"):
-            nursery.start_soon(be, queue_.add(sockets()[1], door, is_listener=True), door)
+        for listener_name in ("bus", "health"):
+            nursery.start_soon(
+                take_turns, queue_.add(sockets()[1], listener_name, is_listener=True), listener_name
+            )
         for n in range(5):
-            nursery.start_soon(be, queue_.add(sockets()[1], f"place {n % 2}"), "guest")
-        await poll_until(lambda: len(names) >= 100)
-    for door in ("bus", "health"):
-        turns = [n for n, name in enumerate(names) if name == door]
-        steps = [later - one for one, later in pairwise(turns)]
+            nursery.start_soon(take_turns, queue_.add(sockets()[1], f"place {n % 2}"), "connection")
+        await poll_until(lambda: len(step_names) >= 100)
+    for listener_name in ("bus", "health"):
+        turns = [n for n, name in enumerate(step_names) if name == listener_name]
+        steps = [later - earlier for earlier, later in pairwise(turns)]
         assert len(turns) >= 7
         assert all(10 <= each <= 15 for each in steps), steps
 
@@ -133,7 +134,7 @@ async def test_readable_connections_run_one_at_a_time(sockets: Sockets) -> None:
     async with running_queue() as (queue_, nursery):
         for _ in range(MANY):
             theirs, ours = sockets()
-            nursery.start_soon(log.wait_readable, queue_.add(ours, "there"), "guest")
+            nursery.start_soon(log.wait_readable, queue_.add(ours, "there"), "connection")
             theirs.send(b"x")
         nursery.start_soon(log.run_authenticated)
         await log.wait_steps(MANY)
@@ -147,7 +148,9 @@ async def test_timed_out_connections_run_one_at_a_time(
     log = StepLog()
     async with running_queue() as (queue_, nursery):
         for _ in range(MANY):
-            nursery.start_soon(log.wait_readable, queue_.add(sockets()[1], "there"), "guest", 5.0)
+            nursery.start_soon(
+                log.wait_readable, queue_.add(sockets()[1], "there"), "connection", 5.0
+            )
         await poll_until(lambda: queue_.waiting_count == MANY)
         mock_clock.jump(4.9)
         await trio.testing.wait_all_tasks_blocked()
@@ -155,7 +158,7 @@ async def test_timed_out_connections_run_one_at_a_time(
         nursery.start_soon(log.run_authenticated)
         mock_clock.jump(0.2)
         await log.wait_steps(MANY)
-        assert set(log.preauth_names()) == {"guest is late"}
+        assert set(log.preauth_names()) == {"connection is late"}
 
 
 async def test_cancelled_connections_run_one_at_a_time(sockets: Sockets) -> None:
@@ -163,7 +166,7 @@ async def test_cancelled_connections_run_one_at_a_time(sockets: Sockets) -> None
     async with running_queue() as (queue_, nursery):
         connections = [(queue_.add(sockets()[1], "there"), trio.CancelScope()) for _ in range(MANY)]
         for connection, scope in connections:
-            nursery.start_soon(log.wait_cancelled, connection, scope, "guest")
+            nursery.start_soon(log.wait_cancelled, connection, scope, "connection")
         await poll_until(lambda: queue_.waiting_count == MANY)
         for connection, scope in connections:
             connection.cancel_in_turn(scope)
@@ -176,7 +179,7 @@ async def test_connections_that_wait_for_a_turn_run_one_at_a_time(sockets: Socke
     log = StepLog()
     async with running_queue() as (queue_, nursery):
         for _ in range(MANY):
-            nursery.start_soon(log.wait_turn, queue_.add(sockets()[1], "there"), "guest")
+            nursery.start_soon(log.wait_turn, queue_.add(sockets()[1], "there"), "connection")
         nursery.start_soon(log.run_authenticated)
         await log.wait_steps(MANY)
 
@@ -185,7 +188,7 @@ async def test_origins_take_turns(sockets: Sockets) -> None:
     log = StepLog()
     async with running_queue() as (queue_, nursery):
         nursery.start_soon(log.run_authenticated)
-        for name in ["crowd"] * MANY + ["one"]:  # They ask in one turn of the loop, in any order.
+        for name in ["crowd"] * MANY + ["one"]:  # All wait in one loop turn, in any order.
             nursery.start_soon(log.wait_turn, queue_.add(sockets()[1], name), name)
         await log.wait_steps(MANY + 1)
         assert log.preauth_names().index("one") <= 2
@@ -195,10 +198,10 @@ async def test_connection_can_wait_repeatedly(sockets: Sockets) -> None:
     async with running_queue() as (queue_, _):
         theirs, ours = sockets()
         with queue_.add(ours, "there") as connection:
-            for said in (b"one", b"two", b"three"):
-                theirs.send(said)
+            for sent in (b"one", b"two", b"three"):
+                theirs.send(sent)
                 await connection.wait_readable()
-                assert ours.recv(10) == said
+                assert ours.recv(10) == sent
             theirs.close()
             await connection.wait_readable()
             assert ours.recv(10) == b""
@@ -211,14 +214,14 @@ async def test_ready_connection_does_not_time_out(
     async with trio.open_nursery() as nursery:
         theirs, ours = sockets()
         theirs.send(b"x")
-        nursery.start_soon(log.wait_readable, queue_.add(ours, "there"), "guest", 1.0)
+        nursery.start_soon(log.wait_readable, queue_.add(ours, "there"), "connection", 1.0)
         nursery.start_soon(log.wait_readable, queue_.add(sockets()[1], "there"), "silent", 1.0)
         await poll_until(lambda: queue_.waiting_count == 2)
-        mock_clock.jump(2)  # Nobody was let move so far.
+        mock_clock.jump(2)  # The queue has not run yet.
         nursery.start_soon(queue_.run)
         nursery.start_soon(log.run_authenticated)
         await log.wait_steps(2)
-        assert log.preauth_names() == ["guest", "silent is late"]
+        assert log.preauth_names() == ["connection", "silent is late"]
         nursery.cancel_scope.cancel()
 
 
@@ -226,15 +229,15 @@ async def test_ready_connection_does_not_time_out(
 async def test_resumed_connection_ignores_its_deadline(
     sockets: Sockets, mock_clock: trio.testing.MockClock, is_moved: bool
 ) -> None:
-    """Cancelled or moved in the very batch of the loop in which its time is over."""
-    gone: list[bool] = []
+    """The connection is cancelled or resumed in the loop turn of its deadline."""
+    cancelled: list[bool] = []
     async with running_queue() as (queue_, nursery):
         connection, scope = queue_.add(sockets()[1], "place"), trio.CancelScope()
 
         async def wait() -> None:
             with scope, connection:
                 await connection.wait_readable(1.0)
-            gone.append(scope.cancelled_caught)
+            cancelled.append(scope.cancelled_caught)
 
         nursery.start_soon(wait)
         await poll_until(lambda: queue_.waiting_count == 1)
@@ -242,7 +245,7 @@ async def test_resumed_connection_ignores_its_deadline(
         connection.start_step() if is_moved else scope.cancel()
         queue_._collect_ready()
         assert not connection.is_queued
-        await poll_until(lambda: gone == [not is_moved])
+        await poll_until(lambda: cancelled == [not is_moved])
 
 
 async def test_repeated_deadline_is_scheduled_once(
@@ -257,13 +260,13 @@ async def test_repeated_deadline_is_scheduled_once(
                     theirs.send(b"x")
                     await connection.wait_readable(deadline)
                     assert ours.recv(1) == b"x"
-            assert len(queue_._deadlines) == 2  # One that became earlier is there twice.
-            nursery.start_soon(log.wait_readable, connection, "guest", 9.0)
+            assert len(queue_._deadlines) == 2  # An earlier deadline is a second entry.
+            nursery.start_soon(log.wait_readable, connection, "connection", 9.0)
             await poll_until(lambda: queue_.waiting_count == 1)
             for now, count in ((8.5, 1), (9.5, 0)):
                 mock_clock.jump(now - trio.current_time())
                 await poll_until(lambda count=count: len(queue_._deadlines) == count)
-            await poll_until(lambda: log.names == ["guest is late"])
+            await poll_until(lambda: log.names == ["connection is late"])
 
 
 async def test_deadlines_of_ready_connections_are_not_rescanned(
@@ -273,17 +276,17 @@ async def test_deadlines_of_ready_connections_are_not_rescanned(
         queue_, log = PreAuthQueue(), StepLog()
         pairs = [sockets() for _ in range(200)]
         for _, ours in pairs:
-            nursery.start_soon(log.wait_readable, queue_.add(ours, "there"), "guest", 1e9)
+            nursery.start_soon(log.wait_readable, queue_.add(ours, "there"), "connection", 1e9)
         await poll_until(lambda: queue_.waiting_count == 200)
         for theirs, _ in pairs:
             theirs.send(b"x")
         for _ in range(10):
             queue_._collect_ready()
-        with queue_.add(sockets()[1], "here") as one:
-            one.deadline = 1e9
+        with queue_.add(sockets()[1], "here") as connection:
+            connection.deadline = 1e9
             before = queue_._deadlines
             for _ in range(300):
-                queue_.watch_readable(one)
+                queue_.watch_readable(connection)
             assert queue_._deadlines is before
         nursery.cancel_scope.cancel()
 
@@ -308,7 +311,7 @@ async def test_cancelled_connections_are_removed(sockets: Sockets) -> None:
         log, scopes = StepLog(), [trio.CancelScope() for _ in range(3)]
         for scope in scopes:
             theirs, ours = sockets()
-            nursery.start_soon(log.wait_cancelled, queue_.add(ours, "there"), scope, "guest")
+            nursery.start_soon(log.wait_cancelled, queue_.add(ours, "there"), scope, "connection")
         await poll_until(lambda: queue_.waiting_count == 3)
         for scope in scopes:
             scope.cancel()
@@ -346,31 +349,31 @@ async def test_yielding_to_an_idle_loop_returns_at_once(
     assert trio.current_time() == began
 
 
-# At the doors ------------------------------------------------------------------------------------
+# Listeners ------------------------------------------------------------------------------------
 
 
 async def test_accepts_per_turn_are_bounded() -> None:
-    log, let_in = StepLog(), listeners._ACCEPTS_PER_TURN
+    log, accepts_per_turn = StepLog(), listeners._ACCEPTS_PER_TURN
     (listener,) = await listeners.bind("127.0.0.1", 0)
     with contextlib.ExitStack() as all_:
 
         def serve(sock: socket.socket, name: str) -> None:
             all_.enter_context(sock)
-            log.names.append("comer")
+            log.names.append("accepted")
 
         for _ in range(MANY):
             all_.enter_context(socket.create_connection(listener.getsockname()))
         async with running_queue() as (queue_, nursery):
             nursery.start_soon(log.run_authenticated)
             nursery.start_soon(listeners.accept, listener, serve, queue_)
-            await poll_until(lambda: log.names.count("comer") == MANY)
-    together = [len(list(some)) for name, some in groupby(log.names) if name == "comer"]
-    assert max(together) <= let_in
-    assert len(together) >= MANY / let_in
+            await poll_until(lambda: log.names.count("accepted") == MANY)
+    together = [len(list(some)) for name, some in groupby(log.names) if name == "accepted"]
+    assert max(together) <= accepts_per_turn
+    assert len(together) >= MANY / accepts_per_turn
 
 
 class StepCounter(trio.abc.Instrument):
-    """How many steps of connections there are in a turn of the loop."""
+    """Counts the steps of connections per turn of the event loop."""
 
     def __init__(self) -> None:
         self.steps_per_turn_max = self.step_count = self._now = 0
@@ -385,59 +388,72 @@ class StepCounter(trio.abc.Instrument):
             self.steps_per_turn_max = max(self.steps_per_turn_max, self._now)
 
 
-def hello() -> bytes:
-    """What a TLS client says first."""
-    goes = ssl.MemoryBIO()
-    made = ssl.create_default_context().wrap_bio(ssl.MemoryBIO(), goes, server_hostname="a")
+def tls_client_hello() -> bytes:
+    """Return the first bytes of a TLS client."""
+    outgoing = ssl.MemoryBIO()
+    tls_object = ssl.create_default_context().wrap_bio(
+        ssl.MemoryBIO(), outgoing, server_hostname="a"
+    )
     with contextlib.suppress(ssl.SSLWantReadError):
-        made.do_handshake()
-    return goes.read()
+        tls_object.do_handshake()
+    return outgoing.read()
 
 
-DOORS: dict[str, Callable[[RunningServer], tuple[str, ...]]] = {
+LISTENERS: dict[str, Callable[[RunningServer], tuple[str, ...]]] = {
     "binary": lambda up: up.addresses,
     "nats": lambda up: up.nats_addresses,
     "http": lambda up: up.http_addresses,
 }
 
 
-@pytest.mark.parametrize("door", DOORS)
-@pytest.mark.parametrize("said", ["half", "garbage", "whole"])
+@pytest.mark.parametrize("listener_name", LISTENERS)
+@pytest.mark.parametrize("sent", ["half", "garbage", "whole"])
 async def test_many_ready_connections_take_one_step_per_turn(
-    own: CertificatePair, authority: CertificateAuthority, door: str, said: str
+    server_certificate: CertificatePair,
+    authority: CertificateAuthority,
+    listener_name: str,
+    sent: str,
 ) -> None:
-    tls, many = TlsOptions(own.cert, own.key), 40
-    words = {"half": hello()[:100], "garbage": b"\x16\x03\x01\x00\x05nonsense", "whole": hello()}
+    tls, connection_count = TlsOptions(server_certificate.cert, server_certificate.key), 40
+    data_by_kind = {
+        "half": tls_client_hello()[:100],
+        "garbage": b"\x16\x03\x01\x00\x05nonsense",
+        "whole": tls_client_hello(),
+    }
     async with serving(nats_port=0, nats_tls=tls, http_port=0, tls=tls) as up:
-        host, _, port = DOORS[door](up)[0].rpartition(":")
+        host, _, port = LISTENERS[listener_name](up)[0].rpartition(":")
         listening = len(up.addresses + up.nats_addresses + up.http_addresses)
-        there = [socket.create_connection((host, int(port))) for _ in range(many)]
-        await wait_until(lambda: up.server.preauth_queue.waiting_count == listening + many)
+        client_sockets = [
+            socket.create_connection((host, int(port))) for _ in range(connection_count)
+        ]
+        await wait_until(
+            lambda: up.server.preauth_queue.waiting_count == listening + connection_count
+        )
         steps, before = StepCounter(), up.server.preauth_queue.step_count
         trio.lowlevel.add_instrument(steps)
-        for sock in there:
-            sock.sendall(words[said])
-        await wait_until(lambda: up.server.preauth_queue.step_count >= before + many)
-        for sock in there:
+        for sock in client_sockets:
+            sock.sendall(data_by_kind[sent])
+        await wait_until(lambda: up.server.preauth_queue.step_count >= before + connection_count)
+        for sock in client_sockets:
             sock.close()
         await wait_until(lambda: up.server.preauth_queue.waiting_count == listening)
         trio.lowlevel.remove_instrument(steps)
-        assert steps.step_count >= many
+        assert steps.step_count >= connection_count
         assert steps.steps_per_turn_max == 1
 
 
 async def test_listeners_are_separate_origins() -> None:
     async with serving(nats_port=0, http_port=0, users=Users([])) as up:
-        queue_, there = up.server.preauth_queue, []
+        queue_, client_sockets = up.server.preauth_queue, []
         listening = len(up.addresses + up.nats_addresses + up.http_addresses)
         await wait_until(lambda: queue_.waiting_count == listening)
         listeners_at = {connection.origin for connection in queue_._polled_by_fd.values()}
-        for door in DOORS.values():
-            host, _, port = door(up)[0].rpartition(":")
-            there += [socket.create_connection((host, int(port))) for _ in range(3)]
-        await wait_until(lambda: queue_.waiting_count == listening + len(there))
-        places = {connection.origin for connection in queue_._polled_by_fd.values()}
-        assert len(places - listeners_at) == len(DOORS)
-        for sock in there:
+        for addresses_of in LISTENERS.values():
+            host, _, port = addresses_of(up)[0].rpartition(":")
+            client_sockets += [socket.create_connection((host, int(port))) for _ in range(3)]
+        await wait_until(lambda: queue_.waiting_count == listening + len(client_sockets))
+        origins = {connection.origin for connection in queue_._polled_by_fd.values()}
+        assert len(origins - listeners_at) == len(LISTENERS)
+        for sock in client_sockets:
             sock.close()
         await wait_until(lambda: queue_.waiting_count == listening)

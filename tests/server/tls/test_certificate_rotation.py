@@ -18,23 +18,17 @@ from simplebus.server.run import RunningServer, ServeOptions, reload
 from simplebus.server.tls.certificates import TlsOptions
 from tests.support.certificates import CertificateAuthority
 from tests.support.nats_peer import NatsPeer, open_nats_peer
-from tests.support.running_server import (
-    Peer,
-    ack,
-    message,
-    serving,
-    subscribe,
-)
+from tests.support.running_server import Peer, ack, message, serving, subscribe
 
-TIMES, EACH = 4, 20
-"""How often it changes, and what each of three publishers says in between."""
+RELOADS, MESSAGES_PER_RELOAD = 4, 20
+"""Number of reloads, and messages of each of three publishers before each."""
 CLASS = 1
 
 
 async def test_reload_keeps_connections_and_serves_the_new_certificate(tmp_path: Path) -> None:
     authority = CertificateAuthority(tmp_path)
-    trusting = ssl.create_default_context(cafile=str(authority.path))
-    tls = TlsOptions(*_pair(authority))
+    context = ssl.create_default_context(cafile=str(authority.path))
+    tls = TlsOptions(*issue_certificate(authority))
     classes = (NamedClass(id=CLASS, name="all", subjects=["all.>"]),)
     async with serving(
         tls=tls,
@@ -43,44 +37,58 @@ async def test_reload_keeps_connections_and_serves_the_new_certificate(tmp_path:
         nats_tls=tls,
         classes=classes,
     ) as server:
-        old, client = await _version_1(server, trusting), await _nats(server, trusting)
-        old_publisher = await _version_1(server, trusting)
-        publisher = await _nats(server, trusting)
+        version1_peer, nats_peer = (
+            await connect_version1(server, context),
+            await connect_nats(server, context),
+        )
+        old_publisher = await connect_version1(server, context)
+        publisher = await connect_nats(server, context)
         async with (
-            simplebus.connect(f"simplebuss://{server.addresses[0]}", tls=trusting) as bus,
+            simplebus.connect(f"simplebuss://{server.addresses[0]}", tls=context) as bus,
             bus.subscribe("all") as messages,
             trio.open_nursery() as nursery,
         ):
             nursery.cancel_scope.deadline = trio.current_time() + 120
-            await old.send(subscribe(CLASS))
-            await client.send(b"SUB all.> 1\r\n")
-            await client.flush()
-            heard: dict[str, list[bytes]] = {"old": [], "new": [], "nats": []}
-            # What has no channel is on the subject of its class, to which no client listens here.
-            for who, following, kinds in (
-                ("old", lambda: _next_old(old), 3),
-                ("new", lambda: _next_new(messages), 3),
-                ("nats", lambda: _next_nats(client), 2),
+            await version1_peer.send(subscribe(CLASS))
+            await nats_peer.send(b"SUB all.> 1\r\n")
+            await nats_peer.flush()
+            received: dict[str, list[bytes]] = {"old": [], "new": [], "nats": []}
+            # Messages without a channel go to the subject of their class, to which no NATS client
+            # subscribes here.
+            for name, next_message, kinds in (
+                ("old", lambda: next_version1_message(version1_peer), 3),
+                ("new", lambda: next_version2_message(messages), 3),
+                ("nats", lambda: next_nats_message(nats_peer), 2),
             ):
-                nursery.start_soon(_listen, heard[who], following, kinds * TIMES * EACH)
-            serials = {_serial(tls)}
-            for turn in range(TIMES):
-                for n in range(turn * EACH, (turn + 1) * EACH):
-                    if n == turn * EACH + EACH // 2:  # In the midst of it.
-                        _pair(authority)
+                nursery.start_soon(
+                    receive_messages,
+                    received[name],
+                    next_message,
+                    kinds * RELOADS * MESSAGES_PER_RELOAD,
+                )
+            serials = {serial_number(tls)}
+            for turn in range(RELOADS):
+                for n in range(turn * MESSAGES_PER_RELOAD, (turn + 1) * MESSAGES_PER_RELOAD):
+                    if n == turn * MESSAGES_PER_RELOAD + MESSAGES_PER_RELOAD // 2:
+                        issue_certificate(authority)
                         await reload(server, ServeOptions())
                     await bus.publish(b"new %d" % n, class_id=CLASS, channel="all.new")
                     await old_publisher.send(message(b"old %d" % n, CLASS))
                     await publisher.send(b"PUB all.nats 8\r\nnats %03d\r\n" % n)
-                serials.add(await _shown(server.addresses[0], trusting))
-                assert await _shown(server.nats_addresses[0], trusting, info=True) in serials
-            assert len(serials) == TIMES + 1
-        assert [len(of_one) for of_one in heard.values()] == [240, 240, 160]
-        for of_one in heard.values():
-            assert len(set(of_one)) == len(of_one)
-            for who in ("old", "new", "nats"):
-                its = [each.split() for each in of_one if each.startswith(who.encode())]
-                numbers = [int(number) for _, number in its]
+                serials.add(await presented_serial_number(server.addresses[0], context))
+                assert (
+                    await presented_serial_number(server.nats_addresses[0], context, info=True)
+                    in serials
+                )
+            assert len(serials) == RELOADS + 1
+        assert [len(messages_) for messages_ in received.values()] == [240, 240, 160]
+        for messages_ in received.values():
+            assert len(set(messages_)) == len(messages_)
+            for name in ("old", "new", "nats"):
+                own_messages = [
+                    each.split() for each in messages_ if each.startswith(name.encode())
+                ]
+                numbers = [int(number) for _, number in own_messages]
                 assert numbers == sorted(numbers)
         assert not server.server.disconnect_counts
 
@@ -89,7 +97,7 @@ async def test_certificate_that_is_not_valid_yet_is_used_with_a_warning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     authority = CertificateAuthority(tmp_path)
-    async with serving(tls=TlsOptions(*_pair(authority))) as server:
+    async with serving(tls=TlsOptions(*issue_certificate(authority))) as server:
         authority.issue("localhost", later=datetime.timedelta(days=2))
         await reload(server, ServeOptions())
         assert (
@@ -97,72 +105,76 @@ async def test_certificate_that_is_not_valid_yet_is_used_with_a_warning(
         )
 
 
-def _pair(authority: CertificateAuthority) -> tuple[Path, Path]:
-    """A new certificate where the former one was."""
-    made = authority.issue("localhost")
-    return made.cert, made.key
+def issue_certificate(authority: CertificateAuthority) -> tuple[Path, Path]:
+    """Issue a new certificate in place of the previous one."""
+    certificate = authority.issue("localhost")
+    return certificate.cert, certificate.key
 
 
-def _serial(tls: TlsOptions) -> str:
+def serial_number(tls: TlsOptions) -> str:
     from cryptography import x509
 
     return f"{x509.load_pem_x509_certificate(tls.cert.read_bytes()).serial_number:X}"
 
 
-async def _shown(address: str, trusting: ssl.SSLContext, *, info: bool = False) -> str:
-    """The number of the certificate that a new connection is shown."""
+async def presented_serial_number(
+    address: str, context: ssl.SSLContext, *, info: bool = False
+) -> str:
+    """Return the serial number of the certificate that a new connection gets."""
     host, _, port = address.rpartition(":")
-    plain = await trio.open_tcp_stream(host, int(port))
+    tcp_stream = await trio.open_tcp_stream(host, int(port))
     if info:
-        await NatsPeer(plain).read_info()
-    secret = trio.SSLStream(plain, trusting, server_hostname="localhost", https_compatible=True)
+        await NatsPeer(tcp_stream).read_info()
+    tls_stream = trio.SSLStream(
+        tcp_stream, context, server_hostname="localhost", https_compatible=True
+    )
     with trio.fail_after(60):
-        await secret.do_handshake()
-    found = secret.getpeercert()["serialNumber"]
-    await secret.aclose()
-    return str(found).lstrip("0")
+        await tls_stream.do_handshake()
+    serial = tls_stream.getpeercert()["serialNumber"]
+    await tls_stream.aclose()
+    return str(serial).lstrip("0")
 
 
-async def _version_1(server: RunningServer, trusting: ssl.SSLContext) -> Peer:
+async def connect_version1(server: RunningServer, context: ssl.SSLContext) -> Peer:
     host, _, port = server.addresses[0].rpartition(":")
-    plain = await trio.open_tcp_stream(host, int(port))
-    peer = Peer(plain)
+    tcp_stream = await trio.open_tcp_stream(host, int(port))
+    peer = Peer(tcp_stream)
     peer.stream = trio.SSLStream(  # type: ignore[assignment]
-        plain, trusting, server_hostname="localhost", https_compatible=False
+        tcp_stream, context, server_hostname="localhost", https_compatible=False
     )
     await peer.send(frames.encode(frames.CONNECT, content=b"[1]"))
     assert (await peer.read_frame())[0] == frames.CONNECT
     return peer
 
 
-async def _nats(server: RunningServer, trusting: ssl.SSLContext) -> NatsPeer:
+async def connect_nats(server: RunningServer, context: ssl.SSLContext) -> NatsPeer:
     peer = await open_nats_peer(server)
     await peer.read_info()
-    await peer.use_tls(trusting)
+    await peer.use_tls(context)
     await peer.send_connect()
     return peer
 
 
-async def _listen(
-    heard: list[bytes], following: Callable[[], Awaitable[bytes]], count: int
+async def receive_messages(
+    received: list[bytes], next_message: Callable[[], Awaitable[bytes]], count: int
 ) -> None:
-    while len(heard) < count:
-        heard.append(await following())
+    while len(received) < count:
+        received.append(await next_message())
 
 
-async def _next_old(peer: Peer) -> bytes:
+async def next_version1_message(peer: Peer) -> bytes:
     ((number, payload),) = await peer.read_messages(1)
     await peer.send(ack(number, number + 1, CLASS))
     return payload
 
 
-async def _next_nats(peer: NatsPeer) -> bytes:
+async def next_nats_message(peer: NatsPeer) -> bytes:
     line = await peer.read_line()
     assert line.startswith(b"MSG"), line
     return await peer.read_line()
 
 
-async def _next_new(messages: simplebus.Subscription) -> bytes:
-    found = await messages.get(timeout=60)
-    payload: bytes = found.payload
+async def next_version2_message(messages: simplebus.Subscription) -> bytes:
+    message = await messages.get(timeout=60)
+    payload: bytes = message.payload
     return payload

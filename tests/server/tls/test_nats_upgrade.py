@@ -32,7 +32,7 @@ from tests.support.running_server import serving, wait_until
 
 @contextlib.asynccontextmanager
 async def tls_server(
-    own: CertificatePair,
+    server_certificate: CertificatePair,
     *,
     seconds: float = 2.0,
     max_pending: int = 64 << 20,
@@ -40,7 +40,7 @@ async def tls_server(
     auth: NatsAuth | None = None,
     **more: object,
 ) -> AsyncIterator[RunningServer]:
-    options = TlsOptions(own.cert, own.key, **more)  # type: ignore[arg-type]
+    options = TlsOptions(server_certificate.cert, server_certificate.key, **more)  # type: ignore[arg-type]
     settings = NatsSettings(
         NatsLimits(tls_seconds=seconds, max_pending=max_pending, auth_seconds=auth_seconds),
         auth=auth or NatsAuth(),
@@ -52,7 +52,7 @@ async def tls_server(
         yield server
 
 
-async def converse(peer: NatsPeer, payload: bytes = b"secret") -> None:
+async def publish_to_itself(peer: NatsPeer, payload: bytes = b"secret") -> None:
     """Publish to itself, whatever the size."""
     await peer.send(b"SUB a 1\r\n")
     await peer.flush()
@@ -62,21 +62,23 @@ async def converse(peer: NatsPeer, payload: bytes = b"secret") -> None:
         assert await peer.read_line() == payload
 
 
-async def test_tls_starts_after_info(authority: CertificateAuthority, own: CertificatePair) -> None:
-    async with tls_server(own) as server:
+async def test_tls_starts_after_info(
+    authority: CertificateAuthority, server_certificate: CertificatePair
+) -> None:
+    async with tls_server(server_certificate) as server:
         peer = await open_nats_peer(server)
         info = await peer.read_info()
         assert info["tls_required"] is True
         assert "tls_available" not in info
         await peer.use_tls(client_ssl_context(authority))
         await peer.send_connect()
-        await converse(peer)
+        await publish_to_itself(peer)
 
 
 async def test_expired_certificate_is_reported(
-    authority: CertificateAuthority, own: CertificatePair
+    authority: CertificateAuthority, server_certificate: CertificatePair
 ) -> None:
-    async with tls_server(own) as server:
+    async with tls_server(server_certificate) as server:
         peer = await open_nats_peer(server)
         await peer.read_info()
         peer.stream = trio.SSLStream(
@@ -89,18 +91,20 @@ async def test_expired_certificate_is_reported(
         assert server.nats_listener is not None
         (connection,) = server.nats_listener.connections.values()
         connection.disconnect()
-        assert await peer.stream.receive_some() == b""  # Otherwise: somebody may have cut the line.
+        assert (
+            await peer.stream.receive_some() == b""
+        )  # A closed TLS session, not a cut connection.
 
 
 async def test_data_larger_than_records_and_socket_buffers_is_exchanged(
-    authority: CertificateAuthority, own: CertificatePair
+    authority: CertificateAuthority, server_certificate: CertificatePair
 ) -> None:
-    async with tls_server(own) as server:
+    async with tls_server(server_certificate) as server:
         peer = await open_nats_peer(server)
         await peer.read_info()
         await peer.use_tls(client_ssl_context(authority))
         await peer.send_connect()
-        await converse(peer, b"0123456789abcdef" * 65_536)
+        await publish_to_itself(peer, b"0123456789abcdef" * 65_536)
         block = b"PUB a 1000\r\n" + bytes(1000) + b"\r\n"
         async with trio.open_nursery() as nursery:
             nursery.start_soon(peer.send, block * 3000)
@@ -110,37 +114,37 @@ async def test_data_larger_than_records_and_socket_buffers_is_exchanged(
 
 
 async def test_tls_can_start_before_info(
-    authority: CertificateAuthority, own: CertificatePair
+    authority: CertificateAuthority, server_certificate: CertificatePair
 ) -> None:
-    async with tls_server(own, handshake_first=True) as server:
+    async with tls_server(server_certificate, handshake_first=True) as server:
         peer = await open_nats_peer(server)
         await peer.use_tls(client_ssl_context(authority))
         assert (await peer.read_info())["tls_required"] is True
         await peer.send_connect()
-        await converse(peer)
+        await publish_to_itself(peer)
 
 
 async def test_optional_tls_serves_tls_and_plaintext_clients(
-    authority: CertificateAuthority, own: CertificatePair
+    authority: CertificateAuthority, server_certificate: CertificatePair
 ) -> None:
-    async with tls_server(own, optional=True) as server:
-        plain, secret = await open_nats_peer(server), await open_nats_peer(server)
+    async with tls_server(server_certificate, optional=True) as server:
+        plain, tls_client = await open_nats_peer(server), await open_nats_peer(server)
         info = await plain.read_info()
         assert info["tls_available"] is True
         assert "tls_required" not in info
         await plain.send_connect()
-        await secret.read_info()
-        await secret.use_tls(client_ssl_context(authority))
-        await secret.send_connect()
-        await converse(secret)
+        await tls_client.read_info()
+        await tls_client.use_tls(client_ssl_context(authority))
+        await tls_client.send_connect()
+        await publish_to_itself(tls_client)
         await plain.send(b"PUB a 2\r\nhi\r\n")
-        assert await secret.read_line() == b"MSG a 1 2"
+        assert await tls_client.read_line() == b"MSG a 1 2"
 
 
 async def test_stalled_tls_client_is_disconnected(
-    authority: CertificateAuthority, own: CertificatePair
+    authority: CertificateAuthority, server_certificate: CertificatePair
 ) -> None:
-    async with tls_server(own, optional=True, max_pending=4 << 20) as server:
+    async with tls_server(server_certificate, optional=True, max_pending=4 << 20) as server:
         publisher, stuck, other = (
             await open_nats_peer(server),
             await open_nats_peer(server),
@@ -165,8 +169,10 @@ async def test_stalled_tls_client_is_disconnected(
         await publisher.flush()
 
 
-async def test_silent_client_continues_without_optional_tls(own: CertificatePair) -> None:
-    async with tls_server(own, seconds=0.05, optional=True) as server:
+async def test_silent_client_continues_without_optional_tls(
+    server_certificate: CertificatePair,
+) -> None:
+    async with tls_server(server_certificate, seconds=0.05, optional=True) as server:
         peer = await open_nats_peer(server)
         await peer.read_info()
         await trio.sleep(0.1)
@@ -174,7 +180,7 @@ async def test_silent_client_continues_without_optional_tls(own: CertificatePair
 
 
 @pytest.mark.parametrize(
-    "said",
+    "sent",
     [
         b"CONNECT {}\r\nPING\r\n",
         b"\x16\x03\x01\x00\x05nonsense",
@@ -183,16 +189,16 @@ async def test_silent_client_continues_without_optional_tls(own: CertificatePair
     ],
     ids=["plain", "garbage", "half a handshake", "nothing"],
 )
-@pytest.mark.parametrize("first", [False, True], ids=["behind info", "first"])
+@pytest.mark.parametrize("first", [False, True], ids=["after info", "before info"])
 async def test_missing_handshake_is_closed_silently(
-    own: CertificatePair, said: bytes, first: bool
+    server_certificate: CertificatePair, sent: bytes, first: bool
 ) -> None:
-    async with tls_server(own, seconds=0.1, handshake_first=first) as server:
+    async with tls_server(server_certificate, seconds=0.1, handshake_first=first) as server:
         peer = await open_nats_peer(server)
         if not first:
             await peer.read_info()
-        if said:
-            await peer.send(said)
+        if sent:
+            await peer.send(sent)
         assert b"-ERR" not in (rest := await peer.read_until_closed())
         assert b"INFO" not in rest
         await wait_until(lambda: server.server.disconnect_counts[Reason.TLS_HANDSHAKE] == 1)
@@ -201,15 +207,15 @@ async def test_missing_handshake_is_closed_silently(
 
 
 async def test_authentication_timeout_starts_after_the_handshake(
-    authority: CertificateAuthority, own: CertificatePair
+    authority: CertificateAuthority, server_certificate: CertificatePair
 ) -> None:
     auth = NatsAuth((NatsUser(name="ada", password="x"),))
-    async with tls_server(own, auth=auth, seconds=0.2, auth_seconds=0.05) as server:
+    async with tls_server(server_certificate, auth=auth, seconds=0.2, auth_seconds=0.05) as server:
         late = await open_nats_peer(server)
         await late.read_info()
         assert await late.read_until_closed() == b""
         assert server.server.disconnect_counts == {Reason.TLS_HANDSHAKE: 1}
-    async with tls_server(own, auth=auth, auth_seconds=0.05) as server:
+    async with tls_server(server_certificate, auth=auth, auth_seconds=0.05) as server:
         silent = await open_nats_peer(server)
         await silent.read_info()
         await silent.use_tls(client_ssl_context(authority))
@@ -217,46 +223,49 @@ async def test_authentication_timeout_starts_after_the_handshake(
 
 
 @pytest.mark.parametrize("optional", [False, True])
-@pytest.mark.parametrize("rude", [False, True])
+@pytest.mark.parametrize("resets", [False, True])
 async def test_closing_during_the_handshake_leaves_no_state(
-    own: CertificatePair, optional: bool, rude: bool, caplog: pytest.LogCaptureFixture
+    server_certificate: CertificatePair,
+    optional: bool,
+    resets: bool,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    async with tls_server(own, optional=optional) as server:
+    async with tls_server(server_certificate, optional=optional) as server:
         peer = await open_nats_peer(server)
         await peer.read_info()
-        if rude:
+        if resets:
             peer.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, bytes([1, *bytes(7)]))
         await peer.stream.aclose()
-        door = server.nats_listener
-        assert door is not None
-        await wait_until(lambda: not door.connections)
+        listener = server.nats_listener
+        assert listener is not None
+        await wait_until(lambda: not listener.connections)
     assert "internal error" not in caplog.text
 
 
 async def test_client_certificate_can_be_required(
-    authority: CertificateAuthority, own: CertificatePair
+    authority: CertificateAuthority, server_certificate: CertificatePair
 ) -> None:
-    async with tls_server(own, verify=True, ca=authority.path) as server:
+    async with tls_server(server_certificate, verify=True, ca=authority.path) as server:
         peer = await open_nats_peer(server)
         assert (await peer.read_info())["tls_verify"] is True
         await peer.use_tls(client_ssl_context(authority, authority.issue("ada")))
         await peer.send_connect()
-        stranger = await open_nats_peer(server)
-        await stranger.read_info()
+        client_without_certificate = await open_nats_peer(server)
+        await client_without_certificate.read_info()
         with contextlib.suppress(trio.BrokenResourceError):
-            await stranger.use_tls(client_ssl_context(authority))
-        assert await stranger.read_until_closed() == b""
+            await client_without_certificate.use_tls(client_ssl_context(authority))
+        assert await client_without_certificate.read_until_closed() == b""
         await wait_until(lambda: server.server.disconnect_counts[Reason.TLS_HANDSHAKE] == 1)
 
 
 async def test_client_certificate_selects_the_user(
-    authority: CertificateAuthority, own: CertificatePair
+    authority: CertificateAuthority, server_certificate: CertificatePair
 ) -> None:
     users = (
         NatsUser("ada@example.com", "x", permissions=SubjectPermissions(publish_deny=("no",))),
     )
     async with tls_server(
-        own, verify_and_map=True, ca=authority.path, auth=NatsAuth(users)
+        server_certificate, verify_and_map=True, ca=authority.path, auth=NatsAuth(users)
     ) as server:
         ada, other = await open_nats_peer(server), await open_nats_peer(server)
         await ada.read_info()
@@ -273,14 +282,14 @@ async def test_client_certificate_selects_the_user(
 
 
 async def test_old_tls_versions_are_refused(
-    authority: CertificateAuthority, own: CertificatePair
+    authority: CertificateAuthority, server_certificate: CertificatePair
 ) -> None:
     old = client_ssl_context(authority)
     old.set_ciphers("ALL:@SECLEVEL=0")
     old.minimum_version = ssl.TLSVersion.MINIMUM_SUPPORTED
     with pytest.warns(DeprecationWarning, match="TLSv1_1 is deprecated"):
         old.maximum_version = ssl.TLSVersion.TLSv1_1
-    async with tls_server(own) as server:
+    async with tls_server(server_certificate) as server:
         peer = await open_nats_peer(server)
         await peer.read_info()
         with pytest.raises(trio.BrokenResourceError):
@@ -288,7 +297,7 @@ async def test_old_tls_versions_are_refused(
 
 
 def test_unusable_certificates_are_reported(
-    authority: CertificateAuthority, own: CertificatePair, tmp_path: Path
+    authority: CertificateAuthority, server_certificate: CertificatePair, tmp_path: Path
 ) -> None:
     other = CertificateAuthority(tmp_path, "other").issue("other")
     locked = CertificateAuthority(tmp_path).issue("locked", password=b"x")
@@ -296,16 +305,31 @@ def test_unusable_certificates_are_reported(
     nothing.write_text("nothing")
     missing = tmp_path / "missing.pem"
     for options, sentence in (
-        (TlsOptions(missing, own.key), f"the certificate {missing} cannot be read: No such file"),
-        (TlsOptions(own.cert, missing), f"the key {missing} cannot be read: No such file"),
-        (TlsOptions(own.cert, own.key, missing), f"the CA certificate {missing} cannot be read"),
-        (TlsOptions(own.cert, other.key), "are not a PEM certificate and its key: key values"),
         (
-            TlsOptions(nothing, own.key),
-            f"{nothing} and {own.key} are not a PEM certificate and its key",
+            TlsOptions(missing, server_certificate.key),
+            f"the certificate {missing} cannot be read: No such file",
+        ),
+        (
+            TlsOptions(server_certificate.cert, missing),
+            f"the key {missing} cannot be read: No such file",
+        ),
+        (
+            TlsOptions(server_certificate.cert, server_certificate.key, missing),
+            f"the CA certificate {missing} cannot be read",
+        ),
+        (
+            TlsOptions(server_certificate.cert, other.key),
+            "are not a PEM certificate and its key: key values",
+        ),
+        (
+            TlsOptions(nothing, server_certificate.key),
+            f"{nothing} and {server_certificate.key} are not a PEM certificate and its key",
         ),
         (TlsOptions(locked.cert, locked.key), "is encrypted; expected one without a password"),
-        (TlsOptions(own.cert, own.key, nothing), f"{nothing} contains no PEM certificates"),
+        (
+            TlsOptions(server_certificate.cert, server_certificate.key, nothing),
+            f"{nothing} contains no PEM certificates",
+        ),
     ):
         with pytest.raises(OSError, match=re.escape(sentence)):
             create_ssl_context(options)
