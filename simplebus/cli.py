@@ -145,16 +145,16 @@ def demo() -> None:
     from rich.console import Console
 
     from simplebus.demo.display import LiveDisplay, PlainDisplay
-    from simplebus.demo.drill import demo as run_demo
-    from simplebus.demo.verdict import lines
+    from simplebus.demo.scenario import demo as run_demo
+    from simplebus.demo.verdict import format_verdict
 
     logging.getLogger("simplebus").setLevel(logging.ERROR)  # The demo provokes the warnings.
     console = Console()
     with LiveDisplay(console) if console.is_terminal else PlainDisplay() as display:
         verdict = trio.run(run_demo, display)
-    for line in lines(verdict):
+    for line in format_verdict(verdict):
         typer.echo(line)
-    if not verdict.passed:
+    if not verdict.has_passed:
         raise typer.Exit(1)
 
 
@@ -514,13 +514,13 @@ def bench(
 ) -> None:
     import trio
 
-    from simplebus.bench.run import Plan, measure
+    from simplebus.bench.run import BenchPlan, run_bench
 
     try:
-        plan = Plan(messages=messages, size=size, subscribers=subscribers, class_id=class_id)
+        plan = BenchPlan(messages=messages, size=size, subscribers=subscribers, class_id=class_id)
     except ValueError as error:
         fail(str(error), status=2)
-    for line in trio.run(measure, plan, url):
+    for line in trio.run(run_bench, plan, url):
         typer.echo(line)
 
 

@@ -117,13 +117,15 @@ def bridge(
     from simplebus.server.observability.logs import configure_logging
     from simplebus.server.process import keep_freed_memory_mapped
 
-    given = classes or []
-    is_file = len(given) == 1 and given[0].endswith(".toml")
+    arguments = classes or []
+    is_file = len(arguments) == 1 and arguments[0].endswith(".toml")
     try:
         if is_file:
             if from_ or to:
-                raise ConfigError(f"--from and --to cannot be combined with the file {given[0]}")
-            bridges = _read_bridges(Path(given[0]))
+                raise ConfigError(
+                    f"--from and --to cannot be combined with the file {arguments[0]}"
+                )
+            bridges = _read_bridges(Path(arguments[0]))
         else:
             _check_no_secret(context)
             bridges = [
@@ -131,7 +133,7 @@ def bridge(
                     name,
                     from_ or "",
                     to or "",
-                    given,
+                    arguments,
                     both=both,
                     hops=hops,
                     path=not no_path,
@@ -139,14 +141,14 @@ def bridge(
                     rewrite=tuple(rewrite or ()),
                 )
             ]
-        made = create_copiers([_add_environment_credentials(each) for each in bridges])
+        copiers = create_copiers([_add_environment_credentials(each) for each in bridges])
     except typer.BadParameter as error:
         fail(error.message, status=USAGE_STATUS)
     except ValueError as error:
         fail(str(error), status=CONFIG_STATUS if is_file else USAGE_STATUS)
     configure_logging(log_level, log_format)
     keep_freed_memory_mapped()
-    trio.run(_run, made, http)
+    trio.run(_run, copiers, http)
 
 
 def _check_no_secret(context: typer.Context) -> None:
@@ -167,8 +169,8 @@ def _check_no_secret(context: typer.Context) -> None:
 
 def _build_bridge(
     name: str,
-    near: str,
-    far: str,
+    source: str,
+    target: str,
     classes: list[str],
     *,
     both: bool,
@@ -179,13 +181,13 @@ def _build_bridge(
 ) -> BridgeSettings:
     from simplebus.bridge.settings import BridgeSettings, CopiedClass
 
-    if not near or not far:
+    if not source or not target:
         raise ConfigError("expected --from and --to, or a file")
     copied = tuple(
         CopiedClass(parse_class(each), channels=channels, rewrite=rewrite) for each in classes
     )
     return BridgeSettings(
-        name, near, far, copied, is_bidirectional=both, hops_max=hops, has_path=path
+        name, source, target, copied, is_bidirectional=both, hops_max=hops, has_path=path
     )
 
 
@@ -196,22 +198,22 @@ def _add_environment_credentials(bridge: BridgeSettings) -> BridgeSettings:
     """
     from simplebus.client.credentials import Access
 
-    found: dict[str, Any] = {}
+    accesses: dict[str, Any] = {}
     for access, prefix in (
         ("source_access", "SIMPLEBUS_FROM_"),
         ("target_access", "SIMPLEBUS_TO_"),
     ):
-        said = {
+        variables = {
             f"SIMPLEBUS_{name.removeprefix(prefix)}": value
             for name, value in os.environ.items()
             if name.startswith(prefix)
         }
-        if said and getattr(bridge, access) == Access():
+        if variables and getattr(bridge, access) == Access():
             try:
-                found[access] = Access.from_environment(said)
+                accesses[access] = Access.from_environment(variables)
             except (OSError, ValueError) as error:
                 raise ConfigError(f"{prefix}…: {describe_error(error)}") from None
-    return replace(bridge, **found)
+    return replace(bridge, **accesses)
 
 
 def _read_bridges(path: Path) -> list[BridgeSettings]:
@@ -258,8 +260,8 @@ async def _run(copiers: list[Any], http: tuple[str, int] | None) -> None:
             from simplebus.server.http.server import start_http_server
 
             dashboard = Dashboard(lambda detailed: bridge_snapshot(copiers))
-            at = await start_http_server(dashboard, [http[0]], http[1], nursery)
-            typer.echo(f"simplebus bridge ready http={at[0]}")
+            addresses = await start_http_server(dashboard, [http[0]], http[1], nursery)
+            typer.echo(f"simplebus bridge ready http={addresses[0]}")
 
         def on_failed(copier: Any) -> None:
             fatal_errors.append(f"{copier.name}: {copier.statistics().problem}")

@@ -92,27 +92,31 @@ def check_file(file: str) -> tuple[ConfigFile, list[str]]:
     Options that contradict others are ignored, and the rest is checked again.
     """
     command, check = create_serve_command(), ConfigCheck()
-    found: dict[str, None] = {}
+    errors: dict[str, None] = {}
     for parameter, said in find_invalid_variables(command, typer.Context(command)).items():
-        found[said] = None
+        errors[said] = None
         parameter.envvar = None
     while True:
-        with command.make_context("simplebus serve", ["--config", file], obj=check) as given:
-            config: ConfigFile = given.params["config"]
-            told, warnings = _find_conflicts(cast(typer.Context, given))
-        found |= dict.fromkeys(told)
-        culprits = [name for names in told.values() for name in names if name in config.options]
-        if not culprits or len(found) >= MESSAGES_MAX:
+        with command.make_context(
+            "simplebus serve", ["--config", file], obj=check
+        ) as serve_context:
+            config: ConfigFile = serve_context.params["config"]
+            conflicts, warnings = _find_conflicts(cast(typer.Context, serve_context))
+        errors |= dict.fromkeys(conflicts)
+        conflicting = [
+            name for names in conflicts.values() for name in names if name in config.options
+        ]
+        if not conflicting or len(errors) >= MESSAGES_MAX:
             break
-        check.ignored_options.add(culprits[0])
+        check.ignored_options.add(conflicting[0])
     config = replace(config, warnings=(*config.warnings, *warnings))
-    return config, sorted(dict.fromkeys((*check.messages, *found)), key=partial(_line, file))
+    return config, sorted(dict.fromkeys((*check.messages, *errors)), key=partial(_line, file))
 
 
 def _line(file: str, mistake: str) -> int:
     """Return the line of an error for sorting; errors without a line come last."""
-    found = re.match(re.escape(file) + r":(\d+): ", mistake)
-    return int(found[1]) if found else sys.maxsize
+    match = re.match(re.escape(file) + r":(\d+): ", mistake)
+    return int(match[1]) if match else sys.maxsize
 
 
 def _find_conflicts(context: typer.Context) -> tuple[dict[str, list[str]], list[str]]:
@@ -133,13 +137,13 @@ def _find_conflicts(context: typer.Context) -> tuple[dict[str, list[str]], list[
     from simplebus.server.tls.certificates import check_readable
     from simplebus.server.tls.certificates import create_ssl_context as tls_context
 
-    found: dict[str, list[str]] = {}
+    errors: dict[str, list[str]] = {}
     convert_params(context)
     config: ConfigFile = context.params["config"]
 
-    def tried(look: Callable[[], Any]) -> Any:
+    def attempt(check: Callable[[], Any]) -> Any:
         try:
-            return look()
+            return check()
         except OSError as error:
             note_file(error)
         except ValueError as error:
@@ -149,16 +153,16 @@ def _find_conflicts(context: typer.Context) -> tuple[dict[str, list[str]], list[
     def note_file(error: OSError) -> None:
         note(ValueError(_with_option(describe_error(error), context)), [])
 
-    def note(error: ValueError, names: list[str]) -> None:
-        for said in str(name_options_by_source(error, context)).splitlines():
-            is_told = said.startswith((f"{config.path}:", f"{config.path} ", PREFIX))
-            found[said if is_told else config.add_location(said)] = names
+    def note(error: ValueError, options: list[str]) -> None:
+        for message in str(name_options_by_source(error, context)).splitlines():
+            is_told = message.startswith((f"{config.path}:", f"{config.path} ", PREFIX))
+            errors[message if is_told else config.add_location(message)] = options
 
-    chosen = tried(lambda: server_settings(**context.params))
-    listener = tried(lambda: nats_listener(context))
-    http = tried(lambda: http_listener(context))
+    settings = attempt(lambda: server_settings(**context.params))
+    listener = attempt(lambda: nats_listener(context))
+    http = attempt(lambda: http_listener(context))
     hosts = tuple(context.params["host"] or HOSTS)
-    tried(
+    attempt(
         lambda: _check_ports(
             config,
             ("--port", context.params["port"], hosts),
@@ -166,28 +170,28 @@ def _find_conflicts(context: typer.Context) -> tuple[dict[str, list[str]], list[
             *([("--http-port", http.port, http.hosts)] if http else []),
         )
     )
-    users = tried(lambda: configured_users(context.params["users"], context.params["config"]))
-    if chosen is not None:
-        tried(
+    users = attempt(lambda: configured_users(context.params["users"], context.params["config"]))
+    if settings is not None:
+        attempt(
             lambda: jetstream_options.engine_options(
-                chosen, environment=os.environ, **context.params
+                settings, environment=os.environ, **context.params
             )
         )
     certificates = {
         listener.tls if listener else None,
-        tried(lambda: tls_options(**context.params)),
+        attempt(lambda: tls_options(**context.params)),
     }
-    for each in filter(None, certificates):
-        problems = check_readable(each)
+    for certificate in filter(None, certificates):
+        problems = check_readable(certificate)
         for problem in problems:
             note_file(problem)
         if not problems:
-            tried(partial(tls_context, each))
-    if (folder := context.params["data_dir"]) is not None:
-        tried(lambda: _check_data_dir(folder))
-    idle = config.ineffective_settings(chosen) if chosen is not None else []
-    return found, [
-        *idle,
+            attempt(partial(tls_context, certificate))
+    if (data_dir := context.params["data_dir"]) is not None:
+        attempt(lambda: _check_data_dir(data_dir))
+    ineffective = config.ineffective_settings(settings) if settings is not None else []
+    return errors, [
+        *ineffective,
         *tls_warnings(certificates),
         *certificate_user_warnings(users, certificates),
     ]
@@ -197,15 +201,15 @@ _FILES = {"the certificate ": "cert", "the key ": "key", "the CA certificate ": 
 """Last word of an option by the beginning of its error; one file may serve several options."""
 
 
-def _with_option(said: str, context: typer.Context) -> str:
+def _with_option(message: str, context: typer.Context) -> str:
     """Return an error about a file with the option that names the file in front."""
-    kind = next((end for begin, end in _FILES.items() if said.startswith(begin)), "")
-    named = [
+    kind = next((end for begin, end in _FILES.items() if message.startswith(begin)), "")
+    candidates = [
         (name.endswith(kind), len(str(value)), name)
         for name, value in context.params.items()
-        if isinstance(value, Path) and str(value) in said
+        if isinstance(value, Path) and str(value) in message
     ]
-    return f"--{max(named)[2].replace('_', '-')}: {said}" if named else said
+    return f"--{max(candidates)[2].replace('_', '-')}: {message}" if candidates else message
 
 
 def _check_ports(config: ConfigFile, *listeners: tuple[str, int | None, tuple[str, ...]]) -> None:
@@ -221,12 +225,12 @@ def _check_ports(config: ConfigFile, *listeners: tuple[str, int | None, tuple[st
 _ALL_ADDRESSES = {"0.0.0.0", "::"}
 
 
-def _check_data_dir(folder: Path) -> None:
+def _check_data_dir(data_dir: Path) -> None:
     """Raise ValueError if the directory cannot hold a journal."""
     from simplebus.storage.directory import check_directory
     from simplebus.storage.errors import JournalError
 
     try:
-        check_directory(folder)
+        check_directory(data_dir)
     except JournalError as error:
         raise ValueError(f"--data-dir: {error}") from None

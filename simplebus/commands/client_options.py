@@ -94,40 +94,40 @@ def with_client_options(command: Callable[..., R]) -> Callable[..., R]:
         _apply_to_environment({name: values.pop(name, None) for name in _OPTIONS})
         return command(*args, **values)
 
-    own = inspect.signature(command)
+    signature = inspect.signature(command)
     hints = typing.get_type_hints(command, include_extras=True)
     parameters = [
-        each.replace(annotation=hints.get(name, each.annotation))
-        for name, each in own.parameters.items()
+        parameter.replace(annotation=hints.get(name, parameter.annotation))
+        for name, parameter in signature.parameters.items()
     ]
     parameters += [
         inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=kind)
         for name, kind in _OPTIONS.items()
     ]
-    run.__signature__ = own.replace(parameters=parameters)  # type: ignore[attr-defined]
+    run.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
     run.__annotations__ = {**hints, **_OPTIONS}
     return run
 
 
-def _apply_to_environment(given: dict[str, Any]) -> None:
+def _apply_to_environment(options: dict[str, Any]) -> None:
     """Set the client's environment variables from the options; exit if they are invalid."""
     from simplebus.client.credentials import CREDENTIALS_VARIABLE, ENVIRONMENT_VARIABLES, Access
 
     variables = {
         name: ENVIRONMENT_VARIABLES.get(name.removeprefix("tls_"), CREDENTIALS_VARIABLE)
-        for name in given
+        for name in options
     }
-    for name, value in given.items():
+    for name, value in options.items():
         if value is not None:
             os.environ[variables[name]] = str(value)
     try:
-        found = Access.from_environment()
+        access = Access.from_environment()
     except (ValueError, OSError) as error:
         fail(str(error), status=2)
-    if found.user and not found.password:
+    if access.user and not access.password:
         if not sys.stdin.isatty():
             fail(
-                f"user {found.user!r} has no password: set {ENVIRONMENT_VARIABLES['password']}",
+                f"user {access.user!r} has no password: set {ENVIRONMENT_VARIABLES['password']}",
                 status=2,
             )
         os.environ[ENVIRONMENT_VARIABLES["password"]] = typer.prompt("Password", hide_input=True)

@@ -86,36 +86,36 @@ def ls(
 ) -> None:
     from simplebus.client import dead_letters
 
-    async def look(bus: Bus) -> list[DeadLetterQueue]:
+    async def inspect(bus: Bus) -> list[DeadLetterQueue]:
         if class_ is None:
             return await dead_letters.list_queues(bus)
         return [await dead_letters.inspect_queue(bus, await _find(bus, class_))]
 
-    piles = _run(url, look)
-    for pile in piles:
+    queues = _run(url, inspect)
+    for queue in queues:
         if as_json:
             _print(
                 {
-                    "class": pile.name,
-                    "class_id": pile.class_id,
-                    "letters": pile.letter_count,
-                    "oldest": pile.oldest_time,
-                    "reasons": dict(pile.count_by_reason),
-                    "counted": pile.inspected_count,
-                    "dropped": pile.dropped_count,
+                    "class": queue.name,
+                    "class_id": queue.class_id,
+                    "letters": queue.letter_count,
+                    "oldest": queue.oldest_time,
+                    "reasons": dict(queue.count_by_reason),
+                    "counted": queue.inspected_count,
+                    "dropped": queue.dropped_count,
                 }
             )
             continue
         reasons = ", ".join(
-            f"{why or 'no reason'} {n:,}" for why, n in pile.count_by_reason.items()
+            f"{why or 'no reason'} {n:,}" for why, n in queue.count_by_reason.items()
         )
-        if pile.inspected_count < pile.letter_count:
-            reasons += f" (of the oldest {pile.inspected_count:,})"
-        if pile.dropped_count:
-            reasons += f"; {pile.dropped_count:,} older ones made room for them and are gone"
-        since = f", the oldest of {_moment(pile.oldest_time)}" if pile.oldest_time else ""
-        _echo(f"{pile.name}: {_letters(pile.letter_count)}{since}: {reasons}")
-    if not piles and not as_json:
+        if queue.inspected_count < queue.letter_count:
+            reasons += f" (of the oldest {queue.inspected_count:,})"
+        if queue.dropped_count:
+            reasons += f"; {queue.dropped_count:,} older ones made room for them and are gone"
+        oldest = f", the oldest of {_moment(queue.oldest_time)}" if queue.oldest_time else ""
+        _echo(f"{queue.name}: {_letters(queue.letter_count)}{oldest}: {reasons}")
+    if not queues and not as_json:
         typer.echo("no dead letters")
 
 
@@ -136,24 +136,24 @@ def show(
 ) -> None:
     from simplebus.client import dead_letters
 
-    choice = dead_letters.DeadLetterFilter(reason=reason, subscription=subscription)
+    selection = dead_letters.DeadLetterFilter(reason=reason, subscription=subscription)
 
-    async def look(bus: Bus) -> list[DeadLetter]:
-        found: list[DeadLetter] = []
-        async for some in dead_letters.DeadLetterReader(bus, await _find(bus, class_), choice):
-            found += some
-            if len(found) >= limit:
+    async def read(bus: Bus) -> list[DeadLetter]:
+        letters: list[DeadLetter] = []
+        async for batch in dead_letters.DeadLetterReader(bus, await _find(bus, class_), selection):
+            letters += batch
+            if len(letters) >= limit:
                 break
-        return found[:limit]
+        return letters[:limit]
 
-    found = _run(url, look)
-    for letter in found:
+    letters = _run(url, read)
+    for letter in letters:
         if as_json:
             _print(_to_json(letter))
         else:
             for line in _lines(letter):
                 _echo(line)
-    if not found and not as_json:
+    if not letters and not as_json:
         typer.echo("no such dead letters")
 
 
@@ -177,20 +177,20 @@ def requeue(
 ) -> None:
     from simplebus.client import dead_letters
 
-    choice = _choice(sequence, reason, subscription, everything=everything)
+    selection = _choice(sequence, reason, subscription, everything=everything)
 
     async def work(bus: Bus) -> tuple[int, str]:
-        there, count, others, problem = await _find(bus, class_), 0, 0, ""
-        async for some in dead_letters.DeadLetterReader(bus, there, choice):
-            done, refused = await dead_letters.requeue_letters(bus, there, some)
-            count, others = count + len(done), others + len(refused)
-            for letter in done if as_json else ():
+        letter_class, count, refused_count, problem = await _find(bus, class_), 0, 0, ""
+        async for batch in dead_letters.DeadLetterReader(bus, letter_class, selection):
+            requeued, refused = await dead_letters.requeue_letters(bus, letter_class, batch)
+            count, refused_count = count + len(requeued), refused_count + len(refused)
+            for letter in requeued if as_json else ():
                 _print(
                     {"sequence": letter.sequence, "class": letter.source_class, "requeued": True}
                 )
             for letter, error in refused[: not problem]:
-                problem = f"{there.name}#{letter.sequence} was refused: {error}"
-        return count, problem + f"; {others} were refused in all" * (others > 1)
+                problem = f"{letter_class.name}#{letter.sequence} was refused: {error}"
+        return count, problem + f"; {refused_count} were refused in all" * (refused_count > 1)
 
     count, problem = _run(url, work)
     _report(count, "published again", sequence, problem, as_json=as_json)
@@ -212,13 +212,15 @@ def purge(
 ) -> None:
     from simplebus.client import dead_letters
 
-    choice = _choice(sequence, reason, subscription, everything=everything)
+    selection = _choice(sequence, reason, subscription, everything=everything)
 
     async def work(bus: Bus) -> int:
-        there, count = await _find(bus, class_), 0
-        async for some in dead_letters.DeadLetterReader(bus, there, choice):
-            count += await dead_letters.purge_letters(bus, there, some) if yes else len(some)
-            for letter in some if as_json and yes else ():
+        letter_class, count = await _find(bus, class_), 0
+        async for batch in dead_letters.DeadLetterReader(bus, letter_class, selection):
+            count += (
+                await dead_letters.purge_letters(bus, letter_class, batch) if yes else len(batch)
+            )
+            for letter in batch if as_json and yes else ():
                 _print({"sequence": letter.sequence, "class": letter.source_class, "purged": True})
         return count
 
@@ -264,11 +266,11 @@ def _run(url: str, work: Callable[[Bus], Coroutine[Any, Any, T]]) -> T:
 
 
 def _report(
-    count: int, what: str, sequences: list[int] | None, problem: str, *, as_json: bool
+    count: int, action: str, sequences: list[int] | None, problem: str, *, as_json: bool
 ) -> None:
     """Print the result; exit with status 1 if a selected dead letter was not processed."""
     if not as_json:
-        typer.echo(f"{_letters(count)} {what}")
+        typer.echo(f"{_letters(count)} {action}")
     if problem:
         fail(printable(problem))
     missing = len(set(sequences)) - count if sequences else 0
@@ -287,9 +289,9 @@ def _lines(letter: DeadLetter) -> list[str]:
     )
     attempts = "" if letter.attempts == "0" else f" after {letter.attempts} attempts"
     attempts = attempts.replace(" 1 attempts", " 1 attempt")
-    when = f", {_moment(letter.time)}" if letter.time else ""
+    time = f", {_moment(letter.time)}" if letter.time else ""
     lines = [
-        f"#{letter.sequence}  {letter.reason or 'no reason'}{attempts}, given up by {by}{when}",
+        f"#{letter.sequence}  {letter.reason or 'no reason'}{attempts}, given up by {by}{time}",
         f"    was {letter.source_class}#{letter.source_sequence}"
         + (f"  {letter.channel}" if letter.channel else "")
         + (f"  key={_text(letter.key)}" if letter.key else ""),
@@ -298,14 +300,14 @@ def _lines(letter: DeadLetter) -> list[str]:
         lines.append(f"    error: {letter.error}")
     lines += [f"    {name}={value}" for name, value in letter.headers]
     shown = _text(letter.payload[:_SHOWN_BYTES])
-    more = len(letter.payload) - _SHOWN_BYTES
-    lines.append(f"    {shown}" + (f"… and {more:,} bytes" if more > 0 else ""))
+    omitted_bytes = len(letter.payload) - _SHOWN_BYTES
+    lines.append(f"    {shown}" + (f"… and {omitted_bytes:,} bytes" if omitted_bytes > 0 else ""))
     return lines
 
 
 def _to_json(letter: DeadLetter) -> dict[str, object]:
     """Return a dead letter as a JSON object."""
-    found: dict[str, object] = {
+    record: dict[str, object] = {
         "sequence": letter.sequence,
         "reason": letter.reason,
         "class": letter.source_class,
@@ -320,16 +322,16 @@ def _to_json(letter: DeadLetter) -> dict[str, object]:
     }
     for name, data in (("key", letter.key), ("payload", letter.payload)):
         try:
-            found[name] = data.decode()
+            record[name] = data.decode()
         except UnicodeDecodeError:
-            found[name + "_base64"] = b64encode(data).decode()
-    return found
+            record[name + "_base64"] = b64encode(data).decode()
+    return record
 
 
-def _print(found: dict[str, object]) -> None:
+def _print(record: dict[str, object]) -> None:
     import msgspec
 
-    typer.echo(msgspec.json.encode(found).decode())
+    typer.echo(msgspec.json.encode(record).decode())
 
 
 def _echo(text: str) -> None:

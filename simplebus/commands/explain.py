@@ -78,9 +78,9 @@ def explain(
     import trio
 
     word = words[0] if words else None
-    answers, complaint = trio.run(partial(_inquire, url, word, session))
-    if complaint:
-        fail(complaint)
+    answers, error = trio.run(partial(_inquire, url, word, session))
+    if error:
+        fail(error)
     if as_json:
         import msgspec
 
@@ -145,34 +145,34 @@ def _unknown(word: str, names: Sequence[str]) -> str:
     """Return an error for an unknown name, with similar names."""
     from difflib import get_close_matches
 
-    nearest = get_close_matches(word, filter(None, names), _NEAREST)
-    said = f"no class is called {word!r}, and no subscription has a channel of that name"
-    return f"{said}; did you mean {', '.join(nearest)}?" if nearest else said
+    similar = get_close_matches(word, filter(None, names), _NEAREST)
+    message = f"no class is called {word!r}, and no subscription has a channel of that name"
+    return f"{message}; did you mean {', '.join(similar)}?" if similar else message
 
 
 # Lines -------------------------------------------------------------------------------------------
 
 
-def describe_reply(said: InquireReply) -> list[Line]:
+def describe_reply(info: InquireReply) -> list[Line]:
     """Return an answer as lines of text."""
     from simplebus.core.protocol.inquiry import BusInfo, ChannelInfo, ClassInfo
 
-    if isinstance(said, BusInfo):
-        return list(_bus(said))
-    if isinstance(said, ClassInfo):
-        return list(_class(said))
-    if isinstance(said, ChannelInfo):
-        return list(_channel(said))
-    return list(_session(said))
+    if isinstance(info, BusInfo):
+        return list(_bus(info))
+    if isinstance(info, ClassInfo):
+        return list(_class(info))
+    if isinstance(info, ChannelInfo):
+        return list(_channel(info))
+    return list(_session(info))
 
 
-def print_lines(found: list[Line]) -> None:
+def print_lines(lines: list[Line]) -> None:
     """Print lines, wrapped to the terminal's width."""
     import shutil
     import textwrap
 
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 0
-    for depth, text in found:
+    for depth, text in lines:
         indent, plain = "  " * depth, printable(text)
         if not width:
             typer.echo(indent + plain)
@@ -192,102 +192,103 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
-def _bus(said: BusInfo) -> Iterator[Line]:
+def _bus(info: BusInfo) -> Iterator[Line]:
     from simplebus.core.broker.wait_reasons import format_bytes, format_message_count
 
     yield (
         0,
-        f"bus {said.bus}: {format_bytes(said.memory_bytes)} of {format_bytes(said.memory_max)} "
+        f"bus {info.bus}: {format_bytes(info.memory_bytes)} of {format_bytes(info.memory_max)} "
         "are used",
     )
-    yield 1, f"durability of confirmed messages: {said.level}"
-    if said.failure:
-        yield 1, f"JOURNAL WRITES FAIL: {said.failure}"
-    if said.refused:
-        yield 1, f"refused: {_counts(said.refused)}"
-    yield from _heading(1, "classes", said.classes, said.classes_left_out)
-    for line in said.classes:
+    yield 1, f"durability of confirmed messages: {info.level}"
+    if info.failure:
+        yield 1, f"JOURNAL WRITES FAIL: {info.failure}"
+    if info.refused:
+        yield 1, f"refused: {_counts(info.refused)}"
+    yield from _heading(1, "classes", info.classes, info.classes_left_out)
+    for line in info.classes:
         stored = [] if line.is_elsewhere else [format_message_count(line.stored)]
         text = f"{_class_name(line.class_id, line.name)}: "
         text += ", ".join([*stored, _format_count(line.positions, "subscription")])
         if line.publishers:
             text += f", {_format_count(line.publishers, 'publisher')} waiting for room"
         yield 2, text + (f", {line.dropped:,} dropped" if line.dropped else "")
-    yield from _heading(1, "sessions", said.sessions, said.sessions_left_out)
-    for one in said.sessions:
-        user = f", user {one.user!r}" if one.user else ""
+    yield from _heading(1, "sessions", info.sessions, info.sessions_left_out)
+    for session in info.sessions:
+        user = f", user {session.user!r}" if session.user else ""
         yield (
             2,
-            f"{_format_session(one.session, one.name, one.peer)}: {_version(one.version)}{user}",
+            f"{_format_session(session.session, session.name, session.peer)}: "
+            f"{_version(session.version)}{user}",
         )
 
 
-def _class(said: ClassInfo) -> Iterator[Line]:
+def _class(info: ClassInfo) -> Iterator[Line]:
     from simplebus.core.broker.wait_reasons import (
         format_bytes,
         format_duration,
         format_message_count,
     )
 
-    yield 0, _class_name(said.class_id, said.name)
-    yield 1, said.waits_for
-    stored = f"stored: {format_message_count(said.stored)}"
-    if said.stored:
-        stored += f" ({said.floor} to {said.head - 1}), {format_bytes(said.stored_bytes)}"
-        if said.oldest_seconds is not None and said.newest_seconds is not None:
+    yield 0, _class_name(info.class_id, info.name)
+    yield 1, info.waits_for
+    stored = f"stored: {format_message_count(info.stored)}"
+    if info.stored:
+        stored += f" ({info.floor} to {info.head - 1}), {format_bytes(info.stored_bytes)}"
+        if info.oldest_seconds is not None and info.newest_seconds is not None:
             stored += (
-                f", {format_duration(said.newest_seconds)} to "
-                f"{format_duration(said.oldest_seconds)} old"
+                f", {format_duration(info.newest_seconds)} to "
+                f"{format_duration(info.oldest_seconds)} old"
             )
-    bounds = [f"{said.stored_max:,}"] if said.stored_max else []
-    bounds += [format_bytes(said.memory_max)] if said.memory_max else []
-    if not said.unknown:
-        most = f"; at most {' and '.join(bounds)}, then {said.policy}" if bounds else ""
-        yield 1, stored + most
-    if said.on_way:
-        yield 1, f"not yet confirmed by the cluster: {format_message_count(said.on_way)}"
-    if said.backlog:
-        yield 1, f"waiting for a first subscription: {format_message_count(said.backlog)}"
-    if said.keeps:
-        yield 1, f"retention after acknowledgement: {said.keeps}"
-    if said.subjects:
-        yield 1, f"NATS subjects: {' '.join(said.subjects)}"
-    if said.safe < said.head:
-        yield 1, f"not durable ({said.level}) yet: {format_message_count(said.head - said.safe)}"
-    if said.purged:
-        yield 1, f"purged but not yet released: {format_message_count(said.purged)}"
+    limit_texts = [f"{info.stored_max:,}"] if info.stored_max else []
+    limit_texts += [format_bytes(info.memory_max)] if info.memory_max else []
+    if not info.unknown:
+        limits = f"; at most {' and '.join(limit_texts)}, then {info.policy}" if limit_texts else ""
+        yield 1, stored + limits
+    if info.on_way:
+        yield 1, f"not yet confirmed by the cluster: {format_message_count(info.on_way)}"
+    if info.backlog:
+        yield 1, f"waiting for a first subscription: {format_message_count(info.backlog)}"
+    if info.keeps:
+        yield 1, f"retention after acknowledgement: {info.keeps}"
+    if info.subjects:
+        yield 1, f"NATS subjects: {' '.join(info.subjects)}"
+    if info.safe < info.head:
+        yield 1, f"not durable ({info.level}) yet: {format_message_count(info.head - info.safe)}"
+    if info.purged:
+        yield 1, f"purged but not yet released: {format_message_count(info.purged)}"
     yield (
         1,
         (
-            f"so far: {said.delivered:,} delivered, {said.redelivered:,} redelivered, "
-            f"{said.acknowledged:,} acknowledged"
+            f"so far: {info.delivered:,} delivered, {info.redelivered:,} redelivered, "
+            f"{info.acknowledged:,} acknowledged"
         ),
     )
-    if said.dropped:
-        yield 1, f"dropped: {_counts(said.dropped)}"
-    if said.dead_letters:
-        of = said.name or said.class_id
-        yield 1, f"dead letters: {said.dead_letters:,}, see simplebus dlq show {of}"
-    yield from _heading(1, "subscriptions", said.positions, said.positions_left_out)
-    for position in said.positions:
+    if info.dropped:
+        yield 1, f"dropped: {_counts(info.dropped)}"
+    if info.dead_letters:
+        class_ = info.name or info.class_id
+        yield 1, f"dead letters: {info.dead_letters:,}, see simplebus dlq show {class_}"
+    yield from _heading(1, "subscriptions", info.positions, info.positions_left_out)
+    for position in info.positions:
         yield from _position(2, position)
-    if said.publishers:
+    if info.publishers:
         yield from _heading(
-            1, "publishers that wait for room", said.publishers, said.publishers_left_out
+            1, "publishers that wait for room", info.publishers, info.publishers_left_out
         )
-    for each in said.publishers:
-        gone = ", gone" if each.is_gone else ""
+    for publisher in info.publishers:
+        state = ", gone" if publisher.is_gone else ""
         yield (
             2,
             (
-                f"{_format_session(each.session, each.name, each.peer)}{gone}: "
-                f"{format_message_count(each.messages)}, "
-                f"{format_bytes(each.bytes)}, since {format_duration(each.seconds)}"
+                f"{_format_session(publisher.session, publisher.name, publisher.peer)}{state}: "
+                f"{format_message_count(publisher.messages)}, "
+                f"{format_bytes(publisher.bytes)}, since {format_duration(publisher.seconds)}"
             ),
         )
 
 
-def _position(depth: int, said: PositionInfo, *, of_class: bool = False) -> Iterator[Line]:
+def _position(depth: int, info: PositionInfo, *, of_class: bool = False) -> Iterator[Line]:
     from simplebus.core.broker.wait_reasons import (
         complete_sentence,
         format_bytes,
@@ -297,50 +298,50 @@ def _position(depth: int, said: PositionInfo, *, of_class: bool = False) -> Iter
 
     names = [
         f"{what} {name!r}"
-        for what, name in (("durable", said.durable), ("group", said.group))
+        for what, name in (("durable", info.durable), ("group", info.group))
         if name
     ]
-    if said.session >= 0:
-        names.append(_format_session(said.session, said.name, said.peer))
-        names.append(f"subscription {said.number}")
-    if said.owner and (said.durable or said.group):
-        names.append(f"made by user {said.owner!r}")
+    if info.session >= 0:
+        names.append(_format_session(info.session, info.name, info.peer))
+        names.append(f"subscription {info.number}")
+    if info.owner and (info.durable or info.group):
+        names.append(f"made by user {info.owner!r}")
     if of_class:
-        names.insert(0, f"class {said.class_id}")
+        names.insert(0, f"class {info.class_id}")
     yield depth, ", ".join(names) or "a group"
     depth += 1
-    yield depth, complete_sentence(said.waits, said.waits_for)
-    limit = f" of {said.in_flight_max:,}" if said.in_flight_max else ""
-    figures = [f"{said.in_flight:,}{limit} in flight ({format_bytes(said.in_flight_bytes)})"]
-    if said.oldest is not None:
-        figures.append(
-            f"the oldest {said.oldest.sequence}, first sent "
-            f"{format_duration(said.oldest.first_seconds)} ago, "
-            f"again in {format_duration(said.oldest.due_seconds)}"
+    yield depth, complete_sentence(info.waits, info.waits_for)
+    limit = f" of {info.in_flight_max:,}" if info.in_flight_max else ""
+    counts = [f"{info.in_flight:,}{limit} in flight ({format_bytes(info.in_flight_bytes)})"]
+    if info.oldest is not None:
+        counts.append(
+            f"the oldest {info.oldest.sequence}, first sent "
+            f"{format_duration(info.oldest.first_seconds)} ago, "
+            f"again in {format_duration(info.oldest.due_seconds)}"
         )
-    figures += [
+    counts += [
         f"{count:,} {what}"
         for count, what in (
-            (said.unsent, "not sent yet"),
-            (said.again, "to be sent again"),
-            (said.behind, "behind others of their key"),
-            (said.put_off, f"put off, the first for {format_duration(said.put_off_seconds)}"),
-            (said.unburied, "given up, without room among the dead letters"),
+            (info.unsent, "not sent yet"),
+            (info.again, "to be sent again"),
+            (info.behind, "behind others of their key"),
+            (info.put_off, f"put off, the first for {format_duration(info.put_off_seconds)}"),
+            (info.unburied, "given up, without room among the dead letters"),
         )
         if count
     ]
-    yield depth, "; ".join(figures)
-    if said.patterns:
-        more = f" and {said.patterns_left_out} more" if said.patterns_left_out else ""
-        yield depth, f"for {' '.join(said.patterns)}{more}"
+    yield depth, "; ".join(counts)
+    if info.patterns:
+        more = f" and {info.patterns_left_out} more" if info.patterns_left_out else ""
+        yield depth, f"for {' '.join(info.patterns)}{more}"
     yield (
         depth,
-        f"floor {said.floor}, cursor {said.cursor}: {format_message_count(said.lag)} behind the "
+        f"floor {info.floor}, cursor {info.cursor}: {format_message_count(info.lag)} behind the "
         "head",
     )
-    if said.undelivered:
-        yield depth, f"not delivered: {_counts(said.undelivered)}"
-    for member in said.members:
+    if info.undelivered:
+        yield depth, f"not delivered: {_counts(info.undelivered)}"
+    for member in info.members:
         yield (
             depth,
             (
@@ -349,15 +350,15 @@ def _position(depth: int, said: PositionInfo, *, of_class: bool = False) -> Iter
                 f"{complete_sentence(member.waits, member.waits_for)}"
             ),
         )
-    if said.members_left_out:
-        yield depth, f"and {_format_count(said.members_left_out, 'member')} more"
+    if info.members_left_out:
+        yield depth, f"and {_format_count(info.members_left_out, 'member')} more"
 
 
-def _channel(said: ChannelInfo) -> Iterator[Line]:
+def _channel(info: ChannelInfo) -> Iterator[Line]:
     from simplebus.core.broker.wait_reasons import format_message_count
 
-    yield 0, f"channel {said.channel}"
-    for cls in said.classes:
+    yield 0, f"channel {info.channel}"
+    for cls in info.classes:
         yield (
             1,
             f"{_class_name(cls.class_id, cls.name)}: {format_message_count(cls.stored)} of it "
@@ -371,13 +372,13 @@ def _channel(said: ChannelInfo) -> Iterator[Line]:
             yield 2, f"does not go to {_match(match)}: {match.why_not}"
         if cls.left_out:
             yield 2, f"and {_format_count(cls.left_out, 'subscription')} more may get it"
-    if said.classes_left_out:
-        yield 1, f"and {_format_count(said.classes_left_out, 'class')} more"
-    for listener in said.listeners:
-        who = f"queue group {listener.queue!r} of {listener.members}" if listener.queue else ""
-        yield 1, f"NATS: {who or listener.peer} by {listener.pattern}"
-    if said.listeners_left_out:
-        yield 1, f"NATS: {said.listeners_left_out} more"
+    if info.classes_left_out:
+        yield 1, f"and {_format_count(info.classes_left_out, 'class')} more"
+    for listener in info.listeners:
+        target = f"queue group {listener.queue!r} of {listener.members}" if listener.queue else ""
+        yield 1, f"NATS: {target or listener.peer} by {listener.pattern}"
+    if info.listeners_left_out:
+        yield 1, f"NATS: {info.listeners_left_out} more"
 
 
 def _match(match: MatchInfo) -> str:
@@ -386,44 +387,44 @@ def _match(match: MatchInfo) -> str:
     return f"{match.who}, which gets every message" if not match.why_not else match.who
 
 
-def _session(said: SessionInfo) -> Iterator[Line]:
+def _session(info: SessionInfo) -> Iterator[Line]:
     from simplebus.core.broker.wait_reasons import (
         format_bytes,
         format_duration,
         format_message_count,
     )
 
-    user = f", user {said.user!r}" if said.user else ""
+    user = f", user {info.user!r}" if info.user else ""
     yield (
         0,
-        f"{_format_session(said.session, said.name, said.peer)}: {_version(said.version)}{user}",
+        f"{_format_session(info.session, info.name, info.peer)}: {_version(info.version)}{user}",
     )
-    if said.waits_for:
-        yield 1, said.waits_for
-    most = "at most " if said.leaves_out and said.unconfirmed else ""
-    waits = f", {said.parked:,} of them waiting for room" if said.parked else ""
-    yield 1, f"{most}{format_message_count(said.unconfirmed)} unconfirmed{waits}"
-    if said.pending_bytes:
-        yield 1, f"{format_bytes(said.pending_bytes)} are kept for it"
-    if said.heartbeat:
-        yield 1, f"a heartbeat every {format_duration(said.heartbeat)}"
-    if said.refused:
-        yield 1, f"refused: {_counts(said.refused)}"
-    yield from _heading(1, "subscriptions", said.positions, said.positions_left_out)
-    for position in said.positions:
+    if info.waits_for:
+        yield 1, info.waits_for
+    most = "at most " if info.leaves_out and info.unconfirmed else ""
+    waits = f", {info.parked:,} of them waiting for room" if info.parked else ""
+    yield 1, f"{most}{format_message_count(info.unconfirmed)} unconfirmed{waits}"
+    if info.pending_bytes:
+        yield 1, f"{format_bytes(info.pending_bytes)} are kept for it"
+    if info.heartbeat:
+        yield 1, f"a heartbeat every {format_duration(info.heartbeat)}"
+    if info.refused:
+        yield 1, f"refused: {_counts(info.refused)}"
+    yield from _heading(1, "subscriptions", info.positions, info.positions_left_out)
+    for position in info.positions:
         yield from _position(2, position, of_class=True)
 
 
 def _heading(
-    depth: int, what: str, those: Sequence[msgspec.Struct], left_out: int
+    depth: int, title: str, items: Sequence[msgspec.Struct], left_out: int
 ) -> Iterator[Line]:
-    count = len(those) + left_out
+    count = len(items) + left_out
     if not count:
-        yield depth, f"no {what}"
+        yield depth, f"no {title}"
     elif left_out:
-        yield depth, f"{what}, {len(those)} of {count:,}:"
+        yield depth, f"{title}, {len(items)} of {count:,}:"
     else:
-        yield depth, f"{what}:"
+        yield depth, f"{title}:"
 
 
 def _class_name(class_id: int, name: str) -> str:
@@ -431,8 +432,8 @@ def _class_name(class_id: int, name: str) -> str:
 
 
 def _format_session(session: int, name: str, peer: str) -> str:
-    called = f" {name!r}" if name else ""
-    return f"session {session}{called} ({peer})"
+    quoted_name = f" {name!r}" if name else ""
+    return f"session {session}{quoted_name} ({peer})"
 
 
 def _version(version: int) -> str:
@@ -444,6 +445,6 @@ def _counts(counts: dict[str, int]) -> str:
     return ", ".join(f"{reason} {count:,}" for reason, count in sorted(counts.items()))
 
 
-def _format_count(count: int, what: str) -> str:
-    plural = "es" if what.endswith("s") else "s"
-    return f"{count:,} {what}{'' if count == 1 else plural}"
+def _format_count(count: int, noun: str) -> str:
+    plural = "es" if noun.endswith("s") else "s"
+    return f"{count:,} {noun}{'' if count == 1 else plural}"

@@ -57,15 +57,15 @@ def forget(
 
     async def work() -> None:
         async with simplebus.connect(url, reconnect=None) as bus:
-            found = await _find(bus, class_, durable)
-            waiting = f"{format_message_count(found.lag)} after its first unacknowledged one"
+            position = await _find(bus, class_, durable)
+            backlog = f"{format_message_count(position.lag)} after its first unacknowledged one"
             if not yes:
                 fail(
-                    printable(f"durable {durable!r} has {waiting}; add --yes to remove it"),
+                    printable(f"durable {durable!r} has {backlog}; add --yes to remove it"),
                     status=2,
                 )
-            await _forget(bus, class_, found)
-            typer.echo(printable(f"removed the durable {durable!r}, which had {waiting}"))
+            await _forget(bus, class_, position)
+            typer.echo(printable(f"removed the durable {durable!r}, which had {backlog}"))
 
     trio.run(work)
 
@@ -74,35 +74,35 @@ async def _find(bus: Bus, class_: int | str, durable: str) -> PositionInfo:
     """Return the durable's position. Raises BusError if it is missing or in use."""
     from simplebus.core.errors import BusError
 
-    said: Any = await bus.explain(class_)
+    info: Any = await bus.explain(class_)
     names = []
-    for each in said.positions:
-        if each.durable != durable:
-            names += [repr(each.durable)] if each.durable else []
+    for position in info.positions:
+        if position.durable != durable:
+            names += [repr(position.durable)] if position.durable else []
             continue
-        if each.session >= 0 or each.members:
+        if position.session >= 0 or position.members:
             raise BusError(f"a client is connected to the durable {durable!r}: stop it first")
-        if each.patterns_left_out:
+        if position.patterns_left_out:
             raise BusError(f"the durable {durable!r} has too many patterns to subscribe to it")
-        found: PositionInfo = each
-        return found
-    there = ", ".join(names) or "none"
-    more = f" and {said.positions_left_out:,} more" if said.positions_left_out else ""
-    raise BusError(f"class {class_} has no durable {durable!r}; there are {there}{more}")
+        match: PositionInfo = position
+        return match
+    durables = ", ".join(names) or "none"
+    more = f" and {info.positions_left_out:,} more" if info.positions_left_out else ""
+    raise BusError(f"class {class_} has no durable {durable!r}; there are {durables}{more}")
 
 
-async def _forget(bus: Bus, class_: int | str, found: PositionInfo) -> None:
+async def _forget(bus: Bus, class_: int | str, position: PositionInfo) -> None:
     """Subscribe to the durable with its own options and forget it. Raises RefusedError."""
     from simplebus.core.errors import Reason, RefusedError
 
     for by_key in (False, True):
-        options: Any = {"group": found.group, "by_key": by_key} if found.group else {}
+        options: Any = {"group": position.group, "by_key": by_key} if position.group else {}
         try:
             async with bus.subscribe(
-                class_, *found.patterns, durable=found.durable, auto_ack=False, **options
-            ) as one:
-                one.forget()
+                class_, *position.patterns, durable=position.durable, auto_ack=False, **options
+            ) as subscription:
+                subscription.forget()
             return
         except RefusedError as error:
-            if error.code != Reason.SUBSCRIPTION_MISMATCH or by_key or not found.group:
+            if error.code != Reason.SUBSCRIPTION_MISMATCH or by_key or not position.group:
                 raise

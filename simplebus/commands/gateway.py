@@ -93,16 +93,16 @@ def gateway(
     except ConfigError as error:
         fail(str(error), status=CONFIG_STATUS)
     if check:
-        if complaint := _readable_secrets_warning(file, plan):
-            typer.echo(f"simplebus: {complaint}", err=True)
+        if warning := _readable_secrets_warning(file, plan):
+            typer.echo(f"simplebus: {warning}", err=True)
         for each in plan.modules:
-            heard = [source for source, sink in plan.links if sink == each.name]
-            typer.echo(f"{each.name}: {each.module}, receives from {', '.join(heard) or 'none'}")
+            sources = [source for source, sink in plan.links if sink == each.name]
+            typer.echo(f"{each.name}: {each.module}, receives from {', '.join(sources) or 'none'}")
         typer.echo(f"{file}: {len(plan.modules)} modules, {len(plan.links)} links")
         return
     configure_logging(log_level, log_format)
-    if complaint := _readable_secrets_warning(file, plan):
-        logging.getLogger("simplebus.gateway").warning("%s", complaint)
+    if warning := _readable_secrets_warning(file, plan):
+        logging.getLogger("simplebus.gateway").warning("%s", warning)
     trio.run(_run, file, plan, status_seconds, drain_timeout, http)
 
 
@@ -229,14 +229,14 @@ async def _report_status(running: Gateway, seconds: float) -> None:
     from simplebus.gateway.gateway import log
     from simplebus.server.systemd import notify
 
-    said, next_line = "", trio.current_time() + seconds
+    logged, next_line = "", trio.current_time() + seconds
     while True:
         await trio.sleep(min(STATUS_SECONDS, seconds))
         status = str(running.statistics())
-        if status != said:
+        if status != logged:
             notify(f"STATUS={status}")
         if trio.current_time() >= next_line:
             next_line += seconds
-            if status != said:
+            if status != logged:
                 log.info("%s", status)
-                said = status
+                logged = status

@@ -212,17 +212,17 @@ def _to_json(message: StoredMessage) -> dict[str, object]:
     from base64 import b64encode
 
     envelope = message.envelope
-    found: dict[str, object] = {"sequence": message.sequence, "time": message.time}
+    record: dict[str, object] = {"sequence": message.sequence, "time": message.time}
     if message.publisher:
-        found |= {"publisher": message.publisher, "number": message.number}
+        record |= {"publisher": message.publisher, "number": message.number}
     if envelope.channel:
-        found["channel"] = envelope.channel
+        record["channel"] = envelope.channel
     if envelope.headers:
-        found["headers"] = [list(pair) for pair in envelope.headers]
+        record["headers"] = [list(pair) for pair in envelope.headers]
     for name, data in (("key", envelope.key), ("payload", message.payload)):
         if data or name == "payload":
             try:
-                found[name] = data.decode()
+                record[name] = data.decode()
             except UnicodeDecodeError:
-                found[name + "_base64"] = b64encode(data).decode()
-    return found
+                record[name + "_base64"] = b64encode(data).decode()
+    return record

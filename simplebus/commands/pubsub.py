@@ -40,35 +40,35 @@ def publish_options(
     expires: float | None = None,
 ) -> PublishOptions:
     """Return the options that are published with each message."""
-    found: PublishOptions = {"headers": headers, "expires": expires}
+    options: PublishOptions = {"headers": headers, "expires": expires}
     if channel is not None:
-        found["channel"] = channel
+        options["channel"] = channel
     if key is not None:
-        found["key"] = key.encode("utf-8", "surrogateescape")
-    return found
+        options["key"] = key.encode("utf-8", "surrogateescape")
+    return options
 
 
 async def publish_texts(
-    url: str, class_id: int | str, about: PublishOptions, texts: Sequence[str]
+    url: str, class_id: int | str, options: PublishOptions, texts: Sequence[str]
 ) -> int:
     """Publish each text as a message. Return their number."""
     async with simplebus.connect(url, reconnect=None) as bus:
         await bus.publish_many(
             [text.encode("utf-8", "surrogateescape") for text in texts],
             class_id=class_id,
-            **about,
+            **options,
         )
         await bus.drain()
     return len(texts)
 
 
-async def publish_input(url: str, class_id: int | str, about: PublishOptions) -> int:
+async def publish_input(url: str, class_id: int | str, options: PublishOptions) -> int:
     """Publish each line of standard input, without its line end. Return their number."""
     count = 0
     async with simplebus.connect(url, reconnect=None) as bus:
-        typed = read_stdin_lines()
-        while lines := await typed.read_lines():
-            await bus.publish_many(lines, class_id=class_id, confirm=False, **about)
+        reader = read_stdin_lines()
+        while lines := await reader.read_lines():
+            await bus.publish_many(lines, class_id=class_id, confirm=False, **options)
             count += len(lines)
         await bus.drain()
     return count
@@ -77,7 +77,7 @@ async def publish_input(url: str, class_id: int | str, about: PublishOptions) ->
 async def publish_generated(
     url: str,
     class_id: int | str,
-    about: PublishOptions,
+    options: PublishOptions,
     *,
     count: int,
     size: int,
@@ -87,26 +87,26 @@ async def publish_generated(
 
     A terminal shows a progress bar.
     """
-    most = max(1, _BATCH_BYTES // (size + 1))
+    batch_size = max(1, _BATCH_BYTES // (size + 1))
     if rate is not None:
-        most = min(most, max(1, int(rate / _BATCHES_PER_SECOND)))
+        batch_size = min(batch_size, max(1, int(rate / _BATCHES_PER_SECOND)))
     async with simplebus.connect(url, reconnect=None) as bus:
         with progress() as bar:
             task = bar.add_task("publishing", total=count)
-            began = trio.current_time()
+            start = trio.current_time()
             sent = 0
             while sent < count:
-                until = min(sent + most, count)
+                stop = min(sent + batch_size, count)
                 await bus.publish_many(
-                    [generate_payload(number, size) for number in range(sent, until)],
+                    [generate_payload(number, size) for number in range(sent, stop)],
                     class_id=class_id,
                     confirm=False,
-                    **about,
+                    **options,
                 )
-                sent = until
+                sent = stop
                 bar.update(task, completed=sent)
                 if rate is not None:
-                    await trio.sleep_until(began + sent / rate)
+                    await trio.sleep_until(start + sent / rate)
             await bus.drain()
     return count
 
@@ -156,7 +156,7 @@ async def print_messages(
     Returns:
         The signal that stopped the command, or None.
     """
-    left = count if count is not None else sys.maxsize
+    remaining = count if count is not None else sys.maxsize
     with trio.open_signal_receiver(*_SIGNALS) as signals:
         ended_by: list[signal.Signals] = []
         async with (
@@ -178,13 +178,13 @@ async def print_messages(
         ):
             nursery.start_soon(_until_signalled, signals, ended_by, nursery.cancel_scope)
             async for batch in messages.batches():
-                batch = batch.part(0, min(left, len(batch)))
+                batch = batch.part(0, min(remaining, len(batch)))
                 lines = b"".join([format_line(payload, raw=raw) for payload in batch.payloads])
                 await trio.to_thread.run_sync(_write, lines, abandon_on_cancel=True)
                 if ack:
                     messages.ack_batch(batch)
-                left -= len(batch)
-                if not left:
+                remaining -= len(batch)
+                if not remaining:
                     break
             nursery.cancel_scope.cancel()
     return ended_by[0] if ended_by else None

@@ -56,7 +56,7 @@ def render_service_unit(
         .joinpath("files", "simplebus.service")
         .read_text("utf-8")
     )
-    at_home = any(place.is_relative_to(home) for place in installed_in for home in _HOMES)
+    is_in_home = any(place.is_relative_to(home) for place in installed_in for home in _HOMES)
     return Template(template).substitute(
         command=" ".join(
             quote_argument(word)
@@ -64,7 +64,7 @@ def render_service_unit(
         ),
         stop_seconds=math.ceil(drain_seconds) + _STOP_MARGIN_SECONDS,
         descriptors=connections + _SPARE_DESCRIPTORS,
-        protect_home="read-only" if at_home else "yes",
+        protect_home="read-only" if is_in_home else "yes",
         capabilities=(
             "CAP_NET_BIND_SERVICE" if any(port in _PRIVILEGED_PORTS for port in ports) else ""
         ),
@@ -120,40 +120,40 @@ def find_problems(
         files: Files that the service reads.
         data_dir: Directory that the service writes.
     """
-    found = []
+    problems = []
     if data_dir is not None and STATE_DIRECTORY not in (data_dir, *data_dir.parents):
-        found.append(
+        problems.append(
             f"{data_dir} is not writable for the service: it can write only below {STATE_DIRECTORY}"
         )
     for file in files:
         if not file.is_absolute():
-            found.append(f"{file} is a relative path: expected an absolute path")
+            problems.append(f"{file} is a relative path: expected an absolute path")
         elif not file.exists():
-            found.append(f"{file} does not exist")
+            problems.append(f"{file} does not exist")
         elif not file.stat().st_mode & stat.S_IROTH:
-            found.append(
+            problems.append(
                 f"{file} is not readable for other users, including the service: give it to a "
                 "group, and name the group in the unit as SupplementaryGroups="
             )
-    closed = dict.fromkeys(find_closed_directory(place) for place in installed_in)
-    for directory in closed:
+    closed_directories = dict.fromkeys(find_closed_directory(place) for place in installed_in)
+    for directory in closed_directories:
         if directory is not None:
-            found.append(
+            problems.append(
                 f"{directory} is closed to other users, including the service: install simplebus "
                 "and its Python elsewhere, such as in /opt"
             )
     try:
         metadata.version("simplebus")
     except metadata.PackageNotFoundError:
-        found.append(
+        problems.append(
             "simplebus runs from its source tree: install it, so that the service finds it"
         )
-    return found
+    return problems
 
 
-def find_closed_directory(place: Path) -> Path | None:
+def find_closed_directory(path: Path) -> Path | None:
     """Return the first directory above `place` that other users cannot enter, or None."""
-    for directory in reversed(place.parents):
+    for directory in reversed(path.parents):
         if not os.stat(directory).st_mode & stat.S_IXOTH:
             return directory
     return None
@@ -184,12 +184,14 @@ def systemd_unit(
         render_socket_unit,
     )
 
-    with create_serve_command().make_context("simplebus serve", list(context.args)) as given:
+    with create_serve_command().make_context(
+        "simplebus serve", list(context.args)
+    ) as serve_context:
         try:
-            plan = build_plan(cast(typer.Context, given))
+            plan = build_plan(cast(typer.Context, serve_context))
         except ValueError as error:
             exit_for_invalid_options(error)
-        values = given.params
+        values = serve_context.params
     options = plan.options
     listeners = (
         (options.hosts, options.port),

@@ -35,7 +35,7 @@ HELP = (
     "  simplebus top http://bus:8222\n"
     "  simplebus top --once                print a snapshot as text\n"
     "  simplebus top --json                print a snapshot as JSON\n\n"
-    "It shows the dashboard: rates, classes, slow subscribers and the reasons. Stop it with Ctrl-C."
+    "It shows the live page: rates, classes, slow subscribers and the reasons. Stop it with Ctrl-C."
 )
 _TIMEOUT_SECONDS = 5.0
 _ANSWER_BYTES_MAX = 16 * 1024 * 1024
@@ -76,14 +76,14 @@ class DashboardClient:
         import urllib.error
         import urllib.request
 
-        asked = urllib.request.Request(f"{self._url}/facts", headers=self._headers)
-        other = OSError(
+        request = urllib.request.Request(f"{self._url}/facts", headers=self._headers)
+        not_simplebus = OSError(
             f"{self._url} is not an HTTP port of simplebus; expected port 8222 or the one of "
             "--http-port"
         )
         try:
-            with self._opener.open(asked, timeout=_TIMEOUT_SECONDS) as answer:
-                said = json.loads(answer.read(_ANSWER_BYTES_MAX))
+            with self._opener.open(request, timeout=_TIMEOUT_SECONDS) as response:
+                snapshot = json.loads(response.read(_ANSWER_BYTES_MAX))
         except urllib.error.HTTPError as error:
             with error:
                 reason = escape_controls(error.reason)
@@ -100,33 +100,33 @@ class DashboardClient:
                 f"{self._url} closed the connection without an answer; use https:// for TLS"
             ) from None
         except (http.client.HTTPException, ValueError, RecursionError):
-            raise other from None
+            raise not_simplebus from None
         except OSError as error:  # While the answer is read.
             raise OSError(f"{self._url} does not answer: {error}") from None
-        if not isinstance(said, dict) or "facts" not in said:
-            raise other
-        return said
+        if not isinstance(snapshot, dict) or "facts" not in snapshot:
+            raise not_simplebus
+        return snapshot
 
-    def growth_rates(self, said: dict[str, Any], now: float) -> dict[str, Speeds]:
+    def growth_rates(self, snapshot: dict[str, Any], now: float) -> dict[str, Speeds]:
         """Return the growth of each table's cells since the last call, per second."""
-        return {table["key"]: self._rates(table, now) for table in said["facts"]["tables"]}
+        return {table["key"]: self._rates(table, now) for table in snapshot["facts"]["tables"]}
 
     def _rates(self, table: dict[str, Any], now: float) -> Speeds:
         rows = {_key(row): row for row in table["rows"]}
-        known = self._before.get(table["key"])
+        previous = self._before.get(table["key"])
         self._before[table["key"]] = now, rows
-        if known is None or now <= known[0]:
+        if previous is None or now <= previous[0]:
             return {}
-        passed, before = now - known[0], known[1]
+        elapsed, old_rows = now - previous[0], previous[1]
         return {
             key: [
-                max(0.0, (value - old) / passed)
+                max(0.0, (value - old) / elapsed)
                 if isinstance(value, int | float) and isinstance(old, int | float)
                 else None
-                for value, old in zip(row, before[key], strict=True)
+                for value, old in zip(row, old_rows[key], strict=True)
             ]
             for key, row in rows.items()
-            if key in before
+            if key in old_rows
         }
 
 
@@ -206,12 +206,12 @@ def top(
     ] = 1.0,
 ) -> None:
     try:
-        facts = DashboardClient(url)
-        said = facts.fetch()
+        client = DashboardClient(url)
+        snapshot = client.fetch()
     except (OSError, ValueError) as error:
         fail(str(error))
     if as_json:
-        typer.echo(json.dumps(said, ensure_ascii=False))
+        typer.echo(json.dumps(snapshot, ensure_ascii=False))
         return
     from rich.console import Console
 
@@ -220,28 +220,32 @@ def top(
     if once or not console.is_terminal:
         if not console.is_terminal and "COLUMNS" not in os.environ:
             console.width = _WIDTH_ONCE
-        console.print(render_snapshot(said, facts.growth_rates(said, now), rows=_ROWS_ONCE))
+        console.print(
+            render_snapshot(snapshot, client.growth_rates(snapshot, now), rows=_ROWS_ONCE)
+        )
         return
-    _watch(console, facts, said, max(0.1, interval))
+    _watch(console, client, snapshot, max(0.1, interval))
 
 
-def _watch(console: Console, facts: DashboardClient, said: dict[str, Any], interval: float) -> None:
+def _watch(
+    console: Console, client: DashboardClient, snapshot: dict[str, Any], interval: float
+) -> None:
     from rich.live import Live
 
     problem = ""
     with Live(console=console, screen=True, auto_refresh=False) as live:
         while True:
             try:
-                said, problem = facts.fetch(), ""
+                snapshot, problem = client.fetch(), ""
             except OSError as error:
                 problem = str(error)
-            speeds = facts.growth_rates(said, time.monotonic())
-            live.update(fit_to_screen(console, said, speeds, problem), refresh=True)
+            rates = client.growth_rates(snapshot, time.monotonic())
+            live.update(fit_to_screen(console, snapshot, rates, problem), refresh=True)
             time.sleep(interval)
 
 
 def fit_to_screen(
-    console: Console, said: dict[str, Any], speeds: dict[str, Speeds], problem: str = ""
+    console: Console, snapshot: dict[str, Any], rates: dict[str, Speeds], problem: str = ""
 ) -> Panel:
     """Render a snapshot with as many rows per table as the screen can show.
 
@@ -249,22 +253,22 @@ def fit_to_screen(
     """
     from rich.text import Text
 
-    fewest, most = 1, console.height
-    picture = render_snapshot(said, speeds, rows=1, width=console.width)
-    while fewest < most:
-        rows = (fewest + most + 1) // 2
-        tried = render_snapshot(said, speeds, rows=rows, width=console.width)
-        if len(console.render_lines(tried)) <= console.height:
-            picture, fewest = tried, rows
+    low, high = 1, console.height
+    best = render_snapshot(snapshot, rates, rows=1, width=console.width)
+    while low < high:
+        rows = (low + high + 1) // 2
+        candidate = render_snapshot(snapshot, rates, rows=rows, width=console.width)
+        if len(console.render_lines(candidate)) <= console.height:
+            best, low = candidate, rows
         else:
-            most = rows - 1
+            high = rows - 1
     if problem:
-        picture.title = Text(escape_controls(problem), style="bold red")
-    return picture
+        best.title = Text(escape_controls(problem), style="bold red")
+    return best
 
 
 def render_snapshot(
-    said: dict[str, Any], speeds: dict[str, Speeds], *, rows: int, width: int | None = None
+    snapshot: dict[str, Any], speeds: dict[str, Speeds], *, rows: int, width: int | None = None
 ) -> Panel:
     """Render a snapshot with at most `rows` rows per table.
 
@@ -274,23 +278,26 @@ def render_snapshot(
     from rich.panel import Panel
     from rich.text import Text
 
-    found = said["facts"]
-    health = found["health"]
+    facts = snapshot["facts"]
+    health = facts["health"]
     word = "draining" if health["draining"] else "ready" if health["ready"] else "not ready"
     colour = {"ready": "green", "draining": "yellow", "not ready": "red"}[word]
-    inside = None if width is None else width - _FRAME
-    parts: list[RenderableType] = [_rates(said["rates"], inside), _tiles(found["tiles"], inside)]
-    for note in found["notes"][:rows]:
-        style, sign = ("red", "▲ ") if note["is_bad"] else ("yellow", "• ")
-        about = Text(f"{escape_controls(note['about'])}: ", style="bold")
-        parts.append(Text(sign, style=style) + about + escape_controls(note["sentence"]))
-    for table in found["tables"]:
+    inner_width = None if width is None else width - _FRAME
+    parts: list[RenderableType] = [
+        _rates(snapshot["rates"], inner_width),
+        _tiles(facts["tiles"], inner_width),
+    ]
+    for note in facts["notes"][:rows]:
+        style, marker = ("red", "▲ ") if note["is_bad"] else ("yellow", "• ")
+        subject = Text(f"{escape_controls(note['about'])}: ", style="bold")
+        parts.append(Text(marker, style=style) + subject + escape_controls(note["sentence"]))
+    for table in facts["tables"]:
         if table["rows"]:
-            parts.append(_table(table, speeds.get(table["key"], {}), rows, inside))
+            parts.append(_table(table, speeds.get(table["key"], {}), rows, inner_width))
     if health["why"]:
         word = f"{word}: {escape_controls(health['why'])}"
-    title = Text(f"● {word} ", style=colour) + Text(escape_controls(found["title"]), style="bold")
-    title += Text(f" {escape_controls(found['subtitle'])}", style="dim")
+    title = Text(f"● {word} ", style=colour) + Text(escape_controls(facts["title"]), style="bold")
+    title += Text(f" {escape_controls(facts['subtitle'])}", style="dim")
     return Panel(Group(*parts), title=title, title_align="left")
 
 
@@ -301,41 +308,41 @@ def _rates(rates: dict[str, Any], width: int | None) -> RenderableType:
         (escape_controls(name), f"{format_value(line[-1] or 0.0 if line else 0.0, 'rate')}/s", line)
         for name, line in rates["flows"].items()
     ]
-    characters = _LINE_CHARACTERS
+    chart_width = _LINE_CHARACTERS
     if width is not None:
-        taken = sum(max((len(each[at]) for each in lines), default=0) + 2 for at in range(2))
-        characters = max(0, min(characters, width - taken))
+        used_width = sum(max((len(each[at]) for each in lines), default=0) + 2 for at in range(2))
+        chart_width = max(0, min(chart_width, width - used_width))
     grid = Table.grid(padding=(0, 2))
     grid.add_column()
     grid.add_column(justify="right")
     grid.add_column()
     for name, now, line in lines:
-        seen = [value or 0.0 for value in line[len(line) - characters :]]
-        grid.add_row(name, now, sparkline(seen) if characters else "")
+        recent = [value or 0.0 for value in line[len(line) - chart_width :]]
+        grid.add_row(name, now, sparkline(recent) if chart_width else "")
     return grid
 
 
 def sparkline(values: list[float]) -> str:
     """Return a bar chart of the values in one line."""
-    most = max(values, default=0.0)
-    if most <= 0:
+    highest = max(values, default=0.0)
+    if highest <= 0:
         return _BLOCKS[1] * len(values)
-    return "".join(_BLOCKS[1 + round(value / most * (len(_BLOCKS) - 2))] for value in values)
+    return "".join(_BLOCKS[1 + round(value / highest * (len(_BLOCKS) - 2))] for value in values)
 
 
 def _tiles(tiles: list[dict[str, Any]], width: int | None) -> RenderableType:
     from rich.columns import Columns
     from rich.text import Text
 
-    made = [
+    texts = [
         Text(format_value(tile["value"], tile["unit"] or "count"), style="bold")
         + Text(f" {escape_controls(tile['title'])}", style="dim")
         for tile in tiles
     ]
     if width is None or width >= _COLUMNS_AT:
-        return Columns(made, padding=(0, 3))
+        return Columns(texts, padding=(0, 3))
     lines: list[list[Text]] = [[]]
-    for each in made:
+    for each in texts:
         if lines[-1] and sum(len(one) + 3 for one in lines[-1]) + len(each) > width:
             lines.append([])
         lines[-1].append(each)
@@ -348,7 +355,7 @@ def _table(table: dict[str, Any], speeds: Speeds, rows: int, width: int | None) 
 
     left_out = table["left_out"] + max(0, len(table["rows"]) - rows)
     title = escape_controls(table["title"]) + (f", and {left_out:,} more" if left_out else "")
-    made = Table(
+    table_view = Table(
         title=Text(title, style="italic"),
         title_justify="left",
         box=None,
@@ -357,10 +364,10 @@ def _table(table: dict[str, Any], speeds: Speeds, rows: int, width: int | None) 
     )
     columns = table["columns"]
     cells = [_cells(row, columns, speeds.get(_key(row), [])) for row in table["rows"][:rows]]
-    kept = _column_widths(columns, cells, width)
-    for at, characters in kept.items():
+    widths = _column_widths(columns, cells, width)
+    for at, characters in widths.items():
         is_text = columns[at]["unit"] == "text"
-        made.add_column(
+        table_view.add_column(
             escape_controls(columns[at]["title"]),
             justify="left" if is_text else "right",
             overflow="fold" if width is None else "ellipsis",
@@ -368,21 +375,21 @@ def _table(table: dict[str, Any], speeds: Speeds, rows: int, width: int | None) 
             width=characters,
         )
     for line in cells:
-        made.add_row(*(line[at] for at in kept))
-    return made
+        table_view.add_row(*(line[at] for at in widths))
+    return table_view
 
 
 def _cells(row: list[Any], columns: list[dict[str, Any]], speeds: list[float | None]) -> list[Text]:
     from rich.text import Text
 
-    made = []
-    for at, (cell, column) in enumerate(zip(row, columns, strict=True)):
+    texts = []
+    for index, (cell, column) in enumerate(zip(row, columns, strict=True)):
         text = Text(format_value(cell, column["unit"]))
-        if column["is_flow"] and speeds and speeds[at]:
+        if column["is_flow"] and speeds and speeds[index]:
             unit = "bytes" if column["unit"] == "bytes" else "rate"
-            text += Text(f" {format_value(speeds[at], unit)}/s", style="dim")
-        made.append(text)
-    return made
+            text += Text(f" {format_value(speeds[index], unit)}/s", style="dim")
+        texts.append(text)
+    return texts
 
 
 def _column_widths(
@@ -398,23 +405,23 @@ def _column_widths(
         max(len(column["title"]), *(len(line[at]) for line in cells))
         for at, column in enumerate(columns)
     ]
-    kept: dict[int, int | None] = {
+    widths: dict[int, int | None] = {
         at: min(size, _TEXT_CHARACTERS) if columns[at]["unit"] == "text" else size
         for at, size in enumerate(longest)
     }
 
-    def left() -> int:
-        return width - sum((size or 0) + 2 for size in kept.values())
+    def free_width() -> int:
+        return width - sum((size or 0) + 2 for size in widths.values())
 
-    empty = [at for at in kept if all(line[at].plain in ("0", "–", "0 B") for line in cells)]
-    last = [at for at in kept if at not in empty]
+    empty = [at for at in widths if all(line[at].plain in ("0", "–", "0 B") for line in cells)]
+    last = [at for at in widths if at not in empty]
     for at in (*reversed(empty), *reversed(last[1:])):
-        if left() >= 0:
+        if free_width() >= 0:
             break
-        del kept[at]
-    for at, size in kept.items():
-        kept[at] = (size or 0) + max(0, min(left(), longest[at] - (size or 0)))
-    return kept
+        del widths[at]
+    for at, size in widths.items():
+        widths[at] = (size or 0) + max(0, min(free_width(), longest[at] - (size or 0)))
+    return widths
 
 
 def format_value(value: Any, unit: str) -> str:

@@ -102,12 +102,12 @@ def add(
 ) -> None:
     _find_user(_read_parts(users), name, users, change=change)  # Before a password is read.
     lines = [f"name = {_text(name)}"]
-    made = ""
+    new_token = ""
     if token:
         from simplebus.core.users.passwords import hash_token
 
-        made = secrets.token_urlsafe(_TOKEN_BYTES)
-        lines.append(f"token = {_text(hash_token(made))}")
+        new_token = secrets.token_urlsafe(_TOKEN_BYTES)
+        lines.append(f"token = {_text(hash_token(new_token))}")
     elif not (certificate or address):
         lines.append(f"password = {_text(_hash(_read_password()))}")
     if certificate:
@@ -117,27 +117,27 @@ def add(
     block = "[[users]]\n" + "\n".join(lines) + "\n"
     with _locked_folder(users):
         parts = _read_parts(users)
-        at = _find_user(parts, name, users, change=change)
-        if at is None:
+        index = _find_user(parts, name, users, change=change)
+        if index is None:
             before = parts.pop() if len(parts) == 1 and not parts[0] else ""
             gap = "\n" if parts and not parts[-1].endswith("\n\n") and parts[-1].strip() else ""
             parts += [before + gap + block]
         else:
-            parts[at] = _replace_secrets(parts[at], lines)
+            parts[index] = _replace_secrets(parts[index], lines)
         _write(users, "".join(parts))
-    if made:
-        typer.echo(made)
-    typer.echo(f"{'added' if at is None else 'changed'} {name} in {users}", err=True)
+    if new_token:
+        typer.echo(new_token)
+    typer.echo(f"{'added' if index is None else 'changed'} {name} in {users}", err=True)
 
 
 @app.command("rm", help="Remove a user.")
 def remove(name: Name, users: File = _FILE) -> None:
     with _locked_folder(users):
         parts = _read_parts(users)
-        at = _user_index(parts, name, users)
-        if at is None:
+        index = _user_index(parts, name, users)
+        if index is None:
             fail(f"{users}: there is no user {name!r}")
-        del parts[at]
+        del parts[index]
         _write(users, "".join(parts))
     typer.echo(f"removed {name} from {users}", err=True)
 
@@ -149,40 +149,40 @@ def list_users(users: File = _FILE) -> None:
     if not users.exists():
         fail(f"{users}: no such file; create it with simplebus user add")
     try:
-        found, warning = read_users_file(users)
+        configured, warning = read_users_file(users)
     except ConfigError as error:
         fail(str(error))
     if warning:
         typer.echo(f"simplebus: {warning}", err=True)
-    for user in found.users:
-        shows = [
-            what
-            for what, there in (
+    for user in configured.users:
+        kinds = [
+            kind
+            for kind, value in (
                 ("password", user.password),
                 ("token", user.token),
                 ("nkey", user.nkey),
                 ("certificate", user.certificates),
                 ("address", user.addresses),
             )
-            if there
+            if value
         ]
-        may = "everything" if user.permissions is None else "some"
-        typer.echo(f"{user.name}\t{', '.join(shows) or 'nothing'}\t{may}")
+        permissions = "everything" if user.permissions is None else "some"
+        typer.echo(f"{user.name}\t{', '.join(kinds) or 'nothing'}\t{permissions}")
 
 
 def _read_password() -> str:
     """Read a password from the terminal or standard input."""
     try:
         if sys.stdin.isatty():
-            said: str = typer.prompt("Password", hide_input=True, confirmation_prompt=True)
+            password: str = typer.prompt("Password", hide_input=True, confirmation_prompt=True)
         else:
-            said = sys.stdin.readline(_SECRET_BYTES_MAX + 2).rstrip("\r\n")
-        said.encode()  # Invalid UTF-8 may have been read as surrogates.
+            password = sys.stdin.readline(_SECRET_BYTES_MAX + 2).rstrip("\r\n")
+        password.encode()  # Invalid UTF-8 may have been read as surrogates.
     except UnicodeError:
         fail("the password is not valid UTF-8", status=2)
-    if not 0 < len(said) <= _SECRET_BYTES_MAX:
-        fail(f"a password has 1 to {_SECRET_BYTES_MAX} characters, got {len(said)}", status=2)
-    return said
+    if not 0 < len(password) <= _SECRET_BYTES_MAX:
+        fail(f"a password has 1 to {_SECRET_BYTES_MAX} characters, got {len(password)}", status=2)
+    return password
 
 
 def _hash(password: str) -> str:
@@ -259,19 +259,19 @@ def _remarks_size(text: str) -> int:
 
 def _find_user(parts: list[str], name: str, path: Path, *, change: bool) -> int | None:
     """Return the index of the user's part; exit if it exists without `change` or is missing."""
-    at = _user_index(parts, name, path)
-    if at is not None and not change:
+    index = _user_index(parts, name, path)
+    if index is not None and not change:
         fail(f"{path}: user {name!r} exists; replace its secret with --change")
-    if at is None and change:
+    if index is None and change:
         fail(f"{path}: there is no user {name!r}")
-    return at
+    return index
 
 
 def _user_index(parts: list[str], name: str, path: Path) -> int | None:
     """Return the index of the user's part, or None."""
     from simplebus.core import toml
 
-    for at, part in enumerate(parts):
+    for index, part in enumerate(parts):
         if not _HEAD.search(part):
             continue
         try:
@@ -279,7 +279,7 @@ def _user_index(parts: list[str], name: str, path: Path) -> int | None:
         except (toml.TOMLDecodeError, ValueError, KeyError):
             fail(f"{path} has a form that simplebus user cannot change; edit it by hand")
         if user.get("name") == name:
-            return at
+            return index
     return None
 
 
@@ -290,9 +290,9 @@ def _replace_secrets(part: str, lines: list[str]) -> str:
     """Return a user's part with its credentials replaced by `lines`."""
     head = _HEAD.search(part)
     assert head is not None
-    own, others = _split_entries(part[head.end() :].removeprefix("\n"))
-    kept = "".join(text for key, text in own if key not in _SECRET_KEYS)
-    return part[: head.end()] + "\n" + "\n".join(lines) + "\n" + kept + others
+    entries, rest = _split_entries(part[head.end() :].removeprefix("\n"))
+    kept = "".join(text for key, text in entries if key not in _SECRET_KEYS)
+    return part[: head.end()] + "\n" + "\n".join(lines) + "\n" + kept + rest
 
 
 def _split_entries(text: str) -> tuple[list[tuple[str, str]], str]:
@@ -302,20 +302,20 @@ def _split_entries(text: str) -> tuple[list[tuple[str, str]], str]:
     """
     from simplebus.core import toml
 
-    found: list[tuple[str, str]] = []
-    entry, at = "", 0
+    entries: list[tuple[str, str]] = []
+    entry, length = "", 0
     for line in text.splitlines(keepends=True):
         if not entry and line.lstrip().startswith("["):
             break
-        at += len(line)
+        length += len(line)
         entry += line
         try:
             keys = toml.loads(entry)
         except toml.TOMLDecodeError:
             continue  # The value has further lines.
-        found.append((next(iter(keys), ""), entry))
+        entries.append((next(iter(keys), ""), entry))
         entry = ""
-    return [*found, ("", entry)], text[at:]
+    return [*entries, ("", entry)], text[length:]
 
 
 def _check(path: Path, text: str) -> None:
@@ -328,7 +328,7 @@ def _check(path: Path, text: str) -> None:
         fail(str(error))
 
 
-def _copy_ownership(file: int, like: os.stat_result) -> None:
+def _copy_ownership(file: int, status: os.stat_result) -> None:
     """Copy owner, group and mode of another file, without the rights of other users.
 
     Raises:
@@ -336,10 +336,10 @@ def _copy_ownership(file: int, like: os.stat_result) -> None:
     """
     os.fchmod(file, 0o600)
     try:
-        os.fchown(file, like.st_uid, like.st_gid)
+        os.fchown(file, status.st_uid, status.st_gid)
     except PermissionError as error:
         raise OSError(error.errno, "it belongs to another user or group") from None
-    os.fchmod(file, stat.S_IMODE(like.st_mode) & 0o660)
+    os.fchmod(file, stat.S_IMODE(status.st_mode) & 0o660)
 
 
 def _line_end(path: Path) -> str:

@@ -68,18 +68,18 @@ class AccessTable(Table, frozen=True):
     def has_secrets(self) -> bool:
         return bool(self.password or self.token)
 
-    def to_access(self, where: str) -> Access:
+    def to_access(self, path: str) -> Access:
         """Return the credentials. Raises ConfigError for contradictions or an invalid file."""
-        given = {name: getattr(self, name) for name in self.__struct_fields__}
-        file = given.pop("credentials")
-        if file and any(given.values()):
-            raise ConfigError(f"{where}: 'credentials' cannot be combined with other keys")
+        values = {name: getattr(self, name) for name in self.__struct_fields__}
+        file = values.pop("credentials")
+        if file and any(values.values()):
+            raise ConfigError(f"{path}: 'credentials' cannot be combined with other keys")
         try:
-            return Access.from_file(file) if file else Access(**given)
+            return Access.from_file(file) if file else Access(**values)
         except OSError as error:
-            raise ConfigError(f"{where}: {file} cannot be read: {error.strerror}") from None
+            raise ConfigError(f"{path}: {file} cannot be read: {error.strerror}") from None
         except ValueError as error:
-            raise ConfigError(f"{where}: {error}") from None
+            raise ConfigError(f"{path}: {error}") from None
 
 
 class BridgeTable(Table, frozen=True):
@@ -107,7 +107,7 @@ class BridgeTable(Table, frozen=True):
         return bool(own or self.near.has_secrets or self.far.has_secrets)
 
 
-def parse_bridges(raw: Any, *, is_served: bool) -> tuple[list[BridgeSettings], bool]:
+def parse_bridges(tables: Any, *, is_served: bool) -> tuple[list[BridgeSettings], bool]:
     """Return the bridges of a parsed file, and whether it contains secrets.
 
     Args:
@@ -117,68 +117,71 @@ def parse_bridges(raw: Any, *, is_served: bool) -> tuple[list[BridgeSettings], b
     Raises:
         ConfigError: With all errors, without the file's name.
     """
-    if not isinstance(raw, list) or not all(isinstance(each, dict) for each in raw):
+    if not isinstance(tables, list) or not all(isinstance(values, dict) for values in tables):
         raise ConfigError("bridges: expected tables, as [[bridges]] begins them")
-    found: list[BridgeSettings] = []
-    has_secrets, mistakes = False, ErrorCollector()
-    for at, each in enumerate(raw):
-        where = f"bridges[{at}]"
-        with mistakes.collect():
-            read = parse_table(BridgeTable, each, where)
-            has_secrets |= read.has_secrets
-            bridge = _build_bridge(read, where, is_served=is_served)
-            if any(other.name == bridge.name for other in found):
-                raise ConfigError(f"{where}.name: there is another bridge {bridge.name!r}")
-            found.append(bridge)
-    mistakes.raise_if_any()
+    bridges: list[BridgeSettings] = []
+    has_secrets, errors = False, ErrorCollector()
+    for index, values in enumerate(tables):
+        path = f"bridges[{index}]"
+        with errors.collect():
+            table = parse_table(BridgeTable, values, path)
+            has_secrets |= table.has_secrets
+            bridge = _build_bridge(table, path, is_served=is_served)
+            if any(other.name == bridge.name for other in bridges):
+                raise ConfigError(f"{path}.name: there is another bridge {bridge.name!r}")
+            bridges.append(bridge)
+    errors.raise_if_any()
     try:
-        check_loops(found)
+        check_loops(bridges)
     except ValueError as error:
         raise ConfigError(f"bridges: {error}") from None
-    return found, has_secrets
+    return bridges, has_secrets
 
 
-def _build_bridge(read: BridgeTable, where: str, *, is_served: bool) -> BridgeSettings:
-    mistakes, copied = ErrorCollector(), list[CopiedClass]()
-    ends = {"from": read.from_, "to": read.to}
-    missing = [name for name, address in ends.items() if not address]
+def _build_bridge(table: BridgeTable, path: str, *, is_served: bool) -> BridgeSettings:
+    errors, copied_classes = ErrorCollector(), list[CopiedClass]()
+    addresses = {"from": table.from_, "to": table.to}
+    missing = [name for name, address in addresses.items() if not address]
     if not is_served:
-        mistakes.messages += [f"{where}: {name!r} is missing" for name in missing]
-    elif len(missing) == len(ends):
-        mistakes.messages.append(f"{where}: 'to' is missing, or 'from'")
-    for name, address in ends.items():
-        with mistakes.collect():
-            _check_address(address, f"{where}.{name}")
-    parts = [(CopyTable(each), f"{where}.classes[{at}]") for at, each in enumerate(read.classes)]
-    parts += [(each, f"{where}.copy[{at}]") for at, each in enumerate(read.copy)]
-    for part, here in parts:
-        with mistakes.collect():
-            copied.append(_build_copied_class(part, here))
-    given = {name: getattr(read, name) for name in ("user", "password", "token", "seed")}
+        errors.messages += [f"{path}: {name!r} is missing" for name in missing]
+    elif len(missing) == len(addresses):
+        errors.messages.append(f"{path}: 'to' is missing, or 'from'")
+    for name, address in addresses.items():
+        with errors.collect():
+            _check_address(address, f"{path}.{name}")
+    copy_tables = [
+        (CopyTable(class_), f"{path}.classes[{index}]")
+        for index, class_ in enumerate(table.classes)
+    ]
+    copy_tables += [(class_, f"{path}.copy[{index}]") for index, class_ in enumerate(table.copy)]
+    for copy_table, copy_path in copy_tables:
+        with errors.collect():
+            copied_classes.append(_build_copied_class(copy_table, copy_path))
+    nats_values = {name: getattr(table, name) for name in ("user", "password", "token", "seed")}
     accesses = {}
     for field, table_name, access in (
-        ("source_access", "near", read.near),
-        ("target_access", "far", read.far),
+        ("source_access", "near", table.near),
+        ("target_access", "far", table.far),
     ):
-        with mistakes.collect():
-            accesses[field] = access.to_access(f"{where}.{table_name}")
-    mistakes.raise_if_any()
+        with errors.collect():
+            accesses[field] = access.to_access(f"{path}.{table_name}")
+    errors.raise_if_any()
     try:
         bridge = BridgeSettings(
-            read.name,
-            read.from_,
-            read.to,
-            tuple(copied),
-            is_bidirectional=read.both,
-            hops_max=read.hops,
-            heartbeat_seconds=read.heartbeat,
-            has_path=read.path,
-            nats_credentials={name: value for name, value in given.items() if value},
+            table.name,
+            table.from_,
+            table.to,
+            tuple(copied_classes),
+            is_bidirectional=table.both,
+            hops_max=table.hops,
+            heartbeat_seconds=table.heartbeat,
+            has_path=table.path,
+            nats_credentials={name: value for name, value in nats_values.items() if value},
             **accesses,
         )
         _check_nats(bridge)
     except ValueError as error:
-        raise ConfigError(f"{where}: {error}") from None
+        raise ConfigError(f"{path}: {error}") from None
     return bridge
 
 
@@ -194,7 +197,7 @@ def _check_nats(bridge: BridgeSettings) -> None:
             NatsAccess(bridge.nats_credentials, access).check()
 
 
-def _check_address(address: str, where: str) -> None:
+def _check_address(address: str, path: str) -> None:
     """Raise ConfigError if the address is neither empty nor valid."""
     try:
         if address and is_nats_address(address):
@@ -206,23 +209,23 @@ def _check_address(address: str, where: str) -> None:
         elif address:
             Address.parse(address)
     except ValueError as error:
-        raise ConfigError(f"{where}: {error}") from None
+        raise ConfigError(f"{path}: {error}") from None
 
 
-def _build_copied_class(read: CopyTable, where: str) -> CopiedClass:
+def _build_copied_class(table: CopyTable, path: str) -> CopiedClass:
     try:
         return CopiedClass(
-            _parse_class(read.class_),
-            None if read.to is None else _parse_class(read.to),
-            tuple(read.channels),
-            tuple(read.rewrite),
-            read.start,
-            read.stream,
-            read.under_way,
+            _parse_class(table.class_),
+            None if table.to is None else _parse_class(table.to),
+            tuple(table.channels),
+            tuple(table.rewrite),
+            table.start,
+            table.stream,
+            table.under_way,
         )
     except (ValueError, typer.BadParameter) as error:
-        raise ConfigError(f"{where}: {getattr(error, 'message', error)}") from None
+        raise ConfigError(f"{path}: {getattr(error, 'message', error)}") from None
 
 
-def _parse_class(given: int | str) -> int | str:
-    return parse_class(str(given)) if isinstance(given, int) else parse_class(given)
+def _parse_class(value: int | str) -> int | str:
+    return parse_class(str(value)) if isinstance(value, int) else parse_class(value)

@@ -35,8 +35,8 @@ def remove_service_links(environment: MutableMapping[str, str]) -> None:
             and name.endswith("PORT")
             and (link := _SERVICE_LINK.fullmatch(value))
         ):
-            same = environment.get(f"{name}_{link[2]}_{link[1].upper()}")
-            if same == value:
+            port_value = environment.get(f"{name}_{link[2]}_{link[1].upper()}")
+            if port_value == value:
                 del environment[name]
 
 
@@ -51,18 +51,18 @@ def unread_variables(
         root_command: The command line, whose other commands are searched only if needed.
         secrets: Variables that `serve` reads and that no option sets.
     """
-    given = sorted(name for name in names if name.startswith(PREFIX))
-    own = set(_variables(command))
-    if own.issuperset(given):
+    variables = sorted(name for name in names if name.startswith(PREFIX))
+    serve_variables = set(_variables(command))
+    if serve_variables.issuperset(variables):
         return []
     from simplebus.client.credentials import CREDENTIALS_VARIABLE, ENVIRONMENT_VARIABLES
 
-    known = own.union(
+    known = serve_variables.union(
         secrets, _variables(root_command), ENVIRONMENT_VARIABLES.values(), (CREDENTIALS_VARIABLE,)
     )
     return [
         f"{name} in the environment is read by nothing{_suggestion(name, known)}"
-        for name in given
+        for name in variables
         if name not in known
         and not name.startswith(_BRIDGE_PREFIXES)
         and not _KUBERNETES_NAME.fullmatch(name)
@@ -71,15 +71,15 @@ def unread_variables(
 
 def find_invalid_variables(command: Any, context: Any) -> dict[Any, str]:
     """Return an error message for each option, except --config, whose variable is invalid."""
-    found = {}
-    for each in command.params:
-        given = None if each.name == "config" else each.value_from_envvar(context)
+    errors = {}
+    for parameter in command.params:
+        value = None if parameter.name == "config" else parameter.value_from_envvar(context)
         try:
-            if given is not None:
-                each.process_value(context, given)
+            if value is not None:
+                parameter.process_value(context, value)
         except typer.BadParameter as error:
-            found[each] = _describe(each, error)
-    return found
+            errors[parameter] = _describe(parameter, error)
+    return errors
 
 
 def describe_invalid_variable(error: typer.BadParameter) -> str | None:
@@ -98,8 +98,8 @@ def _describe(parameter: Any, error: typer.BadParameter) -> str:
 
 def _suggestion(name: str, known: Iterable[str]) -> str:
     names = [each.removeprefix(PREFIX) for each in sorted(known)]
-    near = difflib.get_close_matches(name.removeprefix(PREFIX), names, n=1)
-    return f"; did you mean {PREFIX}{near[0]}?" if near else ""
+    matches = difflib.get_close_matches(name.removeprefix(PREFIX), names, n=1)
+    return f"; did you mean {PREFIX}{matches[0]}?" if matches else ""
 
 
 def _variables(command: Any) -> Iterator[str]:
@@ -107,5 +107,5 @@ def _variables(command: Any) -> Iterator[str]:
     for parameter in command.params:
         variable = parameter.envvar
         yield from [variable] if isinstance(variable, str) else variable or ()
-    for each in getattr(command, "commands", {}).values():
-        yield from _variables(each)
+    for subcommand in getattr(command, "commands", {}).values():
+        yield from _variables(subcommand)

@@ -19,9 +19,9 @@ MESSAGES_MAX = 100
 class ConfigError(ValueError):
     """Invalid configuration; `messages` has one sentence per error."""
 
-    def __init__(self, *mistakes: str) -> None:
-        super().__init__("\n".join(mistakes))
-        self.messages = mistakes
+    def __init__(self, *messages: str) -> None:
+        super().__init__("\n".join(messages))
+        self.messages = messages
 
 
 class ErrorCollector:
@@ -44,27 +44,27 @@ class ErrorCollector:
             raise ConfigError(*dict.fromkeys(self.messages))
 
 
-def check_unique_names(given: Iterable[str], where: str) -> None:
+def check_unique_names(names: Iterable[str], table: str) -> None:
     """Raise ConfigError if a name is given both with `-` and with `_`."""
     seen: dict[str, str] = {}
-    for name in given:
+    for name in names:
         other = seen.setdefault(name.replace("-", "_"), name)
         if other != name:
-            raise ConfigError(f"{where}: {other!r} and {name!r} are the same, expected either")
+            raise ConfigError(f"{table}: {other!r} and {name!r} are the same, expected either")
 
 
-def describe_toml_error(path: Path, complaint: str) -> str:
+def describe_toml_error(path: Path, error: str) -> str:
     """Return tomllib's error message with the file and line in front."""
-    found = re.fullmatch(r"(?s)(.*) \(at line (\d+), column (\d+)\)", complaint)
-    if found is None:
-        return f"{path}: is not TOML: {complaint}"
-    return f"{path}:{found[2]}: is not TOML: {found[1]}, in column {found[3]}"
+    match = re.fullmatch(r"(?s)(.*) \(at line (\d+), column (\d+)\)", error)
+    if match is None:
+        return f"{path}: is not TOML: {error}"
+    return f"{path}:{match[2]}: is not TOML: {match[1]}, in column {match[3]}"
 
 
-def suggest_name(word: str, known: Iterable[str]) -> str:
+def suggest_name(word: str, names: Iterable[str]) -> str:
     """Return a "did you mean" suffix with the most similar name; empty without one."""
-    near = difflib.get_close_matches(word.lower(), list(known), n=1)
-    return f"; did you mean {near[0]!r}?" if near else ""
+    matches = difflib.get_close_matches(word.lower(), list(names), n=1)
+    return f"; did you mean {matches[0]!r}?" if matches else ""
 
 
 _INVALID = re.compile(r"'.*' is not (?P<expected>a valid \w+)(?: range)?\..*", re.DOTALL)
@@ -72,31 +72,31 @@ _INVALID = re.compile(r"'.*' is not (?P<expected>a valid \w+)(?: range)?\..*", r
 _CHOICE = re.compile(r"(?P<word>.*) is not one of (?P<known>'.*')\.?")
 
 
-def describe_value_error(complaint: str, value: object) -> str:
+def describe_value_error(error: str, value: object) -> str:
     """Return why an option value is invalid, from typer's error message."""
-    what = complaint.removeprefix("Value error, ")
-    invalid = _INVALID.fullmatch(what)
-    if invalid or what.startswith("Input should be "):
-        meant = what.partition(",")[0].removeprefix("Input should be ")
+    message = error.removeprefix("Value error, ")
+    invalid = _INVALID.fullmatch(message)
+    if invalid or message.startswith("Input should be "):
+        expected = message.partition(",")[0].removeprefix("Input should be ")
         if invalid:
-            meant = invalid["expected"]
-        meant = {"a valid boolean": "true or false"}.get(meant, meant)
-        return f"it should be {meant}, got {value!r}"
-    if found := _CHOICE.fullmatch(what):
-        return what.removesuffix(".") + suggest_name(
-            str(value), re.findall("'(.*?)'", found["known"])
+            expected = invalid["expected"]
+        expected = {"a valid boolean": "true or false"}.get(expected, expected)
+        return f"it should be {expected}, got {value!r}"
+    if choice := _CHOICE.fullmatch(message):
+        return message.removesuffix(".") + suggest_name(
+            str(value), re.findall("'(.*?)'", choice["known"])
         )
-    return what
+    return message
 
 
-def describe_unknown_name(name: str, known: Iterable[str], where: str) -> str:
+def describe_unknown_name(name: str, known: Iterable[str], table: str) -> str:
     """Return that a name is unknown, with the most similar or all known names."""
-    sign = "_" if "_" in name else "-"
-    names = {each: each.replace("_", sign) for each in known}
-    near = difflib.get_close_matches(name.replace("-", "_"), list(names), n=1)
-    meant = (
-        f"did you mean {names[near[0]]!r}?"
-        if near
+    separator = "_" if "_" in name else "-"
+    names = {each: each.replace("_", separator) for each in known}
+    matches = difflib.get_close_matches(name.replace("-", "_"), list(names), n=1)
+    hint = (
+        f"did you mean {names[matches[0]]!r}?"
+        if matches
         else f"there are {', '.join(sorted(names.values()))}"
     )
-    return f"{where + ': ' if where else ''}{name!r} is unknown; {meant}"
+    return f"{table + ': ' if table else ''}{name!r} is unknown; {hint}"

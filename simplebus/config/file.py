@@ -134,17 +134,17 @@ def _read_option_file(context: typer.Context, path: Path | None) -> ConfigFile |
         return None
     check = context.obj if isinstance(context.obj, ConfigCheck) else None
     try:
-        config, mistakes = read_config(path, context)
+        config, messages = read_config(path, context)
     except ConfigError as error:
-        config, mistakes = ConfigFile.empty(path), error.messages
+        config, messages = ConfigFile.empty(path), error.messages
     if check is not None:
-        check.messages = [*mistakes]
+        check.messages = [*messages]
         config = replace(
             config,
             options={n: v for n, v in config.options.items() if n not in check.ignored_options},
         )
-    elif mistakes:
-        fail("\n".join(mistakes), status=CONFIG_STATUS)
+    elif messages:
+        fail("\n".join(messages), status=CONFIG_STATUS)
     context.default_map = {**config.options}
     return config
 
@@ -167,41 +167,44 @@ def read_config(path: Path, context: typer.Context) -> tuple[ConfigFile, tuple[s
 
     text, mode = _read_text(path)
     try:
-        raw = toml.loads(text)
+        document = toml.loads(text)
     except toml.TOMLDecodeError as error:
         raise ConfigError(describe_toml_error(path, str(error))) from None
-    mistakes = ErrorCollector()
-    with mistakes.collect():
-        _check_names(raw, _OWN_TABLES, "", _options_by_table(context))
-    parts = {name: _take_table(raw, name, mistakes) for name in ("serve", "tls", "nats")}
-    parts["nats.tls"] = _take_table(parts["nats"], "tls", mistakes, under="nats.")
-    parts["nats"].pop("tls", None)
-    options, nats = _read_options(parts, NatsTable.keys(), path, context, mistakes)
+    errors = ErrorCollector()
+    with errors.collect():
+        _check_names(document, _OWN_TABLES, "", _options_by_table(context))
+    tables = {name: _take_table(document, name, errors) for name in ("serve", "tls", "nats")}
+    tables["nats.tls"] = _take_table(tables["nats"], "tls", errors, prefix="nats.")
+    tables["nats"].pop("tls", None)
+    options, nats = _read_options(tables, NatsTable.keys(), path, context, errors)
     config, has_secrets = ConfigFile.empty(path), False
     auth = config.auth
-    with mistakes.collect():
-        auth, has_secrets = parse_nats_table(nats, mistakes)
+    with errors.collect():
+        auth, has_secrets = parse_nats_table(nats, errors)
     classes: dict[str, NamedClass] = {}
-    own: dict[int | str, ClassSettings] = {}
+    class_settings: dict[int | str, ClassSettings] = {}
     ids: dict[str, int | None] = {}
-    for name, given in _take_table(raw, "classes", mistakes).items():
+    for name, table in _take_table(document, "classes", errors).items():
         where = f"classes.{name}"
-        with mistakes.collect():
-            each = parse_valid_part(ClassTable, _copy_table(given, where), where, mistakes)
-            if each is not None:
-                ids[name], own[name] = each.id, each.to_settings(where, mistakes)
-                classes[name] = each.to_class(name, where)
-    with mistakes.collect():
+        with errors.collect():
+            class_table = parse_valid_part(ClassTable, _copy_table(table, where), where, errors)
+            if class_table is not None:
+                ids[name], class_settings[name] = (
+                    class_table.id,
+                    class_table.to_settings(where, errors),
+                )
+                classes[name] = class_table.to_class(name, where)
+    with errors.collect():
         _check_ids(ids)
-    has_secrets |= "@" in str(parts["serve"].get("engine", ""))
+    has_secrets |= "@" in str(tables["serve"].get("engine", ""))
     bridges: tuple[BridgeSettings, ...] = ()
-    with mistakes.collect():
-        bridges, theirs = _read_bridges(raw)
-        has_secrets |= theirs
-    known = _no_users()
-    with mistakes.collect():
-        known = parse_users(raw["users"]) if "users" in raw else _no_users()
-        has_secrets |= any(user.password or user.token for user in known.users)
+    with errors.collect():
+        bridges, bridges_have_secrets = _read_bridges(document)
+        has_secrets |= bridges_have_secrets
+    users = _no_users()
+    with errors.collect():
+        users = parse_users(document["users"]) if "users" in document else _no_users()
+        has_secrets |= any(user.password or user.token for user in users.users)
     warnings = []
     if has_secrets and mode & stat.S_IROTH:
         warnings.append(f"{path} holds passwords or tokens, and every user may read it")
@@ -210,13 +213,13 @@ def read_config(path: Path, context: typer.Context) -> tuple[ConfigFile, tuple[s
         auth=auth,
         options=options,
         classes=classes,
-        class_settings=own,
+        class_settings=class_settings,
         bridges=bridges,
-        users=known,
+        users=users,
         warnings=tuple(warnings),
         lines=locate_keys(text),
     )
-    return config, tuple(map(config.add_location, mistakes.messages[:MESSAGES_MAX]))
+    return config, tuple(map(config.add_location, errors.messages[:MESSAGES_MAX]))
 
 
 def _read_text(path: Path) -> tuple[str, int]:
@@ -238,45 +241,45 @@ def _read_text(path: Path) -> tuple[str, int]:
         raise ConfigError(f"{path}:{line}: is not TOML: it is not UTF-8") from None
 
 
-def _read_bridges(raw: dict[str, Any]) -> tuple[tuple[BridgeSettings, ...], bool]:
+def _read_bridges(document: dict[str, Any]) -> tuple[tuple[BridgeSettings, ...], bool]:
     """Return the bridges of the file, and whether they contain secrets."""
-    if "bridges" not in raw:
+    if "bridges" not in document:
         return (), False
     from simplebus.config.bridges import (
         parse_bridges,  # It brings the client, which few servers need.
     )
 
-    bridges, has_secrets = parse_bridges(raw["bridges"], is_served=True)
+    bridges, has_secrets = parse_bridges(document["bridges"], is_served=True)
     return tuple(bridges), has_secrets
 
 
 def _read_options(
-    parts: Mapping[str, dict[str, Any]],
-    others: Iterable[str],
+    tables: Mapping[str, dict[str, Any]],
+    other_keys: Iterable[str],
     path: Path,
     context: typer.Context,
-    mistakes: ErrorCollector,
+    errors: ErrorCollector,
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the valid option values, and the keys of [nats] that are no options."""
     parameters, names = _parameters(context), _options_by_table(context)
     values: dict[str, Any] = {}
-    rest: dict[str, Any] = {}
-    for part, given in parts.items():
-        known = {*names[part], *(others if part == "nats" else ())}
-        with mistakes.collect():
-            _check_names(given, known, part, names)
-        for key, value in given.items():
-            name = names[part].get(plain := key.replace("-", "_"))
+    other_values: dict[str, Any] = {}
+    for table, values_in_table in tables.items():
+        known = {*names[table], *(other_keys if table == "nats" else ())}
+        with errors.collect():
+            _check_names(values_in_table, known, table, names)
+        for key, value in values_in_table.items():
+            name = names[table].get(normalized := key.replace("-", "_"))
             if name is None:
-                if plain in known:
-                    rest[key] = value
+                if normalized in known:
+                    other_values[key] = value
                 continue
             try:
                 values[name] = _check_value(parameters[name], value, path, context)
             except (typer.BadParameter, ValueError) as error:
-                what = describe_value_error(getattr(error, "message", "") or str(error), value)
-                mistakes.messages.append(f"{part}.{key}: {what}")
-    return values, rest
+                message = describe_value_error(getattr(error, "message", "") or str(error), value)
+                errors.messages.append(f"{table}.{key}: {message}")
+    return values, other_values
 
 
 def _parameters(context: typer.Context) -> dict[str, Any]:
@@ -302,72 +305,74 @@ def _options_by_table(context: typer.Context) -> dict[str, dict[str, str]]:
 
 def _check_value(parameter: Any, value: Any, path: Path, context: typer.Context) -> Any:
     """Return an option's value as for the command line. Raises BadParameter or ValueError."""
-    several = isinstance(value, list) and parameter.multiple
-    for part in value if several else [value]:
-        if not isinstance(part, bool | int | float | str):
-            raise ValueError(f"expected a single value, got {_describe_type(part)}")
-        if parameter.is_flag != isinstance(part, bool):
+    is_list = isinstance(value, list) and parameter.multiple
+    for item in value if is_list else [value]:
+        if not isinstance(item, bool | int | float | str):
+            raise ValueError(f"expected a single value, got {_describe_type(item)}")
+        if parameter.is_flag != isinstance(item, bool):
             expected = "true or false" if parameter.is_flag else "a value, not true or false"
-            raise ValueError(f"expected {expected}, got {_describe_type(part)}")
-    if parameter.multiple and not several:
+            raise ValueError(f"expected {expected}, got {_describe_type(item)}")
+    if parameter.multiple and not is_list:
         value = [value]
     try:
-        meant = parameter.process_value(context, value)
+        parsed = parameter.process_value(context, value)
     except (AttributeError, TypeError):  # The option's parser expected a text.
         raise ValueError(f"expected a text, got {value!r}") from None
-    for part, given in zip(meant, value, strict=True) if parameter.multiple else [(meant, value)]:
+    for item, raw_item in (
+        zip(parsed, value, strict=True) if parameter.multiple else [(parsed, value)]
+    ):
         if (
-            isinstance(part, int | float)
-            and isinstance(given, str)
-            and not _accepts_text(parameter, given)
+            isinstance(item, int | float)
+            and isinstance(raw_item, str)
+            and not _accepts_text(parameter, raw_item)
         ):
-            raise ValueError(f"expected a number, got {given!r}")
-        if isinstance(part, str | Path) and not isinstance(given, str):
-            raise ValueError(f"expected a text, got {given!r}")
-        if isinstance(part, Path) and "\0" in given:
-            raise ValueError(f"{given!r} is not a path: it contains a zero byte")
-    return str(path.parent / meant) if isinstance(meant, Path) else value
+            raise ValueError(f"expected a number, got {raw_item!r}")
+        if isinstance(item, str | Path) and not isinstance(raw_item, str):
+            raise ValueError(f"expected a text, got {raw_item!r}")
+        if isinstance(item, Path) and "\0" in raw_item:
+            raise ValueError(f"{raw_item!r} is not a path: it contains a zero byte")
+    return str(path.parent / parsed) if isinstance(parsed, Path) else value
 
 
 def _take_table(
-    raw: dict[str, Any], name: str, mistakes: ErrorCollector, *, under: str = ""
+    document: dict[str, Any], name: str, errors: ErrorCollector, *, prefix: str = ""
 ) -> dict[str, Any]:
     """Return a copy of a subtable; empty if it is missing or invalid."""
-    with mistakes.collect():
-        return _copy_table(raw.get(name, {}), under + name)
+    with errors.collect():
+        return _copy_table(document.get(name, {}), prefix + name)
     return {}
 
 
-def _copy_table(value: Any, where: str) -> dict[str, Any]:
+def _copy_table(value: Any, path: str) -> dict[str, Any]:
     """Return a copy of a table. Raises ConfigError for another type."""
     if not isinstance(value, dict):
-        raise ConfigError(f"{where}: expected a table, got {_describe_type(value)}")
+        raise ConfigError(f"{path}: expected a table, got {_describe_type(value)}")
     return dict(value)
 
 
 def _check_names(
-    given: Iterable[str],
-    known: Iterable[str],
-    where: str,
-    elsewhere: Mapping[str, Mapping[str, str]] | None = None,
+    names: Iterable[str],
+    known_names: Iterable[str],
+    path: str,
+    other_tables: Mapping[str, Mapping[str, str]] | None = None,
 ) -> None:
     """Raise ConfigError for unknown or duplicate names.
 
     `elsewhere` has the names of other tables, see `_options_by_table`.
     """
-    known, given, mistakes = set(known), list(given), ErrorCollector()
-    with mistakes.collect():
-        check_unique_names(given, where)
-    for name in given:
-        plain = name.replace("-", "_")
-        if plain not in known:
-            meant = _suggest_place(plain, elsewhere or {})
-            mistakes.messages.append(
-                f"{where + ': ' if where else ''}{name!r} is unknown; did you mean {meant}?"
-                if meant
-                else describe_unknown_name(name, known, where)
+    known_names, names, errors = set(known_names), list(names), ErrorCollector()
+    with errors.collect():
+        check_unique_names(names, path)
+    for name in names:
+        normalized = name.replace("-", "_")
+        if normalized not in known_names:
+            suggestion = _suggest_place(normalized, other_tables or {})
+            errors.messages.append(
+                f"{path + ': ' if path else ''}{name!r} is unknown; did you mean {suggestion}?"
+                if suggestion
+                else describe_unknown_name(name, known_names, path)
             )
-    mistakes.raise_if_any()
+    errors.raise_if_any()
 
 
 def _suggest_place(name: str, names: Mapping[str, Mapping[str, str]]) -> str:
@@ -375,31 +380,33 @@ def _suggest_place(name: str, names: Mapping[str, Mapping[str, str]]) -> str:
 
     The name may include the table's prefix, as on the command line.
     """
-    for part, of in reversed([*names.items()]):
-        if name in of:
-            return f"it to stand in [{part}]"
-    for part, of in names.items():
-        for key, value_name in of.items():
+    for table, keys in reversed([*names.items()]):
+        if name in keys:
+            return f"it to stand in [{table}]"
+    for table, keys in names.items():
+        for key, value_name in keys.items():
             if name == value_name:
-                return f"{key.replace('_', '-')!r} in [{part}]"
+                return f"{key.replace('_', '-')!r} in [{table}]"
     # An unknown table such as [http], whose name is the prefix of options.
-    below = [key.replace("_", "-") for key in names.get("serve", ()) if key.startswith(name + "_")]
-    if 0 < len(below) <= _SUGGESTIONS_MAX:
-        *most, last = map(repr, below)
+    option_keys = [
+        key.replace("_", "-") for key in names.get("serve", ()) if key.startswith(name + "_")
+    ]
+    if 0 < len(option_keys) <= _SUGGESTIONS_MAX:
+        *most, last = map(repr, option_keys)
         return f"{', '.join(most)}{' or ' if most else ''}{last} in [serve]"
     return ""
 
 
 def _check_ids(ids: Mapping[str, int | None]) -> None:
     """Raise ConfigError if two classes have the same id. `ids` is by class name."""
-    whose: dict[int, str] = {}
-    mistakes = ErrorCollector()
+    owners: dict[int, str] = {}
+    errors = ErrorCollector()
     for name, class_id in ids.items():
-        if class_id is not None and whose.setdefault(class_id, name) != name:
-            mistakes.messages.append(
-                f"classes.{name}.id: {class_id} is the id of {whose[class_id]!r} too"
+        if class_id is not None and owners.setdefault(class_id, name) != name:
+            errors.messages.append(
+                f"classes.{name}.id: {class_id} is the id of {owners[class_id]!r} too"
             )
-    mistakes.raise_if_any()
+    errors.raise_if_any()
 
 
 def _accepts_text(parameter: Any, text: str) -> bool:

@@ -51,11 +51,11 @@ def name_options_by_source(error: ValueError, context: typer.Context) -> ValueEr
         A ConfigError if an invalid value comes from the configuration file, else a ValueError.
     """
     config: ConfigFile | None = context.params.get("config")
-    said = str(error).splitlines()
-    told = [_name_options(sentence, config, context) for sentence in said]
-    of_file = isinstance(error, ConfigError) or any(is_of_file for _, is_of_file in told)
-    sentences = [sentence for sentence, _ in told]
-    return ConfigError(*sentences) if of_file else ValueError("\n".join(sentences))
+    lines = str(error).splitlines()
+    messages = [_name_options(sentence, config, context) for sentence in lines]
+    is_file_error = isinstance(error, ConfigError) or any(is_of_file for _, is_of_file in messages)
+    sentences = [sentence for sentence, _ in messages]
+    return ConfigError(*sentences) if is_file_error else ValueError("\n".join(sentences))
 
 
 def _name_options(
@@ -65,19 +65,21 @@ def _name_options(
     sources = {name: _source(context, name) for name in option_names_in(sentence)}
     begins_with_key = config is not None and find_line(sentence, config.lines) is not None
     is_of_file = begins_with_key or "DEFAULT_MAP" in sources.values()
-    others = "ENVIRONMENT" if "ENVIRONMENT" in sources.values() else ""
+    default_source = "ENVIRONMENT" if "ENVIRONMENT" in sources.values() else ""
 
-    def word(flag: re.Match[str]) -> str:
+    def rename(flag: re.Match[str]) -> str:
         name = _name(flag[0])
-        match sources[name] or ("DEFAULT_MAP" if is_of_file else others):
+        match sources[name] or ("DEFAULT_MAP" if is_of_file else default_source):
             case "DEFAULT_MAP":
                 return toml_key(name)
             case "ENVIRONMENT":
                 return environment_variable(name)
         return flag[0]
 
-    plain = _FLAG.sub(word, sentence)
-    return (config.add_location(plain) if config is not None and is_of_file else plain), is_of_file
+    message = _FLAG.sub(rename, sentence)
+    return (
+        config.add_location(message) if config is not None and is_of_file else message
+    ), is_of_file
 
 
 def _name(flag: str) -> str:

@@ -84,15 +84,15 @@ _UNITS = {"": 1, "b": 1, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30}
 
 def parse_size(text: str | int) -> int:
     """Return the bytes of "65536", "64KiB", "16 MiB" or "1GiB". Raises typer.BadParameter."""
-    word = str(text).strip().lower()
-    digits = word.rstrip("bkmgi ")
-    unit = word[len(digits) :].strip()
+    normalized = str(text).strip().lower()
+    digits = normalized.rstrip("bkmgi ")
+    unit = normalized[len(digits) :].strip()
     if not (digits.isascii() and digits.isdigit()) or unit not in _UNITS:
-        near = f"{unit[:1].upper()}iB"
-        is_near = near.lower() in _UNITS and digits.isascii() and digits.isdigit()
-        meant = f"did you mean {digits}{near}? " if is_near else ""
+        unit_hint = f"{unit[:1].upper()}iB"
+        has_hint = unit_hint.lower() in _UNITS and digits.isascii() and digits.isdigit()
+        hint = f"did you mean {digits}{unit_hint}? " if has_hint else ""
         raise typer.BadParameter(
-            f"{text!r} is not a size; {meant}write a whole number of bytes, or a number with KiB, "
+            f"{text!r} is not a size; {hint}write a whole number of bytes, or a number with KiB, "
             "MiB or GiB, such as 64MiB"
         )
     return int(digits) * _UNITS[unit]
@@ -149,9 +149,9 @@ def parse_seconds(text: str | float) -> float:
     Raises:
         typer.BadParameter: If the text is not a finite, non-negative time.
     """
-    word = str(text).strip().lower()
-    digits = word.rstrip("dhimns ")
-    unit = word[len(digits) :].strip()
+    normalized = str(text).strip().lower()
+    digits = normalized.rstrip("dhimns ")
+    unit = normalized[len(digits) :].strip()
     try:
         seconds = float(digits) * _SECONDS[unit] if digits.isascii() else math.nan
     except (ValueError, KeyError):
@@ -204,10 +204,10 @@ def parse_last_values(text: str | NamedClass) -> NamedClass:
 
     if isinstance(text, NamedClass):
         return text
-    found = parse_class(text)
-    if isinstance(found, int):
-        return NamedClass(id=found, last_values=True)
-    return NamedClass(name=found, last_values=True)
+    class_id_or_name = parse_class(text)
+    if isinstance(class_id_or_name, int):
+        return NamedClass(id=class_id_or_name, last_values=True)
+    return NamedClass(name=class_id_or_name, last_values=True)
 
 
 def parse_start(text: str) -> str | int | datetime:
@@ -275,11 +275,11 @@ def format_size(size: int) -> str:
 # Option declarations -----------------------------------------------------------------------------
 
 
-def option(flag: str, text: str, *, panel: str | None = None, **more: Any) -> Any:
+def option(flag: str, help_text: str, *, panel: str | None = None, **settings: Any) -> Any:
     """Return a typer option with its environment variable, SIMPLEBUS_ and the option's name."""
     variable = "SIMPLEBUS_" + flag.removeprefix("--").replace("-", "_").upper()
     return typer.Option(
-        flag, help=text, envvar=variable, show_envvar=False, rich_help_panel=panel, **more
+        flag, help=help_text, envvar=variable, show_envvar=False, rich_help_panel=panel, **settings
     )
 
 

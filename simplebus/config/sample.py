@@ -110,9 +110,9 @@ def _section(name: str) -> tuple[str, str]:
 
 
 def _render_setting(parameter: Any) -> list[str]:
-    said = _FLAG.sub(_toml_key, _MARKUP.sub("", parameter.help))
+    help_text = _FLAG.sub(_toml_key, _MARKUP.sub("", parameter.help))
     lines = textwrap.wrap(
-        said, _WIDTH, initial_indent="## ", subsequent_indent="## ", break_on_hyphens=False
+        help_text, _WIDTH, initial_indent="## ", subsequent_indent="## ", break_on_hyphens=False
     )
     key = parameter.name.removeprefix(_section(parameter.name)[0]).replace("_", "-")
     value = _value(parameter)
@@ -144,9 +144,9 @@ def _value(parameter: Any) -> str | None:
     return json.dumps(default)
 
 
-def _fixed_default(shown: str) -> str | None:
+def _fixed_default(help_default: str) -> str | None:
     """Return a default that depends on no other option, from its text in the help."""
-    first = shown.partition(",")[0]
+    first = help_default.partition(",")[0]
     words = first.split(" and ")
     if re.fullmatch(r"[0-9]+(?:[KMG]iB)?", first):
         return first if first.isdigit() else json.dumps(first)

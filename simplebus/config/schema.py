@@ -87,11 +87,11 @@ class NatsUserTable(Table, frozen=True):
     """Public key."""
     permissions: SubjectPermissionsTable | None = None
 
-    def to_user(self, where: str) -> NatsUser:
+    def to_user(self, path: str) -> NatsUser:
         """Return the user. Raises ConfigError if values contradict each other."""
-        permissions = build_subject_permissions(self.permissions, f"{where}.permissions")
+        permissions = build_subject_permissions(self.permissions, f"{path}.permissions")
         return build_located(
-            where, lambda: NatsUser(self.user, self.password, self.nkey, permissions)
+            path, lambda: NatsUser(self.user, self.password, self.nkey, permissions)
         )
 
 
@@ -107,28 +107,26 @@ class NatsTable(Table, frozen=True):
     default_permissions: SubjectPermissionsTable | None = None
     """Permissions of users without permissions of their own."""
 
-    def to_auth(self, users: list[NatsUser], where: str) -> NatsAuth:
+    def to_auth(self, users: list[NatsUser], path: str) -> NatsAuth:
         """Return the authentication settings. Raises ConfigError if values contradict each other.
 
         `users` are the users of the table's list.
         """
-        said = {"token": self.token, "user": self.user, "password": self.password}
-        for key, value in said.items():
+        values = {"token": self.token, "user": self.user, "password": self.password}
+        for key, value in values.items():
             if value == "":
                 raise ConfigError(
-                    f"{where}.{key}: an empty value would let everybody in; remove the key instead"
+                    f"{path}.{key}: an empty value would let everybody in; remove the key instead"
                 )
         name, password = self.user or "", self.password or ""
         if bool(name) != bool(password):
-            raise ConfigError(f"{where}: 'user' and 'password' need each other")
-        own = [build_located(where, lambda: NatsUser(name, password))] if name else []
-        default = build_subject_permissions(
-            self.default_permissions, f"{where}.default_permissions"
-        )
+            raise ConfigError(f"{path}: 'user' and 'password' need each other")
+        own_users = [build_located(path, lambda: NatsUser(name, password))] if name else []
+        default = build_subject_permissions(self.default_permissions, f"{path}.default_permissions")
         return build_located(
-            where,
+            path,
             lambda: NatsAuth(
-                users=(*users, *own),
+                users=(*users, *own_users),
                 token=self.token or "",
                 no_auth_user=self.no_auth_user,
                 default_permissions=default,
@@ -137,30 +135,32 @@ class NatsTable(Table, frozen=True):
 
 
 def parse_nats_table(
-    raw: dict[str, Any], mistakes: ErrorCollector, where: str = "nats"
+    table_values: dict[str, Any], errors: ErrorCollector, path: str = "nats"
 ) -> tuple[NatsAuth, bool]:
     """Return the valid part of the `[nats]` table, and whether it contains secrets.
 
     Errors are added to `mistakes`.
     """
-    mine, users, given = ErrorCollector(), list[NatsUser](), raw.get("users")
-    if isinstance(given, list) and all(isinstance(each, dict) for each in given):
-        raw = {key: value for key, value in raw.items() if key != "users"}
+    own_errors, users, user_tables = ErrorCollector(), list[NatsUser](), table_values.get("users")
+    if isinstance(user_tables, list) and all(
+        isinstance(user_values, dict) for user_values in user_tables
+    ):
+        table_values = {key: value for key, value in table_values.items() if key != "users"}
     else:
-        given = []
+        user_tables = []
     has_secrets = False
-    for at, each in enumerate(given):
-        with mine.collect():
-            here = f"{where}.users[{at}]"
-            user = parse_table(NatsUserTable, each, here)
+    for index, user_values in enumerate(user_tables):
+        with own_errors.collect():
+            user_path = f"{path}.users[{index}]"
+            user = parse_table(NatsUserTable, user_values, user_path)
             has_secrets |= bool(user.password)
-            users.append(user.to_user(here))
-    read, auth = parse_valid_part(NatsTable, raw, where, mine), NatsAuth()
-    if read is not None:
-        has_secrets |= bool(read.token or read.password)
-        if not mine.messages:
-            auth = read.to_auth(users, where)
-    mistakes.messages += mine.messages
+            users.append(user.to_user(user_path))
+    table, auth = parse_valid_part(NatsTable, table_values, path, own_errors), NatsAuth()
+    if table is not None:
+        has_secrets |= bool(table.token or table.password)
+        if not own_errors.messages:
+            auth = table.to_auth(users, path)
+    errors.messages += own_errors.messages
     return auth, has_secrets
 
 
@@ -188,9 +188,9 @@ class ClassTable(Table, frozen=True):
     max_disk: int | str | None = None
     """Maximum bytes of messages that are on disk only, for `full = "spill"`."""
 
-    def to_settings(self, where: str, mistakes: ErrorCollector) -> ClassSettings:
+    def to_settings(self, path: str, errors: ErrorCollector) -> ClassSettings:
         """Return the valid settings of the class. Errors are added to `mistakes`."""
-        given: dict[str, Any] = {
+        values: dict[str, Any] = {
             "full_policy": None if self.full is None else FullPolicy(self.full),
             "messages_max": self.max_messages,
             "last_values": self.last_values,
@@ -199,57 +199,57 @@ class ClassTable(Table, frozen=True):
             "backoff_seconds": None if self.backoff is None else tuple(self.backoff),
         }
         for name, key in (("bytes_max", "max-memory"), ("disk_bytes_max", "max-disk")):
-            with mistakes.collect():
-                given[name] = parse_size_value(
-                    getattr(self, key.replace("-", "_")), f"{where}.{key}"
+            with errors.collect():
+                values[name] = parse_size_value(
+                    getattr(self, key.replace("-", "_")), f"{path}.{key}"
                 )
-        with mistakes.collect():
+        with errors.collect():
             if (self.keep_messages, self.keep_memory, self.keep_seconds) != (None, None, None):
-                memory = parse_size_value(self.keep_memory, f"{where}.keep-memory")
-                given["keep"] = Retention(
+                memory = parse_size_value(self.keep_memory, f"{path}.keep-memory")
+                values["keep"] = Retention(
                     self.keep_messages or 0, memory or 0, self.keep_seconds or 0.0
                 )
-        for name, value in list(given.items()):  # Each by itself, and then all together.
-            with mistakes.collect():
-                _class_settings(where, {name: given.pop(name)})
-                given[name] = value
-        with mistakes.collect():
-            return _class_settings(where, given)
+        for name, value in list(values.items()):  # Each by itself, and then all together.
+            with errors.collect():
+                _class_settings(path, {name: values.pop(name)})
+                values[name] = value
+        with errors.collect():
+            return _class_settings(path, values)
         return ClassSettings()
 
-    def to_class(self, name: str, where: str) -> NamedClass:
-        """Return the class. Raises ConfigError with all errors in its name, subjects and settings."""
-        mistakes = ErrorCollector()
-        with mistakes.collect():
-            _check_name(name, where)
-        for at, subject in enumerate(self.subjects):
+    def to_class(self, name: str, path: str) -> NamedClass:
+        """Return the class. Raises ConfigError with all errors in its name and subjects."""
+        errors = ErrorCollector()
+        with errors.collect():
+            _check_name(name, path)
+        for index, subject in enumerate(self.subjects):
             try:
                 check_subject(subject)
             except RemoteProtocolError as error:
-                mistakes.messages.append(f"{where}.subjects[{at}]: {error.sentence}")
+                errors.messages.append(f"{path}.subjects[{index}]: {error.sentence}")
         if is_dead_letter_class(name):
             if self.full not in (None, FullPolicyChoice.BLOCK, FullPolicyChoice.DROP_OLDEST):
-                mistakes.messages.append(
-                    f"{where}.full: {self.full.value} has no effect on a class of dead letters, "
+                errors.messages.append(
+                    f"{path}.full: {self.full.value} has no effect on a class of dead letters, "
                     "expected drop_oldest or block"
                 )
             if self.last_values:
-                mistakes.messages.append(
-                    f"{where}.last-values has no effect on a class of dead letters: leave it out"
+                errors.messages.append(
+                    f"{path}.last-values has no effect on a class of dead letters: leave it out"
                 )
-        mistakes.raise_if_any()
+        errors.raise_if_any()
         return NamedClass(id=self.id, name=name, subjects=self.subjects)
 
 
-def _check_name(name: str, where: str) -> None:
+def _check_name(name: str, path: str) -> None:
     """Raise ConfigError if `name` is not a class name."""
     try:
         is_name = parse_class(name) == name
     except typer.BadParameter as error:
-        raise ConfigError(f"{where}: {error.message}") from None
+        raise ConfigError(f"{path}: {error.message}") from None
     if not is_name:
         raise ConfigError(
-            f"{where}: {name!r} is an id; expected a class name, and the id as a key of its table"
+            f"{path}: {name!r} is an id; expected a class name, and the id as a key of its table"
         )
 
 
@@ -265,13 +265,13 @@ _KEYS = {
 """TOML key by the first word of an error of `ClassSettings`."""
 
 
-def _class_settings(where: str, given: Mapping[str, Any]) -> ClassSettings:
+def _class_settings(path: str, values: Mapping[str, Any]) -> ClassSettings:
     """Build the settings of a class. Raises ConfigError with the key's path."""
     try:
-        return ClassSettings(**given)
+        return ClassSettings(**values)
     except ValueError as error:
-        name, _, said = str(error).partition(" ")
-        raise ConfigError(f"{where}.{_KEYS[name]} {said}") from None
+        name, _, reason = str(error).partition(" ")
+        raise ConfigError(f"{path}.{_KEYS[name]} {reason}") from None
 
 
 _TABLES: dict[str, type[Table]] = {
@@ -285,59 +285,69 @@ _TABLES: dict[str, type[Table]] = {
 """Table type by the last part of its path."""
 
 
-def parse_table(kind: type[T], raw: dict[str, Any], where: str) -> T:
+def parse_table(table_type: type[T], values: dict[str, Any], path: str) -> T:
     """Return a valid table. Raises ConfigError with all errors and their paths."""
-    mistakes = ErrorCollector()
-    made = parse_valid_part(kind, raw, where, mistakes)
-    mistakes.raise_if_any()
-    assert made is not None
-    return made
+    errors = ErrorCollector()
+    table = parse_valid_part(table_type, values, path, errors)
+    errors.raise_if_any()
+    assert table is not None
+    return table
 
 
 def parse_valid_part(
-    kind: type[T], raw: dict[str, Any], where: str, mistakes: ErrorCollector
+    table_type: type[T], values: dict[str, Any], table_path: str, errors: ErrorCollector
 ) -> T | None:
     """Return the table without its invalid values; None if nothing can be read.
 
     Errors are added to `mistakes`.
     """
-    spelled: dict[str, str] = {}
-    raw = _normalize_keys(raw, where, spelled)
-    numbers: dict[int, list[int]] = {}
+    spellings: dict[str, str] = {}
+    values = _normalize_keys(values, table_path, spellings)
+    indexes: dict[int, list[int]] = {}
     for _ in range(MESSAGES_MAX):
         try:
-            return msgspec.convert(raw, kind)
+            return msgspec.convert(values, table_type)
         except msgspec.ValidationError as error:
-            found = _MSGSPEC_ERROR.fullmatch(str(error))
-            assert found is not None
-            path = [*map(_parse_step, _STEP.findall((found["at"] or "").removeprefix("$")))]
-            below = _format_path(raw, path, numbers, spelled)
-            mistakes.messages.append(_describe_error(kind, found["what"], where, below, spelled))
-            if name := _UNKNOWN.fullmatch(found["what"]):
-                path.append(name[1])
-            if _MISSING.fullmatch(found["what"]) or not _remove(raw, path, numbers):
+            match = _MSGSPEC_ERROR.fullmatch(str(error))
+            assert match is not None
+            path = [*map(_parse_step, _STEP.findall((match["at"] or "").removeprefix("$")))]
+            suffix = _format_path(values, path, indexes, spellings)
+            errors.messages.append(
+                _describe_error(table_type, match["what"], table_path, suffix, spellings)
+            )
+            if unknown := _UNKNOWN.fullmatch(match["what"]):
+                path.append(unknown[1])
+            if _MISSING.fullmatch(match["what"]) or not _remove(values, path, indexes):
                 break
     return None
 
 
 def _describe_error(
-    kind: type[Table], what: str, where: str, below: str, spelled: Mapping[str, str]
+    table_type: type[Table],
+    message: str,
+    table_path: str,
+    suffix: str,
+    spellings: Mapping[str, str],
 ) -> str:
     """Translate one error of msgspec. `spelled` maps keys to their spelling in the file."""
-    at = where + below
-    if name := _UNKNOWN.fullmatch(what):
-        last = re.sub(r"\[.*?\]$", "", at).rpartition(".")[2]
-        known = kind if at == where else _TABLES.get(last.replace("-", "_"), kind)
-        return describe_unknown_name(spelled.get(name[1], name[1]), known.keys(), at)
-    if name := _MISSING.fullmatch(what):
-        return f"{at}: {name[1].replace('_', '-')!r} is missing"
-    if what.startswith("Invalid enum value "):
-        word = what.removeprefix("Invalid enum value ")
-        words = _enum_values(kind, below.removeprefix(".").replace("-", "_"))
-        expected = f", expected one of {', '.join(words)}" if words else ""
-        meant = suggest_name(word.strip("'"), words)
-        return f"{at}: {word} is unknown{expected}{meant}"
-    return f"{at}: {_translate_types(what)}"
+    path = table_path + suffix
+    if name := _UNKNOWN.fullmatch(message):
+        last_key = re.sub(r"\[.*?\]$", "", path).rpartition(".")[2]
+        known_table = (
+            table_type
+            if path == table_path
+            else _TABLES.get(last_key.replace("-", "_"), table_type)
+        )
+        return describe_unknown_name(spellings.get(name[1], name[1]), known_table.keys(), path)
+    if name := _MISSING.fullmatch(message):
+        return f"{path}: {name[1].replace('_', '-')!r} is missing"
+    if message.startswith("Invalid enum value "):
+        value = message.removeprefix("Invalid enum value ")
+        allowed = _enum_values(table_type, suffix.removeprefix(".").replace("-", "_"))
+        expected = f", expected one of {', '.join(allowed)}" if allowed else ""
+        hint = suggest_name(value.strip("'"), allowed)
+        return f"{path}: {value} is unknown{expected}{hint}"
+    return f"{path}: {_translate_types(message)}"
 
 
 def _parse_step(word: str) -> str | int:
@@ -346,66 +356,66 @@ def _parse_step(word: str) -> str | int:
 
 
 def _format_path(
-    raw: Any, path: list[str | int], numbers: dict[int, list[int]], spelled: Mapping[str, str]
+    values: Any, path: list[str | int], indexes: dict[int, list[int]], spellings: Mapping[str, str]
 ) -> str:
     """Return a path as the file writes it.
 
     `numbers` maps lists to the original indexes of their remaining elements.
     """
-    shown = ""
+    text = ""
     for step in path:
         if isinstance(step, int):
-            shown += f"[{numbers[id(raw)][step] if id(raw) in numbers else step}]"
+            text += f"[{indexes[id(values)][step] if id(values) in indexes else step}]"
         else:
-            shown += f".{spelled.get(step, step)}"
+            text += f".{spellings.get(step, step)}"
         try:
-            raw = raw[step]
+            values = values[step]
         except (LookupError, TypeError):
-            raw = None
-    return shown
+            values = None
+    return text
 
 
-def _remove(raw: Any, path: list[str | int], numbers: dict[int, list[int]]) -> bool:
+def _remove(values: Any, path: list[str | int], indexes: dict[int, list[int]]) -> bool:
     """Remove an invalid value, so that the rest can be checked. Return False if it is missing."""
     try:
-        *way, last = path
-        for step in way:
-            raw = raw[step]
-        if isinstance(raw, list):
-            numbers.setdefault(id(raw), list(range(len(raw)))).pop(int(last))
-        del raw[last]
+        *parents, last = path
+        for step in parents:
+            values = values[step]
+        if isinstance(values, list):
+            indexes.setdefault(id(values), list(range(len(values)))).pop(int(last))
+        del values[last]
     except (LookupError, TypeError, ValueError):
         return False
     return True
 
 
-def parse_size_value(given: int | str | None, where: str) -> int | None:
+def parse_size_value(value: int | str | None, path: str) -> int | None:
     """Return a size in bytes. Raises ConfigError."""
     try:
-        return None if given is None else parse_size(given)
+        return None if value is None else parse_size(value)
     except typer.BadParameter as error:
-        raise ConfigError(f"{where}: {error.message}") from None
+        raise ConfigError(f"{path}: {error.message}") from None
 
 
-def build_located(where: str, made: Callable[[], R]) -> R:
+def build_located(path: str, build: Callable[[], R]) -> R:
     """Return the result of a constructor; raise ConfigError with the path for its ValueError."""
     try:
-        return made()
+        return build()
     except ValueError as error:
-        raise ConfigError(f"{where}: {error}") from None
+        raise ConfigError(f"{path}: {error}") from None
 
 
 def build_subject_permissions(
-    given: SubjectPermissionsTable | None, where: str
+    table: SubjectPermissionsTable | None, path: str
 ) -> SubjectPermissions | None:
     """Return NATS permissions. Raises ConfigError for an invalid pattern."""
-    if given is None:
+    if table is None:
         return None
-    publish, subscribe = _as_rules_table(given.publish), _as_rules_table(given.subscribe)
-    answers = given.allow_responses
-    responses = ResponsePermission() if answers is True else None
-    if isinstance(answers, ResponsesTable):
-        responses = ResponsePermission(answers.max, answers.expires)
+    publish, subscribe = _as_rules_table(table.publish), _as_rules_table(table.subscribe)
+    response_table = table.allow_responses
+    responses = ResponsePermission() if response_table is True else None
+    if isinstance(response_table, ResponsesTable):
+        responses = ResponsePermission(response_table.max, response_table.expires)
     try:
         return SubjectPermissions(
             publish_allow=_as_tuple(publish.allow),
@@ -415,32 +425,35 @@ def build_subject_permissions(
             responses=responses,
         )
     except ValueError as error:  # The message begins with the parameter's name.
-        raise ConfigError(f"{where}.{str(error).replace('_', '.', 1)}") from None
+        raise ConfigError(f"{path}.{str(error).replace('_', '.', 1)}") from None
 
 
-def _as_rules_table(given: SubjectRulesTable | list[str] | str | None) -> SubjectRulesTable:
-    return given if isinstance(given, SubjectRulesTable) else SubjectRulesTable(allow=given)
+def _as_rules_table(value: SubjectRulesTable | list[str] | str | None) -> SubjectRulesTable:
+    return value if isinstance(value, SubjectRulesTable) else SubjectRulesTable(allow=value)
 
 
-def _as_tuple(given: list[str] | str | None) -> tuple[str, ...]:
-    return (given,) if isinstance(given, str) else tuple(given or ())
+def _as_tuple(value: list[str] | str | None) -> tuple[str, ...]:
+    return (value,) if isinstance(value, str) else tuple(value or ())
 
 
-def _normalize_keys(raw: Any, where: str, spelled: dict[str, str]) -> Any:
+def _normalize_keys(value_: Any, path: str, spellings: dict[str, str]) -> Any:
     """Return the value with `_` for `-` in all keys; record the original spelling.
 
     Raises ConfigError if a key is given in both forms.
     """
-    if isinstance(raw, dict):
-        check_unique_names(raw, where)
-        made = {}
-        for key, value in raw.items():
-            spelled[plain := key.replace("-", "_")] = key
-            made[plain] = _normalize_keys(value, f"{where}.{key}", spelled)
-        return made
-    if isinstance(raw, list):
-        return [_normalize_keys(part, f"{where}[{at}]", spelled) for at, part in enumerate(raw)]
-    return raw
+    if isinstance(value_, dict):
+        check_unique_names(value_, path)
+        table = {}
+        for key, value in value_.items():
+            spellings[normalized := key.replace("-", "_")] = key
+            table[normalized] = _normalize_keys(value, f"{path}.{key}", spellings)
+        return table
+    if isinstance(value_, list):
+        return [
+            _normalize_keys(item, f"{path}[{index}]", spellings)
+            for index, item in enumerate(value_)
+        ]
+    return value_
 
 
 _TYPE_NAMES = {
@@ -454,23 +467,27 @@ _TYPE_NAMES = {
 """TOML names of msgspec's types."""
 
 
-def _translate_types(complaint: str) -> str:
+def _translate_types(message: str) -> str:
     """Return an error of msgspec with TOML's type names."""
 
-    def kinds(found: re.Match[str]) -> str:
-        given = found[1].split(" | ")
-        *most, last = [words for kind, words in _TYPE_NAMES.items() if kind in given] or [found[0]]
+    def translate(match: re.Match[str]) -> str:
+        types = match[1].split(" | ")
+        *most, last = [words for kind, words in _TYPE_NAMES.items() if kind in types] or [match[0]]
         return f"{', '.join(most)} or {last}" if most else last
 
-    complaint = re.sub(r"`([a-z| ]+)`", kinds, complaint)
-    for theirs, ours in (("Expected", "expected"), (" <= ", " up to "), (" >= ", " from ")):
-        complaint = complaint.replace(theirs, ours)
-    return complaint
+    message = re.sub(r"`([a-z| ]+)`", translate, message)
+    for msgspec_text, toml_text in (
+        ("Expected", "expected"),
+        (" <= ", " up to "),
+        (" >= ", " from "),
+    ):
+        message = message.replace(msgspec_text, toml_text)
+    return message
 
 
-def _enum_values(kind: type[Table], key: str) -> list[str]:
+def _enum_values(table_type: type[Table], key: str) -> list[str]:
     """Return the allowed values of a key with an enum type; empty for other keys."""
-    for each in get_args(get_type_hints(kind).get(key)):
-        if isinstance(each, type) and issubclass(each, enum.Enum):
-            return [str(word.value) for word in each]
+    for annotation in get_args(get_type_hints(table_type).get(key)):
+        if isinstance(annotation, type) and issubclass(annotation, enum.Enum):
+            return [str(member.value) for member in annotation]
     return []

@@ -92,8 +92,8 @@ def server_settings(
     if max_class_memory is None:
         max_class_memory = min(DEFAULT.class_bytes, max_memory)
     if max_class_memory < CLASS_MEMORY_MIN:
-        least, got = CLASS_MEMORY_MIN, max_class_memory
-        raise ValueError(f"--max-class-memory must be from {least} to {max_memory}, got {got}")
+        minimum, value = CLASS_MEMORY_MIN, max_class_memory
+        raise ValueError(f"--max-class-memory must be from {minimum} to {max_memory}, got {value}")
     if max_frame is None:
         max_frame = min(DEFAULT.frame_bytes, max_class_memory // 2)
     if max_pending is None:
@@ -101,7 +101,7 @@ def server_settings(
     if max_total_pending is None:
         max_total_pending = max(DEFAULT.total_pending_bytes, max_pending)
     try:
-        chosen = Settings(
+        settings = Settings(
             limits=Limits(
                 frame_bytes=max_frame,
                 class_messages=max_class_messages,
@@ -129,27 +129,34 @@ def server_settings(
         )
     except ValueError as error:
         raise ValueError(name_setting_option(str(error))) from None
-    if chosen.has_spilling_class and data_dir is None:
-        own = chosen.classes.items()
+    if settings.has_spilling_class and data_dir is None:
+        class_settings = settings.classes.items()
         spilling = [
-            f"classes.{name}.full" for name, each in own if each.full_policy is FullPolicy.SPILL
+            f"classes.{name}.full"
+            for name, each in class_settings
+            if each.full_policy is FullPolicy.SPILL
         ]
-        if chosen.full_policy is FullPolicy.SPILL:
+        if settings.full_policy is FullPolicy.SPILL:
             spilling.insert(0, "--full")
-        why = "spill keeps on disk what does not fit into memory: it needs --data-dir"
-        raise ValueError("\n".join(f"{each}: {why}" for each in spilling))
-    for asked in last_values or ():
-        found = chosen.settings_for_class(-1 if asked.id is None else asked.id, asked.name or "")
-        if found.last_values is None and chosen.full_policy_for(found) is FullPolicy.SPILL:
-            what = asked.name or asked.id
+        reason = "spill keeps on disk what does not fit into memory: it needs --data-dir"
+        raise ValueError("\n".join(f"{each}: {reason}" for each in spilling))
+    for class_ in last_values or ():
+        own_settings = settings.settings_for_class(
+            -1 if class_.id is None else class_.id, class_.name or ""
+        )
+        if (
+            own_settings.last_values is None
+            and settings.full_policy_for(own_settings) is FullPolicy.SPILL
+        ):
+            what = class_.name or class_.id
             raise ValueError(f"--last-values {what}: it spills, and such a class keeps none")
-    return chosen
+    return settings
 
 
 def name_setting_option(text: str) -> str:
     """A sentence about a setting, with the setting's option instead of its name."""
     for name, flag in _SETTING_FLAGS.items():
         if f"{name} " in text:
-            why = f" ({_RELATED[name]})" if name in _RELATED and " from " in text else ""
-            return text.removeprefix("limit ").replace(f"{name} ", f"{flag} ", 1) + why
+            explanation = f" ({_RELATED[name]})" if name in _RELATED and " from " in text else ""
+            return text.removeprefix("limit ").replace(f"{name} ", f"{flag} ", 1) + explanation
     return text

@@ -46,21 +46,21 @@ def read_when_stable(
         ConfigError: If the files keep changing, or `read` raises it.
     """
     for _ in range(_TRIES_MAX):
-        before = _file_states(paths)
-        youngest = min((clock() - seen.changed for seen in before), default=STABLE_SECONDS)
-        if youngest < STABLE_SECONDS:
-            sleep(STABLE_SECONDS - max(0.0, youngest))
-            if youngest >= 0:  # A time in the future cannot become older by waiting.
+        states = _file_states(paths)
+        age = min((clock() - seen.changed for seen in states), default=STABLE_SECONDS)
+        if age < STABLE_SECONDS:
+            sleep(STABLE_SECONDS - max(0.0, age))
+            if age >= 0:  # A time in the future cannot become older by waiting.
                 continue
         error: ConfigError | None = None
         try:
-            found = read()
-        except ConfigError as mistake:
-            error = mistake
-        if _file_states(paths) == before:
+            result = read()
+        except ConfigError as config_error:
+            error = config_error
+        if _file_states(paths) == states:
             if error is not None:
                 raise error
-            return found
+            return result
     raise ConfigError(
         f"{', '.join(map(str, paths))}: the file keeps changing; expected no change for "
         f"{STABLE_SECONDS:g} seconds"
@@ -73,7 +73,7 @@ def _file_states(paths: Sequence[Path]) -> list[_FileState]:
 
 def _file_state(path: Path) -> _FileState:
     try:
-        found = os.stat(path)
+        status = os.stat(path)
     except OSError:
         return _FileState()
-    return _FileState(found.st_mtime, found.st_size, found.st_ino)
+    return _FileState(status.st_mtime, status.st_size, status.st_ino)

@@ -28,25 +28,25 @@ def locate_keys(text: str) -> dict[str, int]:
     return _KeyScanner(text).places
 
 
-def find_line(mistake: str, lines: Mapping[str, int]) -> int | None:
+def find_line(message: str, lines: Mapping[str, int]) -> int | None:
     """Return the line of the key that an error message begins with; None without one."""
-    plain = mistake.replace("-", "_")
-    if (head := _HEAD.match(plain)) is not None:
-        where = head["where"]
-        if found := lines.get(f"{where}.{head['name']}" if where else head["name"]):
-            return found
-    best = ""
+    normalized = message.replace("-", "_")
+    if (head := _HEAD.match(normalized)) is not None:
+        table = head["where"]
+        if line := lines.get(f"{table}.{head['name']}" if table else head["name"]):
+            return line
+    best_place = ""
     for place in lines:
-        ends_there = plain[len(place) : len(place) + 1] in (":", " ", ".", "[")
-        if len(place) > len(best) and ends_there and plain.startswith(place):
-            best = place
-    return lines.get(best)
+        ends_there = normalized[len(place) : len(place) + 1] in (":", " ", ".", "[")
+        if len(place) > len(best_place) and ends_there and normalized.startswith(place):
+            best_place = place
+    return lines.get(best_place)
 
 
-def add_location(mistake: str, path: Path, lines: Mapping[str, int]) -> str:
+def add_location(message: str, path: Path, lines: Mapping[str, int]) -> str:
     """Return an error message with the file and, if its key is known, the line in front."""
-    line = find_line(mistake, lines)
-    return f"{path}{'' if line is None else f':{line}'}: {mistake}"
+    line = find_line(message, lines)
+    return f"{path}{'' if line is None else f':{line}'}: {message}"
 
 
 class _KeyScanner:
@@ -72,36 +72,36 @@ class _KeyScanner:
 
     def _rest(self) -> bool:
         """Skip blanks and comments. Return False at the end of the text."""
-        found = _BLANK.match(self._text, self._at)
-        self._at = found.end() if found else self._at
+        blank = _BLANK.match(self._text, self._at)
+        self._at = blank.end() if blank else self._at
         return self._at < len(self._text)
 
-    def _line(self, at: int) -> int:
-        before, line = self._counted
-        line += self._text.count("\n", before, at)
-        self._counted = at, line
+    def _line(self, offset: int) -> int:
+        counted_offset, line = self._counted
+        line += self._text.count("\n", counted_offset, offset)
+        self._counted = offset, line
         return line
 
-    def _note(self, place: str, at: int) -> None:
-        self.places.setdefault(place, self._line(at))
+    def _note(self, place: str, offset: int) -> None:
+        self.places.setdefault(place, self._line(offset))
 
     def _header(self) -> str:
         """Scan `[a.b]` or `[[a.b]]` and return the place of its keys."""
-        at = self._at
-        is_element = self._text.startswith("[[", at)
+        start = self._at
+        is_element = self._text.startswith("[[", start)
         self._at += 1 + is_element
         names = self._key()
         self._at += 1 + is_element
         place = ""
         for name in names[:-1]:
             place = self._below(place, name)
-            self._note(place, at)
+            self._note(place, start)
         place = _joined(place, names[-1]) if names else place
-        self._note(place, at)
+        self._note(place, start)
         if not is_element:
             return self._latest(place)
         number = self._elements[place] = self._elements.get(place, -1) + 1
-        self._note(f"{place}[{number}]", at)
+        self._note(f"{place}[{number}]", start)
         return f"{place}[{number}]"
 
     def _below(self, place: str, name: str) -> str:
@@ -112,10 +112,10 @@ class _KeyScanner:
 
     def _pair(self, table: str) -> None:
         """key = value"""
-        at, place = self._at, table
+        start, place = self._at, table
         for name in self._key():
             place = _joined(place, name)
-            self._note(place, at)
+            self._note(place, start)
         if self._rest() and self._text[self._at] == "=":
             self._at += 1
             self._value(place)
@@ -124,11 +124,11 @@ class _KeyScanner:
         """Scan a dotted key and return its names."""
         names = []
         while self._rest():
-            found = _STRING.match(self._text, self._at) or _BARE_KEY.match(self._text, self._at)
-            if found is None:
+            match = _STRING.match(self._text, self._at) or _BARE_KEY.match(self._text, self._at)
+            if match is None:
                 break
-            names.append(_meant(found[0]))
-            self._at = found.end()
+            names.append(_meant(match[0]))
+            self._at = match.end()
             if not self._rest() or self._text[self._at] != ".":
                 break
             self._at += 1
@@ -137,28 +137,28 @@ class _KeyScanner:
     def _value(self, place: str) -> None:
         if not self._rest():
             return
-        sign = self._text[self._at]
-        if sign in "[{":
+        opening = self._text[self._at]
+        if opening in "[{":
             self._at += 1
-            self._several(place, "]" if sign == "[" else "}")
+            self._several(place, "]" if opening == "[" else "}")
             return
-        found = _STRING.match(self._text, self._at) or _WORD.match(self._text, self._at)
-        self._at = found.end() if found else self._at
+        match = _STRING.match(self._text, self._at) or _WORD.match(self._text, self._at)
+        self._at = match.end() if match else self._at
 
     def _several(self, place: str, end: str) -> None:
         """Scan the elements of a list or inline table, and its end."""
-        number = 0
+        index = 0
         while self._rest() and self._text[self._at] != end:
-            at = self._at
-            if self._text[at] == ",":
+            start = self._at
+            if self._text[start] == ",":
                 self._at += 1
             elif end == "}":
                 self._pair(place)
             else:
-                self._note(f"{place}[{number}]", at)
-                self._value(f"{place}[{number}]")
-                number += 1
-            if self._at == at:
+                self._note(f"{place}[{index}]", start)
+                self._value(f"{place}[{index}]")
+                index += 1
+            if self._at == start:
                 return
         self._at += 1
 

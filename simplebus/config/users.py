@@ -98,35 +98,35 @@ class UserTable(Table, frozen=True):
     permissions: PermissionsTable | None = None
     nats: SubjectPermissionsTable | None = None
 
-    def to_user(self, where: str, *, is_whole: bool = True) -> User:
+    def to_user(self, path: str, *, is_whole: bool = True) -> User:
         """Return the user. Raises ConfigError with all errors.
 
         With `is_whole` false, some keys were invalid and a missing credential is no error.
         """
-        mistakes, granted, size = ErrorCollector(), None, 0
-        with mistakes.collect():
+        errors, permissions, byte_rate = ErrorCollector(), None, 0
+        with errors.collect():
             if self.nkey:
-                build_located(f"{where}.nkey", lambda: decode_user_key(self.nkey))
-        with mistakes.collect():
+                build_located(f"{path}.nkey", lambda: decode_user_key(self.nkey))
+        with errors.collect():
             if self.password.startswith("$argon2") and not _ARGON2.fullmatch(self.password):
                 raise ConfigError(
-                    f"{where}.password: begins with $argon2 but is not a hash that `simplebus user "
+                    f"{path}.password: begins with $argon2 but is not a hash that `simplebus user "
                     "add` writes"
                 )
-        with mistakes.collect():
-            size = parse_size_value(self.max_byte_rate, f"{where}.max-byte-rate") or 0
-        with mistakes.collect():
-            granted = _build_permissions(self.permissions, f"{where}.permissions")
+        with errors.collect():
+            byte_rate = parse_size_value(self.max_byte_rate, f"{path}.max-byte-rate") or 0
+        with errors.collect():
+            permissions = _build_permissions(self.permissions, f"{path}.permissions")
         name = "it"  # Placeholder, so that an invalid name is reported only once.
-        with mistakes.collect():
-            name = build_located(f"{where}.name", lambda: User(self.name)).name
-        for key, part in self._single_values():
-            with mistakes.collect():
-                build_located(f"{where}.{key}", partial(User, name, **part))
-        mistakes.raise_if_any()
-        with mistakes.collect():
-            made = build_located(
-                where,
+        with errors.collect():
+            name = build_located(f"{path}.name", lambda: User(self.name)).name
+        for key, arguments in self._single_values():
+            with errors.collect():
+                build_located(f"{path}.{key}", partial(User, name, **arguments))
+        errors.raise_if_any()
+        with errors.collect():
+            user = build_located(
+                path,
                 lambda: User(
                     self.name,
                     self.password,
@@ -134,21 +134,21 @@ class UserTable(Table, frozen=True):
                     self.nkey,
                     _as_tuple(self.certificate),
                     _as_tuple(self.addresses),
-                    granted,
+                    permissions,
                     self.max_connections,
-                    RateLimit(self.max_message_rate, size),
+                    RateLimit(self.max_message_rate, byte_rate),
                     self.max_classes,
                     self.max_durables,
                 ),
             )
-            shows = (made.password, made.token, made.nkey, made.certificates, made.networks)
-            if is_whole and not any(shows):
+            credentials = (user.password, user.token, user.nkey, user.certificates, user.networks)
+            if is_whole and not any(credentials):
                 raise ConfigError(
-                    f"{where}: user {self.name!r} cannot authenticate: expected a password, token, "
+                    f"{path}: user {self.name!r} cannot authenticate: expected a password, token, "
                     "nkey, certificate or addresses"
                 )
-        mistakes.raise_if_any()
-        return made
+        errors.raise_if_any()
+        return user
 
     def _single_values(self) -> Iterator[tuple[str, dict[str, Any]]]:
         """Yield each credential by key, as arguments of a user that has only this credential."""
@@ -184,34 +184,34 @@ class ConfiguredUsers:
         return Users(self.users, PasswordVerifier(key)) if self.is_configured else None
 
 
-def parse_users(raw: Any, where: str = "users") -> ConfiguredUsers:
+def parse_users(user_tables: Any, path: str = "users") -> ConfiguredUsers:
     """Return the users of a parsed file. Raises ConfigError with all errors."""
-    if not isinstance(raw, list):
-        raise ConfigError(f"{where}: expected [[{where}]], one table for each user")
-    found: list[User] = []
+    if not isinstance(user_tables, list):
+        raise ConfigError(f"{path}: expected [[{path}]], one table for each user")
+    users: list[User] = []
     names: set[str] = set()
     nats: dict[str, NatsPermissions] = {}
-    mistakes = ErrorCollector()
-    for at, each in enumerate(raw):
-        here, mine = f"{where}[{at}]", ErrorCollector()
-        with mine.collect():
-            if not isinstance(each, dict):
-                raise ConfigError(f"{here}: expected a table, as [[{where}]] begins one")
-            if isinstance(name := each.get("name"), str):
+    errors = ErrorCollector()
+    for index, table in enumerate(user_tables):
+        user_path, own_errors = f"{path}[{index}]", ErrorCollector()
+        with own_errors.collect():
+            if not isinstance(table, dict):
+                raise ConfigError(f"{user_path}: expected a table, as [[{path}]] begins one")
+            if isinstance(name := table.get("name"), str):
                 if name in names:
-                    mistakes.messages.append(f"{here}.name: there is another user {name!r}")
+                    errors.messages.append(f"{user_path}.name: there is another user {name!r}")
                 names.add(name)
-            if (one := parse_valid_part(UserTable, each, here, mine)) is not None:
-                with mine.collect():
-                    if permissions := build_subject_permissions(one.nats, f"{here}.nats"):
-                        nats[one.name] = permissions
-                found.append(one.to_user(here, is_whole=not mine.messages))
-        mistakes.messages += mine.messages
-    all_of_them = ConfiguredUsers(tuple(found), nats, is_configured=True)
-    with mistakes.collect():
-        build_located(where, all_of_them.to_users)
-    mistakes.raise_if_any()
-    return all_of_them
+            if (parsed := parse_valid_part(UserTable, table, user_path, own_errors)) is not None:
+                with own_errors.collect():
+                    if permissions := build_subject_permissions(parsed.nats, f"{user_path}.nats"):
+                        nats[parsed.name] = permissions
+                users.append(parsed.to_user(user_path, is_whole=not own_errors.messages))
+        errors.messages += own_errors.messages
+    configured = ConfiguredUsers(tuple(users), nats, is_configured=True)
+    with errors.collect():
+        build_located(path, configured.to_users)
+    errors.raise_if_any()
+    return configured
 
 
 def read_users_file(path: Path) -> tuple[ConfiguredUsers, str]:
@@ -227,33 +227,33 @@ def read_users_file(path: Path) -> tuple[ConfiguredUsers, str]:
         raise ConfigError(f"{path}: is not TOML: it is not UTF-8") from None
     if len(raw) > _BYTES_MAX:
         raise ConfigError(f"{path} is longer than {_BYTES_MAX >> 20} MiB: it is not a users file")
-    found = parse_users_file(text, path)
+    configured = parse_users_file(text, path)
     warning = ""
-    if not found.users:
+    if not configured.users:
         warning = f"{path} has no users: no client can connect"
     elif mode & stat.S_IROTH:
         warning = f"{path} holds secrets, and every user may read it; chmod 640 it, or 600"
-    return found, warning
+    return configured, warning
 
 
 def parse_users_file(text: str, path: Path) -> ConfiguredUsers:
     """Return the users of the text of a users file. Raises ConfigError with files and lines."""
     try:
-        raw = toml.loads(text)
+        document = toml.loads(text)
     except toml.TOMLDecodeError as error:
         raise ConfigError(describe_toml_error(path, str(error))) from None
-    mistakes, found = ErrorCollector(), ConfiguredUsers()
-    mistakes.messages += [
-        f"{name!r} is unknown; expected [[users]] only" for name in raw if name != "users"
+    errors, configured = ErrorCollector(), ConfiguredUsers()
+    errors.messages += [
+        f"{name!r} is unknown; expected [[users]] only" for name in document if name != "users"
     ]
-    with mistakes.collect():
-        found = parse_users(raw.get("users", []))
-    if mistakes.messages:
+    with errors.collect():
+        configured = parse_users(document.get("users", []))
+    if errors.messages:
         lines = locate_keys(text)
         raise ConfigError(
-            *(add_location(each, path, lines) for each in mistakes.messages[:MESSAGES_MAX])
+            *(add_location(each, path, lines) for each in errors.messages[:MESSAGES_MAX])
         )
-    return found
+    return configured
 
 
 def merge_users(groups: Sequence[ConfiguredUsers]) -> ConfiguredUsers:
@@ -262,48 +262,48 @@ def merge_users(groups: Sequence[ConfiguredUsers]) -> ConfiguredUsers:
     for group in groups:
         nats |= group.nats
     users = tuple(user for group in groups for user in group.users)
-    made = ConfiguredUsers(users, nats, any(group.is_configured for group in groups))
-    made.to_users()
-    return made
+    merged = ConfiguredUsers(users, nats, any(group.is_configured for group in groups))
+    merged.to_users()
+    return merged
 
 
-def _build_permissions(given: PermissionsTable | None, where: str) -> Permissions | None:
-    if given is None:
+def _build_permissions(table: PermissionsTable | None, path: str) -> Permissions | None:
+    if table is None:
         return None
-    mistakes, publish, subscribe = ErrorCollector(), PermissionRules(), PermissionRules()
-    with mistakes.collect():
-        publish = _build_rules(given.publish, f"{where}.publish")
-    with mistakes.collect():
-        subscribe = _build_rules(given.subscribe, f"{where}.subscribe")
-    admin = _parse_each(Permissions.parse_right, given.admin, f"{where}.admin", mistakes)
-    mistakes.raise_if_any()
-    return Permissions(publish, subscribe, admin, given.wildcards)
+    errors, publish, subscribe = ErrorCollector(), PermissionRules(), PermissionRules()
+    with errors.collect():
+        publish = _build_rules(table.publish, f"{path}.publish")
+    with errors.collect():
+        subscribe = _build_rules(table.subscribe, f"{path}.subscribe")
+    admin = _parse_each(Permissions.parse_right, table.admin, f"{path}.admin", errors)
+    errors.raise_if_any()
+    return Permissions(publish, subscribe, admin, table.wildcards)
 
 
-def _build_rules(given: RulesTable | Texts | None, where: str) -> PermissionRules:
-    mistakes, is_short = ErrorCollector(), not isinstance(given, RulesTable)
-    said = given if isinstance(given, RulesTable) else RulesTable(allow=given)
+def _build_rules(value: RulesTable | Texts | None, path: str) -> PermissionRules:
+    errors, is_short = ErrorCollector(), not isinstance(value, RulesTable)
+    rules = value if isinstance(value, RulesTable) else RulesTable(allow=value)
     allow = None
-    if said.allow is not None:
+    if rules.allow is not None:
         allow = _parse_each(
-            PermissionRule.parse, said.allow, where if is_short else f"{where}.allow", mistakes
+            PermissionRule.parse, rules.allow, path if is_short else f"{path}.allow", errors
         )
-    deny = _parse_each(PermissionRule.parse, said.deny or (), f"{where}.deny", mistakes)
-    mistakes.raise_if_any()
-    return build_located(where, lambda: PermissionRules(allow, deny))
+    deny = _parse_each(PermissionRule.parse, rules.deny or (), f"{path}.deny", errors)
+    errors.raise_if_any()
+    return build_located(path, lambda: PermissionRules(allow, deny))
 
 
 def _parse_each(
-    parse: Callable[[str], T], given: Texts, where: str, mistakes: ErrorCollector
+    parse: Callable[[str], T], texts: Texts, path: str, errors: ErrorCollector
 ) -> tuple[T, ...]:
     """Return the parsed texts. Errors are added to `mistakes`."""
-    found = []
-    for at, text in enumerate(_as_tuple(given)):
-        with mistakes.collect():
-            here = where if isinstance(given, str) else f"{where}[{at}]"
-            found.append(build_located(here, partial(parse, text)))
-    return tuple(found)
+    parsed = []
+    for index, text in enumerate(_as_tuple(texts)):
+        with errors.collect():
+            item_path = path if isinstance(texts, str) else f"{path}[{index}]"
+            parsed.append(build_located(item_path, partial(parse, text)))
+    return tuple(parsed)
 
 
-def _as_tuple(given: Texts) -> tuple[str, ...]:
-    return (given,) if isinstance(given, str) else tuple(given)
+def _as_tuple(value: Texts) -> tuple[str, ...]:
+    return (value,) if isinstance(value, str) else tuple(value)

@@ -430,29 +430,32 @@ def serve(
     configure_logging(plan.log_level, plan.log_format)
     log = logging.getLogger("simplebus")
     root = context.find_root().command
-    unread = unread_variables(os.environ, context.command, root, SECRET_VARIABLES)
-    for warning in (*plan.warnings, *unread):
+    unread_warnings = unread_variables(os.environ, context.command, root, SECRET_VARIABLES)
+    for warning in (*plan.warnings, *unread_warnings):
         log.warning("configuration: %s", warning)
 
     files = [*([config.path] if config else []), *([users] if users else [])]
 
     def reload() -> tuple[Settings, ServeOptions, Callable[[], None]]:
         """See `ServeOptions.reload`."""
-        fresh = read_when_stable(partial(reload_plan, context), files)
+        new_plan = read_when_stable(partial(reload_plan, context), files)
 
         def write_line() -> None:
             nonlocal plan
-            found, freed = find_changes(plan, fresh), find_widened_permissions(plan, fresh)
-            plan = apply_reload(plan, fresh)
-            configure_logging(fresh.log_level, fresh.log_format)
-            for change in found:
+            changed, widened = (
+                find_changes(plan, new_plan),
+                find_widened_permissions(plan, new_plan),
+            )
+            plan = apply_reload(plan, new_plan)
+            configure_logging(new_plan.log_level, new_plan.log_format)
+            for change in changed:
                 level = logging.INFO if change.is_reloaded else logging.WARNING
                 log.log(level, "configuration: %s", change, extra=UNLIMITED)
-            for warning in (*fresh.warnings, *freed):
+            for warning in (*new_plan.warnings, *widened):
                 log.warning("configuration: %s", warning, extra=UNLIMITED)
-            log.info("reloaded the configuration: %d changes", len(found))
+            log.info("reloaded the configuration: %d changes", len(changed))
 
-        return fresh.settings, fresh.options, write_line
+        return new_plan.settings, new_plan.options, write_line
 
     options = plan.options
     ports = {"tcp": options.port, "nats": options.nats_port, "http": options.http_port}
@@ -485,10 +488,10 @@ def _exit_with_error(error: BaseException, hosts: tuple[str, ...]) -> NoReturn:
     if not all(isinstance(cause, (BusError, OSError, MemoryError)) for cause in causes):
         raise error  # A bug: show the traceback.
     cause, status = causes[0], 1
-    said = describe_error(cause)
+    message = describe_error(cause)
     match cause:
         case RemoteProtocolError():
-            said, status = cause.sentence, USAGE_STATUS
+            message, status = cause.sentence, USAGE_STATUS
         case UnusableClusterError() | CertificateError():
             status = CONFIG_STATUS
         case JournalInUseError():
@@ -496,12 +499,15 @@ def _exit_with_error(error: BaseException, hosts: tuple[str, ...]) -> NoReturn:
         case JournalError():
             status = JOURNAL_STATUS
         case socket.gaierror():
-            said, status = f"cannot listen on {' or '.join(hosts)}: {said}", UNAVAILABLE_STATUS
-        case OSError() if said.startswith("cannot listen on"):
+            message, status = (
+                f"cannot listen on {' or '.join(hosts)}: {message}",
+                UNAVAILABLE_STATUS,
+            )
+        case OSError() if message.startswith("cannot listen on"):
             status = UNAVAILABLE_STATUS
         case MemoryError():
             status = MEMORY_STATUS
-    fail(said, status=status)
+    fail(message, status=status)
 
 
 def exit_for_invalid_options(error: ValueError) -> NoReturn:

@@ -1,4 +1,4 @@
-"""Options of `serve` for the HTTP listener: health, metrics and the dashboard.
+"""Options of `serve` for the HTTP listener: health, metrics and the live page.
 
 Heavy modules are imported when the command runs, so that `--help` is fast.
 """
@@ -21,7 +21,7 @@ Port = Annotated[
     int | None,
     option(
         "--http-port",
-        "TCP port for health, metrics and the dashboard. 0 picks a free port, which the ready line "
+        "TCP port for health, metrics and the live page. 0 picks a free port, which the ready line "
         "shows.",
         panel=HTTP,
         parser=parse_port,
@@ -71,7 +71,7 @@ HttpAddress = Annotated[
     Any,
     option(
         "--http",
-        "Serve health, metrics and a dashboard over HTTP on this port, or address and port. A port "
+        "Serve health, metrics and a live page over HTTP on this port, or address and port. A port "
         "alone is reachable from this machine only. 0 picks a free port.",
         parser=parse_address,
         metavar="[ADDRESS:]PORT",

@@ -167,17 +167,17 @@ def engine_options(
     from simplebus.jetstream.settings import JetStreamOptions, unsupported_settings
     from simplebus.nats.client.credentials import Credentials
 
-    wrong = [
+    errors = [
         f"--{name} cannot be combined with --engine, which stores messages in the cluster"
         for name in ("data-dir", "last-values")
         if values.get(name.replace("-", "_"))
     ]
     for key, what, why in unsupported_settings(settings):
-        wrong.append(f"{f'--{what}' if key is None else f'classes.{key}.{what}'}: {why}")
-    said = {name: environment.get(key, "") for name, key in SECRETS.items()}
-    made = None
+        errors.append(f"{f'--{what}' if key is None else f'classes.{key}.{what}'}: {why}")
+    credentials = {name: environment.get(key, "") for name, key in SECRETS.items()}
+    result = None
     try:
-        made = JetStreamOptions(
+        result = JetStreamOptions(
             servers=values["engine"],
             names=JetStreamNames(values["engine_prefix"]),
             replicas=values["engine_replicas"],
@@ -185,7 +185,7 @@ def engine_options(
             ack_wait_seconds=values["engine_ack_wait"],
             duplicate_seconds=values["engine_duplicates"],
             max_bytes=values["engine_max_bytes"],
-            credentials=Credentials(**said) if any(said.values()) else None,
+            credentials=Credentials(**credentials) if any(credentials.values()) else None,
             tls=_create_ssl_context(values["engine_ca"]),
         )
     except ValueError as error:
@@ -193,10 +193,10 @@ def engine_options(
         for name, flag in _FLAGS.items():
             if text.startswith(f"{name} "):
                 text = flag + text.removeprefix(name)
-        wrong.append(text)
-    if wrong:
-        raise ValueError("\n".join(wrong))
-    return made
+        errors.append(text)
+    if errors:
+        raise ValueError("\n".join(errors))
+    return result
 
 
 def _create_ssl_context(ca: Path | None) -> ssl.SSLContext | None:

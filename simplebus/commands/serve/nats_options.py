@@ -275,10 +275,10 @@ def parse_binding(text: str | NamedClass) -> NamedClass:
         check_subject(subject)
     except RemoteProtocolError as error:
         raise typer.BadParameter(error.sentence) from None
-    found = parse_class(class_)
-    if isinstance(found, int):
-        return NamedClass(id=found, subjects=[subject])
-    return NamedClass(name=found, subjects=[subject])
+    class_id_or_name = parse_class(class_)
+    if isinstance(class_id_or_name, int):
+        return NamedClass(id=class_id_or_name, subjects=[subject])
+    return NamedClass(name=class_id_or_name, subjects=[subject])
 
 
 Bind = Annotated[
@@ -355,21 +355,21 @@ def nats_options(
     if limits["max_pending"] is None:
         limits["max_pending"] = max(DEFAULT_NATS.max_pending, limits["max_payload"])
     tls = _tls(shared, **{name: values[value_name(flag)] for name, flag in TLS_FLAGS.items()})
-    own = _auth(auth or NatsAuth(), environment or {})
+    own_auth = _auth(auth or NatsAuth(), environment or {})
     if tls is None or not tls.verify_and_map:
-        own.check_credentials()
+        own_auth.check_credentials()
     try:
         settings = NatsSettings(
             limits=NatsLimits(**limits),
-            auth=replace(own, shared_users=users, shared_permissions=users_nats or {}),
+            auth=replace(own_auth, shared_users=users, shared_permissions=users_nats or {}),
             tls_required=tls is not None and not tls.optional,
             tls_available=tls is not None and tls.optional,
             tls_verify=tls is not None and tls.requires_client_certificate,
         )
     except ValueError as error:
         raise ValueError(name_limit_option(str(error))) from None
-    named = (classes or {}).values()
-    return NatsOptions(port, settings, tls, (*named, *(values["bind"] or ())))
+    named_classes = (classes or {}).values()
+    return NatsOptions(port, settings, tls, (*named_classes, *(values["bind"] or ())))
 
 
 def _auth(auth: NatsAuth, environment: Mapping[str, str]) -> NatsAuth:
@@ -388,33 +388,33 @@ def _auth(auth: NatsAuth, environment: Mapping[str, str]) -> NatsAuth:
 
 
 def _tls(
-    shared: TlsOptions | None, *, cert: Path | None, key: Path | None, **more: Any
+    shared: TlsOptions | None, *, cert: Path | None, key: Path | None, **options: Any
 ) -> TlsOptions | None:
     if cert is None and key is None and shared is not None:
         cert, key = shared.cert, shared.key
-        more["ca"] = more["ca"] or shared.ca
-        more["verify"] = more["verify"] or shared.verify
+        options["ca"] = options["ca"] or shared.ca
+        options["verify"] = options["verify"] or shared.verify
     if cert is None and key is None:
-        for name, value in more.items():
+        for name, value in options.items():
             if value:
                 raise ValueError(f"{TLS_FLAGS[name]} needs --nats-tls-cert and --nats-tls-key")
         return None
     if cert is None or key is None:
         both = "--nats-tls-cert", "--nats-tls-key"
         raise ValueError("{} needs {} too".format(*(both if key is None else both[::-1])))
-    if more["handshake_first"] and more["optional"]:
+    if options["handshake_first"] and options["optional"]:
         raise ValueError(
             "--nats-tls-handshake-first and --nats-tls-optional contradict each other: a client "
             "without TLS makes no handshake"
         )
-    if more["verify_and_map"] and more["optional"]:
+    if options["verify_and_map"] and options["optional"]:
         raise ValueError(
             "--nats-tls-verify-and-map and --nats-tls-optional contradict each other: a client "
             "without TLS has no certificate"
         )
     from simplebus.server.tls.certificates import TlsOptions
 
-    return TlsOptions(cert=cert, key=key, **more)
+    return TlsOptions(cert=cert, key=key, **options)
 
 
 def name_limit_option(text: str) -> str:

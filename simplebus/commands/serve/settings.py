@@ -106,10 +106,10 @@ def _build_plan(context: typer.Context) -> ServerPlan:
     source = context.get_parameter_source("engine")
     if source is not None and source.name == "COMMANDLINE":
         jetstream_options.check_no_secret(values["engine"])
-    chosen = server_settings(**values)
-    found = tls_options.configured_users(values["users"], config)
-    known = found.to_users(os.urandom(32))
-    listener = nats_listener(context, found, known)
+    settings = server_settings(**values)
+    configured = tls_options.configured_users(values["users"], config)
+    users = configured.to_users(os.urandom(32))
+    listener = nats_listener(context, configured, users)
     http = http_listener(context)
     options = ServeOptions(
         hosts=tuple(dict.fromkeys(values["host"] or HOSTS)),
@@ -121,102 +121,104 @@ def _build_plan(context: typer.Context) -> ServerPlan:
         http_hosts=http.hosts,
         http_names=http.names,
         tls=tls_options.tls_options(**values),
-        users=known,
+        users=users,
         per_address=values["max_connections_per_address"],
         connection_rate=values["max_connection_rate"],
         publish_rate=RateLimit(values["max_message_rate"], values["max_byte_rate"]),
         classes=(*listener.classes, *(values["last_values"] or ())),
         data_dir=values["data_dir"],
-        cluster=jetstream_options.engine_options(chosen, environment=os.environ, **values),
+        cluster=jetstream_options.engine_options(settings, environment=os.environ, **values),
         durability=Durability[values["durability"].name],
         drain_seconds=values["drain_timeout"],
         verbose=values["verbose"],
     )
     return ServerPlan(
-        chosen,
+        settings,
         options,
         values["log_level"],
         values["log_format"],
         config.bridges if config else (),
         (
-            *((*config.warnings, *config.ineffective_settings(chosen)) if config else ()),
+            *((*config.warnings, *config.ineffective_settings(settings)) if config else ()),
             *tls_options.tls_warnings((options.tls, options.nats_tls)),
-            *tls_options.certificate_user_warnings(found, (options.tls, options.nats_tls)),
+            *tls_options.certificate_user_warnings(configured, (options.tls, options.nats_tls)),
         ),
-        _setting_values(context, config) | {"users": found},
+        _setting_values(context, config) | {"users": configured},
     )
 
 
 def _setting_values(context: typer.Context, config: ConfigFile | None) -> dict[str, Any]:
     """Return the values of all settings, by their key in the configuration file."""
-    said: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for parameter in context.command.params:
         name = str(parameter.name)
         if name not in ("config", "help"):
             value = context.params[name]
             is_size = parameter.metavar == "SIZE" and isinstance(value, int)
-            said[toml_key(name)] = format_size(value) if is_size else value
+            values[toml_key(name)] = format_size(value) if is_size else value
     if config is not None:
-        said |= {f"classes.{name}": config.class_settings[name] for name in config.class_settings}
-        said |= {f"classes.{name} subjects": each for name, each in config.classes.items()}
-        said |= {"nats.users": config.auth, "bridges": config.bridges}
-    return said
+        values |= {f"classes.{name}": config.class_settings[name] for name in config.class_settings}
+        values |= {f"classes.{name} subjects": class_ for name, class_ in config.classes.items()}
+        values |= {"nats.users": config.auth, "bridges": config.bridges}
+    return values
 
 
 def reload_plan(context: typer.Context) -> ServerPlan:
-    """The same as `planned`, with the file as it is now. Raises ConfigError."""
+    """Build the server settings with the file read again. Raises ConfigError."""
     config: ConfigFile | None = context.params["config"]
     if config is None:
         return build_plan(context)
     check = ConfigCheck()
     try:
-        fresh = context.command.make_context(
+        new_context = context.command.make_context(
             context.info_name or "serve", ["--config", str(config.path)], obj=check
         )
     except typer.BadParameter as error:
         raise ConfigError(error.message) from None
-    with fresh:
+    with new_context:
         if check.messages:
             raise ConfigError(*check.messages)
         for name in context.params:
             source = context.get_parameter_source(name)
             if source is not None and source.name == "COMMANDLINE" and name != "config":
-                fresh.params[name] = context.params[name]
-                fresh.set_parameter_source(name, source)
+                new_context.params[name] = context.params[name]
+                new_context.set_parameter_source(name, source)
         try:
-            return build_plan(cast(typer.Context, fresh))
+            return build_plan(cast(typer.Context, new_context))
         except ValueError as error:
             raise ConfigError(*str(error).splitlines()) from None
 
 
-def find_changes(before: ServerPlan, now: ServerPlan) -> list[SettingChange]:
+def find_changes(old: ServerPlan, new: ServerPlan) -> list[SettingChange]:
     """Return the settings that differ."""
-    reloaded = {toml_key(name) for name in RELOADABLE_OPTIONS}
-    found = []
-    for key in dict.fromkeys((*before.values, *now.values)):
-        was, value = before.values.get(key), now.values.get(key)
-        if was != value:
-            can = key in reloaded or key.startswith(_RELOADABLE_TABLES)
-            is_plain = all(isinstance(each, str | int | float | None) for each in (was, value))
-            shown = (_format_value(was), _format_value(value)) if is_plain else ("", "")
-            found.append(SettingChange(key, *shown, is_reloaded=can))
-    return found
+    reloadable = {toml_key(name) for name in RELOADABLE_OPTIONS}
+    changes = []
+    for key in dict.fromkeys((*old.values, *new.values)):
+        old_value, new_value = old.values.get(key), new.values.get(key)
+        if old_value != new_value:
+            is_reloaded = key in reloadable or key.startswith(_RELOADABLE_TABLES)
+            is_plain = all(
+                isinstance(each, str | int | float | None) for each in (old_value, new_value)
+            )
+            texts = (_format_value(old_value), _format_value(new_value)) if is_plain else ("", "")
+            changes.append(SettingChange(key, *texts, is_reloaded=is_reloaded))
+    return changes
 
 
-def find_widened_permissions(before: ServerPlan, now: ServerPlan) -> list[str]:
+def find_widened_permissions(old: ServerPlan, new: ServerPlan) -> list[str]:
     """Return a warning for each user that gained unrestricted rights or lost denials.
 
     A file that was truncated while it was written has the same effect.
     """
-    was, found = _rights_by_user(before), []
-    for name, (free, denied) in _rights_by_user(now).items():
-        was_free, was_denied = was.get(name, (free, denied))
-        if more := free - was_free:
-            what = sorted(more) if len(free) < len(_RIGHTS) else ["do"]
-            found.append(f"user {name} may {' and '.join(what)} everything now")
-        elif less := was_denied - denied:
-            found.append(f"user {name} is not denied any more: {', '.join(sorted(less))}")
-    return found
+    old_rights, warnings = _rights_by_user(old), []
+    for name, (unrestricted, denied) in _rights_by_user(new).items():
+        old_unrestricted, old_denied = old_rights.get(name, (unrestricted, denied))
+        if gained := unrestricted - old_unrestricted:
+            actions = sorted(gained) if len(unrestricted) < len(_RIGHTS) else ["do"]
+            warnings.append(f"user {name} may {' and '.join(actions)} everything now")
+        elif lost := old_denied - denied:
+            warnings.append(f"user {name} is not denied any more: {', '.join(sorted(lost))}")
+    return warnings
 
 
 _RIGHTS = ("do", "publish to", "subscribe to")
@@ -224,43 +226,48 @@ _RIGHTS = ("do", "publish to", "subscribe to")
 
 def _rights_by_user(plan: ServerPlan) -> dict[str, tuple[set[str], set[str]]]:
     """Return, by user, the unrestricted rights and the denied classes or subjects."""
-    found: dict[str, tuple[set[str], set[str]]] = {}
+    rights: dict[str, tuple[set[str], set[str]]] = {}
     users, auth = plan.options.users, plan.options.nats.auth
     for user in users.users if users is not None else ():
-        if (may := user.permissions) is None:
-            found[repr(user.name)] = {*_RIGHTS}, set()
+        if (permissions := user.permissions) is None:
+            rights[repr(user.name)] = {*_RIGHTS}, set()
             continue
-        free = {
-            what
-            for what, rules in zip(_RIGHTS[1:], (may.publish, may.subscribe), strict=True)
+        unrestricted = {
+            action
+            for action, rules in zip(
+                _RIGHTS[1:], (permissions.publish, permissions.subscribe), strict=True
+            )
             if rules.allow is None or any(str(rule) == "*" for rule in rules.allow)
         }
-        denied = (*may.publish.deny, *may.subscribe.deny)
-        found[repr(user.name)] = free, {repr(str(rule)) for rule in denied}
-    for each in auth.users:
-        name = f"{(each.name or each.nkey)!r} of the NATS port"
-        if (says := auth.permissions_of(each)) is None:
-            found[name] = {*_RIGHTS}, set()
+        denied = (*permissions.publish.deny, *permissions.subscribe.deny)
+        rights[repr(user.name)] = unrestricted, {repr(str(rule)) for rule in denied}
+    for nats_user in auth.users:
+        name = f"{(nats_user.name or nats_user.nkey)!r} of the NATS port"
+        if (subjects := auth.permissions_of(nats_user)) is None:
+            rights[name] = {*_RIGHTS}, set()
             continue
-        allows = zip(_RIGHTS[1:], (says.publish_allow, says.subscribe_allow), strict=True)
-        free = {what for what, allow in allows if not allow or ">" in allow}
-        found[name] = free, {*map(repr, (*says.publish_deny, *says.subscribe_deny))}
-    return found
+        allows = zip(_RIGHTS[1:], (subjects.publish_allow, subjects.subscribe_allow), strict=True)
+        unrestricted = {action for action, allow in allows if not allow or ">" in allow}
+        rights[name] = (
+            unrestricted,
+            {*map(repr, (*subjects.publish_deny, *subjects.subscribe_deny))},
+        )
+    return rights
 
 
 def _format_value(value: Any) -> str:
     return "not set" if value is None else str(value)
 
 
-def apply_reload(before: ServerPlan, now: ServerPlan) -> ServerPlan:
+def apply_reload(old: ServerPlan, new: ServerPlan) -> ServerPlan:
     """Return the settings of the running server after a reload.
 
     Settings that need a restart keep their old values.
     """
-    stays = {change.key for change in find_changes(before, now) if not change.is_reloaded}
-    values = {k: v for k, v in now.values.items() if k not in stays}
-    values |= {k: v for k, v in before.values.items() if k in stays}
-    return replace(now, values=values)
+    kept_keys = {change.key for change in find_changes(old, new) if not change.is_reloaded}
+    values = {k: v for k, v in new.values.items() if k not in kept_keys}
+    values |= {k: v for k, v in old.values.items() if k in kept_keys}
+    return replace(new, values=values)
 
 
 def nats_listener(

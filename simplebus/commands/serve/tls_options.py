@@ -129,12 +129,12 @@ def configured_users(users: Path | None, config: ConfigFile | None) -> Configure
     groups = [] if config is None else [config.users]
     if users is not None:
         try:
-            found, warning = read_users_file(users)
+            users_of_file, warning = read_users_file(users)
         except ConfigError as error:
             raise ConfigError(*(f"--users: {each}" for each in error.messages)) from None
         if warning:
             logging.getLogger("simplebus").warning(warning)
-        groups.append(found)
+        groups.append(users_of_file)
     return merge_users(groups) if groups else ConfiguredUsers()
 
 
@@ -145,17 +145,17 @@ def tls_warnings(listeners: Iterable[TlsOptions | None]) -> list[str]:
     """
     from simplebus.server.tls.certificates import certificate_warnings
 
-    used = dict.fromkeys(listener for listener in listeners if listener)
-    found: dict[str, None] = {}
-    if any(listener.requires_client_certificate and listener.ca is None for listener in used):
-        found[
+    configured = dict.fromkeys(listener for listener in listeners if listener)
+    warnings: dict[str, None] = {}
+    if any(listener.requires_client_certificate and listener.ca is None for listener in configured):
+        warnings[
             "--tls-verify without --tls-ca accepts client certificates of every authority that "
             "this system trusts"
         ] = None
-    for listener in used:
+    for listener in configured:
         with contextlib.suppress(OSError):
-            found |= dict.fromkeys(certificate_warnings(listener))
-    return list(found)
+            warnings |= dict.fromkeys(certificate_warnings(listener))
+    return list(warnings)
 
 
 def certificate_user_warnings(
@@ -173,9 +173,9 @@ def certificate_user_warnings(
     ]
     if not names:
         return []
-    more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+    others = f" and {len(names) - 1} more" if len(names) > 1 else ""
     return [
-        f"user {names[0]!r}{more} can authenticate by certificate only, and no listener asks for "
+        f"user {names[0]!r}{others} can authenticate by certificate only, and no listener asks for "
         "certificates: set --tls-verify"
     ]
 
