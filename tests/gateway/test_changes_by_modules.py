@@ -32,36 +32,36 @@ def self_removing_module(where: str, gateways: list[Gateway], events: list[str])
 
     class InCallback(Module):
         async def receive(self, message: ModuleMessage) -> None:
-            await gateways[0].remove("leaver")
-            events.append("goes on")
+            await gateways[0].remove("self-removing")
+            events.append("removed")
 
         async def destroy(self) -> None:
-            events.append("ended")
+            events.append("destroyed")
 
     class InRun(Module):
         async def receive(self, message: ModuleMessage) -> None:
             self.received = True
 
         async def run(self) -> None:
-            while not hasattr(self, "heard"):  # noqa: ASYNC110
+            while not hasattr(self, "received"):  # noqa: ASYNC110
                 await trio.sleep(0.001)
-            await gateways[0].remove("leaver")
-            events.append("goes on")
+            await gateways[0].remove("self-removing")
+            events.append("removed")
 
         async def destroy(self) -> None:
-            events.append("ended")
+            events.append("destroyed")
 
     class InThread(BlockingModule):
         def receive(self, message: ModuleMessage) -> None:
-            trio.from_thread.run(gateways[0].remove, "leaver", trio_token=token)
-            events.append("goes on")
+            trio.from_thread.run(gateways[0].remove, "self-removing", trio_token=token)
+            events.append("removed")
 
         def destroy(self) -> None:
-            events.append("ended")
+            events.append("destroyed")
 
     token = trio.lowlevel.current_trio_token()
     factory = {"callback": InCallback, "run": InRun, "thread": InThread}[where]
-    return ModulePlan("leaver", "x", factory=factory)
+    return ModulePlan("self-removing", "x", factory=factory)
 
 
 @pytest.mark.parametrize("where", ["callback", "run", "thread"])
@@ -74,20 +74,20 @@ async def test_module_can_remove_itself_and_free_its_name(where: str) -> None:
             ModulePlan.of("other", "tests.gateway.sample_modules:Recorder"),
             self_removing_module(where, gateways, events),
         ),
-        ((EVERYONE, "leaver"),),
+        ((EVERYONE, "self-removing"),),
     )
     async with open_gateway(plan) as gateway:
         gateways.append(gateway)
         gateway.listen(names.append)
         await gateway.publish(GO)
-        await wait_until(lambda: "ended" in events)
-        assert events == ["goes on", "ended"]
+        await wait_until(lambda: "destroyed" in events)
+        assert events == ["removed", "destroyed"]
         assert gateway.names == ("other",)
         assert names == [("other",)]
         assert gateway.statistics().links == ()
         with trio.fail_after(60):
-            await gateway.add(ModulePlan.of("leaver", "tests.gateway.sample_modules:Recorder"))
-        assert gateway.health()["modules"]["leaver"]["state"] == "running"
+            await gateway.add(ModulePlan.of("self-removing", "tests.gateway.sample_modules:Recorder"))
+        assert gateway.health()["modules"]["self-removing"]["state"] == "running"
 
 
 async def test_module_can_apply_plan_without_itself() -> None:

@@ -179,8 +179,8 @@ settings = {{ to = "{url}", class = 7, data_dir = "{folder / "kept"}" }}
 
 
 BROKEN = [
-    ("", "there is nothing in it: expected [modules.NAME] for each module"),
-    ("# not yet\n", "there is nothing in it"),
+    ("", "the file is empty: expected [modules.NAME] for each module"),
+    ("# not yet\n", "the file is empty"),
     ("[modules.clock\n", "not valid TOML"),
     ("[modules.sink]\nmodul = 3\n", "'modul' is unknown; did you mean"),
     ('[modules.clock]\nmodule = "exits_of_test:It"\n', "fails when it is imported: SystemExit"),
@@ -212,7 +212,7 @@ def test_broken_or_empty_file_changes_nothing(folder: Path) -> None:
     lines = [line for line in told.splitlines() if failure in line]
     for line, (_, why) in zip(lines, BROKEN, strict=True):
         assert why in line
-    assert told.count("sink' restarts") == 0, "who is as before goes on"
+    assert told.count("sink' restarts") == 0, "an unchanged module is not restarted"
 
 
 STUCK = '''
@@ -340,11 +340,11 @@ def test_earlier_loss_is_not_reported_at_end(folder: Path) -> None:
     file.write_text(SINK % path + CLOCK % "one" + stuck)
     with running_program("gateway", str(file), "--drain-timeout", "0.2") as gateway:
         wait_stored_count(path, 3)
-        # From then on it says one thing more, behind all that it has said.
+        # The next plan publishes one more message, after all earlier ones.
         file.write_text(SINK % path + LAST_WORD)
         gateway.signal(signal.SIGHUP)
         assert gateway.read_line() == "simplebus gateway ready modules=3"
-        gateway.wait_for_stderr("read ")
+        gateway.wait_for_stderr("reloaded ")
         wait_stored(path, "last")
         gateway.signal(signal.SIGTERM)
         status, _, told = gateway.wait()

@@ -55,7 +55,7 @@ KINDS = [BlockingHealth, AsyncHealth, ImmediateHealth]
 
 
 def plan_with_health(kind: Any, health_function: Callable[[], Any]) -> GatewayPlan:
-    made = type("Made", (kind,), {"says": staticmethod(health_function)})
+    made = type("Made", (kind,), {"health_function": staticmethod(health_function)})
     return GatewayPlan((ModulePlan("a", "x", factory=made),), (("*", "a"),))
 
 

@@ -129,13 +129,13 @@ def test_mutated_bytes_raise_only_malformed_error(
         (b"\xa1\x61" + EMPTY[2:], "begins with a1 60, got a1 61"),
         (EMPTY[:-1], "at least 15 bytes, got 14"),
         (b"\xa1\x60\0\0\0", "at least 14 bytes, got 5"),
-        (EMPTY + b"x", "there are 15 bytes, got 16"),
+        (EMPTY + b"x", "the total size is 15 bytes, but there are 16"),
         (bytes.fromhex("a160 01 0000000f ffffffff 00000000"), "4,294,967,295 properties"),
         (bytes.fromhex("a160 01 0000000f 00000000 00000001"), "expected 0 for the content's size"),
         (bytes.fromhex("a160 01 00000011 00000001 4100 42424200"), "expected the size"),
         (bytes.fromhex("a160 01 00000011 00000001 414141414141"), "end with a NUL"),
-        (bytes.fromhex("a160 01 00000012 00000001 ff00 00 00000000"), "no UTF-8"),
-        (bytes.fromhex("a160 01 00000015 00000002 00 00 00 00 00000000 0000"), "twice"),
+        (bytes.fromhex("a160 01 00000012 00000001 ff00 00 00000000"), "not valid UTF-8"),
+        (bytes.fromhex("a160 01 00000015 00000002 00 00 00 00 00000000 0000"), "have the same name"),
     ],
 )
 def test_malformed_error_names_expectation(data: bytes, why: str) -> None:
