@@ -62,7 +62,7 @@ async def test_what_nobody_was_there_for_is_told_at_every_door(
                 (await messages.get()).ack()
             said = await explained(publisher, lambda said: said.stored == 3)  # Removed later.
             assert (said.backlog, said.floor, said.unknown) == (0, 2, "")
-            assert "a subscription without a name, which this door has not" in said.waits_for
+            assert "a subscription without a name, not held by this server" in said.waits_for
             said = await reader.explain(7)
             assert said.waits_for.startswith("the oldest stored message is held by session")
             assert "its acknowledgements" in said.waits_for
@@ -87,11 +87,11 @@ async def test_a_durable_that_is_away_is_no_first_subscription_to_come(
                 said = await where.explain(7)
                 assert (said.stored, said.backlog, said.positions) == (5, 0, [])
                 assert said.waits_for == (
-                    "the oldest stored message is held by the durable 'my till', which no door "
-                    "has; 5 messages wait for it"
+                    "the oldest stored message is held by the durable 'my till', held by no "
+                    "server; 5 messages wait for it"
                 )
             async with elsewhere.subscribe(7, durable="my till", auto_ack=False) as messages:
-                assert "'my till', which another door has" in (await bus.explain(7)).waits_for
+                assert "'my till', held by another server" in (await bus.explain(7)).waits_for
                 said = await elsewhere.explain(7)
                 assert "held by the durable 'my till'; " in said.waits_for
                 for _ in NUMBERED:
@@ -124,7 +124,7 @@ async def test_what_is_not_known_is_said_not_to_be(
         assert "stored:" not in shown(said)
         with monkeypatch.context() as patch:
             patch.setattr(link, "api_request", silence)
-            patch.setattr(backlog, "PATIENCE_SECONDS", 0.2)
+            patch.setattr(backlog, "COUNT_SECONDS", 0.2)
             assert (await bus.explain(7)).unknown == "the cluster has not answered within 0.2 s"
         assert (await bus.explain(7)).backlog == 5
 
@@ -149,6 +149,6 @@ async def test_whatever_goes_wrong_when_it_is_counted_ends_no_door(
             assert not caplog.records
             with asked_in_vain(cluster_of(up).link, lambda subject: ValueError("on purpose")):
                 said = await bus.explain(7)
-            assert said.unknown == "a fault of the door's own: its log says which"
-            assert "what lies in its stream could not be counted" in caplog.text
+            assert said.unknown == "internal error of the server; see its log"
+            assert "unexpected error while counting its stream" in caplog.text
             assert (await bus.explain(7)).stored == 5

@@ -86,7 +86,7 @@ async def test_nobody_moves_what_is_another_ones(jetstream_server: NatsServer) -
             assert (await peer.read_frame())[0] == frames.CONNECT
             await peer.send(subscribe(1, 1, durable="d", start="earliest", seek=True))
             told = await peer.read_frame()
-            assert (b"not its own to move" in told) == (who == "bob")
+            assert (b"may not move or remove" in told) == (who == "bob")
             assert (told[0] == frames.SUBSCRIBE) == (who != "bob")
             await peer.stream.aclose()
             await until(lambda: not (cluster_of(doors[1]).feeds or cluster_of(doors[1]).is_busy))

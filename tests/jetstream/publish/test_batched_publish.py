@@ -60,7 +60,7 @@ class ChainStream(Stream):
         headers = dict(line.split(": ") for line in block.split("\r\n")[1:-2])
         id_ = headers.get("Nats-Msg-Id", "")
         if self.sid_of(message) != CHAIN_SID:
-            return super().handle_fast_batch_acks(message)
+            return super().hear(message)
         if self.loses():
             return []
         inbox, name, flow, mode, step, kind, _ = message.reply[len(b"_INBOX.") :].split(b".")
