@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from functools import partial
 
 import pytest
@@ -10,6 +12,7 @@ import trio
 import simplebus
 from simplebus.jetstream.backend import JetStreamBackend
 from simplebus.jetstream.publish import class_queue
+from simplebus.server.run import RunningServer
 from tests.jetstream.nats_servers import NatsServer
 from tests.jetstream.stateless_servers import (
     PATIENCE_SECONDS,
@@ -23,6 +26,16 @@ from tests.jetstream.stateless_servers import (
 FULL, FREE = 8, 7
 
 
+@asynccontextmanager
+async def two_clients(up: RunningServer) -> AsyncIterator[tuple[simplebus.Bus, simplebus.Bus]]:
+    """Connect two named clients to a server."""
+    async with (
+        simplebus.connect(address(up), name="one") as one,
+        simplebus.connect(address(up), name="two") as two,
+    ):
+        yield one, two
+
+
 async def test_a_class_whose_subject_is_another_streams_holds_up_no_other(
     jetstream_server: NatsServer,
 ) -> None:
@@ -32,8 +45,7 @@ async def test_a_class_whose_subject_is_another_streams_holds_up_no_other(
         other = f"other_{cluster.names.prefix}"
         body = {"name": other, "subjects": [cluster.names.class_subject(FULL)], "storage": "memory"}
         async with (
-            simplebus.connect(address(up), name="one") as one,
-            simplebus.connect(address(up), name="two") as two,
+            two_clients(up) as (one, two),
             trio.open_nursery() as nursery,
         ):
             with trio.fail_after(PATIENCE_SECONDS):
@@ -52,8 +64,7 @@ async def test_a_class_whose_stream_is_full_holds_up_no_other(
     async with door(cluster) as up:
         publisher = cluster_of(up).publisher
         async with (
-            simplebus.connect(address(up), name="one") as one,
-            simplebus.connect(address(up), name="two") as two,
+            two_clients(up) as (one, two),
             trio.open_nursery() as nursery,
         ):
             with trio.fail_after(PATIENCE_SECONDS):
@@ -78,8 +89,7 @@ async def test_of_a_class_of_which_much_waits_no_more_is_accepted_and_all_is_sto
     async with door(cluster) as up:
         ring_of = cluster_of(up)._broker.classes
         async with (
-            simplebus.connect(address(up), name="one") as one,
-            simplebus.connect(address(up), name="two") as two,
+            two_clients(up) as (one, two),
             trio.open_nursery() as nursery,
         ):
             with trio.fail_after(PATIENCE_SECONDS):
@@ -107,8 +117,7 @@ async def test_what_lies_in_a_full_class_is_seen_and_purged_and_the_rest_is_stor
     async with door(cluster) as up:
         publisher = cluster_of(up).publisher
         async with (
-            simplebus.connect(address(up), name="one") as one,
-            simplebus.connect(address(up), name="two") as two,
+            two_clients(up) as (one, two),
             trio.open_nursery() as nursery,
         ):
             with trio.fail_after(PATIENCE_SECONDS):
