@@ -23,7 +23,7 @@ from simplebus.core.protocol.durability import Durability
 from simplebus.core.settings import Settings
 from simplebus.server.journal.pump import JournalPump, RunInLoop, load, trio_loop_caller
 from simplebus.server.server import new_bus_id
-from simplebus.storage.directory import take
+from simplebus.storage.directory import lock_directory
 
 
 class MemoryJournal:
@@ -37,11 +37,11 @@ class MemoryJournal:
         self._call_in_loop = trio_loop_caller() if self._is_in_trio else _asyncio_loop_caller()
         self._has_unsaved_positions = True
         """True if positions may have changed since the last scan."""
-        self._directory = take(path, new_bus=new_bus_id())
+        self._directory = lock_directory(path, new_bus=new_bus_id())
         try:
             self.broker = Broker(
                 settings,
-                identity=self._directory.bus,
+                identity=self._directory.bus_id,
                 run_id=new_bus_id(),
                 commit_log=CommitLog(level),
             )

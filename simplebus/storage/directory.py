@@ -1,6 +1,6 @@
-"""The directory of a journal: whose it is, and that it is used by one server at a time.
+"""Directory of a journal: format, identity and lock.
 
-Rule 1: a directory that is not plainly ours, or is of a later format, is refused and not touched.
+A directory that was not created by simplebus, or has a later format, is refused and not changed.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 
 import msgspec
 
-from simplebus.storage.append_file import sync_folder
+from simplebus.storage.append_file import sync_directory
 from simplebus.storage.errors import JournalError, JournalInUseError
 from simplebus.storage.file_names import CLASSES, LOCK, STAMP, STATE
 
@@ -23,92 +23,90 @@ VERSION = 1
 _DRAFT = STAMP + ".new"
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 _EARLY = {LOCK, _DRAFT}
-"""What may be there before the stamp is."""
+"""Files that may exist before the stamp."""
 
 
 class Stamp(msgspec.Struct, frozen=True):
-    """What a directory says of itself."""
+    """Content of the file that identifies a journal."""
 
     format: str
     version: int
     bus: str = ""
-    """Identity of the bus whose memory this is."""
+    """Identity of the bus."""
 
 
 @dataclass(frozen=True, slots=True)
-class Directory:
-    """One that is ours. With `lock`, nobody else's until `close`."""
+class JournalDirectory:
+    """Directory of a journal, locked or for reading."""
 
     path: Path
-    bus: str
+    bus_id: str
     lock: int | None = None
-    """The descriptor that holds the lock."""
+    """File descriptor that holds the lock; None if it is open for reading only."""
     boot: str = ""
-    """Which run of the machine this is; empty where the system does not say."""
+    """Boot id of the system; empty if unknown."""
 
     def close(self) -> None:
-        """Let others have it."""
+        """Release the lock."""
         if self.lock is not None:
             os.close(self.lock)
 
 
-def look(path: Path) -> Directory:
-    """A directory that is there, without a lock: to be read. Raises JournalError."""
+def open_directory(path: Path) -> JournalDirectory:
+    """Open an existing journal for reading, without a lock. Raises JournalError."""
     stamp = _read_stamp(path)
     if stamp is None:
-        raise JournalError(f"{path} holds no journal: there is no {STAMP} in it")
-    return Directory(path, stamp.bus)
+        raise JournalError(f"{path} is not a journal: it contains no {STAMP}")
+    return JournalDirectory(path, stamp.bus)
 
 
-def take(path: Path, *, new_bus: str) -> Directory:
-    """A directory to be used, made if it is not there; a new one is that of the bus `new_bus`.
+def lock_directory(path: Path, *, new_bus: str) -> JournalDirectory:
+    """Lock a journal for writing. Create it, for the bus `new_bus`, if it does not exist.
 
-    Raises JournalError: it is used by another server, is another program's or a later version's, or
-    the system does not allow it.
+    Raises:
+        JournalError: Another server uses the directory, it belongs to another program or a later
+            version, or a system call failed.
     """
     try:
         if not path.is_dir():
             path.mkdir(parents=True, mode=0o750)
-            sync_folder(path.parent)
+            sync_directory(path.parent)
         stamp = _stamp_or_empty(path)
         lock = _lock(path)
         try:
-            if stamp is None:  # Comes before all else: what a crash leaves here is ours.
+            if stamp is None:  # Written first, so that a crash leaves a valid journal.
                 stamp = Stamp(FORMAT, VERSION, new_bus)
                 _write_stamp(path, stamp)
             for folder in (CLASSES, STATE):
                 if not (path / folder).is_dir():
                     (path / folder).mkdir(mode=0o750)
-                    sync_folder(path)
+                    sync_directory(path)
         except BaseException:
             os.close(lock)
             raise
     except OSError as error:
-        raise JournalError(f"{path} cannot be used as a journal: {error.strerror}") from None
-    return Directory(path, stamp.bus, lock, _boot())
+        raise JournalError(f"cannot use {path} as a journal: {error.strerror}") from None
+    return JournalDirectory(path, stamp.bus, lock, _boot())
 
 
-def check(path: Path) -> None:
-    """Whether `take` may have it, as far as that is seen without a change that stays.
-
-    Raises JournalError.
-    """
+def check_directory(path: Path) -> None:
+    """Check that `lock_directory` would succeed, without lasting changes. Raises JournalError."""
     try:
         if path.exists():
             if not path.is_dir():
-                raise JournalError(f"{path} is no directory")
+                raise JournalError(f"{path} is not a directory")
             _stamp_or_empty(path)
             if not os.access(path, os.W_OK | os.X_OK):
-                raise JournalError(f"{path} is closed to this user")
+                raise JournalError(f"{path} is not writable for this user")
             return
         place = next(each for each in path.absolute().parents if each.exists())
         if not place.is_dir():
-            raise JournalError(f"{place} is no directory")
-        # Tried, not asked: root is told that it may, also where nobody can, as in /proc.
+            raise JournalError(f"{place} is not a directory")
+        # Try it: for root, os.access succeeds even where no file can be created, as in /proc.
         with tempfile.TemporaryDirectory(prefix=".simplebus-", dir=place):
             pass
     except OSError as error:
-        raise JournalError(f"{path} cannot be made: {error.strerror}") from None
+        raise JournalError(f"cannot create {path}: {error.strerror}") from None
 
 
 def _stamp_or_empty(path: Path) -> Stamp | None:
@@ -117,7 +115,7 @@ def _stamp_or_empty(path: Path) -> Stamp | None:
         others = sorted(each.name for each in path.iterdir() if each.name not in _EARLY)
         if others:
             raise JournalError(
-                f"{path} is no journal: it holds {others[0]!r}, and no {STAMP}; "
+                f"{path} is not a journal: it contains {others[0]!r} but no {STAMP}; "
                 "a new journal needs an empty directory"
             )
     return stamp
@@ -149,23 +147,23 @@ def _read_stamp(path: Path) -> Stamp | None:
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise JournalError(f"{path / STAMP} cannot be read: {error.strerror}") from None
+        raise JournalError(f"cannot read {path / STAMP}: {error.strerror}") from None
     try:
         stamp = msgspec.json.decode(text, type=Stamp)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise JournalError(f"{path / STAMP} is no stamp of a journal: {error}") from None
+        raise JournalError(f"{path / STAMP} is invalid: {error}") from None
     if stamp.format != FORMAT:
-        raise JournalError(f"{path} is of the format {stamp.format!r}, expected {FORMAT!r}")
+        raise JournalError(f"{path} has the format {stamp.format!r}, expected {FORMAT!r}")
     if stamp.version != VERSION:
         raise JournalError(
-            f"{path} is of version {stamp.version}; this program knows version {VERSION}"
-            + (", so a later one has written it" if stamp.version > VERSION else "")
+            f"{path} has version {stamp.version}, expected version {VERSION}"
+            + ("; it was written by a newer simplebus" if stamp.version > VERSION else "")
         )
     return stamp
 
 
 def _write_stamp(path: Path, stamp: Stamp) -> None:
-    """All of it or nothing."""
+    """Write the stamp atomically."""
     draft = path / _DRAFT
     with contextlib.suppress(FileNotFoundError):
         draft.unlink()
@@ -174,4 +172,4 @@ def _write_stamp(path: Path, stamp: Stamp) -> None:
         file.flush()
         os.fsync(file.fileno())
     draft.replace(path / STAMP)
-    sync_folder(path)
+    sync_directory(path)

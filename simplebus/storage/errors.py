@@ -1,4 +1,4 @@
-"""Why a directory cannot be used."""
+"""Exceptions of the journal."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from simplebus.core.errors import BusError
 
 
 class JournalError(BusError):
-    """A directory, or a file in it, cannot be used as a journal; says where and why."""
+    """A directory or a file in it cannot be used as a journal."""
 
 
 class JournalInUseError(JournalError):

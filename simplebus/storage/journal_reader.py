@@ -1,16 +1,13 @@
-"""The messages of a class, for who reads a journal that is another's; a server may write meanwhile.
+"""Reads the messages of a class from a journal that another process may be writing.
 
-Rule 1: nothing is locked and nothing is written. What a server is just writing is not there yet.
-Rule 2: what is told to be there is made safe first. Who notes how far he has read must not find
-other messages under those sequences after a power cut, and what was written a moment ago may be in
-the system's memory alone.
-Rule 3: messages are there up to the first record that is not whole, as for a server that recovers.
-Rule 4: only a file that has its final length is mapped into memory: where one is cut off under its
-reader, the system ends the process.
+Nothing is locked or changed. Everything that is reported is synced first: a reader that stores its
+progress must not find other messages under those sequences after a power failure. Messages end at
+the first damaged record, as in recovery. Only files of final length are mapped into memory, because
+the system kills a process that reads a truncated mapping.
 
     segment      │ segment      │ last segment
-    mapped       │ mapped       │ walked once, record by record │ being written │ zeros
-    first                                                       head
+    mapped       │ mapped       │ read once, record by record │ being written │ zeros
+    first                                                     head
 """
 
 from __future__ import annotations
@@ -26,117 +23,123 @@ from itertools import pairwise
 from pathlib import Path
 from time import time
 
-from simplebus.core.limits import SPARE_BYTES, TIMES_STEP_SECONDS
+from simplebus.core.limits import RECEIVE_PADDING_BYTES, TIME_INDEX_STEP_SECONDS
 from simplebus.storage import records
 from simplebus.storage.append_file import sync_file
 from simplebus.storage.errors import JournalError
 from simplebus.storage.file_names import CLASSES, STATE, file_name, file_number, folder_name
-from simplebus.storage.records import End, Kind, Record
-from simplebus.storage.segments import Files, Recovered, read_state
+from simplebus.storage.records import EndOfRecords, Record, RecordKind
+from simplebus.storage.segments import FileBuffer, RecoveryResult, read_state
 
-# So much is handed out together; a record that has more alone.
-_PIECE_BYTES = 1024 * 1024
+# Size of a block; a larger record is a block of its own.
+_BLOCK_BYTES = 1024 * 1024
 _WINDOW_BYTES = 256 * 1024
-# How old a file's time must be to say that nothing came since: the system's clock for it is coarse.
+# Age at which a file's modification time proves that nothing was written since; it is coarse.
 _SETTLED_SECONDS = 10.0
-# Files go and come while they are looked at; no server is so quick that this is not enough.
-_TURNS_MAX = 100
+# Files may appear and disappear while they are read; no server is fast enough to exceed this.
+_RETRIES_MAX = 100
 _NO_SYNC = {errno.EINVAL, errno.EROFS}
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
-    """Messages that follow one another."""
+class MessageBlock:
+    """Consecutive messages."""
 
     first: int
-    """The first one's sequence."""
+    """Sequence of the first message."""
     count: int
     times: list[tuple[int, float]]
-    """When messages were accepted, in seconds since 1970, and with which one that begins."""
+    """Runs of messages with one acceptance time: first sequence, and seconds since 1970."""
     buffer: bytearray
-    """Their frames back to back, as their publishers sent them, and SPARE_BYTES."""
+    """Frames back to back, as published, followed by RECEIVE_PADDING_BYTES."""
 
     @property
     def size(self) -> int:
         """Bytes of frames."""
-        return len(self.buffer) - SPARE_BYTES
+        return len(self.buffer) - RECEIVE_PADDING_BYTES
 
 
 @dataclass(frozen=True, slots=True)
 class _Tail:
-    """How far the last segment was looked through."""
+    """Progress of reading the last segment."""
 
     first: int = -1
-    """By which it is called."""
+    """First sequence of the segment."""
     inode: int = 0
     at: int = 0
-    """Where its whole records end."""
+    """Offset after the last intact record."""
     head: int = 0
-    """The sequence behind them."""
-    seen: tuple[int, int] = (0, 0)
-    """Its size and time then; a file that still has them holds nothing new."""
+    """Sequence after the last intact record."""
+    size_and_mtime: tuple[int, int] = (0, 0)
+    """Size and modification time of the file; unchanged if nothing was written since."""
 
 
-class ClassFiles:
-    """The segments of one class in the journal at `path`. Raises JournalError."""
+class ClassJournalReader:
+    """Reader of the segments of one class. Raises JournalError."""
 
     def __init__(self, path: Path, class_id: int) -> None:
         self.problem = ""
-        """Why `pieces` came to no more, where that is not for the end of what was written."""
+        """Damage at which `read_blocks` ended; empty if it ended at the end of the data."""
         self._class_id = class_id
         self._folder = path / CLASSES / folder_name(class_id)
         self._tail = _Tail()
-        self._safe: set[int] = set()
-        """Segments that are on disk, by their first sequences."""
+        self._synced_segments: set[int] = set()
+        """Synced segments, by first sequence."""
 
     @property
-    def is_there(self) -> bool:
-        """Whether a message was ever in it."""
+    def exists(self) -> bool:
+        """True if the class has a file."""
         return bool(self._firsts())
 
-    def extent(self) -> tuple[int, int]:
-        """The first sequence, and the one behind the last. All between them is safe then."""
-        for _ in range(_TURNS_MAX):
+    def read_extent(self) -> tuple[int, int]:
+        """Return the first sequence and the sequence after the last message. All these messages
+        are synced.
+        """
+        for _ in range(_RETRIES_MAX):
             firsts = self._firsts()
             if not firsts:
                 return 0, 0
             try:
                 return firsts[0], self._head(firsts)
-            except FileNotFoundError:  # Nobody needed it any longer.
+            except FileNotFoundError:  # The server removed the segment.
                 continue
             except OSError as error:
-                raise _unread(self._folder, error) from None
-        raise _restless(self._folder)
+                raise _read_error(self._folder, error) from None
+        raise _changing_error(self._folder)
 
-    def pieces(self, first: int, last: int) -> Iterator[Piece]:
-        """What is there of the messages first..last-1, in order, and perhaps some before and behind
-        them: records are whole."""
+    def read_blocks(self, first: int, last: int) -> Iterator[MessageBlock]:
+        """Yield the messages first..last-1, as far as present, in order.
+
+        Records are read whole, so earlier and later messages may be included.
+        """
         group: list[tuple[Record, memoryview]] = []
         size = 0
         for data, record in self._records(first, last):
-            if group and size + record.body_bytes > _PIECE_BYTES:
-                yield _piece(group)
+            if group and size + record.body_bytes > _BLOCK_BYTES:
+                yield _join_records(group)
                 group, size = [], 0
-            group.append((record, data[record.body_at : record.end]))
+            group.append((record, data[record.body_offset : record.end]))
             size += record.body_bytes
         if group:
-            yield _piece(group)
+            yield _join_records(group)
 
-    def first_since(self, seconds: float) -> int | None:
-        """The first message that was accepted then or later; a few accepted within
-        TIMES_STEP_SECONDS before it may come with it. None: there is none yet."""
+    def find_first_since(self, seconds: float) -> int | None:
+        """Return the first message that was accepted at or after a time; None if there is none yet.
+
+        Messages up to TIME_INDEX_STEP_SECONDS older may be included.
+        """
         firsts = self._firsts()
-        at = bisect_left(firsts[:-1], seconds, key=self._begins)
+        at = bisect_left(firsts[:-1], seconds, key=self._start_time)
         for first, following in pairwise([*firsts[max(0, at - 1) :], None]):
             assert first is not None
-            with contextlib.suppress(FileNotFoundError):  # Then it was later than that.
+            with contextlib.suppress(FileNotFoundError):  # Removed: the time is in a later one.
                 for _, record in self._headers(first, following):
-                    if record.time + TIMES_STEP_SECONDS > seconds:
+                    if record.time + TIME_INDEX_STEP_SECONDS > seconds:
                         return record.first
         return None
 
-    def _begins(self, first: int) -> float:
-        """When the first message of a segment was accepted that is not the last one."""
+    def _start_time(self, first: int) -> float:
+        """Return the acceptance time of the first message of a segment that is not the last one."""
         with contextlib.suppress(FileNotFoundError):
             for _, record in self._headers(first, first + 1):
                 return record.time
@@ -149,73 +152,74 @@ class ClassFiles:
         except FileNotFoundError:
             return []
         except OSError as error:
-            raise _unread(self._folder, error) from None
+            raise _read_error(self._folder, error) from None
 
-    # How far it goes -----------------------------------------------------------------------------
+    # Extent --------------------------------------------------------------------------------------
 
     def _head(self, firsts: list[int]) -> int:
         first, tail = firsts[-1], self._tail
         with (self._folder / file_name(first)).open("rb", buffering=0) as file:
             status = os.fstat(file.fileno())
-            seen = status.st_size, status.st_mtime_ns
+            size_and_mtime = status.st_size, status.st_mtime_ns
             if (tail.first, tail.inode) != (first, status.st_ino) or status.st_size < tail.at:
                 tail = _Tail(first, status.st_ino, 0, first)
-            if tail.seen != seen:
-                tail = self._walked(file.fileno(), tail)
+            if tail.size_and_mtime != size_and_mtime:
+                tail = self._walk(file.fileno(), tail)
                 if status.st_mtime < time() - _SETTLED_SECONDS:
-                    tail = replace(tail, seen=seen)
+                    tail = replace(tail, size_and_mtime=size_and_mtime)
             if (tail.first, tail.inode, tail.head) != (
                 self._tail.first,
                 self._tail.inode,
                 self._tail.head,
             ):
-                make_safe(self._folder / file_name(first))
-        self._make_safe(firsts)
+                sync_path(self._folder / file_name(first))
+        self._sync_segments(firsts)
         self._tail = tail
         return tail.head
 
-    def _walked(self, descriptor: int, tail: _Tail) -> _Tail:
-        """Past the records that are whole, and follow one another."""
+    def _walk(self, descriptor: int, tail: _Tail) -> _Tail:
+        """Advance past intact, consecutive records."""
         at, head, window = tail.at, tail.head, _WINDOW_BYTES
         while True:
             data = memoryview(os.pread(descriptor, window, at))
-            found = records.read(data, 0)
-            if isinstance(found, End):
+            found = records.read_record(data, 0)
+            if isinstance(found, EndOfRecords):
                 if found.problem and len(data) == window:
-                    window *= 4  # It may be longer than what was looked at.
+                    window *= 4  # The record may be longer than the window.
                     continue
                 return replace(tail, at=at, head=head)
             while isinstance(found, Record):
                 if not self._is_next(found, head):
                     return replace(tail, at=at, head=head)
-                at, head = at + found.end - found.at, found.last
-                found = records.read(data, found.end)
+                at, head = at + found.end - found.offset, found.last
+                found = records.read_record(data, found.end)
 
     def _is_next(self, record: Record, expected: int) -> bool:
         return (
-            record.kind == Kind.MESSAGES
+            record.kind == RecordKind.MESSAGES
             and record.class_id == self._class_id
             and record.first == expected
-            and record.messages > 0
+            and record.message_count > 0
         )
 
-    def _make_safe(self, firsts: list[int]) -> None:
-        """Have all segments on disk, and their names; the last one's content is."""
+    def _sync_segments(self, firsts: list[int]) -> None:
+        """Sync all segments except the content of the last one, and their names."""
         for first in firsts[:-1]:
-            if first not in self._safe:
-                make_safe(self._folder / file_name(first))
-                self._safe.add(first)
+            if first not in self._synced_segments:
+                sync_path(self._folder / file_name(first))
+                self._synced_segments.add(first)
         if self._tail.first != firsts[-1]:
-            make_safe(self._folder)
-            make_safe(self._folder.parent)
+            sync_path(self._folder)
+            sync_path(self._folder.parent)
 
-    # What is in it -------------------------------------------------------------------------------
+    # Records -------------------------------------------------------------------------------------
 
     def _records(self, first: int, last: int) -> Iterator[tuple[memoryview, Record]]:
-        """The whole records that have some of the messages first..last-1, and the bytes that they
-        are in."""
+        """Yield the intact records with some of the messages first..last-1, and the data of their
+        file.
+        """
         misses = 0
-        while first < last and misses < _TURNS_MAX:
+        while first < last and misses < _RETRIES_MAX:
             firsts = self._firsts()
             index = max(0, bisect_right(firsts, first) - 1)
             if not firsts or firsts[index] >= last:
@@ -227,8 +231,8 @@ class ClassFiles:
                     if record.first >= last:
                         return
                     if record.last > first:
-                        if not records.is_whole(data, record):
-                            self.problem = records.WRONG_CHECKSUM
+                        if not records.is_intact(data, record):
+                            self.problem = records.CHECKSUM_MISMATCH
                             return
                         yield data, record
                     expected = record.last
@@ -239,21 +243,24 @@ class ClassFiles:
                 return
             first = following
         if first < last:
-            raise _restless(self._folder)
+            raise _changing_error(self._folder)
 
     def _headers(self, first: int, following: int | None) -> Iterator[tuple[memoryview, Record]]:
-        """The records of one segment, up to where the next one begins; their bodies are not looked
-        at. Raises FileNotFoundError."""
+        """Yield the records of one segment up to the next one, without verifying bodies.
+
+        Raises:
+            FileNotFoundError: The server removed the segment.
+        """
         data = self._bytes(first, is_final=following is not None)
         self.problem = ""
         at, expected = 0, first
         while following is None or expected < following:
-            record = records.read(data, at, whole=False)
-            if isinstance(record, End):
+            record = records.read_record(data, at, verify_body=False)
+            if isinstance(record, EndOfRecords):
                 self.problem = record.problem
                 return
             if not self._is_next(record, expected):
-                self.problem = f"another record is where message {expected} is to be"
+                self.problem = f"expected message {expected}, found another record"
                 return
             yield data, record
             at, expected = record.end, record.last
@@ -268,40 +275,44 @@ class ClassFiles:
         except FileNotFoundError:
             raise
         except OSError as error:
-            raise _unread(path, error) from None
+            raise _read_error(path, error) from None
 
 
-def _piece(group: list[tuple[Record, memoryview]]) -> Piece:
-    """Records that follow one another, as one."""
+def _join_records(group: list[tuple[Record, memoryview]]) -> MessageBlock:
+    """Join consecutive records."""
     found = [record for record, _ in group]
-    buffer = bytearray().join([*(body for _, body in group), bytes(SPARE_BYTES)])
+    buffer = bytearray().join([*(body for _, body in group), bytes(RECEIVE_PADDING_BYTES)])
     first = found[0].first
-    return Piece(first, found[-1].last - first, [(each.first, each.time) for each in found], buffer)
+    return MessageBlock(
+        first, found[-1].last - first, [(each.first, each.time) for each in found], buffer
+    )
 
 
 def class_names(path: Path) -> dict[int, str]:
-    """The name of each class that the journal at `path` knows, empty for none; they are on disk
-    then. Raises JournalError."""
+    """Return the name of each class in the journal at `path`, empty for none. The names are synced.
+
+    Raises:
+        JournalError: The journal cannot be read.
+    """
     folder = path / STATE
-    for turn in range(_TURNS_MAX):
+    for turn in range(_RETRIES_MAX):
         try:
-            image, _ = read_state(folder, Files(), Recovered())
+            image, _ = read_state(folder, FileBuffer(), RecoveryResult())
             for name in os.listdir(folder):
-                make_safe(folder / name)
-            make_safe(folder)
-        except (JournalError, FileNotFoundError):  # A newer one has replaced it.
-            if turn == _TURNS_MAX - 1:
+                sync_path(folder / name)
+            sync_path(folder)
+        except (JournalError, FileNotFoundError):  # A newer state file has replaced it.
+            if turn == _RETRIES_MAX - 1:
                 raise
         except OSError as error:
-            raise _unread(folder, error) from None
+            raise _read_error(folder, error) from None
         else:
             return {each.class_id: each.name for each in image.classes.values()}
-    raise _restless(folder)
+    raise _changing_error(folder)
 
 
-def make_safe(path: Path) -> None:
-    """Have on disk what is in a file, or the names in a folder, whoever wrote them. Raises OSError,
-    unless the files cannot be written here at all."""
+def sync_path(path: Path) -> None:
+    """Sync a file, or the names in a directory. Raises OSError, except on a read-only file system."""
     try:
         sync_file(path)
     except OSError as error:
@@ -309,9 +320,9 @@ def make_safe(path: Path) -> None:
             raise
 
 
-def _unread(path: Path, error: OSError) -> JournalError:
-    return JournalError(f"{path} cannot be read: {error.strerror}")
+def _read_error(path: Path, error: OSError) -> JournalError:
+    return JournalError(f"cannot read {path}: {error.strerror}")
 
 
-def _restless(path: Path) -> JournalError:
+def _changing_error(path: Path) -> JournalError:
     return JournalError(f"{path} changes faster than it can be read")

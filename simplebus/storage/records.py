@@ -1,13 +1,12 @@
-"""What stands in the journal's files: records, one behind the other, and zeros behind the last one.
+"""Record format of the journal's files.
 
-Rule 1: this file knows bytes, never files. Whatever the bytes are, reading them gives records and
-the place where they end, with the reason; nothing is raised.
-Rule 2: a header has a checksum of its own, so that one may walk over records without reading them.
-Rule 3: numbers are little-endian, and nothing is aligned.
+A file contains records back to back, followed by zeros. Decoding never raises: it returns records,
+or the offset and reason of the end. The header has a checksum of its own, so that readers can skip
+bodies. Numbers are little-endian and unaligned.
 
-    header   magic "sbj1"  kind  class  sizes of meta and frames  count  lot  first  time  checksums
-    meta     MessagePack: whose the messages are; empty where they are nobody's
-    frames   whole wire frames back to back; or, of another kind, what has changed
+    header   magic "sbj1"  kind  class  sizes of meta and body  count  batch  first  time  checksums
+    meta     MessagePack: publishers of the messages; empty without publisher names
+    body     wire frames back to back; or encoded changes or a snapshot
 """
 
 from __future__ import annotations
@@ -24,121 +23,134 @@ import msgspec
 from simplebus.core.commit_log import JournalEntry
 
 MAGIC = b"sbj1"
-"""The last character is the format's version."""
+"""The last character is the version of the format."""
 
 _HEADER = struct.Struct("<4sBBHIIIQQdI")
 _CHECKSUM = struct.Struct("<I")
 HEADER_BYTES = _HEADER.size + _CHECKSUM.size
 BODY_BYTES_MAX = (1 << 32) - 1
 
-WRONG_CHECKSUM = "a record's checksum is wrong"
+CHECKSUM_MISMATCH = "checksum mismatch"
 
 _KINDS = frozenset((1, 2, 3))
 _publishers = msgspec.msgpack.Decoder(list[tuple[int, str]])
 
 
-class Kind(enum.IntEnum):
-    """What a record holds."""
+class RecordKind(enum.IntEnum):
+    """Content of a record."""
 
     MESSAGES = 1
     CHANGES = 2
-    """What has changed since the record before it."""
+    """Changes since the previous record."""
     SNAPSHOT = 3
-    """All that changes are about."""
+    """Complete state."""
 
 
 class Record(NamedTuple):
-    """One record's header, and where it stands."""
+    """Header of a record, and its place."""
 
-    at: int
-    """Where it begins."""
+    offset: int
     kind: int
-    """One of `Kind`."""
+    """A `RecordKind`."""
     class_id: int
     meta_bytes: int
     body_bytes: int
-    """Of frames, or of what has changed."""
-    messages: int
-    """How many."""
-    lot: int
+    message_count: int
+    batch_number: int
     first: int
     """Sequence of the first message."""
     time: float
-    """When they were accepted: seconds since 1970."""
+    """Acceptance time of the messages: seconds since 1970."""
     checksum: int
     """Of meta and body."""
 
     @property
     def last(self) -> int:
-        """The sequence behind its last message."""
-        return self.first + self.messages
+        """Sequence after the last message."""
+        return self.first + self.message_count
 
     @property
-    def body_at(self) -> int:
-        return self.at + HEADER_BYTES + self.meta_bytes
+    def body_offset(self) -> int:
+        return self.offset + HEADER_BYTES + self.meta_bytes
 
     @property
     def end(self) -> int:
-        """Where the next one begins."""
-        return self.body_at + self.body_bytes
+        """Offset of the next record."""
+        return self.body_offset + self.body_bytes
 
 
 @dataclass(frozen=True, slots=True)
-class End:
-    """No whole record stands here."""
+class EndOfRecords:
+    """Place without an intact record."""
 
-    at: int
+    offset: int
     problem: str = ""
-    """Why not; empty where nothing was written."""
+    """Damage at this place; empty if nothing was written."""
 
 
-def read(data: memoryview, at: int, *, whole: bool = True) -> Record | End:
-    """The record that begins at `at`. `whole` says whether its body is looked at, too."""
+def read_record(data: memoryview, at: int, *, verify_body: bool = True) -> Record | EndOfRecords:
+    """Return the record at an offset, or the end of the records.
+
+    With `verify_body`, the checksum of the body is verified.
+    """
     record = read_header(data, at)
     if record is None:
-        cut = bytes(data[at : at + HEADER_BYTES])
-        if any(cut):
-            return End(at, f"a header of {HEADER_BYTES} bytes is cut off after {len(cut)}")
-        return End(at)
-    if isinstance(record, End):
+        header_start = bytes(data[at : at + HEADER_BYTES])
+        if any(header_start):
+            return EndOfRecords(
+                at, f"incomplete header ({len(header_start)} of {HEADER_BYTES} bytes)"
+            )
+        return EndOfRecords(at)
+    if isinstance(record, EndOfRecords):
         return record
     if record.end > len(data):
-        return End(at, f"a record of {record.end - at} bytes is cut off after {len(data) - at}")
-    if whole and not is_whole(data, record):
-        return End(at, WRONG_CHECKSUM)
+        return EndOfRecords(at, f"incomplete record ({len(data) - at} of {record.end - at} bytes)")
+    if verify_body and not is_intact(data, record):
+        return EndOfRecords(at, CHECKSUM_MISMATCH)
     return record
 
 
-def read_header(data: memoryview, at: int) -> Record | End | None:
-    """The same of its header alone, whatever follows; None where that is not all there."""
+def read_header(data: memoryview, at: int) -> Record | EndOfRecords | None:
+    """Return the record of a header, without its body; None if the header is incomplete."""
     header = data[at : at + HEADER_BYTES]
     if len(header) < HEADER_BYTES:
         return None
-    magic, kind, flags, class_id, meta_bytes, body_bytes, count, lot, first, time, checksum = (
-        _HEADER.unpack_from(header)
-    )
+    (
+        magic,
+        kind,
+        flags,
+        class_id,
+        meta_bytes,
+        body_bytes,
+        count,
+        batch_number,
+        first,
+        time,
+        checksum,
+    ) = _HEADER.unpack_from(header)
     if _CHECKSUM.unpack_from(header, _HEADER.size)[0] != zlib.crc32(header[: _HEADER.size]):
         if not any(header):
-            return End(at)
-        return End(at, "a header's checksum is wrong")
+            return EndOfRecords(at)
+        return EndOfRecords(at, "header checksum mismatch")
     if magic != MAGIC or flags or kind not in _KINDS:
-        return End(
+        return EndOfRecords(
             at,
-            f"a record of the format {magic!r}, kind {kind}, flags {flags} is none that is known",
+            f"unknown record format {magic!r}, kind {kind}, flags {flags}",
         )
-    return Record(at, kind, class_id, meta_bytes, body_bytes, count, lot, first, time, checksum)
+    return Record(
+        at, kind, class_id, meta_bytes, body_bytes, count, batch_number, first, time, checksum
+    )
 
 
-def search(data: memoryview, at: int, *, class_id: int, first: int) -> Iterator[Record]:
-    """The whole records of messages of this class from sequence `first` on that stand at `at` or
-    behind it, whatever is between them."""
+def find_records(data: memoryview, at: int, *, class_id: int, first: int) -> Iterator[Record]:
+    """Yield the intact message records of a class from sequence `first` on, skipping damaged bytes."""
     content = bytes(data[at:])
     place = 0
     while (place := content.find(MAGIC, place)) >= 0:
-        found = read(data, at + place)
+        found = read_record(data, at + place)
         if (
             isinstance(found, Record)
-            and (found.kind, found.class_id) == (Kind.MESSAGES, class_id)
+            and (found.kind, found.class_id) == (RecordKind.MESSAGES, class_id)
             and found.first >= first
         ):
             yield found
@@ -147,41 +159,48 @@ def search(data: memoryview, at: int, *, class_id: int, first: int) -> Iterator[
             place += 1
 
 
-def is_whole(data: memoryview, record: Record) -> bool:
-    """Whether a record's body is what was written."""
-    return zlib.crc32(data[record.at + HEADER_BYTES : record.end]) == record.checksum
+def is_intact(data: memoryview, record: Record) -> bool:
+    """Return True if the checksum of the record's body matches."""
+    return zlib.crc32(data[record.offset + HEADER_BYTES : record.end]) == record.checksum
 
 
-def publishers_of(data: memoryview, record: Record) -> list[tuple[int, str]]:
-    """How many messages in a row are whose, as in `Entry.publishers`. The record is whole."""
+def decode_producer_runs(data: memoryview, record: Record) -> list[tuple[int, str]]:
+    """Return runs of messages of one publisher, as in `JournalEntry.producer_runs`."""
     if not record.meta_bytes:
-        return [(record.messages, "")]
-    return _publishers.decode(data[record.at + HEADER_BYTES : record.body_at])
+        return [(record.message_count, "")]
+    return _publishers.decode(data[record.offset + HEADER_BYTES : record.body_offset])
 
 
-def of_entry(entry: JournalEntry, lot: int) -> list[bytes]:
-    """Messages as a record, in pieces."""
+def encode_entry(entry: JournalEntry, batch_number: int) -> list[bytes]:
+    """Encode messages as a record, in pieces."""
     meta = b""
-    if any(name for _, name in entry.publishers):
-        meta = msgspec.msgpack.encode(entry.publishers)
+    if any(name for _, name in entry.producer_runs):
+        meta = msgspec.msgpack.encode(entry.producer_runs)
     return _record(
-        Kind.MESSAGES, entry.frames, entry.class_id, meta, entry.count, lot, entry.first, entry.time
+        RecordKind.MESSAGES,
+        entry.frames,
+        entry.class_id,
+        meta,
+        entry.message_count,
+        batch_number,
+        entry.first_sequence,
+        entry.accepted_at,
     )
 
 
-def of_changes(changes: bytes, lot: int, *, is_snapshot: bool = False) -> list[bytes]:
-    """What has changed, or a snapshot, as a record."""
-    kind = Kind.SNAPSHOT if is_snapshot else Kind.CHANGES
-    return _record(kind, [changes], lot=lot)
+def encode_changes(changes: bytes, batch_number: int, *, is_snapshot: bool = False) -> list[bytes]:
+    """Encode changes or a snapshot as a record, in pieces."""
+    kind = RecordKind.SNAPSHOT if is_snapshot else RecordKind.CHANGES
+    return _record(kind, [changes], batch_number=batch_number)
 
 
 def _record(
-    kind: Kind,
+    kind: RecordKind,
     body: Sequence[bytes],
     class_id: int = 0,
     meta: bytes = b"",
     count: int = 0,
-    lot: int = 0,
+    batch_number: int = 0,
     first: int = 0,
     time: float = 0.0,
 ) -> list[bytes]:
@@ -189,7 +208,7 @@ def _record(
     assert size <= BODY_BYTES_MAX, size
     checksum = _crc([meta, *body])
     header = _HEADER.pack(
-        MAGIC, kind, 0, class_id, len(meta), size, count, lot, first, time, checksum
+        MAGIC, kind, 0, class_id, len(meta), size, count, batch_number, first, time, checksum
     )
     return [header + _CHECKSUM.pack(zlib.crc32(header)) + meta, *body]
 

@@ -1,7 +1,7 @@
-"""Messages of a journal read back while it is written.
+"""Reads spilled messages back from segments that are still being written.
 
-Rule 1: only what is written is asked for, so all of it is there: what is not is damaged, and said.
-Rule 2: where a record begins is remembered as it is passed, so that who reads on searches nothing.
+Only written messages are requested, so missing ones are damage and are reported. Offsets of records
+are remembered, so that sequential reads need no search.
 """
 
 from __future__ import annotations
@@ -15,71 +15,77 @@ from pathlib import Path
 from simplebus.core.message_class.spill import SpilledRange, SpillRead
 from simplebus.storage import records
 from simplebus.storage.file_names import CLASSES, file_name, file_number, folder_name
-from simplebus.storage.records import End, Record
+from simplebus.storage.records import EndOfRecords, Record
 
-# So much is read at once where only headers are of interest, and at the least.
+# Smallest read, also used when only headers are needed.
 _WALK_BYTES = 64 * 1024
-# Of so many segments it is remembered where records begin.
+# Segments whose record offsets are remembered.
 _SEGMENTS_MAX = 256
-# And in each of them one record in so many bytes, but for where reading has stopped.
+# Distance of remembered offsets, besides those at which a read ended.
 _STEP_BYTES = 256 * 1024
 
 
 @dataclass(slots=True)
-class _Segment:
-    """What is known of one."""
+class _SegmentIndex:
+    """Known record offsets of a segment."""
 
     path: Path
     firsts: list[int] = field(default_factory=list)
-    """Sequences with which records begin, ascending."""
-    places: list[int] = field(default_factory=list)
-    """And where."""
+    """First sequences of records, ascending."""
+    offsets: list[int] = field(default_factory=list)
+    """Offsets of these records."""
 
-    def note(self, first: int, place: int) -> None:
-        at = bisect_right(self.firsts, first)
-        if not at or self.firsts[at - 1] != first:
-            self.firsts.insert(at, first)
-            self.places.insert(at, place)
+    def add(self, first: int, offset: int) -> None:
+        index = bisect_right(self.firsts, first)
+        if not index or self.firsts[index - 1] != first:
+            self.firsts.insert(index, first)
+            self.offsets.insert(index, offset)
 
-    def nearest(self, first: int) -> tuple[int, int]:
-        """The last known record that begins at `first` or before: its sequence, and where."""
-        at = bisect_right(self.firsts, first) - 1
-        return self.firsts[at], self.places[at]
+    def find_before(self, first: int) -> tuple[int, int]:
+        """Return the sequence and offset of the last known record that begins at `first` or before."""
+        index = bisect_right(self.firsts, first) - 1
+        return self.firsts[index], self.offsets[index]
 
 
-class JournalReader:
-    """Of the journal in one directory."""
+class SegmentReader:
+    """Reader of the segments in one journal directory."""
 
     def __init__(self, path: Path) -> None:
         self._folder = path / CLASSES
-        self._segments: OrderedDict[tuple[int, int], _Segment] = OrderedDict()
-        """By class and first sequence, the one that was used last at the end."""
+        self._segments: OrderedDict[tuple[int, int], _SegmentIndex] = OrderedDict()
+        """Indexes by class and first sequence, the most recently used last."""
         self._firsts: dict[int, list[int]] = {}
-        """By class: with what its segments begin."""
+        """First sequences of the segments of each class."""
         self.problems: list[str] = []
-        """What was found to be damaged, a sentence each; whoever looks at them clears it."""
+        """Descriptions of the damage found; the caller clears the list."""
 
     def read(self, read: SpillRead) -> list[SpilledRange]:
-        """Messages from read.first on, without a gap: more of them in front, perhaps, as records
-        are read whole. Raises OSError."""
+        """Read contiguous messages from read.first on. Raises OSError.
+
+        Records are read whole, so earlier messages may be included.
+        """
         found: list[SpilledRange] = []
-        at, space = read.first, read.bytes_max
-        while at < read.last and space > 0:
-            segment, end = self._segment(read.class_id, at, read.last)
+        sequence, remaining_bytes = read.first, read.bytes_max
+        while sequence < read.last and remaining_bytes > 0:
+            segment, end = self._segment(read.class_id, sequence, read.last)
             if segment is None:
-                found.append(self._lost(read.class_id, at, end, "there is no file for them"))
-                at = end
+                found.append(
+                    self._report_lost(read.class_id, sequence, end, "no file contains them")
+                )
+                sequence = end
                 continue
-            at, space = self._read_segment(read.class_id, segment, at, end, space, found)
+            sequence, remaining_bytes = self._read_segment(
+                read.class_id, segment, sequence, end, remaining_bytes, found
+            )
         return found
 
-    def _segment(self, class_id: int, at: int, last: int) -> tuple[_Segment | None, int]:
-        """The segment that a message is in, and where it ends, or the reading."""
+    def _segment(self, class_id: int, sequence: int, last: int) -> tuple[_SegmentIndex | None, int]:
+        """Return the segment of a sequence, and the end of the segment or of the read."""
         firsts = self._firsts.get(class_id, [])
-        index = bisect_right(firsts, at) - 1
-        if index < 0 or index == len(firsts) - 1:  # There may be newer ones.
+        index = bisect_right(firsts, sequence) - 1
+        if index < 0 or index == len(firsts) - 1:  # There may be newer segments.
             firsts = self._firsts[class_id] = self._list(class_id)
-            index = bisect_right(firsts, at) - 1
+            index = bisect_right(firsts, sequence) - 1
         end = min(last, firsts[index + 1]) if index + 1 < len(firsts) else last
         if index < 0:
             return None, end
@@ -87,7 +93,7 @@ class JournalReader:
         segment = self._segments.get(key)
         if segment is None:
             path = self._folder / folder_name(class_id) / file_name(firsts[index])
-            segment = self._segments[key] = _Segment(path, [firsts[index]], [0])
+            segment = self._segments[key] = _SegmentIndex(path, [firsts[index]], [0])
             if len(self._segments) > _SEGMENTS_MAX:
                 self._segments.popitem(last=False)
         self._segments.move_to_end(key)
@@ -101,104 +107,121 @@ class JournalReader:
     def _read_segment(
         self,
         class_id: int,
-        segment: _Segment,
-        at: int,
+        segment: _SegmentIndex,
+        sequence: int,
         end: int,
-        space: int,
+        remaining_bytes: int,
         found: list[SpilledRange],
     ) -> tuple[int, int]:
-        """Read on in one segment. Returns where it stopped, and how many bytes may follow."""
+        """Read from one segment. Returns the next sequence and the remaining bytes."""
         descriptor = os.open(segment.path, os.O_RDONLY | os.O_CLOEXEC)
         try:
             size = os.fstat(descriptor).st_size
-            place = self._find(descriptor, size, segment, at)
-            while at < end and space > 0:
-                data, base = _read_at(descriptor, place, max(space, _WALK_BYTES), size), place
-                while at < end and space > 0:
-                    record = records.read(data, place - base)
-                    if isinstance(record, End) and record.at > 0 and base + len(data) < size:
-                        break  # Perhaps the rest of it was not read yet.
-                    if isinstance(record, End):
-                        at, place = self._damaged(
-                            descriptor, size, class_id, segment, at, end, place, record, found
+            offset = self._find(descriptor, size, segment, sequence)
+            while sequence < end and remaining_bytes > 0:
+                data, base = (
+                    _read_at(descriptor, offset, max(remaining_bytes, _WALK_BYTES), size),
+                    offset,
+                )
+                while sequence < end and remaining_bytes > 0:
+                    record = records.read_record(data, offset - base)
+                    if (
+                        isinstance(record, EndOfRecords)
+                        and record.offset > 0
+                        and base + len(data) < size
+                    ):
+                        break  # The rest of the record may not be read yet.
+                    if isinstance(record, EndOfRecords):
+                        sequence, offset = self._skip_damage(
+                            descriptor,
+                            size,
+                            class_id,
+                            segment,
+                            sequence,
+                            end,
+                            offset,
+                            record,
+                            found,
                         )
                         continue
-                    place = base + record.end
-                    if record.first > at:
-                        why = f"{segment.path} goes on with message {record.first}"
-                        found.append(self._lost(class_id, at, record.first, why))
-                    if record.last > at:
-                        found.append(_stretch(data, record))
-                        at = record.last
-                    space -= record.body_bytes
-            segment.note(at, place)
+                    offset = base + record.end
+                    if record.first > sequence:
+                        reason = f"{segment.path} goes on with message {record.first}"
+                        found.append(self._report_lost(class_id, sequence, record.first, reason))
+                    if record.last > sequence:
+                        found.append(_to_range(data, record))
+                        sequence = record.last
+                    remaining_bytes -= record.body_bytes
+            segment.add(sequence, offset)
         finally:
             os.close(descriptor)
-        return at, space
+        return sequence, remaining_bytes
 
-    def _find(self, descriptor: int, size: int, segment: _Segment, at: int) -> int:
-        """Where the record begins that a message is in, or the first that is none."""
-        first, place = segment.nearest(at)
-        noted = place
-        data, base = memoryview(b""), place
+    def _find(self, descriptor: int, size: int, segment: _SegmentIndex, sequence: int) -> int:
+        """Return the offset of the record that contains a sequence, or of the first damaged record."""
+        first, offset = segment.find_before(sequence)
+        noted = offset
+        data, base = memoryview(b""), offset
         while True:
-            header = records.read_header(data, place - base)
+            header = records.read_header(data, offset - base)
             if header is None:
-                if base < place or not data:
-                    data, base = _read_at(descriptor, place, _WALK_BYTES, size), place
+                if base < offset or not data:
+                    data, base = _read_at(descriptor, offset, _WALK_BYTES, size), offset
                     if len(data) >= records.HEADER_BYTES:
                         continue
-                return place
-            if isinstance(header, End) or at < header.last or header.first != first:
-                return place
-            first, place = header.last, place + header.end - header.at
-            if place - noted >= _STEP_BYTES:
-                segment.note(first, place)
-                noted = place
+                return offset
+            if isinstance(header, EndOfRecords) or sequence < header.last or header.first != first:
+                return offset
+            first, offset = header.last, offset + header.end - header.offset
+            if offset - noted >= _STEP_BYTES:
+                segment.add(first, offset)
+                noted = offset
 
-    def _damaged(
+    def _skip_damage(
         self,
         descriptor: int,
         size: int,
         class_id: int,
-        segment: _Segment,
-        at: int,
+        segment: _SegmentIndex,
+        sequence: int,
         end: int,
-        place: int,
-        problem: End,
+        offset: int,
+        problem: EndOfRecords,
         found: list[SpilledRange],
     ) -> tuple[int, int]:
-        """What stands there is no whole record. Returns with which message to go on, and where."""
-        rest = memoryview(os.pread(descriptor, max(0, size - place), place))
+        """Report a damaged record. Returns the sequence and offset at which to continue."""
+        rest = memoryview(os.pread(descriptor, max(0, size - offset), offset))
         header = records.read_header(rest, 0)
-        why = problem.problem or "nothing was written there"
-        if isinstance(header, Record) and header.first <= at < header.last <= end:
-            last, place = header.last, place + header.end
+        reason = problem.problem or "nothing was written there"
+        if isinstance(header, Record) and header.first <= sequence < header.last <= end:
+            last, offset = header.last, offset + header.end
         else:
-            behind = records.search(rest, 1, class_id=class_id, first=at + 1)
+            behind = records.find_records(rest, 1, class_id=class_id, first=sequence + 1)
             following = next(behind, None)
             last = end if following is None else min(end, following.first)
-            place += 0 if following is None else following.at
-        found.append(self._lost(class_id, at, last, f"{segment.path}, byte {place}: {why}"))
-        return last, place
+            offset += 0 if following is None else following.offset
+        found.append(
+            self._report_lost(class_id, sequence, last, f"{segment.path}, byte {offset}: {reason}")
+        )
+        return last, offset
 
-    def _lost(self, class_id: int, first: int, last: int, why: str) -> SpilledRange:
+    def _report_lost(self, class_id: int, first: int, last: int, reason: str) -> SpilledRange:
         self.problems.append(
-            f"class {class_id}: the messages from {first} to {last} cannot be read and are left "
-            f"out: {why}"
+            f"class {class_id}: skipped messages {first}-{last - 1} ({last - first} messages): "
+            f"{reason}"
         )
         return SpilledRange(first, last - first, 0.0, b"")
 
 
-def _read_at(descriptor: int, place: int, count: int, size: int) -> memoryview:
-    """So many bytes from there on; if a record begins there, all of it."""
-    data = os.pread(descriptor, count, place)
+def _read_at(descriptor: int, offset: int, count: int, size: int) -> memoryview:
+    """Read `count` bytes from an offset, or the whole record that begins there."""
+    data = os.pread(descriptor, count, offset)
     header = records.read_header(memoryview(data), 0)
-    if isinstance(header, Record) and len(data) < header.end <= size - place:
-        data = os.pread(descriptor, header.end, place)
+    if isinstance(header, Record) and len(data) < header.end <= size - offset:
+        data = os.pread(descriptor, header.end, offset)
     return memoryview(data)
 
 
-def _stretch(data: memoryview, record: Record) -> SpilledRange:
-    frames = bytes(data[record.body_at : record.end])
-    return SpilledRange(record.first, record.messages, record.time, frames)
+def _to_range(data: memoryview, record: Record) -> SpilledRange:
+    frames = bytes(data[record.body_offset : record.end])
+    return SpilledRange(record.first, record.message_count, record.time, frames)

@@ -1,9 +1,9 @@
-"""What is whole in the files of a journal: of a class's segments, and of what is kept beside them.
+"""Reading of segments and state files, with detection of damage.
 
-Rule 1: a class goes on up to its first record that is not whole, and what lies behind that is said
-and left out; nothing here writes into a file. One whose messages nobody needs is passed; but where
-nothing is behind such a one, that is no end, and is said as well.
-Rule 2: nothing here knows a broker: what is made of the records is their readers' business.
+A class ends at its first damaged record; later data is reported and skipped, and no file is
+changed.
+A damaged record whose messages are not needed is skipped, too. If nothing follows a damaged record,
+that is reported as damage, because a power failure may have removed what followed.
 """
 
 from __future__ import annotations
@@ -15,146 +15,170 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from simplebus.core.limits import SPARE_BYTES
-from simplebus.core.snapshot import RecoveredState, ClassSnapshot, decode
+from simplebus.core.limits import RECEIVE_PADDING_BYTES
+from simplebus.core.snapshot import ClassSnapshot, RecoveredState, decode_changes
 from simplebus.storage import records
 from simplebus.storage.errors import JournalError
 from simplebus.storage.file_names import file_name, file_number
-from simplebus.storage.records import End, Kind, Record
+from simplebus.storage.records import EndOfRecords, Record, RecordKind
 
 
 @dataclass(slots=True)
-class Recovered:
-    """What was found."""
+class RecoveryResult:
+    """Result of reading a journal."""
 
-    messages: int = 0
-    lot: int = 0
-    """The highest number of a lot."""
-    dropped: list[str] = field(default_factory=list)
-    """What was left out and why, a sentence each."""
-    given_up: list[Path] = field(default_factory=list)
-    """Files of which nothing counts."""
-    heads: dict[int, int] = field(default_factory=dict)
-    """By class: its head when all that is known beside messages was written as a whole."""
+    message_count: int = 0
+    last_batch_number: int = 0
+    """Highest number of a write batch."""
+    problems: list[str] = field(default_factory=list)
+    """Descriptions of the damage and of the skipped messages."""
+    ignored_files: list[Path] = field(default_factory=list)
+    """Files without valid data."""
+    snapshot_heads: dict[int, int] = field(default_factory=dict)
+    """Head of each class in the last snapshot."""
 
 
-class Files:
-    """Reads files whole into one piece of memory, which is used again."""
+class FileBuffer:
+    """Reads whole files into one reused buffer."""
 
     def __init__(self) -> None:
         self.buffer = bytearray()
 
     def read(self, path: Path) -> memoryview:
-        """A file's content, until the next call; SPARE_BYTES follow it. Raises JournalError."""
+        """Return the content of a file, valid until the next call.
+
+        RECEIVE_PADDING_BYTES follow the content in the buffer. Raises JournalError.
+        """
         try:
             with path.open("rb", buffering=0) as file:
                 size = os.fstat(file.fileno()).st_size
-                if len(self.buffer) < size + SPARE_BYTES:
-                    self.buffer = bytearray(size + SPARE_BYTES)
+                if len(self.buffer) < size + RECEIVE_PADDING_BYTES:
+                    self.buffer = bytearray(size + RECEIVE_PADDING_BYTES)
                 view = memoryview(self.buffer)
                 at = 0
                 while at < size and (count := file.readinto(view[at:size])):
                     at += count
         except OSError as error:
-            raise JournalError(f"{path} cannot be read: {error.strerror}") from None
+            raise JournalError(f"cannot read {path}: {error.strerror}") from None
         return view[:at]
 
 
-def read_state(folder: Path, files: Files, found: Recovered) -> tuple[RecoveredState, dict[str, int]]:
-    """What the files of changes amount to, and by the name of each publisher the first lot that is
-    news of it; by "" that of all others."""
+def read_state(
+    folder: Path, files: FileBuffer, found: RecoveryResult
+) -> tuple[RecoveredState, dict[str, int]]:
+    """Read the newest intact state file.
+
+    Returns:
+        The state, and by publisher name the first write batch whose records are newer than the
+        state;
+        by "" that of all other publishers.
+    """
     for number in sorted(numbers(folder), reverse=True):
         path = folder / file_name(number)
         data = files.read(path)
-        record = records.read(data, 0)
-        if isinstance(record, End) or record.kind != Kind.SNAPSHOT:
-            # The server was stopped before this one was whole: then the one before it counts.
+        record = records.read_record(data, 0)
+        if isinstance(record, EndOfRecords) or record.kind != RecordKind.SNAPSHOT:
+            # The server was stopped while writing this file; the previous one is valid.
             if isinstance(record, Record) or record.problem:
-                found.dropped.append(f"{path}: it begins with no whole snapshot")
+                found.problems.append(f"{path}: no intact snapshot at the start; ignored the file")
             continue
-        image, since = RecoveredState(), {"": record.lot + 1}
+        state, news_since = RecoveredState(), {"": record.batch_number + 1}
         while isinstance(record, Record):
-            found.lot = max(found.lot, record.lot)
+            found.last_batch_number = max(found.last_batch_number, record.batch_number)
             try:
-                changes = decode(data[record.body_at : record.end])
+                changes = decode_changes(data[record.body_offset : record.end])
             except ValueError as error:
-                found.dropped.append(f"{path}: from byte {record.at} on: {error}")
+                found.problems.append(f"{path}: {error} at byte {record.offset}; skipped the rest")
                 break
-            image.apply(changes, record.lot)
-            if record.kind == Kind.SNAPSHOT:
-                found.heads = {number: each.head for number, each in image.classes.items()}
-            if record.kind == Kind.CHANGES:
-                since.update((each.name, record.lot) for each in changes.publishers)
-            record = records.read(data, record.end)
-        if isinstance(record, End) and record.problem:
-            found.dropped.append(f"{path}: from byte {record.at} on: {record.problem}")
-        return image, since
+            state.apply_changes(changes, record.batch_number)
+            if record.kind == RecordKind.SNAPSHOT:
+                found.snapshot_heads = {number: each.head for number, each in state.classes.items()}
+            if record.kind == RecordKind.CHANGES:
+                news_since.update((each.name, record.batch_number) for each in changes.producers)
+            record = records.read_record(data, record.end)
+        if isinstance(record, EndOfRecords) and record.problem:
+            found.problems.append(
+                f"{path}: {record.problem} at byte {record.offset}; skipped the rest"
+            )
+        return state, news_since
     return RecoveredState(), {"": 0}
 
 
-class Segments:
-    """A class's segments, in order, as far as they follow one another."""
+class SegmentChain:
+    """Segments of a class, in order, as far as they are contiguous."""
 
     def __init__(
         self,
         folder: Path,
         class_id: int,
-        files: Files,
-        found: Recovered,
+        files: FileBuffer,
+        found: RecoveryResult,
         *,
-        goes_on_below: float = 0,
+        continue_below_batch: float = 0,
         known_head: float = math.inf,
-        goes_on_at: int = -1,
+        continue_at_sequence: int = -1,
     ) -> None:
-        """What lies behind something that is not whole is read, too, if its lot is below this, and
-        it was there when that was known beside messages: what was given up stays so. What begins at
-        this message is read, too: what is missing before it was missing when that was accepted."""
+        """List the segments of a class.
+
+        Args:
+            continue_below_batch: Continue after damage with records of lower write batches, if
+                they were
+                stored when the state was written. Data that was skipped before stays skipped.
+            known_head: Head of the class in the state.
+            continue_at_sequence: Continue after missing messages with this sequence: they were
+                missing
+                already when it was accepted.
+        """
         self.class_id = class_id
-        self.lost = 0
-        """Messages that are left out, as far as it is known how many they are."""
-        self._goes_on_below = goes_on_below
+        self.lost_count = 0
+        """Number of skipped messages, as far as known."""
+        self._continue_below = continue_below_batch
         self._known_head = known_head
-        self._goes_on_at = goes_on_at
+        self._continue_at = continue_at_sequence
         self.firsts = sorted(numbers(folder)) if folder.is_dir() else []
         self.first = self.firsts[0] if self.firsts else None
-        """The first message that there is a file for."""
-        self.has_said = False
-        """Whether what is missing at their end was said."""
+        """First sequence with a file; None without files."""
+        self.has_reported_end = False
+        """True if missing messages at the end were reported."""
         self.head = self.firsts[0] if self.firsts else 0
-        """The sequence behind the last message, when all records were read."""
+        """Sequence after the last message, once all records were read."""
         self._folder = folder
         self._files = files
         self._found = found
 
-    def starts(self) -> list[Start]:
-        """How each begins."""
+    def starts(self) -> list[SegmentStart]:
+        """Return the first record header of each segment."""
         return list(self._starts(0))
 
-    def _starts(self, since: int) -> Iterator[Start]:
-        return (_start(self._folder / file_name(first)) for first in self.firsts[since:])
+    def _starts(self, news_since: int) -> Iterator[SegmentStart]:
+        return (_start(self._folder / file_name(first)) for first in self.firsts[news_since:])
 
-    def leave_out_old(self) -> None:
-        """Leave out, as `headers` does, those that are back, without reading any: lots ascend."""
+    def ignore_outdated(self) -> None:
+        """Ignore segments that reappeared, like `headers`, but without reading: batch numbers
+        ascend.
+        """
         latest = 0
         for first, start in zip(list(self.firsts), self.starts(), strict=True):
-            if start.header is not None and start.header.lot < latest:
-                self._leave_out(self.firsts.index(first))
+            if start.header is not None and start.header.batch_number < latest:
+                self._ignore_segment(self.firsts.index(first))
             elif start.header is not None:
-                latest = start.header.lot
+                latest = start.header.batch_number
 
-    def begin_at(self, number: int) -> None:
-        """Leave out so many segments in front."""
+    def skip_front(self, number: int) -> None:
+        """Skip the first `number` segments."""
         del self.firsts[:number]
         self.head = self.firsts[0]
 
-    def records(self, wanted: Callable[[Record], bool]) -> Iterator[tuple[memoryview, Record]]:
-        """Each whole record that is wanted, and the bytes of the file that it is in."""
-        for data, record in self.headers(wanted):
-            if wanted(record):
+    def records(self, is_wanted: Callable[[Record], bool]) -> Iterator[tuple[memoryview, Record]]:
+        """Yield the intact records that are wanted, with the data of their file."""
+        for data, record in self.headers(is_wanted):
+            if is_wanted(record):
                 yield data, record
 
-    def headers(self, wanted: Callable[[Record], bool]) -> Iterator[tuple[memoryview, Record]]:
-        """The same with the others, of which only the header was looked at."""
+    def headers(self, is_wanted: Callable[[Record], bool]) -> Iterator[tuple[memoryview, Record]]:
+        """Yield all records with the data of their file. Bodies of unwanted records are not
+        verified.
+        """
         for at, first in enumerate(self.firsts):
             following = self._following(at)
             path = self._folder / file_name(first)
@@ -163,178 +187,204 @@ class Segments:
             is_torn = False
             while True:
                 if following is not None and self.head >= following:
-                    if not self._is_old(following, data, position, lot):
+                    if not self._is_outdated(following, data, position, lot):
                         break
-                    self._leave_out(at + 1)
+                    self._ignore_segment(at + 1)
                     following = self._following(at)
                     continue
-                record = self._next(data, position, wanted)
+                record = self._next(data, position, is_wanted)
                 if isinstance(record, Record):
-                    if following is None and not is_torn and not wanted(record):
-                        is_torn = not records.is_whole(data, record)
+                    if following is None and not is_torn and not is_wanted(record):
+                        is_torn = not records.is_intact(data, record)
                     yield data, record
-                    self.head, position, lot = record.last, record.end, record.lot
+                    self.head, position, lot = record.last, record.end, record.batch_number
                     continue
                 problem = record.problem
-                if not problem and is_torn:  # A power cut may have left nothing of what was here.
-                    problem = "nothing, behind a record that is not whole"
+                if not problem and is_torn:  # A power failure may have removed what followed.
+                    problem = "no data after a damaged record"
                 if not problem:
                     break
-                behind = self._behind(data, position, following)
-                end = behind[-1].last if behind else self.head
-                goes_on = bool(behind) and self._may_go_on(behind[0])
-                if goes_on:
-                    end = behind[0].first
-                self._say(
-                    _sentence(path, len(data), position, problem, self.head, end),
-                    is_all=bool(record.problem or behind),
+                intact = self._intact_records_after(data, position, following)
+                end = intact[-1].last if intact else self.head
+                can_continue = bool(intact) and self._can_continue_at(intact[0])
+                if can_continue:
+                    end = intact[0].first
+                self._report(
+                    _describe_damage(path, position, problem, self.class_id, self.head, end),
+                    is_complete=bool(record.problem or intact),
                 )
-                if not goes_on:
-                    if position == 0:  # The next segment will have its name.
-                        self._found.given_up.append(path)
+                if not can_continue:
+                    if position == 0:  # The next segment to be written has the same name.
+                        self._found.ignored_files.append(path)
                     if following is None:
-                        self.lost += end - self.head
+                        self.lost_count += end - self.head
                     break
-                self.lost += end - self.head
-                self.head, position, is_torn = end, behind[0].at, False
+                self.lost_count += end - self.head
+                self.head, position, is_torn = end, intact[0].offset, False
             if following is not None and self.head < following:
                 starts = (start.header for start in self._starts(at + 1))
                 header = next((each for each in starts if each is not None), None)
                 if header is None or not (
-                    header.lot < self._goes_on_below or header.first == self._goes_on_at
+                    header.batch_number < self._continue_below or header.first == self._continue_at
                 ):
-                    self._give_up(self.firsts[at + 1 :])
+                    self._ignore_rest(self.firsts[at + 1 :])
                     break
-                self.lost += following - self.head
-                self._say(f"{path}: the messages from {self.head} to {following} are not in it")
+                self.lost_count += following - self.head
+                self._report(
+                    f"{path}: missing {_describe_range(self.class_id, self.head, following)}"
+                )
                 self.head = following
 
     def _following(self, at: int) -> int | None:
         return self.firsts[at + 1] if at + 1 < len(self.firsts) else None
 
-    def _is_old(self, following: int, data: memoryview, position: int, lot: int) -> bool:
-        """Whether a segment was given up before what is in the one in front of it was written, and
-        has its name again: as after a power cut, where nobody had the system keep names. What is
-        read of the one in front ends at `position` and at this lot."""
+    def _is_outdated(self, following: int, data: memoryview, position: int, lot: int) -> bool:
+        """Return True if a segment was ignored before and reappeared, for example after a power
+        failure.
+
+        The data read from the previous segment ends at `position`, with batch number `lot`.
+        """
         header = _start(self._folder / file_name(following)).header
-        if self.head == following:  # Does it go on there? It does not, where it was left off.
-            record = records.read(data, position)
-            if isinstance(record, End):
+        if self.head == following:  # The previous segment may contain newer records from here on.
+            record = records.read_record(data, position)
+            if isinstance(record, EndOfRecords):
                 return header is None and bool(record.problem)
             if record.first != following:
                 return False
-            lot = record.lot
-        return header is None or header.lot < lot
+            lot = record.batch_number
+        return header is None or header.batch_number < lot
 
-    def _leave_out(self, at: int) -> None:
-        """A segment that was given up before."""
+    def _ignore_segment(self, at: int) -> None:
+        """Ignore a segment that was ignored before."""
         path = self._folder / file_name(self.firsts.pop(at))
-        self._say(f"{path}: it was left out before, and is back")
-        self._found.given_up.append(path)
+        self._report(f"{path}: ignored again; the file was ignored before and has reappeared")
+        self._found.ignored_files.append(path)
 
     def _next(
-        self, data: memoryview, position: int, wanted: Callable[[Record], bool]
-    ) -> Record | End:
-        """The record that stands there, if it is the next one."""
-        record = records.read(data, position, whole=False)
-        if isinstance(record, End):
+        self, data: memoryview, position: int, is_wanted: Callable[[Record], bool]
+    ) -> Record | EndOfRecords:
+        """Return the record at an offset if it continues the class."""
+        record = records.read_record(data, position, verify_body=False)
+        if isinstance(record, EndOfRecords):
             return record
-        self._found.lot = max(self._found.lot, record.lot)
-        if record.kind != Kind.MESSAGES or record.class_id != self.class_id:
-            return End(position, f"a record of kind {record.kind}, class {record.class_id}")
-        if record.first != self.head or not record.messages:
-            what = f"{record.messages} messages from {record.first}, not from {self.head}"
-            return End(position, what)
-        if wanted(record) and not records.is_whole(data, record):
-            return End(position, records.WRONG_CHECKSUM)
+        self._found.last_batch_number = max(self._found.last_batch_number, record.batch_number)
+        if record.kind != RecordKind.MESSAGES or record.class_id != self.class_id:
+            return EndOfRecords(
+                position, f"a record of kind {record.kind}, class {record.class_id}"
+            )
+        if record.first != self.head or not record.message_count:
+            problem = (
+                f"record of {record.message_count} messages from {record.first}, expected message "
+                f"{self.head}"
+            )
+            return EndOfRecords(position, problem)
+        if is_wanted(record) and not records.is_intact(data, record):
+            return EndOfRecords(position, records.CHECKSUM_MISMATCH)
         return record
 
-    def _behind(self, data: memoryview, position: int, following: int | None) -> list[Record]:
-        """The whole records behind what is not whole."""
-        found = records.search(data, position + 1, class_id=self.class_id, first=self.head)
+    def _intact_records_after(
+        self, data: memoryview, position: int, following: int | None
+    ) -> list[Record]:
+        """Return the intact records after a damaged one."""
+        found = records.find_records(data, position + 1, class_id=self.class_id, first=self.head)
         return [each for each in found if following is None or each.first < following]
 
-    def _may_go_on(self, record: Record) -> bool:
-        return record.lot < self._goes_on_below and record.first < self._known_head
+    def _can_continue_at(self, record: Record) -> bool:
+        return record.batch_number < self._continue_below and record.first < self._known_head
 
-    def _give_up(self, firsts: list[int]) -> None:
-        """The segments that begin with these are left out, as messages before them are missing."""
+    def _ignore_rest(self, firsts: list[int]) -> None:
+        """Ignore the segments after missing messages."""
         paths = [self._folder / file_name(first) for first in firsts]
-        last = records.search(
+        last = records.find_records(
             self._files.read(paths[-1]), 0, class_id=self.class_id, first=firsts[-1]
         )
         end = max((each.last for each in last), default=firsts[-1])
-        self.lost += end - self.head
-        self._say(
-            f"{paths[0]} and what follows it, {len(paths)} files: the messages from {self.head} "
-            f"to {firsts[0]} are missing before it; so all up to {end} are left out"
+        self.lost_count += end - self.head
+        self._report(
+            f"{paths[0]}: {_describe_range(self.class_id, self.head, firsts[0])} missing before "
+            f"this file; ignored {len(paths)} files; skipped "
+            f"{_describe_range(self.class_id, self.head, end)}"
         )
-        self._found.given_up += paths
+        self._found.ignored_files += paths
 
-    def _say(self, sentence: str, *, is_all: bool = True) -> None:
-        """`is_all`: there is no more to say, should messages be missing at the end."""
-        self.has_said |= is_all
-        self._found.dropped.append(sentence)
+    def _report(self, sentence: str, *, is_complete: bool = True) -> None:
+        """Add a problem. `is_complete` is True if missing messages at the end need no further
+        report.
+        """
+        self.has_reported_end |= is_complete
+        self._found.problems.append(sentence)
 
 
-def say_no_state(folder: Path, image: RecoveredState, found: Recovered) -> None:
-    """Say so, when all is read, if nothing is known beside messages."""
-    if found.lot > 1 and not image.lot and not found.dropped:
-        found.dropped.append(
-            f"{folder}: there is no file, though there are messages: durables, names, what was "
-            "acknowledged and who had published what are gone"
+def report_missing_state(folder: Path, state: RecoveredState, found: RecoveryResult) -> None:
+    """Report a missing state file, after everything was read."""
+    if found.last_batch_number > 1 and not state.batch_number and not found.problems:
+        found.problems.append(
+            f"{folder}: no state file although messages are stored; class names, durables, "
+            "acknowledgements and publisher states are lost"
         )
 
 
-def say_missing(folder: Path, kept: ClassSnapshot | None, segments: Segments, found: Recovered) -> int:
-    """Say which messages were stored, as far as is known beside messages, and have no file, when
-    nothing else was said of the segments. Returns how many."""
+def report_missing_messages(
+    folder: Path, kept: ClassSnapshot | None, segments: SegmentChain, found: RecoveryResult
+) -> int:
+    """Report messages that the state mentions and that have no file.
+
+    Returns:
+        The number of these messages.
+    """
     missing = 0
     if kept is None:
         return 0
     if segments.first is not None and kept.floor < segments.first:
         missing += segments.first - kept.floor
-        found.dropped.append(
-            f"{folder}: there is no file for the messages from {kept.floor} to {segments.first}"
+        found.problems.append(
+            f"{folder}: no file for {_describe_range(segments.class_id, kept.floor, segments.first)}"
         )
     head = kept.floor if segments.first is None else segments.head
-    if head < kept.head and not segments.has_said:
+    if head < kept.head and not segments.has_reported_end:
         missing += kept.head - head
-        found.dropped.append(
-            f"{folder}: there is nothing of the messages from {head} to {kept.head}, which were "
-            "stored, though perhaps never confirmed"
+        found.problems.append(
+            f"{folder}: lost {_describe_range(segments.class_id, head, kept.head)}, which were stored but may never "
+            "have been confirmed"
         )
     return missing
 
 
-def _sentence(path: Path, size: int, position: int, problem: str, first: int, last: int) -> str:
-    """What is left out of a file, from a byte on, and which messages are known to be among it."""
-    sentence = f"{path}: {size - position} bytes from byte {position} on: {problem}"
-    if first < last:
-        sentence += f"; so the messages from {first} to {last} are left out"
-    return sentence
+def _describe_damage(
+    path: Path, position: int, problem: str, class_id: int, first: int, end: int
+) -> str:
+    """Return where a file is damaged and which messages first..end-1 are known to be skipped."""
+    text = f"{path}: {problem} at byte {position}"
+    return text + (f"; skipped {_describe_range(class_id, first, end)}" if first < end else "")
 
 
-class Start(NamedTuple):
-    """What is known of a segment without reading it."""
+def _describe_range(class_id: int, first: int, end: int) -> str:
+    """Return the messages first..end-1 in words."""
+    if end - first == 1:
+        return f"message {first} of class {class_id}"
+    return f"messages {first}-{end - 1} of class {class_id} ({end - first} messages)"
+
+
+class SegmentStart(NamedTuple):
+    """Size and first record of a segment."""
 
     size: int
-    """Bytes."""
+    """In bytes."""
     header: Record | None
-    """Of its first record; None where that is damaged."""
+    """First record; None if it is damaged."""
 
 
-def _start(path: Path) -> Start:
+def _start(path: Path) -> SegmentStart:
     try:
         with path.open("rb", buffering=0) as file:
             size = os.fstat(file.fileno()).st_size
             header = records.read_header(memoryview(file.read(records.HEADER_BYTES)), 0)
     except OSError as error:
-        raise JournalError(f"{path} cannot be read: {error.strerror}") from None
-    return Start(size, header if isinstance(header, Record) else None)
+        raise JournalError(f"cannot read {path}: {error.strerror}") from None
+    return SegmentStart(size, header if isinstance(header, Record) else None)
 
 
 def numbers(folder: Path) -> list[int]:
-    """The numbers that are names of files in a folder, in no order."""
+    """Return the numbers of the files in a directory, in no order."""
     found = (file_number(each.name) for each in folder.iterdir())
     return [number for number in found if number is not None]

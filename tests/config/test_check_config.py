@@ -310,4 +310,4 @@ def test_a_data_directory_that_cannot_be_is_told_also_to_root(tmp_path: Path) ->
     file.write_text("[serve]\ndata-dir = '/proc/nope'")
     status, said = check_config(file)
     assert status == 78
-    assert said.startswith(f"simplebus: {file}:2: serve.data-dir: /proc/nope cannot be made: ")
+    assert said.startswith(f"simplebus: {file}:2: serve.data-dir: cannot create /proc/nope: ")

@@ -112,7 +112,7 @@ def test_directory_in_use_raises(run: Run, tmp_path: Path) -> None:
             await bus.publish(b"", class_id=1)
         (tmp_path / "other").mkdir()
         (tmp_path / "other" / "mine.txt").touch()
-        with pytest.raises(JournalError, match=r"is no journal: it holds 'mine.txt'"):
+        with pytest.raises(JournalError, match=r"is not a journal: it contains 'mine.txt'"):
             await fill(MemoryBus(data_dir=tmp_path / "other"))
 
     run(main)

@@ -58,14 +58,18 @@ class KeptBus(BrokerHarness):
             )
             self.broker.clock.now = now
             self.found: RecoveryResult = recover(self.directory, self.broker)
-            finish_recovery(self.directory, self.found, to_disk=False)  # Nothing here cuts the power.
+            finish_recovery(
+                self.directory, self.found, to_disk=False
+            )  # Nothing here cuts the power.
         except BaseException:
             self.directory.close()
             raise
         self.broker.check_invariants()
         assert self.broker.commit_log is not None
         self.commit_log: CommitLog = self.broker.commit_log
-        self.commit_log.last_batch_number = self.commit_log.durable_position = self.found.last_batch_number
+        self.commit_log.last_batch_number = self.commit_log.durable_position = (
+            self.found.last_batch_number
+        )
         self.keeper = Checkpointer(self.broker)
         self.journal = Journal(self.directory, durability=level, segment_bytes=segment_bytes)
         self.lots: list[WriteBatch] = []

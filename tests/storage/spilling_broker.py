@@ -63,7 +63,9 @@ class SpilledBus(KeptBus):
             self.broker.spill_manager.complete_read(read, found)
 
 
-def fill(bus: SpilledBus, peer: Version2Peer, count: int, *, start: int = 0, step: int = 16) -> None:
+def fill(
+    bus: SpilledBus, peer: Version2Peer, count: int, *, start: int = 0, step: int = 16
+) -> None:
     """Publish so many, each few of them written before the next come."""
     sent = numbered(count, start=start)
     for at in range(0, count, step):
@@ -96,7 +98,9 @@ def later(bus: SpilledBus, seconds: float) -> None:
     bus.broker.run_due_wakeups()
 
 
-def fetched(bus: SpilledBus, peer: Version2Peer, **what: object) -> tuple[list[Version2Message], dict[str, int]]:
+def fetched(
+    bus: SpilledBus, peer: Version2Peer, **what: object
+) -> tuple[list[Version2Message], dict[str, int]]:
     """What a Fetch is answered."""
     peer.send(json_request(FETCH, 1, 3, **what))
     got, told = peer.receive_all()

@@ -31,9 +31,9 @@ def test_two_servers_cannot_have_it(tmp_path: Path) -> None:
 
 def test_a_directory_of_something_else_is_refused_and_not_touched(tmp_path: Path) -> None:
     (tmp_path / "thesis.txt").write_text("years of work")
-    with pytest.raises(JournalError, match=r"it holds 'thesis\.txt'"):
+    with pytest.raises(JournalError, match=r"it contains 'thesis\.txt'"):
         lock_directory(tmp_path, new_bus="a")
-    with pytest.raises(JournalError, match="holds no journal"):
+    with pytest.raises(JournalError, match="is not a journal"):
         open_directory(tmp_path)
     assert [each.name for each in tmp_path.iterdir()] == ["thesis.txt"]
 
@@ -41,11 +41,11 @@ def test_a_directory_of_something_else_is_refused_and_not_touched(tmp_path: Path
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ('{"format":"simplebus journal","version":2}', "a later one has written it"),
-        ('{"format":"other","version":1}', "is of the format 'other'"),
-        ('{"format":7}', "is no stamp of a journal"),
-        ("\udce4", "is no stamp of a journal"),
-        ("", "is no stamp of a journal"),
+        ('{"format":"simplebus journal","version":2}', "written by a newer simplebus"),
+        ('{"format":"other","version":1}', "has the format 'other'"),
+        ('{"format":7}', "simplebus.json is invalid"),
+        ("\udce4", "simplebus.json is invalid"),
+        ("", "simplebus.json is invalid"),
     ],
 )
 def test_what_is_newer_or_foreign_is_refused(tmp_path: Path, text: str, says: str) -> None:
@@ -56,7 +56,7 @@ def test_what_is_newer_or_foreign_is_refused(tmp_path: Path, text: str, says: st
 
 def test_what_cannot_be_a_directory_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(JournalError, match="cannot be used as a journal"):
+    with pytest.raises(JournalError, match="cannot use .* as a journal"):
         lock_directory(tmp_path / "file", new_bus="a")
     with pytest.raises(JournalError):
         lock_directory(tmp_path / "file" / "below", new_bus="a")
@@ -89,10 +89,10 @@ def test_what_may_be_taken_is_told_beforehand_and_nothing_is_left_behind(tmp_pat
 def test_so_is_what_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     for path, says in {
-        tmp_path: "it holds 'file'",
-        tmp_path / "file": "file is no directory",
-        tmp_path / "file" / "in" / "it": "file is no directory",
-        Path("/proc/nope"): "/proc/nope cannot be made: No such file or directory",
+        tmp_path: "it contains 'file'",
+        tmp_path / "file": "file is not a directory",
+        tmp_path / "file" / "in" / "it": "file is not a directory",
+        Path("/proc/nope"): "cannot create /proc/nope: No such file or directory",
     }.items():
         with pytest.raises(JournalError, match=says):
             check_directory(path)

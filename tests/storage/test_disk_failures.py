@@ -91,7 +91,9 @@ def test_wherever_it_fails_all_is_there_once_in_the_end(
         disk.fails_at.clear()
         path = tmp_path / str(place)
         bus = KeptBus(path, segment_bytes=1 if is_rolling else 1 << 20)
-        peer = connect_version2(bus, publish(1, 0, b"0"), publish(2, 1, b"0"), classes=(1, 2), name="till")
+        peer = connect_version2(
+            bus, publish(1, 0, b"0"), publish(2, 1, b"0"), classes=(1, 2), name="till"
+        )
         write_until_it_succeeds(bus)
         connect_version2(bus, subscribe(1, 5, durable="billing", start="new"))
         disk.calls, disk.fails_at = 0, {place, place + 1}
@@ -210,7 +212,10 @@ def test_what_is_not_safe_yet_is_not_fetched(tmp_path: Path) -> None:
 
 def test_who_waits_for_a_confirm_is_told_that_it_comes_later(tmp_path: Path) -> None:
     bus = KeptBus(tmp_path)
-    waits, idle = connect_version2(bus, publish(1, 0, b"accepted"), name="till"), connect_version2(bus, name="other")
+    waits, idle = (
+        connect_version2(bus, publish(1, 0, b"accepted"), name="till"),
+        connect_version2(bus, name="other"),
+    )
     bus.broker.journal_failed(Reason.DISK_FULL, "no space")
     bus.broker.journal_failed(Reason.DISK_FULL, "no space")
     (said,) = waits.receive_replies()

@@ -68,7 +68,9 @@ def test_a_durable_of_which_its_owner_was_told_is_there_after_a_crash(
 
 def test_its_messages_come_behind_the_answer_and_hold_up_nobody_s(tmp_path: Path) -> None:
     bus = KeptBus(tmp_path)
-    peer = connect_version2(bus, subscribe(1, 4), subscribe(1, 5, request=3, durable="d"), name="till")
+    peer = connect_version2(
+        bus, subscribe(1, 4), subscribe(1, 5, request=3, durable="d"), name="till"
+    )
     assert told(peer) == [("subscribe", 7)]
     peer.send(publish(1, 0, *numbered(3)), json_request(CONNECT, request=8, version=2))
     messages, said = peer.receive_all()
@@ -224,7 +226,9 @@ def test_what_a_user_has_made_is_its_share_after_a_crash(tmp_path: Path) -> None
     users = Users([User("till", token=hash_token("till"), permissions=Permissions())])
     bus = KeptBus(tmp_path)
     bus.broker.users = users
-    connect_version2(bus, subscribe(1, 5, durable="d"), classes=[1, "orders"], auth={"token": "till"})
+    connect_version2(
+        bus, subscribe(1, 5, durable="d"), classes=[1, "orders"], auth={"token": "till"}
+    )
     bus.sync()
     bus.crash()
     bus = KeptBus(tmp_path)

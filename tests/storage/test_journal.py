@@ -100,13 +100,25 @@ def test_messages_with_envelopes_keep_channel_and_expiry(tmp_path: Path) -> None
     bus = KeptBus(tmp_path)
     connect_version2(
         bus,
-        publish_envelopes(1, 0, channel_envelope("orders.eu", b"a"), timed_envelope(b"soon too late", expires_ms=1000)),
+        publish_envelopes(
+            1,
+            0,
+            channel_envelope("orders.eu", b"a"),
+            timed_envelope(b"soon too late", expires_ms=1000),
+        ),
         publish(1, 2, b"plain"),
-        publish_envelopes(1, 3, timed_envelope(b"later", not_before_ms=60_000), channel_envelope("orders.us", b"c")),
+        publish_envelopes(
+            1,
+            3,
+            timed_envelope(b"later", not_before_ms=60_000),
+            channel_envelope("orders.us", b"c"),
+        ),
     )
     bus.sync()
     bus = again(bus, tmp_path, now=START + 2)
-    reader = connect_version2(bus, subscribe(1, 5), subscribe(1, 6, channels=["orders.*"], start="earliest"))
+    reader = connect_version2(
+        bus, subscribe(1, 5), subscribe(1, 6, channels=["orders.*"], start="earliest")
+    )
     got = reader.receive_deliveries()
     assert [message.message_id for message in got if message.number == 5] == [0, 2, 4]
     assert [message.message_id for message in got if message.number == 6] == [0, 4]
@@ -117,7 +129,11 @@ def test_messages_with_envelopes_keep_channel_and_expiry(tmp_path: Path) -> None
 
 def test_a_clock_that_was_set_back_delays_nothing(tmp_path: Path) -> None:
     bus = KeptBus(tmp_path)
-    contents = timed_envelope(b"later", not_before_ms=1000), timed_envelope(b"brief", expires_ms=2000), timed_envelope(b"now")
+    contents = (
+        timed_envelope(b"later", not_before_ms=1000),
+        timed_envelope(b"brief", expires_ms=2000),
+        timed_envelope(b"now"),
+    )
     connect_version2(bus, publish_envelopes(1, 0, *contents))
     bus.sync()
     bus = again(bus, tmp_path, now=START - 3600)
@@ -158,7 +174,9 @@ def test_what_nobody_needs_goes_with_its_segments(tmp_path: Path) -> None:
     assert len(list((tmp_path / "state").iterdir())) == 1
     bus = again(bus, tmp_path)
     assert payloads(bus) == numbered(10, size=40, start=190)
-    peer = connect_version2(bus, publish(1, 199, b"a duplicate"), publish(1, 200, b"new"), name="till")
+    peer = connect_version2(
+        bus, publish(1, 199, b"a duplicate"), publish(1, 200, b"new"), name="till"
+    )
     assert payloads(bus)[-1] == b"new"
     assert len(payloads(bus)) == 11
 
@@ -187,7 +205,9 @@ def test_without_space_a_last_segment_goes_that_nobody_needs(
     names = [[each.name for each in (tmp_path / "classes" / c).iterdir()] for c in FOLDERS]
     assert names == [["00000000000000000020.log"], ["00000000000000000000.log"]]
     bus = again(bus, tmp_path)
-    connect_version2(bus, publish(1, 19, b"a duplicate"), publish(1, 40, b"new"), classes=[1], name="till")
+    connect_version2(
+        bus, publish(1, 19, b"a duplicate"), publish(1, 40, b"new"), classes=[1], name="till"
+    )
     bus.sync()
     assert bus.broker.classes[1].ring.head == 21
     both = subscribe(1, 5, durable="all"), subscribe(2, 6, durable="some")
@@ -252,7 +272,9 @@ def next_number(bus: KeptBus, name: str = "till") -> int:
 
 def test_a_publishers_numbers_outlive_a_crash(tmp_path: Path) -> None:
     bus = KeptBus(tmp_path)
-    connect_version2(bus, publish(1, 0, b"a", b"b"), publish(2, 2, b"c"), classes=(1, 2), name="till")
+    connect_version2(
+        bus, publish(1, 0, b"a", b"b"), publish(2, 2, b"c"), classes=(1, 2), name="till"
+    )
     bus.sync()
     bus = again(bus, tmp_path)
     assert next_number(bus) == 3
@@ -315,7 +337,9 @@ def test_what_was_confirmed_in_memory_and_lost_leaves_no_number_taken(tmp_path: 
 
 def test_numbers_that_were_refused_are_used_up_after_a_crash(tmp_path: Path) -> None:
     bus = KeptBus(tmp_path)
-    connect_version2(bus, publish(1, 0, b"a"), publish(99, 1, b"no class"), publish(1, 2, b"b"), name="till")
+    connect_version2(
+        bus, publish(1, 0, b"a"), publish(99, 1, b"no class"), publish(1, 2, b"b"), name="till"
+    )
     bus.sync()
     bus = again(bus, tmp_path)
     assert next_number(bus) == 3
@@ -429,7 +453,9 @@ def test_a_durable_is_there_for_the_first_message_that_is_confirmed_after_it(
     bus.sync()
     bus = again(bus, tmp_path)
     reader = connect_version2(bus, subscribe(1, 5, durable="billing", channels=["a.*"]))
-    assert [message.content for message in reader.receive_deliveries()] == [channel_envelope("a.b", b"x")]
+    assert [message.content for message in reader.receive_deliveries()] == [
+        channel_envelope("a.b", b"x")
+    ]
 
 
 def test_a_durable_that_was_forgotten_stays_forgotten(tmp_path: Path) -> None:
@@ -474,9 +500,9 @@ def test_a_durable_group_by_key_goes_on_in_the_order_of_each_key(tmp_path: Path)
     bus.broker.clock.now += 1
     bus.sync()
     bus = again(bus, tmp_path)
-    assert connect_version2(bus, subscribe(1, 5, durable="billing", group="tills")).receive_error_codes() == [
-        "subscription_mismatch"
-    ]
+    assert connect_version2(
+        bus, subscribe(1, 5, durable="billing", group="tills")
+    ).receive_error_codes() == ["subscription_mismatch"]
     reader = connect_version2(bus, subscribe(1, 5, **wish))
     came = [(m.message_id, m.attempt) for m in reader.receive_deliveries()]
     assert sorted(came) == [(id_, 2) for id_ in (0, 1, 2, 4, 5, 6, 7, 11)]

@@ -44,7 +44,15 @@ def test_what_was_purged_stays_so(tmp_path: Path, in_peace: bool, times: int) ->
     assert [said.content["purged"] for said in peer.receive_replies()] == [[[2, 4], [6, 7]]]
     reader = connect_version2(bus, subscribe(1, 5, durable="billing", max_in_flight=100))
     assert reader.receive_message_ids() == [0, 1, 4, 5, 7, 8, 9]
-    assert connect_version2(bus, subscribe(1, 5, start="earliest")).receive_message_ids() == [0, 1, 4, 5, 7, 8, 9]
+    assert connect_version2(bus, subscribe(1, 5, start="earliest")).receive_message_ids() == [
+        0,
+        1,
+        4,
+        5,
+        7,
+        8,
+        9,
+    ]
     reader.send(ack(5, 0, 10))
     bus.crash()
 

@@ -27,7 +27,12 @@ def test_what_is_written_is_read() -> None:
     data = memoryview(of_entry(entry(), 9) + b"".join(records.encode_changes(b"names", 10)))
     first = records.read_record(data, 0)
     assert isinstance(first, Record)
-    assert (first.kind, first.class_id, first.message_count, first.batch_number) == (RecordKind.MESSAGES, 7, 3, 9)
+    assert (first.kind, first.class_id, first.message_count, first.batch_number) == (
+        RecordKind.MESSAGES,
+        7,
+        3,
+        9,
+    )
     assert (first.first, first.last, first.time) == (40, 43, 1.5)
     assert bytes(data[first.body_offset : first.end]) == b"frame 0frame 1frame 2"
     assert records.decode_producer_runs(data, first) == [(3, "till")]

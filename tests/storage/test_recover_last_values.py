@@ -88,10 +88,15 @@ def test_what_was_stored_anew_is_safe_before_the_original_goes(tmp_path: Path) -
         if not cls.compacted_count:
             bus.sync()
     bus.keeper.is_snapshot_due = True
-    assert (cls.ring.floor > 0, cls.compute_durable_floor(bus.commit_log.durable_position)) == (True, 0)
+    assert (cls.ring.floor > 0, cls.compute_durable_floor(bus.commit_log.durable_position)) == (
+        True,
+        0,
+    )
     lot = bus.keeper.build_write_batch()
     assert lot is not None
-    assert decode_changes(lot.snapshot).classes[0].floor == 0, "one could be written without the other"
+    assert decode_changes(lot.snapshot).classes[0].floor == 0, (
+        "one could be written without the other"
+    )
     bus.remove()
     bus.crash()  # Before the copy was written.
 
@@ -112,7 +117,11 @@ def test_what_was_stored_anew_is_safe_before_the_original_goes(tmp_path: Path) -
     bus = KeptBus(tmp_path, now=START + 89)
     cls = bus.broker.classes[1]
     assert cls.ring.floor > 0
-    old = [each for each in open_late_reader(bus).receive_deliveries() if payload(each.content, each.kind) == b"old"]
+    old = [
+        each
+        for each in open_late_reader(bus).receive_deliveries()
+        if payload(each.content, each.kind) == b"old"
+    ]
     assert envelope_batch.decode(old[0].content)[0].expires_ms == 80_000
     assert cls.ring.read_row(old[0].message_id).expires == pytest.approx(START + 90, abs=0.02)
     bus.close()

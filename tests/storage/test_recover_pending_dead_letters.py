@@ -43,7 +43,9 @@ def taken_out(bus: KeptBus) -> list[str]:
 def test_it_is_no_more_sent_than_before(tmp_path: Path, kind: dict[str, Any]) -> None:
     bus = KeptBus(tmp_path, settings=two_dead_letters_settings())
     reader = reader_of(bus, **kind)
-    connect_version2(bus, publish_envelopes(1, 0, *map(encode_with_key, (b"a", b"b", b"c", b"d", b"e", b"f"))))
+    connect_version2(
+        bus, publish_envelopes(1, 0, *map(encode_with_key, (b"a", b"b", b"c", b"d", b"e", b"f")))
+    )
     assert heard(reader) == [(n, 1) for n in range(6)]
     bus.sync()
     reader.send(nack(5, 0, 5, "terminate"), ack(5, 3, 4) if kind == {} else b"")

@@ -161,7 +161,9 @@ def test_spans_are_parted_by_the_rows(
     spans, rows = laid_out(spans), laid_out(rows)
     said = {n: float(value) for a, b, value in rows for n in range(a, b)}
     want = [(n, attempts, said.get(n)) for a, b, attempts in spans for n in range(a, b)]
-    found = list(split_spans([Span(*each) for each in spans], [(a, b, float(v)) for a, b, v in rows]))
+    found = list(
+        split_spans([Span(*each) for each in spans], [(a, b, float(v)) for a, b, v in rows])
+    )
     assert [(n, s.attempts, v) for s, v in found for n in range(s.first, s.last)] == want
     assert all(span.first < span.last for span, _ in found)
 

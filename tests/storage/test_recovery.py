@@ -142,8 +142,8 @@ def test_what_lies_behind_a_hole_is_set_aside_and_said(tmp_path: Path) -> None:
     there, _, dropped = come_back(tmp_path)
     assert there == sent[1 : 2 * EACH]
     assert len(dropped) == 2
-    assert "the messages from 6 to 9 are missing" in dropped[1]
-    assert "all up to 18 are left out" in dropped[1]
+    assert "messages 6-8 of class 1 (3 messages) missing before" in dropped[1]
+    assert "skipped messages 6-17 of class 1" in dropped[1]
     assert len(segments(tmp_path)) == 2
     assert len(list(files[0].parent.glob("*.dropped"))) == LOTS - 2
 
@@ -158,11 +158,11 @@ def test_what_lies_behind_damage_in_a_file_is_said_counted_and_shown(tmp_path: P
     found = [each.payload for each in inspection.messages(1, count=99)]
     assert found == sent[: 2 * EACH] + sent[3 * EACH :]
     (problem,) = inspection.problems
-    assert problem.endswith("so the messages from 6 to 9 are left out")
+    assert problem.endswith("skipped messages 6-8 of class 1 (3 messages)")
     bus = KeptBus(tmp_path)
     assert payloads(bus) == sent[1 : 2 * EACH]
     (sentence,) = bus.found.problems
-    assert sentence.endswith("so the messages from 6 to 18 are left out")
+    assert sentence.endswith("skipped messages 6-17 of class 1 (12 messages)")
     assert bus.statistics(1).dropped[Reason.DAMAGED] == 12
     bus.crash()
 
@@ -192,8 +192,8 @@ def test_zeros_behind_damage_that_nobody_needs_are_no_end(tmp_path: Path, left: 
     bus = KeptBus(tmp_path)
     assert (payloads(bus), bus.broker.classes[1].ring.head) == ([], 2)
     for (sentence,) in inspection.problems, bus.found.problems:
-        assert f"from byte {bounds[2]} on: nothing, behind a record that is not whole" in sentence
-    assert sentence.endswith("so the messages from 2 to 4 are left out") == bool(left)
+        assert f"no data after a damaged record at byte {bounds[2]}" in sentence
+    assert sentence.endswith("skipped messages 2-3 of class 1 (2 messages)") == bool(left)
     assert bus.statistics(1).dropped.get(Reason.DAMAGED, 0) == 2 * left
     connect_version2(bus, publish(1, 0, b"more"))
     bus.sync()
@@ -208,7 +208,7 @@ def test_a_segment_that_is_missing_is_a_hole(tmp_path: Path) -> None:
     segments(tmp_path)[3].unlink()
     there, _, dropped = come_back(tmp_path)
     assert there == sent[1 : 3 * EACH]
-    assert "the messages from 9 to 12 are missing" in dropped[0]
+    assert "messages 9-11 of class 1 (3 messages) missing before" in dropped[0]
     inspection = JournalInspection(tmp_path)  # Its files are set aside.
     assert inspection.problems == []
 
@@ -239,7 +239,7 @@ def test_a_later_state_that_is_not_whole_leaves_the_one_before_it(tmp_path: Path
     later.write_bytes(path.read_bytes()[:40])
     there, following, dropped = come_back(tmp_path)
     assert (there, following) == (sent[1:], len(sent))
-    assert "begins with no whole snapshot" in dropped[0]
+    assert "no intact snapshot at the start" in dropped[0]
 
 
 def test_a_bus_with_far_too_little_memory_says_so(

@@ -333,7 +333,7 @@ def test_a_disk_that_cannot_say_so_ends_it(till: Till, monkeypatch: pytest.Monke
     with monkeypatch.context() as patch:
         patch.setattr(journal_reader, "sync_file", failing)
         for _ in range(2):
-            with pytest.raises(JournalError, match=r"00001 cannot be read: Input/output error"):
+            with pytest.raises(JournalError, match=r"cannot read .*00001: Input/output error"):
                 files.read_extent()
     assert files.read_extent() == (0, EACH)
 
@@ -391,7 +391,7 @@ def test_a_record_that_is_not_whole_any_more_ends_what_is_read(till: Till) -> No
     data = bytearray(segment.read_bytes())
     data[-5] ^= 1
     segment.write_bytes(data)
-    with pytest.raises(DataLossError, match=r"messages 10 to 39 .* a record's checksum is wrong"):
+    with pytest.raises(DataLossError, match=r"messages 10 to 39 .* checksum mismatch"):
         batch(path=till.path, subscribe="orders")
     assert values(batch(path=till.path, subscribe=1, failOnDataLoss="false")) == payloads_of(0, 10)
 
@@ -441,7 +441,7 @@ def test_sequences_that_are_given_out_again_end_a_query(till: Till) -> None:
 
 def test_what_is_not_there_is_said_with_the_machine(till: Till, tmp_path: Path) -> None:
     missing = tmp_path / "nothing"
-    with pytest.raises(JournalError, match=r"^on \S+: .*nothing holds no journal; .* every exec"):
+    with pytest.raises(JournalError, match=r"^on \S+: .*nothing is not a journal: .*; .* every exec"):
         batch(path=missing, subscribe="orders")
     till.lots(1)
     reader = BatchReader(
