@@ -10,7 +10,7 @@ import typer
 from simplebus.config.parse import format_size, parse_class
 
 if TYPE_CHECKING:
-    from simplebus.storage.inspection import ClassSummary, StoredMessage
+    from simplebus.storage.inspection import ClassSummary, InspectedMessage
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -188,7 +188,7 @@ def _moment(seconds: float) -> str:
     return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds")
 
 
-def _line(message: StoredMessage) -> str:
+def _line(message: InspectedMessage) -> str:
     parts = [str(message.sequence), _moment(message.time)]
     if message.publisher:
         parts.append(f"{message.publisher}#{message.number}")
@@ -207,7 +207,7 @@ def _text(data: bytes) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
-def _to_json(message: StoredMessage) -> dict[str, object]:
+def _to_json(message: InspectedMessage) -> dict[str, object]:
     """Return a message as a JSON object."""
     from base64 import b64encode
 

@@ -35,13 +35,13 @@ from simplebus.client.addresses import Address
 from simplebus.client.credentials import Access
 from simplebus.config.errors import ConfigError, ErrorCollector
 from simplebus.config.parse import parse_class
-from simplebus.config.schema import Table, parse_table
+from simplebus.config.schema import TomlTable, parse_table
 
 _PASSWORD = re.compile(r"//[^/@]*:[^@]*@")
 """Password in an address."""
 
 
-class CopyTable(Table, frozen=True):
+class CopyTable(TomlTable, frozen=True):
     """Class to copy."""
 
     class_: int | str = msgspec.field(name="class")
@@ -53,7 +53,7 @@ class CopyTable(Table, frozen=True):
     under_way: int | None = None
 
 
-class AccessTable(Table, frozen=True):
+class AccessTable(TomlTable, frozen=True):
     """Credentials of a bridge at one end, and the authorities it trusts there."""
 
     user: str = ""
@@ -82,7 +82,7 @@ class AccessTable(Table, frozen=True):
             raise ConfigError(f"{path}: {error}") from None
 
 
-class BridgeTable(Table, frozen=True):
+class BridgeTable(TomlTable, frozen=True):
     """Bridge between two servers."""
 
     name: str

@@ -41,7 +41,7 @@ _STEP = re.compile(r"\.[^.\[]+|\[[^\]]*\]")
 _MISSING = re.compile(r"Object missing required field `(.*)`")
 
 
-class Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class TomlTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Base of the tables of the configuration file."""
 
     @classmethod
@@ -50,7 +50,7 @@ class Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return [field.encode_name for field in msgspec.structs.fields(cls)]
 
 
-class SubjectRulesTable(Table, frozen=True):
+class SubjectRulesTable(TomlTable, frozen=True):
     """Subjects that a user may publish or subscribe to.
 
     A subject to subscribe to may be followed by a space and a queue group.
@@ -61,7 +61,7 @@ class SubjectRulesTable(Table, frozen=True):
     deny: list[str] | str | None = None
 
 
-class ResponsesTable(Table, frozen=True):
+class ResponsesTable(TomlTable, frozen=True):
     """Limits of replies to subjects that a user may not publish to otherwise."""
 
     max: int = 1
@@ -70,7 +70,7 @@ class ResponsesTable(Table, frozen=True):
     """Seconds to reply; negative for no limit."""
 
 
-class SubjectPermissionsTable(Table, frozen=True):
+class SubjectPermissionsTable(TomlTable, frozen=True):
     """Permissions for subjects. A user without the table may use every subject."""
 
     publish: SubjectRulesTable | list[str] | str | None = None
@@ -78,7 +78,7 @@ class SubjectPermissionsTable(Table, frozen=True):
     allow_responses: ResponsesTable | bool = False
 
 
-class NatsUserTable(Table, frozen=True):
+class NatsUserTable(TomlTable, frozen=True):
     """User of the NATS listener, with a password, an nkey or a certificate."""
 
     user: str = ""
@@ -95,7 +95,7 @@ class NatsUserTable(Table, frozen=True):
         )
 
 
-class NatsTable(Table, frozen=True):
+class NatsTable(TomlTable, frozen=True):
     """Authentication of the NATS listener. Without users, everybody can connect."""
 
     token: str | None = None
@@ -164,7 +164,7 @@ def parse_nats_table(
     return auth, has_secrets
 
 
-class ClassTable(Table, frozen=True):
+class ClassTable(TomlTable, frozen=True):
     """Settings of one class."""
 
     id: Annotated[int, msgspec.Meta(ge=0, le=CLASS_ID_MAX)] | None = None
@@ -274,7 +274,7 @@ def _class_settings(path: str, values: Mapping[str, Any]) -> ClassSettings:
         raise ConfigError(f"{path}.{_KEYS[name]} {reason}") from None
 
 
-_TABLES: dict[str, type[Table]] = {
+_TABLES: dict[str, type[TomlTable]] = {
     "users": NatsUserTable,
     "permissions": SubjectPermissionsTable,
     "default_permissions": SubjectPermissionsTable,
@@ -323,7 +323,7 @@ def parse_valid_part(
 
 
 def _describe_error(
-    table_type: type[Table],
+    table_type: type[TomlTable],
     message: str,
     table_path: str,
     suffix: str,
@@ -485,7 +485,7 @@ def _translate_types(message: str) -> str:
     return message
 
 
-def _enum_values(table_type: type[Table], key: str) -> list[str]:
+def _enum_values(table_type: type[TomlTable], key: str) -> list[str]:
     """Return the allowed values of a key with an enum type; empty for other keys."""
     for annotation in get_args(get_type_hints(table_type).get(key)):
         if isinstance(annotation, type) and issubclass(annotation, enum.Enum):

@@ -39,7 +39,7 @@ import msgspec
 from simplebus.config.errors import MESSAGES_MAX, ConfigError, ErrorCollector, describe_toml_error
 from simplebus.config.schema import (
     SubjectPermissionsTable,
-    Table,
+    TomlTable,
     build_located,
     build_subject_permissions,
     parse_size_value,
@@ -62,7 +62,7 @@ _ARGON2 = re.compile(
 )
 
 
-class RulesTable(Table, frozen=True):
+class RulesTable(TomlTable, frozen=True):
     """Allowed and denied classes, each optionally with channels."""
 
     allow: Texts | None = None
@@ -70,7 +70,7 @@ class RulesTable(Table, frozen=True):
     deny: Texts | None = None
 
 
-class PermissionsTable(Table, frozen=True):
+class PermissionsTable(TomlTable, frozen=True):
     """Permissions of a user. A user without the table may do everything."""
 
     publish: RulesTable | Texts | None = None
@@ -79,7 +79,7 @@ class PermissionsTable(Table, frozen=True):
     wildcards: bool = True
 
 
-class UserTable(Table, frozen=True):
+class UserTable(TomlTable, frozen=True):
     """User of all listeners."""
 
     name: str

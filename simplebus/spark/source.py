@@ -26,7 +26,7 @@ from simplebus.spark.options import SourceOptions, is_true, sink_options, source
 from simplebus.spark.read.filters import FilterBounds, bounds_of_filters
 from simplebus.spark.read.offsets import check_distinct, resolve_offsets
 from simplebus.spark.read.planner import plan_reads
-from simplebus.spark.read.stream import StreamReader
+from simplebus.spark.read.stream import SparkStreamReader
 from simplebus.spark.read.tasks import SparkPartition, make_partitions, read_partition
 from simplebus.spark.read.time_offsets import option_name, resolve_times
 from simplebus.spark.sink import BatchWriter, StreamWriter, check_sink
@@ -165,7 +165,7 @@ class SimplebusSource(DataSource):
         Raises:
             ValueError: An option is unknown, missing or invalid.
         """
-        return StreamReader(source_options(self.options, streaming=True))
+        return SparkStreamReader(source_options(self.options, streaming=True))
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         """Return a writer for `frame.write`.

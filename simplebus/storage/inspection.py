@@ -66,7 +66,7 @@ class ClassSummary:
 
 
 @dataclass(frozen=True, slots=True)
-class StoredMessage:
+class InspectedMessage:
     """A message in a journal."""
 
     sequence: int
@@ -162,7 +162,7 @@ class JournalInspection:
             sum(path.stat().st_size for path in dropped),
         )
 
-    def messages(self, class_id: int, *, first: int = 0, count: int) -> Iterator[StoredMessage]:
+    def messages(self, class_id: int, *, first: int = 0, count: int) -> Iterator[InspectedMessage]:
         """Yield up to `count` messages of a class from sequence `first` on."""
         segments = self._segments(class_id)
         if segments is None:
@@ -173,7 +173,7 @@ class JournalInspection:
                 return
             yield from self._record_messages(data, record, first, last)
 
-    def dropped(self, class_id: int, *, first: int = 0, count: int) -> Iterator[StoredMessage]:
+    def dropped(self, class_id: int, *, first: int = 0, count: int) -> Iterator[InspectedMessage]:
         """Yield up to `count` messages in intact records of ignored files.
 
         A sequence may occur several times, and in valid files, too.
@@ -190,7 +190,7 @@ class JournalInspection:
 
     def _record_messages(
         self, data: memoryview, record: Record, first: int, last: int
-    ) -> Iterator[StoredMessage]:
+    ) -> Iterator[InspectedMessage]:
         """Yield the messages first..last-1 of a record."""
         names = [name for n, name in decode_producer_runs(data, record) for _ in range(n)]
         sequence = record.first
@@ -217,7 +217,7 @@ class JournalInspection:
             at += batch.data.size
 
 
-def _message(sequence: int, record: Record, publisher: str, frame: bytes) -> StoredMessage:
+def _message(sequence: int, record: Record, publisher: str, frame: bytes) -> InspectedMessage:
     frame_type, _, number, _ = frames.HEADER.unpack_from(frame)
     payload, read = frame[HEADER_BYTES:-DELIMITER_BYTES], _PLAIN
     if frame_type == frames.ENVELOPE:
@@ -227,4 +227,4 @@ def _message(sequence: int, record: Record, publisher: str, frame: bytes) -> Sto
             raise JournalError(
                 f"message {sequence} of class {record.class_id} is invalid: {error.sentence}"
             ) from None
-    return StoredMessage(sequence, record.time, publisher, number & MESSAGE_ID_MASK, read, payload)
+    return InspectedMessage(sequence, record.time, publisher, number & MESSAGE_ID_MASK, read, payload)

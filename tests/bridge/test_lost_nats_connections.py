@@ -50,7 +50,7 @@ async def test_stream_with_no_ack_is_fatal(server: BusServer, nats: NatsServer) 
     async with simplebus.connect(server.address) as bus:
         await bus.publish(b"hello", class_id="mute")
         async with copying(server.address, nats.url, "mute", **mute) as copier:
-            await wait_until(lambda: "take 'no_ack' from the stream" in copier.statistics().problem)
+            await wait_until(lambda: "remove 'no_ack' from the stream" in copier.statistics().problem)
             assert copier.statistics().losses == 1
 
 

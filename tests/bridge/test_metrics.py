@@ -37,7 +37,7 @@ def wait_copier_names(at: str, *, are_up: bool) -> list[str]:
         ]
         if rows and all((row[1] == "up") is are_up for row in rows):
             return [row[0] for row in rows]
-        time.sleep(0.05)  # Who asks much faster is not answered.
+        time.sleep(0.05)  # The server limits the rate of requests.
 
 
 def test_http_reports_copiers() -> None:
@@ -73,9 +73,10 @@ def test_server_page_includes_its_bridges(tmp_path: Path) -> None:
 
 @contextmanager
 def running_bridges(tmp_path: Path, port: int, *, is_part: bool) -> Iterator[tuple[str, str]]:
-    """A bus from which a bridge, of its own or a program's, leads to a port: where clients find it,
-    and where it is told how the bridge does."""
-    way = ["--to", f"127.0.0.1:{port}", "--name", "b"]
+    """Run a bridge from a bus to `port`, in the bus or as a program. Yields the address of the bus
+    and the HTTP address of the bridge.
+    """
+    options = ["--to", f"127.0.0.1:{port}", "--name", "b"]
     if is_part:
         file = tmp_path / "bus.toml"
         file.write_text(f'[[bridges]]\nname = "b"\nto = "127.0.0.1:{port}"\nclasses = ["a"]\n')
@@ -84,7 +85,7 @@ def running_bridges(tmp_path: Path, port: int, *, is_part: bool) -> Iterator[tup
         return
     with (
         run_server("--no-nats", "--no-http") as (_, source),
-        running_program("bridge", "--from", source, *way, "a", "--http", "0") as it,
+        running_program("bridge", "--from", source, *options, "a", "--http", "0") as it,
     ):
         yield source, it.read_line().partition("simplebus bridge ready http=")[2]
 
@@ -103,7 +104,7 @@ def wait_lag(lag: int, at: str) -> None:
     (table,) = (table for table in facts["tables"] if table["key"] == "lanes")
     column = [each["title"] for each in table["columns"]].index("Lag")
     assert [row[column] for row in table["rows"]] == [lag]
-    assert [tile["value"] for tile in facts["tiles"] if tile["title"] == "Behind"] == [lag]
+    assert [tile["value"] for tile in facts["tiles"] if tile["title"] == "Lag"] == [lag]
 
 
 @pytest.mark.parametrize("is_part", [True, False])

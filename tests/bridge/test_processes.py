@@ -180,13 +180,13 @@ async def test_server_runs_configured_bridges() -> None:
     [
         (["--from", "a", "--to", "a", "1"], "source and target are the same: a"),
         (["--from", "a", "1"], "expected --from and --to"),
-        (["--from", "a", "--to", "b"], "one class at least"),
+        (["--from", "a", "--to", "b"], "at least one class"),
         (["--from", "a", "--to", "b", "70000"], "a class id is from 0"),
-        (["--from", "a", "--to", "b", "--rewrite", "x=y.*", "1"], "1 times '*'"),
+        (["--from", "a", "--to", "b", "--rewrite", "x=y.*", "1"], "has 1 '*'"),
         (["--from", "a", "--to", "b", "--name", "a b", "1"], "letters, digits"),
-        (["--from", "a", "--to", "b", "--no-path", "1"], "copying a message for ever"),
-        (["--from", "a", "--to", "nats://b", "--both", "--no-path", "1"], "for ever"),
-        (["--from", "a", "--to", "b", "bridges"], "where lanes are"),
+        (["--from", "a", "--to", "b", "--no-path", "1"], "copied in a loop"),
+        (["--from", "a", "--to", "nats://b", "--both", "--no-path", "1"], "copied in a loop"),
+        (["--from", "a", "--to", "b", "bridges"], "it holds the records of bridges"),
     ],
 )
 def test_invalid_options_print_one_sentence(words: list[str], problem: str) -> None:
@@ -200,12 +200,12 @@ def test_invalid_options_print_one_sentence(words: list[str], problem: str) -> N
     [
         ('form = "a"', "'form' is unknown; did you mean 'from'?"),
         ('from = "a"', "'to' is missing"),
-        ('from = "a"\nto = "b"', "copies one class at least"),
+        ('from = "a"\nto = "b"', "copies at least one class"),
         ('from = "a/b"\nto = "b"', "bridges[0].from: 'a/b' is not a server address"),
         ('from = "a"\nto = "b"\nclasses = ["x"]\nhops = 0', "hops is from 1"),
         ('from = "a"\nto = "b"\n[[bridges.copy]]\nclass = 7\nchannels = ["a..b"]', "is empty"),
         ('from = "nats://a"\nto = "b"\nboth = true\nclasses = ["x"]', "another bridge"),
-        ('from = "a"\nto = "b"\n[[bridges.copy]]\nclass = 7\nto = "bridges"', "where lanes are"),
+        ('from = "a"\nto = "b"\n[[bridges.copy]]\nclass = 7\nto = "bridges"', "it holds the records of bridges"),
         (
             'from = "a"\nto = "nats://b"\n[[bridges.copy]]\nclass = 7\nstream = "A B"',
             "invalid stream name 'A B'",
@@ -220,7 +220,7 @@ def test_invalid_options_print_one_sentence(words: list[str], problem: str) -> N
         ),
         (
             'from = "nats://b"\nto = "a"\n[[bridges.copy]]\nclass = 7\nstream = "A"\nunder_way = 1',
-            "this one leads to a bus",
+            "this bridge leads to a bus",
         ),
         (
             'from = "a"\nto = "nats://b"\npath = false\nclasses = ["x"]\n'
@@ -245,7 +245,7 @@ def test_a_file_without_a_bridge_is_refused(tmp_path: Path) -> None:
         file.write_text(text)
         result = CliRunner().invoke(app, ["bridge", str(file)])
         assert result.exit_code == 78
-        assert f"{file}: there is no bridge in it" in result.output
+        assert f"{file}: the file has no bridges" in result.output
 
 
 def test_readme_example_is_valid(tmp_path: Path) -> None:

@@ -313,7 +313,7 @@ def test_rejects_secret_on_command_line(flag: str) -> None:
 @pytest.mark.parametrize(
     ("more", "problem"),
     [
-        ({"token": "t"}, "token: these are for a NATS server"),
+        ({"token": "t"}, "token: only for a NATS server"),
         ({"copy": [{"class": "y", "stream": "S"}]}, "stream 'S': only a NATS server has"),
         ({"to": "nats://hq:no"}, "expected nats://HOST"),
         ({"to": "nats://u:secret@hq:no"}, "…@hq:no"),

@@ -23,7 +23,7 @@ from pyspark.sql.types import StructType
 import simplebus
 from simplebus.spark.jobs.archive import BatchArchiver
 from simplebus.spark.options import sink_options, source_options
-from simplebus.spark.read.stream import StreamReader
+from simplebus.spark.read.stream import SparkStreamReader
 from simplebus.spark.sink import StreamWriter
 from simplebus.spark.source import SimplebusSource
 
@@ -90,7 +90,7 @@ class HeldSource(SimplebusSource):
         return HeldWriter(sink_options(self.options), at)
 
 
-class HeldReader(StreamReader):
+class HeldReader(SparkStreamReader):
     """One of its tasks stays when it has read everything: before the sink can commit."""
 
     def __init__(self, options: Any, at: str) -> None:
@@ -106,7 +106,7 @@ class FailingReader(HeldReader):
     """One of its tasks dies, after its first rows, the first time that it is tried."""
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
-        for batch in StreamReader.read(self, partition):
+        for batch in SparkStreamReader.read(self, partition):
             yield batch
             if is_first(self._at):
                 raise TaskFailedError

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 from simplebus.spark.options import source_options
-from simplebus.spark.read.stream import StreamReader
+from simplebus.spark.read.stream import SparkStreamReader
 
 POINTS = ("ended", "planned", "reading", "read", "done")
 """Where something may happen: the batch has an end, has tasks, is being read, is read, is done."""
@@ -32,14 +32,14 @@ class SimulatedQuery:
         """The commit log: batches that are done."""
         self.rows: list[dict[str, Any]] = []
         """Of the batches that are done."""
-        self._reader: StreamReader | None = None
+        self._reader: SparkStreamReader | None = None
         self._told = 0
 
     @property
-    def reader(self) -> StreamReader:
+    def reader(self) -> SparkStreamReader:
         """Started when it is not."""
         if self._reader is None:
-            self._reader = StreamReader(source_options(self.options, streaming=True))
+            self._reader = SparkStreamReader(source_options(self.options, streaming=True))
             self._resolve_start = json.dumps(self._reader.initialOffset())
             self._told = self.done
         return self._reader

@@ -41,7 +41,7 @@ _START_DELAY_SECONDS = 2.0
 
 
 @dataclass(frozen=True, slots=True)
-class MessageSelection:
+class ReplaySelection:
     """Messages of an archive to replay."""
 
     classes: tuple[str, ...] = ()
@@ -71,7 +71,7 @@ class ReplayResult:
 
 
 def publisher_name(
-    name: str, group: Sequence[str | None], selection: MessageSelection, to_class: str
+    name: str, group: Sequence[str | None], selection: ReplaySelection, to_class: str
 ) -> str:
     """Return a stream's publisher name: equal for equal selections only."""
     window = [at and at.astimezone(UTC).isoformat() for at in (selection.begin, selection.end)]
@@ -123,7 +123,7 @@ def replay(
         begin = begin.replace(tzinfo=UTC)
     if end is not None and end.tzinfo is None:
         end = end.replace(tzinfo=UTC)
-    selection = MessageSelection(tuple(classes), tuple(channels), begin, end)
+    selection = ReplaySelection(tuple(classes), tuple(channels), begin, end)
     name = name or uuid.uuid4().hex
     frame = _filtered(read(spark, path), selection)
     groups = _groups(frame)
@@ -157,7 +157,7 @@ def replay(
 # Selection ---------------------------------------------------------------------------------------
 
 
-def _filtered(frame: DataFrame, selection: MessageSelection) -> DataFrame:
+def _filtered(frame: DataFrame, selection: ReplaySelection) -> DataFrame:
     from pyspark.sql import functions as sql
 
     if selection.classes:

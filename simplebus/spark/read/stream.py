@@ -71,7 +71,7 @@ _IDLE_POLL_SECONDS = 0.1
 _UNREACHABLE_RETRY_SECONDS = 5.0
 
 
-class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+class SparkStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Reader for `spark.readStream`."""
 
     def __init__(self, options: SourceOptions) -> None:

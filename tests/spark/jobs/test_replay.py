@@ -14,7 +14,7 @@ import simplebus
 from simplebus.core.errors import BusConnectionError
 from simplebus.spark.jobs.pacing import DUE, ReplaySchedule
 from simplebus.spark.jobs.replay import (
-    MessageSelection,
+    ReplaySelection,
     ReplayStream,
     StreamPublisherTask,
     filter_channels,
@@ -26,7 +26,7 @@ from simplebus.spark.options import SinkOptions
 from simplebus.testing.server import BusServer
 
 GROUP = ("orders", "h:1", "memory")
-CHOSEN = MessageSelection(channels=("a.*",), begin=datetime(2026, 3, 1, tzinfo=UTC))
+CHOSEN = ReplaySelection(channels=("a.*",), begin=datetime(2026, 3, 1, tzinfo=UTC))
 
 
 def batch(streams: list[int], channels: list[str | None]) -> Any:
