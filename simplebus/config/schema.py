@@ -33,7 +33,7 @@ from simplebus.nats.subject_permissions import ResponsePermission, SubjectPermis
 from simplebus.nats.users import NatsAuth, NatsUser
 
 R = TypeVar("R")
-T = TypeVar("T", bound="Table")
+T = TypeVar("T", bound="TomlTable")
 
 _MSGSPEC_ERROR = re.compile(r"(?s)(?P<what>.*?)(?: - at `(?P<at>[^`]*)`)?")
 _UNKNOWN = re.compile(r"Object contains unknown field `(.*)`")

@@ -227,4 +227,6 @@ def _message(sequence: int, record: Record, publisher: str, frame: bytes) -> Ins
             raise JournalError(
                 f"message {sequence} of class {record.class_id} is invalid: {error.sentence}"
             ) from None
-    return InspectedMessage(sequence, record.time, publisher, number & MESSAGE_ID_MASK, read, payload)
+    return InspectedMessage(
+        sequence, record.time, publisher, number & MESSAGE_ID_MASK, read, payload
+    )
