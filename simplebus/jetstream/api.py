@@ -21,11 +21,11 @@ async def list_streams(link: NatsConnection) -> tuple[list[dict[str, Any]], list
     found: list[dict[str, Any]] = []
     untold: list[str] = []
     while True:
-        said = await link.api_request("STREAM.LIST", {"offset": len(found) + len(untold)})
-        some, missing = said.get("streams") or [], said.get("missing") or []
+        reply = await link.api_request("STREAM.LIST", {"offset": len(found) + len(untold)})
+        some, missing = reply.get("streams") or [], reply.get("missing") or []
         found += some
         untold += missing
-        if not (some or missing) or len(found) + len(untold) >= int(said.get("total", 0)):
+        if not (some or missing) or len(found) + len(untold) >= int(reply.get("total", 0)):
             return [each.get("config", {}) for each in found], untold
 
 
@@ -40,11 +40,11 @@ async def list_consumers(link: NatsConnection, stream: str) -> list[dict[str, An
     found: dict[str, dict[str, Any]] = {}
     offset, total = 0, -1
     while True:
-        said = await link.api_request(f"CONSUMER.LIST.{stream}", {"offset": offset})
-        some = said.get("consumers") or []
-        if said.get("missing") or total not in (-1, int(said.get("total", 0))):
+        reply = await link.api_request(f"CONSUMER.LIST.{stream}", {"offset": offset})
+        some = reply.get("consumers") or []
+        if reply.get("missing") or total not in (-1, int(reply.get("total", 0))):
             raise JetStreamError(0, f"the list of consumers of the stream {stream} is incomplete")
-        total = int(said.get("total", 0))
+        total = int(reply.get("total", 0))
         found |= {str(each["name"]): each for each in some}
         offset += len(some)
         if not some or offset >= total:
@@ -322,8 +322,8 @@ def owner_of(info: dict[str, Any]) -> str:
 
 
 def channels_of(info: dict[str, Any]) -> set[str]:
-    told = _metadata(info, _CHANNELS)
-    return set(told.split("\n")) if told else set()
+    channels = _metadata(info, _CHANNELS)
+    return set(channels.split("\n")) if channels else set()
 
 
 def _metadata(info: dict[str, Any], key: str) -> str:

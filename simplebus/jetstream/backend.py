@@ -222,9 +222,8 @@ class JetStreamBackend:
         write_batch = commit_log.pop_write_batch(allow_empty=True)
         assert write_batch is not None
         self.publisher.append_batch(write_batch)
-        if (
-            not write_batch.entries and self.publisher.is_empty
-        ):  # It is is_status when this turn is over.
+        if not write_batch.entries and self.publisher.is_empty:
+            # No PubAck will report the empty batch as durable; do so after this turn.
             with contextlib.suppress(trio.RunFinishedError):
                 trio.lowlevel.current_trio_token().run_sync_soon(self._finish_empty_batch)
         for class_id in {entry.class_id for entry in write_batch.entries}:
@@ -340,7 +339,7 @@ class JetStreamBackend:
                         feed.ack_all.has_gap = True
 
     def _handle_progress(self, batch_number: int | None) -> None:
-        """React to answers for the publisher; `batch_number` is the new durable position, if any."""
+        """Handle answers for the publisher; `batch_number` is the new durable position."""
         for class_id in self.publisher.pop_classes_without_stream():
             self.consumers.forget_stream(class_id)
             self._jobs.enqueue(class_id, partial(self._open_stream, class_id))

@@ -221,7 +221,7 @@ async def query_when_stored(
 def _uniform_runs(
     messages: ReceivedMessages,
 ) -> list[tuple[ReceivedMessages, np.ndarray, np.ndarray]]:
-    """Split messages into runs with or without envelopes, with their sequences and storage times."""
+    """Split messages into runs with or without envelopes; return sequences and times, too."""
     deliveries = jetstream_codec.parse_deliveries(messages)
     kinds = codec.are_envelopes(messages)
     edges = [0, *(np.flatnonzero(kinds[1:] != kinds[:-1]) + 1).tolist(), messages.count]

@@ -70,7 +70,7 @@ class JetStreamNames:
 
     @property
     def identity_subject(self) -> str:
-        """Subject of the identity stream. Nothing is published to it, but a stream needs a subject."""
+        """Subject of the identity stream, which is required but never published to."""
         return f"{self.prefix}.bus"
 
     def parse_stream_name(self, stream: str) -> int | None:

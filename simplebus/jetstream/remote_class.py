@@ -31,7 +31,7 @@ from simplebus.jetstream.stream_clock import StreamClock
 
 FEED_MESSAGES_MAX = 128 * 1024
 FEED_BYTES_MAX = 64 * 1024 * 1024
-"""What one subscription may hold at a door."""
+"""Limits of the messages that a position may hold on this server."""
 
 
 class AcceptanceTimes(Protocol):
@@ -213,7 +213,7 @@ class RemoteClass(MessageClass):
         self, start: str | Start, channel_filter: ChannelFilter | None = None, now: float = 0.0
     ) -> tuple[AckWindow, PositionHandover]:
         if not (start in ("waiting", "new", "earliest", "last") or isinstance(start, Start)):
-            return super().create_window(start, channel_filter, now)  # Which raises.
+            return super().create_window(start, channel_filter, now)  # Raises.
         self._start = start
         return AckWindow(floor=0), PositionHandover()
 

@@ -98,7 +98,7 @@ class AppendFile:
         except OSError as error:
             if error.errno not in DISK_FULL_ERRORS:
                 raise
-            self._allocate_up_to(-(-size // _PAGE_BYTES) * _PAGE_BYTES)  # No more than is needed.
+            self._allocate_up_to(-(-size // _PAGE_BYTES) * _PAGE_BYTES)  # The minimum.
 
     def _allocate_up_to(self, end: int) -> None:
         try:

@@ -236,7 +236,7 @@ class ClassJournalReader:
                             return
                         yield data, record
                     expected = record.last
-            except FileNotFoundError:  # Nobody needed it any longer.
+            except FileNotFoundError:  # The server removed the segment.
                 misses += 1
                 continue
             if following is None or expected < following:
@@ -312,7 +312,7 @@ def class_names(path: Path) -> dict[int, str]:
 
 
 def sync_path(path: Path) -> None:
-    """Sync a file, or the names in a directory. Raises OSError, except on a read-only file system."""
+    """Sync a file or a directory. Raises OSError, except on a read-only file system."""
     try:
         sync_file(path)
     except OSError as error:

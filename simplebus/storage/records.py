@@ -143,7 +143,7 @@ def read_header(data: memoryview, at: int) -> Record | EndOfRecords | None:
 
 
 def find_records(data: memoryview, at: int, *, class_id: int, first: int) -> Iterator[Record]:
-    """Yield the intact message records of a class from sequence `first` on, skipping damaged bytes."""
+    """Yield the intact message records of a class from sequence `first` on."""
     content = bytes(data[at:])
     place = 0
     while (place := content.find(MAGIC, place)) >= 0:

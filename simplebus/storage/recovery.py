@@ -80,7 +80,7 @@ def recover(directory: JournalDirectory, broker: Broker) -> RecoveryResult:
 
 
 class _RecordGroup:
-    """Consecutive records of a class that are decoded together, for the sake of array operations."""
+    """Consecutive records of a class that are decoded together."""
 
     def __init__(self) -> None:
         self.records: list[Record] = []
@@ -100,7 +100,7 @@ class _RecordGroup:
         self._pieces.append(bytes(data[record.body_offset : record.end]))
 
     def joined(self) -> tuple[bytearray, int]:
-        """Return the frames with RECEIVE_PADDING_BYTES after them, and their size without padding."""
+        """Return the frames, padded by RECEIVE_PADDING_BYTES, and their size without padding."""
         return bytearray().join([*self._pieces, bytes(RECEIVE_PADDING_BYTES)]), self.size
 
     def clear(self) -> None:
@@ -308,8 +308,8 @@ class _JournalLoader:
             return self._restoring.split_frames(buffer, 0, size, last.last - first.first)
         except ValueError as error:
             raise JournalError(
-                f"class {first.class_id}: the records of messages {first.first}-{last.last - 1} are "
-                f"intact, but their frames are invalid: {error}"
+                f"class {first.class_id}: the records of messages {first.first}-{last.last - 1} "
+                f"are intact, but their frames are invalid: {error}"
             ) from None
 
     def _collect_numbers(self, group: _RecordGroup, batches: list[FrameBatch]) -> None:
@@ -317,8 +317,8 @@ class _JournalLoader:
             return
         news = self._news_since[""]
         publishers: list[tuple[int, str]] = []
-        for lot, count, name in group.publishers:
-            if lot < self._news_since.get(name, news):
+        for batch_number, count, name in group.publishers:
+            if batch_number < self._news_since.get(name, news):
                 name = ""
             if publishers and publishers[-1][1] == name:
                 count += publishers.pop()[0]

@@ -42,7 +42,7 @@ class _SegmentIndex:
             self.offsets.insert(index, offset)
 
     def find_before(self, first: int) -> tuple[int, int]:
-        """Return the sequence and offset of the last known record that begins at `first` or before."""
+        """Return the sequence and offset of the last known record up to `first`."""
         index = bisect_right(self.firsts, first) - 1
         return self.firsts[index], self.offsets[index]
 
@@ -158,7 +158,7 @@ class SegmentReader:
         return sequence, remaining_bytes
 
     def _find(self, descriptor: int, size: int, segment: _SegmentIndex, sequence: int) -> int:
-        """Return the offset of the record that contains a sequence, or of the first damaged record."""
+        """Return the offset of a sequence's record, or of the first damaged record."""
         first, offset = segment.find_before(sequence)
         noted = offset
         data, base = memoryview(b""), offset

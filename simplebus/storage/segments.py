@@ -183,11 +183,11 @@ class SegmentChain:
             following = self._following(at)
             path = self._folder / file_name(first)
             data = self._files.read(path)
-            position, lot = 0, 0
+            position, batch_number = 0, 0
             is_torn = False
             while True:
                 if following is not None and self.head >= following:
-                    if not self._is_outdated(following, data, position, lot):
+                    if not self._is_outdated(following, data, position, batch_number):
                         break
                     self._ignore_segment(at + 1)
                     following = self._following(at)
@@ -197,7 +197,7 @@ class SegmentChain:
                     if following is None and not is_torn and not is_wanted(record):
                         is_torn = not records.is_intact(data, record)
                     yield data, record
-                    self.head, position, lot = record.last, record.end, record.batch_number
+                    self.head, position, batch_number = record.last, record.end, record.batch_number
                     continue
                 problem = record.problem
                 if not problem and is_torn:  # A power failure may have removed what followed.
@@ -238,11 +238,13 @@ class SegmentChain:
     def _following(self, at: int) -> int | None:
         return self.firsts[at + 1] if at + 1 < len(self.firsts) else None
 
-    def _is_outdated(self, following: int, data: memoryview, position: int, lot: int) -> bool:
+    def _is_outdated(
+        self, following: int, data: memoryview, position: int, batch_number: int
+    ) -> bool:
         """Return True if a segment was ignored before and reappeared, for example after a power
         failure.
 
-        The data read from the previous segment ends at `position`, with batch number `lot`.
+        The data read from the previous segment ends at `position`, with `batch_number`.
         """
         header = _start(self._folder / file_name(following)).header
         if self.head == following:  # The previous segment may contain newer records from here on.
@@ -251,8 +253,8 @@ class SegmentChain:
                 return header is None and bool(record.problem)
             if record.first != following:
                 return False
-            lot = record.batch_number
-        return header is None or header.batch_number < lot
+            batch_number = record.batch_number
+        return header is None or header.batch_number < batch_number
 
     def _ignore_segment(self, at: int) -> None:
         """Ignore a segment that was ignored before."""
@@ -337,15 +339,14 @@ def report_missing_messages(
         return 0
     if segments.first is not None and kept.floor < segments.first:
         missing += segments.first - kept.floor
-        found.problems.append(
-            f"{folder}: no file for {_describe_range(segments.class_id, kept.floor, segments.first)}"
-        )
+        unfiled = _describe_range(segments.class_id, kept.floor, segments.first)
+        found.problems.append(f"{folder}: no file for {unfiled}")
     head = kept.floor if segments.first is None else segments.head
     if head < kept.head and not segments.has_reported_end:
         missing += kept.head - head
+        lost = _describe_range(segments.class_id, head, kept.head)
         found.problems.append(
-            f"{folder}: lost {_describe_range(segments.class_id, head, kept.head)}, which were stored but may never "
-            "have been confirmed"
+            f"{folder}: lost {lost}, which were stored but may never have been confirmed"
         )
     return missing
 

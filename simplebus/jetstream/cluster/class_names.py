@@ -172,10 +172,10 @@ class ClassNameExchange:
     def merge_names(self, payload: bytes) -> None:
         """Declare the names that another server sent."""
         try:
-            told = msgspec.json.decode(payload, type=dict[Name, ClassId])
+            names = msgspec.json.decode(payload, type=dict[Name, ClassId])
         except (msgspec.MsgspecError, RecursionError):
             return
-        for name, class_id in told.items():
+        for name, class_id in names.items():
             if self._names.get(name) != class_id:
                 self._declare(class_id, name)
             if self._names.get(name) == class_id:

@@ -21,7 +21,7 @@ _UPDATE_SECONDS = 10.0
 
 
 def storage_problem(config: dict[str, Any], options: JetStreamOptions) -> str:
-    """Return the reason why a stream is less durable than the options promise; empty if it is not."""
+    """Return why a stream is less durable than the options promise; empty if it is not."""
     if options.storage == "file" and config.get("storage") == "memory":
         return (
             f"the stream {config.get('name')} stores messages in memory, but --engine-storage is "

@@ -247,7 +247,7 @@ class ConsumerManager:
     async def _check_single_group(
         self, class_id: int, position: BrokerSubscription, own: str
     ) -> None:
-        """Raise RemoteProtocolError (subscription_mismatch) if the durable exists in another group."""
+        """Raise RemoteProtocolError if the durable exists in another group."""
         for info in await self.list_all(class_id) if position.durable else ():
             name = str(info["name"])
             is_other = name != own and api.kind_of(info) == "durable"
@@ -426,9 +426,9 @@ class ConsumerManager:
         elif info is None:
             # The acks of other servers' group members are unknown: redeliver everything stored.
             start = api.start_at_sequence(needed) if needed and not position.group else start
-            said = self._durable_settings(position)
+            settings = self._durable_settings(position)
             floor = await self._create_consumer(
-                class_id, name, kind, start, channels=patterns, **said
+                class_id, name, kind, start, channels=patterns, **settings
             )
         if is_new:  # The new stream keeps nothing for a first subscription.
             await self._delete(class_id, BACKLOG_CONSUMER)

@@ -128,5 +128,5 @@ class DeadLetterTracker(Generic[FeedT]):
 
     def is_stored(self, mark: DeadLetterMark) -> bool:
         """Return True if the dead letters up to a mark are stored."""
-        lot, class_id = mark
-        return self._commit_log.is_producer_durable(lot, {class_id: lot})
+        position, class_id = mark
+        return self._commit_log.is_producer_durable(position, {class_id: position})

@@ -122,6 +122,6 @@ def check_same_channels(
     if channels != set(patterns):
         raise RemoteProtocolError(
             Reason.SUBSCRIPTION_MISMATCH,
-            f"{position.durable or position.group!r} exists for the channels {sorted(channels)}, and "
-            f"was requested with {list(patterns)}",
+            f"{position.durable or position.group!r} exists for the channels {sorted(channels)}, "
+            f"and was requested with {list(patterns)}",
         )

@@ -149,8 +149,6 @@ class ConsumerFeed:
         self._predecessor_delivered = 0
         """Last sequence that a predecessor of the consumer delivered."""
         self.delivered_before_open = self._received_count = self._last_delivery_number = 0
-        """How many its consumer had sent when it was found, how many came since, and how many it
-        had sent with the last of them."""
         self.stream_created = ""
         """Creation time of the stream."""
         self.holder_sid = 0
@@ -209,7 +207,7 @@ class ConsumerFeed:
         return max(self.acked_sequences.highest, self.delivered_to_others)
 
     def has_all(self, info: dict[str, Any]) -> bool:
-        """Return True if everything that the consumer delivered, according to `info`, has arrived."""
+        """Return True if everything that the consumer has delivered has arrived here."""
         if self._pending:
             return False
         if self.ack_all is not None:
@@ -638,7 +636,7 @@ def _select_good(batch: FrameBatch, good: Flags, flags: Flags) -> tuple[FrameBat
 
 
 def _drop_bad_envelopes(batch: FrameBatch, good: Flags) -> tuple[FrameBatch, Flags]:
-    """Return the frames with valid envelopes, and the flags of the messages that are still valid."""
+    """Return the frames with valid envelopes, and the flags of the valid messages."""
     if not batch.count or envelope_batch.scan_envelopes(batch).count == batch.count:
         return batch, good
     each = (

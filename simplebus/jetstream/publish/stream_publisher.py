@@ -275,8 +275,8 @@ class StreamPublisher:
                 subject = self._subject(queue.class_id)
                 queue.refusal = JetStreamError(
                     0,
-                    f"no answer from the stream of {subject!r}: the stream has no leader, has other "
-                    "subjects, or is configured with no_ack",
+                    f"no answer from the stream of {subject!r}: the stream has no leader, has "
+                    "other subjects, or is configured with no_ack",
                 )
             self._refusing_classes.add(queue.class_id)
 
@@ -367,7 +367,9 @@ class StreamPublisher:
         publication.progress_at = now
         publication.request_number = self._reserve_requests(queue, 1)
         queue.in_flight[publication.request_number] = publication
-        min_messages = 1 if queue.window else FAST_BATCH_MIN_MESSAGES  # So that none overtakes.
+        min_messages = (
+            1 if queue.window else FAST_BATCH_MIN_MESSAGES
+        )  # Fast batches keep the order.
         can_be_fast_batch = (
             self._has_fast_batches(publication.class_id) and not publication.has_message_ids
         )
@@ -441,7 +443,7 @@ class StreamPublisher:
             if publication.confirms_in_order and ack.stored > 0:
                 self._record_stored_up_to(queue, publication, ack.stored, now)
             elif is_whole or (ack.stored > 0 and not ack.is_last):
-                publication.progress_at = queue.last_answer_at = now  # It goes on.
+                publication.progress_at = queue.last_answer_at = now  # It makes progress.
             if queue.unverified:
                 continue
             if is_whole and publication.has_publisher_name:
@@ -507,13 +509,13 @@ class StreamPublisher:
                 and number not in queue.stored_checks
                 and number not in queue.completion_checks
             ):
-                self.duplicates += 1  # It was sent again, and not only asked for.
+                self.duplicates += 1  # A repeated message, not a check.
         refused: list[tuple[ClassPublishQueue, JetStreamError]] = []
         for row, error in acks.errors.items():
             number = int(replies.numbers[row])
             queue = self._queue_by_request.get(number)
             if queue is None:
-                continue  # Nobody waits for that any more.
+                continue  # The request was forgotten.
             if error.code == jetstream_codec.NO_RESPONDERS:
                 self._mark_stream_missing(queue.class_id)
             if number in queue.stored_checks or number in queue.completion_checks:
@@ -563,7 +565,7 @@ class StreamPublisher:
         """Schedule a verification after the stream refused something in flight."""
         if queue.in_flight:
             queue.refusal = error
-            queue.verify_at = now + PAUSE_SECONDS  # What was written behind it is answered first.
+            queue.verify_at = now + PAUSE_SECONDS  # Later messages are answered first.
             self._refusing_classes.add(queue.class_id)
             self._update_full(queue)
 
