@@ -1,9 +1,9 @@
-"""`simplebus bench`: how fast the bus is on this machine. No rate without a check of every byte.
+"""`simplebus bench`: throughput and latency of the bus on this machine, with every byte verified.
 
-    traffic    PURE: what is published, and the check of what arrives
-    publisher  a process: publishes in batches
-    subscriber a process: checks and acknowledges in batches
-    run        the server, the processes, the progress bar, the report
+    traffic      payloads, and the check of received frames; no I/O
+    publisher    process that publishes in batches
+    subscriber   process that verifies and acks in batches
+    run          starts the server and the processes, and reports
 
-Rule 1: the report says what shared the machine's cores.
+It may import core, client, commands and console.
 """

@@ -1,8 +1,8 @@
-"""A process of the bench: publishes a run as fast as the bus takes it.
+"""Publisher process of the benchmark: publishes at full speed.
 
     python -m simplebus.bench.publisher URL CLASS RUN COUNT SIZE
 
-It says at which second of the machine's clock it began, and ends by itself.
+Prints the monotonic time of its start, and ends by itself.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ _BATCH_BYTES = 128 * 1024
 async def main() -> None:
     url = sys.argv[1]
     class_id, run, count, size = map(int, sys.argv[2:])
-    most = max(1, _BATCH_BYTES // size)
+    batch_count = max(1, _BATCH_BYTES // size)
     async with simplebus.connect(url, reconnect=None) as bus, trio.open_nursery() as nursery:
         nursery.start_soon(cancel_at_stdin_end, nursery.cancel_scope)
         print(time.monotonic(), flush=True)
-        for first in range(0, count, most):
-            batch = payloads(run=run, first=first, count=min(most, count - first), size=size)
+        for first in range(0, count, batch_count):
+            batch = payloads(run=run, first=first, count=min(batch_count, count - first), size=size)
             await bus.publish_many(batch, class_id=class_id, confirm=False)
         await bus.flush()
         nursery.cancel_scope.cancel()

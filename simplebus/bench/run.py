@@ -1,7 +1,7 @@
-"""One bench: a server unless there is one, the processes, the progress bar, the report.
+"""Benchmark run: a server unless a URL is given, the processes, the progress bar and the report.
 
-Rule 1: the report is made of what verified subscribers said. Anything wrong raises WorkerError
-instead, and no figure is printed.
+The report uses figures of verified subscribers only. A fault raises WorkerError, and no figure is
+printed.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import simplebus
 from simplebus.bench.traffic import PAYLOAD_BYTES_MIN, RUNS, payloads, quantiles
 from simplebus.commands.pubsub import progress
 from simplebus.console.stdin_lines import LineReader
-from simplebus.console.workers import Worker, WorkerError, Workers, open_workers, error_texts
+from simplebus.console.workers import Worker, WorkerError, Workers, error_texts, open_workers
 
 _SERVE = (
     *("serve", "--host", "127.0.0.1", "--port", "0", "--no-nats", "--no-http"),
@@ -41,17 +41,17 @@ _WARM_UP = 500
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
-    """What to measure.
+class BenchPlan:
+    """Parameters of a benchmark.
 
-    Raises ValueError for payloads too short to be told apart.
+    Raises ValueError for payloads too short to be unique.
     """
 
     messages: int
     size: int
     subscribers: int
     class_id: int
-    """The class of the throughput phase; the next one is that of the latency phase."""
+    """Class of the throughput phase; the latency phase uses the next one."""
 
     def __post_init__(self) -> None:
         if self.size < PAYLOAD_BYTES_MIN:
@@ -62,44 +62,46 @@ class Plan:
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
-    """What a verified run measured."""
+class BenchResult:
+    """Figures of a verified run."""
 
     seconds: float
-    """From the first message's publication to the last one's arrival at the last subscriber."""
-    redelivered: int
-    leftovers: int
+    """Time from the first publication to the last message's arrival at the last subscriber."""
+    redelivered_count: int
+    leftover_count: int
     latencies: dict[str, float]
-    """Seconds from publication to arrival, one message at a time, by quantile."""
+    """Seconds from publication to arrival, one message in flight, by quantile."""
 
 
-async def measure(plan: Plan, url: str | None) -> list[str]:
-    """Measure and report. Raises BusError, WorkerError."""
-    sentence = ""  # Raised where it is found, Python 3.11.2 would make a group of it again.
+async def run_bench(plan: BenchPlan, url: str | None) -> list[str]:
+    """Run the benchmark and return the report. Raises BusError, WorkerError."""
+    sentence = ""  # Raised after the block: Python 3.11.2 would wrap it in a group again.
     try:
         with tempfile.TemporaryDirectory(prefix="simplebus-bench-") as folder, progress() as bar:
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(_until_told_to_stop)
-                async with _bus(url) as at, open_workers(Path(folder)) as workers:
-                    seconds, redelivered, leftovers = await _throughput(plan, at, workers, bar)
-                    latencies = quantiles(await _latencies(plan, at, bar))
+                nursery.start_soon(_raise_on_sigterm)
+                async with _bus(url) as address, open_workers(Path(folder)) as workers:
+                    seconds, redelivered, leftover_count = await _throughput(
+                        plan, address, workers, bar
+                    )
+                    latencies = quantiles(await _latencies(plan, address, bar))
                 nursery.cancel_scope.cancel()
     except* WorkerError as errors:
         sentence = error_texts(errors)[0]
     if sentence:
         raise WorkerError(sentence)
-    return report(plan, Result(seconds, redelivered, leftovers, latencies))
+    return format_report(plan, BenchResult(seconds, redelivered, leftover_count, latencies))
 
 
-async def _until_told_to_stop() -> None:
-    """SIGTERM ends the bench as Ctrl-C does, with everything that it has started."""
+async def _raise_on_sigterm() -> None:
+    """End the benchmark on SIGTERM as on Ctrl-C, with all processes."""
     with trio.open_signal_receiver(signal.SIGTERM) as signals:
         async for _ in signals:
             raise KeyboardInterrupt
 
 
-def report(plan: Plan, result: Result) -> list[str]:
-    """The result in words."""
+def format_report(plan: BenchPlan, result: BenchResult) -> list[str]:
+    """Return the lines of the report."""
     rate = plan.messages / result.seconds
     receivers = "1 subscriber" if plan.subscribers == 1 else f"{plan.subscribers} subscribers"
     lines = [
@@ -112,14 +114,14 @@ def report(plan: Plan, result: Result) -> list[str]:
         + ", ".join(f"{name} {value * 1e6:,.0f} µs" for name, value in result.latencies.items()),
         f"machine     {os.cpu_count()} cores shared by the server, the publisher and {receivers}",
     ]
-    if result.redelivered:
+    if result.redelivered_count:
         lines.append(
-            f"note        {result.redelivered:,} messages came again: a subscriber was slower than "
-            "the ack timeout"
+            f"note        {result.redelivered_count:,} messages were redelivered: a subscriber was slower "
+            "than the ack timeout"
         )
-    if result.leftovers:
+    if result.leftover_count:
         lines.append(
-            f"note        {result.leftovers:,} messages lay in class {plan.class_id} from before; "
+            f"note        {result.leftover_count:,} messages lay in class {plan.class_id} from before; "
             "they were acknowledged and not counted"
         )
     return lines
@@ -130,7 +132,7 @@ def report(plan: Plan, result: Result) -> list[str]:
 
 @asynccontextmanager
 async def _bus(url: str | None) -> AsyncIterator[str]:
-    """Where the bus listens; one of our own, ended with the block, when none is given."""
+    """Yield the URL of the bus; start a server for the block if none is given."""
     if url is not None:
         yield url
         return
@@ -159,7 +161,7 @@ async def _address(process: trio.Process) -> str:
     with trio.move_on_after(_START_SECONDS):
         line = await anext(LineReader(process.stdout.receive_some), "")
     if not line.startswith(_READY):
-        raise WorkerError(f"the server did not say that it is ready; it said {line!r}")
+        raise WorkerError(f"expected {_READY!r} from the server, got {line!r}")
     return line.removeprefix(_READY).split()[0]
 
 
@@ -167,86 +169,89 @@ async def _address(process: trio.Process) -> str:
 
 
 async def _throughput(
-    plan: Plan, url: str, workers: Workers, bar: Progress
+    plan: BenchPlan, url: str, workers: Workers, bar: Progress
 ) -> tuple[float, int, int]:
-    """Seconds, redeliveries and leftovers of a run that was verified."""
+    """Return seconds, redelivered messages and leftovers of a verified run."""
     task = bar.add_task("publishing and checking", total=plan.messages * plan.subscribers)
     run = random.randrange(RUNS)
     arguments = (url, plan.class_id, run, plan.messages, plan.size)
-    watchers = [
-        Watcher(
+    monitors = [
+        SubscriberMonitor(
             await workers.start(f"subscriber {n + 1}", "simplebus.bench.subscriber", *arguments)
         )
         for n in range(plan.subscribers)
     ]
-    for watcher in watchers:
-        await watcher.until_ready()
+    for monitor in monitors:
+        await monitor.wait_ready()
     publisher = await workers.start("publisher", "simplebus.bench.publisher", *arguments)
     publisher.is_exit_expected = True
     async with trio.open_nursery() as nursery:
-        for watcher in watchers:
-            nursery.start_soon(watcher.until_done)
-        while not all(watcher.is_done for watcher in watchers):
+        for monitor in monitors:
+            nursery.start_soon(monitor.wait_done)
+        while not all(monitor.is_done for monitor in monitors):
             await trio.sleep(0.1)
-            bar.update(task, completed=sum(watcher.seen for watcher in watchers))
+            bar.update(task, completed=sum(monitor.seen_count for monitor in monitors))
     began = float(await anext(publisher.lines))
-    for watcher in watchers:
-        await watcher.worker.end_input()
+    for monitor in monitors:
+        await monitor.worker.end_input()
     bar.remove_task(task)
     return (
-        max(watcher.ended for watcher in watchers) - began,
-        sum(watcher.redelivered for watcher in watchers),
-        # Whoever comes first takes what waits.
-        sum(watcher.leftovers for watcher in watchers),
+        max(monitor.ended for monitor in monitors) - began,
+        sum(monitor.redelivered_count for monitor in monitors),
+        # The first subscriber gets the messages that waited.
+        sum(monitor.leftover_count for monitor in monitors),
     )
 
 
-class Watcher:
-    """Hears what a subscriber's process says."""
+class SubscriberMonitor:
+    """Progress and result of a subscriber process."""
 
     def __init__(self, worker: Worker) -> None:
         self.worker = worker
-        self.seen = 0
+        self.seen_count = 0
         self.is_done = False
         self.ended = 0.0
-        """When its last message was there, on the machine's clock."""
-        self.redelivered = 0
-        self.leftovers = 0
+        """Monotonic time at which the last message had arrived."""
+        self.redelivered_count = 0
+        self.leftover_count = 0
 
-    async def until_ready(self) -> None:
+    async def wait_ready(self) -> None:
         with trio.move_on_after(_START_SECONDS):
             if await anext(self.worker.lines, "") == "ready":
                 return
-        raise WorkerError(f"the {self.worker.name} did not come up")
+        raise WorkerError(f"the {self.worker.name} was not ready within {_START_SECONDS:g} s")
 
-    async def until_done(self) -> None:
-        """Raises WorkerError when it found something wrong, or nothing came any more."""
+    async def wait_done(self) -> None:
+        """Wait for the end. Raises WorkerError for a fault, or if messages stop arriving."""
         while not self.is_done:
             line = ""
             with trio.move_on_after(_SILENCE_SECONDS):
                 line = await anext(self.worker.lines, "")
             match line.split(maxsplit=1):
                 case ["seen", count]:
-                    self.seen = int(count)
+                    self.seen_count = int(count)
                 case ["done", figures]:
-                    ended, redelivered, leftovers = figures.split()
+                    ended, redelivered, leftover_count = figures.split()
                     self.ended = float(ended)
-                    self.redelivered, self.leftovers = int(redelivered), int(leftovers)
+                    self.redelivered_count, self.leftover_count = (
+                        int(redelivered),
+                        int(leftover_count),
+                    )
                     self.is_done = True
                 case ["failed", why]:
                     raise WorkerError(f"no rate, because {self.worker.name} found a fault: {why}")
                 case _:
                     raise WorkerError(
-                        f"no rate, because {self.worker.name} saw nothing new for "
-                        f"{_SILENCE_SECONDS:g} s after {self.seen:,} messages"
+                        f"no rate, because {self.worker.name} received nothing for "
+                        f"{_SILENCE_SECONDS:g} s after {self.seen_count:,} messages"
                     )
 
 
 # Latency -----------------------------------------------------------------------------------------
 
 
-async def _latencies(plan: Plan, url: str, bar: Progress) -> list[float]:
-    """Seconds from the publication of a message to its arrival, each after the one before."""
+async def _latencies(plan: BenchPlan, url: str, bar: Progress) -> list[float]:
+    """Return seconds from publication to arrival, one message in flight."""
     warm_up, count = min(_WARM_UP, plan.messages), min(_ROUND_TRIPS, plan.messages)
     task = bar.add_task("one at a time", total=warm_up + count)
     class_id = plan.class_id + 1

@@ -1,9 +1,9 @@
-"""What the bench publishes, and the check of what arrives. Arrays in, verdict out.
+"""Payloads of the benchmark, and the check of received frames.
 
     payload   run, 4 digits │ number, 12 digits │ filler      0042000000000017abcdefgh…
 
-Rule 1: a subscriber that has seen its last message has seen all of them: once each but for marked
-redeliveries, in order, byte for byte, under consecutive ids.
+A subscriber that has its last message has received all: once each except for marked redeliveries,
+in order, byte for byte, with consecutive message ids.
 """
 
 from __future__ import annotations
@@ -21,29 +21,29 @@ _ALPHABET = np.frombuffer(b"abcdefghijklmnopqrstuvwxyz", np.uint8)
 _ZERO = ord("0")
 
 Rows = npt.NDArray[np.uint8]
-"""Payloads of one length, shape (count, bytes)."""
+"""Payloads of equal length, uint8[count, bytes]."""
 
 
 class TrafficError(Exception):
-    """What arrived is not what was sent. The text is one sentence."""
+    """A received message differs from the published one. The text is one sentence."""
 
 
-def rows(*, run: int, first: int, count: int, size: int) -> Rows:
-    """Payloads first..first+count-1 of a run."""
-    made = np.empty((count, size), np.uint8)
-    made[:, PAYLOAD_BYTES_MIN:] = np.resize(_ALPHABET, size - PAYLOAD_BYTES_MIN)
-    made[:, :_RUN_DIGITS] = _run_digits(run)
-    left = np.arange(first, first + count)
+def payload_rows(*, run: int, first: int, count: int, size: int) -> Rows:
+    """Return payloads first..first+count-1 of a run as rows of an array."""
+    payload_array = np.empty((count, size), np.uint8)
+    payload_array[:, PAYLOAD_BYTES_MIN:] = np.resize(_ALPHABET, size - PAYLOAD_BYTES_MIN)
+    payload_array[:, :_RUN_DIGITS] = _run_digits(run)
+    remaining = np.arange(first, first + count)
     for column in range(PAYLOAD_BYTES_MIN - 1, _RUN_DIGITS - 1, -1):
-        left, digit = np.divmod(left, 10)
-        made[:, column] = digit + _ZERO
-    return made
+        remaining, digit = np.divmod(remaining, 10)
+        payload_array[:, column] = digit + _ZERO
+    return payload_array
 
 
 def payloads(*, run: int, first: int, count: int, size: int) -> list[bytes]:
-    """The same as bytes objects."""
-    made = rows(run=run, first=first, count=count, size=size)
-    contents: list[bytes] = made.view(f"V{size}").ravel().tolist()
+    """Return payloads first..first+count-1 of a run as bytes objects."""
+    payload_array = payload_rows(run=run, first=first, count=count, size=size)
+    contents: list[bytes] = payload_array.view(f"V{size}").ravel().tolist()
     return contents
 
 
@@ -51,61 +51,65 @@ def _run_digits(run: int) -> Rows:
     return np.frombuffer(b"%0*d" % (_RUN_DIGITS, run), np.uint8)
 
 
-class Check:
-    """What one subscriber has seen of a run."""
+class TrafficCheck:
+    """Check of one subscriber's messages."""
 
     def __init__(self, *, run: int, count: int, size: int) -> None:
-        self.seen = 0
-        """Messages that came for the first time; all of them in order."""
-        self.redelivered = 0
-        self.leftovers = 0
-        """Messages that lay in the class from before the run."""
+        self.seen_count = 0
+        """Messages received for the first time, in order."""
+        self.redelivered_count = 0
+        self.leftover_count = 0
+        """Messages of earlier runs in the class."""
         self._run = run
         self._count = count
         self._size = size
-        self._id_of_first = 0
+        self._first_message_id = 0
 
     @property
     def is_done(self) -> bool:
-        return self.seen == self._count
+        return self.seen_count == self._count
 
-    def take(self, frames: memoryview, *, first_id: int, count: int, redelivered: bool) -> None:
-        """Check frames with consecutive ids, as the wire brought them. Raises TrafficError."""
-        arrived = self._payloads(frames, count)
-        if arrived is None:
-            if self.seen:
-                raise TrafficError(f"message {self.seen} came with a wrong length")
-            self.leftovers += count
+    def check_frames(
+        self, frames: memoryview, *, first_id: int, count: int, redelivered: bool
+    ) -> None:
+        """Check received frames with consecutive ids. Raises TrafficError."""
+        received = self._payloads(frames, count)
+        if received is None:
+            if self.seen_count:
+                raise TrafficError(f"message {self.seen_count} came with a wrong length")
+            self.leftover_count += count
             return
-        if not self.seen:
-            ours = (arrived[:, :_RUN_DIGITS] == _run_digits(self._run)).all(axis=1)
-            skipped = int(ours.argmax()) if ours.any() else count
-            self.leftovers += skipped
-            arrived, first_id, count = arrived[skipped:], first_id + skipped, count - skipped
+        if not self.seen_count:
+            is_of_run = (received[:, :_RUN_DIGITS] == _run_digits(self._run)).all(axis=1)
+            skipped = int(is_of_run.argmax()) if is_of_run.any() else count
+            self.leftover_count += skipped
+            received, first_id, count = received[skipped:], first_id + skipped, count - skipped
             if not count:
                 return
-            self._id_of_first = first_id
-        number = (first_id - self._id_of_first) & MESSAGE_ID_MASK
+            self._first_message_id = first_id
+        number = (first_id - self._first_message_id) & MESSAGE_ID_MASK
         if redelivered:
-            if number + count > self.seen:
+            if number + count > self.seen_count:
                 raise TrafficError(f"message {number} came as a redelivery before it was delivered")
-            self.redelivered += count
-        elif number != self.seen:
-            raise TrafficError(f"the message with number {number} came where {self.seen} was due")
-        else:
-            self.seen += count
-        if self.seen > self._count:
-            raise TrafficError(f"{self.seen} messages came, {self._count} were sent")
-        expected = rows(run=self._run, first=number, count=count, size=self._size)
-        if not np.array_equal(arrived, expected):
-            at = int((arrived != expected).any(axis=1).argmax())
+            self.redelivered_count += count
+        elif number != self.seen_count:
             raise TrafficError(
-                f"message {number + at} came as {arrived[at].tobytes()!r}, "
+                f"the message with number {number} came where {self.seen_count} was due"
+            )
+        else:
+            self.seen_count += count
+        if self.seen_count > self._count:
+            raise TrafficError(f"{self.seen_count} messages came, {self._count} were sent")
+        expected = payload_rows(run=self._run, first=number, count=count, size=self._size)
+        if not np.array_equal(received, expected):
+            at = int((received != expected).any(axis=1).argmax())
+            raise TrafficError(
+                f"message {number + at} came as {received[at].tobytes()!r}, "
                 f"sent was {expected[at].tobytes()!r}"
             )
 
     def _payloads(self, frames: memoryview, count: int) -> Rows | None:
-        """The payloads in the frames; None when they have not the run's length."""
+        """Return the payloads of frames; None if they have another length than the run's."""
         length = HEADER_BYTES + self._size + DELIMITER_BYTES
         if len(frames) != count * length:
             return None
@@ -114,7 +118,7 @@ class Check:
 
 
 def quantiles(seconds: list[float]) -> dict[str, float]:
-    """The usual points of a distribution of latencies."""
+    """Return the median, 90 %, 99 %, 99.9 % and maximum of latencies."""
     points = {"median": 50.0, "90 %": 90.0, "99 %": 99.0, "99.9 %": 99.9, "worst": 100.0}
     values = np.percentile(np.array(seconds), list(points.values()), method="higher")
     return dict(zip(points, values.tolist(), strict=True))

@@ -1,12 +1,12 @@
-"""`simplebus demo`: a drill with real processes, and a verdict computed from what they wrote down.
+"""`simplebus demo`: a scenario with real processes, and a verdict computed from their records.
 
-    records    what is published, and what a subscriber notes of each receipt
-    publisher  a process: publishes numbered messages
-    subscriber a process: notes every receipt, then acknowledges it
-    verdict    PURE: what was sent and noted in, verdict out
-    display    the server's statistics as a live table or as plain lines
-    drill      the server, the processes, the order of events
+    records      payloads, and receipts written by subscribers
+    publisher    process that publishes numbered messages
+    subscriber   process that records every message, then acks it
+    verdict      comparison of published and received messages; no I/O
+    display      the server's statistics as a live table or as plain lines
+    scenario     the server, the processes and the order of events
 
-Rule 1: the verdict believes nothing but data: the publisher's count, the subscribers' notes, and
-the position at which the server let each of them in.
+The verdict uses recorded data only: the publisher's counts, the subscribers' receipts, and the
+server's cursor at each subscription. It may import core, client, server and console.
 """

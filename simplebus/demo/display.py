@@ -1,7 +1,4 @@
-"""The server's statistics for people: a live table in a terminal, plain lines elsewhere.
-
-Rule 1: what is shown is computed by `rates`, which is pure; a display only draws.
-"""
+"""Display of the server's statistics: a live table on a terminal, otherwise plain lines."""
 
 from __future__ import annotations
 
@@ -21,30 +18,30 @@ from simplebus.core.statistics import BrokerStatistics
 
 @dataclass(frozen=True, slots=True)
 class ClassRates:
-    """What happened to one class, per second, and where it stands."""
+    """Rates and state of one class."""
 
     class_id: int
     subscribers: int
     sent: float
-    """Published by its publisher."""
+    """Messages published per second."""
     delivered: float
-    """To all subscribers together, for the first time."""
+    """First deliveries per second, to all subscribers."""
     redelivered: float
     acknowledged: float
     in_flight: int
-    """Delivered, not acknowledged yet."""
+    """Delivered but not yet acked."""
     stored: int
-    """Kept for whoever still needs them."""
+    """Messages in the ring."""
 
 
-def rates(
+def compute_rates(
     before: BrokerStatistics, now: BrokerStatistics, seconds: float
 ) -> tuple[ClassRates, ...]:
-    """What happened between two snapshots."""
-    former = {c.class_id: c for c in before.classes}
+    """Return the rates between two snapshots."""
+    previous = {c.class_id: c for c in before.classes}
     rows = []
     for c in sorted(now.classes, key=lambda c: c.class_id):
-        was = former.get(c.class_id)
+        was = previous.get(c.class_id)
         rows.append(
             ClassRates(
                 class_id=c.class_id,
@@ -60,8 +57,8 @@ def rates(
     return tuple(rows)
 
 
-def table(rows: Sequence[ClassRates], second: float) -> Table:
-    """The rates as a table."""
+def build_table(rows: Sequence[ClassRates], second: float) -> Table:
+    """Return the rates as a table."""
     drawn = Table(
         title=f"second {second:.1f}, messages per second",
         title_justify="left",
@@ -88,8 +85,8 @@ def table(rows: Sequence[ClassRates], second: float) -> Table:
     return drawn
 
 
-def line(row: ClassRates, second: float) -> str:
-    """The rates of one class as a line."""
+def format_line(row: ClassRates, second: float) -> str:
+    """Return the rates of one class as a line."""
     return (
         f"{second:5.1f} s  class {row.class_id}: {row.sent:,.0f} sent/s, "
         f"{row.delivered:,.0f} delivered/s, {row.acknowledged:,.0f} acknowledged/s, "
@@ -97,8 +94,8 @@ def line(row: ClassRates, second: float) -> str:
     )
 
 
-class Display(Protocol):
-    """Where the demo shows what it does. Enter it while the demo runs."""
+class DemoDisplay(Protocol):
+    """Output of the demo; a context manager."""
 
     interval: float
     """Seconds between two updates."""
@@ -113,14 +110,14 @@ class Display(Protocol):
     ) -> None: ...
 
     def event(self, text: str, *, second: float) -> None:
-        """Something was done, or noticed."""
+        """Show an event."""
 
     def update(self, rows: Sequence[ClassRates], *, second: float) -> None:
-        """How things stand."""
+        """Show the current rates."""
 
 
 class LiveDisplay:
-    """For a terminal: a table that is drawn again in place, events scrolling by above it."""
+    """Terminal output: a table redrawn in place, with events above it."""
 
     interval = 0.25
 
@@ -144,11 +141,11 @@ class LiveDisplay:
         self._console.print(Text.assemble((f"{second:5.1f} s  ", "dim"), text))
 
     def update(self, rows: Sequence[ClassRates], *, second: float) -> None:
-        self._live.update(table(rows, second), refresh=True)
+        self._live.update(build_table(rows, second), refresh=True)
 
 
 class PlainDisplay:
-    """For pipes and files: a line for each event, and one for each class once a second."""
+    """Output for pipes and files: a line per event, and one per class every second."""
 
     interval = 1.0
 
@@ -168,4 +165,4 @@ class PlainDisplay:
 
     def update(self, rows: Sequence[ClassRates], *, second: float) -> None:
         for row in rows:
-            print(line(row, second), flush=True)
+            print(format_line(row, second), flush=True)

@@ -1,9 +1,9 @@
-"""A process of the demo: publishes numbered messages at a steady rate.
+"""Publisher process of the demo: publishes numbered messages at a steady rate.
 
     python -m simplebus.demo.publisher URL RATE SECONDS CLASS...
 
-It begins at the word `go` and ends by itself, saying how many messages of each class it has sent.
-When its standard input ends, so does it.
+Starts at the line `go`, prints the number of messages of each class, and ends. Ends also with its
+standard input.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ _BATCHES_PER_SECOND = 50
 
 
 async def publish(url: str, *, rate: int, seconds: float, class_ids: list[int]) -> int:
-    """Publish `rate` messages a second of each class for so long, in small batches.
+    """Publish `rate` messages per second of each class, in small batches.
 
-    Returns how many of each were sent.
+    Returns the number of messages per class.
     """
     sent = 0
     async with simplebus.connect(url, reconnect=None) as bus:

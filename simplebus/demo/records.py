@@ -1,10 +1,10 @@
-"""What the demo publishes, and what its subscribers write down.
+"""Payloads of the demo, and the receipts that its subscribers write.
 
     payload   checksum ':' class ':' number ':' filler        1a2b3c4d:00001:0000000042:abc…
-    receipt   one record in a file, written before its message is acknowledged
+    receipt   one record in a file, written before its message is acked
 
-Rule 1: a record is written in whole with one call, so that a process killed at any moment leaves
-whole records behind; a torn one at the end is ignored.
+Each record is written by one call, so a killed process leaves whole records; a torn one at the end
+is ignored.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ _NUMBER = slice(15, 25)
 PAYLOAD_BYTES_MIN = 26
 PAYLOAD_BYTES_MAX = PAYLOAD_BYTES_MIN + len(_FILLER) - 1
 
-DAMAGED = -1
-"""Stands for the number of a message whose payload is not what was published."""
+CORRUPT = -1
+"""Number of a message whose payload was not published."""
 
 RECEIPT = np.dtype(
     [
@@ -38,36 +38,38 @@ RECEIPT = np.dtype(
     ]
 )
 Receipts = npt.NDArray[np.void]
-"""An array of RECEIPT, in the order in which the messages came."""
+"""Array of RECEIPT, in order of arrival."""
 
 _PACK = struct.Struct("<HBqq").pack
 assert struct.calcsize("<HBqq") == RECEIPT.itemsize
 
 
 def payload(class_id: int, number: int) -> bytes:
-    """What the publisher sends as its message `number` of a class."""
+    """Return the payload of message `number` of a class."""
     body = b"%05d:%010d:" % (class_id, number) + _FILLER[: number % len(_FILLER)]
     return b"%08x:" % zlib.crc32(body) + body
 
 
-def number_in(class_id: int, content: bytes) -> int:
-    """The number of the message with this content, or DAMAGED if none has exactly this content."""
+def message_number(class_id: int, content: bytes) -> int:
+    """Return the number of the message with this payload; CORRUPT if there is none."""
     digits = content[_NUMBER]
     if not digits.isdigit():
-        return DAMAGED
+        return CORRUPT
     number = int(digits)
-    return number if content == payload(class_id, number) else DAMAGED
+    return number if content == payload(class_id, number) else CORRUPT
 
 
-class Notebook:
-    """Where a subscriber writes receipts down. Owns the file; `close` closes it."""
+class ReceiptLog:
+    """File of a subscriber's receipts; `close` closes it."""
 
     def __init__(self, path: Path) -> None:
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
 
     def write(self, receipts: Iterable[tuple[int, bool, int, int]]) -> None:
-        """Write (class id, redelivered, number, message id) of each message. Returns when the
-        system has them: they then outlive the process."""
+        """Write class id, redelivered, number and message id of each message.
+
+        Returns when the system has the data, which then outlives the process.
+        """
         data = b"".join([_PACK(*receipt) for receipt in receipts])
         while data:
             data = data[os.write(self._file, data) :]
@@ -76,19 +78,18 @@ class Notebook:
         os.close(self._file)
 
 
-def read(path: Path) -> Receipts:
-    """What was written down, without a torn record at the end."""
+def read_receipts(path: Path) -> Receipts:
+    """Read receipts, without a torn record at the end."""
     data = path.read_bytes()
     return np.frombuffer(data, RECEIPT, count=len(data) // RECEIPT.itemsize)
 
 
 def receipts(rows: Iterable[tuple[int, bool, int, int]]) -> Receipts:
-    """The same as an array, without a file."""
+    """Return receipts as an array."""
     return np.array(list(rows), RECEIPT)
 
 
-def is_named(receipts: Receipts) -> npt.NDArray[np.bool_]:
-    """Whether each message carried the id that the bus must have given it: alone on a fresh bus,
-    a publisher's numbers are the bus's."""
+def has_expected_id(receipts: Receipts) -> npt.NDArray[np.bool_]:
+    """Return a mask of messages with the expected message id: the publisher's number on a new bus."""
     named: npt.NDArray[np.bool_] = (receipts["number"] & MESSAGE_ID_MASK) == receipts["message_id"]
     return named

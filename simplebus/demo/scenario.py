@@ -1,12 +1,12 @@
-"""The demo's plot: a server, a publisher, two subscribers, and what is done to them.
+"""Scenario of the demo: a server, a publisher and two subscribers, one withholding acks, one
+killed.
 
     seconds  0          3           4       5                                  8
     publish  ├─────────────────────────────────────────────────────────────────┤
-    first    ├──────────┬ withholds ┴ is sent it again, acknowledges ───────────── …
-    second   ├──────────┬ killed            ┬ back, as a new process ───────────── …
+    first    ├──────────┬ withholds ┴ gets redeliveries, acks again ──────────────── …
+    second   ├──────────┬ killed            ┬ replaced by a new process ──────────── …
 
-Rule 1: every wait ends: with the deadline, if nothing else ends it.
-Rule 2: the workers say what they did in files; the server says what it did in its statistics.
+Workers record their deliveries in files; the server has statistics. Every wait has a deadline.
 """
 
 from __future__ import annotations
@@ -19,82 +19,84 @@ from typing import TypeVar
 
 import trio
 
-from simplebus.console.workers import Worker, WorkerError, Workers, open_workers, error_texts
+from simplebus.console.workers import Worker, WorkerError, Workers, error_texts, open_workers
 from simplebus.core.broker.broker import Settings
 from simplebus.core.statistics import BrokerStatistics, ClassStatistics, SubscriptionStatistics
 from simplebus.demo import records
-from simplebus.demo.display import Display, rates
-from simplebus.demo.verdict import Life, Verdict, judge
+from simplebus.demo.display import DemoDisplay, compute_rates
+from simplebus.demo.verdict import DemoVerdict, SubscriberRun, evaluate_runs
 from simplebus.server.run import RunningServer, ServeOptions, serve
 
 SHARED, OWN = 1, 2
-"""Class 1 goes to both subscribers, class 2 to the second alone."""
+"""Class 1 goes to both subscribers, class 2 to the second one only."""
 
 PER_SECOND = 12_000
 PUBLISH_SECONDS = 8.0
-"""Of each class."""
+"""Duration of publishing."""
 
 # A message is sent again one second after it was sent; nobody would watch for six.
 SETTINGS = Settings(ack_timeout=2, tick_seconds=0.5)
 
 DEADLINE_SECONDS = 60.0
-"""For everything up to the verdict: for what hangs, not for machines that have much else to do."""
+"""Deadline of the whole demo; generous, for busy machines."""
 
-_LOOK_SECONDS = 0.02
+_POLL_SECONDS = 0.02
 
 T = TypeVar("T")
 
 
-async def demo(display: Display) -> Verdict:
-    """The whole demo. Raises KeyboardInterrupt when it is told to stop before its end."""
-    verdict: Verdict | None = None
+async def demo(display: DemoDisplay) -> DemoVerdict:
+    """Run the demo. Raises KeyboardInterrupt if it is stopped before its end."""
+    verdict: DemoVerdict | None = None
     with tempfile.TemporaryDirectory(prefix="simplebus-demo-") as folder:
         try:
             async with trio.open_nursery() as nursery:
                 serving: RunningServer = await nursery.start(_serve)
-                drill = Drill(serving, Path(folder), display)
+                drill = DemoScenario(serving, Path(folder), display)
                 with trio.move_on_after(DEADLINE_SECONDS):
                     verdict = await drill.run()
                 if verdict is None:
                     raise WorkerError(
                         f"the demo did not end within {DEADLINE_SECONDS:g} seconds: "
-                        f"it waited for {drill.waits_for}"
+                        f"it waited for {drill.waiting_for}"
                     )
                 nursery.cancel_scope.cancel()
         except* WorkerError as errors:
-            verdict = Verdict(sent={}, accounts=(), faults=tuple(error_texts(errors)))
+            verdict = DemoVerdict(sent={}, accounts=(), faults=tuple(error_texts(errors)))
     assert verdict is not None
     return verdict
 
 
 async def _serve(*, task_status: trio.TaskStatus[RunningServer]) -> None:
-    """The server. It listens for signals itself; that it ends by itself means that one came."""
+    """Run the server, which handles signals itself: if it ends first, a signal stopped it."""
     options = ServeOptions(hosts=("127.0.0.1",), port=0, drain_seconds=0)
     await serve(SETTINGS, options, announce=lambda line: None, task_status=task_status)
     raise KeyboardInterrupt
 
 
 @dataclass(slots=True)
-class Subscriber:
-    """A subscriber's process, and where the server let it in."""
+class DemoSubscriber:
+    """Subscriber process, with its first due messages."""
 
     name: str
     worker: Worker
     notes: Path
     session_id: int
-    due_from: dict[int, int]
-    killed: bool = False
+    first_due: dict[int, int]
+    was_killed: bool = False
 
-    def life(self) -> Life:
-        return Life(self.name, self.due_from, records.read(self.notes), killed=self.killed)
+    def to_run(self) -> SubscriberRun:
+        return SubscriberRun(
+            self.name, self.first_due, records.read_receipts(self.notes), was_killed=self.was_killed
+        )
 
 
-class Drill:
-    """One run against a server that is up. Resources: its processes, ended when `run` ends."""
+class DemoScenario:
+    """One run against a running server. `run` ends its processes."""
 
-    def __init__(self, serving: RunningServer, folder: Path, display: Display) -> None:
-        self.waits_for = "its processes to start"
-        self._engine = serving.server
+    def __init__(self, serving: RunningServer, folder: Path, display: DemoDisplay) -> None:
+        self.waiting_for = "its processes to start"
+        self._server = serving.server
         self._url = f"simplebus://{serving.addresses[0]}"
         self._folder = folder
         self._display = display
@@ -102,15 +104,15 @@ class Drill:
         self._workers: Workers
         self._files = 0
 
-    async def run(self) -> Verdict:
-        """Carry it out. Raises WorkerError when a process does not do its part."""
+    async def run(self) -> DemoVerdict:
+        """Run all events. Raises WorkerError if a process fails."""
         async with open_workers(self._folder) as self._workers, trio.open_nursery() as nursery:
-            nursery.start_soon(self._show)
-            verdict = await self._play()
+            nursery.start_soon(self._update_display)
+            verdict = await self._run_events()
             nursery.cancel_scope.cancel()
         return verdict
 
-    async def _play(self) -> Verdict:
+    async def _run_events(self) -> DemoVerdict:
         publisher = await self._workers.start(
             "publisher",
             "simplebus.demo.publisher",
@@ -122,63 +124,73 @@ class Drill:
         )
         first = await self._subscribe("first", SHARED)
         second = await self._subscribe("second", SHARED, OWN)
-        self._event("two subscribers are up: the first for class 1, the second for classes 1 and 2")
+        self._show_event(
+            "two subscribers are up: the first for class 1, the second for classes 1 and 2"
+        )
         publisher.is_exit_expected = True
         await publisher.send_line("go")
-        self._event(f"the publisher sends {PER_SECOND:,} messages a second of each class")
+        self._show_event(f"the publisher sends {PER_SECOND:,} messages a second of each class")
         await trio.sleep(3)
 
         await self._kill(second)
-        self._event("meanwhile the first stops acknowledging, until its messages are sent again")
-        before = _class(self._now(), SHARED).redelivered
+        self._show_event(
+            "meanwhile the first stops acknowledging, until its messages are sent again"
+        )
+        before = _class_statistics(self._statistics(), SHARED).redelivered
         await first.worker.send_line("withhold")
-        await self._until(
+        await self._wait_for(
             "messages to be sent again",
-            lambda now: _class(now, SHARED).redelivered > before or None,
+            lambda now: _class_statistics(now, SHARED).redelivered > before or None,
         )
-        self._event("the bus sends them again; the first acknowledges again")
+        self._show_event("the bus sends them again; the first acknowledges again")
         await trio.sleep(0.5)
-        heir = await self._subscribe("second", SHARED, OWN)
-        self._event("the second is back, as a new process; what it had left of class 2 comes again")
+        replacement = await self._subscribe("second", SHARED, OWN)
+        self._show_event(
+            "the second is back, as a new process; what it had left of class 2 comes again"
+        )
 
-        self.waits_for = "the publisher to finish"
-        sent = _counts([line async for line in publisher.lines])
-        self._event("the publisher is done")
-        await self._until(
+        self.waiting_for = "the publisher to finish"
+        sent = _parse_counts([line async for line in publisher.lines])
+        self._show_event("the publisher is done")
+        await self._wait_for(
             "everything to be acknowledged",
-            lambda now: all(_is_done(_class(now, c), count) for c, count in sent.items()) or None,
+            lambda now: (
+                all(_is_done(_class_statistics(now, c), count) for c, count in sent.items()) or None
+            ),
         )
-        self._event("everything is acknowledged")
-        self.waits_for = "the subscribers to end"
+        self._show_event("everything is acknowledged")
+        self.waiting_for = "the subscribers to end"
         await first.worker.end_input()
-        await heir.worker.end_input()
-        return judge(
+        await replacement.worker.end_input()
+        return evaluate_runs(
             sent=sent,
-            lives=[subscriber.life() for subscriber in (first, second, heir)],
-            resent={c: _class(self._now(), c).redelivered for c in sent},
-            withheld=["first"],
+            runs=[subscriber.to_run() for subscriber in (first, second, replacement)],
+            redelivered_by_server={
+                c: _class_statistics(self._statistics(), c).redelivered for c in sent
+            },
+            withholding=["first"],
         )
 
-    async def _kill(self, subscriber: Subscriber) -> None:
-        """SIGKILL, with messages surely in flight."""
+    async def _kill(self, subscriber: DemoSubscriber) -> None:
+        """Kill a subscriber by SIGKILL while messages are in flight."""
         await subscriber.worker.send_line("withhold")
         await trio.sleep(0.3)
         in_flight = sum(
             subscription.in_flight
-            for class_id in subscriber.due_from
-            if (subscription := _subscription(self._now(), class_id, subscriber.session_id))
+            for class_id in subscriber.first_due
+            if (subscription := _subscription(self._statistics(), class_id, subscriber.session_id))
         )
-        subscriber.killed = True
+        subscriber.was_killed = True
         await subscriber.worker.kill()
-        self._event(f"the {subscriber.name} is killed, with {in_flight:,} messages in flight")
-        await self._until(
+        self._show_event(f"the {subscriber.name} is killed, with {in_flight:,} messages in flight")
+        await self._wait_for(
             "the server to notice that a subscriber is gone",
-            lambda now: not _sessions(now, OWN) or None,
+            lambda now: not _session_ids(now, OWN) or None,
         )
 
-    async def _subscribe(self, name: str, *class_ids: int) -> Subscriber:
-        """Start a subscriber's process and wait until the server has let it in."""
-        before = self._now()
+    async def _subscribe(self, name: str, *class_ids: int) -> DemoSubscriber:
+        """Start a subscriber process and wait for its subscriptions."""
+        before = self._statistics()
         self._files += 1
         notes = self._folder / f"notes-{self._files}"
         worker = await self._workers.start(
@@ -186,42 +198,44 @@ class Drill:
         )
 
         def session(now: BrokerStatistics) -> int | None:
-            everywhere = set.intersection(*(_sessions(now, c) for c in class_ids))
-            return next(iter(everywhere - _sessions(before, *class_ids)), None)
+            everywhere = set.intersection(*(_session_ids(now, c) for c in class_ids))
+            return next(iter(everywhere - _session_ids(before, *class_ids)), None)
 
-        session_id = await self._until(f"the {name} subscriber to subscribe", session)
-        now = self._now()
-        due_from = {}
+        session_id = await self._wait_for(f"the {name} subscriber to subscribe", session)
+        now = self._statistics()
+        first_due = {}
         for class_id in class_ids:
-            if _sessions(before, class_id):
+            if _session_ids(before, class_id):
                 subscription = _subscription(now, class_id, session_id)
                 if subscription is None:
                     raise WorkerError(f"the {name} subscriber left as soon as it had come")
-                due_from[class_id] = subscription.cursor - subscription.delivered
+                first_due[class_id] = subscription.cursor - subscription.delivered
             else:  # It takes over where the last one, or nobody, left the class.
-                due_from[class_id] = _floor(before, class_id)
-        return Subscriber(name, worker, notes, session_id, due_from)
+                first_due[class_id] = _floor(before, class_id)
+        return DemoSubscriber(name, worker, notes, session_id, first_due)
 
-    async def _until(self, what: str, look: Callable[[BrokerStatistics], T | None]) -> T:
-        """Look at the server's statistics until there is an answer."""
-        self.waits_for = what
-        while (answer := look(self._now())) is None:  # noqa: ASYNC110 - it has no events for us.
-            await trio.sleep(_LOOK_SECONDS)
+    async def _wait_for(self, what: str, look: Callable[[BrokerStatistics], T | None]) -> T:
+        """Poll the server's statistics until `look` returns a result."""
+        self.waiting_for = what
+        while (answer := look(self._statistics())) is None:  # noqa: ASYNC110 - it has no events for us.
+            await trio.sleep(_POLL_SECONDS)
         return answer
 
-    async def _show(self) -> None:
-        before, then = self._now(), trio.current_time()
+    async def _update_display(self) -> None:
+        before, then = self._statistics(), trio.current_time()
         while True:
             await trio.sleep(self._display.interval)
-            now, second = self._now(), trio.current_time()
-            self._display.update(rates(before, now, second - then), second=second - self._began)
+            now, second = self._statistics(), trio.current_time()
+            self._display.update(
+                compute_rates(before, now, second - then), second=second - self._began
+            )
             before, then = now, second
 
-    def _event(self, text: str) -> None:
+    def _show_event(self, text: str) -> None:
         self._display.event(text, second=trio.current_time() - self._began)
 
-    def _now(self) -> BrokerStatistics:
-        return self._engine.broker.statistics()
+    def _statistics(self) -> BrokerStatistics:
+        return self._server.broker.statistics()
 
 
 # The server's statistics -------------------------------------------------------------------------
@@ -231,7 +245,7 @@ def _find(now: BrokerStatistics, class_id: int) -> ClassStatistics | None:
     return next((c for c in now.classes if c.class_id == class_id), None)
 
 
-def _class(now: BrokerStatistics, class_id: int) -> ClassStatistics:
+def _class_statistics(now: BrokerStatistics, class_id: int) -> ClassStatistics:
     found = _find(now, class_id)
     assert found is not None, f"class {class_id} is not there yet"
     return found
@@ -242,8 +256,8 @@ def _floor(now: BrokerStatistics, class_id: int) -> int:
     return found.ring.floor if found else 0
 
 
-def _sessions(now: BrokerStatistics, *class_ids: int) -> set[int]:
-    """Who is subscribed to any of these classes."""
+def _session_ids(now: BrokerStatistics, *class_ids: int) -> set[int]:
+    """Return the sessions subscribed to any of these classes."""
     return {s.session_id for c in now.classes if c.class_id in class_ids for s in c.subscriptions}
 
 
@@ -256,12 +270,12 @@ def _subscription(
 
 
 def _is_done(cls: ClassStatistics, sent: int) -> bool:
-    """Whether all that was sent is published, delivered and acknowledged."""
+    """Return True if all messages are published, delivered and acked."""
     return cls.published >= sent and not cls.ring.message_count
 
 
-def _counts(lines: list[str]) -> dict[int, int]:
-    """What the publisher says it sent: lines of a class id and a number."""
+def _parse_counts(lines: list[str]) -> dict[int, int]:
+    """Parse the publisher's output: lines of class id and count."""
     if not lines:
         raise WorkerError("the publisher did not say how much it sent")
     return {int(class_id): int(count) for class_id, count in map(str.split, lines)}

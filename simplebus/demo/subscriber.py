@@ -1,9 +1,8 @@
-"""A process of the demo: writes down every message that comes, then acknowledges it.
+"""Subscriber process of the demo: records every message, then acks it.
 
-    python -m simplebus.demo.subscriber URL NOTES CLASS...
+    python -m simplebus.demo.subscriber URL RECEIPTS CLASS...
 
-At the word `withhold` it stops acknowledging, until something that it left is sent again. When its
-standard input ends, so does it.
+At the line `withhold` it stops acking until a message is redelivered. Ends with its standard input.
 """
 
 from __future__ import annotations
@@ -17,48 +16,48 @@ import simplebus
 from simplebus.client.aio.bus import Bus
 from simplebus.console.stdin_lines import read_stdin_lines
 from simplebus.core.limits import MESSAGE_ID_MASK
-from simplebus.demo.records import Notebook, number_in
+from simplebus.demo.records import ReceiptLog, message_number
 
 
-class Subscriber:
-    """Follows classes on one connection."""
+class RecordingSubscriber:
+    """Subscriber to several classes on one connection."""
 
-    def __init__(self, bus: Bus, notebook: Notebook) -> None:
+    def __init__(self, bus: Bus, receipt_log: ReceiptLog) -> None:
         self._bus = bus
-        self._notebook = notebook
-        self._withholds = False
+        self._receipt_log = receipt_log
+        self._is_withholding = False
 
-    async def follow(self, class_id: int) -> None:
-        """Take the messages of a class, for ever."""
+    async def receive_class(self, class_id: int) -> None:
+        """Receive and record the messages of a class, for ever."""
         async with self._bus.subscribe(class_id, auto_ack=False) as messages:
             async for batch in messages.batches():
                 again = batch.attempt > 1
-                self._notebook.write(
-                    (class_id, again, number_in(class_id, content), sequence & MESSAGE_ID_MASK)
+                self._receipt_log.write(
+                    (class_id, again, message_number(class_id, content), sequence & MESSAGE_ID_MASK)
                     for content, sequence in zip(batch.payloads, batch.sequences, strict=True)
                 )
                 if again:
-                    self._withholds = False
-                if not self._withholds:
+                    self._is_withholding = False
+                if not self._is_withholding:
                     messages.ack_batch(batch)
 
-    async def obey(self) -> None:
-        """Do as told, until nothing more can come."""
+    async def read_commands(self) -> None:
+        """Execute commands from standard input until it ends."""
         async for word in read_stdin_lines():
             if word == "withhold":
-                self._withholds = True
+                self._is_withholding = True
 
 
 async def main() -> None:
     url, notes, *class_ids = sys.argv[1:]
-    notebook = Notebook(Path(notes))
+    receipt_log = ReceiptLog(Path(notes))
     async with simplebus.connect(url, reconnect=None) as bus, trio.open_nursery() as nursery:
-        subscriber = Subscriber(bus, notebook)
+        subscriber = RecordingSubscriber(bus, receipt_log)
         for class_id in class_ids:
-            nursery.start_soon(subscriber.follow, int(class_id))
-        await subscriber.obey()
+            nursery.start_soon(subscriber.receive_class, int(class_id))
+        await subscriber.read_commands()
         nursery.cancel_scope.cancel()
-    notebook.close()
+    receipt_log.close()
 
 
 if __name__ == "__main__":

@@ -8,14 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simplebus.bench.run import Plan, Result, report
+from simplebus.bench.run import BenchPlan, BenchResult, format_report
 from simplebus.bench.traffic import (
     PAYLOAD_BYTES_MIN,
-    Check,
+    TrafficCheck,
     TrafficError,
     payloads,
     quantiles,
-    rows,
+    payload_rows,
 )
 from simplebus.core.limits import MESSAGE_ID_MASK
 from simplebus.core.protocol import frames
@@ -31,8 +31,12 @@ def sent(*, run: int = RUN, first: int = 0, count: int = COUNT, size: int = SIZE
     return payloads(run=run, first=first, count=count, size=size)
 
 
-def take(check: Check, contents: list[bytes], *, first_id: int, redelivered: bool = False) -> None:
-    check.take(wire(contents), first_id=first_id, count=len(contents), redelivered=redelivered)
+def check_frames(
+    check: TrafficCheck, contents: list[bytes], *, first_id: int, redelivered: bool = False
+) -> None:
+    check.check_frames(
+        wire(contents), first_id=first_id, count=len(contents), redelivered=redelivered
+    )
 
 
 @given(st.integers(0, 9999), st.integers(0, 10**11), st.integers(1, 40), st.integers(0, 50))
@@ -43,37 +47,39 @@ def test_payloads_show_their_run_and_number(run: int, first: int, count: int, mo
         b"%04d%012d" % (run, first + n) for n in range(count)
     ]
     assert {len(c) for c in contents} == {size}
-    assert contents == [row.tobytes() for row in rows(run=run, first=first, count=count, size=size)]
+    assert contents == [
+        row.tobytes() for row in payload_rows(run=run, first=first, count=count, size=size)
+    ]
 
 
 @given(st.lists(st.integers(1, COUNT - 1), unique=True), st.integers(0, MESSAGE_ID_MASK))
 def test_a_run_in_any_pieces_under_any_ids_passes(cuts: list[int], first_id: int) -> None:
-    check = Check(run=RUN, count=COUNT, size=SIZE)
+    check = TrafficCheck(run=RUN, count=COUNT, size=SIZE)
     edges = [0, *sorted(cuts), COUNT]
     contents = sent()
     for first, last in itertools.pairwise(edges):
         assert not check.is_done
-        take(check, contents[first:last], first_id=(first_id + first) & MESSAGE_ID_MASK)
+        check_frames(check, contents[first:last], first_id=(first_id + first) & MESSAGE_ID_MASK)
     assert check.is_done
-    assert (check.redelivered, check.leftovers) == (0, 0)
+    assert (check.redelivered_count, check.leftover_count) == (0, 0)
 
 
 def test_redeliveries_are_checked_and_counted_apart() -> None:
-    check = Check(run=RUN, count=COUNT, size=SIZE)
-    take(check, sent(count=20), first_id=100)
-    take(check, sent(first=5, count=3), first_id=105, redelivered=True)
-    take(check, sent(first=20, count=10), first_id=120)
+    check = TrafficCheck(run=RUN, count=COUNT, size=SIZE)
+    check_frames(check, sent(count=20), first_id=100)
+    check_frames(check, sent(first=5, count=3), first_id=105, redelivered=True)
+    check_frames(check, sent(first=20, count=10), first_id=120)
     assert check.is_done
-    assert check.redelivered == 3
+    assert check.redelivered_count == 3
 
 
 def test_what_lay_there_from_before_is_skipped() -> None:
-    check = Check(run=RUN, count=COUNT, size=SIZE)
-    take(check, [b"something else"], first_id=0)
-    take(check, sent(run=41, count=3) + sent(count=10), first_id=1)
-    take(check, sent(first=10, count=20), first_id=14)
+    check = TrafficCheck(run=RUN, count=COUNT, size=SIZE)
+    check_frames(check, [b"something else"], first_id=0)
+    check_frames(check, sent(run=41, count=3) + sent(count=10), first_id=1)
+    check_frames(check, sent(first=10, count=20), first_id=14)
     assert check.is_done
-    assert check.leftovers == 4
+    assert check.leftover_count == 4
 
 
 def damaged() -> list[bytes]:
@@ -96,35 +102,35 @@ def test_a_run_that_is_not_what_was_sent_fails_and_says_where(
     contents: list[bytes], says: str
 ) -> None:
     with pytest.raises(TrafficError, match=says):
-        take(Check(run=RUN, count=COUNT, size=SIZE), contents, first_id=7)
+        check_frames(TrafficCheck(run=RUN, count=COUNT, size=SIZE), contents, first_id=7)
 
 
 def test_a_gap_in_the_ids_fails() -> None:
-    check = Check(run=RUN, count=COUNT, size=SIZE)
-    take(check, sent(count=10), first_id=0)
+    check = TrafficCheck(run=RUN, count=COUNT, size=SIZE)
+    check_frames(check, sent(count=10), first_id=0)
     with pytest.raises(TrafficError, match="number 11 came where 10 was due"):
-        take(check, sent(first=11, count=1), first_id=11)
+        check_frames(check, sent(first=11, count=1), first_id=11)
 
 
 def test_a_repetition_that_is_not_marked_fails() -> None:
-    check = Check(run=RUN, count=COUNT, size=SIZE)
-    take(check, sent(count=10), first_id=0)
+    check = TrafficCheck(run=RUN, count=COUNT, size=SIZE)
+    check_frames(check, sent(count=10), first_id=0)
     with pytest.raises(TrafficError, match="number 9 came where 10 was due"):
-        take(check, sent(first=9, count=1), first_id=9)
+        check_frames(check, sent(first=9, count=1), first_id=9)
 
 
 def test_a_redelivery_before_the_delivery_fails() -> None:
-    check = Check(run=RUN, count=COUNT, size=SIZE)
-    take(check, sent(count=10), first_id=0)
+    check = TrafficCheck(run=RUN, count=COUNT, size=SIZE)
+    check_frames(check, sent(count=10), first_id=0)
     with pytest.raises(TrafficError, match="message 10 came as a redelivery"):
-        take(check, sent(first=10, count=1), first_id=10, redelivered=True)
+        check_frames(check, sent(first=10, count=1), first_id=10, redelivered=True)
 
 
 def test_another_length_in_the_middle_fails() -> None:
-    check = Check(run=RUN, count=COUNT, size=SIZE)
-    take(check, sent(count=10), first_id=0)
+    check = TrafficCheck(run=RUN, count=COUNT, size=SIZE)
+    check_frames(check, sent(count=10), first_id=0)
     with pytest.raises(TrafficError, match="message 10 came with a wrong length"):
-        take(check, [b"short"], first_id=10)
+        check_frames(check, [b"short"], first_id=10)
 
 
 def test_quantiles_are_values_that_occurred() -> None:
@@ -139,9 +145,12 @@ def test_quantiles_are_values_that_occurred() -> None:
 
 
 def test_the_report_names_what_was_measured() -> None:
-    plan = Plan(messages=1_000_000, size=128, subscribers=2, class_id=65000)
+    plan = BenchPlan(messages=1_000_000, size=128, subscribers=2, class_id=65000)
     text = "\n".join(
-        report(plan, Result(2.0, redelivered=3, leftovers=4, latencies={"median": 0.0001}))
+        format_report(
+            plan,
+            BenchResult(2.0, redelivered_count=3, leftover_count=4, latencies={"median": 0.0001}),
+        )
     )
     assert "500,000 messages a second published, 1,000,000 delivered, 64 MB/s in" in text
     assert "median 100 µs" in text
@@ -151,4 +160,4 @@ def test_the_report_names_what_was_measured() -> None:
 
 def test_payloads_too_short_to_be_told_apart_are_refused() -> None:
     with pytest.raises(ValueError, match="--size must be at least 16"):
-        Plan(messages=1, size=15, subscribers=1, class_id=1)
+        BenchPlan(messages=1, size=15, subscribers=1, class_id=1)

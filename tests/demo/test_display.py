@@ -9,7 +9,13 @@ from rich.console import Console
 
 from simplebus.core.ring.ring import RingStatistics
 from simplebus.core.statistics import BrokerStatistics, ClassStatistics
-from simplebus.demo.display import LiveDisplay, PlainDisplay, line, rates, table
+from simplebus.demo.display import (
+    LiveDisplay,
+    PlainDisplay,
+    format_line,
+    compute_rates,
+    build_table,
+)
 
 
 def statistics(*, published: int, redelivered: int, class_id: int = 1) -> BrokerStatistics:
@@ -35,21 +41,21 @@ def statistics(*, published: int, redelivered: int, class_id: int = 1) -> Broker
 
 def test_rates_are_differences_by_time() -> None:
     before = statistics(published=1_000, redelivered=0)
-    (row,) = rates(before, statistics(published=3_000, redelivered=50), 0.5)
+    (row,) = compute_rates(before, statistics(published=3_000, redelivered=50), 0.5)
     assert (row.sent, row.delivered, row.redelivered) == (4_000, 8_000, 100)
     assert (row.acknowledged, row.in_flight, row.stored) == (8_000, 7, 30)
 
 
 def test_a_class_that_is_new_counts_from_zero() -> None:
     before = statistics(published=1_000, redelivered=0, class_id=2)
-    (row,) = rates(before, statistics(published=500, redelivered=0), 1.0)
+    (row,) = compute_rates(before, statistics(published=500, redelivered=0), 1.0)
     assert row.sent == 500
 
 
 def test_a_terminal_gets_a_table_and_the_events_above_it() -> None:
     out = io.StringIO()
     console = Console(file=out, force_terminal=True, width=80)
-    (row,) = rates(
+    (row,) = compute_rates(
         statistics(published=0, redelivered=0), statistics(published=30, redelivered=5), 1.0
     )
     with LiveDisplay(console) as display:
@@ -57,17 +63,17 @@ def test_a_terminal_gets_a_table_and_the_events_above_it() -> None:
         display.update([row], second=2.0)
     assert "something [brackets] happened" in out.getvalue()
     assert "redelivered" in out.getvalue()
-    assert table([row], 2.0).row_count == 1
+    assert build_table([row], 2.0).row_count == 1
 
 
 def test_a_pipe_gets_plain_lines(capsys: pytest.CaptureFixture[str]) -> None:
-    (row,) = rates(
+    (row,) = compute_rates(
         statistics(published=0, redelivered=0), statistics(published=1_030, redelivered=5), 1.0
     )
     with PlainDisplay() as display:
         display.event("something happened", second=1.5)
         display.update([row], second=2.0)
     said = capsys.readouterr().out.splitlines()
-    assert said == ["  1.5 s  something happened", line(row, 2.0)]
+    assert said == ["  1.5 s  something happened", format_line(row, 2.0)]
     assert "class 1: 1,030 sent/s" in said[1]
     assert "\x1b" not in said[1]

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from simplebus.demo import drill
+from simplebus.demo import scenario
 from simplebus.demo.display import PlainDisplay
-from tests.support.programs import program
+from tests.support.programs import running_program
 
 
 def children(pid: int) -> list[int]:
@@ -28,7 +28,7 @@ def counts(pattern: str, text: str) -> list[int]:
 
 @pytest.mark.long
 def test_the_demo_passes_and_says_why() -> None:
-    with program("demo") as it:
+    with running_program("demo") as it:
         status, said, complained = it.wait()
     assert (status, complained) == (0, ""), said
     lines = said.splitlines()
@@ -39,7 +39,7 @@ def test_the_demo_passes_and_says_why() -> None:
         r"^sent +([\d,]+) messages: ([\d,]+) of class 1, ([\d,]+) of class 2$", said, re.M
     )
     assert sent
-    each = f"{drill.PER_SECOND * drill.PUBLISH_SECONDS:,.0f}"
+    each = f"{scenario.PER_SECOND * scenario.PUBLISH_SECONDS:,.0f}"
     assert sent.groups()[1:] == (each, each)
     assert f"class 2: {each} of {each} due received" in said
     duplicates = counts(r"^duplicates +([\d,]+), all of them redeliveries$", said)
@@ -51,7 +51,7 @@ def test_the_demo_passes_and_says_why() -> None:
 
 
 def test_ctrl_c_ends_the_demo_and_all_that_it_has_started() -> None:
-    with program("demo") as it:
+    with running_program("demo") as it:
         while "subscribers are up" not in it.read_line():
             pass
         started = children(it.process.pid)
@@ -66,7 +66,7 @@ def test_ctrl_c_ends_the_demo_and_all_that_it_has_started() -> None:
 
 
 def test_no_worker_outlives_a_demo_that_is_killed(tmp_path: Path) -> None:
-    with program("demo", TMPDIR=str(tmp_path)) as it:
+    with running_program("demo", TMPDIR=str(tmp_path)) as it:
         while "subscribers are up" not in it.read_line():
             pass
         started = children(it.process.pid)
@@ -82,15 +82,15 @@ def test_no_worker_outlives_a_demo_that_is_killed(tmp_path: Path) -> None:
 async def test_a_demo_that_hangs_fails_and_says_what_it_waited_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(drill, "DEADLINE_SECONDS", 0.05)
-    verdict = await drill.demo(PlainDisplay())
-    assert not verdict.passed
+    monkeypatch.setattr(scenario, "DEADLINE_SECONDS", 0.05)
+    verdict = await scenario.demo(PlainDisplay())
+    assert not verdict.has_passed
     (fault,) = verdict.faults
     assert fault.startswith("the demo did not end within 0.05 seconds: it waited for ")
 
 
 async def test_a_worker_that_fails_fails_the_demo(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(drill, "PUBLISH_SECONDS", "as long as you like")
-    verdict = await drill.demo(PlainDisplay())
-    assert not verdict.passed
+    monkeypatch.setattr(scenario, "PUBLISH_SECONDS", "as long as you like")
+    verdict = await scenario.demo(PlainDisplay())
+    assert not verdict.has_passed
     assert verdict.faults[0].startswith("the publisher ended with status 1: ValueError: ")

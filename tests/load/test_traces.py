@@ -13,7 +13,7 @@ from load.generators import Generator
 from load.measure import Flow, measure
 from load.processes import LoadError
 from load.traces import KINDS, Tracer, prepare, read_records
-from simplebus.spark.jobs.report.figures import figures
+from simplebus.spark.jobs.report.figures import run_figures
 from simplebus.spark.jobs.report.ranges import TimedRanges
 from simplebus.spark.jobs.report.traces import COLUMNS, TraceRows
 from tests.support.requirements import require_program, skip_or_fail
@@ -86,7 +86,7 @@ def test_a_trace_has_every_message_of_every_class_once(
             TimedRanges.of(*([row[name] for row in chosen] for name in ("at", "first", "last"))),
         )
         rows.check(protocol)
-        found = [figures(rows, index) for index in (0, 1)]
+        found = [run_figures(rows, index) for index in (0, 1)]
         assert [(one.lost, one.unsent, one.duplicates) for one in found] == [(0, 0, 0)] * 2
         assert all(0 < one.latencies_ns[0] <= one.latencies_ns[-1] for one in found)
         rates.append(min(one.rate for one in found))
