@@ -111,7 +111,7 @@ class Traffic:
 
 
 @pytest.mark.long
-async def test_a_door_and_a_server_are_killed_and_nothing_confirmed_is_lost(
+async def test_kills_never_lose_confirmed_messages(
     tmp_path: Path,
 ) -> None:
     with cluster(tmp_path) as servers, doors([s.url for s in servers], 2) as both:
@@ -155,7 +155,7 @@ async def whole(link: NatsConnection, what: str) -> dict[str, Any]:
 
 
 @pytest.mark.long
-async def test_all_servers_are_restarted_in_turn_and_nothing_confirmed_is_lost(
+async def test_rolling_restart_never_loses_confirmed_messages(
     tmp_path: Path,
 ) -> None:
     """Each is left the time to have what the others have: else two would be away at once."""
@@ -179,7 +179,7 @@ async def test_all_servers_are_restarted_in_turn_and_nothing_confirmed_is_lost(
     traffic.check_nothing_lost()
 
 
-async def test_a_class_and_its_durables_are_kept_by_as_many_servers_as_is_asked_for(
+async def test_streams_and_consumers_have_configured_replicas(
     tmp_path: Path,
 ) -> None:
     with cluster(tmp_path) as servers, trio.fail_after(PATIENCE_SECONDS):

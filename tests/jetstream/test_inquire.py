@@ -44,7 +44,7 @@ async def silence(*_: object, **__: object) -> None:
     await trio.sleep_forever()
 
 
-async def test_what_nobody_was_there_for_is_told_at_every_door(
+async def test_every_server_reports_unclaimed_backlog(
     jetstream_server: NatsServer,
 ) -> None:
     cluster = options(jetstream_server.url, max_bytes=100 * 1024)
@@ -73,7 +73,7 @@ async def test_what_nobody_was_there_for_is_told_at_every_door(
         assert line.is_elsewhere
 
 
-async def test_a_durable_that_is_away_is_no_first_subscription_to_come(
+async def test_disconnected_durable_is_not_unclaimed_backlog(
     jetstream_server: NatsServer,
 ) -> None:
     cluster = options(jetstream_server.url)
@@ -100,7 +100,7 @@ async def test_a_durable_that_is_away_is_no_first_subscription_to_come(
                 assert said.waits_for == "nothing is stored"
 
 
-async def test_dead_letters_are_counted_where_they_lie(jetstream_server: NatsServer) -> None:
+async def test_counts_dead_letters_in_their_stream(jetstream_server: NatsServer) -> None:
     cluster = options(jetstream_server.url)
     async with door(cluster) as up, simplebus.connect(address(up)) as bus:
         with trio.fail_after(PATIENCE_SECONDS):
@@ -111,7 +111,7 @@ async def test_dead_letters_are_counted_where_they_lie(jetstream_server: NatsSer
                 await explained(bus, lambda said: said.dead_letters == 2)
 
 
-async def test_what_is_not_known_is_said_not_to_be(
+async def test_reports_unknown_counts_as_unknown(
     jetstream_server: NatsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with door(options(jetstream_server.url)) as up, simplebus.connect(address(up)) as bus:
@@ -129,7 +129,7 @@ async def test_what_is_not_known_is_said_not_to_be(
         assert (await bus.explain(7)).backlog == 5
 
 
-async def test_whatever_goes_wrong_when_it_is_counted_ends_no_door(
+async def test_errors_while_counting_do_not_end_server(
     jetstream_server: NatsServer,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,

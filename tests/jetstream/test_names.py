@@ -26,17 +26,17 @@ names = st.text(max_size=40)
 
 
 @given(names, names)
-def test_no_two_names_have_one_token(one: str, other: str) -> None:
+def test_tokens_are_unique(one: str, other: str) -> None:
     assert re.fullmatch(r"[A-Za-z0-9_=]*", encode_token(one))
     assert (encode_token(one) == encode_token(other)) == (one == other)
 
 
 @given(names, names, names, names)
-def test_no_two_positions_have_one_consumer(a: str, b: str, c: str, d: str) -> None:
+def test_consumer_names_are_unique(a: str, b: str, c: str, d: str) -> None:
     assert (consumer_name(a, b) == consumer_name(c, d)) == ((a, b) == (c, d))
 
 
-def test_what_waits_is_nobodys_durable() -> None:
+def test_backlog_consumer_is_no_durable() -> None:
     assert BACKLOG_CONSUMER not in (
         consumer_name(BACKLOG_CONSUMER, ""),
         consumer_name("", BACKLOG_CONSUMER),
@@ -44,12 +44,12 @@ def test_what_waits_is_nobodys_durable() -> None:
     assert not consumer_name("p-x-1", "").startswith("p-")
 
 
-def test_a_long_name_is_a_hash() -> None:
+def test_long_names_are_hashed() -> None:
     assert len(encode_token("x" * 500)) == 65
     assert encode_token("x" * 500) != encode_token("x" * 501)
 
 
-def test_names_of_streams_lead_back_to_their_classes() -> None:
+def test_parses_class_of_stream_name() -> None:
     ours = JetStreamNames("bus")
     assert (ours.stream_name(7), ours.class_subject(7)) == ("bus_7", "bus.7")
     assert ours.parse_stream_name("bus_7") == 7
@@ -61,7 +61,7 @@ def test_names_of_streams_lead_back_to_their_classes() -> None:
 
 
 @given(names)
-def test_whatever_a_consumer_says_whose_it_is_who_asks_that_door_says_one_subject(
+def test_server_subject_is_one_token(
     door: str,
 ) -> None:
     """Who may make consumers may write anything there."""
@@ -80,11 +80,11 @@ def test_whatever_a_consumer_says_whose_it_is_who_asks_that_door_says_one_subjec
         *[(other, False) for other in ("bus", "*", "bus.x", "bus.700000", "bus.7.x", "bus2.7")],
     ],
 )
-def test_what_is_published_to_classes_is_known_by_its_subject(subject: str, takes: bool) -> None:
+def test_detects_overlapping_subjects(subject: str, takes: bool) -> None:
     assert JetStreamNames("bus").overlaps_subject(subject) == takes
 
 
-def test_where_a_position_begins_is_told() -> None:
+def test_encodes_start_positions() -> None:
     assert api.start_config("new") == api.start_config("waiting") == {"deliver_policy": "new"}
     assert api.start_config("earliest") == {"deliver_policy": "all"}
     assert api.start_config("last") == {"deliver_policy": "last"}
@@ -95,13 +95,13 @@ def test_where_a_position_begins_is_told() -> None:
     }  # fmt: skip
 
 
-def test_what_a_consumer_has_not_acknowledged_begins_behind_its_floor() -> None:
+def test_computes_ack_floor() -> None:
     assert api.ack_floor({"ack_floor": {"stream_seq": 5}, "config": {}}) == 6
     assert api.ack_floor({"config": {"opt_start_seq": 9}}) == 9
     assert api.ack_floor({}) == 1
 
 
-def test_a_plain_one_is_nobodys_when_its_door_has_left_it() -> None:
+def test_released_plain_consumer_has_no_server() -> None:
     options = JetStreamOptions(SERVERS)
     made = api.consumer_config(options, "p-x-1", kind="plain", server_id="x", start={})
     info = {"config": made}
@@ -116,7 +116,7 @@ def test_a_plain_one_is_nobodys_when_its_door_has_left_it() -> None:
     "wrong",
     [{"replicas": 6}, {"storage": "tape"}, {"ack_wait_seconds": 0.5}, {"max_bytes": -1}],
 )
-def test_options_that_make_no_sense_are_refused(wrong: dict[str, object]) -> None:
+def test_refuses_invalid_options(wrong: dict[str, object]) -> None:
     with pytest.raises(ValueError, match=next(iter(wrong))):
         JetStreamOptions(SERVERS, **wrong)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="no NATS server"):
@@ -133,14 +133,14 @@ def test_options_that_make_no_sense_are_refused(wrong: dict[str, object]) -> Non
         Settings(classes={"a": ClassSettings(last_values=True)}),
     ],
 )
-def test_settings_that_no_door_can_keep_are_refused(settings: Settings) -> None:
+def test_refuses_unsupported_settings(settings: Settings) -> None:
     check_settings(Settings())
     with pytest.raises(ValueError, match="JetStream cluster"):
         check_settings(settings)
 
 
 @given(names, names)
-def test_what_a_consumer_is_for_is_told_by_its_name(durable: str, group: str) -> None:
+def test_describes_consumers_by_name(durable: str, group: str) -> None:
     told = describe_consumer(consumer_name(durable, group))
     for name in filter(None, (durable, group)):
         assert repr(name) in told or ("of a long name" in told and len(name) > 10)

@@ -33,7 +33,7 @@ def chosen(
     return engine_options(settings or Settings(), environment=environment or {}, **values | given)
 
 
-def test_servers_are_named_with_commas_between_them() -> None:
+def test_parses_comma_separated_servers() -> None:
     options = chosen()
     assert options is not None
     assert options.servers == (NatsAddress("a"), NatsAddress("b", 4333))
@@ -44,7 +44,7 @@ def test_servers_are_named_with_commas_between_them() -> None:
         parse_servers("http://a")
 
 
-def test_secrets_stand_in_the_environment() -> None:
+def test_reads_secrets_from_environment() -> None:
     options = chosen(environment={"SIMPLEBUS_ENGINE_TOKEN": "t"})
     assert options is not None
     assert options.credentials is not None
@@ -64,7 +64,7 @@ def test_secrets_stand_in_the_environment() -> None:
         ({"environment": {"SIMPLEBUS_ENGINE_SEED": "SU"}}, "seed"),
     ],
 )
-def test_what_makes_no_sense_is_a_sentence(given: dict[str, Any], why: str) -> None:
+def test_invalid_options_raise_clear_errors(given: dict[str, Any], why: str) -> None:
     with pytest.raises(ValueError, match=why):
         chosen(**given)
 
@@ -78,7 +78,7 @@ def test_rejects_secret_on_command_line(command: str, servers: str) -> None:
     assert "hunter2" not in result.output
 
 
-def test_in_a_file_it_is_one_that_others_are_not_to_read(tmp_path: Path) -> None:
+def test_secret_file_must_be_private(tmp_path: Path) -> None:
     file = tmp_path / "bus.toml"
     file.write_text('[serve]\nengine = "nats://u:hunter2@b"\n')
     for mode, told in ((0o644, True), (0o600, False)):

@@ -24,7 +24,7 @@ from tests.jetstream.stateless_servers import (
 )
 
 
-async def test_what_is_confirmed_afterwards_comes_to_who_is_there_still(
+async def test_delivers_messages_confirmed_after_restore(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The numbers of what was lost are those of other messages now."""

@@ -29,7 +29,7 @@ def date(clock: StreamClock, stored: float, came_at: float = NOW) -> float | Non
     return None if found is None else float(found[0])
 
 
-def test_what_came_at_once_needs_no_question() -> None:
+def test_recent_message_needs_no_time_query() -> None:
     clock = StreamClock()
     assert date(clock, NOW - RECENT_SECONDS / 2) == NOW - RECENT_SECONDS / 2
     assert not clock.begin_query()
@@ -39,7 +39,7 @@ def test_what_came_at_once_needs_no_question() -> None:
 
 @pytest.mark.parametrize("ahead", [-3600.0, -60.0, 60.0, 3600.0])
 @pytest.mark.parametrize("age", [0.0, 5.0, 90.0])
-def test_a_message_is_as_old_as_it_is_to_the_stream(ahead: float, age: float) -> None:
+def test_converts_times_by_stream_clock(ahead: float, age: float) -> None:
     clock, stored = StreamClock(), NOW + ahead - age
     assert date(clock, stored) is None
     assert clock.begin_query()
@@ -50,7 +50,7 @@ def test_a_message_is_as_old_as_it_is_to_the_stream(ahead: float, age: float) ->
     assert not clock.begin_query()
 
 
-def test_it_is_asked_once_at_a_time_and_again_of_what_comes_later() -> None:
+def test_queries_time_once_and_again_for_later_messages() -> None:
     clock = StreamClock()
     assert date(clock, NOW - 90) is None
     assert (clock.begin_query(), clock.begin_query(), clock.needs_answer) == (True, False, True)
@@ -69,7 +69,7 @@ def test_it_is_asked_once_at_a_time_and_again_of_what_comes_later() -> None:
 
 
 @pytest.mark.parametrize("info", [{}, {"ts": 7}, {"ts": "soon"}, {"ts": "0001-01-01T00:00:00"}])
-def test_a_server_that_does_not_say_what_time_it_is_holds_nothing_up(info: dict[str, str]) -> None:
+def test_server_without_time_blocks_nothing(info: dict[str, str]) -> None:
     clock = StreamClock()
     assert date(clock, NOW - 90) is None
     clock.finish_query(NOW, NOW, info)
@@ -81,7 +81,7 @@ def envelope(sequence: int, *, stored: float, **times: int) -> bytes:
     return message(sequence, content, head=ENVELOPE, stored=round(stored * 1e9))
 
 
-def test_what_has_times_waits_at_a_door_until_it_is_known_what_time_it_is() -> None:
+def test_timed_messages_wait_for_stream_time() -> None:
     door = Door()
     clock, here = door.feed.cls.clock, door.broker.clock
     here.now = NOW  # And it is an hour earlier to the stream.
@@ -110,7 +110,7 @@ def test_what_has_times_waits_at_a_door_until_it_is_known_what_time_it_is() -> N
     assert not clock.needs_answer
 
 
-async def test_what_waited_for_that_is_sent_as_soon_as_it_is_known(
+async def test_delivers_waiting_messages_after_time_query(
     jetstream_server: NatsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nothing else happens at the door."""

@@ -25,7 +25,7 @@ class ConsumerManager:
         return []
 
 
-async def test_that_it_cannot_be_removed_is_said_once_until_it_could(
+async def test_logs_failed_trim_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.INFO)

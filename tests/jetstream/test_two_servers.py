@@ -34,7 +34,7 @@ def feeds_of(up: RunningServer) -> list[ConsumerFeed]:
     return [feed for feed in cluster_of(up).feeds.values() if feed.is_open]
 
 
-async def test_what_a_cluster_keeps_in_memory_is_confirmed_when_the_cluster_has_it(
+async def test_confirms_when_cluster_has_stored_in_memory(
     jetstream_server: NatsServer,
 ) -> None:
     cluster, confirmed = options(jetstream_server.url), trio.Event()
@@ -58,7 +58,7 @@ async def test_what_a_cluster_keeps_in_memory_is_confirmed_when_the_cluster_has_
                 publisher.resume_class(7, hold)
 
 
-async def test_what_is_confirmed_at_one_door_is_delivered_at_another(
+async def test_confirmed_message_is_delivered_at_another_server(
     jetstream_server: NatsServer,
 ) -> None:
     cluster = options(jetstream_server.url)
@@ -82,7 +82,7 @@ async def test_what_is_confirmed_at_one_door_is_delivered_at_another(
         assert (info["ack_floor"]["stream_seq"], info["num_ack_pending"]) == (3002, 0)
 
 
-async def test_what_was_published_behind_a_connection_that_is_cut_is_there_once_and_in_order(
+async def test_cut_connection_keeps_order_without_duplicates(
     jetstream_server: NatsServer,
 ) -> None:
     """Its subscriber may see again what it had: its sequences begin anew."""
@@ -105,7 +105,7 @@ async def test_what_was_published_behind_a_connection_that_is_cut_is_there_once_
         assert list(got) == expected
 
 
-async def test_version_1_has_what_waited_and_leaves_what_it_did_not_acknowledge(
+async def test_version_1_receives_backlog_and_returns_unacked(
     jetstream_server: NatsServer,
 ) -> None:
     cluster = options(jetstream_server.url)
@@ -126,7 +126,7 @@ async def test_version_1_has_what_waited_and_leaves_what_it_did_not_acknowledge(
         assert await first.read_messages(1) == [(0, b"2")]
 
 
-async def test_a_durable_that_is_to_seek_begins_where_it_is_asked_to(
+async def test_seek_starts_durable_at_requested_position(
     jetstream_server: NatsServer,
 ) -> None:
     cluster = options(jetstream_server.url)
@@ -170,7 +170,7 @@ async def test_a_durable_that_is_to_seek_begins_where_it_is_asked_to(
             assert b"another server uses it" in told
 
 
-async def test_members_of_a_group_at_two_doors_share(jetstream_server: NatsServer) -> None:
+async def test_group_members_at_two_servers_share_messages(jetstream_server: NatsServer) -> None:
     cluster = options(jetstream_server.url)
     got: list[list[int]] = [[], []]
     async with (
@@ -195,7 +195,7 @@ async def test_members_of_a_group_at_two_doors_share(jetstream_server: NatsServe
     assert all(got)
 
 
-async def test_what_a_door_had_comes_again_at_another_and_says_so(
+async def test_redelivers_messages_of_closed_session_at_another_server(
     jetstream_server: NatsServer,
 ) -> None:
     cluster = options(jetstream_server.url)
@@ -214,7 +214,7 @@ async def test_what_a_door_had_comes_again_at_another_and_says_so(
             assert [(m.payload, m.attempt) for m in again] == [(b"1", 2), (b"2", 2)]
 
 
-async def test_what_a_door_holds_is_nobody_elses_while_it_is_there(
+async def test_held_messages_stay_with_their_server(
     jetstream_server: NatsServer,
 ) -> None:
     cluster = options(jetstream_server.url, ack_wait_seconds=1.0)
@@ -238,7 +238,7 @@ def publish_in_one_life(url: str, payload: bytes) -> None:
         bus.publish(payload, class_id=7)
 
 
-async def test_a_program_of_a_fixed_instance_uses_no_number_twice_at_whichever_door(
+async def test_fixed_instance_never_reuses_message_numbers(
     jetstream_server: NatsServer,
 ) -> None:
     cluster = options(jetstream_server.url)
@@ -257,7 +257,7 @@ async def test_a_program_of_a_fixed_instance_uses_no_number_twice_at_whichever_d
             assert cluster_of(up).publisher.statistics().duplicates == 0
 
 
-async def test_a_dead_letter_is_read_at_another_door(jetstream_server: NatsServer) -> None:
+async def test_dead_letter_is_readable_at_another_server(jetstream_server: NatsServer) -> None:
     cluster = options(jetstream_server.url)
     async with (
         two_servers(cluster) as (one, _, bus, far),
@@ -272,9 +272,7 @@ async def test_a_dead_letter_is_read_at_another_door(jetstream_server: NatsServe
 
 
 @pytest.mark.parametrize("step", [-3600.0, 3600.0])
-async def test_a_message_expires_when_it_is_old_whatever_the_clocks_say(
-    jetstream_server: NatsServer, step: float
-) -> None:
+async def test_message_expires_by_stream_clock(jetstream_server: NatsServer, step: float) -> None:
     async with door(options(jetstream_server.url)) as up, simplebus.connect(address(up)) as bus:
         up.server._clock_offset += step  # Of the two clocks one is set.
         async with bus.subscribe(7, durable="d") as messages:
@@ -286,7 +284,7 @@ async def test_a_message_expires_when_it_is_old_whatever_the_clocks_say(
                 message.ack()
 
 
-async def test_classes_have_their_names_at_every_door(jetstream_server: NatsServer) -> None:
+async def test_class_names_are_known_at_every_server(jetstream_server: NatsServer) -> None:
     cluster = options(jetstream_server.url)
     async with door(cluster) as one, door(cluster) as other:
         one.server.broker.store.class_registry.declare_classes([simplebus_class("orders", 12)])
@@ -303,7 +301,7 @@ def simplebus_class(name: str, class_id: int) -> object:
     return msgspec.convert({"name": name, "id": class_id}, NamedClass)
 
 
-async def test_nats_clients_publish_and_acknowledge_at_a_door(
+async def test_nats_clients_publish_and_ack_at_stateless_server(
     jetstream_server: NatsServer,
 ) -> None:
     cluster = options(jetstream_server.url)
@@ -336,7 +334,7 @@ async def test_nats_clients_publish_and_acknowledge_at_a_door(
         ({"max_pending": 5, "slow": "drop_oldest"}, "slow"),
     ],
 )
-async def test_what_a_door_cannot_do_it_refuses(
+async def test_refuses_unsupported_requests(
     jetstream_server: NatsServer, wish: dict[str, object], why: str
 ) -> None:
     async with door(options(jetstream_server.url)) as up, simplebus.connect(address(up)) as bus:
@@ -346,7 +344,7 @@ async def test_what_a_door_cannot_do_it_refuses(
         await bus.publish(b"it goes on", class_id=7)
 
 
-async def test_a_durable_for_other_channels_is_another_one(jetstream_server: NatsServer) -> None:
+async def test_refuses_durable_with_other_channels(jetstream_server: NatsServer) -> None:
     cluster = options(jetstream_server.url)
     async with (
         two_servers(cluster) as (_, _, bus, far),
@@ -360,7 +358,7 @@ async def test_a_durable_for_other_channels_is_another_one(jetstream_server: Nat
         assert (await messages.get(PATIENCE_SECONDS)).payload == b"yes"
 
 
-async def test_foreign_bytes_in_a_stream_harm_nobody(jetstream_server: NatsServer) -> None:
+async def test_skips_foreign_messages_in_stream(jetstream_server: NatsServer) -> None:
     cluster = options(jetstream_server.url)
     async with (
         door(cluster) as up,

@@ -12,7 +12,7 @@ from simplebus.storage.directory import check_directory, lock_directory, open_di
 from simplebus.storage.errors import JournalError
 
 
-def test_a_directory_is_made_and_stays_the_same_bus(tmp_path: Path) -> None:
+def test_creates_directory_with_stable_bus_id(tmp_path: Path) -> None:
     path = tmp_path / "new" / "one"
     first = lock_directory(path, new_bus="a")
     first.close()
@@ -21,7 +21,7 @@ def test_a_directory_is_made_and_stays_the_same_bus(tmp_path: Path) -> None:
     second.close()
 
 
-def test_two_servers_cannot_have_it(tmp_path: Path) -> None:
+def test_second_server_is_refused(tmp_path: Path) -> None:
     first = lock_directory(tmp_path, new_bus="a")
     with pytest.raises(JournalError, match=f"used by another server, process {os.getpid()}"):
         lock_directory(tmp_path, new_bus="b")
@@ -29,7 +29,7 @@ def test_two_servers_cannot_have_it(tmp_path: Path) -> None:
     lock_directory(tmp_path, new_bus="c").close()
 
 
-def test_a_directory_of_something_else_is_refused_and_not_touched(tmp_path: Path) -> None:
+def test_refuses_foreign_directory_unchanged(tmp_path: Path) -> None:
     (tmp_path / "thesis.txt").write_text("years of work")
     with pytest.raises(JournalError, match=r"it contains 'thesis\.txt'"):
         lock_directory(tmp_path, new_bus="a")
@@ -48,13 +48,13 @@ def test_a_directory_of_something_else_is_refused_and_not_touched(tmp_path: Path
         ("", "simplebus.json is invalid"),
     ],
 )
-def test_what_is_newer_or_foreign_is_refused(tmp_path: Path, text: str, says: str) -> None:
+def test_refuses_newer_or_foreign_stamp(tmp_path: Path, text: str, says: str) -> None:
     (tmp_path / "simplebus.json").write_text(text, errors="surrogateescape")
     with pytest.raises(JournalError, match=says):
         lock_directory(tmp_path, new_bus="a")
 
 
-def test_what_cannot_be_a_directory_is_refused(tmp_path: Path) -> None:
+def test_refuses_path_that_is_no_directory(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(JournalError, match="cannot use .* as a journal"):
         lock_directory(tmp_path / "file", new_bus="a")
@@ -63,7 +63,7 @@ def test_what_cannot_be_a_directory_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("step", ["replace", "mkdir"])
-def test_a_start_that_was_cut_short_is_begun_again(
+def test_interrupted_creation_is_repeated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
     def fail(*_: object, **__: object) -> None:
@@ -78,7 +78,7 @@ def test_a_start_that_was_cut_short_is_begun_again(
         assert directory.bus_id == ("second" if step == "replace" else "first")
 
 
-def test_what_may_be_taken_is_told_beforehand_and_nothing_is_left_behind(tmp_path: Path) -> None:
+def test_check_accepts_usable_directory_without_changes(tmp_path: Path) -> None:
     check_directory(tmp_path / "new" / "one")
     check_directory(tmp_path)
     assert not list(tmp_path.iterdir())
@@ -86,7 +86,7 @@ def test_what_may_be_taken_is_told_beforehand_and_nothing_is_left_behind(tmp_pat
     check_directory(tmp_path)
 
 
-def test_so_is_what_is_refused(tmp_path: Path) -> None:
+def test_check_refuses_unusable_directory(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     for path, says in {
         tmp_path: "it contains 'file'",

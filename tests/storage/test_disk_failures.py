@@ -83,7 +83,7 @@ def write_until_it_succeeds(bus: KeptBus) -> int:
 
 
 @pytest.mark.parametrize(("half", "is_rolling"), [(False, True), (True, False)])
-def test_wherever_it_fails_all_is_there_once_in_the_end(
+def test_failures_never_lose_or_duplicate_messages(
     tmp_path: Path, disk: Disk, half: bool, is_rolling: bool
 ) -> None:
     disk.half = half
@@ -115,7 +115,7 @@ def test_wherever_it_fails_all_is_there_once_in_the_end(
         bus.crash()
 
 
-def test_while_nothing_can_be_kept_publishers_are_told_and_acks_count(tmp_path: Path) -> None:
+def test_write_error_warns_publishers_and_accepts_acks(tmp_path: Path) -> None:
     bus = KeptBus(tmp_path)
     reader = connect_version2(bus, subscribe(1, 5))
     peer = connect_version2(bus, publish(1, 0, b"a"), name="till")
@@ -139,7 +139,7 @@ def test_while_nothing_can_be_kept_publishers_are_told_and_acks_count(tmp_path: 
     assert next_number(bus) == 5
 
 
-def test_what_was_accepted_before_is_confirmed_when_it_is_written(tmp_path: Path) -> None:
+def test_accepted_messages_are_confirmed_after_recovery_from_error(tmp_path: Path) -> None:
     bus = KeptBus(tmp_path)
     peer = connect_version2(bus, publish(1, 0, *numbered(3)), name="till")
     bus.commit_log.write_error = (Reason.DISK_FAILED, "the journal cannot be written: an error")
@@ -150,7 +150,7 @@ def test_what_was_accepted_before_is_confirmed_when_it_is_written(tmp_path: Path
     assert confirms(peer.receive_replies()) == [(4, 2)]
 
 
-def test_what_comes_again_meanwhile_is_not_confirmed_before_it_is_written(tmp_path: Path) -> None:
+def test_repeated_message_is_confirmed_only_when_written(tmp_path: Path) -> None:
     bus = KeptBus(tmp_path)
     sent = publish(1, 0, *numbered(3))
     connect_version2(bus, sent, name="till", instance="one")
@@ -162,7 +162,7 @@ def test_what_comes_again_meanwhile_is_not_confirmed_before_it_is_written(tmp_pa
     assert confirms(peer.receive_replies()) == [(4, 2)]
 
 
-def test_who_cannot_be_told_is_not_read_from_until_it_can_be_kept(tmp_path: Path) -> None:
+def test_version_1_reads_pause_during_write_error(tmp_path: Path) -> None:
     bus = KeptBus(tmp_path)
     plain = bus.peer(connect(1))
     bus.commit_log.write_error = (Reason.DISK_FULL, "the journal cannot be written: no space")
@@ -175,9 +175,7 @@ def test_who_cannot_be_told_is_not_read_from_until_it_can_be_kept(tmp_path: Path
     assert not plain.session.is_reading_paused
 
 
-def test_who_publishes_faster_than_the_disk_writes_waits(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_publisher_faster_than_disk_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(commit_log, "COMMIT_LOG_BYTES_MAX", 1000)
     bus = KeptBus(tmp_path, level=Durability.MEMORY)
     plain = bus.peer(connect(1))
@@ -194,7 +192,7 @@ def test_who_publishes_faster_than_the_disk_writes_waits(
     assert confirms(told.receive_replies()) == [(2, 0)]
 
 
-def test_what_is_not_safe_yet_is_not_fetched(tmp_path: Path) -> None:
+def test_fetch_excludes_undurable_messages(tmp_path: Path) -> None:
     bus = KeptBus(tmp_path)
     peer = connect_version2(bus, publish(1, 0, b"a"))
     bus.sync()
@@ -210,7 +208,7 @@ def test_what_is_not_safe_yet_is_not_fetched(tmp_path: Path) -> None:
     assert len(peer.receive_deliveries()) == 3
 
 
-def test_who_waits_for_a_confirm_is_told_that_it_comes_later(tmp_path: Path) -> None:
+def test_waiting_publisher_is_warned_of_delay(tmp_path: Path) -> None:
     bus = KeptBus(tmp_path)
     waits, idle = (
         connect_version2(bus, publish(1, 0, b"accepted"), name="till"),

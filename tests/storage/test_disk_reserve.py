@@ -12,7 +12,7 @@ from simplebus.storage.append_file import AppendFile
 from simplebus.storage.disk_reserve import DiskReserve
 
 
-def test_it_is_taken_given_up_and_taken_again(tmp_path: Path) -> None:
+def test_reserves_releases_and_reserves_again(tmp_path: Path) -> None:
     reserve = DiskReserve(tmp_path, 10_000)
     assert not reserve.release()
     for _ in range(2):
@@ -24,9 +24,7 @@ def test_it_is_taken_given_up_and_taken_again(tmp_path: Path) -> None:
         assert not reserve.release()
 
 
-def test_of_a_small_disk_it_takes_a_small_part(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_reserve_is_small_on_small_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Disk:
         f_blocks, f_frsize = 2048, 4096
 
@@ -36,7 +34,7 @@ def test_of_a_small_disk_it_takes_a_small_part(
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EOPNOTSUPP, errno.EIO])
-def test_without_space_there_is_none(
+def test_no_reserve_on_full_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
 ) -> None:
     def fail(*_: int) -> None:
@@ -51,7 +49,7 @@ def test_without_space_there_is_none(
     assert not DiskReserve(tmp_path / "not there").reserve()
 
 
-def test_a_nearly_full_disk_gives_a_file_what_it_needs(
+def test_nearly_full_disk_allocates_the_minimum(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     allocate, asked = os.posix_fallocate, list[int]()

@@ -44,7 +44,7 @@ def durables(bus: KeptBus) -> list[str]:
 
 @pytest.mark.parametrize("level", [Durability.OS, Durability.DISK])
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_durable_of_which_its_owner_was_told_is_there_after_a_crash(
+def test_confirmed_durable_survives_crash(
     tmp_path: Path, kind: dict[str, object], level: Durability
 ) -> None:
     bus = KeptBus(tmp_path, level=level)
@@ -66,7 +66,7 @@ def test_a_durable_of_which_its_owner_was_told_is_there_after_a_crash(
     bus.crash()
 
 
-def test_its_messages_come_behind_the_answer_and_hold_up_nobody_s(tmp_path: Path) -> None:
+def test_messages_follow_the_reply_of_their_subscription(tmp_path: Path) -> None:
     bus = KeptBus(tmp_path)
     peer = connect_version2(
         bus, subscribe(1, 4), subscribe(1, 5, request=3, durable="d"), name="till"
@@ -92,7 +92,7 @@ def test_its_messages_come_behind_the_answer_and_hold_up_nobody_s(tmp_path: Path
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_who_leaves_before_the_answer_is_answered_in_order_and_sent_nothing(
+def test_unsubscribing_before_the_reply_keeps_reply_order(
     tmp_path: Path, kind: dict[str, object]
 ) -> None:
     bus = KeptBus(tmp_path)
@@ -108,7 +108,7 @@ def test_who_leaves_before_the_answer_is_answered_in_order_and_sent_nothing(
     bus.crash()
 
 
-def test_every_member_of_a_group_that_is_new_waits(tmp_path: Path) -> None:
+def test_every_member_of_new_group_waits_for_reply(tmp_path: Path) -> None:
     bus = KeptBus(tmp_path)
     members = [connect_version2(bus, subscribe(1, 5, durable="d", group="g")) for _ in range(3)]
     members.pop().disconnect()
@@ -120,7 +120,7 @@ def test_every_member_of_a_group_that_is_new_waits(tmp_path: Path) -> None:
     bus.crash()
 
 
-def test_who_asked_and_is_gone_leaves_a_durable_and_is_told_nothing(tmp_path: Path) -> None:
+def test_disconnected_requester_leaves_durable(tmp_path: Path) -> None:
     bus = KeptBus(tmp_path)
     connect_version2(bus, subscribe(1, 5, durable="d")).disconnect()
     bus.sync()
@@ -129,7 +129,7 @@ def test_who_asked_and_is_gone_leaves_a_durable_and_is_told_nothing(tmp_path: Pa
     bus.crash()
 
 
-def test_a_durable_of_which_it_was_said_that_it_is_forgotten_is_not_back(tmp_path: Path) -> None:
+def test_forgotten_durable_stays_forgotten_after_crash(tmp_path: Path) -> None:
     bus = KeptBus(tmp_path)
     peer = connect_version2(bus, subscribe(1, 5, durable="d"), subscribe(1, 6, durable="e"))
     bus.sync()
@@ -145,7 +145,7 @@ def test_a_durable_of_which_it_was_said_that_it_is_forgotten_is_not_back(tmp_pat
     bus.crash()
 
 
-def test_a_durable_that_is_moved_is_where_its_owner_was_told(tmp_path: Path) -> None:
+def test_seek_survives_crash(tmp_path: Path) -> None:
     bus = KeptBus(tmp_path)
     peer = connect_version2(bus, subscribe(1, 4, durable="all"), publish(1, 0, *numbered(6)))
     peer.send(subscribe(1, 5, durable="d", start="new"), unsubscribe(5))
@@ -161,14 +161,14 @@ def test_a_durable_that_is_moved_is_where_its_owner_was_told(tmp_path: Path) -> 
     bus.crash()
 
 
-def test_nothing_waits_where_nothing_is_promised(tmp_path: Path) -> None:
+def test_memory_durability_replies_at_once(tmp_path: Path) -> None:
     bus = KeptBus(tmp_path, level=Durability.MEMORY)
     peer = connect_version2(bus, subscribe(1, 5, durable="d"), unsubscribe(5, forget=True))
     assert told(peer) == [("subscribe", 7), ("unsubscribe", 9)]
     bus.crash()
 
 
-def test_who_waits_while_nothing_can_be_written_is_told_why(tmp_path: Path) -> None:
+def test_waiting_client_is_warned_of_write_error(tmp_path: Path) -> None:
     bus = KeptBus(tmp_path)
     early = connect_version2(bus, subscribe(1, 5, durable="d"))
     bus.broker.journal_failed(Reason.DISK_FAILED, "the disk is gone")
@@ -181,9 +181,7 @@ def test_who_waits_while_nothing_can_be_written_is_told_why(tmp_path: Path) -> N
     bus.crash()
 
 
-def test_a_durable_that_comes_or_goes_costs_no_look_at_the_others(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_new_durable_does_not_scan_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     bus = KeptBus(tmp_path)
     peer = connect_version2(bus, *(subscribe(1, 1 + n, durable=f"d{n}") for n in range(50)))
     bus.sync()
@@ -209,7 +207,7 @@ def test_a_durable_that_comes_or_goes_costs_no_look_at_the_others(
     bus.crash()
 
 
-def test_a_durable_that_went_and_came_as_a_group_s_is_that_after_a_crash(tmp_path: Path) -> None:
+def test_durable_recreated_in_group_survives_crash(tmp_path: Path) -> None:
     bus = KeptBus(tmp_path)
     peer = connect_version2(bus, subscribe(1, 5, durable="d"))
     bus.sync()
@@ -222,7 +220,7 @@ def test_a_durable_that_went_and_came_as_a_group_s_is_that_after_a_crash(tmp_pat
     bus.crash()
 
 
-def test_what_a_user_has_made_is_its_share_after_a_crash(tmp_path: Path) -> None:
+def test_quota_usage_survives_crash(tmp_path: Path) -> None:
     users = Users([User("till", token=hash_token("till"), permissions=Permissions())])
     bus = KeptBus(tmp_path)
     bus.broker.users = users

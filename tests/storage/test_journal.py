@@ -46,7 +46,7 @@ def again(bus: KeptBus, path: Path, **more: object) -> KeptBus:
 # Messages ----------------------------------------------------------------------------------------
 
 
-def test_a_confirm_waits_for_the_disk_and_says_so(tmp_path: Path) -> None:
+def test_confirm_waits_for_disk(tmp_path: Path) -> None:
     bus = KeptBus(tmp_path)
     peer = connect_version2(bus, publish(1, 0, b"a", b"b"), name="till")
     assert confirms(peer.receive_replies()) == []
@@ -57,19 +57,19 @@ def test_a_confirm_waits_for_the_disk_and_says_so(tmp_path: Path) -> None:
     assert confirms(peer.receive_replies()) == [(3, 2)]
 
 
-def test_a_subscriber_does_not_wait_for_the_disk(tmp_path: Path) -> None:
+def test_delivery_does_not_wait_for_disk(tmp_path: Path) -> None:
     bus = KeptBus(tmp_path)
     reader = connect_version2(bus, subscribe(1, 5))
     connect_version2(bus, publish(1, 0, b"a"))
     assert [message.content for message in reader.receive_deliveries()] == [b"a"]
 
 
-def test_a_confirm_at_the_level_memory_waits_for_nothing(tmp_path: Path) -> None:
+def test_memory_confirm_does_not_wait(tmp_path: Path) -> None:
     bus = KeptBus(tmp_path, level=Durability.MEMORY)
     assert confirms(connect_version2(bus, publish(1, 0, b"a")).receive_replies()) == [(1, 0)]
 
 
-def test_confirmed_messages_are_there_after_a_crash(tmp_path: Path) -> None:
+def test_confirmed_messages_survive_crash(tmp_path: Path) -> None:
     bus = KeptBus(tmp_path)
     sent = numbered(500, size=40)
     peer = connect_version2(bus, name="till")
@@ -84,7 +84,7 @@ def test_confirmed_messages_are_there_after_a_crash(tmp_path: Path) -> None:
     assert [message.content for message in reader.receive_deliveries()] == sent
 
 
-def test_what_was_not_written_is_gone_and_sequences_go_on(tmp_path: Path) -> None:
+def test_unwritten_messages_are_lost_and_sequences_continue(tmp_path: Path) -> None:
     bus = KeptBus(tmp_path)
     peer = connect_version2(bus, publish(1, 0, b"a"))
     bus.sync()
@@ -96,7 +96,7 @@ def test_what_was_not_written_is_gone_and_sequences_go_on(tmp_path: Path) -> Non
     assert payloads(bus) == [b"a", b"b"]
 
 
-def test_messages_with_envelopes_keep_channel_and_expiry(tmp_path: Path) -> None:
+def test_recovery_keeps_channel_and_expiry(tmp_path: Path) -> None:
     bus = KeptBus(tmp_path)
     connect_version2(
         bus,
@@ -127,7 +127,7 @@ def test_messages_with_envelopes_keep_channel_and_expiry(tmp_path: Path) -> None
     assert reader.receive_message_ids() == [3]
 
 
-def test_a_clock_that_was_set_back_delays_nothing(tmp_path: Path) -> None:
+def test_clock_set_back_delays_nothing(tmp_path: Path) -> None:
     bus = KeptBus(tmp_path)
     contents = (
         timed_envelope(b"later", not_before_ms=1000),
@@ -144,7 +144,7 @@ def test_a_clock_that_was_set_back_delays_nothing(tmp_path: Path) -> None:
     assert reader.receive_message_ids() == [0]
 
 
-def test_names_are_known_again(tmp_path: Path) -> None:
+def test_class_names_survive_restart(tmp_path: Path) -> None:
     bus = KeptBus(tmp_path)
     connect_version2(bus, classes=["orders", {"id": 3, "name": "bills"}])
     known = dict(bus.broker.store.class_id_by_name)
@@ -153,7 +153,7 @@ def test_names_are_known_again(tmp_path: Path) -> None:
     assert bus.broker.store.class_id_by_name == known
 
 
-def test_what_nobody_needs_goes_with_its_segments(tmp_path: Path) -> None:
+def test_removes_segments_without_needed_messages(tmp_path: Path) -> None:
     bus = KeptBus(tmp_path, segment_bytes=2000)
     reader = connect_version2(bus, subscribe(1, 5))
     peer = connect_version2(bus, name="till")
@@ -182,9 +182,7 @@ def test_what_nobody_needs_goes_with_its_segments(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("is_begun_anew", [False, True])
-def test_without_space_a_last_segment_goes_that_nobody_needs(
-    tmp_path: Path, is_begun_anew: bool
-) -> None:
+def test_removes_last_segment_on_full_disk(tmp_path: Path, is_begun_anew: bool) -> None:
     bus = KeptBus(tmp_path)
     both = subscribe(1, 5, durable="all"), subscribe(2, 6, durable="some")
     reader = connect_version2(bus, *both, classes=[1, 2])
@@ -218,9 +216,7 @@ def test_without_space_a_last_segment_goes_that_nobody_needs(
     assert bus.broker.classes[1].ring.head == 21
 
 
-def test_a_segment_is_surely_gone_before_the_next_one_goes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_removal_is_synced_before_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One that came back in front of a gap would hide all that lies behind it."""
     bus = KeptBus(tmp_path, segment_bytes=500)
     reader = connect_version2(bus, subscribe(1, 5))
@@ -239,7 +235,7 @@ def test_a_segment_is_surely_gone_before_the_next_one_goes(
     assert done == ["gone", "synced"] * 3
 
 
-def test_a_class_that_is_empty_goes_on_where_it_was(tmp_path: Path) -> None:
+def test_empty_class_continues_its_sequences(tmp_path: Path) -> None:
     bus = KeptBus(tmp_path)
     reader = connect_version2(bus, subscribe(1, 5), publish(1, 0, b"a", b"b"))
     reader.receive_message_ids()
@@ -250,7 +246,7 @@ def test_a_class_that_is_empty_goes_on_where_it_was(tmp_path: Path) -> None:
     assert payloads(bus) == []
 
 
-def test_what_is_kept_longer_is_there_again(tmp_path: Path) -> None:
+def test_retained_messages_survive_restart(tmp_path: Path) -> None:
     settings = Settings(keep=Retention(messages=2))
     bus = KeptBus(tmp_path, settings=settings)
     reader = connect_version2(bus, subscribe(1, 5), publish(1, 0, *numbered(5)))
@@ -270,7 +266,7 @@ def next_number(bus: KeptBus, name: str = "till") -> int:
     return publisher.next_number
 
 
-def test_a_publishers_numbers_outlive_a_crash(tmp_path: Path) -> None:
+def test_producer_state_survives_crash(tmp_path: Path) -> None:
     bus = KeptBus(tmp_path)
     connect_version2(
         bus, publish(1, 0, b"a", b"b"), publish(2, 2, b"c"), classes=(1, 2), name="till"
@@ -282,7 +278,7 @@ def test_a_publishers_numbers_outlive_a_crash(tmp_path: Path) -> None:
     assert payloads(bus) == [b"a", b"b", b"d"]
 
 
-def test_what_one_class_has_lost_comes_again_and_is_stored_once(tmp_path: Path) -> None:
+def test_lost_messages_of_one_class_are_stored_once(tmp_path: Path) -> None:
     bus = KeptBus(tmp_path)
     peer = connect_version2(bus, classes=(1, 2), name="till")
     bus.sync()
@@ -304,7 +300,7 @@ def test_what_one_class_has_lost_comes_again_and_is_stored_once(tmp_path: Path) 
     assert payloads(bus, 2) == [b"1", b"3", b"5"]
 
 
-def test_numbers_are_found_on_both_sides_of_what_is_nobodys(tmp_path: Path) -> None:
+def test_recovers_numbers_around_anonymous_messages(tmp_path: Path) -> None:
     bus = KeptBus(tmp_path)
     reader = connect_version2(bus, subscribe(1, 5, durable="billing"))
     named, nameless = connect_version2(bus, name="till"), connect_version2(bus)
@@ -321,7 +317,7 @@ def test_numbers_are_found_on_both_sides_of_what_is_nobodys(tmp_path: Path) -> N
     assert next_number(bus) == 4
 
 
-def test_what_was_confirmed_in_memory_and_lost_leaves_no_number_taken(tmp_path: Path) -> None:
+def test_lost_memory_confirms_free_their_numbers(tmp_path: Path) -> None:
     bus = KeptBus(tmp_path, level=Durability.MEMORY)
     bus.sync()
     connect_version2(bus, publish(1, 0, b"a"), publish(2, 1, b"b"), classes=(1, 2), name="till")
@@ -335,7 +331,7 @@ def test_what_was_confirmed_in_memory_and_lost_leaves_no_number_taken(tmp_path: 
     assert payloads(bus, 2) == [b"b", b"d"]
 
 
-def test_numbers_that_were_refused_are_used_up_after_a_crash(tmp_path: Path) -> None:
+def test_refused_numbers_survive_crash(tmp_path: Path) -> None:
     bus = KeptBus(tmp_path)
     connect_version2(
         bus, publish(1, 0, b"a"), publish(99, 1, b"no class"), publish(1, 2, b"b"), name="till"
@@ -345,7 +341,7 @@ def test_numbers_that_were_refused_are_used_up_after_a_crash(tmp_path: Path) -> 
     assert next_number(bus) == 3
 
 
-def test_who_comes_back_is_told_what_was_confirmed_and_nothing_is_stored_twice(
+def test_returning_publisher_stores_nothing_twice(
     tmp_path: Path,
 ) -> None:
     bus = KeptBus(tmp_path)
@@ -361,7 +357,7 @@ def test_who_comes_back_is_told_what_was_confirmed_and_nothing_is_stored_twice(
     assert payloads(bus) == [b"a", b"b", b"c", b"d"]
 
 
-def test_who_takes_over_from_itself_does_not_begin_anew(tmp_path: Path) -> None:
+def test_takeover_by_same_publisher_keeps_numbers(tmp_path: Path) -> None:
     bus = KeptBus(tmp_path)
     bus.sync()
     connect_version2(bus, publish(1, 0, b"a", b"b"), name="till", instance="one")
@@ -372,7 +368,7 @@ def test_who_takes_over_from_itself_does_not_begin_anew(tmp_path: Path) -> None:
     assert next_number(bus) == 3
 
 
-def test_a_publisher_that_was_forgotten_begins_anew(tmp_path: Path) -> None:
+def test_forgotten_publisher_starts_again(tmp_path: Path) -> None:
     bus = KeptBus(tmp_path)
     connect_version2(bus, publish(1, 0, *numbered(5)), name="till").disconnect()
     bus.sync()
@@ -389,7 +385,7 @@ def test_a_publisher_that_was_forgotten_begins_anew(tmp_path: Path) -> None:
 # Positions ---------------------------------------------------------------------------------------
 
 
-def test_a_durable_goes_on_where_it_was(tmp_path: Path) -> None:
+def test_durable_resumes_after_restart(tmp_path: Path) -> None:
     bus = KeptBus(tmp_path)
     reader = connect_version2(bus, subscribe(1, 5, durable="billing", max_in_flight=4))
     bus.sync()
@@ -407,7 +403,7 @@ def test_a_durable_goes_on_where_it_was(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
-def test_attempts_are_counted_on(tmp_path: Path) -> None:
+def test_attempts_survive_restart(tmp_path: Path) -> None:
     bus = KeptBus(tmp_path)
     reader = connect_version2(bus, subscribe(1, 5, durable="billing", max_deliveries=3))
     bus.sync()
@@ -430,7 +426,7 @@ def test_attempts_are_counted_on(tmp_path: Path) -> None:
     assert len(bus.broker.classes[dead].ring) == 1
 
 
-def test_pauses_and_how_often_a_message_is_sent_are_kept(tmp_path: Path) -> None:
+def test_delivery_policy_survives_restart(tmp_path: Path) -> None:
     bus = KeptBus(tmp_path)
     asked = {"max_deliveries": 7, "backoff": [2, 9], "ack_seconds": 4}
     connect_version2(bus, subscribe(1, 5, durable="billing", group="g", **asked))
@@ -442,7 +438,7 @@ def test_pauses_and_how_often_a_message_is_sent_are_kept(tmp_path: Path) -> None
     assert (terms.ack_timeout_ticks, terms.deliveries_max, terms.backoff_ticks) == (4, 7, (2, 9))
 
 
-def test_a_durable_is_there_for_the_first_message_that_is_confirmed_after_it(
+def test_durable_receives_first_confirmed_message(
     tmp_path: Path,
 ) -> None:
     bus = KeptBus(tmp_path)
@@ -458,7 +454,7 @@ def test_a_durable_is_there_for_the_first_message_that_is_confirmed_after_it(
     ]
 
 
-def test_a_durable_that_was_forgotten_stays_forgotten(tmp_path: Path) -> None:
+def test_forgotten_durable_stays_forgotten(tmp_path: Path) -> None:
     bus = KeptBus(tmp_path)
     reader = connect_version2(bus, subscribe(1, 5, durable="billing"))
     bus.sync()
@@ -468,7 +464,7 @@ def test_a_durable_that_was_forgotten_stays_forgotten(tmp_path: Path) -> None:
     assert not bus.broker.classes[1].subscriptions
 
 
-def test_a_durable_group_has_its_members_messages_again(tmp_path: Path) -> None:
+def test_durable_group_redelivers_members_messages(tmp_path: Path) -> None:
     bus = KeptBus(tmp_path)
     members = [
         connect_version2(bus, subscribe(1, 5, durable="billing", group="tills", max_in_flight=2))
@@ -486,7 +482,7 @@ def test_a_durable_group_has_its_members_messages_again(tmp_path: Path) -> None:
     assert sorted(reader.receive_message_ids()) == sorted({0, 1, 2, 3, 4, 5} - {held[0][0]})
 
 
-def test_a_durable_group_by_key_goes_on_in_the_order_of_each_key(tmp_path: Path) -> None:
+def test_key_ordered_group_keeps_order_after_restart(tmp_path: Path) -> None:
     bus = KeptBus(tmp_path)
     wish = {"durable": "billing", "group": "tills", "by_key": True}
     members = [connect_version2(bus, subscribe(1, 5, **wish), name=name) for name in ("x", "y")]
@@ -512,7 +508,7 @@ def test_a_durable_group_by_key_goes_on_in_the_order_of_each_key(tmp_path: Path)
     ]
 
 
-def test_what_plain_subscribers_left_waits_for_the_next_one(tmp_path: Path) -> None:
+def test_unacked_plain_messages_wait_for_next_subscriber(tmp_path: Path) -> None:
     bus = KeptBus(tmp_path)
     first, second = (connect_version2(bus, subscribe(1, 5)) for _ in range(2))
     connect_version2(bus, publish(1, 0, *numbered(6)))
@@ -525,7 +521,7 @@ def test_what_plain_subscribers_left_waits_for_the_next_one(tmp_path: Path) -> N
     assert connect_version2(bus, subscribe(1, 5)).receive_message_ids() == [2, 4, 5]
 
 
-def test_an_ack_that_was_not_written_is_asked_for_again(tmp_path: Path) -> None:
+def test_unwritten_ack_causes_redelivery(tmp_path: Path) -> None:
     bus = KeptBus(tmp_path)
     reader = connect_version2(bus, subscribe(1, 5, durable="billing"), publish(1, 0, b"a"))
     bus.sync()
@@ -535,7 +531,7 @@ def test_an_ack_that_was_not_written_is_asked_for_again(tmp_path: Path) -> None:
     assert connect_version2(bus, subscribe(1, 5, durable="billing")).receive_message_ids() == [0]
 
 
-def test_it_comes_back_again_and_again(tmp_path: Path) -> None:
+def test_recovers_repeatedly(tmp_path: Path) -> None:
     sent: list[bytes] = []
     for life in range(6):
         bus = KeptBus(tmp_path, segment_bytes=500)

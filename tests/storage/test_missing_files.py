@@ -57,7 +57,7 @@ def remove_folder(path: Path) -> None:
         (remove_folder, slice(0, 0), "lost messages 0-8 of class 1"),
     ],
 )
-def test_messages_whose_file_is_gone_are_missed(
+def test_reports_messages_of_missing_files(
     tmp_path: Path, remove: Callable[[Path], None], there: slice, said: str
 ) -> None:
     sent = made(tmp_path)
@@ -79,7 +79,7 @@ def test_messages_whose_file_is_gone_are_missed(
     again.crash()
 
 
-def test_a_state_that_is_gone_is_missed(tmp_path: Path) -> None:
+def test_reports_missing_state(tmp_path: Path) -> None:
     sent = made(tmp_path)
     for each in (tmp_path / "state").iterdir():
         each.unlink()
@@ -92,7 +92,7 @@ def test_a_state_that_is_gone_is_missed(tmp_path: Path) -> None:
     bus.crash()
 
 
-def test_no_file_is_missed_of_what_was_acknowledged_just_before_a_crash(tmp_path: Path) -> None:
+def test_acked_messages_need_no_file(tmp_path: Path) -> None:
     bus = KeptBus(tmp_path, segment_bytes=1)
     reader = connect_version2(bus, subscribe(1, 5, durable="billing"))
     peer = connect_version2(bus, name="till")
@@ -111,7 +111,7 @@ def test_no_file_is_missed_of_what_was_acknowledged_just_before_a_crash(tmp_path
     bus.crash()
 
 
-def test_what_is_not_whole_is_said_though_a_file_that_was_given_up_is_back(tmp_path: Path) -> None:
+def test_reports_damage_despite_reappeared_file(tmp_path: Path) -> None:
     bus = KeptBus(tmp_path)
     for at in range(2):
         connect_version2(bus, publish(1, 0, b"%d" % at))
@@ -129,9 +129,7 @@ def test_what_is_not_whole_is_said_though_a_file_that_was_given_up_is_back(tmp_p
 
 
 @pytest.mark.parametrize("sizes", [(3, 1), (1, 1, 2)])
-def test_a_file_that_was_given_up_and_is_back_hides_nothing(
-    tmp_path: Path, sizes: tuple[int, ...]
-) -> None:
+def test_reappeared_file_hides_nothing(tmp_path: Path, sizes: tuple[int, ...]) -> None:
     """A power cut undoes what was not synced, names included."""
     bus = KeptBus(tmp_path, level=Durability.OS, boot="first", segment_bytes=1)
     for at in range(6):

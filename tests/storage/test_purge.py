@@ -22,7 +22,7 @@ from tests.storage.journaled_broker import KeptBus
 
 @pytest.mark.parametrize("times", [1, 2])
 @pytest.mark.parametrize("in_peace", [False, True])
-def test_what_was_purged_stays_so(tmp_path: Path, in_peace: bool, times: int) -> None:
+def test_purge_survives_restart(tmp_path: Path, in_peace: bool, times: int) -> None:
     bus = KeptBus(tmp_path, settings=Settings(keep=Retention(messages=100)))
     reader = connect_version2(bus, subscribe(1, 5, durable="billing", max_in_flight=1))
     bus.sync()
@@ -57,7 +57,7 @@ def test_what_was_purged_stays_so(tmp_path: Path, in_peace: bool, times: int) ->
     bus.crash()
 
 
-def test_all_that_waits_for_a_first_subscription_may_be_purged(tmp_path: Path) -> None:
+def test_purges_backlog_without_subscription(tmp_path: Path) -> None:
     bus = KeptBus(tmp_path)
     peer = connect_version2(bus, publish(1, 0, *numbered(10)), name="till")
     bus.sync()
@@ -72,7 +72,7 @@ def test_all_that_waits_for_a_first_subscription_may_be_purged(tmp_path: Path) -
     bus.crash()
 
 
-def test_a_purge_says_nothing_of_messages_that_have_the_sequences_of_lost_ones(
+def test_purge_does_not_affect_reused_sequences(
     tmp_path: Path,
 ) -> None:
     bus = KeptBus(tmp_path)

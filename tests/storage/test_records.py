@@ -23,7 +23,7 @@ def of_entry(made: JournalEntry, lot: int) -> bytes:
     return b"".join(records.encode_entry(made, lot))
 
 
-def test_what_is_written_is_read() -> None:
+def test_reads_written_records() -> None:
     data = memoryview(of_entry(entry(), 9) + b"".join(records.encode_changes(b"names", 10)))
     first = records.read_record(data, 0)
     assert isinstance(first, Record)
@@ -43,7 +43,7 @@ def test_what_is_written_is_read() -> None:
     assert records.read_record(data, second.end) == EndOfRecords(second.end)
 
 
-def test_messages_that_are_nobodys_have_no_meta() -> None:
+def test_messages_without_publisher_have_no_meta() -> None:
     data = memoryview(of_entry(entry(publisher=""), 1))
     record = records.read_record(data, 0)
     assert isinstance(record, Record)
@@ -51,12 +51,12 @@ def test_messages_that_are_nobodys_have_no_meta() -> None:
     assert records.decode_producer_runs(data, record) == [(3, "")]
 
 
-def test_zeros_are_the_end_and_no_problem() -> None:
+def test_zeros_are_a_clean_end() -> None:
     assert records.read_record(memoryview(bytes(200)), 0) == EndOfRecords(0)
     assert records.read_record(memoryview(bytes(20)), 0) == EndOfRecords(0)
 
 
-def test_a_record_cut_anywhere_is_no_record() -> None:
+def test_truncated_record_is_damaged() -> None:
     whole = of_entry(entry(), 1)
     for size in range(1, len(whole)):
         for rest in (b"", bytes(len(whole) - size)):  # As cut off, or as never written.
@@ -67,7 +67,7 @@ def test_a_record_cut_anywhere_is_no_record() -> None:
             assert found.problem, size
 
 
-def test_a_record_with_any_bit_flipped_is_no_record() -> None:
+def test_flipped_bit_is_detected() -> None:
     whole = of_entry(entry(), 1)
     for at in range(len(whole)):
         for bit in range(8):
@@ -76,14 +76,14 @@ def test_a_record_with_any_bit_flipped_is_no_record() -> None:
             assert isinstance(records.read_record(memoryview(bad), 0), EndOfRecords), (at, bit)
 
 
-def test_a_walk_reads_no_bodies() -> None:
+def test_header_walk_reads_no_bodies() -> None:
     bad = bytearray(of_entry(entry(), 1))
     bad[-1] ^= 1
     assert isinstance(records.read_record(memoryview(bad), 0, verify_body=False), Record)
     assert isinstance(records.read_record(memoryview(bad), 0), EndOfRecords)
 
 
-def test_a_later_format_is_said_to_be_unknown() -> None:
+def test_later_format_is_reported_as_unknown() -> None:
     whole = bytearray(of_entry(entry(), 1))
     whole[3:4] = b"2"
     whole[HEADER_BYTES - 4 : HEADER_BYTES] = zlib.crc32(whole[: HEADER_BYTES - 4]).to_bytes(
@@ -95,5 +95,5 @@ def test_a_later_format_is_said_to_be_unknown() -> None:
 
 
 @given(st.binary(max_size=200))
-def test_any_bytes_are_read_without_an_error(data: bytes) -> None:
+def test_arbitrary_bytes_never_raise(data: bytes) -> None:
     assert isinstance(records.read_record(memoryview(data), 0), EndOfRecords)

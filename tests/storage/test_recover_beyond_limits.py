@@ -19,9 +19,7 @@ SHORT = Limits(class_bytes=1 << 18, total_bytes=1 << 18, frame_bytes=1 << 16)
 
 @pytest.mark.parametrize("limits", [SMALL, FEW, SHORT])
 @pytest.mark.parametrize("size", [2, 2000])
-def test_what_was_let_go_of_just_before_a_crash_hinders_no_start(
-    tmp_path: Path, limits: Limits, size: int
-) -> None:
+def test_released_messages_do_not_prevent_start(tmp_path: Path, limits: Limits, size: int) -> None:
     """Its records are there, and what was acknowledged of it is not written yet."""
     settings = Settings(limits=limits)
     bus = KeptBus(tmp_path, settings=settings)
@@ -60,9 +58,7 @@ def test_what_was_let_go_of_just_before_a_crash_hinders_no_start(
 
 @pytest.mark.parametrize("policy", [FullPolicy.BLOCK, FullPolicy.DROP_OLDEST])
 @pytest.mark.parametrize("sizes", [(3,), (1000,), (9000, 1)])
-def test_a_class_that_was_full_comes_back(
-    tmp_path: Path, policy: FullPolicy, sizes: tuple[int, ...]
-) -> None:
+def test_recovers_full_class(tmp_path: Path, policy: FullPolicy, sizes: tuple[int, ...]) -> None:
     settings = Settings(limits=SMALL, full_policy=policy)
     bus = KeptBus(tmp_path, settings=settings)
     connect_version2(bus, subscribe(1, 5, durable="billing"))

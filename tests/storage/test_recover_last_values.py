@@ -27,7 +27,7 @@ def low(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(last_values, "COMPACTION_BYTES_MIN", 300)
 
 
-def test_last_values_are_back_and_go_on(tmp_path: Path) -> None:
+def test_last_values_survive_restart(tmp_path: Path) -> None:
     bus = KeptBus(tmp_path)
     writer = LastValueWriter(bus)
     for number in range(20):
@@ -54,7 +54,7 @@ def test_last_values_are_back_and_go_on(tmp_path: Path) -> None:
     bus.close()
 
 
-def test_a_durable_that_began_with_last_values_goes_on_with_the_rest(tmp_path: Path) -> None:
+def test_durable_started_at_last_values_resumes(tmp_path: Path) -> None:
     bus = KeptBus(tmp_path)
     writer = LastValueWriter(bus)
     for number in range(9):
@@ -75,7 +75,7 @@ def test_a_durable_that_began_with_last_values_goes_on_with_the_rest(tmp_path: P
 
 
 @pytest.mark.usefixtures("low")
-def test_what_was_stored_anew_is_safe_before_the_original_goes(tmp_path: Path) -> None:
+def test_compacted_copy_is_durable_before_original_is_removed(tmp_path: Path) -> None:
     bus = KeptBus(tmp_path, segment_bytes=200)
     writer = LastValueWriter(bus)
     writer.put("cold", b"old", expires_ms=90_000)
@@ -131,9 +131,7 @@ def test_what_was_stored_anew_is_safe_before_the_original_goes(tmp_path: Path) -
     ("keep", "left"),
     [(Retention(messages=3), 3), (Retention(bytes=100), 7), (Retention(seconds=25), 3)],
 )
-def test_what_a_class_is_to_keep_it_keeps_past_the_process(
-    tmp_path: Path, keep: Retention, left: int
-) -> None:
+def test_last_values_setting_survives_restart(tmp_path: Path, keep: Retention, left: int) -> None:
     settings = Settings(classes={1: ClassSettings(keep=keep)})
     bus = KeptBus(tmp_path, settings=settings)
     writer = connect_version2(bus, classes=[1, 2])

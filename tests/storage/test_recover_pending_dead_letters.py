@@ -40,7 +40,7 @@ def taken_out(bus: KeptBus) -> list[str]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_it_is_no_more_sent_than_before(tmp_path: Path, kind: dict[str, Any]) -> None:
+def test_pending_dead_letter_is_not_redelivered(tmp_path: Path, kind: dict[str, Any]) -> None:
     bus = KeptBus(tmp_path, settings=two_dead_letters_settings())
     reader = reader_of(bus, **kind)
     connect_version2(
@@ -62,7 +62,7 @@ def test_it_is_no_more_sent_than_before(tmp_path: Path, kind: dict[str, Any]) ->
     bus.close()
 
 
-def test_what_was_sent_as_often_as_it_may_be_is_given_up_by_whoever_is_there(
+def test_exhausted_message_is_dead_lettered_after_restart(
     tmp_path: Path,
 ) -> None:
     bus = KeptBus(tmp_path, settings=two_dead_letters_settings())

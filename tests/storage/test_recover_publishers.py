@@ -34,7 +34,7 @@ def after_a_gap(path: Path) -> KeptBus:
     return KeptBus(path)
 
 
-def test_another_program_is_told_apart_after_a_crash(tmp_path: Path) -> None:
+def test_other_instance_is_detected_after_crash(tmp_path: Path) -> None:
     bus = after_a_gap(tmp_path)
     assert greeted(bus, instance="one").receive_replies()[0].content["next"] == 1
     bus.crash()
@@ -49,7 +49,7 @@ def test_another_program_is_told_apart_after_a_crash(tmp_path: Path) -> None:
     assert (reply["next"], reply["lost"]) == (5, 0)
 
 
-def test_what_was_confirmed_and_is_gone_is_counted_and_its_number_not_used_again(
+def test_lost_confirmed_messages_are_counted(
     tmp_path: Path,
 ) -> None:
     bus = after_a_gap(tmp_path)
@@ -60,7 +60,7 @@ def test_what_was_confirmed_and_is_gone_is_counted_and_its_number_not_used_again
 
 @pytest.mark.parametrize("is_snapshot", [False, True])
 @pytest.mark.parametrize("another", ["two", None])
-def test_numbers_that_another_program_used_before_a_crash_are_not_the_first_one_s(
+def test_numbers_of_other_instance_stay_separate(
     tmp_path: Path, another: str | None, is_snapshot: bool
 ) -> None:
     bus = KeptBus(tmp_path)
@@ -85,7 +85,7 @@ def test_numbers_that_another_program_used_before_a_crash_are_not_the_first_one_
 
 
 @pytest.mark.parametrize("user", ["", "ann"])
-def test_whose_a_name_is_is_kept(tmp_path: Path, user: str) -> None:
+def test_publisher_owner_survives_restart(tmp_path: Path, user: str) -> None:
     bus = KeptBus(tmp_path)
     for who, count in ((user, 2), ("bob", 3)):
         peer = Version2Peer(bus, bus.broker.open_session())
@@ -103,7 +103,7 @@ def test_whose_a_name_is_is_kept(tmp_path: Path, user: str) -> None:
     bus.crash()
 
 
-def test_who_is_not_known_lost_nothing_unless_the_machine_did(tmp_path: Path) -> None:
+def test_unknown_publisher_lost_nothing_without_power_failure(tmp_path: Path) -> None:
     for boot, lost in (("before", 0), ("after", 5)):
         path = tmp_path / boot
         bus = KeptBus(path, level=Durability.OS, boot="before")
@@ -121,7 +121,7 @@ def test_who_is_not_known_lost_nothing_unless_the_machine_did(tmp_path: Path) ->
 @pytest.mark.parametrize("is_snapshot", [False, True])
 @pytest.mark.parametrize("boot", ["before", "after"])
 @pytest.mark.parametrize("level", [Durability.OS, Durability.DISK])
-def test_what_a_power_cut_took_leaves_no_number_taken_but_for_what_was_synced(
+def test_power_failure_frees_unsynced_numbers(
     tmp_path: Path, level: Durability, boot: str, is_snapshot: bool
 ) -> None:
     """At the level os it has taken what was confirmed: numbers behind that are used again."""
@@ -176,7 +176,7 @@ def after_a_cut(path: Path, level: Durability, *, now: Durability | None = None)
     ],
 )
 @pytest.mark.parametrize("unconfirmed", [1, 3, 4])
-def test_after_a_power_cut_a_program_is_believed(
+def test_publisher_is_trusted_after_power_failure(
     tmp_path: Path, unconfirmed: int, level: Durability, now: Durability
 ) -> None:
     bus = after_a_cut(tmp_path, level, now=now)
@@ -197,7 +197,7 @@ def test_after_a_power_cut_a_program_is_believed(
 @pytest.mark.parametrize(
     ("who", "following"), [({"instance": "one"}, 0), ({}, 3), ({"instance": "two"}, 3)]
 )
-def test_after_a_power_cut_who_says_nothing_is_forgotten(
+def test_silent_publisher_is_forgotten_after_power_failure(
     tmp_path: Path, who: dict[str, str], following: int
 ) -> None:
     bus = after_a_cut(tmp_path, Durability.OS)
@@ -206,14 +206,14 @@ def test_after_a_power_cut_who_says_nothing_is_forgotten(
 
 
 @pytest.mark.parametrize("now", [Durability.MEMORY, Durability.OS, Durability.DISK])
-def test_what_was_on_disk_is_believed_after_a_power_cut(tmp_path: Path, now: Durability) -> None:
+def test_synced_state_is_trusted_after_power_failure(tmp_path: Path, now: Durability) -> None:
     bus = after_a_cut(tmp_path, Durability.DISK, now=now)
     known = {"unconfirmed": 1, "bus": bus.broker.subscription_manager.identity}
     assert greeted(bus, instance="one", **known).receive_replies()[0].content["next"] == 3
     bus.crash()
 
 
-def test_a_refusal_that_was_not_heard_is_told_after_a_crash(tmp_path: Path) -> None:
+def test_unreceived_refusal_is_sent_after_crash(tmp_path: Path) -> None:
     for keeps_all in (False, True):
         path = tmp_path / f"{keeps_all}"
         bus = KeptBus(path)

@@ -56,7 +56,7 @@ def again(bus: KeptBus, path: Path, *, down: float = 0) -> KeptBus:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_was_refused_keeps_its_pause(tmp_path: Path, kind: dict[str, Any]) -> None:
+def test_nacked_message_keeps_backoff(tmp_path: Path, kind: dict[str, Any]) -> None:
     bus = KeptBus(tmp_path)
     asked = {**kind, "backoff": [30, 50]}
     reader = reader_of(bus, **asked)
@@ -85,9 +85,7 @@ def test_what_was_refused_keeps_its_pause(tmp_path: Path, kind: dict[str, Any]) 
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_was_sent_twice_comes_no_sooner_than_without_the_crash(
-    tmp_path: Path, kind: dict[str, Any]
-) -> None:
+def test_restart_does_not_shorten_redelivery(tmp_path: Path, kind: dict[str, Any]) -> None:
     bus = KeptBus(tmp_path)
     asked = {**kind, "ack_seconds": 5, "max_deliveries": 3}
     reader = reader_of(bus, **asked)
@@ -105,7 +103,7 @@ def test_what_was_sent_twice_comes_no_sooner_than_without_the_crash(
     bus.close()
 
 
-def test_a_clock_that_is_set_back_makes_no_pause_longer(tmp_path: Path) -> None:
+def test_clock_set_back_does_not_extend_backoff(tmp_path: Path) -> None:
     bus = KeptBus(tmp_path)
     reader = reader_of(bus)
     connect_version2(bus, publish(1, 0, b"a"))
@@ -120,7 +118,7 @@ def test_a_clock_that_is_set_back_makes_no_pause_longer(tmp_path: Path) -> None:
     assert heard(reader) == [(0, 2)]
 
 
-def test_in_a_group_by_key_those_behind_it_wait_too(tmp_path: Path) -> None:
+def test_key_ordered_group_keeps_blocked_keys(tmp_path: Path) -> None:
     bus = KeptBus(tmp_path)
     reader = reader_of(bus, **KINDS[2])
     keys = (b"x", b"y", b"x", b"y", b"x", b"z")
@@ -148,7 +146,7 @@ ROWS = st.lists(st.tuples(st.integers(0, 9), st.integers(1, 9), st.integers(-1, 
 
 
 @given(ROWS, ROWS)
-def test_spans_are_parted_by_the_rows(
+def test_ranges_are_split_at_rows(
     spans: list[tuple[int, int, int]], rows: list[tuple[int, int, int]]
 ) -> None:
     def laid_out(pieces: list[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
@@ -169,7 +167,7 @@ def test_spans_are_parted_by_the_rows(
 
 
 @pytest.mark.parametrize(("kind", "others"), [({}, 0), ({"group": "g"}, 0), ({}, 20)])
-def test_what_plain_subscriptions_were_sent_keeps_attempts_and_pause(
+def test_plain_subscription_keeps_attempts_and_backoff(
     tmp_path: Path, kind: dict[str, Any], others: int
 ) -> None:
     bus = KeptBus(tmp_path)
@@ -188,7 +186,7 @@ def test_what_plain_subscriptions_were_sent_keeps_attempts_and_pause(
     bus.close()
 
 
-def test_who_comes_and_falls_between_two_looks_is_counted(tmp_path: Path) -> None:
+def test_counts_attempts_between_two_checkpoints(tmp_path: Path) -> None:
     bus = KeptBus(tmp_path)
     connect_version2(bus, publish(1, 0, b"a"))
     for attempt in (1, 2):

@@ -61,7 +61,7 @@ def come_back(path: Path) -> tuple[list[bytes], int, list[str]]:
     return there
 
 
-def test_cut_off_at_every_byte_the_whole_records_come_back(tmp_path: Path) -> None:
+def test_recovers_intact_records_of_truncated_file(tmp_path: Path) -> None:
     sent = made(tmp_path)
     (path,) = segments(tmp_path)
     data = path.read_bytes()
@@ -75,7 +75,7 @@ def test_cut_off_at_every_byte_the_whole_records_come_back(tmp_path: Path) -> No
         assert bool(dropped) == (size < bounds[-1]), dropped
 
 
-def test_with_a_bit_flipped_anywhere_in_a_header_what_is_before_it_comes_back(
+def test_recovers_messages_before_damaged_header(
     tmp_path: Path,
 ) -> None:
     sent = made(tmp_path)
@@ -94,7 +94,7 @@ def test_with_a_bit_flipped_anywhere_in_a_header_what_is_before_it_comes_back(
             assert str(path) in dropped[0]
 
 
-def test_changes_cut_off_or_spoilt_anywhere_leave_the_messages_there(tmp_path: Path) -> None:
+def test_damaged_state_keeps_messages(tmp_path: Path) -> None:
     sent = made(tmp_path)
     (path,) = (tmp_path / "state").iterdir()
     data = path.read_bytes()
@@ -116,7 +116,7 @@ def test_changes_cut_off_or_spoilt_anywhere_leave_the_messages_there(tmp_path: P
             bus.crash()
 
 
-def test_after_a_cut_it_goes_on_in_a_new_file(tmp_path: Path) -> None:
+def test_continues_in_new_file_after_truncation(tmp_path: Path) -> None:
     sent = made(tmp_path)
     (path,) = segments(tmp_path)
     data = path.read_bytes()
@@ -132,7 +132,7 @@ def test_after_a_cut_it_goes_on_in_a_new_file(tmp_path: Path) -> None:
     assert len(segments(tmp_path)) == 2
 
 
-def test_what_lies_behind_a_hole_is_set_aside_and_said(tmp_path: Path) -> None:
+def test_ignores_and_reports_files_after_gap(tmp_path: Path) -> None:
     sent = made(tmp_path, segment_bytes=1)
     files = segments(tmp_path)
     assert len(files) == LOTS
@@ -148,7 +148,7 @@ def test_what_lies_behind_a_hole_is_set_aside_and_said(tmp_path: Path) -> None:
     assert len(list(files[0].parent.glob("*.dropped"))) == LOTS - 2
 
 
-def test_what_lies_behind_damage_in_a_file_is_said_counted_and_shown(tmp_path: Path) -> None:
+def test_reports_messages_after_damage(tmp_path: Path) -> None:
     sent = made(tmp_path)
     (path,) = segments(tmp_path)
     data = bytearray(path.read_bytes())
@@ -168,7 +168,7 @@ def test_what_lies_behind_damage_in_a_file_is_said_counted_and_shown(tmp_path: P
 
 
 @pytest.mark.parametrize("left", [0, 1])
-def test_zeros_behind_damage_that_nobody_needs_are_no_end(tmp_path: Path, left: int) -> None:
+def test_zeros_after_unneeded_damage_are_reported(tmp_path: Path, left: int) -> None:
     """A power cut may leave pages of zeros in the middle of a file."""
     bus = KeptBus(tmp_path)
     reader = connect_version2(bus, subscribe(1, 5, durable="billing"))
@@ -203,7 +203,7 @@ def test_zeros_behind_damage_that_nobody_needs_are_no_end(tmp_path: Path, left: 
     bus.crash()
 
 
-def test_a_segment_that_is_missing_is_a_hole(tmp_path: Path) -> None:
+def test_missing_segment_is_a_gap(tmp_path: Path) -> None:
     sent = made(tmp_path, segment_bytes=1)
     segments(tmp_path)[3].unlink()
     there, _, dropped = come_back(tmp_path)
@@ -213,7 +213,7 @@ def test_a_segment_that_is_missing_is_a_hole(tmp_path: Path) -> None:
     assert inspection.problems == []
 
 
-def test_sequences_go_on_though_no_message_is_left(tmp_path: Path) -> None:
+def test_sequences_continue_without_messages(tmp_path: Path) -> None:
     made(tmp_path)
     for _ in range(3):
         for path in segments(tmp_path):
@@ -224,7 +224,7 @@ def test_sequences_go_on_though_no_message_is_left(tmp_path: Path) -> None:
         bus.crash()
 
 
-def test_other_files_in_it_are_left_alone(tmp_path: Path) -> None:
+def test_keeps_unknown_files(tmp_path: Path) -> None:
     sent = made(tmp_path)
     for name in ("classes/notes.txt", "classes/00001/00000000000000000000.log.bak", "state/x.log"):
         (tmp_path / name).write_text("not ours")
@@ -232,7 +232,7 @@ def test_other_files_in_it_are_left_alone(tmp_path: Path) -> None:
     assert (there, dropped) == (sent[1:], [])
 
 
-def test_a_later_state_that_is_not_whole_leaves_the_one_before_it(tmp_path: Path) -> None:
+def test_incomplete_state_falls_back_to_previous(tmp_path: Path) -> None:
     sent = made(tmp_path)
     (path,) = (tmp_path / "state").iterdir()
     later = path.with_name("00000000000000000002.log")
@@ -242,9 +242,7 @@ def test_a_later_state_that_is_not_whole_leaves_the_one_before_it(tmp_path: Path
     assert "no intact snapshot at the start" in dropped[0]
 
 
-def test_a_bus_with_far_too_little_memory_says_so(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_too_little_memory_raises_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(restore, "RESTORE_HEADROOM_BYTES", 0)
     bus = KeptBus(tmp_path)
     connect_version2(bus, publish(1, 0, *numbered(400, size=4000)))
@@ -256,7 +254,7 @@ def test_a_bus_with_far_too_little_memory_says_so(
     KeptBus(tmp_path).crash()
 
 
-def test_what_is_known_of_lost_messages_is_not_said_of_those_that_have_their_sequences(
+def test_state_of_lost_messages_does_not_apply_to_reused_sequences(
     tmp_path: Path,
 ) -> None:
     bus = KeptBus(tmp_path)
@@ -286,7 +284,7 @@ def test_what_is_known_of_lost_messages_is_not_said_of_those_that_have_their_seq
     bus.crash()
 
 
-def test_a_snapshot_is_not_there_without_the_messages_that_it_speaks_of(tmp_path: Path) -> None:
+def test_snapshot_is_written_after_its_messages(tmp_path: Path) -> None:
     bus = KeptBus(tmp_path)
     connect_version2(bus, publish(1, 0, b"a"), name="till")
     bus.write()  # The first lot is a snapshot: it knows the publisher's numbers.

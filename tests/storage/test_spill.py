@@ -39,7 +39,7 @@ from tests.storage.spilling_broker import (
 )
 
 
-def test_it_needs_a_journal() -> None:
+def test_spill_requires_journal() -> None:
     with pytest.raises(ValueError, match="needs a journal"):
         Broker(Settings(full_policy=FullPolicy.SPILL))
     with pytest.raises(ValueError, match="needs a journal"):
@@ -49,7 +49,7 @@ def test_it_needs_a_journal() -> None:
 # Who was away ------------------------------------------------------------------------------------
 
 
-def test_a_durable_that_was_away_gets_what_did_not_fit(tmp_path: Path) -> None:
+def test_durable_receives_spilled_messages(tmp_path: Path) -> None:
     bus = SpilledBus(tmp_path)
     reader = connect_version2(bus, subscribe(1, 5, durable="d"))
     reader.disconnect()
@@ -65,7 +65,7 @@ def test_a_durable_that_was_away_gets_what_did_not_fit(tmp_path: Path) -> None:
     assert bus.statistics(1).spilled == 0
 
 
-def test_a_live_subscriber_notices_nothing(tmp_path: Path) -> None:
+def test_live_subscriber_is_not_affected(tmp_path: Path) -> None:
     bus = SpilledBus(tmp_path)
     connect_version2(bus, subscribe(1, 5, durable="d")).disconnect()
     live = connect_version2(bus, subscribe(1, 7))
@@ -81,7 +81,7 @@ def test_a_live_subscriber_notices_nothing(tmp_path: Path) -> None:
     assert bus.reads == 0
 
 
-def test_the_first_subscriber_gets_what_waited_for_it_in_either_version(tmp_path: Path) -> None:
+def test_first_subscriber_receives_spilled_backlog(tmp_path: Path) -> None:
     bus = SpilledBus(tmp_path)
     fill(bus, connect_version2(bus), 300)
     old = bus.peer(subscribe1(1))
@@ -91,7 +91,7 @@ def test_the_first_subscriber_gets_what_waited_for_it_in_either_version(tmp_path
     assert contents(all_of(bus, connect_version2(bus, subscribe(1, 5)))) == numbered(300)
 
 
-def test_envelopes_and_channels_come_back(tmp_path: Path) -> None:
+def test_spilled_envelopes_keep_channels(tmp_path: Path) -> None:
     bus = SpilledBus(tmp_path)
     connect_version2(bus, subscribe(1, 5, durable="d", channels=["eu.*"])).disconnect()
     sender = connect_version2(bus)
@@ -106,7 +106,7 @@ def test_envelopes_and_channels_come_back(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("by_key", [False, True])
-def test_members_of_a_group_get_each_message_once(tmp_path: Path, by_key: bool) -> None:
+def test_group_members_receive_spilled_messages_once(tmp_path: Path, by_key: bool) -> None:
     bus = SpilledBus(tmp_path)
     options: dict[str, object] = {"durable": "g", "group": "g"}
     if by_key:
@@ -128,7 +128,7 @@ def test_members_of_a_group_get_each_message_once(tmp_path: Path, by_key: bool) 
     assert bus.statistics(1).spilled == 0
 
 
-def test_two_who_are_behind_do_not_wait_for_each_other(tmp_path: Path) -> None:
+def test_lagging_subscribers_are_independent(tmp_path: Path) -> None:
     bus = SpilledBus(tmp_path)
     for name in ("a", "b"):
         connect_version2(bus, subscribe(1, 5, durable=name)).disconnect()
@@ -141,7 +141,7 @@ def test_two_who_are_behind_do_not_wait_for_each_other(tmp_path: Path) -> None:
     assert contents(all_of(bus, stuck)) == numbered(300)[1:] or stuck.receive_deliveries() == []
 
 
-def test_who_leaves_while_it_is_behind_goes_on_where_it_was(tmp_path: Path) -> None:
+def test_lagging_durable_resumes_after_disconnect(tmp_path: Path) -> None:
     bus = SpilledBus(tmp_path)
     connect_version2(bus, subscribe(1, 5, durable="d")).disconnect()
     fill(bus, connect_version2(bus), 300)
@@ -157,7 +157,7 @@ def test_who_leaves_while_it_is_behind_goes_on_where_it_was(tmp_path: Path) -> N
     assert {each.attempt for each in got if each.message_id < 50} == {2}
 
 
-def test_who_was_away_is_sent_in_the_order_of_memory_what_comes_again(tmp_path: Path) -> None:
+def test_redelivery_keeps_order_for_lagging_subscriber(tmp_path: Path) -> None:
     bus = SpilledBus(tmp_path)
     reader = connect_version2(bus, subscribe(1, 5, durable="d"))
     fill(bus, connect_version2(bus), 4)
@@ -173,7 +173,7 @@ def test_who_was_away_is_sent_in_the_order_of_memory_what_comes_again(tmp_path: 
     assert [each.message_id for each in hear(bus, reader)][:6] == [0, 2, 3, 1, 4, 5]
 
 
-def test_a_subscription_that_ends_while_it_is_behind_leaves_nothing(tmp_path: Path) -> None:
+def test_closing_lagging_subscription_frees_memory(tmp_path: Path) -> None:
     bus = SpilledBus(tmp_path)
     connect_version2(bus, subscribe(1, 5, durable="d")).disconnect()
     fill(bus, connect_version2(bus), 300)
@@ -188,7 +188,7 @@ def test_a_subscription_that_ends_while_it_is_behind_leaves_nothing(tmp_path: Pa
 # What is late ------------------------------------------------------------------------------------
 
 
-def test_one_message_that_is_put_off_holds_up_nothing(tmp_path: Path) -> None:
+def test_delayed_message_blocks_nothing(tmp_path: Path) -> None:
     bus = SpilledBus(tmp_path)
     live, sender = connect_version2(bus, subscribe(1, 7)), connect_version2(bus)
     sender.send(publish(1, 0, b"first"))
@@ -211,9 +211,7 @@ def test_one_message_that_is_put_off_holds_up_nothing(tmp_path: Path) -> None:
     assert bus.statistics(1).spilled == bus.statistics(1).ring.message_count == 0
 
 
-def test_what_is_acknowledged_is_not_held_in_memory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_acked_messages_are_not_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(spill, "SPILL_READ_BYTES", 4096)
     bus = SpilledBus(tmp_path)
     live, sender = connect_version2(bus, subscribe(1, 7)), connect_version2(bus)
@@ -231,7 +229,7 @@ def test_what_is_acknowledged_is_not_held_in_memory(
     assert b"first" in contents(hear(bus, live))
 
 
-def test_what_is_on_disk_only_becomes_a_dead_letter_whole(tmp_path: Path) -> None:
+def test_spilled_message_is_dead_lettered_completely(tmp_path: Path) -> None:
     bus = SpilledBus(tmp_path)
     reader = connect_version2(bus, subscribe(1, 5, durable="d", max_deliveries=1, max_in_flight=10))
     fill(bus, connect_version2(bus), 300)
@@ -247,7 +245,7 @@ def test_what_is_on_disk_only_becomes_a_dead_letter_whole(tmp_path: Path) -> Non
     assert all(b"%d." % number in text for number, text in enumerate(texts))
 
 
-def test_dead_letters_that_make_room_are_gone(tmp_path: Path) -> None:
+def test_dropped_dead_letters_are_gone(tmp_path: Path) -> None:
     bus = SpilledBus(tmp_path, settings=small(5))
     reader = connect_version2(bus, subscribe(1, 5, durable="d"))
     sender = connect_version2(bus)
@@ -264,7 +262,7 @@ def test_dead_letters_that_make_room_are_gone(tmp_path: Path) -> None:
 # Publishers --------------------------------------------------------------------------------------
 
 
-def test_a_publisher_waits_for_what_is_not_written(tmp_path: Path) -> None:
+def test_publisher_waits_for_unwritten_messages(tmp_path: Path) -> None:
     bus = SpilledBus(tmp_path)
     sender = connect_version2(bus, publish(1, 0, *numbered(200)), name="till")
     assert len(bus.broker.classes[1].ring) == 64
@@ -279,7 +277,7 @@ def test_a_publisher_waits_for_what_is_not_written(tmp_path: Path) -> None:
     assert contents(all_of(bus, connect_version2(bus, subscribe(1, 5)))) == numbered(200)
 
 
-def test_at_the_limit_of_its_disk_publishers_wait(tmp_path: Path) -> None:
+def test_publishers_wait_at_disk_limit(tmp_path: Path) -> None:
     own = ClassSettings(disk_bytes_max=2000)
     bus = SpilledBus(tmp_path, settings=small(classes={1: own}))
     fill(bus, connect_version2(bus), 600)
@@ -294,7 +292,7 @@ def test_at_the_limit_of_its_disk_publishers_wait(tmp_path: Path) -> None:
     assert contents(got) == numbered(600)
 
 
-def test_the_level_memory_spills_what_is_written(tmp_path: Path) -> None:
+def test_memory_durability_spills_written_messages(tmp_path: Path) -> None:
     bus = SpilledBus(tmp_path, level=Durability.MEMORY)
     fill(bus, connect_version2(bus), 300)
     assert bus.statistics(1).spilled > 200
@@ -304,7 +302,7 @@ def test_the_level_memory_spills_what_is_written(tmp_path: Path) -> None:
 # Fetch and retention -----------------------------------------------------------------------------
 
 
-def test_what_is_on_disk_only_is_fetched(tmp_path: Path) -> None:
+def test_fetches_spilled_messages(tmp_path: Path) -> None:
     bus = SpilledBus(tmp_path)
     fill(bus, connect_version2(bus), 300)
     peer, at = connect_version2(bus), 0
@@ -318,7 +316,7 @@ def test_what_is_on_disk_only_is_fetched(tmp_path: Path) -> None:
     assert found == numbered(300)
 
 
-def test_answers_that_must_be_read_keep_their_order(tmp_path: Path) -> None:
+def test_replies_with_disk_reads_keep_order(tmp_path: Path) -> None:
     bus = SpilledBus(tmp_path)
     fill(bus, connect_version2(bus), 300)
     peer = connect_version2(bus)
@@ -353,7 +351,7 @@ def publish_and_ack(bus: SpilledBus) -> None:
         reader.send(ack(7, at, at + 20))
 
 
-def test_what_is_kept_is_on_disk_and_goes_at_last(tmp_path: Path) -> None:
+def test_retained_messages_are_spilled_and_finally_removed(tmp_path: Path) -> None:
     settings = small(keep=Retention(messages=500))
     bus = SpilledBus(tmp_path, settings=settings, segment_bytes=1000)
     publish_and_ack(bus)
@@ -371,7 +369,7 @@ def test_what_is_kept_is_on_disk_and_goes_at_last(tmp_path: Path) -> None:
     ) == numbered(500, start=500)
 
 
-def test_what_is_kept_by_bytes_and_age_counts_what_is_on_disk(tmp_path: Path) -> None:
+def test_retention_counts_spilled_bytes_and_age(tmp_path: Path) -> None:
     bus = SpilledBus(tmp_path, settings=small(keep=Retention(bytes=8000, seconds=100)))
     publish_and_ack(bus)
     here = bus.statistics(1)
@@ -380,7 +378,7 @@ def test_what_is_kept_by_bytes_and_age_counts_what_is_on_disk(tmp_path: Path) ->
     assert bus.statistics(1).spilled == 0
 
 
-def test_who_asks_is_told_what_is_on_disk_and_who_needs_it(tmp_path: Path) -> None:
+def test_inquiry_reports_spilled_messages_and_holder(tmp_path: Path) -> None:
     own = ClassSettings(disk_bytes_max=2000)
     bus = SpilledBus(tmp_path, settings=small(classes={1: own}))
     connect_version2(bus, subscribe(1, 5, durable="d", max_in_flight=1)).disconnect()

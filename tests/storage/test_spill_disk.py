@@ -45,7 +45,7 @@ def again(bus: SpilledBus, path: Path, **more: object) -> SpilledBus:
 # Recovery ----------------------------------------------------------------------------------------
 
 
-def test_it_comes_back_without_being_read_whole(tmp_path: Path) -> None:
+def test_recovers_spilled_class_without_reading_it(tmp_path: Path) -> None:
     bus = SpilledBus(tmp_path, segment_bytes=1000)
     reader = connect_version2(bus, subscribe(1, 5, durable="d", max_in_flight=30), name="reader")
     reader.send(ack(5, 0, 0))
@@ -69,7 +69,7 @@ def test_it_comes_back_without_being_read_whole(tmp_path: Path) -> None:
     ]
 
 
-def test_publishers_are_known_after_a_crash_of_a_class_that_spills(tmp_path: Path) -> None:
+def test_spilled_class_keeps_producer_states(tmp_path: Path) -> None:
     bus = SpilledBus(tmp_path, segment_bytes=500)
     fill(bus, connect_version2(bus, name="till"), 500)
     bus = again(bus, tmp_path, segment_bytes=500)
@@ -80,7 +80,7 @@ def test_publishers_are_known_after_a_crash_of_a_class_that_spills(tmp_path: Pat
     assert contents(all_of(bus, connect_version2(bus, subscribe(1, 5)))) == numbered(500)
 
 
-def test_a_crash_while_catching_up_loses_nothing(tmp_path: Path) -> None:
+def test_crash_while_catching_up_loses_nothing(tmp_path: Path) -> None:
     bus = SpilledBus(tmp_path, segment_bytes=700)
     connect_version2(bus, subscribe(1, 5, durable="d")).disconnect()
     fill(bus, connect_version2(bus, name="till"), 500)
@@ -97,7 +97,7 @@ def test_a_crash_while_catching_up_loses_nothing(tmp_path: Path) -> None:
     assert seen | {each.message_id for each in all_of(bus, reader)} == set(range(500))
 
 
-def test_a_class_that_spills_may_be_opened_without(tmp_path: Path) -> None:
+def test_spilled_class_opens_without_spill_policy(tmp_path: Path) -> None:
     bus = SpilledBus(tmp_path)
     fill(bus, connect_version2(bus), 300)
     bus.crash()
@@ -108,9 +108,7 @@ def test_a_class_that_spills_may_be_opened_without(tmp_path: Path) -> None:
 # A disk that fails -------------------------------------------------------------------------------
 
 
-def test_what_cannot_be_read_now_is_read_later(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_retries_failed_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     bus = SpilledBus(tmp_path)
     fill(bus, connect_version2(bus), 300)
     reader = connect_version2(bus, subscribe(1, 5))
@@ -139,7 +137,7 @@ def corrupt(path: Path, content: bytes, *, header: bool) -> None:
 
 
 @pytest.mark.parametrize("header", [False, True])
-def test_what_is_damaged_is_counted_and_the_rest_is_heard(tmp_path: Path, header: bool) -> None:
+def test_counts_damage_and_delivers_the_rest(tmp_path: Path, header: bool) -> None:
     bus = SpilledBus(tmp_path)
     fill(bus, connect_version2(bus), 320)
     segment = tmp_path / "classes" / "00001" / f"{0:020}.log"
@@ -157,7 +155,7 @@ def test_what_is_damaged_is_counted_and_the_rest_is_heard(tmp_path: Path, header
     assert reply["head"] == 320
 
 
-def test_a_fetch_leaves_out_what_is_damaged_and_goes_on_behind_it(tmp_path: Path) -> None:
+def test_fetch_skips_damage(tmp_path: Path) -> None:
     bus = SpilledBus(tmp_path)
     fill(bus, connect_version2(bus), 320)
     corrupt(tmp_path / "classes" / "00001" / f"{0:020}.log", b"100.", header=False)
@@ -171,7 +169,7 @@ def test_a_fetch_leaves_out_what_is_damaged_and_goes_on_behind_it(tmp_path: Path
     assert at > 140
 
 
-def test_a_segment_that_is_gone_is_said(tmp_path: Path) -> None:
+def test_reports_missing_segment(tmp_path: Path) -> None:
     bus = SpilledBus(tmp_path, segment_bytes=400)
     fill(bus, connect_version2(bus), 320)
     folder = tmp_path / "classes" / "00001"
@@ -186,7 +184,7 @@ def test_a_segment_that_is_gone_is_said(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("read_bytes", [60, 500])
-def test_small_reads_bring_everything_in_order(
+def test_small_reads_keep_order(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, read_bytes: int
 ) -> None:
     monkeypatch.setattr(spill, "SPILL_READ_BYTES", read_bytes)
@@ -204,7 +202,7 @@ def test_small_reads_bring_everything_in_order(
     assert {each.attempt for each in got[:20]} == {2}
 
 
-def test_a_clock_that_was_set_back_delays_nothing_that_is_read_back(tmp_path: Path) -> None:
+def test_clock_set_back_does_not_delay_spilled_messages(tmp_path: Path) -> None:
     bus = SpilledBus(tmp_path)
     sender = connect_version2(bus)
     for at in range(0, 200, 20):
@@ -222,7 +220,7 @@ def test_a_clock_that_was_set_back_delays_nothing_that_is_read_back(tmp_path: Pa
     assert len(all_of(bus, reader)) >= spilled > 100
 
 
-def test_damage_in_the_middle_takes_nothing_behind_it_along(tmp_path: Path) -> None:
+def test_keeps_messages_after_damage(tmp_path: Path) -> None:
     bus = SpilledBus(tmp_path, segment_bytes=600)
     fill(bus, connect_version2(bus), 320)
     bus.close()
@@ -238,7 +236,7 @@ def test_damage_in_the_middle_takes_nothing_behind_it_along(tmp_path: Path) -> N
     ]
 
 
-def test_damage_of_several_segments_takes_nothing_behind_them_along(tmp_path: Path) -> None:
+def test_keeps_messages_after_several_damaged_segments(tmp_path: Path) -> None:
     """A power cut may leave zeros, parts, or nothing of those that were not synced."""
     bus = SpilledBus(tmp_path, segment_bytes=600)
     fill(bus, connect_version2(bus), 320)
@@ -259,7 +257,7 @@ def test_damage_of_several_segments_takes_nothing_behind_them_along(tmp_path: Pa
         bus.crash()
 
 
-def test_what_is_accepted_behind_damage_that_nobody_saw_outlives_the_process(
+def test_messages_after_unseen_damage_survive_restart(
     tmp_path: Path,
 ) -> None:
     """A power cut has damaged what is not looked at when the bus comes back, and the end, too."""
@@ -288,7 +286,7 @@ def test_what_is_accepted_behind_damage_that_nobody_saw_outlives_the_process(
         bus.crash()
 
 
-def test_a_record_that_is_cut_off_is_left_out_and_not_tried_for_ever(tmp_path: Path) -> None:
+def test_truncated_record_is_skipped_once(tmp_path: Path) -> None:
     """Its header is whole: what is looked for lies behind the end of the file."""
     bus = SpilledBus(tmp_path)
     connect_version2(bus, subscribe(1, 5, durable="d"))
@@ -303,7 +301,7 @@ def test_a_record_that_is_cut_off_is_left_out_and_not_tried_for_ever(tmp_path: P
     assert "skipped messages 20-99" in bus.reader.problems[0]
 
 
-def test_what_was_given_up_stays_so(tmp_path: Path) -> None:
+def test_ignored_files_stay_ignored(tmp_path: Path) -> None:
     """Behind damage lies what nobody was told of since: its sequences are to be given out again."""
     bus = SpilledBus(tmp_path)
     fill(bus, connect_version2(bus), 320)
@@ -318,7 +316,7 @@ def test_what_was_given_up_stays_so(tmp_path: Path) -> None:
     assert heads == [96, 96, 96]
 
 
-def test_a_file_that_was_given_up_and_is_back_is_not_read_instead_of_another(
+def test_reappeared_file_does_not_replace_another(
     tmp_path: Path,
 ) -> None:
     """A power cut undoes what was not synced, names included."""

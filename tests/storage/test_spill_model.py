@@ -220,7 +220,7 @@ class Life:
 
 
 @pytest.mark.parametrize("seed", [0, 1, 111, 147, 1017, 21549, 3000008])
-def test_it_is_heard_as_if_all_were_in_memory(tmp_path: Path, seed: int) -> None:
+def test_spilling_delivers_like_memory(tmp_path: Path, seed: int) -> None:
     life = Life(tmp_path / "journal", seed)
     for _ in range(110):
         life.step()

@@ -98,7 +98,7 @@ class Names(dict[str, int]):
         return [payload for _, payload in self.said]
 
 
-async def test_what_one_tells_another_hears_and_tells_nobody_again() -> None:
+async def test_merged_names_are_not_published_again() -> None:
     ours, theirs = Names(**{f"class {n}": n for n in range(50)}), Names()
     await ours.learn()
     await theirs.learn()
@@ -111,7 +111,7 @@ async def test_what_one_tells_another_hears_and_tells_nobody_again() -> None:
     assert ours.told() == []
 
 
-async def test_two_that_call_a_class_otherwise_both_hear_so_and_once(
+async def test_name_conflict_is_logged_once_on_both_sides(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     ours, theirs = Names(orders=7, bills=9), Names(orders=8)
@@ -130,7 +130,7 @@ async def test_two_that_call_a_class_otherwise_both_hear_so_and_once(
     assert ours.told() == theirs.told() == []
 
 
-async def test_who_asks_is_told_all_and_that_it_was_all() -> None:
+async def test_query_is_answered_with_all_names_and_an_end() -> None:
     ours = Names(orders=7, bills=9)
     await ours.learn()
     ours.said.clear()
@@ -141,7 +141,7 @@ async def test_who_asks_is_told_all_and_that_it_was_all() -> None:
 
 
 @pytest.mark.parametrize(("untold", "names"), [(3, {"orders": 7}), (1 << 20, {})])
-async def test_a_stream_without_a_leader_is_waited_for_but_not_for_long(
+async def test_waits_a_limited_time_for_stream_leaders(
     untold: int, names: dict[str, int], autojump_clock: trio.testing.MockClock
 ) -> None:
     door = Names()
@@ -167,14 +167,14 @@ class Listed:
 
 
 @pytest.mark.parametrize("leaderless", [(), (0,), (2, 3), (4, 5, 6), range(8)])
-async def test_all_streams_are_listed_but_those_without_a_leader(leaderless: Iterable[int]) -> None:
+async def test_lists_all_streams_and_those_without_leader(leaderless: Iterable[int]) -> None:
     link = Listed(8, *leaderless)
     configs, untold = await list_streams(link)  # type: ignore[arg-type]
     assert untold == link.missing
     assert [each["name"] for each in configs] == [n for n in link.names if n not in untold]
 
 
-async def test_others_that_are_silent_hold_no_door_up_for_long(
+async def test_silent_servers_delay_start_only_briefly(
     autojump_clock: trio.testing.MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     ours = Names()
@@ -183,7 +183,7 @@ async def test_others_that_are_silent_hold_no_door_up_for_long(
     assert "no other server sent class names" in caplog.text
 
 
-async def test_a_stream_that_refuses_to_say_a_name_is_asked_now_and_then(
+async def test_retries_refused_description_with_backoff(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
     ours = Names(orders=7)
@@ -197,7 +197,7 @@ async def test_a_stream_that_refuses_to_say_a_name_is_asked_now_and_then(
     assert 8 < ours.said.count(("STREAM.UPDATE.bus_7", b"orders")) < 16
 
 
-async def test_no_message_of_names_is_too_long_for_any_server() -> None:
+async def test_name_messages_fit_any_server() -> None:
     long = {chr(n % 32) * (NAME_CHARACTERS_MAX - 4) + f"{n:04}": n for n in range(4096)}
     names = Names(**long)
     await names.learn()
@@ -209,7 +209,7 @@ async def test_no_message_of_names_is_too_long_for_any_server() -> None:
     [b"", b"[1]", b'{"a":70000}', b'{"a":-1}', b'{"a":"b"}', b'{"":1}', b"[" * 5000,
      b'{"%b":1}' % (b"x" * 300)],
 )  # fmt: skip
-def test_nonsense_names_nothing(said: bytes) -> None:
+def test_ignores_invalid_name_messages(said: bytes) -> None:
     names = Names()
     names.naming.merge_names(said)
     assert names == {}
@@ -222,7 +222,7 @@ async def name_orders(up: RunningServer) -> None:
     assert (await peer.read_frame())[0] == frames.CONNECT
 
 
-async def test_a_door_that_comes_knows_names_that_no_stream_says(
+async def test_starting_server_learns_names_from_peers(
     jetstream_server: NatsServer,
 ) -> None:
     cluster = options(jetstream_server.url)
@@ -235,7 +235,7 @@ async def test_a_door_that_comes_knows_names_that_no_stream_says(
     assert streams == ([(7, "orders")], [])
 
 
-async def test_a_class_that_is_named_late_is_called_so_when_all_doors_are_gone(
+async def test_late_class_name_survives_all_servers(
     jetstream_server: NatsServer,
 ) -> None:
     cluster = options(jetstream_server.url)
@@ -257,7 +257,7 @@ async def test_a_class_that_is_named_late_is_called_so_when_all_doors_are_gone(
     assert got == [b"one", b"two"]
 
 
-async def test_what_a_stream_that_others_made_says_is_heard(jetstream_server: NatsServer) -> None:
+async def test_reads_name_from_foreign_stream_description(jetstream_server: NatsServer) -> None:
     cluster = options(jetstream_server.url)
     stream = {"name": cluster.names.stream_name(7), "subjects": [cluster.names.class_subject(7)]}
     async with door(cluster) as up, simplebus.connect(address(up)) as bus:

@@ -87,7 +87,7 @@ UNANSWERED = [
 
 
 @pytest.mark.parametrize("error", UNANSWERED)
-async def test_who_is_not_answered_goes_where_jetstream_answers(
+async def test_moves_to_server_where_jetstream_answers(
     autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
     case = Case(monkeypatch)
@@ -102,7 +102,7 @@ async def test_who_is_not_answered_goes_where_jetstream_answers(
 
 
 @pytest.mark.parametrize("error", UNANSWERED)
-async def test_while_it_answers_nowhere_that_is_looked_for_ever_more_seldom_and_told_once(
+async def test_searches_with_backoff_and_logs_once(
     autojump_clock: MockClock,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
@@ -120,7 +120,7 @@ async def test_while_it_answers_nowhere_that_is_looked_for_ever_more_seldom_and_
     ]
 
 
-async def test_what_comes_by_itself_is_answer_enough(
+async def test_activity_counts_as_answer(
     autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     case = Case(monkeypatch)
@@ -133,7 +133,7 @@ async def test_what_comes_by_itself_is_answer_enough(
     assert not case.looked
 
 
-async def test_a_line_that_is_slow_is_not_left(
+async def test_stays_on_slow_connection(
     autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What is asked has not come to the server."""
@@ -143,7 +143,7 @@ async def test_a_line_that_is_slow_is_not_left(
     assert not case.looked
 
 
-async def test_a_server_that_has_just_been_come_to_has_its_time(
+async def test_new_connection_gets_full_grace_period(
     autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     case = Case(monkeypatch)
@@ -173,7 +173,7 @@ async def ready(cluster: Parted) -> None:
 
 
 @pytest.mark.usefixtures("soon")
-async def test_who_is_with_a_server_that_has_lost_its_cluster_goes_on_at_another(
+async def test_leaves_server_cut_off_from_cluster(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with trio.fail_after(2 * PATIENCE_SECONDS):
@@ -202,7 +202,7 @@ async def test_who_is_with_a_server_that_has_lost_its_cluster_goes_on_at_another
 
 
 @pytest.mark.usefixtures("soon")
-async def test_a_door_that_is_started_at_such_a_server_begins_at_another(tmp_path: Path) -> None:
+async def test_starts_at_server_with_working_jetstream(tmp_path: Path) -> None:
     with trio.fail_after(2 * PATIENCE_SECONDS):
         async with parted_cluster(tmp_path) as cluster:
             await ready(cluster)
@@ -213,7 +213,7 @@ async def test_a_door_that_is_started_at_such_a_server_begins_at_another(tmp_pat
 
 
 @pytest.mark.usefixtures("soon")
-async def test_where_no_server_has_a_cluster_a_door_stays_and_goes_on_when_there_is_one(
+async def test_stays_without_quorum_and_resumes_with_it(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with trio.fail_after(2 * PATIENCE_SECONDS):

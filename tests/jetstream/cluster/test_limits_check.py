@@ -33,7 +33,7 @@ from tests.jetstream.stateless_servers import (
 LONGEST_NAME = "\U0001f680" * NAME_CHARACTERS_MAX
 
 
-async def test_the_longest_frame_under_the_longest_name_is_stored(tmp_path: Path) -> None:
+async def test_stores_longest_frame_with_longest_name(tmp_path: Path) -> None:
     with nats_server(tmp_path, "max_payload: 65536") as server:
         async with (
             door(options(server.url)) as up,
@@ -50,7 +50,7 @@ async def test_the_longest_frame_under_the_longest_name_is_stored(tmp_path: Path
                 await bus.publish(b"", class_id=1)
 
 
-async def test_a_server_that_takes_less_than_a_door_has_accepted_is_not_connected_to(
+async def test_skips_nats_server_with_smaller_payload(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """It would end the connection with each long message, for ever, and hold up all classes."""
@@ -84,7 +84,7 @@ async def test_a_server_that_takes_less_than_a_door_has_accepted_is_not_connecte
     )
 
 
-async def test_who_takes_next_to_nothing_is_no_cluster(tmp_path: Path) -> None:
+async def test_refuses_cluster_with_tiny_max_payload(tmp_path: Path) -> None:
     with (
         nats_server(tmp_path, "max_payload: 4096") as server,
         pytest.raises(UnusableClusterError, match=r"4096 bytes .* at least"),
@@ -92,7 +92,7 @@ async def test_who_takes_next_to_nothing_is_no_cluster(tmp_path: Path) -> None:
         await check_cluster(Settings(), options(server.url))
 
 
-async def test_what_is_longer_than_any_frame_stands_in_nobodys_way(tmp_path: Path) -> None:
+async def test_oversized_foreign_message_blocks_nothing(tmp_path: Path) -> None:
     with nats_server(tmp_path, "max_payload: 16MB") as server:
         cluster = options(server.url)
         async with (
@@ -107,7 +107,7 @@ async def test_what_is_longer_than_any_frame_stands_in_nobodys_way(tmp_path: Pat
             assert (await messages.get(PATIENCE_SECONDS)).payload == b"ours"
 
 
-async def test_where_another_stream_takes_what_classes_are_sent_no_door_can_stand(
+async def test_refuses_foreign_stream_on_class_subjects(
     jetstream_server: NatsServer,
 ) -> None:
     cluster = options(jetstream_server.url)
@@ -125,7 +125,7 @@ async def test_where_another_stream_takes_what_classes_are_sent_no_door_can_stan
         nursery.cancel_scope.cancel()
 
 
-async def test_no_door_that_says_files_stands_before_a_class_that_is_in_memory(
+async def test_refuses_memory_stream_with_file_storage(
     jetstream_server: NatsServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     cluster = options(jetstream_server.url)
@@ -146,7 +146,7 @@ async def test_no_door_that_says_files_stands_before_a_class_that_is_in_memory(
                 await link.api_request(f"STREAM.DELETE.{cluster.names.stream_name(1)}")
 
 
-async def test_streams_grow_to_what_doors_promise_and_do_not_shrink(
+async def test_upgrades_streams_and_never_downgrades(
     jetstream_server: NatsServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     cluster = options(jetstream_server.url, duplicate_seconds=100.0, max_bytes=1 << 20)
@@ -181,7 +181,7 @@ async def test_streams_grow_to_what_doors_promise_and_do_not_shrink(
         ((1, 120), (2, 120.5), {"num_replicas": 2, "duplicate_window": 120_500_000_000}),
     ],
 )
-def test_what_is_to_grow(
+def test_computes_required_stream_changes(
     there: tuple[int, float], asked: tuple[int, float], grown: dict[str, int]
 ) -> None:
     config = {"num_replicas": there[0], "duplicate_window": round(there[1] * 1e9)}
@@ -189,7 +189,7 @@ def test_what_is_to_grow(
     assert required_changes(config, cluster) == grown
 
 
-async def test_all_doors_of_one_engine_are_one_bus_and_no_others(tmp_path: Path) -> None:
+async def test_servers_of_one_prefix_share_the_bus_id(tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
     with nats_server(tmp_path) as one, nats_server(tmp_path / "other") as other:
         found: list[str] = []
@@ -208,7 +208,7 @@ async def test_all_doors_of_one_engine_are_one_bus_and_no_others(tmp_path: Path)
         assert len(set(found)) == 3
 
 
-async def test_a_stream_of_somebody_else_in_the_place_of_the_identity_is_told(
+async def test_refuses_foreign_identity_stream(
     jetstream_server: NatsServer,
 ) -> None:
     cluster = options(jetstream_server.url)
@@ -226,7 +226,7 @@ async def test_a_stream_of_somebody_else_in_the_place_of_the_identity_is_told(
         nursery.cancel_scope.cancel()
 
 
-async def test_a_door_that_runs_has_the_cluster_say_it_again(
+async def test_running_server_restores_identity(
     jetstream_server: NatsServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(cluster_id, "_CHECK_SECONDS", 0.01)

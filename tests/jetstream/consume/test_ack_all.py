@@ -37,7 +37,7 @@ def word(sole: AckAllConsumer, done: int) -> int | None:
     return int(jetstream_codec.parse_deliveries(found).sequences[0])
 
 
-def test_all_up_to_a_message_is_said_with_one_word() -> None:
+def test_one_ack_covers_all_earlier_messages() -> None:
     sole = AckAllConsumer()
     assert admitted(sole, (11, 1), (12, 2), (14, 3)) == [11, 12, 14]
     assert admitted(sole, (15, 4)) == [15]
@@ -47,7 +47,7 @@ def test_all_up_to_a_message_is_said_with_one_word() -> None:
     assert sole.unacked_messages() == []
 
 
-def test_nothing_is_taken_behind_what_was_lost() -> None:
+def test_rejects_messages_after_a_gap() -> None:
     sole = AckAllConsumer()
     assert admitted(sole, (1, 1), (2, 2), (5, 4)) == [1, 2]
     assert sole.has_gap
@@ -59,14 +59,14 @@ def test_nothing_is_taken_behind_what_was_lost() -> None:
     assert word(sole, 4) == 4
 
 
-def test_what_is_sent_again_is_not_taken_again() -> None:
+def test_rejects_redelivered_messages() -> None:
     sole = AckAllConsumer()
     assert admitted(sole, (1, 1), (2, 2), (1, 3), (3, 4)) == [1, 2, 3]
     assert word(sole, 3) == 3
 
 
 @given(st.lists(st.integers(1, 30), unique=True, max_size=20), st.data())
-def test_a_word_is_never_of_more_than_is_done_with(found: list[int], data: st.DataObject) -> None:
+def test_ack_never_covers_unacked_messages(found: list[int], data: st.DataObject) -> None:
     sequences = sorted(found)
     sole, at, said = AckAllConsumer(), 0, 0
     while at < len(sequences):

@@ -25,7 +25,7 @@ def numbers(*sequences: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
 
 
 @given(data=st.data())
-def test_what_is_acknowledged_is_known_from_the_floor_on_and_before_it(data: st.DataObject) -> None:
+def test_knows_acked_sequences_before_and_after_the_floor(data: st.DataObject) -> None:
     known, done, floor = AckedSequences(), set[int](), 0
     known.record_received(told((100, 1.0)))
     for _ in range(data.draw(st.integers(1, 8))):
@@ -41,7 +41,7 @@ def test_what_is_acknowledged_is_known_from_the_floor_on_and_before_it(data: st.
         assert known.acked_flags(np.arange(1, 120)).tolist() == expected
 
 
-def test_nothing_is_known_to_be_done_though_it_is_before_what_came_first() -> None:
+def test_knows_nothing_before_first_received_sequence() -> None:
     known = AckedSequences()
     known.record_received(told((500, 1.0), (501, 1.0)))
     assert known.acked_flags(numbers(90, 500)).tolist() == [False, False]
@@ -52,7 +52,7 @@ def test_nothing_is_known_to_be_done_though_it_is_before_what_came_first() -> No
     assert known.restart_sequence == 80
 
 
-def test_what_lies_before_a_younger_one_and_is_younger_shows_that_sequences_begin_anew() -> None:
+def test_younger_message_at_old_sequence_shows_rollback() -> None:
     known = AckedSequences()
     assert not known.shows_rollback(told((1, 10.0)))
     known.record_received(told((1, 10.0), (2, 11.0), (3, 12.0)))
@@ -62,14 +62,14 @@ def test_what_lies_before_a_younger_one_and_is_younger_shows_that_sequences_begi
     assert known.shows_rollback(told((4, 70.0), (3, 60.0)))
 
 
-def test_a_clock_that_was_set_back_shows_nothing() -> None:
+def test_clock_set_back_is_no_rollback() -> None:
     known = AckedSequences()
     known.record_received(told((1, 5000.0)))
     known.record_received(told((2, 1000.0), (3, 1001.0)))
     assert not known.shows_rollback(told((1, 5000.0), (2, 1000.0)))
 
 
-def test_of_many_ranges_the_first_ones_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_forgets_lowest_of_too_many_ranges(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(acked_sequences, "RANGES_MAX", 10)
     known = AckedSequences()
     known.record_received(told((100, 1.0)))

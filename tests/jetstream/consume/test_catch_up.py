@@ -65,7 +65,7 @@ class Case:
 
 
 @pytest.mark.parametrize("is_ack_all", [True, False])
-async def test_it_is_said_when_the_last_message_is_here(
+async def test_notifies_when_last_message_arrived(
     autojump_clock: MockClock, is_ack_all: bool
 ) -> None:
     case = Case(is_ack_all=is_ack_all)
@@ -82,7 +82,7 @@ async def test_it_is_said_when_the_last_message_is_here(
     assert case.told_at - 1.0 < SHARED_SECONDS
 
 
-async def test_what_went_to_other_doors_is_waited_for_a_moment(autojump_clock: MockClock) -> None:
+async def test_waits_only_a_moment_for_shared_consumer(autojump_clock: MockClock) -> None:
     case = Case(is_ack_all=False)
     case.link.sent = 3
     await case.wait()
@@ -90,21 +90,21 @@ async def test_what_went_to_other_doors_is_waited_for_a_moment(autojump_clock: M
     assert SHARED_SECONDS <= case.told_at < SHARED_SECONDS + 1.0
 
 
-async def test_what_was_sent_before_is_not_waited_for(autojump_clock: MockClock) -> None:
+async def test_does_not_wait_for_messages_delivered_before(autojump_clock: MockClock) -> None:
     case = Case(is_ack_all=False)
     case.link.sent = case.door.feed.delivered_to_others = 3
     await case.wait()
     assert case.told_at == 0.0
 
 
-async def test_of_an_empty_stream_all_is_here(autojump_clock: MockClock) -> None:
+async def test_empty_stream_is_caught_up(autojump_clock: MockClock) -> None:
     case = Case(is_ack_all=True)
     case.link.last = 0
     await case.wait()
     assert case.told_at == 0.0
 
 
-async def test_who_has_messages_is_told_at_once(autojump_clock: MockClock) -> None:
+async def test_notifies_at_once_while_subscriber_has_messages(autojump_clock: MockClock) -> None:
     case = Case(is_ack_all=True)
     case.door.take(message(1))
     case.door.taken()
@@ -115,7 +115,7 @@ async def test_who_has_messages_is_told_at_once(autojump_clock: MockClock) -> No
 @pytest.mark.parametrize(
     "error", [BusConnectionError("it is gone"), JetStreamError(503, "it has no leader")]
 )
-async def test_a_cluster_that_does_not_answer_keeps_nobody(
+async def test_gives_up_if_cluster_does_not_answer(
     autojump_clock: MockClock, error: Exception
 ) -> None:
     case = Case(is_ack_all=True)
@@ -124,14 +124,14 @@ async def test_a_cluster_that_does_not_answer_keeps_nobody(
     assert case.told_at == PATIENCE_SECONDS
 
 
-async def test_a_consumer_that_is_gone_has_nothing_more(autojump_clock: MockClock) -> None:
+async def test_missing_consumer_is_caught_up(autojump_clock: MockClock) -> None:
     case = Case(is_ack_all=True)
     case.link.error = JetStreamError(10014, "consumer not found")
     await case.wait()
     assert case.told_at == 0.0
 
 
-async def test_a_fault_of_the_doors_own_keeps_nobody_and_ends_nothing(
+async def test_unexpected_error_while_catching_up_still_notifies(
     autojump_clock: MockClock,
 ) -> None:
     case = Case(is_ack_all=True)

@@ -45,7 +45,7 @@ async def consumers_of(up: RunningServer, class_id: int = 7) -> list[dict[str, A
     return [info for info in found if api.kind_of(info)]
 
 
-def test_who_goes_before_his_turn_holds_up_what_came_before_the_next_one_alone() -> None:
+def test_cancelled_subscription_resumes_publishing() -> None:
     stream = Stream()
     stream.publisher.open_classes.add(7)
     holds: list[int] = []
@@ -64,7 +64,7 @@ def test_who_goes_before_his_turn_holds_up_what_came_before_the_next_one_alone()
     assert stream.publisher.is_empty
 
 
-async def test_what_was_to_be_asked_for_who_is_gone_is_not() -> None:
+async def test_cancels_queued_jobs_of_closed_position() -> None:
     done: list[str] = []
     go_on = trio.Event()
 
@@ -85,7 +85,7 @@ async def test_what_was_to_be_asked_for_who_is_gone_is_not() -> None:
     assert done == ["a", "b", "d", "e", "all"]
 
 
-async def test_who_comes_and_goes_while_the_cluster_is_away_leaves_nothing(tmp_path: Path) -> None:
+async def test_subscriptions_during_outage_leave_no_jobs(tmp_path: Path) -> None:
     with nats_server(tmp_path) as server:
         async with door(replace(options(server.url), storage="file")) as up:
             cluster = cluster_of(up)
@@ -108,7 +108,7 @@ async def test_who_comes_and_goes_while_the_cluster_is_away_leaves_nothing(tmp_p
                     assert got == [b"before", b"after"]
 
 
-def test_what_is_published_waits_for_positions_that_came_before_it_alone() -> None:
+def test_publishing_waits_only_for_earlier_positions() -> None:
     """Whoever comes and goes all the time holds up nobody for longer than what he was before."""
     stream = Stream()
     stream.publisher.open_classes.add(7)
@@ -129,14 +129,14 @@ def test_what_is_published_waits_for_positions_that_came_before_it_alone() -> No
 
 
 @pytest.mark.parametrize("time", [*LATE, *EARLY, 1.5, 4e9])
-def test_any_time_is_one_to_begin_at(time: float) -> None:
+def test_accepts_any_start_time(time: float) -> None:
     said = api.start_config(Start(time=time))
     policy = {1.5: "by_start_time", 4e9: "by_start_time"}
     assert said["deliver_policy"] == policy.get(time, "new" if time in EARLY else "all")
 
 
 @pytest.mark.parametrize("sequence", [0, 7, 10, 11, 1 << 53, (1 << 63) - 1, (1 << 64) - 1])
-def test_who_begins_behind_the_next_message_begins_with_it(sequence: int) -> None:
+def test_start_after_next_message_begins_with_it(sequence: int) -> None:
     said = api.start_config(Start(sequence=sequence), last=10)
     assert said["opt_start_seq"] == min(sequence, 10) + 1
 
@@ -144,7 +144,7 @@ def test_who_begins_behind_the_next_message_begins_with_it(sequence: int) -> Non
 @pytest.mark.parametrize(
     "start", [Start(time=1.76e12), Start(sequence=1000), Start(sequence=(1 << 63) - 1)]
 )
-async def test_a_position_that_is_to_begin_far_ahead_begins_with_what_is_new(
+async def test_start_far_ahead_begins_with_new_messages(
     jetstream_server: NatsServer, start: Start
 ) -> None:
     async with door(options(jetstream_server.url)) as up, simplebus.connect(address(up)) as bus:
@@ -155,7 +155,7 @@ async def test_a_position_that_is_to_begin_far_ahead_begins_with_what_is_new(
         assert await bus.fetch(7, time=datetime(9000, 1, 1, tzinfo=UTC)) == []
 
 
-async def test_who_may_have_no_consumer_is_told_and_holds_up_nobody(
+async def test_refused_consumer_is_reported_and_blocks_no_one(
     jetstream_server: NatsServer,
 ) -> None:
     async with door(options(jetstream_server.url)) as up, simplebus.connect(address(up)) as bus:
@@ -168,7 +168,7 @@ async def test_who_may_have_no_consumer_is_told_and_holds_up_nobody(
             await bus.publish(b"", class_id=7)
 
 
-async def test_an_opening_that_is_tried_again_holds_up_no_publisher_and_nobody_who_leaves(
+async def test_retried_opening_blocks_neither_publishers_nor_closing(
     jetstream_server: NatsServer,
 ) -> None:
     async with (
@@ -201,7 +201,7 @@ async def test_an_opening_that_is_tried_again_holds_up_no_publisher_and_nobody_w
 
 
 @pytest.mark.parametrize("begin", ["CONSUMER.CREATE", "CONSUMER.DELETE"])
-async def test_a_consumer_of_which_nobody_hears_is_had_all_the_same(
+async def test_uses_consumer_whose_creation_was_not_confirmed(
     jetstream_server: NatsServer, begin: str
 ) -> None:
     """The first one of all takes over what waits, and gets it whatever answer is lost."""
@@ -215,7 +215,7 @@ async def test_a_consumer_of_which_nobody_hears_is_had_all_the_same(
                 assert [info["name"]] == list(cluster_of(up).inboxes.consumer_names.values())
 
 
-async def test_who_goes_while_his_consumer_is_asked_for_leaves_none(
+async def test_closing_during_creation_leaves_no_consumer(
     jetstream_server: NatsServer,
 ) -> None:
     async with (
@@ -239,7 +239,7 @@ async def _subscribe(bus: simplebus.Bus) -> None:
         await trio.sleep_forever()
 
 
-async def test_what_somebody_leaves_waits_for_the_next_one_whatever_is_answered(
+async def test_released_messages_survive_lost_answers(
     jetstream_server: NatsServer,
 ) -> None:
     """As long as the door does not do as it should, its consumer would be nobody's."""
@@ -268,7 +268,7 @@ async def test_what_somebody_leaves_waits_for_the_next_one_whatever_is_answered(
         assert api.server_id_of(info) == ""
 
 
-async def test_what_is_to_be_forgotten_is_forgotten_later_but_not_if_somebody_has_come_for_it(
+async def test_deletion_is_retried_unless_consumer_is_used_again(
     jetstream_server: NatsServer,
 ) -> None:
     async with door(options(jetstream_server.url)) as up, simplebus.connect(address(up)) as bus:
@@ -295,7 +295,7 @@ async def test_what_is_to_be_forgotten_is_forgotten_later_but_not_if_somebody_ha
         assert "d-d" not in [info["name"] for info in await consumers_of(up)]
 
 
-async def test_a_door_that_is_silent_is_taken_to_be_there_and_asked_once(
+async def test_silent_server_counts_as_alive_and_is_asked_once(
     jetstream_server: NatsServer,
 ) -> None:
     async with door(options(jetstream_server.url)) as up, simplebus.connect(address(up)) as bus:
@@ -327,7 +327,7 @@ async def test_a_door_that_is_silent_is_taken_to_be_there_and_asked_once(
         assert name in [info["name"] for info in await consumers_of(up)]
 
 
-async def test_a_door_that_is_gone_is_gone_though_somebody_hears_what_it_is_asked(
+async def test_departed_server_is_detected_despite_passive_listener(
     jetstream_server: NatsServer,
 ) -> None:
     """Who looks at all that passes by, for one: then no server says that nobody is there. What a
@@ -362,7 +362,7 @@ async def test_a_door_that_is_gone_is_gone_though_somebody_hears_what_it_is_aske
                 assert (await messages.get()).payload == b"left"
 
 
-async def test_what_goes_wrong_with_one_thing_that_is_asked_ends_nothing_else(
+async def test_unexpected_error_in_a_job_ends_only_that_job(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     done, told = list[int](), trio.Event()
@@ -383,7 +383,7 @@ async def test_what_goes_wrong_with_one_thing_that_is_asked_ends_nothing_else(
     assert "a fault of the door's own" in caplog.text
 
 
-async def test_a_fault_of_the_door_where_somebody_goes_holds_up_no_publisher(
+async def test_unexpected_error_while_closing_blocks_no_publisher(
     jetstream_server: NatsServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with door(options(jetstream_server.url)) as up, simplebus.connect(address(up)) as bus:
@@ -410,7 +410,7 @@ async def test_a_fault_of_the_door_where_somebody_goes_holds_up_no_publisher(
 
 
 @pytest.mark.parametrize("group", [None, "g"])
-async def test_who_goes_while_there_is_no_connection_leaves_no_fault(
+async def test_closing_without_connection_logs_no_error(
     tmp_path: Path, group: str | None, caplog: pytest.LogCaptureFixture
 ) -> None:
     """What is lost of his consumer is looked for again, and he is gone by then."""
@@ -433,7 +433,7 @@ async def test_who_goes_while_there_is_no_connection_leaves_no_fault(
     assert "went wrong" not in caplog.text
 
 
-async def test_a_fault_where_a_consumer_is_looked_for_again_is_tried_on(
+async def test_retries_replacement_after_unexpected_error(
     jetstream_server: NatsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     faults = [ValueError("a fault of the door's own")] * 2

@@ -26,7 +26,7 @@ KINDS: list[dict[str, Any]] = [{}, {"durable": "d"}, {"group": "g"}, {"durable":
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("what", ["CONSUMER", "STREAM"])
-async def test_what_is_deleted_is_made_again(
+async def test_recreates_deleted_streams_and_consumers(
     jetstream_server: NatsServer, caplog: pytest.LogCaptureFixture, what: str, kind: dict[str, Any]
 ) -> None:
     async with (
@@ -59,7 +59,7 @@ async def test_what_is_deleted_is_made_again(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_what_is_confirmed_while_a_consumer_is_gone_that_has_sent_nothing_is_delivered(
+async def test_delivers_messages_confirmed_while_consumer_was_missing(
     jetstream_server: NatsServer, monkeypatch: pytest.MonkeyPatch, kind: dict[str, Any]
 ) -> None:
     async with (
@@ -98,7 +98,7 @@ async def test_what_is_confirmed_while_a_consumer_is_gone_that_has_sent_nothing_
                 assert got == [b"0", b"1", b"2"]
 
 
-async def test_what_a_deleted_consumer_was_to_send_later_comes_when_it_is_made_again(
+async def test_recreated_consumer_delivers_delayed_messages(
     jetstream_server: NatsServer,
 ) -> None:
     """It was given back with a pause: nobody at the door has it."""
@@ -126,7 +126,7 @@ async def test_what_a_deleted_consumer_was_to_send_later_comes_when_it_is_made_a
                     """What was acknowledged in the other session may come again."""
 
 
-async def test_a_consumer_that_is_gone_costs_nothing_where_its_stream_cannot_be_made(
+async def test_missing_consumer_causes_no_load_if_stream_cannot_be_created(
     jetstream_server: NatsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is asked for a few times in a second, and had again when that is possible."""
@@ -156,7 +156,7 @@ async def test_a_consumer_that_is_gone_costs_nothing_where_its_stream_cannot_be_
         assert asked < 6
 
 
-async def test_a_consumer_that_refuses_is_asked_now_and_then(
+async def test_retries_refusing_consumer_with_delay(
     jetstream_server: NatsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with (

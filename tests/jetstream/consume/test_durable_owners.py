@@ -53,7 +53,7 @@ async def takes_up(up: RunningServer, who: str, *, forget: bool = False, **what:
 
 
 @pytest.mark.parametrize("first", [0, 1])
-async def test_a_durable_is_who_made_its_own_at_every_door(
+async def test_durable_belongs_to_its_creator_at_every_server(
     jetstream_server: NatsServer, first: int
 ) -> None:
     async with two_doors(jetstream_server) as doors:
@@ -68,7 +68,7 @@ async def test_a_durable_is_who_made_its_own_at_every_door(
         assert "it belongs to another user" in await takes_up(doors[0], "ada", durable="d")
 
 
-async def test_a_group_is_for_whoever_sees_as_much_as_its_maker(
+async def test_group_requires_the_visibility_of_its_creator(
     jetstream_server: NatsServer,
 ) -> None:
     async with two_doors(jetstream_server) as doors:
@@ -77,7 +77,7 @@ async def test_a_group_is_for_whoever_sees_as_much_as_its_maker(
         assert "messages that this user may not see" in await takes_up(doors[1], "eu", group="g")
 
 
-async def test_nobody_moves_what_is_another_ones(jetstream_server: NatsServer) -> None:
+async def test_refuses_seek_of_another_users_durable(jetstream_server: NatsServer) -> None:
     async with two_doors(jetstream_server) as doors:
         assert await takes_up(doors[0], "ada", durable="d") == ""
         for who in ("bob", "ada", "keeper"):

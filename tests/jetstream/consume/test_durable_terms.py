@@ -34,7 +34,7 @@ def terms_at(up: RunningServer) -> tuple[int, int, tuple[int, ...]]:
 
 
 @pytest.mark.parametrize("names", NAMES)
-async def test_as_long_as_somebody_has_it_whoever_comes_is_served_so(
+async def test_delivery_policy_applies_while_durable_is_used(
     jetstream_server: NatsServer, names: dict[str, str]
 ) -> None:
     cluster = options(jetstream_server.url)
@@ -51,7 +51,7 @@ async def test_as_long_as_somebody_has_it_whoever_comes_is_served_so(
                 assert terms_at(one) == (9, 5, ())
 
 
-async def test_who_may_not_change_a_group_is_served_as_its_maker_says(
+async def test_user_without_right_gets_the_creators_policy(
     jetstream_server: NatsServer,
 ) -> None:
     async with two_doors(jetstream_server) as (one, other):
@@ -69,7 +69,7 @@ async def test_who_may_not_change_a_group_is_served_as_its_maker_says(
             await wait_until_idle(up)
 
 
-async def test_a_durable_has_one_group_at_all_doors(jetstream_server: NatsServer) -> None:
+async def test_durable_has_one_group_at_all_servers(jetstream_server: NatsServer) -> None:
     cluster = options(jetstream_server.url)
     async with two_servers(cluster) as (_, _, here, there):
         for durable, group, wrong in (("a", "g", "h"), ("b", "g", None), ("c", None, "g")):
@@ -83,7 +83,7 @@ async def test_a_durable_has_one_group_at_all_doors(jetstream_server: NatsServer
                     pass
 
 
-async def test_of_two_doors_that_make_a_durable_at_once_for_other_channels_one_is_told(
+async def test_concurrent_creation_with_other_channels_is_refused_once(
     jetstream_server: NatsServer,
 ) -> None:
     cluster, blind = options(jetstream_server.url), [True]
@@ -108,7 +108,7 @@ async def test_of_two_doors_that_make_a_durable_at_once_for_other_channels_one_i
 
 
 @pytest.mark.parametrize("said", ["", "{", "[]", '{"ack":-1}', '{"ack":1,"deliveries":1e9}'])
-async def test_terms_that_are_none_change_nothing(jetstream_server: NatsServer, said: str) -> None:
+async def test_ignores_invalid_policy_metadata(jetstream_server: NatsServer, said: str) -> None:
     async with (
         door(options(jetstream_server.url)) as up,
         simplebus.connect(address(up)) as bus,

@@ -136,7 +136,7 @@ def sequence_of(messages: ReceivedMessages, row: int) -> int:
     return int(messages.reply(row).split(b".")[5])
 
 
-def test_what_comes_is_delivered_and_what_is_acknowledged_goes_back() -> None:
+def test_delivers_received_messages_and_returns_acks() -> None:
     door = Door()
     assert door.take(*(message(n) for n in (5, 6, 9))) == b""
     assert door.taken() == [(0, b"5"), (1, b"6"), (2, b"9")]
@@ -150,7 +150,7 @@ def test_what_comes_is_delivered_and_what_is_acknowledged_goes_back() -> None:
     assert [sequence_of(m, 0) for m in door.feed.unacked_messages()] == [9]
 
 
-def test_one_that_comes_again_while_it_is_here_is_not_fed_twice() -> None:
+def test_drops_redelivery_of_message_in_ring() -> None:
     door = Door()
     door.take(message(5), message(6))
     door.taken()
@@ -163,7 +163,7 @@ def test_one_that_comes_again_while_it_is_here_is_not_fed_twice() -> None:
     assert replies[1].startswith(b"$JS.ACK.S.c.2.6.")  # By its latest subject.
 
 
-def test_many_that_come_again_are_copied_once() -> None:
+def test_drops_many_redeliveries_with_one_copy() -> None:
     door, count = Door(), 500
     door.take(*(message(n, bytes(1000)) for n in range(1, count + 1)))
     door.taken()
@@ -178,7 +178,7 @@ def test_many_that_come_again_are_copied_once() -> None:
     assert door.feed.statistics().repeated_count == count
 
 
-def test_one_that_was_acknowledged_and_comes_again_is_acknowledged_again() -> None:
+def test_acks_redelivery_of_acked_message_again() -> None:
     door = Door()
     door.take(message(5), message(6))
     door.taken()
@@ -190,7 +190,7 @@ def test_one_that_was_acknowledged_and_comes_again_is_acknowledged_again() -> No
     assert door.taken() == [(2, b"7")]
 
 
-def test_what_a_server_has_forgotten_and_sends_as_if_it_was_new_is_not_fed_twice() -> None:
+def test_drops_repeats_that_a_server_reports_as_new() -> None:
     door = Door()
     door.take(*(message(n) for n in (5, 6, 7)))
     door.taken()
@@ -207,7 +207,7 @@ def test_what_a_server_has_forgotten_and_sends_as_if_it_was_new_is_not_fed_twice
 
 
 @pytest.mark.parametrize("attempt", [1, 2])
-def test_one_that_comes_twice_at_once_is_fed_once(attempt: int) -> None:
+def test_drops_repeats_within_one_read(attempt: int) -> None:
     """A door that was held up for longer than the ack wait reads both together."""
     door = Door()
     again = (message(n, attempt=attempt, tail="9") for n in (5, 6))
@@ -221,7 +221,7 @@ def test_one_that_comes_twice_at_once_is_fed_once(attempt: int) -> None:
     assert [reply.endswith(b".9") for reply in replies] == [True, True, False]  # By its latest.
 
 
-def test_one_that_this_door_never_had_is_marked_when_it_comes_behind_younger_ones() -> None:
+def test_marks_late_message_as_redelivered() -> None:
     door = Door()
     door.take(message(8))
     door.taken()
@@ -230,7 +230,7 @@ def test_one_that_this_door_never_had_is_marked_when_it_comes_behind_younger_one
     assert door.feed.position.list_attempts() == [(1, 2, 2)]
 
 
-def test_a_consumer_that_is_made_anew_begins_with_what_it_may_owe_that_is_not_here() -> None:
+def test_recreated_consumer_starts_at_first_unacked_message() -> None:
     door = Door()
     door.feed.acked_sequences.raise_floor(3)
     door.take(message(5), message(6))
@@ -244,7 +244,7 @@ def test_a_consumer_that_is_made_anew_begins_with_what_it_may_owe_that_is_not_he
 
 
 @pytest.mark.parametrize("is_ack_all", [False, True])
-def test_of_a_stream_that_came_back_with_less_nothing_is_taken_for_what_it_had(
+def test_forgets_sequences_of_rolled_back_stream(
     is_ack_all: bool,
 ) -> None:
     door = Door()
@@ -265,7 +265,7 @@ def test_of_a_stream_that_came_back_with_less_nothing_is_taken_for_what_it_had(
     assert door.taken() == [(n + 3, b"other %d" % n) for n in (1, 2, 3)]
 
 
-def test_one_that_another_door_had_goes_first_through_all_that_a_redelivery_does() -> None:
+def test_message_of_another_server_counts_as_redelivery() -> None:
     door = Door()
     door.take(message(8), message(5, attempt=3), message(6, attempt=3))
     position = door.feed.position
@@ -276,7 +276,7 @@ def test_one_that_another_door_had_goes_first_through_all_that_a_redelivery_does
     assert door.acked() == [5, 6, 8]
 
 
-def test_what_was_sent_too_often_becomes_a_dead_letter_and_is_done() -> None:
+def test_message_with_max_deliveries_is_dead_lettered_and_acked() -> None:
     door = Door()
     door.take(message(5, attempt=17))
     assert door.taken() == []
@@ -288,7 +288,7 @@ def test_what_was_sent_too_often_becomes_a_dead_letter_and_is_done() -> None:
     assert door.burials.write_stored_acks() == set()
 
 
-def test_what_died_waits_for_its_letter_and_nothing_else_does() -> None:
+def test_only_dead_lettered_messages_wait_for_their_letter() -> None:
     door = Door()
     door.take(message(5), message(6, attempt=17), message(7))
     assert [payload for _, payload in door.taken()] == [b"5"]
@@ -308,7 +308,7 @@ def test_what_died_waits_for_its_letter_and_nothing_else_does() -> None:
     assert door.feed.unacked_messages() == []
 
 
-def test_a_consumer_that_is_told_of_all_up_to_a_message_is_told_of_what_is_before_it() -> None:
+def test_ack_all_waits_at_pending_dead_letter() -> None:
     door = Door()
     door.feed.ack_all = AckAllConsumer()
     door.take(message(1), message(2), message(3, attempt=17), message(4))
@@ -324,7 +324,7 @@ def test_a_consumer_that_is_told_of_all_up_to_a_message_is_told_of_what_is_befor
 
 
 @pytest.mark.parametrize("is_stored", [False, True])
-def test_who_goes_owes_what_is_being_buried_until_its_letter_is_stored(is_stored: bool) -> None:
+def test_closing_keeps_pending_dead_letters_unacked(is_stored: bool) -> None:
     door = Door()
     door.feed.ack_all = AckAllConsumer()
     door.take(message(1), message(2, attempt=17), message(3), message(4))
@@ -342,7 +342,7 @@ def test_who_goes_owes_what_is_being_buried_until_its_letter_is_stored(is_stored
     assert owed.delays.tolist() == [-1.0 if is_stored else 0.0, -1.0, 2.0]
 
 
-def test_who_goes_owes_what_its_subscriber_was_not_sent_yet() -> None:
+def test_closing_returns_undelivered_messages() -> None:
     door = Door()
     door.feed.ack_all = AckAllConsumer()
     door.take(message(1), message(2), message(3))
@@ -357,7 +357,7 @@ def test_who_goes_owes_what_its_subscriber_was_not_sent_yet() -> None:
     assert owed.delays.tolist() == [0.0] * 4
 
 
-def test_who_goes_owes_nothing_when_all_is_buried() -> None:
+def test_closing_returns_nothing_if_all_is_dead_lettered() -> None:
     door = Door()
     door.feed.ack_all = AckAllConsumer()
     door.take(message(1, attempt=17))
@@ -367,7 +367,7 @@ def test_who_goes_owes_nothing_when_all_is_buried() -> None:
     assert owed.resolve_dead_letters(is_stored=True) is None
 
 
-def test_who_goes_is_done_with_what_died_when_its_letter_is_stored() -> None:
+def test_closed_feed_acks_when_dead_letter_is_stored() -> None:
     door = Door()
     door.take(message(5), message(6, attempt=17))
     door.taken()
@@ -383,7 +383,7 @@ def test_who_goes_is_done_with_what_died_when_its_letter_is_stored() -> None:
 
 
 @given(st.integers(0, 10**6))
-def test_what_is_being_buried_is_what_no_lot_has_stored(seed: int) -> None:
+def test_pending_dead_letters_match_model(seed: int) -> None:
     chance = random.Random(seed)
     dead_letters, owed, lot, at = FeedDeadLetters(), dict[int, int](), 0, 0
     for _ in range(30):
@@ -405,7 +405,7 @@ def test_what_is_being_buried_is_what_no_lot_has_stored(seed: int) -> None:
         assert bool(dead_letters) == bool(owed)
 
 
-def test_what_can_be_no_message_is_ended() -> None:
+def test_terminates_invalid_messages() -> None:
     door = Door()
     good = encode(Envelope(channel="a"), b"x")
     said = door.take(
@@ -421,7 +421,7 @@ def test_what_can_be_no_message_is_ended() -> None:
     assert door.feed.statistics().invalid_count == 4
 
 
-def test_what_is_left_is_given_back_with_its_pauses() -> None:
+def test_returns_messages_with_their_backoff() -> None:
     door = Door()
     door.take(*(message(n) for n in range(1, 5)))
     door.taken()
@@ -434,7 +434,7 @@ def test_what_is_left_is_given_back_with_its_pauses() -> None:
     assert door.ended == [False]
 
 
-def test_no_more_is_asked_for_than_has_room() -> None:
+def test_requests_only_what_fits() -> None:
     door = Door()
     feed = door.feed
     assert feed.request_size() == FETCH_MESSAGES_MAX
@@ -450,7 +450,7 @@ def test_no_more_is_asked_for_than_has_room() -> None:
 
 
 @given(st.integers(0, 10**6))
-def test_each_message_is_delivered_and_said_to_be_acknowledged_once_it_is(seed: int) -> None:
+def test_each_message_is_delivered_and_acked_once(seed: int) -> None:
     """Against a set of what was acknowledged: whatever comes when and how often."""
     chance = random.Random(seed)
     door = Door()
@@ -488,7 +488,7 @@ def test_each_message_is_delivered_and_said_to_be_acknowledged_once_it_is(seed: 
 
 
 @pytest.mark.parametrize("count", [1, 40])
-def test_a_ring_that_is_full_takes_the_rest_later(count: int) -> None:
+def test_full_ring_accepts_the_rest_later(count: int) -> None:
     door = Door()
     door.feed.position.ring.messages_max = 16
     door.take(*(message(n) for n in range(1, count + 1)))

@@ -211,9 +211,7 @@ def read(raw: bytes) -> list[tuple[bytes, bytes]]:
 
 @settings(max_examples=10)
 @given(st.integers(0, 10**6), st.booleans())
-def test_whatever_is_lost_or_forgotten_each_is_sent_once_and_told_when_it_is_acknowledged(
-    seed: int, is_ack_all: bool
-) -> None:
+def test_faults_never_lose_or_duplicate_messages(seed: int, is_ack_all: bool) -> None:
     chance = random.Random(seed)
     door = Fed(chance, is_ack_all=is_ack_all)
     if chance.random() < 0.5:

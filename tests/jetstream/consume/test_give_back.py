@@ -43,7 +43,7 @@ async def get(messages: Any, count: int) -> list[bytes]:
 
 @pytest.mark.parametrize("wish", [{"durable": "d"}, {"durable": "d", "group": "g"}, {}])
 @pytest.mark.parametrize("is_elsewhere", [False, True])
-async def test_what_was_given_back_comes_first_though_the_stream_was_purged_in_front_of_it(
+async def test_returned_messages_come_first_after_purge(
     jetstream_server: NatsServer, wish: dict[str, str], is_elsewhere: bool
 ) -> None:
     cluster = options(jetstream_server.url, ack_wait_seconds=ACK_WAIT_SECONDS)
@@ -67,7 +67,7 @@ async def test_what_was_given_back_comes_first_though_the_stream_was_purged_in_f
             assert await get(messages, 7) == NUMBERED[3:]
 
 
-async def test_what_was_on_its_way_to_nobody_comes_to_whoever_comes_next(
+async def test_returns_messages_sent_to_departed_request(
     jetstream_server: NatsServer,
 ) -> None:
     cluster = options(jetstream_server.url, ack_wait_seconds=ACK_WAIT_SECONDS)
@@ -117,7 +117,7 @@ class FakeLink:
         self.said.append(f"{subject.split('.')[5]} {word[:12]}")
 
 
-async def test_a_server_forgets_requests_of_nobody_before_anything_is_given_back() -> None:
+async def test_server_drops_dead_requests_before_return() -> None:
     link = FakeLink(5)
     left = [(arrived(message(3), message(5)), 0.0), (arrived(message(4)), 2.0)]
     config = await return_messages(link, "S", "c", ReturnedMessages(left, (5, 5)))  # type: ignore[arg-type]
@@ -127,7 +127,7 @@ async def test_a_server_forgets_requests_of_nobody_before_anything_is_given_back
     assert config["metadata"] == {"simplebus-left": "5 3-3 5-5", "simplebus-pause": "4-4"}
 
 
-async def test_what_was_lost_comes_behind_what_is_older() -> None:
+async def test_lost_messages_come_after_older_ones() -> None:
     link = FakeLink(7)
     left = [(arrived(message(4), message(5)), 0.0)]
     config = await return_messages(link, "S", "c", ReturnedMessages(left, (5, 5)))  # type: ignore[arg-type]
@@ -139,7 +139,7 @@ async def test_what_was_lost_comes_behind_what_is_older() -> None:
 
 
 @pytest.mark.parametrize(("known", "waiting"), [(None, 0), ((5, 5), 1), ((7, 7), 0)])
-async def test_what_may_be_another_doors_is_left_to_it(
+async def test_leaves_messages_of_other_servers(
     known: tuple[int, int] | None, waiting: int
 ) -> None:
     link = FakeLink(7, waiting=waiting)
@@ -148,7 +148,7 @@ async def test_what_may_be_another_doors_is_left_to_it(
     assert config is None
 
 
-async def test_what_a_dead_door_had_of_a_durable_comes_first_at_another(
+async def test_messages_of_dead_server_come_first(
     jetstream_server: NatsServer,
 ) -> None:
     cluster = options(jetstream_server.url, ack_wait_seconds=ACK_WAIT_SECONDS)
@@ -183,7 +183,7 @@ async def test_what_a_dead_door_had_of_a_durable_comes_first_at_another(
 
 
 @pytest.mark.parametrize("pauses", ["", "4-5", "4-5 7-7"])
-def test_what_nobody_has_is_waited_for_but_for_what_pauses(pauses: str) -> None:
+def test_unheld_messages_are_expected_except_delayed_ones(pauses: str) -> None:
     found = {
         **info(8, {"simplebus-pause": pauses}),
         "ack_floor": {"stream_seq": 2},
@@ -202,7 +202,7 @@ def info(sent: int, metadata: dict[str, str] | None = None) -> dict[str, Any]:
 @pytest.mark.parametrize(
     "sequences", [[], [4], [4, 5, 9], list(range(1, 200, 2)), [10**17, 10**17 + 1]]
 )
-def test_what_was_noted_is_found_as_long_as_nothing_was_sent(sequences: list[int]) -> None:
+def test_return_note_is_valid_until_next_delivery(sequences: list[int]) -> None:
     config = with_return_note(info(7, {"simplebus": "durable"}), np.array(sequences, np.int64))
     assert config["metadata"]["simplebus"] == "durable"
     assert returned_sequences({**info(7), "config": config}) == sequences
@@ -212,7 +212,7 @@ def test_what_was_noted_is_found_as_long_as_nothing_was_sent(sequences: list[int
     }
 
 
-def test_a_note_has_a_bound() -> None:
+def test_return_note_is_bounded() -> None:
     many = np.arange(1, 10 * RETURNED_MESSAGES_MAX)
     assert (
         returned_sequences({**info(7), "config": with_return_note(info(7), many)})
@@ -227,12 +227,12 @@ def test_a_note_has_a_bound() -> None:
     "said",
     ["", "7", "7 ", "7 4", "7 4-", "7 5-4", "8 4-5", "7 4-5,6", "x", "7 4-5\n", "-1 4-5", "٧ 4-5"],
 )
-def test_a_note_that_says_nothing_is_none(said: str) -> None:
+def test_ignores_invalid_return_note(said: str) -> None:
     assert returned_sequences(info(7, {"simplebus-left": said})) == []
     assert returned_sequences(info(7)) == []
 
 
-def test_a_note_of_somebody_else_has_the_same_bound() -> None:
+def test_foreign_return_note_is_bounded() -> None:
     assert (
         len(returned_sequences(info(7, {"simplebus-left": "7 1-999999999999999999"})))
         == RETURNED_MESSAGES_MAX

@@ -32,7 +32,7 @@ from tests.jetstream.stateless_servers import (
 PAYLOADS = [b"%d" % number for number in range(20)]
 
 
-def test_what_waits_to_be_left_is_told_and_then_left_alone_for_a_while() -> None:
+def test_offers_unreleased_consumers_and_then_waits_for_a_takeover() -> None:
     one: Any = object()
     two: Any = object()
     goes_on = {one: ""}
@@ -52,7 +52,7 @@ def test_what_waits_to_be_left_is_told_and_then_left_alone_for_a_while() -> None
     assert not releasing.is_offered(one, 5.0)
 
 
-def test_while_it_is_being_left_who_asks_is_to_wait() -> None:
+def test_answers_wait_while_a_consumer_is_released() -> None:
     one: Any = object()
     releasing = ReleasingConsumers(lambda position: "")
     releasing.add(one, 7, "p-one", 0.0)
@@ -66,7 +66,7 @@ def test_while_it_is_being_left_who_asks_is_to_wait() -> None:
 
 
 @pytest.mark.parametrize("asked", [b"", b"x", b"-1", b"123456", b"\xff", b"7 "])
-def test_whatever_is_asked_otherwise_is_answered_with_nothing(asked: bytes) -> None:
+def test_answers_other_queries_with_nothing(asked: bytes) -> None:
     one: Any = object()
     releasing = ReleasingConsumers(lambda position: "")
     releasing.add(one, 7, "p-one", -RELEASE_WAIT_SECONDS)
@@ -74,7 +74,7 @@ def test_whatever_is_asked_otherwise_is_answered_with_nothing(asked: bytes) -> N
 
 
 @pytest.mark.parametrize("at_which", ["another", "the same"])
-async def test_what_could_not_be_left_yet_goes_to_who_comes_meanwhile(
+async def test_unreleased_messages_go_to_the_next_subscriber(
     jetstream_server: NatsServer, at_which: str
 ) -> None:
     """The cluster answers nothing about what is to be left, and the door tries on."""
@@ -117,7 +117,7 @@ async def taken(messages: Any, count: int) -> list[tuple[int, int]]:
     return [(int(message.payload), message.attempt) for message in found]
 
 
-async def test_who_comes_at_another_door_while_the_last_one_leaves_is_given_what_it_leaves(
+async def test_subscriber_at_another_server_gets_messages_being_released(
     jetstream_server: NatsServer,
 ) -> None:
     cluster = options(jetstream_server.url)
@@ -133,7 +133,7 @@ async def test_who_comes_at_another_door_while_the_last_one_leaves_is_given_what
                 assert [number for number, _ in again] == list(range(len(PAYLOADS)))
 
 
-async def test_doors_that_take_over_from_each_other_know_what_was_sent_and_acknowledged(
+async def test_takeover_between_servers_keeps_attempts_and_acks(
     jetstream_server: NatsServer,
 ) -> None:
     cluster = options(jetstream_server.url)
@@ -162,7 +162,7 @@ async def test_doors_that_take_over_from_each_other_know_what_was_sent_and_ackno
                 assert all(attempt > 1 for _, attempt in again)
 
 
-async def test_a_consumer_that_was_made_in_vain_is_not_left_behind(
+async def test_deletes_consumer_of_failed_attempt(
     jetstream_server: NatsServer,
 ) -> None:
     """Two leave at once, and of those that they leave one cannot be removed at first."""
@@ -192,7 +192,7 @@ async def test_a_consumer_that_was_made_in_vain_is_not_left_behind(
             assert left["num_ack_pending"] + left["num_pending"] == len(PAYLOADS)
 
 
-async def test_who_has_nothing_to_leave_any_more_is_done(
+async def test_closing_ends_if_nothing_is_left_to_release(
     jetstream_server: NatsServer, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Somebody else has taken over what it had claimed, when it can be asked again."""

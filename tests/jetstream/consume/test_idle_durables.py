@@ -30,7 +30,7 @@ async def kept_for(cluster: JetStreamBackend) -> float | None:
     return api.idle_seconds_of(info) or 0.0
 
 
-async def test_who_subscribes_says_for_how_long(jetstream_server: NatsServer) -> None:
+async def test_subscriber_sets_idle_time_of_durable(jetstream_server: NatsServer) -> None:
     async with door(options(jetstream_server.url)) as up, simplebus.connect(address(up)) as bus:
         found: list[float | None] = []
         for seconds in (None, 3600.0, 7200.0, None, 0.5):
@@ -39,7 +39,7 @@ async def test_who_subscribes_says_for_how_long(jetstream_server: NatsServer) ->
         assert found == [0.0, 3600.0, 7200.0, 7200.0, api.DURABLE_IDLE_MIN_SECONDS]
 
 
-async def test_one_that_nobody_uses_is_forgotten_and_one_in_use_is_not(
+async def test_unused_durable_expires_and_used_one_stays(
     jetstream_server: NatsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(api, "DURABLE_IDLE_MIN_SECONDS", IDLE_SECONDS)

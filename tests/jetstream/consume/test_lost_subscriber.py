@@ -17,7 +17,7 @@ from tests.jetstream.stateless_servers import PATIENCE_SECONDS, cluster_of, door
 from tests.support import running_server
 
 
-async def test_what_is_given_back_comes_at_once_though_the_stream_is_trimmed_meanwhile(
+async def test_returned_messages_arrive_despite_trim(
     jetstream_server: NatsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A server that removes messages forgets what was to be sent again behind them."""
@@ -50,7 +50,7 @@ async def test_what_is_given_back_comes_at_once_though_the_stream_is_trimmed_mea
             assert [each for _, each in await second.read_messages(4)] == [b"1", b"2", b"3", b"4"]
 
 
-def test_what_does_not_come_is_given_back_a_few_times_while_it_is_owed() -> None:
+def test_repeats_return_of_overdue_messages() -> None:
     awaited = ExpectedRedeliveries({4: b"four", 5: b"five"})
     assert not awaited.retry_overdue(0.0, has_request=True)
     assert not awaited.retry_overdue(0.9, has_request=False)  # What is not asked for does not come.

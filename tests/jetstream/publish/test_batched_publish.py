@@ -121,7 +121,7 @@ def opened() -> ChainStream:
     return stream
 
 
-def test_many_of_nobody_are_a_chain_of_which_few_have_ids() -> None:
+def test_anonymous_fast_batch_has_ids_on_milestones() -> None:
     stream = opened()
     expected = stream.put(1, 100)
     stream.publisher.publish_ready(0.0)
@@ -136,7 +136,7 @@ def test_many_of_nobody_are_a_chain_of_which_few_have_ids() -> None:
     assert stream.publisher.is_empty
 
 
-def test_few_go_one_by_one() -> None:
+def test_few_messages_are_published_singly() -> None:
     stream = opened()
     stream.put(1, FAST_BATCH_MIN_MESSAGES - 1)
     stream.publisher.publish_ready(0.0)
@@ -145,7 +145,7 @@ def test_few_go_one_by_one() -> None:
     assert stream.answer(answers, 0.0) == 1
 
 
-def test_many_of_a_name_are_a_chain_of_which_all_have_ids() -> None:
+def test_named_fast_batch_has_ids_on_all_messages() -> None:
     stream = opened()
     expected = stream.put(1, 100, "pub")
     stream.publisher.publish_ready(0.0)
@@ -158,7 +158,7 @@ def test_many_of_a_name_are_a_chain_of_which_all_have_ids() -> None:
     assert stream.publisher.statistics().duplicates == 0  # It was only asked for the last one.
 
 
-def test_a_chain_of_a_name_that_goes_on_slowly_is_waited_for() -> None:
+def test_waits_for_slow_named_fast_batch() -> None:
     stream = opened()
     expected = stream.put(1, 100, "pub")
     stream.publisher.publish_ready(0.0)
@@ -175,7 +175,7 @@ def test_a_chain_of_a_name_that_goes_on_slowly_is_waited_for() -> None:
 
 
 @pytest.mark.parametrize("heard", [0, 1, 5])
-def test_of_a_name_all_is_stored_once_whatever_was_heard_on_a_lost_connection(heard: int) -> None:
+def test_named_messages_are_stored_once_after_reconnect(heard: int) -> None:
     stream = opened()
     expected = stream.put(1, 100, "pub")
     stream.publisher.publish_ready(0.0)
@@ -187,7 +187,7 @@ def test_of_a_name_all_is_stored_once_whatever_was_heard_on_a_lost_connection(he
     assert stream.payloads() == expected
 
 
-def test_what_a_stream_knows_from_what_is_on_its_way_is_not_stored() -> None:
+def test_duplicate_of_inflight_message_is_not_yet_stored() -> None:
     """Of such a chain a server says at once that it has all, with no sequence; of such a message,
     not before it is stored."""
     stream = opened()
@@ -216,7 +216,7 @@ UNASKED = b'{"stream":"S","seq":100}'
 
 
 @pytest.mark.parametrize("said", [IN_FLIGHT, UNASKED])
-def test_a_chain_whose_last_message_is_on_its_way_is_not_believed(said: bytes) -> None:
+def test_verifies_last_message_of_fast_batch(said: bytes) -> None:
     """Half of it was stored by itself, so it has a sequence; the rest is of another chain, which is
     under way still."""
     stream = opened()
@@ -238,7 +238,7 @@ def test_a_chain_whose_last_message_is_on_its_way_is_not_believed(said: bytes) -
 
 
 @pytest.mark.parametrize("name", ["", "pub"])
-def test_whoever_is_asked_may_answer_twice(name: str) -> None:
+def test_accepts_repeated_check_answers(name: str) -> None:
     """Two servers may both lead a stream for a while: one is cut off from the rest."""
     stream = opened()
     expected = stream.put(1, 100, name)
@@ -254,7 +254,7 @@ def test_whoever_is_asked_may_answer_twice(name: str) -> None:
     assert stream.payloads() == expected
 
 
-def test_where_no_proof_comes_all_is_asked_for() -> None:
+def test_verifies_all_messages_without_completion_answer() -> None:
     stream = opened()
     expected = stream.put(1, 100, "pub")
     stream.publisher.publish_ready(0.0)
@@ -268,7 +268,7 @@ def test_where_no_proof_comes_all_is_asked_for() -> None:
 
 
 @pytest.mark.parametrize("lost", range(3))
-def test_a_milestone_whose_answer_is_lost_is_waited_for_no_longer_than_the_last_one(
+def test_lost_milestone_answer_costs_no_extra_wait(
     lost: int,
 ) -> None:
     stream = opened()
@@ -284,7 +284,7 @@ def test_a_milestone_whose_answer_is_lost_is_waited_for_no_longer_than_the_last_
     assert stream.publisher.is_empty
 
 
-def test_a_proof_that_comes_late_says_as_much_as_an_answer_that_is_lost() -> None:
+def test_late_completion_answer_counts() -> None:
     stream = opened()
     stream.put(1, 100, "pub")
     stream.put(2, 100, "pub2")
@@ -299,7 +299,7 @@ def test_a_proof_that_comes_late_says_as_much_as_an_answer_that_is_lost() -> Non
 
 
 @pytest.mark.parametrize("name", ["", "pub"])
-def test_what_of_a_name_is_published_again_goes_one_by_one(name: str) -> None:
+def test_named_messages_are_repeated_singly(name: str) -> None:
     stream = opened()
     expected = stream.put(1, 100, name)
     stream.loses = lambda: True
@@ -318,7 +318,7 @@ def test_what_of_a_name_is_published_again_goes_one_by_one(name: str) -> None:
     assert stream.payloads() == expected
 
 
-def test_so_does_all_where_a_stream_takes_no_chains() -> None:
+def test_publishes_singly_without_fast_batches() -> None:
     stream = opened()
     stream.has_fast_batches = False
     stream.put(1, 100)
@@ -327,7 +327,7 @@ def test_so_does_all_where_a_stream_takes_no_chains() -> None:
     assert len(stream.ids) == 100
 
 
-def test_what_is_behind_a_gap_is_published_again_and_nothing_twice() -> None:
+def test_repeats_messages_after_gap_once() -> None:
     stream = opened()
     expected = stream.put(1, 100)
     lost = iter([False] * 40 + [True])
@@ -343,7 +343,7 @@ def test_what_is_behind_a_gap_is_published_again_and_nothing_twice() -> None:
 
 
 @pytest.mark.parametrize("taken", [0, 1, 40])
-def test_a_full_stream_is_tried_again(taken: int) -> None:
+def test_retries_full_stream(taken: int) -> None:
     stream = opened()
     expected = stream.put(1, 100)
     room = iter([False] * taken)
@@ -357,7 +357,7 @@ def test_a_full_stream_is_tried_again(taken: int) -> None:
     assert stream.publisher.last_error is None
 
 
-def test_what_the_stream_says_late_of_a_chain_is_not_taken_for_the_one_written_since() -> None:
+def test_late_ack_does_not_confirm_rewritten_batch() -> None:
     stream = opened()
     stream.refuses = lambda: True
     expected = stream.put(1, 64) + stream.put(2, 1)
@@ -383,7 +383,7 @@ def test_what_the_stream_says_late_of_a_chain_is_not_taken_for_the_one_written_s
 
 
 @given(seed=st.integers(0, 10**6), refused=st.integers(0, 40))
-def test_in_a_stream_that_is_full_few_overtake(seed: int, refused: int) -> None:
+def test_few_messages_overtake_in_full_stream(seed: int, refused: int) -> None:
     """Chains of a program with a name, of which the first is not taken at all; then there is room
     now and then."""
     chance = random.Random(seed)
@@ -410,9 +410,7 @@ def test_in_a_stream_that_is_full_few_overtake(seed: int, refused: int) -> None:
 
 
 @pytest.mark.parametrize(("taken", "known"), [(0, 0), (31, 0), (40, 32), (99, 96), (100, 100)])
-def test_behind_a_lost_connection_the_stream_says_how_far_it_has_come(
-    taken: int, known: int
-) -> None:
+def test_verifies_fast_batch_after_reconnect(taken: int, known: int) -> None:
     stream = opened()
     expected = stream.put(1, 100)
     lost = iter([False] * taken)
@@ -433,7 +431,7 @@ def test_behind_a_lost_connection_the_stream_says_how_far_it_has_come(
     assert stream.payloads() == [*expected[:taken], *expected[known:], b"2 1000"]
 
 
-def test_a_stream_that_does_not_say_is_asked_again() -> None:
+def test_repeats_unanswered_checks() -> None:
     stream = opened()
     expected = stream.put(1, 100)
     stream.publisher.publish_ready(0.0)
@@ -450,7 +448,7 @@ def test_a_stream_that_does_not_say_is_asked_again() -> None:
     assert stream.payloads() == expected
 
 
-def test_a_stream_is_not_asked_again_while_what_it_was_asked_is_on_its_way() -> None:
+def test_does_not_repeat_unsent_checks() -> None:
     """A connection that is slow for what is to be sent would never come to an end of questions."""
     stream = opened()
     expected = stream.put(1, 100)
@@ -467,7 +465,7 @@ def test_a_stream_is_not_asked_again_while_what_it_was_asked_is_on_its_way() -> 
     assert stream.payloads() == expected
 
 
-def test_where_nobody_is_the_stream_is_looked_for() -> None:
+def test_missing_stream_is_looked_up() -> None:
     stream = opened()
     stream.put(1, 100)
     stream.publisher.publish_ready(0.0)
@@ -481,7 +479,7 @@ def test_where_nobody_is_the_stream_is_looked_for() -> None:
 
 
 @given(st.integers(0, 10**6))
-def test_whatever_is_lost_refused_or_cut_all_is_stored(seed: int) -> None:
+def test_faults_never_lose_fast_batch_messages(seed: int) -> None:
     chance = random.Random(seed)
     stream = opened()
     stream.refuses = lambda: chance.random() < 0.003
@@ -526,7 +524,7 @@ def test_whatever_is_lost_refused_or_cut_all_is_stored(seed: int) -> None:
 
 
 @given(st.integers(1, 3 * MILESTONE_MESSAGES), st.integers(0, 9), st.booleans(), st.booleans())
-def test_chains_are_written_at_once_as_they_would_be_one_by_one(
+def test_fast_batch_encoding_equals_single_messages(
     count: int, size: int, is_alike: bool, has_envelope: bool
 ) -> None:
     lengths = [size if is_alike else (size + row) % 5 for row in range(count)]
@@ -567,7 +565,7 @@ def test_chains_are_written_at_once_as_they_would_be_one_by_one(
         (b"[" * 5000, -1, False, 0),
     ],
 )
-def test_what_is_said_of_a_chain(
+def test_parses_fast_batch_replies(
     payload: bytes, stored: int, is_last: bool, code: int | None
 ) -> None:
     told = jetstream_codec.parse_fast_batch_reply(b"", payload)
@@ -575,7 +573,7 @@ def test_what_is_said_of_a_chain(
     assert (told.error and told.error.code) == code
 
 
-async def test_a_server_keeps_a_chain_and_knows_its_milestones(
+async def test_server_stores_fast_batch_and_knows_milestones(
     jetstream_server: NatsServer,
 ) -> None:
     count = 10 * MILESTONE_MESSAGES + 3
@@ -619,7 +617,7 @@ async def test_a_server_keeps_a_chain_and_knows_its_milestones(
         assert jetstream_codec.parse_pub_acks(said).errors[0].code == jetstream_codec.NO_ROLLUP
 
 
-async def test_a_server_keeps_what_is_in_two_chains_of_a_name_once(
+async def test_server_stores_repeated_named_batch_once(
     jetstream_server: NatsServer,
 ) -> None:
     both = [range(100), range(50, 150)]
@@ -664,7 +662,7 @@ async def test_a_server_keeps_what_is_in_two_chains_of_a_name_once(
         assert info["state"]["messages"] == 150
 
 
-def test_an_answer_with_a_number_that_is_too_long_for_any_is_passed_over() -> None:
+def test_ignores_oversized_request_number() -> None:
     stream = opened()
     stream.put(1, 100)
     stream.publisher.publish_ready(0.0)

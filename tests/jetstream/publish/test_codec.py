@@ -20,7 +20,7 @@ BLOCKS = [
 
 
 @given(st.lists(st.tuples(st.integers(0, 20), st.sampled_from(BLOCKS)), min_size=1, max_size=20))
-def test_which_have_envelopes_is_found_of_few_with_headers_as_of_many(
+def test_finds_envelopes_among_few_and_many_headers(
     drawn: list[tuple[int, bytes]],
 ) -> None:
     # In front of each one with headers some without, the payloads of which look like them: of few

@@ -81,9 +81,7 @@ def numbers(stream: ChainStream) -> list[int]:
 
 
 @given(seed=st.integers(0, 10**6), name=st.sampled_from(["", "pub"]), cuts=st.booleans())
-def test_whatever_is_late_all_is_stored_and_nothing_waits_for_ever(
-    seed: int, name: str, cuts: bool
-) -> None:
+def test_late_answers_never_block_publishing(seed: int, name: str, cuts: bool) -> None:
     chance = random.Random(seed)
     stream, now = SlowStream(chance), 0.0
     publisher, total, put, lost = stream.publisher, chance.choice([50, 300]), 0, 0
@@ -121,7 +119,7 @@ def test_whatever_is_late_all_is_stored_and_nothing_waits_for_ever(
     assert (publisher.full, publisher._queues, publisher._queue_by_request) == (set(), {}, {})
 
 
-def test_a_full_stream_is_asked_which_single_messages_it_has_and_none_is_overtaken() -> None:
+def test_full_stream_is_verified_per_message() -> None:
     stream = opened()
     stream.put(1, 40, "pub")
     rooms = iter([True] * 10)
@@ -144,7 +142,7 @@ def test_a_full_stream_is_asked_which_single_messages_it_has_and_none_is_overtak
     assert [int(payload.split()[1]) - 1000 for payload in stream.payloads()] == list(range(40))
 
 
-def test_while_something_is_refused_nothing_is_begun_behind_it() -> None:
+def test_writes_nothing_after_refusal() -> None:
     stream = opened()
     stream.put(1, 10, "pub")
     stream.refuses = lambda: True
@@ -173,7 +171,7 @@ def open_refusing_stream() -> tuple[ChainStream, list[bytes], list[bytes]]:
     return stream, expected, frames
 
 
-def test_in_a_full_stream_what_it_has_already_waits_for_nothing() -> None:
+def test_duplicates_in_full_stream_do_not_wait() -> None:
     stream, expected, whole = open_refusing_stream()
     for lot in range(2, 10):  # A publisher that came back some times says all again.
         stream.publisher.append_batch(WriteBatch(lot, [entry(*whole, name="pub")]))
@@ -182,7 +180,7 @@ def test_in_a_full_stream_what_it_has_already_waits_for_nothing() -> None:
     assert stream.payloads() == expected
 
 
-def test_what_waits_for_room_and_is_said_again_is_stored_once_whatever_the_stream_forgets() -> None:
+def test_repeated_waiting_message_is_stored_once() -> None:
     stream, expected, whole = open_refusing_stream()
     waiting = stream.publisher._queues[7].pending_bytes
     for lot in (2, 3):
@@ -210,7 +208,7 @@ def test_what_waits_for_room_and_is_said_again_is_stored_once_whatever_the_strea
     assert stream.payloads() == [*expected, b"more", expected[0]]
 
 
-def test_what_is_stored_and_not_confirmed_is_not_stored_again_when_it_is_said_again() -> None:
+def test_stored_unconfirmed_message_is_not_repeated() -> None:
     stream = opened()
     stream.looks_first = True
     expected = stream.put(1, 5000, "pub")  # Two pieces of one lot, the first is stored as a whole.
@@ -237,9 +235,7 @@ NO_LEADER = b'{"error":{"code":503,"err_code":10008,"description":"temporarily u
 
 @pytest.mark.parametrize("name", ["", "pub"])
 @pytest.mark.parametrize("how", ["cut", "silent", "without a leader"])
-def test_a_full_stream_that_says_but_in_part_what_it_has_is_asked_again(
-    monkeypatch: pytest.MonkeyPatch, how: str, name: str
-) -> None:
+def test_repeats_partial_verification(monkeypatch: pytest.MonkeyPatch, how: str, name: str) -> None:
     """All of the first piece is stored, and some of the second."""
     stream = opened()
     publisher = stream.publisher
@@ -276,7 +272,7 @@ def test_a_full_stream_that_says_but_in_part_what_it_has_is_asked_again(
     assert numbers(stream) == list(range(10, 30))
 
 
-def test_a_class_that_is_full_for_hours_keeps_nothing_for_that() -> None:
+def test_long_full_class_uses_bounded_memory() -> None:
     stream = opened()
     for lot in range(1, 4):
         stream.put(lot, 10, "pub")
@@ -296,7 +292,7 @@ def test_a_class_that_is_full_for_hours_keeps_nothing_for_that() -> None:
 
 
 @pytest.mark.parametrize("is_told_by", ["its own answers", "what was asked"])
-def test_what_was_asked_holds_nobody_up_once_all_is_known(is_told_by: str) -> None:
+def test_finished_verification_ignores_open_checks(is_told_by: str) -> None:
     stream = opened()
     stream.put(1, 100)
     stream.publisher.publish_ready(0.0)
@@ -315,7 +311,7 @@ def test_what_was_asked_holds_nobody_up_once_all_is_known(is_told_by: str) -> No
     assert stream.publisher.is_empty
 
 
-def test_what_is_said_twice_at_once_is_stored_and_told_once() -> None:
+def test_message_repeated_in_one_batch_is_stored_once() -> None:
     stream = opened()
     whole = [frame(b"%d" % number, number) for number in range(10)]
     stream.publisher.append_batch(WriteBatch(1, [entry(*whole, *whole[2:], name="pub")]))
@@ -323,7 +319,7 @@ def test_what_is_said_twice_at_once_is_stored_and_told_once() -> None:
     assert numbers(stream) == list(range(10))
 
 
-def test_whoever_else_publishes_it_is_known_what_waits_and_what_is_stored_before_it() -> None:
+def test_remembers_queued_numbers_of_many_publishers() -> None:
     stream = opened()
     stream.has_fast_batches = False
     whole = [frame(b"%d" % number, number) for number in range(20)]

@@ -36,7 +36,7 @@ async def two_clients(up: RunningServer) -> AsyncIterator[tuple[simplebus.Bus, s
         yield one, two
 
 
-async def test_a_class_whose_subject_is_another_streams_holds_up_no_other(
+async def test_foreign_stream_on_subject_blocks_only_its_class(
     jetstream_server: NatsServer,
 ) -> None:
     cluster = options(jetstream_server.url)
@@ -57,7 +57,7 @@ async def test_a_class_whose_subject_is_another_streams_holds_up_no_other(
                 await link.api_request(f"STREAM.DELETE.{other}")
 
 
-async def test_a_class_whose_stream_is_full_holds_up_no_other(
+async def test_full_stream_blocks_only_its_class(
     jetstream_server: NatsServer,
 ) -> None:
     cluster = options(jetstream_server.url, max_bytes=100 * 1024)
@@ -80,7 +80,7 @@ async def test_a_class_whose_stream_is_full_holds_up_no_other(
                         (await messages.get()).ack()
 
 
-async def test_of_a_class_of_which_much_waits_no_more_is_accepted_and_all_is_stored(
+async def test_pauses_publishers_of_full_class(
     jetstream_server: NatsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(class_queue, "PENDING_BYTES_MAX", 50_000)
@@ -109,7 +109,7 @@ async def test_of_a_class_of_which_much_waits_no_more_is_accepted_and_all_is_sto
         assert not ring_of[FULL].blocked_sessions
 
 
-async def test_what_lies_in_a_full_class_is_seen_and_purged_and_the_rest_is_stored(
+async def test_full_class_can_be_fetched_and_purged(
     jetstream_server: NatsServer,
 ) -> None:
     cluster = options(jetstream_server.url, max_bytes=48 * 1024)
@@ -132,7 +132,7 @@ async def test_what_lies_in_a_full_class_is_seen_and_purged_and_the_rest_is_stor
                 assert sorted(seen) == payloads
 
 
-async def test_where_dead_letters_find_no_room_other_classes_are_acknowledged(
+async def test_full_dead_letter_class_blocks_only_its_messages(
     jetstream_server: NatsServer,
 ) -> None:
     cluster = options(jetstream_server.url, max_bytes=48 * 1024)

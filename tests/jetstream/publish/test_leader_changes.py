@@ -258,7 +258,7 @@ class Publishers:
 
 @settings(max_examples=8)
 @given(st.integers(0, 10**6))
-def test_whoever_leads_and_whatever_is_heard_what_is_confirmed_is_stored(seed: int) -> None:
+def test_leader_changes_never_lose_confirmed_messages(seed: int) -> None:
     chance = random.Random(seed)
     stream = Led(chance)
     publishers, publisher, now = Publishers(stream), stream.publisher, 0.0

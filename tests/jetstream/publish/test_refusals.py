@@ -30,7 +30,7 @@ from tests.net.test_nats_connection import linked
 FULL = JetStreamError(10077, "maximum bytes exceeded")
 
 
-def test_the_log_has_a_word_when_it_begins_and_one_when_it_ends(
+def test_logs_start_and_end_of_refusals(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.INFO)
@@ -56,14 +56,14 @@ def test_the_log_has_a_word_when_it_begins_and_one_when_it_ends(
     ]
 
 
-def test_reasons_that_come_in_turn_do_not_fill_the_log(caplog: pytest.LogCaptureFixture) -> None:
+def test_alternating_reasons_do_not_flood_log(caplog: pytest.LogCaptureFixture) -> None:
     found = StreamRefusals(lambda class_id: None)
     for beat in range(400):
         found.record(7, f"reason {beat % 2}", beat * 0.25)
     assert len(caplog.messages) <= 100 / RECOVERED_SECONDS
 
 
-async def test_who_asks_is_told_why_a_class_takes_nothing(
+async def test_inquiry_shows_refusal_reason(
     jetstream_server: NatsServer, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(refusals, "RECOVERED_SECONDS", 0.3)
@@ -96,7 +96,7 @@ async def test_who_asks_is_told_why_a_class_takes_nothing(
 
 
 @pytest.mark.parametrize("change", [{"subjects": ["elsewhere"]}, {"no_ack": True}])
-async def test_a_stream_that_says_nothing_of_what_it_is_sent_is_such_a_one(
+async def test_stream_without_acks_counts_as_refusing(
     change: dict[str, object], jetstream_server: NatsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Somebody has changed it. Where somebody else hears its subject, who looks at all that passes
@@ -131,7 +131,7 @@ async def test_a_stream_that_says_nothing_of_what_it_is_sent_is_such_a_one(
     assert found == [b"before", b"behind"]
 
 
-async def test_a_stream_that_cannot_be_made_is_such_a_one(
+async def test_uncreatable_stream_counts_as_refusing(
     jetstream_server: NatsServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     cluster = options(jetstream_server.url)
@@ -159,7 +159,7 @@ async def test_a_stream_that_cannot_be_made_is_such_a_one(
     assert len([text for text in caplog.messages if "its stream" in text]) == 1
 
 
-async def test_who_asks_about_a_class_without_a_stream_is_answered(
+async def test_inquiry_about_missing_stream_is_answered(
     jetstream_server: NatsServer,
 ) -> None:
     cluster = options(jetstream_server.url)

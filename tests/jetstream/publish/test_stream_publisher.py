@@ -171,7 +171,7 @@ def entry(*whole: bytes, name: str = "", class_id: int = 7) -> JournalEntry:
     return made
 
 
-def test_a_lot_is_there_when_each_of_its_messages_is() -> None:
+def test_write_batch_is_durable_when_all_messages_are() -> None:
     stream = Stream()
     whole = [frame(b"%d" % n, n) for n in range(5)]
     stream.publisher.append_batch(WriteBatch(1, [entry(*whole, name="pub")]))
@@ -187,7 +187,7 @@ def test_a_lot_is_there_when_each_of_its_messages_is() -> None:
     assert stream.publisher.statistics().stored == 5
 
 
-def test_who_has_no_name_has_numbers_of_this_door() -> None:
+def test_anonymous_messages_use_run_id() -> None:
     stream = Stream()
     stream.publisher.open_classes |= {7, 8}
     stream.publisher.append_batch(
@@ -203,7 +203,7 @@ def test_who_has_no_name_has_numbers_of_this_door() -> None:
     assert stream.stored == [("s.7", b"a", False), ("s.7", content, True), ("s.8", b"b", False)]
 
 
-def test_a_program_puts_no_header_into_a_stream() -> None:
+def test_escapes_publisher_instance_in_header() -> None:
     stream = Stream()
     stream.publisher.open_classes.add(7)
     stream.publisher.append_batch(WriteBatch(1, [entry(frame(b"a", 0), name="odd")]))
@@ -212,7 +212,7 @@ def test_a_program_puts_no_header_into_a_stream() -> None:
     assert list(stream.ids) == ["odd:a%0D%0ANats-Rollup:%20all:0000000000"]
 
 
-def test_lots_are_told_in_their_order() -> None:
+def test_write_batches_become_durable_in_order() -> None:
     stream = Stream()
     stream.publisher.open_classes |= {7, 8}
     stream.publisher.append_batch(WriteBatch(1, [entry(frame(b"a", 0))]))
@@ -223,7 +223,7 @@ def test_lots_are_told_in_their_order() -> None:
     assert stream.answer([first], 0.0) == 2
 
 
-def test_a_class_that_is_held_waits_and_nothing_overtakes() -> None:
+def test_paused_class_waits_in_order() -> None:
     stream = Stream()
     stream.publisher.open_classes |= {7, 8}
     hold = stream.publisher.pause_class(7)
@@ -242,7 +242,7 @@ def test_a_class_that_is_held_waits_and_nothing_overtakes() -> None:
     assert stream.publisher.pop_durable_positions() == {7: 2}
 
 
-def test_what_is_refused_of_one_class_has_no_other_published_again() -> None:
+def test_refusal_repeats_only_its_class() -> None:
     stream = Stream()
     stream.publisher.open_classes |= {7, 8}
     for lot in range(1, 4):
@@ -269,7 +269,7 @@ def test_what_is_refused_of_one_class_has_no_other_published_again() -> None:
     assert stream.publisher.statistics().refused == 3
 
 
-def test_of_a_class_of_which_much_waits_nothing_more_is_to_be_accepted() -> None:
+def test_class_with_long_queue_is_full() -> None:
     stream = Stream()
     stream.publisher.open_classes |= {7, 8}
     hold = stream.publisher.pause_class(7)
@@ -299,7 +299,7 @@ def test_of_a_class_of_which_much_waits_nothing_more_is_to_be_accepted() -> None
     assert stream.publisher.full == {8}
 
 
-def test_all_classes_that_are_held_up_leave_some_for_others() -> None:
+def test_blocked_classes_leave_memory_for_others() -> None:
     stream = Stream()
     classes = range(1, 11)
     stream.publisher.open_classes.update(classes)
@@ -326,7 +326,7 @@ def test_all_classes_that_are_held_up_leave_some_for_others() -> None:
         now += PAUSE_SECONDS
 
 
-def test_what_comes_is_gathered_while_many_pieces_go_on() -> None:
+def test_collects_messages_while_crowded() -> None:
     stream = Stream()
     stream.publisher.open_classes.add(7)
     for lot in range(1, CROWDED_PUBLICATIONS):
@@ -340,7 +340,7 @@ def test_what_comes_is_gathered_while_many_pieces_go_on() -> None:
     )  # It may be held up: nobody waits for it.
 
 
-def test_what_is_refused_is_published_again_and_stored_once() -> None:
+def test_repeats_refused_message_once() -> None:
     stream = Stream()
     stream.publisher.open_classes.add(7)
     verdicts = iter([False, True, False])
@@ -359,7 +359,7 @@ def test_what_is_refused_is_published_again_and_stored_once() -> None:
 
 
 @pytest.mark.parametrize("name", ["", "pub"])
-def test_a_stream_that_is_full_for_long_stores_once_what_it_knows_no_more(name: str) -> None:
+def test_long_full_stream_stores_forgotten_ids_once(name: str) -> None:
     stream = Stream()
     stream.publisher.open_classes.add(7)
     payloads = [b"%d" % n * (1 + n % 2) for n in range(50)]
@@ -386,7 +386,7 @@ def test_a_stream_that_is_full_for_long_stores_once_what_it_knows_no_more(name: 
     assert stream.publisher.statistics().in_flight_count == 0
 
 
-def test_a_message_that_is_said_to_be_stored_twice_counts_once() -> None:
+def test_duplicate_pub_ack_counts_once() -> None:
     """Two servers lead the stream, as each thinks."""
     stream = Stream()
     stream.publisher.open_classes.add(7)
@@ -402,7 +402,7 @@ def test_a_message_that_is_said_to_be_stored_twice_counts_once() -> None:
     assert len(stream.stored) == 6
 
 
-def test_who_hears_nothing_says_it_again_and_who_hears_something_waits() -> None:
+def test_verifies_only_without_progress() -> None:
     stream = Stream()
     stream.publisher.open_classes.add(7)
     stream.publisher.append_batch(
@@ -419,7 +419,7 @@ def test_who_hears_nothing_says_it_again_and_who_hears_something_waits() -> None
     assert len(stream.stored) == 2
 
 
-def test_a_stream_that_does_not_answer_takes_nothing_until_it_stores_something() -> None:
+def test_unanswering_stream_counts_as_refusing() -> None:
     """Who is asked once in vain may be about to get another leader."""
     stream = Stream()
     publisher = stream.publisher
@@ -439,7 +439,7 @@ def test_a_stream_that_does_not_answer_takes_nothing_until_it_stores_something()
     assert publisher.refusal(7) is None
 
 
-def test_another_connection_begins_with_what_has_no_pub_ack() -> None:
+def test_reconnect_verifies_unconfirmed_messages() -> None:
     stream = Stream()
     stream.publisher.open_classes.add(7)
     stream.publisher.append_batch(WriteBatch(1, [entry(frame(b"a", 0))]))
@@ -454,7 +454,7 @@ def test_another_connection_begins_with_what_has_no_pub_ack() -> None:
 
 
 @given(st.integers(0, 10**6))
-def test_whatever_is_lost_or_refused_all_is_stored_once(seed: int) -> None:
+def test_faults_never_lose_or_duplicate_publications(seed: int) -> None:
     chance = random.Random(seed)
     stream = Stream()
     stream.publisher.open_classes.add(7)
@@ -485,7 +485,7 @@ def test_whatever_is_lost_or_refused_all_is_stored_once(seed: int) -> None:
     assert stream.publisher.statistics().in_flight_count == 0
 
 
-def test_nothing_is_said_while_there_is_no_connection() -> None:
+def test_writes_nothing_without_connection() -> None:
     stream = Stream()
     stream.core.end_connection()
     stream.publisher.append_batch(WriteBatch(1, [entry(frame(b"a", 0))]))
