@@ -19,9 +19,9 @@ BULK_SUBJECT_BYTES_MAX = 128
 UNIFORM_BATCH_MESSAGES_MIN = 8
 UNIFORM_BLOCK_MESSAGES = 256
 UNIFORM_BLOCK_MESSAGES_MAX = 8 * 1024
-# The bulk parser runs if this many messages are likely or this many bytes remain, unless the current
-# message is longer than the maximum: then single lines are faster. A mixed batch has between
-# MIXED_BATCH_MESSAGES_MIN and MIXED_BATCH_MESSAGES_MAX messages.
+# The bulk parser runs if this many messages are likely or this many bytes remain, unless the
+# current message is longer than the maximum: then single lines are faster. A mixed batch has
+# between MIXED_BATCH_MESSAGES_MIN and MIXED_BATCH_MESSAGES_MAX messages.
 BULK_PARSE_MESSAGES_MIN = 48
 BULK_PARSE_BYTES_MIN = 8 * 1024
 BULK_PARSE_MESSAGE_BYTES_MAX = 2 * 1024
@@ -46,8 +46,8 @@ FIRST_PING_SECONDS = 2.0
 # Pieces of output are joined up to this size: each piece costs a system call.
 OUTPUT_PIECE_BYTES = 64 * 1024
 
-# Events and output of one read; a batch is one event. Above, the next read of the client is shorter,
-# down to READ_BYTES_MIN, so that a busy client does not delay others.
+# Events and output of one read; a batch is one event. Above, the next read of the client is
+# shorter, down to READ_BYTES_MIN, so that a busy client does not delay others.
 EVENTS_PER_READ = 2048
 OUTPUT_PER_READ_BYTES = 8 * 1024 * 1024
 # Cost of events outside batches, as bytes of output that take equally long.
@@ -91,8 +91,8 @@ assert (
     <= BULK_PARSE_MESSAGES_MIN
 )
 
-# A client with more pending bytes is slow. Its publisher is read again when the client has caught up
-# or after STALL_SECONDS_EXCLUSIVE; after STALL_SECONDS_MAX if it also published to a fast client
+# A client with more pending bytes is slow. Its publisher is read again when the client has caught
+# up or after STALL_SECONDS_EXCLUSIVE; after STALL_SECONDS_MAX if it also published to a fast client
 # within RECENT_DELIVERY_SECONDS.
 SLOW_CLIENT_PENDING_BYTES = 8 * 1024 * 1024
 STALL_SECONDS_EXCLUSIVE = 0.25
@@ -102,8 +102,8 @@ RECENT_DELIVERY_SECONDS = 1.0
 PARTIAL_COMMAND_BYTES_MIN = 4 * 1024
 # Total time that publishers wait for a client that is about to be disconnected.
 LAST_CHANCE_SECONDS = 0.1
-# Publishers no longer wait for a client without progress for this long. The progress of a slow reader
-# is visible in steps only: its system updates the TCP window after a good part was read.
+# Publishers no longer wait for a client without progress for this long. The progress of a slow
+# reader is visible in steps only: its system updates the TCP window after a good part was read.
 STUCK_SECONDS = 2.0
 
 

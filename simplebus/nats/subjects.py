@@ -57,7 +57,7 @@ def to_text(subject: bytes) -> str:
 
 
 def quote(subject: bytes) -> str:
-    """Return the subject as nats-server quotes it in error lines: like Go, in UTF-8 with escapes."""
+    """Return the subject as in error lines of nats-server: quoted like Go, in UTF-8."""
     shown = "".join(map(_quote_character, subject.decode(errors="surrogateescape")))
     return f'"{shown}"'.encode().decode("latin-1")
 

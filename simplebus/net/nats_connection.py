@@ -333,7 +333,9 @@ class NatsConnection:
         max_messages: int,
         seconds: float = REQUEST_SECONDS,
     ) -> list[ReceivedMessages]:
-        """Send a request and collect up to `max_messages` messages, or until a status ends the request.
+        """Send a request and collect up to `max_messages` messages.
+
+        A status message may end the request earlier.
 
         Raises:
             BusConnectionError: As for `request`.
@@ -571,7 +573,7 @@ class NatsConnection:
 
 
 def _describe_error(error: Exception) -> str:
-    """Return the cause of a lost connection: trio's own error only tells that the stream is broken."""
+    """Return the cause of a lost connection, which trio's own error does not tell."""
     cause = error.__cause__
     if isinstance(cause, ssl.SSLCertVerificationError):
         return (

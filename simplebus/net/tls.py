@@ -26,8 +26,8 @@ _RECORD_BYTES = 17 * 1024
 # Bytes decrypted or encrypted at once. OpenSSL keeps buffers of this size until the connection is
 # closed.
 SLICE_BYTES = 32 * 1024
-# Bytes decrypted at once by a wide socket that receives mostly data; smaller slices are 10 % slower.
-# A socket becomes wide after WIDE_AFTER_BYTES. At most WIDE_MAX sockets are wide: they need memory.
+# Bytes decrypted at once by a wide socket that receives mostly data; smaller slices are 10 %
+# slower. A socket becomes wide after WIDE_AFTER_BYTES. At most WIDE_MAX are: they need memory.
 TRUSTED_SLICE_BYTES = 256 * 1024
 WIDE_AFTER_BYTES = 4 * 1024 * 1024
 WIDE_MAX = 64
@@ -197,7 +197,7 @@ class TlsSocket:
         return written
 
     def _check_density(self) -> None:
-        """Check how much data the decrypted bytes contained. Raises OSError if it was almost none."""
+        """Check how much data the decrypted bytes contained. Raises OSError for almost none."""
         if self._outgoing.pending:
             self.flush()
             if self._outgoing.pending > _PENDING_TLS_REPLIES_BYTES_MAX:
@@ -214,9 +214,8 @@ class TlsSocket:
     def send(self, piece: memoryview | bytes) -> int:
         """Accept the beginning of `piece` and return its size.
 
-                Accepts as much as the network, plus one encrypted slice. Raises BlockingIOError while
-                earlier bytes are pending.
-        @end
+        Accepts as much as the network, plus one encrypted slice. Raises BlockingIOError while
+        earlier bytes are pending.
         """
         self.flush()
         if self._unsent:

@@ -1,7 +1,4 @@
-"""The server that tests of real clients share.
-
-Rule 1: this folder is no package. It would be called `nats`, as the client library is, and hide it.
-"""
+"""Server that the tests of real clients share."""
 
 from __future__ import annotations
 
@@ -9,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.nats.running_server import Door, door
+from tests.nats.running_server import NatsTestServer, start_server
 
 BOUND = (
     "orders.>=orders",
@@ -18,8 +15,7 @@ BOUND = (
 
 
 @pytest.fixture(scope="session")
-def shared_door() -> Iterator[Door]:
-    """A server for all, with some subjects bound to classes. Those who use it keep to subjects of
-    their own."""
-    with door(*(f"--bind={each}" for each in BOUND)) as it:
+def shared_server() -> Iterator[NatsTestServer]:
+    """Server with some subjects bound to classes. Each test uses subjects of its own."""
+    with start_server(*(f"--bind={each}" for each in BOUND)) as it:
         yield it

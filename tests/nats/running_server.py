@@ -1,7 +1,7 @@
-"""A NATS server for the tests of real clients: simplebus, or the reference server in its place.
+"""Real NATS server for the tests of client libraries.
 
-Rule 1: with SIMPLEBUS_NATS_REFERENCE=1 every test here runs against nats-server. What fails there
-expects too much.
+With SIMPLEBUS_NATS_REFERENCE=1 the tests run against nats-server instead of simplebus, which shows
+tests that expect too much.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from tests.support.requirements import nats_server_program
 HOST = "127.0.0.1"
 IS_REFERENCE = os.environ.get("SIMPLEBUS_NATS_REFERENCE") == "1"
 PATIENT = {"connect_timeout": PATIENCE_SECONDS}
-"""What every client of nats-py is told: it gives up after two seconds otherwise."""
+"""Options of every nats-py client, whose default timeout is two seconds."""
 
 
-class Door:
-    """Where a running server takes NATS clients."""
+class NatsTestServer:
+    """Address and process of a running server."""
 
     def __init__(self, port: int, process: subprocess.Popen[bytes]) -> None:
         self.port = port
@@ -40,9 +40,14 @@ class Door:
 
 
 @contextlib.contextmanager
-def door(*arguments: str, port: int = 0, conf: str = "", toml: str = "") -> Iterator[Door]:
-    """A server, until the block ends. `arguments` and the file `toml` are those of simplebus;
-    `conf` is the file for the reference server, which has to say the same."""
+def start_server(
+    *arguments: str, port: int = 0, conf: str = "", toml: str = ""
+) -> Iterator[NatsTestServer]:
+    """Run a server until the block ends.
+
+    `arguments` and the file `toml` configure simplebus, the file `conf` configures nats-server
+    alike.
+    """
     with contextlib.ExitStack() as stack:
         if IS_REFERENCE:
             yield stack.enter_context(_reference(port, conf))
@@ -54,7 +59,7 @@ def door(*arguments: str, port: int = 0, conf: str = "", toml: str = "") -> Iter
         ready = served.read_line()
         match = re.search(rf"^simplebus ready .*nats={re.escape(HOST)}:(\d+)", ready)
         assert match, ready
-        yield Door(int(match[1]), served.process)
+        yield NatsTestServer(int(match[1]), served.process)
 
 
 def _kept(stack: contextlib.ExitStack, name: str, text: str) -> Path:
@@ -65,7 +70,7 @@ def _kept(stack: contextlib.ExitStack, name: str, text: str) -> Path:
 
 
 @contextlib.contextmanager
-def _reference(port: int, conf: str) -> Iterator[Door]:
+def _reference(port: int, conf: str) -> Iterator[NatsTestServer]:
     with contextlib.ExitStack() as stack:
         command = [nats_server_program(), "-a", HOST, "-p", str(port or -1)]
         if conf:
@@ -77,14 +82,14 @@ def _reference(port: int, conf: str) -> Iterator[Door]:
             for line in iter(reading.read_line, None):
                 if match := re.search(r"Listening for client connections on [^ ]*:(\d+)", line):
                     break
-            yield Door(int(match[1]), process)
+            yield NatsTestServer(int(match[1]), process)
         finally:
             process.terminate()
             process.wait(PATIENCE_SECONDS)
 
 
 def on_asyncio(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
-    """A test of a client that knows asyncio only, bounded in time."""
+    """Run a test on asyncio with a time limit."""
 
     @functools.wraps(test)
     def run(*args: Any, **named: Any) -> None:
@@ -94,37 +99,39 @@ def on_asyncio(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
 
 
 async def settle(client: Client) -> None:
-    """Everything that a client of nats-py has said is obeyed. Its first PING may go before what
-    waits to be written."""
+    """Wait until the server has processed everything that a nats-py client sent.
+
+    The first PING may precede pending output.
+    """
     await client.flush(PATIENCE_SECONDS)
     await client.flush(PATIENCE_SECONDS)
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    """Wait for what has no event. Each look is a turn of the loop, bounded in time."""
+    """Poll the condition on the event loop, with a time limit."""
     deadline = time.monotonic() + PATIENCE_SECONDS
     while not condition():
         assert time.monotonic() < deadline, "it did not come to that"
         await asyncio.sleep(0.005)
 
 
-class Raw:
-    """A client by hand."""
+class RawClient:
+    """Client with a plain socket."""
 
-    def __init__(self, door: Door, *lines: str, buffer_bytes: int = 1 << 16) -> None:
-        """`buffer_bytes` is about what may come before it is read."""
+    def __init__(self, server: NatsTestServer, *lines: str, buffer_bytes: int = 1 << 16) -> None:
+        """`buffer_bytes` is about the size of the receive buffer."""
         self.socket = socket.socket()
         self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffer_bytes)
         self.socket.settimeout(PATIENCE_SECONDS)
-        self.socket.connect((HOST, door.port))
+        self.socket.connect((HOST, server.port))
         self.received = b""
-        self.say(*lines)
+        self.send(*lines)
 
-    def say(self, *lines: str) -> None:
+    def send(self, *lines: str) -> None:
         self.socket.sendall("".join(f"{line}\r\n" for line in lines).encode())
 
     def until(self, words: bytes) -> bytes:
-        """What came up to these words, with them."""
+        """Return the output up to and including these bytes."""
         while words not in self.received:
             some = self.socket.recv(1 << 16)
             assert some, f"it hung up, it had said {self.received[-300:]!r}"
@@ -133,13 +140,13 @@ class Raw:
         return before + found
 
     def rest(self) -> bytes:
-        """What comes until it hangs up."""
+        """Return the output until the server closes the connection."""
         with contextlib.suppress(ConnectionResetError):
             while some := self.socket.recv(1 << 20):
                 self.received += some
         return self.received
 
-    def __enter__(self) -> Raw:
+    def __enter__(self) -> RawClient:
         return self
 
     def __exit__(self, *_: object) -> None:

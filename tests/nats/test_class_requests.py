@@ -1,4 +1,4 @@
-"""However one asks for a class, it is judged as the class that it is."""
+"""Permissions apply to a class under every spelling of a request."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from simplebus.nats.class_requests import encode_token, make_class_request, norm
 from simplebus.nats.settings import NatsSettings
 from simplebus.nats.subject_permissions import SubjectPermissions
 from simplebus.nats.users import NatsAuth, NatsUser
-from tests.nats.bus.two_listeners import Client, Doors
+from tests.nats.bus.two_listeners import Client, NatsBrokerHarness
 
 NAMES = st.text(st.characters(exclude_categories=("C", "Z")), min_size=1, max_size=5)
 
 
-def doors_of(*users: NatsUser, classes: int = 100) -> Doors:
-    """`secret` is class 12; `boss` may do everything."""
+def harness_with(*users: NatsUser, classes: int = 100) -> NatsBrokerHarness:
+    """Return a harness with class 12 named `secret` and an unrestricted user `boss`."""
     everybody = (NatsUser("boss", "p"), *users)
     limits = Limits(classes=classes)
-    doors = Doors(Settings(limits), nats=NatsSettings(auth=NatsAuth(everybody)))
-    doors.broker.store.class_registry.declare_classes([NamedClass(id=12, name="secret")])
-    doors.broker.store.class_registry.declare_classes([NamedClass(id=13, name="open")])
-    return doors
+    harness = NatsBrokerHarness(Settings(limits), nats=NatsSettings(auth=NatsAuth(everybody)))
+    harness.broker.store.class_registry.declare_classes([NamedClass(id=12, name="secret")])
+    harness.broker.store.class_registry.declare_classes([NamedClass(id=13, name="open")])
+    return harness
 
 
-def client_of(doors: Doors, name: str) -> Client:
-    return doors.client(user=name, **{"pass": "p"})
+def client_of(harness: NatsBrokerHarness, name: str) -> Client:
+    return harness.client(user=name, **{"pass": "p"})
 
 
 def one(*, allow: tuple[str, ...] = (), deny: tuple[str, ...] = (), name: str = "one") -> NatsUser:
@@ -61,14 +61,14 @@ LETTERS = ("dead%2Esecret", "dead%2esecret.d", "dead%2E12.d", "d%65ad%2Esecret.d
     "denied", ["$SB.SUB.secret.>", "$SB.SUB.%30%31%32.>", "$SB.SUB.%73ecret.>"]
 )
 def test_denied_class_is_denied_under_every_spelling(denied: str) -> None:
-    doors = doors_of(one(allow=("$SB.SUB.>", ">"), deny=(denied,)))
-    client = client_of(doors, "one")
+    harness = harness_with(one(allow=("$SB.SUB.>", ">"), deny=(denied,)))
+    client = client_of(harness, "one")
     for way in WAYS + LETTERS:
         client.sub(f"$SB.SUB.{way}")
         (line,) = client.lines()
         assert b"(no permission to subscribe to class" in line, way
-    assert not doors.broker.classes[12].subscriptions
-    assert doors.broker.refusal_counts == {Reason.UNAUTHORIZED: len(WAYS + LETTERS)}
+    assert not harness.broker.classes[12].subscriptions
+    assert harness.broker.refusal_counts == {Reason.UNAUTHORIZED: len(WAYS + LETTERS)}
     client.sub("$SB.SUB.open.d")
     assert client.lines() == []
 
@@ -76,7 +76,7 @@ def test_denied_class_is_denied_under_every_spelling(denied: str) -> None:
 @pytest.mark.parametrize("allowed", ["$SB.SUB.secret.>", "$SB.SUB.12.>", "$SB.SUB.0012.>"])
 def test_allowed_class_is_allowed_under_every_spelling(allowed: str) -> None:
     for way in WAYS:
-        client = client_of(doors_of(one(allow=(allowed,))), "one")
+        client = client_of(harness_with(one(allow=(allowed,))), "one")
         client.sub(f"$SB.SUB.{way}")
         assert client.lines() == [], way
         client.sub("$SB.SUB.open.d", "2")
@@ -84,9 +84,9 @@ def test_allowed_class_is_allowed_under_every_spelling(allowed: str) -> None:
 
 
 def test_missing_class_is_checked_as_requested() -> None:
-    doors = doors_of(one(allow=("$SB.SUB.new.>", "$SB.SUB.77.>")))
-    client = client_of(doors, "one")
-    [(class_id, _)] = doors.broker.store.class_registry.resolve_ids(["new"])
+    harness = harness_with(one(allow=("$SB.SUB.new.>", "$SB.SUB.77.>")))
+    client = client_of(harness, "one")
+    [(class_id, _)] = harness.broker.store.class_registry.resolve_ids(["new"])
     client.sub(f"$SB.SUB.{class_id}.d")
     assert len(client.lines()) == 1
     client.sub("$SB.SUB.new.d")
@@ -95,21 +95,21 @@ def test_missing_class_is_checked_as_requested() -> None:
 
 
 def test_naming_a_class_applies_deny_patterns_to_its_id() -> None:
-    doors = doors_of(one(allow=("$SB.SUB.>",), deny=("$SB.SUB.payroll.>",)))
-    doors.broker.store.class_registry.bind_subject("paid", 77)
-    client, boss = client_of(doors, "one"), client_of(doors, "boss")
+    harness = harness_with(one(allow=("$SB.SUB.>",), deny=("$SB.SUB.payroll.>",)))
+    harness.broker.store.class_registry.bind_subject("paid", 77)
+    client, boss = client_of(harness, "one"), client_of(harness, "boss")
     client.sub("$SB.SUB.77.d")
     boss.pub("paid", b"x")
     assert len(client.messages()) == 1
-    doors.broker.store.class_registry.declare_classes([NamedClass(id=77, name="payroll")])
-    assert [error.reason for _, error in doors.broker.drain_closing()] == [Reason.UNAUTHORIZED]
+    harness.broker.store.class_registry.declare_classes([NamedClass(id=77, name="payroll")])
+    assert [error.reason for _, error in harness.broker.drain_closing()] == [Reason.UNAUTHORIZED]
     boss.pub("paid", b"x")
     assert client.messages() == []
 
 
 def test_patterns_can_name_durables_and_groups() -> None:
-    doors = doors_of(one(allow=("$SB.SUB.open.*.>", "$SB.SUB.open.audit g"), deny=()))
-    client = client_of(doors, "one")
+    harness = harness_with(one(allow=("$SB.SUB.open.*.>", "$SB.SUB.open.audit g"), deny=()))
+    client = client_of(harness, "one")
     for asked_for, queue in (
         ("open", ""),
         ("open.audit", ""),
@@ -140,8 +140,8 @@ def test_patterns_can_name_durables_and_groups() -> None:
 def test_deny_pattern_covers_longer_requests(
     denied: str, asked_for: str, queue: str, may: bool
 ) -> None:
-    doors = doors_of(one(allow=("$SB.>",), deny=(f"$SB.SUB.{denied}",)))
-    client = client_of(doors, "one")
+    harness = harness_with(one(allow=("$SB.>",), deny=(f"$SB.SUB.{denied}",)))
+    client = client_of(harness, "one")
     client.sub(f"$SB.SUB.{asked_for}", queue=queue)
     assert (client.lines() == []) is may
 
@@ -167,30 +167,30 @@ def test_requests_and_patterns_have_one_canonical_form(
 
 
 def test_durable_of_another_user_is_refused() -> None:
-    doors = doors_of(one(allow=("$SB.SUB.open.>",)), one(deny=("x",), name="two"))
-    boss = client_of(doors, "boss")
+    harness = harness_with(one(allow=("$SB.SUB.open.>",)), one(deny=("x",), name="two"))
+    boss = client_of(harness, "boss")
     boss.sub("$SB.SUB.open.hers")
-    boss.leave()
-    thief = client_of(doors, "one")
+    boss.close()
+    thief = client_of(harness, "one")
     thief.sub("$SB.SUB.open.hers")
     (line,) = thief.lines()
     assert b"the durable `hers`: it belongs to another user" in line
     thief.sub("$SB.SUB.open.mine", "2")
-    thief.leave()
-    again = client_of(doors, "one")
+    thief.close()
+    again = client_of(harness, "one")
     again.sub("$SB.SUB.open.mine")
     assert again.lines() == []
 
 
 def test_class_quota_of_a_user() -> None:
-    doors = doors_of(one(allow=("$SB.SUB.>",)), classes=40)
-    client = client_of(doors, "one")
+    harness = harness_with(one(allow=("$SB.SUB.>",)), classes=40)
+    client = client_of(harness, "one")
     for n in range(12):
         client.sub(f"$SB.SUB.new{n}", str(n))
     lines = client.lines()
     assert len(lines) == 2
     assert b"has created 10 of at most 10" in lines[0]
-    boss = client_of(doors, "boss")
+    boss = client_of(harness, "boss")
     boss.sub("$SB.SUB.hers")
     assert boss.lines() == []
 
@@ -203,14 +203,14 @@ def test_ack_reply_without_publish_permission_reaches_the_client_only() -> None:
             publish_allow=("$JS.ACK.>", "told.>"), subscribe_allow=("$SB.>", "_INBOX.>")
         ),
     )
-    doors = doors_of(user)
-    boss, client = client_of(doors, "boss"), client_of(doors, "one")
+    harness = harness_with(user)
+    boss, client = client_of(harness, "boss"), client_of(harness, "one")
     boss.sub("not.its.business")
     boss.sub("_INBOX.one", "2")
     boss.sub("told.boss", "3")
     client.sub("$SB.SUB.open.d")
     client.sub("_INBOX.one", "2")
-    doors.broker.store.class_registry.bind_subject("orders", 13)
+    harness.broker.store.class_registry.bind_subject("orders", 13)
     boss.pub("orders", b"x")
     (message,) = client.messages()
     for reply in ("not.its.business", "_INBOX.one", "told.boss"):

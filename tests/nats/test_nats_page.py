@@ -1,4 +1,4 @@
-"""What the page for NATS clients says: its tests, flags and defaults are there, examples work."""
+"""The page for NATS clients names existing tests, options and defaults, and its examples work."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import typer
 from simplebus import cli
 from simplebus.commands.serve.settings import nats_listener
 from simplebus.nats.limits import NatsLimits
-from tests.nats.running_server import IS_REFERENCE, Door, Raw
+from tests.nats.running_server import IS_REFERENCE, NatsTestServer, RawClient
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "protocol" / "nats.md").read_text()
@@ -71,12 +71,12 @@ def test_page_configuration_is_valid(tmp_path: Path) -> None:
     [block for block in blocks("") if "telnet" in block],
     ids=["subjects", "classes"],
 )
-def test_page_dialogues_work(shared_door: Door, dialogue: str) -> None:
-    with Raw(shared_door) as client:
+def test_page_dialogues_work(shared_server: NatsTestServer, dialogue: str) -> None:
+    with RawClient(shared_server) as client:
         for line in dialogue.splitlines()[1:]:
             if line.startswith("> "):
                 expected = re.escape(line[2:]).replace("…", ".*")
                 said = client.until(b"\r\n").decode().removesuffix("\r\n")
                 assert re.fullmatch(expected, said), said
             else:
-                client.say(line)
+                client.send(line)

@@ -1,4 +1,4 @@
-"""The front by itself: clocks, bounds, and what batches have in common with single messages."""
+"""NatsServer: timers, limits, and batches compared with single messages."""
 
 from __future__ import annotations
 
@@ -22,43 +22,43 @@ from simplebus.nats.subject_permissions import ResponsePermission, SubjectPermis
 from simplebus.nats.users import NatsAuth, NatsUser
 from tests.nats.differential import generated_dialogues
 from tests.nats.differential.compare import Script
-from tests.nats.server.nats_peer import Client, Inside, buffer
+from tests.nats.server.nats_peer import Client, NatsServerHarness, buffer
 
 QUIET = b'CONNECT {"verbose":false,"pedantic":false}\r\n'
 AUTH = NatsAuth(users=(NatsUser("u", "p"),))
 
 
-def at(house: Inside, seconds: float) -> None:
-    """So late is it; a beat."""
-    house.front.now = seconds
-    house.front.tick()
-    house.settle()
+def at(harness: NatsServerHarness, seconds: float) -> None:
+    """Set the time and tick."""
+    harness.nats_server.now = seconds
+    harness.nats_server.tick()
+    harness.settle()
 
 
-def waiting(limits: NatsLimits | None = None, auth: NatsAuth | None = None) -> Inside:
-    return Inside(NatsSettings(limits=limits or NatsLimits(), auth=auth or NatsAuth()))
+def waiting(limits: NatsLimits | None = None, auth: NatsAuth | None = None) -> NatsServerHarness:
+    return NatsServerHarness(NatsSettings(limits=limits or NatsLimits(), auth=auth or NatsAuth()))
 
 
 # Who is there ------------------------------------------------------------------------------------
 
 
 def test_first_ping_is_early_and_after_the_first_pong() -> None:
-    house = waiting()
-    greeted, silent = house.client(QUIET + b"PING\r\n"), house.client()
+    harness = waiting()
+    greeted, silent = harness.client(QUIET + b"PING\r\n"), harness.client()
     assert greeted.lines() == b"PONG\r\n"
-    at(house, FIRST_PING_SECONDS)
+    at(harness, FIRST_PING_SECONDS)
     assert greeted.lines() == b"PING\r\n"
     assert silent.lines() == b""
-    at(house, 120.0)
+    at(harness, 120.0)
     assert silent.lines() == b"PING\r\n"
 
 
 def test_client_that_answers_no_ping_is_disconnected() -> None:
-    house = waiting()
-    client = house.client(QUIET + b"PING\r\n")
+    harness = waiting()
+    client = harness.client(QUIET + b"PING\r\n")
     heard = []
     for seconds in range(0, 600, 10):
-        at(house, seconds)
+        at(harness, seconds)
         heard.append((seconds, client.lines()))
     said = [(seconds, line) for seconds, line in heard[1:] if line]
     assert said == [
@@ -69,21 +69,21 @@ def test_client_that_answers_no_ping_is_disconnected() -> None:
     assert client.error is not None
     assert client.error.reason is Reason.HEARTBEAT_TIMEOUT
     assert client.error.closed_reason == "Stale Connection"
-    assert house.front.sessions == {}
+    assert harness.nats_server.sessions == {}
 
 
 def test_client_that_sends_anything_stays_connected() -> None:
-    house = waiting()
-    answers, talks = house.client(QUIET + b"PING\r\n"), house.client(QUIET + b"PING\r\n")
-    at(house, 10)
+    harness = waiting()
+    answers, talks = harness.client(QUIET + b"PING\r\n"), harness.client(QUIET + b"PING\r\n")
+    at(harness, 10)
     pings = [0, 0]
     for seconds in range(60, 1800, 60):
-        at(house, seconds)
+        at(harness, seconds)
         if b"PING" in answers.lines():
             pings[0] += 1
-            answers.say(b"PONG\r\n")
+            answers.send(b"PONG\r\n")
         pings[1] += talks.lines().count(b"PING")
-        talks.say(b"PUB a 0\r\n\r\n")
+        talks.send(b"PUB a 0\r\n\r\n")
     assert not answers.closed
     assert not talks.closed
     assert pings[0] > 10
@@ -91,13 +91,13 @@ def test_client_that_sends_anything_stays_connected() -> None:
 
 
 def test_missing_connect_times_out() -> None:
-    house = waiting(auth=AUTH)
-    late = house.client()
-    early = house.client(b'CONNECT {"verbose":false,"user":"u","pass":"p"}\r\n')
-    begun = house.client(b"CONNE")
-    at(house, 1.9)
+    harness = waiting(auth=AUTH)
+    late = harness.client()
+    early = harness.client(b'CONNECT {"verbose":false,"user":"u","pass":"p"}\r\n')
+    begun = harness.client(b"CONNE")
+    at(harness, 1.9)
     assert not late.closed
-    at(house, 2.0)
+    at(harness, 2.0)
     for client in (late, begun):
         assert client.lines() == b"-ERR 'Authentication Timeout'\r\n"
         assert client.error is not None
@@ -106,44 +106,46 @@ def test_missing_connect_times_out() -> None:
 
 
 def test_connect_is_optional_without_authentication() -> None:
-    house = waiting()
-    client = house.client()
-    guests = Inside(NatsSettings(auth=NatsAuth(users=(NatsUser("u", "p"),), no_auth_user="u")))
-    guest = guests.client()
-    at(house, 60)
+    harness = waiting()
+    client = harness.client()
+    guests = NatsServerHarness(
+        NatsSettings(auth=NatsAuth(users=(NatsUser("u", "p"),), no_auth_user="u"))
+    )
+    local_session = guests.client()
+    at(harness, 60)
     at(guests, 60)
     assert not client.closed
-    assert not guest.closed
+    assert not local_session.closed
 
 
 def test_liveness_checks_of_closed_clients_are_removed() -> None:
-    house = waiting()
+    harness = waiting()
     for _ in range(100):
-        house.client(QUIET).leave()
-    at(house, 1000)
-    assert house.front._liveness_checks == []
+        harness.client(QUIET).close()
+    at(harness, 1000)
+    assert harness.nats_server._liveness_checks == []
 
 
 def test_lame_duck_info_goes_to_protocol_1_clients() -> None:
-    house = waiting()
-    old = house.client(b'CONNECT {"verbose":false}\r\n')
+    harness = waiting()
+    old = harness.client(b'CONNECT {"verbose":false}\r\n')
     says = b'CONNECT {"verbose":false,"protocol":1}\r\n'
-    new, ungreeted = house.client(says + b"PING\r\n"), house.client(says)
-    house.front.send_lame_duck()
-    house.settle()
+    new, ungreeted = harness.client(says + b"PING\r\n"), harness.client(says)
+    harness.nats_server.send_lame_duck()
+    harness.settle()
     assert old.lines() == b""
     assert b'"ldm":true' in new.lines()
     assert ungreeted.lines() == b""  # It takes the first line that comes for its PONG.
 
 
 def test_info_contains_client_and_listener_address() -> None:
-    house = waiting(auth=AUTH)
-    info = house.client().session.info
+    harness = waiting(auth=AUTH)
+    info = harness.client().session.info
     assert (info.client_id, info.client_ip, info.host, info.port) == (1, "127.0.0.1", "h", 1)
     assert info.auth_required
     assert info.max_payload == 1024 * 1024
     assert info.line().startswith(b'INFO {"server_id":"ours"')
-    assert house.client().session.info.client_id == 2
+    assert harness.client().session.info.client_id == 2
 
 
 def test_restricted_user_needs_permission_for_classes() -> None:
@@ -153,13 +155,13 @@ def test_restricted_user_needs_permission_for_classes() -> None:
             NatsUser("named", "p", permissions=SubjectPermissions(subscribe_allow=("$SB.SUB.*",))),
         )
     )
-    house = Inside(NatsSettings(auth=auth), broker=Broker())
+    harness = NatsServerHarness(NatsSettings(auth=auth), broker=Broker())
     some, named = (
-        house.client(b'CONNECT {"verbose":false,"user":"%s","pass":"p"}\r\n' % name)
+        harness.client(b'CONNECT {"verbose":false,"user":"%s","pass":"p"}\r\n' % name)
         for name in (b"some", b"named")
     )
     for client in (some, named):
-        client.say(b"SUB $SB.SUB.orders g 1\r\n")
+        client.send(b"SUB $SB.SUB.orders g 1\r\n")
     assert some.lines() == (
         b'-ERR \'Permissions Violation for Subscription to "$SB.SUB.orders" '
         b"(no permission to subscribe to class `orders`)'\r\n"
@@ -171,15 +173,15 @@ def test_restricted_user_needs_permission_for_classes() -> None:
 
 
 def test_slow_consumer_is_disconnected_without_error_line() -> None:
-    house = waiting(NatsLimits(max_payload=1000, max_pending=2000))
-    front, slow = house.front, house.client(QUIET + b"SUB a 1\r\n")
-    other = house.client(QUIET + b"SUB a 1\r\n")
-    publisher = front.open_session("test")
+    harness = waiting(NatsLimits(max_payload=1000, max_pending=2000))
+    nats_server, slow = harness.nats_server, harness.client(QUIET + b"SUB a 1\r\n")
+    other = harness.client(QUIET + b"SUB a 1\r\n")
+    publisher = nats_server.open_session("test")
     said = QUIET + (b"PUB a 900\r\n" + b"x" * 900 + b"\r\n") * 2
-    front.receive(publisher, buffer(), buffer().fill(said))
-    other.take()
-    front.receive(publisher, buffer(), buffer().fill(said[len(QUIET) :]))
-    cut = front.drain_disconnecting()
+    nats_server.receive(publisher, buffer(), buffer().fill(said))
+    other.drain()
+    nats_server.receive(publisher, buffer(), buffer().fill(said[len(QUIET) :]))
+    cut = nats_server.drain_disconnecting()
     assert [session for session, _ in cut] == [slow.session]
     assert cut[0][1].line == b""
     assert cut[0][1].closed_reason == "Slow Consumer (Pending Bytes)"
@@ -189,77 +191,77 @@ def test_slow_consumer_is_disconnected_without_error_line() -> None:
 
 
 def test_subscriptions_of_closed_clients_are_removed() -> None:
-    house = waiting()
-    routes = house.front.routes
+    harness = waiting()
+    routes = harness.nats_server.routes
     before = len(routes)
-    client = house.client(
+    client = harness.client(
         QUIET + b"".join(b"SUB a.%d.* %d\r\nSUB b g%d x%d\r\n" % ((n,) * 4) for n in range(500))
     )
     assert len(routes) == before + 1000
     assert len(client.session.subscriptions) == 1000
-    client.leave()
+    client.close()
     while routes.has_abandoned:
-        at(house, 0.0)
+        at(harness, 0.0)
     assert len(routes) == before
     assert routes._groups == {}
 
 
 def test_subject_with_2000_tokens_is_accepted() -> None:
-    house = waiting()
+    harness = waiting()
     words = b"a." * 2000 + b"a"
-    client = house.client(QUIET + b"SUB %s 1\r\nSUB a.> 2\r\n" % words)
-    client.say(b"PUB %s 1\r\nx\r\n" % words)
-    client.say(b"PUB %s 1\r\nx\r\n" % words[2:])
+    client = harness.client(QUIET + b"SUB %s 1\r\nSUB a.> 2\r\n" % words)
+    client.send(b"PUB %s 1\r\nx\r\n" % words)
+    client.send(b"PUB %s 1\r\nx\r\n" % words[2:])
     assert client.lines().count(b"MSG") == 3
 
 
 def test_wildcard_subject_with_too_many_tokens_is_refused() -> None:
     client = waiting().client(QUIET)
-    client.say(b"SUB %s 1\r\nSUB %s 2\r\n" % (b"*." * 127 + b">", b"a." * 128 + b">"))
+    client.send(b"SUB %s 1\r\nSUB %s 2\r\n" % (b"*." * 127 + b">", b"a." * 128 + b">"))
     subject = (b"a." * 128 + b">").decode()
     said = f"-ERR 'Permissions Violation for Subscription to \"{subject}\", too many tokens'\r\n"
     assert client.lines() == said.encode()
 
 
 def test_many_subscriptions_are_removed_over_several_ticks() -> None:
-    house = waiting()
-    before = len(house.front.routes)
+    harness = waiting()
+    before = len(harness.nats_server.routes)
     count = max(IMMEDIATE_REMOVALS_MAX, REMOVALS_PER_TICK_MAX // 2)
     said = QUIET + b"".join(
         b"SUB a.%d %d\r\nSUB b.%d g x%d\r\nSUB b g y%d\r\n" % (n, n, n, n, n) for n in range(count)
     )
-    leaves = house.client(said)
-    again = house.client(said)
-    asks = house.client(
+    leaves = harness.client(said)
+    again = harness.client(said)
+    asks = harness.client(
         b'CONNECT {"verbose":false,"headers":true,"no_responders":true}\r\nSUB in 1\r\n'
     )
-    leaves.leave()
-    again.say(QUIET)
+    leaves.close()
+    again.send(QUIET)
     for subject in (b"a.5", b"b.5", b"b"):
-        asks.say(b"PUB %s in 0\r\n\r\n" % subject)
+        asks.send(b"PUB %s in 0\r\n\r\n" % subject)
         assert b"503" in asks.lines()
-    again.say(b"SUB a.5 5\r\nSUB b.5 g x5\r\n")
+    again.send(b"SUB a.5 5\r\nSUB b.5 g x5\r\n")
     beats = 0
-    while len(house.front.routes) > before + 3:
-        at(house, 0.0)
+    while len(harness.nats_server.routes) > before + 3:
+        at(harness, 0.0)
         beats += 1
     assert 1 < beats < 2 + 4 * count / REMOVALS_PER_TICK_MAX
-    asks.say(b"PUB a.5 1\r\nx\r\nPUB b.5 1\r\ny\r\n")
+    asks.send(b"PUB a.5 1\r\nx\r\nPUB b.5 1\r\ny\r\n")
     assert again.lines() == b"MSG a.5 5 1\r\nx\r\nMSG b.5 x5 1\r\ny\r\n"
-    again.leave()
-    assert len(house.front.routes) == before + 1
+    again.close()
+    assert len(harness.nats_server.routes) == before + 1
 
 
 def test_repeated_connect_ends_subscriptions() -> None:
-    house = waiting()
+    harness = waiting()
     connect = b'CONNECT {"verbose":false,"headers":true,"no_responders":true}\r\n'
     count = IMMEDIATE_REMOVALS_MAX + 1
-    client = house.client(connect + b"".join(b"SUB in.%d %d\r\n" % (n, n) for n in range(count)))
-    client.say(b"PUB x in.5 0\r\n\r\n")
+    client = harness.client(connect + b"".join(b"SUB in.%d %d\r\n" % (n, n) for n in range(count)))
+    client.send(b"PUB x in.5 0\r\n\r\n")
     assert client.lines().startswith(b"HMSG in.5 5 33 33\r\n")
-    client.say(connect + b"PUB x in.5 0\r\n\r\n")
+    client.send(connect + b"PUB x in.5 0\r\n\r\n")
     assert client.lines() == b""
-    client.say(b"SUB in.5 new\r\nPUB x in.5 0\r\n\r\n")
+    client.send(b"SUB in.5 new\r\nPUB x in.5 0\r\n\r\n")
     assert client.lines().startswith(b"HMSG in.5 new 33 33\r\n")
 
 
@@ -272,20 +274,20 @@ def test_expensive_commands_reduce_the_read_size(line: bytes) -> None:
         while len(said) + 40 < client.session.next_read_bytes:
             number += 1
             said += line % (number, number)
-        client.say(said)
+        client.send(said)
     assert client.session.next_read_bytes <= 256 * 1024
 
 
 @pytest.mark.parametrize(("subscriptions", "most"), [(1, RECEIVE_BYTES), (4000, 512 * 1024)])
 def test_wide_fan_out_reduces_the_read_size(subscriptions: int, most: int) -> None:
-    house = waiting()
-    house.client(QUIET + b"".join(b"SUB a.%d %d\r\n" % (n, n) for n in range(subscriptions)))
-    client = house.client(QUIET)
+    harness = waiting()
+    harness.client(QUIET + b"".join(b"SUB a.%d %d\r\n" % (n, n) for n in range(subscriptions)))
+    client = harness.client(QUIET)
     said = b"".join(b"PUB a.%d 1\r\nx\r\n" % n for n in range(4000)) * 100
     said = said[: 3 * most // 2]
     while said:
         at_once = client.session.next_read_bytes
-        client.say(said[:at_once])
+        client.send(said[:at_once])
         said = said[at_once:]
     assert not client.closed
     assert most // 64 <= at_once <= most
@@ -295,7 +297,7 @@ def test_wide_fan_out_reduces_the_read_size(subscriptions: int, most: int) -> No
 
 
 def kinds(data: bytes) -> list[type]:
-    """What the parser makes of it, whole."""
+    """Return the event types that the parser makes of these bytes."""
     parser = NatsParser(NatsLimits(), SubjectTable())
     return [type(event) for event in parser.receive(buffer(), buffer().fill(data))]
 
@@ -330,31 +332,31 @@ USERS = NatsAuth(
 @settings(max_examples=80)
 @given(generated_dialogues.scripts(user=True, pedantic=True))
 def test_batches_have_the_same_effect_as_single_messages(script: Script) -> None:
-    whole = Inside(NatsSettings(auth=USERS)).play(script)
-    assert Inside(NatsSettings(auth=USERS)).play(script, 97) == whole
+    whole = NatsServerHarness(NatsSettings(auth=USERS)).play(script)
+    assert NatsServerHarness(NatsSettings(auth=USERS)).play(script, 97) == whole
 
 
 def test_responder_may_answer_requests_of_a_batch() -> None:
-    house = Inside(NatsSettings(auth=USERS))
+    harness = NatsServerHarness(NatsSettings(auth=USERS))
     who = b'CONNECT {"verbose":false,"pedantic":false,"user":"%b","pass":"p"}\r\n'
-    answerer = house.client(who % b"answerer" + b"SUB ask 1\r\n")
-    house.client(who % b"all" + b"PUB ask reply 1\r\nx\r\n" * 40)
+    answerer = harness.client(who % b"answerer" + b"SUB ask 1\r\n")
+    harness.client(who % b"all" + b"PUB ask reply 1\r\nx\r\n" * 40)
     assert answerer.lines().count(b"MSG ask 1 reply 1\r\n") == 40
-    answerer.say(b"PUB reply 0\r\n\r\n" * 4)
+    answerer.send(b"PUB reply 0\r\n\r\n" * 4)
     assert answerer.lines().count(b"Permissions Violation for Publish") == 1
 
 
 @pytest.mark.parametrize("count", [1, 40])
 def test_responder_may_answer_single_requests(count: int) -> None:
-    house = Inside(NatsSettings(auth=USERS))
+    harness = NatsServerHarness(NatsSettings(auth=USERS))
     asks, answers = (
-        house.client(b'CONNECT {"verbose":false,"user":"%b","pass":"p"}\r\n' % name)
+        harness.client(b'CONNECT {"verbose":false,"user":"%b","pass":"p"}\r\n' % name)
         for name in (b"all", b"answerer")
     )
-    answers.say(b"SUB foo.x 1\r\n")
-    asks.say(b"SUB in 2\r\n" + b"PUB foo.x in 1\r\nx\r\n" * count)
+    answers.send(b"SUB foo.x 1\r\n")
+    asks.send(b"SUB in 2\r\n" + b"PUB foo.x in 1\r\nx\r\n" * count)
     assert answers.lines() == b"MSG foo.x 1 in 1\r\nx\r\n" * count
-    answers.say(b"PUB in 1\r\ny\r\n" * 3)
+    answers.send(b"PUB in 1\r\ny\r\n" * 3)
     assert answers.lines() == b""
     assert asks.lines() == b"MSG in 2 1\r\ny\r\n" * 3
 
@@ -362,48 +364,50 @@ def test_responder_may_answer_single_requests(count: int) -> None:
 @pytest.mark.parametrize("count", [1, 40])
 def test_no_responders_reply_for_each_request(count: int) -> None:
     connect = b'CONNECT {"verbose":false,"headers":true,"no_responders":true}\r\n'
-    client = Inside().client(connect + b"SUB in 1\r\n")
-    client.say(b"PUB x in 0\r\n\r\n" * count)
+    client = NatsServerHarness().client(connect + b"SUB in 1\r\n")
+    client.send(b"PUB x in 0\r\n\r\n" * count)
     said = b"HMSG in 1 33 33\r\nNATS/1.0 503\r\nNats-Subject: x\r\n\r\n\r\n"
     assert client.lines() == said * count
 
 
 @pytest.mark.parametrize("count", [1, 40])
 def test_pedantic_client_gets_an_error_for_each_invalid_subject(count: int) -> None:
-    client = Inside().client(b'CONNECT {"verbose":false,"pedantic":true}\r\n')
-    client.say(b"PUB a.* 0\r\n\r\n" * count)
+    client = NatsServerHarness().client(b'CONNECT {"verbose":false,"pedantic":true}\r\n')
+    client.send(b"PUB a.* 0\r\n\r\n" * count)
     assert client.lines() == b"-ERR 'Invalid Publish Subject'\r\n" * count
 
 
 @pytest.mark.parametrize("count", [1, 40])
 def test_reserved_reply_subject_is_refused_each_time(count: int) -> None:
-    house = Inside()
-    listens, client = house.client(QUIET + b"SUB x 1\r\n"), house.client(QUIET)
-    client.say(b"PUB x _R_.a 0\r\n\r\n" * count)
+    harness = NatsServerHarness()
+    listens, client = harness.client(QUIET + b"SUB x 1\r\n"), harness.client(QUIET)
+    client.send(b"PUB x _R_.a 0\r\n\r\n" * count)
     said = b"-ERR 'Permissions Violation for Publish with Reply of \"_R_.a\"'\r\n"
     assert client.lines() == said * count
     assert listens.lines() == b""
-    assert house.front.denied_count == count
+    assert harness.nats_server.denied_count == count
 
 
 @pytest.mark.parametrize("count", [1, 40])
 @pytest.mark.parametrize("queue", [b"", b"g "])
 def test_unsub_with_reached_max_ends_at_once(count: int, queue: bytes) -> None:
-    client = Inside().client(QUIET + b"SUB a %b1\r\n" % queue + b"PUB a 0\r\n\r\n" * count)
+    client = NatsServerHarness().client(
+        QUIET + b"SUB a %b1\r\n" % queue + b"PUB a 0\r\n\r\n" * count
+    )
     assert client.lines().count(b"MSG") == count
-    client.say(b"UNSUB 1 %d\r\nPUB a 0\r\n\r\n" % count)
+    client.send(b"UNSUB 1 %d\r\nPUB a 0\r\n\r\n" % count)
     assert client.lines() == b""
     assert client.session.subscriptions == {}
 
 
 @pytest.mark.parametrize("count", [1, 40])
 def test_batch_headers_only_reach_clients_that_accept_headers(count: int) -> None:
-    house = Inside()
+    harness = NatsServerHarness()
     takes = [
-        house.client(b'CONNECT {"verbose":false,"headers":%b}\r\nSUB a 1\r\n' % word)
+        harness.client(b'CONNECT {"verbose":false,"headers":%b}\r\nSUB a 1\r\n' % word)
         for word in (b"true", b"false", b"true")
     ]
-    takes[0].say(b"HPUB a 12 13\r\nNATS/1.0\r\n\r\nx\r\n" * count)
+    takes[0].send(b"HPUB a 12 13\r\nNATS/1.0\r\n\r\nx\r\n" * count)
     headed = b"HMSG a 1 12 13\r\nNATS/1.0\r\n\r\nx\r\n" * count
     assert [client.lines() for client in takes] == [headed, b"MSG a 1 1\r\nx\r\n" * count, headed]
 
@@ -413,9 +417,9 @@ def test_verbose_client_gets_ok_for_each_message_of_a_batch(options: bytes) -> N
     said = b"CONNECT " + options + b"\r\nSUB a.> 1\r\n"
     said += b"".join(b"PUB a.%s 1\r\nx\r\n" % (b"b", b"*", b"c")[n % 3] for n in range(90))
     said += b"PUB a.b 1\r\nx\r\n" * 40 + b"PUB a..b 1\r\nx\r\n" * 40
-    whole, pieces = Inside().client(), Inside().client()
-    whole.say(said)
-    pieces.say(said, 9)
+    whole, pieces = NatsServerHarness().client(), NatsServerHarness().client()
+    whole.send(said)
+    pieces.send(said, 9)
     assert whole.lines() == pieces.lines() != b""
 
 
@@ -423,19 +427,19 @@ def test_counts_single_and_batched_messages() -> None:
     said = QUIET + b"PUB a 3\r\nabc\r\n" * 40
     said += b"".join(b"PUB a.%d 3\r\nabc\r\n" % (n % 3) for n in range(60))
     for chunks in (0, 5):
-        client: Client = Inside().client()
-        client.say(said, chunks)
+        client: Client = NatsServerHarness().client()
+        client.send(said, chunks)
         assert (client.session.in_messages, client.session.in_bytes) == (100, 300)
 
 
 def test_statistics_include_closed_clients() -> None:
-    house = waiting(NatsLimits(max_payload=1000, max_pending=1000))
-    client = house.client(QUIET + b"SUB a 1\r\nSUB b 2\r\nPUB a 3\r\nabc\r\n")
-    first = house.front.statistics()
+    harness = waiting(NatsLimits(max_payload=1000, max_pending=1000))
+    client = harness.client(QUIET + b"SUB a 1\r\nSUB b 2\r\nPUB a 3\r\nabc\r\n")
+    first = harness.nats_server.statistics()
     assert (first.clients, first.accepted, first.subscriptions) == (1, 1, 2)
     assert (first.in_messages, first.in_bytes, first.out_messages) == (1, 3, 1)
-    client.leave()
-    gone = house.front.statistics()
+    client.close()
+    gone = harness.nats_server.statistics()
     assert (gone.clients, gone.accepted, gone.subscriptions) == (0, 1, 0)
     assert (gone.in_messages, gone.in_bytes, gone.out_messages) == (1, 3, 1)
     assert (gone.denied, gone.slow_consumers, gone.pending_bytes) == (0, 0, 0)

@@ -1,4 +1,4 @@
-"""Subjects: which are legal, and how they are looked up."""
+"""Legal subjects and their index keys."""
 
 from __future__ import annotations
 
@@ -33,15 +33,13 @@ SUBJECTS = st.lists(TOKENS, min_size=1, max_size=4).map(b".".join)
         (b"#.a", True, True),
     ],
 )
-def test_legal_and_literal_subjects(
-    subject: bytes, legal: bool, literal: bool
-) -> None:
+def test_legal_and_literal_subjects(subject: bytes, legal: bool, literal: bool) -> None:
     assert subjects.is_legal(subject) == legal
     assert subjects.is_literal(subject) == literal
 
 
 def slow_match(pattern: list[bytes], name: list[bytes]) -> bool:
-    """By the words of the protocol, one token after the other."""
+    """Oracle: match token by token."""
     if not pattern:
         return not name
     if pattern == [b">"]:

@@ -1,4 +1,4 @@
-"""Users, tokens and keys."""
+"""NATS users, tokens, nkeys and certificates."""
 
 from __future__ import annotations
 
@@ -131,9 +131,9 @@ def test_user_without_password_cannot_authenticate_by_name() -> None:
 
 def test_seed_is_not_shown_in_errors() -> None:
     auth = NatsAuth(users=(NatsUser(nkey=PUBLIC),))
-    with pytest.raises(NatsError, match=f"it says to be '{PUBLIC}'"):
+    with pytest.raises(NatsError, match=f"wrong or missing credentials of user '{PUBLIC}'"):
         gate(auth).authenticate(ConnectOptions(nkey=PUBLIC), "")
-    with pytest.raises(NatsError, match="it says to be 'an nkey'"):
+    with pytest.raises(NatsError, match="wrong or missing credentials of user 'an nkey'"):
         gate(auth).authenticate(ConnectOptions(nkey="SUACSSL3UAHUDXKFSNVUZRF5"), "")
 
 

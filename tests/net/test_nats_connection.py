@@ -1,4 +1,4 @@
-"""A link to real nats-servers: made, lost, made again; JetStream asked, fed and read in batches."""
+"""NatsConnection with real nats-servers: reconnect, TLS, JetStream requests."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ PATIENCE_SECONDS = 60.0
 SEED = "SUAAAAICAMCAKBQHBAEQUCYMBUHA6EARCIJRIFIWC4MBSGQ3DQOR4H776Y"
 
 
-class Heard:
-    """What a link has heard."""
+class ClientOutput:
+    """Events of a connection."""
 
     def __init__(self) -> None:
         self.events: list[NatsConnectionEvent] = []
         self._more = trio.Event()
 
-    def take(self, event: NatsConnectionEvent) -> None:
+    def drain(self, event: NatsConnectionEvent) -> None:
         self.events.append(event)
         self._more.set()
         self._more = trio.Event()
@@ -53,9 +53,9 @@ class Heard:
 
 
 @asynccontextmanager
-async def linked(*urls: str, **options: Any) -> AsyncIterator[tuple[NatsConnection, Heard]]:
-    heard = Heard()
-    link = NatsConnection([NatsAddress.parse(url) for url in urls], heard.take, **options)
+async def linked(*urls: str, **options: Any) -> AsyncIterator[tuple[NatsConnection, ClientOutput]]:
+    heard = ClientOutput()
+    link = NatsConnection([NatsAddress.parse(url) for url in urls], heard.drain, **options)
     async with trio.open_nursery() as nursery:
         await nursery.start(link.run)
         with trio.fail_after(PATIENCE_SECONDS):
@@ -69,7 +69,7 @@ def test_silent_server_times_out() -> None:
     core.start_connection(0.0)
     for second in range(15):
         core.tick(second)
-    with pytest.raises(RemoteProtocolError, match="answered none of 2 PINGs"):
+    with pytest.raises(RemoteProtocolError, match="did not answer 2 PINGs"):
         core.tick(15)
 
 
@@ -155,7 +155,7 @@ async def test_reconnects_to_a_discovered_server(tmp_path: Path) -> None:
 async def test_invalid_host_name_is_skipped(
     jetstream_server: NatsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A server may name others of its cluster as it likes."""
+    """A cluster may announce any text as an address."""
     monkeypatch.setattr("simplebus.net.nats_connection.random.shuffle", lambda servers: None)
     async with linked("nats://a..b", jetstream_server.url) as (link, _):
         assert jetstream_server.url.endswith(link.server)

@@ -1,4 +1,4 @@
-"""A link that is slow for what is said on it: who asks behind much else is answered."""
+"""Request timeouts on a slow connection."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _PIECE_BYTES = 4096
 
 
 class Line:
-    """To a server, which takes so many bytes in a second, or none."""
+    """Proxy to a server that forwards a limited number of bytes per second, or none."""
 
     def __init__(self, port: int) -> None:
         self._port = port

@@ -1,4 +1,4 @@
-"""TLS with the verbs of a socket: what comes is what was sent, what TLS itself asks is bounded."""
+"""TlsSocket: data is unchanged, and work caused by TLS itself is bounded."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ VERSIONS = {"1.2": ssl.TLSVersion.TLSv1_2, "1.3": ssl.TLSVersion.TLSv1_3}
 
 @pytest.fixture
 def ends() -> Iterator[tuple[socket.socket, socket.socket]]:
-    """Two that are connected; the first one is the server's, and never waits."""
+    """Return a connected pair of sockets; the first is the server's and non-blocking."""
     ours, theirs = socket.socketpair()
     ours.setblocking(False)
     with ours, theirs:
@@ -34,7 +34,7 @@ def ends() -> Iterator[tuple[socket.socket, socket.socket]]:
 
 
 def read(server: TlsSocket) -> bytes:
-    """What one call reads; empty for nothing yet."""
+    """Return the data of one read; empty if there is none yet."""
     space = bytearray(256 * 1024)
     try:
         return bytes(space[: server.recv_into(memoryview(space))])
@@ -43,7 +43,7 @@ def read(server: TlsSocket) -> bytes:
 
 
 class Client:
-    """One whose bytes are put on the wire by hand."""
+    """TLS client whose bytes are passed to the network by hand."""
 
     def __init__(self, made: ssl.SSLContext) -> None:
         self.came, self.goes = ssl.MemoryBIO(), ssl.MemoryBIO()
@@ -122,7 +122,7 @@ def through(
     server_certificate: CertificatePair,
     ends: tuple[socket.socket, socket.socket],
 ) -> tuple[TlsSocket, Client, socket.socket]:
-    """A server, its client behind the handshake, and the wire."""
+    """Return a server, its connected client and the network between them."""
     server = TlsSocket(
         ends[0], create_ssl_context(TlsOptions(server_certificate.cert, server_certificate.key))
     )
@@ -164,7 +164,7 @@ def test_wide_sockets_are_limited(
     server_certificate: CertificatePair,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """TLS keeps room for the largest piece it has had, of each connection."""
+    """OpenSSL keeps a buffer for the largest piece of each connection."""
     monkeypatch.setattr(simplebus.net.tls, "WIDE_AFTER_BYTES", 100_000)
     monkeypatch.setattr(simplebus.net.tls, "WIDE_MAX", len(simplebus.net.tls._wide_sockets) + 2)
     with contextlib.ExitStack() as stack:
@@ -230,7 +230,7 @@ def test_send_accepts_as_much_as_the_network(
 
 
 def library() -> ctypes.CDLL:
-    """The same OpenSSL as the interpreter's, to ask it for what Python has no word for."""
+    """Return the interpreter's OpenSSL, for functions that Python does not offer."""
     lines = Path("/proc/self/maps").read_text().splitlines()
     found = next((line.split()[-1] for line in lines if "libssl" in line), None)
     if found is None:
@@ -256,8 +256,7 @@ def library() -> ctypes.CDLL:
 
 
 class Changing:
-    """A client that changes its keys when it is told to, and reads nothing but that it is let
-    in."""
+    """Client that updates its TLS keys on request and reads only the handshake."""
 
     def __init__(self, server: TlsSocket, wire: socket.socket) -> None:
         wire.setblocking(False)
@@ -277,7 +276,8 @@ class Changing:
         self._library.SSL_CTX_free(self._context)
 
     def change_keys(self, how: int = REQUESTED) -> None:
-        """And, if that is requested, have the other side change its own."""
+        """Update the keys, and optionally request an update from the peer.
+        """
         assert self._library.SSL_key_update(self._tls, how) == 1
         assert self._library.SSL_do_handshake(self._tls) == 1
 

@@ -183,7 +183,7 @@ def _bad_request(sentence: str) -> RemoteProtocolError:
 
 
 def _short_token(text: str, fallback: str) -> str:
-    """Return the name as a token; `fallback` if the token would be empty or make a line too long."""
+    """Return the name as a token; `fallback` if the token would be empty or too long."""
     token = encode_token(text)
     return token if 0 < len(token) <= _TOKEN_CHARACTERS_MAX else fallback
 

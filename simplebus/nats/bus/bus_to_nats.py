@@ -238,7 +238,7 @@ class BusToNats:
                 self._wakeups.schedule_wakeup(due_at, self)
 
     def _drop_released(self) -> None:
-        """Drop entries of released messages, so that the heap stays bounded by the stored messages."""
+        """Drop entries of released messages: the heap is bounded by the stored messages."""
         self._delayed = [entry for entry in self._delayed if entry[4] > entry[2].ring.floor]
         heapq.heapify(self._delayed)
         self._delayed_max = max(_DELAYED_MIN, 2 * len(self._delayed))

@@ -294,7 +294,7 @@ def _envelope_prefix(subject: bytes) -> bytes:
 
 
 def _to_envelope(message: Pub) -> Envelope:
-    """Return the envelope without payload. Raises RemoteProtocolError (bad_channel, bad_envelope)."""
+    """Return the envelope. Raises RemoteProtocolError (bad_channel, bad_envelope)."""
     headers = parse_header_block(bytes(message.body[: message.header_bytes]))
     if message.reply:
         try:

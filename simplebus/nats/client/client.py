@@ -128,7 +128,7 @@ class NatsClientCore:
         self.output_bytes = 0
 
     def send_connect(self) -> None:
-        """Send CONNECT, all subscriptions and PING. Called after INFO, and after TLS if required."""
+        """Send CONNECT, all subscriptions and PING. Called after INFO and the TLS handshake."""
         assert self.info is not None
         options: dict[str, object] = {
             "verbose": False,
@@ -143,12 +143,13 @@ class NatsClientCore:
             "tls_required": self.info.tls_required,
             **self._credentials.connect_fields(self.info.nonce),
         }
-        said = [b"CONNECT " + msgspec.json.encode(options) + b"\r\n"]
-        said.append(encode.encode_sub(self._inbox + b"*", _INBOX_SID))
-        said += [
-            encode.encode_sub(s, sid, queue) for sid, (s, queue) in self._subscriptions.items()
+        commands = [b"CONNECT " + msgspec.json.encode(options) + b"\r\n"]
+        commands.append(encode.encode_sub(self._inbox + b"*", _INBOX_SID))
+        commands += [
+            encode.encode_sub(subject, sid, queue)
+            for sid, (subject, queue) in self._subscriptions.items()
         ]
-        self._write(b"".join(said))
+        self._write(b"".join(commands))
         self._ping()
         self._unanswered_ping_count += 1
 
@@ -192,8 +193,8 @@ class NatsClientCore:
         if self._unanswered_ping_count >= self._pings_max:
             raise RemoteProtocolError(
                 Reason.HEARTBEAT_TIMEOUT,
-                f"the NATS server has answered none of {self._unanswered_ping_count} PINGs for "
-                f"{now - self.last_received_at:.0f} s",
+                f"the NATS server did not answer {self._unanswered_ping_count} PINGs; its last "
+                f"bytes came {now - self.last_received_at:.0f} s ago",
             )
         self._unanswered_ping_count += 1
         self._last_ping_at = now
@@ -272,10 +273,10 @@ class NatsClientCore:
         return b"%b%0*d" % (self._inbox, NUMBER_DIGITS, number)
 
     def reply_subjects(self, first: int, count: int) -> Sequence[Column]:
-        """Return the reply subjects of consecutive numbers, as columns for `encode_equal_messages`."""
+        """Return consecutive reply subjects, as columns for `encode_equal_messages`."""
         return self._inbox, encode.format_digits(np.arange(first, first + count), NUMBER_DIGITS)
 
-    # Within --------------------------------------------------------------------------------------
+    # Internals -----------------------------------------------------------------------------------
 
     def _ping(self) -> None:
         self._ping_count += 1
@@ -292,15 +293,17 @@ class NatsClientCore:
 
         A requester therefore sees everything that was published before the reply.
         """
-        answers = messages.sids == _INBOX_SID
-        if not answers.any():
+        are_replies = messages.sids == _INBOX_SID
+        if not are_replies.any():
             yield messages
             return
-        part = messages
-        if not answers.all():
-            yield messages.pick(~answers)
-            part = messages.pick(answers)
-        found, good = parse_numbers(part.data, part.subjects + len(self._inbox), part.subject_ends)
-        if not good.all():  # Somebody guessed the inbox; nobody asked for that.
-            found, part = found[good], part.pick(good)
-        yield RequestReplies(found, part)
+        replies = messages
+        if not are_replies.all():
+            yield messages.pick(~are_replies)
+            replies = messages.pick(are_replies)
+        numbers, good = parse_numbers(
+            replies.data, replies.subjects + len(self._inbox), replies.subject_ends
+        )
+        if not good.all():  # Another client published to the inbox.
+            numbers, replies = numbers[good], replies.pick(good)
+        yield RequestReplies(numbers, replies)

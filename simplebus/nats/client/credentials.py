@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 _SEED_BYTES = 32
 _USER_SEED = (18 << 3) | ((20 << 3) >> 5), ((20 << 3) & 31) << 3
-"""The first two bytes of a user's seed: that it is a seed, and whose."""
+"""First two bytes of a user's seed: the types of the text and of the key."""
 _USER_KEY = 20 << 3
 
 
@@ -27,8 +27,8 @@ class Credentials:
     """Seed as printed by `nk`: `SU` and 56 characters of base 32."""
 
     def __post_init__(self) -> None:
-        given = [bool(self.user), bool(self.token), bool(self.seed)]
-        if sum(given) > 1 or (self.password and not self.user):
+        kinds = [bool(self.user), bool(self.token), bool(self.seed)]
+        if sum(kinds) > 1 or (self.password and not self.user):
             raise ValueError("expected a user with a password, or a token, or a seed")
         if self.seed:
             _decode_seed(self.seed)
@@ -45,20 +45,20 @@ class Credentials:
 
 
 def _decode_seed(seed: str) -> bytes:
-    """Return the 32 bytes of the private key in a seed (NATS nkeys). Raises ValueError if invalid."""
+    """Return the private key in a seed (NATS nkeys), 32 bytes. Raises ValueError if invalid."""
     try:
         raw = base64.b32decode(seed + "=" * (-len(seed) % 8))
     except (binascii.Error, ValueError):
-        raise ValueError("the seed is no base 32") from None
+        raise ValueError("the seed is not base 32") from None
     if len(raw) != 2 + _SEED_BYTES + 2 or tuple(raw[:2]) != _USER_SEED:
-        raise ValueError("the seed is none of a user's key: expected SU and 56 more characters")
+        raise ValueError("the seed is not a user's: expected SU and 56 more characters")
     if binascii.crc_hqx(raw[:-2], 0) != int.from_bytes(raw[-2:], "little"):
         raise ValueError("the seed's checksum is wrong, was it cut or mistyped?")
     return raw[2:-2]
 
 
 def _sign_nonce(seed: str, nonce: bytes) -> dict[str, str]:
-    # Loaded when it is needed: few are known by keys.
+    # Imported late: few clients use nkeys.
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
     from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 

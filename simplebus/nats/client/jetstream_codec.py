@@ -55,7 +55,7 @@ _SAFE = "".join(chr(code) for code in range(0x21, 0x7F) if chr(code) != "%")
 _ACK_TOKENS, _LONG_ACK_TOKENS = 9, 11
 _DOT, _NINE = np.uint8(ord(".")), np.uint8(9)
 _ALIKE_MESSAGES_MIN = 32
-"""Fewer are read one way."""
+"""Fewer messages than this are parsed in the general way."""
 _LAYOUTS_MAX = 8
 """Most different lengths of ack subjects that are parsed with arrays."""
 _WORD: np.dtype[np.uint64] = np.dtype("<u8")
@@ -92,33 +92,31 @@ def parse_api_reply(headers: bytes, payload: bytes, subject: str = "") -> dict[s
     code, words = parse_status(headers)
     if code >= 400:
         if code == NO_RESPONDERS:
-            words = "nobody answers: JetStream is not enabled, or has no leader now"
+            words = "no responders: JetStream is not enabled, or has no leader now"
         raise JetStreamError(code, words)
     try:
-        said = msgspec.json.decode(payload, type=dict[str, Any])
+        reply = msgspec.json.decode(payload, type=dict[str, Any])
     except (msgspec.MsgspecError, RecursionError):
-        raise JetStreamError(0, f"{payload[:60]!r} came, expected a JSON object") from None
-    error = said.get("error")
+        raise JetStreamError(0, f"received {payload[:60]!r}, expected a JSON object") from None
+    error = reply.get("error")
     if isinstance(error, dict):
         raise _parse_error(error)
     try:
-        jetstream_types.check_reply(subject, said)
-    except ValueError as wrong:
-        raise JetStreamError(0, f"an odd answer to {subject}: {wrong}") from None
-    return said
+        jetstream_types.check_reply(subject, reply)
+    except ValueError as problem:
+        raise JetStreamError(0, f"invalid reply to {subject}: {problem}") from None
+    return reply
 
 
 def _parse_error(error: dict[str, Any]) -> JetStreamError:
-    told = error.get("err_code") or error.get("code")
-    code = told if type(told) is int else 0
+    value = error.get("err_code") or error.get("code")
+    code = value if type(value) is int else 0
     sentence = str(error.get("description", ""))[:_SENTENCE_CHARACTERS_MAX]
     return JetStreamError(code, sentence, is_final=error.get("code") == _BAD_REQUEST)
 
 
 def percent_encode(text: str) -> str:
-    """Return the text for use in a header: other than printable ASCII, and %, as % and hexadecimal
-    digits.
-    """
+    """Return the text for use in a header: all but printable ASCII, and `%`, is percent-encoded."""
     return quote(text, safe=_SAFE)
 
 
@@ -146,10 +144,12 @@ def parse_pub_acks(messages: ReceivedMessages) -> PubAcks:
     plain = _parse_plain_acks(messages, sequences)
     for row in np.flatnonzero(~plain).tolist():
         try:
-            said = parse_api_reply(messages.headers(row), messages.payload(row))
-            sequence, duplicate = said.get("seq"), said.get("duplicate", False)
+            reply = parse_api_reply(messages.headers(row), messages.payload(row))
+            sequence, duplicate = reply.get("seq"), reply.get("duplicate", False)
             if type(sequence) is not int or not 0 < sequence < 1 << 63:
-                raise JetStreamError(0, f"{messages.payload(row)[:60]!r} came, expected a PubAck")
+                raise JetStreamError(
+                    0, f"received {messages.payload(row)[:60]!r}, expected a PubAck"
+                )
             sequences[row], duplicates[row] = sequence, duplicate is True
         except JetStreamError as error:
             errors[row] = error
@@ -185,24 +185,23 @@ def parse_fast_batch_reply(headers: bytes, payload: bytes) -> FastBatchReply:
     """Parse a reply to a fast batch."""
     code, words = parse_status(headers)
     if code >= 400:
-        return FastBatchReply(-1, True, JetStreamError(code, words or "nobody answers"))
+        return FastBatchReply(-1, True, JetStreamError(code, words or "no responders"))
     try:
-        said = msgspec.json.decode(payload, type=_FastBatchReplyJson)
+        reply = msgspec.json.decode(payload, type=_FastBatchReplyJson)
     except (msgspec.MsgspecError, RecursionError):
-        wrong = JetStreamError(0, f"{payload[:60]!r} came, expected what became of a chain")
-        return FastBatchReply(-1, False, wrong)
-    error = None if said.error is None else _parse_error(said.error)
-    if said.type:
-        return FastBatchReply(said.seq if said.type == "ack" else -1, False, error)
-    if error is not None or said.count is None:
-        return FastBatchReply(
-            -1, True, error or JetStreamError(0, f"{payload[:60]!r} came of a chain")
-        )
-    if (
-        said.count and not said.seq
-    ):  # The last message has the id of one that may be on its way still.
-        return FastBatchReply(-1, True, JetStreamError(0, "what of a chain is stored is not said"))
-    return FastBatchReply(said.count, True, sequence=said.seq)
+        sentence = f"received {payload[:60]!r}, expected a reply to a fast batch"
+        return FastBatchReply(-1, False, JetStreamError(0, sentence))
+    error = None if reply.error is None else _parse_error(reply.error)
+    if reply.type:
+        return FastBatchReply(reply.seq if reply.type == "ack" else -1, False, error)
+    if error is not None or reply.count is None:
+        sentence = f"received {payload[:60]!r}, expected the end of a fast batch"
+        return FastBatchReply(-1, True, error or JetStreamError(0, sentence))
+    # Without a sequence, the last message has the id of a message that may not be stored yet.
+    if reply.count and not reply.seq:
+        sentence = "the reply to a fast batch has no sequence, so the stored count is unknown"
+        return FastBatchReply(-1, True, JetStreamError(0, sentence))
+    return FastBatchReply(reply.count, True, sequence=reply.seq)
 
 
 def fast_batch_reply_subjects(inbox: bytes, name: bytes, count: int) -> Sequence[Column]:
@@ -233,8 +232,8 @@ def encode_stored_check(
     headers: list[Column] = [
         HEADER_VERSION_LINE + MSG_ID + b": ", *message_ids, b"\r\nNats-Rollup: none\r\n\r\n"
     ]  # fmt: skip
-    nothing = np.empty((count, 0), np.uint8)
-    return encode_equal_messages(subject, nothing, reply=replies, headers=headers)
+    empty_payloads = np.empty((count, 0), np.uint8)
+    return encode_equal_messages(subject, empty_payloads, reply=replies, headers=headers)
 
 
 def _parse_plain_acks(messages: ReceivedMessages, sequences: Integers) -> Flags:
@@ -318,7 +317,7 @@ def parse_stored_time(messages: ReceivedMessages, row: int) -> float:
 
 
 def _parse_ack_subjects(messages: ReceivedMessages) -> tuple[Flags, list[Integers]]:
-    """Return a flag for each valid ack subject, and the five numbers of ack subjects of any form."""
+    """Return a flag for each valid ack subject, and the five numbers of each ack subject."""
     data, begins, ends = messages.data, messages.replies, messages.reply_ends
     first = int(begins.min(initial=len(data)))
     last = int(ends.max(initial=first))
@@ -380,40 +379,40 @@ def _parse_equal_layout(
     tokens = first.split(b".")
     if len(tokens) != _ACK_TOKENS or not first.startswith(b"$JS.ACK."):
         return None
-    told = tokens[4:]
-    if not all(token.isdigit() and len(token) <= DIGITS_MAX for token in told):
+    number_tokens = tokens[4:]
+    if not all(token.isdigit() and len(token) <= DIGITS_MAX for token in number_tokens):
         return None
     items = unaligned(messages.data, np.dtype(f"V{length}"))[begins]
-    table_ = items.view(np.uint8).reshape(-1, length)
-    head = length - sum(map(len, told)) - 4
-    if (table_[:, :head] != np.frombuffer(first, np.uint8, head)).any():
+    rows = items.view(np.uint8).reshape(-1, length)
+    head = length - sum(map(len, number_tokens)) - 4
+    if (rows[:, :head] != np.frombuffer(first, np.uint8, head)).any():
         return None
-    # What is left of a digit is its value, and of a dot nothing.
-    shape = b".".join([b"0" * len(token) for token in told])
-    values = np.ascontiguousarray(table_[:, head:].T)
-    values ^= np.frombuffer(shape, np.uint8)[:, None]
-    most = np.frombuffer(shape.replace(b"0", b"\x09").replace(b".", b"\0"), np.uint8)
-    if (values > most[:, None]).any():
+    # After XOR with this layout a digit is its value and a dot is 0.
+    layout = b".".join([b"0" * len(token) for token in number_tokens])
+    values = np.ascontiguousarray(rows[:, head:].T)
+    values ^= np.frombuffer(layout, np.uint8)[:, None]
+    max_values = np.frombuffer(layout.replace(b"0", b"\x09").replace(b".", b"\0"), np.uint8)
+    if (values > max_values[:, None]).any():
         return None
     columns: list[Integers] = []
-    at = 0
-    for token in told:
-        if len(token) == DIGITS_MAX and (values[at] == _NINE).any():
-            return None  # It may be more than any number of 63 bits.
+    start = 0
+    for token in number_tokens:
+        if len(token) == DIGITS_MAX and (values[start] == _NINE).any():
+            return None  # The number may not fit into 63 bits.
         if len(columns) < 3:
-            columns.append(_digits_to_numbers(values[at : at + len(token)]))
-        at += len(token) + 1
+            columns.append(_digits_to_numbers(values[start : start + len(token)]))
+        start += len(token) + 1
     attempts, sequences, counts = columns
     return attempts, sequences, counts
 
 
-def _digits_to_numbers(digits_: Bytes) -> Integers:
+def _digits_to_numbers(digits: Bytes) -> Integers:
     """Return the numbers of equally many digits, shape (width, n)."""
-    found: Integers = digits_[0].astype(np.int64)
-    for each in digits_[1:]:
-        found *= 10
-        found += each
-    return found
+    numbers: Integers = digits[0].astype(np.int64)
+    for each in digits[1:]:
+        numbers *= 10
+        numbers += each
+    return numbers
 
 
 def _find_other_prefixes(messages: ReceivedMessages, good: Flags) -> list[int]:
@@ -421,9 +420,9 @@ def _find_other_prefixes(messages: ReceivedMessages, good: Flags) -> list[int]:
     rows = np.flatnonzero(good)
     if not rows.size:
         return []
-    odd = unaligned(messages.data, _WORD)[messages.replies[rows]] != _ACK_BEGINS
-    found: list[int] = rows[odd].tolist()
-    return found
+    differs = unaligned(messages.data, _WORD)[messages.replies[rows]] != _ACK_BEGINS
+    other_rows: list[int] = rows[differs].tolist()
+    return other_rows
 
 
 def encode_acks(messages: ReceivedMessages, word: bytes = ACK) -> bytes:
@@ -434,9 +433,9 @@ def encode_acks(messages: ReceivedMessages, word: bytes = ACK) -> bytes:
     pieces: list[memoryview] = []
     for length in np.unique(lengths).tolist():
         items = unaligned(data, np.dtype(f"V{length}"))[begins[lengths == length]]
-        whom = items.view(np.uint8).reshape(-1, length)
-        columns: list[Column] = [b"PUB ", whom, tail]
-        pieces.append(build_rows(len(columns[1]), columns))
+        ack_subjects = items.view(np.uint8).reshape(-1, length)
+        columns: list[Column] = [b"PUB ", ack_subjects, tail]
+        pieces.append(build_rows(len(ack_subjects), columns))
     return b"".join(pieces)
 
 
@@ -452,8 +451,8 @@ def encode_acks_in_order(messages: ReceivedMessages, word: bytes) -> bytes:
 def ack_subject_of_consumer(reply: bytes, consumer: bytes) -> bytes:
     """Return the ack subject with another consumer and delivery count 0."""
     tokens = reply.split(b".")
-    at = 3 if len(tokens) == _ACK_TOKENS else 5
-    tokens[at], tokens[at + 3] = consumer, b"0"
+    index = 3 if len(tokens) == _ACK_TOKENS else 5
+    tokens[index], tokens[index + 3] = consumer, b"0"
     return b".".join(tokens)
 
 
@@ -473,20 +472,20 @@ def pull_request(
         idle_seconds: Interval of idle heartbeats; 0 for none.
         max_bytes: Most bytes; 0 for no limit.
     """
-    said: dict[str, Any] = {"batch": batch}
+    request: dict[str, Any] = {"batch": batch}
     if expires_seconds:
-        said["expires"] = round(expires_seconds * 1e9)
+        request["expires"] = round(expires_seconds * 1e9)
     else:
-        said["no_wait"] = True
+        request["no_wait"] = True
     if idle_seconds:
-        said["idle_heartbeat"] = round(idle_seconds * 1e9)
+        request["idle_heartbeat"] = round(idle_seconds * 1e9)
     if max_bytes:
-        said["max_bytes"] = max_bytes
-    return msgspec.json.encode(said)
+        request["max_bytes"] = max_bytes
+    return msgspec.json.encode(request)
 
 
 def is_consumer_missing(code: int, words: str) -> bool:
-    """Return True if the status says that the consumer is deleted or has no leader."""
+    """Return True if the status means that the consumer is deleted or has no leader."""
     return code == NO_RESPONDERS or (code == 409 and words.lower() == "consumer deleted")
 
 
@@ -496,20 +495,20 @@ def is_normal_end(code: int, words: str) -> bool:
 
 
 def parse_pending_messages(headers: bytes) -> int:
-    """Return the messages of a pull request that will not come, from the status that ends it."""
+    """Return the count of undelivered messages from the status that ends a pull request."""
     return _parse_number_header(headers, b"Nats-Pending-Messages")
 
 
 def parse_pending_bytes(headers: bytes) -> int:
-    """Return the bytes of a pull request that will not come, from the status that ends it."""
+    """Return the count of undelivered bytes from the status that ends a pull request."""
     return _parse_number_header(headers, b"Nats-Pending-Bytes")
 
 
 def _parse_number_header(headers: bytes, name: bytes) -> int:
     """Return the number in a header; 1 << 31 if it is missing."""
     for line in headers.split(b"\r\n"):
-        found, _, value = line.partition(b":")
-        if found == name:
+        header, _, value = line.partition(b":")
+        if header == name:
             return parse_number(value.strip(), 1 << 31)
     return 1 << 31
 

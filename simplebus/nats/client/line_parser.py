@@ -78,7 +78,7 @@ class ClientLineParser:
         self, raw: bytes, at: int, last: int, match: re.Match[bytes], headers: int, size: int
     ) -> int:
         if headers > size:
-            raise _invalid_line(match[0], "its headers are longer than all of it")
+            raise _invalid_line(match[0], "the header size is larger than the total size")
         if size > self._max_message_bytes:
             raise RemoteProtocolError(
                 Reason.FRAME_TOO_LONG,
@@ -91,8 +91,9 @@ class ClientLineParser:
             self.required_bytes = end + 2 - at
             return -1
         if raw[end] != _CR or raw[end + 1] != _LF:
-            came = raw[end : end + 2]
-            raise _invalid_line(match[0], f"behind its {size} bytes came {came!r}, expected CR LF")
+            raise _invalid_line(
+                match[0], f"{raw[end : end + 2]!r} follows its {size} bytes, expected CR LF"
+            )
         reply, reply_end = match.span(3)
         if reply < 0:
             reply = reply_end = body
@@ -136,9 +137,9 @@ class ClientLineParser:
         return feed + 2
 
 
-def _invalid_line(line: bytes, why: str) -> RemoteProtocolError:
+def _invalid_line(line: bytes, problem: str) -> RemoteProtocolError:
     return RemoteProtocolError(
-        Reason.UNKNOWN_TYPE, f"the server sent {_shorten(line.rstrip())}: {why}"
+        Reason.UNKNOWN_TYPE, f"the server sent {_shorten(line.rstrip())}: {problem}"
     )
 
 

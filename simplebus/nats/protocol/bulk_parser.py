@@ -62,7 +62,7 @@ _BLANK_MAX = 5
 
 
 def find_line_feeds(raw: bytearray, first: int, last: int) -> Integers:
-    """Return the offsets of LF in raw[first:last], ascending. Reads up to eight bytes after `last`."""
+    """Return the ascending offsets of LF in raw[first:last]. Reads up to eight bytes more."""
     begin = first - first % _SIZE
     count = -(-(last - begin) // _SIZE)
     data = np.frombuffer(raw, np.uint8, count * _SIZE, begin)

@@ -136,7 +136,7 @@ def row_indexes(batch: UniformBatch | MixedBatch, rows: Indexes | None) -> Index
 def iter_messages(
     batch: UniformBatch | MixedBatch, subject_names: Sequence[bytes] = ()
 ) -> Iterator[Pub]:
-    """Yield the messages of a batch. `subject_names` are subjects by number, if the batch has none."""
+    """Yield the messages of a batch. `subject_names` replace subject names missing in it."""
     if isinstance(batch, UniformBatch):
         head = batch.first_message
         for row in batch.rows:

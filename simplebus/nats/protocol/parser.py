@@ -34,7 +34,7 @@ _CR_LF = b"\r\n"
 _CR_LF_WORD = np.uint16(int.from_bytes(_CR_LF, "little"))
 _WORD: np.dtype[np.uint64] = np.dtype("<u8")
 _HALF: np.dtype[np.uint16] = np.dtype("<u2")
-_SIZE = _WORD.itemsize  # A PUB line, `PUB a 1` and LF, has eight bytes at least.
+_SIZE = _WORD.itemsize  # The shortest PUB line, `PUB a 1` and LF, has eight bytes.
 
 
 class NatsParser:
@@ -115,7 +115,7 @@ class NatsParser:
             first = stop
             end = reader.parse_command(tail, 0, len(tail), self._searched_bytes)
             if end >= 0:
-                self._tail = bytearray()  # The event has the other one.
+                self._tail = bytearray()  # The event refers to the old one.
                 return first - (len(tail) - end)
             self._searched_bytes = 0 if reader.required_bytes else len(tail)
         return first
@@ -131,7 +131,8 @@ class NatsParser:
         """
         reader = self._line_parser
         scan: BulkParser | None = None
-        alone = misses = 0  # So many more messages are taken one by one; and after the next miss.
+        # Messages to parse singly before the next attempt, and after the next failed attempt.
+        alone = misses = 0
         while end >= 0:
             event = reader.pop_event()
             if type(event) is Pub:
@@ -163,7 +164,7 @@ class NatsParser:
 
 
 def _can_bulk_parse(size: int, remaining_bytes: int) -> bool:
-    """Return True if arrays are worth while for messages of about this size in the remaining bytes."""
+    """Return True if arrays are faster for messages of this size in the remaining bytes."""
     return size <= BULK_PARSE_MESSAGE_BYTES_MAX and (
         remaining_bytes >= BULK_PARSE_MESSAGES_MIN * size or remaining_bytes >= BULK_PARSE_BYTES_MIN
     )
@@ -172,7 +173,7 @@ def _can_bulk_parse(size: int, remaining_bytes: int) -> bool:
 def _find_uniform_batch(
     raw: bytearray, at: int, end: int, max_count: int, head: Pub
 ) -> UniformBatch | None:
-    """Messages with the same line as the one in raw[at:end], from there on: up to `likely`."""
+    """Return up to `max_count` messages from `at` on with the line of the one in raw[at:end]."""
     stride = end - at
     body_at = stride - len(head.body) - len(_CR_LF)
     line = raw[at : at + body_at]

@@ -185,7 +185,7 @@ class _BindingPermissionCache(PermissionCache):
 
 
 class _DeliveryPermissionCache(_BindingPermissionCache):
-    """Cache for deliveries: a message from a class is checked with the permissions of that class."""
+    """Cache for deliveries: messages from a class need the permissions of that class."""
 
     def __init__(
         self,

@@ -93,7 +93,7 @@ class SubjectGrants:
         self._filters: dict[tuple[str, ...], PermissionCache] = {}
 
     def can_subscribe(self, subject: bytes, queue: bytes) -> bool:
-        """Return True if the subject may be subscribed to in this queue group; empty for no group."""
+        """Return True if the subject may be subscribed to. `queue` is empty for no group."""
         name, key = subjects.index_key(subject), subjects.index_key(queue)
         if not (self._can_subscribe_all or self._allow.allows_subscription(name, key)):
             return False

@@ -137,7 +137,7 @@ class _GroupSink(ABC):
         rows: Indexes,
         origin: NatsSession | None,
     ) -> Indexes:
-        """Deliver each row to a random member. Returns the rows that were not accepted, ascending."""
+        """Deliver each row to a random member. Returns the rejected rows, ascending."""
         if rows.size <= _FEW_ROWS:
             return self._distribute_few(members, messages, rows, origin)
         chosen = self._random.draw_many(len(members), rows.size)

@@ -133,7 +133,7 @@ class SubjectRoutes:
         self._sublist.remove(subjects.index_key(subject), sink)
 
     def subscribe(self, subscription: NatsSubscription) -> bool:
-        """Add a subscription or queue group member. Returns False if the memory limit is reached."""
+        """Add a subscription. Returns False if the memory limit is reached."""
         if not self.subscription_memory.reserve(subscription):
             return False
         self._change_subscription_count(1)
@@ -263,7 +263,7 @@ class SubjectRoutes:
         return [self._sinks[result] for result in self._look_up_results(numbers).tolist()]
 
     def is_scattered(self, numbers: npt.NDArray[np.int32]) -> bool:
-        """Return True if the subjects have so many different sinks that single delivery is faster."""
+        """Return True if single delivery is faster because sinks differ a lot."""
         results = self._look_up_results(numbers)
         most = len(numbers) * SCATTERED_FRACTION
         return bool((results != results[0]).any()) and len(np.unique(results)) > most
@@ -288,7 +288,7 @@ class SubjectRoutes:
     def iter_sinks(
         self, messages: UniformBatch | MixedBatch
     ) -> Iterator[tuple[SubjectSink, Indexes | None]]:
-        """Yield the sinks of a batch that no client published, with their rows; None for all rows."""
+        """Yield the sinks of a batch of the bus, with their rows; None for all rows."""
         if isinstance(messages, UniformBatch):
             yield from ((sink, None) for sink in self.match(messages.first_message.subject))
             return

@@ -2,7 +2,6 @@
 
 A session only knows its own client. `NatsServer` decides what a command means for others. A batch
 is gathered per client and encoded once, in publication order across the client's subscriptions.
-@end
 """
 
 from __future__ import annotations
@@ -330,7 +329,7 @@ class NatsSubscription:
 
     @property
     def is_ordered(self) -> bool:
-        """True with `max_messages`: the last messages are known only if all rows arrive together."""
+        """True with `max_messages`: the limit applies to the first rows of a batch."""
         return self.max_messages > 0
 
     def accepts_from(self, origin: NatsSession | None) -> bool:

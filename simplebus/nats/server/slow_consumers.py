@@ -218,7 +218,7 @@ class SlowConsumerMonitor:
         if not stall.has_fast_receivers and not all(
             self._is_stuck(session) for session in stall.sessions
         ):
-            # If all are stuck, full reads make them exceed their limit sooner, which ends the stalls.
+            # If all are stuck, full reads make them exceed their limit sooner.
             publisher.reduce_read_size()
 
     def track(self, sessions: Mapping[NatsSession, None]) -> None:

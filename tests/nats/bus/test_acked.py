@@ -1,4 +1,4 @@
-"""Acknowledged delivery to NATS clients: they get it all, again until they say they have."""
+"""Acked delivery to NATS clients: start positions, groups, redelivery and ack commands."""
 
 from __future__ import annotations
 
@@ -23,13 +23,21 @@ from tests.behaviour.wire_peer_v2 import (
     subscribe,
 )
 from tests.models.key_order_model import encode_with_key
-from tests.nats.bus.two_listeners import DEAD_1, Client, Doors, deliveries, fields, holding, stored
+from tests.nats.bus.two_listeners import (
+    DEAD_1,
+    Client,
+    NatsBrokerHarness,
+    deliveries,
+    fields,
+    holding,
+    stored,
+)
 
 # What is granted ---------------------------------------------------------------------------------
 
 
 def test_verbose_client_gets_ok_only_for_accepted_subscriptions() -> None:
-    client = Doors().client(verbose=True)
+    client = NatsBrokerHarness().client(verbose=True)
     client.sub("$SB.SUB.orders.d.start=never")
     assert [line[:4] for line in client.lines()] == [b"-ERR"]
     client.sub("$SB.SUB.orders.d")
@@ -37,14 +45,14 @@ def test_verbose_client_gets_ok_only_for_accepted_subscriptions() -> None:
 
 
 def test_durable_has_one_client_and_outlives_it() -> None:
-    doors = holding(b"a", b"b")
-    one, other = doors.client(b"SUB $SB.SUB.1.d 1\r\n"), doors.client()
+    harness = holding(b"a", b"b")
+    one, other = harness.client(b"SUB $SB.SUB.1.d 1\r\n"), harness.client()
     first, second = one.messages()
     one.pub(first.reply, b"+ACK")
     other.sub("$SB.SUB.1.d")
     (line,) = other.lines()
     assert b"the durable 'd' is held" in line.replace(b"`", b"'")
-    one.leave()
+    one.close()
     other.sub("$SB.SUB.1.d", "9")
     (again,) = other.messages()
     assert (again.payload, again.sid) == (b"b", "9")
@@ -52,22 +60,22 @@ def test_durable_has_one_client_and_outlives_it() -> None:
 
 
 def test_class_limit_applies_to_requested_classes() -> None:
-    doors = Doors(classes=2)
-    client = doors.client(b"SUB $SB.SUB.1 1\r\n", b"SUB $SB.SUB.a 2\r\n", b"SUB $SB.SUB.b 3\r\n")
+    harness = NatsBrokerHarness(classes=2)
+    client = harness.client(b"SUB $SB.SUB.1 1\r\n", b"SUB $SB.SUB.a 2\r\n", b"SUB $SB.SUB.b 3\r\n")
     (line,) = client.lines()
     assert b"2 may exist" in line
-    assert len(doors.broker.classes) == 2
+    assert len(harness.broker.classes) == 2
 
 
 # What is sent ------------------------------------------------------------------------------------
 
 
 def test_deliveries_carry_ack_subject_metadata() -> None:
-    doors = Doors()
-    doors.broker.clock.now = 1763700000.25
-    client = doors.client(b"SUB $SB.SUB.shop.till 4\r\n")
-    peer = connect_version2(doors, classes=["shop"])
-    shop = doors.broker.store.class_id_by_name["shop"]
+    harness = NatsBrokerHarness()
+    harness.broker.clock.now = 1763700000.25
+    client = harness.client(b"SUB $SB.SUB.shop.till 4\r\n")
+    peer = connect_version2(harness, classes=["shop"])
+    shop = harness.broker.store.class_id_by_name["shop"]
     peer.send(
         publish_envelopes(
             shop, 0, channel_envelope("orders.eu", b"a"), b"\0b", channel_envelope("x", b"c")
@@ -86,8 +94,8 @@ def test_deliveries_carry_ack_subject_metadata() -> None:
 
 
 def test_redelivery_reports_pending_messages() -> None:
-    doors = holding(*numbered(5))
-    client = doors.client(b"SUB $SB.SUB.1.-.in_flight=3 1\r\n")
+    harness = holding(*numbered(5))
+    client = harness.client(b"SUB $SB.SUB.1.-.in_flight=3 1\r\n")
     messages = client.messages()
     assert [fields(message)[6] for message in messages] == ["4", "3", "2"]
     for message in messages:
@@ -99,43 +107,43 @@ def test_redelivery_reports_pending_messages() -> None:
 
 
 def test_names_with_special_characters_are_percent_encoded() -> None:
-    doors = holding()
+    harness = holding()
     name = encode_token("a.b *>%")
     assert name == "a%2Eb%20%2A%3E%25"
-    client = doors.client(f"SUB $SB.SUB.{name}.{name} 1\r\n".encode())
-    class_id = doors.broker.store.class_id_by_name["a.b *>%"]
-    doors.peer(connect1(class_id), publish1(class_id, b"x"))
+    client = harness.client(f"SUB $SB.SUB.{name}.{name} 1\r\n".encode())
+    class_id = harness.broker.store.class_id_by_name["a.b *>%"]
+    harness.peer(connect1(class_id), publish1(class_id, b"x"))
     (message,) = client.messages()
     assert fields(message)[:2] == [name, name]
     client.pub(message.reply)
-    assert doors.statistics(class_id).ring.message_count == 0
+    assert harness.statistics(class_id).ring.message_count == 0
 
 
 def test_long_names_are_shortened_in_ack_subjects() -> None:
-    doors, name = holding(), "\U0001f40c" * 200
-    client = doors.client(f"SUB $SB.SUB.{name}.{name} 1\r\n".encode())
-    class_id = doors.broker.store.class_id_by_name[name]
-    doors.peer(connect1(class_id), publish1(class_id, b"x"))
+    harness, name = holding(), "\U0001f40c" * 200
+    client = harness.client(f"SUB $SB.SUB.{name}.{name} 1\r\n".encode())
+    class_id = harness.broker.store.class_id_by_name[name]
+    harness.peer(connect1(class_id), publish1(class_id, b"x"))
     (message,) = client.messages()
     assert fields(message)[:2] == [str(class_id), "_1"]
     client.pub(message.reply)
-    assert doors.statistics(class_id).ring.message_count == 0
+    assert harness.statistics(class_id).ring.message_count == 0
 
 
 def test_client_without_headers_gets_payload_only() -> None:
-    doors = Doors()
-    doors.broker.store.class_registry.bind_subject("a", 1)
-    client = doors.client(b"SUB $SB.SUB.1 1\r\n", headers=False)
-    doors.client().pub("a", b"pay", headers=b"NATS/1.0\r\nA: b\r\n\r\n")
+    harness = NatsBrokerHarness()
+    harness.broker.store.class_registry.bind_subject("a", 1)
+    client = harness.client(b"SUB $SB.SUB.1 1\r\n", headers=False)
+    harness.client().pub("a", b"pay", headers=b"NATS/1.0\r\nA: b\r\n\r\n")
     (message,) = client.messages()
     assert (message.headers, message.payload) == (b"", b"pay")
 
 
 def test_filter_selects_channels() -> None:
-    doors = Doors()
-    client = doors.client(b"SUB $SB.SUB.1.-.filter.orders.* 1\r\n")
+    harness = NatsBrokerHarness()
+    client = harness.client(b"SUB $SB.SUB.1.-.filter.orders.* 1\r\n")
     connect_version2(
-        doors,
+        harness,
         publish_envelopes(
             1, 0, *[channel_envelope(c, b"x") for c in ("orders.a", "b", "orders.c")]
         ),
@@ -144,12 +152,12 @@ def test_filter_selects_channels() -> None:
 
 
 def test_start_option_selects_the_first_message() -> None:
-    doors = holding(b"a", b"b", b"c")
+    harness = holding(b"a", b"b", b"c")
     starts = ("new", "earliest", "last", "last_values", "1", "waiting")
-    clients = {start: doors.client() for start in starts}
+    clients = {start: harness.client() for start in starts}
     for start, client in clients.items():
         client.sub(f"$SB.SUB.1.-.start={start}")
-    doors.peer(publish1(1, b"d"))
+    harness.peer(publish1(1, b"d"))
     got = {start: b"".join(client.payloads()) for start, client in clients.items()}
     assert got == {
         "new": b"d",
@@ -162,9 +170,9 @@ def test_start_option_selects_the_first_message() -> None:
 
 
 def test_unread_messages_stay_in_the_class() -> None:
-    doors = holding(*numbered(5000, size=100))
-    doors.skips_checks = True
-    client = doors.client(b"SUB $SB.SUB.1.-.in_flight=5000 1\r\n")
+    harness = holding(*numbered(5000, size=100))
+    harness.skips_checks = True
+    client = harness.client(b"SUB $SB.SUB.1.-.in_flight=5000 1\r\n")
     before = client.session.outbox.pending_bytes
     assert before == 0
     assert not client.session.outbox.is_idle
@@ -172,8 +180,8 @@ def test_unread_messages_stay_in_the_class() -> None:
 
 
 def test_in_flight_option_limits_unacked_messages() -> None:
-    doors = holding(*numbered(30))
-    client = doors.client(b"SUB $SB.SUB.1.-.in_flight=10 1\r\n")
+    harness = holding(*numbered(30))
+    client = harness.client(b"SUB $SB.SUB.1.-.in_flight=10 1\r\n")
     messages = client.messages()
     assert [m.payload for m in messages] == numbered(10)
     assert client.session.outbox.is_idle
@@ -183,43 +191,43 @@ def test_in_flight_option_limits_unacked_messages() -> None:
 
 
 def test_two_subscriptions_of_one_client_each_receive_all_messages() -> None:
-    doors = holding()
-    client = doors.client(b"SUB $SB.SUB.1 1\r\n", b"SUB $SB.SUB.1.d 2\r\n", b"SUB class.1 3\r\n")
-    doors.peer(publish1(1, b"a"))
+    harness = holding()
+    client = harness.client(b"SUB $SB.SUB.1 1\r\n", b"SUB $SB.SUB.1.d 2\r\n", b"SUB class.1 3\r\n")
+    harness.peer(publish1(1, b"a"))
     messages = client.messages()
     assert sorted(m.sid for m in messages) == ["1", "2", "3"]
     for message in messages:
         if message.reply:
             client.pub(message.reply)
-    assert doors.statistics(1).ring.message_count == 0
+    assert harness.statistics(1).ring.message_count == 0
 
 
 def test_group_members_share_messages_and_only_the_holder_can_ack() -> None:
-    doors = holding(*numbered(4))
-    one = doors.client(b"SUB $SB.SUB.1.- workers 1\r\n")
+    harness = holding(*numbered(4))
+    one = harness.client(b"SUB $SB.SUB.1.- workers 1\r\n")
     first = one.messages()
-    other = doors.client(b"SUB $SB.SUB.1.- workers 1\r\n")
-    doors.peer(publish1(1, *numbered(4, start=4)))
+    other = harness.client(b"SUB $SB.SUB.1.- workers 1\r\n")
+    harness.peer(publish1(1, *numbered(4, start=4)))
     both = one.messages(), other.messages()
     assert sorted(m.payload for m in (*first, *both[0], *both[1])) == numbered(8)
     assert both[1]
     other.pub(first[0].reply, b"+ACK")
-    assert doors.broker.refusal_counts == {Reason.ACK_UNSUBSCRIBED: 1}
-    assert doors.statistics(1).acknowledged == 0
+    assert harness.broker.refusal_counts == {Reason.ACK_UNSUBSCRIBED: 1}
+    assert harness.statistics(1).acknowledged == 0
     one.pub(first[0].reply, b"+ACK")
-    assert doors.statistics(1).acknowledged == 1
-    one.leave()
+    assert harness.statistics(1).acknowledged == 1
+    one.close()
     again = deliveries(other.messages())
     assert [attempt for _, attempt in again] == [2] * len(again)
     assert len(again) == 7 - len(both[1])
 
 
 def test_key_ordered_group_delivers_one_message_per_key() -> None:
-    doors = holding()
+    harness = holding()
     subject = b"SUB $SB.SUB.1.till.by_key=true workers 1\r\n"
-    members = [doors.client(subject) for _ in range(2)]
+    members = [harness.client(subject) for _ in range(2)]
     connect_version2(
-        doors,
+        harness,
         publish_envelopes(
             1, 0, *(encode_with_key(key, b"%d" % n) for n, key in enumerate([b"a"] * 3))
         ),
@@ -233,31 +241,29 @@ def test_key_ordered_group_delivers_one_message_per_key() -> None:
         who.pub(message.reply, b"+ACK")
     for member in members:
         member.messages()
-        member.leave()
-    other = doors.client(b"SUB $SB.SUB.1.till workers 1\r\n")
+        member.close()
+    other = harness.client(b"SUB $SB.SUB.1.till workers 1\r\n")
     assert b"by key" in b"".join(other.lines())
 
 
 def test_two_members_of_one_client_share_messages() -> None:
-    doors = holding(*numbered(4))
-    client = doors.client(b"SUB $SB.SUB.1.- g 1\r\n", b"SUB $SB.SUB.1.- g 2\r\n")
-    doors.peer(publish1(1, *numbered(20, start=4)))
+    harness = holding(*numbered(4))
+    client = harness.client(b"SUB $SB.SUB.1.- g 1\r\n", b"SUB $SB.SUB.1.- g 2\r\n")
+    harness.peer(publish1(1, *numbered(20, start=4)))
     messages = client.messages()
     assert sorted(m.payload for m in messages) == sorted(numbered(24))
     for message in messages:
         client.pub(message.reply)
-    assert doors.statistics(1).ring.message_count == 0
+    assert harness.statistics(1).ring.message_count == 0
 
 
 @pytest.mark.parametrize(
     ("one", "other"),
     [(("1.-", ""), ("1._1", "")), (("1._2", ""), ("1.-", "")), (("1.d", ""), ("1.-", "d"))],
 )
-def test_ack_names_of_a_client_are_unique(
-    one: tuple[str, str], other: tuple[str, str]
-) -> None:
-    doors = holding(b"a")
-    client = doors.client()
+def test_ack_names_of_a_client_are_unique(one: tuple[str, str], other: tuple[str, str]) -> None:
+    harness = holding(b"a")
+    client = harness.client()
     for sid, (subject, queue) in (("8", one), ("9", other)):
         client.sub(f"$SB.SUB.{subject}.start=earliest", sid, queue)
     eight, nine = sorted(client.messages(), key=lambda message: message.sid)
@@ -266,38 +272,38 @@ def test_ack_names_of_a_client_are_unique(
     assert [m.sid for m in client.messages()] == ["8"]
     client.pub(nine.reply, b"-NAK 0s")
     assert [m.sid for m in client.messages()] == ["9"]
-    client.say(b"UNSUB 8\r\nUNSUB 9\r\n")
+    client.send(b"UNSUB 8\r\nUNSUB 9\r\n")
 
 
 # What comes back ---------------------------------------------------------------------------------
 
 
 def test_unacked_message_is_redelivered_with_backoff() -> None:
-    doors = holding(b"a", b"b")
-    client = doors.client(b"SUB $SB.SUB.1 1\r\n")
+    harness = holding(b"a", b"b")
+    client = harness.client(b"SUB $SB.SUB.1 1\r\n")
     first, second = client.messages()
     client.pub(first.reply)
-    doors.tick(5)
+    harness.tick(5)
     assert client.messages() == []
-    doors.tick(1)
+    harness.tick(1)
     assert deliveries(client.messages()) == [(b"b", 2)]
-    doors.tick(11)
+    harness.tick(11)
     assert client.messages() == []
-    doors.tick(1)
+    harness.tick(1)
     (again,) = client.messages()
     assert deliveries([again]) == [(b"b", 3)]
     assert fields(again)[3] == fields(second)[3]
     client.pub(second.reply, b"+ACK")  # Late, but it is done all the same.
-    doors.tick(100)
+    harness.tick(100)
     assert client.messages() == []
-    assert doors.statistics(1).ring.message_count == 0
+    assert harness.statistics(1).ring.message_count == 0
 
 
 def test_ack_seconds_option_sets_the_ack_timeout() -> None:
-    doors = holding(b"a")
-    client = doors.client(b"SUB $SB.SUB.1.-.ack_seconds=2 1\r\n")
+    harness = holding(b"a")
+    client = harness.client(b"SUB $SB.SUB.1.-.ack_seconds=2 1\r\n")
     client.messages()
-    doors.tick(2)
+    harness.tick(2)
     assert deliveries(client.messages()) == [(b"a", 2)]
 
 
@@ -305,8 +311,8 @@ def test_ack_seconds_option_sets_the_ack_timeout() -> None:
 def test_redelivery_reports_pending_and_repeated_ack_is_accepted(
     queue: str,
 ) -> None:
-    doors = holding(b"a", b"b", b"c")
-    client = doors.client(b"SUB in 2\r\n")
+    harness = holding(b"a", b"b", b"c")
+    client = harness.client(b"SUB in 2\r\n")
     client.sub("$SB.SUB.1.-.in_flight=2", queue=queue)
     first, second = client.messages()
     assert [fields(m)[-1] for m in (first, second)] == ["2", "1"]
@@ -316,138 +322,136 @@ def test_redelivery_reports_pending_and_repeated_ack_is_accepted(
     for _ in range(2):
         client.pub(first.reply, b"+ACK", reply="in")
     assert [m.subject for m in client.messages() if m.sid == "2"] == ["in"] * 2
-    assert doors.statistics(1).acknowledged == 1
-    assert doors.broker.refusal_counts == {}
+    assert harness.statistics(1).acknowledged == 1
+    assert harness.broker.refusal_counts == {}
 
 
 def test_nack_redelivers_at_once_or_after_its_delay() -> None:
-    doors = holding(b"a")
-    client = doors.client(b"SUB $SB.SUB.1 1\r\n")
+    harness = holding(b"a")
+    client = harness.client(b"SUB $SB.SUB.1 1\r\n")
     (message,) = client.messages()
     client.pub(message.reply, b"-NAK 0s")
     (message,) = client.messages()
     assert deliveries([message]) == [(b"a", 2)]
     client.pub(message.reply, b'-NAK {"delay": 5000000000}')
-    doors.wait(4.9)
+    harness.wait(4.9)
     assert client.messages() == []
-    doors.wait(0.1)
+    harness.wait(0.1)
     assert deliveries(client.messages()) == [(b"a", 3)]
 
 
 def test_working_restarts_the_ack_timeout() -> None:
-    doors = holding(b"a")
-    client = doors.client(b"SUB $SB.SUB.1 1\r\n")
+    harness = holding(b"a")
+    client = harness.client(b"SUB $SB.SUB.1 1\r\n")
     (message,) = client.messages()
     for _ in range(5):
-        doors.tick(4)
+        harness.tick(4)
         client.pub(message.reply, b"+WPI")
     assert client.messages() == []
     client.pub(message.reply)
-    assert doors.statistics(1).ring.message_count == 0
+    assert harness.statistics(1).ring.message_count == 0
 
 
 @pytest.mark.parametrize("queue", ["", "g"])
 def test_terminated_message_becomes_a_dead_letter(queue: str) -> None:
-    doors = holding(b"a", b"b")
-    client = doors.client()
+    harness = holding(b"a", b"b")
+    client = harness.client()
     client.sub("$SB.SUB.1.d", queue=queue)
     first, second = client.messages()
     client.pub(first.reply, b"+TERM it is broken")
     client.pub(second.reply, b"+ACK")
-    doors.tick(100)
+    harness.tick(100)
     assert client.messages() == []
-    ((envelope, payload),) = stored(doors, DEAD_1)
+    ((envelope, payload),) = stored(harness, DEAD_1)
     assert payload == b"a"
     assert ("dead-reason", "terminated") in envelope.headers
     assert ("dead-subscription", "d") in envelope.headers
-    assert doors.statistics(1).dropped == {Reason.TERMINATED: 1}
-    letters = doors.client(b"SUB $SB.SUB.dead%2E1 1\r\n")
+    assert harness.statistics(1).dropped == {Reason.TERMINATED: 1}
+    letters = harness.client(b"SUB $SB.SUB.dead%2E1 1\r\n")
     assert letters.payloads() == [b"a"]
 
 
 @pytest.mark.parametrize("queue", ["", "g"])
 def test_terminate_reason_is_stored_in_the_dead_letter(queue: str) -> None:
-    doors = holding(b"a", b"b")
-    client = doors.client()
+    harness = holding(b"a", b"b")
+    client = harness.client()
     client.sub("$SB.SUB.1.d", queue=queue)
     first, second = client.messages()
     client.pub(first.reply, b"+TERM no such customer: \xc3\x85gren")
     client.pub(second.reply, b"+TERM")
-    (a, _), (b, _) = stored(doors, DEAD_1)
+    (a, _), (b, _) = stored(harness, DEAD_1)
     assert ("dead-error", "no such customer: \u00c5gren") in a.headers
     assert "dead-error" not in dict(b.headers)
 
 
 @pytest.mark.parametrize("queue", ["", "g"])
 @pytest.mark.parametrize("word", [b"-NAK", b'-NAK {"delay": 9000000000}', b"+TERM", b"+WPI"])
-def test_command_for_an_earlier_attempt_is_ignored(
-    word: bytes, queue: str
-) -> None:
-    doors = holding(b"a")
-    client = doors.client(b"SUB _INBOX.me.* 2\r\n")
+def test_command_for_an_earlier_attempt_is_ignored(word: bytes, queue: str) -> None:
+    harness = holding(b"a")
+    client = harness.client(b"SUB _INBOX.me.* 2\r\n")
     client.sub("$SB.SUB.1.d", "1", queue)
     (former,) = client.messages()
-    doors.tick(6)
+    harness.tick(6)
     (present,) = client.messages()
     assert (fields(former)[2], fields(present)[2]) == ("1", "2")
-    doors.tick(1)
+    harness.tick(1)
     client.pub(former.reply, word, reply="_INBOX.me.1")
     (answer,) = client.messages()
     assert (answer.subject, b" 503" in answer.headers) == ("_INBOX.me.1", True)
-    assert doors.statistics(1).dropped == {}
-    doors.tick(11)
+    assert harness.statistics(1).dropped == {}
+    harness.tick(11)
     (again,) = client.messages()
     assert fields(again)[2] == "3"
     client.pub(former.reply, b"+ACK", reply="_INBOX.me.2")  # Done is done.
     assert [m.subject for m in client.messages()] == ["_INBOX.me.2"]
-    assert doors.statistics(1).ring.message_count == 0
+    assert harness.statistics(1).ring.message_count == 0
 
 
 @pytest.mark.parametrize("queue", ["", "g"])
 def test_nack_uses_the_backoff_of_the_class(queue: str) -> None:
     own = ClassSettings(backoff_seconds=(2.0, 3.0))
-    doors = Doors(Settings(classes={1: own}))
-    doors.peer(connect1(1), publish1(1, b"a"))
-    client = doors.client()
+    harness = NatsBrokerHarness(Settings(classes={1: own}))
+    harness.peer(connect1(1), publish1(1, b"a"))
+    client = harness.client()
     client.sub("$SB.SUB.1.d", queue=queue)
     found = []
     for tick in range(9):
         for message in client.messages():
             found.append((tick, fields(message)[2]))
             client.pub(message.reply, b"-NAK")
-        doors.tick(1)
+        harness.tick(1)
     assert found == [(0, "1"), (2, "2"), (5, "3"), (8, "4")]
 
 
 @pytest.mark.parametrize("queue", ["", "g"])
 def test_nack_without_delay_uses_the_backoff(queue: str) -> None:
-    doors = holding(b"a")
-    client = doors.client()
+    harness = holding(b"a")
+    client = harness.client()
     client.sub("$SB.SUB.1.d.max_deliveries=3", queue=queue)
     found = []
     for tick in range(50):
         for message in client.messages():
             found.append((tick, fields(message)[2]))
             client.pub(message.reply, b"-NAK")
-        doors.tick(1)
+        harness.tick(1)
     assert found == [(0, "1"), (6, "2"), (18, "3")]
-    assert [payload for _, payload in stored(doors, DEAD_1)] == [b"a"]
+    assert [payload for _, payload in stored(harness, DEAD_1)] == [b"a"]
 
 
 def test_max_deliveries_option_limits_deliveries() -> None:
-    doors = holding(b"a")
-    client = doors.client(b"SUB $SB.SUB.1.-.max_deliveries=2 1\r\n")
+    harness = holding(b"a")
+    client = harness.client(b"SUB $SB.SUB.1.-.max_deliveries=2 1\r\n")
     for _ in range(2):
         (message,) = client.messages()
         client.pub(message.reply, b"-NAK 0s")
     assert client.messages() == []
-    assert [payload for _, payload in stored(doors, DEAD_1)] == [b"a"]
+    assert [payload for _, payload in stored(harness, DEAD_1)] == [b"a"]
 
 
 @pytest.mark.parametrize("word", [b"", b"+ACK", b"-NAK", b"+WPI", b"+TERM", b"+NXT"])
 def test_ack_with_reply_subject_is_confirmed(word: bytes) -> None:
-    doors = holding(b"a")
-    client = doors.client(b"SUB $SB.SUB.1 1\r\n", b"SUB _INBOX.me.* 2\r\n")
+    harness = holding(b"a")
+    client = harness.client(b"SUB $SB.SUB.1 1\r\n", b"SUB _INBOX.me.* 2\r\n")
     (message,) = client.messages()
     client.pub(message.reply, word, reply="_INBOX.me.1")
     answers = [m for m in client.messages() if m.sid == "2"]
@@ -459,21 +463,21 @@ def test_ack_with_reply_subject_is_confirmed(word: bytes) -> None:
 
 @pytest.mark.parametrize("queue", ["", "g"])
 def test_repeated_ack_is_confirmed(queue: str) -> None:
-    doors = holding(b"a")
-    client = doors.client(b"SUB _INBOX.me.* 2\r\n")
+    harness = holding(b"a")
+    client = harness.client(b"SUB _INBOX.me.* 2\r\n")
     client.sub("$SB.SUB.1.d", "1", queue)
     (message,) = client.messages()
     for reply in ("_INBOX.me.1", "_INBOX.me.2"):
         client.pub(message.reply, b"+ACK", reply=reply)
         assert client.messages() == [(reply, "2", "", b"", b"")]
-    assert doors.broker.refusal_counts == {}
-    assert doors.statistics(1).acknowledged == 1
+    assert harness.broker.refusal_counts == {}
+    assert harness.statistics(1).acknowledged == 1
 
 
 def test_ack_for_an_undelivered_message_is_refused() -> None:
-    doors = holding(b"a", b"b")
-    client = doors.client(b"SUB $SB.SUB.1.d.in_flight=1 1\r\n", b"SUB _INBOX.me.* 2\r\n")
-    stranger = doors.client(b"SUB $SB.SUB.2 1\r\n", b"SUB _INBOX.me.* 2\r\n")
+    harness = holding(b"a", b"b")
+    client = harness.client(b"SUB $SB.SUB.1.d.in_flight=1 1\r\n", b"SUB _INBOX.me.* 2\r\n")
+    stranger = harness.client(b"SUB $SB.SUB.2 1\r\n", b"SUB _INBOX.me.* 2\r\n")
     (message,) = client.messages()
     ahead = message.reply.split(".")
     ahead[5] = "1"
@@ -483,14 +487,14 @@ def test_ack_for_an_undelivered_message_is_refused() -> None:
         (client, ".".join(ahead)),
         (client, ".".join(far)),
         (client, message.reply.replace(".d.", ".e.")),
-        (doors.client(), message.reply),
+        (harness.client(), message.reply),
     ):
         who.pub(subject, b"+ACK", reply="_INBOX.me.1")
         answers = [m for m in (*client.messages(), *stranger.messages()) if m.sid == "2"]
         assert all(m.headers.startswith(b"NATS/1.0 503") for m in answers)
         assert len(answers) == (who in (client, stranger))
-    assert doors.broker.refusal_counts == {Reason.ACK_UNSUBSCRIBED: 5}
-    assert doors.statistics(1).acknowledged == 0
+    assert harness.broker.refusal_counts == {Reason.ACK_UNSUBSCRIBED: 5}
+    assert harness.statistics(1).acknowledged == 0
 
 
 @pytest.mark.parametrize(
@@ -505,49 +509,49 @@ def test_ack_for_an_undelivered_message_is_refused() -> None:
     ],
 )
 def test_invalid_acks_are_counted(subject: str, payload: bytes) -> None:
-    doors = holding(b"a")
-    client = doors.client(b"SUB $SB.SUB.1 1\r\n")
+    harness = holding(b"a")
+    client = harness.client(b"SUB $SB.SUB.1 1\r\n")
     client.messages()
     client.pub(subject, payload)
-    assert doors.broker.refusal_counts == {Reason.BAD_ACK: 1}
-    assert doors.statistics(1).acknowledged == 0
+    assert harness.broker.refusal_counts == {Reason.BAD_ACK: 1}
+    assert harness.statistics(1).acknowledged == 0
     assert client.lines() == []
 
 
 def test_many_acks_in_one_read() -> None:
-    doors = holding(*numbered(200))
-    doors.skips_checks = True
-    client = doors.client(b"SUB $SB.SUB.1 1\r\n")
+    harness = holding(*numbered(200))
+    harness.skips_checks = True
+    client = harness.client(b"SUB $SB.SUB.1 1\r\n")
     messages = client.messages()
     odd, even = messages[1::2], messages[::2]
-    client.say(b"".join(b"PUB %b 0\r\n\r\n" % m.reply.encode() for m in odd))
-    assert doors.statistics(1).acknowledged == 100
-    client.say(
+    client.send(b"".join(b"PUB %b 0\r\n\r\n" % m.reply.encode() for m in odd))
+    assert harness.statistics(1).acknowledged == 100
+    client.send(
         b"".join(b"PUB %b 4\r\n+ACK\r\nPUB other 0\r\n\r\n" % m.reply.encode() for m in even)
     )
-    assert doors.statistics(1).ring.message_count == 0
-    assert doors.broker.refusal_counts == {}
+    assert harness.statistics(1).ring.message_count == 0
+    assert harness.broker.refusal_counts == {}
 
 
 def test_other_messages_between_acks_are_published() -> None:
-    doors = holding(*numbered(30))
-    doors.skips_checks = True
-    client = doors.client(b"SUB $SB.SUB.1 1\r\n")
+    harness = holding(*numbered(30))
+    harness.skips_checks = True
+    client = harness.client(b"SUB $SB.SUB.1 1\r\n")
     acks = [b"PUB %b 4\r\n+ACK\r\n" % message.reply.encode() for message in client.messages()]
-    client.say(b"PUB noise 4\r\n+ACK\r\n".join(acks))
-    assert doors.statistics(1).acknowledged == 30
-    assert doors.broker.refusal_counts == {}
+    client.send(b"PUB noise 4\r\n+ACK\r\n".join(acks))
+    assert harness.statistics(1).acknowledged == 30
+    assert harness.broker.refusal_counts == {}
 
 
 # All doors ---------------------------------------------------------------------------------------
 
 
 def test_messages_of_every_publisher_reach_every_subscriber() -> None:
-    doors = Doors()
-    doors.broker.store.class_registry.bind_subject("orders.>", 1)
-    acked, plain = doors.client(b"SUB $SB.SUB.1 1\r\n"), doors.client(b"SUB > 1\r\n")
-    one, two = doors.peer(connect1(1), subscribe1(1)), connect_version2(doors, subscribe(1, 5))
-    doors.client().pub("orders.a", b"nats")
+    harness = NatsBrokerHarness()
+    harness.broker.store.class_registry.bind_subject("orders.>", 1)
+    acked, plain = harness.client(b"SUB $SB.SUB.1 1\r\n"), harness.client(b"SUB > 1\r\n")
+    one, two = harness.peer(connect1(1), subscribe1(1)), connect_version2(harness, subscribe(1, 5))
+    harness.client().pub("orders.a", b"nats")
     one.send(publish1(1, b"one"))
     two.send(publish(1, 0, b"two"))
     expected = [b"nats", b"one", b"two"]
@@ -560,8 +564,8 @@ def test_messages_of_every_publisher_reach_every_subscriber() -> None:
 
 
 def test_subscription_limits_of_a_client() -> None:
-    doors = Doors(Settings(limits=Limits(subscriptions=2)))
-    client: Client = doors.client()
+    harness = NatsBrokerHarness(Settings(limits=Limits(subscriptions=2)))
+    client: Client = harness.client()
     for sid in "123":
         client.sub("$SB.SUB.1", sid)
     (line,) = client.lines()

@@ -1,4 +1,4 @@
-"""How acknowledged delivery to NATS clients ends: UNSUB, drains, connections that go."""
+"""End of acked subscriptions: UNSUB, drain and closed connections."""
 
 from __future__ import annotations
 
@@ -8,170 +8,170 @@ from simplebus.core.errors import Reason
 from tests.behaviour.wire_peer import numbered
 from tests.behaviour.wire_peer import publish as publish1
 from tests.behaviour.wire_peer_v2 import connect_version2, subscribe
-from tests.nats.bus.two_listeners import DEAD_1, Doors, deliveries, holding, stored
+from tests.nats.bus.two_listeners import DEAD_1, NatsBrokerHarness, deliveries, holding, stored
 
 
 def test_unsub_returns_unacked_messages_and_keeps_the_durable() -> None:
-    doors = holding(b"a", b"b")
-    client = doors.client(b"SUB $SB.SUB.1.d 1\r\n")
+    harness = holding(b"a", b"b")
+    client = harness.client(b"SUB $SB.SUB.1.d 1\r\n")
     first, _ = client.messages()
     client.pub(first.reply)
-    client.say(b"UNSUB 1\r\n")
-    assert doors.statistics(1).subscriptions[0].durable == "d"
+    client.send(b"UNSUB 1\r\n")
+    assert harness.statistics(1).subscriptions[0].durable == "d"
     client.sub("$SB.SUB.1.d", "2")
     (again,) = client.messages()
     assert (again.sid, *deliveries([again])[0]) == ("2", b"b", 2)
 
 
 def test_unsub_with_max_sends_no_further_messages() -> None:
-    doors = holding(*numbered(5))
-    client = doors.client(b"SUB $SB.SUB.1.d 1\r\nUNSUB 1 3\r\n")
+    harness = holding(*numbered(5))
+    client = harness.client(b"SUB $SB.SUB.1.d 1\r\nUNSUB 1 3\r\n")
     messages = client.messages()
     assert [m.payload for m in messages] == numbered(3)
     assert client.session.subscriptions == {}
-    other = doors.client(b"SUB $SB.SUB.1.d 1\r\n")
+    other = harness.client(b"SUB $SB.SUB.1.d 1\r\n")
     again = deliveries(other.messages())
     assert again == [(p, 2 if n < 3 else 1) for n, p in enumerate(numbered(5))]
 
 
 def test_unsub_max_counts_redeliveries_and_can_be_changed() -> None:
-    doors = holding(*numbered(2))
-    client = doors.client(b"SUB $SB.SUB.1.d.in_flight=1 1\r\nUNSUB 1 2\r\n")
+    harness = holding(*numbered(2))
+    client = harness.client(b"SUB $SB.SUB.1.d.in_flight=1 1\r\nUNSUB 1 2\r\n")
     (first,) = client.messages()
-    client.say(b"UNSUB 1 4\r\n")
+    client.send(b"UNSUB 1 4\r\n")
     client.pub(first.reply, b"-NAK 0s")
     (first,) = client.messages()
     assert deliveries([first]) == [(b"0.", 2)]
     client.pub(first.reply)
     (second,) = client.messages()
     client.pub(second.reply)
-    doors.peer(publish1(1, *numbered(3, start=2)))
+    harness.peer(publish1(1, *numbered(3, start=2)))
     assert deliveries(client.messages()) == [(b"2.", 1)]
     assert client.session.subscriptions == {}
-    other = doors.client(b"SUB $SB.SUB.1.d 1\r\n")
+    other = harness.client(b"SUB $SB.SUB.1.d 1\r\n")
     assert deliveries(other.messages()) == [(b"2.", 2), (b"3.", 1), (b"4.", 1)]
 
 
 def test_closed_client_leaves_no_subscriptions_or_sessions() -> None:
-    doors = holding(*numbered(5))
-    client = doors.client(b"SUB $SB.SUB.1 1\r\n", b"SUB $SB.SUB.1.- g 2\r\n")
+    harness = holding(*numbered(5))
+    client = harness.client(b"SUB $SB.SUB.1 1\r\n", b"SUB $SB.SUB.1.- g 2\r\n")
     client.messages()
-    client.leave()
-    assert doors.statistics(1).subscriptions == ()
-    assert doors.front.bus_adapter is not None
-    assert doors.front.bus_adapter.nats_sessions == {}
-    assert {s.peer for s in doors.broker.sessions.values()} == {"session 0"}
+    client.close()
+    assert harness.statistics(1).subscriptions == ()
+    assert harness.nats_server.bus_adapter is not None
+    assert harness.nats_server.bus_adapter.nats_sessions == {}
+    assert {s.peer for s in harness.broker.sessions.values()} == {"session 0"}
 
 
 def test_members_of_a_closed_client_do_not_redeliver_to_each_other() -> None:
-    doors = holding(*numbered(6))
-    client = doors.client(b"SUB $SB.SUB.1.d g 1\r\nSUB $SB.SUB.1.d g 2\r\n")
+    harness = holding(*numbered(6))
+    client = harness.client(b"SUB $SB.SUB.1.d g 1\r\nSUB $SB.SUB.1.d g 2\r\n")
     assert len(client.messages()) == 6
-    client.leave()
-    other = doors.client(b"SUB $SB.SUB.1.d g 1\r\n")
+    client.close()
+    other = harness.client(b"SUB $SB.SUB.1.d g 1\r\n")
     assert deliveries(other.messages()) == [(payload, 2) for payload in numbered(6)]
 
 
 def test_unacked_messages_of_a_closed_client_go_to_the_next_subscriber() -> None:
-    doors = holding(*numbered(5))
-    client = doors.client(b"SUB $SB.SUB.1 1\r\n")
+    harness = holding(*numbered(5))
+    client = harness.client(b"SUB $SB.SUB.1 1\r\n")
     client.pub(client.messages()[1].reply)
-    client.leave()
-    assert connect_version2(doors, subscribe(1, 5)).receive_message_ids() == [0, 2, 3, 4]
+    client.close()
+    assert connect_version2(harness, subscribe(1, 5)).receive_message_ids() == [0, 2, 3, 4]
 
 
 def test_repeated_connect_ends_acked_subscriptions() -> None:
-    doors = holding(b"a")
-    client = doors.client(b"SUB $SB.SUB.1.d 1\r\n")
+    harness = holding(b"a")
+    client = harness.client(b"SUB $SB.SUB.1.d 1\r\n")
     client.messages()
-    client.say(b'CONNECT {"verbose":false}\r\n')
+    client.send(b'CONNECT {"verbose":false}\r\n')
     assert client.session.subscriptions == {}
     client.sub("$SB.SUB.1.d")
     assert deliveries(client.messages()) == [(b"a", 2)]
 
 
 def test_client_that_blocks_publishers_is_reported() -> None:
-    doors = Doors(class_messages=2)
-    client = doors.client(b"SUB $SB.SUB.1 1\r\n")
-    idle = doors.client()
-    doors.peer(publish1(1, b"a", b"b", b"c"))
-    assert doors.front.bus_adapter is not None
-    assert doors.front.bus_adapter.is_blocking_publishers(client.session)
-    assert not doors.front.bus_adapter.is_blocking_publishers(idle.session)
+    harness = NatsBrokerHarness(class_messages=2)
+    client = harness.client(b"SUB $SB.SUB.1 1\r\n")
+    idle = harness.client()
+    harness.peer(publish1(1, b"a", b"b", b"c"))
+    assert harness.nats_server.bus_adapter is not None
+    assert harness.nats_server.bus_adapter.is_blocking_publishers(client.session)
+    assert not harness.nats_server.bus_adapter.is_blocking_publishers(idle.session)
 
 
 def test_stalled_client_that_blocks_publishers_is_disconnected() -> None:
-    doors = Doors(class_messages=2, stall_seconds=3)
-    client = doors.client(b"SUB $SB.SUB.1.-.in_flight=1 1\r\n")
-    doors.peer(publish1(1, b"a", b"b", b"c"))
-    ((guest, error),) = doors.tick(4)
+    harness = NatsBrokerHarness(class_messages=2, stall_seconds=3)
+    client = harness.client(b"SUB $SB.SUB.1.-.in_flight=1 1\r\n")
+    harness.peer(publish1(1, b"a", b"b", b"c"))
+    ((local_session, error),) = harness.tick(4)
     assert error.reason is Reason.STALLED
-    assert doors.front.bus_adapter is not None
-    assert doors.front.bus_adapter.nats_sessions[guest.session_id] is client.session
+    assert harness.nats_server.bus_adapter is not None
+    assert harness.nats_server.bus_adapter.nats_sessions[local_session.session_id] is client.session
 
 
 @pytest.mark.parametrize("queue", ["", "g"])
 def test_drained_client_can_ack_after_unsub(queue: str) -> None:
-    doors = holding(b"a", b"b", b"c")
-    client = doors.client()
+    harness = holding(b"a", b"b", b"c")
+    client = harness.client()
     client.sub("$SB.SUB.1.d", queue=queue)
     first, second, third = client.messages()
-    client.say(b"UNSUB 1\r\n", b"SUB _INBOX.me 2\r\n")
+    client.send(b"UNSUB 1\r\n", b"SUB _INBOX.me 2\r\n")
     client.pub(first.reply)
     client.pub(third.reply, b"+ACK", reply="_INBOX.me")
     assert [m.subject for m in client.messages()] == ["_INBOX.me"]
-    assert doors.statistics(1).acknowledged == 2
-    other = doors.client()
+    assert harness.statistics(1).acknowledged == 2
+    other = harness.client()
     other.sub("$SB.SUB.1.d", queue=queue)
     client.pub(second.reply)  # It is the other one's now.
     assert deliveries(other.messages()) == [(b"b", 2)]
-    assert doors.broker.refusal_counts == {Reason.ACK_UNSUBSCRIBED: 1}
+    assert harness.broker.refusal_counts == {Reason.ACK_UNSUBSCRIBED: 1}
 
 
 @pytest.mark.parametrize("queue", ["", "g"])
 def test_drained_client_can_terminate_after_unsub(queue: str) -> None:
-    doors = holding(b"a", b"b", b"c")
-    client = doors.client()
+    harness = holding(b"a", b"b", b"c")
+    client = harness.client()
     client.sub("$SB.SUB.1.d", queue=queue)
     first, second, third = client.messages()
     client.pub(first.reply, b"-NAK 0s")
     assert deliveries(client.messages()) == [(b"a", 2)]
-    client.say(b"UNSUB 1\r\n", b"SUB _INBOX.me 2\r\n")
+    client.send(b"UNSUB 1\r\n", b"SUB _INBOX.me 2\r\n")
     client.pub(first.reply, b"+TERM", reply="_INBOX.me")
     client.pub(second.reply, b"-NAK 0s", reply="_INBOX.me")
     assert [m.subject for m in client.messages()] == ["_INBOX.me"] * 2
     client.pub(third.reply, b"+WPI", reply="_INBOX.me")  # It has been given back: too late.
     assert [m.headers[:12] for m in client.messages()] == [b"NATS/1.0 503"]
     client.pub(first.reply, b"+TERM")
-    ((letter, payload),) = stored(doors, DEAD_1)
+    ((letter, payload),) = stored(harness, DEAD_1)
     assert (payload, dict(letter.headers)["dead-attempts"]) == (b"a", "2")
-    assert doors.statistics(1).dropped == {Reason.TERMINATED: 1}
-    other = doors.client()
+    assert harness.statistics(1).dropped == {Reason.TERMINATED: 1}
+    other = harness.client()
     other.sub("$SB.SUB.1.d", queue=queue)
     assert deliveries(other.messages()) == [(b"b", 2), (b"c", 2)]
-    assert doors.broker.refusal_counts == {Reason.ACK_UNSUBSCRIBED: 1}
+    assert harness.broker.refusal_counts == {Reason.ACK_UNSUBSCRIBED: 1}
 
 
 def test_ack_for_an_ended_position_is_refused() -> None:
-    doors = holding(b"a", b"b")
-    client = doors.client(b"SUB $SB.SUB.1.d.in_flight=1 1\r\n")
+    harness = holding(b"a", b"b")
+    client = harness.client(b"SUB $SB.SUB.1.d.in_flight=1 1\r\n")
     (message,) = client.messages()
-    client.say(b"UNSUB 1\r\n")
+    client.send(b"UNSUB 1\r\n")
     client.pub(message.reply.replace(".1.0.1.", ".1.1.1."))  # It was not sent that one.
-    (position,) = doors.broker.classes[1].subscriptions
-    doors.broker.subscription_manager.end_position(position)
+    (position,) = harness.broker.classes[1].subscriptions
+    harness.broker.subscription_manager.end_position(position)
     client.pub(message.reply)
-    assert doors.broker.refusal_counts == {Reason.ACK_UNSUBSCRIBED: 2}
-    assert doors.statistics(1).ring.message_count == 2
+    assert harness.broker.refusal_counts == {Reason.ACK_UNSUBSCRIBED: 2}
+    assert harness.statistics(1).ring.message_count == 2
 
 
 def test_released_durables_are_bounded() -> None:
-    doors = holding(b"a")
-    client = doors.client()
+    harness = holding(b"a")
+    client = harness.client()
     for number in range(100):
         client.sub(f"$SB.SUB.1.d{number}.start=earliest", str(number))
-        client.say(b"UNSUB %d\r\n" % number)
+        client.send(b"UNSUB %d\r\n" % number)
     client.messages()
-    assert doors.front.bus_adapter is not None
-    deliveries = doors.front.bus_adapter._deliveries[client.session]
+    assert harness.nats_server.bus_adapter is not None
+    deliveries = harness.nats_server.bus_adapter._deliveries[client.session]
     assert len(deliveries._released_positions) == 64

@@ -1,4 +1,4 @@
-"""What permissions say of classes: acknowledged delivery, and what the other door publishes."""
+"""Permissions for acked subscriptions and for bus messages on denied channels."""
 
 from __future__ import annotations
 
@@ -14,20 +14,22 @@ from simplebus.nats.settings import NatsSettings
 from simplebus.nats.subject_permissions import ResponsePermission, SubjectPermissions
 from simplebus.nats.users import NatsAuth, NatsUser
 from tests.behaviour.wire_peer_v2 import channel_envelope, connect_version2, publish_envelopes
-from tests.nats.bus.two_listeners import Client, Doors
+from tests.nats.bus.two_listeners import Client, NatsBrokerHarness
 
 
-def one_with(permissions: SubjectPermissions) -> tuple[Doors, Client]:
-    """A client that may do this, at doors where all below orders is kept in class 1; a client
-    `all` may do everything."""
+def one_with(permissions: SubjectPermissions) -> tuple[NatsBrokerHarness, Client]:
+    """Return a client with these permissions and an unrestricted client `all`. `orders.>` is
+    stored in
+    class 1.
+    """
     users = NatsUser("one", "p", permissions=permissions), NatsUser("all", "p")
-    doors = Doors(nats=NatsSettings(auth=NatsAuth(users)))
-    doors.broker.store.class_registry.bind_subject("orders.>", 1)
-    return doors, doors.client(user="one", **{"pass": "p"})
+    harness = NatsBrokerHarness(nats=NatsSettings(auth=NatsAuth(users)))
+    harness.broker.store.class_registry.bind_subject("orders.>", 1)
+    return harness, harness.client(user="one", **{"pass": "p"})
 
 
-def published(doors: Doors, *subjects: str) -> None:
-    client = doors.client(user="all", **{"pass": "p"})
+def published(harness: NatsBrokerHarness, *subjects: str) -> None:
+    client = harness.client(user="all", **{"pass": "p"})
     for subject in subjects:
         client.pub(subject, b"x")
     assert client.lines() == []
@@ -35,14 +37,14 @@ def published(doors: Doors, *subjects: str) -> None:
 
 def test_response_permission_allows_a_limited_number_of_acks() -> None:
     responses = ResponsePermission(max_responses=2)
-    doors, client = one_with(SubjectPermissions(subscribe_allow=("$SB.>",), responses=responses))
+    harness, client = one_with(SubjectPermissions(subscribe_allow=("$SB.>",), responses=responses))
     client.sub("$SB.SUB.1.d")
-    published(doors, "orders.a", "orders.b")
+    published(harness, "orders.a", "orders.b")
     first, second = client.messages()
     client.pub(first.reply, b"+WPI")
     client.pub(first.reply, b"+ACK")
     assert client.lines() == []
-    assert doors.statistics(1).acknowledged == 1
+    assert harness.statistics(1).acknowledged == 1
     client.pub(first.reply, b"+ACK")
     client.pub(second.reply.replace(".1.1.", ".1.2."), b"+ACK")
     assert [b"Permissions Violation for Publish" in line for line in client.lines()] == [True] * 2
@@ -58,24 +60,24 @@ DENIED = SubjectPermissions(
     ("asked", "queue", "why"),
     [
         ("1.d", "", "orders.secret is denied, expected a filter that excludes it"),
-        ("1.d.filter.orders.*", "", "orders.secret is denied, and the filter orders.* lets some"),
+        ("1.d.filter.orders.*", "", "orders.secret is denied, and the filter orders.* overlaps it"),
         ("1.d.filter.orders.>", "g", "orders.secret is denied"),
         ("1.d.filter.orders.plans", "workers", "orders.plans is denied"),
         ("new", "", "is denied"),
     ],
 )
 def test_denied_channel_is_not_delivered_from_a_class(asked: str, queue: str, why: str) -> None:
-    doors, client = one_with(DENIED)
+    harness, client = one_with(DENIED)
     client.sub(f"$SB.SUB.{asked}", queue=queue)
     (line,) = client.lines()
     assert line.startswith(
         f'-ERR \'Permissions Violation for Subscription to "$SB.SUB.{asked}" ('.encode()
     )
     assert why.encode() in line
-    assert doors.broker.refusal_counts == {Reason.UNAUTHORIZED: 1}
-    published(doors, "orders.secret", "orders.plans")
+    assert harness.broker.refusal_counts == {Reason.UNAUTHORIZED: 1}
+    published(harness, "orders.secret", "orders.plans")
     assert client.messages() == []
-    assert "new" not in doors.broker.store.class_id_by_name
+    assert "new" not in harness.broker.store.class_id_by_name
 
 
 @pytest.mark.parametrize(
@@ -90,33 +92,33 @@ def test_denied_channel_is_not_delivered_from_a_class(asked: str, queue: str, wh
 def test_filter_that_excludes_denied_channels_is_allowed(
     asked: str, queue: str, comes: list[str]
 ) -> None:
-    doors, client = one_with(DENIED)
+    harness, client = one_with(DENIED)
     client.sub(f"$SB.SUB.{asked}", queue=queue)
-    published(doors, "orders.secret", "orders.plans", "orders.eu")
+    published(harness, "orders.secret", "orders.plans", "orders.eu")
     assert [message.subject for message in client.messages()] == comes
 
 
 def test_single_class_can_be_denied() -> None:
-    doors, client = one_with(
+    harness, client = one_with(
         SubjectPermissions(subscribe_allow=("$SB.>",), subscribe_deny=("$SB.SUB.payroll.>",))
     )
     client.sub("$SB.SUB.payroll.d", "1")
     assert len(client.lines()) == 1
     client.sub("$SB.SUB.1.d", "2")
-    published(doors, "orders.a")
+    published(harness, "orders.a")
     assert [message.subject for message in client.messages()] == ["orders.a"]
 
 
 @pytest.mark.parametrize("known", [0, 50])
 def test_bus_message_on_a_denied_channel_is_not_delivered(known: int) -> None:
     denied = "orders.secret", "orders.plans workers"
-    doors, client = one_with(SubjectPermissions(subscribe_deny=denied))
-    published(doors, *(f"other.{number}" for number in range(known)))
+    harness, client = one_with(SubjectPermissions(subscribe_deny=denied))
+    published(harness, *(f"other.{number}" for number in range(known)))
     client.sub("orders.>", "1")
     client.sub("orders.>", "2", queue="workers")
     names = ["orders.secret", "orders.eu", "orders.plans", "orders.us"] * 5
     peer = connect_version2(
-        doors, publish_envelopes(1, 0, *(channel_envelope(name, b"x") for name in names))
+        harness, publish_envelopes(1, 0, *(channel_envelope(name, b"x") for name in names))
     )
     assert peer.receive_error_codes() == []
     heard = [(message.sid, message.subject) for message in client.messages()]
@@ -141,12 +143,12 @@ def test_shared_user_does_not_receive_denied_subjects(
     )
     users = (NatsUser("all", "p"),)
     auth = NatsAuth(users, shared_users=shared, shared_permissions={"own": denied})
-    doors = Doors(nats=NatsSettings(auth=auth))
-    client = doors.client(auth_token="o")
+    harness = NatsBrokerHarness(nats=NatsSettings(auth=auth))
+    client = harness.client(auth_token="o")
     client.sub("a.>", "1")
     client.sub("a.*", "2", queue="workers")
     client.sub("a.secret", "3")
     assert len(client.lines()) == 1
-    published(doors, "a.secret", "a.plans", "a.news")
+    published(harness, "a.secret", "a.plans", "a.news")
     heard = [(message.sid, message.subject) for message in client.messages()]
     assert heard == [("1", "a.plans"), ("1", "a.news"), ("2", "a.news")]

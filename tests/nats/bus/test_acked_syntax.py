@@ -1,4 +1,4 @@
-"""The words of acknowledged delivery: what is asked for, and what an acknowledgement says."""
+"""Syntax of `$SB.SUB.` subjects and of ack payloads."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from simplebus.core.errors import Reason, RemoteProtocolError
 from simplebus.core.protocol.requests import Start, SubscribeRequest
 from simplebus.nats.bus.acked import AckCommand, parse_ack_payload, parse_subscribe
 from simplebus.nats.limits import ACKED_IN_FLIGHT_MESSAGES
-from tests.nats.bus.two_listeners import Doors
+from tests.nats.bus.two_listeners import NatsBrokerHarness
 
 # What is asked for -------------------------------------------------------------------------------
 
@@ -71,7 +71,10 @@ def test_parses_acked_subscribe_subjects(
             "in_flight is '0', expected a whole number from 1 to",
         ),
         ("orders.d.in_flight=many", "in_flight is 'many', expected a whole number from 1 to"),
-        ("orders.d.ack_seconds=nan", "ack_seconds is 'nan', expected a number above 0 and up to 86400"),
+        (
+            "orders.d.ack_seconds=nan",
+            "ack_seconds is 'nan', expected a number above 0 and up to 86400",
+        ),
         ("orders.d.max_deliveries=-1", "max_deliveries is '-1', expected .*, 0 for without end"),
         ("orders.d.backoff=1,0", "backoff is '1,0', expected 1 to 64 numbers above 0"),
         ("orders.d.backoff=", "backoff is '', expected 1 to 64 numbers"),
@@ -93,21 +96,21 @@ def test_parses_acked_subscribe_subjects(
     ],
 )
 def test_invalid_subscribe_subject_is_refused_and_the_client_stays(subject: str, why: str) -> None:
-    doors = Doors()
-    client = doors.client()
+    harness = NatsBrokerHarness()
+    client = harness.client()
     client.sub(f"$SB.SUB.{subject}")
     (line,) = client.lines()
     start = f'-ERR \'Permissions Violation for Subscription to "$SB.SUB.{subject}" ('
     assert line.startswith(start.encode())
     with pytest.raises(RemoteProtocolError, match=why):
         parse_subscribe(b"$SB.SUB." + subject.encode(), b"")
-    assert doors.broker.refusal_counts == {Reason.BAD_REQUEST: 1}
+    assert harness.broker.refusal_counts == {Reason.BAD_REQUEST: 1}
     assert client.session.subscriptions == {}
     assert not client.session.is_disconnecting
 
 
 def test_name_must_be_utf_8() -> None:
-    client = Doors().client(b"SUB $SB.SUB.\xff 1\r\nSUB $SB.SUB.1.- \xff 1\r\n")
+    client = NatsBrokerHarness().client(b"SUB $SB.SUB.\xff 1\r\nSUB $SB.SUB.1.- \xff 1\r\n")
     assert [b"not UTF-8" in line for line in client.lines()] == [True, True]
 
 

@@ -1,4 +1,4 @@
-"""What NATS clients publish on bound subjects is in the class, once, and all others' as before."""
+"""Storing of messages on bound subjects in classes."""
 
 from __future__ import annotations
 
@@ -17,14 +17,16 @@ from simplebus.nats.limits import (
     SINGLE_STORE_COST_BYTES,
 )
 from tests.behaviour.wire_peer_v2 import ack, connect_version2, subscribe
-from tests.nats.bus.two_listeners import Doors, stored
+from tests.nats.bus.two_listeners import NatsBrokerHarness, stored
 
 
-def bound(*pairs: tuple[str, int], settings: Settings | None = None, **limits: float) -> Doors:
-    doors = Doors(settings, **limits)
+def bound(
+    *pairs: tuple[str, int], settings: Settings | None = None, **limits: float
+) -> NatsBrokerHarness:
+    harness = NatsBrokerHarness(settings, **limits)
     for subject, class_id in pairs or [("orders.>", 7)]:
-        doors.broker.store.class_registry.bind_subject(subject, class_id)
-    return doors
+        harness.broker.store.class_registry.bind_subject(subject, class_id)
+    return harness
 
 
 def pubs(*messages: tuple[str, bytes]) -> bytes:
@@ -32,9 +34,12 @@ def pubs(*messages: tuple[str, bytes]) -> bytes:
 
 
 def test_bound_subject_is_stored_and_delivered_to_subscribers() -> None:
-    doors = bound()
-    listener, binary = doors.client(b"SUB orders.* 9\r\n"), connect_version2(doors, subscribe(7, 3))
-    publisher = doors.client()
+    harness = bound()
+    listener, binary = (
+        harness.client(b"SUB orders.* 9\r\n"),
+        connect_version2(harness, subscribe(7, 3)),
+    )
+    publisher = harness.client()
     publisher.pub("orders.eu", b"hello", reply="_INBOX.a.1")
     (message,) = listener.messages()
     assert message == ("orders.eu", "9", "_INBOX.a.1", b"", b"hello")
@@ -42,66 +47,66 @@ def test_bound_subject_is_stored_and_delivered_to_subscribers() -> None:
     wanted = Envelope("orders.eu", headers=(("Nats-Reply-To", "_INBOX.a.1"),))
     assert decode(got.content) == (wanted, b"hello")
     binary.send(ack(3, 0, 1))
-    assert doors.statistics(7).ring.message_count == 0
+    assert harness.statistics(7).ring.message_count == 0
     assert publisher.lines() == []
 
 
 def test_unbound_subject_is_not_stored() -> None:
-    doors = bound()
-    client = doors.client(b"SUB > 1\r\n")
-    before = doors.broker.budget.used_bytes
-    client.say(pubs(*[("order.eu", b"x" * 100)] * 100, *[("other", b"y")] * 20))
+    harness = bound()
+    client = harness.client(b"SUB > 1\r\n")
+    before = harness.broker.budget.used_bytes
+    client.send(pubs(*[("order.eu", b"x" * 100)] * 100, *[("other", b"y")] * 20))
     client.pub("orders", b"z")
     assert len(client.messages()) == 121
-    assert doors.broker.budget.used_bytes == before
-    assert len(doors.broker.sessions) == 0
-    assert doors.statistics(7).published == 0
+    assert harness.broker.budget.used_bytes == before
+    assert len(harness.broker.sessions) == 0
+    assert harness.statistics(7).published == 0
 
 
 def test_overlapping_bindings_store_a_message_once_per_class() -> None:
-    doors = bound(("orders.>", 7), ("*.eu", 7), ("orders.eu", 7), ("orders.*", 8), ("x", 9))
-    client = doors.client()
+    harness = bound(("orders.>", 7), ("*.eu", 7), ("orders.eu", 7), ("orders.*", 8), ("x", 9))
+    client = harness.client()
     client.pub("orders.eu", b"a")
-    client.say(pubs(*[("orders.eu", b"b")] * 20))
-    client.say(pubs(*[("orders.eu", b"c"), ("orders.us", b"dd"), ("x", b"e")] * 5))
-    assert [len(stored(doors, class_id)) for class_id in (7, 8, 9)] == [31, 31, 5]
-    doors.broker.store.subject_bindings.unbind(7, "orders.>")
+    client.send(pubs(*[("orders.eu", b"b")] * 20))
+    client.send(pubs(*[("orders.eu", b"c"), ("orders.us", b"dd"), ("x", b"e")] * 5))
+    assert [len(stored(harness, class_id)) for class_id in (7, 8, 9)] == [31, 31, 5]
+    harness.broker.store.subject_bindings.unbind(7, "orders.>")
     client.pub("orders.us", b"a")
     client.pub("orders.eu", b"a")
-    assert [len(stored(doors, class_id)) for class_id in (7, 8, 9)] == [32, 33, 5]
+    assert [len(stored(harness, class_id)) for class_id in (7, 8, 9)] == [32, 33, 5]
     for subject in ("*.eu", "orders.eu"):
-        doors.broker.store.subject_bindings.unbind(7, subject)
+        harness.broker.store.subject_bindings.unbind(7, subject)
     client.pub("orders.eu", b"a")
-    assert [len(stored(doors, class_id)) for class_id in (7, 8, 9)] == [32, 34, 5]
+    assert [len(stored(harness, class_id)) for class_id in (7, 8, 9)] == [32, 34, 5]
 
 
 @pytest.mark.parametrize("subject", [">", "*.a"])
 def test_reserved_subjects_are_not_stored_by_wildcard_bindings(subject: str) -> None:
-    doors = bound((subject, 7))
-    client = doors.client(b"SUB > 1\r\n")
+    harness = bound((subject, 7))
+    client = harness.client(b"SUB > 1\r\n")
     names = ("orders.a", "$KV.a", "_INBOX.a", "some.a", "$.a")
     for name in names:
         client.pub(name, b"one")
-        client.say(pubs(*[(name, b"run")] * 30))
-    client.say(pubs(*[(name, b"mix") for name in names] * 20))
-    client.say(pubs(*[(name, b"mix") for name in ("$KV.a", "_INBOX.a")] * 20))
-    client.say(pubs(*[(name, b"mix") for name in ("else", *names)] * 20))
+        client.send(pubs(*[(name, b"run")] * 30))
+    client.send(pubs(*[(name, b"mix") for name in names] * 20))
+    client.send(pubs(*[(name, b"mix") for name in ("$KV.a", "_INBOX.a")] * 20))
+    client.send(pubs(*[(name, b"mix") for name in ("else", *names)] * 20))
     assert len(client.messages()) == 5 * 31 + 100 + 40 + 120
-    kept = [envelope.channel for envelope, _ in stored(doors, 7) if envelope.channel != "else"]
+    kept = [envelope.channel for envelope, _ in stored(harness, 7) if envelope.channel != "else"]
     mixes = ["orders.a", "some.a"] * 40
     assert kept == ["orders.a"] * 31 + ["some.a"] * 31 + mixes
 
 
 def test_batches_are_stored_in_publication_order() -> None:
-    doors = bound()
-    client = doors.client()
+    harness = bound()
+    client = harness.client()
     run = [("orders.a", b"%03d" % n) for n in range(100)]
     odd = [("orders.a", b"<\r\n%02d" % n) for n in range(50)]
     mix = [(f"orders.{n % 7}", b"x" * (n % 5)) for n in range(100)]
     strange = [("orders.b", b"<\r\n>"), ("orders.b", b"<"), ("orders.b", b"\r\n")] * 4
     everything = run + odd + mix + strange
-    client.say(pubs(*everything))
-    found = [(envelope.channel, payload) for envelope, payload in stored(doors, 7)]
+    client.send(pubs(*everything))
+    found = [(envelope.channel, payload) for envelope, payload in stored(harness, 7)]
     assert found == everything
     assert client.lines() == []
 
@@ -118,48 +123,48 @@ def test_batches_are_stored_in_publication_order() -> None:
     )
 )
 def test_stored_messages_equal_published_messages(said: list[tuple[str, bytes, int]]) -> None:
-    doors = bound()
+    harness = bound()
     everything = [(subject, payload) for subject, payload, times in said for _ in range(times)]
-    doors.client().say(pubs(*everything) or b"PING\r\n")
+    harness.client().send(pubs(*everything) or b"PING\r\n")
     kept = [pair for pair in everything if pair[0].startswith("orders.")]
-    assert [(e.channel, p) for e, p in stored(doors, 7)] == kept
+    assert [(e.channel, p) for e, p in stored(harness, 7)] == kept
 
 
 def test_subject_that_is_no_channel_is_refused_with_an_error() -> None:
-    doors = bound((">", 7))
-    client = doors.client()
-    client.say(b"PUB caf\xe9 1\r\nx\r\n")
-    client.say(pubs(("a.*", b"x")))
-    assert doors.broker.refusal_counts == {Reason.BAD_CHANNEL: 2}
+    harness = bound((">", 7))
+    client = harness.client()
+    client.send(b"PUB caf\xe9 1\r\nx\r\n")
+    client.send(pubs(("a.*", b"x")))
+    assert harness.broker.refusal_counts == {Reason.BAD_CHANNEL: 2}
     first, second = client.lines()
     assert first.startswith(b'-ERR \'Permissions Violation for Publish to "caf\\xe9" (')
     assert b"wildcard" in second
     assert second.count(b"'") == 2
-    client.say(b"PUB caf\xe9 1\r\nx\r\n" * 30 + b"PUB fine 1\r\nx\r\n" * 30)
-    assert doors.broker.refusal_counts == {Reason.BAD_CHANNEL: 32}
-    assert [e.channel for e, _ in stored(doors, 7)] == ["fine"] * 30
+    client.send(b"PUB caf\xe9 1\r\nx\r\n" * 30 + b"PUB fine 1\r\nx\r\n" * 30)
+    assert harness.broker.refusal_counts == {Reason.BAD_CHANNEL: 32}
+    assert [e.channel for e, _ in stored(harness, 7)] == ["fine"] * 30
 
 
 def test_message_too_long_for_a_frame_is_refused_alone() -> None:
-    doors = bound(frame_bytes=1000)
-    client = doors.client()
-    client.say(pubs(("orders.a", b"x" * 1000), ("orders.a", b"y"), ("orders.a", b"z" * 990)))
-    client.say(pubs(*[("orders.a", b"x" * 1000)] * 20))
-    assert doors.broker.refusal_counts == {Reason.FRAME_TOO_LONG: 22}
-    assert [payload for _, payload in stored(doors, 7)] == [b"y"]
+    harness = bound(frame_bytes=1000)
+    client = harness.client()
+    client.send(pubs(("orders.a", b"x" * 1000), ("orders.a", b"y"), ("orders.a", b"z" * 990)))
+    client.send(pubs(*[("orders.a", b"x" * 1000)] * 20))
+    assert harness.broker.refusal_counts == {Reason.FRAME_TOO_LONG: 22}
+    assert [payload for _, payload in stored(harness, 7)] == [b"y"]
     assert len(client.lines()) >= 2
 
 
 def test_inbox_and_system_subjects_are_not_stored() -> None:
-    doors = bound((">", 7))
-    client = doors.client()
+    harness = bound((">", 7))
+    client = harness.client()
     client.pub("_INBOX.a.b", b"x")
     client.pub("$JS.ACK.a.b.1.1.1.1.1", b"+ACK")
-    client.say(pubs(*[("_INBOX.q", b"x")] * 20))
-    client.say(pubs(*[("_INBOX.q", b"x"), ("$SRV.PING", b""), ("a", b"yy")] * 5))
-    assert [e.channel for e, _ in stored(doors, 7)] == ["a"] * 5
-    client.say(pubs(*[("_INBOX.q", b"x"), ("a", b"yy")] * 40))  # By the batch.
-    assert [e.channel for e, _ in stored(doors, 7)] == ["a"] * 45
+    client.send(pubs(*[("_INBOX.q", b"x")] * 20))
+    client.send(pubs(*[("_INBOX.q", b"x"), ("$SRV.PING", b""), ("a", b"yy")] * 5))
+    assert [e.channel for e, _ in stored(harness, 7)] == ["a"] * 5
+    client.send(pubs(*[("_INBOX.q", b"x"), ("a", b"yy")] * 40))  # By the batch.
+    assert [e.channel for e, _ in stored(harness, 7)] == ["a"] * 45
 
 
 # Headers -----------------------------------------------------------------------------------------
@@ -177,10 +182,10 @@ def test_inbox_and_system_subjects_are_not_stored() -> None:
 def test_headers_survive_storing_and_delivery(
     block: bytes, headers: tuple[tuple[str, str], ...]
 ) -> None:
-    doors = bound()
-    client = doors.client(b"SUB $SB.SUB.7 1\r\n")
+    harness = bound()
+    client = harness.client(b"SUB $SB.SUB.7 1\r\n")
     client.pub("orders.a", b"pay", headers=block)
-    assert stored(doors, 7) == [(Envelope("orders.a", headers=headers), b"pay")]
+    assert stored(harness, 7) == [(Envelope("orders.a", headers=headers), b"pay")]
     (message,) = client.messages()
     assert (message.headers, message.payload) == (block, b"pay")
 
@@ -202,11 +207,11 @@ def test_headers_survive_storing_and_delivery(
     ],
 )
 def test_irregular_header_block_is_stored_whole(block: bytes) -> None:
-    doors = bound()
-    client = doors.client(b"SUB $SB.SUB.7 1\r\n")
+    harness = bound()
+    client = harness.client(b"SUB $SB.SUB.7 1\r\n")
     client.pub("orders.a", b"pay", headers=block)
     client.pub("orders.a", b"pay", reply="r.1", headers=block)
-    ((envelope, _), (other, _)) = stored(doors, 7)
+    ((envelope, _), (other, _)) = stored(harness, 7)
     assert envelope.headers == (("Nats-Header-Block", block.decode("latin-1")),)
     assert other.headers == (("Nats-Reply-To", "r.1"), *envelope.headers)
     first, _ = client.messages()
@@ -214,22 +219,22 @@ def test_irregular_header_block_is_stored_whole(block: bytes) -> None:
 
 
 def test_headers_too_long_for_an_envelope_are_refused() -> None:
-    doors = bound()
-    client = doors.client()
+    harness = bound()
+    client = harness.client()
     client.pub("orders.a", b"x", headers=b"NATS/1.0\r\nA: %b\r\n\r\n" % (b"v" * 70_000))
-    assert doors.broker.refusal_counts == {Reason.BAD_ENVELOPE: 1}
+    assert harness.broker.refusal_counts == {Reason.BAD_ENVELOPE: 1}
     (line,) = client.lines()
     assert b"headers have at most 65535 bytes" in line
 
 
 def test_batches_with_headers_are_stored() -> None:
-    doors = bound()
-    client = doors.client()
+    harness = bound()
+    client = harness.client()
     one = b"HPUB orders.a 18 19\r\nNATS/1.0\r\nA: b\r\n\r\n%d\r\n"
-    client.say(b"".join(one % (n % 10) for n in range(40)))
+    client.send(b"".join(one % (n % 10) for n in range(40)))
     other = one.replace(b"A: b", b"A: c")
-    client.say(b"".join((one, other)[n % 2] % (n % 10) for n in range(40)))
-    kept = stored(doors, 7)
+    client.send(b"".join((one, other)[n % 2] % (n % 10) for n in range(40)))
+    kept = stored(harness, 7)
     assert [payload for _, payload in kept] == [b"%d" % (n % 10) for n in range(40)] * 2
     assert [e.headers[0][1] for e, _ in kept] == ["b"] * 40 + ["b", "c"] * 20
 
@@ -238,11 +243,11 @@ def test_batches_with_headers_are_stored() -> None:
 
 
 def test_publisher_to_a_full_class_waits_while_its_other_commands_are_handled() -> None:
-    doors = bound(class_messages=2)
-    client = doors.client(b"SUB $SB.SUB.7 1\r\n", b"SUB orders.> 2\r\n")
-    publisher = doors.client()
+    harness = bound(class_messages=2)
+    client = harness.client(b"SUB $SB.SUB.7 1\r\n", b"SUB orders.> 2\r\n")
+    publisher = harness.client()
     assert not publisher.session.is_reading_paused
-    publisher.say(pubs(*[("orders.a", b"%d" % n) for n in range(5)]) + b"PING\r\n")
+    publisher.send(pubs(*[("orders.a", b"%d" % n) for n in range(5)]) + b"PING\r\n")
     assert publisher.session.is_reading_paused
     assert publisher.lines() == [b"PONG"]
     messages = client.messages()
@@ -255,47 +260,47 @@ def test_publisher_to_a_full_class_waits_while_its_other_commands_are_handled() 
             client.pub(message.reply, b"+ACK")
         acked = client.messages()
     assert heard == [b"0", b"1", b"2", b"3", b"4"]
-    assert doors.broker.drain_resumed() == [publisher.session.local_session]  # type: ignore[union-attr]
+    assert harness.broker.drain_resumed() == [publisher.session.local_session]  # type: ignore[union-attr]
     assert not publisher.session.is_reading_paused
 
 
 def test_waiting_publisher_is_read_at_intervals_and_stays_connected() -> None:
-    doors = bound(class_messages=2, frame_bytes=4096, pending_bytes=3 << 20)
-    front = doors.front
-    publisher = doors.client(pubs(*[("orders.a", b"x")] * 5))
+    harness = bound(class_messages=2, frame_bytes=4096, pending_bytes=3 << 20)
+    nats_server = harness.nats_server
+    publisher = harness.client(pubs(*[("orders.a", b"x")] * 5))
     assert publisher.session.is_reading_paused
     for _ in range(10):
-        assert not front.can_read_while_blocked(publisher.session)
-        front.now += BLOCKED_READ_INTERVAL_SECONDS
-        assert front.can_read_while_blocked(publisher.session)
-        publisher.say(b"PING\r\n")
+        assert not nats_server.can_read_while_blocked(publisher.session)
+        nats_server.now += BLOCKED_READ_INTERVAL_SECONDS
+        assert nats_server.can_read_while_blocked(publisher.session)
+        publisher.send(b"PING\r\n")
         assert publisher.lines() == [b"PONG"]
     while publisher.session.local_session.parked_bytes < 1 << 20:  # type: ignore[union-attr]
-        publisher.say(pubs(*[("orders.a", bytes(4000))] * 100))
-    front.now += 1000 * front.settings.limits.ping_seconds
-    front.tick()
-    assert not front.can_read_while_blocked(publisher.session)
-    assert front.drain_disconnecting() == []
+        publisher.send(pubs(*[("orders.a", bytes(4000))] * 100))
+    nats_server.now += 1000 * nats_server.settings.limits.ping_seconds
+    nats_server.tick()
+    assert not nats_server.can_read_while_blocked(publisher.session)
+    assert nats_server.drain_disconnecting() == []
     assert not publisher.session.is_disconnecting
 
 
 def test_connection_that_publishes_and_acks_makes_progress() -> None:
-    doors = bound(class_messages=1)
-    client = doors.client(b"SUB $SB.SUB.7 1\r\n")
-    client.say(pubs(*[("orders.a", b"%d" % n) for n in range(20)]))
+    harness = bound(class_messages=1)
+    client = harness.client(b"SUB $SB.SUB.7 1\r\n")
+    client.send(pubs(*[("orders.a", b"%d" % n) for n in range(20)]))
     heard: list[bytes] = []
     while messages := client.messages():
         heard += [m.payload for m in messages]
-        client.say(b"".join(b"PUB %b 0\r\n\r\n" % m.reply.encode() for m in messages))
+        client.send(b"".join(b"PUB %b 0\r\n\r\n" % m.reply.encode() for m in messages))
     assert heard == [b"%d" % n for n in range(20)]
     assert not client.session.is_reading_paused
 
 
 def test_blocked_messages_of_a_closed_client_are_stored() -> None:
-    doors = bound(class_messages=1)
-    client = doors.client(pubs(*[("orders.a", b"%d" % n) for n in range(3)]))
-    client.leave()
-    reader = connect_version2(doors, subscribe(7, 1))
+    harness = bound(class_messages=1)
+    client = harness.client(pubs(*[("orders.a", b"%d" % n) for n in range(3)]))
+    client.close()
+    reader = connect_version2(harness, subscribe(7, 1))
     heard = []
     for n in range(3):
         heard += [decode(got.content)[1] for got in reader.receive_deliveries()]
@@ -305,22 +310,22 @@ def test_blocked_messages_of_a_closed_client_are_stored() -> None:
 
 @pytest.mark.parametrize("policy", [FullPolicy.DROP_NEWEST, FullPolicy.DROP_OLDEST])
 def test_dropping_class_counts_drops_and_does_not_pause_publishers(policy: FullPolicy) -> None:
-    doors = bound(settings=Settings(limits=Limits(class_messages=2), full_policy=policy))
-    client = doors.client()
-    client.say(pubs(*[("orders.a", b"%d" % n) for n in range(5)]))
+    harness = bound(settings=Settings(limits=Limits(class_messages=2), full_policy=policy))
+    client = harness.client()
+    client.send(pubs(*[("orders.a", b"%d" % n) for n in range(5)]))
     assert not client.session.is_reading_paused
     kept = [b"0", b"1"] if policy is FullPolicy.DROP_NEWEST else [b"3", b"4"]
-    assert [payload for _, payload in stored(doors, 7)] == kept
-    assert doors.statistics(7).dropped == {Reason(policy.value): 3}
+    assert [payload for _, payload in stored(harness, 7)] == kept
+    assert harness.statistics(7).dropped == {Reason(policy.value): 3}
 
 
 def test_publisher_above_the_pending_limit_is_disconnected() -> None:
-    doors = bound(class_messages=1, frame_bytes=1000, pending_bytes=2_100_000)
-    client = doors.client()
+    harness = bound(class_messages=1, frame_bytes=1000, pending_bytes=2_100_000)
+    client = harness.client()
     for _ in range(30):
         if not client.session.is_disconnecting:
-            client.say(pubs(*[("orders.a", b"x" * 900)] * 100))
-    ((session, error),) = doors.front.drain_disconnecting()
+            client.send(pubs(*[("orders.a", b"x" * 900)] * 100))
+    ((session, error),) = harness.nats_server.drain_disconnecting()
     assert session is client.session
     assert error.reason is Reason.PENDING_LIMIT
 
@@ -329,8 +334,8 @@ def test_publisher_above_the_pending_limit_is_disconnected() -> None:
 
 
 def test_stored_request_gets_no_no_responders_reply() -> None:
-    doors = bound()
-    client = doors.client(b"SUB _INBOX.> 1\r\n")
+    harness = bound()
+    client = harness.client(b"SUB _INBOX.> 1\r\n")
     client.pub("orders.a", b"?", reply="_INBOX.1")
     assert client.messages() == []
     client.pub("other", b"?", reply="_INBOX.2")
@@ -347,11 +352,9 @@ def test_stored_request_gets_no_no_responders_reply() -> None:
         (b"PUB orders.%06d 5\r\nhello\r\n", BATCHED_STORE_COST_BYTES),
     ],
 )
-def test_expensive_commands_count_against_the_read_size(
-    line: bytes, weight: int
-) -> None:
-    doors = bound()
-    doors.client().say(b"".join(line % number for number in range(300)))
-    assert doors.front._output_bytes >= 300 * weight
-    doors.client().say(b"PUB orders.a 5\r\nhello\r\n" * 300)
-    assert doors.front._output_bytes < 300 * BATCHED_STORE_COST_BYTES
+def test_expensive_commands_count_against_the_read_size(line: bytes, weight: int) -> None:
+    harness = bound()
+    harness.client().send(b"".join(line % number for number in range(300)))
+    assert harness.nats_server._output_bytes >= 300 * weight
+    harness.client().send(b"PUB orders.a 5\r\nhello\r\n" * 300)
+    assert harness.nats_server._output_bytes < 300 * BATCHED_STORE_COST_BYTES

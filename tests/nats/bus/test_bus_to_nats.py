@@ -1,4 +1,4 @@
-"""What clients of the binary protocol publish, as NATS subscriptions see it."""
+"""Delivery of messages of binary clients to NATS subscriptions."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from tests.behaviour.wire_peer_v2 import (
     subscribe,
     timed_envelope,
 )
-from tests.nats.bus.two_listeners import Doors, stored
+from tests.nats.bus.two_listeners import NatsBrokerHarness, stored
 
 
 def test_version_1_message_is_delivered_on_the_class_subject() -> None:
-    doors = Doors()
-    client = doors.client(b"SUB class.* 1\r\n")
-    peer = doors.peer(connect1(1), publish1(1, b"lone"))
+    harness = NatsBrokerHarness()
+    client = harness.client(b"SUB class.* 1\r\n")
+    peer = harness.peer(connect1(1), publish1(1, b"lone"))
     peer.send(publish1(1, *numbered(30, size=20), *numbered(3)))
     messages = client.messages()
     assert {m.subject for m in messages} == {"class.1"}
@@ -38,10 +38,10 @@ def test_version_1_message_is_delivered_on_the_class_subject() -> None:
 
 
 def test_class_name_and_channels_are_used_as_subjects() -> None:
-    doors = Doors()
-    client = doors.client(b"SUB class.> 1\r\n", b"SUB orders.eu 2\r\n", b"SUB orders.* 3\r\n")
-    peer = connect_version2(doors, classes=["shop"])
-    shop = doors.broker.store.class_id_by_name["shop"]
+    harness = NatsBrokerHarness()
+    client = harness.client(b"SUB class.> 1\r\n", b"SUB orders.eu 2\r\n", b"SUB orders.* 3\r\n")
+    peer = connect_version2(harness, classes=["shop"])
+    shop = harness.broker.store.class_id_by_name["shop"]
     peer.send(publish(shop, 0, b"plain"))
     said = [channel_envelope(f"orders.{where}", b"x") for where in ("eu", "us", "eu")]
     peer.send(publish_envelopes(shop, 1, *said, channel_envelope("else", b"y"), b"\0none"))
@@ -56,10 +56,10 @@ def test_class_name_and_channels_are_used_as_subjects() -> None:
 
 
 def test_headers_only_reach_clients_that_accept_headers() -> None:
-    doors = Doors()
-    client, plain = doors.client(b"SUB a 1\r\n"), doors.client(b"SUB a 1\r\n", headers=False)
+    harness = NatsBrokerHarness()
+    client, plain = harness.client(b"SUB a 1\r\n"), harness.client(b"SUB a 1\r\n", headers=False)
     said = Envelope("a", headers=(("Nats-Reply-To", "_INBOX.1"), ("A", "b")))
-    peer = connect_version2(doors, publish_envelopes(1, 0, encode(said, b"pay")))
+    peer = connect_version2(harness, publish_envelopes(1, 0, encode(said, b"pay")))
     (message,), (other,) = client.messages(), plain.messages()
     assert message == ("a", "1", "_INBOX.1", b"NATS/1.0\r\nA: b\r\n\r\n", b"pay")
     assert other == ("a", "1", "_INBOX.1", b"", b"pay")
@@ -69,26 +69,26 @@ def test_headers_only_reach_clients_that_accept_headers() -> None:
 def test_delivery_error_does_not_affect_the_publisher(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    doors = Doors()
-    client = doors.client(b"SUB a 1\r\n")
+    harness = NatsBrokerHarness()
+    client = harness.client(b"SUB a 1\r\n")
     with monkeypatch.context() as broken:
-        broken.setattr(doors.front, "_write_gathered", lambda messages: 1 / 0)
+        broken.setattr(harness.nats_server, "_write_gathered", lambda messages: 1 / 0)
         peer = connect_version2(
-            doors, publish_envelopes(1, 0, *[channel_envelope("a", b"%d" % n) for n in range(60)])
+            harness, publish_envelopes(1, 0, *[channel_envelope("a", b"%d" % n) for n in range(60)])
         )
     assert peer.receive_error_codes() == []
-    assert doors.broker.classes[1].ring.head == 60
-    assert [type(fault) for fault in doors.front.drain_errors()] == [ZeroDivisionError]
+    assert harness.broker.classes[1].ring.head == 60
+    assert [type(fault) for fault in harness.nats_server.drain_errors()] == [ZeroDivisionError]
     peer.send(publish_envelopes(1, 60, *[channel_envelope("a", b"later")] * 60))
     assert [message.payload for message in client.messages()] == [b"later"] * 60
-    assert doors.front.drain_errors() == []
+    assert harness.nats_server.drain_errors() == []
 
 
 def test_binary_subscriber_answers_a_nats_request() -> None:
-    doors = Doors()
-    doors.broker.store.class_registry.bind_subject("ask.>", 1)
-    client = doors.client(b"SUB _INBOX.me.* 1\r\n")
-    worker = connect_version2(doors, subscribe(1, 5), classes=[1, 2])
+    harness = NatsBrokerHarness()
+    harness.broker.store.class_registry.bind_subject("ask.>", 1)
+    client = harness.client(b"SUB _INBOX.me.* 1\r\n")
+    worker = connect_version2(harness, subscribe(1, 5), classes=[1, 2])
     client.pub("ask.time", b"?", reply="_INBOX.me.7")
     (asked,) = worker.receive_deliveries()
     assert b"Nats-Reply-To" in asked.content
@@ -97,37 +97,37 @@ def test_binary_subscriber_answers_a_nats_request() -> None:
 
 
 def test_nats_messages_are_delivered_once() -> None:
-    doors = Doors(class_messages=1)
-    doors.broker.store.class_registry.bind_subject("orders.>", 1)
-    client = doors.client(b"SUB > 1\r\n")
+    harness = NatsBrokerHarness(class_messages=1)
+    harness.broker.store.class_registry.bind_subject("orders.>", 1)
+    client = harness.client(b"SUB > 1\r\n")
     for payload in (b"a", b"b", b"c"):
         client.pub("orders.eu", payload)
     assert client.payloads() == [b"a", b"b", b"c"]
-    reader = doors.client(b"SUB $SB.SUB.1 1\r\n")
+    reader = harness.client(b"SUB $SB.SUB.1 1\r\n")
     for _ in range(3):
         (message,) = reader.messages()
         reader.pub(message.reply)
-    assert doors.statistics(1).published == 3
+    assert harness.statistics(1).published == 3
     assert [m.payload for m in client.messages() if m.subject == "orders.eu"] == []
 
 
 def test_binary_messages_are_not_stored_in_other_classes() -> None:
-    doors = Doors()
-    doors.broker.store.class_registry.bind_subject("orders.>", 2)
-    client = doors.client(b"SUB $SB.SUB.1 1\r\n")
-    connect_version2(doors, publish_envelopes(1, 0, channel_envelope("orders.eu", b"x")))
+    harness = NatsBrokerHarness()
+    harness.broker.store.class_registry.bind_subject("orders.>", 2)
+    client = harness.client(b"SUB $SB.SUB.1 1\r\n")
+    connect_version2(harness, publish_envelopes(1, 0, channel_envelope("orders.eu", b"x")))
     connect_version2(
-        doors, publish_envelopes(1, 0, channel_envelope("$JS.ACK.1._1.1.0.1.1.1", b"+ACK"))
+        harness, publish_envelopes(1, 0, channel_envelope("$JS.ACK.1._1.1.0.1.1.1", b"+ACK"))
     )
-    assert doors.statistics(2).published == 0
+    assert harness.statistics(2).published == 0
     assert len(client.messages()) == 2
-    assert doors.statistics(1).acknowledged == 0
+    assert harness.statistics(1).acknowledged == 0
 
 
 def test_blocked_message_is_delivered_when_it_is_stored() -> None:
-    doors = Doors(class_messages=1)
-    client = doors.client(b"SUB class.1 1\r\n", b"SUB $SB.SUB.1 2\r\n")
-    doors.peer(connect1(1), publish1(1, b"a", b"b"))
+    harness = NatsBrokerHarness(class_messages=1)
+    client = harness.client(b"SUB class.1 1\r\n", b"SUB $SB.SUB.1 2\r\n")
+    harness.peer(connect1(1), publish1(1, b"a", b"b"))
     first, acked = client.messages()
     assert (first.payload, acked.payload) == (b"a", b"a")
     client.pub(acked.reply)
@@ -135,24 +135,24 @@ def test_blocked_message_is_delivered_when_it_is_stored() -> None:
 
 
 def test_blocked_messages_are_delivered_during_another_batch() -> None:
-    doors = Doors(class_messages=20)
-    client = doors.client(b"SUB class.1 1\r\n", b"SUB $SB.SUB.1 2\r\n", b"SUB noise 3\r\n")
-    doors.peer(connect1(1), publish1(1, *numbered(40, size=9)))
+    harness = NatsBrokerHarness(class_messages=20)
+    client = harness.client(b"SUB class.1 1\r\n", b"SUB $SB.SUB.1 2\r\n", b"SUB noise 3\r\n")
+    harness.peer(connect1(1), publish1(1, *numbered(40, size=9)))
     messages = client.messages()
     acks = [m.reply.encode() for m in messages if m.sid == "2"]
     assert len(acks) == 20
-    client.say(b"".join(b"PUB %b 0\r\n\r\n" % reply for reply in acks[1:]))
+    client.send(b"".join(b"PUB %b 0\r\n\r\n" % reply for reply in acks[1:]))
     noise = [b"PUB noise %d\r\n%b\r\n" % (n % 7, b"x" * (n % 7)) for n in range(2000)]
-    client.say(b"".join([*noise[:1500], b"PUB %b 0\r\n\r\n" % acks[0], *noise[1500:]]))
+    client.send(b"".join([*noise[:1500], b"PUB %b 0\r\n\r\n" % acks[0], *noise[1500:]]))
     rest = client.messages()
     assert [m.payload for m in rest if m.sid == "1"] == numbered(20, size=9, start=20)
     assert [len(m.payload) for m in rest if m.sid == "3"] == [n % 7 for n in range(2000)]
 
 
 def test_messages_of_many_channels_are_delivered_in_order() -> None:
-    doors = Doors()
-    client = doors.client(b"SUB a.> 1\r\n", b"SUB *.3 2\r\n", b"SUB a.* q 3\r\n")
-    peer = connect_version2(doors)
+    harness = NatsBrokerHarness()
+    client = harness.client(b"SUB a.> 1\r\n", b"SUB *.3 2\r\n", b"SUB a.* q 3\r\n")
+    peer = connect_version2(harness)
     contents, expected = [], []
     for number in range(400):
         channel = f"{'ab'[number % 5 == 4]}.{number % 7}"
@@ -173,9 +173,9 @@ def test_messages_of_many_channels_are_delivered_in_order() -> None:
 # Times -------------------------------------------------------------------------------------------
 
 
-def times(doors: Doors) -> Version2Peer:
-    """A peer that has published one for now, two for later, and two that are late."""
-    peer = connect_version2(doors)
+def times(harness: NatsBrokerHarness) -> Version2Peer:
+    """Return a peer that has published one due message, two delayed ones and two expired ones."""
+    peer = connect_version2(harness)
     peer.send(
         publish_envelopes(
             1,
@@ -191,58 +191,58 @@ def times(doors: Doors) -> Version2Peer:
 
 
 def test_delayed_message_is_delivered_when_due_and_expired_never() -> None:
-    doors = Doors()
-    client = doors.client(b"SUB class.1 1\r\n")
-    times(doors)
+    harness = NatsBrokerHarness()
+    client = harness.client(b"SUB class.1 1\r\n")
+    times(harness)
     assert client.payloads() == [b"now"]
-    assert doors.broker.next_wakeup == 2.0
-    doors.wait(1.5)
+    assert harness.broker.next_wakeup == 2.0
+    harness.wait(1.5)
     assert client.payloads() == []
-    doors.wait(0.5)
+    harness.wait(0.5)
     assert client.payloads() == [b"later"]
-    doors.wait(2)
+    harness.wait(2)
     assert client.payloads() == [b"last"]
-    assert doors.broker.next_wakeup == float("inf")
+    assert harness.broker.next_wakeup == float("inf")
 
 
 def test_released_delayed_message_is_not_delivered() -> None:
     limits = Limits(class_messages=2)
-    doors = Doors(Settings(limits=limits, full_policy=FullPolicy.DROP_OLDEST))
-    client = doors.client(b"SUB class.1 1\r\n")
+    harness = NatsBrokerHarness(Settings(limits=limits, full_policy=FullPolicy.DROP_OLDEST))
+    client = harness.client(b"SUB class.1 1\r\n")
     peer = connect_version2(
-        doors, publish_envelopes(1, 0, timed_envelope(b"later", not_before_ms=1000))
+        harness, publish_envelopes(1, 0, timed_envelope(b"later", not_before_ms=1000))
     )
     peer.send(publish(1, 1, b"a", b"b"))
     assert client.payloads() == [b"a", b"b"]
-    doors.wait(2)
+    harness.wait(2)
     assert client.payloads() == []
 
 
 @pytest.mark.parametrize("count", [1100, 5000])
 def test_delayed_entries_are_bounded_by_stored_messages(count: int) -> None:
     limits = Limits(class_messages=1100)
-    doors = Doors(Settings(limits=limits, full_policy=FullPolicy.DROP_OLDEST))
-    doors.skips_checks = True
-    client = doors.client(b"SUB class.1 1\r\n")
-    peer = connect_version2(doors)
+    harness = NatsBrokerHarness(Settings(limits=limits, full_policy=FullPolicy.DROP_OLDEST))
+    harness.skips_checks = True
+    client = harness.client(b"SUB class.1 1\r\n")
+    peer = connect_version2(harness)
     for at in range(0, count, 50):
         said = [timed_envelope(b"%d" % n, not_before_ms=1000 + n % 2) for n in range(at, at + 50)]
         peer.send(publish_envelopes(1, at, *said))
-    tap = doors.front.bus_adapter._bus_to_nats  # type: ignore[union-attr]
+    tap = harness.nats_server.bus_adapter._bus_to_nats  # type: ignore[union-attr]
     assert len(tap._delayed) <= 2 * 1100
-    doors.wait(2)
+    harness.wait(2)
     assert sorted(map(int, client.payloads())) == list(range(count - 1100, count))
 
 
 def test_many_delayed_messages_are_all_delivered() -> None:
-    doors = Doors()
-    client = doors.client(b"SUB class.1 1\r\n")
-    peer = connect_version2(doors)
+    harness = NatsBrokerHarness()
+    client = harness.client(b"SUB class.1 1\r\n")
+    peer = connect_version2(harness)
     said = [timed_envelope(b"%d" % n, not_before_ms=1000 + 1000 * (n % 2)) for n in range(1100)]
     peer.send(publish_envelopes(1, 0, *said))
-    doors.wait(1)
+    harness.wait(1)
     assert client.payloads() == [b"%d" % n for n in range(0, 1100, 2)]
-    doors.wait(1)
+    harness.wait(1)
     assert client.payloads() == [b"%d" % n for n in range(1, 1100, 2)]
 
 
@@ -250,9 +250,9 @@ def test_many_delayed_messages_are_all_delivered() -> None:
 
 
 def test_dead_letters_are_delivered_on_their_class_subject() -> None:
-    doors = Doors()
-    client = doors.client(b"SUB orders.> 1\r\n", b"SUB class.> 2\r\n")
-    peer = connect_version2(doors, subscribe(1, 5, max_deliveries=1))
+    harness = NatsBrokerHarness()
+    client = harness.client(b"SUB orders.> 1\r\n", b"SUB class.> 2\r\n")
+    peer = connect_version2(harness, subscribe(1, 5, max_deliveries=1))
     peer.send(publish_envelopes(1, 0, channel_envelope("orders.eu", b"x")))
     assert [m.sid for m in client.messages()] == ["1"]
     assert len(peer.receive_deliveries()) == 1
@@ -261,7 +261,7 @@ def test_dead_letters_are_delivered_on_their_class_subject() -> None:
     (message,) = client.messages()
     assert (message.subject, message.sid, message.payload) == ("class.dead.1", "2", b"x")
     assert b"dead-reason: max_deliveries\r\n" in message.headers
-    ((envelope, _),) = stored(doors, 0x8000 + zlib.crc32(b"dead.1") % 0x8000)
+    ((envelope, _),) = stored(harness, 0x8000 + zlib.crc32(b"dead.1") % 0x8000)
     assert envelope.channel == "orders.eu"
 
 
@@ -272,62 +272,62 @@ def test_dead_letters_are_delivered_on_their_class_subject() -> None:
 def test_messages_without_matching_subscription_are_not_copied(
     said: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    doors = Doors()
-    client = doors.client(said)
-    client.take()
-    peer = connect_version2(doors)
-    tap = doors.front.bus_adapter._bus_to_nats  # type: ignore[union-attr]
+    harness = NatsBrokerHarness()
+    client = harness.client(said)
+    client.drain()
+    peer = connect_version2(harness)
+    tap = harness.nats_server.bus_adapter._bus_to_nats  # type: ignore[union-attr]
     monkeypatch.setattr(tap, "_send_ranges", lambda *what, **more: pytest.fail("it was copied"))
     peer.send(publish(1, 0, *numbered(30)))
     peer.send(publish_envelopes(1, 30, *[channel_envelope(f"a.{n}", b"x") for n in range(30)]))
     peer.send(publish_envelopes(1, 60, timed_envelope(b"x", not_before_ms=5)))
     assert client.messages() == []
-    doors.wait(1)
+    harness.wait(1)
     assert client.messages() == []
 
 
 def test_store_is_not_observed_without_subscriptions() -> None:
-    doors = Doors()
-    doors.broker.store.class_registry.bind_subject("orders.>", 1)
-    client = doors.client(b"SUB $SB.SUB.1 2\r\n")
-    assert doors.broker.store.on_stored is None
-    client.say(b"SUB > 1\r\n", b"SUB a q 3\r\n")
-    other = doors.client(b"SUB > 1\r\n")
-    assert doors.broker.store.on_stored is not None
-    client.say(b"UNSUB 1\r\n", b"UNSUB 3\r\n")
-    assert doors.broker.store.on_stored is not None
-    other.leave()
-    assert doors.broker.store.on_stored is None
-    doors.peer(connect1(1), publish1(1, b"x"))
+    harness = NatsBrokerHarness()
+    harness.broker.store.class_registry.bind_subject("orders.>", 1)
+    client = harness.client(b"SUB $SB.SUB.1 2\r\n")
+    assert harness.broker.store.on_stored is None
+    client.send(b"SUB > 1\r\n", b"SUB a q 3\r\n")
+    other = harness.client(b"SUB > 1\r\n")
+    assert harness.broker.store.on_stored is not None
+    client.send(b"UNSUB 1\r\n", b"UNSUB 3\r\n")
+    assert harness.broker.store.on_stored is not None
+    other.close()
+    assert harness.broker.store.on_stored is None
+    harness.peer(connect1(1), publish1(1, b"x"))
     assert [message.sid for message in client.messages()] == ["2"]
 
 
 def test_subscription_at_due_time_receives_a_delayed_message() -> None:
-    doors = Doors()
-    early = doors.client(b"SUB class.1 1\r\n")
-    peer = connect_version2(doors)
+    harness = NatsBrokerHarness()
+    early = harness.client(b"SUB class.1 1\r\n")
+    peer = connect_version2(harness)
     peer.send(
         publish_envelopes(
             1, 0, *[timed_envelope(b"%d" % n, not_before_ms=1000) for n in range(5000)]
         )
     )
-    early.leave()
+    early.close()
     peer.send(publish_envelopes(1, 5000, timed_envelope(b"last", not_before_ms=1000)))
-    late = doors.client(b"SUB class.1 1\r\n")
-    doors.wait(1)
+    late = harness.client(b"SUB class.1 1\r\n")
+    harness.wait(1)
     assert late.payloads() == [b"%d" % n for n in range(4096)]
-    doors.wait(0)
+    harness.wait(0)
     assert late.payloads() == [*[b"%d" % n for n in range(4096, 5000)], b"last"]
-    assert doors.broker.next_wakeup == float("inf")
+    assert harness.broker.next_wakeup == float("inf")
 
 
 def test_channel_flags_are_bounded_by_channels() -> None:
-    doors = Doors()
-    client = doors.client(b"SUB other 1\r\n")
-    peer = connect_version2(doors)
-    tap = doors.front.bus_adapter._bus_to_nats  # type: ignore[union-attr]
+    harness = NatsBrokerHarness()
+    client = harness.client(b"SUB other 1\r\n")
+    peer = connect_version2(harness)
+    tap = harness.nats_server.bus_adapter._bus_to_nats  # type: ignore[union-attr]
     for number in range(100):
-        client.say(b"UNSUB 2\r\nSUB another.%d 2\r\n" % number)
+        client.send(b"UNSUB 2\r\nSUB another.%d 2\r\n" % number)
         peer.send(publish_envelopes(1, number, channel_envelope("a", b"x")))
     ((_, verdicts),) = tap._channel_flags.values()
     assert verdicts.size == 2
@@ -337,9 +337,9 @@ def test_channel_flags_are_bounded_by_channels() -> None:
 
 
 def test_channel_flags_are_dropped_with_their_channels() -> None:
-    doors = Doors()
-    client = doors.client(b"SUB wanted.> 1\r\n")
-    peer = connect_version2(doors, subscribe(1, 5))
+    harness = NatsBrokerHarness()
+    client = harness.client(b"SUB wanted.> 1\r\n")
+    peer = connect_version2(harness, subscribe(1, 5))
     for round_ in range(3):
         said = [
             channel_envelope(f"{who}.{round_}.{n}", b"x")
@@ -353,8 +353,8 @@ def test_channel_flags_are_dropped_with_their_channels() -> None:
         seen = [message.subject for message in client.messages()]
         assert seen == [f"wanted.{round_}.{n}" for n in (1, 2, 2, 1)]
         peer.send(ack(5, 8 * round_, 8 * round_ + len(peer.receive_message_ids())))
-        doors.broker.classes[1].channels.forget_unused(100)
-    client.say(b"SUB no.> 2\r\n", b"UNSUB 1\r\n")
+        harness.broker.classes[1].channels.forget_unused(100)
+    client.send(b"SUB no.> 2\r\n", b"UNSUB 1\r\n")
     peer.send(
         publish_envelopes(
             1, 24, channel_envelope("no.2.1", b"x"), channel_envelope("wanted.2.1", b"x")

@@ -1,4 +1,4 @@
-"""NATS messages as envelopes: by the batch as one by one, and back."""
+"""Conversion of NATS messages to envelopes and back; batches equal single messages."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ PAYLOADS = st.sampled_from([b"", b"<", b"\r\n", b"<\r\n", b"<\r\n>", b"plain", b
 
 
 def run_of(subject: bytes, reply: bytes, block: bytes, payloads: list[bytes]) -> UniformBatch:
-    """Messages of one size as a parser shows them; each with the block."""
+    """Return a uniform batch of messages with this header block."""
     size = len(block) + len(payloads[0])
     words = b" ".join(filter(None, [subject, reply, b"%d" % len(block) if block else b""]))
     line = b"%bPUB %b %d\r\n" % (b"H" if block else b"", words, size)
@@ -40,7 +40,7 @@ def run_of(subject: bytes, reply: bytes, block: bytes, payloads: list[bytes]) ->
 
 
 def mix_of(messages: list[tuple[bytes, bytes]]) -> tuple[MixedBatch, list[bytes]]:
-    """Messages of several subjects as a parser shows them, and the subjects by number."""
+    """Return a mixed batch, and its subjects by number."""
     names = list(dict.fromkeys(subject for subject, _ in messages))
     whole, bounds, ends, bodies = b"", [0], [], []
     for subject, payload in messages:
@@ -60,7 +60,7 @@ def same(
     rows: list[int] | None,
     names: list[bytes],
 ) -> None:
-    """Check that a batch is packed as its messages are one by one."""
+    """Check that a batch converts like its messages one by one."""
     chosen = list(iter_messages(event, names))
     expected, refused = b"", 0
     for at in range(event.count) if rows is None else rows:

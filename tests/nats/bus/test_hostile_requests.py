@@ -1,5 +1,7 @@
-"""Whatever NATS clients say about classes, nothing happens but answers, errors and the end of their
-own connections; the broker's invariants hold, and memory stays what it is."""
+"""Arbitrary class commands of NATS clients only cause replies, errors and their own disconnection.
+
+The broker's invariants hold and memory stays bounded.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ from tests.behaviour.wire_peer_v2 import (
     publish_envelopes,
     subscribe,
 )
-from tests.nats.bus.two_listeners import Client, Doors
+from tests.nats.bus.two_listeners import Client, NatsBrokerHarness
 
 TOKENS = [
     "$SB",
@@ -89,13 +91,16 @@ def line(dice: Random) -> bytes:
 def test_arbitrary_class_commands_do_not_affect_other_clients(seed: int) -> None:
     dice = Random(seed)
     room = dice.choice([2, 10, 1000])
-    doors = Doors(class_messages=room, classes=50, durables=10, subscriptions=5)
-    doors.skips_checks = True
+    harness = NatsBrokerHarness(class_messages=room, classes=50, durables=10, subscriptions=5)
+    harness.skips_checks = True
     for bound in ("orders.>", "*.a"):
-        doors.broker.store.class_registry.bind_subject(bound, 1)
-    doors.broker.store.class_registry.bind_subject(">", 7)
-    one, two = doors.peer(connect1(1)), connect_version2(doors, subscribe(1, 5, durable="binary"))
-    clients: list[Client] = [doors.client() for _ in range(3)]
+        harness.broker.store.class_registry.bind_subject(bound, 1)
+    harness.broker.store.class_registry.bind_subject(">", 7)
+    one, two = (
+        harness.peer(connect1(1)),
+        connect_version2(harness, subscribe(1, 5, durable="binary")),
+    )
+    clients: list[Client] = [harness.client() for _ in range(3)]
     number = 0
     for _ in range(120):
         at = dice.randrange(3)
@@ -103,9 +108,9 @@ def test_arbitrary_class_commands_do_not_affect_other_clients(seed: int) -> None
         try:
             match dice.randrange(12):
                 case 0:
-                    doors.tick()
+                    harness.tick()
                 case 1:
-                    doors.wait(3 * dice.random())
+                    harness.wait(3 * dice.random())
                 case 2:
                     one.send(publish1(1, *[b"p" * dice.randint(0, 9)] * dice.randint(1, 30)))
                 case 3:
@@ -116,23 +121,23 @@ def test_arbitrary_class_commands_do_not_affect_other_clients(seed: int) -> None
                     for got in two.receive_deliveries():
                         two.send(ack(5, got.message_id, got.message_id + 1))
                 case 5:
-                    client.leave()
+                    client.close()
                 case 6 | 7:
-                    for message in client.hear()[0]:
+                    for message in client.receive()[0]:
                         if message.reply.startswith("$JS.ACK"):
                             client.pub(message.reply, dice.choice([b"+ACK", b"-NAK", b"+TERM"]))
                 case _:
-                    client.say(b"".join(line(dice) for _ in range(dice.randint(1, 20))))
+                    client.send(b"".join(line(dice) for _ in range(dice.randint(1, 20))))
         except NatsError:
-            client.leave()
-        if doors.front.drain_disconnecting() or client.session.is_closed:
-            client.leave()
-            clients[at] = doors.client()
-        doors.broker.check_invariants()
+            client.close()
+        if harness.nats_server.drain_disconnecting() or client.session.is_closed:
+            client.close()
+            clients[at] = harness.client()
+        harness.broker.check_invariants()
     for client in clients:
-        client.leave()
-    doors.broker.check_invariants()
-    assert doors.front.bus_adapter is not None
-    assert doors.front.bus_adapter.nats_sessions == {}
-    tap = doors.front.bus_adapter._bus_to_nats  # type: ignore[union-attr]
+        client.close()
+    harness.broker.check_invariants()
+    assert harness.nats_server.bus_adapter is not None
+    assert harness.nats_server.bus_adapter.nats_sessions == {}
+    tap = harness.nats_server.bus_adapter._bus_to_nats  # type: ignore[union-attr]
     assert all(verdicts.size < 64 for _, verdicts in tap._channel_flags.values())

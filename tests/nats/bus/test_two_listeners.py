@@ -1,6 +1,6 @@
-"""Real clients of both doors at one real server: nats-py, and the SDK.
+"""nats-py and the SDK at one real server with both listeners.
 
-Rule 1: one server for all tests; each keeps to classes and subjects of its own.
+All tests share the server, so each uses classes and subjects of its own.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.xdist_group("nats clients")
 
 
 class Both(NamedTuple):
-    """Where a server listens."""
+    """Addresses of the two listeners."""
 
     bus: str
     nats: str
@@ -47,7 +47,7 @@ def both() -> Iterator[Both]:
 
 @contextlib.asynccontextmanager
 async def connected(both: Both, errors: list[Exception] | None = None) -> AsyncIterator[Client]:
-    """A NATS client. What it is told is an error of the test, unless that wants to know it."""
+    """Connect a NATS client. Its errors fail the test unless `errors` collects them."""
     told: list[Exception] = [] if errors is None else errors
 
     async def note(error: Exception) -> None:
@@ -61,12 +61,12 @@ async def connected(both: Both, errors: list[Exception] | None = None) -> AsyncI
     assert told == [] or errors is not None
 
 
-async def take(subscription: Any, count: int) -> list[Msg]:
+async def receive_messages(subscription: Any, count: int) -> list[Msg]:
     return [await subscription.next_msg(timeout=60) for _ in range(count)]
 
 
 async def next_of(subscription: Any, payload: bytes) -> Msg:
-    """The next delivery of this one, whatever else is late meanwhile."""
+    """Return the next delivery of this message, skipping late deliveries of others."""
     while True:
         message: Msg = await subscription.next_msg(timeout=60)
         if message.data == payload:
@@ -74,13 +74,12 @@ async def next_of(subscription: Any, payload: bytes) -> Msg:
 
 
 def number(message: Msg) -> int:
-    """The how manieth delivery it is."""
+    """Return the delivery count of a message."""
     return message.metadata.num_delivered
 
 
 @on_asyncio
 async def test_trace_headers_pass_between_listeners_unchanged(both: Both) -> None:
-    """The context of OpenTelemetry: headers that nobody here knows anything of."""
     trace = {
         "traceparent": "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01",
         "tracestate": "rojo=00f067aa0ba902b7,congo=t61rcWkgMzE",
@@ -92,10 +91,15 @@ async def test_trace_headers_pass_between_listeners_unchanged(both: Both) -> Non
     ):
         heard = await client.subscribe("ask.trace")
         await client.publish("ask.trace", b"from nats", headers=trace)
-        (first,) = await take(heard, 1)  # Its flush may overtake that it has subscribed.
+        (first,) = await receive_messages(
+            heard, 1
+        )  # Its flush may overtake that it has subscribed.
         await bus.publish(b"from the sdk", class_id="asked", channel="ask.trace", headers=trace)
         assert [dict((await kept.get(60)).headers) for _ in range(2)] == [trace, trace]
-        assert [message.headers for message in (first, *await take(heard, 1))] == [trace, trace]
+        assert [message.headers for message in (first, *await receive_messages(heard, 1))] == [
+            trace,
+            trace,
+        ]
 
 
 @on_asyncio
@@ -115,11 +119,11 @@ async def test_messages_pass_between_the_bus_and_nats(both: Both) -> None:
             break
         await bus.publish(b"from the sdk", class_id=7, channel="orders.us", headers={"A": "b"})
         await bus.publish(b"plain", class_id=7)
-        first, second = await take(heard, 2)
+        first, second = await receive_messages(heard, 2)
         assert (first.subject, first.data) == ("orders.eu", b"from nats")
         assert (second.subject, second.data) == ("orders.us", b"from the sdk")
         assert second.headers == {"A": "b"}
-        assert [m.data for m in await take(unnamed, 1)] == [b"plain"]
+        assert [m.data for m in await receive_messages(unnamed, 1)] == [b"plain"]
 
 
 @on_asyncio
@@ -149,7 +153,7 @@ async def test_nats_py_ack_methods_work(both: Both) -> None:
         for payload in (b"ack", b"nak", b"slow", b"term", b"sync"):
             await client.publish(f"jobs.{payload.decode()}", payload)
         subscription = await client.subscribe("$SB.SUB.jobs.worker.ack_seconds=3")
-        messages = {m.data: m for m in await take(subscription, 5)}
+        messages = {m.data: m for m in await receive_messages(subscription, 5)}
         first = messages[b"ack"]
         assert (first.subject, first.metadata.stream) == ("jobs.ack", "jobs")
         assert first.metadata.consumer == "worker"
@@ -174,7 +178,7 @@ async def test_nats_py_ack_methods_work(both: Both) -> None:
         assert number(again) >= 3
         await again.ack_sync(timeout=60)
         letters = await other.subscribe("$SB.SUB.dead%2Ejobs")
-        (letter,) = await take(letters, 1)
+        (letter,) = await receive_messages(letters, 1)
         assert letter.data == b"term"
         assert letter.headers is not None
         assert letter.headers["dead-reason"] == "terminated"
@@ -225,7 +229,7 @@ async def test_one_connection_can_publish_and_ack(both: Both) -> None:
         for number in range(1200):
             await client.publish("alone.a", b"%d" % number)
         for number in range(1200):
-            (message,) = await take(subscription, 1)
+            (message,) = await receive_messages(subscription, 1)
             assert message.data == b"%d" % number
             await message.ack()
 

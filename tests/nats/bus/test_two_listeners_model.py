@@ -1,5 +1,7 @@
-"""Publishers and subscribers of every kind at one class with little room: nothing is lost, nothing
-comes out of order, nothing comes twice that was acknowledged."""
+"""Model test of publishers and subscribers of every kind on one small class.
+
+No message is lost or reordered, and acked messages are not redelivered.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ from tests.behaviour.wire_peer_v2 import (
     publish_envelopes,
     subscribe,
 )
-from tests.nats.bus.two_listeners import Client, Doors, Msg
+from tests.nats.bus.two_listeners import Client, Msg, NatsBrokerHarness
 
 STEPS = st.one_of(
     st.tuples(st.sampled_from(["nats", "run", "one", "two"]), st.integers(1, 6)),
@@ -29,7 +31,7 @@ STEPS = st.one_of(
 
 
 def by_publisher(payloads: list[bytes]) -> dict[bytes, list[int]]:
-    """What each publisher said, in the order in which it came."""
+    """Return the payloads of each publisher in order of arrival."""
     found: dict[bytes, list[int]] = defaultdict(list)
     for payload in payloads:
         who, number = payload.split(b"-")
@@ -38,20 +40,22 @@ def by_publisher(payloads: list[bytes]) -> dict[bytes, list[int]]:
 
 
 class World:
-    """One class, and everybody there is."""
+    """One class with its publishers and subscribers."""
 
     def __init__(self) -> None:
-        self.doors = Doors(class_messages=8)
-        self.doors.skips_checks = True  # Each step is checked at its end.
-        self.doors.broker.store.class_registry.bind_subject("orders.>", 1)
+        self.harness = NatsBrokerHarness(class_messages=8)
+        self.harness.skips_checks = True  # Each step is checked at its end.
+        self.harness.broker.store.class_registry.bind_subject("orders.>", 1)
         self.said: dict[bytes, int] = defaultdict(int)
         """How much each publisher has said."""
-        self.one = self.doors.peer(connect1(1))
-        self.two = connect_version2(self.doors)
-        self.publisher = self.doors.client()
-        self.listener = self.doors.client(b"SUB orders.> 1\r\n", b"SUB class.1 2\r\n")
-        self.binary: Version2Peer = connect_version2(self.doors, subscribe(1, 5, durable="binary"))
-        self.acked: Client = self.doors.client(b"SUB $SB.SUB.1.nats.in_flight=4 1\r\n")
+        self.one = self.harness.peer(connect1(1))
+        self.two = connect_version2(self.harness)
+        self.publisher = self.harness.client()
+        self.listener = self.harness.client(b"SUB orders.> 1\r\n", b"SUB class.1 2\r\n")
+        self.binary: Version2Peer = connect_version2(
+            self.harness, subscribe(1, 5, durable="binary")
+        )
+        self.acked: Client = self.harness.client(b"SUB $SB.SUB.1.nats.in_flight=4 1\r\n")
         self.listened: list[bytes] = []
         self.first: list[bytes] = []
         """What the acked client got for the first time."""
@@ -70,7 +74,7 @@ class World:
             case "nats" | "run":
                 said = self.payloads("nats", count * (10 if what == "run" else 1))
                 lines = [b"PUB orders.x %d\r\n%b\r\n" % (len(p), p) for p in said]
-                self.publisher.say(b"".join(lines))
+                self.publisher.send(b"".join(lines))
             case "one":
                 self.one.send(publish1(1, *self.payloads("one", count)))
             case "two":
@@ -88,17 +92,17 @@ class World:
             case "binary":
                 self.hear_binary(count)
             case "tick":
-                self.doors.tick()
+                self.harness.tick()
             case "again":
-                self.acked.leave()
+                self.acked.close()
                 self.held.clear()
-                self.acked = self.doors.client(b"SUB $SB.SUB.1.nats.in_flight=4 1\r\n")
+                self.acked = self.harness.client(b"SUB $SB.SUB.1.nats.in_flight=4 1\r\n")
             case "listen":
                 self.listened += self.listener.payloads()
-        self.hear()
-        self.doors.broker.check_invariants()
+        self.receive()
+        self.harness.broker.check_invariants()
 
-    def hear(self) -> None:
+    def receive(self) -> None:
         for message in self.acked.messages():
             assert message.payload not in self.done, "acknowledged, and came again"
             if message.payload not in self.first:
@@ -114,13 +118,13 @@ class World:
             self.binary.send(ack(5, got.message_id, got.message_id + 1))
 
     def finish(self) -> None:
-        """Everything is taken and acknowledged."""
+        """Deliver and ack everything."""
         for _ in range(1000):
             self.step("ack", 100)
             self.hear_binary(100)
             if self.done == set(self.first) and sum(self.said.values()) == len(self.done):
                 break
-            self.doors.tick()  # What came twice to who has gone has a pause.
+            self.harness.tick()  # What came twice to who has gone has a pause.
         self.listened += self.listener.payloads()
         self.two.receive_all()
 
@@ -140,7 +144,7 @@ def test_all_subscribers_receive_all_messages_in_order(
     assert by_publisher(world.listened) == expected
     assert by_publisher(world.binary_got) == expected
     assert world.binary_got == world.first, "accepted in one order, delivered in another"
-    world.doors.broker.drain_writable()
-    assert world.doors.statistics(1).ring.message_count == 0
+    world.harness.broker.drain_writable()
+    assert world.harness.statistics(1).ring.message_count == 0
     assert not world.publisher.session.is_reading_paused
-    assert world.doors.broker.refusal_counts == {}
+    assert world.harness.broker.refusal_counts == {}

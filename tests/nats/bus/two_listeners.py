@@ -1,7 +1,6 @@
-"""A broker with both doors and no socket: peers of the binary protocol, and NATS clients.
+"""A broker with binary peers and NATS clients, without sockets.
 
-Rule 1: what is said is bytes, what is heard is read here, by the words of the protocol alone.
-Rule 2: after everything that happens the broker's own invariants are checked.
+Clients send and receive bytes of the protocol. The broker's invariants are checked after each step.
 """
 
 from __future__ import annotations
@@ -22,14 +21,14 @@ from tests.behaviour.wire_peer import connect as connect1
 from tests.behaviour.wire_peer import publish as publish1
 
 DEAD_1 = 0x8000 + zlib.crc32(b"dead.1") % 0x8000
-"""Where the dead letters of class 1 are."""
+"""Id of the class with the dead letters of class 1."""
 
 _PLAIN = re.compile(rb"MSG (\S+) (\S+) (?:(\S+) )?(\d+)")
 _WITH_HEADERS = re.compile(rb"HMSG (\S+) (\S+) (?:(\S+) )?(\d+) (\d+)")
 
 
 class Msg(NamedTuple):
-    """One message as a NATS client sees it."""
+    """Message as received by a NATS client."""
 
     subject: str
     sid: str
@@ -38,49 +37,49 @@ class Msg(NamedTuple):
     payload: bytes
 
 
-class Doors(BrokerHarness):
-    """Both doors of one broker."""
+class NatsBrokerHarness(BrokerHarness):
+    """Broker with a NATS server."""
 
     def __init__(
         self, settings: Settings | None = None, nats: NatsSettings | None = None, **limits: float
     ) -> None:
         super().__init__(settings, **limits)
-        self.front = NatsServer(nats, broker=self.broker)
+        self.nats_server = NatsServer(nats, broker=self.broker)
         self.nats_buffer = ReceiveBuffer()
 
     def client(self, *said: bytes, headers: bool = True, **options: bool | str) -> Client:
-        """A NATS client connects and says this."""
-        client = Client(self, self.front.open_session("a client"))
+        """Connect a NATS client and send these bytes."""
+        client = Client(self, self.nats_server.open_session("a client"))
         told = {"verbose": False, "pedantic": False, "headers": headers}
         words = json.dumps({**told, "no_responders": headers, **options})
-        client.say(b"CONNECT %s\r\nPING\r\n" % words.encode())
+        client.send(b"CONNECT %s\r\nPING\r\n" % words.encode())
         client.lines()
-        client.say(*said)
+        client.send(*said)
         return client
 
     def wait(self, seconds: float) -> None:
-        """Time goes by."""
+        """Advance the clock."""
         self.broker.clock.now += seconds
         self.broker.run_due_wakeups()
         self.check_invariants()
 
 
 class Client:
-    """One NATS connection."""
+    """NATS client."""
 
-    def __init__(self, doors: Doors, session: NatsSession) -> None:
-        self.doors = doors
+    def __init__(self, harness: NatsBrokerHarness, session: NatsSession) -> None:
+        self.harness = harness
         self.session = session
         self._heard = b""
 
-    def say(self, *said: bytes) -> None:
+    def send(self, *said: bytes) -> None:
         """Send these bytes, each argument as one read of the server."""
         for data in said:
-            buffer = self.doors.nats_buffer
-            self.doors.front.receive(self.session, buffer, buffer.fill(data))
-            self.doors.check_invariants()
-            self.doors.broker.drain_writable()
-            self.doors.check_invariants()
+            buffer = self.harness.nats_buffer
+            self.harness.nats_server.receive(self.session, buffer, buffer.fill(data))
+            self.harness.check_invariants()
+            self.harness.broker.drain_writable()
+            self.harness.check_invariants()
 
     def pub(
         self, subject: str, payload: bytes = b"", reply: str = "", headers: bytes = b""
@@ -91,29 +90,29 @@ class Client:
             line = f"HPUB {words} {len(headers)} {len(headers) + len(payload)}\r\n"
         else:
             line = f"PUB {words} {len(payload)}\r\n"
-        self.say(line.encode() + headers + payload + b"\r\n")
+        self.send(line.encode() + headers + payload + b"\r\n")
 
     def sub(self, subject: str, sid: str = "1", queue: str = "") -> None:
-        self.say(" ".join(filter(None, ["SUB", subject, queue, sid])).encode() + b"\r\n")
+        self.send(" ".join(filter(None, ["SUB", subject, queue, sid])).encode() + b"\r\n")
 
-    def leave(self) -> None:
-        self.doors.front.close_session(self.session)
-        self.doors.check_invariants()
+    def close(self) -> None:
+        self.harness.nats_server.close_session(self.session)
+        self.harness.check_invariants()
 
-    def take(self, pieces: int = 1 << 30) -> bytes:
-        """What waits, or so many pieces of it."""
-        assert self.doors.front.drain_errors() == []
-        outbox, tick, taken = self.session.outbox, self.doors.broker.tick_number, b""
+    def drain(self, pieces: int = 1 << 30) -> bytes:
+        """Return the pending output, or up to `pieces` pieces of it."""
+        assert self.harness.nats_server.drain_errors() == []
+        outbox, tick, taken = self.session.outbox, self.harness.broker.tick_number, b""
         while pieces and (piece := outbox.peek(tick)):
             taken += piece
             outbox.mark_sent(len(piece), tick)
-            self.doors.check_invariants()
+            self.harness.check_invariants()
             pieces -= 1
         return taken
 
-    def hear(self) -> tuple[list[Msg], list[bytes]]:
-        """Everything there is to hear: messages, and other lines."""
-        data = self._heard + self.take()
+    def receive(self) -> tuple[list[Msg], list[bytes]]:
+        """Return the received messages and the other lines."""
+        data = self._heard + self.drain()
         messages, lines, at = [], [], 0
         while at < len(data):
             end = data.index(b"\r\n", at)
@@ -136,7 +135,7 @@ class Client:
         return messages, lines
 
     def messages(self) -> list[Msg]:
-        messages, lines = self.hear()
+        messages, lines = self.receive()
         assert lines == [], lines
         return messages
 
@@ -144,14 +143,14 @@ class Client:
         return [message.payload for message in self.messages()]
 
     def lines(self) -> list[bytes]:
-        messages, lines = self.hear()
+        messages, lines = self.receive()
         assert messages == [], messages
         return lines
 
 
-def stored(doors: Doors, class_id: int) -> list[tuple[Envelope, bytes]]:
-    """What a class holds."""
-    ring = doors.broker.classes[class_id].ring
+def stored(harness: NatsBrokerHarness, class_id: int) -> list[tuple[Envelope, bytes]]:
+    """Return the stored messages of a class."""
+    ring = harness.broker.classes[class_id].ring
     found = []
     for sequence in range(ring.floor, ring.head):
         frame = ring.copy_frame(sequence)
@@ -160,15 +159,15 @@ def stored(doors: Doors, class_id: int) -> list[tuple[Envelope, bytes]]:
     return found
 
 
-def holding(*payloads: bytes, **settings: object) -> Doors:
-    """Class 1 holds these."""
-    doors = Doors(Settings(**settings))  # type: ignore[arg-type]
-    doors.peer(connect1(1), publish1(1, *payloads) if payloads else b"")
-    return doors
+def holding(*payloads: bytes, **settings: object) -> NatsBrokerHarness:
+    """Return a harness with these messages in class 1."""
+    harness = NatsBrokerHarness(Settings(**settings))  # type: ignore[arg-type]
+    harness.peer(connect1(1), publish1(1, *payloads) if payloads else b"")
+    return harness
 
 
 def fields(message: Msg) -> list[str]:
-    """What its reply says: class, consumer, delivery, sequence, count, time, pending."""
+    """Return the tokens of an ack subject from the class on."""
     tokens = message.reply.split(".")
     assert tokens[:2] == ["$JS", "ACK"]
     assert len(tokens) == 9
@@ -176,5 +175,5 @@ def fields(message: Msg) -> list[str]:
 
 
 def deliveries(messages: list[Msg]) -> list[tuple[bytes, int]]:
-    """Payloads, and the how manieth delivery each is."""
+    """Return payload and delivery count of each message."""
     return [(message.payload, int(fields(message)[2])) for message in messages]

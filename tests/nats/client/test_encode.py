@@ -1,4 +1,6 @@
-"""What a NATS client says, who it is, and JetStream's words; each batch held to one by one."""
+"""Encoding of NATS client commands, credentials and JetStream messages; batches equal single
+messages.
+"""
 
 from __future__ import annotations
 
@@ -132,7 +134,7 @@ def pub_ack_payloads(draw: st.DrawFn) -> bytes:
 
 
 def one_pub_ack(payload: bytes) -> tuple[int, bool]:
-    """The oracle: JSON, as its words say."""
+    """Oracle for one PubAck: parse the JSON."""
     try:
         said: Any = json.loads(payload)
         sequence = said["seq"]
@@ -161,7 +163,7 @@ def test_pub_ack_errors_are_parsed() -> None:
     acks = jetstream_codec.parse_pub_acks(parsed(msg(b"r", full) + msg(b"r", head=nobody)))
     assert [acks.errors[0].code, acks.errors[1].code] == [10077, 503]
     assert "maximum messages exceeded" in str(acks.errors[0])
-    with pytest.raises(jetstream_codec.JetStreamError, match="nobody answers"):
+    with pytest.raises(jetstream_codec.JetStreamError, match="no responders"):
         jetstream_codec.parse_api_reply(nobody, b"")
     assert jetstream_codec.parse_status(b"NATS/1.0 409 Leadership Change\r\nA: b\r\n\r\n") == (
         409,
@@ -228,7 +230,7 @@ READ: dict[str, list[Callable[[dict[str, Any]], object]]] = {
 
 
 def variants(value: object) -> list[object]:
-    """It with one thing in it left out or replaced by something else, everywhere."""
+    """Return copies of a reply with each field left out or replaced."""
     odd: list[object] = [None, "a", -1, 1 << 70, [1], {"x": 1}, 1.5]
     found = list(odd)
     if isinstance(value, dict):
@@ -284,7 +286,7 @@ def ack_subjects(draw: st.DrawFn) -> str:
 
 
 def one_delivery(subject: str) -> list[int] | None:
-    """The oracle: tokens, one after the other."""
+    """Oracle for one ack subject: parse token by token."""
     words = subject.split(".")
     if words[:2] != ["$JS", "ACK"] or len(words) not in (9, 11, 12):
         return None

@@ -1,4 +1,4 @@
-"""What a NATS server says, whole and split anywhere, held to an oracle that goes word by word."""
+"""Parsing of server output in any chunks, compared with a line-by-line oracle."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ WRONG = "wrong"
 
 
 def truth(data: bytes) -> list[object]:
-    """What plain lines and messages say: tuples of sid, subject, reply, headers, payload."""
+    """Oracle: return the messages as tuples of sid, subject, reply, headers and payload."""
     said: list[object] = []
     at = 0
     while (feed := data.find(b"\r\n", at)) >= 0:
@@ -66,7 +66,7 @@ def truth(data: bytes) -> list[object]:
 
 
 def read(chunks: list[bytes]) -> list[object]:
-    """The same, as the parser has it."""
+    """Return the same tuples from the parser."""
     parser = ClientParser(MOST)
     said: list[object] = []
     for chunk in chunks:

@@ -1,4 +1,4 @@
-"""Clients of other languages: the programs in js/ and c/ of this folder."""
+"""Client programs in other languages, in the folders js/ and c/."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ HERE = Path(__file__).parent
 
 
 def javascript() -> list[str]:
-    """The command of the program that uses nats.js."""
+    """Return the command of the nats.js program."""
     node = require_program("node", "nodejs")
     if not (HERE / "js" / "node_modules" / "@nats-io").exists():
         skip_or_fail("this test needs nats.js: npm ci --prefix tests/nats/clients/js")
@@ -23,7 +23,7 @@ def javascript() -> list[str]:
 
 
 def compiled(folder: Path) -> list[str]:
-    """The command of the program that uses nats.c, which is compiled into this folder."""
+    """Compile the nats.c program into `folder` and return its command."""
     compiler = require_program("cc", "gcc", "clang")
     source, target = HERE / "c" / "check.c", folder / "check"
     probe = [compiler, "-E", "-include", "nats/nats.h", "-x", "c", "/dev/null"]
@@ -42,7 +42,7 @@ def running(command: list[str], *arguments: str) -> contextlib.AbstractContextMa
 
 
 def outcomes(command: list[str], *arguments: str) -> dict[str, Any]:
-    """The one line that it says, from its beginning to its end."""
+    """Run a program and return the JSON that it prints."""
     with running(command, *arguments) as it:
         return last_words(it)
 

@@ -1,4 +1,4 @@
-"""nats.c, as Debian has it, against a real server."""
+"""The nats.c client library against a real server."""
 
 from __future__ import annotations
 
@@ -7,13 +7,15 @@ from pathlib import Path
 import pytest
 
 from tests.nats.clients.programs import compiled, outcomes
-from tests.nats.running_server import Door
+from tests.nats.running_server import NatsTestServer
 
 pytestmark = pytest.mark.xdist_group("nats clients")
 
 
-def test_nats_c_publish_subscribe_and_request(shared_door: Door, tmp_path: Path) -> None:
-    assert outcomes(compiled(tmp_path), "all", shared_door.url) == {
+def test_nats_c_publish_subscribe_and_request(
+    shared_server: NatsTestServer, tmp_path: Path
+) -> None:
+    assert outcomes(compiled(tmp_path), "all", shared_server.url) == {
         "plain": {
             "came": 256,
             "wrong": 0,

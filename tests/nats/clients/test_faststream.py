@@ -1,4 +1,4 @@
-"""A FastStream app on the NATS door: two instances share its work, answer requests and publish."""
+"""Two instances of a FastStream app share work, reply to requests and publish."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from faststream.nats import NatsBroker, NatsRouter
 from nats.errors import NoRespondersError
 from pydantic import BaseModel
 
-from tests.nats.running_server import Door, on_asyncio, until
+from tests.nats.running_server import NatsTestServer, on_asyncio, until
 
 pytestmark = pytest.mark.xdist_group("nats clients")
 
@@ -31,9 +31,9 @@ class Bill(BaseModel):
 
 
 class Shop:
-    """One instance of the app, running within the block, and what it took."""
+    """One running instance of the app, with the orders that it received."""
 
-    def __init__(self, door: Door, name: str) -> None:
+    def __init__(self, server: NatsTestServer, name: str) -> None:
         self.taken: list[int] = []
         router = NatsRouter(prefix="shop.")
 
@@ -53,7 +53,7 @@ class Shop:
         async def here(word: str) -> str:  # The last that it subscribes to.
             return name
 
-        broker = NatsBroker(door.url, logger=None, connect_timeout=60)
+        broker = NatsBroker(server.url, logger=None, connect_timeout=60)
         broker.include_router(router)
         self.is_up = asyncio.Event()
         self.app = FastStream(broker, logger=None, after_startup=[self.is_up.set])
@@ -69,7 +69,7 @@ class Shop:
 
 
 async def is_heard(client: NatsBroker, name: str) -> None:
-    """Wait until all that an instance subscribed to is known to the server."""
+    """Wait until the server knows all subscriptions of an instance."""
     for _ in range(1_000):
         with contextlib.suppress(NoRespondersError):
             answer = await client.request("?", f"shop.here.{name}", timeout=60)
@@ -79,15 +79,15 @@ async def is_heard(client: NatsBroker, name: str) -> None:
 
 
 @on_asyncio
-async def test_two_faststream_instances_share_work(shared_door: Door) -> None:
+async def test_two_faststream_instances_share_work(shared_server: NatsTestServer) -> None:
     bills: list[Bill] = []
-    client = NatsBroker(shared_door.url, logger=None, connect_timeout=60)
+    client = NatsBroker(shared_server.url, logger=None, connect_timeout=60)
 
     @client.subscriber("shop.bills")
     async def note(bill: Bill) -> None:
         bills.append(bill)
 
-    async with client, Shop(shared_door, "one") as one, Shop(shared_door, "other") as other:
+    async with client, Shop(shared_server, "one") as one, Shop(shared_server, "other") as other:
         await client.start()
         await is_heard(client, "one")
         await is_heard(client, "other")

@@ -1,17 +1,17 @@
-"""nats.js, of the package @nats-io/transport-node, against a real server."""
+"""The nats.js client library (@nats-io/transport-node) against a real server."""
 
 from __future__ import annotations
 
 import pytest
 
 from tests.nats.clients.programs import javascript, outcomes
-from tests.nats.running_server import IS_REFERENCE, Door
+from tests.nats.running_server import IS_REFERENCE, NatsTestServer
 
 pytestmark = pytest.mark.xdist_group("nats clients")
 
 
-def test_nats_js_publish_subscribe_and_request(shared_door: Door) -> None:
-    assert outcomes(javascript(), "all", shared_door.url) == {
+def test_nats_js_publish_subscribe_and_request(shared_server: NatsTestServer) -> None:
+    assert outcomes(javascript(), "all", shared_server.url) == {
         "plain": {
             "proto": 1,
             "headers": True,
@@ -44,9 +44,9 @@ def test_nats_js_publish_subscribe_and_request(shared_door: Door) -> None:
 
 
 @pytest.mark.skipif(IS_REFERENCE, reason="the reference server has no classes")
-def test_nats_js_ack_methods_work(shared_door: Door) -> None:
+def test_nats_js_ack_methods_work(shared_server: NatsTestServer) -> None:
     found = [(0, 1), (1, 1), (1, 2), (2, 1), (3, 1), (3, 2)]
-    assert outcomes(javascript(), "acked", shared_door.url) == {
+    assert outcomes(javascript(), "acked", shared_server.url) == {
         "found": [[f"{n}", "js", "reader", attempt, n] for n, attempt in found],
         "confirmed": 2,
         "next": "next",

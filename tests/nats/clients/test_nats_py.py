@@ -1,6 +1,6 @@
-"""nats-py, as its users use it, against a real server.
+"""The nats-py client library against a real server.
 
-Rule 1: tests share one server, and keep to subjects of their own.
+Tests share one server and use subjects of their own.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from nats.errors import ConnectionClosedError, MaxPayloadError, NoRespondersErro
 from nats.errors import TimeoutError as NatsTimeoutError
 from nats.js.errors import ServiceUnavailableError
 
-from tests.nats.running_server import PATIENT, Door, on_asyncio, settle, until
+from tests.nats.running_server import PATIENT, NatsTestServer, on_asyncio, settle, until
 from tests.support.programs import PATIENCE_SECONDS
 
 pytestmark = pytest.mark.xdist_group("nats clients")
 
 
 @contextlib.asynccontextmanager
-async def connected(door: Door, **options: Any) -> AsyncIterator[Client]:
-    """A client; what it is told beside its errors' callback is an error of the test."""
+async def connected(server: NatsTestServer, **options: Any) -> AsyncIterator[Client]:
+    """Connect a client. Its errors fail the test unless `error_cb` is given."""
     errors: list[Exception] = []
 
     async def note(error: Exception) -> None:
         errors.append(error)
 
-    client = await nats.connect(door.url, **{"error_cb": note, **PATIENT, **options})
+    client = await nats.connect(server.url, **{"error_cb": note, **PATIENT, **options})
     try:
         yield client
     finally:
@@ -40,7 +40,7 @@ async def connected(door: Door, **options: Any) -> AsyncIterator[Client]:
     assert errors == []
 
 
-async def take(subscription: Any, count: int) -> list[bytes]:
+async def receive_messages(subscription: Any, count: int) -> list[bytes]:
     return [(await subscription.next_msg(timeout=60)).data for _ in range(count)]
 
 
@@ -48,11 +48,11 @@ async def take(subscription: Any, count: int) -> list[bytes]:
 
 
 @on_asyncio
-async def test_server_info(shared_door: Door) -> None:
-    async with connected(shared_door, name="me") as client, connected(shared_door) as other:
+async def test_server_info(shared_server: NatsTestServer) -> None:
+    async with connected(shared_server, name="me") as client, connected(shared_server) as other:
         assert client.is_connected
         assert client.connected_url is not None
-        assert client.connected_url.port == shared_door.port
+        assert client.connected_url.port == shared_server.port
         assert client.max_payload == 1 << 20
         assert client.client_id != other.client_id
         assert client.client_ip == "127.0.0.1"
@@ -66,9 +66,9 @@ async def test_server_info(shared_door: Door) -> None:
 )
 @on_asyncio
 async def test_messages_arrive_by_callback_iterator_and_next_msg(
-    shared_door: Door, options: dict[str, bool]
+    shared_server: NatsTestServer, options: dict[str, bool]
 ) -> None:
-    async with connected(shared_door, **options) as client:
+    async with connected(shared_server, **options) as client:
         called: list[Msg] = []
 
         async def call(message: Msg) -> None:
@@ -85,13 +85,13 @@ async def test_messages_arrive_by_callback_iterator_and_next_msg(
             if len(found) == 3:
                 break
         assert found == [("ways.one", "somewhere", b"%d" % number) for number in range(3)]
-        assert await take(asked, 3) == [b"0", b"1", b"2"]
+        assert await receive_messages(asked, 3) == [b"0", b"1", b"2"]
         await until(lambda: len(called) == 3)
         assert [message.data for message in called] == [b"0", b"1", b"2"]
 
 
 @on_asyncio
-async def test_payloads_are_delivered_unchanged(shared_door: Door) -> None:
+async def test_payloads_are_delivered_unchanged(shared_server: NatsTestServer) -> None:
     payloads = [
         b"",
         b"\r\n",
@@ -101,17 +101,17 @@ async def test_payloads_are_delivered_unchanged(shared_door: Door) -> None:
         bytes(1 << 20),
         b"x",
     ]
-    async with connected(shared_door) as client:
+    async with connected(shared_server) as client:
         subscription = await client.subscribe("any")
         for payload in payloads:
             await client.publish("any", payload)
-        assert await take(subscription, len(payloads)) == payloads
+        assert await receive_messages(subscription, len(payloads)) == payloads
 
 
 @on_asyncio
-async def test_20000_messages_arrive_in_order(shared_door: Door) -> None:
+async def test_20000_messages_arrive_in_order(shared_server: NatsTestServer) -> None:
     count = 20_000
-    async with connected(shared_door) as publisher, connected(shared_door) as subscriber:
+    async with connected(shared_server) as publisher, connected(shared_server) as subscriber:
         found: list[tuple[str, bytes]] = []
         done = asyncio.Event()
 
@@ -130,8 +130,8 @@ async def test_20000_messages_arrive_in_order(shared_door: Door) -> None:
 
 
 @on_asyncio
-async def test_headers_are_sent_and_received(shared_door: Door) -> None:
-    async with connected(shared_door) as client:
+async def test_headers_are_sent_and_received(shared_server: NatsTestServer) -> None:
+    async with connected(shared_server) as client:
 
         async def answer(message: Msg) -> None:
             assert message.headers == {"Trace": "7", "Empty": "", "Colons": "a:b: c"}
@@ -150,11 +150,11 @@ async def test_headers_are_sent_and_received(shared_door: Door) -> None:
 
 @on_asyncio
 async def test_queue_group_distributes_messages(
-    shared_door: Door,
+    shared_server: NatsTestServer,
 ) -> None:
     count, got = 300, [[], [], []]
     async with contextlib.AsyncExitStack() as stack:
-        members = [await stack.enter_async_context(connected(shared_door)) for _ in got]
+        members = [await stack.enter_async_context(connected(shared_server)) for _ in got]
         for member, mine in zip(members, got, strict=True):
 
             async def call(message: Msg, mine: list[int] = mine) -> None:
@@ -162,53 +162,53 @@ async def test_queue_group_distributes_messages(
 
             await member.subscribe("work.*", queue="workers", cb=call)
             await settle(member)
-        publisher = await stack.enter_async_context(connected(shared_door))
+        publisher = await stack.enter_async_context(connected(shared_server))
         everything = await publisher.subscribe("work.>")
         alone = await publisher.subscribe("work.it", queue="others")
         for number in range(count):
             await publisher.publish("work.it", b"%d" % number)
         expected = list(range(count))
         for subscription in (everything, alone):
-            assert [int(data) for data in await take(subscription, count)] == expected
+            assert [int(data) for data in await receive_messages(subscription, count)] == expected
         await until(lambda: sum(map(len, got)) == count)
         assert sorted(number for mine in got for number in mine) == expected
         assert all(mine == sorted(mine) and mine for mine in got)
 
 
 @on_asyncio
-async def test_no_echo_suppresses_own_messages(shared_door: Door) -> None:
-    async with connected(shared_door, no_echo=True) as deaf, connected(shared_door) as other:
+async def test_no_echo_suppresses_own_messages(shared_server: NatsTestServer) -> None:
+    async with connected(shared_server, no_echo=True) as deaf, connected(shared_server) as other:
         subscription = await deaf.subscribe("echo")
         await deaf.publish("echo", b"mine")
         await settle(deaf)
         await other.publish("echo", b"theirs")
-        assert await take(subscription, 1) == [b"theirs"]
+        assert await receive_messages(subscription, 1) == [b"theirs"]
 
 
 # Ends --------------------------------------------------------------------------------------------
 
 
 @on_asyncio
-async def test_subscription_ends_after_max_messages(shared_door: Door) -> None:
-    async with connected(shared_door) as client:
+async def test_subscription_ends_after_max_messages(shared_server: NatsTestServer) -> None:
+    async with connected(shared_server) as client:
         limited = await client.subscribe("ending.limited")
         ended = await client.subscribe("ending.*")
         witness = await client.subscribe("ending.>")
         await limited.unsubscribe(limit=2)
         for number in range(4):
             await client.publish("ending.limited", b"%d" % number)
-        assert await take(ended, 4) == [b"0", b"1", b"2", b"3"]
+        assert await receive_messages(ended, 4) == [b"0", b"1", b"2", b"3"]
         await ended.unsubscribe()
         await client.publish("ending.limited", b"last")
-        assert (await take(witness, 5))[-1] == b"last"
-        assert await take(limited, 2) == [b"0", b"1"]
+        assert (await receive_messages(witness, 5))[-1] == b"last"
+        assert await receive_messages(limited, 2) == [b"0", b"1"]
         assert limited.delivered == 2
         assert ended.delivered == 4
 
 
 @on_asyncio
-async def test_subscription_drain_handles_received_messages(shared_door: Door) -> None:
-    async with connected(shared_door) as client:
+async def test_subscription_drain_handles_received_messages(shared_server: NatsTestServer) -> None:
+    async with connected(shared_server) as client:
         found = []
 
         async def call(message: Msg) -> None:
@@ -227,9 +227,9 @@ async def test_subscription_drain_handles_received_messages(shared_door: Door) -
 
 @on_asyncio
 async def test_connection_drain_flushes_handler_output(
-    shared_door: Door,
+    shared_server: NatsTestServer,
 ) -> None:
-    async with connected(shared_door) as other:
+    async with connected(shared_server) as other:
         results = await other.subscribe("draining.results")
         await settle(other)
         closed = asyncio.Event()
@@ -237,7 +237,7 @@ async def test_connection_drain_flushes_handler_output(
         async def note() -> None:
             closed.set()
 
-        client = await nats.connect(shared_door.url, closed_cb=note, **PATIENT)
+        client = await nats.connect(shared_server.url, closed_cb=note, **PATIENT)
 
         may_go_on = asyncio.Event()
 
@@ -255,7 +255,7 @@ async def test_connection_drain_flushes_handler_output(
         may_go_on.set()
         await draining
         await asyncio.wait_for(closed.wait(), PATIENCE_SECONDS)
-        assert await take(results, 50) == [b"%d" % number for number in range(50)]
+        assert await receive_messages(results, 50) == [b"%d" % number for number in range(50)]
         assert client.is_closed
         with pytest.raises(ConnectionClosedError):
             await client.publish("draining.work", b"no more")
@@ -266,9 +266,11 @@ async def test_connection_drain_flushes_handler_output(
 
 @pytest.mark.parametrize("old_style", [False, True])
 @on_asyncio
-async def test_concurrent_requests_get_their_replies(shared_door: Door, old_style: bool) -> None:
+async def test_concurrent_requests_get_their_replies(
+    shared_server: NatsTestServer, old_style: bool
+) -> None:
     subject = f"double.{old_style}"
-    async with connected(shared_door) as server, connected(shared_door) as client:
+    async with connected(shared_server) as server, connected(shared_server) as client:
 
         async def answer(message: Msg) -> None:
             await message.respond(message.data * 2)
@@ -284,8 +286,10 @@ async def test_concurrent_requests_get_their_replies(shared_door: Door, old_styl
 
 
 @on_asyncio
-async def test_no_responders_fails_at_once_and_silence_times_out(shared_door: Door) -> None:
-    async with connected(shared_door, inbox_prefix="_MINE") as client:
+async def test_no_responders_fails_at_once_and_silence_times_out(
+    shared_server: NatsTestServer,
+) -> None:
+    async with connected(shared_server, inbox_prefix="_MINE") as client:
         with pytest.raises(NoRespondersError):
             await client.request("nobody.is.there", b"?", timeout=60)
         silent = await client.subscribe("silent")
@@ -296,8 +300,8 @@ async def test_no_responders_fails_at_once_and_silence_times_out(shared_door: Do
 
 
 @on_asyncio
-async def test_jetstream_requests_fail_with_no_responders(shared_door: Door) -> None:
-    async with connected(shared_door) as client:
+async def test_jetstream_requests_fail_with_no_responders(shared_server: NatsTestServer) -> None:
+    async with connected(shared_server) as client:
         with pytest.raises(ServiceUnavailableError):
             await client.jetstream(timeout=60).account_info()
 
@@ -306,17 +310,17 @@ async def test_jetstream_requests_fail_with_no_responders(shared_door: Door) -> 
 
 
 @on_asyncio
-async def test_too_long_message_is_refused_by_the_client(shared_door: Door) -> None:
-    async with connected(shared_door) as client:
+async def test_too_long_message_is_refused_by_the_client(shared_server: NatsTestServer) -> None:
+    async with connected(shared_server) as client:
         subscription = await client.subscribe("long")
         with pytest.raises(MaxPayloadError):
             await client.publish("long", bytes((1 << 20) + 1))
         await client.publish("long", b"short")
-        assert await take(subscription, 1) == [b"short"]
+        assert await receive_messages(subscription, 1) == [b"short"]
 
 
 @on_asyncio
-async def test_too_long_message_closes_the_connection(shared_door: Door) -> None:
+async def test_too_long_message_closes_the_connection(shared_server: NatsTestServer) -> None:
     lost = asyncio.Event()
 
     async def note_lost() -> None:
@@ -325,33 +329,33 @@ async def test_too_long_message_closes_the_connection(shared_door: Door) -> None
     async def note(error: Exception) -> None:
         pass
 
-    async with connected(shared_door) as witness:
+    async with connected(shared_server) as witness:
         subscription = await witness.subscribe("unmeasured")
         await settle(witness)
         client = await nats.connect(
-            shared_door.url, error_cb=note, closed_cb=note_lost, allow_reconnect=False, **PATIENT
+            shared_server.url, error_cb=note, closed_cb=note_lost, allow_reconnect=False, **PATIENT
         )
         client._max_payload = 1 << 30
         await client.publish("unmeasured", b"right")
         await client.publish("unmeasured", bytes((1 << 20) + 1))
         await asyncio.wait_for(lost.wait(), PATIENCE_SECONDS)
         await witness.publish("unmeasured", b"next")
-        assert await take(subscription, 2) == [b"right", b"next"]
+        assert await receive_messages(subscription, 2) == [b"right", b"next"]
 
 
 @on_asyncio
-async def test_client_side_slow_consumer_drops_and_reports(shared_door: Door) -> None:
+async def test_client_side_slow_consumer_drops_and_reports(shared_server: NatsTestServer) -> None:
     errors: list[Exception] = []
 
     async def note(error: Exception) -> None:
         errors.append(error)
 
-    client = await nats.connect(shared_door.url, error_cb=note, **PATIENT)
+    client = await nats.connect(shared_server.url, error_cb=note, **PATIENT)
     subscription = await client.subscribe("slow", pending_msgs_limit=5)
     witness = await client.subscribe("slow")
     for number in range(10):
         await client.publish("slow", b"%d" % number)
-    assert len(await take(witness, 10)) == 10
-    assert await take(subscription, 5) == [b"%d" % number for number in range(5)]
+    assert len(await receive_messages(witness, 10)) == 10
+    assert await receive_messages(subscription, 5) == [b"%d" % number for number in range(5)]
     await client.close()
     assert {type(error) for error in errors} == {SlowConsumerError}

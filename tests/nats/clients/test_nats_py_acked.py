@@ -1,5 +1,6 @@
-"""Acknowledged delivery from a class, with nats-py: `ack`, `nak`, `in_progress`, `term`, `ack_sync`
-and `metadata` do what they say. The server keeps in a class what is published on `kept.CLASS.…`.
+"""Acked delivery with nats-py: `ack`, `nak`, `in_progress`, `term`, `ack_sync` and `metadata`.
+
+The server stores messages on `kept.CLASS.…` in a class.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 
-from tests.nats.running_server import IS_REFERENCE, PATIENT, Door, on_asyncio, settle
+from tests.nats.running_server import IS_REFERENCE, PATIENT, NatsTestServer, on_asyncio, settle
 from tests.support.programs import PATIENCE_SECONDS
 
 pytestmark = [
@@ -26,8 +27,8 @@ pytestmark = [
 
 
 @contextlib.asynccontextmanager
-async def connected(door: Door) -> AsyncIterator[Client]:
-    client = await nats.connect(door.url, allow_reconnect=False, **PATIENT)
+async def connected(server: NatsTestServer) -> AsyncIterator[Client]:
+    client = await nats.connect(server.url, allow_reconnect=False, **PATIENT)
     try:
         yield client
     finally:
@@ -35,7 +36,7 @@ async def connected(door: Door) -> AsyncIterator[Client]:
 
 
 async def fill(client: Client, name: str, count: int) -> None:
-    """Publish so many messages that are kept, and wait until they are."""
+    """Publish `count` messages and wait until they are stored."""
     for number in range(count):
         await client.publish(f"kept.{name}.n", b"%d" % number, headers={"Number": str(number)})
     await settle(client)
@@ -46,8 +47,8 @@ async def next_of(subscription: Subscription) -> Msg:
 
 
 @on_asyncio
-async def test_ack_methods_work(shared_door: Door) -> None:
-    async with connected(shared_door) as client:
+async def test_ack_methods_work(shared_server: NatsTestServer) -> None:
+    async with connected(shared_server) as client:
         await fill(client, "words", 5)
         sub = await client.subscribe("$SB.SUB.words.reader.ack_seconds=60")
         messages = [await next_of(sub) for _ in range(5)]
@@ -84,8 +85,8 @@ async def test_ack_methods_work(shared_door: Door) -> None:
 
 
 @on_asyncio
-async def test_unacked_message_is_redelivered(shared_door: Door) -> None:
-    async with connected(shared_door) as client:
+async def test_unacked_message_is_redelivered(shared_server: NatsTestServer) -> None:
+    async with connected(shared_server) as client:
         await fill(client, "late", 1)
         sub = await client.subscribe("$SB.SUB.late.reader.ack_seconds=1")
         for attempt in (1, 2):
@@ -96,12 +97,12 @@ async def test_unacked_message_is_redelivered(shared_door: Door) -> None:
 
 @on_asyncio
 async def test_group_members_share_a_class_and_take_over(
-    shared_door: Door,
+    shared_server: NatsTestServer,
 ) -> None:
     count = 40
-    async with connected(shared_door) as client, contextlib.AsyncExitStack() as stack:
+    async with connected(shared_server) as client, contextlib.AsyncExitStack() as stack:
         await fill(client, "shared", count)
-        dying = await stack.enter_async_context(connected(shared_door))
+        dying = await stack.enter_async_context(connected(shared_server))
         held = await dying.subscribe("$SB.SUB.shared.crew.in_flight=10", queue="crew")
         taken = [await next_of(held) for _ in range(10)]
         assert [int(message.data) for message in taken] == list(range(10))
@@ -119,16 +120,16 @@ async def test_group_members_share_a_class_and_take_over(
 
 @on_asyncio
 async def test_durable_resumes_and_keeps_new_messages(
-    shared_door: Door,
+    shared_server: NatsTestServer,
 ) -> None:
-    async with connected(shared_door) as client:
+    async with connected(shared_server) as client:
         sub = await client.subscribe("$SB.SUB.left.keeper")
         await fill(client, "left", 3)
         await (await next_of(sub)).ack_sync(timeout=60)
         await sub.unsubscribe()
         await client.publish("kept.left.n", b"meanwhile")
         await settle(client)
-        async with connected(shared_door) as other:
+        async with connected(shared_server) as other:
             again = await other.subscribe("$SB.SUB.left.keeper")
             got = [(await next_of(again)).data for _ in range(3)]
             assert got == [b"1", b"2", b"meanwhile"]
@@ -138,8 +139,8 @@ async def test_durable_resumes_and_keeps_new_messages(
 
 
 @on_asyncio
-async def test_ack_by_another_client_is_ignored(shared_door: Door) -> None:
-    async with connected(shared_door) as client, connected(shared_door) as other:
+async def test_ack_by_another_client_is_ignored(shared_server: NatsTestServer) -> None:
+    async with connected(shared_server) as client, connected(shared_server) as other:
         await fill(client, "end", 1)
         sub = await client.subscribe("$SB.SUB.end.owner.ack_seconds=1")
         message = await next_of(sub)
@@ -160,10 +161,10 @@ async def test_ack_by_another_client_is_ignored(shared_door: Door) -> None:
 )
 @on_asyncio
 async def test_refused_subscription_keeps_the_connection(
-    shared_door: Door, subject: str
+    shared_server: NatsTestServer, subject: str
 ) -> None:
     told: asyncio.Queue[Exception] = asyncio.Queue()
-    client = await nats.connect(shared_door.url, error_cb=told.put, **PATIENT)
+    client = await nats.connect(shared_server.url, error_cb=told.put, **PATIENT)
     await client.subscribe(subject)
     error = str(await asyncio.wait_for(told.get(), PATIENCE_SECONDS))
     assert error.lower().startswith(

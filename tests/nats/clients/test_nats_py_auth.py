@@ -1,6 +1,4 @@
-"""nats-py and nats.js where not everybody may come in: users, keys, a token, certificates; and what
-a server does about those who do what they may not, or do not read.
-"""
+"""nats-py and nats.js with users, nkeys, a token and certificates; permissions; slow consumers."""
 
 from __future__ import annotations
 
@@ -19,7 +17,15 @@ from nats.aio.client import Client
 from nats.errors import Error
 
 from tests.nats.clients.programs import javascript, outcomes
-from tests.nats.running_server import PATIENT, Door, Raw, door, on_asyncio, settle, until
+from tests.nats.running_server import (
+    PATIENT,
+    NatsTestServer,
+    RawClient,
+    on_asyncio,
+    settle,
+    start_server,
+    until,
+)
 from tests.support.certificates import CertificateAuthority
 
 pytestmark = pytest.mark.xdist_group("nats clients")
@@ -82,20 +88,20 @@ authorization: {{ token: sesame }}
 
 
 @pytest.fixture(scope="module")
-def users() -> Iterator[Door]:
-    with door(toml=USERS_TOML, conf=USERS_CONF) as it:
+def users() -> Iterator[NatsTestServer]:
+    with start_server(toml=USERS_TOML, conf=USERS_CONF) as it:
         yield it
 
 
 @dataclass(frozen=True)
 class Certified:
-    """A server that knows who its clients are by an authority, and they it."""
+    """Server and client certificates of one authority."""
 
-    door: Door
+    server: NatsTestServer
     authority: CertificateAuthority
 
     def context(self, *, own: bool = True) -> ssl.SSLContext:
-        """What a client goes by, with or without a certificate of its own."""
+        """Return a client's TLS context, with or without a client certificate."""
         made = ssl.create_default_context(cafile=str(self.authority.path))
         if own:
             mine = self.authority.issue("client")
@@ -108,26 +114,30 @@ def token(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Certified]:
     authority = CertificateAuthority(tmp_path_factory.mktemp("certified"))
     server = authority.issue("localhost")
     paths = {"cert": server.cert, "key": server.key, "ca": authority.path}
-    with door(toml=TOKEN_TOML.format(**paths), conf=TOKEN_CONF.format(**paths)) as it:
+    with start_server(toml=TOKEN_TOML.format(**paths), conf=TOKEN_CONF.format(**paths)) as it:
         yield Certified(it, authority)
 
 
-async def connected(door: Door, **options: Any) -> tuple[Client, list[str]]:
-    """A client that does not try again, and the errors that it is told."""
+async def connected(server: NatsTestServer, **options: Any) -> tuple[Client, list[str]]:
+    """Connect a client without reconnect. Returns the client and the list of its errors."""
     told: list[str] = []
 
     async def note(error: Exception) -> None:
         told.append(str(error))
 
     client = Client()
-    await client.connect(door.url, error_cb=note, allow_reconnect=False, **PATIENT, **options)
+    await client.connect(server.url, error_cb=note, allow_reconnect=False, **PATIENT, **options)
     return client, told
 
 
 @pytest.fixture
 def forgetful() -> Iterator[None]:
-    """A connection that could not be made is forgotten by nats-py, not closed: Python complains of
-    that when it is collected, which is not to be in somebody else's test."""
+    """Collect garbage after the test.
+
+    nats-py drops failed connections without closing them; Python's warning must not appear in
+    another
+    test.
+    """
     yield
     gc.collect()
 
@@ -135,9 +145,9 @@ def forgetful() -> Iterator[None]:
 forgets = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 
 
-async def is_served(door: Door, **options: Any) -> None:
-    """Such a client gets what it publishes."""
-    client, told = await connected(door, **options)
+async def is_served(server: NatsTestServer, **options: Any) -> None:
+    """Check that a client receives its own messages."""
+    client, told = await connected(server, **options)
     subscription = await client.subscribe("long.and.binary")
     payloads = [bytes(PAYLOAD_MAX), b"\r\n", b"", os.urandom(1000)] * 10
     for payload in payloads:
@@ -154,7 +164,9 @@ async def is_served(door: Door, **options: Any) -> None:
     "options", [{"user": "all", "password": "right"}, {"nkeys_seed_str": SEED}]
 )
 @on_asyncio
-async def test_valid_credentials_are_accepted(users: Door, options: dict[str, str]) -> None:
+async def test_valid_credentials_are_accepted(
+    users: NatsTestServer, options: dict[str, str]
+) -> None:
     await is_served(users, **options)
 
 
@@ -171,7 +183,9 @@ async def test_valid_credentials_are_accepted(users: Door, options: dict[str, st
 @forgets
 @pytest.mark.usefixtures("forgetful")
 @on_asyncio
-async def test_invalid_credentials_are_refused(users: Door, options: dict[str, str]) -> None:
+async def test_invalid_credentials_are_refused(
+    users: NatsTestServer, options: dict[str, str]
+) -> None:
     with pytest.raises(Error, match="Authorization Violation"):
         await connected(users, **options)
 
@@ -180,9 +194,9 @@ async def test_invalid_credentials_are_refused(users: Door, options: dict[str, s
 @pytest.mark.usefixtures("forgetful")
 @on_asyncio
 async def test_certificate_and_token_are_accepted(token: Certified) -> None:
-    await is_served(token.door, tls=token.context(), token="sesame")
+    await is_served(token.server, tls=token.context(), token="sesame")
     with pytest.raises(Error, match="Authorization Violation"):
-        await connected(token.door, tls=token.context(), token="wrong")
+        await connected(token.server, tls=token.context(), token="wrong")
 
 
 @forgets
@@ -190,7 +204,7 @@ async def test_certificate_and_token_are_accepted(token: Certified) -> None:
 @on_asyncio
 async def test_missing_certificate_is_refused(token: Certified) -> None:
     with pytest.raises((Error, ssl.SSLError, OSError)):
-        await connected(token.door, tls=token.context(own=False), token="sesame")
+        await connected(token.server, tls=token.context(own=False), token="sesame")
 
 
 @forgets
@@ -198,13 +212,13 @@ async def test_missing_certificate_is_refused(token: Certified) -> None:
 @on_asyncio
 async def test_client_refuses_an_untrusted_server_certificate(token: Certified) -> None:
     with pytest.raises(ssl.SSLCertVerificationError):
-        await connected(token.door, tls=ssl.create_default_context(), token="sesame")
+        await connected(token.server, tls=ssl.create_default_context(), token="sesame")
 
 
 def test_nats_js_upgrades_to_tls(token: Certified) -> None:
     mine = token.authority.issue("client")
     paths = [str(path) for path in (token.authority.path, mine.cert, mine.key)]
-    found = outcomes(javascript(), "certified", token.door.url, "sesame", *paths)
+    found = outcomes(javascript(), "certified", token.server.url, "sesame", *paths)
     assert found == {"length": PAYLOAD_MAX, "required": True}
 
 
@@ -212,7 +226,7 @@ def test_nats_js_upgrades_to_tls(token: Certified) -> None:
 
 
 @on_asyncio
-async def test_denied_operations_are_reported_and_others_continue(users: Door) -> None:
+async def test_denied_operations_are_reported_and_others_continue(users: NatsTestServer) -> None:
     client, told = await connected(users, user="narrow", password="right")
     other, _ = await connected(users, user="all", password="right")
     everything = await other.subscribe(">")
@@ -242,7 +256,7 @@ async def test_denied_operations_are_reported_and_others_continue(users: Door) -
     ]
 
 
-def test_nats_js_receives_permission_errors(users: Door) -> None:
+def test_nats_js_receives_permission_errors(users: NatsTestServer) -> None:
     assert outcomes(javascript(), "denied", users.url, "narrow", "right") == {
         "wrong": "AuthorizationError",
         "heard": "PermissionViolationError",
@@ -255,11 +269,13 @@ def test_nats_js_receives_permission_errors(users: Door) -> None:
 
 
 @on_asyncio
-async def test_slow_consumer_is_disconnected_without_affecting_others(users: Door) -> None:
+async def test_slow_consumer_is_disconnected_without_affecting_others(
+    users: NatsTestServer,
+) -> None:
     hello = json.dumps({"verbose": False, "user": "all", "pass": "right"})
     publisher, complaints = await connected(users, user="all", password="right")
     subscriber, more = await connected(users, user="all", password="right")
-    with Raw(users, f"CONNECT {hello}", "SUB flood 1", "PING") as asleep:
+    with RawClient(users, f"CONNECT {hello}", "SUB flood 1", "PING") as asleep:
         asleep.until(b"PONG\r\n")
         count, came = 20 * PENDING_MAX // PAYLOAD_MAX, []
 

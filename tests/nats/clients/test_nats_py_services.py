@@ -11,13 +11,13 @@ import pytest
 from nats.aio.msg import Msg
 from nats.micro import Request, add_service
 
-from tests.nats.running_server import PATIENT, Door, on_asyncio, settle
+from tests.nats.running_server import PATIENT, NatsTestServer, on_asyncio, settle
 
 pytestmark = pytest.mark.xdist_group("nats clients")
 
 
 async def answers(client: nats.NATS, subject: str, count: int) -> list[dict[str, object]]:
-    """What several say to one question."""
+    """Return the replies of several services to one request."""
     inbox = client.new_inbox()
     subscription = await client.subscribe(inbox)
     await client.publish(subject, b"", reply=inbox)
@@ -27,10 +27,10 @@ async def answers(client: nats.NATS, subject: str, count: int) -> list[dict[str,
 
 
 @on_asyncio
-async def test_services_are_discovered_requested_and_counted(shared_door: Door) -> None:
+async def test_services_are_discovered_requested_and_counted(shared_server: NatsTestServer) -> None:
     async with AsyncExitStack() as stack:
-        server = await stack.enter_async_context(await nats.connect(shared_door.url, **PATIENT))
-        client = await stack.enter_async_context(await nats.connect(shared_door.url, **PATIENT))
+        server = await stack.enter_async_context(await nats.connect(shared_server.url, **PATIENT))
+        client = await stack.enter_async_context(await nats.connect(shared_server.url, **PATIENT))
 
         async def answer(request: Request) -> None:
             if not request.data:

@@ -1,6 +1,6 @@
-"""A server is killed and started again on its port: clients come back, and nothing is lost that a
-client keeps meanwhile. Clients of three languages go through it together. Then it asks who is
-left to leave.
+"""Clients of three languages reconnect after a server restart and keep buffered messages.
+
+Then the server enters lame duck mode.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import pytest
 
 from load.ports import free_port
 from tests.nats.clients.programs import compiled, javascript, last_words, running
-from tests.nats.running_server import PATIENT, door, on_asyncio
+from tests.nats.running_server import PATIENT, on_asyncio, start_server
 from tests.support.programs import PATIENCE_SECONDS
 
 pytestmark = pytest.mark.xdist_group("nats clients")
@@ -39,7 +39,7 @@ async def test_clients_reconnect_after_a_server_restart(tmp_path: Path) -> None:
         pass
 
     with contextlib.ExitStack() as stack:
-        with door(port=port) as first:
+        with start_server(port=port) as first:
             others = {
                 name: stack.enter_context(running(command, "again", first.url))
                 for name, command in (("js", javascript()), ("c", compiled(tmp_path)))
@@ -60,7 +60,7 @@ async def test_clients_reconnect_after_a_server_restart(tmp_path: Path) -> None:
             assert [other.read_line() for other in others.values()] == ["ready"] * 2
         await asyncio.wait_for(lost.wait(), PATIENCE_SECONDS)
         await client.publish("again.meanwhile", b"2")
-        with door(port=port) as second:
+        with start_server(port=port) as second:
             await asyncio.wait_for(found.wait(), PATIENCE_SECONDS)
             await client.publish("again.after", b"3")
             got = [(await subscription.next_msg(timeout=60)).data for _ in range(2)]

@@ -1,13 +1,11 @@
-"""The same words said to the reference server and to ours, and what each of them answers.
+"""Plays the same dialogue to nats-server and to simplebus and compares the output.
 
-Rule 1: nothing is recorded: both servers are asked in the same run.
-Rule 2: a step is said by one client, and has settled when every open client's PING is answered:
-what the step caused was sent before. Only then the next one is said.
-Rule 3: what is left out of a comparison is named here: fields of INFO that tell who the server is;
-a server's own PINGs, which come by the clock; the order of one message's copies to one client.
+Nothing is recorded: both servers run during the test. A step is complete when every open client's
+PING is answered. Not compared: fields of INFO that identify the server, PINGs of the server, and
+the order of copies of one message to one client.
 
-    Say ──► Reference (a process, sockets) ──► bytes ──► items ─┐
-        └─► Ours (in process)              ──► bytes ──► items ─┴─ equal?
+    Step ─► Reference (process, sockets) ─► bytes ─► items ─┐
+        └─► simplebus (in process)       ─► bytes ─► items ─┴─ equal?
 """
 
 from __future__ import annotations
@@ -36,33 +34,33 @@ _OWN |= {"client_ip", "nonce", "xkey", "api_lvl", "remote_account"}
 
 
 @dataclass(frozen=True, slots=True)
-class Say:
-    """One step: a client says something; who was not there yet comes first."""
+class Step:
+    """Bytes that one client sends. A client connects with its first step."""
 
     client: str
     data: bytes | Callable[[str], bytes]
-    """A function makes it of the nonce in the server's INFO."""
+    """Bytes, or a function of the nonce in INFO."""
     pings: int = -1
-    """How many PONGs answer it; below 0: as many as lines begin with ping."""
+    """Number of PONGs expected; below 0: as many as lines begin with PING."""
     settle: bool = True
-    """Whether PINGs follow. Without, the next step must be the same client's."""
+    """True if PINGs follow. Otherwise the next step must be of the same client."""
 
     def words(self, info: bytes) -> tuple[bytes, int]:
-        """What is said to a server that greeted like this, and how many PONGs answer it."""
+        """Return the bytes to send after this INFO, and the number of PONGs expected."""
         data = self.data
         if callable(data):
             data = data(json.loads(info.removeprefix(b"INFO ")).get("nonce", ""))
         return data, len(_PINGS.findall(data)) if self.pings < 0 else self.pings
 
 
-Script = tuple[Say, ...]
+Script = tuple[Step, ...]
 Item = tuple[str, ...]
-"""One thing that a server said: its line's words, then what came with it."""
+"""Words of one line from the server, then its payload."""
 
 
 @dataclass(frozen=True, slots=True)
-class Heard:
-    """What one client heard."""
+class ClientOutput:
+    """Output that one client received."""
 
     items: tuple[Item, ...]
     closed: bool
@@ -70,7 +68,7 @@ class Heard:
 
 
 def items(data: bytes) -> Iterator[Item]:
-    """What a server said, one thing after the other. Raises ValueError where it is no protocol."""
+    """Yield the items of a server's output. Raises ValueError for invalid bytes."""
     at = 0
     while at < len(data):
         end = data.index(b"\r\n", at)
@@ -96,7 +94,7 @@ def _told(info: str) -> list[str]:
 
 
 def normal(heard: list[Item]) -> tuple[Item, ...]:
-    """Copies of one message in a row, which differ by sid, in the order of their sids."""
+    """Sort adjacent copies of one message by sid."""
     result: list[Item] = []
     copies: list[Item] = []
     for item in [*heard, ("end",)]:
@@ -115,24 +113,24 @@ def _but_sid(item: Item) -> Item:
 
 
 class Reference:
-    """A running server, spoken to through sockets: nats-server, or ours to compare with it."""
+    """Running server with sockets: nats-server, or simplebus for comparison."""
 
     def __init__(self, port: int, process: subprocess.Popen[bytes] | None = None) -> None:
         self.port = port
         self.process = process
 
-    def play(self, script: Script, chunks: int = 0) -> dict[str, Heard]:
-        """Say all of it, each step in pieces of so many bytes (0: whole)."""
+    def play(self, script: Script, chunks: int = 0) -> dict[str, ClientOutput]:
+        """Play a script, each step in chunks of this size; 0 for whole steps."""
         clients: dict[str, _Socket] = {}
         try:
-            for say in script:
-                client = clients.get(say.client)
+            for step in script:
+                client = clients.get(step.client)
                 if client is None:
-                    client = clients[say.client] = _Socket(self.port)
-                data, pongs = say.words(bytes(client.heard.partition(b"\r\n")[0]))
-                client.say(data, chunks)
+                    client = clients[step.client] = _Socket(self.port)
+                data, pongs = step.words(bytes(client.received.partition(b"\r\n")[0]))
+                client.send(data, chunks)
                 client.awaited += pongs
-                if say.settle:
+                if step.settle:
                     client.settle()
                     for other in clients.values():
                         if other is not client:
@@ -143,75 +141,78 @@ class Reference:
                 client.socket.close()
 
     def listen(self, *data: bytes) -> list[bytes]:
-        """Have a client say each of these, and hear what comes behind INFO until the server hangs
-        up."""
+        """Send each text on a connection of its own and return the output after INFO until the
+        close.
+        """
         with contextlib.ExitStack() as stack:
             clients = [_Socket(self.port) for _ in data]
             for client, said in zip(clients, data, strict=True):
                 stack.enter_context(client.socket)
-                client.say(said, 0)
+                client.send(said, 0)
             for client in clients:
                 client.until(lambda: False)
-            return [bytes(client.heard).partition(b"\r\n")[2] for client in clients]
+            return [bytes(client.received).partition(b"\r\n")[2] for client in clients]
 
 
 class _Socket:
-    """A client of the reference server."""
+    """Client with a socket."""
 
     def __init__(self, port: int) -> None:
         self.socket = socket.create_connection(("127.0.0.1", port), PATIENCE_SECONDS)
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self.heard = bytearray()
+        self.received = bytearray()
         self.closed = False
         self.awaited = 0
         """PONGs that must come before all is settled."""
         self._settles = True
-        self.until(lambda: b"\r\n" in self.heard)
+        self.until(lambda: b"\r\n" in self.received)
 
-    def say(self, data: bytes, chunks: int) -> None:
+    def send(self, data: bytes, chunks: int) -> None:
         for piece in pieces(data, chunks):
             with contextlib.suppress(OSError):  # It may have hung up before it heard all.
                 self.socket.sendall(piece)
 
     def settle(self) -> None:
         if not self.closed:
-            self.say(b"PING\r\n", 0)
+            self.send(b"PING\r\n", 0)
             self.awaited += 1
-            self.until(lambda: self.heard.count(b"PONG\r\n") >= self.awaited)
+            self.until(lambda: self.received.count(b"PONG\r\n") >= self.awaited)
 
-    def end(self) -> Heard:
-        """Hang up, and hear the rest."""
+    def end(self) -> ClientOutput:
+        """Close the connection and return the rest of the output."""
         closed = self.closed
         with contextlib.suppress(OSError):
             self.socket.shutdown(socket.SHUT_WR)
         self.until(lambda: False)
-        return Heard(normal(list(items(bytes(self.heard)))), closed)
+        return ClientOutput(normal(list(items(bytes(self.received)))), closed)
 
     def until(self, enough: Callable[[], bool]) -> None:
-        """Hear more until it is enough, or the server has hung up."""
+        """Read until the condition holds or the server closes the connection."""
         deadline = time.monotonic() + PATIENCE_SECONDS
         while not self.closed and not enough():
             left = max(0.0, deadline - time.monotonic())
             ready = select.poll()  # Whatever number its descriptor has.
             ready.register(self.socket, select.POLLIN)
-            assert ready.poll(left * 1000), f"the reference server said only {bytes(self.heard)!r}"
+            assert ready.poll(left * 1000), (
+                f"the reference server said only {bytes(self.received)!r}"
+            )
             try:
                 data = self.socket.recv(1 << 20)
             except ConnectionError:
                 data = b""
-            self.heard += data
+            self.received += data
             self.closed = not data
 
 
 def pieces(data: bytes, size: int) -> Iterator[bytes]:
-    """The data in pieces of so many bytes (0: whole)."""
+    """Yield the data in pieces of this size; 0 for one piece."""
     for at in range(0, len(data), size or len(data) or 1):
         yield data[at : at + (size or len(data))]
 
 
 @contextlib.contextmanager
 def reference(config: str = "") -> Iterator[Reference]:
-    """A nats-server on a free port, with this configuration file."""
+    """Run nats-server on a free port with this configuration file."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "nats.conf"
         file.write_text(config)

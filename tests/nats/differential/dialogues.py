@@ -1,11 +1,11 @@
-"""What clients say to a server without authentication, by what it is about.
+"""Dialogues of clients with a server without authentication, by name.
 
-Rule 1: a script's name says what is at stake; what is right is what the reference server answers.
+nats-server defines the right output.
 """
 
 from __future__ import annotations
 
-from tests.nats.differential.compare import Say, Script
+from tests.nats.differential.compare import Script, Step
 
 QUIET = b'CONNECT {"verbose":false,"pedantic":false}\r\n'
 LOUD = b'CONNECT {"verbose":true,"pedantic":false}\r\n'
@@ -17,13 +17,13 @@ BLOCK = b"NATS/1.0\r\nA: b\r\n\r\n"
 
 
 def alone(*data: bytes, **options: int) -> Script:
-    """One client says this, step by step."""
-    return tuple(Say("a", part, **options) for part in data)
+    """Return the script of one client."""
+    return tuple(Step("a", part, **options) for part in data)
 
 
 def heard_by_b(said_by_a: bytes, *, b: bytes = QUIET + b"SUB > 1\r\n") -> Script:
-    """One client listens to everything another one says."""
-    return (Say("b", b), Say("a", said_by_a))
+    """Return a script in which client b receives everything that client a publishes."""
+    return (Step("b", b), Step("a", said_by_a))
 
 
 CONNECTING: dict[str, Script] = {
@@ -131,8 +131,8 @@ LEXING: dict[str, Script] = {
     "a payload that ends with two returns": alone(QUIET + b"PUB foo 1\r\nx\r\r\n"),
     "a payload that is too long": heard_by_b(QUIET + b"PUB foo 2\r\nxyz\r\n"),
     "a payload that is too short swallows what follows": (
-        Say("b", QUIET + b"SUB > 1\r\n"),
-        Say("a", QUIET + b"PUB foo 10\r\nxyz\r\nPING\r\n\r\n", pings=0),
+        Step("b", QUIET + b"SUB > 1\r\n"),
+        Step("a", QUIET + b"PUB foo 10\r\nxyz\r\nPING\r\n\r\n", pings=0),
     ),
     "leading zeros of a size are kept": heard_by_b(QUIET + b"PUB foo 002\r\nxy\r\n"),
     "nine digits of a size": heard_by_b(QUIET + b"PUB foo 000000002\r\nxy\r\n"),
@@ -192,8 +192,8 @@ PUBLISHING: dict[str, Script] = {
     "a size with a point": alone(QUIET + b"PUB foo 1.0\r\nx\r\n"),
     "a payload longer than allowed": alone(QUIET + b"PUB foo 1048577\r\n"),
     "a payload as long as allowed": (
-        Say("b", QUIET + b"SUB > 1\r\n"),
-        Say("a", QUIET + b"PUB foo 1048576\r\n" + b"x" * 1048576 + b"\r\n"),
+        Step("b", QUIET + b"SUB > 1\r\n"),
+        Step("a", QUIET + b"PUB foo 1048576\r\n" + b"x" * 1048576 + b"\r\n"),
     ),
     "one gigabyte announced": alone(QUIET + b"PUB foo 999999999\r\n"),
     "a wildcard reaches the one who subscribed to it": alone(
@@ -250,8 +250,8 @@ PUBLISHING: dict[str, Script] = {
     "case counts": heard_by_b(QUIET + b"PUB FOO 1\r\nx\r\n", b=QUIET + b"SUB foo 1\r\n"),
     "nobody listens": alone(QUIET + b"PUB foo 1\r\nx\r\nPING\r\n"),
     "the order of one publisher is kept": (
-        Say("b", QUIET + b"SUB a.* 1\r\nSUB b 2\r\n"),
-        Say(
+        Step("b", QUIET + b"SUB a.* 1\r\nSUB b 2\r\n"),
+        Step(
             "a",
             QUIET
             + b"".join(
@@ -260,52 +260,52 @@ PUBLISHING: dict[str, Script] = {
         ),
     ),
     "several publishers": (
-        Say("c", QUIET + b"SUB > 1\r\n"),
-        Say("a", QUIET + b"PUB a 1\r\n1\r\n"),
-        Say("b", QUIET + b"PUB b 1\r\n2\r\n"),
-        Say("a", b"PUB a 1\r\n3\r\n"),
+        Step("c", QUIET + b"SUB > 1\r\n"),
+        Step("a", QUIET + b"PUB a 1\r\n1\r\n"),
+        Step("b", QUIET + b"PUB b 1\r\n2\r\n"),
+        Step("a", b"PUB a 1\r\n3\r\n"),
     ),
 }
 
 HEADER: dict[str, Script] = {
     "headers reach who wants them": (
-        Say("b", HEADERS + b"SUB > 1\r\n"),
-        Say("a", HEADERS + b"HPUB foo 18 21\r\n" + BLOCK + b"abc\r\n"),
+        Step("b", HEADERS + b"SUB > 1\r\n"),
+        Step("a", HEADERS + b"HPUB foo 18 21\r\n" + BLOCK + b"abc\r\n"),
     ),
     "headers with a reply": (
-        Say("b", HEADERS + b"SUB > 1\r\n"),
-        Say("a", HEADERS + b"HPUB foo bar 18 21\r\n" + BLOCK + b"abc\r\n"),
+        Step("b", HEADERS + b"SUB > 1\r\n"),
+        Step("a", HEADERS + b"HPUB foo bar 18 21\r\n" + BLOCK + b"abc\r\n"),
     ),
     "headers are stripped for who does not": (
-        Say("b", QUIET + b"SUB > 1\r\n"),
-        Say("a", HEADERS + b"HPUB foo bar 18 21\r\n" + BLOCK + b"abc\r\n"),
+        Step("b", QUIET + b"SUB > 1\r\n"),
+        Step("a", HEADERS + b"HPUB foo bar 18 21\r\n" + BLOCK + b"abc\r\n"),
     ),
     "headers are stripped whose sizes have leading zeros": (
-        Say("b", QUIET + b"SUB > 1\r\n"),
-        Say("c", HEADERS + b"SUB > 1\r\n"),
-        Say("a", HEADERS + b"HPUB foo bar 018 0021\r\n" + BLOCK + b"abc\r\n"),
+        Step("b", QUIET + b"SUB > 1\r\n"),
+        Step("c", HEADERS + b"SUB > 1\r\n"),
+        Step("a", HEADERS + b"HPUB foo bar 018 0021\r\n" + BLOCK + b"abc\r\n"),
     ),
     "headers without a payload": (
-        Say("b", QUIET + b"SUB > 1\r\n"),
-        Say("c", HEADERS + b"SUB > 1\r\n"),
-        Say("a", HEADERS + b"HPUB foo 18 18\r\n" + BLOCK + b"\r\n"),
+        Step("b", QUIET + b"SUB > 1\r\n"),
+        Step("c", HEADERS + b"SUB > 1\r\n"),
+        Step("a", HEADERS + b"HPUB foo 18 18\r\n" + BLOCK + b"\r\n"),
     ),
     "many messages with headers": (
-        Say("b", QUIET + b"SUB > 1\r\n"),
-        Say("c", HEADERS + b"SUB > 1\r\n"),
-        Say("a", HEADERS + (b"HPUB foo bar 18 21\r\n" + BLOCK + b"abc\r\n") * 60),
+        Step("b", QUIET + b"SUB > 1\r\n"),
+        Step("c", HEADERS + b"SUB > 1\r\n"),
+        Step("a", HEADERS + (b"HPUB foo bar 18 21\r\n" + BLOCK + b"abc\r\n") * 60),
     ),
     "a plain message to who wants headers": (
-        Say("b", HEADERS + b"SUB > 1\r\n"),
-        Say("a", HEADERS + b"PUB foo 3\r\nabc\r\n"),
+        Step("b", HEADERS + b"SUB > 1\r\n"),
+        Step("a", HEADERS + b"PUB foo 3\r\nabc\r\n"),
     ),
     "headers that are garbage": (
-        Say("b", HEADERS + b"SUB > 1\r\n"),
-        Say("a", HEADERS + b"HPUB foo 3 5\r\nabcde\r\nHPUB foo 1 1\r\n\x00\r\n"),
+        Step("b", HEADERS + b"SUB > 1\r\n"),
+        Step("a", HEADERS + b"HPUB foo 3 5\r\nabcde\r\nHPUB foo 1 1\r\n\x00\r\n"),
     ),
     "headers of no size": (
-        Say("b", HEADERS + b"SUB > 1\r\n"),
-        Say("a", HEADERS + b"HPUB foo 0 5\r\nabcde\r\n"),
+        Step("b", HEADERS + b"SUB > 1\r\n"),
+        Step("a", HEADERS + b"HPUB foo 0 5\r\nabcde\r\n"),
     ),
     "headers from who did not say so": alone(QUIET + b"HPUB foo 18 21\r\n" + BLOCK + b"abc\r\n"),
     "headers without connect": alone(b"HPUB foo 18 21\r\n" + BLOCK + b"abc\r\n"),
@@ -366,8 +366,8 @@ SUBSCRIBING: dict[str, Script] = {
     "a subscription of one argument": alone(QUIET + b"SUB a\r\n"),
     "a subscription of four arguments": alone(QUIET + b"SUB a b c d\r\n"),
     "many subscriptions end with a connection": (
-        Say("a", QUIET + b"SUB foo 1\r\nSUB foo 2\r\nSUB f.* 3\r\nXX\r\n"),
-        Say("b", ASKING + b"SUB in 9\r\nPUB foo in 1\r\nx\r\n"),
+        Step("a", QUIET + b"SUB foo 1\r\nSUB foo 2\r\nSUB f.* 3\r\nXX\r\n"),
+        Step("b", ASKING + b"SUB in 9\r\nPUB foo in 1\r\nx\r\n"),
     ),
     "a queue name with dots and wildcards": alone(
         QUIET + b"SUB foo a.b 1\r\nSUB foo a.* 2\r\nSUB foo > 3\r\nPUB foo 1\r\nx\r\n"
@@ -420,10 +420,10 @@ UNSUBSCRIBING: dict[str, Script] = {
         + b"".join(b"PUB a.%d 1\r\nx\r\n" % (i % 5) for i in range(100))
     ),
     "with requests that ask once": (
-        Say("s", QUIET + b"SUB svc 1\r\n"),
-        Say("a", QUIET + b"SUB in.1 1\r\nUNSUB 1 1\r\nPUB svc in.1 1\r\nx\r\n"),
-        Say("s", b"PUB in.1 1\r\ny\r\nPUB in.1 1\r\nz\r\n"),
-        Say("a", b"PUB in.1 1\r\nz\r\n"),
+        Step("s", QUIET + b"SUB svc 1\r\n"),
+        Step("a", QUIET + b"SUB in.1 1\r\nUNSUB 1 1\r\nPUB svc in.1 1\r\nx\r\n"),
+        Step("s", b"PUB in.1 1\r\ny\r\nPUB in.1 1\r\nz\r\n"),
+        Step("a", b"PUB in.1 1\r\nz\r\n"),
     ),
 }
 
@@ -432,13 +432,13 @@ ECHO: dict[str, Script] = {
         DEAF + b"SUB foo 1\r\nSUB > 2\r\nPUB foo 1\r\nx\r\n" + b"PUB foo 1\r\nx\r\n" * 60
     ),
     "others hear who hears no echo": (
-        Say("b", QUIET + b"SUB foo 1\r\n"),
-        Say("a", DEAF + b"SUB foo 1\r\nPUB foo 1\r\nx\r\n"),
-        Say("b", b"PUB foo 1\r\ny\r\n"),
+        Step("b", QUIET + b"SUB foo 1\r\n"),
+        Step("a", DEAF + b"SUB foo 1\r\nPUB foo 1\r\nx\r\n"),
+        Step("b", b"PUB foo 1\r\ny\r\n"),
     ),
     "messages that are not echoed are not counted": (
-        Say("a", DEAF + b"SUB foo 1\r\nUNSUB 1 2\r\n" + b"PUB foo 1\r\nx\r\n" * 3),
-        Say("b", QUIET + b"PUB foo 1\r\n1\r\nPUB foo 1\r\n2\r\nPUB foo 1\r\n3\r\n"),
+        Step("a", DEAF + b"SUB foo 1\r\nUNSUB 1 2\r\n" + b"PUB foo 1\r\nx\r\n" * 3),
+        Step("b", QUIET + b"PUB foo 1\r\n1\r\nPUB foo 1\r\n2\r\nPUB foo 1\r\n3\r\n"),
     ),
     "echo is wanted again": alone(
         DEAF + b"SUB foo 1\r\nPUB foo 1\r\nx\r\n" + QUIET[:-3] + b',"echo":true}\r\n'
@@ -454,15 +454,15 @@ NOBODY: dict[str, Script] = {
         ASKING + b"SUB in.* 7\r\nHPUB y in.1 18 18\r\n" + BLOCK + b"\r\n"
     ),
     "a request that somebody answers": (
-        Say("s", QUIET + b"SUB y 1\r\n"),
-        Say("a", ASKING + b"SUB in.1 7\r\nPUB y in.1 0\r\n\r\n"),
-        Say("s", b"PUB in.1 2\r\nok\r\n"),
+        Step("s", QUIET + b"SUB y 1\r\n"),
+        Step("a", ASKING + b"SUB in.1 7\r\nPUB y in.1 0\r\n\r\n"),
+        Step("s", b"PUB in.1 2\r\nok\r\n"),
     ),
     "without a reply": alone(ASKING + b"SUB in.1 7\r\nPUB y 0\r\n\r\n"),
     "with a reply nobody listens to": alone(ASKING + b"SUB in.1 7\r\nPUB y in.2 0\r\n\r\n"),
     "with a reply another client listens to": (
-        Say("b", ASKING + b"SUB in.1 7\r\n"),
-        Say("a", ASKING + b"PUB y in.1 0\r\n\r\n"),
+        Step("b", ASKING + b"SUB in.1 7\r\n"),
+        Step("a", ASKING + b"PUB y in.1 0\r\n\r\n"),
     ),
     "with a reply that a queue group listens to": alone(
         ASKING + b"SUB in.1 g 7\r\nPUB y in.1 0\r\n\r\n"
@@ -498,11 +498,11 @@ BY_HAND: dict[str, Script] = {
         b"CONNECT {}\r\nPING\r\nSUB foo.*.test 10\r\nPUB foo.bar.test 5\r\nhello\r\nUNSUB 10\r\n"
     ),
     "splits behind a return": (
-        Say("a", QUIET + b"SUB foo 1\r", settle=False),
-        Say("a", b"\nPUB foo 1\r", settle=False),
-        Say("a", b"\nx\r", settle=False),
-        Say("a", b"\nPING\r", pings=0, settle=False),
-        Say("a", b"\n", pings=1),
+        Step("a", QUIET + b"SUB foo 1\r", settle=False),
+        Step("a", b"\nPUB foo 1\r", settle=False),
+        Step("a", b"\nx\r", settle=False),
+        Step("a", b"\nPING\r", pings=0, settle=False),
+        Step("a", b"\n", pings=1),
     ),
     "a number for a sid with a sign": alone(QUIET + b"SUB foo +5\r\nPUB foo 0\r\n\r\nUNSUB 5\r\n"),
 }
@@ -510,39 +510,39 @@ BY_HAND: dict[str, Script] = {
 GROUPS: dict[str, Script] = {
     "a group has one copy": alone(QUIET + b"SUB foo g 1\r\nPUB foo 1\r\nx\r\n" * 1),
     "members share": (
-        Say("a", QUIET + b"SUB foo g 1\r\n"),
-        Say("b", QUIET + b"SUB foo g 1\r\n"),
-        Say("c", QUIET + b"".join(b"PUB foo 2\r\n%02d\r\n" % i for i in range(60))),
+        Step("a", QUIET + b"SUB foo g 1\r\n"),
+        Step("b", QUIET + b"SUB foo g 1\r\n"),
+        Step("c", QUIET + b"".join(b"PUB foo 2\r\n%02d\r\n" % i for i in range(60))),
     ),
     "members share many of one kind": (
-        Say("a", QUIET + b"SUB foo g 1\r\nSUB foo g 2\r\n"),
-        Say("b", QUIET + b"SUB foo g 1\r\n"),
-        Say("c", QUIET + b"PUB foo 2\r\nxx\r\n" * 90),
+        Step("a", QUIET + b"SUB foo g 1\r\nSUB foo g 2\r\n"),
+        Step("b", QUIET + b"SUB foo g 1\r\n"),
+        Step("c", QUIET + b"PUB foo 2\r\nxx\r\n" * 90),
     ),
     "groups of another name and single subscriptions have their own": (
-        Say("a", QUIET + b"SUB foo g 1\r\nSUB foo h 2\r\nSUB foo 3\r\nSUB foo.* g 4\r\n"),
-        Say("b", QUIET + b"SUB foo g 1\r\nSUB * g 2\r\n"),
-        Say("c", QUIET + b"".join(b"PUB foo 2\r\n%02d\r\n" % i for i in range(20))),
+        Step("a", QUIET + b"SUB foo g 1\r\nSUB foo h 2\r\nSUB foo 3\r\nSUB foo.* g 4\r\n"),
+        Step("b", QUIET + b"SUB foo g 1\r\nSUB * g 2\r\n"),
+        Step("c", QUIET + b"".join(b"PUB foo 2\r\n%02d\r\n" % i for i in range(20))),
     ),
     "a member without echo is passed over": (
-        Say("a", DEAF + b"SUB foo g 1\r\n"),
-        Say("b", QUIET + b"SUB foo g 1\r\n"),
-        Say("a", b"PUB foo 1\r\nx\r\n" * 30),
+        Step("a", DEAF + b"SUB foo g 1\r\n"),
+        Step("b", QUIET + b"SUB foo g 1\r\n"),
+        Step("a", b"PUB foo 1\r\nx\r\n" * 30),
     ),
     "a member that leaves": (
-        Say("a", QUIET + b"SUB foo g 1\r\n"),
-        Say("b", QUIET + b"SUB foo g 1\r\n"),
-        Say("a", b"UNSUB 1\r\n"),
-        Say("c", QUIET + b"PUB foo 1\r\nx\r\n" * 30),
+        Step("a", QUIET + b"SUB foo g 1\r\n"),
+        Step("b", QUIET + b"SUB foo g 1\r\n"),
+        Step("a", b"UNSUB 1\r\n"),
+        Step("c", QUIET + b"PUB foo 1\r\nx\r\n" * 30),
     ),
     "a member with a limit": (
-        Say("a", QUIET + b"SUB foo g 1\r\nUNSUB 1 2\r\n"),
-        Say("b", QUIET + b"SUB foo g 1\r\n"),
-        Say("c", QUIET + b"PUB foo 1\r\nx\r\n" * 60),
+        Step("a", QUIET + b"SUB foo g 1\r\nUNSUB 1 2\r\n"),
+        Step("b", QUIET + b"SUB foo g 1\r\n"),
+        Step("c", QUIET + b"PUB foo 1\r\nx\r\n" * 60),
     ),
     "a group alone answers": (
-        Say("s", QUIET + b"SUB y g 1\r\n"),
-        Say("a", ASKING + b"SUB in.1 7\r\nPUB y in.1 0\r\n\r\n"),
+        Step("s", QUIET + b"SUB y g 1\r\n"),
+        Step("a", ASKING + b"SUB in.1 7\r\nPUB y in.1 0\r\n\r\n"),
     ),
 }
 """Which member is chosen is up to the server: only who has how many in all is compared."""

@@ -1,6 +1,6 @@
-"""What clients say to servers that ask who they are, or that are bounded tightly.
+"""Dialogues with servers that require authentication or have low limits.
 
-Rule 1: each server is described twice, in the reference server's words and in ours.
+Each server is configured twice: for nats-server and for simplebus.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from simplebus.nats.limits import NatsLimits
 from simplebus.nats.subject_permissions import ResponsePermission, SubjectPermissions
 from simplebus.nats.users import NatsAuth, NatsUser
-from tests.nats.differential.compare import Say, Script
+from tests.nats.differential.compare import Script, Step
 from tests.nats.differential.dialogues import BLOCK, QUIET
 
 
 @dataclass(frozen=True, slots=True)
-class House:
-    """A server, and what is said to it."""
+class ServerCase:
+    """Server configuration with its dialogues."""
 
     config: str
     """For the reference server."""
@@ -37,7 +37,7 @@ _OTHER_KEY = Ed25519PrivateKey.from_private_bytes(bytes(range(1, 33)))
 
 
 def nkey(key: Ed25519PrivateKey) -> str:
-    """The public half as NATS writes it."""
+    """Return the public nkey of a private key."""
     raw = bytes([20 << 3]) + key.public_key().public_bytes(
         serialization.Encoding.Raw, serialization.PublicFormat.Raw
     )
@@ -46,7 +46,7 @@ def nkey(key: Ed25519PrivateKey) -> str:
 
 
 def hello(user: str = "", password: str = "p", **options: object) -> bytes:
-    """CONNECT of a quiet client."""
+    """Return the CONNECT of a client without verbose output."""
     said: dict[str, object] = {"verbose": False, "pedantic": False, "headers": True}
     if user:
         said |= {"user": user, "pass": password}
@@ -54,23 +54,23 @@ def hello(user: str = "", password: str = "p", **options: object) -> bytes:
 
 
 def signed(key: Ed25519PrivateKey, encode: Callable[[bytes], bytes]) -> Callable[[str], bytes]:
-    """CONNECT of who has this key, once the nonce is known."""
+    """Return a function that signs the nonce with this key and returns CONNECT."""
 
-    def say(nonce: str) -> bytes:
+    def sign_nonce(nonce: str) -> bytes:
         signature = encode(key.sign(nonce.encode())).decode()
         return hello(nkey=nkey(_KEY), sig=signature) + b"PING\r\n"
 
-    return say
+    return sign_nonce
 
 
 def raw(*data: bytes | Callable[[str], bytes], pings: int = -1) -> Script:
-    return tuple(Say("a", part, pings) for part in data)
+    return tuple(Step("a", part, pings) for part in data)
 
 
 def listens(user: str, *subscriptions: bytes, pubs: bytes) -> Script:
-    """What this user hears of what one publishes who may do everything."""
+    """Return a script in which this user subscribes and an unrestricted user publishes."""
     subs = b"".join(b"SUB %s %d\r\n" % (s, sid) for sid, s in enumerate(subscriptions))
-    return (Say("a", hello(user) + subs), Say("b", hello("all") + pub(*pubs.split())))
+    return (Step("a", hello(user) + subs), Step("b", hello("all") + pub(*pubs.split())))
 
 
 def pub(*subjects: bytes) -> bytes:
@@ -97,7 +97,7 @@ def _listed(items: tuple[str, ...]) -> str:
     return json.dumps(list(items))
 
 
-USERS = House(
+USERS = ServerCase(
     config=f"""
 authorization {{
   timeout: 5
@@ -260,8 +260,8 @@ authorization {{
             hello("publisher") + pub(*[b"foo.bar", b"foo.x", b"bar.1.2", b"a"] * 20)
         ),
         "what is denied reaches nobody": (
-            Say("b", hello("all") + b"SUB > 1\r\n"),
-            Say("a", hello("publisher") + pub(*[b"foo.bar", b"foo.x", b"bar.1.2", b"a"] * 20)),
+            Step("b", hello("all") + b"SUB > 1\r\n"),
+            Step("a", hello("publisher") + pub(*[b"foo.bar", b"foo.x", b"bar.1.2", b"a"] * 20)),
         ),
         "what is denied with headers and a reply": raw(
             hello("publisher") + b"HPUB foo.bar in.1 18 18\r\n" + BLOCK + b"\r\n"
@@ -300,8 +300,8 @@ authorization {{
             hello("overruled") + each(b"SUB", b"a,a q,a other")
         ),
         "what was refused is not there": (
-            Say("a", hello("subscriber") + b"SUB foo.bar 1\r\nSUB foo.x 1\r\n"),
-            Say("b", hello("all") + pub(b"foo.bar", b"foo.x")),
+            Step("a", hello("subscriber") + b"SUB foo.bar 1\r\nSUB foo.x 1\r\n"),
+            Step("b", hello("all") + pub(b"foo.bar", b"foo.x")),
         ),
         "wildcards are filtered": listens(
             "subscriber",
@@ -324,40 +324,40 @@ authorization {{
         "many that are filtered": listens("denied", b">", pubs=b"a.x b.x a.b.c a.c.d " * 20),
         "many of one subject that are filtered": listens("denied", b">", pubs=b"a.x " * 60),
         "a member that may not have it is passed over": (
-            Say("a", hello("denied") + b"SUB a.* g 1\r\n"),
-            Say("c", hello("all") + b"SUB a.* g 1\r\n"),
-            Say("b", hello("all") + pub(*[b"a.x"] * 20)),
+            Step("a", hello("denied") + b"SUB a.* g 1\r\n"),
+            Step("c", hello("all") + b"SUB a.* g 1\r\n"),
+            Step("b", hello("all") + pub(*[b"a.x"] * 20)),
         ),
         "who may answer": (
-            Say("a", hello("answerer") + b"SUB svc.* 1\r\n" + pub(b"x", b"in.1")),
-            Say("b", hello("all") + b"SUB in.> 1\r\nPUB svc.a in.1 1\r\n1\r\n"),
-            Say("a", pub(b"in.1", b"in.1", b"in.1", b"in.2")),
-            Say("b", b"PUB svc.a in.2 1\r\n1\r\nPUB svc.b in.3 1\r\n2\r\n"),
-            Say("a", pub(b"in.2", b"in.3", b"in.2", b"in.3", b"in.2", b"in.3")),
+            Step("a", hello("answerer") + b"SUB svc.* 1\r\n" + pub(b"x", b"in.1")),
+            Step("b", hello("all") + b"SUB in.> 1\r\nPUB svc.a in.1 1\r\n1\r\n"),
+            Step("a", pub(b"in.1", b"in.1", b"in.1", b"in.2")),
+            Step("b", b"PUB svc.a in.2 1\r\n1\r\nPUB svc.b in.3 1\r\n2\r\n"),
+            Step("a", pub(b"in.2", b"in.3", b"in.2", b"in.3", b"in.2", b"in.3")),
         ),
         "who may answer once": (
-            Say("a", hello("answers") + b"SUB svc.* 1\r\n" + pub(b"x", b"in.1")),
-            Say("b", hello("all") + b"SUB in.> 1\r\nPUB svc.a in.1 1\r\n1\r\n"),
-            Say("a", pub(b"in.1", b"in.1")),
-            Say("b", b"PUB svc.a in.1 1\r\n1\r\n"),
-            Say("a", pub(b"in.1", b"x")),
+            Step("a", hello("answers") + b"SUB svc.* 1\r\n" + pub(b"x", b"in.1")),
+            Step("b", hello("all") + b"SUB in.> 1\r\nPUB svc.a in.1 1\r\n1\r\n"),
+            Step("a", pub(b"in.1", b"in.1")),
+            Step("b", b"PUB svc.a in.1 1\r\n1\r\n"),
+            Step("a", pub(b"in.1", b"x")),
         ),
         "who may answer many": (
-            Say("a", hello("answers") + b"SUB svc.* 1\r\n"),
-            Say(
+            Step("a", hello("answers") + b"SUB svc.* 1\r\n"),
+            Step(
                 "b",
                 hello("all")
                 + b"SUB in.> 1\r\n"
                 + b"".join(b"PUB svc.a in.%d 1\r\n1\r\n" % n for n in range(30)),
             ),
-            Say("a", pub(*[b"in.%d" % n for n in range(32)])),
-            Say("a", pub(*[b"in.%d" % n for n in range(3)])),
+            Step("a", pub(*[b"in.%d" % n for n in range(32)])),
+            Step("a", pub(*[b"in.%d" % n for n in range(3)])),
         ),
         "lists without anything": raw(hello("empty") + b"SUB a 1\r\n" + pub(b"a")),
     },
 )
 
-TOKEN = House(
+TOKEN = ServerCase(
     config='authorization { token: "s3cr3t", timeout: 5 }',
     limits=NatsLimits(),
     auth=NatsAuth(token="s3cr3t"),
@@ -373,7 +373,7 @@ TOKEN = House(
     },
 )
 
-SILENT = House(
+SILENT = ServerCase(
     config="""
 authorization { timeout: 5, users = [
   {user: guest, password: g, permissions: {publish: "open.>", subscribe: "open.>"}}
@@ -422,8 +422,8 @@ max_pending: 1MB
         "a line as long as allowed": raw(hello("all") + b"SUB " + b"a" * 122 + b" 1\r\n"),
         "a line longer than allowed": raw(hello("all") + b"SUB " + b"a" * 123 + b" 12\r\n"),
         "a line longer than allowed in pieces": (
-            Say("a", hello("all") + b"SUB " + b"a" * 60, settle=False),
-            Say("a", b"a" * 200 + b" 1\r\n"),
+            Step("a", hello("all") + b"SUB " + b"a" * 60, settle=False),
+            Step("a", b"a" * 200 + b" 1\r\n"),
         ),
         "the last subscription allowed": raw(
             hello("all") + each(b"SUB", b"a,b,c") + pub(b"a", b"b", b"c")
@@ -447,4 +447,4 @@ max_pending: 1MB
     },
 )
 
-HOUSES = {"users": USERS, "token": TOKEN, "guests": SILENT}
+SERVER_CASES = {"users": USERS, "token": TOKEN, "guests": SILENT}

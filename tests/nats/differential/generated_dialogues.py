@@ -1,9 +1,7 @@
-"""Scripts made by hypothesis: clients that connect, subscribe, publish and leave off in any order.
+"""Generated scripts: clients connect, subscribe, publish and unsubscribe in any order.
 
-Rule 1: few names, so that what is published often meets what is subscribed to.
-Rule 2: with the reference server nobody is pedantic: it says `Invalid Publish Subject` of a line,
-before it has read the payload, and again when it reads that with the next piece. Ours says it once,
-of a message that is whole.
+Few names are used, so that subjects often match subscriptions. Pedantic clients are excluded with
+nats-server: it reports `Invalid Publish Subject` before the payload is complete, and again after.
 """
 
 from __future__ import annotations
@@ -15,7 +13,7 @@ from typing import TypeVar
 
 from hypothesis import strategies as st
 
-from tests.nats.differential.compare import Say, Script
+from tests.nats.differential.compare import Script, Step
 
 T = TypeVar("T")
 
@@ -107,18 +105,20 @@ def _command(draw: st.DrawFn, user: bool, queues: bool, pedantic: bool) -> bytes
 def scripts(
     draw: st.DrawFn, *, user: bool = False, queues: bool = False, pedantic: bool = False
 ) -> Script:
-    """A dialogue. Clients of `user` say who they are first; others may say nothing of themselves.
-    `pedantic` clients are there only if that is said: see Rule 2."""
+    """Strategy for scripts. Clients of `user` authenticate; others may omit CONNECT. `pedantic`
+    allows
+    pedantic clients.
+    """
     steps = []
     for client in _CLIENTS[: draw(_integers(1, 3))]:
         if user or queues or draw(_integers(0, 5)):
-            steps.append(Say(client, _connect(draw, user, queues, pedantic)))
+            steps.append(Step(client, _connect(draw, user, queues, pedantic)))
         else:
-            steps.append(Say(client, b'CONNECT {"pedantic":false}\r\n'))
-    names = [say.client for say in steps]
+            steps.append(Step(client, b'CONNECT {"pedantic":false}\r\n'))
+    names = [step.client for step in steps]
     for _ in range(draw(_integers(1, 6))):
         commands = draw(_commands(user, queues, pedantic))
-        steps.append(Say(draw(_one_of(names)), b"".join(commands)))
+        steps.append(Step(draw(_one_of(names)), b"".join(commands)))
     return tuple(steps)
 
 
@@ -136,7 +136,7 @@ _OTHERS = (
 
 @st.composite
 def _line(draw: st.DrawFn) -> bytes:
-    """A command as it should be, but for one byte perhaps."""
+    """Strategy for a command with at most one wrong byte."""
     kind = draw(_one_of(["PUB", "PUB", "HPUB", "SUB", "other"]))
     blank = _one_of(_BLANKS)
     body = b""
@@ -171,7 +171,9 @@ _LINES = st.lists(_line(), min_size=1, max_size=3)
 
 @st.composite
 def odd_lines(draw: st.DrawFn) -> Script:
-    """One client whose lines are nearly right, and another one who hears what it publishes."""
+    """Strategy for one client with nearly valid lines and another client that subscribes to its
+    subjects.
+    """
     first = draw(
         st.sampled_from(
             [
@@ -183,8 +185,8 @@ def odd_lines(draw: st.DrawFn) -> Script:
     )
     lines = draw(_LINES)
     return (
-        Say("b", b'CONNECT {"verbose":false,"headers":true}\r\nSUB > 1\r\n'),
+        Step("b", b'CONNECT {"verbose":false,"headers":true}\r\nSUB > 1\r\n'),
         # Whatever it was in the middle of, the ends of lines end it, and then it is seen whether it
         # is there. In one piece: what the reference makes of some depends on where its reads end.
-        Say("a", first + b"".join(lines) + b"\r\n" * 1000, pings=1 << 30),
+        Step("a", first + b"".join(lines) + b"\r\n" * 1000, pings=1 << 30),
     )

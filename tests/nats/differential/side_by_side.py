@@ -1,8 +1,7 @@
-"""Running servers of both kinds that were told the same, and clients by hand at each of them.
+"""Running servers of both kinds with equal configuration, and raw clients of them.
 
-Rule 1: what is told of a client does not depend on the clock: the words that it heard, in order,
-and how its conversation ended.
-Rule 2: a client reads only when it is asked to. Until then it is a slow one.
+The result of a client does not depend on the clock: its received words and the end of the
+connection. A client reads only when a method is called; until then it is slow.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ _PING = b"PING\r\n"
 
 
 class Peer:
-    """A client. It hears INFO first, unless it begins with TLS or does not care."""
+    """Client. Receives INFO first, unless TLS comes first or INFO is not awaited."""
 
     def __init__(
         self, port: int, *, first: ssl.SSLContext | None, hears: bool, kept_bytes: int
@@ -45,7 +44,7 @@ class Peer:
             self.socket.close()
             raise
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self.heard = bytearray()
+        self.received = bytearray()
         self.ending = ""
         """How it ended; empty while it goes on."""
         self._pongs = 0
@@ -55,7 +54,7 @@ class Peer:
             self.until(b"\r\n")
 
     def use_tls(self, context: ssl.SSLContext) -> Peer:
-        """Make the handshake, if it can be made."""
+        """Make the TLS handshake if possible."""
         try:
             self.socket = context.wrap_socket(
                 self.socket, server_hostname="localhost", suppress_ragged_eofs=False
@@ -64,41 +63,43 @@ class Peer:
             self._end(error)
         return self
 
-    def say(self, data: bytes) -> Peer:
+    def send(self, data: bytes) -> Peer:
         # What it was told before it was closed is still to be read.
         with contextlib.suppress(OSError):
             self.socket.sendall(data)
         return self
 
     def greet(self, greeting: bytes = GREETING) -> Peer:
-        """Say CONNECT and PING, and hear PONG."""
-        self.say(greeting)
+        """Send CONNECT and PING and wait for PONG."""
+        self.send(greeting)
         self._pongs += 1
         return self.until(b"PONG\r\n", self._pongs)
 
     def settle(self) -> Peer:
-        """All that it has said is obeyed, or it has been closed."""
+        """Wait until all sent commands are processed or the connection is closed."""
         return self.greet(b"PING\r\n")
 
     def until(self, words: bytes, count: int = 1) -> Peer:
-        """Hear more until these words came so often, or it is closed."""
-        while not self.ending and self.heard.count(words) < count:
+        """Read until these words were received this often, or the connection is closed."""
+        while not self.ending and self.received.count(words) < count:
             self._hear()
         return self
 
     @property
     def words(self) -> bytes:
-        """What it heard, without the server's PINGs: they come by the clock."""
-        return bytes(self.heard).replace(_PING, b"")
+        """Return the received words without the server's PINGs, which depend on the clock."""
+        return bytes(self.received).replace(_PING, b"")
 
     def until_bytes(self, count: int) -> Peer:
-        """Hear more until so much came beside PINGs, or it is closed."""
-        while not self.ending and len(self.heard) - self.heard.count(_PING) * len(_PING) < count:
+        """Read until this many bytes besides PINGs were received, or the connection is closed."""
+        while (
+            not self.ending and len(self.received) - self.received.count(_PING) * len(_PING) < count
+        ):
             self._hear()
         return self
 
     def rest(self) -> Peer:
-        """Hear more until it is closed."""
+        """Read until the connection is closed."""
         while not self.ending:
             self._hear()
         return self
@@ -109,24 +110,24 @@ class Peer:
         except OSError as error:
             self._end(error)
             return
-        self.heard += data
+        self.received += data
         if not data:
             self.ending = "ended"
 
     def _end(self, error: OSError) -> None:
-        assert not isinstance(error, TimeoutError), f"it heard only {bytes(self.heard[-300:])!r}"
+        assert not isinstance(error, TimeoutError), f"it heard only {bytes(self.received[-300:])!r}"
         # Whether a plain socket is reset or ends depends on what the server had not read yet.
         self.ending = (isinstance(error, ssl.SSLError) and error.reason) or "ended"
 
     @property
     def story(self) -> tuple[Item, ...]:
-        """What it heard, and how it ended."""
-        return (*normal(list(items(bytes(self.heard)))), (self.ending or "goes on",))
+        """Return the received words and the end of the connection."""
+        return (*normal(list(items(bytes(self.received)))), (self.ending or "goes on",))
 
 
 @dataclass(slots=True)
 class Side:
-    """A server of one kind."""
+    """Server of one kind."""
 
     port: int
     process: subprocess.Popen[bytes]
@@ -149,13 +150,13 @@ Dialogue = Callable[[Side], Any]
 
 @dataclass(slots=True)
 class Pair:
-    """A server of each kind."""
+    """One server of each kind."""
 
     theirs: Side
     ours: Side
 
     def told(self, dialogue: Dialogue) -> tuple[Any, Any]:
-        """What there is to tell of their server, and of ours. Both are spoken to at once."""
+        """Run a dialogue with both servers at once and return both results."""
         with ThreadPoolExecutor(2) as pool:
             theirs, ours = pool.map(lambda side: _tell(side, dialogue), (self.theirs, self.ours))
             return theirs, ours
@@ -172,8 +173,7 @@ def _tell(side: Side, dialogue: Dialogue) -> Any:
 
 @contextlib.contextmanager
 def side_by_side(folder: Path, conf: str, toml: str) -> Iterator[Pair]:
-    """The reference server with the one configuration, and ours with the other, which is kept in
-    this folder."""
+    """Run nats-server and simplebus, each with its configuration."""
     path = folder / "simplebus.toml"
     with open(os.open(path, os.O_CREAT | os.O_WRONLY, 0o600), "w") as file:
         file.write(toml)

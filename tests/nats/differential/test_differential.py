@@ -1,8 +1,7 @@
-"""Whatever a client says, it is answered as nats-server answers it.
+"""Every dialogue has the same output from simplebus and nats-server.
 
-Rule 1: the reference server is asked in the same run; see `differ` for what is left out.
-Rule 2: it hears each script whole, as one write per step: where it answers otherwise when the same
-bytes come in pieces, what it says to the whole is what is right. Ours hears them in pieces too.
+nats-server receives each step whole; simplebus also in chunks. See `compare` for what is not
+compared.
 """
 
 from __future__ import annotations
@@ -18,16 +17,16 @@ from simplebus.nats.limits import NatsLimits
 from simplebus.nats.settings import NatsSettings
 from simplebus.nats.users import NatsAuth, NatsUser
 from tests.nats.differential import generated_dialogues
-from tests.nats.differential.compare import Heard, Reference, Script, reference
+from tests.nats.differential.compare import ClientOutput, Reference, Script, reference
 from tests.nats.differential.dialogues import ALL
-from tests.nats.differential.dialogues_auth import HOUSES, House
-from tests.nats.running_server import Door
-from tests.nats.server.nats_peer import Inside
+from tests.nats.differential.dialogues_auth import SERVER_CASES, ServerCase
+from tests.nats.running_server import NatsTestServer
+from tests.nats.server.nats_peer import NatsServerHarness
 
 pytestmark = pytest.mark.xdist_group("nats-reference")
 
-PLAIN = House("", NatsLimits(), NatsAuth(), ALL)
-EVERY: dict[str, House] = {"plain": PLAIN, **HOUSES}
+PLAIN = ServerCase("", NatsLimits(), NatsAuth(), ALL)
+EVERY: dict[str, ServerCase] = {"plain": PLAIN, **SERVER_CASES}
 
 OTHERWISE = {
     # The reference server takes the last word of `foo.>` for a letter when it looks for what is
@@ -45,25 +44,25 @@ _THROUGH_SOCKETS = ("by hand: ", "connecting: ", "lexing: ", "headers: ", "no re
 
 @pytest.fixture(scope="module")
 def references() -> Iterator[Callable[[str], Reference]]:
-    """One reference server for each house, started when it is asked for."""
+    """Start nats-server for a case when it is first needed."""
     running: dict[str, Reference] = {}
     with contextlib.ExitStack() as stack:
 
-        def get(house: str) -> Reference:
-            if house not in running:
-                running[house] = stack.enter_context(reference(EVERY[house].config))
-            return running[house]
+        def get(case: str) -> Reference:
+            if case not in running:
+                running[case] = stack.enter_context(reference(EVERY[case].config))
+            return running[case]
 
         yield get
 
 
-def ours(house: House) -> Inside:
-    return Inside(NatsSettings(limits=house.limits, auth=house.auth))
+def ours(case: ServerCase) -> NatsServerHarness:
+    return NatsServerHarness(NatsSettings(limits=case.limits, auth=case.auth))
 
 
 def said(script: Script) -> int:
-    """How many bytes."""
-    return sum(len(say.data) for say in script if isinstance(say.data, bytes))
+    """Return the number of bytes in a script."""
+    return sum(len(step.data) for step in script if isinstance(step.data, bytes))
 
 
 def chunkings(script: Script) -> tuple[int, ...]:
@@ -77,32 +76,34 @@ def affordable(script: Script, chunks: int) -> int:
     return max(chunks, _PIECE_BYTES) if said(script) > _LONG_BYTES else chunks
 
 
-def pooled(heard: dict[str, Heard]) -> tuple[Counter[tuple[str, ...]], dict[str, Heard]]:
-    """All messages together, whoever heard them; and what each heard beside that."""
+def pooled(
+    heard: dict[str, ClientOutput],
+) -> tuple[Counter[tuple[str, ...]], dict[str, ClientOutput]]:
+    """Return all messages together, and the other output by client."""
     messages: Counter[tuple[str, ...]] = Counter()
     rest = {}
     for name, one in heard.items():
         messages.update(item[:2] + item[3:] for item in one.items if "MSG" in item[0])
         others = tuple(item for item in one.items if "MSG" not in item[0])
-        rest[name] = Heard(others, one.closed)
+        rest[name] = ClientOutput(others, one.closed)
     return messages, rest
 
 
 @pytest.mark.parametrize(
-    ("house", "name"),
-    [(house, name) for house, it in EVERY.items() for name in it.scripts],
+    ("case", "name"),
+    [(case, name) for case, it in EVERY.items() for name in it.scripts],
     ids=lambda text: text,
 )
 def test_dialogues_match_the_recorded_reference(
-    references: Callable[[str], Reference], house: str, name: str
+    references: Callable[[str], Reference], case: str, name: str
 ) -> None:
-    script = EVERY[house].scripts[name]
-    expected = references(house).play(script)
+    script = EVERY[case].scripts[name]
+    expected = references(case).play(script)
     for chunks in chunkings(script):
-        answered = ours(EVERY[house]).play(script, chunks)
+        answered = ours(EVERY[case]).play(script, chunks)
         if name.startswith("groups: "):
             assert pooled(answered) == pooled(expected), f"in pieces of {chunks}"
-        elif (house, name) in OTHERWISE:
+        elif (case, name) in OTHERWISE:
             assert answered != expected, "they do not differ any more"
         else:
             assert answered == expected, f"in pieces of {chunks}"
@@ -149,14 +150,14 @@ def test_generated_group_dialogues_match_the_reference(
 
 
 def test_intended_differences_exist() -> None:
-    assert {(house, name) for house, it in EVERY.items() for name in it.scripts} >= OTHERWISE
+    assert {(case, name) for case, it in EVERY.items() for name in it.scripts} >= OTHERWISE
 
 
 @pytest.mark.parametrize("chunks", [0, 1])
 def test_process_matches_the_reference_over_sockets(
-    references: Callable[[str], Reference], shared_door: Door, chunks: int
+    references: Callable[[str], Reference], shared_server: NatsTestServer, chunks: int
 ) -> None:
-    ours = Reference(shared_door.port)
+    ours = Reference(shared_server.port)
     for name, script in ALL.items():
         if name.startswith(_THROUGH_SOCKETS) and said(script) < _LONG_BYTES:
             assert ours.play(script, chunks) == references("plain").play(script), name
@@ -170,12 +171,14 @@ def test_silence_matches_the_reference() -> None:
         ping_max: 3
     """
     limits = NatsLimits(auth_seconds=0.5, ping_seconds=0.2, pings_max=3)
-    house = Inside(NatsSettings(limits=limits, auth=NatsAuth(users=(NatsUser("u", "p"),))))
-    clients = [house.client(), house.client(b"CONNEC"), house.client(says)]
+    case = NatsServerHarness(
+        NatsSettings(limits=limits, auth=NatsAuth(users=(NatsUser("u", "p"),)))
+    )
+    clients = [case.client(), case.client(b"CONNEC"), case.client(says)]
     for beat in range(40):
-        house.front.now = beat / 20
-        house.front.tick()
-        house.settle()
+        case.nats_server.now = beat / 20
+        case.nats_server.tick()
+        case.settle()
     with reference(config) as it:
         late, begun, stale = it.listen(b"", b"CONNEC", says)
     # It sends PINGs to those, too, of whom it does not know yet who they are. With the times that

@@ -1,7 +1,6 @@
-"""What takes sockets and time: TLS, slow clients, a full house, a lame duck. Both servers run.
+"""Dialogues that need sockets or time: TLS, slow clients, connection limits, lame duck mode.
 
-Rule 1: nothing is recorded: the reference server is spoken to in the same run, in the same way.
-Rule 2: times are told to the servers, not waited for here: a client waits until it is closed.
+Both servers run during the test. Timeouts are configured; a client waits until it is closed.
 """
 
 from __future__ import annotations
@@ -121,10 +120,8 @@ def papers(tmp_path_factory: pytest.TempPathFactory) -> Papers:
 
 
 @pytest.fixture(scope="module")
-def houses(
-    papers: Papers, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Mapping[str, Pair]]:
-    """All of them run side by side."""
+def pairs(papers: Papers, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mapping[str, Pair]]:
+    """Run all server pairs."""
     own, words = (
         papers.own,
         {
@@ -138,16 +135,16 @@ def houses(
     toml_tls = f'cert = "{own.cert}"\nkey = "{own.key}"\ntimeout = {TLS_SECONDS}'
     with contextlib.ExitStack() as stack, ThreadPoolExecutor(len(CONF)) as pool:
 
-        def start(house: str) -> Pair:
-            conf = CONF[house].format(tls=conf_tls, **words)
-            toml = TOML[house].format(tls=toml_tls, **words)
-            return stack.enter_context(side_by_side(tmp_path_factory.mktemp(house), conf, toml))
+        def start(case: str) -> Pair:
+            conf = CONF[case].format(tls=conf_tls, **words)
+            toml = TOML[case].format(tls=toml_tls, **words)
+            return stack.enter_context(side_by_side(tmp_path_factory.mktemp(case), conf, toml))
 
         yield dict(zip(CONF, pool.map(start, CONF), strict=True))
 
 
 def trusting(papers: Papers, own: Certificate | None = None) -> ssl.SSLContext:
-    """How a client makes its handshake, with a certificate of its own or without."""
+    """Return a client's TLS context, with or without a client certificate."""
     made = ssl.create_default_context(cafile=str(papers.authority.path))
     if own is not None:
         made.load_cert_chain(own.cert, own.key)
@@ -159,7 +156,7 @@ def trusting(papers: Papers, own: Certificate | None = None) -> ssl.SSLContext:
 
 def a_conversation(side: Side, papers: Papers) -> Any:
     peer = side.peer().use_tls(trusting(papers)).greet()
-    return peer.say(b"SUB a 1\r\nPUB a 2\r\nhi\r\nnonsense\r\n").rest().story
+    return peer.send(b"SUB a 1\r\nPUB a 2\r\nhi\r\nnonsense\r\n").rest().story
 
 
 def the_second_info(side: Side, papers: Papers) -> Any:
@@ -174,11 +171,11 @@ def the_oldest_version(side: Side, papers: Papers) -> Any:
 
 
 def going_on_in_clear(side: Side, papers: Papers) -> Any:
-    return side.peer().say(GREETING).rest().story
+    return side.peer().send(GREETING).rest().story
 
 
 def a_short_word_in_clear(side: Side, papers: Papers) -> Any:
-    return side.peer().say(b"PING\r\n").rest().story
+    return side.peer().send(b"PING\r\n").rest().story
 
 
 def tls_before_info(side: Side, papers: Papers) -> Any:
@@ -186,18 +183,18 @@ def tls_before_info(side: Side, papers: Papers) -> Any:
 
 
 def garbage(side: Side, papers: Papers) -> Any:
-    peer = side.peer(hears=False).say(b"\x16\x03\x01\x00\x05nonsense").rest()
-    return b"-ERR" in peer.heard, peer.ending  # Beside that an alert, which is no word.
+    peer = side.peer(hears=False).send(b"\x16\x03\x01\x00\x05nonsense").rest()
+    return b"-ERR" in peer.received, peer.ending  # Beside that an alert, which is no word.
 
 
 def one_too_many(side: Side, papers: Papers) -> Any:
-    """One that has not made its handshake."""
+    """Connect above the limit before the TLS handshake."""
     inside = let_in(lambda: side.peer().use_tls(trusting(papers)).greet())
     return side.peer().rest().story, [peer.settle().ending for peer in inside]
 
 
 def let_in(come: Callable[[], Peer], count: int = CLIENTS_MAX) -> list[Peer]:
-    """So many. That others before them have hung up is noticed soon."""
+    """Connect this many clients; retry until the server notices that earlier ones left."""
     inside: list[Peer] = []
     deadline = time.monotonic() + PATIENCE_SECONDS
     while len(inside) < count:
@@ -213,22 +210,22 @@ def let_in(come: Callable[[], Peer], count: int = CLIENTS_MAX) -> list[Peer]:
 
 def who_it_is(side: Side, papers: Papers) -> Any:
     peer = side.peer(first=trusting(papers, papers.ada)).greet()
-    return peer.say(b"PUB secret 0\r\n\r\n").settle().story
+    return peer.send(b"PUB secret 0\r\n\r\n").settle().story
 
 
 def nobody_who_is_known(side: Side, papers: Papers) -> Any:
-    return side.peer(first=trusting(papers, papers.bob)).say(GREETING).rest().story
+    return side.peer(first=trusting(papers, papers.bob)).send(GREETING).rest().story
 
 
 def clear_words_first(side: Side, papers: Papers) -> Any:
-    peer = side.peer(hears=False).say(GREETING).rest()
-    return b"-ERR" in peer.heard, b"INFO" in peer.heard, peer.ending
+    peer = side.peer(hears=False).send(GREETING).rest()
+    return b"-ERR" in peer.received, b"INFO" in peer.received, peer.ending
 
 
 def one_too_many_first(side: Side, papers: Papers) -> Any:
-    """It is told so in clear, though it waits for TLS."""
+    """The refusal is plain text although the client expects TLS."""
     inside = let_in(lambda: side.peer(first=trusting(papers, papers.ada), hears=False).greet())
-    clear = bytes(side.peer(hears=False).rest().heard)
+    clear = bytes(side.peer(hears=False).rest().received)
     surprised = side.peer(first=trusting(papers, papers.ada), hears=False).ending
     return clear, surprised, [peer.settle().ending for peer in inside]
 
@@ -239,23 +236,23 @@ def one_too_many_first(side: Side, papers: Papers) -> Any:
 def both_kinds_meet(side: Side, papers: Papers) -> Any:
     plain = side.peer().greet(b'CONNECT {"verbose":false,"tls_required":true}\r\nPING\r\n')
     secret = side.peer().use_tls(trusting(papers, papers.ada)).greet()
-    secret.say(b"SUB x 1\r\n").settle()
-    plain.say(b"PUB x 2\r\nhi\r\n").settle()
+    secret.send(b"SUB x 1\r\n").settle()
+    plain.send(b"PUB x 2\r\nhi\r\n").settle()
     return plain.story, secret.settle().story
 
 
 def without_a_certificate(side: Side, papers: Papers) -> Any:
-    return side.peer().use_tls(trusting(papers)).say(GREETING).rest().story
+    return side.peer().use_tls(trusting(papers)).send(GREETING).rest().story
 
 
 def without_a_certificate_in_the_oldest_version(side: Side, papers: Papers) -> Any:
     context = trusting(papers)
     context.maximum_version = ssl.TLSVersion.TLSv1_2
-    return side.peer().use_tls(context).say(GREETING).rest().story
+    return side.peer().use_tls(context).send(GREETING).rest().story
 
 
 def with_somebody_else_s_certificate(side: Side, papers: Papers) -> Any:
-    return side.peer().use_tls(trusting(papers, papers.eve)).say(GREETING).rest().story
+    return side.peer().use_tls(trusting(papers, papers.eve)).send(GREETING).rest().story
 
 
 def tls_behind_clear_words(side: Side, papers: Papers) -> Any:
@@ -273,14 +270,14 @@ MESSAGE = b"MSG a 1 65000\r\n" + BODY + b"\r\n"
 
 def slow(side: Side, subject: bytes) -> Peer:
     peer = side.peer(kept_bytes=SMALL_BYTES).greet()
-    return peer.say(b"SUB %b 1\r\nSUB q 2\r\n" % subject).settle()
+    return peer.send(b"SUB %b 1\r\nSUB q 2\r\n" % subject).settle()
 
 
 def asking(side: Side) -> Peer:
-    """One who is told when nobody is there."""
+    """Connect a client that requests no-responders replies."""
     peer = side.peer()
     peer.greet(b'CONNECT {"verbose":false,"headers":true,"no_responders":true}\r\nPING\r\n')
-    return peer.say(b"SUB _INBOX.> 1\r\n").settle()
+    return peer.send(b"SUB _INBOX.> 1\r\n").settle()
 
 
 def much(subject: bytes) -> bytes:
@@ -288,15 +285,15 @@ def much(subject: bytes) -> bytes:
 
 
 def one_that_does_not_read(side: Side, papers: Papers) -> Any:
-    """The others go on; it is gone, and has heard the beginning and no word of why."""
+    """A slow consumer is closed without an error line; other clients continue."""
     stuck, other, publisher = slow(side, b"a"), side.peer().greet(), asking(side)
-    other.say(b"SUB a 1\r\n").settle()
+    other.send(b"SUB a 1\r\n").settle()
     begin = len(other.words)
     for batch in range(1, BATCHES + 1):
-        publisher.say(much(b"a")).settle()
+        publisher.send(much(b"a")).settle()
         other.until_bytes(begin + batch * BATCH * len(MESSAGE))
-    publisher.say(b"PUB q _INBOX.1 0\r\n\r\n").settle()
-    assert stuck.rest().heard.startswith(b"INFO")
+    publisher.send(b"PUB q _INBOX.1 0\r\n\r\n").settle()
+    assert stuck.rest().received.startswith(b"INFO")
     heard = stuck.words.partition(MESSAGE[:10])
     everything = MESSAGE * BATCH * BATCHES
     return (
@@ -310,16 +307,16 @@ def one_that_does_not_read(side: Side, papers: Papers) -> Any:
 
 
 def one_that_takes_nothing_for_too_long(side: Side, papers: Papers) -> Any:
-    """Little enough waits for it."""
+    """The client stays below max_pending and exceeds the write timeout."""
     stuck, publisher = slow(side, b"d"), asking(side)
     for _ in range(BATCHES):
-        publisher.say(much(b"d")).settle()
+        publisher.send(much(b"d")).settle()
     deadline = time.monotonic() + PATIENCE_SECONDS
-    while b"503" not in publisher.heard:
+    while b"503" not in publisher.received:
         assert time.monotonic() < deadline, "it is still there"
-        publisher.say(b"PUB q _INBOX.1 0\r\n\r\n").settle()
+        publisher.send(b"PUB q _INBOX.1 0\r\n\r\n").settle()
         time.sleep(0.01)
-    return publisher.ending, b"-ERR" in stuck.rest().heard, stuck.ending
+    return publisher.ending, b"-ERR" in stuck.rest().received, stuck.ending
 
 
 # A full house ------------------------------------------------------------------------------------
@@ -327,7 +324,7 @@ def one_that_takes_nothing_for_too_long(side: Side, papers: Papers) -> Any:
 
 def one_client_too_many(side: Side, papers: Papers) -> Any:
     inside = let_in(lambda: side.peer().greet())
-    outside = side.peer().say(GREETING).rest().story, side.peer().rest().story
+    outside = side.peer().send(GREETING).rest().story, side.peer().rest().story
     inside.pop().socket.close()
     (late,) = let_in(lambda: side.peer().greet(), 1)
     return outside, late.settle().story, [peer.settle().ending for peer in inside]
@@ -361,17 +358,17 @@ DIALOGUES: dict[str, tuple[Callable[[Side, Papers], Any], ...]] = {
 
 
 @pytest.mark.parametrize(
-    ("house", "dialogue"),
-    [(house, dialogue) for house, them in DIALOGUES.items() for dialogue in them],
+    ("case", "dialogue"),
+    [(case, dialogue) for case, them in DIALOGUES.items() for dialogue in them],
     ids=lambda it: it if isinstance(it, str) else it.__name__,
 )
 def test_dialogues_match_nats_server(
-    houses: Mapping[str, Pair],
+    pairs: Mapping[str, Pair],
     papers: Papers,
-    house: str,
+    case: str,
     dialogue: Callable[[Side, Papers], Any],
 ) -> None:
-    theirs, ours = houses[house].told(lambda side: dialogue(side, papers))
+    theirs, ours = pairs[case].told(lambda side: dialogue(side, papers))
     assert ours == theirs
 
 
@@ -379,15 +376,15 @@ def test_dialogues_match_nats_server(
 
 
 def late_ones(side: Side) -> Any:
-    """Of those who have to make a handshake."""
-    half = side.peer(hears=False).say(b"\x16\x03\x01\x02\x00\x01")
+    """Clients that do not start the TLS handshake in time."""
+    half = side.peer(hears=False).send(b"\x16\x03\x01\x02\x00\x01")
     silent = side.peer(hears=False)
-    return [(bytes(it.rest().heard).startswith(b"INFO"), it.ending) for it in (half, silent)]
+    return [(bytes(it.rest().received).startswith(b"INFO"), it.ending) for it in (half, silent)]
 
 
 def those_who_need_not(side: Side) -> Any:
-    half = side.peer().say(b"\x16\x03\x01\x02\x00\x01")
-    begun = side.peer().say(GREETING[:1])
+    half = side.peer().send(b"\x16\x03\x01\x02\x00\x01")
+    begun = side.peer().send(GREETING[:1])
     silent = side.peer()
     story = half.rest().story  # Now the others are taken for such as want no TLS.
     return story, begun.greet(GREETING[1:]).story, silent.greet().story
@@ -395,12 +392,12 @@ def those_who_need_not(side: Side) -> Any:
 
 def lame_duck(side: Side) -> Any:
     new, old, ungreeted = side.peer(), side.peer().greet(), side.peer()
-    new.greet(b'CONNECT {"verbose":false,"protocol":1}\r\nPING\r\n').say(b"SUB a 1\r\n").settle()
-    ungreeted.say(b'CONNECT {"protocol":1}\r\n').until(b"+OK\r\n")
+    new.greet(b'CONNECT {"verbose":false,"protocol":1}\r\nPING\r\n').send(b"SUB a 1\r\n").settle()
+    ungreeted.send(b'CONNECT {"protocol":1}\r\n').until(b"+OK\r\n")
     side.process.send_signal(signal.SIGUSR2)
     new.until(b'"ldm":true')
     refused = how_it_is_refused(side)
-    old.say(b"PUB a 2\r\nhi\r\n").settle()
+    old.send(b"PUB a 2\r\nhi\r\n").settle()
     new.settle()
     ungreeted.greet(b"PING\r\n").settle()
     stories = [one.rest().story for one in (new, old, ungreeted)]
@@ -408,7 +405,7 @@ def lame_duck(side: Side) -> Any:
 
 
 def how_it_is_refused(side: Side) -> str:
-    """To be let in, as soon as it is."""
+    """Return the refusal of a connection during lame duck mode."""
     deadline = time.monotonic() + PATIENCE_SECONDS
     while time.monotonic() < deadline:
         try:
@@ -419,7 +416,7 @@ def how_it_is_refused(side: Side) -> str:
     return "it is not"
 
 
-def test_timed_behaviour_matches_nats_server(houses: Mapping[str, Pair]) -> None:
+def test_timed_behaviour_matches_nats_server(pairs: Mapping[str, Pair]) -> None:
     asked = {  # It ends those servers whose lame duck it is: this test comes last.
         "required": late_ones,
         "first": late_ones,
@@ -427,6 +424,6 @@ def test_timed_behaviour_matches_nats_server(houses: Mapping[str, Pair]) -> None
         "plain": lame_duck,
     }
     with ThreadPoolExecutor(len(asked)) as pool:
-        told = pool.map(lambda house: houses[house].told(asked[house]), asked)
-        for house, (theirs, ours) in zip(asked, told, strict=True):
-            assert ours == theirs, house
+        told = pool.map(lambda case: pairs[case].told(asked[case]), asked)
+        for case, (theirs, ours) in zip(asked, told, strict=True):
+            assert ours == theirs, case

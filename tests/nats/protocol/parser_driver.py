@@ -1,4 +1,4 @@
-"""Feeding a parser, and telling what it found as its oracle does."""
+"""Feeds a parser and converts its events to the tuples of the oracle."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ BUFFER = ReceiveBuffer(1 << 20)
 
 
 class Reading:
-    """One client's bytes, and what was found in them."""
+    """Bytes of one client and the events in them."""
 
     def __init__(
         self,
@@ -92,7 +92,7 @@ def said(event: ClientEvent) -> tuple[object, ...]:
 
 
 def check(event: UniformBatch | MixedBatch) -> None:
-    """What a batch's fields promise beyond what its messages say."""
+    """Check the fields of a batch against its messages."""
     if isinstance(event, UniformBatch):
         assert event.rows.ndim == 2
         assert bytes(event.rows[0, event.body_column : -2]) == bytes(event.first_message.body)
@@ -108,7 +108,7 @@ def check(event: UniformBatch | MixedBatch) -> None:
 
 
 def read(chunks: Iterable[bytes], **options: object) -> Reading:
-    """Feed these, one read each."""
+    """Feed these pieces, one read each."""
     reading = Reading(**options)  # type: ignore[arg-type]
     for chunk in chunks:
         reading.feed(chunk)
@@ -118,7 +118,7 @@ def read(chunks: Iterable[bytes], **options: object) -> Reading:
 def truth(
     data: bytes, *, limits: NatsLimits = LIMITS, headers: bool = True
 ) -> list[tuple[object, ...]]:
-    """What the oracle finds in these bytes."""
+    """Return the tuples of the oracle for these bytes."""
     oracle = Oracle(
         max_payload=limits.max_payload, max_control_line=limits.max_control_line, headers=headers
     )

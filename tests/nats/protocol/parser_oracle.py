@@ -1,12 +1,10 @@
-"""What a NATS client's bytes say, found out one byte at a time.
+"""Parser of NATS clients' bytes that handles one byte at a time, as nats-server does.
 
-Rule 1: nothing here is imported from the parser, and nothing here is clever: one state, one byte.
-Rule 2: it is written after what the reference server answers to each of these bytes.
-Rule 3: what it says is plain tuples, a message each; a violation is the last of them.
+Independent of the parser under test. Results are plain tuples; a violation is the last one.
 
     ("PUB", subject, reply, size, body)         ("HPUB", subject, reply, header size, size, body)
-    ("SUB", subject, queue, sid)                ("UNSUB", sid, most)
-    ("CONNECT", options)  ("PING",)  ("PONG",)  ("CLOSE", what is said, how the reference calls it)
+    ("SUB", subject, queue, sid)                ("UNSUB", sid, max)
+    ("CONNECT", options)  ("PING",)  ("PONG",)  ("CLOSE", error text, closed reason)
 """
 
 from __future__ import annotations
@@ -18,7 +16,7 @@ BLANKS = b" \t"
 
 
 class ClosedError(Exception):
-    """Nothing is read any more."""
+    """The connection is closed; nothing more is parsed."""
 
     def __init__(self, says: str, closed: str = "Protocol Violation") -> None:
         super().__init__(says)
@@ -64,7 +62,7 @@ class Oracle:
             self.state = "nothing"
 
     def on_nothing(self, byte: int) -> None:
-        """Whatever stands behind these verbs is ignored, up to the LF."""
+        """Ignore everything up to the LF."""
         if byte == 0x0A:
             if self.verb != b"+OK":
                 self.found.append((self.verb.decode(),))
@@ -176,5 +174,5 @@ def split(line: bytes, separators: bytes) -> list[bytes]:
 
 
 def size(word: bytes) -> int:
-    """-1 for what is none."""
+    """Return the size; -1 if it is invalid."""
     return int(word) if len(word) <= 9 and word and all(c in b"0123456789" for c in word) else -1

@@ -1,8 +1,7 @@
-"""Messages found together, by runs and by arrays: the same as one by one.
+"""Batches of the parser equal single messages.
 
-Rule 1: how a stream is made says which way it is to go; that it went there is asserted, so that a
-way that is never taken cannot pass.
-Rule 2: bytes that look like messages inside payloads are what arrays must not fall for.
+Generated streams must reach each parser; the tests check that they do. Payloads contain bytes that
+look like messages.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ def tricky_payload(random: Random) -> bytes:
 
 
 def a_run(random: Random) -> bytes:
-    """The same line again and again: a Run, from 8 on."""
+    """Strategy for messages with one line: a UniformBatch from 8 messages on."""
     size, reply = random.choice([0, 1, 7, 40]), random.choice([b"", b"", b" r.1"])
     verb = random.choice([b"PUB a", b"pub\ta.b", b"HPUB a", b"PUB " + b"s" * 30])
     sizes = b" %d %d" % (size // 2, size) if verb[0] in b"H" else b" %03d" % size
@@ -57,7 +56,7 @@ def a_run(random: Random) -> bytes:
 
 
 def a_mix(random: Random) -> bytes:
-    """Many subjects and sizes: a Mix, from 48 on, or in 8 KiB."""
+    """Strategy for many subjects and sizes: a MixedBatch from 48 messages or 8 KiB on."""
     payload = random.choice([plain_payload, tricky_payload])
     return b"".join(
         pub(random, random.choice(SUBJECTS), payload(random))
@@ -66,7 +65,7 @@ def a_mix(random: Random) -> bytes:
 
 
 def an_oddity(random: Random) -> bytes:
-    """What ends a stretch, but for the last one not the stream."""
+    """Strategy for commands that end a batch; only the last one ends the stream."""
     return random.choice(ODDITIES)
 
 

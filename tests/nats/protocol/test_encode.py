@@ -1,4 +1,4 @@
-"""What is sent of a batch is what is sent of its messages, one by one."""
+"""Encoded batches equal their messages encoded one by one."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SUBJECTS = [b"a", b"b.c.d", b"s" * 9, b"\xff.\0"]
 
 
 def line(message: Pub, sid: bytes, *, headers: bool) -> bytes:
-    """Word by word."""
+    """Oracle: build the line word by word."""
     body, words = bytes(message.body), [b"MSG", message.subject, sid]
     if message.reply:
         words.append(message.reply)
@@ -32,7 +32,7 @@ def line(message: Pub, sid: bytes, *, headers: bool) -> bytes:
 
 
 def batch(data: bytes) -> tuple[UniformBatch | MixedBatch, list[bytes]]:
-    """The one event in these bytes, and the names of subjects."""
+    """Return the single batch in these bytes, and the subjects by number."""
     reading = Reading(NatsLimits(max_payload=3000))
     [event] = reading.parser.receive(BUFFER, BUFFER.fill(data))
     assert isinstance(event, UniformBatch | MixedBatch)

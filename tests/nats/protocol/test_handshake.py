@@ -1,4 +1,4 @@
-"""CONNECT and INFO: what is well formed, and what is known then."""
+"""Parsing of CONNECT and encoding of INFO."""
 
 from __future__ import annotations
 

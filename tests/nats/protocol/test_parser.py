@@ -1,7 +1,6 @@
-"""What NATS lines say, whole and split anywhere, held to an oracle that goes byte by byte.
+"""Parsing of client bytes in any chunks, compared with a byte-by-byte oracle.
 
-Rule 1: the oracle says what is right; tests of what the oracle cannot say (what is kept, how often
-something is searched) are at the end.
+Tests of memory and repeated searches, which the oracle cannot check, are at the end.
 """
 
 from __future__ import annotations
@@ -141,7 +140,7 @@ ANYTHING = st.lists(WORDS | st.binary(max_size=3), max_size=25).map(b"".join)
 
 
 def cut(data: bytes, places: list[int]) -> list[bytes]:
-    """The same in pieces."""
+    """Return the bytes in pieces."""
     ends = sorted({place % (len(data) + 1) for place in places} | {len(data)})
     return [data[a:b] for a, b in zip([0, *ends], ends, strict=False)]
 
@@ -169,7 +168,7 @@ def test_accepts_headers_applies_from_the_next_command() -> None:
 
 
 def counting_reads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many bytes each look at a command was given."""
+    """Record the number of bytes of each attempt to parse a command."""
     looks: list[int] = []
     original = LineParser.parse_command
 
@@ -182,9 +181,7 @@ def counting_reads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 @pytest.mark.parametrize("size", [HEADROOM_BYTES - 30, HEADROOM_BYTES + 30, 5 * HEADROOM_BYTES])
-def test_long_payload_is_parsed_when_complete(
-    monkeypatch: pytest.MonkeyPatch, size: int
-) -> None:
+def test_long_payload_is_parsed_when_complete(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
     looks = counting_reads(monkeypatch)
     message = b"PUB a.b r %d\r\n" % size + b"\r\nPUB a 1\r\nx" * (size // 12 + 1)
     data = message[: -(len(message) - len(b"PUB a.b r %d\r\n" % size) - size)] + b"\r\n"

@@ -1,4 +1,4 @@
-"""Subjects as numbers: what arrays find is what the dict says."""
+"""Subject numbers: the arrays agree with the dict."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def find(table: SubjectTable, subjects: list[bytes]) -> list[int]:
 
 
 def learn(table: SubjectTable, subjects: list[bytes]) -> list[int]:
-    """Number those that are not found, as a stretch of messages has them."""
+    """Number the unknown subjects, as the bulk parser does."""
     found = table.find(*asked(subjects))
     new = [subject for subject, number in zip(subjects, found.tolist(), strict=True) if number < 0]
     table.reserve(len(new))

@@ -1,6 +1,6 @@
-"""Our front in this process, without a socket: clients that say bytes and hear bytes.
+"""NATS server without sockets, and its clients.
 
-Rule 1: after each piece of bytes everything that waits for anybody is taken, as a socket would.
+After each piece of input all pending output is read, as a socket would.
 """
 
 from __future__ import annotations
@@ -13,67 +13,67 @@ from simplebus.nats.errors import NatsError
 from simplebus.nats.nats_server import NatsServer
 from simplebus.nats.server.session import NatsSession
 from simplebus.nats.settings import NatsSettings
-from tests.nats.differential.compare import Heard, Script, items, normal, pieces
+from tests.nats.differential.compare import ClientOutput, Script, items, normal, pieces
 
 
 @functools.cache
 def buffer() -> ReceiveBuffer:
-    """One for all: it is large."""
+    """Return the shared receive buffer, which is large."""
     return ReceiveBuffer()
 
 
 class Client:
-    """One client of a front."""
+    """Client of a NatsServer."""
 
-    def __init__(self, house: Inside) -> None:
-        self.house = house
-        self.session: NatsSession = house.front.open_session(
+    def __init__(self, harness: NatsServerHarness) -> None:
+        self.harness = harness
+        self.session: NatsSession = harness.nats_server.open_session(
             "test", ip="127.0.0.1", host="h", port=1
         )
-        self.heard = bytearray()
+        self.received = bytearray()
         self.closed = False
         self.error: NatsError | None = None
 
-    def say(self, data: bytes, chunks: int = 0) -> None:
-        """In pieces of so many bytes; 0: whole."""
+    def send(self, data: bytes, chunks: int = 0) -> None:
+        """Send bytes in chunks of this size; 0 for as large as possible."""
         for piece in pieces(data, chunks or len(buffer().writable)):
             if self.closed:
                 return
             try:
-                self.house.front.receive(self.session, buffer(), buffer().fill(piece))
+                self.harness.nats_server.receive(self.session, buffer(), buffer().fill(piece))
             except NatsError as error:
                 self.end(error)
-            self.house.settle()
+            self.harness.settle()
 
     def end(self, error: NatsError) -> None:
-        """The server ends the conversation."""
+        """Close the connection with this error, as the server does."""
         self.error = error
-        self.house.front.send_error(self.session, error)
+        self.harness.nats_server.send_error(self.session, error)
         self.closed = True
-        self.house.front.close_session(self.session)
-        self.take()
+        self.harness.nats_server.close_session(self.session)
+        self.drain()
 
-    def take(self) -> None:
-        """Take all that waits."""
+    def drain(self) -> None:
+        """Read all pending output."""
         outbox = self.session.outbox
         while piece := outbox.peek(0):
-            self.heard += piece
+            self.received += piece
             outbox.mark_sent(len(piece), 0)
         assert outbox.is_idle
 
-    def leave(self) -> None:
-        """Hang up."""
-        self.house.front.close_session(self.session)
+    def close(self) -> None:
+        """Close the connection."""
+        self.harness.nats_server.close_session(self.session)
 
     def lines(self) -> bytes:
-        """What was heard since this was asked last."""
-        heard = bytes(self.heard)
-        self.heard.clear()
+        """Return the output since the last call."""
+        heard = bytes(self.received)
+        self.received.clear()
         return heard
 
 
-class Inside:
-    """A front and its clients."""
+class NatsServerHarness:
+    """NatsServer and its clients."""
 
     def __init__(
         self,
@@ -82,46 +82,46 @@ class Inside:
         seed: int = 0,
         broker: Broker | None = None,
     ) -> None:
-        self.front = NatsServer(
+        self.nats_server = NatsServer(
             settings, server_id="ours", seed=seed, secret=b"secret", broker=broker
         )
         self.clients: list[Client] = []
 
     def client(self, *said: bytes) -> Client:
-        """One more, who says this."""
+        """Connect a client and send these bytes."""
         client = Client(self)
         self.clients.append(client)
-        client.take()
-        client.heard.clear()
+        client.drain()
+        client.received.clear()
         for data in said:
-            client.say(data)
+            client.send(data)
         return client
 
     def settle(self) -> None:
-        """Have everybody take what waits, and cut off whoever is to be."""
-        self.front.drain_ready()
-        for session, error in self.front.drain_disconnecting():
+        """Deliver all pending output and close clients that the server disconnects."""
+        self.nats_server.drain_ready()
+        for session, error in self.nats_server.drain_disconnecting():
             next(client for client in self.clients if client.session is session).end(error)
         for client in self.clients:
             if not client.closed:
-                client.take()
+                client.drain()
 
-    def play(self, script: Script, chunks: int = 0) -> dict[str, Heard]:
-        """Say all of it, each step in pieces of so many bytes (0: whole)."""
+    def play(self, script: Script, chunks: int = 0) -> dict[str, ClientOutput]:
+        """Play a script, each step in chunks of this size; 0 for whole steps."""
         clients: dict[str, Client] = {}
         greetings: dict[str, bytes] = {}
-        for say in script:
-            client = clients.get(say.client)
+        for step in script:
+            client = clients.get(step.client)
             if client is None:
-                client = clients[say.client] = Client(self)
+                client = clients[step.client] = Client(self)
                 self.clients.append(client)
-                client.take()
-                greetings[say.client] = bytes(client.heard.partition(b"\r\n")[0])
-            client.say(say.words(greetings[say.client])[0], chunks)
-            if say.settle:
+                client.drain()
+                greetings[step.client] = bytes(client.received.partition(b"\r\n")[0])
+            client.send(step.words(greetings[step.client])[0], chunks)
+            if step.settle:
                 for one in [client, *(other for other in clients.values() if other is not client)]:
-                    one.say(b"PING\r\n")
+                    one.send(b"PING\r\n")
         return {
-            name: Heard(normal(list(items(bytes(client.heard)))), client.closed)
+            name: ClientOutput(normal(list(items(bytes(client.received)))), client.closed)
             for name, client in clients.items()
         }

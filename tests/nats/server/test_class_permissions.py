@@ -1,4 +1,4 @@
-"""Users of all doors that may not do everything, at this one: subjects in and beside classes."""
+"""Class permissions of shared users, applied to subjects with and without classes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from simplebus.nats.settings import NatsSettings
 from simplebus.nats.subject_permissions import SubjectPermissions as NatsPermissions
 from simplebus.nats.users import NatsAuth
 from tests.behaviour.wire_peer_v2 import channel_envelope, connect_version2, publish_envelopes
-from tests.nats.bus.two_listeners import Client, Doors
+from tests.nats.bus.two_listeners import Client, NatsBrokerHarness
 
 CLASSES = Permissions(
     publish=PermissionRules((PermissionRule("orders"),)),
@@ -25,17 +25,20 @@ CLASSES = Permissions(
 )
 
 
-def at_doors(own: NatsPermissions, classes: Permissions | None = CLASSES) -> tuple[Client, Client]:
-    """A user that may do so much, at doors where orders.> and hidden.> are kept; and one that may
-    do everything."""
+def harness_with_users(
+    own: NatsPermissions, classes: Permissions | None = CLASSES
+) -> tuple[Client, Client]:
+    """Return a restricted and an unrestricted client. `orders.>` and `hidden.>` are bound to
+    classes.
+    """
     one = User("one", token=hash_token("1"), permissions=classes)
     known = Users((one, User("all", token=hash_token("2"))))
     auth = NatsAuth(shared_users=known, shared_permissions={"one": own})
-    doors = Doors(nats=NatsSettings(auth=auth))
-    doors.broker.users = known
+    harness = NatsBrokerHarness(nats=NatsSettings(auth=auth))
+    harness.broker.users = known
     named = [NamedClass(name=name, subjects=[f"{name}.>"]) for name in ("orders", "hidden")]
-    doors.broker.store.class_registry.declare_classes(named)
-    return doors.client(auth_token="1"), doors.client(auth_token="2")
+    harness.broker.store.class_registry.declare_classes(named)
+    return harness.client(auth_token="1"), harness.client(auth_token="2")
 
 
 @pytest.mark.parametrize("classes", [CLASSES, None])
@@ -53,19 +56,19 @@ def test_denied_subject_without_class_is_not_delivered(
     asked: str, queue: str, heard: list[str], classes: Permissions | None
 ) -> None:
     own = NatsPermissions(subscribe_deny=("secret.a", "q.> workers"))
-    client, boss = at_doors(own, classes)
+    client, boss = harness_with_users(own, classes)
     client.sub(asked, queue=queue)
     assert client.lines() == []
     for _ in range(2):  # What was judged is remembered.
         for subject in ("secret.a", "free.a", "q.a"):
             boss.pub(subject, b"x")
-        boss.say(b"".join(b"PUB %s 1\r\nx\r\n" % s for s in (b"secret.a", b"free.a", b"q.a") * 30))
+        boss.send(b"".join(b"PUB %s 1\r\nx\r\n" % s for s in (b"secret.a", b"free.a", b"q.a") * 30))
     assert [message.subject for message in client.messages()] == heard * 62
 
 
 def test_denied_class_cannot_be_requested() -> None:
     own = NatsPermissions(subscribe_deny=("secret.a", "$SB.SUB.orders.>", "$SB.SUB.x"))
-    client, _ = at_doors(own)
+    client, _ = harness_with_users(own)
     for asked in ("secret.a", "$SB.SUB.%6frders.d", "$SB.SUB.x.d", "$SB.SUB.hidden"):
         client.sub(asked)
         (line,) = client.lines()
@@ -75,19 +78,19 @@ def test_denied_class_cannot_be_requested() -> None:
 
 
 def test_inboxes_of_other_users_are_not_readable() -> None:
-    client, boss = at_doors(NatsPermissions())
+    client, boss = harness_with_users(NatsPermissions())
     for sid, asked in enumerate((">", f"{REPLIES_CLASS}.>", f"{REPLIES_CLASS}.ada", "class.*")):
         client.sub(asked, str(sid))
     names = [f"{REPLIES_CLASS}.ada", f"{REPLIES_CLASS}.bob"]
     said = publish_envelopes(9, 0, *(channel_envelope(name, b"x") for name in names))
     replies = [{"id": 9, "name": REPLIES_CLASS}]
-    told = connect_version2(boss.doors, said, classes=replies, auth={"token": "2"})
+    told = connect_version2(boss.harness, said, classes=replies, auth={"token": "2"})
     assert told.receive_error_codes() == []
     assert [(message.sid, message.subject) for message in client.messages()] == [("2", names[0])]
 
 
 def test_bound_subjects_use_class_permissions() -> None:
-    client, boss = at_doors(NatsPermissions(subscribe_deny=("orders.>",)))
+    client, boss = harness_with_users(NatsPermissions(subscribe_deny=("orders.>",)))
     client.sub(">")
     for subject in ("orders.a", "hidden.a", "free"):
         boss.pub(subject, b"x")

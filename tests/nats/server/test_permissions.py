@@ -1,4 +1,4 @@
-"""Permissions: what may be published and subscribed to, what is filtered, who may answer."""
+"""Subject permissions: publishing, subscribing, delivery filters and responses."""
 
 from __future__ import annotations
 
@@ -29,9 +29,7 @@ def grants(**lists: tuple[str, ...]) -> SubjectGrants:
 
 
 @given(st.lists(SUBJECTS, max_size=3), st.lists(SUBJECTS, max_size=3), NAMES)
-def test_publish_requires_allow_and_no_deny(
-    allow: list[str], deny: list[str], name: str
-) -> None:
+def test_publish_requires_allow_and_no_deny(allow: list[str], deny: list[str], name: str) -> None:
     may = grants(publish_allow=tuple(allow), publish_deny=tuple(deny)).publish_cache
     allowed = not allow or any(matches(pattern, name) for pattern in allow)
     denied = any(matches(pattern, name) for pattern in deny)
@@ -180,7 +178,9 @@ def test_response_permission_denies_other_subjects() -> None:
         ({"subscribe_deny": ("a.>.b",)}, "subscribe_deny: 'a.>.b' is no pattern"),
     ],
 )
-def test_illegal_pattern_is_named_in_the_error(lists: dict[str, tuple[str, ...]], said: str) -> None:
+def test_illegal_pattern_is_named_in_the_error(
+    lists: dict[str, tuple[str, ...]], said: str
+) -> None:
     with pytest.raises(ValueError, match=said.replace(".", r"\.")):
         SubjectPermissions(**lists)  # type: ignore[arg-type]
 

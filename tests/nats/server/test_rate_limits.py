@@ -1,4 +1,4 @@
-"""Rates and numbers of connections at the NATS door: what users and addresses may at all doors."""
+"""Rate and connection limits of users and addresses, for NATS clients."""
 
 from __future__ import annotations
 
@@ -11,85 +11,85 @@ from simplebus.core.users.users import User, Users
 from simplebus.nats.errors import NatsError
 from simplebus.nats.settings import NatsSettings
 from simplebus.nats.users import NatsAuth
-from tests.nats.bus.two_listeners import Client, Doors
+from tests.nats.bus.two_listeners import Client, NatsBrokerHarness
 
 
-def doors(*users: User) -> Doors:
+def harness(*users: User) -> NatsBrokerHarness:
     known = Users(users)
-    found = Doors(nats=NatsSettings(auth=NatsAuth(shared_users=known)))
+    found = NatsBrokerHarness(nats=NatsSettings(auth=NatsAuth(shared_users=known)))
     found.broker.users = known
     return found
 
 
-def is_paused(bus: Doors, client: Client) -> bool:
-    return bus.front.rate_limits.is_paused(client.session)
+def is_paused(bus: NatsBrokerHarness, client: Client) -> bool:
+    return bus.nats_server.rate_limits.is_paused(client.session)
 
 
 def test_fast_publisher_is_paused() -> None:
     ada = User("ada", token=hash_token("t"), rate=RateLimit(10))
-    bus = doors(ada, User("bob", token=hash_token("u")))
+    bus = harness(ada, User("bob", token=hash_token("u")))
     client, other = bus.client(auth_token="t"), bus.client(auth_token="u")
     assert client.session.next_read_bytes == 256
-    client.say(b"PUB a 1\r\nx\r\n" * 9)
+    client.send(b"PUB a 1\r\nx\r\n" * 9)
     assert not is_paused(bus, client)
-    client.say(b"PUB a 1\r\nx\r\n" * 6)  # What has come is dealt with, and counts.
-    assert bus.front.statistics().in_messages == 15
+    client.send(b"PUB a 1\r\nx\r\n" * 6)  # What has come is dealt with, and counts.
+    assert bus.nats_server.statistics().in_messages == 15
     assert is_paused(bus, client)
-    assert 0.5 < bus.front.rate_limits.pause_seconds(client.session) <= 0.7
+    assert 0.5 < bus.nats_server.rate_limits.pause_seconds(client.session) <= 0.7
     same = bus.client(b"PUB a 1\r\nx\r\n", auth_token="t")  # A second connection of the user.
     assert is_paused(bus, same)
-    other.say(b"PUB a 1\r\nx\r\n" * 100)
+    other.send(b"PUB a 1\r\nx\r\n" * 100)
     assert not is_paused(bus, other)
     bus.wait(1.0)
     assert not is_paused(bus, client)
-    assert bus.front.rate_limits.pause_seconds(client.session) == 0
+    assert bus.nats_server.rate_limits.pause_seconds(client.session) == 0
 
 
 def test_paused_client_is_not_pinged() -> None:
-    bus = doors(User("ada", token=hash_token("t"), rate=RateLimit(1)))
+    bus = harness(User("ada", token=hash_token("t"), rate=RateLimit(1)))
     client = bus.client(b"PUB a 1\r\nx\r\n" * 10_000, auth_token="t")
     for minutes in range(1, 60):
-        bus.front.now = 60.0 * minutes
-        bus.front.tick()
+        bus.nats_server.now = 60.0 * minutes
+        bus.nats_server.tick()
     assert not client.session.is_disconnecting
     assert client.session.unanswered_ping_count == 0
 
 
 def test_acks_do_not_count() -> None:
-    bus = doors(User("ada", token=hash_token("t"), rate=RateLimit(2)))
+    bus = harness(User("ada", token=hash_token("t"), rate=RateLimit(2)))
     client = bus.client(b"SUB $SB.SUB.1 1\r\n", auth_token="t")
-    client.say(*[b"PUB $JS.ACK.x.y.1.1.1.1.1 4\r\n+ACK\r\n"] * 50)
+    client.send(*[b"PUB $JS.ACK.x.y.1.1.1.1.1 4\r\n+ACK\r\n"] * 50)
     assert not is_paused(bus, client)
 
 
 def test_address_limit_applies_to_all_users() -> None:
-    bus = Doors()
+    bus = NatsBrokerHarness()
     bus.broker.rate_limits.set_address_rate(RateLimit(bytes=100))
-    session = bus.front.open_session("a client", ip="10.0.0.1")
+    session = bus.nats_server.open_session("a client", ip="10.0.0.1")
     client = Client(bus, session)
-    client.say(b"PUB a 200\r\n" + b"x" * 200 + b"\r\n")
+    client.send(b"PUB a 200\r\n" + b"x" * 200 + b"\r\n")
     assert is_paused(bus, client)
     bus.broker.rate_limits.remove_limits()
-    assert bus.front.rate_limits.pause_seconds(session) == 0
+    assert bus.nats_server.rate_limits.pause_seconds(session) == 0
 
 
 TOKENS = {"ada": "t", "bob": "u"}
 
 
-def known(*, ada: int = 0, bob: int = 0) -> Doors:
-    """Users that may have so many connections; only ada may subscribe to class 1."""
+def known(*, ada: int = 0, bob: int = 0) -> NatsBrokerHarness:
+    """Return users with connection limits. Only ada may subscribe to class 1."""
     nothing = Permissions(
         publish=PermissionRules((PermissionRule("*"),)), subscribe=PermissionRules(())
     )
-    return doors(
+    return harness(
         User("ada", token=hash_token(TOKENS["ada"]), connections=ada),
         User("bob", token=hash_token(TOKENS["bob"]), connections=bob, permissions=nothing),
     )
 
 
 def again(client: Client, who: str) -> list[bytes]:
-    """A client says to be this one, now; returns what it is told before its PONG."""
-    client.say(b'CONNECT {"auth_token":"%s","verbose":false}\r\n' % TOKENS[who].encode())
+    """Send CONNECT as another user; returns the output before PONG."""
+    client.send(b'CONNECT {"auth_token":"%s","verbose":false}\r\n' % TOKENS[who].encode())
     return client.lines()
 
 
@@ -101,7 +101,7 @@ def test_messages_to_classes_are_charged_once() -> None:
         assert client.lines() == []
     with pytest.raises(NatsError, match="user 'ada' has 2 connections, 2 are allowed"):
         bus.client(auth_token="t")
-    one.leave()
+    one.close()
     bus.client(auth_token="t")
 
 
@@ -111,7 +111,7 @@ def test_repeated_connect_changes_the_rate_limit() -> None:
     assert again(ada, "ada") == []  # It is who it was.
     with pytest.raises(NatsError, match="user 'bob' has 1 connections, 1 are allowed"):
         again(ada, "bob")
-    ada.leave()
+    ada.close()
     assert again(bob, "ada") == []
 
 

@@ -1,4 +1,4 @@
-"""How much is read from a client at once: more from one whose bytes are easily dealt with."""
+"""Read sizes adapt to the cost of a client's commands."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ def buffer() -> ReceiveBuffer:
 HELLO = b'CONNECT {"verbose":false,"pedantic":false}\r\n'
 
 
-def sizes(front: NatsServer, buffer: ReceiveBuffer, words: bytes, reads: int) -> list[int]:
-    """What is asked for next, each time, as one client says this again and again."""
-    session = front.open_session("test")
-    front.receive(session, buffer, buffer.fill(HELLO))
+def sizes(nats_server: NatsServer, buffer: ReceiveBuffer, words: bytes, reads: int) -> list[int]:
+    """Return the read size after each of several equal reads."""
+    session = nats_server.open_session("test")
+    nats_server.receive(session, buffer, buffer.fill(HELLO))
     asked: list[int] = []
     at = 0  # In the words, where the next read begins.
     for _ in range(reads):
         size = session.next_read_bytes
         count = buffer.fill((words * (size // len(words) + 2))[at : at + size])
         at = (at + count) % len(words)
-        front.receive(session, buffer, count)
-        for other in front.drain_ready():
+        nats_server.receive(session, buffer, count)
+        for other in nats_server.drain_ready():
             other.discard_output()
         asked.append(session.next_read_bytes)
     return asked
@@ -52,9 +52,9 @@ def test_many_events_reduce_the_read_size(buffer: ReceiveBuffer) -> None:
 
 
 def test_much_output_reduces_the_read_size(buffer: ReceiveBuffer) -> None:
-    front = NatsServer()
+    nats_server = NatsServer()
     for _ in range(40):
-        other = front.open_session("other")
-        front.receive(other, buffer, buffer.fill(HELLO + b"SUB a 1\r\n"))
-    last = sizes(front, buffer, b"PUB a 100\r\n" + b"x" * 100 + b"\r\n", 8)[-1]
+        other = nats_server.open_session("other")
+        nats_server.receive(other, buffer, buffer.fill(HELLO + b"SUB a 1\r\n"))
+    last = sizes(nats_server, buffer, b"PUB a 100\r\n" + b"x" * 100 + b"\r\n", 8)[-1]
     assert last <= 2 * OUTPUT_PER_READ_BYTES // 40

@@ -1,4 +1,4 @@
-"""Routes: where a subject leads, one by one and in batches; queue groups."""
+"""Routes of subjects, singly and in batches, and queue groups."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from simplebus.nats.settings import NatsSettings
 from simplebus.nats.subject_permissions import SubjectPermissions
 from simplebus.nats.users import NatsAuth, NatsUser
 from tests.nats.protocol.numbered_subjects import numbered
-from tests.nats.server.nats_peer import Client, Inside
+from tests.nats.server.nats_peer import Client, NatsServerHarness
 
 QUIET = b'CONNECT {"verbose":false,"pedantic":false}\r\n'
 DEAF = b'CONNECT {"verbose":false,"pedantic":false,"echo":false}\r\n'
 
 
 def mixed(count: int, names: list[bytes]) -> bytes:
-    """Messages that the parser takes for one stretch: numbered, on each name in turn."""
+    """Return a mixed batch with numbered payloads on these subjects in turn."""
     return b"".join(b"PUB %s 3\r\n%03d\r\n" % (names[at % len(names)], at) for at in range(count))
 
 
 def numbers(client: Client) -> list[int]:
-    """What messages it was sent, by their payload."""
+    """Return the payload numbers of the received messages."""
     lines = client.lines().split(b"\r\n")
     return [int(line) for line in lines[1::2]]
 
@@ -51,7 +51,7 @@ def test_batch_routes_equal_single_routes(
     subscribed: list[tuple[bytes, bytes]], names: list[bytes]
 ) -> None:
     routes = SubjectRoutes(np.random.default_rng(0))
-    session = Inside().client(QUIET).session
+    session = NatsServerHarness().client(QUIET).session
     for at, (subject, queue) in enumerate(subscribed):
         routes.subscribe(NatsSubscription(session, subject, queue, b"%d" % at))
     numbers = numbered(routes.table, names)
@@ -65,7 +65,7 @@ def test_batch_routes_equal_single_routes(
 
 def test_cached_results_are_dropped_after_a_change() -> None:
     routes = SubjectRoutes(np.random.default_rng(0))
-    session = Inside().client(QUIET).session
+    session = NatsServerHarness().client(QUIET).session
     numbers = numbered(routes.table, [b"a.b"])
     assert [sinks for sinks, _ in routes.split_by_sinks(numbers)] == [()]
     subscription = NatsSubscription(session, b"a.*", b"", b"1")
@@ -78,7 +78,7 @@ def test_cached_results_are_dropped_after_a_change() -> None:
 
 def test_groups_with_one_name_are_merged() -> None:
     routes = SubjectRoutes(np.random.default_rng(0))
-    session = Inside().client(QUIET).session
+    session = NatsServerHarness().client(QUIET).session
     subscriptions = [
         NatsSubscription(session, subject, queue, sid)
         for subject, queue, sid in [
@@ -106,15 +106,15 @@ def test_groups_with_one_name_are_merged() -> None:
 
 
 def test_merged_groups_follow_member_changes() -> None:
-    house = Inside()
-    one, two, publisher = house.client(QUIET), house.client(QUIET), house.client(QUIET)
-    one.say(b"SUB a.* g 1\r\n")
-    two.say(b"SUB *.b g 1\r\n")
+    harness = NatsServerHarness()
+    one, two, publisher = harness.client(QUIET), harness.client(QUIET), harness.client(QUIET)
+    one.send(b"SUB a.* g 1\r\n")
+    two.send(b"SUB *.b g 1\r\n")
     batch = b"PUB a.b 1\r\n0\r\n" * 60
     heard = []
     for said in (b"", b"UNSUB 1\r\n", b"SUB *.b g 1\r\nSUB a.* g 2\r\n"):
-        two.say(said)
-        publisher.say(batch)
+        two.send(said)
+        publisher.send(batch)
         heard.append((len(numbers(one)), len(numbers(two))))
     assert [sum(counts) for counts in heard] == [60, 60, 60]
     assert heard[0][1] > 0
@@ -123,13 +123,17 @@ def test_merged_groups_follow_member_changes() -> None:
 
 
 def test_merged_groups_keep_remaining_members() -> None:
-    house = Inside()
+    harness = NatsServerHarness()
     both = b"SUB a.* g 1\r\nSUB *.b g 2\r\n"
-    stays, goes, publisher = house.client(QUIET + both), house.client(QUIET), house.client(QUIET)
+    stays, goes, publisher = (
+        harness.client(QUIET + both),
+        harness.client(QUIET),
+        harness.client(QUIET),
+    )
     for said, shares in ((b"", 1), (both, 2), (b"UNSUB 1\r\nUNSUB 2\r\n", 1), (both, 2)):
-        goes.say(said)
-        publisher.say(b"PUB a.b 1\r\n0\r\n" * 60)
-        publisher.say(b"PUB a.b 1\r\n0\r\n" * 60, 16)
+        goes.send(said)
+        publisher.send(b"PUB a.b 1\r\n0\r\n" * 60)
+        publisher.send(b"PUB a.b 1\r\n0\r\n" * 60, 16)
         counts = [len(numbers(client)) for client in (stays, goes)]
         assert sum(counts) == 120
         assert sum(count > 20 for count in counts) == shares
@@ -137,22 +141,20 @@ def test_merged_groups_keep_remaining_members() -> None:
 
 @pytest.mark.parametrize("subjects", [(b"a", b"a"), (b"a", b"*")], ids=["one", "joined"])
 @pytest.mark.parametrize("count", [12, 60])
-def test_members_can_end_within_a_batch(
-    subjects: tuple[bytes, bytes], count: int
-) -> None:
-    house = Inside()
-    member, publisher = house.client(QUIET), house.client(QUIET)
+def test_members_can_end_within_a_batch(subjects: tuple[bytes, bytes], count: int) -> None:
+    harness = NatsServerHarness()
+    member, publisher = harness.client(QUIET), harness.client(QUIET)
     for at in range(8):
         sid = b"%d" % at
-        member.say(b"SUB %b g %b\r\nUNSUB %b 1\r\n" % (subjects[at % 2], sid, sid))
-    publisher.say(b"PUB a 1\r\n0\r\n" * count)
+        member.send(b"SUB %b g %b\r\nUNSUB %b 1\r\n" % (subjects[at % 2], sid, sid))
+    publisher.send(b"PUB a 1\r\n0\r\n" * count)
     assert not publisher.closed
     assert len(numbers(member)) == 8
 
 
 def test_merged_group_cache_is_bounded() -> None:
     routes = SubjectRoutes(np.random.default_rng(0))
-    session = Inside().client(QUIET).session
+    session = NatsServerHarness().client(QUIET).session
     words = 12
     for at in range(words):
         subject = b".".join(b"a" if at == word else b"*" for word in range(words))
@@ -174,7 +176,7 @@ def test_merged_group_cache_is_bounded() -> None:
 
 def test_each_message_goes_to_one_current_member() -> None:
     group = QueueGroup(RandomNumbers(np.random.default_rng(1)), b"a", b"g")
-    session = Inside().client(QUIET).session
+    session = NatsServerHarness().client(QUIET).session
     members = [NatsSubscription(session, b"a", b"g", b"%d" % at) for at in range(40)]
     for member in members:
         group.add(member)
@@ -187,11 +189,11 @@ def test_each_message_goes_to_one_current_member() -> None:
 
 
 def test_members_are_chosen_evenly() -> None:
-    house = Inside(seed=3)
-    members = [house.client(QUIET + b"SUB a g 1\r\nSUB a.* g 2\r\n") for _ in range(4)]
-    publisher = house.client(QUIET)
-    publisher.say(mixed(400, [b"a", b"a.b"]))  # As one batch,
-    publisher.say(mixed(400, [b"a", b"a.b"]), 17)  # and one by one.
+    harness = NatsServerHarness(seed=3)
+    members = [harness.client(QUIET + b"SUB a g 1\r\nSUB a.* g 2\r\n") for _ in range(4)]
+    publisher = harness.client(QUIET)
+    publisher.send(mixed(400, [b"a", b"a.b"]))  # As one batch,
+    publisher.send(mixed(400, [b"a", b"a.b"]), 17)  # and one by one.
     counts = [len(numbers(member)) for member in members]
     assert sum(counts) == 800
     # 200 are expected for each; 60 off is more than five standard deviations.
@@ -200,13 +202,11 @@ def test_members_are_chosen_evenly() -> None:
 
 @pytest.mark.parametrize("chunks", [0, 17])
 @pytest.mark.parametrize("names", [[b"a"], [b"a", b"b"]])
-def test_members_receive_messages_in_publication_order(
-    chunks: int, names: list[bytes]
-) -> None:
-    house = Inside(seed=5)
-    members = [house.client(QUIET + b"SUB a g 1\r\nSUB b g 2\r\nSUB > h 3\r\n") for _ in range(3)]
-    deaf = house.client(DEAF + b"SUB > g 1\r\nSUB > h 2\r\nUNSUB 2 5\r\nSUB > i 3\r\n")
-    deaf.say(mixed(120, names), chunks)
+def test_members_receive_messages_in_publication_order(chunks: int, names: list[bytes]) -> None:
+    harness = NatsServerHarness(seed=5)
+    members = [harness.client(QUIET + b"SUB a g 1\r\nSUB b g 2\r\nSUB > h 3\r\n") for _ in range(3)]
+    deaf = harness.client(DEAF + b"SUB > g 1\r\nSUB > h 2\r\nUNSUB 2 5\r\nSUB > i 3\r\n")
+    deaf.send(mixed(120, names), chunks)
     heard = [numbers(member) for member in members]
     assert all(one == sorted(one) for one in heard)
     counted = Counter(number for one in heard for number in one)
@@ -215,10 +215,10 @@ def test_members_receive_messages_in_publication_order(
 
 
 def test_rest_of_a_batch_goes_to_other_members() -> None:
-    house = Inside()
-    ends = house.client(QUIET + b"SUB a g 1\r\nUNSUB 1 3\r\nSUB a g 2\r\nUNSUB 2 4\r\n")
-    stays = house.client(QUIET + b"SUB a g 1\r\n")
-    house.client(QUIET + mixed(90, [b"a"]))
+    harness = NatsServerHarness()
+    ends = harness.client(QUIET + b"SUB a g 1\r\nUNSUB 1 3\r\nSUB a g 2\r\nUNSUB 2 4\r\n")
+    stays = harness.client(QUIET + b"SUB a g 1\r\n")
+    harness.client(QUIET + mixed(90, [b"a"]))
     assert len(numbers(ends)) == 7
     assert len(numbers(stays)) == 83
     assert ends.session.subscriptions == {}
@@ -229,23 +229,23 @@ def test_rest_of_a_batch_goes_to_other_members() -> None:
 def test_ending_member_receives_the_first_messages_of_a_batch(
     names: list[bytes], connect: bytes
 ) -> None:
-    house = Inside()
-    ends = house.client(QUIET + b"SUB * 1\r\nUNSUB 1 5\r\n")
-    house.client(connect + mixed(90, names))
+    harness = NatsServerHarness()
+    ends = harness.client(QUIET + b"SUB * 1\r\nUNSUB 1 5\r\n")
+    harness.client(connect + mixed(90, names))
     assert numbers(ends) == [0, 1, 2, 3, 4]
 
 
 def test_rejected_messages_go_to_other_members() -> None:
     denied = NatsUser("some", "p", permissions=SubjectPermissions(subscribe_deny=("no.>",)))
     auth = NatsAuth(users=(denied, NatsUser("all", "p")))
-    house = Inside(NatsSettings(auth=auth), seed=2)
+    harness = NatsServerHarness(NatsSettings(auth=auth), seed=2)
     some, everything, publisher = (
-        house.client(QUIET[:-3] + b',"user":"%b","pass":"p"}\r\n' % name)
+        harness.client(QUIET[:-3] + b',"user":"%b","pass":"p"}\r\n' % name)
         for name in (b"some", b"all", b"all")
     )
-    some.say(b"SUB > g 1\r\nUNSUB 1 5\r\n")
-    everything.say(b"SUB > g 1\r\n")
-    publisher.say(mixed(90, [b"no.a", b"ok.a", b"no.b"]))
+    some.send(b"SUB > g 1\r\nUNSUB 1 5\r\n")
+    everything.send(b"SUB > g 1\r\n")
+    publisher.send(mixed(90, [b"no.a", b"ok.a", b"no.b"]))
     heard = numbers(some), numbers(everything)
     assert sorted(heard[0] + heard[1]) == list(range(90))
     assert len(heard[0]) == 5
@@ -258,34 +258,34 @@ def test_accepting_members_depend_on_subject_and_publisher(chunks: int) -> None:
         NatsUser("a", "p", permissions=SubjectPermissions(subscribe_deny=("no.a",))),
         NatsUser("b", "p", permissions=SubjectPermissions(subscribe_deny=("no.b",))),
     )
-    house = Inside(NatsSettings(auth=NatsAuth(users=users)))
+    harness = NatsServerHarness(NatsSettings(auth=NatsAuth(users=users)))
     one, other, third = (
-        house.client(DEAF[:-3] + b',"user":"%b","pass":"p"}\r\nSUB no.> g 1\r\n' % name)
+        harness.client(DEAF[:-3] + b',"user":"%b","pass":"p"}\r\nSUB no.> g 1\r\n' % name)
         for name in (b"a", b"b", b"a")
     )
-    third.say(mixed(80, [b"no.a", b"no.b"]), chunks)  # By subject,
+    third.send(mixed(80, [b"no.a", b"no.b"]), chunks)  # By subject,
     assert numbers(one) == list(range(1, 80, 2))
     assert numbers(other) == list(range(0, 80, 2))
-    third.say(b"UNSUB 1\r\n")
+    third.send(b"UNSUB 1\r\n")
     for publisher, takes in ((one, other), (other, one)):  # by publisher,
-        publisher.say(mixed(80, [b"no.c"]), chunks)
+        publisher.send(mixed(80, [b"no.c"]), chunks)
         assert numbers(takes) == list(range(80))
-    one.say(b"UNSUB 1\r\n")
-    third.say(b"SUB no.> g 1\r\n")
-    other.say(mixed(80, [b"no.c"]), chunks)  # and by who is there.
+    one.send(b"UNSUB 1\r\n")
+    third.send(b"SUB no.> g 1\r\n")
+    other.send(mixed(80, [b"no.c"]), chunks)  # and by who is there.
     assert numbers(third) == list(range(80))
     assert numbers(one) == numbers(other) == []
 
 
 def test_group_without_accepting_members_accepts_nothing() -> None:
-    house = Inside()
+    harness = NatsServerHarness()
     asks = b'CONNECT {"verbose":false,"echo":false,"headers":true,"no_responders":true}\r\n'
-    alone = house.client(asks + b"SUB y g 1\r\nSUB y g 2\r\nSUB in 3\r\nPUB y in 0\r\n\r\n")
+    alone = harness.client(asks + b"SUB y g 1\r\nSUB y g 2\r\nSUB in 3\r\nPUB y in 0\r\n\r\n")
     assert alone.lines().startswith(b"HMSG in 3 33 33\r\nNATS/1.0 503\r\n")
 
 
 class Listed:
-    """A sink that writes down what it is put."""
+    """Sink that records its messages."""
 
     is_ordered = True
 
@@ -300,9 +300,9 @@ class Listed:
 
 
 def test_ordered_sink_receives_a_batch_in_order() -> None:
-    house = Inside()
+    harness = NatsServerHarness()
     sink = Listed()
-    house.front.routes.add(b">", sink)
-    house.client(QUIET + b"SUB a 1\r\n")
-    house.client(QUIET + mixed(64, [b"a", b"b", b"c"]))
+    harness.nats_server.routes.add(b">", sink)
+    harness.client(QUIET + b"SUB a 1\r\n")
+    harness.client(QUIET + mixed(64, [b"a", b"b", b"c"]))
     assert sink.batches == [list(range(64))]

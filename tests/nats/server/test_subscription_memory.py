@@ -1,4 +1,4 @@
-"""How much memory subscriptions take: told beforehand, bounded, and left to others too."""
+"""Memory bound of subscriptions."""
 
 from __future__ import annotations
 
@@ -16,84 +16,84 @@ from simplebus.nats.limits import IMMEDIATE_REMOVALS_MAX
 from simplebus.nats.nats_server import apply_settings
 from simplebus.nats.server.subscription_memory import estimate_bytes
 from simplebus.nats.settings import NatsSettings
-from tests.nats.server.nats_peer import Client, Inside
+from tests.nats.server.nats_peer import Client, NatsServerHarness
 
 QUIET = b'CONNECT {"verbose":false,"pedantic":false}\r\n'
 TOO_MANY = b"-ERR 'maximum subscriptions exceeded'\r\n"
 ONE = estimate_bytes(b"a.100", b"", b"100")
 
 
-def house_of(limit: int) -> Inside:
-    house = Inside()
-    house.front.routes.subscription_memory.limit_bytes = limit
-    house.front.routes.subscription_memory.client_min_bytes = 0
-    return house
+def harness_with_limit(limit: int) -> NatsServerHarness:
+    harness = NatsServerHarness()
+    harness.nats_server.routes.subscription_memory.limit_bytes = limit
+    harness.nats_server.routes.subscription_memory.client_min_bytes = 0
+    return harness
 
 
 def subscribed(client: Client, count: int, first: int = 100) -> int:
-    """So many are asked for, of one size each. Returns how many of all that it asked for it has."""
-    client.say(b"".join(b"SUB a.%d %d\r\n" % (n, n) for n in range(first, first + count)))
-    client.house.front.routes.subscription_memory.check()
+    """Make this many equal subscriptions. Returns the number that were accepted."""
+    client.send(b"".join(b"SUB a.%d %d\r\n" % (n, n) for n in range(first, first + count)))
+    client.harness.nats_server.routes.subscription_memory.check()
     return len(client.session.subscriptions)
 
 
 def test_account_uses_at_most_half_of_the_free_memory() -> None:
-    house = house_of(12 * ONE)
-    first, second = house.client(QUIET), house.client(QUIET)
+    harness = harness_with_limit(12 * ONE)
+    first, second = harness.client(QUIET), harness.client(QUIET)
     second.session.address = "192.0.2.7"
     assert subscribed(first, 6) == 6
     assert first.lines() == b""
     assert subscribed(first, 3, 200) == 6
     assert first.lines() == 3 * TOO_MANY
-    same = house.client(QUIET)  # From the same address.
+    same = harness.client(QUIET)  # From the same address.
     assert subscribed(same, 1) == 0
     assert subscribed(second, 6) == 3
     assert second.lines() == 3 * TOO_MANY
-    first.say(b"UNSUB 100\r\n")
+    first.send(b"UNSUB 100\r\n")
     assert subscribed(second, 1, 200) == 3
-    first.say(b"UNSUB 101\r\n")
+    first.send(b"UNSUB 101\r\n")
     assert subscribed(second, 1, 200) == 4
-    second.say(b"PUB a.102 1\r\nx\r\n")
+    second.send(b"PUB a.102 1\r\nx\r\n")
     assert first.lines() == b"MSG a.102 102 1\r\nx\r\n"
-    assert house.front.routes.subscription_memory.used_bytes == 8 * ONE
+    assert harness.nats_server.routes.subscription_memory.used_bytes == 8 * ONE
 
 
 def test_each_client_has_a_minimum() -> None:
-    house = house_of(20 * ONE)
-    house.front.routes.subscription_memory.client_min_bytes = 3 * ONE
-    greedy = house.client(QUIET)
+    harness = harness_with_limit(20 * ONE)
+    harness.nats_server.routes.subscription_memory.client_min_bytes = 3 * ONE
+    greedy = harness.client(QUIET)
     assert subscribed(greedy, 20) == 10
     for _ in range(3):
-        assert subscribed(house.client(QUIET), 5) == 3
-    assert subscribed(house.client(QUIET), 5) == 1  # That is all there is.
-    greedy.leave()
-    assert subscribed(house.client(QUIET), 5) == 3
+        assert subscribed(harness.client(QUIET), 5) == 3
+    assert subscribed(harness.client(QUIET), 5) == 1  # That is all there is.
+    greedy.close()
+    assert subscribed(harness.client(QUIET), 5) == 3
 
 
 def test_reconnected_client_can_subscribe_before_cleanup() -> None:
     many = [(b"a.%d" % n, b"g" * (n % 2), b"%d" % n) for n in range(IMMEDIATE_REMOVALS_MAX + 1)]
-    house = house_of(3 * sum(estimate_bytes(*each) for each in many))
-    interest = house.front.routes.subscription_memory
+    harness = harness_with_limit(3 * sum(estimate_bytes(*each) for each in many))
+    interest = harness.nats_server.routes.subscription_memory
     for _ in range(2):
-        client = house.client(QUIET, b"".join(b"SUB %s %s %s\r\n" % each for each in many))
+        client = harness.client(QUIET, b"".join(b"SUB %s %s %s\r\n" % each for each in many))
         assert client.lines() == b""
-        client.leave()
-        assert house.front.routes.has_abandoned
+        client.close()
+        assert harness.nats_server.routes.has_abandoned
     assert interest.used_bytes > 0
     interest.check()
-    while house.front.routes.has_abandoned:
-        house.front.tick()
+    while harness.nats_server.routes.has_abandoned:
+        harness.nats_server.tick()
     interest.check()
     assert (interest.used_bytes, interest._bytes_by_account) == (0, {})
 
 
 def test_limit_is_a_fraction_of_the_bus_memory() -> None:
     limits = Limits(total_bytes=1 << 30)
-    house = Inside(broker=Broker(Settings(limits=limits)))
-    interest = house.front.routes.subscription_memory
+    harness = NatsServerHarness(broker=Broker(Settings(limits=limits)))
+    interest = harness.nats_server.routes.subscription_memory
     assert interest.limit_bytes == 1 << 28
-    house.front.bus_adapter.broker.settings = Settings(limits=Limits(total_bytes=1 << 31))  # type: ignore[union-attr]
-    apply_settings(house.front, NatsSettings())
+    harness.nats_server.bus_adapter.broker.settings = Settings(limits=Limits(total_bytes=1 << 31))  # type: ignore[union-attr]
+    apply_settings(harness.nats_server, NatsSettings())
     assert interest.limit_bytes == 1 << 29
 
 
@@ -111,16 +111,16 @@ KINDS: dict[str, Callable[[int], tuple[bytes, bytes]]] = {
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_estimate_is_close_to_actual_memory(kind: str) -> None:
-    house = Inside()
-    client = house.client(QUIET)
+    harness = NatsServerHarness()
+    client = harness.client(QUIET)
     asked = [(*KINDS[kind](n), b"%d" % n) for n in range(500)]
     said = [b"SUB %s %s %s\r\n" % each for each in asked]
-    client.say(said[0])
+    client.send(said[0])
     gc.collect()
     tracemalloc.start()
     try:
         for line in said[1:]:
-            client.say(line)
+            client.send(line)
         gc.collect()
         taken, _ = tracemalloc.get_traced_memory()
     finally:
@@ -143,27 +143,27 @@ def test_estimate_is_close_to_actual_memory(kind: str) -> None:
 def test_accounting_matches_subscriptions(
     script: list[tuple[int, str, int]],
 ) -> None:
-    house = house_of(40 * ONE)
-    interest = house.front.routes.subscription_memory
+    harness = harness_with_limit(40 * ONE)
+    interest = harness.nats_server.routes.subscription_memory
     clients: dict[int, Client] = {}
     for who, what, number in script:
         client = clients.get(who)
         if client is None:
-            client = clients[who] = house.client(QUIET)
+            client = clients[who] = harness.client(QUIET)
             client.session.address = f"192.0.2.{who % 2}"
         match what:
             case "sub":
-                client.say(b"SUB a.%d.* %d\r\n" % (number, number))
+                client.send(b"SUB a.%d.* %d\r\n" % (number, number))
             case "queue":
-                client.say(b"SUB b.%d q q%d\r\n" % (number % 2, number))
+                client.send(b"SUB b.%d q q%d\r\n" % (number % 2, number))
             case "unsub":
-                client.say(b"UNSUB %d\r\nUNSUB q%d\r\n" % (number, number))
+                client.send(b"UNSUB %d\r\nUNSUB q%d\r\n" % (number, number))
             case "connect":
-                client.say(QUIET)
+                client.send(QUIET)
             case "leave":
-                clients.pop(who).leave()
+                clients.pop(who).close()
             case "beat":
-                house.front.tick()
+                harness.nats_server.tick()
         interest.check()
         here = [each for one in clients.values() for each in one.session.subscriptions.values()]
         told = sum(estimate_bytes(each.subject, each.queue, each.sid) for each in here)
@@ -175,7 +175,7 @@ def test_accounting_matches_subscriptions(
         )
         assert sum(one.session.subscription_memory_bytes for one in clients.values()) == told
     for client in clients.values():
-        client.leave()
-    while house.front.routes.has_abandoned:
-        house.front.tick()
+        client.close()
+    while harness.nats_server.routes.has_abandoned:
+        harness.nats_server.tick()
     assert (interest.used_bytes, interest._bytes_by_account) == (0, {})
