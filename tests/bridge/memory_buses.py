@@ -175,7 +175,7 @@ class SilentEndpoint:
 
     async def open(self) -> Any:
         self.count_call()
-        while self.is_cut:  # noqa: ASYNC110 - who connects asks again and again.
+        while self.is_cut:  # noqa: ASYNC110 - a client retries all the time.
             await trio.sleep(1)
         transport = _SilentTransport(self, await self._endpoint.open())
         self._transports.append(transport)

@@ -77,7 +77,7 @@ async def count_stored(connection: BridgeNatsConnection, name: str) -> int:
 
 
 async def wait_until(condition: Callable[[], bool]) -> None:
-    while not condition():  # noqa: ASYNC110 - what is looked at has no event.
+    while not condition():  # noqa: ASYNC110 - the condition has no event.
         await trio.sleep(0.01)
 
 

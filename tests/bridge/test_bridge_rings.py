@@ -70,7 +70,7 @@ def test_a_ring_of_three_neither_loops_nor_loses_whatever_breaks(seed: int) -> N
                 assert sorted(got) == list(range(count))
                 own = [[n for n in got if n % 3 == origin] for origin in range(3)]
                 assert own == [sorted(each) for each in own], f"out of order at {which}"
-            await trio.sleep(120)  # What goes round comes by again.
+            await trio.sleep(120)  # Wait for messages that circulate.
             for memory in buses:
                 (orders,) = [k for k in memory.statistics().classes if k.ring.head >= count]
                 assert orders.ring.head == count
@@ -127,7 +127,7 @@ async def test_a_ring_through_a_nats_server_neither_loops_nor_loses(tmp_path: Pa
                     info = await connection.nats.api_request("STREAM.INFO.RING")
                     assert info["state"]["messages"] == count
                 await source_bus.publish(b"last", class_id="a")
-                for bus in source_bus, target_bus:  # Nothing more had come to either.
+                for bus in source_bus, target_bus:  # Neither bus has received more messages.
                     (last,) = await read(bus, "a", 1)
                     assert (last.payload, last.sequence) == (b"last", count)
                 nursery.cancel_scope.cancel()

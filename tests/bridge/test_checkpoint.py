@@ -74,7 +74,7 @@ def test_announcement_can_be_replaced() -> None:
     numbering.create_record([([(3, 5)], 5, None)])
     record, _ = numbering.create_record([([(1, 2)], 3, None)])
     assert record.number == 12
-    # What was announced and not sent used up one number: that of its record.
+    # A batch that was announced but not sent used up one number, that of its record.
     assert sequences_from(record, 10) == [2, None, None, 1]
 
 

@@ -220,7 +220,9 @@ def test_same_name_with_two_targets_is_rejected() -> None:
                     assert "give each bridge its own name" in (second.statistics().problem)
                     assert first.statistics().losses == 0
             await create_test_durable(elsewhere)
-            async with running(second):  # Who has moved its far end goes on where it was.
+            async with running(
+                second
+            ):  # A bridge whose target was moved continues at its position.
                 await source_bus.publish(b"10", class_id="orders")
                 assert await payloads(elsewhere, "orders", 1) == [b"10"]
 
@@ -343,7 +345,7 @@ def test_a_ring_of_three_neither_loops_nor_loses() -> None:
             ids = [bus.connection.core.bus_id for bus in buses]
             for source_bus, messages in enumerate(got):
                 assert sorted(int(m.payload) for m in messages) == list(range(60))
-                for message in messages:  # What is seen says where it came from.
+                for message in messages:  # The payload names the bus that published it.
                     since = (source_bus - int(message.payload)) % 3
                     path = [ids[(source_bus - step) % 3] for step in range(since, 0, -1)]
                     assert dict(message.headers).get(PATH_HEADER, "").split() == path
@@ -399,7 +401,7 @@ def test_filtered_messages_are_released_at_source(
             assert {m.channel for m in got} == {"x"}
             await trio.sleep(10)
             held = next(k for k in source.statistics().classes if k.ring.head == 200)
-            assert held.ring.message_count == 0  # Nothing is kept that is not for it.
+            assert held.ring.message_count == 0  # The bus keeps no messages on other channels.
 
     run(main)
 
@@ -450,7 +452,7 @@ def test_refused_message_becomes_dead_letter_with_reason(
                 assert await payloads(target_bus, "orders", 3) == numbered_payloads(0, 3)
                 await source_bus.publish(b"10", class_id="orders")
                 assert await payloads(target_bus, "orders", 1) == [b"10"]
-                await trio.sleep(5)  # What has come is counted.
+                await trio.sleep(5)  # Wait until the messages are counted.
             found = copying.statistics()
             assert (found.copied, found.refused) == (4, 7)
 
@@ -472,7 +474,7 @@ def test_kill_before_dead_letter_loses_no_refusal(
         async with source as source_bus, target as target_bus:
 
             async def forget(end: BusSource, at: int, *, now: bool) -> None:
-                """What nobody wants any more is gone at once."""
+                """Commit the position, and purge the messages below it."""
                 await keep(end, at, now=now)
                 await source_bus.purge("orders", 0, at)
 
@@ -488,7 +490,7 @@ def test_kill_before_dead_letter_loses_no_refusal(
                 letters = await payloads(source_bus, "dead.orders", 997)
                 assert letters == numbered_payloads(3, 1000)
                 assert await payloads(target_bus, "orders", 3) == numbered_payloads(0, 3)
-                await trio.sleep(5)  # What has come is counted.
+                await trio.sleep(5)  # Wait until the messages are counted.
             found = again.statistics()
             assert (found.refused, found.missed) == (997, 0)
 
@@ -558,13 +560,15 @@ def test_waits_for_full_target_across_restarts(few: bool, request: pytest.Fixtur
             await source_bus.publish_many(numbered_payloads(0, 40), class_id="orders")
             got: list[bytes] = []
             while len(got) < 40:
-                copying = create_copier(source, target)  # As if the one before had been killed.
+                copying = create_copier(
+                    source, target
+                )  # As if the previous copier had been killed.
                 async with running(copying):
                     await trio.sleep(5)
                     got += await payloads(target_bus, "orders", min(3, 40 - len(got)))
                     await trio.sleep(5)
                 assert copying.statistics().refused == 0
-            # What was under way behind what was refused may come first.
+            # Messages in flight after a refused one may arrive first.
             assert (sorted(got, key=int) if few else got) == numbered_payloads(0, 40)
 
     run(main)
@@ -682,7 +686,7 @@ def test_splits_long_dead_letter_in_two(
             async with running(copying):
                 assert await payloads(target_bus, "orders", 2) == [b"a", b"b"]
                 letters = await payloads(source_bus, "dead.orders", 2)
-                await trio.sleep(5)  # What has come is counted.
+                await trio.sleep(5)  # Wait until the messages are counted.
                 assert b"".join(letters) == whole
             assert (copying.statistics().refused, copying.statistics().missed) == (1, 0)
 
@@ -711,7 +715,7 @@ def test_waits_for_absent_target(caplog: pytest.LogCaptureFixture) -> None:
                 moon.is_there = True
                 assert await payloads(target_bus, "orders", 5) == numbered_payloads(0, 5)
         assert len([line for line in caplog.messages if "the moon" in line]) == 1
-        assert 100 < copying.statistics().losses < 300  # Every 5 seconds, about.
+        assert 100 < copying.statistics().losses < 300  # About every 5 seconds.
 
     run(main)
 
@@ -764,7 +768,7 @@ def test_survives_crash_of_either_bus(which: str, tmp_path: Path) -> None:
         ):
             for number in range(10):
                 await source_bus.publish(b"%d" % number, class_id="orders")
-            await trio.sleep(0.05)  # Too short for positions to be written again.
+            await trio.sleep(0.05)  # Too short for another commit of the position.
             crashed = tmp_path / "crashed"
             shutil.copytree(folders[which], crashed)
         rest = {**folders, which: crashed}

@@ -27,7 +27,7 @@ def test_copies_delayed_message_in_sequence_order(later: float | None) -> None:
             await create_test_durable(source_bus, target_bus)
             await wait_until_up(copying)
             for turn in range(3):
-                await trio.sleep(30)  # It waits.
+                await trio.sleep(30)  # The copier waits for a message.
                 begun = trio.current_time()
                 await source_bus.publish(b"late %d" % turn, class_id="orders", delay=5)
                 await source_bus.publish(b"soon %d" % turn, class_id="orders", delay=later)

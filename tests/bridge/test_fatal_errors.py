@@ -86,7 +86,7 @@ async def test_other_bad_request_is_retried(
             )
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(copier.run)
-                while copier.statistics().losses < 2:  # noqa: ASYNC110 - it has no event.
+                while copier.statistics().losses < 2:  # noqa: ASYNC110 - there is no event.
                     await trio.sleep(0.01)
                 nursery.cancel_scope.cancel()
     assert "no last values; retrying" in caplog.text

@@ -77,7 +77,7 @@ async def copy_over_cut_line(cut: str, at: int, seconds: float) -> bool:
     lines = {"source": SilentEndpoint(source), "target": SilentEndpoint(target)}
     async with source as source_bus, target as target_bus:
         await create_test_durable(target_bus)
-        async with running(create_copier(source, target)):  # One that leaves a record.
+        async with running(create_copier(source, target)):  # Leaves a bridge record.
             await source_bus.publish_many(numbered_payloads(0, 5), class_id="orders")
             assert await payloads(target_bus, "orders", 5) == numbered_payloads(0, 5)
             await trio.sleep(1)
@@ -106,7 +106,7 @@ async def copy_over_cut_line(cut: str, at: int, seconds: float) -> bool:
             assert await payloads(target_bus, "orders", count + 5) == numbered_payloads(
                 5, count + 10
             )
-            await trio.sleep(60)  # What comes twice would come now.
+            await trio.sleep(60)  # Wait for duplicates.
             orders = next(k for k in target.statistics().classes if k.ring.head > count)
             assert orders.ring.head == count + 10
             assert copying.statistics().lag == 0

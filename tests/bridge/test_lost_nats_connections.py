@@ -24,7 +24,7 @@ from tests.jetstream.nats_servers import NatsServer, nats_server
 
 PATIENCE_SECONDS = 120.0
 HEARTBEAT_SECONDS = 1.0
-"""Three times as long a lane waits for what is owed."""
+"""A copier waits three times as long for an expected answer."""
 
 
 @asynccontextmanager
@@ -50,7 +50,9 @@ async def test_stream_with_no_ack_is_fatal(server: BusServer, nats: NatsServer) 
     async with simplebus.connect(server.address) as bus:
         await bus.publish(b"hello", class_id="mute")
         async with copying(server.address, nats.url, "mute", **mute) as copier:
-            await wait_until(lambda: "remove 'no_ack' from the stream" in copier.statistics().problem)
+            await wait_until(
+                lambda: "remove 'no_ack' from the stream" in copier.statistics().problem
+            )
             assert copier.statistics().losses == 1
 
 
@@ -79,11 +81,11 @@ async def test_recreates_silent_consumer(
         with trio.fail_after(PATIENCE_SECONDS):  # A busy machine may be late a few times.
             while losses < copier.statistics().losses:
                 losses = copier.statistics().losses
-                await trio.sleep(5 * HEARTBEAT_SECONDS)  # It says that it is there.
+                await trio.sleep(5 * HEARTBEAT_SECONDS)  # The consumer sends heartbeats.
 
         monkeypatch.setattr(StreamSource, "_request_more", lambda _: None)
         async with connect(nats) as connection:
-            for number in range(20_000):  # More than was asked for.
+            for number in range(20_000):  # More than were requested.
                 connection.core.publish("quiet.x", b"%d" % number)
             await connection.round_trip()
         silent = "of stream 'QUIET' within"
@@ -115,7 +117,7 @@ async def test_counts_messages_dropped_by_stream(
         connect(nats) as connection,
         copying(nats.url, server.address, "short", stream="SHORT") as copier,
     ):
-        await wait_until(lambda: len(asking) > 1)  # It waits for the first one.
+        await wait_until(lambda: len(asking) > 1)  # The copier waits for the first message.
         for number in range(100):
             connection.core.publish("short.x", b"%d" % number)
         info = await connection.nats.api_request("STREAM.INFO.SHORT")
@@ -155,9 +157,11 @@ async def test_does_not_wait_for_purged_messages(
             at = await source.open()
             while at < 9:
                 at = (await source.read(at)).next_sequence
-                await connection.round_trip()  # Else nothing would come where nothing was found.
+                await (
+                    connection.round_trip()
+                )  # Otherwise nothing would be received after an empty read.
             await connection.nats.api_request("STREAM.PURGE.PURGED")
-            # Some may be here, and some on their way.
+            # Some may have been received, and some may be in flight.
             while at < 21 and (found := await source.read(at)).runs:
                 at = found.next_sequence
             connection.core.publish("purged.x", b"late")

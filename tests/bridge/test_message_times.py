@@ -26,7 +26,7 @@ from tests.bridge.memory_buses import (
 )
 
 APART = [-3600.0, 0.0, 3600.0]
-"""By how much the near bus's clock is ahead of everybody's."""
+"""Seconds by which the clock of the source bus is ahead of the others."""
 
 
 def shift_clock(source: MemoryBus, seconds: float) -> None:

@@ -114,7 +114,7 @@ async def test_stream_drops_duplicates(server: BusServer, nats: NatsServer) -> N
                 (0, {"known_there": 201}) if life else (201, {})
             )
             assert await count_stored(connection, "TILLS") == 201
-            # A bridge that is killed before it can say how far it is says it all again.
+            # A bridge that is killed before it commits its position sends everything again.
             core = bus.connection.core
             back = SubscribeRequest(durable=made.name, start="earliest", seek=True)
             inbox = core.subscribe(await bus.resolve_class_id("once"), back)
@@ -196,7 +196,7 @@ async def test_recreates_deleted_consumer(server: BusServer, nats: NatsServer) -
                 await wait_until(lambda turn=turn: copied.statistics().copied == 10 * turn + 10)
                 (name,) = (await connection.nats.api_request("CONSUMER.NAMES.ENDS"))["consumers"]
                 await connection.nats.api_request(f"CONSUMER.DELETE.ENDS.{name}")
-                # It is published while nobody is there to see it.
+                # Core NATS publishes it without any subscriber.
             await wait_until(lambda: copied.statistics().losses == 3)
             assert await payloads(bus, "ends", 30) == numbered_payloads(0, 30)
 
@@ -420,6 +420,8 @@ async def test_same_name_from_stream_to_two_buses_is_rejected(
                 await wait_until(lambda: first.statistics().position == 3)
             assert first.statistics().losses == 0
             async with copying(second), simplebus.connect(other.address) as there:
-                connection.core.publish("shared", b"2")  # Who has moved its far end goes on there.
+                connection.core.publish(
+                    "shared", b"2"
+                )  # A bridge whose target was moved continues there.
                 connection.nats.flush()
                 assert await payloads(there, "shared", 1) == [b"2"]

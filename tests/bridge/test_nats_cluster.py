@@ -89,7 +89,9 @@ async def move_leader(connection: BridgeNatsConnection, stream: str, server: Nat
     while (await request_until_answered(connection, f"STREAM.INFO.{stream}"))["cluster"].get(
         "leader"
     ) != server.name:
-        with suppress(BusConnectionError, JetStreamError):  # It may lead by now, or nobody does.
+        with suppress(
+            BusConnectionError, JetStreamError
+        ):  # It may lead by now, or the stream has no leader.
             await connection.nats.api_request(f"STREAM.LEADER.STEPDOWN.{stream}", move, seconds=5.0)
         connection.check()
         await trio.sleep(0.1)
@@ -222,8 +224,8 @@ async def test_survives_kill_of_one_nats_server(
                 bridges.kill()
     got, published = traffic.got, traffic.published
     assert got["said"] == list(range(published["said"])), bridges.describe()
-    # What was on its way into a stream when that got another leader may be behind later ones,
-    # where several messages are, each by itself.
+    # With several messages in flight, those that were sent while the leader changed may be
+    # stored after later ones.
     through = sorted(got["through"]) if more else got["through"]
     assert through == list(range(published["through"])), bridges.describe()
     assert info["state"]["messages"] == published["through"]

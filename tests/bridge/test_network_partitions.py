@@ -17,8 +17,8 @@ PATIENCE_SECONDS = 120.0
 
 @pytest.fixture(autouse=True)
 def _networks() -> None:
-    if lack := faulty_network.missing():
-        skip_or_fail(f"networks of one's own need {lack}")
+    if lack := faulty_network.missing_requirement():
+        skip_or_fail(f"network namespaces need {lack}")
 
 
 @pytest.fixture(autouse=True)
@@ -26,7 +26,7 @@ def _short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(partitions, "HEARTBEAT_S", 1.0)
     monkeypatch.setattr(partitions, "LONG_S", 3.5)
     monkeypatch.setattr(partitions, "BAD_S", 0.2)
-    monkeypatch.setattr(partitions, "STILL_S", 0.5)
+    monkeypatch.setattr(partitions, "LAST_DELIVERY_WAIT_S", 0.5)
     monkeypatch.setattr(partitions, "START_S", PATIENCE_SECONDS)
 
 

@@ -98,7 +98,7 @@ async def test_kills_keep_messages_once_in_order(tmp_path: Path) -> None:
     done = trio.Event()
     got: list[int] = []
     try:
-        with trio.move_on_after(PATIENCE_SECONDS):  # What is missing then is shown below.
+        with trio.move_on_after(PATIENCE_SECONDS):  # The assertion below shows what is missing.
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(publish, source, done)
                 for victim in (2, 1, 0):
@@ -166,7 +166,7 @@ async def test_server_runs_configured_bridges() -> None:
     with trio.fail_after(PATIENCE_SECONDS):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(serve_with_bridges, run, bridges)
-            while not said:  # noqa: ASYNC110 - it has no event.
+            while not said:  # noqa: ASYNC110 - there is no event.
                 await trio.sleep(0.01)
             async with simplebus.connect(said[0].split("tcp=")[1]) as bus:
                 await bus.publish(b"hello", class_id="orders")
@@ -205,7 +205,10 @@ def test_invalid_options_print_one_sentence(words: list[str], problem: str) -> N
         ('from = "a"\nto = "b"\nclasses = ["x"]\nhops = 0', "hops is from 1"),
         ('from = "a"\nto = "b"\n[[bridges.copy]]\nclass = 7\nchannels = ["a..b"]', "is empty"),
         ('from = "nats://a"\nto = "b"\nboth = true\nclasses = ["x"]', "another bridge"),
-        ('from = "a"\nto = "b"\n[[bridges.copy]]\nclass = 7\nto = "bridges"', "it holds the records of bridges"),
+        (
+            'from = "a"\nto = "b"\n[[bridges.copy]]\nclass = 7\nto = "bridges"',
+            "it holds the records of bridges",
+        ),
         (
             'from = "a"\nto = "nats://b"\n[[bridges.copy]]\nclass = 7\nstream = "A B"',
             "invalid stream name 'A B'",
@@ -258,4 +261,4 @@ def test_readme_example_is_valid(tmp_path: Path) -> None:
         "bridge hq there orders",
         "bridge cloud there orders-eu",
     ]
-    assert has_secrets  # A password in an address is one.
+    assert has_secrets  # A password in an address counts as a secret.

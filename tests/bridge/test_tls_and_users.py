@@ -185,9 +185,9 @@ async def test_local_bridge_needs_no_credentials(
                 simplebus.connect(secure_address(started[0]), access=known) as source_bus,
                 simplebus.connect(away) as target_bus,
             ):
-                # What only one of the two lanes has seen, the other one would not find any more.
+                # A message that one of the two copiers has acked is gone for the other one.
                 async def have_begun() -> bool:
-                    with contextlib.suppress(simplebus.BusError):  # There is no such class yet.
+                    with contextlib.suppress(simplebus.BusError):  # The class does not exist yet.
                         return len((await source_bus.explain("orders")).positions) == 2
                     return False
 

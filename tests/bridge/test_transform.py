@@ -162,7 +162,9 @@ FRAMES = st.one_of(
     st.builds(
         plain_message,
         st.sampled_from([b"", b"x", b"<\r\n", b"<", b"\n>", b"\r", b"longer"]),
-        st.sampled_from([0, 0x3C0D0A3E, 0x0D0D0D0D, 0x3C]),  # A header may look like anything.
+        st.sampled_from(
+            [0, 0x3C0D0A3E, 0x0D0D0D0D, 0x3C]
+        ),  # Numbers whose bytes look like a delimiter.
     ),
     st.builds(encode_message, ENVELOPES, PAYLOADS),
 )

@@ -54,7 +54,7 @@ def publish_many(bus: ModuleBus, source: object, name: str) -> None:
         bus.publish(text_message(f"{name}{number}"), source=source)
 
 
-# Who hears what ----------------------------------------------------------------------------------
+# Delivery ---------------------------------------------------------------------------------------
 
 
 def test_modules_receive_all_others_in_same_order() -> None:
@@ -568,7 +568,7 @@ def test_removal_drops_batch_of_worker() -> None:
         for number in range(1, 5):
             bus.publish(text_message(str(number)))
         go[0].set()
-        module.wait(2)  # All that waited was taken.
+        module.wait(2)  # The worker took the whole queue.
         bus.publish(text_message("5"))
         removing = run_in_thread(lambda: bus.remove_module(module))
         while bus.statistics().modules:

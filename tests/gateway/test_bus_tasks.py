@@ -156,7 +156,7 @@ async def test_message_delivered_during_cancellation_is_published() -> None:
             nursery.start_soon(publish)
             await trio.testing.wait_all_tasks_blocked()
             held.release()
-            while bus.statistics().waiting:  # The loop does not learn of it meanwhile.
+            while bus.statistics().waiting:  # The event loop does not run meanwhile.
                 pass
             scopes[0].cancel()
         assert published == [True]

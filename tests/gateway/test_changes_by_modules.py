@@ -86,7 +86,9 @@ async def test_module_can_remove_itself_and_free_its_name(where: str) -> None:
         assert names == [("other",)]
         assert gateway.statistics().links == ()
         with trio.fail_after(60):
-            await gateway.add(ModulePlan.of("self-removing", "tests.gateway.sample_modules:Recorder"))
+            await gateway.add(
+                ModulePlan.of("self-removing", "tests.gateway.sample_modules:Recorder")
+            )
         assert gateway.health()["modules"]["self-removing"]["state"] == "running"
 
 

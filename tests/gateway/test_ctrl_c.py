@@ -18,7 +18,7 @@ PROGRAM = """
     from simplebus.gateway import GatewayPlan, Module, ModuleMessage, ModulePlan
     from simplebus.gateway import open_gateway
 
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # A job in the background ignores it.
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # Background jobs ignore it.
 
 
     async def press():

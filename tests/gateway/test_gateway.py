@@ -81,7 +81,7 @@ async def test_slow_start_is_logged_and_awaited(
             ("other", "create")
         ]
         nursery.start_soon(gateway.add, module("late"))
-        await trio.sleep(1)  # It comes behind all that.
+        await trio.sleep(1)  # Later than all other messages.
         if how == "apply":
             await gateway.apply(GatewayPlan((one, other, module("late"))))
         else:
@@ -176,7 +176,7 @@ async def test_raised_keyboard_interrupt_is_module_failure(
 
     monkeypatch.setitem(sample_modules.RAISED, "in a task", made)
     monkeypatch.setattr("simplebus.gateway.supervisor.RESTART_DELAY_S", 0.0)
-    with trio.open_signal_receiver(signal.SIGINT):  # As `simplebus gateway` hears it.
+    with trio.open_signal_receiver(signal.SIGINT):  # As `simplebus gateway` handles it.
         await fail_twice(
             "Recorder", "2", why=f"RuntimeError: it raised {made()!r}", how="in a task"
         )
@@ -293,7 +293,7 @@ async def test_new_plan_restarts_failed_module_at_once(
 ) -> None:
     broken, mended = module("a", fails="start", times=99), module("a")
     async with open_gateway(GatewayPlan((broken,), (("*", "a"),))) as gateway:
-        await trio.sleep(40)  # It pauses until 63.
+        await trio.sleep(40)  # It waits until second 63.
         assert gateway.statistics().modules[0].failures == 6
         await gateway.publish(text_message("waits"))
         await gateway.apply(GatewayPlan((module("a", fails="create", times=98),), (("*", "a"),)))

@@ -19,7 +19,7 @@ from tests.support.certificates import CertificateAuthority
 from tests.support.programs import PATIENCE_SECONDS, run_server, running_program
 
 WRITER = '''
-"""Writes what it hears into a database."""
+"""Writes received messages into a database."""
 import sqlite3
 
 from simplebus.gateway import BlockingModule
@@ -98,7 +98,7 @@ def stored_texts(path: Path) -> list[str]:
     database = sqlite3.connect(path)
     try:
         return [what for (what,) in database.execute("select what from said")]
-    except sqlite3.OperationalError:  # It is not made yet.
+    except sqlite3.OperationalError:  # The table does not exist yet.
         return []
     finally:
         database.close()
@@ -151,7 +151,7 @@ module = "uplink"
 hears = ["*"]
 settings = {{ to = "{url}", class = 7, data_dir = "{folder / "kept"}" }}
 """
-    path = folder / "said.db"  # It hears the same as the uplink.
+    path = folder / "said.db"  # It receives the same messages as the uplink.
     file.write_text(up + CLOCK % "x" + SINK % path)
     for is_last in False, True:
         with running_program("gateway", str(file)) as gateway:

@@ -135,7 +135,10 @@ def test_mutated_bytes_raise_only_malformed_error(
         (bytes.fromhex("a160 01 00000011 00000001 4100 42424200"), "expected the size"),
         (bytes.fromhex("a160 01 00000011 00000001 414141414141"), "end with a NUL"),
         (bytes.fromhex("a160 01 00000012 00000001 ff00 00 00000000"), "not valid UTF-8"),
-        (bytes.fromhex("a160 01 00000015 00000002 00 00 00 00 00000000 0000"), "have the same name"),
+        (
+            bytes.fromhex("a160 01 00000015 00000002 00 00 00 00 00000000 0000"),
+            "have the same name",
+        ),
     ],
 )
 def test_malformed_error_names_expectation(data: bytes, why: str) -> None:

@@ -13,7 +13,7 @@ from simplebus.gateway.mailbox import FullQueuePolicy, Mailbox
 from simplebus.gateway.messages import QUEUE_UNIT_BYTES, ModuleMessage
 from simplebus.gateway.routing import Router
 
-NAMES = ["a", "b", "c"]  # Modules, of which none, one or all hear what is said.
+NAMES = ["a", "b", "c"]  # None, one or all of these modules receive a message.
 SOURCES = [None, *NAMES, "nobody"]
 
 

@@ -89,7 +89,9 @@ class Storm:
             bus.wait_quiet,
             *[self.fail] * (me is not None),
         ]
-        with suppress(ModuleBusError):  # Full, freed, not there: whatever it is, it was told.
+        with suppress(
+            ModuleBusError
+        ):  # The queue is full, the bus is freed, or the module is gone.
             rng.choice(actions)()
 
     def fail(self) -> None:
@@ -171,7 +173,7 @@ def test_no_deadlock_and_no_leftovers(seed: int) -> None:
     threads = [run_in_thread(outside) for _ in range(3)]
     if seed % 2:
         trio.run(entered)
-    if seed % 3:  # Freed while they go on.
+    if seed % 3:  # The bus is freed while the modules are active.
         run_in_thread(lambda: bus.is_freed or bus.destroy()).join()
     for each in threads:
         each.join()

@@ -52,7 +52,7 @@ def test_combined_replies_equal_single_replies(seed: int, monkeypatch: pytest.Mo
                 at, finds = found.next_sequence, finds + 1
                 await connection.wait_answered(
                     connection.core.sync()
-                )  # What is asked for beforehand is here now.
+                )  # Prefetched replies have arrived now.
             assert end.head == COUNT
         return got, finds
 

@@ -107,7 +107,7 @@ def test_reports_lag_while_target_is_full_and_after_restart() -> None:
             async with running(again):
                 await source_bus.publish_many(numbered_payloads(200, 300), class_id="orders")
                 await trio.sleep(60)
-                assert not again.statistics().is_up  # It sends what was under way.
+                assert not again.statistics().is_up  # It resends the messages in flight.
                 assert 300 - ROOM <= (read_lag(again) or 0) <= 300
                 assert await payloads(target_bus, "orders", 300) == numbered_payloads(0, 300)
                 await trio.sleep(1)
@@ -258,11 +258,11 @@ async def test_reports_stream_lag_while_bus_is_away(nats: NatsServer) -> None:
         more: Any = {"stream": "WAITS", "channels": ("waits.a",)}
         made = create_copier("w", nats.url, f"simplebus://{HOST}:{port}", "w", **more)
         async with copying(made):
-            await wait_until(lambda: read_lag(made) == 5)  # It was never there.
+            await wait_until(lambda: read_lag(made) == 5)  # The consumer did not exist before.
             async with serving(port=port):
                 await wait_copied(made, 5)
             await publish(connection, "waits.a", 5, 20)
-            await publish(connection, "waits.b", 0, 7)  # Not for this lane.
+            await publish(connection, "waits.b", 0, 7)  # Not copied.
             await wait_until(lambda: read_lag(made) == 15)
             assert not made.statistics().is_up
             await publish(connection, "waits.a", 20, 30)

@@ -134,7 +134,7 @@ def test_requests_unserved_messages_again() -> None:
     assert again["max_bytes"] == PULL_BYTES  # Nothing is under way any more.
     consumer.accept(status_message(over % (again["batch"], again["max_bytes"]), consumer._sid))
     consumer.request_more()
-    (more,) = drain_requests(consumer)  # The message that is next has no room in as much.
+    (more,) = drain_requests(consumer)  # The next message is longer than the requested bytes.
     assert more["max_bytes"] == 2 * PULL_BYTES
     consumer.check()
     assert consumer.pending == 9

@@ -113,8 +113,8 @@ def test_fingerprint_identifies_message() -> None:
     )
     assert not MessageFingerprint.from_frame(b"\x02headers.content<\r\n>", 600.0).may_match(
         target_bus
-    )  # It came later.
+    )  # It was accepted later.
     assert MessageFingerprint.from_frame(b"\x02headers.content<\r\n>", 0.0).may_match(
         target_bus
-    )  # Nobody knows.
+    )  # The time is unknown.
     assert SourceBatch([], 0, 0, 0).fingerprint(0) is None

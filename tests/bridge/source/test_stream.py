@@ -78,7 +78,7 @@ async def count_read(source: StreamSource, at: int, end: int) -> int:
     count = 0
     while at < end:
         some = await source.read(at)
-        await trio.lowlevel.checkpoint()  # Else nothing would come where nothing was found.
+        await trio.lowlevel.checkpoint()  # Otherwise nothing would be received after an empty read.
         count += sum(piece.count for piece in some.runs)
         at = some.next_sequence
     return count
@@ -100,7 +100,7 @@ async def test_requested_bytes_stay_below_server_buffer(
             await connection.nats.wait_for_output_space()
         await connection.round_trip()
         source = create_source(own, "LONG")
-        await source.read(await source.open())  # From then on nobody takes anything.
+        await source.read(await source.open())  # Nothing is read from now on.
         info = await source._info(source._consumer)
         while info["num_waiting"] and info["num_pending"]:
             info = await source._info(source._consumer)
@@ -242,9 +242,7 @@ async def test_acks_redelivery_after_lost_ack(
         with monkeypatch.context() as patch:
             patch.setattr(StreamSource, "_encode_acks", lost)
             await source.commit_position(21, now=True)
-            info = await source._info(
-                source._consumer
-            )  # What comes again meanwhile is not heard, too.
+            info = await source._info(source._consumer)  # Acks of redeliveries are lost, too.
             assert info["num_ack_pending"] == 20
         while (await source._info(source._consumer))["num_ack_pending"]:
             source._check_alive()
@@ -323,4 +321,6 @@ async def test_counts_removed_stream_messages_as_missed(
         async with copying(copier):
             assert len(await payloads(bus, "HOLES", 7)) == 7
             await wait_until(lambda: copier.statistics().position == 11)
-        assert copier.statistics().missed == 2  # The first one was gone before the lane was there.
+        assert (
+            copier.statistics().missed == 2
+        )  # The first one was deleted before the copier started.

@@ -126,7 +126,7 @@ async def test_backlog_survives_bridge_restart(
             await publish_numbered(connection, name, 0, 10)
             assert await payloads(bus, name, 10) == numbered_payloads(0, 10)
         for first in range(10, 50, 10):
-            await publish_numbered(connection, name, first, first + 10)  # Nobody is there.
+            await publish_numbered(connection, name, first, first + 10)  # No copier runs.
             copier = create_copier(nats, server, name)
             async with copying(copier):
                 assert await payloads(bus, name, 10) == numbered_payloads(first, first + 10)
@@ -254,7 +254,7 @@ async def test_interest_stream_always_has_consumer(
             made = (await consumer_info(connection, name))["created"]
             await publish_numbered(connection, name, 0, 10)
             assert await payloads(bus, name, 10) == numbered_payloads(0, 10)
-        await wait_consumer_idle(connection, name)  # What would go there would be read by one more.
+        await wait_consumer_idle(connection, name)  # Messages sent there would need another reader.
         with monkeypatch.context() as patch:
             patch.setattr(StreamSource, "commit_position", skip_commit)
             async with copying(create_copier(nats, server, name)):
@@ -480,6 +480,6 @@ async def test_stream_keeps_message_without_room_for_dead_letter(
             found = copier.statistics()
             assert (found.copied, found.missed) == (100 - found.refused, 0)
             async with simplebus.connect(address, token="all") as bus:
-                # What was refused once is refused under its number.
+                # A refused message stays refused under its number.
                 got = await payloads(bus, f"dead.{name}", found.refused)
                 assert got + await payloads(bus, name, found.copied) == numbered_payloads(0, 100)

@@ -80,10 +80,12 @@ async def test_ack_limit_below_redeliveries_raises(
         at = await source.open()
         while at < 11:
             at = (await source.read(at)).next_sequence
-            await connection.round_trip()  # Else nothing would come where nothing was found.
+            await (
+                connection.round_trip()
+            )  # Otherwise nothing would be received after an empty read.
         with pytest.raises(BusConnectionError, match="allows 10 unacked messages"):
             await source.read(at)
-        await source.commit_position(6, now=True)  # All that was under way before is settled.
+        await source.commit_position(6, now=True)  # Settles all messages in flight.
         while at < 16:
             at = (await source.read(at)).next_sequence
             await connection.round_trip()

@@ -63,7 +63,7 @@ async def test_batches_in_flight_are_bounded(
         send(end, made)
 
     async def never(end: Any) -> list[Refusal]:
-        waited.set()  # A lane that waits for the first of them sends no more.
+        waited.set()  # A copier that waits for the oldest batch sends no more.
         await trio.sleep_forever()
         return []
 

@@ -99,7 +99,7 @@ class StreamModel:
         """True to know no message ids of stored messages, as after a short duplicate window."""
         self.log: list[int] = []
         self.source_identity, self.stream_state = SourceIdentity(), TargetStreamState()
-        """What a lane knows of it from one connection to the next one."""
+        """State that a copier keeps from one connection to the next."""
         self.stored: list[str] = []
         self.ids: set[str] = set()
         self.written: deque[Pub] = deque()
@@ -210,7 +210,7 @@ class StreamModel:
             self.send_reply(message.reply, b'{"stream":"S","seq":%d}' % len(self.log))
         elif message.is_end:
             said = b'{"stream":"S","seq":%d,"batch":"%b","count":%d}'
-            is_told = not (message.is_known and message.id)  # Nor is it of a server.
+            is_told = not (message.is_known and message.id)  # A server does not report it either.
             self.send_reply(
                 message.reply,
                 said % (len(self.log) * is_told, message.fast_batch, message.batch_position),
@@ -238,7 +238,7 @@ class ModelConnection:
     def _flush(self) -> None:
         said = b"".join(bytes(each) for each in self.core.drain_output())
         at = said.find(b"SUB _INBOX")
-        while at >= 0:  # Only what is published is of interest.
+        while at >= 0:  # Keep only the publish commands.
             end = said.index(b"\r\n", at) + 2
             said = said[:at] + said[end:]
             at = said.find(b"SUB _INBOX")
@@ -342,7 +342,9 @@ async def copy_all(model: StreamModel, create_target: Callable[[StreamModel], Na
             async for done in copy(create_target(model), model, at):
                 at = done
         except BusConnectionError:
-            for _ in range(model.rng.choice([0, 3, 30])):  # It goes on with what it has.
+            for _ in range(
+                model.rng.choice([0, 3, 30])
+            ):  # The stream processes what it has received.
                 model.process()
             model.written.clear()
             model.answers.clear()
@@ -384,7 +386,7 @@ def test_resends_confirmed_messages_that_are_missing() -> None:
             0.05,
             0.0,
             0.0,
-        )  # What is confirmed is not lost.
+        )  # Confirmed messages are not lost otherwise.
         trio.run(copy_all, model, create_batched_target)
         assert (model.has_lost, model.log) == (True, list(range(COUNT))), seed
 
@@ -401,7 +403,10 @@ async def test_resends_messages_lost_from_confirmed_batch() -> None:
     with pytest.raises(BusConnectionError, match="does not have the messages that it confirmed"):
         await target.settle_oldest()
     model.stores_only_batch_ends = False
-    for says_all in False, True:  # What is said of a chain whose end is known tells nothing.
+    for says_all in (
+        False,
+        True,
+    ):  # If the last message is known, the confirm of a batch proves nothing.
         target = create_batched_target(model)
         target.send(target.prepare(source_batch(20, 40)))
         if says_all:

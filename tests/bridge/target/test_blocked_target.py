@@ -55,7 +55,7 @@ def test_reports_stalled_bus_until_it_accepts_messages(
             copying = memory_buses.create_copier(source, target)
             async with running(copying):
                 await trio.sleep(LONG_SECONDS)
-                assert read_up_metric(copying)  # It is full, and nothing is to be copied.
+                assert read_up_metric(copying)  # The target is full, but there is nothing to copy.
                 await source_bus.publish_many(numbered_payloads(ROOM, 3 * ROOM), class_id="orders")
                 await trio.sleep(STALLED_SECONDS / 2)
                 assert read_up_metric(copying)

@@ -112,7 +112,7 @@ async def test_detects_changed_stream_config_while_waiting(
     target = connect_target(model, kind, config_fits=fits, **own)
     for at in range(0, 6 * 4, 4):
         target.send(target.prepare(source_batch(at, at + 4)))
-        await trio.sleep(6)  # It is looked after at every second one.
+        await trio.sleep(6)  # The configuration is checked at every second one.
         if at < 5 * 4:
             assert await target.settle_oldest() == []
     with pytest.raises(
@@ -169,7 +169,7 @@ async def test_mapped_subject_is_not_refused_without_leader(
     """A NATS account can map subjects. A subject that the stream never stored is refused."""
     model = StreamModel(random.Random(1))
     model.failure_rate = 0.0
-    model.rng.random = lambda: 1.0  # type: ignore[method-assign]  # It gets none by itself.
+    model.rng.random = lambda: 1.0  # type: ignore[method-assign]  # It gets no leader by itself.
     config = {"subjects": ["orders"]}
 
     async def ask(*said: object) -> dict[str, Any]:
@@ -380,7 +380,7 @@ async def test_replicated_stream_has_each_message_once_across_leader_changes(
                 leader_count += await change_leader(urls)
             await wait_copied(copier, published)
         got = list[bytes]()
-        while len(got) < published:  # The leader may have changed, and not have told all it has.
+        while len(got) < published:  # A new leader may not report all messages at once.
             with suppress(BusConnectionError, JetStreamError):
                 async with connect_nats(urls, "test", {}) as connection:
                     got = await stream_payloads(connection, "LED")

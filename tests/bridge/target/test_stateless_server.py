@@ -106,7 +106,7 @@ async def test_stateless_server_refusal_becomes_dead_letter_at_source(nats: Nats
             source = f"simplebus://{up.addresses[0]}"
             bridge = BridgeSettings("b", source, address(one), (copied,), target_access=far_access)
             async with running_bridges(bridge) as (copier,):
-                while copier.statistics().position < 300:  # noqa: ASYNC110 - it has no event.
+                while copier.statistics().position < 300:  # noqa: ASYNC110 - there is no event.
                     await trio.sleep(0.01)
             assert (copier.statistics().copied, copier.statistics().refused) == (100, 100)
             assert await read_all(target_address) == [b"%d" % number for number in range(0, 300, 3)]
@@ -154,7 +154,7 @@ async def test_cluster_messages_do_not_return(nats: NatsServer) -> None:
                         await bus.publish(b"%d %d" % (number, each), class_id="a")
                 while not all(len(each) == 40 for each in heard):  # noqa: ASYNC110
                     await trio.sleep(0.01)
-                # What would come back is looked at, too.
+                # Wait for messages that would be copied back.
                 while sum(copier.statistics().position for copier in made) < 4 * 40:  # noqa: ASYNC110
                     await trio.sleep(0.01)
                 nursery.cancel_scope.cancel()
@@ -218,7 +218,7 @@ async def test_copies_nats_to_stateless_server(nats: NatsServer, stream: str) ->
                 async with running_bridges(
                     BridgeSettings("b", nats.url, address(one), (copied,))
                 ) as (copier,):
-                    while not copier.statistics().is_up:  # noqa: ASYNC110 - it has no event.
+                    while not copier.statistics().is_up:  # noqa: ASYNC110 - there is no event.
                         await trio.sleep(0.01)
                     for number in range(first, first + 200):
                         connection.core.publish(subject, b"%d" % number)
@@ -265,7 +265,7 @@ async def test_kills_store_messages_once_in_order(tmp_path: Path) -> None:
                 for victim in "bdsn":
                     await wait_listening(target_address)
                     goal = published + 1000
-                    while published < goal:  # noqa: ASYNC110 - it has no event.
+                    while published < goal:  # noqa: ASYNC110 - there is no event.
                         await trio.sleep(0.01)
                     if victim == "s":
                         nats.kill()

@@ -55,7 +55,7 @@ async def test_full_bus_stores_messages_later_in_order(
                 await writer.put(b"%d" % number + bytes(10_000), {})
 
         nursery.start_soon(put)
-        while not writer.problem:  # noqa: ASYNC110 - nobody has acknowledged anything yet.
+        while not writer.problem:  # noqa: ASYNC110 - nothing has been acked yet.
             await trio.sleep(0.001)
         assert writer.problem.startswith("drop_newest")
         assert writer.stored_count < len(numbers)

@@ -33,7 +33,7 @@ def read_lines(follower: FileFollower) -> list[bytes]:
     """Return all new lines, including those after a rotation."""
     found: list[bytes] = []
     quiet = 0
-    while quiet <= 20 * QUIET_POLLS:  # There may be empty ones, one after the other.
+    while quiet <= 20 * QUIET_POLLS:  # There may be several empty files.
         lines = follower.lines()
         found += [line.content for line in lines]
         quiet = 0 if lines else quiet + 1
@@ -112,7 +112,7 @@ def test_keeps_reading_rotated_file_while_it_grows(path: Path) -> None:
         append(old, b"late\n")
         assert follower.lines() == [Line(b"late", old.stat().st_size - 5)]
     append(old, b"part")
-    poll_nothing(follower, QUIET_POLLS)  # Of a line without an end there was something new.
+    poll_nothing(follower, QUIET_POLLS)  # Part of an incomplete line was new.
     assert follower.lines() == [Line(b"part", old.stat().st_size - 4)]
     assert follower.lines() == [Line(b"new", 0)]
     follower.close()
@@ -151,7 +151,7 @@ def test_open_files_are_bounded(path: Path) -> None:
     assert len(os.listdir("/proc/self/fd")) == before + 1 + FINISHED_FILES_MAX
     for old in path.parent.glob("app.log.*"):
         old.unlink()
-    poll_nothing(follower, 1)  # None keeps a disk from having its space back.
+    poll_nothing(follower, 1)  # The deleted file is closed, so its disk space is freed.
     assert len(os.listdir("/proc/self/fd")) == before + 1
     follower.close()
     assert len(os.listdir("/proc/self/fd")) == before
@@ -369,8 +369,8 @@ async def test_full_disk_pauses_reading(
         is_full = False
         await until(lambda: len(received()) > 1)
         is_full, before = True, tries
-        append(path, b"three\n")  # Read or not: it is not said which place finds no room.
-        await until(lambda: tries > before)  # It ends while it waits.
+        append(path, b"three\n")  # It may be read or not, depending on which save fails.
+        await until(lambda: tries > before)  # The module ends while it waits for space.
     assert received()[:2] == ["one", "two"]
     assert caplog.text.count("reading pauses until there is space") == 2
 
@@ -398,7 +398,7 @@ async def test_replaced_tail_publishes_each_line_once(
         return GatewayPlan((slow, ModulePlan.of("tail", "tail", settings)), (("*", "slow"),))
 
     async with open_gateway(plan(0.001)) as gateway:
-        for _ in range(before):  # One is in its hands, and one has its place.
+        for _ in range(before):  # One message is being processed, and one is in the queue.
             await gateway.publish(ModuleMessage(b"before"))
             await trio.sleep(0.01)
         append(path, b"".join(b"%d\n" % number for number in range(100)))

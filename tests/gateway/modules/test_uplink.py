@@ -178,7 +178,7 @@ async def test_stream_stores_each_message_once(
                 **own,
             }
             up = GatewayPlan((ModulePlan.of("up", "uplink", to),), (("*", "up"),))
-            for first in 0, 50:  # The second one goes on where the first one was.
+            for first in 0, 50:  # The second uplink continues where the first one stopped.
                 async with open_gateway(up) as gateway:
                     await publish_numbers(gateway, first, 50)
                     with trio.fail_after(PATIENCE_S):

@@ -53,7 +53,7 @@ async def wait_health(gateway: Gateway, name: str, value: object) -> None:
         found: Any = gateway.statistics().modules[0].own.get(name, "")
         return value in found if isinstance(value, str) else bool(found == value)
 
-    while not is_reported():  # noqa: ASYNC110 - what is looked at has no event.
+    while not is_reported():  # noqa: ASYNC110 - the condition has no event.
         await trio.sleep(0.01)
 
 

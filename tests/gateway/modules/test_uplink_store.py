@@ -7,7 +7,7 @@ from simplebus.bridge.settings import copier_name
 from simplebus.gateway.modules.uplink import UplinkBacklog, find_backlogs
 
 LONG = "x" * 190
-"""With it the name of a lane is cut."""
+"""With this name, the copier name is too long and shortened."""
 
 
 async def durable(bus: simplebus.Bus, name: str, class_: int | str) -> None:
