@@ -1,4 +1,4 @@
-"""The bench, for real, in small."""
+"""The benchmark with real processes and few messages."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.support.programs import run_program, run_server
 
 
 @pytest.mark.long
-def test_a_bench_starts_a_server_of_its_own_and_reports() -> None:
+def test_bench_starts_server_and_reports() -> None:
     status, said, complained = run_program("bench", "--messages", "2000", "--size", "32")
     assert status == 0, complained
     assert "verified    2,000 messages of 32 bytes to 1 subscriber" in said
@@ -18,7 +18,7 @@ def test_a_bench_starts_a_server_of_its_own_and_reports() -> None:
     assert re.search(r"^latency .* median [\d,]+ µs, .* worst [\d,]+ µs$", said, re.MULTILINE)
 
 
-def test_a_bench_uses_the_server_it_is_given_and_leaves_it_running() -> None:
+def test_bench_uses_running_server() -> None:
     with run_server() as (bus, url):
         run_program("pub", "65000", "something", "else", "--url", url)
         status, said, complained = run_program(
@@ -31,7 +31,7 @@ def test_a_bench_uses_the_server_it_is_given_and_leaves_it_running() -> None:
         assert bus.process.poll() is None
 
 
-def test_there_is_no_rate_for_a_bus_that_drops() -> None:
+def test_bench_reports_no_rate_if_messages_are_lost() -> None:
     with run_server("--full", "drop_newest", "--max-class-messages", "100") as (_, url):
         status, said, complained = run_program("bench", "--messages", "50000", "--url", url)
     assert (status, said) == (1, "")

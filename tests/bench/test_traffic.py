@@ -1,4 +1,4 @@
-"""The bench's payloads, and the check that stands between a run and its rate."""
+"""Payloads of the benchmark, and the check of received frames."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from simplebus.bench.traffic import (
     PAYLOAD_BYTES_MIN,
     TrafficCheck,
     TrafficError,
+    payload_rows,
     payloads,
     quantiles,
-    payload_rows,
 )
 from simplebus.core.limits import MESSAGE_ID_MASK
 from simplebus.core.protocol import frames
@@ -53,7 +53,7 @@ def test_payloads_show_their_run_and_number(run: int, first: int, count: int, mo
 
 
 @given(st.lists(st.integers(1, COUNT - 1), unique=True), st.integers(0, MESSAGE_ID_MASK))
-def test_a_run_in_any_pieces_under_any_ids_passes(cuts: list[int], first_id: int) -> None:
+def test_check_accepts_any_batching_and_ids(cuts: list[int], first_id: int) -> None:
     check = TrafficCheck(run=RUN, count=COUNT, size=SIZE)
     edges = [0, *sorted(cuts), COUNT]
     contents = sent()
@@ -64,7 +64,7 @@ def test_a_run_in_any_pieces_under_any_ids_passes(cuts: list[int], first_id: int
     assert (check.redelivered_count, check.leftover_count) == (0, 0)
 
 
-def test_redeliveries_are_checked_and_counted_apart() -> None:
+def test_check_counts_redeliveries() -> None:
     check = TrafficCheck(run=RUN, count=COUNT, size=SIZE)
     check_frames(check, sent(count=20), first_id=100)
     check_frames(check, sent(first=5, count=3), first_id=105, redelivered=True)
@@ -73,7 +73,7 @@ def test_redeliveries_are_checked_and_counted_apart() -> None:
     assert check.redelivered_count == 3
 
 
-def test_what_lay_there_from_before_is_skipped() -> None:
+def test_check_skips_leftovers() -> None:
     check = TrafficCheck(run=RUN, count=COUNT, size=SIZE)
     check_frames(check, [b"something else"], first_id=0)
     check_frames(check, sent(run=41, count=3) + sent(count=10), first_id=1)
@@ -98,9 +98,7 @@ def damaged() -> list[bytes]:
         (sent(count=COUNT + 1), "31 messages came, 30 were sent"),
     ],
 )
-def test_a_run_that_is_not_what_was_sent_fails_and_says_where(
-    contents: list[bytes], says: str
-) -> None:
+def test_check_rejects_wrong_messages(contents: list[bytes], says: str) -> None:
     with pytest.raises(TrafficError, match=says):
         check_frames(TrafficCheck(run=RUN, count=COUNT, size=SIZE), contents, first_id=7)
 
@@ -112,7 +110,7 @@ def test_a_gap_in_the_ids_fails() -> None:
         check_frames(check, sent(first=11, count=1), first_id=11)
 
 
-def test_a_repetition_that_is_not_marked_fails() -> None:
+def test_check_rejects_unmarked_repetition() -> None:
     check = TrafficCheck(run=RUN, count=COUNT, size=SIZE)
     check_frames(check, sent(count=10), first_id=0)
     with pytest.raises(TrafficError, match="number 9 came where 10 was due"):
@@ -154,10 +152,10 @@ def test_the_report_names_what_was_measured() -> None:
     )
     assert "500,000 messages a second published, 1,000,000 delivered, 64 MB/s in" in text
     assert "median 100 µs" in text
-    assert "3 messages came again" in text
+    assert "3 messages were redelivered" in text
     assert "4 messages lay in class 65000 from before" in text
 
 
-def test_payloads_too_short_to_be_told_apart_are_refused() -> None:
+def test_plan_rejects_short_payloads() -> None:
     with pytest.raises(ValueError, match="--size must be at least 16"):
         BenchPlan(messages=1, size=15, subscribers=1, class_id=1)

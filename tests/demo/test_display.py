@@ -1,4 +1,4 @@
-"""How the demo shows the server's statistics."""
+"""Display of the server's statistics in the demo."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from simplebus.core.statistics import BrokerStatistics, ClassStatistics
 from simplebus.demo.display import (
     LiveDisplay,
     PlainDisplay,
-    format_line,
-    compute_rates,
     build_table,
+    compute_rates,
+    format_line,
 )
 
 

@@ -1,4 +1,4 @@
-"""What the demo publishes and writes down."""
+"""Payloads and receipts of the demo."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_a_payload_of_another_class_or_length_has_no_number(
     assert message_number(class_id, other) == CORRUPT
 
 
-def test_what_is_written_down_is_read_again(tmp_path: Path) -> None:
+def test_receipts_round_trip(tmp_path: Path) -> None:
     path = tmp_path / "notes"
     rows = [(1, False, 0, 0), (2, True, 10**9, 7), (0xFFFF, False, CORRUPT, (1 << 31) - 1)]
     receipt_log = ReceiptLog(path)

@@ -1,4 +1,4 @@
-"""The demo, for real."""
+"""The demo with real processes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def counts(pattern: str, text: str) -> list[int]:
 
 
 @pytest.mark.long
-def test_the_demo_passes_and_says_why() -> None:
+def test_demo_passes_with_report() -> None:
     with running_program("demo") as it:
         status, said, complained = it.wait()
     assert (status, complained) == (0, ""), said
@@ -50,7 +50,7 @@ def test_the_demo_passes_and_says_why() -> None:
     assert duplicates == [sum(again) + sum(inherited)]
 
 
-def test_ctrl_c_ends_the_demo_and_all_that_it_has_started() -> None:
+def test_ctrl_c_ends_demo_and_its_processes() -> None:
     with running_program("demo") as it:
         while "subscribers are up" not in it.read_line():
             pass
@@ -79,7 +79,7 @@ def test_no_worker_outlives_a_demo_that_is_killed(tmp_path: Path) -> None:
             time.sleep(0.05)
 
 
-async def test_a_demo_that_hangs_fails_and_says_what_it_waited_for(
+async def test_hanging_demo_fails_and_names_its_wait(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(scenario, "DEADLINE_SECONDS", 0.05)

@@ -1,4 +1,4 @@
-"""The verdict of the demo: what it accepts, and above all what it does not."""
+"""Verdict of the demo: accepted and rejected histories."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from simplebus.demo.records import CORRUPT, receipts
-from simplebus.demo.verdict import SubscriberRun, DemoVerdict, evaluate_runs, format_verdict
+from simplebus.demo.verdict import DemoVerdict, SubscriberRun, evaluate_runs, format_verdict
 
 SENT = 20
 
 
-def notes(numbers: Iterable[int], *, class_id: int = 1, again: bool = False) -> list[tuple]:
-    """Receipts as a subscriber would write them down."""
+def receipt_rows(numbers: Iterable[int], *, class_id: int = 1, again: bool = False) -> list[tuple]:
+    """Return receipt rows as a subscriber writes them."""
     return [(class_id, again, number, number) for number in numbers]
 
 
-def life(
-    rows: list[tuple], *, name: str = "first", killed: bool = False, **due: int
+def subscriber_run(
+    rows: list[tuple], *, name: str = "first", was_killed: bool = False, **due: int
 ) -> SubscriberRun:
-    """A life of a subscriber that is due class 1 from message 0 on, or what `c1=…` says."""
+    """Return a run; class 1 is due from message 0 unless `c1=N` is given."""
     first_due = {int(key.removeprefix("c")): first for key, first in due.items()} or {1: 0}
-    return SubscriberRun(name, first_due, receipts(rows), was_killed=killed)
+    return SubscriberRun(name, first_due, receipts(rows), was_killed=was_killed)
 
 
 def verdict_of(
@@ -43,32 +43,34 @@ def verdict_of(
 
 
 def test_everything_once_and_in_order_passes() -> None:
-    verdict = verdict_of(life(notes(range(SENT))))
+    verdict = verdict_of(subscriber_run(receipt_rows(range(SENT))))
     assert verdict.has_passed
     assert (verdict.lost, verdict.duplicates) == (0, 0)
     assert "PASSED" in format_verdict(verdict)[-1]
 
 
 def test_marked_redeliveries_pass_and_are_counted() -> None:
-    rows = notes(range(10)) + notes([3, 4], again=True) + notes(range(10, SENT))
-    verdict = verdict_of(life(rows), withholding=("first",))
+    rows = (
+        receipt_rows(range(10)) + receipt_rows([3, 4], again=True) + receipt_rows(range(10, SENT))
+    )
+    verdict = verdict_of(subscriber_run(rows), withholding=("first",))
     assert verdict.has_passed
     assert verdict.duplicates == 2
 
 
-def test_what_a_killed_process_left_may_come_again_to_the_next() -> None:
-    killed = life(notes(range(12)), was_killed=True)
-    verdict = verdict_of(killed, life(notes(range(8, SENT)), c1=8))
+def test_unacked_messages_of_killed_process_may_repeat() -> None:
+    killed = subscriber_run(receipt_rows(range(12)), was_killed=True)
+    verdict = verdict_of(killed, subscriber_run(receipt_rows(range(8, SENT)), c1=8))
     assert verdict.has_passed
     assert verdict.duplicates == 4
 
 
-def test_what_others_hold_is_not_due_to_somebody_who_was_away() -> None:
+def test_shared_class_is_not_due_while_absent() -> None:
     second = [
-        life(notes(range(6)), name="second", was_killed=True),
-        life(notes(range(15, SENT)), name="second", c1=15),
+        subscriber_run(receipt_rows(range(6)), name="second", was_killed=True),
+        subscriber_run(receipt_rows(range(15, SENT)), name="second", c1=15),
     ]
-    verdict = verdict_of(life(notes(range(SENT))), *second)
+    verdict = verdict_of(subscriber_run(receipt_rows(range(SENT))), *second)
     assert verdict.has_passed
     assert [account.due for account in verdict.accounts] == [SENT, 6 + SENT - 15]
 
@@ -77,13 +79,14 @@ def test_what_others_hold_is_not_due_to_somebody_who_was_away() -> None:
 def test_any_honest_history_passes(killed_at: int, acked: int, data: st.DataObject) -> None:
     """Whatever is acknowledged at the kill, and whatever comes again between other messages."""
     acked = min(acked, killed_at)
-    rows = notes(range(acked, SENT))
+    rows = receipt_rows(range(acked, SENT))
     places = st.integers(min_value=1, max_value=max(1, len(rows)))
     for at in data.draw(st.lists(places, max_size=5 if rows else 0)):
         seen = data.draw(st.sampled_from(rows[:at]))
         rows.insert(at, (seen[0], True, *seen[2:]))
     assert verdict_of(
-        life(notes(range(killed_at)), was_killed=True), life(rows, c1=acked)
+        subscriber_run(receipt_rows(range(killed_at)), was_killed=True),
+        subscriber_run(rows, c1=acked),
     ).has_passed
 
 
@@ -92,61 +95,97 @@ REORDERED = [0, 1, 2, 4, 3, *range(5, SENT)]
 
 
 @pytest.mark.parametrize(
-    ("lives", "says"),
+    ("runs", "says"),
     [
-        ([life(notes(LOST))], "message 7 of class 1 never came to first"),
-        ([life(notes(range(SENT - 3)))], "message 17 of class 1 never came to first (and 2 more"),
-        ([life([])], "message 0 of class 1 never came to first (and 19 more"),
-        ([life(notes(REORDERED))], "message 3 of class 1 to first came after message 4"),
+        ([subscriber_run(receipt_rows(LOST))], "message 7 of class 1 never came to first"),
         (
-            [life(notes(range(5)) + notes([4]) + notes(range(5, SENT)))],
+            [subscriber_run(receipt_rows(range(SENT - 3)))],
+            "message 17 of class 1 never came to first (and 2 more",
+        ),
+        ([subscriber_run([])], "message 0 of class 1 never came to first (and 19 more"),
+        (
+            [subscriber_run(receipt_rows(REORDERED))],
+            "message 3 of class 1 to first came after message 4",
+        ),
+        (
+            [
+                subscriber_run(
+                    receipt_rows(range(5)) + receipt_rows([4]) + receipt_rows(range(5, SENT))
+                )
+            ],
             "message 4 of class 1 to first came twice, not marked",
         ),
         (
-            [life(notes([0, 1, 3]) + notes([2], again=True) + notes(range(4, SENT)))],
+            [
+                subscriber_run(
+                    receipt_rows([0, 1, 3])
+                    + receipt_rows([2], again=True)
+                    + receipt_rows(range(4, SENT))
+                )
+            ],
             "message 2 of class 1 to first came after message 3, out of order",
         ),
         (
-            [life([*notes(range(SENT)), (1, False, CORRUPT, 5)])],
+            [subscriber_run([*receipt_rows(range(SENT)), (1, False, CORRUPT, 5)])],
             "first got 1 messages with a content",
         ),
         (
-            [life([*notes(range(SENT - 1)), (1, False, 19, 18)])],
+            [subscriber_run([*receipt_rows(range(SENT - 1)), (1, False, 19, 18)])],
             "message 19 of class 1 under the id 18",
         ),
-        ([life(notes(range(SENT + 1)))], "message 20 of class 1 to first came, but was never sent"),
-        ([life(notes(range(SENT)), c1=4)], "came although its subscription began at 4"),
-        ([life(notes(range(SENT)) + notes([0], class_id=9))], "class 9, which it never asked for"),
-        ([life(notes(range(SENT)), was_killed=True)], "first was killed and did not come back"),
         (
-            [life(notes(range(6)), was_killed=True), life(notes(range(9, SENT)), c1=9)],
+            [subscriber_run(receipt_rows(range(SENT + 1)))],
+            "message 20 of class 1 to first came, but was never sent",
+        ),
+        (
+            [subscriber_run(receipt_rows(range(SENT)), c1=4)],
+            "came although its subscription began at 4",
+        ),
+        (
+            [subscriber_run(receipt_rows(range(SENT)) + receipt_rows([0], class_id=9))],
+            "class 9, which it never asked for",
+        ),
+        (
+            [subscriber_run(receipt_rows(range(SENT)), was_killed=True)],
+            "first was killed and did not come back",
+        ),
+        (
+            [
+                subscriber_run(receipt_rows(range(6)), was_killed=True),
+                subscriber_run(receipt_rows(range(9, SENT)), c1=9),
+            ],
             "message 6 of class 1 never came to first (and 2 more",
         ),
         (
-            [life(notes([0, 2]), was_killed=True), life(notes(range(3, SENT)), c1=3)],
+            [
+                subscriber_run(receipt_rows([0, 2]), was_killed=True),
+                subscriber_run(receipt_rows(range(3, SENT)), c1=3),
+            ],
             "message 1 of class 1 never came to first",
         ),
     ],
 )
-def test_what_is_wrong_fails_and_is_said(runs: list[SubscriberRun], says: str) -> None:
+def test_faults_are_reported(runs: list[SubscriberRun], says: str) -> None:
     verdict = verdict_of(*runs)
     assert not verdict.has_passed
     assert says in "\n".join(verdict.faults)
     assert format_verdict(verdict)[-1] == "FAILED."
 
 
-def test_a_mark_that_the_bus_knows_nothing_of_excuses_nothing() -> None:
-    rows = notes(range(SENT)) + notes([3, 4], again=True)
-    verdict = verdict_of(life(rows), redelivered_by_server=1)
+def test_redelivery_mark_needs_server_redelivery() -> None:
+    rows = receipt_rows(range(SENT)) + receipt_rows([3, 4], again=True)
+    verdict = verdict_of(subscriber_run(rows), redelivered_by_server=1)
     assert verdict.faults == ("2 messages of class 1 came again, but the bus sent only 1 again",)
 
 
-def test_a_subscriber_that_withheld_must_have_been_sent_something_again() -> None:
-    verdict = verdict_of(life(notes(range(SENT))), withholding=("first",))
+def test_withholding_subscriber_needs_redelivery() -> None:
+    verdict = verdict_of(subscriber_run(receipt_rows(range(SENT))), withholding=("first",))
     assert verdict.faults == ("first left messages unacknowledged and was sent none of them again",)
 
 
 def test_lost_messages_are_counted_per_subscriber() -> None:
-    verdict = verdict_of(life(notes(LOST)), life(notes(LOST[:-1]), name="second"))
+    verdict = verdict_of(
+        subscriber_run(receipt_rows(LOST)), subscriber_run(receipt_rows(LOST[:-1]), name="second")
+    )
     assert [account.lost for account in verdict.accounts] == [1, 2]
     assert verdict.lost == 3

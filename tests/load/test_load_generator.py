@@ -60,7 +60,7 @@ def test_a_fault_of_a_nats_server_is_named(fault: str) -> None:
 
 
 @pytest.mark.long
-def test_every_program_that_is_timed_verifies_what_comes() -> None:
+def test_timed_programs_verify_messages() -> None:
     has_peer = sdk.is_peer_available()
     with sdk.open_environment(RunOptions(rounds=1), has_peer=has_peer) as bench:
         for measure in sdk.measures():
@@ -100,7 +100,7 @@ def test_a_short_run_against_the_real_server_reports_a_verified_rate(tmp_path: P
         ("x\n", "the load generator does not compile: "),
     ],
 )
-def test_what_is_lacking_is_said_with_where_it_is_had(
+def test_missing_dependency_error_names_package(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str, said: str
 ) -> None:
     (tmp_path / "shim.c").write_text(source)

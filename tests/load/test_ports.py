@@ -20,7 +20,7 @@ def _own_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
 
 
-def test_none_is_given_twice_whoever_asks(tmp_path: Path) -> None:
+def test_ports_are_unique_across_processes(tmp_path: Path) -> None:
     asked = [sys.executable, "-c", "from load.ports import free_ports; print(*free_ports(3))"]
     given = free_ports(3)
     said = subprocess.run(
@@ -30,7 +30,7 @@ def test_none_is_given_twice_whoever_asks(tmp_path: Path) -> None:
     assert len(set(given)) == 7
 
 
-def test_none_is_given_where_somebody_listens(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ports_in_use_are_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server((HOST, 0)) as somebody:
         taken = somebody.getsockname()[1]
         monkeypatch.setattr(ports, "_candidates", lambda: range(taken, taken + 1))
@@ -38,7 +38,7 @@ def test_none_is_given_where_somebody_listens(monkeypatch: pytest.MonkeyPatch) -
             free_port()
 
 
-def test_behind_the_last_one_they_begin_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ports_wrap_around(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ports, "_candidates", lambda: range(1, 5))
     monkeypatch.setattr(ports, "_is_free", lambda port: port != 2)
     assert [free_ports(2), free_ports(2)] == [[1, 3], [4, 1]]
@@ -48,7 +48,7 @@ def test_behind_the_last_one_they_begin_again(monkeypatch: pytest.MonkeyPatch) -
     ("system", "first"),
     [("32768\t60999\n", 10_000), ("1024 40000", 40_001), ("1024 65535", 10_000)],
 )
-def test_they_are_none_of_the_system_s(
+def test_ports_are_outside_ephemeral_range(
     system: str, first: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / "range"

@@ -68,7 +68,7 @@ def content(power: PowerCutDirectory) -> dict[str, bytes]:
     return {str(path.relative_to(power.directory)): path.read_bytes() for path in files}
 
 
-def test_what_was_synced_is_there_and_nothing_else(power: PowerCutDirectory) -> None:
+def test_cut_keeps_synced_data_only(power: PowerCutDirectory) -> None:
     (power.directory / "before").write_bytes(b"before")
     do(
         power,
@@ -89,7 +89,7 @@ os.fdatasync(opened("too late"))
     assert content(power) == expected | {"empty": b""}
 
 
-def test_a_folder_has_the_names_that_were_synced(power: PowerCutDirectory) -> None:
+def test_cut_keeps_synced_names_only(power: PowerCutDirectory) -> None:
     do(
         power,
         """
@@ -105,7 +105,7 @@ os.fdatasync(opened("b/file")), os.fdatasync(opened("a/second"))
     assert (power.directory / "b").is_dir()
 
 
-def test_what_a_kill_left_is_in_doubt_until_it_is_synced_again(power: PowerCutDirectory) -> None:
+def test_unsynced_data_of_killed_process_stays_uncertain(power: PowerCutDirectory) -> None:
     write = "os.write(opened('file'), b'written')\nsync()"
     do(power, write)
     do(power, "opened('file')")
@@ -117,7 +117,7 @@ def test_what_a_kill_left_is_in_doubt_until_it_is_synced_again(power: PowerCutDi
     assert content(power) == {"file": b"written"}
 
 
-def test_what_is_cut_off_and_written_anew_counts_when_it_is_synced(
+def test_truncated_and_rewritten_data_needs_sync(
     power: PowerCutDirectory,
 ) -> None:
     do(
@@ -143,7 +143,7 @@ os.ftruncate(file, 1)
         "os.pwritev(file, [b'n', b'ew'], 3)",
     ],
 )
-def test_every_way_to_write_is_seen(power: PowerCutDirectory, write: str) -> None:
+def test_all_write_calls_are_recorded(power: PowerCutDirectory, write: str) -> None:
     """At the first sync of a file all of it is kept; here it is the second."""
     begin = "file = opened('file')\nos.write(file, b'old'), os.fsync(file), sync()\n"
     do(power, f"{begin}{write}\nos.fsync(file)")
@@ -151,7 +151,7 @@ def test_every_way_to_write_is_seen(power: PowerCutDirectory, write: str) -> Non
     assert content(power) == {"file": b"oldnew"}
 
 
-def test_by_chance_what_was_not_synced_is_there_too(power: PowerCutDirectory) -> None:
+def test_random_cut_may_keep_unsynced_data(power: PowerCutDirectory) -> None:
     do(
         power,
         """
@@ -164,7 +164,7 @@ os.write(file, b" or not"), os.write(opened("new"), b"new")
     assert content(power) == {"file": b"safe or not", "new": b"new"}
 
 
-def test_by_chance_pages_stay_and_one_is_torn() -> None:
+def test_random_cut_keeps_pages_and_tears_one() -> None:
     """Over many seeds all kinds; and never a byte that nobody wrote."""
     safe, written = b"a" * (3 * PAGE_BYTES), b"a" * (2 * PAGE_BYTES) + b"b" * (2 * PAGE_BYTES + 9)
     seen = set()
@@ -180,7 +180,7 @@ def test_by_chance_pages_stay_and_one_is_torn() -> None:
     assert mix_pages(safe, safe[:9], Random(1), 0.0) == safe
 
 
-def test_by_chance_names_come_and_go() -> None:
+def test_random_cut_mixes_names() -> None:
     """What has another name has the one or the other, never both, never none."""
     synced = {"kept": "1", "gone": "2", "old": "3"}
     written = {"kept": "1", "new": "4", "other": "3"}

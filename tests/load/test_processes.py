@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PATIENCE_SECONDS = 60.0
 
 
-def test_a_process_outlives_the_thread_that_asked_for_it(tmp_path: Path) -> None:
+def test_process_outlives_starting_thread(tmp_path: Path) -> None:
     made: list[Process] = []
     asked = tmp_path / "asked"
     command = ["sh", "-c", f"until [ -e {asked} ]; do sleep 0.05; done; echo alive"]

@@ -94,7 +94,7 @@ def test_a_trace_has_every_message_of_every_class_once(
 
 
 @pytest.mark.parametrize("version", broken_broker.VERSIONS)
-def test_a_message_that_came_again_is_noted_as_such(version: int, tmp_path: Path) -> None:
+def test_trace_marks_redelivered_messages(version: int, tmp_path: Path) -> None:
     tracer = Tracer(tmp_path)
     broken_broker.try_fault("repeat", version=version, tracer=tracer)
     again = [(broken_broker.CLASS, broken_broker.STRICKEN, broken_broker.STRICKEN + 1)]
@@ -103,7 +103,7 @@ def test_a_message_that_came_again_is_noted_as_such(version: int, tmp_path: Path
 
 
 @pytest.mark.parametrize("acks", broken_broker.ACK_MODES)
-def test_every_way_to_acknowledge_is_noted(acks: str, tmp_path: Path) -> None:
+def test_trace_records_all_ack_modes(acks: str, tmp_path: Path) -> None:
     tracer = Tracer(tmp_path)
     broken_broker.try_fault("", acks=acks, tracer=tracer)
     assert whole(numbers(tracer, 0, "acked"), broken_broker.CLASS) == (0, broken_broker.COUNT)
@@ -121,7 +121,7 @@ def test_a_trace_that_is_full_ends_the_run() -> None:
         publisher.result()
 
 
-def test_what_is_no_trace_is_refused(tmp_path: Path) -> None:
+def test_invalid_trace_file_is_rejected(tmp_path: Path) -> None:
     (tmp_path / "x").write_bytes(b"sbtrace1" + (3).to_bytes(8, "little") + bytes(64))
     with pytest.raises(LoadError, match="x holds 80 bytes and is no trace of a generator"):
         read_records(tmp_path / "x")

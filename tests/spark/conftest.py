@@ -1,4 +1,4 @@
-"""A Spark session for the tests that need one: one group, so that few workers start one."""
+"""Spark session shared by the Spark tests."""
 
 from __future__ import annotations
 

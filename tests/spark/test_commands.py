@@ -47,7 +47,7 @@ def test_help_does_not_wait_for_spark() -> None:
 
 
 @pytest.mark.parametrize("name", NEEDED)
-def test_without_spark_a_command_says_how_to_get_it(
+def test_commands_without_spark_name_the_package(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shared, "find_spec", lambda module: None)
@@ -55,9 +55,7 @@ def test_without_spark_a_command_says_how_to_get_it(
 
 
 @pytest.mark.parametrize("name", NEEDED)
-def test_without_a_java_that_fits_a_command_says_how_to_get_it(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_commands_without_java_report_it(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JAVA_HOME", "/nowhere")
     status, said, complained = invoke(name, *NEEDED[name])
     assert (status, said) == (1, "")
@@ -92,7 +90,7 @@ def test_without_a_java_that_fits_a_command_says_how_to_get_it(
         ("replay x --speed 0", "'--speed'"),
     ],
 )
-def test_what_makes_no_sense_is_refused(arguments: str, sentence: str) -> None:
+def test_invalid_arguments_are_rejected(arguments: str, sentence: str) -> None:
     status, said, complained = invoke(*arguments.split())
     assert (status, said) == (2, "")
     assert sentence in " ".join(complained.replace("│", " ").split())

@@ -89,7 +89,7 @@ def test_a_durable_is_the_querys_own_unless_it_is_named_or_not_wanted() -> None:
         ),
     ],
 )
-def test_what_a_stream_cannot_be_told(given: dict[str, str], sentence: str) -> None:
+def test_invalid_stream_options_are_rejected(given: dict[str, str], sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence):
         source_options(NEEDED | given, streaming=True)
 
@@ -141,9 +141,7 @@ def test_what_a_stream_cannot_be_told(given: dict[str, str], sentence: str) -> N
         (NEEDED | {"maxOffsetsPerTrigger": "5"}, "no option maxOffsetsPerTrigger here"),
     ],
 )
-def test_what_cannot_be_is_told_with_what_was_expected(
-    given: dict[str, str], sentence: str
-) -> None:
+def test_invalid_batch_options_are_rejected(given: dict[str, str], sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence):
         source_options(given, streaming=False)
 

@@ -1,4 +1,4 @@
-"""What others do to an archive while it is looked at."""
+"""Listing of an archive that others change."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ class _Files(HadoopArchiveFiles):
 GONE = "java.io.FileNotFoundException: File x does not exist"
 
 
-def test_a_listing_that_is_overtaken_is_begun_again() -> None:
+def test_interrupted_listing_is_retried() -> None:
     assert _Files(GONE, GONE, [ArchiveFile("a", 1)]).list_files("class=1") == [ArchiveFile("a", 1)]
 
 
 @pytest.mark.parametrize("outcomes", [["java.io.IOException: torn"], [GONE] * 99])
-def test_a_listing_that_fails_says_where_and_why(
+def test_failed_listing_names_path_and_reason(
     outcomes: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(hadoop, "_LIST_ATTEMPTS_MAX", 3)

@@ -43,7 +43,7 @@ def test_what_a_bus_holds_is_told_by_class(server: BusServer) -> None:
         assert found.classes == {"1": ClassExtent(0, 2), "orders": ClassExtent(0, 1)}
 
 
-def test_a_class_that_does_not_exist_is_told_and_not_made(server: BusServer) -> None:
+def test_missing_class_fails_and_is_not_created(server: BusServer) -> None:
     with source(server) as bus:
         with pytest.raises(ClassMissingError, match="no Connect has named class 5"):
             bus.get_extent(["5"])

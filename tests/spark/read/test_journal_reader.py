@@ -150,7 +150,7 @@ def test_columns_hold_what_a_look_at_each_message_says(
             assert row["timestamp"].timestamp() == time
 
 
-def test_a_piece_is_cut_wherever_it_is_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_pieces_are_split(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("simplebus.spark.read.journal_reader._BATCH_BYTES", 40)
     payloads = [b"a", b"x" * 100, b"b" * 20, b"", b"c"]
     whole = publish(1, 0, *payloads)
@@ -439,9 +439,11 @@ def test_sequences_that_are_given_out_again_end_a_query(till: Till) -> None:
 # What cannot be ---------------------------------------------------------------------------------
 
 
-def test_what_is_not_there_is_said_with_the_machine(till: Till, tmp_path: Path) -> None:
+def test_missing_journal_error_names_machine(till: Till, tmp_path: Path) -> None:
     missing = tmp_path / "nothing"
-    with pytest.raises(JournalError, match=r"^on \S+: .*nothing is not a journal: .*; .* every exec"):
+    with pytest.raises(
+        JournalError, match=r"^on \S+: .*nothing is not a journal: .*; .* every exec"
+    ):
         batch(path=missing, subscribe="orders")
     till.lots(1)
     reader = BatchReader(
@@ -453,7 +455,7 @@ def test_what_is_not_there_is_said_with_the_machine(till: Till, tmp_path: Path) 
         list(reader.read(task))
 
 
-def test_a_class_that_is_not_there_is_said(till: Till) -> None:
+def test_missing_class_is_reported(till: Till) -> None:
     till.bus.sync()
     for class_ in ("payments", "4711"):
         with pytest.raises(ClassMissingError, match=f"has no class '{class_}'"):

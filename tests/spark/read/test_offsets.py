@@ -38,9 +38,7 @@ places = st.dictionaries(servers, positions)
 
 
 @given(places, st.one_of(st.none(), st.builds(QueryIdentity, names, st.text(max_size=5), places)))
-def test_what_was_kept_is_read_again(
-    offsets: dict[str, ServerOffsets], query: QueryIdentity | None
-) -> None:
+def test_offsets_round_trip(offsets: dict[str, ServerOffsets], query: QueryIdentity | None) -> None:
     kept = json.loads(json.dumps(dump_offsets(offsets, query)))
     assert load_offsets(kept) == offsets
     assert load_query(kept) == query
@@ -49,7 +47,7 @@ def test_what_was_kept_is_read_again(
 @pytest.mark.parametrize(
     "bad", [7, {}, {"id": 5}, {"id": "a", "began": 4}, {"id": "a", "durable": 1}]
 )
-def test_a_query_that_says_nothing_sensible_of_itself_is_refused(bad: object) -> None:
+def test_invalid_query_identity_is_rejected(bad: object) -> None:
     with pytest.raises(OffsetError, match="has the query .*, expected an id"):
         load_query({"query": bad})
 
@@ -89,7 +87,7 @@ def test_words_and_special_numbers_become_sequences() -> None:
         ),
     ],
 )
-def test_offsets_that_cannot_be_are_told(wanted: dict[str, dict[str, int]], sentence: str) -> None:
+def test_invalid_offsets_are_rejected(wanted: dict[str, dict[str, int]], sentence: str) -> None:
     with pytest.raises(OffsetError, match=sentence):
         resolve_offsets(wanted, MEMORIES, option="startingOffsets")
 

@@ -32,7 +32,7 @@ class Shown:
 
 @pytest.mark.parametrize("convert", [dict, json.dumps, Shown])
 @pytest.mark.parametrize("offsets", [dict, json.dumps])
-def test_what_waits_is_told_however_it_is_shown(convert: Any, offsets: Any) -> None:
+def test_lag_accepts_all_progress_formats(convert: Any, offsets: Any) -> None:
     said = progress(
         offsets(dump_offsets(END, QueryIdentity("q", "d", END))), offsets(dump_offsets(HEADS))
     )

@@ -24,9 +24,7 @@ def door(tmp_path: Path) -> Iterator[BusServer]:
 
 
 @pytest.mark.parametrize("name", ["", "query"])
-def test_what_lies_before_the_pin_goes_and_what_lies_behind_it_stays(
-    door: BusServer, name: str
-) -> None:
+def test_durable_retains_only_messages_from_its_position(door: BusServer, name: str) -> None:
     with (
         simplebus.connect_blocking(door.address, name="p") as bus,
         BusReader(door.address, timeout=60) as source,

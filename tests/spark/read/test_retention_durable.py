@@ -33,7 +33,7 @@ def floor(server: BusServer) -> int:
 
 
 @pytest.mark.parametrize("name", ["", "query"])
-def test_what_lies_before_the_pin_goes_and_what_lies_behind_it_stays(
+def test_durable_retains_only_messages_from_its_position(
     server: BusServer, source: BusReader, name: str
 ) -> None:
     with source as bus:
@@ -93,7 +93,7 @@ def test_a_pin_is_taken_again_after_a_lost_connection(server: BusServer, source:
         assert [s.floor for s in server.statistics().subscriptions] == [6]
 
 
-def test_two_queries_of_one_name_are_told(
+def test_second_query_with_same_durable_name_is_rejected(
     server: BusServer, source: BusReader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pins, "_NAME_IN_USE_TIMEOUT_SECONDS", 0.3)

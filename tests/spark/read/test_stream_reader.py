@@ -263,7 +263,7 @@ def test_what_is_wrong_with_the_beginning_is_told(
     assert run(one, **given) == [5]  # Who has begun is not asked any more.
 
 
-def test_a_class_that_does_not_exist_is_told_and_not_made(server: BusServer) -> None:
+def test_missing_class_fails_and_is_not_created(server: BusServer) -> None:
     with pytest.raises(ValueError, match="no Connect has named class 1"):
         run(query(server))
     assert server.ask(lambda up: 1 not in up.server.broker.classes)
