@@ -89,7 +89,7 @@ def test_accounts_count_missing_repeated_late_and_disordered_messages() -> None:
 def test_losses_at_weaker_durability_are_reported_to_publishers() -> None:
     result = kills.RunResult(stored_twice=1)
     result.lost.update({("ann", 1): 2, ("ann", 2): 1, ("bob", 1): 2})
-    result.told.update({"ann": 9, "bob": 1})
+    result.forgotten.update({"ann": 9, "bob": 1})
     [fault] = result.faults(may_lose=True)
     assert fault.startswith("1 lost and not told (2 of ann in class 1, 1 of ann in class 2, ")
     assert [each.split(" (")[0] for each in result.faults(may_lose=False)] == [
@@ -99,7 +99,7 @@ def test_losses_at_weaker_durability_are_reported_to_publishers() -> None:
 
 
 def test_server_variants_alternate(tmp_path: Path) -> None:
-    servers = kills._Servers(kills.KINDS[1], tmp_path, Random(1), kills.SERVE, ())
+    servers = kills._ServerSequence(kills.KINDS[1], tmp_path, Random(1), kills.SERVE, ())
     commands = [servers._command() for _ in range(6)]
     assert commands[:3] == commands[3:]
     assert ["load.small_server" in command for command in commands[:3]] == [False, True, True]
