@@ -66,7 +66,7 @@ def test_a_folder_says_its_columns() -> None:
 
 def test_a_note_is_read_as_it_was_written_and_nothing_else_is() -> None:
     assert load_manifest(dump_manifest({"files": ["a"]}), "x.json")["files"] == ["a"]
-    with pytest.raises(ArchiveError, match=r"x\.json is of version 2, expected 1"):
+    with pytest.raises(ArchiveError, match=r"x\.json has version 2, expected 1"):
         load_manifest(b'{"version": 2}', "x.json")
     for data in (b"", b"[]", b"7", b"{}", b"{"):
         with pytest.raises(ArchiveError, match=r"x\.json is not a manifest"):
