@@ -71,14 +71,16 @@ def parse_numbers(data: Bytes, begins: Integers, ends: Integers) -> tuple[Intege
         lengths = np.where(good, lengths, 0)
         ends = np.where(good, ends, PADDING_BYTES)
     words = unaligned(data, _WORD)
-    total, sound = _parse_last_eight(words, lengths, ends)
-    good &= sound
-    for at in range(_SIZE, int(lengths.max(initial=0)), _SIZE):
-        longer = np.flatnonzero(lengths > at)
-        above, sound = _parse_last_eight(words, lengths[longer] - at, ends[longer] - at)
-        good[longer] &= sound
+    total, are_digits = _parse_last_eight(words, lengths, ends)
+    good &= are_digits
+    for position in range(_SIZE, int(lengths.max(initial=0)), _SIZE):
+        longer = np.flatnonzero(lengths > position)
+        above, are_digits = _parse_last_eight(
+            words, lengths[longer] - position, ends[longer] - position
+        )
+        good[longer] &= are_digits
         # No overflow: 19 digits fit into 64 bits. The limit of an int64 is checked below.
-        total[longer] += above * np.uint64(10**at)
+        total[longer] += above * np.uint64(10**position)
     good &= total <= _MAX
     return np.where(good, total, 0).view(np.int64), good
 
@@ -95,8 +97,8 @@ def parse_similar_numbers(data: Bytes, begins: Integers, ends: Integers) -> tupl
         return parse_numbers(data, begins, ends)
     first = data[begins[0] : ends[0]].tobytes()
     is_good = first.isdigit()
-    found = np.full(lengths.size, int(first) if is_good else 0, np.int64)
+    numbers = np.full(lengths.size, int(first) if is_good else 0, np.int64)
     good = np.full(lengths.size, is_good)
     if others.size:
-        found[others], good[others] = parse_similar_numbers(data, begins[others], ends[others])
-    return found, good
+        numbers[others], good[others] = parse_similar_numbers(data, begins[others], ends[others])
+    return numbers, good

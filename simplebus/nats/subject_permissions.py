@@ -14,7 +14,7 @@ class ResponsePermission:
     max_responses: int = 1
     """Responses to one message; negative for no limit."""
     expires_seconds: float = 120.0
-    """How long a response is allowed; negative for no limit."""
+    """Seconds after delivery in which a response is allowed; negative for no limit."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,10 +35,10 @@ _KINDS = {
 
 def certificate_name_index(users: Collection[str]) -> dict[str, str]:
     """Return user names by themselves and by their normalized spelling in certificates."""
-    found = {user: user for user in users}
+    index = {user: user for user in users}
     for user in users:
-        found.setdefault(_normalize_name(user) or user, user)
-    return found
+        index.setdefault(_normalize_name(user) or user, user)
+    return index
 
 
 def find_certificate_user(certificate: Mapping[str, Any], users: Mapping[str, str]) -> str:
@@ -48,21 +48,21 @@ def find_certificate_user(certificate: Mapping[str, Any], users: Mapping[str, st
         certificate: As returned by `ssl.SSLSocket.getpeercert`.
         users: As returned by `certificate_name_index`.
     """
-    found = certificate_names(certificate) or ("nobody",)
-    return next((users[name] for name in found if name in users), found[0])
+    names = certificate_names(certificate) or ("nobody",)
+    return next((users[name] for name in names if name in users), names[0])
 
 
 def certificate_names(certificate: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the names in a certificate, the most specific first."""
     alternatives = certificate.get("subjectAltName", ())
-    found = [
+    names = [
         name
         for key, kind in _KINDS.items()
-        for k, written in alternatives
-        if k == key and classify_name(written) is kind and (name := _normalize_name(written))
+        for name_kind, value in alternatives
+        if name_kind == key and classify_name(value) is kind and (name := _normalize_name(value))
     ]
-    own = format_subject(reversed(certificate.get("subject", ())))
-    return (*found, own) if own else tuple(found)
+    subject = format_subject(reversed(certificate.get("subject", ())))
+    return (*names, subject) if subject else tuple(names)
 
 
 def _normalize_name(name: str) -> str:
@@ -189,27 +189,27 @@ class NatsAuth:
         if shared is None:
             return None
         if nkey:
-            found = shared.find_by_nkey(nkey)
+            user = shared.find_by_nkey(nkey)
         else:
             try:
-                found = shared.authenticate(auth, certified=certified, address=address, version=1)
+                user = shared.authenticate(auth, certified=certified, address=address, version=1)
             except RemoteProtocolError:
-                found = None
-        return None if found is None else self._to_nats_user(found)
+                user = None
+        return None if user is None else self._to_nats_user(user)
 
     def shared_user_named(self, name: str) -> NatsUser | None:
         """Return the shared user with this name; None if there is none."""
-        found = self.shared_users.find_by_name(name) if self.shared_users is not None else None
-        return None if found is None else self._to_nats_user(found)
+        user = self.shared_users.find_by_name(name) if self.shared_users is not None else None
+        return None if user is None else self._to_nats_user(user)
 
-    def _to_nats_user(self, found: SharedUser) -> NatsUser:
+    def _to_nats_user(self, user: SharedUser) -> NatsUser:
         """Return the NATS user of a shared user."""
-        made = self._known_shared.get(found.name)
-        if made is None:
-            permissions = self.shared_permissions.get(found.name)
-            made = NatsUser(found.name, permissions=permissions, shared_user=found)
-            self._known_shared[found.name] = made
-        return made
+        nats_user = self._known_shared.get(user.name)
+        if nats_user is None:
+            permissions = self.shared_permissions.get(user.name)
+            nats_user = NatsUser(user.name, permissions=permissions, shared_user=user)
+            self._known_shared[user.name] = nats_user
+        return nats_user
 
     def permissions_of(self, user: NatsUser) -> SubjectPermissions | None:
         """Return the subject permissions of a user; None for all."""
@@ -303,7 +303,7 @@ def _decode_signature(text: bytes) -> bytes:
     return base64.b64decode(text, validate=True)
 
 
-def _equal_constant_time(ours: str, theirs: str) -> bool:
+def _equal_constant_time(expected: str, received: str) -> bool:
     return hmac.compare_digest(
-        ours.encode("utf-8", "surrogatepass"), theirs.encode("utf-8", "surrogatepass")
+        expected.encode("utf-8", "surrogatepass"), received.encode("utf-8", "surrogatepass")
     )

@@ -163,7 +163,7 @@ def test_requests_and_patterns_have_one_canonical_form(
     assert normalize_pattern(normalize_pattern(pattern)) == normalize_pattern(pattern)
 
 
-# Who has permissions may not do everything -------------------------------------------------------
+# Users with permissions ---------------------------------------------------------------------------
 
 
 def test_durable_of_another_user_is_refused() -> None:

@@ -39,7 +39,7 @@ def waiting(limits: NatsLimits | None = None, auth: NatsAuth | None = None) -> N
     return NatsServerHarness(NatsSettings(limits=limits or NatsLimits(), auth=auth or NatsAuth()))
 
 
-# Who is there ------------------------------------------------------------------------------------
+# Liveness and INFO --------------------------------------------------------------------------------
 
 
 def test_first_ping_is_early_and_after_the_first_pong() -> None:
@@ -169,7 +169,7 @@ def test_restricted_user_needs_permission_for_classes() -> None:
     assert named.lines() == b""
 
 
-# Bounds ------------------------------------------------------------------------------------------
+# Limits -------------------------------------------------------------------------------------------
 
 
 def test_slow_consumer_is_disconnected_without_error_line() -> None:
@@ -279,7 +279,7 @@ def test_expensive_commands_reduce_the_read_size(line: bytes) -> None:
 
 
 @pytest.mark.parametrize(("subscriptions", "most"), [(1, RECEIVE_BYTES), (4000, 512 * 1024)])
-def test_wide_fan_out_reduces_the_read_size(subscriptions: int, most: int) -> None:
+def test_many_subscriptions_reduce_the_read_size(subscriptions: int, most: int) -> None:
     harness = waiting()
     harness.client(QUIET + b"".join(b"SUB a.%d %d\r\n" % (n, n) for n in range(subscriptions)))
     client = harness.client(QUIET)

@@ -276,8 +276,7 @@ class Changing:
         self._library.SSL_CTX_free(self._context)
 
     def change_keys(self, how: int = REQUESTED) -> None:
-        """Update the keys, and optionally request an update from the peer.
-        """
+        """Update the keys, and optionally request an update from the peer."""
         assert self._library.SSL_key_update(self._tls, how) == 1
         assert self._library.SSL_do_handshake(self._tls) == 1
 

@@ -65,10 +65,10 @@ class ClientBulkParser:
         blanks = np.flatnonzero(data[first:last] == _BLANK)
         blanks += first
         starts, feeds, is_long = self.starts, self._feeds, self._is_long
-        # Behind the last blank of all there is nothing to be found.
+        # Entries for the lines with the last blanks.
         padded = np.concatenate([blanks, np.full(6, last)])
         at = blanks.searchsorted(starts)
-        least = at + 3 + is_long  # So many blanks a line has that asks for no answer.
+        least = at + 3 + is_long  # Blanks of a line without a reply subject.
         has_reply: Flags = padded[least] < feeds
         plain: Flags = (padded[least - 1] < feeds) & (padded[least + 1] > feeds)
         plain &= data[feeds - 1] == _CR
@@ -124,12 +124,12 @@ class ClientBulkParser:
         good &= plain[self._breaks]
         self._jumps: Integers = np.where(good, jumps, -1)
 
-    def parse_batch(self, at: int) -> tuple[ReceivedMessages, int] | None:
+    def parse_batch(self, offset: int) -> tuple[ReceivedMessages, int] | None:
         """Return the consecutive messages from raw[at] on and the offset of their end; None if
         they are too few.
         """
-        row = int(self.starts.searchsorted(at))
-        if row == self.starts.size or self.starts[row] != at:
+        row = int(self.starts.searchsorted(offset))
+        if row == self.starts.size or self.starts[row] != offset:
             return None
         pieces: list[tuple[int, int]] = []
         count = 0

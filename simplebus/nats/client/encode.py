@@ -71,12 +71,12 @@ def format_digits(numbers: Integers, width: int) -> Bytes:
     """Return numbers below 10**width as digits with leading zeros, shape (n, width)."""
     padded = -(-width // 4) * 4
     words = np.empty((numbers.size, padded // 4), np.uint32)
-    left = numbers
+    rest = numbers
     for column in range(padded // 4 - 1, 0, -1):
-        above = left // 10_000
-        words[:, column] = _FOUR.take(left - above * 10_000)
-        left = above
-    words[:, 0] = _FOUR.take(left)
+        above = rest // 10_000
+        words[:, column] = _FOUR.take(rest - above * 10_000)
+        rest = above
+    words[:, 0] = _FOUR.take(rest)
     return words.view(np.uint8)[:, padded - width :]
 
 
@@ -88,12 +88,12 @@ def build_rows(count: int, columns: Sequence[Column]) -> memoryview:
     """Return `count` rows made of these columns, back to back."""
     widths = [len(c) if isinstance(c, bytes) else c.shape[1] for c in columns]
     rows = np.empty((count, sum(widths)), np.uint8)
-    at = 0
+    start = 0
     for column, width in zip(columns, widths, strict=True):
         if width:
-            given = np.frombuffer(column, np.uint8)[None] if isinstance(column, bytes) else column
-            view_byte_columns(rows, at, width)[:] = view_byte_columns(given, 0, width)
-            at += width
+            source = np.frombuffer(column, np.uint8)[None] if isinstance(column, bytes) else column
+            view_byte_columns(rows, start, width)[:] = view_byte_columns(source, 0, width)
+            start += width
     return rows.reshape(-1).data
 
 

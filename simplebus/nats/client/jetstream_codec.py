@@ -253,9 +253,9 @@ def _parse_plain_acks(messages: ReceivedMessages, sequences: Integers) -> Flags:
         heads = np.lib.stride_tricks.sliding_window_view(data, prefix.size)[begins[likely]]
         same = (heads == prefix).all(axis=1) & (data[last[likely]] == ord("}"))
         likely = likely[same]
-        found, good = parse_numbers(data, begins[likely] + prefix.size, last[likely])
-        good &= found > 0
-        sequences[likely[good]] = found[good]
+        numbers, good = parse_numbers(data, begins[likely] + prefix.size, last[likely])
+        good &= numbers > 0
+        sequences[likely[good]] = numbers[good]
         plain[likely[good]] = True
     return plain
 
@@ -323,24 +323,24 @@ def _parse_ack_subjects(messages: ReceivedMessages) -> tuple[Flags, list[Integer
     last = int(ends.max(initial=first))
     dots = np.flatnonzero(data[first:last] == _DOT)
     dots += first
-    at = dots.searchsorted(begins)
-    tokens = dots.searchsorted(ends) - at + 1
+    dot_indexes = dots.searchsorted(begins)
+    tokens = dots.searchsorted(ends) - dot_indexes + 1
     good: Flags = (tokens == _ACK_TOKENS) | (tokens == _LONG_ACK_TOKENS)
     good |= tokens == _LONG_ACK_TOKENS + 1
     for row in _find_other_prefixes(messages, good):
         good[row] = False
     padded = np.concatenate([dots, np.full(_LONG_ACK_TOKENS + 2, last)])
-    at = np.where(good, at, dots.size)
-    at += np.where(tokens > _ACK_TOKENS, 5, 3)
+    dot_indexes = np.where(good, dot_indexes, dots.size)
+    dot_indexes += np.where(tokens > _ACK_TOKENS, 5, 3)
     firsts: list[Integers] = []
     lasts: list[Integers] = []
     for token in range(5):
-        firsts.append(padded[np.minimum(at + token, padded.size - 1)] + 1)
-        lasts.append(padded[np.minimum(at + token + 1, padded.size - 1)])
+        firsts.append(padded[np.minimum(dot_indexes + token, padded.size - 1)] + 1)
+        lasts.append(padded[np.minimum(dot_indexes + token + 1, padded.size - 1)])
     lasts[-1] = np.where(tokens != _LONG_ACK_TOKENS + 1, ends, lasts[-1])
-    found, are_numbers = parse_numbers(data, np.concatenate(firsts), np.concatenate(lasts))
+    numbers, are_numbers = parse_numbers(data, np.concatenate(firsts), np.concatenate(lasts))
     good &= are_numbers.reshape(5, -1).all(axis=0)
-    columns: list[Integers] = list(found.reshape(5, -1))
+    columns: list[Integers] = list(numbers.reshape(5, -1))
     if not good.all():
         columns = [np.where(good, column, 0) for column in columns]
     return good, columns
@@ -364,10 +364,10 @@ def _parse_similar_ack_subjects(
     for length in range(least, most + 1):
         rows = np.flatnonzero(lengths == length)
         if rows.size:
-            found = _parse_equal_layout(messages, begins[rows], length)
-            if found is None:
+            columns = _parse_equal_layout(messages, begins[rows], length)
+            if columns is None:
                 return None
-            attempts[rows], sequences[rows], counts[rows] = found
+            attempts[rows], sequences[rows], counts[rows] = columns
     return attempts, sequences, counts
 
 

@@ -63,50 +63,53 @@ class ClientParser:
         self._tail, self._tail_bytes, self._required_bytes = [], 0, 0
         yield from self._parse(raw, len(PADDING), len(raw) - len(PADDING))
 
-    def _parse(self, raw: bytes, at: int, last: int) -> Iterator[ServerEvent]:
+    def _parse(self, raw: bytes, offset: int, last: int) -> Iterator[ServerEvent]:
         reader = self._line_parser
-        scan: ClientBulkParser | None = None
+        bulk_parser: ClientBulkParser | None = None
         rows: list[MessageRow] = []
-        begun, patience = at, 0
+        rows_start, single_count = offset, 0
         error: RemoteProtocolError | None = None
         reader.required_bytes = 0
-        while at < last:
-            if patience <= 0 and last - at >= _SCAN_BYTES_MIN:
-                if scan is None:
-                    scan = ClientBulkParser(raw, at, last, self._max_message_bytes)
-                found = scan.parse_batch(at)
-                patience = _PLAIN_MESSAGES
-                if found is not None:
+        while offset < last:
+            if single_count <= 0 and last - offset >= _SCAN_BYTES_MIN:
+                if bulk_parser is None:
+                    bulk_parser = ClientBulkParser(raw, offset, last, self._max_message_bytes)
+                batch = bulk_parser.parse_batch(offset)
+                single_count = _PLAIN_MESSAGES
+                if batch is not None:
                     if rows:
                         yield _build_messages(raw, rows)
                         rows = []
-                    yield found[0]
-                    at = begun = found[1]
+                    yield batch[0]
+                    offset = rows_start = batch[1]
                     continue
             try:
-                end = reader.read(raw, at, last)
+                end = reader.read(raw, offset, last)
             except RemoteProtocolError as caught:
                 error = caught
                 break
             if end < 0:
                 break
-            at = end
-            patience -= 1
+            offset = end
+            single_count -= 1
             if reader.row is not None:
                 rows.append(reader.row)
-                if len(rows) == _PLAIN_MESSAGES and at - begun > len(rows) * _SCAN_MEAN_BYTES_MAX:
-                    patience = _LONG_MESSAGES  # These are long: arrays gain nothing.
+                if (
+                    len(rows) == _PLAIN_MESSAGES
+                    and offset - rows_start > len(rows) * _SCAN_MEAN_BYTES_MAX
+                ):
+                    single_count = _LONG_MESSAGES  # These are long: arrays gain nothing.
             elif reader.event is not None:
                 if rows:
                     yield _build_messages(raw, rows)
                     rows = []
                 event, reader.event = reader.event, None
-                begun = at
+                rows_start = offset
                 yield event
-        left = raw[at:last]
+        tail = raw[offset:last]
         self._tail, self._tail_bytes, self._required_bytes = (
-            [left],
-            len(left),
+            [tail],
+            len(tail),
             reader.required_bytes,
         )
         if rows:

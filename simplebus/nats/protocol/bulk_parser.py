@@ -69,15 +69,17 @@ def find_line_feeds(raw: bytearray, first: int, last: int) -> Integers:
     hits = np.empty(-(-count // _SIZE) * _SIZE, np.bool_)
     hits[count:] = False
     flags = np.empty(min(count, _BLOCK_WORDS) * _SIZE, np.bool_)
-    for at in range(0, count, _BLOCK_WORDS):
-        block = min(_BLOCK_WORDS, count - at)
-        here = flags[: block * _SIZE]
-        np.equal(data[at * _SIZE : (at + block) * _SIZE], _LINE_FEED, out=here)
-        np.not_equal(here.view(_WORD), 0, out=hits[at : at + block])
+    for block_start in range(0, count, _BLOCK_WORDS):
+        block = min(_BLOCK_WORDS, count - block_start)
+        block_flags = flags[: block * _SIZE]
+        np.equal(
+            data[block_start * _SIZE : (block_start + block) * _SIZE], _LINE_FEED, out=block_flags
+        )
+        np.not_equal(block_flags.view(_WORD), 0, out=hits[block_start : block_start + block])
     groups = hits.view(_WORD)
-    found = np.flatnonzero(groups != 0)
-    within = np.flatnonzero(groups.take(found).view(np.bool_))
-    words = found.take(within >> 3)
+    group_indexes = np.flatnonzero(groups != 0)
+    within = np.flatnonzero(groups.take(group_indexes).view(np.bool_))
+    words = group_indexes.take(within >> 3)
     words <<= 3
     words += within & 7
     # From words that contain at least one LF to bytes.
@@ -247,13 +249,13 @@ class BulkParser:
             numbers = self._numbers[rows]
             unknown = np.flatnonzero(numbers < 0)
         if unknown.size:
-            those = np.arange(self.starts.size)[rows][unknown]
-            starts, lengths = self.starts[those] + len(_VERB), self._lengths[those]
+            candidates = np.arange(self.starts.size)[rows][unknown]
+            starts, lengths = self.starts[candidates] + len(_VERB), self._lengths[candidates]
             raw = self._raw
             subjects = [
                 bytes(raw[begin:end])
                 for begin, end in zip(starts.tolist(), (starts + lengths).tolist(), strict=True)
             ]
-            found = self._table.assign_numbers(subjects, self._words, starts, lengths)
-            numbers[unknown] = self._numbers[those] = found
+            assigned = self._table.assign_numbers(subjects, self._words, starts, lengths)
+            numbers[unknown] = self._numbers[candidates] = assigned
         return numbers

@@ -159,20 +159,20 @@ def _reject_constant(constant: str) -> object:
     raise ValueError(f"{constant} is not valid JSON")
 
 
-def parse_greeting(heard: bytes | bytearray, searched: int = 0) -> tuple[bool, Auth | None]:
+def parse_greeting(data: bytes | bytearray, searched: int = 0) -> tuple[bool, Auth | None]:
     """Return True if the first line is complete or too long to wait for, and its credentials.
 
     The line does not end before offset `searched`. Errors in the line are reported later by the
     server.
     """
-    end = heard.find(b"\n", searched)
+    end = data.find(b"\n", searched)
     if end < 0:
-        return len(heard) > _LINE_BYTES_MAX, None
-    verb, _, said = bytes(heard[:end]).strip().partition(b" ")
+        return len(data) > _LINE_BYTES_MAX, None
+    verb, _, options_json = bytes(data[:end]).strip().partition(b" ")
     if verb.lower() != b"connect":
         return True, None
     try:
-        found = parse_connect(said)
+        options = parse_connect(options_json)
     except NatsError:
         return True, None
-    return True, found.auth
+    return True, options.auth

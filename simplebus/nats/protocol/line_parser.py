@@ -81,7 +81,7 @@ class LineParser:
         event, self.event = self.event, None
         return event
 
-    def parse_command(self, raw: bytearray, at: int, last: int, searched: int = 0) -> int:
+    def parse_command(self, raw: bytearray, start: int, last: int, searched: int = 0) -> int:
         """Parse the command in raw[at:last], which is not empty.
 
         Args:
@@ -98,23 +98,23 @@ class LineParser:
         """
         self.required_bytes, self.shortened_tail = 0, b""
         if not searched:
-            if raw[at] not in b"Hh":
-                match = _PUB.match(raw, at, last)
+            if raw[start] not in b"Hh":
+                match = _PUB.match(raw, start, last)
                 if match is not None:
                     body = match.end()
-                    if body - at <= self._limits.max_control_line:
+                    if body - start <= self._limits.max_control_line:
                         subject, reply, size = match.groups(b"")
                         message = Pub(subject, reply, size, b"", 0, _NO_BODY)
-                        return self._parse_body(raw, at, body, last, message)
+                        return self._parse_body(raw, start, body, last, message)
             elif self.accepts_headers:
-                match = _HPUB.match(raw, at, last)
-                if match is not None and match.end() - at <= self._limits.max_control_line:
+                match = _HPUB.match(raw, start, last)
+                if match is not None and match.end() - start <= self._limits.max_control_line:
                     subject, reply, header_size, size = match.groups(b"")
                     header_bytes = int(header_size)
                     if header_bytes <= int(size):
                         message = Pub(subject, reply, size, header_size, header_bytes, _NO_BODY)
-                        return self._parse_body(raw, at, match.end(), last, message)
-        return self._parse_any_command(raw, at, last, searched)
+                        return self._parse_body(raw, start, match.end(), last, message)
+        return self._parse_any_command(raw, start, last, searched)
 
     def _parse_any_command(self, raw: bytearray, at: int, last: int, searched: int) -> int:
         verb = _VERB.match(raw, at, last)

@@ -96,10 +96,10 @@ class NatsParser:
             if (event := reader.pop_event()) is not None:
                 yield event
             return
-        at = yield from self._parse_complete(buffer.raw, first, end, last)
-        if at < last:
+        offset = yield from self._parse_complete(buffer.raw, first, end, last)
+        if offset < last:
             self._searched_bytes = 0
-            self._tail += reader.shortened_tail or buffer.view[at:last]
+            self._tail += reader.shortened_tail or buffer.view[offset:last]
 
     def _extend_tail(self, buffer: ReceiveBuffer, first: int, last: int) -> int:
         """Extend the long tail from buffer[first:last] until its command is complete or the bytes
@@ -121,46 +121,51 @@ class NatsParser:
         return first
 
     def _parse_complete(
-        self, raw: bytearray, at: int, end: int, last: int
+        self, raw: bytearray, offset: int, end: int, last: int
     ) -> Generator[ClientEvent, None, int]:
-        """Yield the events of complete commands in raw[at:last]; the first was just parsed and
+        """Yield the events of complete commands in raw[offset:last]; the first was just parsed and
         ends at `end`.
 
         `end` is -1 if that command is incomplete. Returns the offset after the last complete
         command.
         """
         reader = self._line_parser
-        scan: BulkParser | None = None
+        bulk_parser: BulkParser | None = None
         # Messages to parse singly before the next attempt, and after the next failed attempt.
-        alone = misses = 0
+        single_count = next_single_count = 0
         while end >= 0:
             event = reader.pop_event()
             if type(event) is Pub:
-                if alone:
-                    alone -= 1
+                if single_count:
+                    single_count -= 1
                 else:
-                    likely = (last - at) // (end - at)
-                    many: UniformBatch | MixedBatch | None = None
-                    if likely >= UNIFORM_BATCH_MESSAGES_MIN:
-                        many = _find_uniform_batch(raw, at, end, likely, event)
-                    if many is None and (scan is not None or _can_bulk_parse(end - at, last - at)):
-                        if scan is None:
-                            scan = BulkParser(raw, at, last, self._limits, self._table)
-                        many = scan.parse_batch(at)
-                        if many is None:
-                            alone, misses = misses, min(2 * misses + 1, SINGLE_MESSAGES_MAX)
-                    if many is not None:
-                        event, misses = many, 0
-                        end = at + (
-                            many.rows.size if isinstance(many, UniformBatch) else many.data.size
+                    max_count = (last - offset) // (end - offset)
+                    batch: UniformBatch | MixedBatch | None = None
+                    if max_count >= UNIFORM_BATCH_MESSAGES_MIN:
+                        batch = _find_uniform_batch(raw, offset, end, max_count, event)
+                    if batch is None and (
+                        bulk_parser is not None or _can_bulk_parse(end - offset, last - offset)
+                    ):
+                        if bulk_parser is None:
+                            bulk_parser = BulkParser(raw, offset, last, self._limits, self._table)
+                        batch = bulk_parser.parse_batch(offset)
+                        if batch is None:
+                            single_count, next_single_count = (
+                                next_single_count,
+                                min(2 * next_single_count + 1, SINGLE_MESSAGES_MAX),
+                            )
+                    if batch is not None:
+                        event, next_single_count = batch, 0
+                        end = offset + (
+                            batch.rows.size if isinstance(batch, UniformBatch) else batch.data.size
                         )
-            at = end
+            offset = end
             if event is not None:
                 yield event
-            if at == last:
+            if offset == last:
                 break
-            end = reader.parse_command(raw, at, last)
-        return at
+            end = reader.parse_command(raw, offset, last)
+        return offset
 
 
 def _can_bulk_parse(size: int, remaining_bytes: int) -> bool:
@@ -171,29 +176,29 @@ def _can_bulk_parse(size: int, remaining_bytes: int) -> bool:
 
 
 def _find_uniform_batch(
-    raw: bytearray, at: int, end: int, max_count: int, head: Pub
+    raw: bytearray, offset: int, end: int, max_count: int, head: Pub
 ) -> UniformBatch | None:
     """Return up to `max_count` messages from `at` on with the line of the one in raw[at:end]."""
-    stride = end - at
-    body_at = stride - len(head.body) - len(_CR_LF)
-    line = raw[at : at + body_at]
+    stride = end - offset
+    body_column = stride - len(head.body) - len(_CR_LF)
+    line = raw[offset : offset + body_column]
     if not (
         raw.startswith(line, end)
-        and raw.startswith(line, at + (UNIFORM_BATCH_MESSAGES_MIN - 1) * stride)
+        and raw.startswith(line, offset + (UNIFORM_BATCH_MESSAGES_MIN - 1) * stride)
     ):
         return None
-    data = np.frombuffer(raw, np.uint8, max_count * stride, at)
+    data = np.frombuffer(raw, np.uint8, max_count * stride, offset)
     count, block = 0, UNIFORM_BLOCK_MESSAGES
     while count < max_count:
-        looked = min(block, max_count - count)
-        same = _count_matching(data[count * stride :], line, stride, looked)
-        count += same
-        if same < looked:
+        checked_count = min(block, max_count - count)
+        equal_count = _count_matching(data[count * stride :], line, stride, checked_count)
+        count += equal_count
+        if equal_count < checked_count:
             break
         block = min(4 * block, UNIFORM_BLOCK_MESSAGES_MAX)
     if count < UNIFORM_BATCH_MESSAGES_MIN:
         return None
-    return UniformBatch(head, data[: count * stride].reshape(count, stride), body_at)
+    return UniformBatch(head, data[: count * stride].reshape(count, stride), body_column)
 
 
 def _count_matching(data: Bytes, line: bytearray, stride: int, count: int) -> int:

@@ -74,24 +74,24 @@ class SubjectTable:
         """
         parts = _split_words(words, starts, lengths)
         hashes = _hash_subjects(parts, lengths)
-        found = self._slots.take(_slots_of(hashes, _SHIFTS[0]))
-        rest = np.flatnonzero(self._hashes.take(found) != hashes)
+        numbers = self._slots.take(_slots_of(hashes, _SHIFTS[0]))
+        rest = np.flatnonzero(self._hashes.take(numbers) != hashes)
         for shift in _SHIFTS[1:]:
             if not rest.size:
                 break
-            those = hashes[rest]
-            other = self._slots.take(_slots_of(those, shift))
-            found[rest] = other
-            rest = rest[self._hashes.take(other) != those]
-        equal = self._lengths.take(found) == lengths
+            rest_hashes = hashes[rest]
+            candidates = self._slots.take(_slots_of(rest_hashes, shift))
+            numbers[rest] = candidates
+            rest = rest[self._hashes.take(candidates) != rest_hashes]
+        equal = self._lengths.take(numbers) == lengths
         for column, (rows, part) in zip(self._columns, parts, strict=False):
             if rows is None:
-                equal &= column.take(found) == part
+                equal &= column.take(numbers) == part
             else:
-                equal[rows] &= column.take(found[rows]) == part
-        found *= equal
-        found -= 1
-        return found
+                equal[rows] &= column.take(numbers[rows]) == part
+        numbers *= equal
+        numbers -= 1
+        return numbers
 
     def assign_numbers(
         self, subjects: list[bytes], words: Words, starts: Indexes, lengths: Indexes
@@ -100,8 +100,8 @@ class SubjectTable:
         before.
         """
         numbers, known = self._numbers, len(self.names)
-        found: list[int] = []
-        rows: list[int] = []  # Where those that are new come first.
+        assigned: list[int] = []
+        rows: list[int] = []  # First rows of the new subjects.
         for row, subject in enumerate(subjects):
             number = numbers.get(subject)
             if number is None:
@@ -109,13 +109,13 @@ class SubjectTable:
                 self.names.append(subject)
             if number >= known + len(rows):
                 rows.append(row)
-            found.append(number)
+            assigned.append(number)
         if rows:
             fresh = np.array(rows)
             self._index_subjects(
                 known, _split_words(words, starts[fresh], lengths[fresh]), lengths[fresh]
             )
-        return found
+        return assigned
 
     def _index_subjects(self, number: int, parts: SubjectWords, lengths: Indexes) -> None:
         """Add subjects, numbered from `number`, to the arrays."""
@@ -131,8 +131,9 @@ class SubjectTable:
             slots = _slots_of(hashes, shift)
             free = np.flatnonzero(self._slots.take(slots) == 0)
             self._slots[slots[free]] = indexes[free]
-            left = self._slots.take(slots) != indexes  # Of two in one slot, one is left.
-            indexes, hashes = indexes[left], hashes[left]
+            # Subjects whose slot another one took get a slot by the next shift.
+            is_unplaced = self._slots.take(slots) != indexes
+            indexes, hashes = indexes[is_unplaced], hashes[is_unplaced]
 
 
 def have_no_blanks(words: Words, starts: Indexes, lengths: Indexes) -> Flags:
@@ -141,13 +142,13 @@ def have_no_blanks(words: Words, starts: Indexes, lengths: Indexes) -> Flags:
     """
     good = np.ones(starts.size, np.bool_)
     for rows, part in _split_words(words, starts, lengths):
-        for every in (_BLANKS, _TABS):
-            other = part ^ every
-            here = (((other - _ONES) & ~other) & _TOPS) == 0
+        for repeated in (_BLANKS, _TABS):
+            other = part ^ repeated
+            has_match = (((other - _ONES) & ~other) & _TOPS) == 0
             if rows is None:
-                good &= here
+                good &= has_match
             else:
-                good[rows] &= here
+                good[rows] &= has_match
     return good
 
 
@@ -164,18 +165,18 @@ def _split_words(words: Words, starts: Indexes, lengths: Indexes) -> SubjectWord
     first &= _KEEP.take(lengths, mode="clip")
     parts: SubjectWords = [(None, first)]
     rows: Indexes | None = None
-    for at in range(_SIZE, BULK_SUBJECT_BYTES_MAX, _SIZE):
-        longer = np.flatnonzero((lengths if rows is None else lengths[rows]) > at)
+    for offset in range(_SIZE, BULK_SUBJECT_BYTES_MAX, _SIZE):
+        longer = np.flatnonzero((lengths if rows is None else lengths[rows]) > offset)
         if not longer.size:
             break
         if rows is not None:
             longer = rows[longer]
         rows = None if longer.size == lengths.size else longer
-        those_starts, those_lengths = starts, lengths
+        row_starts, row_lengths = starts, lengths
         if rows is not None:
-            those_starts, those_lengths = starts[rows], lengths[rows]
-        part = words[those_starts + at]
-        part &= _KEEP.take(those_lengths - at, mode="clip")
+            row_starts, row_lengths = starts[rows], lengths[rows]
+        part = words[row_starts + offset]
+        part &= _KEEP.take(row_lengths - offset, mode="clip")
         parts.append((rows, part))
     return parts
 
@@ -185,12 +186,12 @@ def _hash_subjects(parts: SubjectWords, lengths: Indexes) -> Words:
     factor, fold = np.uint64(_FACTOR), np.uint64(_FOLD)
     hashes = lengths.view(np.uint64) * factor
     for rows, part in parts:
-        those = part ^ (hashes if rows is None else hashes[rows])
-        those *= factor
-        those ^= those >> fold
+        mixed = part ^ (hashes if rows is None else hashes[rows])
+        mixed *= factor
+        mixed ^= mixed >> fold
         if rows is None:
-            hashes = those
+            hashes = mixed
         else:
-            hashes[rows] = those
+            hashes[rows] = mixed
     hashes *= factor
     return hashes

@@ -85,11 +85,11 @@ class Authenticator:
             NatsError: The client is refused.
         """
         options = handshake.parse_connect(options_json, session.options)
-        is_other = session.is_identified and options.auth != session.options.auth
+        has_other_credentials = session.is_identified and options.auth != session.options.auth
         try:
             if session.admission_error is not None:
                 raise session.admission_error
-            if is_other and self.auth.is_required:
+            if has_other_credentials and self.auth.is_required:
                 session.on_repeated_connect(options.auth)
         except RemoteProtocolError as error:
             raise NatsError(
@@ -169,44 +169,44 @@ class Authenticator:
     ) -> NatsUser | None:
         auth = self.auth
         if certificate_user:
-            found = auth.user_named(certificate_user)
+            user = auth.user_named(certificate_user)
         elif auth.token:
             if auth.verify_token(options.auth_token):
                 return None
             raise authorization_violation("the client sent no token or a wrong token")
         elif not auth.users:
-            found = None
+            user = None
         elif options.nkey:
-            found = auth.verify_nkey(options.nkey, options.sig, nonce.encode())
+            user = auth.verify_nkey(options.nkey, options.sig, nonce.encode())
         elif options.has_no_credentials:
-            found = self.anonymous_user
+            user = self.anonymous_user
         else:
-            found = auth.verify_password(options.user, options.password)
-        if found is None and certificate_names and (certificate_user or options.has_no_credentials):
+            user = auth.verify_password(options.user, options.password)
+        if user is None and certificate_names and (certificate_user or options.has_no_credentials):
             shown = ", ".join(map(repr, certificate_names))[:_QUOTED_CHARACTERS_MAX]
             raise authorization_violation(f"no user matches the certificate names {shown}")
-        if found is None:
+        if user is None:
             # Only a public key is logged: the client may have sent a seed by mistake.
             nkey = options.nkey if options.nkey.startswith("U") else options.nkey and "an nkey"
             claimed_name = nkey or options.user or certificate_user or "nobody"
             raise authorization_violation(f"wrong or missing credentials of user {claimed_name!r}")
-        return found
+        return user
 
     def subject_grants(self, user: NatsUser | None) -> SubjectGrants | None:
         """Return the subject permissions of a user; None for all."""
         permissions = self.auth.permissions_of(user) if user else None
-        rights = self.class_grants(user)
-        if user is None or (permissions is None and rights is None):
+        class_grants = self.class_grants(user)
+        if user is None or (permissions is None and class_grants is None):
             return None
         key = (user.name or user.nkey, user.shared_user is not None)
-        found = self._subject_grants.get(key)
-        if found is None:
-            if rights is None:
-                found = SubjectGrants(permissions or SubjectPermissions(), self._table)
+        grants = self._subject_grants.get(key)
+        if grants is None:
+            if class_grants is None:
+                grants = SubjectGrants(permissions or SubjectPermissions(), self._table)
             else:
-                found = ClassSubjectGrants(permissions, self._table, rights, self._classes)
-            self._subject_grants[key] = found
-        return found
+                grants = ClassSubjectGrants(permissions, self._table, class_grants, self._classes)
+            self._subject_grants[key] = grants
+        return grants
 
     def local_session_grants(self, user: NatsUser | None) -> Grants | None:
         """Return the class permissions of a user's local session; None for all."""
@@ -214,10 +214,12 @@ class Authenticator:
         if user is None or user.shared_user is not None or grants is None:
             return self.class_grants(user)
         key = user.name or user.nkey
-        found = self._local_session_grants.get(key)
-        if found is None:
-            found = self._local_session_grants[key] = LocalSessionGrants(grants, self._classes)
-        return found
+        local_grants = self._local_session_grants.get(key)
+        if local_grants is None:
+            local_grants = self._local_session_grants[key] = LocalSessionGrants(
+                grants, self._classes
+            )
+        return local_grants
 
     def class_grants(self, user: NatsUser | None) -> Grants | None:
         """Return the class permissions of a user of the whole server; None for all."""

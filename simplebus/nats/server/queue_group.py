@@ -63,8 +63,9 @@ class _ConcatenatedMembers:
         return self._ends[-1]
 
     def __getitem__(self, number: int, /) -> NatsSubscription:
-        at = bisect_right(self._ends, number)  # Counted from the end of the list that has it:
-        return self._lists[at][number - self._ends[at]]
+        list_index = bisect_right(self._ends, number)
+        # A negative index, counted from the end of that list.
+        return self._lists[list_index][number - self._ends[list_index]]
 
     def __iter__(self) -> Iterator[NatsSubscription]:
         return chain.from_iterable(self._lists)
@@ -101,8 +102,10 @@ class _GroupSink(ABC):
             return False
         if members[self._random.draw(len(members))].deliver(message, origin):
             return True
-        takers = self._find_accepting(message.subject, origin)
-        return bool(takers) and takers[self._random.draw(len(takers))].deliver(message, origin)
+        accepting = self._find_accepting(message.subject, origin)
+        return bool(accepting) and accepting[self._random.draw(len(accepting))].deliver(
+            message, origin
+        )
 
     def deliver_batch(
         self, messages: UniformBatch | MixedBatch, rows: Indexes | None, origin: NatsSession | None
@@ -112,22 +115,22 @@ class _GroupSink(ABC):
             for member in members:
                 member.deliver_batch(messages, rows, origin)
             return
-        left = self._distribute(members, messages, row_indexes(messages, rows), origin)
-        if not left.size:
+        rejected = self._distribute(members, messages, row_indexes(messages, rows), origin)
+        if not rejected.size:
             return
-        for subject, rest in _group_by_subject(messages, left):
+        for subject, rest in _group_by_subject(messages, rejected):
             size = rest.size + 1
-            while 0 < rest.size < size and (takers := self._find_accepting(subject, origin)):
+            while 0 < rest.size < size and (accepting := self._find_accepting(subject, origin)):
                 size = rest.size
-                rest = self._distribute(takers, messages, rest, origin)
+                rest = self._distribute(accepting, messages, rest, origin)
 
     def _find_accepting(self, subject: bytes, origin: NatsSession | None) -> list[NatsSubscription]:
         """Return the members that accept messages of this publisher on this subject."""
-        asked = (origin, subject, self.version)
-        if self._accepting_key != asked:
+        key = (origin, subject, self.version)
+        if self._accepting_key != key:
             members = self.current_members()
             self._accepting = [member for member in members if member.accepts(subject, origin)]
-            self._accepting_key = asked
+            self._accepting_key = key
         return self._accepting
 
     def _distribute(
@@ -143,12 +146,12 @@ class _GroupSink(ABC):
         chosen = self._random.draw_many(len(members), rows.size)
         order = chosen.argsort(kind="stable")
         parts = np.split(rows[order], np.flatnonzero(np.diff(chosen[order])) + 1)
-        whose = [members[number] for number in np.unique(chosen).tolist()]
-        left = [
+        chosen_members = [members[number] for number in np.unique(chosen).tolist()]
+        rejected = [
             member.deliver_rows(messages, part, origin)
-            for member, part in zip(whose, parts, strict=True)
+            for member, part in zip(chosen_members, parts, strict=True)
         ]
-        return np.sort(np.concatenate(left))
+        return np.sort(np.concatenate(rejected))
 
     def _distribute_few(
         self,
@@ -157,18 +160,18 @@ class _GroupSink(ABC):
         rows: Indexes,
         origin: NatsSession | None,
     ) -> Indexes:
-        """Do the same without arrays, which cost more than they save for a few rows."""
-        chosen: dict[int, list[int]] = {}
+        """Do the same without arrays, which are slower for a few rows."""
+        rows_by_member: dict[int, list[int]] = {}
         for row in rows.tolist():
-            chosen.setdefault(self._random.draw(len(members)), []).append(row)
+            rows_by_member.setdefault(self._random.draw(len(members)), []).append(row)
         # Resolved before the first delivery: a member may end with it, which changes the indexes.
-        whose = [(members[number], part) for number, part in chosen.items()]
-        left = [
+        deliveries = [(members[number], part) for number, part in rows_by_member.items()]
+        rejected = [
             rest
-            for member, part in whose
+            for member, part in deliveries
             if (rest := member.deliver_rows(messages, np.array(part), origin)).size
         ]
-        return np.sort(np.concatenate(left)) if left else rows[:0]
+        return np.sort(np.concatenate(rejected)) if rejected else rows[:0]
 
 
 class QueueGroup(_GroupSink):
@@ -197,21 +200,21 @@ class QueueGroup(_GroupSink):
             self._member_indexes[member] = len(self.members)
         self.members.append(member)
         if self._member_indexes is None and len(self.members) >= _INDEXED_MEMBERS:
-            self._member_indexes = {member: at for at, member in enumerate(self.members)}
+            self._member_indexes = {member: index for index, member in enumerate(self.members)}
         self._version += 1
 
     def remove(self, member: NatsSubscription) -> None:
         """Remove a member. The last member takes its index."""
-        at = (
+        index = (
             self.members.index(member)
             if self._member_indexes is None
             else self._member_indexes.pop(member)
         )
         last = self.members.pop()
         if last is not member:
-            self.members[at] = last
+            self.members[index] = last
             if self._member_indexes is not None:
-                self._member_indexes[last] = at
+                self._member_indexes[last] = index
         self._version += 1
 
 
@@ -247,5 +250,5 @@ def _group_by_subject(
         return
     numbers = messages.subject_numbers[rows]
     for number in np.unique(numbers).tolist():
-        these = rows[numbers == number]
-        yield messages.subject_at(these[0]), these
+        subject_rows = rows[numbers == number]
+        yield messages.subject_at(subject_rows[0]), subject_rows

@@ -199,8 +199,8 @@ class SubjectRoutes:
                 self._remove_group(group)
             self.subscription_memory.free(subscription)
 
-    def _change_subscription_count(self, more: int) -> None:
-        before, self.subscription_count = self.subscription_count, self.subscription_count + more
+    def _change_subscription_count(self, change: int) -> None:
+        before, self.subscription_count = self.subscription_count, self.subscription_count + change
         if not (before and self.subscription_count):
             self.on_has_subscriptions(self.subscription_count > 0)
 
@@ -265,8 +265,8 @@ class SubjectRoutes:
     def is_scattered(self, numbers: npt.NDArray[np.int32]) -> bool:
         """Return True if single delivery is faster because sinks differ a lot."""
         results = self._look_up_results(numbers)
-        most = len(numbers) * SCATTERED_FRACTION
-        return bool((results != results[0]).any()) and len(np.unique(results)) > most
+        max_results = len(numbers) * SCATTERED_FRACTION
+        return bool((results != results[0]).any()) and len(np.unique(results)) > max_results
 
     def _look_up_results(self, numbers: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
         valid_for = (self._sublist.generation, self.table.generation)
@@ -296,11 +296,13 @@ class SubjectRoutes:
         for number, name in enumerate(names):
             for sink in self.match(name):
                 numbers.setdefault(sink, []).append(number)
-        for sink, those in numbers.items():
-            everything = len(those) == len(names)
+        for sink, sink_numbers in numbers.items():
+            has_all_rows = len(sink_numbers) == len(names)
             yield (
                 sink,
-                None if everything else np.flatnonzero(np.isin(messages.subject_numbers, those)),
+                None
+                if has_all_rows
+                else np.flatnonzero(np.isin(messages.subject_numbers, sink_numbers)),
             )
 
     def _result_number(self, sinks: SubjectSinks) -> int:
@@ -320,32 +322,32 @@ class ChannelListeners:
     def find_listeners(self, channel: str, max_count: int) -> tuple[list[ListenerInfo], int]:
         """Return up to `max_count` subscriptions and queue groups, and the number left out."""
         subject = channel.encode()
-        found: list[ListenerInfo] = []
+        listeners: list[ListenerInfo] = []
         left_out = 0
         for sink in self._routes.match(subject):
             queue, members = b"", 1
             if isinstance(sink, QueueGroup | MergedQueueGroup):
-                there = sink.current_members()
-                members = len(there)
+                current_members = sink.current_members()
+                members = len(current_members)
                 if not members:
                     continue
-                one, queue = there[0], there[0].queue
+                subscription, queue = current_members[0], current_members[0].queue
             elif isinstance(sink, NatsSubscription) and sink.accepts(subject, None):
-                one = sink
+                subscription = sink
             else:
                 continue  # For example a class that the subject is bound to.
-            if len(found) >= max_count:
+            if len(listeners) >= max_count:
                 left_out += 1
                 continue
-            found.append(
+            listeners.append(
                 ListenerInfo(
-                    pattern=_to_short_text(one.subject),
+                    pattern=_to_short_text(subscription.subject),
                     queue=_to_short_text(queue),
                     members=members,
-                    peer=one.session.peer[:INQUIRY_TEXT_CHARACTERS_MAX],
+                    peer=subscription.session.peer[:INQUIRY_TEXT_CHARACTERS_MAX],
                 )
             )
-        return found, left_out
+        return listeners, left_out
 
 
 def _to_short_text(subject: bytes) -> str:

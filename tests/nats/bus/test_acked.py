@@ -33,7 +33,7 @@ from tests.nats.bus.two_listeners import (
     stored,
 )
 
-# What is granted ---------------------------------------------------------------------------------
+# Subscriptions ------------------------------------------------------------------------------------
 
 
 def test_verbose_client_gets_ok_only_for_accepted_subscriptions() -> None:
@@ -67,7 +67,7 @@ def test_class_limit_applies_to_requested_classes() -> None:
     assert len(harness.broker.classes) == 2
 
 
-# What is sent ------------------------------------------------------------------------------------
+# Deliveries ---------------------------------------------------------------------------------------
 
 
 def test_deliveries_carry_ack_subject_metadata() -> None:
@@ -275,7 +275,7 @@ def test_ack_names_of_a_client_are_unique(one: tuple[str, str], other: tuple[str
     client.send(b"UNSUB 8\r\nUNSUB 9\r\n")
 
 
-# What comes back ---------------------------------------------------------------------------------
+# Acks ---------------------------------------------------------------------------------------------
 
 
 def test_unacked_message_is_redelivered_with_backoff() -> None:
@@ -533,7 +533,7 @@ def test_many_acks_in_one_read() -> None:
     assert harness.broker.refusal_counts == {}
 
 
-def test_other_messages_between_acks_are_published() -> None:
+def test_messages_between_acks_do_not_count_as_acks() -> None:
     harness = holding(*numbered(30))
     harness.skips_checks = True
     client = harness.client(b"SUB $SB.SUB.1 1\r\n")
@@ -543,7 +543,7 @@ def test_other_messages_between_acks_are_published() -> None:
     assert harness.broker.refusal_counts == {}
 
 
-# All doors ---------------------------------------------------------------------------------------
+# All protocols ------------------------------------------------------------------------------------
 
 
 def test_messages_of_every_publisher_reach_every_subscriber() -> None:

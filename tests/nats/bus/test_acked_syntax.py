@@ -10,7 +10,7 @@ from simplebus.nats.bus.acked import AckCommand, parse_ack_payload, parse_subscr
 from simplebus.nats.limits import ACKED_IN_FLIGHT_MESSAGES
 from tests.nats.bus.two_listeners import NatsBrokerHarness
 
-# What is asked for -------------------------------------------------------------------------------
+# Requests -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -114,7 +114,7 @@ def test_name_must_be_utf_8() -> None:
     assert [b"not UTF-8" in line for line in client.lines()] == [True, True]
 
 
-# Words -------------------------------------------------------------------------------------------
+# Acks ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -239,7 +239,7 @@ def test_batches_with_headers_are_stored() -> None:
     assert [e.headers[0][1] for e, _ in kept] == ["b"] * 40 + ["b", "c"] * 20
 
 
-# Full --------------------------------------------------------------------------------------------
+# Full classes -------------------------------------------------------------------------------------
 
 
 def test_publisher_to_a_full_class_waits_while_its_other_commands_are_handled() -> None:
@@ -330,7 +330,7 @@ def test_publisher_above_the_pending_limit_is_disconnected() -> None:
     assert error.reason is Reason.PENDING_LIMIT
 
 
-# Answers -----------------------------------------------------------------------------------------
+# Replies ------------------------------------------------------------------------------------------
 
 
 def test_stored_request_gets_no_no_responders_reply() -> None:

@@ -170,7 +170,7 @@ def test_messages_of_many_channels_are_delivered_in_order() -> None:
         assert own == [entry for entry in expected if entry[1] == sid]
 
 
-# Times -------------------------------------------------------------------------------------------
+# Delayed and expired messages ---------------------------------------------------------------------
 
 
 def times(harness: NatsBrokerHarness) -> Version2Peer:

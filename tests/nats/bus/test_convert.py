@@ -191,7 +191,7 @@ def test_reserved_header_names_in_other_places_are_plain_headers() -> None:
     )
 
 
-# Out of a class ----------------------------------------------------------------------------------
+# From frames --------------------------------------------------------------------------------------
 
 
 def framed(envelope: Envelope, payload: bytes) -> bytes:

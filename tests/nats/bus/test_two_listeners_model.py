@@ -47,7 +47,7 @@ class World:
         self.harness.skips_checks = True  # Each step is checked at its end.
         self.harness.broker.store.class_registry.bind_subject("orders.>", 1)
         self.said: dict[bytes, int] = defaultdict(int)
-        """How much each publisher has said."""
+        """Number of messages published by each publisher."""
         self.one = self.harness.peer(connect1(1))
         self.two = connect_version2(self.harness)
         self.publisher = self.harness.client()
@@ -58,9 +58,9 @@ class World:
         self.acked: Client = self.harness.client(b"SUB $SB.SUB.1.nats.in_flight=4 1\r\n")
         self.listened: list[bytes] = []
         self.first: list[bytes] = []
-        """What the acked client got for the first time."""
+        """First deliveries to the acked client."""
         self.done: set[bytes] = set()
-        """What it has acknowledged."""
+        """Payloads that the client has acked."""
         self.held: dict[bytes, Msg] = {}
         self.binary_got: list[bytes] = []
 

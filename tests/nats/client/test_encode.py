@@ -42,7 +42,7 @@ def msg(reply: bytes, payload: bytes = b"", sid: int = 2, head: bytes = b"") -> 
     return b"MSG s %d %b %d\r\n%b\r\n" % (sid, reply, len(payload), payload)
 
 
-# Writing -----------------------------------------------------------------------------------------
+# Encoding -----------------------------------------------------------------------------------------
 
 
 def test_encodes_a_single_message() -> None:
@@ -86,7 +86,7 @@ def test_equal_messages_encode_like_single_messages(
     assert encode.encode_equal_messages(b"a.b", payloads, reply=reply, headers=headers) == expected
 
 
-# Who it is ---------------------------------------------------------------------------------------
+# Credentials --------------------------------------------------------------------------------------
 
 
 def test_nkey_signs_the_nonce() -> None:
@@ -226,7 +226,7 @@ READ: dict[str, list[Callable[[dict[str, Any]], object]]] = {
         lambda info: backlog.build_inventory(info, [CONSUMER]),
     ],
 }
-"""All that doors make of such answers."""
+"""API requests whose replies the stateless server parses."""
 
 
 def variants(value: object) -> list[object]:
@@ -382,7 +382,7 @@ def test_encodes_pull_requests() -> None:
     assert jetstream_codec.encode_api_request("STREAM.INFO.S") == ("$JS.API.STREAM.INFO.S", b"")
 
 
-# The conversation --------------------------------------------------------------------------------
+# Connection state ---------------------------------------------------------------------------------
 
 
 def sent(core: NatsClientCore) -> bytes:
@@ -481,7 +481,7 @@ def test_server_that_answers_no_ping_times_out() -> None:
     core.tick(25.0)
     core.tick(35.0)
     assert sent(core) == b"PING\r\nPING\r\n"
-    with pytest.raises(RemoteProtocolError, match="2 PINGs for 30 s"):
+    with pytest.raises(RemoteProtocolError, match="2 PINGs; its last bytes came 30 s ago"):
         core.tick(45.0)
 
 

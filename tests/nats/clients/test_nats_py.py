@@ -185,7 +185,7 @@ async def test_no_echo_suppresses_own_messages(shared_server: NatsTestServer) ->
         assert await receive_messages(subscription, 1) == [b"theirs"]
 
 
-# Ends --------------------------------------------------------------------------------------------
+# Unsubscribe and drain ----------------------------------------------------------------------------
 
 
 @on_asyncio

@@ -157,7 +157,7 @@ async def is_served(server: NatsTestServer, **options: Any) -> None:
     assert told == []
 
 
-# Who may come in ---------------------------------------------------------------------------------
+# Authentication -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -222,7 +222,7 @@ def test_nats_js_upgrades_to_tls(token: Certified) -> None:
     assert found == {"length": PAYLOAD_MAX, "required": True}
 
 
-# What they may do --------------------------------------------------------------------------------
+# Permissions --------------------------------------------------------------------------------------
 
 
 @on_asyncio
@@ -265,7 +265,7 @@ def test_nats_js_receives_permission_errors(users: NatsTestServer) -> None:
     }
 
 
-# Those who do not read ---------------------------------------------------------------------------
+# Slow consumers -----------------------------------------------------------------------------------
 
 
 @on_asyncio

@@ -64,7 +64,7 @@ class ClientOutput:
 
     items: tuple[Item, ...]
     closed: bool
-    """Whether the server ended the conversation."""
+    """True if the server closed the connection."""
 
 
 def items(data: bytes) -> Iterator[Item]:

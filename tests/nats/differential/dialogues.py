@@ -545,7 +545,7 @@ GROUPS: dict[str, Script] = {
         Step("a", ASKING + b"SUB in.1 7\r\nPUB y in.1 0\r\n\r\n"),
     ),
 }
-"""Which member is chosen is up to the server: only who has how many in all is compared."""
+"""Scripts with queue groups. The choice of members is random, so only totals are compared."""
 
 ALL: dict[str, Script] = {
     f"{about}: {name}": script

@@ -90,7 +90,7 @@ _ODD = (
     + " \U0001f600 \U000e0001 \U0010ffff a\u0080 a\u00a0b ".encode()
     + b"\xe9 a\xff.\xc3 \xed\xa0\x80 \xf0\x9f\x98 a\x00\x01\x07\x08\x0c\x1b\x7f"
 )
-"""What the reference server shows with escapes, and what not."""
+"""Subjects that nats-server quotes with escapes, and others."""
 
 
 def _listed(items: tuple[str, ...]) -> str:

@@ -46,7 +46,7 @@ class Peer:
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.received = bytearray()
         self.ending = ""
-        """How it ended; empty while it goes on."""
+        """End of the connection; empty while it is open."""
         self._pongs = 0
         if first is not None:
             self.use_tls(first)
@@ -145,7 +145,7 @@ class Side:
 
 
 Dialogue = Callable[[Side], Any]
-"""What is said to a server. Returns what there is to tell of it."""
+"""Runs a dialogue with one server. Returns the result to compare."""
 
 
 @dataclass(slots=True)

@@ -33,7 +33,7 @@ OTHERWISE = {
     # allowed: who may subscribe to `foo.*` hears everything below foo. Here it does not.
     ("users", "subscribing to more words than allowed"),
 }
-"""Where ours is meant to differ."""
+"""Dialogues with an intended difference."""
 
 # A script of so many bytes is said in pieces that are not all that small.
 _LONG_BYTES = 1_500

@@ -32,7 +32,7 @@ pytestmark = pytest.mark.xdist_group("nats-side-by-side")
 CLIENTS_MAX = 4
 PENDING_BYTES_MAX = 2 << 20
 SMALL_BYTES = 20_000
-"""What a slow client's socket keeps."""
+"""Receive buffer of a slow client, in bytes."""
 TLS_SECONDS = 4
 """A busy machine may be late with a handshake."""
 ADA = "ada@example.com"
@@ -58,7 +58,7 @@ CONF = {
         lame_duck_duration: "30s"
     """,
 }
-"""Of the reference server."""
+"""Configurations of nats-server."""
 TOML = {
     "required": "[nats]\nmax-connections = {clients}\n[nats.tls]\n{tls}",
     "first": """
@@ -92,7 +92,7 @@ TOML = {
         lame-duck-time = 1
     """,
 }
-"""Of ours."""
+"""Configurations of simplebus."""
 
 
 @dataclass(frozen=True)
@@ -151,7 +151,7 @@ def trusting(papers: Papers, own: Certificate | None = None) -> ssl.SSLContext:
     return made
 
 
-# TLS behind INFO -----------------------------------------------------------------------------
+# TLS after INFO -----------------------------------------------------------------------------------
 
 
 def a_conversation(side: Side, papers: Papers) -> Any:
@@ -205,7 +205,7 @@ def let_in(come: Callable[[], Peer], count: int = CLIENTS_MAX) -> list[Peer]:
     return inside
 
 
-# TLS with the first byte, and a certificate that says who it is ------------------------------
+# TLS first, users from certificates ---------------------------------------------------------------
 
 
 def who_it_is(side: Side, papers: Papers) -> Any:
@@ -230,7 +230,7 @@ def one_too_many_first(side: Side, papers: Papers) -> Any:
     return clear, surprised, [peer.settle().ending for peer in inside]
 
 
-# TLS for those who like, with a certificate --------------------------------------------------
+# Optional TLS with certificates -------------------------------------------------------------------
 
 
 def both_kinds_meet(side: Side, papers: Papers) -> Any:
@@ -319,7 +319,7 @@ def one_that_takes_nothing_for_too_long(side: Side, papers: Papers) -> Any:
     return publisher.ending, b"-ERR" in stuck.rest().received, stuck.ending
 
 
-# A full house ------------------------------------------------------------------------------------
+# Connection limits --------------------------------------------------------------------------------
 
 
 def one_client_too_many(side: Side, papers: Papers) -> Any:
@@ -372,7 +372,7 @@ def test_dialogues_match_nats_server(
     assert ours == theirs
 
 
-# What takes time -------------------------------------------------------------------------------
+# Timeouts and lame duck mode ----------------------------------------------------------------------
 
 
 def late_ones(side: Side) -> Any:

@@ -43,7 +43,7 @@ class Reading:
         self.parser.accepts_headers = headers
         self.found: list[tuple[object, ...]] = []
         self.kinds: Counter[str] = Counter()
-        """How many events of each kind there were,"""
+        """Number of events of each kind."""
         self.batched: Counter[str] = Counter()
         """and how many messages in those that have several."""
         self.is_closed = False

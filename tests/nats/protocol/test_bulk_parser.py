@@ -29,7 +29,7 @@ LOOKS_LIKE = [
     b"\r\n",
     b" ",
 ]
-"""Of these a payload is made that arrays might take for more than one."""
+"""Parts of payloads that look like several messages."""
 
 
 def pub(random: Random, subject: bytes, payload: bytes) -> bytes:
@@ -190,7 +190,7 @@ def test_different_line_ends_a_uniform_batch(liar: bytes) -> None:
         assert reading.kinds["UniformBatch"] + reading.kinds["MixedBatch"] > 0 or reading.is_closed
 
 
-def test_payload_of_command_lines_is_one_message() -> None:
+def test_payloads_of_command_lines_stay_in_one_batch() -> None:
     liar = b"PUB a 1\r\nx\r\n" * 20
     data = b"".join(pub(Random(), subject, liar) for subject in SUBJECTS * 20)
     reading = read([data])

@@ -164,7 +164,7 @@ def test_accepts_headers_applies_from_the_next_command() -> None:
         next(events)
 
 
-# What is kept, and how often it is looked at ------------------------------------------------------
+# Memory and repeated searches ---------------------------------------------------------------------
 
 
 def counting_reads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
@@ -209,7 +209,7 @@ def test_announced_size_allocates_no_memory(monkeypatch: pytest.MonkeyPatch) -> 
     assert len(looks) == 1
 
 
-def test_endless_blanks_are_not_kept() -> None:
+def test_ignored_bytes_are_not_kept() -> None:
     for beginning, junk, kept in ((b"PING", b"x", 4), (b"+OK", b" ", 3), (b"HPUB ", b"\t ", 5)):
         reading = Reading()
         reading.feed(beginning)

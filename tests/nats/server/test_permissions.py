@@ -37,7 +37,7 @@ def test_publish_requires_allow_and_no_deny(allow: list[str], deny: list[str], n
 
 
 @given(st.lists(SUBJECTS, max_size=3), st.lists(SUBJECTS, max_size=3), SUBJECTS, NAMES)
-def test_allowed_subscription_matches_only_allowed_subjects(
+def test_delivered_subjects_are_allowed_and_not_denied(
     allow: list[str], deny: list[str], subject: str, name: str
 ) -> None:
     these = grants(subscribe_allow=tuple(allow), subscribe_deny=tuple(deny))

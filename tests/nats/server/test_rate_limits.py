@@ -105,7 +105,7 @@ def test_messages_to_classes_are_charged_once() -> None:
     bus.client(auth_token="t")
 
 
-def test_repeated_connect_changes_the_rate_limit() -> None:
+def test_repeated_connect_counts_for_the_new_user() -> None:
     bus = known(ada=1, bob=1)
     ada, bob = bus.client(auth_token="t"), bus.client(auth_token="u")
     assert again(ada, "ada") == []  # It is who it was.
