@@ -1,4 +1,4 @@
-"""One JetStream server for all that need no more."""
+"""A JetStream server that is shared by the tests of a session."""
 
 from __future__ import annotations
 

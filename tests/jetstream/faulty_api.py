@@ -1,4 +1,4 @@
-"""What a door asks of JetStream, answered otherwise than by a server: late, in vain, or not."""
+"""JetStream API whose answers are delayed, refused or lost."""
 
 from __future__ import annotations
 

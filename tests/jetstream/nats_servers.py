@@ -1,7 +1,6 @@
-"""Real nats-servers with JetStream on loopback: one, or several as a cluster.
+"""Real nats-servers with JetStream on loopback: one, or a cluster.
 
-Rule 1: each has its files in a folder of its own and stays the same server when it is started
-again.
+Each server keeps its directory and ports when it is restarted.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Real nats-servers whose ways to each other can be cut, though not those of their clients."""
+"""Real nats-servers whose connections to each other, but not to clients, can be cut."""
 
 from __future__ import annotations
 

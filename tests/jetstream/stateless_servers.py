@@ -1,4 +1,4 @@
-"""Doors before a JetStream cluster, in this process, and clients of theirs."""
+"""Stateless servers in this process, and their clients."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Three real nats-servers and real doors: one of either is killed under load, or all servers are
-restarted in turn, and nothing that was confirmed is lost."""
+"""Real servers that are killed or restarted under load never lose confirmed messages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a door says when it is asked what waits for what: of what lies in the cluster, too."""
+"""Inquiries about messages that are stored in the cluster."""
 
 from __future__ import annotations
 

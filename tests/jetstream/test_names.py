@@ -1,4 +1,4 @@
-"""What things are called in JetStream, and what it is told of them."""
+"""Names, options and request bodies."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ def test_refuses_unsupported_settings(settings: Settings) -> None:
 def test_describes_consumers_by_name(durable: str, group: str) -> None:
     told = describe_consumer(consumer_name(durable, group))
     for name in filter(None, (durable, group)):
-        assert repr(name) in told or ("of a long name" in told and len(name) > 10)
+        assert repr(name) in told or ("with a long name" in told and len(name) > 10)
     assert (
         describe_consumer(BACKLOG_CONSUMER)
         == describe_consumer("p-x-1")

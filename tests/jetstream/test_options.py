@@ -1,4 +1,4 @@
-"""What `serve --engine` and its options amount to."""
+"""Options of `serve --engine`."""
 
 from __future__ import annotations
 

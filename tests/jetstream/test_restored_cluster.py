@@ -1,4 +1,4 @@
-"""A server that comes back with less than it had: its power was cut, or an old copy restored."""
+"""A NATS server returns with fewer messages, after a power failure or from an old copy."""
 
 from __future__ import annotations
 

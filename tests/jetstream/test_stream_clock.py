@@ -1,4 +1,4 @@
-"""How old the messages of a stream are, whoever sets which clock."""
+"""Conversion of storage times when clocks differ or are changed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What everybody has acknowledged is removed, or tried again."""
+"""Removal of acknowledged messages, with retries."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Two doors before one real nats-server: what is said at one is heard at the other."""
+"""Two stateless servers and one real nats-server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Buses that tests leave behind have ended with them."""
+"""Ends the buses that tests leave behind."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
-"""A broker that is kept in a directory, without a thread and without a socket.
+"""Broker with a journal, without threads and sockets.
 
-Rule 1: nothing is written before `write` and nothing is confirmed before `sync`; a bus that is
-dropped without either has crashed there.
+`write` and `sync` are explicit steps. A bus that is dropped without them has crashed.
 """
 
 from __future__ import annotations

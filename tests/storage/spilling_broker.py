@@ -1,4 +1,4 @@
-"""A kept bus whose classes are larger than memory, read back as `serve` does, without a thread."""
+"""Broker whose classes exceed memory and are read back as in a server, without threads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whose a directory is."""
+"""Creation, locking and checks of a journal directory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A disk that is full or fails: publishers are told, nothing accepted is lost, and it goes on."""
+"""A full or failing disk: publishers are warned, and nothing accepted is lost."""
 
 from __future__ import annotations
 

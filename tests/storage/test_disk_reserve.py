@@ -1,4 +1,4 @@
-"""Space that is kept back for a full disk."""
+"""Reserved space for a full disk."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""What is answered about durables is true after a crash, and waits for that; nothing else does.
-
-Rule 1: outcomes are looked at on both sides of a crash; what is looked at inside is counted.
-"""
+"""Replies about durables are sent only when they survive a crash."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a bus holds is there again when it comes back: messages, numbers, positions, names."""
+"""Messages, numbers, positions and names survive a restart."""
 
 from __future__ import annotations
 

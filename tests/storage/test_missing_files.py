@@ -1,4 +1,4 @@
-"""Files that are gone are missed: what was in them is said and counted."""
+"""Missing files are reported and their messages counted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What was purged does not come back."""
+"""Purged messages do not return."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Records: what is written is read, and whatever bytes stand there, reading says where they end."""
+"""Record format: round trips, and the end of damaged data."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A class that was full, or that was let go of a moment ago, comes back whatever its limits say."""
+"""Recovery of classes that exceed their limits."""
 
 from __future__ import annotations
 

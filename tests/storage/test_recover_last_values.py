@@ -1,4 +1,4 @@
-"""Last values and retention of a class that is kept past the process."""
+"""Last values and retention after a restart."""
 
 from __future__ import annotations
 

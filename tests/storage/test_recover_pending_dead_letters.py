@@ -1,4 +1,4 @@
-"""What was given up and found no room among the dead letters waits for it in the next process."""
+"""Messages that wait for space in the dead-letter class, after a restart."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Publishers that come back to a bus that was gone, too: whose their numbers were is known."""
+"""Producer states after restarts, crashes and power failures."""
 
 from __future__ import annotations
 

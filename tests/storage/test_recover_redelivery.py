@@ -1,4 +1,4 @@
-"""What waits to be sent again goes on waiting in the next process, and no longer."""
+"""Attempts and backoff after a restart."""
 
 from __future__ import annotations
 

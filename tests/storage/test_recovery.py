@@ -1,4 +1,4 @@
-"""Whatever became of the files: what is whole comes back, what is not is said, in a sentence."""
+"""Recovery from damaged files: intact messages return, damage is reported."""
 
 from __future__ import annotations
 

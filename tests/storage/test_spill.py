@@ -1,4 +1,4 @@
-"""A class that is larger than memory: what is read back, what waits, what is said and counted."""
+"""Classes that exceed memory: reading back, waiting publishers and counts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A class that is larger than memory comes back after a crash, and its disk may fail."""
+"""Spilled classes after crashes and disk errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whatever happens, a class that spills is heard as one is that has all the memory it needs."""
+"""A spilling class delivers like one with unlimited memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Class names that doors tell one another, and streams say."""
+"""Exchange of class names between servers and through stream descriptions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A door whose server has lost its cluster goes on at another one; where there is none it stays."""
+"""A server moves to a NATS server where JetStream answers, and stays if there is none."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ class FakeLink:
         self.asked: list[float] = []
         self.left: list[tuple[float, NatsAddress]] = []
 
-    def mark(self) -> int:
+    def send_ping(self) -> int:
         return 1
 
-    def has_passed(self, mark: int) -> bool:
+    def is_ping_answered(self, number: int) -> bool:
         return not self.is_busy
 
     async def api_request(self, subject: str, *, seconds: float) -> dict[str, Any]:

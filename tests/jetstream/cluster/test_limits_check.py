@@ -1,4 +1,4 @@
-"""No message is too long for a cluster that its door has accepted; what no cluster may have."""
+"""Checks of the cluster at start: message size, foreign streams, storage, identity."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is said of a consumer that is one door's alone, against the plain truth."""
+"""Consumer with ack policy `all`, compared with a simple model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a door remembers of the messages of a consumer."""
+"""Acknowledged sequences and detection of rolled-back streams."""
 
 from __future__ import annotations
 

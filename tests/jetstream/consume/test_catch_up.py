@@ -1,4 +1,4 @@
-"""When it is said that all that is stored has come: the cluster answers as it is told."""
+"""Notification that everything stored has arrived, with a scripted cluster."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""How positions begin and end while JetStream does not do as it is asked: nobody else is held up,
-and nothing is left behind."""
+"""Opening and closing of positions while JetStream fails: nothing is blocked or left behind."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What somebody deletes or changes in the cluster under a door: it is made again, and said."""
+"""Streams and consumers that are deleted in the cluster are recreated."""
 
 from __future__ import annotations
 

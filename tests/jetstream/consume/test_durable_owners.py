@@ -1,5 +1,4 @@
-"""Whose durables and groups are is known at every door: what one door has told the cluster, another
-one finds there."""
+"""Owners of durables and groups apply at every server."""
 
 from __future__ import annotations
 

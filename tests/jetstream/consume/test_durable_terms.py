@@ -1,4 +1,4 @@
-"""How a durable or a group is served is one thing at all doors: what who had it first has said."""
+"""The delivery policy of a durable or group applies at every server."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""A position that a consumer feeds, without a socket: what comes, what goes to its subscriber, what
-goes back."""
+"""Feed of a position without a socket: received, delivered and acknowledged messages."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""What a door gives back comes again first and in order, at whichever door, whatever happens to the
-stream meanwhile: before a server that would send it after the ack wait only, which is longer than
-anybody waits here."""
+"""Returned messages come first and in order at any server, also after a purge.
+
+The ack wait is longer than any test, so a redelivery by ack wait would fail it.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a door is about to leave, and who takes it over meanwhile."""
+"""Consumers that a server is about to release, and their take-over."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Durables at a door that nobody uses: kept for as long as was asked for, by the cluster."""
+"""Unused durables expire in the cluster after their idle time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a subscriber had that was cut off comes to the next one at once, not after the ack wait."""
+"""The messages of a disconnected subscriber go to the next one at once, before the ack wait."""
 
 from __future__ import annotations
 

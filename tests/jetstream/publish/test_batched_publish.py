@@ -1,4 +1,4 @@
-"""Chains of messages on their way into a stream, against a stream in this process, and a server."""
+"""Fast batches, with a simulated stream and with a real server."""
 
 from __future__ import annotations
 

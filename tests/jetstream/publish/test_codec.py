@@ -1,4 +1,4 @@
-"""Frames as messages of a stream, and the way back."""
+"""Conversion between frames and JetStream messages."""
 
 from __future__ import annotations
 

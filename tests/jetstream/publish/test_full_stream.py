@@ -1,4 +1,4 @@
-"""A class that cannot be stored, and what that is to others: nothing."""
+"""A class whose messages cannot be stored does not affect other classes."""
 
 from __future__ import annotations
 

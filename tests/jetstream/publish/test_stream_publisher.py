@@ -1,4 +1,4 @@
-"""The way of lots into streams, against a stream in this process that can refuse and lose."""
+"""Publication of write batches, with a simulated stream that refuses and loses messages."""
 
 from __future__ import annotations
 
