@@ -327,6 +327,9 @@ def _check_value(parameter: Any, value: Any, path: Path, context: typer.Context)
             and not _accepts_text(parameter, raw_item)
         ):
             raise ValueError(f"expected a number, got {raw_item!r}")
+        if isinstance(item, int) and isinstance(raw_item, float) and item != raw_item:
+            # typer before 0.29 truncates the number.
+            raise ValueError(f"it should be a valid integer, got {raw_item!r}")
         if isinstance(item, str | Path) and not isinstance(raw_item, str):
             raise ValueError(f"expected a text, got {raw_item!r}")
         if isinstance(item, Path) and "\0" in raw_item:

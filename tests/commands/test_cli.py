@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Annotated
 
 import pytest
 import trio
@@ -53,9 +54,21 @@ def test_the_help_of_each_command_has_an_example(name: str) -> None:
     assert f"\n   simplebus {name}" in said
 
 
+def _click_drops_argument_help() -> bool:
+    """Return True for typer before 0.27 with click 8.5, whose own `help` replaces typer's."""
+
+    def command(name: Annotated[str, typer.Argument(help="A name.")]) -> None: ...
+
+    app = typer.Typer(add_completion=False)
+    app.command()(command)
+    return typer.main.get_command(app).params[0].help is None
+
+
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_option_and_argument_is_explained(name: str) -> None:
     for parameter in COMMANDS[name].params:
+        if _click_drops_argument_help() and parameter.param_type_name == "argument":
+            continue
         assert len(parameter.help or "") > 20, parameter.name
 
 

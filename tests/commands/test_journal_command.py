@@ -83,9 +83,7 @@ def test_what_is_not_whole_is_said(journal: Path) -> None:
     segment.write_bytes(data)
     done = run("verify", journal)
     assert done.exit_code == 1
-    assert (
-        "00000000000000000000.log: checksum mismatch at byte 0" in done.output
-    )
+    assert "00000000000000000000.log: checksum mismatch at byte 0" in done.output
 
 
 def test_what_a_server_has_given_up_is_listed_and_can_be_had(tmp_path: Path) -> None:

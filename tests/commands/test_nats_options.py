@@ -173,7 +173,7 @@ def test_who_has_no_password_needs_a_certificate_that_says_who_it_is(tmp_path: P
     file.write_text("[[nats.users]]\nuser = 'x'\n")
     given = f"--config {file} --nats-tls-cert c --nats-tls-key k"
     assert [user.name for user in door(f"{given} --nats-tls-verify-and-map").settings.auth.users]
-    with pytest.raises(ValueError, match=r"^user x of \[\[nats.users\]\] cannot come in"):
+    with pytest.raises(ValueError, match=r"^user x of \[\[nats.users\]\] cannot authenticate"):
         door(given)
     file.write_text(f"[nats]\nno_auth_user = 'x'\n{file.read_text()}")
     assert door(given).settings.auth.anonymous_user() is not None

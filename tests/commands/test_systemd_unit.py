@@ -197,7 +197,7 @@ def test_files_that_the_service_cannot_read_are_complained_of(tmp_path: Path) ->
     assert closed.startswith(
         f"{secret} is not readable for other users, including the service: give it"
     )
-    assert find_problems([], [Path("a.toml")])[0].startswith("a.toml is not found by the service")
+    assert find_problems([], [Path("a.toml")])[0].startswith("a.toml is a relative path")
     assert find_problems([], [tmp_path / "none"])[0] == f"{tmp_path / 'none'} does not exist"
 
 

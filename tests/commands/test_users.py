@@ -58,7 +58,7 @@ def test_a_user_is_added_changed_listed_and_taken_away(file: Path) -> None:
     assert found["cert"].certificates == ("CN=cert",)
     assert run("add", "ada", *where, said="second\n") == (
         1,
-        f"simplebus: {file}: there is a user 'ada'; --change gives it another secret\n",
+        f"simplebus: {file}: user 'ada' exists; replace its secret with --change\n",
     )
     assert verify_password(read_users_file(file)[0].users[0].password, "first")
     changed = run("add", "ada", *where, "--change", said="second\n")

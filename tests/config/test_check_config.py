@@ -98,7 +98,7 @@ full = "spill"
         "17: classes.a b: 'a b' is not a class; write its id, from 0 to 65535, or its name, 1 to "
         "200 characters without spaces",
         "18: classes.a b.keep-seconds: expected a number from 0.0",
-        "20: classes.values.last-values is for classes that fit into memory, and not for spill",
+        "20: classes.values.last-values cannot be combined with the policy spill",
     ]
 
 
@@ -237,7 +237,7 @@ permissions = { publish = ["a..b"] }
             "4: bridges[0].classes[1]: a class id is from 0 to 65535, got 70000",
             "5: bridges[1]: 'to' is missing, or 'from'",
             "8: nats.users[0].user: expected a text",
-            "11: nats.users[1].permissions.publish.allow: 'a..b' is no pattern",
+            "11: nats.users[1].permissions.publish.allow: 'a..b' is not a pattern",
             "12: nats.users[2]: user '': expected a name or an nkey",
         ],
         strict=True,

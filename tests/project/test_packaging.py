@@ -194,8 +194,8 @@ def test_bash_completes_commands_options_and_values(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("shell", "variables", "answer"),
     [
-        ("zsh", {}, '_arguments \'*: :(("serve":"Run the bus."))\''),
-        ("fish", {"_TYPER_COMPLETE_FISH_ACTION": "get-args"}, "serve\tRun the bus."),
+        ("zsh", {}, '_arguments \'*: :(("serve":"Run the server."))\''),
+        ("fish", {"_TYPER_COMPLETE_FISH_ACTION": "get-args"}, "serve\tRun the server."),
     ],
 )
 def test_other_shells_are_answered_in_their_own_words(

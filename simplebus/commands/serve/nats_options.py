@@ -94,7 +94,7 @@ def _count(flag: str, text: str, **more: Any) -> Any:
 
 
 def _file(flag: str, text: str) -> Any:
-    return option(flag, text, panel=NATS_TLS, metavar="FILE", show_default=False)
+    return option(flag, text, panel=NATS_TLS, metavar="FILE", parser=Path, show_default=False)
 
 
 def _switch(flag: str, text: str) -> Any:

@@ -26,7 +26,7 @@ SECONDS = 5.0
 
 
 def _file(flag: str, text: str) -> Any:
-    return option(flag, text, panel=TLS, metavar="FILE", show_default=False)
+    return option(flag, text, panel=TLS, metavar="FILE", parser=Path, show_default=False)
 
 
 Cert = Annotated[
