@@ -46,5 +46,5 @@ class SubjectPermissions:
                 parts = pattern.split()
                 legal = all(subjects.is_legal(part.encode()) for part in parts)
                 if not (1 <= len(parts) <= words and legal):
-                    expected = "a subject" if words == 1 else "a subject, or one and a queue name"
-                    raise ValueError(f"{name}: {pattern!r} is no pattern, expected {expected}")
+                    expected = "a subject" if words == 1 else "a subject, or a subject and a queue"
+                    raise ValueError(f"{name}: {pattern!r} is not a pattern, expected {expected}")

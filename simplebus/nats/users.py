@@ -145,26 +145,26 @@ class NatsAuth:
         for user in self.users:
             key = user.name or user.nkey
             if key in self._known:
-                raise ValueError(f"user {key} is there twice")
+                raise ValueError(f"duplicate user {key}")
             self._known[key] = user
         if self.token and self.users:
-            raise ValueError("there are a token and users, expected either")
+            raise ValueError("a token and users are set, expected only one of them")
         if self.token.startswith(_BCRYPT):
             raise ValueError("the token is a bcrypt hash, which is not supported")
         if self.no_auth_user and self.no_auth_user not in self._known:
-            raise ValueError(f"no_auth_user {self.no_auth_user} is none of the users")
+            raise ValueError(f"no_auth_user {self.no_auth_user}: expected the name of a user")
         for other in self.shared_users.users if self.shared_users is not None else ():
             for key in {other.name, other.nkey} & self._known.keys():
                 # The bus identifies users by name.
-                raise ValueError(f"{key} is a user of [[nats.users]] and of [[users]]")
+                raise ValueError(f"duplicate user {key}: in [[nats.users]] and in [[users]]")
 
     def check_credentials(self) -> None:
         """Raise ValueError if a user could only be identified by a certificate."""
         for user in self.users:
             if not (user.nkey or user.password or user.name == self.no_auth_user):
                 raise ValueError(
-                    f"user {user.name} of [[nats.users]] cannot come in: expected a password, or "
-                    "--nats-tls-verify-and-map for its certificate to say who it is"
+                    f"user {user.name} of [[nats.users]] cannot authenticate: expected a password "
+                    "or --nats-tls-verify-and-map to identify the user by a certificate"
                 )
 
     @property

@@ -303,7 +303,7 @@ USER = '[[nats.users]]\nuser = "x"\n'
             ": nats.user: an empty value would let everybody in",
         ),
         ("[nats]\ntoken = ''", ": nats.token: an empty value would let everybody in"),
-        ("[nats]\ntoken = 'x'\n" + USER, ": nats: there are a token and users, expected either"),
+        ("[nats]\ntoken = 'x'\n" + USER, ": nats: a token and users are set, expected only one"),
         ("[nats]\nno_auth_user = 'x'", ": nats: no_auth_user x: expected the name of a user"),
         ("[classes.x]\nid = '4'", ": classes.x.id: expected a whole number, got a text"),
         ("[classes.x]\nid = 70000", ": classes.x.id: expected a whole number up to 65535"),

@@ -15,7 +15,13 @@ from simplebus.nats.protocol.handshake import ConnectOptions
 from simplebus.nats.protocol.subject_table import SubjectTable
 from simplebus.nats.server.authenticate import Authenticator
 from simplebus.nats.subject_permissions import SubjectPermissions
-from simplebus.nats.users import NatsAuth, NatsUser, decode_user_key, verify_signature
+from simplebus.nats.users import (
+    NatsAuth,
+    NatsUser,
+    certificate_names,
+    decode_user_key,
+    verify_signature,
+)
 from tests.nats.differential.dialogues_auth import nkey
 
 KEY = Ed25519PrivateKey.from_private_bytes(bytes(32))
@@ -81,23 +87,26 @@ def test_invalid_user_is_named_in_the_error(user: dict[str, str], said: str) -> 
 @pytest.mark.parametrize(
     ("auth", "said"),
     [
-        ({"users": (NatsUser("a"), NatsUser("a", "p"))}, "user a is there twice"),
-        ({"users": (NatsUser("a"),), "token": "t"}, "there are a token and users"),
-        ({"users": (NatsUser("a"),), "no_auth_user": "b"}, "no_auth_user b is none of the users"),
+        ({"users": (NatsUser("a"), NatsUser("a", "p"))}, "duplicate user a"),
+        ({"users": (NatsUser("a"),), "token": "t"}, "a token and users are set"),
+        (
+            {"users": (NatsUser("a"),), "no_auth_user": "b"},
+            "no_auth_user b: expected the name of a user",
+        ),
         ({"token": "$2b$x"}, "the token is a bcrypt hash"),
         (
             {
                 "users": (NatsUser("a", "p"),),
                 "shared_users": Users([SharedUser("a", password="p")]),
             },
-            r"a is a user of [[nats.users]] and of [[users]]",
+            r"duplicate user a: in [[nats.users]] and in [[users]]",
         ),
         (
             {
                 "users": (NatsUser(nkey=PUBLIC),),
                 "shared_users": Users([SharedUser("a", nkey=PUBLIC)]),
             },
-            f"{PUBLIC} is a user of [[nats.users]] and of [[users]]",
+            f"duplicate user {PUBLIC}: in [[nats.users]] and in [[users]]",
         ),
     ],
 )
@@ -125,7 +134,9 @@ def test_user_without_password_cannot_authenticate_by_name() -> None:
     assert gate(auth).authenticate(ConnectOptions(), "") == auth.users[0]
     assert gate(auth).authenticate(ConnectOptions(), "", certificate_user="a") == auth.users[0]
     auth.check_credentials()
-    with pytest.raises(ValueError, match=r"user a of \[\[nats.users\]\] cannot come in: expected"):
+    with pytest.raises(
+        ValueError, match=r"user a of \[\[nats.users\]\] cannot authenticate: expected"
+    ):
         NatsAuth(users=auth.users).check_credentials()
 
 
@@ -182,3 +193,11 @@ def test_grants_are_shared_by_clients_of_a_user() -> None:
     auth = NatsAuth(users=(NatsUser("a", permissions=SubjectPermissions(publish_deny=("a",))),))
     it = gate(auth)
     assert it.subject_grants(auth.users[0]) is it.subject_grants(auth.users[0])
+
+
+def test_certificate_names_are_alternatives_then_the_subject() -> None:
+    certificate = {
+        "subject": ((("countryName", "DE"),), (("commonName", "c"),)),
+        "subjectAltName": (("DNS", "a.example"), ("email", "b@example.org")),
+    }
+    assert certificate_names(certificate) == ("b@example.org", "a.example", "CN=c,C=DE")

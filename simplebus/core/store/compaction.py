@@ -187,7 +187,7 @@ class Compactor:
             is_mostly_values and cls.full_policy is FullPolicy.DROP_OLDEST
         ):
             return False  # Acks will release messages.
-        _evict_values(cls, end, now)
+        _drop_values(cls, end, now)
         return True
 
 
@@ -234,7 +234,7 @@ class EvictionCompactor:
         return None
 
 
-def _evict_values(cls: MessageClass, end: int, now: float) -> None:
+def _drop_values(cls: MessageClass, end: int, now: float) -> None:
     """Release everything below `end`, which is only held for its last values."""
     dropped_count = cls.last_values.find_sequences(cls.ring.floor, end, now).size
     if dropped_count:

@@ -186,20 +186,20 @@ class Store:
             self.publish_queue.enqueue(session, cls, batch)
             return
         if not session.token_buckets:
-            self._append_or_enqueue(session, cls, batch)
+            self._append_or_park(session, cls, batch)
             return
         allowed = 0
         if not has_waiting_sessions(session.token_buckets):
             allowed = self.publish_queue.rate_queue.count_allowed(session, batch)
         if allowed:
-            handled = self._append_or_enqueue(session, cls, batch.slice(0, allowed))
+            handled = self._append_or_park(session, cls, batch.slice(0, allowed))
             consume(session.token_buckets, handled, int(batch.bounds[handled]))
         if allowed < batch.count:
             self.publish_queue.enqueue(
                 session, cls, batch.slice(allowed, batch.count), is_rate_limited=True
             )
 
-    def _append_or_enqueue(self, session: Session, cls: MessageClass, batch: FrameBatch) -> int:
+    def _append_or_park(self, session: Session, cls: MessageClass, batch: FrameBatch) -> int:
         """Append messages or apply the full-class policy.
 
         Returns:
@@ -217,7 +217,7 @@ class Store:
             case FullPolicy.DROP_NEWEST:
                 self._drop_newest(session, cls, rest)
             case FullPolicy.DROP_OLDEST:
-                self._append_evicting_oldest(append, session, cls, rest)
+                self._append_dropping_oldest(append, session, cls, rest)
         return batch.count
 
     def _check_can_publish(self, session: Session, cls: MessageClass, batch: FrameBatch) -> bool:
@@ -419,7 +419,7 @@ class Store:
             detail = f"class {cls.class_id} is full: {why}"
             self._refuse_messages(session, batch, Reason.DROP_NEWEST, detail)
 
-    def _append_evicting_oldest(
+    def _append_dropping_oldest(
         self, append: AppendFrames, session: Session | None, cls: MessageClass, batch: FrameBatch
     ) -> None:
         ring, compactor = cls.ring, compaction.EvictionCompactor(self, cls)
@@ -549,7 +549,7 @@ class Store:
                 rest
             ):
                 return stored
-            self._append_evicting_oldest(append, None, dead_letter_class, rest)
+            self._append_dropping_oldest(append, None, dead_letter_class, rest)
         return batch.count
 
     def _retry_dead_letters(self) -> None:

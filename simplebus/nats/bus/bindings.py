@@ -1,7 +1,7 @@
 """Storing of messages on bound subjects in classes.
 
 A class is one sink for all its subjects and stores a message once. Messages that cannot be stored
-are counted by reason and the publisher is told. Only messages of NATS clients are stored: a
+are counted by reason and the publisher gets an error. Only messages of NATS clients are stored: a
 message that came from a class is not stored in a class again.
 """
 

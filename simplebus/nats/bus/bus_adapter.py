@@ -239,7 +239,7 @@ class BusAdapter:
         return subject.startswith(SUBSCRIBE_PREFIX)
 
     def subscribe(self, session: NatsSession, event: Sub) -> AckedSubscription | None:
-        """Create an acked subscription; None if it is refused, of which the client is told."""
+        """Create an acked subscription; None if it is refused with an error."""
         broker, store = self.broker, self.broker.store
         try:
             request = parse_subscribe(event.subject, event.queue)

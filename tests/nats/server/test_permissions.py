@@ -171,11 +171,14 @@ def test_response_permission_denies_other_subjects() -> None:
 @pytest.mark.parametrize(
     ("lists", "said"),
     [
-        ({"publish_allow": ("a..b",)}, "publish_allow: 'a..b' is no pattern, expected a subject"),
-        ({"publish_deny": ("a q",)}, "publish_deny: 'a q' is no pattern, expected a subject"),
-        ({"subscribe_allow": ("a b c",)}, "expected a subject, or one and a queue name"),
-        ({"subscribe_deny": ("",)}, "subscribe_deny: '' is no pattern"),
-        ({"subscribe_deny": ("a.>.b",)}, "subscribe_deny: 'a.>.b' is no pattern"),
+        (
+            {"publish_allow": ("a..b",)},
+            "publish_allow: 'a..b' is not a pattern, expected a subject",
+        ),
+        ({"publish_deny": ("a q",)}, "publish_deny: 'a q' is not a pattern, expected a subject"),
+        ({"subscribe_allow": ("a b c",)}, "expected a subject, or a subject and a queue"),
+        ({"subscribe_deny": ("",)}, "subscribe_deny: '' is not a pattern"),
+        ({"subscribe_deny": ("a.>.b",)}, "subscribe_deny: 'a.>.b' is not a pattern"),
     ],
 )
 def test_illegal_pattern_is_named_in_the_error(
