@@ -191,7 +191,7 @@ class Compactor:
         return True
 
 
-class EvictionCompactor:
+class DropOldestCompactor:
     """Copies the last values of a full class before its oldest messages are dropped."""
 
     def __init__(self, store: CompactingStore, cls: MessageClass) -> None:
@@ -214,7 +214,7 @@ class EvictionCompactor:
             self._cls.last_values.leading_values_end(self._store.clock.now), self._initial_head
         )
 
-    def copy_evicted(self, new_floor: int) -> LastValueCopy | None:
+    def copy_before_drop(self, new_floor: int) -> LastValueCopy | None:
         """Copy the values below `new_floor`, before everything below it is dropped.
 
         Returns:

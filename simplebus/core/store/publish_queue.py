@@ -46,7 +46,7 @@ class PublishQueue:
         """Classes with sessions that wait for space."""
         self.rate_queue = RateQueue(clock, self._queue_for_class)
 
-    def enqueue(
+    def park(
         self,
         session: Session,
         cls: MessageClass,

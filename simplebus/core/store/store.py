@@ -183,7 +183,7 @@ class Store:
         if session.grants is not None and not self._check_can_publish(session, cls, batch):
             return
         if session.parked_messages or cls.blocked_sessions:
-            self.publish_queue.enqueue(session, cls, batch)
+            self.publish_queue.park(session, cls, batch)
             return
         if not session.token_buckets:
             self._append_or_park(session, cls, batch)
@@ -195,7 +195,7 @@ class Store:
             handled = self._append_or_park(session, cls, batch.slice(0, allowed))
             consume(session.token_buckets, handled, int(batch.bounds[handled]))
         if allowed < batch.count:
-            self.publish_queue.enqueue(
+            self.publish_queue.park(
                 session, cls, batch.slice(allowed, batch.count), is_rate_limited=True
             )
 
@@ -212,7 +212,7 @@ class Store:
         rest = batch.slice(stored, batch.count)
         match cls.full_policy:
             case FullPolicy.BLOCK | FullPolicy.SPILL:
-                self.publish_queue.enqueue(session, cls, rest)
+                self.publish_queue.park(session, cls, rest)
                 return stored
             case FullPolicy.DROP_NEWEST:
                 self._drop_newest(session, cls, rest)
@@ -422,7 +422,7 @@ class Store:
     def _append_dropping_oldest(
         self, append: AppendFrames, session: Session | None, cls: MessageClass, batch: FrameBatch
     ) -> None:
-        ring, compactor = cls.ring, compaction.EvictionCompactor(self, cls)
+        ring, compactor = cls.ring, compaction.DropOldestCompactor(self, cls)
         while True:
             if not len(ring):  # The ring is empty and still too full: others use all memory.
                 self._drop_newest(session, cls, batch)
@@ -434,7 +434,7 @@ class Store:
                 floor = ring.sequence_after_bytes(batch.data.size)
             floor = max(floor, compactor.leading_values_end())
             needed = min(max(cls.first_sequence, cls.floor()), floor)
-            copied = compactor.copy_evicted(floor)
+            copied = compactor.copy_before_drop(floor)
             cls.dropped_counts[Reason.DROP_OLDEST] += floor - needed
             for subscription in cls.subscriptions:
                 subscription.skip_to(floor)
