@@ -132,7 +132,7 @@ class Checkpointer:
             scanned_count, self._scanned_row_count = 0, 0
             for cls in classes.values():
                 self._collect_class(cls, changes)
-                scanned_count += 1 + len(cls.subscriptions)
+                scanned_count += 1 + len(cls.positions)
             scanned_count += self._scanned_row_count
             self.next_full_scan = now + CHECKPOINT_SECONDS * max(
                 1.0, scanned_count / CHECKPOINT_POSITIONS
@@ -301,7 +301,7 @@ def _class_header(cls: MessageClass) -> object:
 
 def _class_state(cls: MessageClass, durable_position: int) -> _ClassState:
     """Return a value that changes with the recorded state of a class."""
-    unnamed = [_position_state(each) for each in cls.subscriptions if not each.durable]
+    unnamed = [_position_state(each) for each in cls.positions if not each.durable]
     return cls.compute_durable_floor(durable_position), (
         cls.ring.head,
         (unnamed, cls.backlog_handover),
@@ -330,15 +330,15 @@ def _position_state(position: BrokerSubscription) -> object:
 
 def _handover_if_all_ended(cls: MessageClass) -> tuple[AckWindow, PositionHandover]:
     """Return the backlog, and its delivery counts, that would remain if all sessions ended now."""
-    if not cls.subscriptions or _has_durables(cls):
+    if not cls.positions or _has_durables(cls):
         return cls.backlog_window, cls.backlog_handover
-    oldest = list(islice(cls.subscriptions, CHECKPOINT_UNION_MAX))
+    oldest = list(islice(cls.positions, CHECKPOINT_UNION_MAX))
     handover = cls.backlog_handover
     for position in oldest:
         handover = handover.merge(position.build_handover())
-    if len(cls.subscriptions) > len(oldest):  # The oldest have at least as many deliveries.
+    if len(cls.positions) > len(oldest):  # The oldest have at least as many deliveries.
         window = AckWindow(floor=cls.floor())
-        window.cursor = max(each.window.cursor for each in cls.subscriptions)
+        window.cursor = max(each.window.cursor for each in cls.positions)
         return window, handover.merge(PositionHandover([(window.floor, window.cursor, 1)]))
     windows = [position.window for position in oldest]
     if cls.backlog_window.floor < cls.backlog_window.cursor:

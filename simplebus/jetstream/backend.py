@@ -446,7 +446,7 @@ class JetStreamBackend:
             await self._stored.wait()
 
     def _mark_positions_changed(self, cls: RemoteClass) -> None:
-        found = map(self.feeds.get, cls.subscriptions)
+        found = map(self.feeds.get, cls.positions)
         self._feeds_to_serve |= dict.fromkeys(feed for feed in found if feed is not None)
 
     async def _open_stream(self, class_id: int) -> None:

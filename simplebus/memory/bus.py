@@ -268,7 +268,7 @@ class InProcessServer:
     def wake_clients(self) -> None:
         """Wake the readers that have bytes to read, and close the sessions that ended."""
         broker, transports = self.broker, self._transports
-        while ready := broker.drain_writable():
+        while ready := broker.drain_ready():
             for session_id in ready:
                 if session_id in transports:
                     transports[session_id].wake()
@@ -336,7 +336,7 @@ class InProcessServer:
         """Return True if a message is in flight or a publisher is blocked."""
         return any(
             cls.blocked_sessions
-            or any(held.window.floor < held.window.cursor for held in cls.subscriptions)
+            or any(held.window.floor < held.window.cursor for held in cls.positions)
             for cls in self.broker.classes.values()
         )
 

@@ -100,7 +100,7 @@ def find_lagging_positions(
     found: list[tuple[int, int, MessageClass, BrokerSubscription]] = []
     position_count = 0
     for cls in list(classes):
-        for position in list(cls.subscriptions):
+        for position in list(cls.positions):
             position_count += 1
             lag = position.class_ring.head - position.window.floor
             found.append((lag, -position_count, cls, position))
@@ -122,7 +122,7 @@ def build_subscriptions_table(
     rows: list[list[str | float | None]] = []
     notes: list[Note] = []
     for count, (cls, position) in enumerate(chosen):
-        if position not in cls.subscriptions:  # It has ended meanwhile.
+        if position not in cls.positions:  # It has ended meanwhile.
             continue
         info = reporter.describe_position(cls, position)
         name, oldest = describe_subscriber(info), info.oldest
@@ -143,7 +143,7 @@ def build_subscriptions_table(
             notes.append(note)
         if count % _DESCRIPTIONS_PER_STEP == _DESCRIPTIONS_PER_STEP - 1:
             yield
-    total = sum(len(cls.subscriptions) for cls in broker.classes.values())
+    total = sum(len(cls.positions) for cls in broker.classes.values())
     table = Table(
         "subscriptions",
         "Subscriptions",

@@ -98,7 +98,7 @@ def collect_class_metrics(cls: MessageClass) -> Generator[None, None, ClassMetri
         acknowledged=cls.acknowledged_count,
         stored=ring.head - cls.first_sequence,
         spilled=spill.message_count if spill is not None else 0,
-        positions=len(cls.subscriptions),
+        positions=len(cls.positions),
         blocked=len(cls.blocked_sessions),
         is_dead=dead_letters.is_dead_letter_class(cls.name),
         dropped=cls.dropped_counts.copy(),
@@ -108,7 +108,7 @@ def collect_class_metrics(cls: MessageClass) -> Generator[None, None, ClassMetri
         spill.frame_bytes if spill is not None else 0
     )
     metrics.memory_bytes = ring_statistics.memory_bytes
-    for count, position in enumerate(list(cls.subscriptions)):
+    for count, position in enumerate(list(cls.positions)):
         if count % _POSITIONS_PER_STEP == _POSITIONS_PER_STEP - 1:
             yield
         window = position.window
@@ -119,7 +119,7 @@ def collect_class_metrics(cls: MessageClass) -> Generator[None, None, ClassMetri
         metrics.lag = max(metrics.lag, position.class_ring.head - window.floor)
         if position.undelivered_counts:
             metrics.dropped.update(position.undelivered_counts)
-    if not cls.subscriptions and not cls.is_remote:
+    if not cls.positions and not cls.is_remote:
         metrics.lag = cls.backlog_window.in_flight_count + ring.head - cls.backlog_window.cursor
     return metrics
 

@@ -2,7 +2,7 @@
 
 Secrets are compared in constant time, also for unknown users. Passwords of NATS users are stored in
 plain text: bcrypt hashes are rejected because checking one would block the whole bus. Passwords of
-users of the whole server are verified before; see `core.passwords`.
+users of the whole server are verified before; see `core.users.passwords`.
 """
 
 from __future__ import annotations

@@ -458,7 +458,7 @@ class Server:
             self.latency.record_durable()
         busy = True
         while busy:
-            while ready := broker.drain_writable():
+            while ready := broker.drain_ready():
                 for session_id in ready:
                     if connection := self._find_session_owner(session_id):
                         connection.flush()

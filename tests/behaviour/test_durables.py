@@ -118,7 +118,7 @@ def test_seek_requires_durable_and_start(wish: dict[str, object]) -> None:
     bus = BrokerHarness()
     asker = connect_version2(bus, subscribe(1, 5, seek=True, **wish))
     assert asker.receive_error_codes() == ["bad_request"]
-    assert not bus.broker.classes[1].subscriptions
+    assert not bus.broker.classes[1].positions
 
 
 @pytest.mark.parametrize("other", [{"channels": ["a"]}, {"group": "g"}])
@@ -260,7 +260,7 @@ def test_patterns_are_limited_by_memory() -> None:
     assert told.content["code"] == "memory_limit"
     assert told.content["message"].startswith("the bus has no memory for 100 patterns: ")
     assert 5 < kept < 20
-    assert len(bus.broker.classes[1].subscriptions) == kept
+    assert len(bus.broker.classes[1].positions) == kept
     last = connect_version2(bus, subscribe(1, 5, durable="d0", channels=patterns))
     last.send(unsubscribe(5, forget=True))
     assert last.receive_error_codes() == []

@@ -213,10 +213,10 @@ def test_parked_messages_are_confirmed_when_stored() -> None:
     assert receive_confirms(peer) == [10]
     assert reader.receive_message_ids() == list(range(10))
     reader.send(ack(5, 0, 3))
-    bus.broker.drain_writable()
+    bus.broker.drain_ready()
     assert receive_confirms(peer) == [13]
     reader.send(ack(5, 3, 4))
-    bus.broker.drain_writable()
+    bus.broker.drain_ready()
     assert receive_confirms(peer) == [14]
 
 
@@ -351,7 +351,7 @@ def test_parked_batches_are_confirmed_in_order() -> None:
             heard += 1
             number = 5 if message.class_id == 1 else 6
             reader.send(ack(number, message.message_id, message.message_id + 1))
-        bus.broker.drain_writable()
+        bus.broker.drain_ready()
         bus.broker.drain_resumed()
         for confirmed in receive_confirms(peer):
             assert confirmed > highest

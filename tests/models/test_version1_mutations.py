@@ -68,7 +68,7 @@ def numbers_wrongly(patch: Patch) -> None:
 def stores_in_another_order(patch: Patch) -> None:
     def park(self: PublishQueue, session: Session, cls: MessageClass, batch: FrameBatch) -> None:
         if not session.parked_messages:
-            self._start_waiting(session, cls)
+            self._block_session(session, cls)
             session.parked_messages.append((cls.class_id, batch.copy()))
         else:
             session.parked_messages.insert(1, (cls.class_id, batch.copy()))

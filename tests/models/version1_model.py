@@ -324,7 +324,7 @@ class Version1Model:
             # Start at a high sequence. Early subscriptions exist already.
             cls.ring.floor = cls.ring.head = first
             cls.backlog_window.skip_to(first)
-            for subscription in cls.subscriptions:
+            for subscription in cls.positions:
                 subscription.window.skip_to(first)
         self.classes[class_id] = ModelClass(floor=first, head=first, cursor=first)
         for model_peer in self.peers:
@@ -568,7 +568,7 @@ class Version1Model:
     def check_notifications(self) -> None:
         """Check that the broker reported every writable session and every resumed session."""
         ids = {model_peer.session_id for model_peer in self.peers}
-        self.writable.update(self.broker.drain_writable())
+        self.writable.update(self.broker.drain_ready())
         assert self.writable <= ids
         for model_peer in self.peers:
             assert model_peer.peer.session.outbox.is_idle or model_peer.session_id in self.writable

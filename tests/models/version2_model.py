@@ -596,7 +596,7 @@ class Version2Model:
 
     def observe(self) -> None:
         """Process the broker's notifications as the server does, and check its invariants."""
-        while self.broker.drain_writable():
+        while self.broker.drain_ready():
             pass
         self.broker.drain_resumed()
         self.bus.check_invariants()

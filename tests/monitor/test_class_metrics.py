@@ -46,7 +46,7 @@ class SocketlessBroker:
     def receive(self, session: Session, data: bytes) -> None:
         self.buffer.writable[: len(data)] = data
         self.broker.receive(session, self.buffer, len(data))
-        while self.broker.drain_writable():
+        while self.broker.drain_ready():
             for each in self.broker.sessions.values():
                 while piece := each.outbox.peek(0):
                     each.outbox.mark_sent(len(piece), 0)

@@ -67,7 +67,7 @@ def test_denied_class_is_denied_under_every_spelling(denied: str) -> None:
         client.sub(f"$SB.SUB.{way}")
         (line,) = client.lines()
         assert b"(no permission to subscribe to class" in line, way
-    assert not harness.broker.classes[12].subscriptions
+    assert not harness.broker.classes[12].positions
     assert harness.broker.refusal_counts == {Reason.UNAUTHORIZED: len(WAYS + LETTERS)}
     client.sub("$SB.SUB.open.d")
     assert client.lines() == []

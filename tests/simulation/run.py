@@ -200,7 +200,7 @@ class SimulationRun:
             and not any(
                 position.window.floor < cls.ring.head
                 for cls in server.broker.classes.values()
-                for position in cls.subscriptions
+                for position in cls.positions
             )
         )
 
@@ -213,7 +213,7 @@ class SimulationRun:
         ]
         promises.check(not undone, "all messages are confirmed in the end", undone)
         for cls in server.broker.classes.values():
-            for position in cls.subscriptions:
+            for position in cls.positions:
                 promises.check(
                     position.window.floor == cls.ring.head,
                     "the backlog is delivered in the end",

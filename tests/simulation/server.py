@@ -360,7 +360,7 @@ class SimulatedServer(Endpoint):
     def settle(self) -> None:
         """Do what the server does at the end of each turn."""
         broker = self.broker
-        while ready := broker.drain_writable():
+        while ready := broker.drain_ready():
             for session_id in ready:
                 line = self._lines.get(session_id)
                 if line is not None:

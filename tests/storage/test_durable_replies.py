@@ -36,7 +36,7 @@ def told(peer: Version2Peer) -> list[tuple[str, int]]:
 
 def durables(bus: KeptBus) -> list[str]:
     cls = bus.broker.classes.get(1)
-    return [] if cls is None else sorted(position.durable for position in cls.subscriptions)
+    return [] if cls is None else sorted(position.durable for position in cls.positions)
 
 
 @pytest.mark.parametrize("level", [Durability.OS, Durability.DISK])
@@ -212,7 +212,7 @@ def test_durable_recreated_in_group_survives_crash(tmp_path: Path) -> None:
     bus.sync()
     bus.crash()
     bus = KeptBus(tmp_path)
-    (position,) = bus.broker.classes[1].subscriptions
+    (position,) = bus.broker.classes[1].positions
     assert (position.durable, position.group) == ("d", "g")
     bus.crash()
 

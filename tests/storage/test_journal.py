@@ -431,9 +431,9 @@ def test_delivery_policy_survives_restart(tmp_path: Path) -> None:
     asked = {"max_deliveries": 7, "backoff": [2, 9], "ack_seconds": 4}
     connect_version2(bus, subscribe(1, 5, durable="billing", group="g", **asked))
     bus.sync()
-    before = [position.delivery_policy for position in bus.broker.classes[1].subscriptions]
+    before = [position.delivery_policy for position in bus.broker.classes[1].positions]
     bus = again(bus, tmp_path)
-    [terms] = [position.delivery_policy for position in bus.broker.classes[1].subscriptions]
+    [terms] = [position.delivery_policy for position in bus.broker.classes[1].positions]
     assert [terms] == before
     assert (terms.ack_timeout_ticks, terms.deliveries_max, terms.backoff_ticks) == (4, 7, (2, 9))
 
@@ -461,7 +461,7 @@ def test_forgotten_durable_stays_forgotten(tmp_path: Path) -> None:
     reader.send(unsubscribe(5, forget=True))
     bus.sync()
     bus = again(bus, tmp_path)
-    assert not bus.broker.classes[1].subscriptions
+    assert not bus.broker.classes[1].positions
 
 
 def test_durable_group_redelivers_members_messages(tmp_path: Path) -> None:

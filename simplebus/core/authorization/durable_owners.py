@@ -97,7 +97,7 @@ class DurableOwners:
         A session whose permissions in the class have changed is closed, and its positions are
         restricted to what it may still see.
         """
-        if not cls.subscriptions:
+        if not cls.positions:
             return
         for session in list(self._sessions.values()):
             grants = session.grants

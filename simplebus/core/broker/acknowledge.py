@@ -40,14 +40,14 @@ class AckHandler:
 
     def ack_ranges(self, session: Session, event: AckedRanges) -> None:
         """Acknowledge many ranges of message ids."""
-        subscription = session.subscriptions.get(event.subscription_key)
+        subscription = session.subscriptions.get(event.subscription_number)
         if isinstance(subscription, GroupMember):
             session.recent_ack_count += int((event.lasts - event.firsts).sum())
             self._ack_member_ranges(subscription, event)
             return
         if event.firsts.size <= PLAIN_FRAMES_MAX:
             for first, last in zip(event.firsts.tolist(), event.lasts.tolist(), strict=True):
-                self.ack_range(session, event.subscription_key, first, last)
+                self.ack_range(session, event.subscription_number, first, last)
             return
         if subscription is None:
             self._refusal_counts[Reason.ACK_UNSUBSCRIBED] += event.firsts.size

@@ -321,7 +321,7 @@ class Broker:
         if producer.session_id == session.session_id:
             producer_states.mark_disconnected(producer, self.clock.now)
 
-    def drain_writable(self) -> list[int]:
+    def drain_ready(self) -> list[int]:
         """Return the ids of sessions whose outboxes have something new, each once.
 
         Call it until it returns an empty list.
@@ -408,7 +408,7 @@ class Broker:
                 session.handled_count += 1
             case AckedRange():
                 self._ack_handler.ack_range(
-                    session, event.subscription_key, event.first, event.last
+                    session, event.subscription_number, event.first, event.last
                 )
             case PublishedBatch():
                 session.last_publish_tick = self.clock.tick
@@ -565,7 +565,7 @@ class Broker:
         self.clock.tick += 1
         self.store.timer_index = self.clock.tick % self.settings.ack_timeout
         for cls in list(self.classes.values()):
-            for subscription in cls.subscriptions:
+            for subscription in cls.positions:
                 subscription.tick(self.clock.tick)
                 if subscription.is_queued:
                     self.mark_ready(subscription.outbox)
@@ -653,7 +653,7 @@ class Broker:
                 retains and cls.first_sequence < cls.floor()
             )
             assert cls.first_sequence <= cls.ring.floor
-            for subscription in cls.subscriptions:
+            for subscription in cls.positions:
                 subscription.check_invariants()
             for session in cls.blocked_sessions:
                 assert session.parked_messages

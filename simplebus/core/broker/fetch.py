@@ -304,7 +304,7 @@ class FetchHandler:
         store, cls = self._store, self._store.require_class(event.class_id)
         count = purge_messages(cls, event.body.first, end, store.commit_log)
         store.trim_class(cls)
-        for position in cls.subscriptions:
+        for position in cls.positions:
             self._notify_position(position)
         reply = PurgeReply(purged=count)
         self._send_reply(

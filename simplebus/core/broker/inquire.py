@@ -231,7 +231,7 @@ class InquiryHandler:
                     class_id=cls.class_id,
                     name=cls.name,
                     stored=cls.ring.head - cls.first_sequence,
-                    positions=len(cls.subscriptions),
+                    positions=len(cls.positions),
                     publishers=len(cls.blocked_sessions),
                     dropped=sum(cls.dropped_counts.values()),
                     is_elsewhere=cls.is_remote,
@@ -250,7 +250,7 @@ class InquiryHandler:
     ) -> ClassInfo:
         store, ring = self._store, cls.ring
         statistics, commit_log = ring.statistics(), store.commit_log
-        listed = nsmallest(INQUIRY_POSITIONS_MAX, cls.subscriptions, key=_position_floor)
+        listed = nsmallest(INQUIRY_POSITIONS_MAX, cls.positions, key=_position_floor)
         positions = [
             self._position_reporter.describe_position(cls, position) for position in listed
         ]
@@ -286,15 +286,15 @@ class InquiryHandler:
             backlog=_count_backlog(cls),
             purged=stored - _count_unpurged(cls),
             channels=len(cls.channels),
-            delivered=cls.delivered_count + sum(p.delivered_count for p in cls.subscriptions),
-            redelivered=cls.redelivered_count + sum(p.redelivered_count for p in cls.subscriptions),
+            delivered=cls.delivered_count + sum(p.delivered_count for p in cls.positions),
+            redelivered=cls.redelivered_count + sum(p.redelivered_count for p in cls.positions),
             acknowledged=cls.acknowledged_count
-            + sum(p.acknowledged_count for p in cls.subscriptions),
+            + sum(p.acknowledged_count for p in cls.positions),
             dropped=nonzero_counts(cls.count_undelivered()),
             dead_class=dead,
             dead_letters=0 if dead is None else _count_unpurged(store.classes[dead]),
             positions=positions,
-            positions_left_out=len(cls.subscriptions) - len(positions),
+            positions_left_out=len(cls.positions) - len(positions),
             publishers=[self._describe_publisher(session) for session in blocked],
             publishers_left_out=len(cls.blocked_sessions) - len(blocked),
             waits_for="" if cls.is_remote else self._explain_class_wait(cls, positions),
@@ -368,7 +368,7 @@ class InquiryHandler:
         """Explain why the oldest message is kept, and if publishers wait, why the class is full."""
         if cls.first_sequence == cls.ring.head:
             floor_reason = "nothing is stored"
-        elif not cls.subscriptions:
+        elif not cls.positions:
             floor_reason = (
                 f"{format_message_count(_count_backlog(cls))} wait for a first subscription"
             )
@@ -530,7 +530,7 @@ def _position_label(position: PositionInfo) -> str:
 def _count_backlog(cls: MessageClass) -> int:
     """Count the messages that wait for a first subscription."""
     window = cls.backlog_window
-    later = 0 if cls.subscriptions else cls.ring.head - window.cursor
+    later = 0 if cls.positions else cls.ring.head - window.cursor
     return window.in_flight_count + later
 
 

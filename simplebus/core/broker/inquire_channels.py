@@ -106,7 +106,7 @@ def _report_class(
     match_reports: list[MatchInfo] = []
     near_misses: list[MatchInfo] = []
     left_out = 0
-    for position in cls.subscriptions:
+    for position in cls.positions:
         patterns = position.channel_filter.patterns if position.channel_filter is not None else ()
         if position.channel_filter is None or position.channel_filter in matching_filters:
             if len(match_reports) >= INQUIRY_MEMBERS_MAX:

@@ -390,7 +390,7 @@ class SubscriptionManager:
         """Send the Subscribe reply. Returns False while remote storage has not answered yet."""
         was_there = cls.has_remote_position(position)
         if was_there is None:
-            return position not in cls.subscriptions  # An ended position was refused already.
+            return position not in cls.positions  # An ended position was refused already.
         window, request = position.window, event.body
         held = session.subscriptions[event.subscription_number]
         is_new = request.seek or not is_resumed
@@ -666,7 +666,7 @@ class SubscriptionManager:
         Its backlog is dropped, unless it is the last position of the class: then the backlog waits
         for the next subscription.
         """
-        if len(self._store.classes[position.class_id].subscriptions) > 1:
+        if len(self._store.classes[position.class_id].positions) > 1:
             position.undelivered_counts[Reason.SLOW_CONSUMER] += position.count_pending()
         self.end_position(position)
 

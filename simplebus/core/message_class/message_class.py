@@ -80,7 +80,7 @@ class MessageClass:
         """
         self.channels = ChannelTable(ring)
         self.time_index = TimeIndex()
-        self.subscriptions: dict[BrokerSubscription, None] = {}
+        self.positions: dict[BrokerSubscription, None] = {}
         """All positions, including durables and groups."""
         self._floor_index = FloorIndex()
         self.connected_positions: dict[BrokerSubscription, None] = {}
@@ -132,7 +132,7 @@ class MessageClass:
     @property
     def has_backlog(self) -> bool:
         """True if messages wait for a future subscription."""
-        return not self.subscriptions or self.backlog_window.floor < self.backlog_window.cursor
+        return not self.positions or self.backlog_window.floor < self.backlog_window.cursor
 
     @property
     def has_lagging_consumer(self) -> bool:
@@ -143,7 +143,7 @@ class MessageClass:
 
     def floor(self) -> int:
         """Return the lowest sequence that a position or the backlog needs."""
-        if not self.subscriptions:
+        if not self.positions:
             return self.backlog_window.floor
         floor = self._floor_index.lowest_floor()
         if self.backlog_window.floor < self.backlog_window.cursor:
@@ -233,7 +233,7 @@ class MessageClass:
     def count_undelivered(self) -> Counter[Reason]:
         """Return the messages that were dropped or not delivered to some position, by reason."""
         counts = self.dropped_counts.copy()
-        for subscription in self.subscriptions:
+        for subscription in self.positions:
             if subscription.undelivered_counts:
                 counts.update(subscription.undelivered_counts)
         return counts
@@ -261,7 +261,7 @@ class MessageClass:
 
     def add_position(self, position: BrokerSubscription) -> None:
         """Add a position. A position with the same name must be removed afterwards."""
-        self.subscriptions[position] = None
+        self.positions[position] = None
         self._floor_index.add(position)
         if self.spill is not None:
             self.spill.add_position(position)
@@ -275,7 +275,7 @@ class MessageClass:
 
         If it was the last position, its unacknowledged messages join the backlog.
         """
-        del self.subscriptions[position]
+        del self.positions[position]
         self._floor_index.remove(position)
         if self.spill is not None:
             self.spill.remove_position(position)
@@ -291,7 +291,7 @@ class MessageClass:
         self.redelivered_count += position.redelivered_count
         self.acknowledged_count += position.acknowledged_count
         self.dropped_counts.update(position.undelivered_counts)
-        if not self.subscriptions:
+        if not self.positions:
             self._add_to_backlog(position)
 
     def create_window(
@@ -341,7 +341,7 @@ class MessageClass:
 
     def _extend_backlog_to_head(self) -> None:
         """Keep all stored messages in the backlog, as the new position does not take it over."""
-        if not self.subscriptions:
+        if not self.positions:
             self.backlog_window.cursor = max(self.backlog_window.cursor, self.ring.head)
 
     def _create_last_values_window(
@@ -364,7 +364,7 @@ class MessageClass:
     def _take_over_backlog(self) -> tuple[AckWindow, PositionHandover]:
         handover, self.backlog_handover = self.backlog_handover, PositionHandover()
         window, head = self.backlog_window, self.ring.head
-        if self.subscriptions and window.cursor < head:
+        if self.positions and window.cursor < head:
             # Later messages were for the existing positions.
             backlog_end, window.cursor = window.cursor, head
             window.ack_range(backlog_end, head)
@@ -384,15 +384,15 @@ class MessageClass:
 
     def check_invariants(self) -> None:
         """Raise AssertionError if the floor index returns a wrong floor."""
-        if self.subscriptions:
-            lowest = min(position.window.floor for position in self.subscriptions)
+        if self.positions:
+            lowest = min(position.window.floor for position in self.positions)
             assert self._floor_index.lowest_floor() == lowest, (
                 self._floor_index.lowest_floor(),
                 lowest,
             )
 
     def statistics(self, now: float = 0.0) -> ClassStatistics:
-        subscriptions = tuple(s.statistics() for s in self.subscriptions)
+        subscriptions = tuple(s.statistics() for s in self.positions)
         return ClassStatistics(
             class_id=self.class_id,
             name=self.name,

@@ -40,7 +40,7 @@ def purge_messages(cls: MessageClass, first: int, last: int, commit_log: CommitL
     purged.add(first, last)
     if cls.has_last_values:
         cls.last_values.discard_range(first, last)
-    for position in cls.subscriptions:
+    for position in cls.positions:
         position.purge(first, last)
     _purge_backlog(cls, first, last)
     count = len(purged) - before
@@ -60,7 +60,7 @@ def _purge_backlog(cls: MessageClass, first: int, last: int) -> None:
     The backlog is extended up to `last`, as only messages below its cursor can be acknowledged.
     """
     window = cls.backlog_window
-    if not cls.subscriptions:
+    if not cls.positions:
         window.cursor = max(window.cursor, last)
     first, last = max(first, window.floor), min(last, window.cursor)
     if first < last:

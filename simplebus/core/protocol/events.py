@@ -56,7 +56,7 @@ class PublishedBatch:
 class AckedRanges:
     """The peer acknowledged ranges of message ids."""
 
-    subscription_key: int
+    subscription_number: int
     """Class id in version 1, subscription number in version 2."""
     firsts: Integers
     """Message ids, shape (n,)."""
@@ -76,7 +76,7 @@ class PublishedFrame:
 class AckedRange:
     """The peer acknowledged a single range of message ids. See `AckedRanges`."""
 
-    subscription_key: int
+    subscription_number: int
     first: int
     last: int
 

@@ -117,7 +117,7 @@ def copy_values(store: CompactingStore, cls: MessageClass, sequences: Integers) 
     if (batch.data[batch.starts] == frames.ENVELOPE).any():
         copied_rows = rows if is_timed.any() else MessageRows(rows.count, rows.channels)
     acknowledged_by = [
-        position for position in cls.subscriptions if position.window.floor >= behind
+        position for position in cls.positions if position.window.floor >= behind
     ]
     return LastValueCopy(sequences, batch, copied_rows, acknowledged_by, ring.floor)
 
@@ -153,10 +153,10 @@ def append_copy(store: CompactingStore, cls: MessageClass, copied: LastValueCopy
     skipping = [
         position for position in copied.acknowledged_by if position.skip_compacted(first, ring.head)
     ]
-    if len(skipping) < len(cls.subscriptions):
+    if len(skipping) < len(cls.positions):
         store.notify_subscribers(cls)
     backlog = cls.backlog_window
-    if not cls.subscriptions and backlog.floor == backlog.cursor == first:
+    if not cls.positions and backlog.floor == backlog.cursor == first:
         backlog.skip_to(ring.head)
 
 

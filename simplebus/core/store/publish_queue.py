@@ -56,7 +56,7 @@ class PublishQueue:
     ) -> None:
         """Add messages that must wait for space in their class, or for the rate limit."""
         if not session.parked_messages:
-            self._start_waiting(session, self.rate_queue if is_rate_limited else cls)
+            self._block_session(session, self.rate_queue if is_rate_limited else cls)
         session.parked_bytes += batch.data.size
         if session.parked_messages and session.parked_messages[-1][0] == cls.class_id:
             last = session.parked_messages[-1][1]
@@ -80,17 +80,17 @@ class PublishQueue:
                     if self._discard_orphan(cls):
                         continue
                     break
-                self._stop_waiting(session, cls)
+                self._unblock_session(session, cls)
                 if next_queue is not None:
-                    self._start_waiting(session, next_queue)
+                    self._block_session(session, next_queue)
                 if isinstance(next_queue, MessageClass):
                     classes_to_retry.append(next_queue)
 
     def _queue_for_class(self, session: Session) -> None:
         """Move a session whose rate allows publishing again to the queue of its class."""
-        self._stop_waiting(session)
+        self._unblock_session(session)
         cls = self._classes[session.parked_messages[0][0]]
-        self._start_waiting(session, cls)
+        self._block_session(session, cls)
         if cls.blocked_sessions[0] is session:
             self.retry(cls)
 
@@ -102,7 +102,7 @@ class PublishQueue:
     def discard(self, session: Session) -> None:
         """Drop the waiting messages of a session."""
         if session.parked_messages:
-            self._stop_waiting(session)
+            self._unblock_session(session)
             self._drop_parked(session)
 
     def orphaned_bytes(self) -> int:
@@ -119,14 +119,14 @@ class PublishQueue:
         """Return True if a session waits for memory that another class may have to release."""
         return any(len(cls.ring) < cls.ring.messages_max for cls in self.blocked_classes)
 
-    def _start_waiting(self, session: Session, target: MessageClass | RateQueue) -> None:
+    def _block_session(self, session: Session, target: MessageClass | RateQueue) -> None:
         if isinstance(target, RateQueue):
             target.add(session)
             return
         target.blocked_sessions.append(session)
         self.blocked_classes[target] = None
 
-    def _stop_waiting(self, session: Session, cls: MessageClass | None = None) -> None:
+    def _unblock_session(self, session: Session, cls: MessageClass | None = None) -> None:
         """Remove a session from its queue: that of `cls`, if it is not the class of its first
         message.
         """
@@ -190,7 +190,7 @@ class PublishQueue:
         session = next((s for s in reversed(cls.blocked_sessions) if s.is_closed), None)
         if session is None:
             return False
-        self._stop_waiting(session, cls)
+        self._unblock_session(session, cls)
         self._budget.release(session.parked_bytes)
         self._drop_parked(session)
         return True

@@ -436,7 +436,7 @@ class Store:
             needed = min(max(cls.first_sequence, cls.floor()), floor)
             copied = compactor.copy_before_drop(floor)
             cls.dropped_counts[Reason.DROP_OLDEST] += floor - needed
-            for subscription in cls.subscriptions:
+            for subscription in cls.positions:
                 subscription.skip_to(floor)
             if cls.has_backlog:
                 cls.backlog_window.skip_to(floor)
@@ -556,9 +556,9 @@ class Store:
         """Retry dead letters that found no space before."""
         for cls, positions in list(self.positions_with_pending_dead_letters.items()):
             for position in list(positions):
-                if position in cls.subscriptions and not position.retry_dead_letters():
+                if position in cls.positions and not position.retry_dead_letters():
                     break  # No space for the others either.
-                if position not in cls.subscriptions or not position.pending_dead_letters:
+                if position not in cls.positions or not position.pending_dead_letters:
                     del positions[position]
             if not positions:
                 del self.positions_with_pending_dead_letters[cls]
@@ -630,7 +630,7 @@ class Store:
         count = self._expire_backlog(cls, max(message_budget, REDELIVERY_MESSAGES))
         message_budget -= count
         changed = count > 0
-        for position in cls.subscriptions:
+        for position in cls.positions:
             changed |= position.drop_expired(max(message_budget, REDELIVERY_MESSAGES))
             message_budget -= position.scanned_count
         if changed:
@@ -643,7 +643,7 @@ class Store:
         if waiting.floor < ring.floor:
             return 0  # The first messages are on disk.
         first, many = waiting.floor, EXPIRY_SCAN_INITIAL_MESSAGES
-        end = min(waiting.cursor if cls.subscriptions else ring.head, ring.timed_until)
+        end = min(waiting.cursor if cls.positions else ring.head, ring.timed_until)
         end = min(end, first + max_count)
         while (at := waiting.floor) < end:
             last = min(end, at + many)

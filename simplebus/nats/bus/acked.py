@@ -275,7 +275,7 @@ class AckedDeliveries:
         released = self._released_positions.get(name, position)
         return (
             released is not position
-            and released in self._broker.classes[released.class_id].subscriptions
+            and released in self._broker.classes[released.class_id].positions
         )
 
     def _position(self, subscription: AckedSubscription) -> Position:
@@ -290,7 +290,7 @@ class AckedDeliveries:
         position = self._released_positions.get((ack.stream, ack.consumer))
         if position is None or position.has_consumer:
             return None
-        positions = self._broker.classes[position.class_id].subscriptions
+        positions = self._broker.classes[position.class_id].positions
         if position not in positions or ack.sequence >= position.window.cursor:
             return None
         return position

@@ -292,7 +292,7 @@ class VarzEndpoints:
             if self._nats_listener is not None
             else None
         )
-        count = sum(len(cls.subscriptions) for cls in broker.classes.values())
+        count = sum(len(cls.positions) for cls in broker.classes.values())
         count += routes.subscriptions if routes is not None else 0
         yield
         rows: list[dict[str, Any]] = []

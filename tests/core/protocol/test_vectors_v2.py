@@ -269,7 +269,7 @@ class DialogueServer:
 
     def process(self) -> None:
         broker = self.bus.broker
-        while broker.drain_writable():
+        while broker.drain_ready():
             pass
         for session, _ in broker.drain_closing():
             self.peer_of(session).receive()

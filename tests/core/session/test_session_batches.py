@@ -87,7 +87,7 @@ def observe_outcome(chunks: Sequence[bytes]) -> tuple[object, ...]:
     unacked = [
         (subscription.class_id, window_state(subscription.window))
         for cls in broker.classes.values()
-        for subscription in cls.subscriptions
+        for subscription in cls.positions
     ]
     stored = {
         class_id: [cls.ring.copy_frame(s) for s in range(cls.ring.floor, cls.ring.head)]

@@ -197,9 +197,9 @@ def test_closed_session_is_neither_writable_nor_resumed() -> None:
     leaving = bus.peer(subscribe(1), subscribe(2), publish(1, *numbered(11)) + publish(2, b"two"))
     assert len(other.receive_messages()) == 10
     other.send(ack(1, 0, 10))
-    bus.broker.drain_writable()
+    bus.broker.drain_ready()
     leaving.disconnect()
-    assert bus.broker.drain_writable() == [other.session.session_id]
+    assert bus.broker.drain_ready() == [other.session.session_id]
     assert bus.broker.drain_resumed() == []
     assert other.receive_ids(1) == [10]
     assert bus.peer(subscribe(2)).receive_payloads() == [b"two"]

@@ -144,7 +144,7 @@ def test_change_owner_moves_the_count() -> None:
         "subscribe",
     ]
     quotas = bus.broker.subscription_manager.quotas
-    named, plain = bus.broker.classes[1].subscriptions
+    named, plain = bus.broker.classes[1].positions
     for owner, counts in (("bob", {"bob": 1}), ("", {}), ("bob", {"bob": 1}), ("bob", {"bob": 1})):
         for position in (named, plain):
             quotas.change_owner(position, owner)

@@ -39,7 +39,7 @@ def test_backlog_count_matches_full_count(
     bus = BrokerHarness()
     bus.skips_checks = True  # The test moves the cursor itself.
     writer = connect_version2(bus, subscribe(1, 5, **({"channels": ["a"]} if filtered else {})))
-    [position] = bus.broker.classes[1].subscriptions
+    [position] = bus.broker.classes[1].positions
     ring, window, wanted = position.ring, position.window, position.channel_filter
     ahead, published = BacklogCounter(ring, window, wanted), 0
     for what, count, channels in steps:
@@ -96,7 +96,7 @@ def test_old_backlog_is_counted_in_parts_per_tick(
     options = {"max_pending": 7, "slow": "drop_oldest", "channels": ["a"], "max_in_flight": 1}
     connect_version2(bus, subscribe(1, 5, durable="d", **options)).disconnect()
     writer.send(publish(1, 1000, b""))
-    [durable] = bus.broker.classes[1].subscriptions
+    [durable] = bus.broker.classes[1].positions
     assert 0 < durable.dropped_count < 100
     bus.tick(20)
     assert durable.count_pending() == 7

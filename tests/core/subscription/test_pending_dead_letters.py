@@ -141,7 +141,7 @@ def test_purge_and_drop_remove_pending_dead_letters(kind: dict[str, Any]) -> Non
     peer.send(nack(5, 0, 6, "terminate"))
     send_and_expect_purge(connect_version2(bus), purge(3, 5))
     assert position_report(bus).unburied == 2
-    [position] = bus.broker.classes[1].subscriptions
+    [position] = bus.broker.classes[1].positions
     position.skip_to(3)
     bus.broker.store.trim_class(bus.broker.classes[1])
     bus.check_invariants()
@@ -193,7 +193,7 @@ def test_dead_letters_of_other_classes_are_kept_without_memory() -> None:
         peer.send(nack(5, 0, 100, "terminate"))
         while not peer.session.outbox.is_idle:
             peer.receive_deliveries()
-        bus.broker.drain_writable()
+        bus.broker.drain_ready()
     store = bus.broker.store
     assert store.class_registry.dead_letter_budget.used_bytes <= 1 << 20
     for class_id in range(1, 5):

@@ -93,7 +93,7 @@ def build_limited_bus(rate: RateLimit, *names: str) -> BrokerHarness:
 def set_time(bus: BrokerHarness, now: float) -> None:
     bus.broker.clock.now = now
     bus.broker.run_due_wakeups()
-    bus.broker.drain_writable()
+    bus.broker.drain_ready()
     bus.broker.drain_resumed()
     bus.check_invariants()
 

@@ -158,7 +158,7 @@ def test_ack_for_an_ended_position_is_refused() -> None:
     (message,) = client.messages()
     client.send(b"UNSUB 1\r\n")
     client.pub(message.reply.replace(".1.0.1.", ".1.1.1."))  # It was not sent that one.
-    (position,) = harness.broker.classes[1].subscriptions
+    (position,) = harness.broker.classes[1].positions
     harness.broker.subscription_manager.end_position(position)
     client.pub(message.reply)
     assert harness.broker.refusal_counts == {Reason.ACK_UNSUBSCRIBED: 2}

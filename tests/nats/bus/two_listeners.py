@@ -78,7 +78,7 @@ class Client:
             buffer = self.harness.nats_buffer
             self.harness.nats_server.receive(self.session, buffer, buffer.fill(data))
             self.harness.check_invariants()
-            self.harness.broker.drain_writable()
+            self.harness.broker.drain_ready()
             self.harness.check_invariants()
 
     def pub(

@@ -148,7 +148,7 @@ def test_what_is_kept_for_a_query_that_never_comes_again_is_let_go_of_one_day(
         [kept] = server.ask(
             lambda up, name=name: [
                 position.idle_seconds
-                for position in up.server.broker.classes[1].subscriptions
+                for position in up.server.broker.classes[1].positions
                 if position.durable == name
             ]
         )
