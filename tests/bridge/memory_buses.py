@@ -75,10 +75,10 @@ async def create_test_durable(*buses: Bus) -> None:
 async def read(bus: Bus, class_: int | str, count: int) -> list[Message[bytes]]:
     """Return the next messages of the durable `test`."""
     async with bus.subscribe(class_, durable="test") as messages:
-        got = []
-        while len(got) < count:
-            got += await messages.take(count - len(got))
-        return got
+        received = []
+        while len(received) < count:
+            received += await messages.take(count - len(received))
+        return received
 
 
 async def payloads(bus: Bus, class_: int | str, count: int) -> list[bytes]:

@@ -98,6 +98,6 @@ async def running_bridges(
     *bridges: BridgeSettings, up: bool = False
 ) -> AsyncIterator[list[Copier]]:
     """Run the copiers of some bridges during the block, like `copying`."""
-    made = create_copiers(bridges)
-    async with copying(*made, up=up):
-        yield made
+    copiers = create_copiers(bridges)
+    async with copying(*copiers, up=up):
+        yield copiers

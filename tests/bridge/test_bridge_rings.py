@@ -66,9 +66,9 @@ def test_a_ring_of_three_neither_loops_nor_loses_whatever_breaks(seed: int) -> N
                         rng.choice(buses).hang_up()
                 await trio.sleep(rng.random() / 5)
             for which, client in enumerate(clients):
-                got = list(map(int, await payloads(client, "orders", count)))
-                assert sorted(got) == list(range(count))
-                own = [[n for n in got if n % 3 == origin] for origin in range(3)]
+                received = list(map(int, await payloads(client, "orders", count)))
+                assert sorted(received) == list(range(count))
+                own = [[n for n in received if n % 3 == origin] for origin in range(3)]
                 assert own == [sorted(each) for each in own], f"out of order at {which}"
             await trio.sleep(120)  # Wait for messages that circulate.
             for memory in buses:
@@ -116,10 +116,10 @@ async def test_a_ring_through_a_nats_server_neither_loops_nor_loses(tmp_path: Pa
                         await trio.to_thread.run_sync(nats.kill)
                         await trio.to_thread.run_sync(nats.start)
                 for bus in source_bus, target_bus:
-                    got = list(map(int, await payloads(bus, "a", count)))
-                    assert sorted(got) == list(range(count))
+                    received = list(map(int, await payloads(bus, "a", count)))
+                    assert sorted(received) == list(range(count))
                     for half in 0, 1:
-                        own = [n for n in got if n % 2 == half]
+                        own = [n for n in received if n % 2 == half]
                         assert own == sorted(own)
                 while not all(each.statistics().position >= count for each in ring):  # noqa: ASYNC110
                     await trio.sleep(0.01)

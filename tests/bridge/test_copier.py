@@ -52,8 +52,13 @@ def test_copies_messages_once_in_order() -> None:
                 assert last.payload == b"one more"
                 assert dict(last.headers)[PATH_HEADER] == source_bus.connection.core.bus_id
                 await trio.sleep(1)
-            found = copying.statistics()
-            assert (found.copied, found.lag, found.position, found.losses) == (301, 0, 301, 0)
+            statistics = copying.statistics()
+            assert (statistics.copied, statistics.lag, statistics.position, statistics.losses) == (
+                301,
+                0,
+                301,
+                0,
+            )
 
     run(main)
 
@@ -116,10 +121,10 @@ def test_same_name_from_two_sources_works() -> None:
                     numbered_payloads(1000 + first, 1010 + first), class_id="orders"
                 )
                 await trio.sleep(0.2)
-            got = [int(each) for each in await payloads(target_bus, "orders", 400)]
+            received = [int(each) for each in await payloads(target_bus, "orders", 400)]
             await trio.sleep(5)
-            assert [n for n in got if n < 1000] == list(range(200))
-            assert [n for n in got if n >= 1000] == list(range(1000, 1200))
+            assert [n for n in received if n < 1000] == list(range(200))
+            assert [n for n in received if n >= 1000] == list(range(1000, 1200))
             assert [way.statistics().losses for way in ways] == [0, 0]
 
     run(main)
@@ -340,10 +345,10 @@ def test_a_ring_of_three_neither_loops_nor_loses() -> None:
             await wait_until_up(*ring)
             for turn, bus in enumerate(buses * 20):
                 await bus.publish(b"%d" % turn, class_id="orders")
-            got = [await read(bus, "orders", 60) for bus in buses]
+            received = [await read(bus, "orders", 60) for bus in buses]
             await trio.sleep(60)
             ids = [bus.connection.core.bus_id for bus in buses]
-            for source_bus, messages in enumerate(got):
+            for source_bus, messages in enumerate(received):
                 assert sorted(int(m.payload) for m in messages) == list(range(60))
                 for message in messages:  # The payload names the bus that published it.
                     since = (source_bus - int(message.payload)) % 3
@@ -353,8 +358,8 @@ def test_a_ring_of_three_neither_loops_nor_loses() -> None:
                 orders = [[n for n in came_from if n % 3 == which] for which in range(3)]
                 assert all(order == sorted(order) for order in orders)
             for each in ring:
-                found = each.statistics()
-                assert (found.copied, found.skipped) == (40, {"looped": 20})
+                statistics = each.statistics()
+                assert (statistics.copied, statistics.skipped) == (40, {"looped": 20})
             for memory in (a, b, c):
                 (orders_there,) = [k for k in memory.statistics().classes if k.ring.head == 60]
                 assert orders_there.ring.head == 60
@@ -372,8 +377,8 @@ def test_copies_in_both_directions() -> None:
             await at_a.publish_many(numbered_payloads(0, 50), class_id="orders")
             await at_b.publish_many(numbered_payloads(50, 100), class_id="orders")
             for bus in at_a, at_b:
-                got = await payloads(bus, "orders", 100)
-                assert sorted(map(int, got)) == list(range(100))
+                received = await payloads(bus, "orders", 100)
+                assert sorted(map(int, received)) == list(range(100))
             await trio.sleep(10)
             assert [way.statistics().copied for way in ways] == [50, 50]
 
@@ -396,9 +401,9 @@ def test_filtered_messages_are_released_at_source(
             for number in range(200):
                 where = "eu.x" if number % 10 == 0 else "us.x"
                 await source_bus.publish(b"%d" % number, class_id="orders", channel=where)
-            got = await read(target_bus, "orders", 20)
-            assert [int(m.payload) for m in got] == list(range(0, 200, 10))
-            assert {m.channel for m in got} == {"x"}
+            received = await read(target_bus, "orders", 20)
+            assert [int(m.payload) for m in received] == list(range(0, 200, 10))
+            assert {m.channel for m in received} == {"x"}
             await trio.sleep(10)
             held = next(k for k in source.statistics().classes if k.ring.head == 200)
             assert held.ring.message_count == 0  # The bus keeps no messages on other channels.
@@ -453,8 +458,8 @@ def test_refused_message_becomes_dead_letter_with_reason(
                 await source_bus.publish(b"10", class_id="orders")
                 assert await payloads(target_bus, "orders", 1) == [b"10"]
                 await trio.sleep(5)  # Wait until the messages are counted.
-            found = copying.statistics()
-            assert (found.copied, found.refused) == (4, 7)
+            statistics = copying.statistics()
+            assert (statistics.copied, statistics.refused) == (4, 7)
 
     run(main)
 
@@ -491,8 +496,8 @@ def test_kill_before_dead_letter_loses_no_refusal(
                 assert letters == numbered_payloads(3, 1000)
                 assert await payloads(target_bus, "orders", 3) == numbered_payloads(0, 3)
                 await trio.sleep(5)  # Wait until the messages are counted.
-            found = again.statistics()
-            assert (found.refused, found.missed) == (997, 0)
+            statistics = again.statistics()
+            assert (statistics.refused, statistics.missed) == (997, 0)
 
     run(main)
 
@@ -517,8 +522,8 @@ def test_refused_message_that_is_gone_counts_as_missed(
             copying = create_copier(source, target)
             async with running(copying):
                 await trio.sleep(20)
-            found = copying.statistics()
-            assert (found.copied, found.refused, found.missed) == (3, 0, 7)
+            statistics = copying.statistics()
+            assert (statistics.copied, statistics.refused, statistics.missed) == (3, 0, 7)
             assert "missed 7 messages from sequence 3 on" in caplog.text
 
     run(main)
@@ -558,18 +563,18 @@ def test_waits_for_full_target_across_restarts(few: bool, request: pytest.Fixtur
         async with source as source_bus, target as target_bus:
             await create_test_durable(target_bus)
             await source_bus.publish_many(numbered_payloads(0, 40), class_id="orders")
-            got: list[bytes] = []
-            while len(got) < 40:
+            received: list[bytes] = []
+            while len(received) < 40:
                 copying = create_copier(
                     source, target
                 )  # As if the previous copier had been killed.
                 async with running(copying):
                     await trio.sleep(5)
-                    got += await payloads(target_bus, "orders", min(3, 40 - len(got)))
+                    received += await payloads(target_bus, "orders", min(3, 40 - len(received)))
                     await trio.sleep(5)
                 assert copying.statistics().refused == 0
             # Messages in flight after a refused one may arrive first.
-            assert (sorted(got, key=int) if few else got) == numbered_payloads(0, 40)
+            assert (sorted(received, key=int) if few else received) == numbered_payloads(0, 40)
 
     run(main)
 
@@ -586,16 +591,16 @@ def test_resends_more_messages_than_fit_in_record(
             for number in range(40):
                 where = "eu.x" if number % 2 == 0 else "us.x"
                 await source_bus.publish(b"%d" % number, class_id="orders", channel=where)
-            got: set[int] = set()
-            while len(got) < 20:
+            received: set[int] = set()
+            while len(received) < 20:
                 async with running(
                     create_copier(source, target, channels=("eu.#",))
                 ):  # Killed each time.
                     await trio.sleep(5)
-                    for message in await read(target_bus, "orders", min(3, 20 - len(got))):
-                        got.add(int(message.payload))
+                    for message in await read(target_bus, "orders", min(3, 20 - len(received))):
+                        received.add(int(message.payload))
                     await trio.sleep(5)
-            assert sorted(got) == list(range(0, 40, 2))
+            assert sorted(received) == list(range(0, 40, 2))
 
     run(main)
 
@@ -639,8 +644,8 @@ def test_record_fits_target_frame_limit(frame_bytes: int, count: int) -> None:
             await source_bus.flush()
             copying = create_copier(source, target, channels=("a",))
             async with running(copying):
-                got = await payloads(target_bus, "orders", count // 2)
-                assert got == [b"%d" % number for number in range(0, count, 2)]
+                received = await payloads(target_bus, "orders", count // 2)
+                assert received == [b"%d" % number for number in range(0, count, 2)]
             assert copying.statistics().losses == 0
 
     run(main)
@@ -796,12 +801,12 @@ def test_resends_after_connection_loss_at_full_target() -> None:
         ):
             for number in range(12):
                 await source_bus.publish(b"%d" % number + bytes(300_000), class_id="orders")
-            got: list[int] = []
-            while len(got) < 12:
+            received: list[int] = []
+            while len(received) < 12:
                 await trio.sleep(10)
                 target.hang_up()
-                got += [int(p.strip(b"\0")) for p in await payloads(target_bus, "orders", 1)]
-            assert got == list(range(12))
+                received += [int(p.strip(b"\0")) for p in await payloads(target_bus, "orders", 1)]
+            assert received == list(range(12))
 
     run(main)
 

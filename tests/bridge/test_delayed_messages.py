@@ -33,8 +33,8 @@ def test_copies_delayed_message_in_sequence_order(later: float | None) -> None:
                 await source_bus.publish(b"soon %d" % turn, class_id="orders", delay=later)
                 due = {}
                 for _ in range(2):
-                    (got,) = await read(target_bus, "orders", 1)
-                    due[got.payload] = trio.current_time() - begun
+                    (received,) = await read(target_bus, "orders", 1)
+                    due[received.payload] = trio.current_time() - begun
                 assert list(due) == [b"soon %d" % turn, b"late %d" % turn]
                 assert 4.9 < due[b"late %d" % turn] < 7
             assert copying.statistics().copied == 6

@@ -41,7 +41,7 @@ async def test_takeover_continues_after_previous_copier(
     async with connect(nats) as connection, simplebus.connect(server.address) as bus:
         await create_stream(connection, "TWIN", "twin")
 
-        got: list[bytes] = []
+        received: list[bytes] = []
         is_said = False
 
         async def say(first: int, last: int) -> None:
@@ -49,7 +49,7 @@ async def test_takeover_continues_after_previous_copier(
             for number in range(first, last):
                 connection.core.publish("twin", b"%d" % number)
             connection.nats.flush()
-            got.extend(await payloads(bus, "twin", last - first))
+            received.extend(await payloads(bus, "twin", last - first))
 
         @asynccontextmanager
         async def late(*place: Any) -> AsyncIterator[Any]:
@@ -66,7 +66,7 @@ async def test_takeover_continues_after_previous_copier(
             async with copying(after, up=True):
                 await say(100, 120)
         await bus.publish(b"last", class_id="twin")
-        assert got + await payloads(bus, "twin", 1) == [*numbered_payloads(0, 120), b"last"]
+        assert received + await payloads(bus, "twin", 1) == [*numbered_payloads(0, 120), b"last"]
         for found in before.statistics(), after.statistics():
             assert (found.discarded_records, found.missed, found.skipped) == (0, 0, {})
 

@@ -43,7 +43,7 @@ async def test_old_stateless_server_is_fatal_for_its_copier_only(
     with trio.fail_after(PATIENCE_SECONDS):
         async with server_without_last_values(monkeypatch, "cluster old") as door, serving() as up:
             here = f"simplebus://{up.addresses[0]}"
-            made = create_copiers(
+            copiers = create_copiers(
                 [
                     BridgeSettings("bad", here, door, (CopiedClass("a"),)),
                     BridgeSettings("good", here, here, (CopiedClass("a", target_class="b"),)),
@@ -51,14 +51,16 @@ async def test_old_stateless_server_is_fatal_for_its_copier_only(
             )
             ended = trio.Event()
             async with trio.open_nursery() as nursery, simplebus.connect(here) as bus:
-                nursery.start_soon(partial(run_copiers, made, on_failed=lambda copier: ended.set()))
+                nursery.start_soon(
+                    partial(run_copiers, copiers, on_failed=lambda copier: ended.set())
+                )
                 await ended.wait()
                 await bus.publish(b"hello", class_id="a")
                 async with bus.subscribe("b") as messages:
                     assert (await messages.get()).payload == b"hello"
                 nursery.cancel_scope.cancel()
-    assert not made[0].statistics().is_up
-    assert WHAT_TO_DO in made[0].statistics().problem
+    assert not copiers[0].statistics().is_up
+    assert WHAT_TO_DO in copiers[0].statistics().problem
     told = [each for each in caplog.records if WHAT_TO_DO in each.getMessage()]
     assert [each.levelno for each in told] == [logging.ERROR]
 

@@ -53,9 +53,9 @@ def test_http_reports_copiers() -> None:
         assert http_get(at, "/healthz")["status"] == "ok"
         target.process.kill()
         assert wait_copier_names(at, are_up=False) == [name]
-        said = http_get(at, "/healthz")
-        assert said["status"] == "unavailable"
-        assert said["why"].startswith(f"{name}: ")
+        reply = http_get(at, "/healthz")
+        assert reply["status"] == "unavailable"
+        assert reply["why"].startswith(f"{name}: ")
         assert any(note["is_bad"] for note in http_get(at, "/facts")["facts"]["notes"])
 
 

@@ -32,14 +32,14 @@ NAMES = iter(range(1000))
 
 
 def create_copier(
-    source: str, target: str, class_: str, *, path: bool = True, **more: Any
+    source: str, target: str, class_: str, *, has_path: bool = True, **more: Any
 ) -> Copier:
     options = {"start": more.pop("start", "earliest"), **more}
     bridge = BridgeSettings(
-        f"b{next(NAMES)}", source, target, (CopiedClass(class_, **options),), has_path=path
+        f"b{next(NAMES)}", source, target, (CopiedClass(class_, **options),), has_path=has_path
     )
-    (made,) = create_copiers([bridge])
-    return made
+    (copier,) = create_copiers([bridge])
+    return copier
 
 
 async def received_messages(
@@ -69,14 +69,14 @@ async def test_copies_class_to_core_nats(server: BusServer, nats: NatsServer) ->
             server.address, nats.url, "tills", rewrite=(("orders.*", "*.orders"),)
         )
         async with copying(copied):
-            got = await received_messages(connection, 101)
+            received = await received_messages(connection, 101)
             await wait_until(lambda: copied.statistics().copied == 101)
         path = f"{PATH_HEADER}: {bus.connection.core.bus_id}\r\n".encode()
-        assert got[:100] == [
+        assert received[:100] == [
             (b"class.tills", b"NATS/1.0\r\n" + path + b"\r\n", b"%03d" % n) for n in range(100)
         ]
         headers = b"NATS/1.0\r\nh: 1\r\n" + path + f"{KEY_HEADER}: k\r\n\r\n".encode()
-        assert got[100:] == [(b"eu.orders", headers, b"one")]
+        assert received[100:] == [(b"eu.orders", headers, b"one")]
 
 
 async def test_path_can_be_disabled_without_loops(server: BusServer, nats: NatsServer) -> None:
@@ -90,11 +90,11 @@ async def test_path_can_be_disabled_without_loops(server: BusServer, nats: NatsS
         await bus.publish(b"last", class_id="bare")
         copied = create_copier(server.address, nats.url, "bare", has_path=False)
         async with copying(copied):
-            got = await received_messages(connection, 102)
+            received = await received_messages(connection, 102)
             await wait_until(lambda: copied.statistics().skipped == {"looped": 1})
-        assert got[:100] == [(b"class.bare", b"", b"%03d" % n) for n in range(100)]
+        assert received[:100] == [(b"class.bare", b"", b"%03d" % n) for n in range(100)]
         headers = f"NATS/1.0\r\n{PATH_HEADER}: a\r\n\r\n".encode()
-        assert got[100:] == [(b"class.bare", headers, b"a"), (b"class.bare", b"", b"last")]
+        assert received[100:] == [(b"class.bare", headers, b"a"), (b"class.bare", b"", b"last")]
 
 
 async def test_stream_drops_duplicates(server: BusServer, nats: NatsServer) -> None:
@@ -109,8 +109,8 @@ async def test_stream_drops_duplicates(server: BusServer, nats: NatsServer) -> N
             (made,) = create_copiers([bridge])
             async with copying(made):
                 await wait_until(lambda made=made: made.statistics().position == 201)
-            found = made.statistics()
-            assert (found.copied, found.skipped) == (
+            statistics = made.statistics()
+            assert (statistics.copied, statistics.skipped) == (
                 (0, {"known_there": 201}) if life else (201, {})
             )
             assert await count_stored(connection, "TILLS") == 201
@@ -155,8 +155,8 @@ async def test_reserved_headers_and_subjects_are_not_copied(
             (b"$SAID.so", b"said")
         ]
         assert await count_stored(connection, "VICTIM") == 0
-        found = copied.statistics()
-        assert (found.copied, found.skipped, found.refused) == (1, {"refused": 3}, 3)
+        statistics = copied.statistics()
+        assert (statistics.copied, statistics.skipped, statistics.refused) == (1, {"refused": 3}, 3)
         letters = await payloads(bus, "dead.free", 3)
         assert letters == [b"", b"x", b""]
 
@@ -240,8 +240,12 @@ async def test_waits_for_full_stream(
                 await wait_until(lambda count=count: copied.statistics().copied == count)
                 await connection.nats.api_request("STREAM.PURGE.FULL")
             await wait_until(lambda: copied.statistics().position == 25)
-        found = copied.statistics()
-        assert (found.copied, found.refused, await count_stored(connection, "FULL")) == (25, 0, 5)
+        statistics = copied.statistics()
+        assert (statistics.copied, statistics.refused, await count_stored(connection, "FULL")) == (
+            25,
+            0,
+            5,
+        )
 
 
 async def test_logs_missing_stream_once_and_waits(
@@ -293,8 +297,8 @@ async def test_subject_outside_stream_is_refused(server: BusServer, nats: NatsSe
         copied = create_copier(server.address, nats.url, "some", stream="SOME")
         async with copying(copied):
             await wait_until(lambda: copied.statistics().position == 60)
-        found = copied.statistics()
-        assert (found.copied, found.refused, found.losses) == (58, 2, 0)
+        statistics = copied.statistics()
+        assert (statistics.copied, statistics.refused, statistics.losses) == (58, 2, 0)
         assert await count_stored(connection, "SOME") == 58
         letters = await bus.fetch("dead.some")
         assert [each.payload for each in letters] == [b"30", b"40"]
@@ -315,13 +319,17 @@ async def test_copies_core_nats_to_class(server: BusServer, nats: NatsServer) ->
             connection.core.publish("in.b", b"<\r\n>", headers=headers)
             connection.nats.flush()
             async with bus.subscribe("heard") as messages:
-                got = [await messages.get(PATIENCE_SECONDS) for _ in range(101)]
-        assert [m.payload for m in got[:100]] == numbered_payloads(0, 100)
-        assert got[0].channel == "in.a"
-        assert (got[100].channel, got[100].payload, got[100].key) == ("in.b", b"<\r\n>", b"k")
+                received = [await messages.get(PATIENCE_SECONDS) for _ in range(101)]
+        assert [m.payload for m in received[:100]] == numbered_payloads(0, 100)
+        assert received[0].channel == "in.a"
+        assert (received[100].channel, received[100].payload, received[100].key) == (
+            "in.b",
+            b"<\r\n>",
+            b"k",
+        )
         assert connection.core.info is not None
         here = f"nats.{connection.core.info.server_id[:16]}"
-        assert got[100].headers == (("h", "1"), (PATH_HEADER, here))
+        assert received[100].headers == (("h", "1"), (PATH_HEADER, here))
 
 
 async def test_altered_nats_messages_are_counted_and_logged(
@@ -342,10 +350,10 @@ async def test_altered_nats_messages_are_counted_and_logged(
                 connection.core.write(encode.encode_pub(subject, b"", headers=block))
             connection.nats.flush()
             async with bus.subscribe("odd") as messages:
-                got = [await messages.get(PATIENCE_SECONDS) for _ in range(5)]
+                received = [await messages.get(PATIENCE_SECONDS) for _ in range(5)]
             await wait_until(lambda: copied.statistics().copied == 5)
     kept = ("tenant", "7")
-    assert [(m.channel, m.key, m.headers[:-1]) for m in got] == [
+    assert [(m.channel, m.key, m.headers[:-1]) for m in received] == [
         ("", b"k", ((SUBJECT_HEADER, "odd.#"), kept)),
         ("odd.a#", b"k", (kept,)),
         ("", b"k", ((SUBJECT_HEADER, "odd.caf\\xe9"), kept)),

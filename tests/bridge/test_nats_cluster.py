@@ -103,8 +103,8 @@ class Traffic:
     def __init__(self, source: str, target: str, servers: str, most: int) -> None:
         self._source, self._target, self._servers, self._most = source, target, servers, most
         self.published = {"through": 0, "said": 0}
-        self.got: dict[str, list[int]] = {"through": [], "said": []}
-        self._goals = dict.fromkeys(self.got, ENOUGH)
+        self.received: dict[str, list[int]] = {"through": [], "said": []}
+        self._goals = dict.fromkeys(self.received, ENOUGH)
         self.is_over = False
 
     async def publish(self) -> None:
@@ -125,7 +125,7 @@ class Traffic:
 
     @property
     def _in_flight_count(self) -> int:
-        return self.published["through"] - len(self.got["through"])
+        return self.published["through"] - len(self.received["through"])
 
     async def publish_to_stream(self) -> None:
         """Publish into the stream, each message after the previous one is stored."""
@@ -162,13 +162,15 @@ class Traffic:
             bus.subscribe(class_, durable="test", start="earliest") as messages,
         ):
             async for message in messages:
-                self.got[class_].append(int(message.payload))
+                self.received[class_].append(int(message.payload))
 
     async def wait_progress(self, more: int = ENOUGH) -> None:
         """Wait until all messages published so far, and `more`, are received."""
         goals = {class_: count + more for class_, count in self.published.items()}
         self._goals = goals
-        await wait_until(lambda: all(len(self.got[each]) >= goal for each, goal in goals.items()))
+        await wait_until(
+            lambda: all(len(self.received[each]) >= goal for each, goal in goals.items())
+        )
 
 
 @pytest.mark.long
@@ -199,7 +201,7 @@ async def test_survives_kill_of_one_nats_server(
             bridges = RestartableProgram(log, "bridge", str(file))
             try:
                 async with trio.open_nursery() as readers:
-                    for class_ in traffic.got:
+                    for class_ in traffic.received:
                         readers.start_soon(traffic.read, class_)
                     async with trio.open_nursery() as publishers:
                         publishers.start_soon(traffic.publish)
@@ -222,10 +224,10 @@ async def test_survives_kill_of_one_nats_server(
                     readers.cancel_scope.cancel()
             finally:
                 bridges.kill()
-    got, published = traffic.got, traffic.published
-    assert got["said"] == list(range(published["said"])), bridges.describe()
+    received, published = traffic.received, traffic.published
+    assert received["said"] == list(range(published["said"])), bridges.describe()
     # With several messages in flight, those that were sent while the leader changed may be
     # stored after later ones.
-    through = sorted(got["through"]) if more else got["through"]
+    through = sorted(received["through"]) if more else received["through"]
     assert through == list(range(published["through"])), bridges.describe()
     assert info["state"]["messages"] == published["through"]

@@ -48,8 +48,8 @@ async def test_bidirectional_copies_each_message_once(
             ):
                 await trio.sleep(0.01)
             await connection.round_trip()
-            got = [(await messages.get(PATIENCE_SECONDS)).payload for _ in range(15)]
-            assert sorted(got) == sorted(numbered_payloads(0, 15))
+            received = [(await messages.get(PATIENCE_SECONDS)).payload for _ in range(15)]
+            assert sorted(received) == sorted(numbered_payloads(0, 15))
             said = [each.payload(row) for each in connection.messages for row in range(each.count)]
             assert sorted(said) == sorted(numbered_payloads(0, 15))
             if stream:

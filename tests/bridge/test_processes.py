@@ -73,11 +73,11 @@ async def publish(address: str, done: trio.Event) -> None:
     done.set()
 
 
-async def collect_messages(bus: Bus, got: list[int]) -> None:
+async def collect_messages(bus: Bus, received: list[int]) -> None:
     """Append received messages to `got` until there are COUNT."""
     async with bus.subscribe("a", durable="test", start="earliest") as messages:
-        while len(got) < COUNT:
-            got += [int(each.payload) for each in await messages.take(1000)]
+        while len(received) < COUNT:
+            received += [int(each.payload) for each in await messages.take(1000)]
 
 
 @pytest.mark.long
@@ -96,7 +96,7 @@ async def test_kills_keep_messages_once_in_order(tmp_path: Path) -> None:
         RestartableProgram(logs[2], "bridge", "--from", source, "--to", target, "--name", "b", "a")
     )
     done = trio.Event()
-    got: list[int] = []
+    received: list[int] = []
     try:
         with trio.move_on_after(PATIENCE_SECONDS):  # The assertion below shows what is missing.
             async with trio.open_nursery() as nursery:
@@ -111,8 +111,8 @@ async def test_kills_keep_messages_once_in_order(tmp_path: Path) -> None:
                 await done.wait()
             await wait_listening(target)
             async with simplebus.connect(target) as bus:
-                await collect_messages(bus, got)
-        assert got == list(range(COUNT)), "\n".join(each.describe() for each in programs)
+                await collect_messages(bus, received)
+        assert received == list(range(COUNT)), "\n".join(each.describe() for each in programs)
     finally:
         for each in programs:
             each.kill()
@@ -144,11 +144,11 @@ async def test_record_class_does_not_spill(tmp_path: Path) -> None:
             for life in range(2):
                 await source_bus.publish_many([b"%d" % life] * 200, class_id="a")
                 with bus_server(spill, data_dir=tmp_path) as target:
-                    made = create_copiers(
+                    copiers = create_copiers(
                         [BridgeSettings("b", source.address, target.address, (CopiedClass("a"),))]
                     )
                     async with trio.open_nursery() as nursery:
-                        nursery.start_soon(run_copiers, made)
+                        nursery.start_soon(run_copiers, copiers)
                         async with (
                             simplebus.connect(target.address) as target_bus,
                             target_bus.subscribe("a", durable="test") as messages,

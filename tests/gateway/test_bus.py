@@ -437,7 +437,7 @@ def test_readded_module_waits_for_its_callback() -> None:
     told: list[str] = []
     added, go_on = threading.Event(), threading.Event()
 
-    def begin_anew(message: ModuleMessage) -> None:
+    def remove_and_add(message: ModuleMessage) -> None:
         told.append(f"begins {message.content.decode()}")
         if message.content == b"go":
             bus.remove_module(module)
@@ -449,7 +449,7 @@ def test_readded_module_waits_for_its_callback() -> None:
             assert go_on.wait(TIMEOUT_SECONDS)
         told.append(f"ends {message.content.decode()}")
 
-    module = Listener(begin_anew)
+    module = Listener(remove_and_add)
     with ModuleBus() as bus:
         bus.add_module(module)
         bus.publish(text_message("go"))
@@ -467,14 +467,14 @@ def test_readded_module_waits_for_its_callback() -> None:
 def test_add_and_remove_inside_callback_leaves_nothing() -> None:
     done = threading.Event()
 
-    def come_and_go(message: ModuleMessage) -> None:
+    def add_and_remove(message: ModuleMessage) -> None:
         for _ in range(10):
             bus.remove_module(module)
             bus.add_module(module)
         bus.remove_module(module)
         done.set()
 
-    module = Listener(come_and_go)
+    module = Listener(add_and_remove)
     with ModuleBus() as bus:
         bus.add_module(module)
         bus.publish(text_message("go"))

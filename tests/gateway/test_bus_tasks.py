@@ -215,17 +215,17 @@ async def test_readded_module_waits_for_its_callback() -> None:
     told: list[str] = []
     added, go_on = trio.Event(), trio.Event()
 
-    async def begin_anew(message: ModuleMessage) -> None:
+    async def remove_and_add(message: ModuleMessage) -> None:
         told.append(f"begins {message.content.decode()}")
         if message.content == b"go":
-            await bus.remove_module_async(begin_anew)
-            bus.add_module(begin_anew)
+            await bus.remove_module_async(remove_and_add)
+            bus.add_module(remove_and_add)
             added.set()
             await go_on.wait()
         told.append(f"ends {message.content.decode()}")
 
     async with ModuleBus() as bus:
-        bus.add_module(begin_anew)
+        bus.add_module(remove_and_add)
         await bus.publish_async(text_message("go"))
         await added.wait()
         await bus.publish_async(text_message("more"))
@@ -239,24 +239,24 @@ async def test_readded_module_waits_for_its_callback() -> None:
 async def test_wait_for_own_callback_is_cancelled_with_loop() -> None:
     added, forever = trio.Event(), trio.Event()
 
-    async def begin_anew(message: ModuleMessage) -> None:
-        await bus.remove_module_async(begin_anew)
-        bus.add_module(begin_anew)
+    async def remove_and_add(message: ModuleMessage) -> None:
+        await bus.remove_module_async(remove_and_add)
+        bus.add_module(remove_and_add)
         added.set()
         await forever.wait()
 
     bus = ModuleBus()
 
-    async def leave_with_an_error() -> None:
+    async def leave_with_error() -> None:
         async with bus:
-            bus.add_module(begin_anew)
+            bus.add_module(remove_and_add)
             await bus.publish_async(text_message("go"))
             await added.wait()
             await trio.testing.wait_all_tasks_blocked()
             raise ValueError("out of here")
 
     with pytest.raises(ValueError, match="out of here"):
-        await leave_with_an_error()
+        await leave_with_error()
     assert bus.is_freed
 
 

@@ -132,12 +132,12 @@ def test_reloads_file_and_stops_on_signal(folder: Path) -> None:
         gateway.signal(signal.SIGHUP)
         wait_stored(path, "two")
         gateway.signal(signal.SIGTERM)
-        status, _, told = gateway.wait()
-    assert status == 0, told
-    assert "cannot reload, keeping the current modules: " in told
-    assert "gateway.toml:2: modules.sink.modul: 'modul' is unknown; did you mean" in told
-    assert "stopping: 2 of 2 modules running;" in told
-    assert "not all messages were delivered" not in told
+        status, _, log = gateway.wait()
+    assert status == 0, log
+    assert "cannot reload, keeping the current modules: " in log
+    assert "gateway.toml:2: modules.sink.modul: 'modul' is unknown; did you mean" in log
+    assert "stopping: 2 of 2 modules running;" in log
+    assert "not all messages were delivered" not in log
 
 
 def test_killed_gateway_loses_no_stored_messages(folder: Path) -> None:
@@ -206,13 +206,13 @@ def test_broken_or_empty_file_changes_nothing(folder: Path) -> None:
             gateway.signal(signal.SIGHUP)
             wait_stored(path, str(number))
         gateway.signal(signal.SIGTERM)
-        status, _, told = gateway.wait()
-    assert status == 0, told
+        status, _, log = gateway.wait()
+    assert status == 0, log
     failure = f"cannot reload, keeping the current modules: {file}"
-    lines = [line for line in told.splitlines() if failure in line]
+    lines = [line for line in log.splitlines() if failure in line]
     for line, (_, why) in zip(lines, BROKEN, strict=True):
         assert why in line
-    assert told.count("sink' restarts") == 0, "an unchanged module is not restarted"
+    assert log.count("sink' restarts") == 0, "an unchanged module is not restarted"
 
 
 STUCK = '''
@@ -242,9 +242,9 @@ def test_stops_while_module_is_being_created(folder: Path, signals: int) -> None
         if signals == 2:
             gateway.wait_for_stderr("stopping: ")
             gateway.signal(signal.SIGTERM)
-        status, _, told = gateway.wait()
-    assert status == 0, told
-    assert ("exiting at once" in told) == (signals == 2)
+        status, _, log = gateway.wait()
+    assert status == 0, log
+    assert ("exiting at once" in log) == (signals == 2)
 
 
 def test_help_shows_tables_as_written() -> None:
@@ -309,9 +309,9 @@ def test_second_signal_ends_shielded_module(
         gateway.signal(signal.SIGTERM)
         gateway.wait_for_stderr("module 'bad' shields itself from cancellation")
         gateway.signal(signal.SIGTERM)
-        status, _, told = gateway.wait()
-    assert status == 1, told
-    assert "exiting at once" in told
+        status, _, log = gateway.wait()
+    assert status == 1, log
+    assert "exiting at once" in log
 
 
 def test_reload_abandons_module_that_never_starts(folder: Path) -> None:
@@ -327,9 +327,9 @@ def test_reload_abandons_module_that_never_starts(folder: Path) -> None:
         assert gateway.read_line() == "simplebus gateway ready modules=3"
         wait_stored(path, "two")
         gateway.signal(signal.SIGTERM)
-        status, _, told = gateway.wait()
-    assert status == 0, told
-    assert "module 'stuck' did not stop within" in told
+        status, _, log = gateway.wait()
+    assert status == 0, log
+    assert "module 'stuck' did not stop within" in log
 
 
 def test_earlier_loss_is_not_reported_at_end(folder: Path) -> None:
@@ -347,7 +347,7 @@ def test_earlier_loss_is_not_reported_at_end(folder: Path) -> None:
         gateway.wait_for_stderr("reloaded ")
         wait_stored(path, "last")
         gateway.signal(signal.SIGTERM)
-        status, _, told = gateway.wait()
-    assert status == 0, told
-    assert re.search(r"stopping: 2 of 2 modules running; .*, [\d,]+ dropped", told)
-    assert "not all messages were delivered" not in told
+        status, _, log = gateway.wait()
+    assert status == 0, log
+    assert re.search(r"stopping: 2 of 2 modules running; .*, [\d,]+ dropped", log)
+    assert "not all messages were delivered" not in log

@@ -57,13 +57,13 @@ def test_13_007_a_new_bus_has_no_modules(bus: ModuleBus) -> None:
 
 
 def test_13_023_the_modules_are_guarded(bus: ModuleBus) -> None:
-    def come_and_go() -> None:
+    def add_and_remove() -> None:
         for _ in range(20):
             module = Listener()
             bus.add_module(module)
             bus.remove_module(module)
 
-    both = [run_in_thread(come_and_go) for _ in range(3)]
+    both = [run_in_thread(add_and_remove) for _ in range(3)]
     for each in both:
         each.join()
     assert bus.statistics().modules == ()

@@ -37,7 +37,7 @@ def test_combined_replies_equal_single_replies(seed: int, monkeypatch: pytest.Mo
     async def read(source: MemoryBus, most: int) -> tuple[list[tuple[int, bytes]], int]:
         """Return all messages, and the number of reads."""
         monkeypatch.setattr("simplebus.bridge.source.bus._REPLIES_PER_READ_MAX", most)
-        got: list[tuple[int, bytes]] = []
+        received: list[tuple[int, bytes]] = []
         finds = at = 0
         name = f"by {most}"
         async with connect_source(
@@ -48,13 +48,13 @@ def test_combined_replies_equal_single_replies(seed: int, monkeypatch: pytest.Mo
             while at < COUNT:
                 found = await end.read(at)
                 assert (found.first_sequence, found.missed_count) == (at, 0)
-                got += frames_by_sequence(found)
+                received += frames_by_sequence(found)
                 at, finds = found.next_sequence, finds + 1
                 await connection.wait_answered(
                     connection.core.sync()
                 )  # Prefetched replies have arrived now.
             assert end.head == COUNT
-        return got, finds
+        return received, finds
 
     async def main() -> None:
         source = MemoryBus()

@@ -75,10 +75,10 @@ def test_lag_grows_while_target_is_away(was_there: bool, monkeypatch: pytest.Mon
                         numbered_payloads(5 if end == 12 else 12, end), class_id="orders"
                     )
                     await trio.sleep(POLL_SECONDS)
-                    found = copying.statistics()
-                    assert (found.is_up, found.lag) == (False, left + end - 5)
-                    assert found.lag_seconds >= POLL_SECONDS - 2
-                    assert f"lag {left + end - 5}" in format_status(found)
+                    statistics = copying.statistics()
+                    assert (statistics.is_up, statistics.lag) == (False, left + end - 5)
+                    assert statistics.lag_seconds >= POLL_SECONDS - 2
+                    assert f"lag {left + end - 5}" in format_status(statistics)
                 line.restore()
                 first = 5 if was_there else 0
                 assert await payloads(target_bus, "orders", 20 - first) == numbered_payloads(
@@ -131,8 +131,8 @@ def test_lag_counts_messages_to_resend() -> None:
                 await source_bus.publish_many(numbered_payloads(30, 34), class_id="orders")
                 await trio.sleep(2)
                 assert read_lag(copying) == 24
-                got = await payloads(target_bus, "orders", 34)
-                assert sorted(got) == sorted(numbered_payloads(0, 34))
+                received = await payloads(target_bus, "orders", 34)
+                assert sorted(received) == sorted(numbered_payloads(0, 34))
                 await trio.sleep(2)
                 assert read_lag(copying) == 0
 
@@ -195,8 +195,8 @@ def test_idle_source_is_not_polled() -> None:
 
 def create_copier(name: str, source: str, target: str, class_: str, **more: Any) -> Copier:
     copied = CopiedClass(class_, start=more.pop("start", "earliest"), **more)
-    (made,) = create_copiers([BridgeSettings(name, source, target, (copied,))])
-    return made
+    (copier,) = create_copiers([BridgeSettings(name, source, target, (copied,))])
+    return copier
 
 
 @pytest.mark.parametrize("name", ["", "AWAY"])
@@ -207,20 +207,20 @@ async def test_lag_grows_while_nats_is_away(name: str, server: BusServer, nats: 
             if name:
                 await create_stream(connection, name, f"class.{class_}")
         await bus.publish_many(numbered_payloads(0, 20), class_id=class_)
-        made = create_copier("away", server.address, nats.url, class_, stream=name)
+        copier = create_copier("away", server.address, nats.url, class_, stream=name)
         nats.stop()
         try:
-            async with copying(made):
-                await wait_until(lambda: read_lag(made) == 20)
+            async with copying(copier):
+                await wait_until(lambda: read_lag(copier) == 20)
                 await bus.publish_many(numbered_payloads(20, 50), class_id=class_)
-                await wait_until(lambda: read_lag(made) == 50)
+                await wait_until(lambda: read_lag(copier) == 50)
                 nats.start()
-                await wait_copied(made, 50)
+                await wait_copied(copier, 50)
                 nats.stop()
                 await bus.publish_many(numbered_payloads(50, 57), class_id=class_)
-                await wait_until(lambda: read_lag(made) == 7)
+                await wait_until(lambda: read_lag(copier) == 7)
                 nats.start()
-                await wait_until(lambda: read_lag(made) == 0)
+                await wait_until(lambda: read_lag(copier) == 0)
         finally:
             nats.stop()
             nats.start()
@@ -230,15 +230,15 @@ async def test_reports_lag_while_stream_is_full(server: BusServer, nats: NatsSer
     async with connect(nats) as connection, simplebus.connect(server.address) as bus:
         await create_stream(connection, "LAGS", "class.lags", max_msgs=ROOM, discard="new")
         await bus.publish_many(numbered_payloads(0, 25), class_id="lags")
-        made = create_copier("full", server.address, nats.url, "lags", stream="LAGS")
-        async with copying(made):
-            await wait_until(lambda: made.statistics().copied == ROOM and read_lag(made) == 15)
+        copier = create_copier("full", server.address, nats.url, "lags", stream="LAGS")
+        async with copying(copier):
+            await wait_until(lambda: copier.statistics().copied == ROOM and read_lag(copier) == 15)
             await bus.publish_many(numbered_payloads(25, 28), class_id="lags")
-            await wait_until(lambda: read_lag(made) == 18)
-            while read_lag(made):
+            await wait_until(lambda: read_lag(copier) == 18)
+            while read_lag(copier):
                 await connection.nats.api_request("STREAM.PURGE.LAGS")
                 await trio.sleep(0.05)
-            await wait_copied(made, 28)
+            await wait_copied(copier, 28)
 
 
 # From NATS ----------------------------------------------------------------------------------------
@@ -256,19 +256,19 @@ async def test_reports_stream_lag_while_bus_is_away(nats: NatsServer) -> None:
         await create_stream(connection, "WAITS", "waits.*")
         await publish(connection, "waits.a", 0, 5)
         more: Any = {"stream": "WAITS", "channels": ("waits.a",)}
-        made = create_copier("w", nats.url, f"simplebus://{HOST}:{port}", "w", **more)
-        async with copying(made):
-            await wait_until(lambda: read_lag(made) == 5)  # The consumer did not exist before.
+        copier = create_copier("w", nats.url, f"simplebus://{HOST}:{port}", "w", **more)
+        async with copying(copier):
+            await wait_until(lambda: read_lag(copier) == 5)  # The consumer did not exist before.
             async with serving(port=port):
-                await wait_copied(made, 5)
+                await wait_copied(copier, 5)
             await publish(connection, "waits.a", 5, 20)
             await publish(connection, "waits.b", 0, 7)  # Not copied.
-            await wait_until(lambda: read_lag(made) == 15)
-            assert not made.statistics().is_up
+            await wait_until(lambda: read_lag(copier) == 15)
+            assert not copier.statistics().is_up
             await publish(connection, "waits.a", 20, 30)
-            await wait_until(lambda: read_lag(made) == 25)
+            await wait_until(lambda: read_lag(copier) == 25)
             async with serving(port=port):
-                await wait_copied(made, 30)
+                await wait_copied(copier, 30)
 
 
 async def test_reports_stream_lag_while_bus_is_full(nats: NatsServer) -> None:
@@ -279,12 +279,12 @@ async def test_reports_stream_lag_while_bus_is_full(nats: NatsServer) -> None:
     ):
         await create_durable(bus, "slow")
         await create_stream(connection, "SLOW", "slow")
-        made = create_copier("slow", nats.url, address(up), "slow", stream="SLOW")
-        async with copying(made, up=True):
+        copier = create_copier("slow", nats.url, address(up), "slow", stream="SLOW")
+        async with copying(copier, up=True):
             await publish(connection, "slow", 0, 30)
-            await wait_until(lambda: read_lag(made) == 30 - ROOM)
+            await wait_until(lambda: read_lag(copier) == 30 - ROOM)
             await publish(connection, "slow", 30, 20_000)
-            await wait_until(lambda: read_lag(made) == 20_000 - ROOM)
+            await wait_until(lambda: read_lag(copier) == 20_000 - ROOM)
 
 
 async def test_reports_lag_of_full_target(nats: NatsServer) -> None:
@@ -294,14 +294,14 @@ async def test_reports_lag_of_full_target(nats: NatsServer) -> None:
         simplebus.connect(address(up)) as bus,
     ):
         await create_durable(bus, "held")
-        made = create_copier("held", nats.url, address(up), "held", channels=("held",))
-        async with copying(made, up=True):
+        copier = create_copier("held", nats.url, address(up), "held", channels=("held",))
+        async with copying(copier, up=True):
             await publish(connection, "held", 0, 30)
-            await wait_until(lambda: read_lag(made) == 30 - ROOM)
+            await wait_until(lambda: read_lag(copier) == 30 - ROOM)
             await publish(connection, "held", 30, 45)
-            await wait_until(lambda: read_lag(made) == 45 - ROOM)
+            await wait_until(lambda: read_lag(copier) == 45 - ROOM)
             assert await payloads(bus, "held", 45) == numbered_payloads(0, 45)
-            await wait_until(lambda: read_lag(made) == 0)
+            await wait_until(lambda: read_lag(copier) == 0)
 
 
 async def create_durable(bus: simplebus.Bus, class_: str) -> None:

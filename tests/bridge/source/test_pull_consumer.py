@@ -47,13 +47,13 @@ def status_message(line: str, sid: int) -> ReceivedMessages:
 @given(st.lists(st.integers(1, 40), max_size=9), st.integers(0, 200), st.integers(-3, 3))
 def test_accepts_deliveries_up_to_first_gap(sizes: list[int], broken: int, by: int) -> None:
     """Deliveries arrive in pieces of these sizes. From number `broken` on, the counts are wrong."""
-    consumer, first, got = create_consumer(delivered_count=7), 8, []
+    consumer, first, received = create_consumer(delivered_count=7), 8, []
     counts = [n + (by if n >= broken else 0) for n in range(first, first + sum(sizes))]
     end = next((row for row, n in enumerate(counts) if n != first + row), len(counts))
     at = 0
     for size in sizes:
         piece = counts[at : at + size]
-        got += consumer.accept(deliveries(*piece, sid=consumer._sid)).sequences.tolist()
+        received += consumer.accept(deliveries(*piece, sid=consumer._sid)).sequences.tolist()
         at += size
         if at > end:
             with pytest.raises(BusConnectionError, match="a delivery is missing"):
@@ -62,7 +62,7 @@ def test_accepts_deliveries_up_to_first_gap(sizes: list[int], broken: int, by: i
         consumer.check()
     whole = np.cumsum(sizes)
     taken = int(whole[whole <= end].max(initial=0))
-    assert got == [10 * n for n in counts[:taken]]
+    assert received == [10 * n for n in counts[:taken]]
 
 
 def test_ignores_messages_of_other_consumers() -> None:

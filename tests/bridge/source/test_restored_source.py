@@ -95,8 +95,8 @@ def test_skips_removed_messages_in_one_step(
             async with again as target_bus, running(create_copier(source, again)):
                 await source_bus.publish(b"last", class_id="orders")
                 left = [b"%d" % n for n in range(count) if n not in gone]
-                got = await payloads(target_bus, "orders", len(left) + 1)
-                assert got == [*left, b"last"]
+                received = await payloads(target_bus, "orders", len(left) + 1)
+                assert received == [*left, b"last"]
             assert len(asked) < count // 4
 
     run(main)

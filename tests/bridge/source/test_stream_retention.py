@@ -184,8 +184,8 @@ async def test_copied_but_unacked_messages_are_acked_not_copied(
             await publish_numbered(connection, name, 300, 310)
             assert await payloads(bus, name, 310) == numbered_payloads(0, 310)
             await wait_until(lambda: copier.statistics().position == 311)
-        found = copier.statistics()
-        assert (found.copied, found.missed) == (10, 0)
+        statistics = copier.statistics()
+        assert (statistics.copied, statistics.missed) == (10, 0)
 
 
 @asynccontextmanager
@@ -432,8 +432,8 @@ async def test_long_nats_message_becomes_complete_dead_letters(kind: str, tmp_pa
                 assert (letter.channel, told["tenant"]) == (f"{name}.x", "7")
                 assert told["dead-error"].startswith(f"part {number} of {len(letters)}; unfit: ")
                 assert (told["dead-class"], told["dead-sequence"]) == (name, "2" if kind else "1")
-            found = copier.statistics()
-            assert (found.copied, found.refused, found.missed) == (2, 1, 0)
+            statistics = copier.statistics()
+            assert (statistics.copied, statistics.refused, statistics.missed) == (2, 1, 0)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -477,9 +477,11 @@ async def test_stream_keeps_message_without_room_for_dead_letter(
             assert await count_stored(connection, name) == 100
             server.server.replace_users(users(name, f"dead.{name}"))
             await wait_until(lambda: copier.statistics().position == 101)
-            found = copier.statistics()
-            assert (found.copied, found.missed) == (100 - found.refused, 0)
+            statistics = copier.statistics()
+            assert (statistics.copied, statistics.missed) == (100 - statistics.refused, 0)
             async with simplebus.connect(address, token="all") as bus:
                 # A refused message stays refused under its number.
-                got = await payloads(bus, f"dead.{name}", found.refused)
-                assert got + await payloads(bus, name, found.copied) == numbered_payloads(0, 100)
+                received = await payloads(bus, f"dead.{name}", statistics.refused)
+                assert received + await payloads(bus, name, statistics.copied) == numbered_payloads(
+                    0, 100
+                )

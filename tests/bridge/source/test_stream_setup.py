@@ -56,8 +56,8 @@ async def test_copies_stream_with_few_unacked_messages_allowed(
         async with copying(copies):
             assert await payloads(bus, "FEW", 300) == numbered_payloads(0, 300)
             await wait_until(lambda: copies.statistics().position == 301)
-        found = copies.statistics()
-        assert (found.copied, found.missed, found.losses) == (300, 0, 0)
+        statistics = copies.statistics()
+        assert (statistics.copied, statistics.missed, statistics.losses) == (300, 0, 0)
 
 
 async def test_ack_limit_below_redeliveries_raises(

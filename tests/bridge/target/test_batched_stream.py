@@ -463,8 +463,8 @@ async def test_refused_message_of_fast_batch_does_not_block_rest(
         copier = create_copier_into(nats, server, "ODD")
         async with copying(copier):
             await wait_until(lambda: copier.statistics().position == len(sizes) + len(channels))
-        found = copier.statistics()
-        assert (found.copied, found.refused, found.losses) == (8, 7, 0)
+        statistics = copier.statistics()
+        assert (statistics.copied, statistics.refused, statistics.losses) == (8, 7, 0)
         good = [b"x" * size for size in sizes if size < 300]
         good += [each.encode() for each in channels if each.startswith("odd.")]
         assert await stream_payloads(connection, "ODD") == good
@@ -479,14 +479,14 @@ async def test_full_stream_keeps_order(
         options = {"max_msgs": 7, "discard": "new", "allow_batched": is_batched}
         await create_stream(connection, name, f"class.{name.lower()}", **options)
         await bus.publish_many(numbered_payloads(0, 20), class_id=name.lower())
-        copier, got = create_copier_into(nats, server, name), list[bytes]()
+        copier, received = create_copier_into(nats, server, name), list[bytes]()
         async with copying(copier):
-            while len(got) < 20:
-                while await count_stored(connection, name) < min(7, 20 - len(got)):
+            while len(received) < 20:
+                while await count_stored(connection, name) < min(7, 20 - len(received)):
                     await connection.round_trip()
-                got += await stream_payloads(connection, name)
+                received += await stream_payloads(connection, name)
                 await connection.nats.api_request(f"STREAM.PURGE.{name}")
-        assert got == numbered_payloads(0, 20)
+        assert received == numbered_payloads(0, 20)
         assert copier.statistics().refused == 0
 
 
@@ -506,8 +506,8 @@ async def test_restart_drops_stored_messages_as_duplicates(
         await bus.publish_many(numbered_payloads(300, 400), class_id="anew")
         async with copying(copier := create_copier_into(nats, server, "ANEW")):
             await wait_until(lambda: copier.statistics().position == 400)
-        found = copier.statistics()
-        assert (found.copied, found.skipped) == (100, {"known_there": 300})
+        statistics = copier.statistics()
+        assert (statistics.copied, statistics.skipped) == (100, {"known_there": 300})
         assert await stream_payloads(connection, "ANEW") == numbered_payloads(0, 400)
 
 
@@ -523,7 +523,7 @@ async def test_stops_using_fast_batches_when_disallowed(
             await connection.nats.api_request("STREAM.UPDATE.NONE", config)
             await bus.publish_many(numbered_payloads(100, 5000), class_id="none")
             await wait_until(lambda: copier.statistics().copied == 5000)
-        found = copier.statistics()
-        assert (found.losses, found.problem) == (1, "")
+        statistics = copier.statistics()
+        assert (statistics.losses, statistics.problem) == (1, "")
         assert await count_stored(connection, "NONE") == 5000
         assert (await stream_payloads(connection, "NONE"))[95:105] == numbered_payloads(95, 105)

@@ -101,15 +101,15 @@ async def test_reports_full_stream_until_it_has_room(
         await bus.publish_many(numbered_payloads(0, 25), class_id="held")
         copied = CopiedClass("held", start="earliest", stream="HELD")
         bridge = BridgeSettings("b", server.address, nats.url, (copied,))
-        (made,) = create_copiers([bridge])
-        async with copying(made):
-            await wait_until(lambda: made.statistics().copied == ROOM)
-            await wait_until(lambda: not read_up_metric(made))
-            said = made.statistics().problem
+        (copier,) = create_copiers([bridge])
+        async with copying(copier):
+            await wait_until(lambda: copier.statistics().copied == ROOM)
+            await wait_until(lambda: not read_up_metric(copier))
+            said = copier.statistics().problem
             assert said == "the target accepted no message for 2 s: maximum messages exceeded"
             await connection.nats.api_request("STREAM.PURGE.HELD")
-            await wait_until(lambda: read_up_metric(made))
-            while made.statistics().lag:
+            await wait_until(lambda: read_up_metric(copier))
+            while copier.statistics().lag:
                 await connection.nats.api_request("STREAM.PURGE.HELD")
                 await trio.sleep(0.05)
-            await wait_until(lambda: read_up_metric(made))
+            await wait_until(lambda: read_up_metric(copier))

@@ -51,8 +51,8 @@ async def test_dead_letters_message_whose_subject_is_too_long(
         )
         async with copying(copier):
             await wait_until(lambda: copier.statistics().position == len(sizes))
-        found = copier.statistics()
-        assert (found.copied, found.refused, found.losses) == (22, 21, 0)
+        statistics = copier.statistics()
+        assert (statistics.copied, statistics.refused, statistics.losses) == (22, 21, 0)
         if name:
             assert await count_stored(connection, name) == 22
         letters = await bus.fetch(f"dead.{class_}")
@@ -85,8 +85,8 @@ async def test_refuses_denied_subjects_with_escapes(
             (copier,) = create_copiers([BridgeSettings("denied", server.address, url, (copied,))])
             async with copying(copier):
                 await wait_until(lambda: copier.statistics().position == len(channels))
-            found = copier.statistics()
-            assert (found.copied, found.refused, found.losses) == (1, 6, 0)
+            statistics = copier.statistics()
+            assert (statistics.copied, statistics.refused, statistics.losses) == (1, 6, 0)
             letters = await bus.fetch(f"dead.{class_}")
             assert [each.channel for each in letters] == channels[:-1]
 
@@ -195,8 +195,8 @@ async def test_retryable_refusal_is_not_dead_lettered(
         monkeypatch.setattr(jetstream_codec, "parse_pub_acks", doubtful)
         async with copying(copier):
             await wait_until(lambda: copier.statistics().position == 10)
-        found = copier.statistics()
-        assert (len(said), found.refused, found.losses) == (1, 0, 0)
+        statistics = copier.statistics()
+        assert (len(said), statistics.refused, statistics.losses) == (1, 0, 0)
         assert await count_stored(connection, name) == 10
 
 
@@ -220,8 +220,8 @@ async def test_core_nats_target_needs_only_publish_permission(
             )
             async with copying(copier):
                 await wait_until(lambda: copier.statistics().position == 4)
-            found = copier.statistics()
-            assert (found.copied, found.refused, found.losses) == (3, 1, 0)
+            statistics = copier.statistics()
+            assert (statistics.copied, statistics.refused, statistics.losses) == (3, 1, 0)
 
 
 @pytest.mark.parametrize(

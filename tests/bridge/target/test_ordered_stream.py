@@ -81,9 +81,9 @@ async def test_unanswered_and_denied_message_is_refused() -> None:
     """The permissions of the user change between two messages."""
     model = StreamModel(random.Random(1))
     target = connect_target(model, NatsTarget)
-    made = target.prepare(source_batch(0, 3))
-    target.send(made)
-    body = nats_batch(made)
+    batch = target.prepare(source_batch(0, 3))
+    target.send(batch)
+    body = nats_batch(batch)
     body.pending[0] = False
     body.unanswered.append(0)
     target._connection.complaints.append('Permissions Violation for Publish to "class.7"')
@@ -136,9 +136,9 @@ async def test_in_flight_messages_stay_below_stream_buffer(
     target = connect_target(model, NatsTarget)
     at, batches = 0, 0
     while target.has_room([]) and batches < 100:
-        made = target.prepare(source_batch(at, at + 10_000))
-        target.send(made)
-        at, batches = made.next_sequence, batches + 1
+        batch = target.prepare(source_batch(at, at + 10_000))
+        target.send(batch)
+        at, batches = batch.next_sequence, batches + 1
     assert fewest <= at < most
 
 
@@ -260,8 +260,8 @@ async def test_refused_message_does_not_block_rest_of_stream(
         copier = create_copier_into(nats, server, name, under_way=under_way)
         async with copying(copier):
             await wait_until(lambda: copier.statistics().position == len(sizes) + len(channels))
-        found = copier.statistics()
-        assert (found.copied, found.refused, found.losses) == (7, 7, 0)
+        statistics = copier.statistics()
+        assert (statistics.copied, statistics.refused, statistics.losses) == (7, 7, 0)
         good = [b"x" * size for size in sizes if size < 300]
         good += [each.encode() for each in channels if each.startswith(f"{own}.")]
         assert await stream_payloads(connection, name) == good
@@ -286,12 +286,14 @@ async def test_resends_messages_beyond_server_buffer(
             copier = create_copier_into(nats, server, "FAST", under_way=under_way)
             async with copying(copier):
                 await wait_until(lambda: copier.statistics().position == count)
-            found = copier.statistics()
-            known = found.skipped.get("known_there", 0)
-            assert (found.copied + known, found.refused) == (count, 0)
-            got = await stream_payloads(connection, "FAST")
+            statistics = copier.statistics()
+            known = statistics.skipped.get("known_there", 0)
+            assert (statistics.copied + known, statistics.refused) == (count, 0)
+            received = await stream_payloads(connection, "FAST")
             is_in_order = allows_batches or under_way == 1
-            assert (got if is_in_order else sorted(got, key=int)) == numbered_payloads(0, count)
+            assert (received if is_in_order else sorted(received, key=int)) == numbered_payloads(
+                0, count
+            )
 
 
 async def test_new_stream_gets_one_message_at_a_time(nats: NatsServer, server: BusServer) -> None:
@@ -379,15 +381,17 @@ async def test_replicated_stream_has_each_message_once_across_leader_changes(
                 await wait_copied(copier, published - some // 2)
                 leader_count += await change_leader(urls)
             await wait_copied(copier, published)
-        got = list[bytes]()
-        while len(got) < published:  # A new leader may not report all messages at once.
+        received = list[bytes]()
+        while len(received) < published:  # A new leader may not report all messages at once.
             with suppress(BusConnectionError, JetStreamError):
                 async with connect_nats(urls, "test", {}) as connection:
-                    got = await stream_payloads(connection, "LED")
+                    received = await stream_payloads(connection, "LED")
         assert ("messages are stored in stream 'LED' one at a time" in caplog.text) == (
             under_way is None
         )
-        assert (sorted(got, key=int) if under_way else got) == numbered_payloads(0, published)
+        assert (sorted(received, key=int) if under_way else received) == numbered_payloads(
+            0, published
+        )
 
 
 async def wait_copied(copier: Copier, at: int) -> None:

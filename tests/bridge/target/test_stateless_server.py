@@ -38,11 +38,11 @@ PATIENCE_SECONDS = 120.0
 async def read_all(bus: Bus) -> list[bytes]:
     """Return all messages of the class."""
     await bus.publish(b"last", class_id="a")
-    got: list[bytes] = []
+    received: list[bytes] = []
     async with bus.subscribe("a", start="earliest") as messages:
-        while not got or got[-1] != b"last":
-            got += [each.payload for each in await messages.take(1000)]
-    return got[:-1]
+        while not received or received[-1] != b"last":
+            received += [each.payload for each in await messages.take(1000)]
+    return received[:-1]
 
 
 async def test_copies_to_stateless_server_once_in_order(nats: NatsServer) -> None:
@@ -111,8 +111,8 @@ async def test_stateless_server_refusal_becomes_dead_letter_at_source(nats: Nats
             assert (copier.statistics().copied, copier.statistics().refused) == (100, 100)
             assert await read_all(target_address) == [b"%d" % number for number in range(0, 300, 3)]
             async with source_address.subscribe("dead.a") as letters:
-                got = [(await letters.get()).payload for _ in range(100)]
-            assert got == [b"%d" % number for number in range(2, 300, 3)]
+                received = [(await letters.get()).payload for _ in range(100)]
+            assert received == [b"%d" % number for number in range(2, 300, 3)]
 
 
 async def test_cluster_messages_do_not_return(nats: NatsServer) -> None:
@@ -129,7 +129,7 @@ async def test_cluster_messages_do_not_return(nats: NatsServer) -> None:
             urls = [address(up) for up in (a, b, one, other)]
             buses = [await stack.enter_async_context(simplebus.connect(url)) for url in urls]
             copied = (CopiedClass("a", start="earliest"),)
-            made = create_copiers(
+            copiers = create_copiers(
                 [
                     BridgeSettings("a", urls[0], urls[2], copied, is_bidirectional=True),
                     BridgeSettings("b", urls[1], urls[3], copied, is_bidirectional=True),
@@ -146,8 +146,8 @@ async def test_cluster_messages_do_not_return(nats: NatsServer) -> None:
             async with trio.open_nursery() as nursery:
                 for number in range(4):
                     nursery.start_soon(hear, number)
-                nursery.start_soon(run_copiers, made)
-                while not all(copier.statistics().is_up for copier in made):  # noqa: ASYNC110
+                nursery.start_soon(run_copiers, copiers)
+                while not all(copier.statistics().is_up for copier in copiers):  # noqa: ASYNC110
                     await trio.sleep(0.01)
                 for number, bus in enumerate(buses):
                     for each in range(10):
@@ -155,10 +155,10 @@ async def test_cluster_messages_do_not_return(nats: NatsServer) -> None:
                 while not all(len(each) == 40 for each in heard):  # noqa: ASYNC110
                     await trio.sleep(0.01)
                 # Wait for messages that would be copied back.
-                while sum(copier.statistics().position for copier in made) < 4 * 40:  # noqa: ASYNC110
+                while sum(copier.statistics().position for copier in copiers) < 4 * 40:  # noqa: ASYNC110
                     await trio.sleep(0.01)
                 nursery.cancel_scope.cancel()
-            told = [copier.statistics() for copier in made]
+            told = [copier.statistics() for copier in copiers]
             assert sum(each.copied for each in told) == 10 + 10 + 30 + 30
             assert sum(each.skipped.get("looped", 0) for each in told) == 30 + 30 + 10 + 10
 
@@ -198,8 +198,8 @@ async def test_detects_restored_source(nats: NatsServer, tmp_path: Path) -> None
                 if not first:
                     shutil.copytree(tmp_path / "source", tmp_path / "copy")
             assert copier.statistics().discarded_records == 1
-            got = list(dict.fromkeys(await read_all(target_address)))
-            assert got == [payload for part in parts for payload in numbered_payloads(*part)]
+            received = list(dict.fromkeys(await read_all(target_address)))
+            assert received == [payload for part in parts for payload in numbered_payloads(*part)]
 
 
 @pytest.mark.parametrize("stream", ["", "WORDS"])
@@ -275,14 +275,14 @@ async def test_kills_store_messages_once_in_order(tmp_path: Path) -> None:
                         programs[victim].restart()
                 over.set()
             await wait_listening(target_address)
-            got: list[bytes] = []
+            received: list[bytes] = []
             async with simplebus.connect(target_address) as bus, bus.subscribe("a") as messages:
-                while len(got) < published:
-                    got += [each.payload for each in await messages.take(1000)]
+                while len(received) < published:
+                    received += [each.payload for each in await messages.take(1000)]
                 await bus.publish(b"last", class_id="a")
-                got.append((await messages.get()).payload)
+                received.append((await messages.get()).payload)
             said = "\n".join(each.describe() for each in programs.values())
-            assert got == [*numbered_payloads(0, published), b"last"], said
+            assert received == [*numbered_payloads(0, published), b"last"], said
         finally:
             for each in programs.values():
                 each.kill()

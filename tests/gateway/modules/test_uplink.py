@@ -29,7 +29,7 @@ open_gateway = partial(gateways.open_gateway, drain=PATIENCE_S)
 
 
 @pytest.fixture(autouse=True)
-def _what_was_heard_is_sent_however_slow_the_machine_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def _long_flush_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("simplebus.gateway.modules.uplink.FLUSH_TIMEOUT_S", PATIENCE_S)
 
 
