@@ -3,8 +3,10 @@
 A command's module has HELP and `command`, and is imported when the command is invoked; pyspark is
 imported when it runs. So help is fast, and other commands do not load Spark.
 
-Modules: shared (common options and the session), archive, compact, replay, report, dead_letters. It
-may import config, console and simplebus.spark.
+    shared        common options and the session
+    archive, compact, replay, report, dead_letters   one command each
+
+May import: config, console and simplebus.spark.
 """
 
 from __future__ import annotations
