@@ -28,7 +28,7 @@ START_TIMEOUT_S = 60.0
 
 
 class NatsClients:
-    """A publisher, and a queue group on a durable for each record of `groups`. A context manager."""
+    """Context manager of a publisher, and a durable queue group for each record of `groups`."""
 
     def __init__(
         self, urls: list[str], sent: PublishedMessages, class_id: int, groups: list[DeliveryRecord]

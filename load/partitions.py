@@ -80,7 +80,8 @@ class PartitionScenario:
 
     @property
     def title(self) -> str:
-        return f"{self.name}, the line {'in front of' if self.is_before_bridge else 'behind'} the bridge"
+        place = "in front of" if self.is_before_bridge else "behind"
+        return f"{self.name}, the line {place} the bridge"
 
 
 WAYS = (

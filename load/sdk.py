@@ -187,7 +187,7 @@ def _jet(size_bytes: int) -> Callable[[SdkEnvironment, int], float]:
 
 
 def _jet_each(environment: SdkEnvironment, count: int) -> float:
-    """Measure confirmed publishing to JetStream; the load generator subscribes, as for simplebus."""
+    """Measure confirmed publishing to JetStream. The load generator subscribes."""
     job = environment.job("nats", "jet_publish_each", count, 16)
     with stream(environment.brokers["nats"], subjects=[JET_SUBJECT], ack_all=False):
         subscriber = _generator("subscribe", "nats-jetstream", job.port, count, deliver=DELIVER)

@@ -48,7 +48,7 @@ def literal_pattern(number: int) -> str:
 
 
 def mixed_pattern(number: int) -> str:
-    """Return a pattern: of eight per site, five are literal, two have a star, one matches the rest."""
+    """Return a pattern. Of eight per site, five are literal and three have wildcards."""
     site, meter = divmod(number, METERS_A_SITE)
     if meter == 5:
         return f"site.{site}.meter.*.reading"

@@ -116,12 +116,14 @@ def format_report(plan: BenchPlan, result: BenchResult) -> list[str]:
     ]
     if result.redelivered_count:
         lines.append(
-            f"note        {result.redelivered_count:,} messages were redelivered: a subscriber was slower "
+            f"note        {result.redelivered_count:,} messages were redelivered: a subscriber was "
+            "slower "
             "than the ack timeout"
         )
     if result.leftover_count:
         lines.append(
-            f"note        {result.leftover_count:,} messages lay in class {plan.class_id} from before; "
+            f"note        {result.leftover_count:,} messages lay in class {plan.class_id} "
+            "from before; "
             "they were acknowledged and not counted"
         )
     return lines

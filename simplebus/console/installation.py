@@ -1,4 +1,4 @@
-"""Installed distribution of simplebus: its version, and conflicts with another project's package."""
+"""Installed distribution of simplebus: its version, and conflicts with another package."""
 
 from __future__ import annotations
 

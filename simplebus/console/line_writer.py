@@ -36,7 +36,7 @@ class LineWriter:
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Start the thread before the first line: when memory is short, no thread can be started."""
+        """Start the thread before the first line: short of memory, no thread can be started."""
         with self._lock:
             self._start_thread()
 

@@ -90,6 +90,6 @@ def receipts(rows: Iterable[tuple[int, bool, int, int]]) -> Receipts:
 
 
 def has_expected_id(receipts: Receipts) -> npt.NDArray[np.bool_]:
-    """Return a mask of messages with the expected message id: the publisher's number on a new bus."""
+    """Return a mask of messages whose id is the publisher's number, as on a new bus."""
     named: npt.NDArray[np.bool_] = (receipts["number"] & MESSAGE_ID_MASK) == receipts["message_id"]
     return named

@@ -1,4 +1,4 @@
-"""Buses and clients of every kind for the conformance suite. A test uses a bus only through `Host`."""
+"""Buses and clients of every kind for the conformance suite, behind the interface `Host`."""
 
 from __future__ import annotations
 

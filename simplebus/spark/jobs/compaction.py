@@ -110,7 +110,7 @@ def compact(
 
 
 def _take_over(files: HadoopArchiveFiles, run: str) -> None:
-    """Take over the archive, finish interrupted swaps and remove files staged by dead compactions."""
+    """Take over the archive, finish interrupted swaps and remove files of dead compactions."""
     files.remove(OWNER)
     files.write(OWNER, dump_manifest({"run": run}))
     recover_swaps(files)

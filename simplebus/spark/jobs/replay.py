@@ -294,7 +294,7 @@ class _PublisherThread:
         return self._result
 
     def stop(self) -> None:
-        """Stop the thread. The next publisher of this name disconnects one that hangs on its bus."""
+        """Stop the thread. The next publisher of this name disconnects a hanging one."""
         self._stop_requested.set()
         self._thread.join(_STOP_TIMEOUT_SECONDS)
 

@@ -47,7 +47,8 @@ class World:
                 rows = [m for m in self.messages(batch) if m[0] == class_]
                 for part in range(2):
                     if rows[part::2]:
-                        folder = f"{archive_layout.staging_folder(QUERY, batch)}/class={class_}/date=2026-11-21"
+                        staging = archive_layout.staging_folder(QUERY, batch)
+                        folder = f"{staging}/class={class_}/date=2026-11-21"
                         self.files.put(
                             f"{folder}/part-{part}-{self.runs}.parquet", list(rows[part::2])
                         )

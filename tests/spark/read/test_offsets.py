@@ -48,7 +48,7 @@ def test_offsets_round_trip(offsets: dict[str, ServerOffsets], query: QueryIdent
     "bad", [7, {}, {"id": 5}, {"id": "a", "began": 4}, {"id": "a", "durable": 1}]
 )
 def test_invalid_query_identity_is_rejected(bad: object) -> None:
-    with pytest.raises(OffsetError, match="has the query .*, expected an id"):
+    with pytest.raises(OffsetError, match=r"has the query .*, expected an id"):
         load_query({"query": bad})
 
 
