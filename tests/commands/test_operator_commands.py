@@ -437,7 +437,7 @@ def test_a_durable_that_nobody_uses_is_forgotten(
     with pytest.raises(BusError, match="has no durable 'other'; there are 'old', 'new'"):
         run(server, "forget", class_, "other", "--yes")
     (told,) = said(server, "forget", class_, "old", "--yes")
-    assert told.startswith("forgot the durable 'old', which had 2 messages")
+    assert told.startswith("removed the durable 'old', which had 2 messages")
 
     async def look(bus: Bus) -> None:
         found = await bus.explain(class_)
