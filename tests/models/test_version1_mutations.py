@@ -40,7 +40,7 @@ def loses_a_message(patch: Patch) -> None:
 
 
 def loses_what_waits_for_room(patch: Patch) -> None:
-    patch.setattr(PublishQueue, "enqueue", lambda self, session, cls, batch: None)
+    patch.setattr(PublishQueue, "park", lambda self, session, cls, batch: None)
 
 
 def sends_an_acknowledged_one_again(patch: Patch) -> None:
@@ -74,7 +74,7 @@ def stores_in_another_order(patch: Patch) -> None:
             session.parked_messages.insert(1, (cls.class_id, batch.copy()))
         session.parked_bytes += batch.data.size
 
-    patch.setattr(PublishQueue, "enqueue", park)
+    patch.setattr(PublishQueue, "park", park)
 
 
 def never_waits_longer(patch: Patch) -> None:

@@ -275,7 +275,7 @@ MUTATIONS: list[tuple[object, str, Mutation, str, int, dict[str, Any]]] = [
     (SegmentChain, "_report", lambda _: do_nothing, "skipped records are logged", 0, TORN),
     (
         Store,
-        "_append_evicting_oldest",
+        "_append_dropping_oldest",
         forget_drop_counts,
         "dropped messages are counted",
         0,

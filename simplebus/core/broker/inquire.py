@@ -288,8 +288,7 @@ class InquiryHandler:
             channels=len(cls.channels),
             delivered=cls.delivered_count + sum(p.delivered_count for p in cls.positions),
             redelivered=cls.redelivered_count + sum(p.redelivered_count for p in cls.positions),
-            acknowledged=cls.acknowledged_count
-            + sum(p.acknowledged_count for p in cls.positions),
+            acknowledged=cls.acknowledged_count + sum(p.acknowledged_count for p in cls.positions),
             dropped=nonzero_counts(cls.count_undelivered()),
             dead_class=dead,
             dead_letters=0 if dead is None else _count_unpurged(store.classes[dead]),

@@ -53,7 +53,7 @@ class SpillingClass(Protocol):
     ring: Ring
     channels: ChannelTable
     spill: ClassSpill | None
-    subscriptions: dict[BrokerSubscription, None]
+    positions: dict[BrokerSubscription, None]
 
 
 class SpilledRange(NamedTuple):
@@ -147,7 +147,7 @@ class ClassSpill:
         end = min(end, self._spill_manager.commit_log.written_head(cls.class_id, ring.head))
         if end <= ring.floor:
             return False
-        for position in list(cls.subscriptions):
+        for position in list(cls.positions):
             if position.window.floor < end and position not in self.readers:
                 reader = SpillReader(cls, position, self._spill_manager)
                 if not reader.start():

@@ -116,9 +116,7 @@ def copy_values(store: CompactingStore, cls: MessageClass, sequences: Integers) 
     copied_rows: MessageRows | None = None
     if (batch.data[batch.starts] == frames.ENVELOPE).any():
         copied_rows = rows if is_timed.any() else MessageRows(rows.count, rows.channels)
-    acknowledged_by = [
-        position for position in cls.positions if position.window.floor >= behind
-    ]
+    acknowledged_by = [position for position in cls.positions if position.window.floor >= behind]
     return LastValueCopy(sequences, batch, copied_rows, acknowledged_by, ring.floor)
 
 

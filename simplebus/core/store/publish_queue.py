@@ -1,10 +1,13 @@
 """Publish queue: messages that wait for space in a full class, or for a rate limit.
 
-The messages of one session are stored in order: behind a waiting message all later ones wait. Of
-the sessions that wait for a class, the longest waiting is served first. A rate-limited session
-delays nobody: it joins the queue of the class when its rate allows.
+Such messages are parked: they lie in `Session.parked_messages`, and their session is blocked, by
+the class of its first parked message or by its rate limit.
 
-Messages of a version 1 session stay after the session ended, as long as there is memory. Messages
+The messages of one session are stored in order: all messages behind a parked one are parked, too.
+Of the sessions that a class blocks, the one blocked longest is served first. A rate-limited session
+delays no other session: it joins the queue of the class when its rate allows.
+
+Parked messages of a version 1 session stay after it ended, as long as there is memory. Messages
 of a version 2 session are discarded: they were not confirmed, so the publisher sends them again.
 """
 
@@ -24,7 +27,7 @@ from simplebus.core.users.rate_limit import consume
 
 
 class PublishQueue:
-    """Waiting messages of one broker."""
+    """Parked messages of one broker."""
 
     def __init__(
         self,
@@ -37,13 +40,16 @@ class PublishQueue:
         self._classes = classes
         self._budget = budget
         self._append_batch = append_batch
-        """Stores what allowed, notifies subscribers, and returns how many messages it handled."""
+        """Stores messages as far as there is space, and notifies subscribers.
+
+        Returns how many messages were handled: stored or refused.
+        """
         self._dead_letter_budget = dead_letter_budget
         """Memory of dead-letter classes, which may never be consumed."""
         self.progressed_sessions: dict[Session, None] = {}
-        """Sessions that had waiting messages stored. The reader clears it."""
+        """Sessions that had parked messages stored. The reader clears it."""
         self.blocked_classes: dict[MessageClass, None] = {}
-        """Classes with sessions that wait for space."""
+        """Classes with blocked sessions."""
         self.rate_queue = RateQueue(clock, self._queue_for_class)
 
     def park(
@@ -54,7 +60,7 @@ class PublishQueue:
         *,
         is_rate_limited: bool = False,
     ) -> None:
-        """Add messages that must wait for space in their class, or for the rate limit."""
+        """Park messages that must wait for space in their class, or for the rate limit."""
         if not session.parked_messages:
             self._block_session(session, self.rate_queue if is_rate_limited else cls)
         session.parked_bytes += batch.data.size
@@ -69,7 +75,7 @@ class PublishQueue:
         session.parked_messages.append((cls.class_id, batch.copy()))
 
     def retry(self, cls: MessageClass) -> None:
-        """Store waiting messages of a class that may have space now."""
+        """Store parked messages of a class that may have space now."""
         classes_to_retry = [cls]
         while classes_to_retry:
             cls = classes_to_retry.pop()
@@ -95,28 +101,29 @@ class PublishQueue:
             self.retry(cls)
 
     def orphan(self, session: Session) -> None:
-        """Keep the waiting messages of a session that ended, if there is memory for them."""
+        """Keep the parked messages of a session that ended, if there is memory for them."""
         if session.parked_messages and not self._budget.acquire(session.parked_bytes):
             self.discard(session)
 
     def discard(self, session: Session) -> None:
-        """Drop the waiting messages of a session."""
+        """Drop the parked messages of a session."""
         if session.parked_messages:
             self._unblock_session(session)
             self._drop_parked(session)
 
     def orphaned_bytes(self) -> int:
-        """Return the memory of waiting messages whose sessions ended."""
+        """Return the memory of parked messages whose sessions ended."""
         return sum(s.parked_bytes for s in self.blocked_sessions() if s.is_closed)
 
     def blocked_sessions(self) -> list[Session]:
+        """Return all sessions with parked messages."""
         return [
             *self.rate_queue.waiting_sessions,
             *(each for cls in self.blocked_classes for each in cls.blocked_sessions),
         ]
 
     def is_short_of_memory(self) -> bool:
-        """Return True if a session waits for memory that another class may have to release."""
+        """Return True if a session is blocked by memory that another class may have to release."""
         return any(len(cls.ring) < cls.ring.messages_max for cls in self.blocked_classes)
 
     def _block_session(self, session: Session, target: MessageClass | RateQueue) -> None:
@@ -139,11 +146,10 @@ class PublishQueue:
             del self.blocked_classes[cls]
 
     def _store_parked(self, session: Session, cls: MessageClass) -> MessageClass | RateQueue | None:
-        """Store waiting messages of a session, in order, as far as they are for `cls` and fit.
+        """Store parked messages of a session, in order, as far as they are for `cls` and fit.
 
         Returns:
-            The queue in which the session waits next: a class, or the rate queue. None if all
-            messages were stored.
+            The class or rate queue that blocks the session next. None if all messages were stored.
         """
         while session.parked_messages:
             class_id, batch = session.parked_messages[0]
@@ -170,9 +176,9 @@ class PublishQueue:
         return None
 
     def _discard_orphan(self, cls: MessageClass) -> bool:
-        """Drop waiting messages of a session that ended, if such messages use up all memory.
+        """Drop parked messages of a session that ended, if such messages use up all memory.
 
-        Otherwise no ring could grow for the sessions that wait in front of them, or for themselves.
+        Otherwise no ring could grow for the sessions in front of them, or for themselves.
         Memory for channels and patterns does not count. Returns True if messages were dropped.
         """
         if len(cls.ring):

@@ -3,12 +3,24 @@
 The store appends messages, applies full-class policies, appends dead letters, and expires messages.
 A message that cannot be stored is counted by reason and refused if the session speaks version 2.
 The store marks outboxes that have something new; it sends nothing.
+
+Full-class policies and the code that applies them:
+
+    block         `Store._append_or_park`: the messages are parked until the class has space
+    drop_oldest   `Store._append_or_park` → `_append_dropping_oldest`
+    drop_newest   `Store._append_or_park` → `_drop_newest`
+    spill         `Compactor.make_room` → `MessageClass.evict` → `ClassSpill.evict_spilled`;
+                  messages are parked while the journal has not written enough to evict
+
+A new policy is a member of `settings.FullPolicy` and of `config.parse.FullPolicyChoice`, a line in
+the help of `serve --full`, a case in `_append_or_park`, and an `errors.Reason` if it drops.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import assert_never
 
 import numpy as np
 
@@ -51,7 +63,10 @@ from simplebus.core.users.permissions import ClassAccess
 from simplebus.core.users.rate_limit import consume, has_waiting_sessions, is_one_allowed
 
 AppendFrames = Callable[[FrameBatch], int]
-"""Appends messages to a ring as far as there is space. Returns how many it has handled."""
+"""Appends messages to a ring as far as there is space. Returns how many it has handled.
+
+A handled message was stored, or refused for a reason that waiting does not remove.
+"""
 
 OnStored = Callable[[Session | None, MessageClass, int, int], None]
 """Called after messages first..last-1 of a class were stored: (session, class, first, last).
@@ -173,7 +188,7 @@ class Store:
         self.notify_subscribers(cls)
 
     def publish(self, session: Session, class_id: int, batch: FrameBatch) -> None:
-        """Store messages of one class, queue them, or apply the full-class policy."""
+        """Store messages of one class, park them, or apply the full-class policy."""
         cls = self.classes[class_id]
         failure = publish_error(self.commit_log, session)
         if failure:
@@ -203,21 +218,24 @@ class Store:
         """Append messages or apply the full-class policy.
 
         Returns:
-            The number of messages that were handled. The rest was added to the publish queue.
+            The number of messages that were handled: stored, refused or dropped. The rest is
+            parked in the publish queue.
         """
         append = partial(self._append_to_ring, cls, session)
-        stored = self._append_with(append, session, cls, batch)
-        if stored == batch.count:
-            return stored
-        rest = batch.slice(stored, batch.count)
+        handled = self._append_with(append, session, cls, batch)
+        if handled == batch.count:
+            return handled
+        rest = batch.slice(handled, batch.count)
         match cls.full_policy:
             case FullPolicy.BLOCK | FullPolicy.SPILL:
                 self.publish_queue.park(session, cls, rest)
-                return stored
+                return handled
             case FullPolicy.DROP_NEWEST:
                 self._drop_newest(session, cls, rest)
             case FullPolicy.DROP_OLDEST:
                 self._append_dropping_oldest(append, session, cls, rest)
+            case _:
+                assert_never(cls.full_policy)
         return batch.count
 
     def _check_can_publish(self, session: Session, cls: MessageClass, batch: FrameBatch) -> bool:
@@ -285,7 +303,10 @@ class Store:
     def _append_with(
         self, append: AppendFrames, session: Session | None, cls: MessageClass, batch: FrameBatch
     ) -> int:
-        """Append messages with `append`, after making space if the class can evict something."""
+        """Append messages with `append`, after making space if the class can evict messages.
+
+        Returns how many were handled.
+        """
         ring = cls.ring
         first = ring.head
         handled = append(batch)
@@ -531,7 +552,7 @@ class Store:
     ) -> int:
         """Append dead letters; no permission or rate limit applies to them.
 
-        If their class is full, its oldest dead letters are evicted, unless its policy is `block` or
+        If their class is full, its oldest dead letters are dropped, unless its policy is `block` or
         the memory of all classes is used up. Returns how many dead letters were handled.
         """
         rows = dead_letter_class.channels.build_rows(columns, self.clock.now)
