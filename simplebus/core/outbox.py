@@ -110,6 +110,7 @@ class Outbox:
 
         It replaces a Confirm at the end of the queue.
         """
+        # A Confirm carries the durability in place of the timer index, see `frames.HEADER`.
         frame = frames.encode(frames.CONFIRM, message_id=number, timer_index=level)
         if self._confirm_offset + len(frame) == len(self._replies):
             del self._replies[self._confirm_offset :]
@@ -237,6 +238,7 @@ class Outbox:
         if name == self._last_deliver:
             return b""
         self._last_deliver = name
+        # The subscription number is in place of the timer index, see `frames.HEADER`.
         return frames.encode(
             frames.DELIVER, class_id=name[0], timer_index=name[1], message_id=name[2]
         )

@@ -48,10 +48,10 @@ from simplebus.core.message_class.stored_frames import StoredFrameReader
 from simplebus.core.producer_state import NumberBitmap, number_distance
 from simplebus.core.protocol.durability import Durability
 from simplebus.core.protocol.frames import FrameBatch, Integers
-from simplebus.core.redelivery.ack_timer import spans_by_attempts
 from simplebus.core.redelivery.ack_window import AckWindow
 from simplebus.core.redelivery.delivery_policy import DeliveryPolicy
 from simplebus.core.redelivery.handover import PositionHandover
+from simplebus.core.redelivery.timer_wheel import spans_by_attempts
 from simplebus.core.ring.columns import MessageRows, Times
 from simplebus.core.ring.ring import Ring
 from simplebus.core.session.version2 import message_numbers

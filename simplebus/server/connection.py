@@ -1,8 +1,11 @@
 """One client connection: moves bytes between a socket and a session.
 
 Decisions are made in the core; this module only reads and writes. A write is tried at once, and
-only what the socket did not accept waits in a task of its own. Reading pauses while the client's
-messages wait for space in a class, which is the only back-pressure on publishers.
+only what the socket did not accept waits in a task of its own.
+
+Back-pressure on publishers: reading from a version 1 client pauses while its messages are parked or
+the journal is behind, and a version 2 client has a credit instead. The next read is delayed while
+consumers are behind (`PublisherThrottle`), and shortly after acks, so that acks accumulate.
 """
 
 from __future__ import annotations

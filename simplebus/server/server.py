@@ -282,7 +282,7 @@ class Server:
     async def delay_read(self, session: Session) -> None:
         """Wait for consumers that are behind, or until the shared end of a short read delay.
 
-        The read delay lets acks accumulate, see ACK_REST_SECONDS.
+        The read delay lets acks accumulate, see ACK_READ_DELAY_SECONDS.
         """
         if self._active_throttle is not None:
             await self._active_throttle.delay(session)

@@ -17,7 +17,7 @@ from simplebus.core.group.key_ordered_group import KeyOrderedGroup
 from simplebus.core.limits import Limits
 from simplebus.core.message_class.purge import purge_messages
 from simplebus.core.protocol.envelope_batch import Envelope, encode
-from simplebus.core.redelivery.ack_timer import spans_by_attempts
+from simplebus.core.redelivery.timer_wheel import spans_by_attempts
 from simplebus.core.settings import FullPolicy
 from tests.behaviour.wire_peer import BrokerHarness
 from tests.behaviour.wire_peer_v2 import (

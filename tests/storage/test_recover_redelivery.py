@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simplebus.core.redelivery.ack_timer import Span, split_spans
+from simplebus.core.redelivery.timer_wheel import Span, split_spans
 from tests.behaviour.wire_peer_v2 import (
     Version2Peer,
     ack,

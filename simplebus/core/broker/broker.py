@@ -4,7 +4,11 @@ State changes only in `receive`, `apply_event`, `close_session`, `tick`, `run_du
 bytes are taken from an outbox. The driver moves bytes between sockets and sessions, sets the clock,
 calls `tick`, and sends what outboxes contain.
 
-    bytes ─► Session ─► events ─► Broker ─► Store ─► Ring ─► Subscription ─► Outbox ─► bytes
+    publish    bytes ─► Session ─► events ─► Broker ─► Store ─► Ring
+    notify     Store ─► Outbox.enqueue(subscription) ─► session is listed by `drain_ready`
+    send       bytes ◄─ Outbox.peek ◄─ Subscription ◄─ Ring, when the socket can send
+
+The outbox pulls frames from its subscriptions. They are not pushed into it.
 """
 
 from __future__ import annotations
@@ -324,7 +328,9 @@ class Broker:
     def drain_ready(self) -> list[int]:
         """Return the ids of sessions whose outboxes have something new, each once.
 
-        Call it until it returns an empty list.
+        First trims classes whose positions have moved, advances spill readers, and sends confirms
+        for parked messages that were stored: all three can make sessions ready. Call it until it
+        returns an empty list.
         """
         if self._classes_to_trim:
             self.store.trim_scheduled()
@@ -512,7 +518,7 @@ class Broker:
                 frames.ERROR,
                 class_id=refused.class_id,
                 message_id=refused.refers_to,
-                timer_index=refused.frame_type,
+                timer_index=refused.frame_type,  # See `frames.HEADER`.
                 content=reply.encode(),
             )
         )

@@ -34,9 +34,9 @@ from simplebus.core.protocol.requests import (
     SubscribeReply,
     SubscribeRequest,
 )
-from simplebus.core.redelivery.ack_timer import Span
 from simplebus.core.redelivery.ack_window import AckWindow
 from simplebus.core.redelivery.delivery_policy import DeliveryPolicy
+from simplebus.core.redelivery.timer_wheel import Span
 from simplebus.core.session.session import Session
 from simplebus.core.session.version2 import Version2Decoder
 from simplebus.core.settings import Settings
@@ -403,7 +403,7 @@ class SubscriptionManager:
             frames.SUBSCRIBE,
             class_id=cls.class_id,
             message_id=event.request_number,
-            timer_index=event.subscription_number,
+            timer_index=event.subscription_number,  # See `frames.HEADER`.
             content=reply.encode(),
         )
         self._reply_when_durable(session, frame, position.log_position, held)

@@ -26,9 +26,9 @@ from simplebus.core.limits import (
 )
 from simplebus.core.outbox import Outbox
 from simplebus.core.protocol.frames import Integers
-from simplebus.core.redelivery.ack_timer import Span, TimerWheel
 from simplebus.core.redelivery.ack_window import AckWindow
 from simplebus.core.redelivery.delivery_state import DeliveryState, ScheduledSets
+from simplebus.core.redelivery.timer_wheel import Span, TimerWheel
 from simplebus.core.subscription import selection
 from simplebus.core.subscription.copied_frames import CopiedFrames
 from simplebus.core.subscription.selection import MessageSelection, Ranges
@@ -459,6 +459,8 @@ class Group(BrokerSubscription):
     def tick(self, tick: int) -> None:
         for member in self.members:
             for span in member.pop_overdue(tick):
+                # `Position.tick` pops the spans again in this tick. The timer merges and sorts the
+                # spans of all members, so the group redelivers them in the order of sequences.
                 self._ack_timer.schedule(tick, span.first, span.last, span.attempts)
         super().tick(tick)
         for member in self.members:

@@ -38,10 +38,10 @@ from simplebus.core.limits import (
 )
 from simplebus.core.outbox import Outbox
 from simplebus.core.protocol.frames import Integers
-from simplebus.core.redelivery.ack_timer import Span
 from simplebus.core.redelivery.delivery_state import DeliveryState, ScheduledSets
 from simplebus.core.redelivery.handover import PositionHandover
 from simplebus.core.redelivery.sequence_set import SequenceSet
+from simplebus.core.redelivery.timer_wheel import Span
 from simplebus.core.statistics import SubscriptionStatistics
 from simplebus.core.subscription import selection
 from simplebus.core.subscription.backlog import BacklogCounter

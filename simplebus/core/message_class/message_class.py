@@ -97,7 +97,7 @@ class MessageClass:
         self.spill: ClassSpill | None = None
         """Spill state; None if the class fits in memory."""
         self.blocked_sessions: deque[Session] = deque()
-        """Sessions whose messages wait for space in this class, longest wait first."""
+        """Sessions whose first parked message is of this class, longest wait first."""
         self.dropped_counts: Counter[Reason] = Counter()
         self.purged_sequences = SequenceSet()
         """Purged sequences that are still stored, and possibly some older ones."""

@@ -57,7 +57,7 @@ class AckedRanges:
     """The peer acknowledged ranges of message ids."""
 
     subscription_number: int
-    """Class id in version 1, subscription number in version 2."""
+    """Number in version 2; the class id in version 1, which has one subscription per class."""
     firsts: Integers
     """Message ids, shape (n,)."""
     lasts: Integers

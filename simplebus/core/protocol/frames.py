@@ -44,7 +44,12 @@ Item = TypeVar("Item", bound=np.generic)
 
 DELIMITER = b"<\r\n>"
 HEADER = struct.Struct(">BHiH")
-"""Frame type, class id, message id, timer index."""
+"""Frame type, class id, message id, timer index.
+
+The last field is a timer index in Message, Envelope and Ack frames. In other frames of version 2 it
+contains another number: the subscription number (Deliver, Subscribe), the durability (Confirm) or
+the type of the refused frame (Error).
+"""
 
 HEARTBEAT, MESSAGE, SUBSCRIBE, ACK, CONNECT = b"01234"
 ENVELOPE, CONFIRM, DELIVER, NACK, WORKING, UNSUBSCRIBE, FETCH, ERROR = b"56789UFE"
@@ -81,7 +86,7 @@ def encode(
         frame_type: ASCII code of the frame type.
         class_id: Class id, 0 to 65535.
         message_id: Message id, message number or request number.
-        timer_index: Timer index, 0 to 65535.
+        timer_index: Timer index, or the number in its place (see `HEADER`), 0 to 65535.
         content: Content that contains no delimiter; the caller has checked or stuffed it.
 
     Returns:

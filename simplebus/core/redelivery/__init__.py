@@ -1,9 +1,21 @@
 """Delivery state of positions: acknowledgements, redelivery timers, delays and failure reasons.
 
+Steps of a redelivery, all in `core.subscription`:
+    1. A message is overdue (`Position.tick`) or rejected (`Position.nack`, which schedules it with
+       its backoff, for a later `tick` or `handle_wakeup`).
+    2. Its span is appended to `Position._redelivery_queue`, and the position to the outbox's queue.
+    3. The outbox asks for frames: `BrokerSubscription._select_redeliveries` takes the next span.
+    4. A span below its delivery limit is sent again and scheduled in `Position._ack_timer`.
+       A span at the limit becomes dead letters: `_give_up_leading` → `_give_up_ranges` →
+       `Store.dead_letter`. Without space they stay in `Position.pending_dead_letters`.
+       `terminate` goes to `_give_up_leading` at once.
+
+A message at its limit is given up in step 3 only, so not while a durable has no session.
+
 Modules in reading order:
     sequence_set       sets of sequences, stored as ranges
     ack_window         sequences that a position has acknowledged
-    ack_timer          timer wheel of deliveries that wait for an ack
+    timer_wheel        timer wheel of deliveries that wait for an ack, and of rejected messages
     delivery_policy    ack timeout, backoff and limits of a position
     delivery_state     state of one position, as inquiries show it
     failure_reasons    reasons that consumers gave in nacks

@@ -10,9 +10,9 @@ from itertools import islice
 from typing import NamedTuple
 
 from simplebus.core.limits import INQUIRY_MESSAGES_MAX, INQUIRY_SPANS_MAX
-from simplebus.core.redelivery.ack_timer import Span
 from simplebus.core.redelivery.ack_window import AckWindow
 from simplebus.core.redelivery.sequence_set import SequenceSet
+from simplebus.core.redelivery.timer_wheel import Span
 
 ScheduledSets = Sequence[tuple[int, int, SequenceSet]]
 """Tuples (due tick, attempts, messages), as returned by `TimerWheel.scheduled_sets`."""
@@ -32,7 +32,7 @@ class DeliveryState(NamedTuple):
     delayed_spans: Sequence[tuple[float, int, Span]]
     """Heap of messages that are delayed until a time."""
     redelivery_queue: Sequence[Span]
-    """Messages to be sent again now."""
+    """Messages to be handled now: sent again, sent for the first time (attempts 0), or given up."""
     waiting_sequences: Sequence[SequenceSet]
     """All messages that wait to be sent, as far as the position keeps them; else empty."""
     blocked_by_key_count: int = 0

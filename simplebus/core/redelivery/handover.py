@@ -16,9 +16,9 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from simplebus.core.clock import BrokerClock
-from simplebus.core.redelivery.ack_timer import Span, spans_by_attempts
 from simplebus.core.redelivery.ack_window import AckWindow
 from simplebus.core.redelivery.delivery_policy import DeliveryPolicy
+from simplebus.core.redelivery.timer_wheel import Span, spans_by_attempts
 
 N = TypeVar("N", int, float)
 

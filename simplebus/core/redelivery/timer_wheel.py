@@ -1,7 +1,8 @@
-"""Timer wheel of deliveries that wait for an ack.
+"""Timer wheel of messages by the tick at which they are due.
 
-Every message in flight lies in exactly one span. A span may also cover acknowledged messages: they
-are skipped when the span is due. A tick touches only the spans that are due.
+A position has two: one of deliveries that wait for an ack, and one of rejected messages that wait
+for their backoff. A message lies in at most one span. A span may also cover acknowledged messages:
+they are skipped when the span is due. A tick touches only the spans that are due.
 
     tick 17: sent once (4, 9), twice (12, 14)    tick 18: sent once (9, 12) …
 """
@@ -20,12 +21,12 @@ _first = attrgetter("first")
 
 @dataclass(slots=True)
 class Span:
-    """Messages first..last-1 of a class that were sent together."""
+    """Messages first..last-1 of a class with equal attempts, handled together."""
 
     first: int
     last: int
     attempts: int
-    """Number of deliveries so far, by this position or its predecessors."""
+    """Number of deliveries so far, by this position or its predecessors; 0 if never sent."""
     give_up_reason: Reason | None = None
     """Reason for not sending them again; None if they are to be sent."""
 

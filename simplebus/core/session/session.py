@@ -3,6 +3,15 @@
 A session knows only its own peer; the broker applies the events. The first frame that is not a
 Heartbeat determines the protocol version. The only error raised is RemoteProtocolError, after the
 events of all frames before the offending one.
+
+Message numbers of a version 2 publisher, modulo 2^31. Every bound is exclusive:
+
+    confirmed_number <= promised_number <= decoder.stored_before <= decoder.next_number
+
+    confirmed_number        numbers below are confirmed to the peer
+    promised_number         numbers below are confirmed, or are when the journal is durable
+    decoder.stored_before   numbers below are stored, dropped or refused; the first parked number
+    decoder.next_number     numbers below were received; the next message must carry this number
 """
 
 from __future__ import annotations
@@ -80,7 +89,10 @@ class Session:
         self.early_class_ids: set[int] = set()
         """Classes that it subscribed to before they exist."""
         self.parked_messages: deque[tuple[int, FrameBatch]] = deque()
-        """Messages that wait for space in their class, in order, as (class id, frames)."""
+        """Messages that wait for space in their class or for a rate limit, in order.
+
+        Tuples (class id, frames); see `PublishQueue`.
+        """
         self.parked_bytes = 0
         self.is_closed = False
         self.is_local = False
@@ -90,9 +102,9 @@ class Session:
         self.handled_count = 0
         """Messages that were stored, parked or refused."""
         self.confirmed_number = 0
-        """Version 2: all numbers below are confirmed to the peer."""
+        """Version 2: all numbers below are confirmed to the peer. See the module."""
         self.promised_number = 0
-        """The same, including confirms that wait for the journal."""
+        """The same, including `pending_confirms`, which wait for the journal."""
         self.pending_confirms: deque[tuple[int, int]] = deque()
         """Confirms that wait: log position and number."""
         self.pending_replies: deque[tuple[int, bytes, SendSource | None]] = deque()
@@ -112,7 +124,7 @@ class Session:
         self.send_blocked_ticks = 0
         """Ticks during which the peer read none of the waiting bytes."""
         self.parked_ticks = 0
-        """Ticks during which messages waited for space."""
+        """Ticks during which messages were parked."""
         self._no_frame_ticks = 0
         self._no_receive_ticks = 0
         self._no_send_ticks = 0

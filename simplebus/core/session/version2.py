@@ -1,8 +1,8 @@
 """Decoder of protocol version 2: batches of frames become events (protocol/binary.md, "Version 2").
 
-A fault of one frame is a Refused event, and decoding continues; only a fault that makes the stream
-ambiguous is an error. A message whose number is not the next one is a duplicate or an error, never
-an event. A publisher with numbers of its own may skip numbers.
+A fault of one frame is a `FrameRefused` event, and decoding continues; only a fault that makes the
+stream ambiguous is an error. A message whose number is not the next one is a duplicate or an error,
+never an event. A publisher with numbers of its own may skip numbers.
 """
 
 from __future__ import annotations

@@ -13,8 +13,8 @@ from collections.abc import Iterator
 
 from simplebus.core.errors import Reason
 from simplebus.core.limits import DEAD_LETTER_BATCH_MESSAGES
-from simplebus.core.redelivery.ack_timer import Span
 from simplebus.core.redelivery.sequence_set import SequenceSet
+from simplebus.core.redelivery.timer_wheel import Span
 from simplebus.core.subscription.selection import Ranges
 
 

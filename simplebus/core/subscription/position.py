@@ -8,8 +8,12 @@ due and queues each of them once, with a longer pause each time. Messages that w
     _ack_timer             tick 17: (4, 9)  tick 18: (9, 30) …     in flight, by tick when overdue
     _nack_timer            tick 19: (2, 3)                         rejected, by tick of redelivery
     _delayed_spans         12.5 s: (30, 31)                        delayed until a time
-    _redelivery_queue      (4, 6) (8, 9)                           to be sent again now
+    _redelivery_queue      (4, 6) (8, 9)                           to be sent now, or given up
     pending_dead_letters   (3, 4)                                  given up, not dead-lettered yet
+
+The redelivery queue also holds spans that were never sent (attempts 0), after a delay or a
+predecessor, and spans at their delivery limit. The latter become dead letters when they are next
+selected for sending, so not while a durable has no session.
 """
 
 from __future__ import annotations
@@ -25,7 +29,6 @@ from simplebus.core.clock import BrokerClock
 from simplebus.core.errors import Reason
 from simplebus.core.limits import IN_FLIGHT_BYTES, MESSAGES_MAX, SCAN_SPANS_MAX
 from simplebus.core.outbox import NullOutbox, Outbox
-from simplebus.core.redelivery.ack_timer import Span, TimerWheel, check_covered_once, split_spans
 from simplebus.core.redelivery.ack_window import AckWindow
 from simplebus.core.redelivery.delivery_policy import DeliveryPolicy
 from simplebus.core.redelivery.delivery_state import DeliveryState
@@ -33,6 +36,7 @@ from simplebus.core.redelivery.failure_reasons import FailureReasons
 from simplebus.core.redelivery.handover import PositionHandover
 from simplebus.core.redelivery.in_flight_bytes import InFlightBytes
 from simplebus.core.redelivery.sequence_set import SequenceSet
+from simplebus.core.redelivery.timer_wheel import Span, TimerWheel, check_covered_once, split_spans
 from simplebus.core.ring.ring import Ring
 from simplebus.core.statistics import SubscriptionStatistics
 from simplebus.core.subscription.backlog import BacklogCounter
@@ -147,7 +151,7 @@ class Position(ABC):
         self.inherited_delays: list[tuple[int, int, int]] = []
         """Delays of single messages while the whole position is delayed.
 
-        The rows are those of `PositionHandover.ticks`.
+        The rows are those of `PositionHandover.not_before_ticks`.
         """
         self.outbox_after_delay: Outbox | None = None
         """Outbox to attach when that delay ends."""

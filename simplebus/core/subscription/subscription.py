@@ -28,7 +28,7 @@ from simplebus.core.limits import (
     SCAN_SPANS_MAX,
     SEND_BYTES,
 )
-from simplebus.core.redelivery.ack_timer import Span
+from simplebus.core.redelivery.timer_wheel import Span
 from simplebus.core.subscription import selection
 from simplebus.core.subscription.backlog import BacklogCounter
 from simplebus.core.subscription.copied_frames import CopiedFrames

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from simplebus.core.protocol.frames import flags_to_ranges
-from simplebus.core.redelivery.ack_timer import Span, TimerWheel
+from simplebus.core.redelivery.timer_wheel import Span, TimerWheel
 from simplebus.core.redelivery.sequence_set import SequenceSet
 
 bounds = st.tuples(st.integers(0, 60), st.integers(0, 60))
