@@ -55,7 +55,7 @@ class StreamRefusals:
         """Record that a stream refused a message or is missing; `reason` is empty if unknown."""
         refusal = self._refusals.setdefault(class_id, _StreamRefusal("", now, float("-inf")))
         refusal.refused_at = now
-        reason = reason or refusal.reason or "it does not say reason"
+        reason = reason or refusal.reason or "unknown reason"
         if reason != refusal.reason and now >= refusal.logged_at + RECOVERED_SECONDS:
             refusal.reason, refusal.logged_at = reason, now
             log.warning(

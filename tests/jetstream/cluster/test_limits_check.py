@@ -130,7 +130,8 @@ async def test_refuses_memory_stream_with_file_storage(
 ) -> None:
     cluster = options(jetstream_server.url)
     other = replace(cluster, storage="file")
-    why = rf"the stream {cluster.names.stream_name(1)} stores messages in memory, but --engine-storage is file"
+    stream = cluster.names.stream_name(1)
+    why = rf"the stream {stream} stores messages in memory, but --engine-storage is file"
     async with door(other) as before, simplebus.connect(address(before)) as bus:
         async with door(cluster) as up, simplebus.connect(address(up)) as there:
             await there.publish(b"kept", class_id=1)

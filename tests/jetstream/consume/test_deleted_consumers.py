@@ -54,7 +54,7 @@ async def test_recreates_deleted_streams_and_consumers(
                 if int(payload) > 2:  # What was held may come again.
                     got.append(payload)
             assert got == [b"3", b"4", b"5"]
-    assert f"consumer {consumer} of class 1 is gone" in caplog.text
+    assert f"recreating the consumer {consumer} of class 1" in caplog.text
     assert ("the stream of class 1 was recreated" in caplog.text) == (what == "STREAM")
 
 

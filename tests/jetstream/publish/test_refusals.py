@@ -123,7 +123,7 @@ async def test_stream_without_acks_counts_as_refusing(
             nursery.start_soon(partial(bus.publish, b"behind", class_id=8))
             await until(lambda: bool(cluster_of(up).refusals.get_reason(8)))
             said = await other.explain(8)
-            assert f"nothing is said of what comes to {names.class_subject(8)!r}" in said.waits_for
+            assert f"no answer from the stream of {names.class_subject(8)!r}" in said.waits_for
             await link.api_request(f"STREAM.UPDATE.{names.stream_name(8)}", config)
             await until(lambda: not len(cluster_of(up).refusals))
             async with other.subscribe(8) as messages:

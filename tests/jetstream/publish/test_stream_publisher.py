@@ -433,7 +433,7 @@ def test_unanswering_stream_counts_as_refusing() -> None:
     assert told == [set(), set(), set(), {7}, {7}]
     refusal = publisher.refusal(7)
     assert refusal is not None
-    assert "nothing is said of what comes to 's.7'" in refusal.sentence
+    assert "no answer from the stream of 's.7'" in refusal.sentence
     stream.loses = lambda: False
     assert stream.answer_all(5 * PATIENCE_SECONDS) == 1
     assert publisher.refusal(7) is None
