@@ -150,8 +150,8 @@ class SegmentChain:
         """Return the first record header of each segment."""
         return list(self._starts(0))
 
-    def _starts(self, news_since: int) -> Iterator[SegmentStart]:
-        return (_start(self._folder / file_name(first)) for first in self.firsts[news_since:])
+    def _starts(self, first_index: int) -> Iterator[SegmentStart]:
+        return (_start(self._folder / file_name(first)) for first in self.firsts[first_index:])
 
     def ignore_outdated(self) -> None:
         """Ignore segments that reappeared, like `headers`, but without reading: batch numbers

@@ -55,12 +55,12 @@ def test_reads_secrets_from_environment() -> None:
 @pytest.mark.parametrize(
     ("given", "why"),
     [
-        ({"data_dir": Path("x")}, "--data-dir is for a bus"),
+        ({"data_dir": Path("x")}, "--data-dir cannot be combined"),
         ({"engine_prefix": "a.b"}, "--engine-prefix 'a.b'"),
-        ({"engine_storage": "tape"}, "storage is file or memory"),
+        ({"engine_storage": "tape"}, "storage must be file or memory"),
         ({"engine_ack_wait": 0.1}, "--engine-ack-wait must be at least 1"),
         ({"engine_ca": Path("nowhere.pem")}, "nowhere.pem holds no certificate"),
-        ({"settings": Settings(full_policy=FullPolicy.DROP_OLDEST)}, "there is only block"),
+        ({"settings": Settings(full_policy=FullPolicy.DROP_OLDEST)}, "supports only block"),
         ({"environment": {"SIMPLEBUS_ENGINE_SEED": "SU"}}, "seed"),
     ],
 )
