@@ -4,7 +4,7 @@ New classes, producer names, and created or removed durables are in the next bat
 confirmed message finds them after a restart. Acks may be recorded later: after a crash the acked
 messages are redelivered. When a durable is created or removed, only the durable and its class are
 examined. Complete scans become rarer as the state grows, so that they do not occupy the event loop.
-Nothing current changes the broker.
+A checkpoint changes nothing in the broker but its commit log, whose lists of changes it clears.
 """
 
 from __future__ import annotations

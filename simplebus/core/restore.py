@@ -1,7 +1,8 @@
 """Restore: rebuilds a broker from its recovered state and messages, before anybody connects.
 
-The order is: classes, messages, positions, producers. Recovered messages may exceed the limits,
-because messages released just before a crash may come back; the limits hold again after `finish`.
+The order is: per class the class, its messages and its backlog; then positions, purges, producers.
+Recovered messages may exceed the limits, because messages released just before a crash may come
+back; the limits hold again after `finish`.
 If the state does not fit at all, RestoreError says what would help: nothing is dropped.
 
 The records of messages are authoritative. The state beside them is used as far as an error in it

@@ -406,21 +406,13 @@ async def reload(running: RunningServer, options: ServeOptions) -> ServeOptions:
 
 def ready_line(running: RunningServer) -> str:
     """Return the line that tells that all listeners accept connections, with their addresses."""
-    listener_nursery = (
+    listeners = (
         ("tcp", running.addresses),
         ("nats", running.nats_addresses),
         ("http", running.http_addresses),
     )
-    return " ".join(
-        [
-            "simplebus ready",
-            *(
-                f"{listener}={client_address[0]}"
-                for listener, client_address in listener_nursery
-                if client_address
-            ),
-        ]
-    )
+    ready = (f"{name}={addresses[0]}" for name, addresses in listeners if addresses)
+    return " ".join(["simplebus ready", *ready])
 
 
 async def _start_http_server(

@@ -6,12 +6,18 @@
     records           record format
     directory         the journal's directory: format, identity and lock
     disk_reserve      disk space for removals on a full disk
+
+Writer:
     journal           writes write batches, syncs them, removes segments
-    segments          reads segments and state files, and reports damage
-    recovery          rebuilds a broker from the files
-    segment_reader    reads spilled messages back
-    journal_reader    reads a class while a server writes it
+
+Readers:
+    segments          reads segments and state files, and reports damage; `RecoveryResult`
+    recovery          at start: rebuilds a broker from the files (`recover`)
+    segment_reader    in a running server: reads spilled messages back
+    journal_reader    in another process: reads a class while a server writes it
+
     inspection        contents of a journal for `simplebus journal`
 
-May import `core`.
+`server.journal` runs `journal` and `segment_reader` in threads, and calls `recovery` in
+`pump.load`. May import `core`.
 """

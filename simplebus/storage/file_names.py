@@ -5,7 +5,7 @@ lock                                      locked by the server that uses the dir
 reserve                                   space for removals on a full disk
 classes/00007/00000000000000000000.log    messages of class 7, from sequence 0 on
 classes/00007/00000000000000065536.log    a segment ends where the next one begins
-state/00000000000000000003.log            positions and names: the highest number is valid
+state/00000000000000000003.log            positions and names: the highest intact one counts
 classes/00007/….log.dropped, .dropped-2   ignored by recovery, and not read any more
 """
 

@@ -1,4 +1,4 @@
-"""Rebuilds a broker from the files of a journal.
+"""Rebuilds a broker from the files of a journal. `server.journal.pump.load` is the caller.
 
 Messages that no position needs are not read, except for the message numbers of their publishers.
 Only `finish_recovery` changes files: it renames those without valid data.
@@ -36,9 +36,11 @@ from simplebus.storage.file_names import (
     dropped_name,
     file_name,
     file_number,
+    folder_name,
 )
 from simplebus.storage.records import Record, decode_producer_runs
 from simplebus.storage.segments import (
+    OTHER_PUBLISHERS,
     FileBuffer,
     RecoveryResult,
     SegmentChain,
@@ -122,6 +124,7 @@ class _JournalLoader:
         self._found = found
         self._state = state
         self._news_since = news_since
+        """First write batch with new message numbers, by publisher name; see `read_state`."""
         self._numbers: dict[str, StoredNumbers] = {}
         """Message numbers of publishers, as found in records."""
         self._known_heads: dict[int, int] = {}
@@ -144,7 +147,7 @@ class _JournalLoader:
             cls = self._restoring.open_class(class_id, kept.name if kept else "")
             if kept and kept.keeps_last_values:
                 self._broker.store.class_registry.enable_last_values(class_id)
-            self._read_class(cls, folder / f"{class_id:05}", kept)
+            self._read_class(cls, folder / folder_name(class_id), kept)
             self._restoring.restore_backlog(cls, kept, self._known_heads.get(class_id))
             self._found.message_count += len(cls.ring)
 
@@ -154,7 +157,8 @@ class _JournalLoader:
         # after it are kept.
         below, at = 0, -1
         if cls.spill is not None:
-            below, at = self._news_since[""], self._found.snapshot_heads.get(cls.class_id, -1)
+            below = self._news_since[OTHER_PUBLISHERS]
+            at = self._found.snapshot_heads.get(cls.class_id, -1)
         segments = SegmentChain(
             folder,
             cls.class_id,
@@ -230,7 +234,7 @@ class _JournalLoader:
                 fits
                 or header is None
                 or self._is_after_state(header)
-                or header.batch_number >= self._news_since[""]
+                or header.batch_number >= self._news_since[OTHER_PUBLISHERS]
             ):
                 continue
             for first, each in zip(segments.firsts[:at], starts[:at], strict=True):
@@ -256,7 +260,7 @@ class _JournalLoader:
 
     def _has_new_numbers(self, record: Record) -> bool:
         """Return True if a record may contain message numbers that the state does not contain."""
-        return record.meta_bytes > 0 and record.batch_number >= self._news_since[""]
+        return record.meta_bytes > 0 and record.batch_number >= self._news_since[OTHER_PUBLISHERS]
 
     def _append_group(self, cls: MessageClass, group: _RecordGroup, floor: int) -> None:
         """Append a group's messages from `floor` on to the ring, and clear the group."""
@@ -315,7 +319,7 @@ class _JournalLoader:
     def _collect_numbers(self, group: _RecordGroup, batches: list[FrameBatch]) -> None:
         if all(not name for _, _, name in group.publishers):
             return
-        news = self._news_since[""]
+        news = self._news_since[OTHER_PUBLISHERS]
         publishers: list[tuple[int, str]] = []
         for batch_number, count, name in group.publishers:
             if batch_number < self._news_since.get(name, news):

@@ -22,6 +22,14 @@ from simplebus.storage.errors import JournalError
 from simplebus.storage.file_names import file_name, file_number
 from simplebus.storage.records import EndOfRecords, Record, RecordKind
 
+OTHER_PUBLISHERS = ""
+"""Key, in the second result of `read_state`, of the publishers without an entry of their own.
+
+The state of their numbers is that of the snapshot at the start of the state file, so the value is
+the first write batch after that snapshot; 0 without a state file. A publisher with an empty name
+has no such state, so the key is free.
+"""
+
 
 @dataclass(slots=True)
 class RecoveryResult:
@@ -69,9 +77,8 @@ def read_state(
     """Read the newest intact state file.
 
     Returns:
-        The state, and by publisher name the first write batch whose records are newer than the
-        state;
-        by "" that of all other publishers.
+        The state, and by publisher name the first write batch whose records may contain message
+        numbers that the state does not contain; by `OTHER_PUBLISHERS` that of all others.
     """
     for number in sorted(numbers(folder), reverse=True):
         path = folder / file_name(number)
@@ -82,7 +89,7 @@ def read_state(
             if isinstance(record, Record) or record.problem:
                 found.problems.append(f"{path}: no intact snapshot at the start; ignored the file")
             continue
-        state, news_since = RecoveredState(), {"": record.batch_number + 1}
+        state, news_since = RecoveredState(), {OTHER_PUBLISHERS: record.batch_number + 1}
         while isinstance(record, Record):
             found.last_batch_number = max(found.last_batch_number, record.batch_number)
             try:
@@ -101,7 +108,7 @@ def read_state(
                 f"{path}: {record.problem} at byte {record.offset}; skipped the rest"
             )
         return state, news_since
-    return RecoveredState(), {"": 0}
+    return RecoveredState(), {OTHER_PUBLISHERS: 0}
 
 
 class SegmentChain:
@@ -122,12 +129,11 @@ class SegmentChain:
 
         Args:
             continue_below_batch: Continue after damage with records of lower write batches, if
-                they were
-                stored when the state was written. Data that was skipped before stays skipped.
+                they were stored when the state was written. Data that was skipped before stays
+                skipped.
             known_head: Head of the class in the state.
             continue_at_sequence: Continue after missing messages with this sequence: they were
-                missing
-                already when it was accepted.
+                missing already when it was accepted.
         """
         self.class_id = class_id
         self.lost_count = 0

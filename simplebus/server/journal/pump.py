@@ -1,4 +1,7 @@
-"""Moves commit log entries from the event loop to the journal's writer thread.
+"""Moves commit log entries from the event loop to the journal's writer thread, and recovers at
+start.
+
+`load` is the entry of recovery: it calls `storage.recovery` before the pump starts.
 
 At most two write batches are with the writer: one is written and one waits. Entries that arrive
 meanwhile form the next batch, so a slow disk gets larger batches.
@@ -228,7 +231,9 @@ def load(broker: Broker, directory: JournalDirectory) -> None:
     """Recover a new broker's state from a data directory. Raises JournalError."""
     assert broker.commit_log is not None
     found = recover(directory, broker)
-    broker.commit_log.last_batch_number = broker.commit_log.durable_position = found.last_batch_number
+    broker.commit_log.last_batch_number = broker.commit_log.durable_position = (
+        found.last_batch_number
+    )
     for problem in found.problems:
         log.warning("journal %s", problem)
     try:

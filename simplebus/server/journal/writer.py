@@ -159,7 +159,11 @@ class JournalWriter:
                 is_clean = False
                 self.failure_count += 1
                 self._on_failure(_describe_failure(error))
-                if error.errno in DISK_FULL_ERRORS and self._reserve is not None and self._reserve.release():
+                if (
+                    error.errno in DISK_FULL_ERRORS
+                    and self._reserve is not None
+                    and self._reserve.release()
+                ):
                     self._is_space_low = True
                     continue
                 if self._is_stopping.wait(_RETRY_SECONDS):
