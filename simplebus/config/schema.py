@@ -139,7 +139,7 @@ def parse_nats_table(
 ) -> tuple[NatsAuth, bool]:
     """Return the valid part of the `[nats]` table, and whether it contains secrets.
 
-    Errors are added to `mistakes`.
+    Errors are added to `errors`.
     """
     own_errors, users, user_tables = ErrorCollector(), list[NatsUser](), table_values.get("users")
     if isinstance(user_tables, list) and all(
@@ -189,7 +189,7 @@ class ClassTable(TomlTable, frozen=True):
     """Maximum bytes of messages that are on disk only, for `full = "spill"`."""
 
     def to_settings(self, path: str, errors: ErrorCollector) -> ClassSettings:
-        """Return the valid settings of the class. Errors are added to `mistakes`."""
+        """Return the valid settings of the class. Errors are added to `errors`."""
         values: dict[str, Any] = {
             "full_policy": None if self.full is None else FullPolicy(self.full),
             "messages_max": self.max_messages,
@@ -299,7 +299,7 @@ def parse_valid_part(
 ) -> T | None:
     """Return the table without its invalid values; None if nothing can be read.
 
-    Errors are added to `mistakes`.
+    Errors are added to `errors`.
     """
     spellings: dict[str, str] = {}
     values = _normalize_keys(values, table_path, spellings)

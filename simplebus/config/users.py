@@ -296,7 +296,7 @@ def _build_rules(value: RulesTable | Texts | None, path: str) -> PermissionRules
 def _parse_each(
     parse: Callable[[str], T], texts: Texts, path: str, errors: ErrorCollector
 ) -> tuple[T, ...]:
-    """Return the parsed texts. Errors are added to `mistakes`."""
+    """Return the parsed texts. Errors are added to `errors`."""
     parsed = []
     for index, text in enumerate(_as_tuple(texts)):
         with errors.collect():

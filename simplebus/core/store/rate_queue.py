@@ -26,7 +26,7 @@ class RateQueue:
         self.waiting_sessions: dict[Session, None] = {}
         self._clock = clock
         self._retry_session = retry_session
-        """Stores the waiting messages of a session as far as its rate allows."""
+        """Stores the parked messages of a session as far as its rate allows."""
 
     def count_allowed(self, session: Session, batch: FrameBatch) -> int:
         """Return how many messages of `batch` the session may publish now."""

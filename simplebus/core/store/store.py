@@ -465,10 +465,10 @@ class Store:
             if copied is not None:
                 cls.dropped_counts[Reason.DROP_OLDEST] -= copied.count_from(needed)
                 compaction.append_copy(self, cls, copied)
-            stored = self._append_with(append, session, cls, batch)
-            if stored == batch.count:
+            handled = self._append_with(append, session, cls, batch)
+            if handled == batch.count:
                 return
-            batch = batch.slice(stored, batch.count)
+            batch = batch.slice(handled, batch.count)
 
     # Dead letters --------------------------------------------------------------------------------
 
