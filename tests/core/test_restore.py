@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from simplebus.core.limits import MESSAGE_ID_MASK
-from simplebus.core.redelivery.timer_wheel import check_covered_once, spans_by_attempts
 from simplebus.core.redelivery.ack_window import AckWindow
+from simplebus.core.redelivery.timer_wheel import check_covered_once, spans_by_attempts
 from simplebus.core.restore import StoredNumbers, find_next_number
 from simplebus.core.snapshot import WindowSnapshot
 

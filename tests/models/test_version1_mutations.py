@@ -11,8 +11,8 @@ import pytest
 
 from simplebus.core.message_class.message_class import MessageClass
 from simplebus.core.protocol.frames import FrameBatch
-from simplebus.core.redelivery.timer_wheel import Span, TimerWheel
 from simplebus.core.redelivery.ack_window import AckWindow
+from simplebus.core.redelivery.timer_wheel import Span, TimerWheel
 from simplebus.core.ring.ring import Ring
 from simplebus.core.session.session import Session
 from simplebus.core.store.publish_queue import PublishQueue

@@ -20,9 +20,9 @@ from simplebus.core.message_class.message_class import MessageClass
 from simplebus.core.producer_state import NameClaim, ProducerStates
 from simplebus.core.protocol.frames import Flags, Integers
 from simplebus.core.protocol.requests import SubscribeRequest
-from simplebus.core.redelivery.timer_wheel import Span, TimerWheel
 from simplebus.core.redelivery.delivery_policy import DeliveryPolicy
 from simplebus.core.redelivery.failure_reasons import FailureReasons
+from simplebus.core.redelivery.timer_wheel import Span, TimerWheel
 from simplebus.core.ring.ring import Ring
 from simplebus.core.session.version2 import Version2Decoder
 from simplebus.core.subscription import selection

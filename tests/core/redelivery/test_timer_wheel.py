@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from simplebus.core.protocol.frames import flags_to_ranges
-from simplebus.core.redelivery.timer_wheel import Span, TimerWheel
 from simplebus.core.redelivery.sequence_set import SequenceSet
+from simplebus.core.redelivery.timer_wheel import Span, TimerWheel
 
 bounds = st.tuples(st.integers(0, 60), st.integers(0, 60))
 

@@ -17,9 +17,9 @@ from simplebus.core.limits import (
     SEND_BYTES,
 )
 from simplebus.core.outbox import Outbox
-from simplebus.core.redelivery.timer_wheel import Span
 from simplebus.core.redelivery.ack_window import AckWindow
 from simplebus.core.redelivery.delivery_policy import DeliveryPolicy
+from simplebus.core.redelivery.timer_wheel import Span
 from simplebus.core.ring.memory_budget import MemoryBudget
 from simplebus.core.ring.ring import Ring
 from simplebus.core.subscription import selection
