@@ -288,11 +288,11 @@ USER = '[[nats.users]]\nuser = "x"\n'
         ),
         (
             USER + "permissions = { publish = ['a..b'] }",
-            ": nats.users[0].permissions.publish.allow: 'a..b' is not a pattern, expected a subject",
+            ": nats.users[0].permissions.publish.allow: 'a..b' is not a pattern, expected a subj",
         ),
         (
             "[nats]\ndefault_permissions = { subscribe = { deny = '' } }",
-            ": nats.default_permissions.subscribe.deny: '' is not a pattern, expected a subject, or",
+            ": nats.default_permissions.subscribe.deny: '' is not a pattern, expected a subject",
         ),
         (USER + "nkey = 'U'", ": nats.users[0]: user 'x': expected a name or an nkey"),
         ("[[nats.users]]", ": nats.users[0]: user '': expected a name or an nkey"),

@@ -56,7 +56,7 @@ def test_refuses_newer_or_foreign_stamp(tmp_path: Path, text: str, says: str) ->
 
 def test_refuses_path_that_is_no_directory(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(JournalError, match="cannot use .* as a journal"):
+    with pytest.raises(JournalError, match=r"cannot use .* as a journal"):
         lock_directory(tmp_path / "file", new_bus="a")
     with pytest.raises(JournalError):
         lock_directory(tmp_path / "file" / "below", new_bus="a")

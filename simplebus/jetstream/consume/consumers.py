@@ -418,7 +418,10 @@ class ConsumerManager:
                 needed = min(at, needed) if needed else at
             former, name = name, self._reserve_name(position)
             start = api.start_at_sequence(needed) if needed else start
-            more: dict[str, Any] = {"channels": patterns, "delivered_before": feed.ack_all.delivered_before}
+            more: dict[str, Any] = {
+                "channels": patterns,
+                "delivered_before": feed.ack_all.delivered_before,
+            }
             floor = await self._create_consumer(
                 class_id, name, kind, start, is_ack_all=True, **more
             )
