@@ -1,10 +1,10 @@
-"""A broker that fails on purpose: the load generator must notice, or its figures prove nothing.
+"""Broker with injected faults, which proves that the load generator detects them.
 
     python load/broken_broker.py
 
-Rule 1: the broker here is as simple as can be, one message at a time; it is never measured.
-Rule 2: each fault is done to one message, and the generator's sentence must name that message.
-Rule 3: what may go wrong in both versions of the protocol is done in both.
+The broker handles one message at a time and is never measured. Each fault affects one message, and
+the generator's error must name that message. Faults that are possible in both versions of the
+protocol are injected in both.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ class FaultyBroker:
     def answer(
         self, peer: socket.socket, kind: bytes, key: int, number: int, last: int, content: bytes
     ) -> None:
-        """What is neither a message nor an ack."""
+        """Handle a frame that is neither a message nor an ack."""
         if kind == b"4":
             peer.sendall(frame(b"4", 0, 0, 0, struct.pack("<i", 1)))
         elif kind == b"2" and key == CLASS:
@@ -171,7 +171,7 @@ class FaultyBroker:
     def changed(
         self, kind: bytes, message_id: int, timer: int, content: bytes, sent: bytes
     ) -> dict[str, bytes]:
-        """By fault, what is sent instead of a message."""
+        """Return the bytes to send instead of a message, by fault."""
         damaged = content[:-1] + bytes([content[-1] ^ 1])
         return {
             "repeat": sent + sent,

@@ -1,9 +1,9 @@
-"""A NATS server that fails on purpose: the load generator must notice, as in canary.py.
+"""NATS server with injected faults, which proves that the load generator detects them.
 
     python load/broken_nats_server.py
 
-Rule 1: the server here is as simple as can be, one message at a time; it is never measured.
-Rule 2: each fault is done to one message, and the generator's sentence must name that message.
+The server handles one message at a time and is never measured. Each fault affects one message, and
+the generator's error must name that message. `broken_broker.py` does the same for simplebus.
 """
 
 from __future__ import annotations

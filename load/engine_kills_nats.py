@@ -87,7 +87,7 @@ class NatsClients:
 
     async def _connect(self) -> Any:
         async def ignore_disconnect(error: Exception) -> None:
-            """That a door is gone is what this is about."""
+            """Ignore the error, because the run kills servers on purpose."""
 
         return await nats.connect(
             self._urls,

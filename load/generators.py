@@ -91,7 +91,7 @@ class Generator(Process):
         self.wait_for_line("ready", timeout_s=READY_S)
 
     def result(self) -> dict[str, Any]:
-        """What it measured, once it has ended well."""
+        """Wait until the generator has ended successfully and return its measurements."""
         lines = self.finish(timeout_s=self.timeout_s + GRACE_S).splitlines()
         found: dict[str, Any] = json.loads(lines[-1])
         return found

@@ -1,6 +1,7 @@
-"""Makes and removes the stream and push consumer that a JetStream measurement needs.
+"""Stream and push consumer for a JetStream measurement.
 
-Rule 1: plain requests to the JetStream API over a socket: no client library is measured here.
+They are created and removed by plain JetStream API requests over a socket, without a client
+library.
 """
 
 from __future__ import annotations

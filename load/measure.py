@@ -1,9 +1,9 @@
-"""One measurement: a flow of messages through one broker, or round trips through it.
+"""Measurement of a flow of messages through one broker, or of round trips.
 
-Rule 1: a rate is verified messages per second between the publisher's first send and the moment
-when the broker has taken the last subscriber's last ack, and has confirmed the last message where
-it confirms any. Nothing that is buffered on the way can make it look faster.
-Rule 2: after a simplebus flow a probe shows that nothing stayed in flight.
+A rate is verified messages per second. The time starts at the publisher's first send. It ends when
+the broker has received the last ack of the last subscriber and, if it confirms messages, has
+confirmed the last one. Buffering therefore cannot improve a rate. After a simplebus flow, a probe
+checks that no message is left in flight.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Flow:
     """JetStream: "interest" to have removed what is acknowledged; else its stream keeps all."""
 
     def shape(self) -> dict[str, object]:
-        """What both sides must agree on."""
+        """Return the generator options that publisher and subscribers share."""
         options: dict[str, object] = {"classes": ",".join(map(str, self.classes))}
         if self.mixed:
             options["mixed"] = True

@@ -1,7 +1,7 @@
-"""How much memory the server takes: idle, for a million messages held, for a connection.
+"""Memory use of the server: idle, per million stored messages, and per connection.
 
-Rule 1: resident memory as the kernel counts it, of a fresh server for each question.
-Rule 2: the messages that were counted are fetched and verified afterwards: they were really held.
+Each figure is the resident memory that the kernel reports for a fresh server. Stored messages are
+fetched and verified afterwards, which proves that the server held them.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def _row(title: str, value: float, unit: str, at_least: float, reach: float, not
 
 
 def _held_bytes(broker: Broker, count: int) -> int:
-    """What the server grows by while it holds `count` messages nobody has subscribed to yet."""
+    """Return the growth of the server's memory with `count` stored messages."""
     before = broker.process.memory_bytes()
     options = {"timeout_s": TIMEOUT_S, "count": count, "size": 16, "classes": 1}
     with Generator("publish", "simplebus", broker.port, **options) as publisher:
@@ -63,7 +63,7 @@ def _held_bytes(broker: Broker, count: int) -> int:
 
 
 def _connection_bytes(broker: Broker, count: int) -> float:
-    """What the server grows by for one connection that has sent Connect and heard the answer."""
+    """Return the growth of the server's memory per connection after the handshake."""
     with ExitStack() as stack:
         _connect(stack, broker, 50)  # What the first ones load is no connection's own.
         before = broker.process.memory_bytes()

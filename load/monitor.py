@@ -121,7 +121,7 @@ def _slices(broker: Broker, address: str, count: int, rate: float) -> list[dict[
     with simplebus.connect_blocking(f"simplebus://{HOST}:{broker.port}", name="load") as bus:
 
         def accepted() -> int:
-            """How many messages of the flow; by a door that looks do not slow."""
+            """Return the number of accepted messages, asked over a connection without polls."""
             return bus.explain(FLOW.classes[0]).head
 
         for _ in range(2 * count):
@@ -260,7 +260,7 @@ def _poll_share_under_load(
     scrape, poller = _HttpPoller(address, METRICS), _HttpPoller(address, path)
 
     def spent() -> float:
-        """So far; of itself, what it was before."""
+        """Return the time spent on answers so far, excluding the answer to this request."""
         found = SPENT.search(scrape.poll())
         if found is None:
             raise LoadError(f"{METRICS} says nothing of what answers cost")

@@ -36,7 +36,7 @@ DELIVERY = re.compile(rb"MSG (\S+) (\d+) 0\r\n\r\n")
 
 
 def servers() -> dict[str, str]:
-    """Those that are here."""
+    """Return the available servers by kind."""
     return {kind: name for kind, name in DOORS.items() if is_available(kind)}
 
 

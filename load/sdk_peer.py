@@ -1,13 +1,11 @@
-"""The same programs for nats-py, core and JetStream, each in the fastest form that it offers.
+"""Programs of the SDK comparison for nats-py, core and JetStream, in the fastest form it offers.
 
     python -m load.sdk_peer JOB
 
-Rule 1: subscriptions call back: `async for message in subscription.messages` makes a task a message
-and is three times as slow.
-Rule 2: no message is dropped: what may wait in a subscription has no limit.
-Rule 3: JetStream's publisher has as many unconfirmed messages under way as nats-py lets it by
-default, and its subscriber is pushed to and acknowledges each message: more under way, a task for
-each publish, and fetching are slower.
+Subscriptions use callbacks: `async for message in subscription.messages` creates a task per message
+and is three times as slow. Pending limits are disabled, so no message is dropped. The JetStream
+publisher uses the default limit of unconfirmed messages; its subscriber is a push consumer that
+acks each message. A higher limit, a task per publish, and fetching are slower.
 """
 
 from __future__ import annotations

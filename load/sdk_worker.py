@@ -1,9 +1,9 @@
-"""The programs of simplebus that sdk.py times: what a user writes, and no more.
+"""Simplebus programs timed by `sdk.py`, written as a user would write them.
 
     python -m load.sdk_worker JOB
 
-Rule 1: a loop per message wherever the claim is about messages; who is not timed goes in batches.
-Rule 2: a message counts when it is confirmed to its publisher and its acknowledgement is applied.
+The timed side loops over single messages if the claim is about messages; the other side uses
+batches. A message counts when its publisher has the confirmation and its ack has been applied.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ async def publish_typed(bus: simplebus.Bus, job: Job) -> Found:
 
 
 async def publish_encoded(bus: simplebus.Bus, job: Job) -> Found:
-    """What `receive_typed` expects, many at a time."""
+    """Publish the encoded messages that `receive_typed` expects, in batches."""
     payloads = encoded_readings(job)
     started = now()
     while some := list(itertools.islice(payloads, PUBLISHED_TOGETHER)):
@@ -130,7 +130,7 @@ async def receive_batches(bus: simplebus.Bus, job: Job) -> Found:
 
 
 async def receive_encoded(bus: simplebus.Bus, job: Job) -> Found:
-    """What `publish_typed` publishes, many at a time."""
+    """Receive the messages of `publish_typed` in batches and verify their payloads."""
     return await take_batches(bus, TYPED_CLASS, job.count, encoded_readings(job))
 
 

@@ -42,7 +42,7 @@ def as_the_server(mix: MixedBatch, sid: bytes) -> Written:
 
 
 def slices_of_bytes(mix: MixedBatch, sid: bytes) -> Written:
-    """What lies between any two insertions, cut from bytes."""
+    """Encode `mix` from slices of bytes between the insertions."""
     return _joined(stamped(mix).tobytes(), mix, sid)
 
 

@@ -1,4 +1,4 @@
-"""Somebody who is no query and takes messages of a bus."""
+"""Consumer that competes with a query for the messages of a bus."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from simplebus.testing.server import PATIENCE_SECONDS
 
 
 def take(messages: Any, count: int) -> None:
-    """So many messages of a blocking subscription, in however many pieces they come."""
+    """Take `count` messages from a blocking subscription, in any number of pieces."""
     while count:
         taken = len(messages.take(count, timeout=PATIENCE_SECONDS))
         assert taken, f"{count} messages did not come"

@@ -1,10 +1,11 @@
-"""A driver with a cluster of its own: a master, a worker and an executor, on loopback.
+"""Driver program with its own cluster: a master, a worker and an executor on loopback.
 
-`python -m spark.driver BUS SLOW PLACE`: BUS is a bus, SLOW another way to it, PLACE a folder. Says
-which JVM is its own, and then waits for its end.
+`python -m tests.spark.driver_program BUS SLOW PLACE`: BUS is the address of a bus, SLOW the address
+of a proxy to it that stalls, PLACE a folder. The program prints the PID of its JVM and runs until
+killed.
 
-Rule 1: what a query is, is said here once: whoever takes up after this driver is killed runs the
-same queries from the checkpoints that it left.
+The queries are defined here only, so a session that continues after the driver is killed runs the
+same queries from the same checkpoints.
 """
 
 from __future__ import annotations
@@ -26,14 +27,14 @@ CORES = 4
 
 @dataclass(frozen=True)
 class Place:
-    """Where everything is."""
+    """Bus addresses and folders of the queries."""
 
     bus: str
     slow: str
     folder: Path
 
     def at(self, name: str) -> str:
-        """Where the query of this name can be held."""
+        """Return the path at which the query `name` can be held."""
         return str(self.folder / name)
 
     def table(self, name: str) -> str:
@@ -76,7 +77,7 @@ def to_archive(place: Place, name: str, frame: Any, *, held: bool) -> Any:
 
 
 def queries(spark: Any, place: Place, *, held: bool) -> dict[str, Any]:
-    """What runs until it is killed, by name; with places to be held, or without any."""
+    """Return the queries by name. If `held` is true, they stop at their hold points."""
     early = source(spark, place.bus, "early", held=held, at=place.at("early"))
     kept = source(spark, place.bus, "kept", held=held, at=place.at("dying"), dies="true")
     archived = source(spark, place.bus, "kept", held=held)

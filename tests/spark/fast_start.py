@@ -1,7 +1,7 @@
-"""What lets a JVM with Spark in it start sooner, in tests.
+"""JVM options that shorten the start of Spark in tests.
 
-Rule 1: a gain that is there in the first run of the tests. An archive of Spark's classes saves each
-JVM a third of its start, but to make it takes longer than all of them: most runs are the first.
+An archive of Spark's classes would save a third of each JVM's start. It is not used, because
+creating it takes longer than all starts of a test run, and most runs would have to create it.
 """
 
 from __future__ import annotations

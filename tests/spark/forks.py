@@ -1,7 +1,7 @@
-"""Where Spark forks its Python workers from: what each of them imports is there already.
+"""Python worker daemon that imports the workers' dependencies before Spark forks them.
 
-`spark.python.daemon.module` names it. Nothing of ours is there: where workers have that from is
-their own business.
+`spark.python.daemon.module` names this module. It does not import simplebus, because each worker
+must find the package by itself.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""A bus that beats when it is told, and takes for dead who says nothing for a few beats.
+"""Bus whose timer is advanced by the test instead of the clock.
 
-Rule 1: how long a machine takes for anything is of no account.
+The bus disconnects clients that send nothing for a few beats. Because the test triggers each beat,
+results do not depend on the speed of the machine.
 """
 
 from __future__ import annotations
@@ -13,11 +14,11 @@ from simplebus.server.run import RunningServer
 from simplebus.testing.server import BusServer, bus_server, until
 
 _BEAT_SECONDS = 0.4
-"""That a heartbeat is asked for so often is what is left of it."""
+"""Heartbeat interval requested of clients. The server's own timer is stopped."""
 
 
 class Beaten:
-    """Such a bus."""
+    """Bus server with a manually advanced heartbeat timer."""
 
     def __init__(self, server: BusServer) -> None:
         self.server = server
@@ -25,12 +26,12 @@ class Beaten:
         server.ask(lambda up: setattr(up.server, "tick", lambda: None))  # The clock's.
 
     def beats(self, count: int) -> None:
-        """So many, whatever anybody says."""
+        """Advance the timer by `count` beats, regardless of what clients send."""
         for _ in range(count):
             self.server.ask(lambda up: self._tick())
 
     def beats_when_heard(self, count: int) -> None:
-        """So many, each when all who are connected have said something since the one before."""
+        """Advance the timer by `count` beats, waiting before each for data from every client."""
         before: dict[int, int] = {}
 
         def beat(up: RunningServer) -> bool:
@@ -47,7 +48,7 @@ class Beaten:
             until(lambda: self.server.ask(beat))
 
     def taken_for_dead(self) -> int:
-        """How many were."""
+        """Return the number of connections that the server has closed."""
         return self.server.ask(lambda up: up.server.disconnect_counts.total())
 
 

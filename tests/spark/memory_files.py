@@ -1,6 +1,6 @@
-"""An archive's files in memory, for tests: what they hold is a list of messages, or a note.
+"""In-memory files of an archive. A file holds a list of messages or a marker.
 
-Rule 1: it does what a file system does, and may die before any step.
+The model behaves like a file system and can fail before any step.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from simplebus.spark.jobs.archive_layout import ArchiveFile
 
 
 class DiedError(Exception):
-    """What the program dies of."""
+    """Simulated crash of the program."""
 
 
 class Folders:
@@ -40,7 +40,7 @@ class Folders:
         return found
 
     def put(self, path: str, rows: list[object]) -> None:
-        """What Spark writes."""
+        """Store a data file in one step, as Spark does."""
         self._step()
         self.data[path] = tuple(rows)
 

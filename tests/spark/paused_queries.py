@@ -1,8 +1,8 @@
-"""Queries that stop where a test wants them: a source and a sink as ours are, with places to stay.
+"""Source and sinks that pause a query at a point chosen by the test.
 
-Rule 1: nothing else is different: what is held is what ships.
-Rule 2: Spark's executors import this, so a place is a file: who finds `NAME.hold` leaves
-`NAME.held`, and stays there until it is killed. A second one that comes there passes.
+They extend the shipped classes and add only the pause. Spark's executors import this module, so a
+hold point is a file: a process that finds `NAME.hold` creates `NAME.held` and waits there until it
+is killed. Any later process passes.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ from simplebus.spark.source import SimplebusSource
 
 
 class TaskFailedError(Exception):
-    """What a task dies of here."""
+    """Simulated failure of a task."""
 
 
 def hold(place: str) -> None:
-    """Have the next one that comes there stay."""
+    """Make the next process that reaches `place` wait there."""
     Path(f"{place}.hold").touch()
 
 
 def is_held(place: str) -> bool:
-    """Whether somebody stays there."""
+    """Return True if a process is waiting at `place`."""
     return Path(f"{place}.held").exists()
 
 
 def is_first(place: str) -> bool:
-    """Whether somebody is to stay there, and nobody came before."""
+    """Return True if `place` is a hold point and the caller is the first to reach it."""
     if not place or not Path(f"{place}.hold").exists():
         return False
     try:
@@ -55,12 +55,12 @@ def is_first(place: str) -> bool:
 
 
 def package(place: str) -> str:
-    """Where who came there has this package from."""
+    """Return the path from which the process waiting at `place` imported simplebus."""
     return Path(f"{place}.held").read_text()
 
 
 def pass_by(place: str) -> None:
-    """Stay there if it is to be."""
+    """Wait at `place` until killed, if it is a hold point that no process has reached before."""
     if is_first(place):
         while True:
             os.read(_NEVER[0], 1)

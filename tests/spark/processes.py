@@ -1,7 +1,4 @@
-"""What the system knows of processes: who began whom, who holds which end of a connection.
-
-Rule 1: nothing is asked but /proc.
-"""
+"""Process trees and socket owners, read from /proc only."""
 
 from __future__ import annotations
 
@@ -59,7 +56,7 @@ def ancestors(pid: int) -> list[int]:
 
 
 def _sockets(session: int) -> dict[str, int]:
-    """Who of a session holds which socket: processes by inode."""
+    """Return the process that holds each socket of a session, by inode."""
     found = {}
     for pid in of_session(session):
         with contextlib.suppress(OSError):  # It is gone.
@@ -72,7 +69,7 @@ def _sockets(session: int) -> dict[str, int]:
 
 
 def _connections() -> Iterator[tuple[str, int, str, str]]:
-    """Of every TCP socket the address in hexadecimal, port, state and inode."""
+    """Yield the local address in hexadecimal, port, state and inode of every TCP socket."""
     for table in ("tcp", "tcp6"):
         for line in (PROC / "net" / table).read_text().splitlines()[1:]:
             words = line.split()
@@ -81,7 +78,7 @@ def _connections() -> Iterator[tuple[str, int, str, str]]:
 
 
 def holders(session: int, ports: set[int]) -> dict[int, int]:
-    """Which process of a session holds the end of a connection that has one of these ports."""
+    """Return the process of a session that holds the socket of each of these local ports."""
     sockets = _sockets(session)
     return {
         port: sockets[inode]

@@ -1,9 +1,8 @@
-"""A query as Spark runs it, without Spark: its order of calls, its two logs, its restarts.
+"""Simulation of a streaming query without Spark: its order of calls, its two logs, its restarts.
 
-Rule 1: the order is that of a real micro-batch: the end of a batch is written down, the batch
-before it is committed, the tasks are made and read, the rows go to the sink, the batch is done. A
-query that is started again first repeats the batch that was not.
-Rule 2: offsets and tasks travel as they do in Spark: as JSON and as pickles.
+The order is that of a real micro-batch: log the end of the batch, commit the batch before it, plan
+and read the tasks, write the rows to the sink, log the batch as done. A restarted query first
+repeats an unfinished batch. Offsets travel as JSON and tasks as pickles, as they do in Spark.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ POINTS = ("ended", "planned", "reading", "read", "done")
 
 
 class SimulatedQuery:
-    """What a checkpoint and a sink hold, and a reader for as long as it runs."""
+    """Checkpoint and sink of a query, with a reader while the query runs."""
 
     def __init__(self, **options: object) -> None:
         self.options = {name: str(value) for name, value in options.items()}
@@ -37,7 +36,7 @@ class SimulatedQuery:
 
     @property
     def reader(self) -> SparkStreamReader:
-        """Started when it is not."""
+        """Reader of the query, started on first use."""
         if self._reader is None:
             self._reader = SparkStreamReader(source_options(self.options, streaming=True))
             self._resolve_start = json.dumps(self._reader.initialOffset())
@@ -45,7 +44,7 @@ class SimulatedQuery:
         return self._reader
 
     def die(self) -> None:
-        """As a driver that is killed: its connections break, and nothing else happens."""
+        """Close the connections and nothing else, as if the driver was killed."""
         if self._reader is not None:
             self._reader.stop()
             self._reader = None
@@ -86,12 +85,12 @@ class SimulatedQuery:
             pass
 
     def counts(self) -> Counter[bytes]:
-        """How often the sink has each value."""
+        """Return the number of copies of each value in the sink."""
         return Counter(row["value"] for row in self.rows)
 
 
 def once(point: str, what: Callable[[], object]) -> Callable[[str], None]:
-    """Have something happen the first time that a batch comes to a point."""
+    """Return a callback that runs `what` the first time a batch reaches `point`."""
     waiting = [what]
 
     def at(here: str) -> None:

@@ -1,4 +1,4 @@
-"""When the next batch is due."""
+"""Tests of the batch trigger."""
 
 from __future__ import annotations
 

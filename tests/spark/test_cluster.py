@@ -1,16 +1,16 @@
-"""A real cluster, whose driver is killed in the middle of everything; and what is there then.
+"""Tests of a real cluster whose driver is killed while several queries run.
 
-One driver, with an executor in a process of its own, brings the first batch of several queries each
-to its own point:
+The driver, with one executor in a process of its own, brings the first batch of each query to a
+different point:
 
     early       one task has written its file, the other one all its rows; nothing is committed
-    published   a task has died and was tried again; our sink has published the batch, Spark has
-                not written that down
-    delta       the batch is in an archive that is a Delta table, Spark has not written that down
-    torn        two tasks read, and publish what they have read; the network stands still
+    published   a task has failed and was retried; our sink has published the batch, Spark has not
+                recorded it
+    delta       the batch is in an archive that is a Delta table, Spark has not recorded it
+    torn        two tasks read and publish; the network has stalled
 
-Then it is killed. The queries are taken up from their checkpoints by the session of the other
-tests. Rule 1: every message is counted: it is there once.
+Then the driver is killed. The session of the other tests continues the queries from their
+checkpoints. Each message must arrive exactly once.
 """
 
 from __future__ import annotations
@@ -61,21 +61,21 @@ HOLDS = ("early", "published", "delta", "dying")
 
 @dataclass
 class Scene:
-    """What was seen before the driver was killed, and what was there afterwards."""
+    """State observed before the driver was killed, and the bus to inspect afterwards."""
 
     server: BusServer
     place: Place
     readers: set[int] = field(default_factory=set)
-    """The JVM whose tasks were reading at the same time, each in a process of its own."""
+    """JVMs with tasks that read at the same time, each task in its own process."""
     jvm: int = 0
     addresses: set[str] = field(default_factory=set)
-    """At which the cluster listened."""
+    """Addresses on which the cluster listened."""
     copied: dict[str, list[bytes]] = field(default_factory=dict)
-    """What the queries that publish had published."""
+    """Messages published by each publishing query."""
     begun: dict[str, list[int]] = field(default_factory=dict)
-    """Which batches each query had written down as begun,"""
+    """Batches that each query had logged as begun."""
     done: dict[str, list[int]] = field(default_factory=dict)
-    """and as done."""
+    """Batches that each query had logged as done."""
 
     def publish(self, class_: str, payloads: list[bytes]) -> None:
         with simplebus.connect_blocking(self.server.address) as bus:
@@ -176,7 +176,7 @@ def scene(spark: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scen
 
 
 def look_at(found: Scene, driver: Driver, way: FaultyProxy) -> None:
-    """What there is when every query is at its point."""
+    """Record the state once every query has reached its point."""
     place = found.place
     driver.until(lambda: all(is_held(place.at(at)) for at in HOLDS))
     driver.until(lambda: len(way.stalled_ports) == 2)
@@ -192,7 +192,7 @@ def look_at(found: Scene, driver: Driver, way: FaultyProxy) -> None:
 
 
 def expected(name: str) -> list[bytes]:
-    """What a query has read in the end, in order."""
+    """Return the messages that a query must have read in the end, in order."""
     return HELD[QUERIES[name]]
 
 

@@ -1,4 +1,4 @@
-"""Which Java Spark gets: decided without looking, and one sentence when there is none."""
+"""Tests of the choice of Java for Spark, and of the error if there is none."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""What breaks around a query, and what then is there: every message once, or a loss that is told.
+"""Tests of failures around a query: every message arrives once, or its loss is reported.
 
-The query is driven in Spark's order of calls; a real Spark dies in test_cluster.
+The query is driven in Spark's order of calls. `test_cluster` kills a real Spark driver.
 """
 
 from __future__ import annotations
@@ -253,7 +253,7 @@ def test_a_class_that_comes_later_is_read_from_its_first_message(
 
 
 def at_once(*attempts: Callable[[], Any]) -> list[Any]:
-    """What becomes of attempts that run at the same time: a value or an error each."""
+    """Run the attempts concurrently and return the result or the exception of each."""
     with ThreadPoolExecutor(len(attempts)) as pool:
         futures = [pool.submit(one) for one in attempts]
         return [future.exception() or future.result() for future in futures]

@@ -1,4 +1,4 @@
-"""What README shows of Spark is what there is."""
+"""Tests of the Spark commands and examples in the README."""
 
 from __future__ import annotations
 

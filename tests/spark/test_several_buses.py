@@ -38,7 +38,7 @@ def way(far: BusServer) -> Iterator[FaultyProxy]:
 def query(
     server: BusServer, way: FaultyProxy, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[SimulatedQuery]:
-    """Of both, with 3 messages of class 1 each."""
+    """Yield a query over two buses that hold 3 messages of class 1 each."""
     monkeypatch.setattr(stream, "_UNREACHABLE_RETRY_SECONDS", 0.0)
     for one in (server.address, way.address):
         publish(one, 3)
@@ -67,7 +67,7 @@ def shut(way: FaultyProxy) -> None:
 
 
 def came(query: SimulatedQuery) -> list[tuple[str, int]]:
-    """What comes until the query has caught up: from where, and which."""
+    """Run the query until it has caught up and return the (server, offset) pairs of new rows."""
     before = len(query.rows)
     query.catch_up()
     return sorted((row["server"], row["offset"]) for row in query.rows[before:])

@@ -21,7 +21,7 @@ ROWS = [b"%d" % n for n in range(1000)]
 
 
 class TaskFailedError(Exception):
-    """What a task dies of here."""
+    """Simulated failure of a task."""
 
 
 def rows(*, until: int = 1000, piece: int = 70, fails: bool = False) -> Iterator[Any]:

@@ -54,7 +54,7 @@ def run(spark: Any, server: BusServer, place: Path, format: str) -> None:
 
 
 def found(place: Path, format: str) -> list[tuple[str, int]]:
-    """What a program that is no Spark finds."""
+    """Return the archived (class, value) pairs as read without Spark."""
     if format == "delta":
         from deltalake import DeltaTable
 

@@ -1,7 +1,7 @@
-"""An archive after a death at every step: whoever comes next leaves each message once.
+"""Tests of archive commits that fail at every step: recovery must keep each message exactly once.
 
-Rule 1: the model is a file system that dies. Queries and compactions are what the jobs are: begin,
-write, publish, end, in their order, with Spark's own note of a batch at its end.
+The model is a file system that fails after a given number of steps. Queries and compactions follow
+the order of the jobs: begin, write, publish, finish, then Spark's own record of the batch.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class World:
     """How often something was begun: Spark calls its files differently each time."""
 
     def messages(self, batch: int) -> list[tuple[int, int]]:
-        """What a batch brings, the same however often it is asked: (class, number)."""
+        """Return the (class, number) pairs of a batch, the same for every attempt."""
         return [(n % CLASSES, n) for n in range(batch * 7, batch * 7 + batch % 4 * 3)]
 
     def archive(self, batches: int) -> None:

@@ -1,5 +1,8 @@
-"""What fails, why and since when: how it is asked for and how it reads, without Spark; and the
-figures, by a real Spark, of letters that were made by hand and of some from a real bus."""
+"""Tests of the dead letter report.
+
+Options and output are tested without Spark. The figures are computed by a real Spark, from
+hand-made dead letters and from dead letters of a real bus.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a query says of itself, and of what it died of, in words."""
+"""Tests of the messages on query progress and query failures."""
 
 from __future__ import annotations
 

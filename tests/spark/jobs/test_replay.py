@@ -92,7 +92,7 @@ def test_what_cannot_be_played_is_told_before_anything_is_read(
 
 
 class TaskFailedError(Exception):
-    """What a task dies of here."""
+    """Simulated failure of a task."""
 
 
 def rows(last: int, *, dies: bool = False) -> Iterator[Any]:

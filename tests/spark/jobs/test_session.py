@@ -1,4 +1,4 @@
-"""What a session is told, and what executors get, without starting one."""
+"""Tests of session settings and of the package sent to executors, without starting a session."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a batch reads, planned and read as Spark does it, without Spark."""
+"""Tests of batch reads, planned and read in Spark's order of calls, without Spark."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""What is read from a journal's files: what stands in them, as far as it is whole, and safe.
+"""Tests of reading journal files: only complete and durable messages are returned.
 
-The files are those of a broker without a server; the query is driven in Spark's order of calls.
+The files are written by a broker without a server. The query is driven in Spark's order of calls.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Till:
         self.sent += count
 
     def lots(self, count: int, *, seconds: float = 0.0) -> None:
-        """So many lots, one behind the other."""
+        """Publish and sync `count` lots, advancing the clock by `seconds` after each."""
         for _ in range(count):
             self.publish()
             self.bus.sync()
@@ -90,7 +90,7 @@ def values(rows: list[dict[str, Any]]) -> list[bytes]:
 
 
 def batch(**options: object) -> list[dict[str, Any]]:
-    """What a batch job reads."""
+    """Return the rows that a batch job reads."""
     given = {name: str(value) for name, value in options.items()}
     reader = BatchReader(source_options(given, streaming=False))
     tables = [pa.Table.from_batches(reader.read(task)) for task in reader.partitions()]

@@ -1,4 +1,4 @@
-"""How far a query is behind, from what Spark shows of it."""
+"""Tests of the lag of a query, computed from Spark's progress reports."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def progress(end: Any, heads: Any, description: str = SOURCE) -> dict[str, Any]:
 
 
 class Shown:
-    """As Spark's own class."""
+    """Stand-in for Spark's progress class."""
 
     def __init__(self, said: dict[str, Any]) -> None:
         self.json = json.dumps(said)

@@ -1,4 +1,4 @@
-"""What a query has not processed stays in a cluster, and no more, when its bus is a door."""
+"""Tests of the retention durable at a stateless server in front of NATS."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a query has not processed stays at the bus, and no more."""
+"""Tests of the retention durable: a bus keeps exactly the messages a query has not processed."""
 
 from __future__ import annotations
 

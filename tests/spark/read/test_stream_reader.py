@@ -51,7 +51,7 @@ def run_all(one: SimulatedQuery, **options: object) -> list[tuple[str, str, int]
 
 
 def said_by(one: SimulatedQuery) -> dict[str, Any]:
-    """What the query's last offsets say of it."""
+    """Return the query identity recorded in the last offsets of the query."""
     found: dict[str, Any] = json.loads(one.ends[-1])["query"]
     return found
 
@@ -73,7 +73,7 @@ def crash() -> None:
 
 
 def durables(server: BusServer, class_id: int = 1) -> dict[str, int]:
-    """Where each durable stands."""
+    """Return the floor of each durable subscription of a class."""
     return {s.durable: s.floor for s in server.statistics(class_id).subscriptions if s.durable}
 
 

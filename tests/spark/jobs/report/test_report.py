@@ -1,4 +1,4 @@
-"""What a report says of a trace and of an archive whose answers are known."""
+"""Tests of reports on a trace and on an archive with known results."""
 
 from __future__ import annotations
 
