@@ -1,8 +1,8 @@
-"""What all tests share: hypothesis profiles, and how a run of them all goes quickly.
+"""Shared pytest set-up: hypothesis profiles, and hooks that make a full run faster.
 
 `dev` is the default; HYPOTHESIS_PROFILE=many tries far more examples. A failure prints the
 blob that reproduces it; `pytest --hypothesis-seed=N` replays a whole run. With CI in the
-environment the examples are always the same ones: there a change is judged, not a find of chance.
+environment the examples are always the same, so that the result depends only on the change.
 `--seed` and `--seeds` are for tests/simulation.
 """
 
@@ -110,8 +110,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """What xdist has for `loadgroup`, and it forgets what is done: it counts through all of it
-    again behind each test, which is seconds of them all."""
+    """Return a `loadgroup` scheduler that forgets completed work.
+
+    The scheduler of xdist counts all work again after each test, which costs seconds per run.
+    """
     from xdist.scheduler import LoadGroupScheduling
 
     class Forgetting(LoadGroupScheduling):

@@ -310,7 +310,7 @@ class SubscribeSuite(Suite):
 
 
 async def _take_from(subscriptions: tuple[Any, ...], count: int) -> list[tuple[int, Any]]:
-    """So many messages, from whichever gets them, and which that was."""
+    """Take at least `count` messages. Return each with the index of its subscription."""
     got: list[tuple[int, Any]] = []
     while len(got) < count:
         for who, subscription in enumerate(subscriptions):

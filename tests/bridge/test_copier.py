@@ -286,7 +286,7 @@ def test_forged_record_skips_no_messages(
 
 
 def test_discards_record_of_other_numbers(caplog: pytest.LogCaptureFixture) -> None:
-    """Such a record is outdated or forged."""
+    """Ignore a record that contradicts the target's numbers, because it is outdated or forged."""
 
     async def main() -> None:
         source, target = MemoryBus(), MemoryBus()

@@ -33,7 +33,10 @@ from tests.jetstream.stateless_servers import address, door, options
 async def test_takeover_continues_after_previous_copier(
     server: BusServer, nats: NatsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """When a bridge is replaced, both run for a moment. The target may then have a later position
+    """Continue after the previous bridge if the target is ahead of the position at opening.
+
+    While a bridge is being replaced, both run for a moment. The target may then have a later
+    position
     than the stream had when the new bridge opened it.
     """
     bridge = BridgeSettings("twin", nats.url, server.address, (CopiedClass("twin", stream="TWIN"),))

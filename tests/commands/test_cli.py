@@ -350,7 +350,7 @@ def url() -> Iterator[str]:
 
 
 def publish(url: str, class_id: int | str, *texts: str) -> None:
-    """As `simplebus pub` would, without starting it: for what is about a subscriber."""
+    """Publish `texts` in process, for tests of subscribers that need no `simplebus pub`."""
     with simplebus.connect_blocking(url) as bus:
         for text in texts:
             bus.publish(text.encode(), class_id=class_id)

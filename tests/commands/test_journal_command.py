@@ -1,4 +1,4 @@
-"""What people see of a journal."""
+"""Listing, display and export of a journal from the command line."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.storage.journaled_broker import KeptBus
 
 @pytest.fixture
 def journal(tmp_path: Path) -> Path:
-    """Of a bus that was killed."""
+    """Create the data directory of a bus that was killed."""
     bus = KeptBus(tmp_path)
     reader = connect_version2(bus, classes=[{"id": 1, "name": "orders"}, 2])
     reader.send(subscribe(1, 5, durable="billing"))

@@ -61,7 +61,7 @@ async def until_dead(bus: Bus, class_: str, count: int) -> None:
 
 
 def bury(server: BusServer, class_: str, count: int, **about: Any) -> None:
-    """So many messages of a class die of a durable that never acknowledges."""
+    """Publish `count` messages that a durable never acks, and wait until they are dead letters."""
 
     async def work(bus: Bus) -> None:
         async with bus.subscribe(
@@ -381,7 +381,7 @@ def test_a_letter_that_says_nothing_stays(server: BusServer) -> None:
 
 
 def test_a_letter_goes_to_no_class_but_the_one_whose_letters_these_are(server: BusServer) -> None:
-    """Who may publish letters, and not to a class, does not have an operator do it."""
+    """Refuse to requeue a forged dead letter into a class that its publisher may not publish to."""
 
     async def forge(bus: Bus) -> None:
         for class_ in ("secret", "forged.eu", "dead.forged", "9"):

@@ -1,4 +1,4 @@
-"""How messages become lines; the rest of pub and sub is tested as a user has it, in test_cli."""
+"""Formatting of messages as lines. The tests in test_cli cover the rest of `pub` and `sub`."""
 
 from __future__ import annotations
 

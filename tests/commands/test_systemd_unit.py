@@ -36,7 +36,7 @@ def made(*arguments: str, installed_in: str = "/opt/x", port: int = 8888) -> dic
 
 
 def verified(text: str, folder: Path, *, kind: str = "service") -> str:
-    """What systemd has to say against a unit."""
+    """Run `systemd-analyze verify` on a unit. Return its output, and the exit status if not 0."""
     require_program("systemd-analyze")
     path = folder / f"simplebus.{kind}"
     path.write_text(text)
@@ -166,7 +166,7 @@ def test_it_may_bind_a_privileged_port_only_if_it_is_told_to(port: int, capabili
     "word", ["plain", "--flag=1", "/a/b", "with space", 'a"b', "a\\b", "", "'"]
 )
 def test_words_are_quoted_as_a_shell_would_unquote_them(word: str) -> None:
-    """Where systemd's rules and the shell's agree: not for % and $, which are doubled."""
+    """Quote as systemd and a shell both unquote, so without % and $, which systemd doubles."""
     assert shlex.split(quote_argument(word)) == [word]
 
 

@@ -1,4 +1,4 @@
-"""What only a look at a whole file finds: `simplebus check-config`."""
+"""Problems that `simplebus check-config` finds in a whole configuration file."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_or_one_at_two_addresses(tmp_path: Path, text: str) -> None:
 
 
 def told(tmp_path: Path, text: str) -> list[str]:
-    """What is wrong with a file, each with its line."""
+    """Return the problems found in a configuration, each with its line number."""
     file = tmp_path / "bus.toml"
     file.write_text(text)
     status, said = check_config(file)

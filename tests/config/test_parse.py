@@ -1,4 +1,4 @@
-"""What the words of the command line mean."""
+"""Parsing of command line arguments into settings."""
 
 from __future__ import annotations
 

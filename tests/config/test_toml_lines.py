@@ -1,4 +1,4 @@
-"""Where keys stand: the scanner finds what tomllib finds, each in its line."""
+"""Line numbers of TOML keys. The scanner finds the same keys as tomllib."""
 
 from __future__ import annotations
 

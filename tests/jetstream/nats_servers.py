@@ -50,7 +50,7 @@ class NatsServer:
                 time.sleep(0.02)
 
     def kill(self) -> None:
-        """As `kill -9` does."""
+        """Kill the server process with SIGKILL."""
         self.stop(signal.SIGKILL)
 
     def stop(self, how: signal.Signals = signal.SIGTERM) -> None:

@@ -57,14 +57,14 @@ async def _pass_on(here: trio.SocketStream, to: trio.SocketStream, scope: trio.C
 
 
 class Parted:
-    """Such a cluster."""
+    """Cluster of nats-servers whose connections to each other can be cut."""
 
     def __init__(self, servers: list[NatsServer], ways: dict[tuple[int, int], Way]) -> None:
         self.servers = servers
         self._ways = ways
 
     def cut_off(self, number: int) -> None:
-        """This server from the others."""
+        """Cut the connections between this server and the others."""
         for ends, way in self._ways.items():
             if number in ends:
                 way.cut()

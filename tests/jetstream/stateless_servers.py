@@ -23,7 +23,7 @@ _prefixes = count()
 
 
 def options(*urls: str, prefix: str = "", **more: Any) -> JetStreamOptions:
-    """Of an engine that is nobody else's, unless a prefix is given."""
+    """Build JetStream options with a prefix that no other test uses, unless `prefix` is given."""
     prefix = prefix or f"t{next(_prefixes)}"
     servers = tuple(NatsAddress.parse(url) for url in urls)
     return JetStreamOptions(servers, JetStreamNames(prefix), storage="memory", **more)

@@ -94,7 +94,7 @@ class Traffic:
                 self.seen[number] += 1
 
     async def until(self, count: int) -> None:
-        """So many more are confirmed."""
+        """Wait until `count` more messages are confirmed."""
         target = self.confirmed + count
         while self.confirmed < target:  # noqa: ASYNC110 - what is looked at has no event.
             await trio.sleep(0.02)
@@ -135,8 +135,7 @@ async def test_kills_never_lose_confirmed_messages(
 
 
 async def info(link: NatsConnection, what: str) -> dict[str, Any]:
-    """Of a stream or a consumer; of none, of one without a leader, and where nobody answers, there
-    is nothing."""
+    """Return the info of a stream or consumer; {} if it is missing or has no leader."""
     try:
         return await link.api_request(what, seconds=1.0)
     except (BusConnectionError, JetStreamError):

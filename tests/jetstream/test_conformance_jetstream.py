@@ -1,7 +1,6 @@
-"""The promises, kept by a door before a JetStream cluster.
+"""Conformance suite for a stateless server in front of a JetStream cluster.
 
-Rule 1: what it does not promise is listed in NOT_PROMISED, each with the row of protocol/engine.md
-that says so; everything else is.
+NOT_PROMISED lists the exceptions, each with the row of protocol/engine.md that documents it.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ def shown(said: ClassInfo) -> str:
 
 
 async def explained(bus: simplebus.Bus, is_so: Callable[[ClassInfo], bool]) -> ClassInfo:
-    """What is said of class 7 as soon as that is so."""
+    """Return the info of class 7 as soon as `is_so` accepts it."""
     with trio.fail_after(PATIENCE_SECONDS):
         while not is_so(said := await bus.explain(7)):  # noqa: ASYNC110 - nobody says when.
             await trio.sleep(0.05)

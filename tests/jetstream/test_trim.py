@@ -12,7 +12,7 @@ from simplebus.nats.client.jetstream_codec import JetStreamError
 
 
 class ConsumerManager:
-    """Of a cluster that may refuse."""
+    """Consumer manager whose `trim` can be made to fail."""
 
     error: JetStreamError | None = None
 

@@ -30,7 +30,7 @@ from tests.support.nats_peer import connect_nats_peer
 
 
 def feeds_of(up: RunningServer) -> list[ConsumerFeed]:
-    """Those that have their consumers."""
+    """Return the feeds that have an open consumer."""
     return [feed for feed in cluster_of(up).feeds.values() if feed.is_open]
 
 
@@ -144,7 +144,7 @@ async def test_seek_starts_durable_at_requested_position(
         assert (await peer.read_frame())[0] == frames.CONNECT
 
         async def begun(number: int, **wish: object) -> bytes:
-            """What the first frame behind the subscription's is."""
+            """Subscribe. Return the first payload, or the frame that rejects the subscription."""
             await peer.send(subscribe(7, number, durable="d", **wish))
             told = await peer.read_frame()
             if told[0] == frames.SUBSCRIBE:

@@ -1,4 +1,4 @@
-"""Which ports are given to programs that come back where they were."""
+"""Port allocation for programs that restart at the same address."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 
 class Kind(Random):
-    """By this chance, nothing is lost."""
+    """Random source that makes a power cut lose nothing."""
 
     def __init__(self) -> None:
         super().__init__(0)
@@ -181,7 +181,7 @@ def test_random_cut_keeps_pages_and_tears_one() -> None:
 
 
 def test_random_cut_mixes_names() -> None:
-    """What has another name has the one or the other, never both, never none."""
+    """Keep exactly one of the two names of a renamed file."""
     synced = {"kept": "1", "gone": "2", "old": "3"}
     written = {"kept": "1", "new": "4", "other": "3"}
     seen = set()

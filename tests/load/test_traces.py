@@ -1,4 +1,4 @@
-"""What the load generators write down is what they did."""
+"""Agreement of the load generators' traces with the generated traffic."""
 
 from __future__ import annotations
 

@@ -28,13 +28,13 @@ _living: set[KeptBus] = set()
 
 
 def end_all() -> None:
-    """Those that a test has left as they were crash: their descriptors are given back."""
+    """Crash the buses that a test has left open, to release their file descriptors."""
     for bus in list(_living):
         bus.crash()
 
 
 class KeptBus(BrokerHarness):
-    """What `serve` makes of a data directory."""
+    """Broker recovered from a data directory and journaled to it, as in `serve`."""
 
     def __init__(
         self,
@@ -90,7 +90,7 @@ class KeptBus(BrokerHarness):
         self.broker.check_invariants()
 
     def remove(self, *, is_short: bool = False) -> bool:
-        """What nobody needs any longer, as far as that is written, too; `is_short` of space."""
+        """Sync, then remove unneeded journal segments. `is_short` simulates a full disk."""
         self.broker.clock.now += CHECKPOINT_SECONDS
         self.sync()
         empty = self.keeper.empty_class_ids() if is_short else ()

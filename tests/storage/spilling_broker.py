@@ -74,7 +74,7 @@ def fill(
 
 
 def all_of(bus: SpilledBus, reader: Version2Peer, *, number: int = 5) -> list[Version2Message]:
-    """What a reader gets that acknowledges everything at once."""
+    """Receive all messages of a reader that acks each message at once."""
     got: list[Version2Message] = []
     while some := hear(bus, reader):
         got += some
@@ -101,7 +101,7 @@ def later(bus: SpilledBus, seconds: float) -> None:
 def fetched(
     bus: SpilledBus, peer: Version2Peer, **what: object
 ) -> tuple[list[Version2Message], dict[str, int]]:
-    """What a Fetch is answered."""
+    """Send a Fetch request. Return its messages and the content of the reply."""
     peer.send(json_request(FETCH, 1, 3, **what))
     got, told = peer.receive_all()
     if not told:

@@ -65,7 +65,7 @@ def disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[Disk]:
 
 
 def write_until_it_succeeds(bus: KeptBus) -> int:
-    """As the writer does it. Returns how often that failed."""
+    """Write and sync the next batch, retrying as the writer does. Return the number of failures."""
     failed = 0
     lot = bus.keeper.build_write_batch()
     while True:

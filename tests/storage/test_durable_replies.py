@@ -30,7 +30,7 @@ KINDS = [{}, {"group": "g"}, {"group": "g", "by_key": True}]
 
 
 def told(peer: Version2Peer) -> list[tuple[str, int]]:
-    """What is answered, and to which request."""
+    """Return the kind and the request id of each reply received."""
     return [(said.kind, said.message_id) for said in peer.receive_replies()]
 
 

@@ -34,7 +34,7 @@ def after_a_crash(bus: KeptBus, path: Path) -> KeptBus:
 
 
 def taken_out(bus: KeptBus) -> list[str]:
-    """What lies among the dead letters, which is thrown away."""
+    """Sync, then purge all dead letters. Return their sequences."""
     bus.sync()
     return purge_dead_letters(bus)
 

@@ -21,7 +21,7 @@ def greeted(at: KeptBus, **more: object) -> Version2Peer:
 
 
 def after_a_gap(path: Path) -> KeptBus:
-    """Of a program's numbers 0 to 2, the bus has 0 and 2."""
+    """Recover a bus that has lost number 1 of a publisher's numbers 0 to 2."""
     bus = KeptBus(path)
     connect_version2(bus, publish(1, 0, b"a"), classes=(1, 2), name="till", instance="one")
     bus.sync()

@@ -36,7 +36,7 @@ def heard(peer: Version2Peer) -> list[tuple[int, int]]:
 
 
 def later(bus: KeptBus, reader: Version2Peer, seconds: int) -> list[tuple[int, int]]:
-    """So much time goes by. Returns what is heard meanwhile."""
+    """Advance the clock by `seconds`. Return the messages received meanwhile."""
     found = []
     for _ in range(seconds):
         bus.broker.clock.now += 1

@@ -46,7 +46,7 @@ def segments(path: Path) -> list[Path]:
 
 
 def ends(data: bytes) -> list[int]:
-    """Where the records of a file end."""
+    """Return the end offset of each record in a file, beginning with 0."""
     found = [0]
     while isinstance(record := records.read_record(memoryview(data), found[-1]), Record):
         found.append(record.end)
@@ -54,7 +54,7 @@ def ends(data: bytes) -> list[int]:
 
 
 def come_back(path: Path) -> tuple[list[bytes], int, list[str]]:
-    """What is there, at which number the publisher goes on, and what was left out."""
+    """Recover a bus. Return its payloads, the publisher's next number and the reported problems."""
     bus = KeptBus(path)
     there = payloads(bus), next_number(bus), bus.found.problems
     bus.crash()

@@ -50,7 +50,7 @@ def test_tick_redelivers_unacknowledged_messages(bus_server):
 
 
 def outcome(tmp_path: Path, test: str) -> str:
-    """What pytest says about a test file of somebody who has installed simplebus."""
+    """Run pytest on a test file outside of the project, and return its output."""
     (tmp_path / "test_it.py").write_text(test)
     done = subprocess.run(
         [

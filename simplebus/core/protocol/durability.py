@@ -6,8 +6,9 @@ import enum
 
 
 class Durability(enum.IntEnum):
-    """How safe a stored message is (binary.md, "Publishing"). The value is the last field of a
-    Confirm frame.
+    """Durability level of a stored message (binary.md, "Publishing").
+
+    The value is the last field of a Confirm frame.
     """
 
     MEMORY = 0

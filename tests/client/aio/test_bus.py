@@ -26,7 +26,7 @@ def never_confirms(kind: int, *_: object) -> bytes:
 
 
 async def collect(messages: simplebus.RawSubscription, count: int) -> list[bytes]:
-    """So many payloads."""
+    """Return the payloads of the next `count` messages."""
     payloads: list[bytes] = []
     async for message in messages:
         payloads.append(message.payload)

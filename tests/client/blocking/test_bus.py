@@ -19,7 +19,10 @@ NUMBERED = [b"message %d" % number for number in range(3000)]
 
 
 def collect(messages: simplebus.BlockingRawSubscription, count: int) -> list[bytes]:
-    """So many payloads. The last message counts as processed when the subscription is left."""
+    """Return the payloads of the next `count` messages.
+
+    The last message counts as processed when the subscription is left.
+    """
     payloads: list[bytes] = []
     for message in messages:
         payloads.append(message.payload)

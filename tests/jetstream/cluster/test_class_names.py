@@ -40,7 +40,7 @@ NOBODY = b"HMSG s 2 16 16\r\nNATS/1.0 503\r\n\r\n\r\n"
 
 
 class Names(dict[str, int]):
-    """Those of a door, and what it says."""
+    """Class names of a stateless server, with a record of its publications."""
 
     is_ready = True
 
@@ -74,7 +74,7 @@ class Names(dict[str, int]):
     async def api_request(
         self, subject: str, body: dict[str, Any] | None = None, *, seconds: float = 0.0
     ) -> dict[str, Any]:
-        """Of a stream that says nothing; that it is to say something is refused."""
+        """Return a stream config without a description. Reject any update of the description."""
         if body is not None:
             self.said.append((subject, body["description"].encode()))
             raise JetStreamError(10052, "no")

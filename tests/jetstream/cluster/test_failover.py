@@ -30,7 +30,7 @@ ELSEWHERE = NatsAddress("elsewhere")
 
 
 class FakeLink:
-    """Of a server at which JetStream answers, or not."""
+    """Link to a NATS server whose JetStream API answers or fails."""
 
     def __init__(self) -> None:
         self.core = self
@@ -136,7 +136,7 @@ async def test_activity_counts_as_answer(
 async def test_stays_on_slow_connection(
     autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is asked has not come to the server."""
+    """Stay connected while a ping is unanswered: the API request may not have arrived yet."""
     case = Case(monkeypatch)
     case.link.error, case.link.is_busy = UNANSWERED[0], True
     await case.run(100.0)

@@ -12,7 +12,7 @@ from simplebus.nats.client.parser import ClientParser
 
 
 def sent(*rows: tuple[int, int]) -> ReceivedMessages:
-    """What the consumer sends: a sequence of the stream, and the number of the delivery."""
+    """Build messages of a consumer from pairs of stream sequence and consumer sequence."""
     raw = b"".join(
         b"MSG s 2 $JS.ACK.S.c.1.%d.%d.1000000000.0 1\r\nx\r\n" % (sequence, count)
         for sequence, count in rows

@@ -21,7 +21,7 @@ from tests.jetstream.consume.test_feed import Door, message
 
 
 class FakeLink:
-    """Of a stream with messages 1 to `last`, of which the consumer has sent so many."""
+    """Link to a stream with messages 1 to `last`, of which the consumer has delivered `sent`."""
 
     def __init__(self) -> None:
         self.last = 3

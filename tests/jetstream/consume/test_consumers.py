@@ -241,7 +241,7 @@ async def _subscribe(bus: simplebus.Bus) -> None:
 async def test_released_messages_survive_lost_answers(
     jetstream_server: NatsServer,
 ) -> None:
-    """As long as the door does not do as it should, its consumer would be nobody's."""
+    """Retry the release of a consumer while its API requests fail."""
     async with door(options(jetstream_server.url)) as up, simplebus.connect(address(up)) as bus:
         link, names = cluster_of(up).link, list[str]()
         await bus.publish_many([b"%d" % number for number in range(5)], class_id=7)
@@ -329,8 +329,10 @@ async def test_silent_server_counts_as_alive_and_is_asked_once(
 async def test_departed_server_is_detected_despite_passive_listener(
     jetstream_server: NatsServer,
 ) -> None:
-    """Who looks at all that passes by, for one: then no server says that nobody is there. What a
-    dead door's subscription had left was nobody's as long as that one listened."""
+    """Detect a departed server although a wildcard subscription suppresses the no-responders reply.
+
+    Otherwise, the consumers of a dead server would stay unowned while that subscription exists.
+    """
     async with (
         door(options(jetstream_server.url)) as up,
         linked(jetstream_server.url) as (listener, _),
@@ -412,7 +414,7 @@ async def test_unexpected_error_while_closing_blocks_no_publisher(
 async def test_closing_without_connection_logs_no_error(
     tmp_path: Path, group: str | None, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """What is lost of his consumer is looked for again, and he is gone by then."""
+    """Close a subscription while the server is trying to replace its lost consumer."""
     with nats_server(tmp_path) as server:
         async with door(options(server.url)) as up:
             cluster = cluster_of(up)

@@ -39,7 +39,7 @@ async def two_doors(server: NatsServer) -> AsyncIterator[list[RunningServer]]:
 
 
 async def takes_up(up: RunningServer, who: str, *, forget: bool = False, **what: str) -> str:
-    """What somebody hears who subscribes to this, and goes again; "" for being let in."""
+    """Subscribe and close again. Return the refusal, or "" if the subscription was accepted."""
     async with simplebus.connect(address(up), token=who) as bus:
         try:
             async with bus.subscribe(1, **what) as messages:

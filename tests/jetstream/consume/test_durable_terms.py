@@ -27,7 +27,7 @@ NAMES = [{"durable": "d"}, {"group": "g"}, {"durable": "d", "group": "g"}]
 
 
 def terms_at(up: RunningServer) -> tuple[int, int, tuple[int, ...]]:
-    """Of the only position there: ticks are seconds."""
+    """Return the delivery terms of the only position. One tick is one second."""
     [position] = cluster_of(up).feeds
     terms = position.delivery_policy
     return terms.ack_timeout_ticks, terms.deliveries_max, terms.backoff_ticks

@@ -81,7 +81,7 @@ class Door:
         return said
 
     def taken(self) -> list[tuple[int, bytes]]:
-        """What the subscriber is sent: message ids and payloads."""
+        """Return the message ids and payloads that are sent to the subscriber."""
         got, outbox, tick = [], self.session.outbox, self.broker.tick_number
         while piece := outbox.peek(tick):
             data = bytes(piece)
@@ -102,7 +102,7 @@ class Door:
         self.say(frames.encode_ack(class_id=7, timer_index=0, first=first, last=last))
 
     def acked(self) -> list[int]:
-        """What is to be said to be acknowledged: sequences of the stream."""
+        """Pop the stream sequences that are due to be acknowledged."""
         self.burials.update_feed(self.feed)
         return sorted(sequence_of(m, row) for m in self.feed.pop_acked() for row in range(m.count))
 

@@ -1,8 +1,8 @@
-"""A position and the consumer that feeds it, without a socket: what is sent is late or lost with a
-connection, a server forgets what it was told a moment before, and a consumer is deleted.
+"""Simulation of a consumer feed under faults, without a socket.
 
-Rule 1: a consumer is told of a message when its subscriber has acknowledged it, and not before.
-Rule 2: its subscriber is sent each message, and none twice.
+Messages and acks are late or lost with the connection, a killed server forgets its latest state,
+and consumers are deleted. Two invariants hold: a message is acked to the consumer only after its
+subscriber has acked it, and the subscriber receives each message exactly once.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ WILD_TURNS, CALM_TURNS = 60, 200
 
 @dataclass(slots=True)
 class State:
-    """What a consumer knows."""
+    """State of a simulated JetStream consumer."""
 
     next: int
     """The message of the stream that it sends next."""
@@ -44,7 +44,7 @@ class State:
 
 
 class Consumer:
-    """What JetStream does with one: of each message a word, or of all up to one."""
+    """Simulated JetStream consumer with explicit or cumulative acks."""
 
     def __init__(self, stream: list[int], start: int, *, is_ack_all: bool) -> None:
         self.stream = stream
@@ -55,7 +55,7 @@ class Consumer:
         """What it knows still if its server is killed."""
 
     def send(self, most: int) -> list[bytes]:
-        """What was asked for, as far as there is something."""
+        """Return up to `most` of the requested messages, as far as the stream has them."""
         state, found = self.state, list[bytes]()
         while len(found) < min(most, self.wanted):
             if state.again:
@@ -119,7 +119,7 @@ class Fed(Door):
             self.stream.append(self.last)
 
     def serve(self) -> None:
-        """What a door does at the end of a turn."""
+        """Queue acks and message requests, as a stateless server does at the end of a turn."""
         feed = self.feed
         for messages in feed.pop_acked():
             self.releasing.append(bytes(jetstream_codec.encode_acks(messages)))
@@ -145,7 +145,7 @@ class Fed(Door):
             assert {each for each in told if each >= self.start} <= self.done
 
     def come(self, most: int) -> None:
-        """So much comes from it."""
+        """Deliver up to `most` of the messages that the consumer has sent."""
         some, self.coming = self.coming[:most], self.coming[most:]
         if some:
             self.releasing.append(self.take(*some))

@@ -112,7 +112,7 @@ async def quiet(*up: RunningServer) -> None:
 
 
 async def taken(messages: Any, count: int) -> list[tuple[int, int]]:
-    """So many messages, by number, and how often each was sent."""
+    """Receive `count` messages. Return the number and the delivery attempt of each."""
     found = [await messages.get() for _ in range(count)]
     return [(int(message.payload), message.attempt) for message in found]
 

@@ -89,7 +89,7 @@ class ChainStream(Stream):
         return said + [b'{"type":"ack","seq":%d,"msgs":7}' % (far + 1)] * (far % 7 == 6)
 
     def _end(self, name: bytes, *, is_reported_stored: bool = True) -> bytes:
-        """Of one whose last message it knew it does not say where it ends."""
+        """Return the final ack of a batch. Its sequence is 0 if its last message is a duplicate."""
         said = b'{"stream":"S","seq":%d,"batch":"%b","count":%d}'
         return said % (len(self.stored) * is_reported_stored, name, self.chains.pop(name))
 
@@ -188,8 +188,11 @@ def test_named_messages_are_stored_once_after_reconnect(heard: int) -> None:
 
 
 def test_duplicate_of_inflight_message_is_not_yet_stored() -> None:
-    """Of such a chain a server says at once that it has all, with no sequence; of such a message,
-    not before it is stored."""
+    """Repeat the messages of a batch one by one if its final ack has no sequence.
+
+    A server sends that ack at once for duplicates of messages in flight. It acks a single duplicate
+    only after the message is stored.
+    """
     stream = opened()
     stream.put(1, 100, "pub")
     stream.publisher.publish_ready(0.0)

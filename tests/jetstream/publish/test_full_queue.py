@@ -1,6 +1,6 @@
-"""The way into a stream that gets full, is read, and gets full again, without a socket.
+"""Publishing into a stream that repeatedly fills up and is read, without a socket.
 
-Rule 1: what was written is dealt with late, a part at a time; so are the answers.
+The stream processes messages late and a part at a time. Its answers arrive in the same way.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class SlowStream(ChainStream):
         self.known_at: dict[str, float] = {}
 
     def read(self) -> None:
-        """What was published is on its way."""
+        """Put published messages in transit to the stream."""
         self.written += self.said()
 
     def work(self, most: int, now: float) -> None:
@@ -53,13 +53,13 @@ class SlowStream(ChainStream):
         self.known_at |= dict.fromkeys(self.ids.keys() - self.known_at.keys(), now)
 
     def tell(self, most: int, now: float) -> int | None:
-        """So many answers come. Returns the last lot that has reached it."""
+        """Deliver up to `most` answers. Return the number of the last stored batch, if any."""
         some = [self.answers.popleft() for _ in range(min(most, len(self.answers)))]
         return self.answer(some, now) if some else None
 
     @property
     def waits_for_room(self) -> bool:
-        """Whether nothing is on its way, for want of room."""
+        """True if nothing is in flight because the stream is full."""
         lanes = self.publisher._queues.values()
         is_quiet = all(lane.window and not (lane.in_flight or lane.unverified) for lane in lanes)
         return is_quiet and not (self.written or self.answers)

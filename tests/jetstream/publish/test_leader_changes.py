@@ -1,10 +1,9 @@
-"""The way into streams whose leader changes, without a socket: what is on its way is lost or stored
-behind the change, and answers are late, lost, said twice, or come in another order.
+"""Simulation of publishing into streams whose leader changes, without a socket.
 
-Rule 1: what a leader has taken is stored later, in order, and answered then. It knows the ids of
-that; another leader does not, until it is stored.
-Rule 2: a leader that goes loses what it took last, or nothing of it.
-Rule 3: the streams grow calm at last: then all is stored, and nobody waits.
+Messages in transit are lost, or stored after the change. Answers are late, lost, repeated or
+reordered. A leader stores accepted messages later and in order, then acks them; no other leader
+knows their ids before that. A deposed leader may lose the messages that it accepted last. When
+the faults stop, all messages get stored and no publisher keeps waiting.
 """
 
 from __future__ import annotations
@@ -72,7 +71,7 @@ class Led(ChainStream):
         return self.chance.random() < chance * self.trouble
 
     def read(self) -> None:
-        """What was published is on its way."""
+        """Put published messages in transit to the leaders."""
         self.written += self.said()
 
     def say(self, reply: bytes, answer: bytes) -> None:
@@ -184,7 +183,9 @@ class Led(ChainStream):
         self.absent.add(subject)
 
     def tell(self, most: int, now: float) -> int | None:
-        """So many answers come, some in another order."""
+        """Deliver up to `most` answers, maybe reordered. Return the number of the last stored
+        batch.
+        """
         if self.happens(0.1):
             self.chance.shuffle(self.answers)
         some, self.answers = self.answers[:most], self.answers[most:]
@@ -203,7 +204,7 @@ class Led(ChainStream):
 
 
 class Publishers:
-    """Of both classes: some have a name, and say again what was not confirmed."""
+    """Publishers of both classes. Named publishers repeat unconfirmed messages."""
 
     def __init__(self, stream: Led) -> None:
         self.stream = stream
@@ -238,7 +239,7 @@ class Publishers:
         self.stream.publisher.append_batch(WriteBatch(self.lots, entries))
 
     def confirm(self, lot: int | None) -> None:
-        """What is said to be stored is."""
+        """Check that the messages reported as stored are stored. Stop tracking them."""
         reached = dict(self.stream.publisher.pop_durable_positions())
         if lot is not None:
             assert self.reached < lot <= self.lots

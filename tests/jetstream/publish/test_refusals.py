@@ -187,7 +187,7 @@ async def test_inquiry_about_missing_stream_is_answered(
 
 
 def told_by(up: RunningServer) -> MonitorSnapshot:
-    """What the HTTP door would tell."""
+    """Return a detailed snapshot from the monitor."""
     assert up.monitor is not None
     telling = up.monitor.take_snapshot(detailed=True)
     while True:

@@ -47,7 +47,7 @@ def turns() -> Iterator[None]:
 
 
 def encode_publications(raw: bytes) -> list[Pub]:
-    """What a client has written."""
+    """Parse the PUB and HPUB commands that a client has written."""
     reader, buffer = LineParser(NatsLimits()), bytearray(raw)
     reader.accepts_headers = True
     at, found = 0, list[Pub]()
@@ -62,7 +62,7 @@ def encode_publications(raw: bytes) -> list[Pub]:
 
 
 class Stream:
-    """What a JetStream server does with encode_publications: a list, and the ids that it knows."""
+    """Simulated JetStream stream: a list of stored messages, and the message ids it remembers."""
 
     has_fast_batches = False
     looks_first = False
@@ -114,14 +114,16 @@ class Stream:
         return [b"%b%d\r\n%b\r\n" % (head, len(each), each) for each in self.hear(message)]
 
     def said(self) -> list[Pub]:
-        """What was published. A PING is answered at once, as all before it is taken."""
+        """Return the published messages. Answer each PING at once, since all before it is
+        processed.
+        """
         output = self.core.drain_output()
         for _ in range(output.count(PING)):
             list(self.core.receive(b"PONG\r\n", 0.0))
         return encode_publications(b"".join(each for each in output if each != PING))
 
     def sid_of(self, message: Pub) -> int:
-        """Which subscription has its answer."""
+        """Return the id of the subscription that receives the answer to `message`."""
         return 1
 
     def hear(self, message: Pub) -> list[bytes]:
@@ -145,7 +147,7 @@ class Stream:
         return [json.dumps(answer, separators=(",", ":")).encode()]
 
     def whether(self, id_: str) -> bytes:
-        """Whether it has the message with this id."""
+        """Return a duplicate ack if the message id is known, else a rollup error."""
         if id_ in self.ids:
             return b'{"stream":"S","seq":%d,"duplicate": true}' % self.ids[id_]
         return b'{"error":{"code":500,"err_code":10111,"description":"rollup not permitted"}}'
@@ -420,7 +422,7 @@ def test_verifies_only_without_progress() -> None:
 
 
 def test_unanswering_stream_counts_as_refusing() -> None:
-    """Who is asked once in vain may be about to get another leader."""
+    """Report a stream only after repeated timeouts: one timeout may be a leader election."""
     stream = Stream()
     publisher = stream.publisher
     publisher.open_classes.add(7)
