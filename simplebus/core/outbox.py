@@ -234,13 +234,14 @@ class Outbox:
 
     def _deliver_frame_for(self, source: SendSource) -> bytes:
         """Return a Deliver frame if the source or its attempt has changed, else no bytes."""
-        name = (source.class_id, source.subscription_number, source.attempt)
-        if name == self._last_deliver:
+        delivery = (source.class_id, source.subscription_number, source.attempt)
+        if delivery == self._last_deliver:
             return b""
-        self._last_deliver = name
-        # The subscription number is in place of the timer index, see `frames.HEADER`.
+        self._last_deliver = delivery
+        class_id, subscription_number, attempt = delivery
+        # A Deliver frame has both in place of timer index and message id, see `frames.HEADER`.
         return frames.encode(
-            frames.DELIVER, class_id=name[0], timer_index=name[1], message_id=name[2]
+            frames.DELIVER, class_id=class_id, timer_index=subscription_number, message_id=attempt
         )
 
 

@@ -221,7 +221,9 @@ class GroupMember:
 
 
 class Group(BrokerSubscription):
-    """Shared position of a queue group. It has no outbox; its members send the messages."""
+    """Shared position of a queue group. Its members send the messages; its own outbox is a
+    `NullOutbox`.
+    """
 
     scan_limit = _FIRST_SCAN_MAX
 

@@ -2,7 +2,7 @@
 
 Steps of a redelivery, all in `core.subscription`:
     1. A message is overdue (`Position.tick`) or rejected (`Position.nack`, which schedules it with
-       its backoff, for a later `tick` or `handle_wakeup`).
+       its backoff, for a later `tick` or `handle_wakeup`; with a delay of 0 it is queued at once).
     2. Its span is appended to `Position._redelivery_queue`, and the position to the outbox's queue.
     3. The outbox asks for frames: `BrokerSubscription._select_redeliveries` takes the next span.
     4. A span below its delivery limit is sent again and scheduled in `Position._ack_timer`.
@@ -10,7 +10,8 @@ Steps of a redelivery, all in `core.subscription`:
        `Store.dead_letter`. Without space they stay in `Position.pending_dead_letters`.
        `terminate` goes to `_give_up_leading` at once.
 
-A message at its limit is given up in step 3 only, so not while a durable has no session.
+A message at its limit is given up in step 3 only, so not while a durable has no session. In a
+group each member has its own ack timer; `Group.tick` moves overdue messages to the group's queue.
 
 Modules in reading order:
     sequence_set       sets of sequences, stored as ranges

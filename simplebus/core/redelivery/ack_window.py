@@ -46,7 +46,10 @@ class AckWindow:
 
     @property
     def in_flight_count(self) -> int:
-        """Number of messages sent and not acknowledged."""
+        """Number of messages behind the cursor that are not acknowledged.
+
+        It includes messages that wait for redelivery, which `Position` does not count as in flight.
+        """
         return self.cursor - self.floor - self._flag_count()
 
     @property

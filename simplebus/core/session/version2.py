@@ -95,7 +95,7 @@ class Version2Decoder(Version1Decoder):
 
     @property
     def stored_before(self) -> int:
-        """All numbers below are stored."""
+        """Number below which all messages are stored, dropped or refused."""
         if self._parked_numbers and self._distance_from_next(self._parked_numbers[0]) < 0:
             return self._parked_numbers[0]
         return self.next_number

@@ -159,7 +159,11 @@ def append_copy(store: CompactingStore, cls: MessageClass, copied: LastValueCopy
 
 
 class Compactor:
-    """Makes space in a full class by releasing messages that are held for last values."""
+    """Makes space in a full class.
+
+    Releases messages that are held for last values, and calls `MessageClass.evict`, which spills or
+    releases retained messages.
+    """
 
     def __init__(self, store: CompactingStore, cls: MessageClass) -> None:
         self._store = store

@@ -13,7 +13,10 @@ Full-class policies and the code that applies them:
                   messages are parked while the journal has not written enough to evict
 
 A new policy is a member of `settings.FullPolicy` and of `config.parse.FullPolicyChoice`, a line in
-the help of `serve --full`, a case in `_append_or_park`, and an `errors.Reason` if it drops.
+the help of `serve --full` and in `config.sample`, a case in `_append_or_park`, and an
+`errors.Reason` if it drops. A policy that refuses messages is also named where clients react to
+refusals: `bridge.copier` and `gateway.modules.bus_writer`. The slow policies of subscriptions and
+`gateway.mailbox.FullQueuePolicy` are independent of these.
 """
 
 from __future__ import annotations
@@ -295,8 +298,10 @@ class Store:
         return 0, count
 
     def _append_batch(self, cls: MessageClass, batch: FrameBatch, session: Session) -> int:
-        """Append messages of one frame type as far as there is space. Returns how many were
-        handled.
+        """Append messages of one frame type as far as there is space, without the class's policy.
+
+        Returns:
+            The number of messages that were handled.
         """
         return self._append_with(partial(self._append_to_ring, cls, session), session, cls, batch)
 

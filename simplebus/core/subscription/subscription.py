@@ -37,7 +37,10 @@ from simplebus.core.subscription.selection import MessageSelection, Ranges
 
 
 class BrokerSubscription(Position):
-    """Subscription of one session to one class, as a `SendSource` of the session's outbox."""
+    """Position that selects messages and sends them through an outbox, as its `SendSource`.
+
+    It belongs to one session, or to none while it is a durable that no session uses.
+    """
 
     scan_limit = SCAN_MESSAGES_MAX
     """Approximate number of messages scanned in one turn if none of them matches."""
