@@ -66,7 +66,7 @@ def test_timed_programs_verify_messages() -> None:
         for measure in sdk.measures():
             is_shown_already = "1024 B" in measure.name or "asyncio" in measure.name
             if not is_shown_already and (has_peer or measure.kind == "simplebus"):
-                assert measure.take(bench, 500) > 0, measure.name
+                assert measure.measure(bench, 500) > 0, measure.name
 
 
 @pytest.mark.long

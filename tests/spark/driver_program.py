@@ -139,7 +139,7 @@ def main(bus: str, slow: str, folder: str) -> None:
     threading.Thread(target=end_with_parent, daemon=True).start()
     place = Place(bus, slow, Path(folder))
     spark = cluster(place.folder)
-    print("jvm", spark._jvm.java.lang.ProcessHandle.current_members().pid(), flush=True)
+    print("jvm", spark._jvm.java.lang.ProcessHandle.current().pid(), flush=True)
     for name, writing in queries(spark, place, held=True).items():
         query = writing.start()
         # One by one: Spark gives up on Python processes that come late. The last is torn.
