@@ -6,6 +6,8 @@ message that was not allowed at that moment is never allowed.
 
 from __future__ import annotations
 
+from simplebus.core.limits import DELIMITER_BYTES, HEADER_BYTES
+from simplebus.core.settings import FullPolicy
 from tests.behaviour.wire_peer_v2 import DELIVER, ENVELOPE, MESSAGE
 from tests.simulation.history import (
     PositionHistory,
@@ -163,10 +165,35 @@ class DeliveryChecks(LossChecks):
             if content and parse_dead_letter(content) is None:
                 what = message_traits(content)
                 channel = channel_from_traits(what)
-                if is_timed(message_token(content)) or self.is_gone(position_history, sequence):
+                if (
+                    is_timed(message_token(content))
+                    or self.is_gone(position_history, sequence)
+                    or self._may_be_dropped(position_history.class_id, sequence)
+                ):
                     position_history.values.pop(channel, None)
                 elif channel:
                     position_history.values[channel] = sequence
+
+    def _may_be_dropped(self, class_id: int, sequence: int) -> bool:
+        """Return True if last values can have filled 3/4 of the class, by messages or bytes.
+
+        A class with the policy drop_oldest drops last values then instead of copying them.
+        """
+        cls = self.broker.classes[class_id]
+        if cls.full_policy is not FullPolicy.DROP_OLDEST or sequence >= cls.ring.floor:
+            return False
+        log, messages_max = self.messages[class_id], cls.ring.messages_max
+        channels = [channel_from_traits(message_traits(content)) for content in log]
+        sizes = [HEADER_BYTES + len(content) + DELIMITER_BYTES for content in log]
+        for head in range(sequence + 1, min(len(log), sequence + messages_max) + 1):
+            values = set({channels[each]: each for each in range(head)}.values())
+            for floor in range(max(0, head - messages_max), sequence + 1):
+                kept = [each for each in range(floor, head) if each in values]
+                if 4 * len(kept) > 3 * (head - floor):
+                    return True
+                if 4 * sum(sizes[each] for each in kept) > 3 * sum(sizes[floor:head]):
+                    return True
+        return False
 
     def _check_last_values(self, position_history: PositionHistory) -> None:
         log = self.messages[position_history.class_id]

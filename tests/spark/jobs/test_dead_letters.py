@@ -94,7 +94,7 @@ def test_a_row_is_an_object_in_json() -> None:
 def test_without_classes_and_archive_it_asks_for_them() -> None:
     result = CliRunner().invoke(cli.app, ["pipeline", "dead-letters"])
     assert result.exit_code == 2
-    assert "--subscribe orders,7, or --archive PATH" in " ".join(
+    assert "expected --subscribe, such as orders,7, or --archive PATH" in " ".join(
         result.stderr.replace("│", " ").split()
     )
 
