@@ -45,7 +45,7 @@ class ModulePlan:
 
     name: str
     module: str
-    """Short name of a shipped module, or `package.module:Name`."""
+    """Short name of an included module, or its class as "package.module:Name"."""
     settings: Any = field(default_factory=dict)
     """Settings for the entry point."""
     places: int = QUEUE_UNITS
