@@ -1,4 +1,4 @@
-"""What is built and installed: the wheel, the sdist, what they ask for, what an import costs."""
+"""Tests of the wheel and the sdist: contents, dependencies, modules that an import loads."""
 
 from __future__ import annotations
 
@@ -20,20 +20,24 @@ from tests.support.programs import environment
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "simplebus"
 
-EXTRA = ("simplebus/spark", "simplebus/testing")
-"""What may import more than a plain installation has: its users have installed that."""
-PROVIDED = {"msgspec": "msgspec", "prometheus_client": "prometheus-client", "argon2": "argon2-cffi"}
-"""Distributions of modules that are not called as they are."""
-OPTIONAL = {"pydantic", "google", "attrs", "attr"}
-"""What types of messages may come from, if the program has it."""
+PACKAGES_WITH_EXTRAS = ("simplebus/spark", "simplebus/testing")
+"""Packages that may import more than a plain installation has."""
+DISTRIBUTION_BY_MODULE = {
+    "msgspec": "msgspec",
+    "prometheus_client": "prometheus-client",
+    "argon2": "argon2-cffi",
+}
+"""Distribution of each third-party module."""
+MESSAGE_TYPE_MODULES = {"pydantic", "google", "attrs", "attr"}
+"""Modules of message types; used only if the program has imported them."""
 
-BUILT = pytest.mark.xdist_group("built")
-"""Tests of what one worker builds; else each of them would."""
+ONE_WORKER = pytest.mark.xdist_group("built")
+"""Tests that run in one worker, so that the distributions are built once."""
 
 
 @pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """The wheel and the sdist."""
+def distributions(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """Build the wheel and the sdist. Returns their paths."""
     folder = tmp_path_factory.mktemp("dist")
     done = subprocess.run(
         [sys.executable, "-m", "hatchling", "build", "-d", str(folder)],
@@ -48,45 +52,47 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 
 @pytest.fixture(scope="module")
-def facts(built: tuple[Path, Path]) -> Message:
-    """What the wheel says of itself."""
-    with zipfile.ZipFile(built[0]) as wheel:
+def wheel_metadata(distributions: tuple[Path, Path]) -> Message:
+    """Return the metadata of the wheel."""
+    with zipfile.ZipFile(distributions[0]) as wheel:
         (name,) = [each for each in wheel.namelist() if each.endswith(".dist-info/METADATA")]
         return message_from_string(wheel.read(name).decode())
 
 
-@BUILT
-def test_the_wheel_holds_the_package_and_nothing_else(built: tuple[Path, Path]) -> None:
+@ONE_WORKER
+def test_wheel_contains_only_the_package(distributions: tuple[Path, Path]) -> None:
     tracked = subprocess.run(
         ["git", "ls-files", "simplebus"], cwd=ROOT, capture_output=True, text=True, check=True
     ).stdout.split()
-    with zipfile.ZipFile(built[0]) as wheel:
+    with zipfile.ZipFile(distributions[0]) as wheel:
         names = {name for name in wheel.namelist() if ".dist-info/" not in name}
-    names.add("simplebus/spark/pyspark_simplebus.py")  # It is moved to where Spark looks for it.
+    names.add("simplebus/spark/pyspark_simplebus.py")  # Spark finds it at the top level.
     assert names >= {*tracked, "pyspark_simplebus.py", "simplebus/py.typed"}
     assert {name.split("/")[0] for name in names} == {"simplebus", "pyspark_simplebus.py"}
     assert not [name for name in names if name.endswith(".pyc")]
 
 
-@BUILT
-def test_the_sdist_holds_what_the_top_level_does(built: tuple[Path, Path]) -> None:
-    with tarfile.open(built[1]) as sdist:
+@ONE_WORKER
+def test_sdist_contains_the_top_level_files(distributions: tuple[Path, Path]) -> None:
+    with tarfile.open(distributions[1]) as sdist:
         top = {name.split("/")[1] for name in sdist.getnames() if "/" in name}
     assert {name for name in top if not name.startswith(".")} == TOP_LEVEL | {"PKG-INFO"}
 
 
-@BUILT
-def test_the_licence_is_named_and_there(built: tuple[Path, Path], facts: Message) -> None:
-    assert facts["License-Expression"] == "MIT"
-    assert facts["License-File"] == "simplebus/LICENSE"
-    with zipfile.ZipFile(built[0]) as wheel:
+@ONE_WORKER
+def test_wheel_contains_the_licence(
+    distributions: tuple[Path, Path], wheel_metadata: Message
+) -> None:
+    assert wheel_metadata["License-Expression"] == "MIT"
+    assert wheel_metadata["License-File"] == "simplebus/LICENSE"
+    with zipfile.ZipFile(distributions[0]) as wheel:
         (name,) = [each for each in wheel.namelist() if "/licenses/" in each]
         assert wheel.read(name) == (PACKAGE / "LICENSE").read_bytes()
 
 
-@BUILT
-def test_a_wheel_runs_where_it_is_unpacked(built: tuple[Path, Path], tmp_path: Path) -> None:
-    with zipfile.ZipFile(built[0]) as wheel:
+@ONE_WORKER
+def test_unpacked_wheel_runs(distributions: tuple[Path, Path], tmp_path: Path) -> None:
+    with zipfile.ZipFile(distributions[0]) as wheel:
         wheel.extractall(tmp_path)
     done = subprocess.run(
         [sys.executable, "-P", "-m", "simplebus", "--version"],
@@ -99,44 +105,48 @@ def test_a_wheel_runs_where_it_is_unpacked(built: tuple[Path, Path], tmp_path: P
     assert done.stdout.startswith("simplebus 0."), done.stderr
 
 
-def needs(facts: Message) -> set[str]:
-    """The distributions that a plain installation pulls."""
-    lines = [line for line in facts.get_all("Requires-Dist", []) if "extra ==" not in line]
+def required_distributions(wheel_metadata: Message) -> set[str]:
+    """Return the distributions that an installation without extras requires."""
+    lines = [line for line in wheel_metadata.get_all("Requires-Dist", []) if "extra ==" not in line]
     return {line.partition(">")[0].partition("[")[0].strip() for line in lines}
 
 
-@BUILT
-def test_an_installation_pulls_what_is_imported_and_no_more(facts: Message) -> None:
+@ONE_WORKER
+def test_required_distributions_are_those_imported(wheel_metadata: Message) -> None:
     imported: dict[str, str] = {}
     for path in PACKAGE.rglob("*.py"):
-        where = str(path.relative_to(ROOT))
-        if where.startswith(EXTRA):
+        relative_path = str(path.relative_to(ROOT))
+        if relative_path.startswith(PACKAGES_WITH_EXTRAS):
             continue
         for node in ast.walk(ast.parse(path.read_text())):
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             if isinstance(node, ast.ImportFrom):
                 names = [node.module or ""]
-            imported |= {name.split(".")[0]: where for name in names}
-    for name in {*sys.stdlib_module_names, *OPTIONAL, "simplebus"}:
+            imported |= {name.split(".")[0]: relative_path for name in names}
+    for name in {*sys.stdlib_module_names, *MESSAGE_TYPE_MODULES, "simplebus"}:
         imported.pop(name, None)
-    assert {PROVIDED.get(name, name) for name in imported} == needs(facts), imported
+    assert {DISTRIBUTION_BY_MODULE.get(name, name) for name in imported} == required_distributions(
+        wheel_metadata
+    ), imported
 
 
-@BUILT
-def test_what_is_asked_for_is_of_versions_that_exist(facts: Message) -> None:
-    for name in needs(facts):
+@ONE_WORKER
+def test_required_distributions_are_installed(wheel_metadata: Message) -> None:
+    for name in required_distributions(wheel_metadata):
         assert importlib.metadata.version(name)
 
 
-# What an import costs -----------------------------------------------------------------------------
+# Imports ------------------------------------------------------------------------------------------
 
-_COUNT = "import sys; before = set(sys.modules); import {}; print(*(set(sys.modules) - before))"
+_PRINT_MODULES = (
+    "import sys; before = set(sys.modules); import {}; print(*(set(sys.modules) - before))"
+)
 
 
-def loaded(module: str) -> set[str]:
-    """What an import loads."""
+def loaded_modules(module: str) -> set[str]:
+    """Return the modules that an import loads."""
     done = subprocess.run(
-        [sys.executable, "-c", _COUNT.format(module)],
+        [sys.executable, "-c", _PRINT_MODULES.format(module)],
         capture_output=True,
         text=True,
         timeout=60,
@@ -145,14 +155,14 @@ def loaded(module: str) -> set[str]:
     return set(done.stdout.split())
 
 
-def test_the_package_loads_next_to_nothing_until_a_name_is_used() -> None:
-    modules = loaded("simplebus")
+def test_import_of_the_package_loads_no_submodule() -> None:
+    modules = loaded_modules("simplebus")
     assert len(modules) < 50, sorted(modules)
     assert not {name for name in modules if name.startswith("simplebus.")}
 
 
-def test_the_command_line_loads_nothing_that_only_a_command_needs() -> None:
-    modules = {name.split(".")[0] for name in loaded("simplebus.cli")}
+def test_command_line_loads_no_heavy_module() -> None:
+    modules = {name.split(".")[0] for name in loaded_modules("simplebus.cli")}
     heavy = {"trio", "numpy", "anyio", "asyncio", "ssl", "cryptography", "msgspec"}
     heavy |= {"h11", "prometheus_client", "argon2", "pyspark", "multiprocessing"}
     assert not modules & heavy
@@ -192,16 +202,16 @@ def test_bash_completes_commands_options_and_values(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("shell", "variables", "answer"),
+    ("shell", "variables", "completion"),
     [
         ("zsh", {}, '_arguments \'*: :(("serve":"Run the server."))\''),
         ("fish", {"_TYPER_COMPLETE_FISH_ACTION": "get-args"}, "serve\tRun the server."),
     ],
 )
-def test_other_shells_are_answered_in_their_own_words(
-    shell: str, variables: dict[str, str], answer: str
+def test_zsh_and_fish_complete_commands(
+    shell: str, variables: dict[str, str], completion: str
 ) -> None:
-    def said(**more: str) -> str:
+    def run_completion(**more: str) -> str:
         return subprocess.run(
             [sys.executable, "-m", "simplebus"],
             cwd=ROOT,
@@ -211,7 +221,7 @@ def test_other_shells_are_answered_in_their_own_words(
             timeout=60,
         ).stdout.strip()
 
-    script = said(_SIMPLEBUS_COMPLETE=f"source_{shell}")
+    script = run_completion(_SIMPLEBUS_COMPLETE=f"source_{shell}")
     assert f"_SIMPLEBUS_COMPLETE=complete_{shell}" in script
-    asked = {"_SIMPLEBUS_COMPLETE": f"complete_{shell}", "_TYPER_COMPLETE_ARGS": "simplebus ser"}
-    assert said(**asked, **variables) == answer
+    request = {"_SIMPLEBUS_COMPLETE": f"complete_{shell}", "_TYPER_COMPLETE_ARGS": "simplebus ser"}
+    assert run_completion(**request, **variables) == completion
