@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import tomllib
 from functools import partial
 from pathlib import Path
 from subprocess import DEVNULL
@@ -18,12 +17,11 @@ from simplebus import Bus
 from simplebus.bridge.runner import create_copiers, run_copiers, serve_with_bridges
 from simplebus.bridge.settings import BridgeSettings, CopiedClass
 from simplebus.cli import app
-from simplebus.config.bridges import parse_bridges as read_bridges
 from simplebus.core.limits import Limits
 from simplebus.core.settings import FullPolicy, Settings
 from simplebus.server.run import ServeOptions, serve
 from simplebus.testing.server import bus_server
-from tests.support.programs import ROOT, running_program, start_program
+from tests.support.programs import running_program, start_program
 
 COUNT = 2000
 PATIENCE_SECONDS = 120.0
@@ -249,16 +247,3 @@ def test_a_file_without_a_bridge_is_refused(tmp_path: Path) -> None:
         result = CliRunner().invoke(app, ["bridge", str(file)])
         assert result.exit_code == 78
         assert f"{file}: the file has no bridges" in result.output
-
-
-def test_readme_example_is_valid(tmp_path: Path) -> None:
-    readme = (ROOT / "README.md").read_text()
-    blocks = [block.partition("```")[0] for block in readme.split("```toml\n")[1:]]
-    (text,) = [block for block in blocks if "[[bridges]]" in block]
-    made, has_secrets = read_bridges(tomllib.loads(text)["bridges"], is_served=False)
-    assert [each.name for each in create_copiers(made)] == [
-        "bridge hq there stock",
-        "bridge hq there orders",
-        "bridge cloud there orders-eu",
-    ]
-    assert has_secrets  # A password in an address counts as a secret.

@@ -1,4 +1,4 @@
-"""The command line: what it accepts, what it says, and how its processes begin and end."""
+"""Command line: arguments, output, start and end of its processes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ COMMANDS = typer.main.get_group(cli.app).commands
 
 
 def invoke(*arguments: str, **variables: str) -> tuple[int, str, str]:
-    """A command within this process: for what ends before anything is started."""
+    """Run a command in this process, for commands that start nothing."""
     result = CliRunner().invoke(cli.app, arguments, env=environment(**variables))
     return result.exit_code, result.stdout, result.stderr
 
@@ -33,7 +33,7 @@ def invoke(*arguments: str, **variables: str) -> tuple[int, str, str]:
 # Help --------------------------------------------------------------------------------------------
 
 
-def test_help_shows_the_way_to_a_first_message() -> None:
+def test_help_shows_first_steps() -> None:
     status, said, _ = invoke("--help")
     assert status == 0
     for words in (
@@ -48,7 +48,7 @@ def test_help_shows_the_way_to_a_first_message() -> None:
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_the_help_of_each_command_has_an_example(name: str) -> None:
+def test_help_of_each_command_has_an_example(name: str) -> None:
     status, said, _ = invoke(name, "--help")
     assert status == 0
     assert f"\n   simplebus {name}" in said
@@ -65,26 +65,26 @@ def _click_drops_argument_help() -> bool:
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_every_option_and_argument_is_explained(name: str) -> None:
+def test_options_and_arguments_have_help_texts(name: str) -> None:
     for parameter in COMMANDS[name].params:
         if _click_drops_argument_help() and parameter.param_type_name == "argument":
             continue
         assert len(parameter.help or "") > 20, parameter.name
 
 
-def test_every_option_of_serve_has_the_environment_variable_of_its_name() -> None:
+def test_serve_options_have_environment_variables() -> None:
     for parameter in COMMANDS["serve"].params:
         (flag,) = [o for o in parameter.opts if o.startswith("--")]
         if flag != "--help":
             assert parameter.envvar == "SIMPLEBUS_" + flag[2:].upper().replace("-", "_")
 
 
-def test_without_a_command_there_is_help() -> None:
+def test_help_is_printed_without_a_command() -> None:
     _, said, complained = invoke()
     assert "simplebus demo" in said + complained
 
 
-def test_the_version_is_told() -> None:
+def test_version_is_printed() -> None:
     status, said, _ = invoke("--version")
     assert status == 0
     assert re.fullmatch(r"simplebus \d+\.\d+.*\n|simplebus, run from its source.*\n", said)
@@ -127,7 +127,7 @@ def test_the_version_is_told() -> None:
         ("--tick 0", "--tick must be above 0, got 0.0"),
     ],
 )
-def test_values_that_make_no_sense_are_one_sentence(arguments: str, sentence: str) -> None:
+def test_invalid_values_print_one_sentence(arguments: str, sentence: str) -> None:
     for command in ("serve", "systemd-unit"):
         status, said, complained = invoke(command, *arguments.split())
         assert (status, said) == (2, "")
@@ -175,7 +175,7 @@ def test_bad_arguments_end_with_status_2(arguments: str) -> None:
 # What goes wrong ---------------------------------------------------------------------------------
 
 
-def ends_with(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> Callable[[], None]:
+def app_raising(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> Callable[[], None]:
     def app(**_: object) -> None:
         raise error
 
@@ -198,7 +198,7 @@ def ends_with(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> Callable
         ),
     ],
 )
-def test_what_is_foreseeable_is_a_sentence_and_a_status(
+def test_expected_errors_print_a_sentence_and_exit_status(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     error: BaseException,
@@ -206,7 +206,7 @@ def test_what_is_foreseeable_is_a_sentence_and_a_status(
     sentence: str,
 ) -> None:
     with pytest.raises(SystemExit) as ended:
-        ends_with(monkeypatch, error)()
+        app_raising(monkeypatch, error)()
     assert ended.value.code == status
     assert capsys.readouterr().err == sentence
 
@@ -214,15 +214,17 @@ def test_what_is_foreseeable_is_a_sentence_and_a_status(
 @pytest.mark.parametrize(
     "error", [ZeroDivisionError(), ExceptionGroup("", [OSError(), AssertionError()])]
 )
-def test_a_bug_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+def test_unexpected_errors_print_a_traceback(
+    monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
     with pytest.raises(type(error)):
-        ends_with(monkeypatch, error)()
+        app_raising(monkeypatch, error)()
 
 
 # serve -------------------------------------------------------------------------------------------
 
 
-def test_a_server_says_that_it_is_ready_and_is() -> None:
+def test_server_prints_ready_when_it_accepts_connections() -> None:
     with run_server() as (it, url):
         host, port = url.removeprefix("simplebus://").split(":")
         assert int(port) > 0
@@ -234,7 +236,7 @@ def test_a_server_says_that_it_is_ready_and_is() -> None:
     assert "Traceback" not in complained
 
 
-def test_ctrl_c_ends_a_server_as_sigterm_does() -> None:
+def test_sigint_stops_server_like_sigterm() -> None:
     with run_server() as (it, _):
         it.signal(signal.SIGINT)
         status, _, complained = it.wait()
@@ -242,14 +244,14 @@ def test_ctrl_c_ends_a_server_as_sigterm_does() -> None:
     assert "Traceback" not in complained
 
 
-def test_the_environment_steers_a_server() -> None:
+def test_environment_configures_server() -> None:
     with running_program(
         "serve", SIMPLEBUS_PORT="0", SIMPLEBUS_HOST="127.0.0.1", SIMPLEBUS_TICK="9"
     ) as it:
         assert it.read_line().startswith("simplebus ready tcp=127.0.0.1:")
 
 
-def test_a_port_that_is_taken_is_one_sentence() -> None:
+def test_port_in_use_prints_one_sentence() -> None:
     with run_server("--host", "127.0.0.1") as (_, url):
         address = url.removeprefix("simplebus://")
         status, said, complained = run_program(
@@ -259,7 +261,7 @@ def test_a_port_that_is_taken_is_one_sentence() -> None:
     assert complained == f"simplebus: cannot listen on {address}: Address already in use\n"
 
 
-def test_a_host_that_is_none_is_one_sentence() -> None:
+def test_invalid_host_prints_one_sentence() -> None:
     status, said, complained = run_program("serve", "--host", "256.0.0.1", "--port", "0")
     assert (status, said) == (69, "")
     assert complained.startswith("simplebus: cannot listen on 256.0.0.1: ")
@@ -267,7 +269,7 @@ def test_a_host_that_is_none_is_one_sentence() -> None:
 
 
 @pytest.mark.parametrize("flag", ["--host", "--http-host"])
-def test_a_host_that_is_empty_is_not_everywhere(flag: str, tmp_path: Path) -> None:
+def test_empty_host_is_rejected(flag: str, tmp_path: Path) -> None:
     told = (
         f"Invalid value for '{flag}': '' is not an address; expected an address to listen on, "
         "such as 0.0.0.0"
@@ -282,7 +284,7 @@ def test_a_host_that_is_empty_is_not_everywhere(flag: str, tmp_path: Path) -> No
     assert "not an address; expected an address to listen on" in said + complained
 
 
-def test_verbose_prints_rates_apart_from_the_ready_line() -> None:
+def test_verbose_prints_rates_to_stderr() -> None:
     with run_server("--verbose") as (it, _):
         assert it.process.stderr is not None
         while not it.process.stderr.readline().startswith(
@@ -294,7 +296,7 @@ def test_verbose_prints_rates_apart_from_the_ready_line() -> None:
     assert (status, said) == (0, "")
 
 
-async def test_sigterm_waits_until_what_is_stored_is_acknowledged() -> None:
+async def test_sigterm_waits_for_acks_of_stored_messages() -> None:
     with run_server() as (it, url):
         async with (
             simplebus.connect(url) as bus,
@@ -312,7 +314,7 @@ async def test_sigterm_waits_until_what_is_stored_is_acknowledged() -> None:
     assert "lost" not in complained
 
 
-async def test_sigterm_does_not_wait_longer_than_it_may() -> None:
+async def test_sigterm_waits_for_drain_timeout_at_most() -> None:
     with run_server("--drain-timeout", "0.1") as (it, url):
         async with (
             simplebus.connect(url) as bus,
@@ -326,7 +328,7 @@ async def test_sigterm_does_not_wait_longer_than_it_may() -> None:
     assert "class 1: lost 1 stored messages" in complained
 
 
-def test_systemd_is_told_what_happens(tmp_path: Path) -> None:
+def test_systemd_receives_status(tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
         systemd.bind(str(tmp_path / "notify"))
         systemd.settimeout(60)
@@ -344,7 +346,7 @@ def test_systemd_is_told_what_happens(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
-    """A server for all that follows; each test has a class of its own."""
+    """Server that the tests share; each uses its own class."""
     with run_server() as (_, url):
         yield url
 
@@ -356,7 +358,7 @@ def publish(url: str, class_id: int | str, *texts: str) -> None:
             bus.publish(text.encode(), class_id=class_id)
 
 
-def test_what_is_published_is_printed(url: str) -> None:
+def test_sub_prints_published_messages(url: str) -> None:
     assert run_program("pub", "11", "hello", "wörld", "--url", url) == (
         0,
         "",
@@ -365,7 +367,7 @@ def test_what_is_published_is_printed(url: str) -> None:
     assert run_program("sub", "11", "--count", "2", "--url", url) == (0, "hello\nwörld\n", "")
 
 
-def test_each_line_of_the_input_is_a_message(url: str) -> None:
+def test_pub_publishes_each_input_line(url: str) -> None:
     status, _, complained = run_program("pub", "12", "--url", url, given=b"one\n\n\xff\r\nlast")
     assert (status, complained) == (0, "4 messages sent to class 12\n")
     assert run_program("sub", "12", "--count", "4", SIMPLEBUS_URL=url) == (
@@ -375,7 +377,7 @@ def test_each_line_of_the_input_is_a_message(url: str) -> None:
     )
 
 
-def test_no_input_is_no_message(url: str) -> None:
+def test_pub_with_empty_input_publishes_nothing(url: str) -> None:
     assert run_program("pub", "13", "--url", url, given=b"") == (
         0,
         "",
@@ -383,7 +385,7 @@ def test_no_input_is_no_message(url: str) -> None:
     )
 
 
-def test_raw_output_is_the_bytes_that_were_published(url: str) -> None:
+def test_raw_output_equals_published_bytes(url: str) -> None:
     content = b"\x1b[31m \xc3\xb6 \t"
     run_program("pub", "14", "--url", url, given=content)
     with running_program("sub", "14", "--raw", "--count", "1", "--url", url) as it:
@@ -391,7 +393,7 @@ def test_raw_output_is_the_bytes_that_were_published(url: str) -> None:
     assert out == content + b"\n"
 
 
-def test_what_is_said_about_messages_goes_with_them(url: str) -> None:
+def test_pub_options_set_message_fields(url: str) -> None:
     options = [
         "--channel",
         "eu.paid",
@@ -420,7 +422,7 @@ def test_what_is_said_about_messages_goes_with_them(url: str) -> None:
         assert message.expires_ms == 3_600_000
 
 
-def test_a_subscriber_gets_the_channels_that_it_asks_for(url: str) -> None:
+def test_sub_receives_matching_channels(url: str) -> None:
     with simplebus.connect_blocking(url) as bus:
         for channel in ("eu.paid", "us.paid", "eu.sent"):
             bus.publish(channel.encode(), class_id="cli.sales", channel=channel)
@@ -432,7 +434,7 @@ def test_a_subscriber_gets_the_channels_that_it_asks_for(url: str) -> None:
     )
 
 
-def test_a_subscriber_begins_where_it_is_told_to(url: str) -> None:
+def test_sub_begins_at_start_position(url: str) -> None:
     with simplebus.connect_blocking(url) as bus:
         for channel in ("a", "b", "a"):
             bus.publish(channel.encode(), class_id="cli.state", channel=channel)
@@ -440,7 +442,7 @@ def test_a_subscriber_begins_where_it_is_told_to(url: str) -> None:
     assert run_program(*begin) == (0, "b\na\n", "")
 
 
-def test_a_durable_subscriber_goes_on_where_it_ended(url: str) -> None:
+def test_durable_sub_continues_at_its_position(url: str) -> None:
     durable = ("sub", "cli.lasting", "--durable", "till", "--count", "1", "--url", url)
     publish(url, "cli.lasting", "a", "b")
     assert run_program(*durable)[:2] == (0, "a\n")
@@ -448,13 +450,13 @@ def test_a_durable_subscriber_goes_on_where_it_ended(url: str) -> None:
     assert [run_program(*durable)[1] for _ in range(2)] == ["b\n", "c\n"]
 
 
-def test_subscribers_of_a_group_share_the_messages(url: str) -> None:
+def test_group_members_share_messages(url: str) -> None:
     member = ("sub", "cli.shared", "--group", "tills", "--count", "1", "--url", url)
     publish(url, "cli.shared", "a", "b")
     assert [run_program(*member)[1] for _ in range(2)] == ["a\n", "b\n"]
 
 
-def test_a_group_may_be_by_key(url: str) -> None:
+def test_group_can_be_key_ordered(url: str) -> None:
     publish(url, "cli.keyed", "a", "b")
     member = ("sub", "cli.keyed", "--group", "tills", "--by-key", "--count", "2", "--url", url)
     assert run_program(*member)[:2] == (0, "a\nb\n")
@@ -463,7 +465,7 @@ def test_a_group_may_be_by_key(url: str) -> None:
     assert "--group NAME" in error
 
 
-def test_a_subscriber_prints_messages_as_they_come(url: str) -> None:
+def test_sub_prints_messages_immediately(url: str) -> None:
     with running_program("sub", "15", "--url", url) as it:
         for text in ("first", "second"):
             publish(url, 15, text)
@@ -472,7 +474,7 @@ def test_a_subscriber_prints_messages_as_they_come(url: str) -> None:
         assert it.wait() == (130, "", "")
 
 
-def test_a_publisher_sends_a_line_as_soon_as_it_is_typed(url: str) -> None:
+def test_pub_sends_each_line_immediately(url: str) -> None:
     with (
         running_program("sub", "16", "--url", url) as subscriber,
         running_program("pub", "16", "--url", url) as publisher,
@@ -483,19 +485,19 @@ def test_a_publisher_sends_a_line_as_soon_as_it_is_typed(url: str) -> None:
         assert subscriber.read_line() == "typed"
 
 
-def test_what_is_beyond_the_count_is_left_to_the_next_one(url: str) -> None:
+def test_messages_beyond_count_stay_for_next_sub(url: str) -> None:
     publish(url, 17, "a", "b", "c")
     assert run_program("sub", "17", "--count", "2", "--url", url)[1] == "a\nb\n"
     assert run_program("sub", "17", "--count", "1", "--url", url)[1] == "c\n"
 
 
-def test_what_is_not_acknowledged_is_left_to_the_next_one(url: str) -> None:
+def test_unacknowledged_messages_stay_for_next_sub(url: str) -> None:
     publish(url, 18, "a", "b")
     assert run_program("sub", "18", "--no-ack", "--count", "2", "--url", url)[1] == "a\nb\n"
     assert run_program("sub", "18", "--count", "2", "--url", url)[1] == "a\nb\n"
 
 
-def test_a_subscriber_whose_reader_goes_ends_quietly(url: str) -> None:
+def test_sub_ends_quietly_when_its_output_is_closed(url: str) -> None:
     run_program("pub", "19", "--count", "100000", "--url", url)
     with running_program("sub", "19", "--url", url) as it:
         assert it.read_line().startswith("0000000000")
@@ -506,7 +508,7 @@ def test_a_subscriber_whose_reader_goes_ends_quietly(url: str) -> None:
         assert it.process.stderr.read() == b""
 
 
-def test_generated_messages_are_numbered_and_as_long_as_asked_for(url: str) -> None:
+def test_generated_messages_have_number_and_size(url: str) -> None:
     status, _, complained = run_program(
         "pub", "9", "--count", "1200", "--size", "32", "--rate", "5000", "--url", url
     )
@@ -517,7 +519,7 @@ def test_generated_messages_are_numbered_and_as_long_as_asked_for(url: str) -> N
     assert {len(line) for line in lines} == {32}
 
 
-def test_a_bus_that_is_not_there_is_one_sentence() -> None:
+def test_unreachable_server_prints_one_sentence() -> None:
     with socket.socket() as nobody:
         nobody.bind(("127.0.0.1", 0))
         url = f"simplebus://127.0.0.1:{nobody.getsockname()[1]}"
@@ -528,7 +530,7 @@ def test_a_bus_that_is_not_there_is_one_sentence() -> None:
             assert len(complained.splitlines()) == 1
 
 
-def test_a_bus_that_goes_away_is_one_sentence() -> None:
+def test_lost_server_prints_one_sentence() -> None:
     with run_server() as (bus, url), running_program("sub", "1", "--url", url) as it:
         publish(url, 1, "x")
         assert it.read_line() == "x"
@@ -542,7 +544,7 @@ def test_a_bus_that_goes_away_is_one_sentence() -> None:
 # systemd-unit and start-up -----------------------------------------------------------------------
 
 
-def test_the_unit_runs_serve_with_the_options_given() -> None:
+def test_systemd_unit_contains_given_options() -> None:
     status, said, _ = invoke("systemd-unit", "--host", "0.0.0.0", "--drain-timeout", "31.5")
     assert status == 0
     assert (
@@ -551,7 +553,7 @@ def test_the_unit_runs_serve_with_the_options_given() -> None:
     assert "TimeoutStopSec=42" in said
 
 
-def test_the_command_line_itself_imports_no_server() -> None:
+def test_command_line_does_not_import_server() -> None:
     """Help is instant only if the heavy modules wait until they are needed."""
     code = "import sys, simplebus.cli; print('trio' in sys.modules, 'rich.live' in sys.modules)"
     done = subprocess.run(

@@ -45,7 +45,7 @@ def run(*arguments: object) -> Result:
     return done
 
 
-def test_classes_and_durables_are_listed(journal: Path) -> None:
+def test_ls_lists_classes_and_durables(journal: Path) -> None:
     lines = run("ls", journal).stdout.splitlines()
     assert lines[0] == "bus here"
     assert lines[1].startswith(
@@ -56,7 +56,7 @@ def test_classes_and_durables_are_listed(journal: Path) -> None:
     assert lines[3] == "class 2: 0 messages, of which 0 are still needed; 0 segments, 0"
 
 
-def test_messages_are_shown(journal: Path) -> None:
+def test_show_prints_messages(journal: Path) -> None:
     lines = run("dump", journal, "orders").stdout.splitlines()
     assert [line.split("  ", 2)[2] for line in lines] == [
         "till#0  plain",
@@ -66,7 +66,7 @@ def test_messages_are_shown(journal: Path) -> None:
     assert len(run("dump", journal, 1, "--first", 1, "--count", 1).stdout.splitlines()) == 1
 
 
-def test_messages_are_exported(journal: Path) -> None:
+def test_export_writes_messages(journal: Path) -> None:
     found = [json.loads(line) for line in run("export", journal, "orders").stdout.splitlines()]
     assert [each["sequence"] for each in found] == [0, 1, 2]
     assert [each.get("payload") for each in found] == ["plain", None, "with a channel"]
@@ -74,7 +74,7 @@ def test_messages_are_exported(journal: Path) -> None:
     assert found[2]["channel"] == "orders.eu"
 
 
-def test_what_is_not_whole_is_said(journal: Path) -> None:
+def test_damaged_records_are_reported(journal: Path) -> None:
     done = run("verify", journal)
     assert (done.exit_code, done.stdout) == (0, "intact: 3 messages in 65,536 bytes\n")
     segment = journal / "classes" / "00001" / "00000000000000000000.log"
@@ -86,7 +86,7 @@ def test_what_is_not_whole_is_said(journal: Path) -> None:
     assert "00000000000000000000.log: checksum mismatch at byte 0" in done.output
 
 
-def test_what_a_server_has_given_up_is_listed_and_can_be_had(tmp_path: Path) -> None:
+def test_dropped_files_are_listed_and_exported(tmp_path: Path) -> None:
     """Twice under the same sequence, and both times behind a file that is gone."""
     for letter in b"ab":
         bus = KeptBus(tmp_path, segment_bytes=1)
@@ -108,7 +108,7 @@ def test_what_a_server_has_given_up_is_listed_and_can_be_had(tmp_path: Path) -> 
     assert line.endswith("a3")
 
 
-def test_what_is_no_journal_is_refused(journal: Path, tmp_path: Path) -> None:
+def test_directory_without_journal_is_rejected(journal: Path, tmp_path: Path) -> None:
     with pytest.raises(JournalError, match="contains no class 'invoices'"):
         run("dump", journal, "invoices")
     with pytest.raises(JournalError, match="is not a journal"):

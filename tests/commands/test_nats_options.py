@@ -1,4 +1,4 @@
-"""The options of the NATS door."""
+"""Options of the NATS listener."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ SERVE = typer.main.get_group(cli.app).commands["serve"]
 
 
 @pytest.fixture(autouse=True)
-def _nothing_else_speaks(monkeypatch: pytest.MonkeyPatch) -> None:
+def clear_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in (*nats_options.SECRETS, "SIMPLEBUS_NATS_PORT", "SIMPLEBUS_NO_NATS"):
         monkeypatch.delenv(name, raising=False)
 
 
-def door(arguments: str = "") -> NatsOptions:
+def parse_nats_options(arguments: str = "") -> NatsOptions:
     with SERVE.make_context("serve", arguments.split()) as context:
         return nats_listener(context)
 
 
-def test_the_defaults_are_those_of_the_server() -> None:
-    assert door() == NatsOptions(port=4222, settings=NatsSettings(), tls=None)
-    assert door("--port 0").port == 0
-    assert door("--port 0 --nats-port 7").port == 7
+def test_option_defaults_equal_server_defaults() -> None:
+    assert parse_nats_options() == NatsOptions(port=4222, settings=NatsSettings(), tls=None)
+    assert parse_nats_options("--port 0").port == 0
+    assert parse_nats_options("--port 0 --nats-port 7").port == 7
 
 
-def test_every_limit_has_an_option() -> None:
+def test_limits_have_options() -> None:
     assert set(nats_options.NATS_LIMIT_FLAGS) == {field.name for field in fields(NatsLimits)}
     assert {*nats_options.TLS_FLAGS, "handshake_seconds"} == {
         field.name for field in fields(TlsOptions)
@@ -47,8 +47,8 @@ def test_every_limit_has_an_option() -> None:
     assert {*nats_options.NATS_LIMIT_FLAGS.values(), *nats_options.TLS_FLAGS.values()} <= flags
 
 
-def test_every_option_reaches_the_door() -> None:
-    assert door(
+def test_options_reach_the_nats_listener() -> None:
+    assert parse_nats_options(
         "--nats-port 7 --nats-max-payload 8MiB --nats-max-control-line 8KiB --nats-max-subs 3 "
         "--nats-max-pending 16MiB --nats-max-connections 5 --nats-ping-interval 0.5 "
         "--nats-max-pings-out 1 --nats-auth-timeout 3 --nats-write-timeout 4 "
@@ -81,26 +81,26 @@ def test_every_option_reaches_the_door() -> None:
     )
 
 
-def test_subjects_are_bound_to_classes_by_id_or_name() -> None:
-    assert door("--bind orders.>=7 --bind a=b=shop").classes == (
+def test_bind_accepts_class_id_or_name() -> None:
+    assert parse_nats_options("--bind orders.>=7 --bind a=b=shop").classes == (
         NamedClass(id=7, subjects=["orders.>"]),
         NamedClass(name="shop", subjects=["a=b"]),
     )
-    assert door().classes == ()
+    assert parse_nats_options().classes == ()
 
 
-def test_a_variable_binds_several(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_environment_variable_binds_several_subjects(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SIMPLEBUS_BIND", "orders.>=7 logs=8")
-    assert [one.subjects for one in door().classes] == [["orders.>"], ["logs"]]
+    assert [one.subjects for one in parse_nats_options().classes] == [["orders.>"], ["logs"]]
 
 
-def test_a_file_names_classes_too(tmp_path: Path) -> None:
+def test_configuration_file_can_name_classes(tmp_path: Path) -> None:
     file = tmp_path / "bus.toml"
     file.write_text(
         '[serve]\nbind = ["logs.>=9"]\n[classes.orders]\nid = 7\nsubjects = ["orders.>", "paid"]\n'
         "[classes.plain]\n"
     )
-    assert door(f"--config {file}").classes == (
+    assert parse_nats_options(f"--config {file}").classes == (
         NamedClass(id=7, name="orders", subjects=["orders.>", "paid"]),
         NamedClass(name="plain"),
         NamedClass(id=9, subjects=["logs.>"]),
@@ -118,21 +118,21 @@ def test_a_file_names_classes_too(tmp_path: Path) -> None:
         ("orders=", "is not a class"),
     ],
 )
-def test_what_cannot_be_bound(text: str, why: str) -> None:
+def test_invalid_bindings_are_rejected(text: str, why: str) -> None:
     with pytest.raises(typer.BadParameter) as caught:
         nats_options.parse_binding(text)
     assert why in caught.value.message
 
 
-def test_what_may_wait_fits_the_longest_message() -> None:
-    chosen = door("--nats-max-payload 128MiB")
+def test_pending_limit_must_fit_longest_message() -> None:
+    chosen = parse_nats_options("--nats-max-payload 128MiB")
     assert chosen.settings.limits.max_pending == 128 << 20
 
 
-def test_the_door_can_be_left_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert door("--no-nats").port is None
+def test_nats_listener_can_be_disabled(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert parse_nats_options("--no-nats").port is None
     monkeypatch.setenv("SIMPLEBUS_NATS_PORT", "7")
-    assert door("--no-nats").port is None
+    assert parse_nats_options("--no-nats").port is None
 
 
 @pytest.mark.parametrize(
@@ -163,30 +163,33 @@ def test_the_door_can_be_left_closed(monkeypatch: pytest.MonkeyPatch) -> None:
         ("--nats-ping-interval 0", "--nats-ping-interval must be above 0, got 0.0"),
     ],
 )
-def test_what_makes_no_sense_is_a_sentence(arguments: str, sentence: str) -> None:
+def test_invalid_options_print_one_sentence(arguments: str, sentence: str) -> None:
     with pytest.raises(ValueError, match="^" + sentence.replace("(", r"\(").replace(")", r"\)")):
-        door(arguments)
+        parse_nats_options(arguments)
 
 
-def test_who_has_no_password_needs_a_certificate_that_says_who_it_is(tmp_path: Path) -> None:
+def test_user_without_password_requires_verified_certificate(tmp_path: Path) -> None:
     file = tmp_path / "bus.toml"
     file.write_text("[[nats.users]]\nuser = 'x'\n")
     given = f"--config {file} --nats-tls-cert c --nats-tls-key k"
-    assert [user.name for user in door(f"{given} --nats-tls-verify-and-map").settings.auth.users]
+    assert [
+        user.name
+        for user in parse_nats_options(f"{given} --nats-tls-verify-and-map").settings.auth.users
+    ]
     with pytest.raises(ValueError, match=r"^user x of \[\[nats.users\]\] cannot authenticate"):
-        door(given)
+        parse_nats_options(given)
     file.write_text(f"[nats]\nno_auth_user = 'x'\n{file.read_text()}")
-    assert door(given).settings.auth.anonymous_user() is not None
+    assert parse_nats_options(given).settings.auth.anonymous_user() is not None
 
 
-def test_secrets_can_stand_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_secrets_can_be_in_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SIMPLEBUS_NATS_TOKEN", "t")
-    chosen = door()
+    chosen = parse_nats_options()
     assert chosen.settings.auth == NatsAuth(token="t")
     monkeypatch.delenv("SIMPLEBUS_NATS_TOKEN")
     monkeypatch.setenv("SIMPLEBUS_NATS_USER", "ada")
     with pytest.raises(ValueError, match="SIMPLEBUS_NATS_USER and SIMPLEBUS_NATS_PASSWORD need"):
-        door()
+        parse_nats_options()
     monkeypatch.setenv("SIMPLEBUS_NATS_PASSWORD", "p")
-    chosen = door()
+    chosen = parse_nats_options()
     assert chosen.settings.auth == NatsAuth(users=(NatsUser("ada", "p"),))

@@ -1,4 +1,4 @@
-"""`simplebus explain` and `simplebus dlq`, with one server for all."""
+"""Tests of `simplebus explain` and `simplebus dlq`."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ def run(server: BusServer, *arguments: object, status: int = 0) -> Result:
     return done
 
 
-def said(server: BusServer, *arguments: object, status: int = 0) -> list[str]:
+def output_lines(server: BusServer, *arguments: object, status: int = 0) -> list[str]:
     return run(server, *arguments, status=status).output.splitlines()
 
 
-def objects(server: BusServer, *arguments: object) -> list[Any]:
-    return [json.loads(line) for line in said(server, *arguments, "--json")]
+def json_objects(server: BusServer, *arguments: object) -> list[Any]:
+    return [json.loads(line) for line in output_lines(server, *arguments, "--json")]
 
 
 def with_bus(server: BusServer, work: Callable[[Bus], Awaitable[None]]) -> None:
@@ -55,12 +55,12 @@ def with_bus(server: BusServer, work: Callable[[Bus], Awaitable[None]]) -> None:
     trio.run(main)
 
 
-async def until_dead(bus: Bus, class_: str, count: int) -> None:
+async def wait_for_dead_letters(bus: Bus, class_: str, count: int) -> None:
     while (await bus.explain(class_)).dead_letters < count:  # noqa: ASYNC110 - it has no event.
         await trio.sleep(0.005)
 
 
-def bury(server: BusServer, class_: str, count: int, **about: Any) -> None:
+def create_dead_letters(server: BusServer, class_: str, count: int, **about: Any) -> None:
     """Publish `count` messages that a durable never acks, and wait until they are dead letters."""
 
     async def work(bus: Bus) -> None:
@@ -72,7 +72,7 @@ def bury(server: BusServer, class_: str, count: int, **about: Any) -> None:
             for _ in range(count):
                 await orders.get(60)
             server.tick(2)
-            await until_dead(bus, class_, count)
+            await wait_for_dead_letters(bus, class_, count)
 
     with_bus(server, work)
 
@@ -80,7 +80,7 @@ def bury(server: BusServer, class_: str, count: int, **about: Any) -> None:
 # Explain -----------------------------------------------------------------------------------------
 
 
-def test_a_class_a_channel_and_a_session_are_explained(server: BusServer) -> None:
+def test_explain_describes_class_channel_and_session(server: BusServer) -> None:
     async def work(bus: Bus) -> None:
         await bus.publish_many([b"x"] * 5, class_id="shops", channel="shops")
         async with (
@@ -89,7 +89,7 @@ def test_a_class_a_channel_and_a_session_are_explained(server: BusServer) -> Non
         ):
             await some.get(60)
             number = bus.connection.core.session_id
-            shown = await trio.to_thread.run_sync(said, server, "explain", "shops")
+            shown = await trio.to_thread.run_sync(output_lines, server, "explain", "shops")
             text = "\n".join(shown)
             assert shown[0].startswith("class ")
             assert "    it waits for its acknowledgements: 2 of 2 in flight" in text
@@ -97,14 +97,14 @@ def test_a_class_a_channel_and_a_session_are_explained(server: BusServer) -> Non
             assert f"goes to session {number} 'till'" in text
             assert "upper and lower case differ" in text
             for words in (["session", number], [f"session {number}"], ["--session", number]):
-                shown = await trio.to_thread.run_sync(said, server, "explain", *words)
+                shown = await trio.to_thread.run_sync(output_lines, server, "explain", *words)
                 assert shown[0].startswith(f"session {number} 'till' (127.0.0.1:")
-            found = await trio.to_thread.run_sync(objects, server, "explain", "shops")
+            found = await trio.to_thread.run_sync(json_objects, server, "explain", "shops")
             assert [one["about"] for one in found] == ["class", "channel"]
             assert found[0]["positions"][0]["waits"] == "acks"
-            [found] = await trio.to_thread.run_sync(objects, server, "explain")
+            [found] = await trio.to_thread.run_sync(json_objects, server, "explain")
             assert "till" in [one["name"] for one in found["sessions"]]
-            shown = await trio.to_thread.run_sync(said, server, "explain")
+            shown = await trio.to_thread.run_sync(output_lines, server, "explain")
             assert any("'shops': 5 messages, 2 subscriptions" in line for line in shown)
 
     with_bus(server, work)
@@ -121,7 +121,7 @@ def test_a_class_a_channel_and_a_session_are_explained(server: BusServer) -> Non
         (["session", "1", "--session", "2"], 2, "two sessions were given"),
     ],
 )
-def test_what_is_not_there_is_said(
+def test_explain_reports_missing_things(
     server: BusServer, words: list[str], status: int, says: str
 ) -> None:
     async def work(bus: Bus) -> None:
@@ -129,11 +129,11 @@ def test_what_is_not_there_is_said(
 
     with_bus(server, work)
     assert says in run(server, "explain", *words, status=status).output
-    [found] = objects(server, "explain")
+    [found] = json_objects(server, "explain")
     assert "shop" not in [one["name"] for one in found["classes"]]
 
 
-def test_every_part_of_an_explanation_has_a_line() -> None:
+def test_explain_prints_every_part() -> None:
     from simplebus.core.protocol.inquiry import (
         BusInfo,
         ChannelClassInfo,
@@ -240,14 +240,16 @@ def test_every_part_of_an_explanation_has_a_line() -> None:
 # Dead letters ------------------------------------------------------------------------------------
 
 
-def test_dead_letters_are_listed_and_shown(server: BusServer) -> None:
-    bury(server, "orders", 3, channel="eu", key=b"\xffk", headers=HEADERS)
-    [listed] = [line for line in said(server, "dlq", "ls") if line.startswith("dead.orders:")]
+def test_dlq_lists_and_shows_dead_letters(server: BusServer) -> None:
+    create_dead_letters(server, "orders", 3, channel="eu", key=b"\xffk", headers=HEADERS)
+    [listed] = [
+        line for line in output_lines(server, "dlq", "ls") if line.startswith("dead.orders:")
+    ]
     assert listed.startswith("dead.orders: 3 dead letters, the oldest of 20")
     assert listed.endswith(": max_deliveries 3")
-    [pile] = objects(server, "dlq", "ls", "orders")
+    [pile] = json_objects(server, "dlq", "ls", "orders")
     assert (pile["letters"], pile["reasons"]) == (3, {"max_deliveries": 3})
-    shown = said(server, "dlq", "show", "orders", "--limit", 1)
+    shown = output_lines(server, "dlq", "show", "orders", "--limit", 1)
     assert shown[0].startswith("#0  max_deliveries after 1 attempt, given up by billing, 20")
     assert shown[1:] == [
         "    was orders#0  eu  key=\\xffk",
@@ -255,27 +257,31 @@ def test_dead_letters_are_listed_and_shown(server: BusServer) -> None:
         "    dead-line=monday",
         "    0\\x1b[2J\\n",
     ]
-    assert [one["sequence"] for one in objects(server, "dlq", "show", "dead.orders")] == [0, 1, 2]
-    [one] = objects(server, "dlq", "show", "orders", "--limit", 1)
+    assert [one["sequence"] for one in json_objects(server, "dlq", "show", "dead.orders")] == [
+        0,
+        1,
+        2,
+    ]
+    [one] = json_objects(server, "dlq", "show", "orders", "--limit", 1)
     assert (one["key_base64"], one["payload"], one["class"]) == ("/2s=", "0\x1b[2J\n", "orders")
-    assert said(server, "dlq", "show", "orders", "--reason", "uncarriable") == [
+    assert output_lines(server, "dlq", "show", "orders", "--reason", "uncarriable") == [
         "no such dead letters"
     ]
 
 
-def test_dead_letters_are_published_again_and_gone(server: BusServer) -> None:
-    bury(server, "again", 5, channel="eu", key=b"k", headers=HEADERS)
-    assert said(server, "dlq", "requeue", "again", "--sequence", 1, "--sequence", 3) == [
+def test_dlq_requeue_publishes_and_purges(server: BusServer) -> None:
+    create_dead_letters(server, "again", 5, channel="eu", key=b"k", headers=HEADERS)
+    assert output_lines(server, "dlq", "requeue", "again", "--sequence", 1, "--sequence", 3) == [
         "2 dead letters published again"
     ]
-    left = objects(server, "dlq", "show", "again")
+    left = json_objects(server, "dlq", "show", "again")
     assert [one["sequence"] for one in left] == [0, 2, 4]
-    assert any("dead letters: 3, see" in line for line in said(server, "explain", "again"))
-    [pile] = objects(server, "dlq", "ls", "again")
+    assert any("dead letters: 3, see" in line for line in output_lines(server, "explain", "again"))
+    [pile] = json_objects(server, "dlq", "ls", "again")
     assert pile["letters"] == 3
-    done = objects(server, "dlq", "requeue", "again", "--subscription", "billing")
+    done = json_objects(server, "dlq", "requeue", "again", "--subscription", "billing")
     assert done[0] == {"sequence": 0, "class": "again", "requeued": True}
-    assert said(server, "dlq", "show", "again") == ["no such dead letters"]
+    assert output_lines(server, "dlq", "show", "again") == ["no such dead letters"]
 
     async def work(bus: Bus) -> None:
         async with bus.subscribe("again", durable="billing") as messages:
@@ -291,8 +297,8 @@ def test_dead_letters_are_published_again_and_gone(server: BusServer) -> None:
     with_bus(server, work)
 
 
-def test_a_message_that_dies_again_says_how_often(server: BusServer) -> None:
-    bury(server, "loop", 1)
+def test_repeated_dead_letter_counts_requeues(server: BusServer) -> None:
+    create_dead_letters(server, "loop", 1)
     run(server, "dlq", "requeue", "loop", "--all")
 
     async def work(bus: Bus) -> None:
@@ -301,7 +307,7 @@ def test_a_message_that_dies_again_says_how_often(server: BusServer) -> None:
         ) as loop:
             await loop.get(60)
             server.tick(2)
-            await until_dead(bus, "loop", 1)
+            await wait_for_dead_letters(bus, "loop", 1)
 
     with_bus(server, work)
     run(server, "dlq", "requeue", "loop", "--all")
@@ -313,10 +319,10 @@ def test_a_message_that_dies_again_says_how_often(server: BusServer) -> None:
     with_bus(server, look)
 
 
-def test_who_is_stopped_before_a_letter_is_purged_loses_none(
+def test_interrupted_requeue_loses_nothing(
     server: BusServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    bury(server, "stopped", 3)
+    create_dead_letters(server, "stopped", 3)
 
     async def killed(*_: object) -> int:
         raise KeyboardInterrupt
@@ -325,8 +331,10 @@ def test_who_is_stopped_before_a_letter_is_purged_loses_none(
         patch.setattr(dead_letters, "purge_letters", killed)
         with pytest.raises(BaseException):  # noqa: B017, PT011 - in a group, or alone.
             run(server, "dlq", "requeue", "stopped", "--all")
-    assert len(objects(server, "dlq", "show", "stopped")) == 3
-    assert said(server, "dlq", "requeue", "stopped", "--all") == ["3 dead letters published again"]
+    assert len(json_objects(server, "dlq", "show", "stopped")) == 3
+    assert output_lines(server, "dlq", "requeue", "stopped", "--all") == [
+        "3 dead letters published again"
+    ]
 
     async def work(bus: Bus) -> None:
         found = [message.payload[:1] for message in await bus.fetch("stopped")]
@@ -335,29 +343,29 @@ def test_who_is_stopped_before_a_letter_is_purged_loses_none(
     with_bus(server, work)
 
 
-def test_dead_letters_are_thrown_away_when_that_is_agreed_to(server: BusServer) -> None:
-    bury(server, "trash", 4)
+def test_dlq_purge_requires_confirmation(server: BusServer) -> None:
+    create_dead_letters(server, "trash", 4)
     asked = run(server, "dlq", "purge", "trash", "--all", status=2)
     assert "4 dead letters would be purged; add --yes" in asked.output
-    assert said(server, "dlq", "purge", "trash", "--sequence", 2, "--yes") == [
+    assert output_lines(server, "dlq", "purge", "trash", "--sequence", 2, "--yes") == [
         "1 dead letter purged"
     ]
     missing = run(server, "dlq", "purge", "trash", "--sequence", 2, "--yes", status=1)
     assert "1 of the 1 sequences were not there" in missing.output
-    done = objects(server, "dlq", "purge", "trash", "--all", "--yes")
+    done = json_objects(server, "dlq", "purge", "trash", "--all", "--yes")
     assert [one["sequence"] for one in done] == [0, 1, 3]
-    assert objects(server, "dlq", "show", "trash") == []
+    assert json_objects(server, "dlq", "show", "trash") == []
 
 
-def test_which_ones_must_be_said(server: BusServer) -> None:
-    bury(server, "which", 1)
+def test_dlq_commands_require_a_selection(server: BusServer) -> None:
+    create_dead_letters(server, "which", 1)
     for words in ([], ["--all", "--reason", "terminated"]):
         assert "expected --all" in run(server, "dlq", "requeue", "which", *words, status=2).output
     with pytest.raises(BusError, match="class nowhere has no dead letters"):
         run(server, "dlq", "show", "nowhere")
 
 
-def test_a_letter_that_says_nothing_stays(server: BusServer) -> None:
+def test_dead_letter_without_origin_is_kept(server: BusServer) -> None:
     async def work(bus: Bus) -> None:
         await bus.publish(b"x", class_id="dead.odd")
         await bus.publish(b"y", class_id="dead.odd", headers={"dead-error": "no \x1b"})
@@ -372,15 +380,15 @@ def test_a_letter_that_says_nothing_stays(server: BusServer) -> None:
         in refused.output
     )
     assert run(server, "dlq", "requeue", "odd", "--sequence", 2, status=1)
-    assert len(objects(server, "dlq", "show", "odd")) == 3
-    shown = said(server, "dlq", "show", "odd")
+    assert len(json_objects(server, "dlq", "show", "odd")) == 3
+    shown = output_lines(server, "dlq", "show", "odd")
     assert len(shown) == 10
     assert "    error: no \\x1b" in shown
-    [pile] = objects(server, "dlq", "ls", "dead.odd")
+    [pile] = json_objects(server, "dlq", "ls", "dead.odd")
     assert pile["reasons"] == {"": 3}
 
 
-def test_a_letter_goes_to_no_class_but_the_one_whose_letters_these_are(server: BusServer) -> None:
+def test_requeue_rejects_other_origin_class(server: BusServer) -> None:
     """Refuse to requeue a forged dead letter into a class that its publisher may not publish to."""
 
     async def forge(bus: Bus) -> None:
@@ -391,22 +399,22 @@ def test_a_letter_goes_to_no_class_but_the_one_whose_letters_these_are(server: B
     with_bus(server, forge)
     refused = run(server, "dlq", "requeue", "forged", "--all", status=1).output
     assert "its original class is 'secret', whose dead letters are not stored in" in refused
-    [pile] = objects(server, "dlq", "ls", "dead.forged")
+    [pile] = json_objects(server, "dlq", "ls", "dead.forged")
     assert pile["letters"] == 4
 
 
-def test_one_that_is_refused_does_not_hold_up_the_others(server: BusServer) -> None:
+def test_refused_requeue_does_not_block_others(server: BusServer) -> None:
     async def work(bus: Bus) -> None:
         for _ in range(2):
             await bus.publish(b"by hand", class_id="dead.mixed")
 
     with_bus(server, work)
-    bury(server, "mixed", 2)
-    said = run(server, "dlq", "requeue", "mixed", "--all", status=1).output
-    assert "2 dead letters published again" in said
-    assert "dead.mixed#0 was refused" in said
-    assert "2 were refused in all" in said
-    assert [one["sequence"] for one in objects(server, "dlq", "show", "mixed")] == [0, 1]
+    create_dead_letters(server, "mixed", 2)
+    output = run(server, "dlq", "requeue", "mixed", "--all", status=1).output
+    assert "2 dead letters published again" in output
+    assert "dead.mixed#0 was refused" in output
+    assert "2 were refused in all" in output
+    assert [one["sequence"] for one in json_objects(server, "dlq", "show", "mixed")] == [0, 1]
 
 
 # Durables ----------------------------------------------------------------------------------------
@@ -416,7 +424,7 @@ def test_one_that_is_refused_does_not_hold_up_the_others(server: BusServer) -> N
     ("channels", "more"),
     [((), {}), (("a.*", "b"), {}), ((), {"group": "g"}), (("b",), {"group": "g", "by_key": True})],
 )
-def test_a_durable_that_nobody_uses_is_forgotten(
+def test_forget_removes_unused_durable(
     server: BusServer, channels: tuple[str, ...], more: dict[str, Any]
 ) -> None:
     class_ = f"left-{len(channels)}-{len(more)}"
@@ -432,11 +440,11 @@ def test_a_durable_that_nobody_uses_is_forgotten(
             await needed.take(2)
 
     with_bus(server, leave)
-    (told,) = said(server, "forget", class_, "old", status=2)
+    (told,) = output_lines(server, "forget", class_, "old", status=2)
     assert told.endswith("; add --yes to remove it")
     with pytest.raises(BusError, match="has no durable 'other'; there are 'old', 'new'"):
         run(server, "forget", class_, "other", "--yes")
-    (told,) = said(server, "forget", class_, "old", "--yes")
+    (told,) = output_lines(server, "forget", class_, "old", "--yes")
     assert told.startswith("removed the durable 'old', which had 2 messages")
 
     async def look(bus: Bus) -> None:

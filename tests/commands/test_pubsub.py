@@ -10,14 +10,14 @@ from simplebus.commands.pubsub import format_line, generate_payload
 
 
 @given(st.binary())
-def test_a_message_is_one_line_without_control_characters(payload: bytes) -> None:
+def test_message_is_printed_on_one_line(payload: bytes) -> None:
     shown = format_line(payload, raw=False).decode()
     assert shown.endswith("\n")
     assert all(c == "\t" or c.isprintable() or ord(c) >= 0xA0 for c in shown[:-1])
 
 
 @given(st.text(st.characters(categories=["L", "N", "P", "Zs"])))
-def test_text_is_shown_as_it_is(text: str) -> None:
+def test_printable_text_is_unchanged(text: str) -> None:
     assert format_line(text.encode(), raw=False).decode() == text + "\n"
 
 
@@ -30,17 +30,17 @@ def test_text_is_shown_as_it_is(text: str) -> None:
         ("\u0085\u009b".encode(), "\\x85\\x9b\n"),
     ],
 )
-def test_what_could_upset_a_terminal_is_escaped(payload: bytes, shown: str) -> None:
+def test_control_characters_are_escaped(payload: bytes, shown: str) -> None:
     assert format_line(payload, raw=False).decode() == shown
 
 
 @given(st.binary())
-def test_raw_is_raw(payload: bytes) -> None:
+def test_raw_output_is_not_escaped(payload: bytes) -> None:
     assert format_line(payload, raw=True) == payload + b"\n"
 
 
 @given(st.integers(0, 10**9), st.integers(0, 200))
-def test_generated_payloads_have_their_size(number: int, size: int) -> None:
+def test_generated_payloads_have_requested_size(number: int, size: int) -> None:
     payload = generate_payload(number, size)
     assert len(payload) == size
     if size >= 10:

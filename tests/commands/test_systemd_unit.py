@@ -1,4 +1,4 @@
-"""The systemd unit: its blanks, and systemd's own opinion of it."""
+"""Tests of the systemd units, also by systemd-analyze."""
 
 from __future__ import annotations
 
@@ -22,8 +22,10 @@ from simplebus.commands.systemd_unit import (
 from tests.support.requirements import require_program
 
 
-def made(*arguments: str, installed_in: str = "/opt/x", port: int = 8888) -> dict[str, str]:
-    """The settings of a unit."""
+def unit_settings(
+    *arguments: str, installed_in: str = "/opt/x", port: int = 8888
+) -> dict[str, str]:
+    """Return the settings of a unit."""
     text = render_service_unit(
         arguments,
         ports=(port, 4222),
@@ -35,7 +37,7 @@ def made(*arguments: str, installed_in: str = "/opt/x", port: int = 8888) -> dic
     return {words[0]: words[1] for words in settings if len(words) == 2}
 
 
-def verified(text: str, folder: Path, *, kind: str = "service") -> str:
+def run_systemd_verify(text: str, folder: Path, *, kind: str = "service") -> str:
     """Run `systemd-analyze verify` on a unit. Return its output, and the exit status if not 0."""
     require_program("systemd-analyze")
     path = folder / f"simplebus.{kind}"
@@ -53,7 +55,7 @@ def verified(text: str, folder: Path, *, kind: str = "service") -> str:
     "arguments",
     [[], ["--host", "0.0.0.0"], ["--port", "80"], ["--host", "100%$HOME \"quoted\" 'too' \\n;"]],
 )
-def test_systemd_has_nothing_against_it(tmp_path: Path, arguments: list[str]) -> None:
+def test_systemd_accepts_service_unit(tmp_path: Path, arguments: list[str]) -> None:
     for port in (8888, 80):
         text = render_service_unit(
             arguments,
@@ -62,20 +64,20 @@ def test_systemd_has_nothing_against_it(tmp_path: Path, arguments: list[str]) ->
             connections=10_000,
             installed_in=installed_paths(),
         )
-        assert verified(text, tmp_path) == ""
+        assert run_systemd_verify(text, tmp_path) == ""
 
 
-def test_systemd_has_nothing_against_its_sockets(tmp_path: Path) -> None:
+def test_systemd_accepts_socket_unit(tmp_path: Path) -> None:
     service = render_service_unit(
         [], ports=[8888], drain_seconds=1, connections=1, installed_in=installed_paths()
     )
     (tmp_path / "simplebus.service").write_text(service)
     text = render_socket_unit([("127.0.0.1", 8888), ("::1", 8888), ("127.0.0.1", 4222)])
     assert "\nListenStream=[::1]:8888\nListenStream=127.0.0.1:4222\n" in text
-    assert verified(text, tmp_path, kind="socket") == ""
+    assert run_systemd_verify(text, tmp_path, kind="socket") == ""
 
 
-def test_systemd_finds_it_well_protected(tmp_path: Path) -> None:
+def test_systemd_rates_service_as_protected(tmp_path: Path) -> None:
     """Exposure of 2.0 at most, of 10; what it calls OK ends at 4.9."""
     require_program("systemd-analyze")
     path = tmp_path / "simplebus.service"
@@ -92,12 +94,12 @@ def test_systemd_finds_it_well_protected(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("address", "why"), [(("bus", 8888), "'bus' is a name"), (("::1", 0), "0 stands for any")]
 )
-def test_a_socket_unit_needs_addresses_and_ports(address: tuple[str, int], why: str) -> None:
+def test_socket_unit_requires_addresses_and_ports(address: tuple[str, int], why: str) -> None:
     with pytest.raises(ValueError, match=why):
         render_socket_unit([address])
 
 
-def test_the_command_prints_either_unit() -> None:
+def test_command_prints_both_units() -> None:
     def said(*arguments: str) -> tuple[int, str]:
         done = CliRunner().invoke(app, ["systemd-unit", *arguments])
         return done.exit_code, done.stdout
@@ -111,30 +113,32 @@ def test_the_command_prints_either_unit() -> None:
     assert said("--socket", "--port", "0")[0] == 2
 
 
-def test_a_hanging_loop_and_a_slow_start_are_told_apart() -> None:
-    settings = made()
+def test_unit_sets_watchdog_and_start_timeout() -> None:
+    settings = unit_settings()
     assert settings["WatchdogSec"] == "30"
     assert settings["TimeoutStartSec"] == "15min"
     assert settings["ExecReload"] == "/bin/kill -HUP $MAINPID"
     assert settings["RestartPreventExitStatus"] == "2 78"
 
 
-def test_systemd_would_say_so_if_it_had(tmp_path: Path) -> None:
+def test_systemd_reports_errors_in_units(tmp_path: Path) -> None:
     text = render_service_unit([], ports=[1], drain_seconds=1, connections=1, installed_in=[])
-    assert "Unknown" in verified(text + "\nNonsense=yes\n", tmp_path)
-    assert "no/such/python" in verified(text.replace(sys.executable, "/no/such/python"), tmp_path)
+    assert "Unknown" in run_systemd_verify(text + "\nNonsense=yes\n", tmp_path)
+    assert "no/such/python" in run_systemd_verify(
+        text.replace(sys.executable, "/no/such/python"), tmp_path
+    )
 
 
-def test_it_runs_this_installation() -> None:
-    settings = made("--host", "0.0.0.0")
+def test_unit_runs_this_installation() -> None:
+    settings = unit_settings("--host", "0.0.0.0")
     assert settings["ExecStart"] == f"{sys.executable} -m simplebus serve --host 0.0.0.0"
     assert settings["Type"] == "notify"
     assert settings["DynamicUser"] == "yes"
     assert settings["Restart"] == "on-failure"
 
 
-def test_it_may_stop_for_longer_than_it_drains_and_open_more_than_its_connections() -> None:
-    settings = made()
+def test_unit_limits_exceed_drain_timeout_and_connections() -> None:
+    settings = unit_settings()
     assert int(settings["TimeoutStopSec"]) > 10
     assert int(settings["LimitNOFILE"]) > 500
 
@@ -149,33 +153,33 @@ def test_it_may_stop_for_longer_than_it_drains_and_open_more_than_its_connection
         ("/root/.local/bin/python", "read-only"),
     ],
 )
-def test_homes_are_hidden_unless_it_is_installed_in_one(place: str, protection: str) -> None:
-    assert made(installed_in=place)["ProtectHome"] == protection
+def test_home_is_hidden_unless_installed_there(place: str, protection: str) -> None:
+    assert unit_settings(installed_in=place)["ProtectHome"] == protection
 
 
 @pytest.mark.parametrize(
     ("port", "capabilities"),
     [(0, ""), (1, "CAP_NET_BIND_SERVICE"), (1023, "CAP_NET_BIND_SERVICE"), (1024, "")],
 )
-def test_it_may_bind_a_privileged_port_only_if_it_is_told_to(port: int, capabilities: str) -> None:
-    settings = made(port=port)
+def test_privileged_port_needs_capability(port: int, capabilities: str) -> None:
+    settings = unit_settings(port=port)
     assert settings["AmbientCapabilities"] == settings["CapabilityBoundingSet"] == capabilities
 
 
 @pytest.mark.parametrize(
     "word", ["plain", "--flag=1", "/a/b", "with space", 'a"b', "a\\b", "", "'"]
 )
-def test_words_are_quoted_as_a_shell_would_unquote_them(word: str) -> None:
+def test_arguments_are_quoted(word: str) -> None:
     """Quote as systemd and a shell both unquote, so without % and $, which systemd doubles."""
     assert shlex.split(quote_argument(word)) == [word]
 
 
-def test_percent_and_dollar_are_doubled() -> None:
+def test_percent_and_dollar_are_escaped() -> None:
     assert quote_argument("100%") == "100%%"
     assert quote_argument("$HOME") == "$$HOME"
 
 
-def test_a_folder_that_is_closed_to_the_service_is_complained_of(tmp_path: Path) -> None:
+def test_unreadable_installation_is_reported(tmp_path: Path) -> None:
     inner = tmp_path / "closed" / "bin"
     inner.mkdir(parents=True)
     for folder in (tmp_path, *tmp_path.parents[:-1]):
@@ -187,7 +191,7 @@ def test_a_folder_that_is_closed_to_the_service_is_complained_of(tmp_path: Path)
     assert f"{tmp_path / 'closed'} is closed to other users" in find_problems([inner / "python"])[0]
 
 
-def test_files_that_the_service_cannot_read_are_complained_of(tmp_path: Path) -> None:
+def test_unreadable_files_are_reported(tmp_path: Path) -> None:
     secret, public = tmp_path / "key.pem", tmp_path / "cert.pem"
     for file, mode in ((secret, 0o600), (public, 0o644)):
         file.touch()
@@ -201,7 +205,7 @@ def test_files_that_the_service_cannot_read_are_complained_of(tmp_path: Path) ->
     assert find_problems([], [tmp_path / "none"])[0] == f"{tmp_path / 'none'} does not exist"
 
 
-def test_a_directory_that_the_service_may_not_write_into_is_told() -> None:
+def test_unwritable_data_directory_is_reported() -> None:
     assert find_problems([], data_dir=Path("/srv/bus"))[0] == (
         "/srv/bus is not writable for the service: it can write only below /var/lib/simplebus"
     )

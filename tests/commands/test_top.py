@@ -1,4 +1,4 @@
-"""`simplebus top`: the same figures, in a terminal."""
+"""Tests of `simplebus top`."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ HOSTILE = "evil\x1b[31m[bold]name"
 
 
 @pytest.fixture(scope="module")
-def at() -> Iterator[str]:
+def http_address() -> Iterator[str]:
     with (
         run_server("--no-nats", "--host", "127.0.0.1") as (it, url),
         simplebus.connect_blocking(url, name="till") as bus,
@@ -39,8 +39,8 @@ def at() -> Iterator[str]:
         yield it.http_address
 
 
-def test_a_snapshot_is_for_people(at: str) -> None:
-    status, said, complained = run_program("top", at, "--once")
+def test_once_prints_readable_snapshot(http_address: str) -> None:
+    status, said, complained = run_program("top", http_address, "--once")
     assert (status, complained) == (0, "")
     assert "● ready" in said
     assert "1,500" in said
@@ -48,17 +48,17 @@ def test_a_snapshot_is_for_people(at: str) -> None:
     assert "evil\\x1b[31m[bold]name" in said
 
 
-def test_or_for_scripts_and_then_it_is_what_the_door_says(at: str) -> None:
-    status, said, _ = run_program("top", f"http://{at}/", "--json")
+def test_json_prints_facts_of_http_listener(http_address: str) -> None:
+    status, said, _ = run_program("top", f"http://{http_address}/", "--json")
     assert status == 0
-    with urllib.request.urlopen(f"http://{at}/facts", timeout=60) as answer:
+    with urllib.request.urlopen(f"http://{http_address}/facts", timeout=60) as answer:
         asked = json.load(answer)["facts"]
     told = json.loads(said)["facts"]
     assert [t["key"] for t in told["tables"]] == [t["key"] for t in asked["tables"]]
     assert told["tables"][0]["rows"] == asked["tables"][0]["rows"]
 
 
-def test_who_is_asked_says_who_it_is(tmp_path: Path) -> None:
+def test_top_authenticates_with_user(tmp_path: Path) -> None:
     users = tmp_path / "users.toml"
     users.write_text('[[users]]\nname = "eye"\npassword = "a long password"\n')
     with run_server("--no-nats", "--host", "127.0.0.1", "--users", str(users)) as (it, _):
@@ -73,7 +73,7 @@ def test_who_is_asked_says_who_it_is(tmp_path: Path) -> None:
         assert "● ready" in said
 
 
-def test_where_nobody_answers_is_one_sentence() -> None:
+def test_unreachable_http_port_prints_one_sentence() -> None:
     assert run_program("top", "127.0.0.1:1") == (
         1,
         "",
@@ -104,7 +104,7 @@ def test_where_nobody_answers_is_one_sentence() -> None:
     ],
     ids=lambda answer: str(answer[:40]),
 )
-def test_an_answer_of_somebody_else_is_one_sentence(answer: bytes) -> None:
+def test_response_of_another_program_prints_one_sentence(answer: bytes) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
 
         def say() -> None:
@@ -125,7 +125,7 @@ def test_an_answer_of_somebody_else_is_one_sentence(answer: bytes) -> None:
     assert "\x1b" not in str(told.value)
 
 
-def test_figures_are_as_people_read_them() -> None:
+def test_figures_are_readable() -> None:
     assert format_value(1234567, "count") == "1,234,567"
     assert format_value(1536, "bytes") == "1.5 KiB"
     assert format_value(0.0123, "seconds") == "12.3 ms"
@@ -140,7 +140,7 @@ def test_figures_are_as_people_read_them() -> None:
     assert escape_controls("a\nb\x1b") == "a\\nb\\x1b"
 
 
-def test_a_line_is_as_high_as_its_values() -> None:
+def test_sparkline_height_follows_values() -> None:
     assert sparkline([0, 1, 2]) == "▁▅█"
     assert sparkline([0, 0]) == "▁▁"
     assert sparkline([]) == ""
@@ -180,7 +180,7 @@ SAID = {
 @pytest.mark.parametrize(
     ("width", "height"), [(40, 15), (60, 20), (80, 24), (120, 40), (200, 60), (20, 5)]
 )
-def test_a_screen_of_any_size_shows_what_fits(width: int, height: int) -> None:
+def test_screen_shows_what_fits_its_size(width: int, height: int) -> None:
     console = Console(width=width, height=height, file=io.StringIO(), force_terminal=True)
     facts = DashboardClient("127.0.0.1:1")
     facts.growth_rates(SAID, 0.0)
@@ -199,7 +199,7 @@ def test_a_screen_of_any_size_shows_what_fits(width: int, height: int) -> None:
             assert "123,456" in row
 
 
-def test_an_older_picture_says_why_there_is_no_newer_one() -> None:
+def test_outdated_screen_shows_the_error() -> None:
     console = Console(width=80, height=24, file=io.StringIO())
     picture = fit_to_screen(console, SAID, {}, "it does not \x1banswer")
     assert str(picture.title) == "it does not \\x1banswer"

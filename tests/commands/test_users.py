@@ -1,4 +1,4 @@
-"""Users in files: the commands that change them, and what the tables mean."""
+"""Users files: the commands that change them, and their tables."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def file(tmp_path: Path) -> Path:
     return tmp_path / "users.toml"
 
 
-def test_a_user_is_added_changed_listed_and_taken_away(file: Path) -> None:
+def test_user_is_added_changed_listed_and_removed(file: Path) -> None:
     where = ("--users", str(file))
     assert run("add", "ada", *where, said="first\n") == (0, f"added ada in {file}\n")
     status, token = run("add", "scan", *where, "--token")
@@ -72,7 +72,7 @@ def test_a_user_is_added_changed_listed_and_taken_away(file: Path) -> None:
     assert [user.name for user in read_users_file(file)[0].users] == ["scan", "old", "cert"]
 
 
-def test_who_may_read_the_file_stays_so_but_for_others(file: Path) -> None:
+def test_file_mode_is_kept_without_access_for_others(file: Path) -> None:
     file.write_text("")
     groups = [each for each in os.getgroups() if each != os.getgid()]
     if os.geteuid() == 0 or groups:
@@ -86,7 +86,7 @@ def test_who_may_read_the_file_stays_so_but_for_others(file: Path) -> None:
         assert (stat.S_IMODE(found.st_mode), found.st_gid) == (then, group)
 
 
-def test_who_adds_users_at_once_undoes_nobody_s_work(file: Path) -> None:
+def test_concurrent_changes_are_all_kept(file: Path) -> None:
     with contextlib.ExitStack() as stack:
         at_once = [
             stack.enter_context(
@@ -98,7 +98,7 @@ def test_who_adds_users_at_once_undoes_nobody_s_work(file: Path) -> None:
     assert {user.name for user in read_users_file(file)[0].users} == {"a", "b", "c"}
 
 
-def test_what_is_not_about_the_user_stays_to_the_letter(file: Path) -> None:
+def test_unrelated_text_stays_unchanged(file: Path) -> None:
     text = (
         "# Ours.\n\n[[users]]\nname = 'a'   # the first\ntoken = 't'\nmax-connections = 3\n\n"
         "[users.permissions]\npublish = ['orders eu.#']\n# The end.\n\n"
@@ -118,7 +118,7 @@ def test_what_is_not_about_the_user_stays_to_the_letter(file: Path) -> None:
 NKEY = "UB43KVROR7TFJ6KAPCYRF2FJROTZAH4FHLTJLPWX4DRZCC5NASLGJBFE"
 
 
-def test_another_secret_is_there_in_place_of_all_others(file: Path) -> None:
+def test_new_secret_replaces_all_secrets(file: Path) -> None:
     kept = "max-connections = 3\n[users.permissions]\npublish = [\n  'orders',\n]\n"
     file.write_text(
         f"[[users]]\nname = 'a'\n'nkey' = '{NKEY}'\ntoken = \"\"\"t\"\"\"\npassword = 'p'\n"
@@ -134,7 +134,7 @@ def test_another_secret_is_there_in_place_of_all_others(file: Path) -> None:
     assert "10.0.0.0" not in file.read_text()
 
 
-def test_remarks_in_front_of_a_user_are_about_that_one(file: Path) -> None:
+def test_comment_before_user_belongs_to_user(file: Path) -> None:
     file.write_text(
         "# All of them.\n\n[[users]]\nname = 'a'\ntoken = 't'\n"
         "# b stays,\n# whatever comes.\n[[users]]\nname = 'b'\ntoken = 'u'\n"
@@ -147,7 +147,7 @@ def test_remarks_in_front_of_a_user_are_about_that_one(file: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["\U0001f600", "zoë", 'a"b\\c'])
-def test_names_of_any_letters_are_written_and_found(file: Path, name: str) -> None:
+def test_names_can_have_any_letters(file: Path, name: str) -> None:
     where = ("--users", str(file))
     assert run("add", name, *where, "--token")[0] == 0
     assert run("add", name, *where, "--change", "--token")[0] == 0
@@ -155,12 +155,12 @@ def test_names_of_any_letters_are_written_and_found(file: Path, name: str) -> No
     assert run("rm", name, *where)[0] == 0
 
 
-def test_what_is_no_text_is_no_name(file: Path) -> None:
+def test_undecodable_names_are_rejected(file: Path) -> None:
     assert run("add", "a\udcff", "--users", str(file), "--token")[0] == 2
     assert not file.exists()
 
 
-def test_marks_and_line_ends_of_other_systems_are_no_trouble(file: Path) -> None:
+def test_byte_order_mark_and_crlf_are_accepted(file: Path) -> None:
     text = "[[users]]\r\nname = 'a'\r\ntoken = 't'\r\n"
     file.write_bytes(b"\xef\xbb\xbf" + text.encode())
     assert run("add", "b", "--users", str(file), "--address", "10.0.0.0/8")[0] == 0
@@ -170,7 +170,7 @@ def test_marks_and_line_ends_of_other_systems_are_no_trouble(file: Path) -> None
     assert [user.name for user in read_users_file(file)[0].users] == ["a", "b"]
 
 
-def test_a_file_that_is_no_good_is_left_alone(file: Path) -> None:
+def test_invalid_file_stays_unchanged(file: Path) -> None:
     file.write_text("[[users]]\nname = 'a'\nbad = 1\n")
     status, said = run("add", "b", "--users", str(file), said="x\n")
     assert status == 1
@@ -179,18 +179,18 @@ def test_a_file_that_is_no_good_is_left_alone(file: Path) -> None:
     assert [path.name for path in file.parent.iterdir()] == ["users.toml"]
 
 
-def test_an_empty_password_is_refused(file: Path) -> None:
+def test_empty_password_is_rejected(file: Path) -> None:
     assert run("add", "a", "--users", str(file), said="\n")[0] == 2
     assert not file.exists()
 
 
-def test_a_secret_is_never_an_argument() -> None:
+def test_secrets_are_not_command_line_arguments() -> None:
     for command in ("add", "rm", "ls"):
         text = CliRunner().invoke(app, ["user", command, "--help"], terminal_width=200).output
         assert "--password" not in text
 
 
-def test_tables_say_what_users_may() -> None:
+def test_permissions_table_limits_users() -> None:
     found = parse_users(
         [
             {
@@ -236,7 +236,7 @@ def test_tables_say_what_users_may() -> None:
         ({"name": 7}, "users[0].name: expected a text"),
     ],
 )
-def test_a_table_that_makes_no_sense_is_a_sentence(table: dict[str, object], sentence: str) -> None:
+def test_invalid_permissions_print_one_sentence(table: dict[str, object], sentence: str) -> None:
     with pytest.raises(ConfigError) as caught:
         parse_users([table])
     assert sentence in str(caught.value)
@@ -263,7 +263,7 @@ name = "nobody"
 """
 
 
-def test_all_that_is_wrong_with_users_is_told_at_once_with_its_line(file: Path) -> None:
+def test_all_errors_of_users_file_are_reported_with_lines(file: Path) -> None:
     file.write_text(MANY)
     with pytest.raises(ConfigError) as caught:
         read_users_file(file)
@@ -284,7 +284,7 @@ def test_all_that_is_wrong_with_users_is_told_at_once_with_its_line(file: Path) 
         read_users_file(file)
 
 
-def test_who_else_may_read_secrets_is_said(file: Path) -> None:
+def test_file_readable_by_others_is_reported(file: Path) -> None:
     file.write_text("[[users]]\nname = 'a'\ntoken = 't'\n")
     file.chmod(0o644)
     assert "every user may read it" in read_users_file(file)[1]
@@ -292,7 +292,7 @@ def test_who_else_may_read_secrets_is_said(file: Path) -> None:
     assert read_users_file(file)[1] == ""
 
 
-def test_a_bucket_is_full_at_first_and_fills_again() -> None:
+def test_token_bucket_starts_full_and_refills() -> None:
     buckets = KeyedTokenBuckets(2, 0.5)
     assert [buckets.take_token("a", 0.0) for _ in range(3)] == [True, True, False]
     assert buckets.take_token("b", 0.0)
@@ -302,7 +302,7 @@ def test_a_bucket_is_full_at_first_and_fills_again() -> None:
     assert len(buckets) == 0
 
 
-def test_addresses_are_counted_while_there_is_a_connection() -> None:
+def test_connections_are_counted_per_address() -> None:
     addresses = AddressLimits(2)
     assert addresses.register_connection("a", 0.0) is None
     assert addresses.register_connection("a", 0.0) is None
@@ -316,12 +316,12 @@ def test_addresses_are_counted_while_there_is_a_connection() -> None:
     assert rates.register_connection("a", 20.0) is None
 
 
-def test_which_hosts_are_this_machine() -> None:
+def test_loopback_hosts_are_recognized() -> None:
     assert all(map(is_loopback, ("127.0.0.1", "127.1.2.3", "::1", "localhost")))
     assert not any(map(is_loopback, ("0.0.0.0", "::", "bus.example", "10.0.0.1")))
 
 
-def test_options_of_commands_say_what_the_environment_would(
+def test_credential_options_override_environment(
     file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in (*ENVIRONMENT_VARIABLES.values(), CREDENTIALS_VARIABLE):
@@ -339,7 +339,7 @@ def test_options_of_commands_say_what_the_environment_would(
     assert found == [Access(user="ada", password="x", **shown)]
 
 
-def test_a_file_without_users_lets_in_nobody(file: Path) -> None:
+def test_users_file_without_users_admits_nobody(file: Path) -> None:
     file.write_text("# Nobody yet.\n")
     found, warning = read_users_file(file)
     assert warning == f"{file} has no users: no client can connect"
@@ -352,7 +352,7 @@ def test_a_file_without_users_lets_in_nobody(file: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "is_open"), [("", True), ("[serve]\nport = 1\n", True), ("users = []\n", False)]
 )
-def test_a_configuration_without_a_word_of_users_lets_in_everybody(
+def test_configuration_without_users_admits_everybody(
     text: str, is_open: bool, tmp_path: Path
 ) -> None:
     config = tmp_path / "bus.toml"
@@ -361,14 +361,14 @@ def test_a_configuration_without_a_word_of_users_lets_in_everybody(
         assert (build_plan(context).options.users is None) is is_open
 
 
-def test_a_password_that_is_no_text_is_refused(file: Path) -> None:
+def test_undecodable_password_is_rejected(file: Path) -> None:
     done = CliRunner().invoke(app, ["user", "add", "ada", "--users", str(file)], input=b"p\xff\n")
     assert done.exit_code == 2
     assert "the password is not valid UTF-8" in done.output
     assert not file.exists()
 
 
-def test_what_is_wrong_with_a_name_is_said_once(file: Path) -> None:
+def test_invalid_name_is_reported_once(file: Path) -> None:
     file.write_text('[[users]]\nname = ""\npassword = "x"\ntoken = "y"\naddresses = "10.0.0.0/8"\n')
     status, said = run("ls", "--users", str(file))
     assert status == 1

@@ -12,7 +12,7 @@ from tests.support.certificates import CertificateAuthority
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "problem"),
     [
         ("[serve]\nport = 4222", "2: serve.port: nats.port is 4222 already"),
         ("[nats]\nport = 8888", "2: nats.port: serve.port is 8888 already"),
@@ -23,10 +23,10 @@ from tests.support.certificates import CertificateAuthority
         ),
     ],
 )
-def test_two_doors_have_two_ports(tmp_path: Path, text: str, told: str) -> None:
+def test_listeners_need_different_ports(tmp_path: Path, text: str, problem: str) -> None:
     file = tmp_path / "bus.toml"
     file.write_text(text)
-    assert check_config(file) == (78, f"simplebus: {file}:{told}\n")
+    assert check_config(file) == (78, f"simplebus: {file}:{problem}\n")
 
 
 @pytest.mark.parametrize(
@@ -37,13 +37,13 @@ def test_two_doors_have_two_ports(tmp_path: Path, text: str, told: str) -> None:
         "[serve]\nport = 0\nhttp-port = 0\n[nats]\nport = 0",
     ],
 )
-def test_or_one_at_two_addresses(tmp_path: Path, text: str) -> None:
+def test_listeners_can_share_a_port_on_different_addresses(tmp_path: Path, text: str) -> None:
     file = tmp_path / "bus.toml"
     file.write_text(text)
     assert check_config(file) == (0, f"{file} is fine\n")
 
 
-def told(tmp_path: Path, text: str) -> list[str]:
+def find_problems(tmp_path: Path, text: str) -> list[str]:
     """Return the problems found in a configuration, each with its line number."""
     file = tmp_path / "bus.toml"
     file.write_text(text)
@@ -52,8 +52,8 @@ def told(tmp_path: Path, text: str) -> list[str]:
     return [each.removeprefix(f"simplebus: {file}:") for each in said.splitlines()]
 
 
-def test_all_that_is_wrong_with_classes_is_told_at_once(tmp_path: Path) -> None:
-    assert told(
+def test_all_errors_of_classes_are_reported(tmp_path: Path) -> None:
+    assert find_problems(
         tmp_path,
         """[classes.orders]
 id = 5
@@ -102,9 +102,9 @@ full = "spill"
     ]
 
 
-def test_a_word_is_told_with_the_nearest_that_is_one(tmp_path: Path) -> None:
+def test_unknown_words_are_reported_with_suggestions(tmp_path: Path) -> None:
     text = "[serve]\nlog-level = 'INFO'\nfull = 'Blok'\ndurability = 'x'\n[http]\n[log]\n[max]\n"
-    assert told(tmp_path, text) == [
+    assert find_problems(tmp_path, text) == [
         "2: serve.log-level: 'INFO' is not one of 'debug', 'info', 'warning', 'error'; did you "
         "mean 'info'?",
         "3: serve.full: 'Blok' is not one of 'block', 'drop_oldest', 'drop_newest', 'spill'; did "
@@ -116,7 +116,7 @@ def test_a_word_is_told_with_the_nearest_that_is_one(tmp_path: Path) -> None:
     ]
 
 
-def test_a_file_may_begin_with_a_mark_that_it_is_utf_8(tmp_path: Path) -> None:
+def test_byte_order_mark_is_accepted(tmp_path: Path) -> None:
     users = tmp_path / "users.toml"
     users.write_text("[[users]]\nname = 'ada'\ntoken = 'abc'\n", encoding="utf-8-sig")
     users.chmod(0o600)
@@ -127,10 +127,10 @@ def test_a_file_may_begin_with_a_mark_that_it_is_utf_8(tmp_path: Path) -> None:
     assert check_config(file)[1].startswith(f"simplebus: {file}:2: is not TOML")
 
 
-def test_what_a_class_needs_of_the_server_is_told_where_the_class_says_so(tmp_path: Path) -> None:
+def test_requirements_of_class_settings_are_reported_at_the_class(tmp_path: Path) -> None:
     why = "spill keeps on disk what does not fit into memory: it needs serve.data-dir"
     text = "[serve]\nfull = 'spill'\n[classes.a]\nfull = 'spill'\nmax-messages = 0\n"
-    assert told(tmp_path, text + "[classes.b]\nfull = 'spill'\n") == [
+    assert find_problems(tmp_path, text + "[classes.b]\nfull = 'spill'\n") == [
         f"2: serve.full: {why}",
         f"4: classes.a.full: {why}",
         "5: classes.a.max-messages: expected a whole number from 1",
@@ -138,9 +138,9 @@ def test_what_a_class_needs_of_the_server_is_told_where_the_class_says_so(tmp_pa
     ]
 
 
-def test_what_a_cluster_does_not_do_is_told_where_it_is_asked_for(tmp_path: Path) -> None:
+def test_settings_unsupported_by_a_cluster_are_reported(tmp_path: Path) -> None:
     own = "cannot be combined with serve.engine, which stores messages in the cluster"
-    assert told(
+    assert find_problems(
         tmp_path,
         """[serve]
 engine = "nats://127.0.0.1:1"
@@ -162,7 +162,7 @@ last-values = true
     ]
 
 
-def test_a_limit_of_what_a_class_never_does_is_a_warning(tmp_path: Path) -> None:
+def test_limit_without_effect_is_a_warning(tmp_path: Path) -> None:
     file = tmp_path / "bus.toml"
     file.write_text("[classes.a]\nmax-disk = '1GiB'\n")
     warning = f"{file}:2: classes.a.max-disk has no effect: the class does not spill"
@@ -185,14 +185,14 @@ def test_a_limit_of_what_a_class_never_does_is_a_warning(tmp_path: Path) -> None
         ),
     ],
 )
-def test_a_value_of_another_kind_is_a_sentence(tmp_path: Path, key: str, why: str) -> None:
-    assert told(tmp_path, f"[serve]\n{key}\n") == [f"{1 + len(key.splitlines())}: {why}"]
+def test_values_of_wrong_type_are_reported(tmp_path: Path, key: str, why: str) -> None:
+    assert find_problems(tmp_path, f"[serve]\n{key}\n") == [f"{1 + len(key.splitlines())}: {why}"]
 
 
-def test_each_file_that_is_no_good_is_told_by_the_key_that_names_it(tmp_path: Path) -> None:
+def test_unreadable_files_are_reported_by_key(tmp_path: Path) -> None:
     text = "[tls]\ncert = 'one.pem'\nkey = 'one.pem'\nca = 'one.pem'\nverify = 'yes'\n"
     one = tmp_path / "one.pem"
-    assert told(tmp_path, text + "[serve]\nusers = 'none.toml'\nport = 'x'\n") == [
+    assert find_problems(tmp_path, text + "[serve]\nusers = 'none.toml'\nport = 'x'\n") == [
         f"2: tls.cert: the certificate {one} cannot be read: No such file or directory",
         f"3: tls.key: the key {one} cannot be read: No such file or directory",
         f"4: tls.ca: the CA certificate {one} cannot be read: No such file or directory",
@@ -202,18 +202,18 @@ def test_each_file_that_is_no_good_is_told_by_the_key_that_names_it(tmp_path: Pa
     ]
 
 
-def test_what_is_wrong_with_users_of_their_own_file_has_both_places(tmp_path: Path) -> None:
+def test_errors_in_users_file_name_both_files(tmp_path: Path) -> None:
     users = tmp_path / "users.toml"
     users.write_text("[[users]]\nname = 'a'\n")
     why = "users[0]: user 'a' cannot authenticate: expected a password, token, nkey, certificate or"
-    [said] = told(tmp_path, "[serve]\nusers = 'users.toml'\n")
+    [said] = find_problems(tmp_path, "[serve]\nusers = 'users.toml'\n")
     assert said.startswith(f"2: serve.users: {users}:1: {why}")
 
 
-def test_all_that_is_wrong_with_bridges_and_users_of_one_door_is_told_at_once(
+def test_all_errors_of_bridges_and_nats_users_are_reported(
     tmp_path: Path,
 ) -> None:
-    found = told(
+    found = find_problems(
         tmp_path,
         """[[bridges]]
 name = "a"
@@ -245,9 +245,9 @@ permissions = { publish = ["a..b"] }
         assert each.startswith(sentence)
 
 
-def test_all_that_is_wrong_with_users_is_told_at_once(tmp_path: Path) -> None:
+def test_all_errors_of_users_are_reported(tmp_path: Path) -> None:
     channels = "is a pattern of channels, expected a class: * for all, or '* {}' for these"
-    found = told(
+    found = find_problems(
         tmp_path,
         """[[users]]
 name = "a"
@@ -280,7 +280,7 @@ name = "c"
         assert each.startswith(f"{line}: {sentence}")
 
 
-def test_a_certificate_whose_time_is_over_is_a_warning(tmp_path: Path) -> None:
+def test_expired_certificate_is_a_warning(tmp_path: Path) -> None:
     pair = CertificateAuthority(tmp_path).issue("old", later=datetime.timedelta(days=-3))
     pair.key.chmod(0o600)
     file = tmp_path / "bus.toml"
@@ -292,7 +292,7 @@ def test_a_certificate_whose_time_is_over_is_a_warning(tmp_path: Path) -> None:
     )
 
 
-def test_who_has_nothing_to_show_that_is_asked_for_is_a_warning(tmp_path: Path) -> None:
+def test_user_without_requested_credentials_is_a_warning(tmp_path: Path) -> None:
     file = tmp_path / "bus.toml"
     said = "user 'a' and 1 more can authenticate by certificate only, and no listener asks for"
     file.write_text(
@@ -300,12 +300,12 @@ def test_who_has_nothing_to_show_that_is_asked_for_is_a_warning(tmp_path: Path) 
         '[[users]]\nname = "b"\ncertificate = "CN=b"\n'
         '[[users]]\nname = "c"\ncertificate = "CN=c"\naddresses = "10.0.0.0/8"\n'
     )
-    status, told = check_config(file)
+    status, output = check_config(file)
     assert status == 0
-    assert said in told
+    assert said in output
 
 
-def test_a_data_directory_that_cannot_be_is_told_also_to_root(tmp_path: Path) -> None:
+def test_impossible_data_directory_is_reported_also_to_root(tmp_path: Path) -> None:
     file = tmp_path / "bus.toml"
     file.write_text("[serve]\ndata-dir = '/proc/nope'")
     status, said = check_config(file)

@@ -1,4 +1,4 @@
-"""The configuration file: what it says reaches the server; what makes no sense is a sentence."""
+"""Configuration file: its settings reach the server, and errors are one sentence each."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ from tests.config.check_config import check_config
 SERVE = typer.main.get_group(cli.app).commands["serve"]
 
 
-def given(path: Path, *arguments: str) -> tuple[dict[str, Any], NatsOptions]:
-    """The values of the options of `serve` with this file, and what opens the NATS door."""
+def load_options(path: Path, *arguments: str) -> tuple[dict[str, Any], NatsOptions]:
+    """Return the options of `serve` with this file, and those of the NATS listener."""
     with SERVE.make_context("serve", ["--config", str(path), *arguments]) as context:
         return dict(context.params), nats_listener(context)
 
@@ -43,7 +43,7 @@ def file(tmp_path: Path) -> Path:
     return tmp_path / "bus.toml"
 
 
-def test_any_option_can_stand_in_it(file: Path) -> None:
+def test_file_can_set_any_option(file: Path) -> None:
     file.write_text(
         """
         [serve]
@@ -62,50 +62,38 @@ def test_any_option_can_stand_in_it(file: Path) -> None:
         key = "/etc/key.pem"
         """
     )
-    values, door = given(file)
+    values, nats_options = load_options(file)
     assert list(values["host"]) == ["127.0.0.1", "::1"]
     assert (values["max_memory"], values["max_class_messages"]) == (4 << 30, 1000)
     assert (values["tick"], values["verbose"]) == (0.5, True)
     assert values["full"] == parse.FullPolicyChoice.DROP_OLDEST
     assert values["data_dir"] == file.parent / "kept"
-    assert door.tls is not None
-    assert (door.port, door.settings.limits.max_payload) == (7, 8 << 20)
-    assert (door.tls.cert, door.tls.key) == (file.parent / "server.pem", Path("/etc/key.pem"))
-
-
-def test_readme_example_is_valid(file: Path) -> None:
-    readme = (Path(__file__).parents[2] / "README.md").read_text()
-    blocks = [block.partition("```")[0] for block in readme.split("```toml\n")[1:]]
-    (text,) = [block for block in blocks if "[serve]" in block]
-    file.write_text(text)
-    values, door = given(file)
-    assert values["max_memory"] == 4 << 30
-    assert door.settings.tls_required
-    (user,) = door.settings.auth.users
-    assert user.permissions == SubjectPermissions(
-        publish_allow=("orders.>",), subscribe_deny=("secret.>",)
+    assert nats_options.tls is not None
+    assert (nats_options.port, nats_options.settings.limits.max_payload) == (7, 8 << 20)
+    assert (nats_options.tls.cert, nats_options.tls.key) == (
+        file.parent / "server.pem",
+        Path("/etc/key.pem"),
     )
-    assert values["config"].classes["orders"].subjects == ["orders.>"]
 
 
-def test_the_command_line_wins_over_the_environment_and_that_over_the_file(
+def test_command_line_overrides_environment_and_file(
     file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file.write_text("[serve]\nport = 1\ntick = 2\nack_timeout = 3")
     monkeypatch.setenv("SIMPLEBUS_TICK", "20")
     monkeypatch.setenv("SIMPLEBUS_ACK_TIMEOUT", "30")
-    values, _ = given(file, "--ack-timeout", "300")
+    values, _ = load_options(file, "--ack-timeout", "300")
     assert (values["port"], values["tick"], values["ack_timeout"]) == (1, 20, 300)
 
 
-def test_the_environment_can_name_the_file(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_environment_can_name_the_file(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file.write_text("[serve]\nport = 1")
     monkeypatch.setenv("SIMPLEBUS_CONFIG", str(file))
     with SERVE.make_context("serve", []) as context:
         assert context.params["port"] == 1
 
 
-def test_users_and_their_rights(file: Path) -> None:
+def test_users_have_permissions(file: Path) -> None:
     file.write_text(
         """
         [nats]
@@ -123,8 +111,8 @@ def test_users_and_their_rights(file: Path) -> None:
         """
     )
     file.chmod(0o600)
-    values, door = given(file)
-    assert door.settings.auth == NatsAuth(
+    values, nats_options = load_options(file)
+    assert nats_options.settings.auth == NatsAuth(
         users=(
             NatsUser("guest"),
             NatsUser(
@@ -146,19 +134,19 @@ def test_users_and_their_rights(file: Path) -> None:
     assert not config.warnings
 
 
-def test_classes_and_the_subjects_bound_to_them(file: Path) -> None:
+def test_classes_have_bound_subjects(file: Path) -> None:
     file.write_text('[classes.orders]\nid = 7\nsubjects = ["orders.>"]\n[classes.logs]')
-    classes = given(file)[0]["config"].classes
+    classes = load_options(file)[0]["config"].classes
     assert (classes["orders"].id, classes["orders"].subjects) == (7, ["orders.>"])
     assert (classes["logs"].id, classes["logs"].subjects) == (None, [])
 
 
-def test_what_a_class_does_in_its_own_way(file: Path) -> None:
+def test_class_settings_override_server_settings(file: Path) -> None:
     file.write_text(
         "[classes.orders]\nfull = 'drop_oldest'\nmax-messages = 9\nmax-memory = '1MiB'\n"
         "keep-seconds = 60\n[classes.logs]\n[classes.state]\nlast-values = true"
     )
-    settings = server_settings(**given(file)[0])
+    settings = server_settings(**load_options(file)[0])
     assert settings.settings_for_class(3, "orders") == ClassSettings(
         Retention(seconds=60), FullPolicy.DROP_OLDEST, 9, 1 << 20
     )
@@ -168,32 +156,32 @@ def test_what_a_class_does_in_its_own_way(file: Path) -> None:
     )
 
 
-def test_a_class_may_have_pauses_and_deliveries_of_its_own(file: Path) -> None:
+def test_classes_have_backoff_and_max_deliveries(file: Path) -> None:
     file.write_text(
         "[serve]\nmax-deliveries = 5\n[classes.orders]\nack-seconds = 2\n"
         "backoff = [1, 5.5, 30]\nmax-deliveries = 0\n[classes.logs]\nmax-deliveries = 3"
     )
-    settings = server_settings(**given(file)[0])
+    settings = server_settings(**load_options(file)[0])
     assert settings.deliveries_max == 5
     own = settings.settings_for_class(3, "orders")
     assert (own.ack_seconds, own.backoff_seconds, own.deliveries_max) == (2, (1, 5.5, 30), 0)
     assert settings.settings_for_class(3, "logs").deliveries_max == 3
     assert settings.settings_for_class(3).deliveries_max is None
     with pytest.raises(ValueError, match="--max-deliveries must be from 0 to 65535, got 65536"):
-        server_settings(**given(file, "--max-deliveries", "65536")[0])
+        server_settings(**load_options(file, "--max-deliveries", "65536")[0])
 
 
-def test_a_class_spills_where_there_is_a_data_directory(file: Path) -> None:
+def test_spill_requires_data_directory(file: Path) -> None:
     file.write_text(
         "[serve]\ndata-dir = 'here'\n[classes.orders]\nfull = 'spill'\nmax-disk = '2GiB'\n"
     )
-    settings = server_settings(**given(file)[0])
+    settings = server_settings(**load_options(file)[0])
     assert settings.settings_for_class(3, "orders") == ClassSettings(
         full_policy=FullPolicy.SPILL, disk_bytes_max=2 << 30
     )
     file.write_text("[classes.orders]\nfull = 'spill'\n")
     with pytest.raises(ValueError, match="it needs --data-dir"):
-        server_settings(**given(file)[0])
+        server_settings(**load_options(file)[0])
 
 
 @pytest.mark.parametrize(
@@ -203,28 +191,28 @@ def test_a_class_spills_where_there_is_a_data_directory(file: Path) -> None:
         ("", ("--last-values", "state"), "--last-values state: it spills"),
     ],
 )
-def test_where_all_spill_no_class_is_to_keep_last_values(
+def test_last_values_conflict_with_spill(
     file: Path, table: str, flags: tuple[str, ...], what: str
 ) -> None:
     """It would keep none, and nobody was told."""
     before = "[serve]\ndata-dir = 'here'\nfull = 'spill'\n[classes.state]\n"
     file.write_text(before + table)
     with pytest.raises(ValueError, match=what):
-        server_settings(**given(file, *flags)[0])
+        server_settings(**load_options(file, *flags)[0])
     file.write_text(before + "full = 'block'\n" + table)
-    assert server_settings(**given(file, *flags)[0]).settings_for_class(
+    assert server_settings(**load_options(file, *flags)[0]).settings_for_class(
         3, "state"
     ).last_values != bool(flags)
 
 
 @pytest.mark.parametrize("text", ['[nats]\ntoken = "x"', '[nats]\nuser = "x"\npassword = "y"'])
-def test_secrets_that_everybody_may_read_are_warned_of(file: Path, text: str) -> None:
+def test_secrets_readable_by_others_are_a_warning(file: Path, text: str) -> None:
     file.write_text(text)
     file.chmod(0o644)
-    (warning,) = given(file)[0]["config"].warnings
+    (warning,) = load_options(file)[0]["config"].warnings
     assert warning == f"{file} holds passwords or tokens, and every user may read it"
     file.chmod(0o640)
-    assert not given(file)[0]["config"].warnings
+    assert not load_options(file)[0]["config"].warnings
 
 
 USER = '[[nats.users]]\nuser = "x"\n'
@@ -332,12 +320,12 @@ USER = '[[nats.users]]\nuser = "x"\n'
         ),
     ],
 )
-def test_a_mistake_is_a_sentence(
+def test_errors_are_one_sentence(
     file: Path, capsys: pytest.CaptureFixture[str], text: str, sentence: str
 ) -> None:
     file.write_text(text)
     with pytest.raises(typer.Exit) as ended:
-        given(file)
+        load_options(file)
     assert ended.value.exit_code == 78
     complaint = capsys.readouterr().err
     assert complaint.startswith(f"simplebus: {file}")
@@ -367,7 +355,7 @@ def test_a_mistake_is_a_sentence(
         ),
     ],
 )
-def test_what_does_not_fit_together_is_told_by_keys_as_far_as_it_stands_in_the_file(
+def test_conflicting_settings_are_reported_by_key(
     file: Path, text: str, arguments: tuple[str, ...], sentence: str | None
 ) -> None:
     file.write_text(text)
@@ -380,21 +368,19 @@ def test_what_does_not_fit_together_is_told_by_keys_as_far_as_it_stands_in_the_f
         assert re.match(rf"simplebus: {re.escape(str(file))}:\d{re.escape(sentence)}", done.output)
 
 
-def test_permissions_of_users_that_the_environment_names_may_stand_in_it(
+def test_file_can_set_permissions_of_environment_user(
     file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file.write_text("[nats]\ndefault_permissions = { publish = 'a' }")
     monkeypatch.setenv("SIMPLEBUS_NATS_USER", "ada")
     monkeypatch.setenv("SIMPLEBUS_NATS_PASSWORD", "secret")
-    auth = given(file)[1].settings.auth
+    auth = load_options(file)[1].settings.auth
     assert auth.permissions_of(auth.users[0]) == SubjectPermissions(publish_allow=("a",))
 
 
-def test_a_file_that_is_not_there_is_a_sentence(
-    file: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_missing_file_prints_one_sentence(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(typer.Exit):
-        given(file)
+        load_options(file)
     complaint = capsys.readouterr().err
     assert complaint == f"simplebus: {file} cannot be read: No such file or directory\n"
 
@@ -402,7 +388,7 @@ def test_a_file_that_is_not_there_is_a_sentence(
 # check-config ------------------------------------------------------------------------------------
 
 
-def test_a_file_can_be_checked_without_serving(file: Path) -> None:
+def test_check_config_does_not_start_a_server(file: Path) -> None:
     file.write_text("[nats]\nmax-payload = '2MiB'")
     assert check_config(file) == (0, f"{file} is fine\n")
     file.write_text("[nats]\ntoken = 'x'")
@@ -424,7 +410,7 @@ def test_a_file_can_be_checked_without_serving(file: Path) -> None:
     assert f"the certificate {file.parent / 'none.pem'} cannot be read" in said
 
 
-def test_all_that_is_wrong_is_told_at_once_with_its_line(file: Path) -> None:
+def test_all_errors_are_reported_with_lines(file: Path) -> None:
     file.write_text(
         """[serve]
 max-memori = 1
@@ -510,15 +496,13 @@ subjects = ["a",
         ("nats_tls_ca", "'ca' in [nats.tls]"),
     ],
 )
-def test_a_key_outside_of_its_table_is_told_where_it_belongs(
-    file: Path, key: str, meant: str
-) -> None:
+def test_misplaced_key_is_reported_with_its_table(file: Path, key: str, meant: str) -> None:
     file.write_text(f"\n{key} = 1\n")
     told = f"simplebus: {file}:2: {key!r} is unknown; did you mean {meant}?\n"
     assert check_config(file) == (78, told)
 
 
-def test_keys_are_told_as_the_file_spells_them(file: Path) -> None:
+def test_keys_are_reported_as_spelled_in_the_file(file: Path) -> None:
     file.write_text("[classes.a]\nmax-deliverys = 1\nmax_message = 1\nbackoff = 1\n")
     assert check_config(file)[1].splitlines() == [
         f"simplebus: {file}:{line}"
@@ -530,7 +514,7 @@ def test_keys_are_told_as_the_file_spells_them(file: Path) -> None:
     ]
 
 
-def test_what_is_no_toml_is_told_with_its_line(file: Path) -> None:
+def test_toml_syntax_error_has_line(file: Path) -> None:
     file.write_text("[serve]\nport = \n")
     assert check_config(file) == (
         78,
@@ -540,7 +524,7 @@ def test_what_is_no_toml_is_told_with_its_line(file: Path) -> None:
     assert check_config(file) == (78, f"simplebus: {file}:3: is not TOML: it is not UTF-8\n")
 
 
-def test_a_file_without_end_is_not_read(file: Path) -> None:
+def test_endless_file_is_not_read(file: Path) -> None:
     file.write_text("#" * (5 << 20))
     assert (
         check_config(file)[1]
@@ -548,12 +532,12 @@ def test_a_file_without_end_is_not_read(file: Path) -> None:
     )
 
 
-def test_times_and_sizes_may_have_units(file: Path) -> None:
+def test_times_and_sizes_have_units(file: Path) -> None:
     file.write_text(
         "[serve]\ndrain-timeout = '2min'\nhello-timeout = '500ms'\nmax-memory = '2GiB'\n"
         "keep-seconds = '7d'\nheartbeat = 5\n"
     )
-    values, _ = given(file)
+    values, _ = load_options(file)
     assert (values["drain_timeout"], values["hello_timeout"]) == (120, 0.5)
     assert (values["max_memory"], values["keep_seconds"]) == (2 << 30, 7 * 86_400)
     assert values["heartbeat"] == 5
@@ -568,9 +552,7 @@ def sample() -> str:
     return done.output
 
 
-def test_the_sample_is_fine_and_says_nothing_that_is_not_so_by_itself(
-    file: Path, tmp_path: Path
-) -> None:
+def test_sample_is_valid_and_shows_defaults(file: Path, tmp_path: Path) -> None:
     text = sample()
     file.write_text(text)
     assert check_config(file) == (0, f"{file} is fine\n")
@@ -580,16 +562,16 @@ def test_the_sample_is_fine_and_says_nothing_that_is_not_so_by_itself(
     assert check_config(file) == (0, f"{file} is fine\n")
     nothing = tmp_path / "nothing.toml"
     nothing.touch()
-    as_it_is, door = given(nothing)
-    said, same_door = given(file)
+    as_it_is, nats_options = load_options(nothing)
+    said, same_door = load_options(file)
     assert server_settings(**said) == server_settings(**as_it_is)
-    assert same_door == door
+    assert same_door == nats_options
     for name, value in as_it_is.items():
         if value and name != "config":
             assert said[name] == value, name
 
 
-def test_every_option_stands_in_the_sample_and_every_example_could(file: Path) -> None:
+def test_sample_contains_every_option(file: Path) -> None:
     text = sample()
     for parameter in SERVE.params:
         if parameter.name not in ("config", "help"):
@@ -605,7 +587,7 @@ def test_every_option_stands_in_the_sample_and_every_example_could(file: Path) -
 # Read again --------------------------------------------------------------------------------------
 
 
-def test_what_is_different_is_told_and_whether_it_needs_a_restart(file: Path) -> None:
+def test_changes_are_reported_with_required_restarts(file: Path) -> None:
     file.write_text("[serve]\nport = 1\nmax-memory = '1GiB'\n[nats.tls]\ntimeout = 3\n")
     file.chmod(0o600)
     with SERVE.make_context("serve", ["--config", str(file), "--tick", "2"]) as context:
@@ -630,7 +612,7 @@ def test_what_is_different_is_told_and_whether_it_needs_a_restart(file: Path) ->
     assert left == {"serve.port", "nats.tls.timeout"}
 
 
-def test_a_file_that_has_become_wrong_is_told_with_all_its_mistakes(file: Path) -> None:
+def test_invalid_reload_reports_all_errors(file: Path) -> None:
     file.write_text("[serve]\nport = 1")
     with SERVE.make_context("serve", ["--config", str(file)]) as context:
         file.write_text("[serve]\nport = 'x'\nprt = 2\n")
@@ -645,5 +627,5 @@ def test_a_file_that_has_become_wrong_is_told_with_all_its_mistakes(file: Path) 
             reload_plan(context)
 
 
-def test_every_setting_that_is_said_to_be_taken_over_is_an_option() -> None:
+def test_reloadable_settings_are_options() -> None:
     assert {parameter.name for parameter in SERVE.params} >= RELOADABLE_OPTIONS

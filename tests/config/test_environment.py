@@ -1,4 +1,4 @@
-"""Variables of the environment that nothing reads are told, by name."""
+"""Warnings for environment variables that no setting uses."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SERVE = create_serve_command()
 ROOT = typer.main.get_command(cli.app)
 
 
-def unread(names: list[str]) -> list[str]:
+def warnings_for(names: list[str]) -> list[str]:
     """Return the warnings for environment variables of these names."""
     return unread_variables(names, SERVE, ROOT, SECRET_VARIABLES)
 
@@ -34,9 +34,9 @@ def unread(names: list[str]) -> list[str]:
         ("SIMPLEBUS_BEAUTY", ""),
     ],
 )
-def test_a_name_that_nothing_reads_is_told_with_the_nearest_that_is(name: str, meant: str) -> None:
+def test_unknown_variable_is_reported_with_suggestion(name: str, meant: str) -> None:
     told = f"{name} in the environment is read by nothing"
-    assert unread([name, "PATH"]) == [f"{told}; did you mean {meant}?" if meant else told]
+    assert warnings_for([name, "PATH"]) == [f"{told}; did you mean {meant}?" if meant else told]
 
 
 @pytest.mark.parametrize(
@@ -51,11 +51,11 @@ def test_a_name_that_nothing_reads_is_told_with_the_nearest_that_is(name: str, m
         *("_SIMPLEBUS_COMPLETE", "SIMPLEBUSES"),  # and what is of somebody else.
     ],
 )
-def test_what_somebody_reads_is_not(name: str) -> None:
-    assert unread([name]) == []
+def test_known_variables_are_not_reported(name: str) -> None:
+    assert warnings_for([name]) == []
 
 
-def test_a_server_and_the_check_say_so_and_never_the_value() -> None:
+def test_unknown_variables_are_reported_without_values() -> None:
     told = "SIMPLEBUS_TIK in the environment is read by nothing; did you mean SIMPLEBUS_TICK?"
     with running_program("serve", "--port", "0", SIMPLEBUS_TIK="geheim") as it:
         it.read_line()
@@ -66,7 +66,7 @@ def test_a_server_and_the_check_say_so_and_never_the_value() -> None:
     assert (done.exit_code, done.output) == (0, f"simplebus: {told}\n/dev/null is fine\n")
 
 
-def test_where_kubernetes_says_that_a_service_is_is_no_port() -> None:
+def test_kubernetes_service_variables_are_ignored() -> None:
     at = "tcp://10.96.7.1:8888"
     left = {
         "SIMPLEBUS_NATS_PORT": "4223",
@@ -84,7 +84,7 @@ def test_where_kubernetes_says_that_a_service_is_is_no_port() -> None:
 
 
 @pytest.mark.parametrize("name", ["SIMPLEBUS_PORT", "SIMPLEBUS_NATS_PORT", "SIMPLEBUS_HTTP_PORT"])
-def test_what_is_no_port_is_a_sentence(name: str) -> None:
+def test_invalid_port_prints_one_sentence(name: str) -> None:
     for value in ("tcp://10.96.7.1:8888", "70000", "x", "-1"):
         said = CliRunner().invoke(cli.app, ["serve"], env={name: value})
         told = f"simplebus: {name}: '{value}' is not a port; expected a number from 0 to 65535"
@@ -108,21 +108,19 @@ def test_what_is_no_port_is_a_sentence(name: str) -> None:
         ),
     ],
 )
-def test_a_variable_that_makes_no_sense_is_told_by_its_name(
-    name: str, value: str, why: str
-) -> None:
+def test_invalid_variable_is_reported_by_name(name: str, value: str, why: str) -> None:
     said = CliRunner().invoke(cli.app, ["serve"], env={name: value})
     assert said.exit_code == 2
     assert said.output.startswith(f"simplebus: {name}: {why}")
 
 
-def test_also_one_of_another_command() -> None:
+def test_invalid_variable_of_other_command_is_reported() -> None:
     said = CliRunner().invoke(cli.app, ["dlq", "ls", "1"], env={"SIMPLEBUS_URL": "http://x"})
     assert said.exit_code == 2
     assert said.output.startswith("simplebus: SIMPLEBUS_URL: 'http://x' is not a server address")
 
 
-def test_the_check_tells_all_variables_that_make_no_sense_and_the_file(tmp_path: Path) -> None:
+def test_check_reports_all_invalid_variables(tmp_path: Path) -> None:
     file = tmp_path / "bus.toml"
     file.write_text("[serve]\nport = 'x'\n")
     environment = {
@@ -144,7 +142,7 @@ def test_the_check_tells_all_variables_that_make_no_sense_and_the_file(tmp_path:
     )
 
 
-def test_the_command_line_wins_over_a_variable_that_makes_no_sense(
+def test_command_line_overrides_invalid_variable(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("SIMPLEBUS_PORT", "x")
@@ -152,7 +150,7 @@ def test_the_command_line_wins_over_a_variable_that_makes_no_sense(
         assert context.params["port"] == 7
 
 
-def test_a_server_beside_a_service_of_its_name_is_where_it_was_told_to_be(tmp_path: Path) -> None:
+def test_server_beside_kubernetes_service_keeps_its_port(tmp_path: Path) -> None:
     at, file = "tcp://10.96.7.1:8888", tmp_path / "bus.toml"
     file.write_text("[serve]\nport = 0\n")
     service = {

@@ -21,14 +21,14 @@ from simplebus.server.run import ServeOptions
 SERVE = typer.main.get_group(cli.app).commands["serve"]
 
 
-def given_to_serve(*arguments: str) -> dict[str, Any]:
-    """The values of the options of `serve`."""
+def serve_options(*arguments: str) -> dict[str, Any]:
+    """Return the values of the options of `serve`."""
     with SERVE.make_context("serve", list(arguments)) as context:
         return dict(context.params)
 
 
-def test_the_defaults_are_those_of_the_server() -> None:
-    values = given_to_serve()
+def test_option_defaults_equal_server_defaults() -> None:
+    values = serve_options()
     assert server_settings.server_settings(**values) == Settings()
     standard = ServeOptions()
     assert not values["host"]
@@ -37,20 +37,20 @@ def test_the_defaults_are_those_of_the_server() -> None:
     assert values["drain_timeout"] == standard.drain_seconds
 
 
-def test_every_limit_has_an_option() -> None:
+def test_limits_have_options() -> None:
     assert set(server_settings.LIMIT_FLAGS) == {field.name for field in fields(Limits)}
     flags = {flag for parameter in SERVE.params for flag in parameter.opts}
     assert set(server_settings.LIMIT_FLAGS.values()) <= flags
 
 
-def test_every_option_of_serve_reaches_the_settings() -> None:
+def test_serve_options_reach_the_settings() -> None:
     given = (
         "--ack-timeout 9 --tick 0.25 --full drop_newest --max-memory 4GiB --max-class-memory 2GiB "
         "--max-class-messages 1000 --max-frame 2MiB --max-pending 32MiB --max-connections 5 "
         "--max-total-pending 64MiB --max-classes 6 --hello-timeout 7 --frame-timeout 8 "
         "--stall-timeout 9.5"
     )
-    values = given_to_serve(*given.split())
+    values = serve_options(*given.split())
     assert server_settings.server_settings(**values) == Settings(
         limits=Limits(
             frame_bytes=2 << 20,
@@ -71,7 +71,7 @@ def test_every_option_of_serve_reaches_the_settings() -> None:
     )
 
 
-def test_the_policies_are_those_of_the_broker() -> None:
+def test_policies_equal_those_of_the_broker() -> None:
     assert [policy.value for policy in parse.FullPolicyChoice] == [
         policy.value for policy in FullPolicy
     ]
@@ -92,12 +92,14 @@ def test_the_policies_are_those_of_the_broker() -> None:
         (["--max-pending", "2GiB"], {"pending_bytes": 2 << 30, "total_pending_bytes": 2 << 30}),
     ],
 )
-def test_what_is_not_given_fits_what_is(arguments: list[str], limits: dict[str, int]) -> None:
-    assert server_settings.server_settings(**given_to_serve(*arguments)).limits == Limits(**limits)
+def test_missing_limits_are_derived_from_given_ones(
+    arguments: list[str], limits: dict[str, int]
+) -> None:
+    assert server_settings.server_settings(**serve_options(*arguments)).limits == Limits(**limits)
 
 
 @given(st.integers(0, 1 << 50))
-def test_a_size_is_read_as_it_is_shown(size: int) -> None:
+def test_printed_size_can_be_parsed(size: int) -> None:
     assert parse.parse_size(parse.format_size(size)) == size
 
 
@@ -113,24 +115,24 @@ def test_a_size_is_read_as_it_is_shown(size: int) -> None:
         ("7B", 7),
     ],
 )
-def test_sizes(text: str, size: int) -> None:
+def test_sizes_are_parsed(text: str, size: int) -> None:
     assert parse.parse_size(text) == size
 
 
 @pytest.mark.parametrize("text", ["", "MiB", "1MB", "1.5GiB", "-1", "1 MiB 2", "0x10", "１", "1kk"])
-def test_what_is_no_size_is_refused(text: str) -> None:
+def test_invalid_sizes_are_rejected(text: str) -> None:
     with pytest.raises(typer.BadParameter, match="is not a size"):
         parse.parse_size(text)
 
 
 @pytest.mark.parametrize("text", ["", "nan", "inf", "-1", "soon"])
-def test_what_is_no_time_is_refused(text: str) -> None:
+def test_invalid_times_are_rejected(text: str) -> None:
     with pytest.raises(typer.BadParameter, match="is not a time"):
         parse.parse_seconds(text)
 
 
-def test_classes_that_keep_last_values_are_given_by_id_or_name() -> None:
-    asked = given_to_serve("--last-values", "7", "--last-values", "state")["last_values"]
+def test_last_values_classes_are_given_by_id_or_name() -> None:
+    asked = serve_options("--last-values", "7", "--last-values", "state")["last_values"]
     assert list(asked) == [
         NamedClass(7, last_values=True),
         NamedClass(None, "state", last_values=True),
@@ -148,23 +150,23 @@ def test_classes_that_keep_last_values_are_given_by_id_or_name() -> None:
         ("2026-01-31T08:00+00:00", datetime(2026, 1, 31, 8, tzinfo=UTC)),
     ],
 )
-def test_where_a_subscription_begins(text: str, start: object) -> None:
+def test_start_positions_are_parsed(text: str, start: object) -> None:
     assert parse.parse_start(text) == start
 
 
 @pytest.mark.parametrize("text", ["", "later", "-1", "9" * 20, "٣"])
-def test_what_is_no_start_is_refused(text: str) -> None:
+def test_invalid_start_positions_are_rejected(text: str) -> None:
     with pytest.raises(
         typer.BadParameter, match=r"is not a start position; write waiting, .* a sequence, or"
     ):
         parse.parse_start(text)
 
 
-def test_environment_variables_count(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_environment_variables_set_options(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SIMPLEBUS_MAX_MEMORY", "2GiB")
     monkeypatch.setenv("SIMPLEBUS_HOST", "127.0.0.1 ::1")
     monkeypatch.setenv("SIMPLEBUS_FULL", "drop_oldest")
-    values = given_to_serve("--port", "7")
+    values = serve_options("--port", "7")
     assert values["max_memory"] == 2 << 30
     assert list(values["host"]) == ["127.0.0.1", "::1"]
     assert (values["full"], values["port"]) == (parse.FullPolicyChoice.DROP_OLDEST, 7)
@@ -178,23 +180,23 @@ def test_environment_variables_count(monkeypatch: pytest.MonkeyPatch) -> None:
         ("127.0.0.1:7", "simplebus://127.0.0.1:7"),
     ],
 )
-def test_addresses(text: str, url: str) -> None:
+def test_addresses_are_parsed(text: str, url: str) -> None:
     assert parse.parse_url(text) == url
 
 
 @pytest.mark.parametrize("text", ["http://127.0.0.1:8888", "simplebus://h:port", ""])
-def test_what_is_no_address_is_refused(text: str) -> None:
+def test_invalid_addresses_are_rejected(text: str) -> None:
     with pytest.raises(typer.BadParameter, match="is not a server address"):
         parse.parse_url(text)
 
 
 @pytest.mark.parametrize("text", [" 0.0.0.0", "::1 ", "::", "bus.example", "fe80::1%eth0"])
-def test_hosts(text: str) -> None:
+def test_hosts_are_parsed(text: str) -> None:
     assert parse.parse_host(text) == text.strip()
 
 
 @pytest.mark.parametrize("text", ["", " ", "0.0.0.0:99", "localhost:8888", "[::1]"])
-def test_what_is_no_host_is_refused(text: str) -> None:
+def test_invalid_hosts_are_rejected(text: str) -> None:
     with pytest.raises(
         typer.BadParameter, match="is not an address; expected an address to listen on"
     ):

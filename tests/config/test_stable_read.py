@@ -1,4 +1,4 @@
-"""Files that are read while somebody writes them, or that were cut off."""
+"""Reading of files that are being written, or that were truncated."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NOW = 1_000_000.0
 
 
 class Disk:
-    """A file, a clock, and what happens to the file while somebody sleeps."""
+    """File and clock; the file changes during sleeps."""
 
     def __init__(self, path: Path, *written: str, age: float = 0.0) -> None:
         self.path = path
@@ -50,17 +50,17 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "users.toml"
 
 
-def test_what_is_at_rest_is_read_at_once(path: Path) -> None:
+def test_stable_file_is_read_immediately(path: Path) -> None:
     disk = Disk(path, "whole", age=STABLE_SECONDS)
     assert (disk.read(), disk.slept) == ("whole", 0)
 
 
-def test_what_is_being_written_is_waited_for(path: Path) -> None:
+def test_read_waits_for_writer(path: Path) -> None:
     disk = Disk(path, "ha", "half", "whole")
     assert (disk.read(), disk.slept) == ("whole", 3)
 
 
-def test_what_changes_while_it_is_read_is_read_again(path: Path) -> None:
+def test_changed_file_is_read_again(path: Path) -> None:
     disk, texts = Disk(path, "half", age=60), ["whole", "whole"]
 
     def read() -> str:
@@ -75,7 +75,7 @@ def test_what_changes_while_it_is_read_is_read_again(path: Path) -> None:
     assert read_when_stable(read, [path], clock=lambda: NOW, sleep=sleep) == "whole"
 
 
-def test_a_mistake_of_what_is_half_written_is_not_told(path: Path) -> None:
+def test_error_in_partial_file_is_not_reported(path: Path) -> None:
     disk, tries = Disk(path, "half", age=60), [1]
 
     def read() -> str:
@@ -87,7 +87,7 @@ def test_a_mistake_of_what_is_half_written_is_not_told(path: Path) -> None:
     assert read_when_stable(read, [path], clock=lambda: NOW, sleep=disk.sleep) == "whole"
 
 
-def test_a_mistake_of_what_is_at_rest_is_told(path: Path) -> None:
+def test_error_in_stable_file_is_reported(path: Path) -> None:
     def read() -> str:
         raise ConfigError("is not TOML")
 
@@ -95,12 +95,12 @@ def test_a_mistake_of_what_is_at_rest_is_told(path: Path) -> None:
         read_when_stable(read, [path], clock=lambda: NOW)
 
 
-def test_a_file_of_the_future_is_read_when_it_stays_as_it_is(path: Path) -> None:
+def test_file_with_future_time_is_read_when_stable(path: Path) -> None:
     disk = Disk(path, "whole", age=-3600)
     assert (disk.read(), disk.slept) == ("whole", 1)
 
 
-def test_what_never_rests_is_told(path: Path) -> None:
+def test_constantly_changing_file_is_reported(path: Path) -> None:
     disk = Disk(path, *map(str, range(1000)))
     with pytest.raises(
         ConfigError, match=r"users.toml: the file keeps changing; expected no change"
@@ -108,7 +108,7 @@ def test_what_never_rests_is_told(path: Path) -> None:
         disk.read()
 
 
-def test_who_may_do_more_than_was_meant_perhaps_is_told(path: Path) -> None:
+def test_possibly_truncated_permissions_are_a_warning(path: Path) -> None:
     some = "permissions = { publish = 'orders', subscribe = 'orders' }"
     ned = "[[nats.users]]\nuser = 'ned'\npassword = 'x'\n"
     ada, bob = (f"[[users]]\nname = '{name}'\npassword = 'x'\n" for name in ("ada", "bob"))

@@ -1,4 +1,4 @@
-"""TOML that others have written, and what may be wrong with it."""
+"""Parsing of TOML files, and their errors."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ FINE = ["", "a = 1", "[a]\nb = [1, [2, {c = []}]]", f"x = {'[' * 32}{']' * 32}"]
 
 
 @pytest.mark.parametrize("text", FINE)
-def test_what_is_fine_is_what_tomllib_says(text: str) -> None:
+def test_valid_toml_is_parsed_like_tomllib(text: str) -> None:
     assert toml.loads(text) == tomllib.loads(text)
 
 
@@ -26,11 +26,11 @@ def test_what_is_fine_is_what_tomllib_says(text: str) -> None:
         f"[{'a.' * 40}a]",
     ],
 )
-def test_what_is_nested_deeply_is_a_mistake(text: str) -> None:
+def test_deep_nesting_is_an_error(text: str) -> None:
     with pytest.raises(toml.TOMLDecodeError, match="too deeply, expected 32 levels at most"):
         toml.loads(text)
 
 
-def test_other_mistakes_are_told_as_they_are() -> None:
+def test_other_errors_are_unchanged() -> None:
     with pytest.raises(toml.TOMLDecodeError, match="at end of document"):
         toml.loads("a = 1\nb = ")

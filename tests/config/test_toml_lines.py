@@ -13,16 +13,16 @@ from hypothesis import strategies as st
 from simplebus.config.toml_lines import find_line, locate_keys
 
 
-def known(raw: Any, place: str = "") -> set[str]:
-    """Every place of what tomllib has read."""
+def key_paths(raw: Any, place: str = "") -> set[str]:
+    """Return the key paths of parsed TOML."""
     found = {place} - {""}
     if isinstance(raw, dict):
         for name, value in raw.items():
             name = name.replace("-", "_")
-            found |= known(value, f"{place}.{name}" if place else name)
+            found |= key_paths(value, f"{place}.{name}" if place else name)
     elif isinstance(raw, list):
         for at, value in enumerate(raw):
-            found |= known(value, f"{place}[{at}]")
+            found |= key_paths(value, f"{place}[{at}]")
     return found
 
 
@@ -58,9 +58,9 @@ cert = """x"""
 '''
 
 
-def test_each_key_has_its_line() -> None:
+def test_each_key_has_its_line_number() -> None:
     found = locate_keys(EXAMPLE)
-    assert set(found) == known(tomllib.loads(EXAMPLE))
+    assert set(found) == key_paths(tomllib.loads(EXAMPLE))
     lines = EXAMPLE.splitlines()
     for place, words in {
         "title": "title",
@@ -88,26 +88,26 @@ values = st.recursive(
 )
 
 
-def toml(value: Any) -> str:
+def to_toml(value: Any) -> str:
     if isinstance(value, dict):
-        pairs = ", ".join(f"{json.dumps(name)} = {toml(each)}" for name, each in value.items())
+        pairs = ", ".join(f"{json.dumps(name)} = {to_toml(each)}" for name, each in value.items())
         return f"{{{pairs}}}"
     if isinstance(value, list):
-        return "[" + ",\n # ] }\n".join(map(toml, value)) + "]"
+        return "[" + ",\n # ] }\n".join(map(to_toml, value)) + "]"
     return json.dumps(value)
 
 
 @given(st.dictionaries(names, values, max_size=4), st.lists(st.dictionaries(names, values)))
-def test_what_is_found_is_what_tomllib_finds(table: dict[str, Any], several: list[Any]) -> None:
-    text = "".join(f"{json.dumps(name)} = {toml(value)}\n" for name, value in table.items())
+def test_keys_are_those_of_tomllib(table: dict[str, Any], several: list[Any]) -> None:
+    text = "".join(f"{json.dumps(name)} = {to_toml(value)}\n" for name, value in table.items())
     for each in several:
         text += "\n[[ 'the.list' . x ]] # one\n"
-        text += "".join(f"{json.dumps(name)} = {toml(value)}\n" for name, value in each.items())
-    assert set(locate_keys(text)) == known(tomllib.loads(text))
+        text += "".join(f"{json.dumps(name)} = {to_toml(value)}\n" for name, value in each.items())
+    assert set(locate_keys(text)) == key_paths(tomllib.loads(text))
 
 
 @given(st.text("ab[]{}=.,'\"#\\\n ", max_size=30))
-def test_what_is_no_toml_is_no_error(text: str) -> None:
+def test_invalid_toml_has_no_lines(text: str) -> None:
     locate_keys(text)
 
 
@@ -125,7 +125,7 @@ def test_what_is_no_toml_is_no_error(text: str) -> None:
         ("served: no", None),
     ],
 )
-def test_a_mistake_is_where_its_longest_known_place_is(mistake: str, line: int | None) -> None:
+def test_error_line_is_that_of_the_longest_known_key(mistake: str, line: int | None) -> None:
     found = {
         "serve": 1,
         "serve.max_memory": 2,
