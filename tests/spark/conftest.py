@@ -15,14 +15,14 @@ from tests.support.cache_folder import cache_folder as kept
 
 @pytest.fixture
 def server() -> Iterator[BusServer]:
-    """A bus of the test's own."""
+    """Server of one test."""
     with bus_server() as up:
         yield up
 
 
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """Small and quiet."""
+    """Spark session that the tests share."""
     from pyspark.sql import SparkSession
 
     from simplebus.spark.java import ensure_java

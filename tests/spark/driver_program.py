@@ -53,7 +53,7 @@ def source(spark: Any, servers: str, class_: str, *, held: bool, **more: str) ->
 
 
 def to_bus(place: Place, name: str, frame: Any, *, held: bool = False) -> Any:
-    """A query that fills the class NAME copied."""
+    """Start a query that writes to the class "NAME copied"."""
     sink = frame.select("value").writeStream.format("held" if held else "simplebus")
     if held:
         sink = sink.option("at", place.at(name))
@@ -62,13 +62,13 @@ def to_bus(place: Place, name: str, frame: Any, *, held: bool = False) -> Any:
 
 
 def to_files(place: Place, name: str, frame: Any) -> Any:
-    """A query that fills a folder of Parquet files, as Spark writes them."""
+    """Start a query that writes Parquet files by Spark."""
     sink = frame.writeStream.format("parquet").option("path", place.table(name))
     return sink.option("checkpointLocation", str(place.checkpoint(name)))
 
 
 def to_archive(place: Place, name: str, frame: Any, *, held: bool) -> Any:
-    """A query that fills an archive; it can be held when a batch is archived."""
+    """Start a query that writes an archive; it can wait after a batch."""
     to = place.table(name)
     archiver = HeldArchiver(to, place.at(name)) if held else BatchArchiver(to, format="delta")
     return frame.writeStream.foreachBatch(archiver).option(
@@ -130,7 +130,7 @@ def cluster(folder: Path) -> Any:
 
 
 def end_with_parent() -> None:
-    """Its end of standard input is closed then, and Spark ends with this process."""
+    """End this process when its parent ends, which closes standard input."""
     os.read(0, 1)
     os._exit(1)
 

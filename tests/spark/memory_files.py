@@ -13,7 +13,7 @@ class DiedError(Exception):
 
 
 class Folders:
-    """Files by path. After so many steps the program dies; None for never."""
+    """Files by path. The program dies after a number of steps; None for never."""
 
     def __init__(self) -> None:
         self.data: dict[str, bytes | tuple[object, ...]] = {}

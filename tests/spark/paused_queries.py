@@ -91,7 +91,7 @@ class HeldSource(SimplebusSource):
 
 
 class HeldReader(SparkStreamReader):
-    """One of its tasks stays when it has read everything: before the sink can commit."""
+    """Reader with a task that waits after its last row, before the sink can commit."""
 
     def __init__(self, options: Any, at: str) -> None:
         super().__init__(options)
@@ -103,7 +103,7 @@ class HeldReader(SparkStreamReader):
 
 
 class FailingReader(HeldReader):
-    """One of its tasks dies, after its first rows, the first time that it is tried."""
+    """Reader with a task whose first attempt dies after its first rows."""
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
         for batch in SparkStreamReader.read(self, partition):
@@ -113,7 +113,7 @@ class FailingReader(HeldReader):
 
 
 class HeldWriter(StreamWriter):
-    """It stays when the sink has committed: before Spark writes down that the batch is done."""
+    """Writer that waits after its commit, before Spark records the end of the batch."""
 
     def __init__(self, options: Any, at: str) -> None:
         super().__init__(options)
@@ -125,7 +125,7 @@ class HeldWriter(StreamWriter):
 
 
 class HeldArchiver(BatchArchiver):
-    """It stays when a batch is in its Delta table: before Spark writes down that it is done."""
+    """Archiver that waits after writing a table, before Spark records the end of the batch."""
 
     def __init__(self, to: str, at: str) -> None:
         super().__init__(to, format="delta")

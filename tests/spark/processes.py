@@ -14,7 +14,7 @@ PROC = Path("/proc")
 
 
 def _stat(pid: int) -> list[str]:
-    """State, parent, group, session and more; nothing for a process that is gone."""
+    """Return state, parent, group, session and more; empty for an ended process."""
     try:
         return (PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -22,7 +22,7 @@ def _stat(pid: int) -> list[str]:
 
 
 def of_session(session: int) -> list[int]:
-    """The processes of a session that are alive."""
+    """Return the running processes of a session."""
     found = []
     for entry in PROC.iterdir():
         if entry.name.isdecimal():
@@ -33,7 +33,7 @@ def of_session(session: int) -> list[int]:
 
 
 def end_session(session: int) -> None:
-    """Kill whatever is left of it."""
+    """Kill all processes of a session."""
     for pid in of_session(session):
         os.kill(pid, signal.SIGKILL)
     until(lambda: not of_session(session))
@@ -47,7 +47,7 @@ def command(pid: int) -> str:
 
 
 def ancestors(pid: int) -> list[int]:
-    """A process, who began it, who began that one, and so on."""
+    """Return a process and its ancestors."""
     found = []
     while pid > 1 and (stat := _stat(pid)):
         found.append(pid)
@@ -88,7 +88,7 @@ def holders(session: int, ports: set[int]) -> dict[int, int]:
 
 
 def listening(session: int) -> set[str]:
-    """Addresses, in hexadecimal, at which processes of a session listen."""
+    """Return the addresses, in hexadecimal, at which processes of a session listen."""
     sockets = _sockets(session)
     return {
         address

@@ -108,7 +108,7 @@ def oracle(
     st.sampled_from([None, "m"]),
     st.lists(st.tuples(st.integers(1, 300), st.floats(0, 1e10)), max_size=4),
 )
-def test_columns_hold_what_each_message_says(
+def test_columns_contain_message_fields(
     some: list[Sent],
     times: int,
     first: int,
@@ -127,13 +127,13 @@ def test_columns_hold_what_each_message_says(
 
 @pytest.mark.parametrize("last", [b"same", b"other", b"", b"x"])
 @pytest.mark.parametrize("envelope", [None, Envelope(key=b"k"), Envelope(channel="a", key=b"")])
-def test_messages_that_are_alike_but_for_the_last(envelope: Envelope | None, last: bytes) -> None:
+def test_last_message_may_differ_from_equal_ones(envelope: Envelope | None, last: bytes) -> None:
     whole = concatenate([(envelope, b"same")] * 9 + [(None, last)], 3, 7)
     shape = ColumnOptions("s", "7", 7)
     assert to_record_batch(whole, shape).to_pylist() == oracle(whole, shape, ((0, 5.5),))
 
 
-def test_pieces_are_joined() -> None:
+def test_parts_are_joined() -> None:
     one, other = concatenate([(None, b"a"), (None, b"bc")], 5, 7), concatenate([(None, b"")], 7, 7)
     both = FetchedFrames.concatenate(
         [(memoryview(f.raw), f.bounds) for f in (one, other)], 5, [(4, 1.5)]
@@ -147,7 +147,7 @@ def test_pieces_are_joined() -> None:
 
 
 @pytest.mark.parametrize("times", [(), ((6, 1.0),)])
-def test_messages_without_a_time_are_refused(times: tuple[tuple[int, float], ...]) -> None:
+def test_messages_without_time_are_rejected(times: tuple[tuple[int, float], ...]) -> None:
     with pytest.raises(ValueError, match="did not say when it accepted message 5"):
         to_record_batch(
             concatenate([(None, b"a"), (None, b"b")], 5, 7, times), ColumnOptions("s", "7", 7)
@@ -155,7 +155,7 @@ def test_messages_without_a_time_are_refused(times: tuple[tuple[int, float], ...
 
 
 @pytest.mark.parametrize("content", [b"\x40", b"\x01", b"\x08\0\x05abc", b"\x20\0", b""])
-def test_an_envelope_that_no_bus_sends_is_refused_by_its_message(content: bytes) -> None:
+def test_invalid_envelope_is_rejected_by_message(content: bytes) -> None:
     good = frames.encode(frames.ENVELOPE, class_id=7, content=encode(Envelope(), b"x" * 20))
     bad = frames.encode(frames.ENVELOPE, class_id=7, content=content)
     bounds = np.array([0, len(good), len(good) + len(bad), 2 * len(good) + len(bad)])

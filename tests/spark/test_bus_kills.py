@@ -29,9 +29,7 @@ STALL_BYTES = 1_500_000
 """More than one answer of a bus, and less than the first batch."""
 
 
-def test_a_bus_that_is_killed_in_the_middle_of_a_batch_is_archived_once(
-    spark: Any, tmp_path: Path
-) -> None:
+def test_killed_server_is_archived_once(spark: Any, tmp_path: Path) -> None:
     data = tmp_path / "bus"
     arguments = ["serve", "--host", "127.0.0.1", "--no-nats", "--no-http"]
     arguments += ["--data-dir", str(data), "--port", str(port := free_port())]
@@ -79,7 +77,7 @@ def test_a_bus_that_is_killed_in_the_middle_of_a_batch_is_archived_once(
 
 
 def wait(query: Any, condition: Callable[[], bool]) -> None:
-    """While the query runs, as long as a busy machine may take for its first batch."""
+    """Wait for a condition while the query runs."""
     for _ in range(2000):
         if condition() or query.awaitTermination(0.05):
             break

@@ -87,14 +87,14 @@ class Scene:
 
 
 def batches(folder: Path) -> list[int]:
-    """The batches that one of Spark's logs knows."""
+    """Return the batches in a log of Spark."""
     with contextlib.suppress(FileNotFoundError):
         return sorted(int(name) for name in os.listdir(folder) if name.isdecimal())
     return []
 
 
 class Driver:
-    """The driver's process, in a session of its own."""
+    """Driver process in its own session."""
 
     def __init__(self, process: subprocess.Popen[bytes], log: Path) -> None:
         self.process, self._log = process, log
@@ -123,7 +123,7 @@ class Driver:
 
 @contextlib.contextmanager
 def driving(place: Place) -> Iterator[Driver]:
-    """The driver, of which nothing is left behind."""
+    """Run the driver; all its processes are killed at the end."""
     log = place.folder / "driver.log"
     with (
         log.open("wb") as errors,
@@ -196,40 +196,40 @@ def expected(name: str) -> list[bytes]:
     return HELD[QUERIES[name]]
 
 
-def test_tasks_read_at_the_same_time_in_an_executor_that_is_not_the_driver(scene: Scene) -> None:
+def test_tasks_read_concurrently_in_executors(scene: Scene) -> None:
     assert len(scene.readers) == 1
     assert scene.jvm not in scene.readers
 
 
-def test_nothing_of_a_cluster_on_loopback_is_reached_from_elsewhere(scene: Scene) -> None:
+def test_loopback_cluster_listens_on_loopback_only(scene: Scene) -> None:
     ipv4, ipv6 = "0100007F", "0000000000000000FFFF00000100007F"
     assert scene.addresses <= {ipv4, ipv6}
 
 
-def test_every_query_was_killed_in_its_first_batch(scene: Scene) -> None:
+def test_queries_are_killed_in_their_first_batch(scene: Scene) -> None:
     assert scene.begun == {name: [0] for name in QUERIES}
     assert scene.done == {name: [] for name in QUERIES}
 
 
-def test_a_job_whose_task_died_once_copies_every_message_once(scene: Scene) -> None:
+def test_failed_task_copies_every_message_once(scene: Scene) -> None:
     assert package(scene.place.at("dying")).endswith(".zip/simplebus/__init__.pyc")  # It did die.
     assert Counter(scene.copied["published"]) == Counter(expected("published"))
 
 
 @pytest.mark.parametrize("name", ["published", "torn"])
-def test_what_a_killed_driver_was_publishing_is_there_once(scene: Scene, name: str) -> None:
+def test_killed_driver_publishes_each_message_once(scene: Scene, name: str) -> None:
     assert Counter(scene.stored(f"{name} copied")) == Counter(expected(name))
     if name == "torn":
         assert 0 < len(scene.copied[name]) < len(expected(name))
 
 
-def test_what_a_killed_driver_was_writing_to_files_is_there_once(spark: Any, scene: Scene) -> None:
+def test_killed_driver_writes_each_message_once(spark: Any, scene: Scene) -> None:
     rows = spark.read.parquet(scene.place.table("early")).select("offset", "value").collect()
     found = sorted((row.offset, bytes(row.value)) for row in rows)
     assert found == list(enumerate(expected("early")))
 
 
-def test_what_a_killed_driver_was_archiving_is_there_once_whoever_reads_it(scene: Scene) -> None:
+def test_killed_driver_archives_each_message_once(scene: Scene) -> None:
     rows = DeltaTable(scene.place.table("delta")).to_pyarrow_table(columns=["offset", "value"])
     found = sorted(zip(*rows.to_pydict().values(), strict=True))
     assert found == list(enumerate(expected("delta")))

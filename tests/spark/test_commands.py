@@ -28,7 +28,7 @@ def invoke(*arguments: str) -> tuple[int, str, str]:
 
 
 @pytest.mark.parametrize("name", MODULES)
-def test_each_command_says_what_it_is_for_with_an_example(name: str) -> None:
+def test_command_help_has_an_example(name: str) -> None:
     status, said, _ = invoke(name, "--help")
     assert status == 0
     assert f"\n   simplebus pipeline {name}" in said

@@ -20,7 +20,7 @@ from simplebus.spark.java import JavaEnvironment, JavaError, choose_java, parse_
         (JavaEnvironment(bundled="/b"), "/b"),
     ],
 )
-def test_a_java_that_somebody_chose_comes_first(found: JavaEnvironment, shim: str) -> None:
+def test_configured_java_takes_precedence(found: JavaEnvironment, shim: str) -> None:
     assert choose_java(found) == shim
 
 
@@ -42,7 +42,7 @@ def test_a_java_that_somebody_chose_comes_first(found: JavaEnvironment, shim: st
         (JavaEnvironment(), "on PATH is no Java that runs"),
     ],
 )
-def test_without_one_a_sentence_says_what_to_do(found: JavaEnvironment, sentence: str) -> None:
+def test_missing_java_is_reported_with_a_remedy(found: JavaEnvironment, sentence: str) -> None:
     with pytest.raises(JavaError, match=sentence):
         choose_java(found)
 
@@ -56,11 +56,11 @@ def test_without_one_a_sentence_says_what_to_do(found: JavaEnvironment, sentence
         ("command not found", None),
     ],
 )
-def test_a_version_is_read(text: str, version: int | None) -> None:
+def test_java_version_is_parsed(text: str, version: int | None) -> None:
     assert parse_version(text) == version
 
 
-def test_the_script_leaves_one_word_out_and_keeps_the_others_as_they_are(tmp_path: Path) -> None:
+def test_script_removes_one_argument_only(tmp_path: Path) -> None:
     java = tmp_path / "it's here" / "bin" / "java"
     java.parent.mkdir(parents=True)
     java.write_text('#!/bin/sh\nprintf "[%s]" "$@"\n')

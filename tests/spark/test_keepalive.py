@@ -12,7 +12,7 @@ from tests.spark.heartbeat_bus import beaten_bus
 
 
 @pytest.mark.parametrize("awake", [True, False])
-def test_a_connection_stays_while_nobody_uses_it(awake: bool) -> None:
+def test_idle_connection_stays_open(awake: bool) -> None:
     with beaten_bus() as bus:
         place = bus.server.address.removeprefix("simplebus://")
         with SourceConnections(SourceOptions((place,), ("1",), timeout=60)) as buses:
@@ -27,7 +27,7 @@ def test_a_connection_stays_while_nobody_uses_it(awake: bool) -> None:
             assert bus.taken_for_dead() == (not awake)
 
 
-def test_a_connection_that_was_lost_is_replaced_while_nobody_uses_it() -> None:
+def test_lost_idle_connection_is_replaced() -> None:
     with bus_server() as server:
         place = server.address.removeprefix("simplebus://")
         with SourceConnections(SourceOptions((place,), ("1",), timeout=60)) as buses:

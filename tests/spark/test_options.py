@@ -10,7 +10,7 @@ from simplebus.spark.read.offsets import TimestampSpec
 NEEDED = {"servers": "127.0.0.1:8888", "subscribe": "7"}
 
 
-def test_names_count_without_regard_to_case() -> None:
+def test_option_names_ignore_case() -> None:
     given = {
         "SERVERS": "simplebus://a, b:9",
         "Subscribe": "7, orders,7",
@@ -22,23 +22,23 @@ def test_names_count_without_regard_to_case() -> None:
     assert found.max_batch_messages == 5
 
 
-def test_a_batch_begins_at_the_earliest_and_a_stream_at_the_latest() -> None:
+def test_batch_begins_at_earliest_and_stream_at_latest() -> None:
     assert source_options(NEEDED, streaming=False).starting == "earliest"
     assert source_options(NEEDED, streaming=True).starting == "latest"
 
 
-def test_load_may_be_given_the_servers() -> None:
+def test_load_accepts_servers() -> None:
     found = source_options({"path": "a:1", "subscribe": "7"}, streaming=False)
     assert found.servers == ("a:1",)
 
 
-def test_offsets_in_json_are_read_with_their_names_made_alike() -> None:
+def test_json_offsets_have_normalized_names() -> None:
     given = NEEDED | {"startingOffsets": '{"simplebus://127.0.0.1": {"007": -2, "orders": 5}}'}
     found = source_options(given, streaming=True)
     assert found.starting == {"127.0.0.1:8888": {"7": -2, "orders": 5}}
 
 
-def test_the_most_general_time_counts_before_others_and_all_before_offsets() -> None:
+def test_times_take_precedence_over_offsets() -> None:
     by_class = {"startingOffsetsByTimestamp": '{"127.0.0.1": {"7": 5}}'}
     ends = {"endingOffsets": "latest", "endingOffsetsByTimestamp": '{"127.0.0.1": {"007": 6}}'}
     found = source_options(
@@ -60,12 +60,12 @@ def test_the_most_general_time_counts_before_others_and_all_before_offsets() -> 
     ("text", "seconds"),
     [("15m", 900), ("90s", 90), ("1.5 h", 5400), ("20ms", 0.02), ("2 Min", 120)],
 )
-def test_a_span_of_time_has_a_unit(text: str, seconds: float) -> None:
+def test_durations_have_units(text: str, seconds: float) -> None:
     found = source_options(NEEDED | {"maxTriggerDelay": text}, streaming=True)
     assert found.max_delay_seconds == seconds
 
 
-def test_a_durable_is_the_querys_own_unless_it_is_named_or_not_wanted() -> None:
+def test_durable_is_private_unless_named_or_disabled() -> None:
     for given, expected in (({}, None), ({"durable": " a "}, "a"), ({"durable": "NONE"}, "")):
         assert source_options(NEEDED | given, streaming=True).durable == expected
 
@@ -146,12 +146,12 @@ def test_invalid_batch_options_are_rejected(given: dict[str, str], sentence: str
         source_options(given, streaming=False)
 
 
-def test_a_stream_has_no_end() -> None:
+def test_stream_rejects_end_options() -> None:
     with pytest.raises(ValueError, match="no option endingOffsets here"):
         source_options(NEEDED | {"endingOffsets": "latest"}, streaming=True)
 
 
-def test_a_sink_has_one_bus_and_one_class() -> None:
+def test_sink_has_one_server_and_one_class() -> None:
     found = sink_options({"path": "a", "class": "orders", "channel": "x.y", "timeout": "2"})
     assert (found.server, found.class_, found.channel, found.timeout) == (
         "a:8888",
@@ -169,7 +169,7 @@ def test_a_sink_has_one_bus_and_one_class() -> None:
         sink_options({"servers": "a", "subscribe": "1"})
 
 
-def test_a_path_is_of_journals_and_offsets_speak_of_them_by_it() -> None:
+def test_path_selects_journals_that_offsets_name() -> None:
     given = {"path": "/var//lib/bus/, file:///data/./b", "subscribe": "7"}
     starting = {"startingOffsets": '{"/var/lib/bus": {"7": 5}, "/data/b/": {"7": -2}}'}
     found = source_options(given | starting, streaming=True)
@@ -193,6 +193,6 @@ def test_a_path_is_of_journals_and_offsets_speak_of_them_by_it() -> None:
         ({"path": "/a", "timeout": "5"}, "timeout applies to buses"),
     ],
 )
-def test_a_path_that_cannot_be_is_said(given: dict[str, str], sentence: str) -> None:
+def test_invalid_path_is_reported(given: dict[str, str], sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence):
         source_options({"subscribe": "7"} | given, streaming=True)

@@ -42,16 +42,16 @@ def publish(server: BusServer, payloads: list[bytes], class_id: int | str = 1) -
 
 
 @pytest.fixture
-def way(server: BusServer) -> Iterator[FaultyProxy]:
-    """The address that a query knows, whichever bus is behind it."""
+def proxy(server: BusServer) -> Iterator[FaultyProxy]:
+    """Address of a query; the server behind it can be replaced."""
     with faulty_proxy(server.address) as found:
         yield found
 
 
 @contextlib.contextmanager
-def querying(way: FaultyProxy, **options: object) -> Iterator[SimulatedQuery]:
+def running_query(proxy: FaultyProxy, **options: object) -> Iterator[SimulatedQuery]:
     more = {"startingOffsets": "earliest", "timeout": 10, **options}
-    query = SimulatedQuery(servers=way.address, **{"subscribe": "1", **more})
+    query = SimulatedQuery(servers=proxy.address, **{"subscribe": "1", **more})
     try:
         yield query
     finally:
@@ -59,30 +59,28 @@ def querying(way: FaultyProxy, **options: object) -> Iterator[SimulatedQuery]:
 
 
 @pytest.mark.parametrize("point", POINTS)
-def test_a_bus_that_is_cut_off_for_a_while_costs_nothing(
-    server: BusServer, way: FaultyProxy, point: str
-) -> None:
+def test_query_survives_a_network_outage(server: BusServer, proxy: FaultyProxy, point: str) -> None:
     def cut_off() -> None:
-        way.is_refusing = True
-        way.disconnect_all()
+        proxy.is_refusing = True
+        proxy.disconnect_all()
         opening.submit(open_again)
 
     def open_again() -> None:
-        until(lambda: way.refused_count > 0)
-        way.is_refusing = False
+        until(lambda: proxy.refused_count > 0)
+        proxy.is_refusing = False
 
     publish(server, OLD)
-    with ThreadPoolExecutor() as opening, querying(way, maxOffsetsPerTrigger=1500) as query:
+    with ThreadPoolExecutor() as opening, running_query(proxy, maxOffsetsPerTrigger=1500) as query:
         query.run(once(point, cut_off))
         publish(server, NEW)
         query.catch_up()
     assert query.counts() == Counter(OLD + NEW)
-    assert way.refused_count
+    assert proxy.refused_count
 
 
 @pytest.mark.parametrize("point", POINTS)
-def test_a_driver_that_dies_leaves_nothing_out_and_repeats_only_what_was_not_done(
-    server: BusServer, way: FaultyProxy, point: str
+def test_killed_driver_repeats_only_unfinished_batches(
+    server: BusServer, proxy: FaultyProxy, point: str
 ) -> None:
     class DeadError(Exception):
         pass
@@ -92,7 +90,7 @@ def test_a_driver_that_dies_leaves_nothing_out_and_repeats_only_what_was_not_don
         raise DeadError
 
     publish(server, OLD)
-    with querying(way, maxOffsetsPerTrigger=1500) as query:
+    with running_query(proxy, maxOffsetsPerTrigger=1500) as query:
         with pytest.raises(DeadError):
             query.run(once(point, die))
         publish(server, NEW)
@@ -106,32 +104,30 @@ def test_a_driver_that_dies_leaves_nothing_out_and_repeats_only_what_was_not_don
 
 
 @contextlib.contextmanager
-def another_bus(way: FaultyProxy) -> Iterator[BusServer]:
-    """The bus dies with all that it holds; another one comes up in its place."""
+def another_bus(proxy: FaultyProxy) -> Iterator[BusServer]:
+    """Replace the server by an empty one at the same address."""
     with bus_server() as other:
-        way.set_target(other.address)
-        way.disconnect_all()
+        proxy.set_target(other.address)
+        proxy.disconnect_all()
         publish(other, NEW)
         yield other
 
 
-def test_a_bus_that_comes_back_without_what_was_not_on_disk_is_told_of(
-    way: FaultyProxy, tmp_path: Path
-) -> None:
+def test_loss_of_unsynced_messages_is_reported(proxy: FaultyProxy, tmp_path: Path) -> None:
     kept, cut = tmp_path / "kept", tmp_path / "cut"
     with bus_server(data_dir=kept, durability=Durability.OS) as before:
-        way.set_target(before.address)
+        proxy.set_target(before.address)
         publish(before, NEW[:100])
         shutil.copytree(kept, cut)  # What the disk has when the power fails.
         publish(before, NEW[100:])
-        with querying(way) as query, querying(way, failOnDataLoss="false") as loose:
+        with running_query(proxy) as query, running_query(proxy, failOnDataLoss="false") as loose:
             assert query.reader
             assert loose.reader  # Before the first one has the bus let go of anything.
             query.catch_up()
             loose.catch_up()
             with bus_server(data_dir=cut, durability=Durability.OS) as after:
-                way.set_target(after.address)
-                way.disconnect_all()
+                proxy.set_target(after.address)
+                proxy.disconnect_all()
                 said = r"messages 100 to 299 of class 1 at .*: they were read, and the bus has lost"
                 for _ in range(2):
                     with pytest.raises(DataLossError, match=said):
@@ -145,15 +141,13 @@ def test_a_bus_that_comes_back_without_what_was_not_on_disk_is_told_of(
 
 
 @pytest.mark.parametrize("point", POINTS)
-def test_a_bus_that_comes_back_without_its_messages_ends_a_query(
-    server: BusServer, way: FaultyProxy, point: str
-) -> None:
+def test_lost_messages_end_the_query(server: BusServer, proxy: FaultyProxy, point: str) -> None:
     publish(server, OLD)
-    with contextlib.ExitStack() as stack, querying(way) as query:
+    with contextlib.ExitStack() as stack, running_query(proxy) as query:
         with pytest.raises(DataLossError) as describe_losses:
-            query.catch_up(once(point, lambda: stack.enter_context(another_bus(way))))
+            query.catch_up(once(point, lambda: stack.enter_context(another_bus(proxy))))
         assert re.search(
-            rf"messages \d+ (to 2499|and on) of class 1 at {way.address} are lost: .*begun anew",
+            rf"messages \d+ (to 2499|and on) of class 1 at {proxy.address} are lost: .*begun anew",
             str(describe_losses.value),
         )
         query.die()
@@ -162,12 +156,12 @@ def test_a_bus_that_comes_back_without_its_messages_ends_a_query(
 
 
 @pytest.mark.parametrize("point", POINTS)
-def test_a_bus_that_comes_back_without_its_messages_is_read_on_if_losses_are_allowed(
-    server: BusServer, way: FaultyProxy, point: str, caplog: pytest.LogCaptureFixture
+def test_lost_messages_are_skipped_if_allowed(
+    server: BusServer, proxy: FaultyProxy, point: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     publish(server, OLD)
-    with contextlib.ExitStack() as stack, querying(way, failOnDataLoss="false") as query:
-        query.run(once(point, lambda: stack.enter_context(another_bus(way))))
+    with contextlib.ExitStack() as stack, running_query(proxy, failOnDataLoss="false") as query:
+        query.run(once(point, lambda: stack.enter_context(another_bus(proxy))))
         query.catch_up()
         assert query.run() is None
     counts = query.counts()
@@ -177,7 +171,7 @@ def test_a_bus_that_comes_back_without_its_messages_is_read_on_if_losses_are_all
     assert kept == (len(OLD) if point in ("read", "done") else kept)
     first = kept if point == "reading" else len(OLD) if point in ("read", "done") else 0
     last = "and on" if point in ("read", "done") else "to 2499"
-    assert f"messages {first} {last} of class 1 at {way.address} are lost" in caplog.text
+    assert f"messages {first} {last} of class 1 at {proxy.address} are lost" in caplog.text
 
 
 SMALL = Settings(limits=Limits(class_messages=100), full_policy=FullPolicy.DROP_OLDEST)
@@ -188,15 +182,15 @@ SMALL = Settings(limits=Limits(class_messages=100), full_policy=FullPolicy.DROP_
     ("point", "first", "last"),
     [("ended", 0, 59), ("planned", 0, 59), ("done", 60, 139)],
 )
-def test_what_a_ring_has_run_over_is_a_loss_of_that_and_no_more(
+def test_dropped_messages_are_the_only_loss(
     point: str, first: int, last: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     loss = f"messages {first} to {last} of class 1 at .* are lost: the class holds messages from"
     for allowed in ("true", "false"):
         with (
             bus_server(SMALL) as server,
-            faulty_proxy(server.address) as way,
-            querying(way, failOnDataLoss=allowed) as query,
+            faulty_proxy(server.address) as proxy,
+            running_query(proxy, failOnDataLoss=allowed) as query,
         ):
             publish(server, OLD[:60])
             more = OLD[60 : 160 if point != "done" else 240]
@@ -214,12 +208,12 @@ def test_what_a_ring_has_run_over_is_a_loss_of_that_and_no_more(
                 assert len(query.rows) == len(seen)
 
 
-def test_a_checkpoint_that_is_older_than_what_the_bus_holds(
+def test_checkpoint_below_the_first_stored_message(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    with bus_server(SMALL) as server, faulty_proxy(server.address) as way:
+    with bus_server(SMALL) as server, faulty_proxy(server.address) as proxy:
         publish(server, OLD[:50])
-        with querying(way) as query:
+        with running_query(proxy) as query:
             query.run()
             query.die()
             publish(server, OLD[50:250])
@@ -236,11 +230,9 @@ def test_a_checkpoint_that_is_older_than_what_the_bus_holds(
         assert "messages 50 to 149 of class 1 at" in caplog.text
 
 
-def test_a_class_that_comes_later_is_read_from_its_first_message(
-    server: BusServer, way: FaultyProxy
-) -> None:
+def test_new_class_is_read_from_its_first_message(server: BusServer, proxy: FaultyProxy) -> None:
     publish(server, NEW[:10])
-    with querying(way, subscribe="1,later") as query:
+    with running_query(proxy, subscribe="1,later") as query:
         query.run()
         publish(server, NEW[10:20], "later")
         query.run()
@@ -252,22 +244,24 @@ def test_a_class_that_comes_later_is_read_from_its_first_message(
     assert [row["topic"] for row in query.rows] == ["1"] * 10 + ["later"] * 10 + ["latest"] * 10
 
 
-def at_once(*attempts: Callable[[], Any]) -> list[Any]:
+def run_concurrently(*attempts: Callable[[], Any]) -> list[Any]:
     """Run the attempts concurrently and return the result or the exception of each."""
     with ThreadPoolExecutor(len(attempts)) as pool:
         futures = [pool.submit(one) for one in attempts]
         return [future.exception() or future.result() for future in futures]
 
 
-def test_two_attempts_at_one_task_read_the_same(server: BusServer, way: FaultyProxy) -> None:
+def test_task_attempts_read_the_same(server: BusServer, proxy: FaultyProxy) -> None:
     publish(server, OLD)
-    with querying(way, minPartitions=2) as query:
+    with running_query(proxy, minPartitions=2) as query:
         reader = query.reader
         start = reader.initialOffset()
         end = reader.latestOffset(start, reader.getDefaultReadLimit())
         tasks = pickle.loads(pickle.dumps(list(reader.partitions(start, end))))
         for task in tasks:
-            one, other = at_once(*[lambda t=task: pa.Table.from_batches(reader.read(t))] * 2)
+            one, other = run_concurrently(
+                *[lambda t=task: pa.Table.from_batches(reader.read(t))] * 2
+            )
             assert one.equals(other)
             assert one.num_rows == len(OLD) // 2
 
@@ -277,11 +271,11 @@ def rows(payloads: list[bytes], piece: int) -> Iterator[pa.RecordBatch]:
         yield pa.RecordBatch.from_pydict({"value": payloads[first : first + piece]})
 
 
-def test_two_attempts_at_one_task_publish_once(server: BusServer) -> None:
+def test_task_attempts_publish_once(server: BusServer) -> None:
     options = SinkOptions(server.address.removeprefix("simplebus://"), class_="1", timeout=60)
     for trial in range(5):
         name, expected = f"task {trial}", stored_payloads(server) + NEW
-        results = at_once(
+        results = run_concurrently(
             *[lambda n=n, name=name: write_task(rows(NEW, 7 + n), options, name) for n in range(3)]
         )
         assert any(isinstance(result, TaskWriteResult) for result in results)
@@ -290,39 +284,37 @@ def test_two_attempts_at_one_task_publish_once(server: BusServer) -> None:
         assert stored_payloads(server) == expected
 
 
-def test_a_bus_that_is_cut_off_for_a_while_is_written_to_once(
-    server: BusServer, way: FaultyProxy
-) -> None:
+def test_network_outage_does_not_duplicate_writes(server: BusServer, proxy: FaultyProxy) -> None:
     def cut() -> Iterator[pa.RecordBatch]:
         for number, batch in enumerate(rows(OLD, 100)):
             yield batch
             if number % 6 == 3:
-                way.dropped_direction = ("to_server", "to_client")[number % 12 == 3]
+                proxy.dropped_direction = ("to_server", "to_client")[number % 12 == 3]
             if number % 6 == 5:
-                way.disconnect_all()
+                proxy.disconnect_all()
 
-    options = SinkOptions(way.address, class_="1", timeout=60)
+    options = SinkOptions(proxy.address, class_="1", timeout=60)
     assert write_task(cut(), options, "task").rows == len(OLD)
     assert stored_payloads(server) == OLD
 
 
-def test_a_bus_that_loses_what_a_task_has_published_is_given_all_of_it_again() -> None:
+def test_lost_writes_of_a_task_are_published_again() -> None:
     settings = Settings(limits=Limits(credit_bytes=50_000))  # Most of it is confirmed on the way.
     with (
         bus_server(settings) as server,
         bus_server(settings) as other,
-        faulty_proxy(server.address) as way,
+        faulty_proxy(server.address) as proxy,
     ):
-        options = SinkOptions(way.address, class_="1", timeout=60)
+        options = SinkOptions(proxy.address, class_="1", timeout=60)
 
         def interrupted() -> Iterator[pa.RecordBatch]:
             for number, batch in enumerate(rows(OLD, 100)):
                 yield batch
                 if number == 15:
-                    way.set_target(other.address)
-                    way.disconnect_all()
+                    proxy.set_target(other.address)
+                    proxy.disconnect_all()
 
-        with pytest.raises(BusResetError, match=f"the bus at {way.address} has begun anew"):
+        with pytest.raises(BusResetError, match=f"the bus at {proxy.address} has begun anew"):
             write_task(interrupted(), options, "task")
         half = stored_payloads(other)
         assert half == OLD[-len(half) :]

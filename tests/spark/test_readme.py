@@ -16,7 +16,7 @@ from simplebus.testing.server import BusServer
 README = (Path(__file__).resolve().parents[2] / "README.md").read_text()
 
 
-def test_every_command_is_shown() -> None:
+def test_every_command_is_documented() -> None:
     assert re.findall(r"^simplebus pipeline (\S+) .* #", README, re.MULTILINE) == list(MODULES)
 
 

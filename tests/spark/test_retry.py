@@ -12,7 +12,7 @@ from simplebus.testing.server import BusServer, until
 from tests.client.faulty_server import fake_server, faulty_proxy
 
 
-def test_a_bus_that_is_away_is_tried_until_it_is_there(server: BusServer) -> None:
+def test_unreachable_server_is_retried(server: BusServer) -> None:
     with faulty_proxy(server.address) as way:
         way.is_refusing = True
         attempts = []
@@ -29,7 +29,7 @@ def test_a_bus_that_is_away_is_tried_until_it_is_there(server: BusServer) -> Non
         until(lambda: way.refused_count > 0)
 
 
-def test_a_bus_that_says_no_is_asked_once() -> None:
+def test_refusal_is_not_retried() -> None:
     attempts = []
 
     def connect(seconds: float) -> Any:
@@ -41,7 +41,7 @@ def test_a_bus_that_says_no_is_asked_once() -> None:
     assert len(attempts) == 1
 
 
-def test_a_bus_that_stays_away_is_an_error_that_says_where() -> None:
+def test_permanently_unreachable_server_is_named_in_the_error() -> None:
     with fake_server() as bus:
         place = bus.address
     with (

@@ -13,18 +13,18 @@ from simplebus.core.protocol.envelope_batch import Envelope
 from simplebus.spark.rows import RowError, RowRun, check_columns, message_runs
 
 
-def made(**columns: Any) -> list[RowRun]:
+def row_runs(**columns: Any) -> list[RowRun]:
     batch = pa.RecordBatch.from_pydict(columns)
     return list(message_runs(batch, 100, class_="7", channel=""))
 
 
-def test_rows_without_anything_beside_them_are_one_piece() -> None:
-    assert made(value=[b"a", b"b", b""]) == [RowRun("7", [b"a", b"b", b""], None)]
-    assert made(value=["a", "é"]) == [RowRun("7", [b"a", "é".encode()], None)]
+def test_plain_rows_form_one_batch() -> None:
+    assert row_runs(value=[b"a", b"b", b""]) == [RowRun("7", [b"a", b"b", b""], None)]
+    assert row_runs(value=["a", "é"]) == [RowRun("7", [b"a", "é".encode()], None)]
 
 
-def test_rows_that_have_the_same_beside_them_are_one_piece_in_their_order() -> None:
-    found = made(
+def test_rows_with_equal_fields_form_one_batch_in_order() -> None:
+    found = row_runs(
         value=[b"a", b"b", b"c", b"d"],
         channel=["x.y", "x.y", None, "x.y"],
         **{"class": [1, 1, 1, 2]},
@@ -37,8 +37,8 @@ def test_rows_that_have_the_same_beside_them_are_one_piece_in_their_order() -> N
     ]
 
 
-def test_everything_goes_with_a_message() -> None:
-    found = made(
+def test_all_fields_are_published() -> None:
+    found = row_runs(
         value=[b"a"],
         topic=["orders"],
         key=["k"],
@@ -61,7 +61,7 @@ def test_everything_goes_with_a_message() -> None:
     ),
     st.booleans(),
 )
-def test_rows_stay_what_they_are_and_where_they_are(rows: list[Any], with_headers: bool) -> None:
+def test_rows_keep_content_and_order(rows: list[Any], with_headers: bool) -> None:
     columns = list(zip(*rows, strict=True)) if rows else [[]] * 4
     kinds = [pa.string(), pa.string(), pa.binary(), pa.float64()]
     names = ["class", "channel", "key", "expiry"]
@@ -69,7 +69,7 @@ def test_rows_stay_what_they_are_and_where_they_are(rows: list[Any], with_header
     if with_headers:
         beside["headers"] = pa.array([None, []] * len(rows), pa.map_(pa.string(), pa.string()))
         beside["headers"] = beside["headers"][: len(rows)]
-    found = made(value=pa.array([b"%d" % n for n in range(len(rows))], pa.binary()), **beside)
+    found = row_runs(value=pa.array([b"%d" % n for n in range(len(rows))], pa.binary()), **beside)
     each = [(one.class_, payload, one.envelope) for one in found for payload in one.payloads]
     expected = []
     for n, (class_, channel, key, expiry) in enumerate(rows):
@@ -92,9 +92,9 @@ def test_rows_stay_what_they_are_and_where_they_are(rows: list[Any], with_header
         ({"value": [b"a"], "class": [65_536]}, "row 100 has the class 65536, expected an id"),
     ],
 )
-def test_a_row_that_cannot_be_published_is_told(columns: dict[str, Any], sentence: str) -> None:
+def test_unpublishable_row_is_reported(columns: dict[str, Any], sentence: str) -> None:
     with pytest.raises(RowError, match=sentence):
-        made(**columns)
+        row_runs(**columns)
 
 
 @pytest.mark.parametrize(
@@ -108,12 +108,12 @@ def test_a_row_that_cannot_be_published_is_told(columns: dict[str, Any], sentenc
         ({"value": "binary", "class": "int", "topic": "string"}, "class and topic are two names"),
     ],
 )
-def test_columns_that_no_message_has_are_told(types: dict[str, str], sentence: str) -> None:
+def test_unknown_columns_are_reported(types: dict[str, str], sentence: str) -> None:
     with pytest.raises(RowError, match=sentence):
         check_columns(types, has_class=True)
 
 
-def test_something_must_say_the_class() -> None:
+def test_class_is_required() -> None:
     check_columns({"value": "string", "topic": "string"}, has_class=False)
     with pytest.raises(RowError, match="rows have no class; expected"):
         check_columns({"value": "string"}, has_class=False)

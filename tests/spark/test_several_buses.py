@@ -22,28 +22,28 @@ from tests.spark.simulated_query import SimulatedQuery, once
 
 
 @pytest.fixture
-def far() -> Iterator[BusServer]:
+def remote_server() -> Iterator[BusServer]:
     with bus_server() as up:
         yield up
 
 
 @pytest.fixture
-def way(far: BusServer) -> Iterator[FaultyProxy]:
-    """The address of the far bus, which may be shut."""
-    with faulty_proxy(far.address) as found:
+def proxy(remote_server: BusServer) -> Iterator[FaultyProxy]:
+    """Address of the remote server, which can be blocked."""
+    with faulty_proxy(remote_server.address) as found:
         yield found
 
 
 @pytest.fixture
 def query(
-    server: BusServer, way: FaultyProxy, monkeypatch: pytest.MonkeyPatch
+    server: BusServer, proxy: FaultyProxy, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[SimulatedQuery]:
     """Yield a query over two buses that hold 3 messages of class 1 each."""
     monkeypatch.setattr(stream, "_UNREACHABLE_RETRY_SECONDS", 0.0)
-    for one in (server.address, way.address):
+    for one in (server.address, proxy.address):
         publish(one, 3)
     found = SimulatedQuery(
-        servers=f"{server.address},{way.address}",
+        servers=f"{server.address},{proxy.address}",
         subscribe="1",
         startingOffsets="earliest",
         timeout=2,
@@ -61,71 +61,71 @@ def place(address: str) -> str:
     return address.removeprefix("simplebus://")
 
 
-def shut(way: FaultyProxy) -> None:
-    way.is_refusing = True
-    way.disconnect_all()
+def block_connections(proxy: FaultyProxy) -> None:
+    proxy.is_refusing = True
+    proxy.disconnect_all()
 
 
-def came(query: SimulatedQuery) -> list[tuple[str, int]]:
+def new_rows(query: SimulatedQuery) -> list[tuple[str, int]]:
     """Run the query until it has caught up and return the (server, offset) pairs of new rows."""
     before = len(query.rows)
     query.catch_up()
     return sorted((row["server"], row["offset"]) for row in query.rows[before:])
 
 
-def test_what_several_buses_have_is_one_stream(
-    server: BusServer, way: FaultyProxy, query: SimulatedQuery
+def test_several_servers_form_one_stream(
+    server: BusServer, proxy: FaultyProxy, query: SimulatedQuery
 ) -> None:
-    both = [place(server.address), place(way.address)]
-    assert came(query) == sorted((place, n) for place in both for n in range(3))
+    both = [place(server.address), place(proxy.address)]
+    assert new_rows(query) == sorted((place, n) for place in both for n in range(3))
     assert query.reader.reportLatestOffset() == {
         name: found for name, found in json.loads(query.ends[-1]).items() if name != "query"
     }
 
 
 @pytest.mark.parametrize("restart", [True, False])
-def test_a_bus_that_is_away_ends_a_query(
-    way: FaultyProxy, query: SimulatedQuery, restart: bool
+def test_unreachable_server_ends_the_query(
+    proxy: FaultyProxy, query: SimulatedQuery, restart: bool
 ) -> None:
     query.catch_up()
     if restart:
         query.stop()
-    shut(way)
-    with pytest.raises(BusConnectionError, match=place(way.address)):
+    block_connections(proxy)
+    with pytest.raises(BusConnectionError, match=place(proxy.address)):
         query.run()
     query.stop()
-    way.is_refusing = False
-    assert came(query) == []
+    proxy.is_refusing = False
+    assert new_rows(query) == []
 
 
 @pytest.mark.parametrize("restart", [True, False])
-def test_a_bus_that_is_away_is_left_out_and_read_on_when_it_is_back(
+def test_unreachable_server_is_skipped_and_resumed(
     server: BusServer,
-    far: BusServer,
-    way: FaultyProxy,
+    remote_server: BusServer,
+    proxy: FaultyProxy,
     query: SimulatedQuery,
     restart: bool,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     query.options["failOnDataLoss"] = "false"
     query.catch_up()
-    before = json.loads(query.ends[-1])[place(way.address)]
+    before = json.loads(query.ends[-1])[place(proxy.address)]
     if restart:
         query.stop()
-    shut(way)
+    block_connections(proxy)
     publish(server.address, 2)
-    publish(far.address, 2)
+    publish(remote_server.address, 2)
     with caplog.at_level(logging.WARNING):
-        assert came(query) == [(place(server.address), 3), (place(server.address), 4)]
-    assert f"skipped unreachable bus {place(way.address)}: " in caplog.text
-    assert json.loads(query.ends[-1])[place(way.address)] == before
-    assert {s.floor for s in far.statistics().subscriptions if s.durable} == {3}
-    way.is_refusing = False
-    assert came(query) == [(place(way.address), 3), (place(way.address), 4)]
+        assert new_rows(query) == [(place(server.address), 3), (place(server.address), 4)]
+    assert f"skipped unreachable bus {place(proxy.address)}: " in caplog.text
+    assert json.loads(query.ends[-1])[place(proxy.address)] == before
+    assert {s.floor for s in remote_server.statistics().subscriptions if s.durable} == {3}
+    proxy.is_refusing = False
+    assert new_rows(query) == [(place(proxy.address), 3), (place(proxy.address), 4)]
 
 
-def test_a_bus_that_is_left_out_is_not_asked_all_the_time(
-    way: FaultyProxy, query: SimulatedQuery, monkeypatch: pytest.MonkeyPatch
+def test_skipped_server_is_polled_rarely(
+    proxy: FaultyProxy, query: SimulatedQuery, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = [100.0]
     monkeypatch.setattr(stream, "monotonic", lambda: now[0])
@@ -133,27 +133,27 @@ def test_a_bus_that_is_left_out_is_not_asked_all_the_time(
     query.options["failOnDataLoss"] = "false"
     query.catch_up()
     query.stop()
-    shut(way)
+    block_connections(proxy)
     tried = []
     for seconds in (0, 0, 4, 1):
         now[0] += seconds
-        before = way.refused_count
+        before = proxy.refused_count
         query.run()
-        tried.append(way.refused_count > before)
+        tried.append(proxy.refused_count > before)
     assert tried == [True, False, False, True]
 
 
 @pytest.mark.parametrize("strict", [True, False])
-def test_a_query_begins_with_all_its_buses(
-    way: FaultyProxy, query: SimulatedQuery, strict: bool
+def test_query_starts_with_all_servers(
+    proxy: FaultyProxy, query: SimulatedQuery, strict: bool
 ) -> None:
     query.options["failOnDataLoss"] = str(strict)
-    shut(way)
-    with pytest.raises(BusConnectionError, match=place(way.address)):
+    block_connections(proxy)
+    with pytest.raises(BusConnectionError, match=place(proxy.address)):
         query.run()
 
 
-def test_a_bus_that_does_not_answer_at_the_start_is_not_waited_for(
+def test_silent_server_does_not_delay_the_start(
     server: BusServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(buses, "_CONNECT_SECONDS", 0.2)
@@ -168,30 +168,30 @@ def test_a_bus_that_does_not_answer_at_the_start_is_not_waited_for(
         query.stop()
 
 
-def test_a_bus_that_goes_in_the_middle_is_tried_and_then_named_with_what_it_had(
-    way: FaultyProxy, query: SimulatedQuery, caplog: pytest.LogCaptureFixture
+def test_server_lost_in_a_batch_is_retried_and_named(
+    proxy: FaultyProxy, query: SimulatedQuery, caplog: pytest.LogCaptureFixture
 ) -> None:
     with pytest.raises(
         BusConnectionError,
-        match=f"messages 0 to 2 of class 1 at {place(way.address)} could not be read completely: ",
+        match=f"messages 0 to 2 of class 1 at {place(proxy.address)} could not be read completely",
     ):
-        query.run(once("planned", lambda: shut(way)))
-    wanted = MessageRange(place(way.address), "", "1", 0, 3)
+        query.run(once("planned", lambda: block_connections(proxy)))
+    wanted = MessageRange(place(proxy.address), "", "1", 0, 3)
     given = {**query.options, "failOnDataLoss": "false"}
     task = SparkPartition(wanted, 1, source_options(given, streaming=True))
     with caplog.at_level(logging.WARNING):
         assert list(read_partition(task)) == []
     assert (
-        f"skipped 3 messages: messages 0 to 2 of class 1 at {place(way.address)} are lost"
+        f"skipped 3 messages: messages 0 to 2 of class 1 at {place(proxy.address)} are lost"
         in caplog.text
     )
     query.stop()
-    way.is_refusing = False
+    proxy.is_refusing = False
     query.catch_up()
     assert len(query.rows) == 6
 
 
-def test_a_bus_by_two_names_is_refused(server: BusServer) -> None:
+def test_server_with_two_addresses_is_rejected(server: BusServer) -> None:
     here = server.address.removeprefix("simplebus://")
     other = here.replace("127.0.0.1", "localhost")
     with simplebus.connect_blocking(server.address) as bus:

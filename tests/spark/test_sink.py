@@ -36,9 +36,7 @@ def options(server: BusServer) -> SinkOptions:
     return SinkOptions(server.address, class_="1", timeout=60)
 
 
-def test_a_task_that_is_tried_again_publishes_nothing_twice(
-    server: BusServer, options: SinkOptions
-) -> None:
+def test_retried_task_publishes_once(server: BusServer, options: SinkOptions) -> None:
     assert write_task(rows(), options, "task") == TaskWriteResult(1000, 0)
     assert write_task(rows(piece=33), options, "task") == TaskWriteResult(1000, 1000)
     assert stored_payloads(server) == ROWS
@@ -46,9 +44,7 @@ def test_a_task_that_is_tried_again_publishes_nothing_twice(
     assert len(stored_payloads(server)) == 2000
 
 
-def test_a_task_that_failed_halfway_is_finished_by_the_next_attempt(
-    server: BusServer, options: SinkOptions
-) -> None:
+def test_next_attempt_finishes_a_failed_task(server: BusServer, options: SinkOptions) -> None:
     for until in (210, 35, 520):
         with pytest.raises(TaskFailedError):
             write_task(rows(until=until, fails=True), options, "task")
@@ -57,9 +53,7 @@ def test_a_task_that_failed_halfway_is_finished_by_the_next_attempt(
     assert stored_payloads(server) == ROWS
 
 
-def test_an_attempt_that_is_replaced_publishes_no_more(
-    server: BusServer, options: SinkOptions
-) -> None:
+def test_replaced_attempt_stops_publishing(server: BusServer, options: SinkOptions) -> None:
     def slow() -> Iterator[Any]:
         yield from rows(until=140)
         assert write_task(rows(), options, "task").rows == 1000
@@ -70,9 +64,7 @@ def test_an_attempt_that_is_replaced_publishes_no_more(
     assert stored_payloads(server) == ROWS
 
 
-def test_a_lost_connection_in_the_middle_of_a_task_is_replaced(
-    server: BusServer, options: SinkOptions
-) -> None:
+def test_lost_connection_of_a_task_is_replaced(server: BusServer, options: SinkOptions) -> None:
     def cut() -> Iterator[Any]:
         for batch in rows():
             yield batch
@@ -84,9 +76,7 @@ def test_a_lost_connection_in_the_middle_of_a_task_is_replaced(
 
 @pytest.mark.spark
 @pytest.mark.xdist_group("spark")
-def test_a_frame_is_published_with_all_that_is_beside_its_values(
-    spark: Any, server: BusServer
-) -> None:
+def test_rows_are_published_with_all_columns(spark: Any, server: BusServer) -> None:
     frame = spark.range(300).selectExpr(
         "cast(id as string) value",
         "concat('shop.', cast(id % 2 as string)) channel",
@@ -105,12 +95,12 @@ def test_a_frame_is_published_with_all_that_is_beside_its_values(
         ).option("class", "orders").save()
 
 
-def test_digits_of_other_scripts_are_a_name(server: BusServer) -> None:
+def test_digits_of_other_scripts_form_a_name(server: BusServer) -> None:
     write_task(rows(), SinkOptions(server.address, class_="\u0663", timeout=60), "task")
     assert stored_payloads(server, "\u0663") == ROWS
 
 
-def test_a_task_may_wait_long_for_its_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_task_waits_for_slow_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(keepalive, "_INTERVAL_SECONDS", 0.02)
     with beaten_bus() as bus:
 

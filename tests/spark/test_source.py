@@ -21,7 +21,7 @@ def reading(spark: Any, server: BusServer, **options: object) -> Any:
     return found
 
 
-def test_a_batch_has_every_message_with_what_came_with_it(spark: Any, server: BusServer) -> None:
+def test_batch_contains_every_message_with_its_fields(spark: Any, server: BusServer) -> None:
     with simplebus.connect_blocking(server.address) as bus:
         bus.publish_many([b"%d" % n for n in range(1000)], class_id=1)
         bus.publish(b"paid", class_id="orders", channel="orders.eu", key=b"k", headers={"a": "b"})
@@ -43,7 +43,7 @@ def test_a_batch_has_every_message_with_what_came_with_it(spark: Any, server: Bu
     assert found[0].server == server.address.removeprefix("simplebus://")
 
 
-def test_offsets_and_channels_choose(spark: Any, server: BusServer) -> None:
+def test_offsets_and_channels_select_messages(spark: Any, server: BusServer) -> None:
     with simplebus.connect_blocking(server.address) as bus:
         for n in range(20):
             bus.publish(b"%d" % n, class_id=1, channel="even.x" if n % 2 == 0 else "odd.x")
@@ -73,14 +73,14 @@ def test_offsets_and_channels_choose(spark: Any, server: BusServer) -> None:
         ({"servers": "127.0.0.1:9"}, "cannot connect to simplebus://127.0.0.1:9"),
     ],
 )
-def test_what_cannot_be_read_is_told(
+def test_unreadable_requests_are_reported(
     spark: Any, server: BusServer, options: dict[str, str], sentence: str
 ) -> None:
     with pytest.raises(Exception, match=re.escape(sentence)):
         reading(spark, server, **options).load().count()
 
 
-def test_it_reads_whatever_a_session_takes_timestamps_for(spark: Any, server: BusServer) -> None:
+def test_timestamp_type_of_session_does_not_matter(spark: Any, server: BusServer) -> None:
     with simplebus.connect_blocking(server.address) as bus:
         bus.publish(b"x", class_id=1)
     spark.conf.set("spark.sql.timestampType", "TIMESTAMP_NTZ")

@@ -20,7 +20,7 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return package
 
 
-def test_a_home_has_everything_but_the_zip(
+def test_spark_home_has_everything_but_the_zip(
     installed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(spark_home, "find_spec", lambda name: _Found(installed))
@@ -37,7 +37,7 @@ def test_a_home_has_everything_but_the_zip(
     monkeypatch.delenv("SPARK_HOME")
 
 
-def test_who_says_which_home_gets_that(
+def test_configured_spark_home_is_used(
     installed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SPARK_HOME", "/mine")
@@ -46,7 +46,7 @@ def test_who_says_which_home_gets_that(
     assert not (tmp_path / "cache").exists()
 
 
-def test_where_none_can_be_made_spark_starts_as_always(
+def test_spark_starts_without_own_home(
     installed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(spark_home, "find_spec", lambda name: _Found(installed))

@@ -21,7 +21,7 @@ def kept_from(server: BusServer) -> int:
 
 
 def archive(spark: Any, server: BusServer, place: Path, **options: object) -> Any:
-    """A query that writes Parquet and ends with what is there now."""
+    """Start a query that writes the present messages as Parquet and ends."""
     stream = spark.readStream.format("simplebus")
     given = {"servers": server.address, "subscribe": "1", "startingOffsets": "earliest", **options}
     for name, value in given.items():
@@ -43,7 +43,7 @@ def archived(spark: Any, place: Path) -> list[tuple[str, int]]:
     return sorted((row.topic, row.offset) for row in rows)
 
 
-def test_a_stream_is_archived_once_over_restarts_and_the_bus_keeps_what_is_not(
+def test_stream_is_archived_once_across_restarts(
     spark: Any, server: BusServer, tmp_path: Path
 ) -> None:
     publish_numbers(server, 0, 1000)
@@ -74,7 +74,7 @@ def test_a_stream_is_archived_once_over_restarts_and_the_bus_keeps_what_is_not(
         assert kept_from(other) == 7
 
 
-def test_what_is_gone_ends_a_query_or_is_passed_over(spark: Any, tmp_path: Path) -> None:
+def test_missing_messages_end_the_query_or_are_skipped(spark: Any, tmp_path: Path) -> None:
     with bus_server(Settings(keep=Retention(messages=5))) as server:
         publish_numbers(server, 0, 20)
         archive(spark, server, tmp_path, durable="none")

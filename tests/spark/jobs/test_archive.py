@@ -29,7 +29,7 @@ TODAY = datetime.now(UTC)
 
 
 @pytest.fixture
-def keeping() -> Iterator[BusServer]:
+def retaining_server() -> Iterator[BusServer]:
     """A bus that holds messages though they are processed: what a batch whose end was never written
     down would have kept there."""
     with bus_server(Settings(keep=Retention(messages=10_000))) as up:
@@ -79,9 +79,9 @@ def data_files(place: Path) -> list[Path]:
 
 @pytest.mark.parametrize("format", ["parquet", "delta"])
 def test_each_message_is_archived_once(
-    spark: Any, keeping: BusServer, tmp_path: Path, format: str
+    spark: Any, retaining_server: BusServer, tmp_path: Path, format: str
 ) -> None:
-    server = keeping
+    server = retaining_server
     publish(server, 0, 1000)
     run(spark, server, tmp_path, format)
     assert found(tmp_path, format) == expected(1000)
@@ -131,7 +131,7 @@ START = datetime(2026, 3, 1, 23, 59, 58, tzinfo=UTC)
 
 @pytest.fixture
 def old_archive(tmp_path: Path) -> str:
-    """Two classes over midnight, a message every 0.1 s, in files whose order says nothing."""
+    """Write two classes across midnight, a message every 0.1 s, in files without an order."""
     header = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
     for name in ("orders", "7"):
         for turn in range(4):
@@ -164,9 +164,7 @@ def stored(server: BusServer, class_: str | int) -> list[Any]:
         return list(bus.fetch(class_))
 
 
-def test_an_archive_is_played_back_once_in_its_order(
-    spark: Any, server: BusServer, old_archive: str
-) -> None:
+def test_archive_is_replayed_once_in_order(spark: Any, server: BusServer, old_archive: str) -> None:
     for attempt in range(2):
         done = replay(spark, old_archive, server.address, name="again")
         assert (done.messages, done.stored_before) == (80, 80 * attempt)

@@ -23,7 +23,7 @@ CLASSES = 3
 
 @dataclass
 class World:
-    """An archive, the query that fills it, and its checkpoint."""
+    """Archive, the query that fills it, and its checkpoint."""
 
     files: Folders = field(default_factory=Folders)
     next_batch: int = 0
@@ -88,9 +88,7 @@ class World:
     ),
     copies=st.booleans(),
 )
-def test_each_message_is_there_once_whenever_the_program_died(
-    steps: list[tuple[str, int]], copies: bool
-) -> None:
+def test_kills_archive_each_message_once(steps: list[tuple[str, int]], copies: bool) -> None:
     world = World()
     world.files.copies = copies
     for what, lives in steps:
@@ -105,7 +103,7 @@ def test_each_message_is_there_once_whenever_the_program_died(
 
 
 @pytest.mark.parametrize("copies", [False, True])
-def test_a_death_at_any_step_of_a_compaction_hides_nothing_and_is_made_good(copies: bool) -> None:
+def test_interrupted_compaction_is_completed_without_loss(copies: bool) -> None:
     for lives in range(100):
         world = World()
         world.files.copies = copies
@@ -129,7 +127,7 @@ def test_a_death_at_any_step_of_a_compaction_hides_nothing_and_is_made_good(copi
 
 
 @pytest.mark.parametrize("copies", [False, True])
-def test_a_death_at_any_step_of_a_batch_is_made_good(copies: bool) -> None:
+def test_interrupted_batch_is_completed(copies: bool) -> None:
     for lives in range(100):
         world = World()
         world.files.copies = copies
@@ -147,7 +145,7 @@ def test_a_death_at_any_step_of_a_batch_is_made_good(copies: bool) -> None:
     assert finished, "it never came to its end"
 
 
-def test_a_batch_that_is_repeated_replaces_itself_and_an_empty_one_leaves_nothing() -> None:
+def test_repeated_batch_replaces_its_files() -> None:
     world = World()
     world.archive(4)
     world.next_batch = 3  # As if Spark had died before it noted the batch.
@@ -158,7 +156,7 @@ def test_a_batch_that_is_repeated_replaces_itself_and_an_empty_one_leaves_nothin
     assert world.files.data == before
 
 
-def test_a_checkpoint_that_is_older_than_the_archive_is_refused() -> None:
+def test_outdated_checkpoint_is_rejected() -> None:
     world = World()
     world.archive(4)
     world.next_batch = 1
@@ -168,7 +166,7 @@ def test_a_checkpoint_that_is_older_than_the_archive_is_refused() -> None:
         world.archive(1)
 
 
-def test_a_swap_whose_files_are_gone_removes_nothing() -> None:
+def test_swap_with_missing_files_removes_nothing() -> None:
     files = Folders()
     files.data["class=1/a.parquet"] = ((1, 1),)
     note = archive_layout.swap_manifest("x", 0)

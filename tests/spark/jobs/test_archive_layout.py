@@ -27,7 +27,7 @@ def batch_file(
     return ArchiveFile(f"{folder}/{query}-{batch:06d}-00000.parquet", size)
 
 
-def test_the_files_of_a_batch_always_get_the_same_names() -> None:
+def test_files_of_a_batch_have_stable_names() -> None:
     root = f".simplebus/staging/{QUERY}/000012"
     staged = [
         ArchiveFile(f"{root}/class=b/date=2026-11-21/part-1.parquet", 1),
@@ -51,7 +51,7 @@ def test_the_files_of_a_batch_always_get_the_same_names() -> None:
     assert batch_moves(QUERY, 12, reversed(staged)) == expected
 
 
-def test_a_folder_says_its_columns() -> None:
+def test_directory_names_contain_columns() -> None:
     assert partition_values("class=a%3Ab c%2Fd%2541é/date=2026-11-21") == {
         "class": "a:b c/d%41é",
         "date": "2026-11-21",
@@ -64,7 +64,7 @@ def test_a_folder_says_its_columns() -> None:
     assert partition_day("class=7/date=__HIVE_DEFAULT_PARTITION__") is None
 
 
-def test_a_note_is_read_as_it_was_written_and_nothing_else_is() -> None:
+def test_manifest_round_trips() -> None:
     assert load_manifest(dump_manifest({"files": ["a"]}), "x.json")["files"] == ["a"]
     with pytest.raises(ArchiveError, match=r"x\.json has version 2, expected 1"):
         load_manifest(b'{"version": 2}', "x.json")
@@ -73,7 +73,7 @@ def test_a_note_is_read_as_it_was_written_and_nothing_else_is() -> None:
             load_manifest(data, "x.json")
 
 
-def test_small_files_of_a_folder_are_merged_into_about_as_many_as_they_need() -> None:
+def test_small_files_are_merged() -> None:
     files = [batch_file(QUERY, n, 30) for n in range(10)] + [batch_file(QUERY, 10, 90)]
     (found,) = plan_merges(files, latest={QUERY: 11}, target_bytes=100)
     assert (found.folder, found.output_count, found.size) == ("class=7/date=2026-11-21", 3, 300)
@@ -81,7 +81,7 @@ def test_small_files_of_a_folder_are_merged_into_about_as_many_as_they_need() ->
     assert not plan_merges(files[:1], latest={QUERY: 11}, target_bytes=100)
 
 
-def test_a_batch_that_may_be_repeated_is_left_alone() -> None:
+def test_repeatable_batch_is_not_compacted() -> None:
     files = [batch_file(QUERY, n) for n in range(4)] + [batch_file(OTHER, n) for n in range(3)]
     (found,) = plan_merges(files, latest={QUERY: 3}, target_bytes=1000)
     assert found.files == tuple(sorted(f.path for f in (*files[:3], *files[4:6])))
@@ -89,7 +89,7 @@ def test_a_batch_that_may_be_repeated_is_left_alone() -> None:
     assert found.files == tuple(sorted(f.path for f in (*files[:4], *files[4:6])))
 
 
-def test_days_that_are_not_over_can_be_left_out() -> None:
+def test_unfinished_days_can_be_excluded() -> None:
     days = [
         f"class=7/date={partition_day}"
         for partition_day in ("2026-11-20", "2026-11-21", "__HIVE_DEFAULT_PARTITION__")
@@ -100,7 +100,7 @@ def test_days_that_are_not_over_can_be_left_out() -> None:
     assert len(plan_merges(files, latest={QUERY: 9}, target_bytes=1000)) == 3
 
 
-def test_what_is_hidden_is_no_part_of_an_archive() -> None:
+def test_hidden_files_are_ignored() -> None:
     hidden = [ArchiveFile(f".simplebus/staging/{n}/class=7/x.parquet", 1) for n in range(3)]
     hidden += [ArchiveFile(f"_checkpoint/{n}.parquet", 1) for n in range(3)]
     assert not plan_merges(hidden, latest={}, target_bytes=1000)

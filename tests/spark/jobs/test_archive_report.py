@@ -30,7 +30,7 @@ def digest_of(rows: list[tuple[int, int, int]]) -> ArchiveDigest:
 
 
 @given(st.lists(ROWS, min_size=1, max_size=4))
-def test_figures_of_pieces_are_those_of_their_rows(
+def test_figures_of_parts_equal_those_of_their_rows(
     pieces: list[list[tuple[int, int, int]]],
 ) -> None:
     rows = [row for piece in pieces for row in piece]
@@ -56,12 +56,12 @@ def test_figures_of_pieces_are_those_of_their_rows(
     ]
 
 
-def test_long_latencies_keep_three_digits() -> None:
+def test_long_latencies_have_three_digits() -> None:
     found = digest_of([(0, 0, 1_234_567), (1, 0, 1_230_001), (2, 0, -98_765)])
     _, after, counts = found.select_kind(2)
     assert list(zip(after.tolist(), counts.tolist(), strict=True)) == [(-98_800, 1), (1_230_000, 2)]
 
 
-def test_a_piece_in_order_is_few_rows_however_long_it_is() -> None:
+def test_ordered_parts_need_few_rows() -> None:
     n = np.arange(100_000)
     assert digest(n, n // 10, np.full_like(n, 500), step_us=1_000).kind.size == 1 + 1 + 10

@@ -57,11 +57,11 @@ ROW: dict[str, Any] = {
         ("orders,", "dead.orders,"),
     ],
 )
-def test_the_classes_are_those_of_the_living(said: str, meant: str) -> None:
+def test_dead_letter_classes_are_derived_from_classes(said: str, meant: str) -> None:
     assert dead_letter_classes(said) == meant
 
 
-def test_a_row_reads_in_a_table() -> None:
+def test_row_is_formatted_for_a_table() -> None:
     cells = to_table_cells(ROW)
     assert len(cells) == len(HEADINGS)
     assert cells[:4] == ("orders", "max_deliveries", "billing", "1,234")
@@ -69,7 +69,7 @@ def test_a_row_reads_in_a_table() -> None:
     assert cells[7] == '7 on orders.eu key k1 {"id": 7}\ufffd\ufffd[31m'
 
 
-def test_a_row_of_which_little_is_known_reads_too() -> None:
+def test_incomplete_row_is_formatted() -> None:
     example = dict.fromkeys(ROW["example"])
     row = {**ROW, "first": None, "last": None, "attempts": None, "example": example}
     assert to_table_cells(row)[4:] == ("", "", "", "")
@@ -77,21 +77,21 @@ def test_a_row_of_which_little_is_known_reads_too() -> None:
 
 
 @pytest.mark.parametrize("zone", [UTC, timezone(timedelta(hours=2)), None])
-def test_a_time_reads_in_utc_whatever_zone_spark_hands_it_out_in(zone: tzinfo | None) -> None:
+def test_times_are_shown_in_utc(zone: tzinfo | None) -> None:
     there = ROW["last"].astimezone(zone)
     row = {**ROW, "last": there if zone else there.replace(tzinfo=None)}
     assert to_table_cells(row)[5] == "2026-11-21 09:30:00+00:00"
     assert to_json_object(row)["last"] == "2026-11-21T09:30:00+00:00"
 
 
-def test_a_row_is_an_object_in_json() -> None:
+def test_row_is_encoded_as_json() -> None:
     again = json.loads(json.dumps(to_json_object(ROW)))
     assert datetime.fromisoformat(again.pop("first")) == ROW["first"]
     assert datetime.fromisoformat(again.pop("last")) == ROW["last"]
     assert again == {name: ROW[name] for name in again}
 
 
-def test_without_classes_and_archive_it_asks_for_them() -> None:
+def test_classes_or_archive_are_required() -> None:
     result = CliRunner().invoke(cli.app, ["pipeline", "dead-letters"])
     assert result.exit_code == 2
     assert "expected --subscribe, such as orders,7, or --archive PATH" in " ".join(
@@ -105,7 +105,7 @@ DDL = (
 )
 
 
-def letter(
+def dead_letter_row(
     number: int, *, class_: str = "orders", since: str | None = None, **more: object
 ) -> tuple[object, ...]:
     said = {
@@ -126,18 +126,20 @@ def letter(
 
 @pytest.mark.spark
 @pytest.mark.xdist_group("spark")
-def test_the_figures_of_letters_made_by_hand_and_of_those_on_a_bus(
+def test_figures_of_given_and_stored_dead_letters_agree(
     spark: Any, server: BusServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     at = datetime(2026, 1, 1, tzinfo=UTC)
     odd = (None, b"published there", "dead.orders", at, None, "here", None)
     no_reason = (None, b"the same", "dead.orders", at, None, "here", [("trace", b"1")])
     rows = [
-        *[letter(number) for number in (2, 5, 3)],
-        letter(4, class_="returns"),
-        (None, b"alive", "orders", at, None, "here", letter(4)[-1]),
-        letter(9, class_="7", subscription="", reason="uncarriable", attempts=0),
-        letter(9, class_="7", subscription="", since="not a time", attempts="many", sequence="x"),
+        *[dead_letter_row(number) for number in (2, 5, 3)],
+        dead_letter_row(4, class_="returns"),
+        (None, b"alive", "orders", at, None, "here", dead_letter_row(4)[-1]),
+        dead_letter_row(9, class_="7", subscription="", reason="uncarriable", attempts=0),
+        dead_letter_row(
+            9, class_="7", subscription="", since="not a time", attempts="many", sequence="x"
+        ),
         odd,
         no_reason,
     ]

@@ -24,7 +24,7 @@ class _OvertakenError(Py4JJavaError):
 
 
 class _Files(HadoopArchiveFiles):
-    """Each listing is one of these, in order."""
+    """Archive files with prescribed listings, in order."""
 
     def __init__(self, *outcomes: list[ArchiveFile] | str) -> None:
         self.root = "file:/archive"

@@ -14,7 +14,7 @@ from simplebus.spark.jobs.pacing import DUE, IDLE_SECONDS_MAX, ReplaySchedule, p
 
 
 class Clock:
-    """A time that passes when somebody sleeps."""
+    """Clock that advances by sleeps."""
 
     def __init__(self) -> None:
         self.at = 1000.0
@@ -30,7 +30,7 @@ class Clock:
 
 
 def batches(pieces: list[list[int]]) -> Iterator[Any]:
-    """Rows by when they were published, in microseconds, and numbered."""
+    """Yield numbered rows with these publish times in microseconds."""
     number = 0
     for stamps in pieces:
         rows = {DUE: stamps, "row": list(range(number, number + len(stamps)))}
@@ -53,7 +53,7 @@ def played(
     return found, lives, clock
 
 
-def test_times_pass_as_fast_as_one_likes() -> None:
+def test_replay_speed_scales_time() -> None:
     stamps = np.array([5_000_000, 6_000_000, 25_000_000])
     assert ReplaySchedule(5_000_000, 1000.0, 1.0).due_times(stamps).tolist() == [
         1000.0,
@@ -71,7 +71,7 @@ def test_times_pass_as_fast_as_one_likes() -> None:
     st.lists(st.lists(st.integers(0, 20_000_000), max_size=6), max_size=6),
     st.sampled_from([0.5, 1.0, 10.0]),
 )
-def test_every_row_comes_in_its_order_when_it_is_due(pieces: list[list[int]], speed: float) -> None:
+def test_rows_are_emitted_in_order_when_due(pieces: list[list[int]], speed: float) -> None:
     pace = ReplaySchedule(0, 1000.0, speed)
     found, _, _ = played(pieces, pace)
     stamps = [stamp for piece in pieces for stamp in piece]
@@ -82,11 +82,11 @@ def test_every_row_comes_in_its_order_when_it_is_due(pieces: list[list[int]], sp
         assert latest <= came <= latest + 0.02
 
 
-def test_what_is_late_comes_at_once_and_together() -> None:
+def test_late_rows_are_emitted_together_immediately() -> None:
     found, lives, clock = played([[0, 1, 2], [3, 4]], ReplaySchedule(10**9, 0.0, 1.0))
     assert (len(found), lives, clock.naps) == (5, [], 0)
 
 
-def test_a_long_silence_is_broken() -> None:
+def test_long_pauses_emit_keepalives() -> None:
     _, lives, _ = played([[0], [22_000_000]], ReplaySchedule(0, 1000.0, 1.0))
     assert len(lives) == 22 // IDLE_SECONDS_MAX

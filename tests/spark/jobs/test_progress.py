@@ -46,11 +46,11 @@ py4j.protocol.Py4JJavaError: An error occurred while calling o55.save.
         ("plain", "plain"),
     ],
 )
-def test_an_error_of_sparks_is_the_sentence_inside_it(text: str, sentence: str) -> None:
+def test_spark_error_is_reduced_to_its_message(text: str, sentence: str) -> None:
     assert error_sentence(Exception(text)) == sentence
 
 
-def test_an_error_that_says_nothing_is_its_name() -> None:
+def test_empty_error_is_shown_by_name() -> None:
     assert error_sentence(TimeoutError()) == "TimeoutError"
 
 
@@ -61,7 +61,7 @@ SOURCE = {
 }
 
 
-def test_what_waits_is_what_lies_behind_the_end_of_a_batch() -> None:
+def test_lag_is_the_distance_from_the_end_of_a_batch() -> None:
     assert count_waiting({"sources": [SOURCE]}) == 3
     assert (
         count_waiting({"sources": [{"description": "FileStreamSource", "endOffset": "7"}]}) is None
@@ -69,7 +69,7 @@ def test_what_waits_is_what_lies_behind_the_end_of_a_batch() -> None:
     assert count_waiting({}) is None
 
 
-def test_a_query_stands_where_its_batches_have_brought_it() -> None:
+def test_query_position_follows_its_batches() -> None:
     progress = QueryProgress().updated({"numInputRows": 7, "processedRowsPerSecond": 3.5})
     progress = progress.updated({"numInputRows": 0, "sources": [SOURCE]})
     assert progress == QueryProgress(batches=1, rows=7, rate=3.5, lag=3)

@@ -41,7 +41,7 @@ def batch(streams: list[int], channels: list[str | None]) -> Any:
     )
 
 
-def test_a_publisher_is_called_the_same_for_the_same_messages_and_for_no_others() -> None:
+def test_publisher_name_identifies_the_messages() -> None:
     name = publisher_name("again", GROUP, CHOSEN, "")
     elsewhere = CHOSEN.begin.astimezone(timezone(timedelta(hours=5)))  # type: ignore[union-attr]
     assert publisher_name("again", GROUP, replace(CHOSEN, begin=elsewhere), "") == name
@@ -58,14 +58,14 @@ def test_a_publisher_is_called_the_same_for_the_same_messages_and_for_no_others(
     assert len({name, *others}) == 7
 
 
-def test_rows_go_to_their_streams_in_their_order_with_what_a_message_has() -> None:
+def test_rows_keep_order_and_fields() -> None:
     found = dict(split_by_stream(batch([1, 0, 1, 1, 0], ["x"] * 5)))
     assert found[1].column("value").to_pylist() == [b"0", b"2", b"3"]
     assert found[0].column("value").to_pylist() == [b"1", b"4"]
     assert found[0].schema.names == ["value", "channel"]
 
 
-def test_patterns_choose_as_a_bus_does() -> None:
+def test_patterns_match_like_the_broker() -> None:
     rows = batch([0] * 5, ["a.b", "a.b.c", None, "a.c", "b"])
     assert filter_channels(rows, ("a.*",)).column("offset").to_pylist() == [0, 3]
     assert filter_channels(rows, ("a.#", "b")).column("offset").to_pylist() == [0, 1, 3, 4]
@@ -80,9 +80,7 @@ def test_patterns_choose_as_a_bus_does() -> None:
         ({"servers": "h:1", "to_class": "a,b"}, "expected one class in the option class, got a, b"),
     ],
 )
-def test_what_cannot_be_played_is_told_before_anything_is_read(
-    given: dict[str, Any], sentence: str
-) -> None:
+def test_invalid_replay_fails_before_reading(given: dict[str, Any], sentence: str) -> None:
     nobody: Any = None
     with pytest.raises(ValueError, match=sentence):
         replay(nobody, "/archive", **given)
@@ -96,7 +94,7 @@ class TaskFailedError(Exception):
 
 
 def rows(last: int, *, dies: bool = False) -> Iterator[Any]:
-    """Numbers, the even ones of stream 0 and the odd ones of stream 1, all due at once."""
+    """Yield numbers that are due immediately: even ones of stream 0, odd ones of stream 1."""
     for first in range(0, last, 50):
         numbers = range(first, min(first + 50, last))
         yield pa.RecordBatch.from_pydict(
@@ -126,7 +124,7 @@ def stored(server: BusServer, name: str) -> list[int]:
 
 
 @pytest.mark.parametrize("pace", [None, ReplaySchedule(0, 0.0, 1.0)])
-def test_a_replay_that_died_goes_on_where_it_ended(
+def test_killed_replay_continues_at_its_position(
     server: BusServer, pace: ReplaySchedule | None
 ) -> None:
     publishing = StreamPublisherTask(streams(server.address), (), pace)
@@ -139,6 +137,6 @@ def test_a_replay_that_died_goes_on_where_it_ended(
     assert stored(server, "odd") == list(range(1, 600, 2))
 
 
-def test_a_stream_whose_bus_is_not_there_ends_its_task() -> None:
+def test_unreachable_server_ends_the_task() -> None:
     with pytest.raises(BusConnectionError, match=r"127\.0\.0\.1:9"):
         list(StreamPublisherTask(streams("127.0.0.1:9"), (), None)(rows(10_000)))

@@ -14,19 +14,19 @@ from simplebus.spark.jobs.session import configuration, is_local, write_package
 
 
 @pytest.mark.parametrize("master", ["local", "local[2]", "local[*]", "local-cluster[2,1,1024]"])
-def test_on_this_machine_only_loopback_is_listened_on(master: str) -> None:
+def test_local_session_listens_on_loopback_only(master: str) -> None:
     found = configuration(master)
     assert (found["spark.driver.bindAddress"], found["spark.driver.host"]) == ("127.0.0.1",) * 2
     assert found["spark.ui.enabled"] == "false"
     assert is_local(master) == (master != "local-cluster[2,1,1024]")
 
 
-def test_a_cluster_decides_for_itself_and_a_user_for_everything() -> None:
+def test_cluster_and_user_settings_take_precedence() -> None:
     assert not {name for name in configuration("yarn") if name.startswith("spark.driver.host")}
     assert configuration("local[*]", {"spark.ui.enabled": "true"})["spark.ui.enabled"] == "true"
 
 
-def test_executors_import_the_package_that_the_driver_has(tmp_path: Path) -> None:
+def test_executors_import_the_package_of_the_driver(tmp_path: Path) -> None:
     place = tmp_path / "simplebus.zip"
     write_package(place)
     code = (
@@ -38,7 +38,7 @@ def test_executors_import_the_package_that_the_driver_has(tmp_path: Path) -> Non
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 
-def test_an_interrupt_while_a_jvm_starts_counts_when_it_has_started() -> None:
+def test_interrupt_during_jvm_start_is_raised_afterwards() -> None:
     handler, done = signal.getsignal(signal.SIGINT), []
 
     def start(*, interrupted: bool) -> None:

@@ -46,7 +46,7 @@ def offsets(found: BatchReader) -> list[int]:
 
 
 def a_minute_later(server: BusServer) -> int:
-    """Have the server's clock go on for a minute. Returns a moment of it, in milliseconds."""
+    """Advance the server's clock by a minute. Returns its time in milliseconds."""
 
     def go_on(up: RunningServer) -> float:
         now = up.server.broker.clock.now
@@ -56,7 +56,7 @@ def a_minute_later(server: BusServer) -> int:
     return round((server.ask(go_on) + 30) * 1000)
 
 
-def test_a_batch_reads_between_two_times(server: BusServer) -> None:
+def test_batch_reads_between_two_times(server: BusServer) -> None:
     publish_numbers(server, 0, 5)
     cuts = []
     for n in (5, 10):
@@ -79,7 +79,7 @@ def test_a_batch_reads_between_two_times(server: BusServer) -> None:
     assert stamps[4] < one <= stamps[5] <= stamps[9] < other <= stamps[10]
 
 
-def test_a_message_has_the_same_time_whenever_it_is_read(server: BusServer) -> None:
+def test_message_time_is_stable(server: BusServer) -> None:
     publish_numbers(server, 0, 5)
     before = [row["timestamp"] for row in rows(reader(server))]
     publish_numbers(server, 5, 9)
@@ -88,7 +88,7 @@ def test_a_message_has_the_same_time_whenever_it_is_read(server: BusServer) -> N
     assert [row["timestamp"] for row in after][:2] == before[3:]
 
 
-def test_filters_leave_out_what_spark_would_throw_away(server: BusServer) -> None:
+def test_pushed_filters_agree_with_spark(server: BusServer) -> None:
     publish_numbers(server, 0, 9)
     publish_numbers(server, 0, 9, "orders")
     found = reader(server, FilteringReader, subscribe="1,orders")
@@ -117,7 +117,7 @@ def test_filters_leave_out_what_spark_would_throw_away(server: BusServer) -> Non
         ),
     ],
 )
-def test_what_cannot_be_read_is_told(
+def test_unreadable_requests_are_reported(
     server: BusServer, options: dict[str, Any], error: type[Exception], sentence: str
 ) -> None:
     publish_numbers(server, 0, 5)
@@ -129,7 +129,7 @@ def test_what_cannot_be_read_is_told(
         reader(server, **given).partitions()
 
 
-def test_what_lies_before_the_floor_is_a_loss() -> None:
+def test_offsets_below_first_stored_message_are_a_loss() -> None:
     with bus_server(Settings(keep=Retention(messages=2))) as server:
         publish_numbers(server, 0, 5)
         with simplebus.connect_blocking(server.address) as bus, bus.subscribe(1) as messages:
@@ -140,7 +140,7 @@ def test_what_lies_before_the_floor_is_a_loss() -> None:
         assert offsets(reader(server, startingOffsets=given, failOnDataLoss="false")) == [3, 4]
 
 
-def test_a_bus_that_is_not_there_is_waited_for_no_longer_than_for_an_answer(
+def test_unreachable_server_is_awaited_for_the_timeout(
     monkeypatch: pytest.MonkeyPatch, server: BusServer
 ) -> None:
     monkeypatch.setattr(buses, "_CONNECT_SECONDS", 0.1)

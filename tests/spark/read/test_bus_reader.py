@@ -34,7 +34,7 @@ def values(bus: BusReader, wanted: MessageRange, *, strict: bool = True) -> list
     return found
 
 
-def test_what_a_bus_holds_is_told_by_class(server: BusServer) -> None:
+def test_stored_ranges_are_reported_per_class(server: BusServer) -> None:
     publish(server, b"a", b"b")
     publish(server, b"c", class_id="orders")
     with source(server) as bus:
@@ -52,7 +52,7 @@ def test_missing_class_fails_and_is_not_created(server: BusServer) -> None:
         assert bus.get_extent(["5"], make=True).classes == {"5": ClassExtent(0, 0)}
 
 
-def test_a_range_is_read_in_pieces_and_no_further(server: BusServer) -> None:
+def test_range_is_read_in_parts_to_its_end(server: BusServer) -> None:
     payloads = [b"%d" % n * 300 for n in range(4000)]
     publish(server, *payloads)
     with source(server) as bus:
@@ -62,7 +62,7 @@ def test_a_range_is_read_in_pieces_and_no_further(server: BusServer) -> None:
         assert values(bus, MessageRange("s", bus.memory_id, "1", 7, 7)) == []
 
 
-def test_a_lost_connection_is_replaced_in_the_middle_of_a_range(server: BusServer) -> None:
+def test_lost_connection_is_replaced_within_a_range(server: BusServer) -> None:
     payloads = [b"%d" % n * 300 for n in range(4000)]
     publish(server, *payloads)
     with source(server) as bus:
@@ -73,7 +73,7 @@ def test_a_lost_connection_is_replaced_in_the_middle_of_a_range(server: BusServe
         assert found == payloads
 
 
-def test_what_is_gone_is_an_error_or_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+def test_missing_messages_are_an_error_or_logged(caplog: pytest.LogCaptureFixture) -> None:
     with bus_server(Settings(keep=Retention(messages=5))) as server:
         with simplebus.connect_blocking(server.address) as bus, bus.subscribe(1) as messages:
             bus.publish_many([b"%d" % n for n in range(20)], class_id=1)
@@ -90,7 +90,7 @@ def test_what_is_gone_is_an_error_or_is_logged(caplog: pytest.LogCaptureFixture)
             assert values(bus, gone, strict=False) == []
 
 
-def test_another_memory_has_other_messages(server: BusServer) -> None:
+def test_restarted_server_has_other_messages(server: BusServer) -> None:
     publish(server, b"a")
     with source(server) as bus:
         wanted = MessageRange("s", "another", "1", 0, 1)
@@ -99,7 +99,7 @@ def test_another_memory_has_other_messages(server: BusServer) -> None:
         assert values(bus, wanted, strict=False) == []
 
 
-def test_a_bus_that_is_not_there_fails_in_seconds_and_says_where() -> None:
+def test_unreachable_server_is_named_in_the_error() -> None:
     with (
         pytest.raises(BusConnectionError, match=r"cannot connect to simplebus://127\.0\.0\.1:9"),
         BusReader("127.0.0.1:9", timeout=3),
@@ -107,7 +107,7 @@ def test_a_bus_that_is_not_there_fails_in_seconds_and_says_where() -> None:
         pass
 
 
-def test_a_class_by_two_names_is_refused(server: BusServer) -> None:
+def test_class_given_twice_is_rejected(server: BusServer) -> None:
     publish(server, b"a", class_id="orders")
     with source(server) as bus:
         number = str(bus.class_id("orders"))
@@ -118,7 +118,7 @@ def test_a_class_by_two_names_is_refused(server: BusServer) -> None:
 
 
 @pytest.mark.parametrize("name", ["\u0663", "\uff13"])
-def test_digits_of_other_scripts_are_a_name(server: BusServer, name: str) -> None:
+def test_digits_of_other_scripts_form_a_name(server: BusServer, name: str) -> None:
     publish(server, b"three", class_id=3)
     publish(server, b"a", b"b", class_id=name)
     with source(server) as bus:

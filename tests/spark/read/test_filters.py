@@ -57,7 +57,7 @@ filters = st.one_of(
 
 
 @given(st.lists(filters, max_size=4))
-def test_all_that_is_wanted_is_read_and_of_exact_filters_nothing_else(
+def test_exact_filters_read_only_matching_messages(
     asked: list[tuple[str, str, Any]],
 ) -> None:
     found = bounds_of_filters([MADE[kind]((column,), value) for kind, column, value in asked])
@@ -92,5 +92,5 @@ def test_all_that_is_wanted_is_read_and_of_exact_filters_nothing_else(
         object(),
     ],
 )
-def test_what_is_not_known_narrows_nothing(unknown: object) -> None:
+def test_unknown_filters_select_everything(unknown: object) -> None:
     assert bounds_of_filters([unknown]).narrow(START, END) == (START, END)

@@ -44,13 +44,13 @@ def payloads_of(first: int, last: int) -> list[bytes]:
 
 
 @pytest.fixture(autouse=True)
-def _what_is_left_ends() -> Iterator[None]:
+def close_queries() -> Iterator[None]:
     yield
     end_all()
 
 
-class Till:
-    """A broker that is kept at a path, and somebody who publishes to its class 1, `orders`."""
+class JournaledBus:
+    """Broker with a data directory, and a publisher of its class 1, `orders`."""
 
     def __init__(self, path: Path, **more: Any) -> None:
         self.path = path
@@ -76,13 +76,15 @@ class Till:
 
 
 @pytest.fixture
-def till(tmp_path: Path) -> Till:
-    """With segments of a lot each."""
-    return Till(tmp_path, segment_bytes=100)
+def journaled_bus(tmp_path: Path) -> JournaledBus:
+    """Broker with one journal batch per segment."""
+    return JournaledBus(tmp_path, segment_bytes=100)
 
 
-def query(till: Till, **options: object) -> SimulatedQuery:
-    return SimulatedQuery(path=till.path, subscribe="orders", startingOffsets="earliest", **options)
+def query(journaled_bus: JournaledBus, **options: object) -> SimulatedQuery:
+    return SimulatedQuery(
+        path=journaled_bus.path, subscribe="orders", startingOffsets="earliest", **options
+    )
 
 
 def values(rows: list[dict[str, Any]]) -> list[bytes]:
@@ -97,7 +99,7 @@ def batch(**options: object) -> list[dict[str, Any]]:
     return [row for table in tables for row in table.to_pylist()]
 
 
-def held(path: Path, class_: str = "orders") -> ClassExtent:
+def stored_extent(path: Path, class_: str = "orders") -> ClassExtent:
     return SparkJournalReader(str(path)).get_extent([class_]).classes[class_]
 
 
@@ -110,7 +112,7 @@ def held(path: Path, class_: str = "orders") -> ClassExtent:
     segment_bytes=st.sampled_from([1, 400, 1 << 20]),
     data=st.data(),
 )
-def test_columns_hold_what_a_look_at_each_message_says(
+def test_columns_agree_with_message_by_message_oracle(
     tmp_path_factory: pytest.TempPathFactory,
     lots: list[list[Any]],
     segment_bytes: int,
@@ -140,7 +142,7 @@ def test_columns_hold_what_a_look_at_each_message_says(
         for piece in journal.read(MessageRange("here", "here", "1", first, last), strict=True)
         for row in to_record_batch(piece, shape).to_pylist()
     ]
-    assert held(path, "1").head == sent == len(expected)
+    assert stored_extent(path, "1").head == sent == len(expected)
     assert [row["offset"] for row in found] == list(range(first, last))
     for row, (_, payload, envelope, time) in zip(found, expected[first:last], strict=True):
         assert (row["value"], row["key"] or b"") == (payload, envelope.key)
@@ -150,7 +152,7 @@ def test_columns_hold_what_a_look_at_each_message_says(
             assert row["timestamp"].timestamp() == time
 
 
-def test_large_pieces_are_split(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_parts_are_split(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("simplebus.spark.read.journal_reader._BATCH_BYTES", 40)
     payloads = [b"a", b"x" * 100, b"b" * 20, b"", b"c"]
     whole = publish(1, 0, *payloads)
@@ -168,23 +170,23 @@ def test_large_pieces_are_split(monkeypatch: pytest.MonkeyPatch) -> None:
         list(split_piece(MessageBlock(7, 5, [(7, 1.0)], bytearray(whole + b"abc" + bytes(16)))))
 
 
-def test_a_batch_job_reads_as_from_a_bus(till: Till) -> None:
-    till.lots(5)
-    rows = batch(path=till.path, subscribe="orders", maxRecordsPerPartition=7)
+def test_batch_job_reads_journal_like_a_server(journaled_bus: JournaledBus) -> None:
+    journaled_bus.lots(5)
+    rows = batch(path=journaled_bus.path, subscribe="orders", maxRecordsPerPartition=7)
     assert values(rows) == payloads_of(0, 50)
     assert {(row["topic"], row["partition"], row["server"]) for row in rows} == {
-        ("orders", 1, str(till.path))
+        ("orders", 1, str(journaled_bus.path))
     }
-    starting = f'{{"{till.path}": {{"1": 12}}}}'
-    ending = f'{{"file://{till.path}": {{"1": 31}}}}'
+    starting = f'{{"{journaled_bus.path}": {{"1": 12}}}}'
+    ending = f'{{"file://{journaled_bus.path}": {{"1": 31}}}}'
     more = {"subscribe": 1, "includeMemory": "true"}
-    rows = batch(path=till.path, startingOffsets=starting, endingOffsets=ending, **more)
+    rows = batch(path=journaled_bus.path, startingOffsets=starting, endingOffsets=ending, **more)
     assert values(rows) == payloads_of(12, 31)
     assert {row["memory"] for row in rows} == {"here"}
 
 
-def test_several_journals_are_read_as_several_buses_are(tmp_path: Path) -> None:
-    tills = [Till(tmp_path / name) for name in "ab"]
+def test_several_journals_are_read_like_several_servers(tmp_path: Path) -> None:
+    tills = [JournaledBus(tmp_path / name) for name in "ab"]
     for one in tills:
         one.lots(1)
     paths = ",".join(str(one.path) for one in tills)
@@ -198,21 +200,21 @@ def test_several_journals_are_read_as_several_buses_are(tmp_path: Path) -> None:
     assert [row["server"][-2:] for row in rows] == ["/a"] * EACH + ["/b"] * EACH
 
 
-def test_channels_choose(till: Till) -> None:
+def test_channels_select_messages(journaled_bus: JournaledBus) -> None:
     contents = [channel_envelope(name, name.encode()) for name in ("a.b", "c", "a.d")]
     frame = [
         frames.encode(frames.ENVELOPE, class_id=1, message_id=n, content=content)
         for n, content in enumerate(contents)
     ]
-    till.peer.send(*frame)
-    till.bus.sync()
-    rows = batch(path=till.path, subscribe=1, channels="a.*")
+    journaled_bus.peer.send(*frame)
+    journaled_bus.bus.sync()
+    rows = batch(path=journaled_bus.path, subscribe=1, channels="a.*")
     assert [(row["offset"], row["channel"]) for row in rows] == [(0, "a.b"), (2, "a.d")]
 
 
-def test_times_are_found(till: Till) -> None:
-    till.lots(4, seconds=1.0)
-    started = {"path": till.path, "subscribe": "orders"}
+def test_times_select_messages(journaled_bus: JournaledBus) -> None:
+    journaled_bus.lots(4, seconds=1.0)
+    started = {"path": journaled_bus.path, "subscribe": "orders"}
 
     def since(seconds: float) -> list[bytes]:
         return values(batch(**started, startingTimestamp=int((START + seconds) * 1000)))
@@ -231,75 +233,75 @@ def test_times_are_found(till: Till) -> None:
 # What is there ----------------------------------------------------------------------------------
 
 
-def test_what_is_not_whole_is_not_there_wherever_it_is_cut_off(tmp_path: Path) -> None:
-    till = Till(tmp_path)
-    till.lots(3)
-    till.bus.crash()
-    (segment,) = till.segments()
+def test_truncated_records_are_ignored(tmp_path: Path) -> None:
+    journaled_bus = JournaledBus(tmp_path)
+    journaled_bus.lots(3)
+    journaled_bus.bus.crash()
+    (segment,) = journaled_bus.segments()
     whole = segment.read_bytes().rstrip(b"\0")
     record = len(whole) // 3
     for size in (record - 1, record, record + 30, 2 * record - 1, 2 * record, len(whole)):
         segment.write_bytes(whole[:size] + bytes(100))
-        head = held(tmp_path).head
+        head = stored_extent(tmp_path).head
         assert head == EACH * (size // record), size
         assert values(batch(path=tmp_path, subscribe="orders")) == payloads_of(0, head)
     for at in range(record, 2 * record, 41):
         spoilt = bytearray(whole)
         spoilt[at] ^= 4
         segment.write_bytes(spoilt)
-        assert held(tmp_path).head == EACH, at
+        assert stored_extent(tmp_path).head == EACH, at
     segment.write_bytes(whole)
     assert KeptBus(tmp_path).broker.classes[1].ring.head == 3 * EACH  # Nothing was written.
 
 
-def test_who_follows_a_server_sees_each_lot_when_it_is_whole(till: Till) -> None:
-    till.lots(1)
-    following = query(till)
+def test_reader_sees_complete_batches_only(journaled_bus: JournaledBus) -> None:
+    journaled_bus.lots(1)
+    following = query(journaled_bus)
     assert values(following.run() or []) == payloads_of(0, 10)
     assert following.run() is None
-    till.publish()
+    journaled_bus.publish()
     assert following.run() is None  # It is not written.
-    till.bus.sync()
+    journaled_bus.bus.sync()
     assert values(following.run() or []) == payloads_of(10, 20)
-    till.lots(3)  # In segments of their own.
+    journaled_bus.lots(3)  # In segments of their own.
     following.die()
     assert values(following.run() or []) == payloads_of(20, 50)
     assert values(following.rows) == payloads_of(0, 50)
 
 
-def test_a_file_that_was_looked_through_is_not_looked_through_again(
-    till: Till, monkeypatch: pytest.MonkeyPatch
+def test_scanned_file_is_not_scanned_again(
+    journaled_bus: JournaledBus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    till.lots(1)
-    files = ClassJournalReader(till.path, 1)
-    (segment,) = till.segments()
+    journaled_bus.lots(1)
+    files = ClassJournalReader(journaled_bus.path, 1)
+    (segment,) = journaled_bus.segments()
     assert files.read_extent() == (0, 10)
     os.utime(segment, (START, START))
     assert files.read_extent() == (0, 10)
     with monkeypatch.context() as patch:
         patch.setattr(os, "pread", None)
         assert files.read_extent() == (0, 10)
-    till.publish()
-    till.bus.sync()
+    journaled_bus.publish()
+    journaled_bus.bus.sync()
     assert files.read_extent() == (0, 20)
 
 
-def test_a_clock_that_stands_still_hides_nothing(tmp_path: Path) -> None:
-    till = Till(tmp_path)
-    till.lots(1)
-    files = ClassJournalReader(till.path, 1)
-    (segment,) = till.segments()
+def test_equal_times_hide_no_messages(tmp_path: Path) -> None:
+    journaled_bus = JournaledBus(tmp_path)
+    journaled_bus.lots(1)
+    files = ClassJournalReader(journaled_bus.path, 1)
+    (segment,) = journaled_bus.segments()
     before = segment.stat()
     assert files.read_extent() == (0, 10)
-    till.lots(1)
+    journaled_bus.lots(1)
     os.utime(segment, ns=(before.st_atime_ns, before.st_mtime_ns))
     assert segment.stat().st_size == before.st_size
     assert files.read_extent() == (0, 20)
-    till.bus.crash()
+    journaled_bus.bus.crash()
 
 
-def test_nothing_is_told_to_be_there_that_a_power_cut_could_take(
-    till: Till, monkeypatch: pytest.MonkeyPatch
+def test_unsynced_messages_are_not_reported(
+    journaled_bus: JournaledBus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     safe: dict[Path, int] = {}
 
@@ -307,29 +309,33 @@ def test_nothing_is_told_to_be_there_that_a_power_cut_could_take(
         safe[path] = path.stat().st_size if path.is_file() else 0
 
     monkeypatch.setattr(journal_reader, "sync_file", sync)
-    files = ClassJournalReader(till.path, 1)
+    files = ClassJournalReader(journaled_bus.path, 1)
     for _ in range(3):
         for _ in range(2):
-            till.publish()
-            till.bus.write()  # And that is all: the system has it.
+            journaled_bus.publish()
+            journaled_bus.bus.write()  # And that is all: the system has it.
         floor, head = files.read_extent()
-        assert (floor, head) == (0, till.sent)
-        assert set(till.segments()) <= set(safe)
-        assert {till.path / "classes", till.path / "classes" / "00001"} <= set(safe)
-    till.bus.crash()
-    for segment in till.segments():
+        assert (floor, head) == (0, journaled_bus.sent)
+        assert set(journaled_bus.segments()) <= set(safe)
+        assert {journaled_bus.path / "classes", journaled_bus.path / "classes" / "00001"} <= set(
+            safe
+        )
+    journaled_bus.bus.crash()
+    for segment in journaled_bus.segments():
         os.truncate(segment, safe[segment])
-    again = KeptBus(till.path)
-    assert again.broker.classes[1].ring.head == till.sent
+    again = KeptBus(journaled_bus.path)
+    assert again.broker.classes[1].ring.head == journaled_bus.sent
     again.crash()
 
 
-def test_a_disk_that_cannot_say_so_ends_it(till: Till, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_sync_ends_the_read(
+    journaled_bus: JournaledBus, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def failing(path: Path) -> None:
         raise OSError(5, "Input/output error")
 
-    till.lots(1)
-    files = ClassJournalReader(till.path, 1)
+    journaled_bus.lots(1)
+    files = ClassJournalReader(journaled_bus.path, 1)
     with monkeypatch.context() as patch:
         patch.setattr(journal_reader, "sync_file", failing)
         for _ in range(2):
@@ -341,28 +347,30 @@ def test_a_disk_that_cannot_say_so_ends_it(till: Till, monkeypatch: pytest.Monke
 # What is gone -----------------------------------------------------------------------------------
 
 
-def acknowledge(till: Till, count: int) -> None:
-    """Somebody needs the first messages no longer, and their segments go."""
-    reader = connect_version2(till.bus, subscribe(1, 5, durable="billing", start="waiting"))
-    till.bus.sync()
+def acknowledge(journaled_bus: JournaledBus, count: int) -> None:
+    """Acknowledge the first messages, so that their segments are deleted."""
+    reader = connect_version2(
+        journaled_bus.bus, subscribe(1, 5, durable="billing", start="waiting")
+    )
+    journaled_bus.bus.sync()
     reader.receive_message_ids()
     reader.send(ack(5, 0, count))
-    till.bus.keeper.is_snapshot_due = True
-    till.bus.sync()
-    assert not till.bus.remove()
+    journaled_bus.bus.keeper.is_snapshot_due = True
+    journaled_bus.bus.sync()
+    assert not journaled_bus.bus.remove()
 
 
-def test_a_segment_that_goes_while_it_is_read_is_a_loss(
-    till: Till, caplog: pytest.LogCaptureFixture
+def test_deleted_segment_is_a_loss(
+    journaled_bus: JournaledBus, caplog: pytest.LogCaptureFixture
 ) -> None:
-    till.lots(4)
+    journaled_bus.lots(4)
     for strict in (True, False):
-        following = query(till, failOnDataLoss=strict, minPartitions=4)
+        following = query(journaled_bus, failOnDataLoss=strict, minPartitions=4)
         reader = following.reader
         start = reader.initialOffset()
         planned = reader.partitions(start, reader.latestOffset(start, None))
         if strict:
-            acknowledge(till, 25)
+            acknowledge(journaled_bus, 25)
             with pytest.raises(DataLossError, match=r"messages 0 to 9 .* from 20 to 39"):
                 list(reader.read(planned[0]))
             with pytest.raises(DataLossError, match=r"messages 0 to 19 .* holds messages from 20"):
@@ -370,106 +378,112 @@ def test_a_segment_that_goes_while_it_is_read_is_a_loss(
         else:
             found = [pa.Table.from_batches(reader.read(one)).num_rows for one in planned]
             assert sum(found) == 20
-    assert held(till.path) == ClassExtent(20, 40)
+    assert stored_extent(journaled_bus.path) == ClassExtent(20, 40)
     journal, whole = (
-        SparkJournalReader(str(till.path)),
-        MessageRange(str(till.path), "here", "1", 0, 40),
+        SparkJournalReader(str(journaled_bus.path)),
+        MessageRange(str(journaled_bus.path), "here", "1", 0, 40),
     )
     with pytest.raises(DataLossError, match=r"messages 0 to 19 .* holds messages from 20 on"):
         list(journal.read(whole, strict=True))
     assert sum(piece.count for piece in journal.read(whole, strict=False)) == 20
-    following = query(till, failOnDataLoss="false")
-    following.ends = [json.dumps({str(till.path): {"orders": 5, "": "here"}})]
+    following = query(journaled_bus, failOnDataLoss="false")
+    following.ends = [json.dumps({str(journaled_bus.path): {"orders": 5, "": "here"}})]
     following.done = 1
     assert values(following.run() or []) == payloads_of(20, 40)
     assert "messages 5 to 19 of class orders" in caplog.text
 
 
-def test_a_record_that_is_not_whole_any_more_ends_what_is_read(till: Till) -> None:
-    till.lots(4)
-    segment = till.segments()[1]
+def test_damaged_record_ends_the_read(journaled_bus: JournaledBus) -> None:
+    journaled_bus.lots(4)
+    segment = journaled_bus.segments()[1]
     data = bytearray(segment.read_bytes())
     data[-5] ^= 1
     segment.write_bytes(data)
     with pytest.raises(DataLossError, match=r"messages 10 to 39 .* checksum mismatch"):
-        batch(path=till.path, subscribe="orders")
-    assert values(batch(path=till.path, subscribe=1, failOnDataLoss="false")) == payloads_of(0, 10)
+        batch(path=journaled_bus.path, subscribe="orders")
+    assert values(
+        batch(path=journaled_bus.path, subscribe=1, failOnDataLoss="false")
+    ) == payloads_of(0, 10)
 
 
-def test_a_record_that_does_not_follow_is_none(till: Till) -> None:
-    till.lots(4)
-    last = till.segments()[-1]
+def test_record_out_of_sequence_is_ignored(journaled_bus: JournaledBus) -> None:
+    journaled_bus.lots(4)
+    last = journaled_bus.segments()[-1]
     last.rename(last.with_name(file_name(31)))
-    assert held(till.path) == ClassExtent(0, 31)
+    assert stored_extent(journaled_bus.path) == ClassExtent(0, 31)
     with pytest.raises(DataLossError, match=r"messages 30 to 30 .* from 0 to 30"):
-        batch(path=till.path, subscribe="orders")
+        batch(path=journaled_bus.path, subscribe="orders")
 
 
-def test_a_journal_of_another_bus_is_a_loss(till: Till) -> None:
-    till.lots(1)
-    following = query(till)
+def test_journal_of_another_server_is_a_loss(journaled_bus: JournaledBus) -> None:
+    journaled_bus.lots(1)
+    following = query(journaled_bus)
     following.run()
-    stamp = till.path / "simplebus.json"
+    stamp = journaled_bus.path / "simplebus.json"
     stamp.write_text(stamp.read_text().replace('"here"', '"there"'))
     with pytest.raises(DataLossError, match="they were in the memory here, and the bus has begun"):
         following.run()
-    journal = SparkJournalReader(str(till.path))
+    journal = SparkJournalReader(str(journaled_bus.path))
     with pytest.raises(DataLossError, match="another bus now, with the memory there"):
-        list(journal.read(MessageRange(str(till.path), "here", "orders", 0, 5), strict=True))
+        list(
+            journal.read(MessageRange(str(journaled_bus.path), "here", "orders", 0, 5), strict=True)
+        )
 
 
-def test_sequences_that_are_given_out_again_end_a_query(till: Till) -> None:
-    till.lots(2)
-    following = query(till)
+def test_reused_sequences_end_the_query(journaled_bus: JournaledBus) -> None:
+    journaled_bus.lots(2)
+    following = query(journaled_bus)
     following.run()
-    till.bus.crash()
-    till.segments()[-1].unlink()  # As if no one had made it safe.
+    journaled_bus.bus.crash()
+    journaled_bus.segments()[-1].unlink()  # As if no one had made it safe.
     said = r"messages 10 to 19 of class orders .* they were read, and the bus has lost them"
     with pytest.raises(DataLossError, match=said):
         following.run()
-    again = query(till, failOnDataLoss="false")
+    again = query(journaled_bus, failOnDataLoss="false")
     again.ends, again.done = following.ends[:1], 1
     assert again.run() == []
-    till = Till(till.path)
-    till.sent = 10
-    till.lots(1)
+    journaled_bus = JournaledBus(journaled_bus.path)
+    journaled_bus.sent = 10
+    journaled_bus.lots(1)
     assert values(again.run() or []) == payloads_of(10, 20)
 
 
 # What cannot be ---------------------------------------------------------------------------------
 
 
-def test_missing_journal_error_names_machine(till: Till, tmp_path: Path) -> None:
+def test_missing_journal_error_names_machine(journaled_bus: JournaledBus, tmp_path: Path) -> None:
     missing = tmp_path / "nothing"
     with pytest.raises(
         JournalError, match=r"^on \S+: .*nothing is not a journal: .*; .* every exec"
     ):
         batch(path=missing, subscribe="orders")
-    till.lots(1)
+    journaled_bus.lots(1)
     reader = BatchReader(
-        source_options({"path": str(till.path), "subscribe": "orders"}, streaming=False)
+        source_options({"path": str(journaled_bus.path), "subscribe": "orders"}, streaming=False)
     )
     (task,) = reader.partitions()
-    till.path.joinpath("simplebus.json").unlink()
+    journaled_bus.path.joinpath("simplebus.json").unlink()
     with pytest.raises(JournalError, match=r"messages 0 to 9 .* could not be read completely: on "):
         list(reader.read(task))
 
 
-def test_missing_class_is_reported(till: Till) -> None:
-    till.bus.sync()
+def test_missing_class_is_reported(journaled_bus: JournaledBus) -> None:
+    journaled_bus.bus.sync()
     for class_ in ("payments", "4711"):
         with pytest.raises(ClassMissingError, match=f"has no class '{class_}'"):
-            batch(path=till.path, subscribe=class_)
-    assert batch(path=till.path, subscribe="orders") == []  # It has a name, and no messages.
-    late = query(till)
+            batch(path=journaled_bus.path, subscribe=class_)
+    assert (
+        batch(path=journaled_bus.path, subscribe="orders") == []
+    )  # It has a name, and no messages.
+    late = query(journaled_bus)
     assert not late.run()
-    till.lots(1)
+    journaled_bus.lots(1)
     assert values(late.run() or []) == payloads_of(0, 10)
 
 
-def test_what_a_server_has_only_in_memory_is_not_there(tmp_path: Path) -> None:
-    till = Till(tmp_path, level=Durability.MEMORY)
-    till.lots(1)
-    till.publish()
-    assert held(tmp_path) == ClassExtent(0, EACH)
-    till.bus.crash()
+def test_messages_only_in_memory_are_not_read(tmp_path: Path) -> None:
+    journaled_bus = JournaledBus(tmp_path, level=Durability.MEMORY)
+    journaled_bus.lots(1)
+    journaled_bus.publish()
+    assert stored_extent(tmp_path) == ClassExtent(0, EACH)
+    journaled_bus.bus.crash()

@@ -52,19 +52,19 @@ def test_invalid_query_identity_is_rejected(bad: object) -> None:
         load_query({"query": bad})
 
 
-def test_the_same_offsets_look_the_same() -> None:
+def test_equal_offsets_are_encoded_equally() -> None:
     one = dump_offsets({"a": ServerOffsets("x", {"1": 1, "2": 2}), "b": ServerOffsets("", {})})
     other = dump_offsets({"b": ServerOffsets("", {}), "a": ServerOffsets("x", {"2": 2, "1": 1})})
     assert json.dumps(one) == json.dumps(other)
 
 
 @pytest.mark.parametrize("bad", [{"a": 7}, {"a": {"7": -1}}, {"a": {"7": "x"}}, {"a": {"7": True}}])
-def test_a_checkpoint_that_is_none_is_refused(bad: dict[str, object]) -> None:
+def test_invalid_checkpoint_is_rejected(bad: dict[str, object]) -> None:
     with pytest.raises(OffsetError):
         load_offsets(bad)
 
 
-def test_words_and_special_numbers_become_sequences() -> None:
+def test_keywords_and_special_numbers_become_sequences() -> None:
     earliest = resolve_offsets("earliest", MEMORIES, option="startingOffsets")
     assert earliest["a:1"] == ServerOffsets("one", {"7": 10, "orders": 0})
     latest = resolve_offsets("latest", MEMORIES, option="startingOffsets")
@@ -92,7 +92,7 @@ def test_invalid_offsets_are_rejected(wanted: dict[str, dict[str, int]], sentenc
         resolve_offsets(wanted, MEMORIES, option="startingOffsets")
 
 
-def test_times_are_for_all_classes_or_for_each() -> None:
+def test_times_are_for_all_classes_or_per_class() -> None:
     assert TimestampSpec("startingTimestamp", 5, True).time_for("a:1", "7") == 5
     some = TimestampSpec("startingOffsetsByTimestamp", {"a:1": {"7": 5}}, True)
     assert some.time_for("a:1", "7") == 5
@@ -107,13 +107,13 @@ def test_times_are_for_all_classes_or_for_each() -> None:
         some.check_names(["a:1"], ["8"])
 
 
-def test_a_time_behind_the_last_message_is_an_error_or_the_end() -> None:
+def test_time_after_last_message_is_error_or_end() -> None:
     with pytest.raises(OffsetError, match=r"startingTimestamp is 1000 \(1970-01-01T00:00:01.000"):
         TimestampSpec("startingTimestamp", 1000, True).offset_past_end("a:1", "7")
     assert TimestampSpec("startingTimestamp", 1000, False).offset_past_end("a:1", "7") == -1
 
 
-def test_a_bus_and_a_class_that_were_added_begin_at_their_floor_and_what_went_is_left_out() -> None:
+def test_added_classes_begin_at_their_first_stored_message() -> None:
     before = {
         "a:1": ServerOffsets("one", {"7": 20, "gone": 3}),
         "z:9": ServerOffsets("nine", {"7": 1}),

@@ -30,13 +30,13 @@ def memory(*held: tuple[int, int], bus: str = "m") -> dict[str, BusExtent]:
     return {"s": BusExtent(bus, {str(n): ClassExtent(*pair) for n, pair in enumerate(held)})}
 
 
-def test_what_is_there_is_read_from_start_to_end() -> None:
+def test_stored_messages_are_read_from_start_to_end() -> None:
     found = plan_reads(at(5, 9), at(8, 9), memory((0, 20), (0, 9)))
     assert found.ranges == [MessageRange("s", "m", "0", 5, 8)]
     assert not found.losses
 
 
-def test_what_is_below_the_floor_is_a_loss_that_names_class_and_range() -> None:
+def test_loss_below_first_stored_message_names_class_and_range() -> None:
     found = plan_reads(at(5), at(20), memory((12, 30)))
     assert found.ranges == [MessageRange("s", "m", "0", 12, 20)]
     with pytest.raises(
@@ -45,19 +45,19 @@ def test_what_is_below_the_floor_is_a_loss_that_names_class_and_range() -> None:
         report_losses(found.losses, strict=True)
 
 
-def test_a_batch_that_is_gone_altogether_is_a_loss() -> None:
+def test_missing_batch_is_a_loss() -> None:
     found = plan_reads(at(5), at(20), memory((25, 30)))
     assert found.ranges == []
     assert [(loss.first, loss.last) for loss in found.losses] == [(5, 20)]
 
 
-def test_a_bus_that_began_anew_since_the_batch_was_planned_has_lost_it() -> None:
+def test_restart_after_planning_loses_the_batch() -> None:
     found = plan_reads(at(5), at(20), memory((0, 30), bus="n"))
     assert found.ranges == []
     assert [(loss.first, loss.last) for loss in found.losses] == [(5, 20)]
 
 
-def test_a_bus_that_began_anew_before_is_read_from_its_floor() -> None:
+def test_restarted_server_is_read_from_its_first_message() -> None:
     held = memory((0, 3), bus="n")
     end = next_batch_end(at(5), held)
     assert end == at(3, bus="n")
@@ -67,13 +67,13 @@ def test_a_bus_that_began_anew_before_is_read_from_its_floor() -> None:
     assert "messages 5 and on of class 0 at s are lost" in str(found.losses[0])
 
 
-def test_an_end_beyond_the_head_is_a_loss() -> None:
+def test_end_beyond_the_head_is_a_loss() -> None:
     found = plan_reads(at(5), at(20), memory((0, 12)))
     assert found.ranges == [MessageRange("s", "m", "0", 5, 12)]
     assert [(loss.first, loss.last) for loss in found.losses] == [(12, 20)]
 
 
-def test_what_is_not_read_any_more_or_does_not_answer_is_a_loss_if_there_is_something() -> None:
+def test_unread_or_silent_server_with_messages_is_a_loss() -> None:
     there = memory((0, 12))
     found = plan_reads(at(5, 3), at(9, 4), there)
     assert [(loss.class_, loss.first, loss.last) for loss in found.losses] == [("1", 3, 4)]
@@ -81,19 +81,19 @@ def test_what_is_not_read_any_more_or_does_not_answer_is_a_loss_if_there_is_some
     assert not plan_reads(at(9), at(9), {}).losses
 
 
-def test_a_query_that_is_to_end_goes_no_further_than_it_was_told() -> None:
+def test_ending_query_stops_at_its_end_offset() -> None:
     assert limit_to_target(at(7, 3), at(5, 9)) == at(5, 3)
     assert limit_to_target(at(2, bus="new"), at(5)) == at(5)
     assert limit_to_target(at(2), {}) == at(2)
 
 
-def test_a_limit_is_shared_by_what_waits() -> None:
+def test_limit_is_shared_by_backlogs() -> None:
     assert next_batch_end(at(0, 0), memory((0, 100), (0, 300)), 40) == at(10, 30)
     assert next_batch_end(at(0, 0), memory((0, 1), (0, 1000)), 10) == at(0, 10)
     assert next_batch_end(at(0, 0), memory((0, 3), (0, 4)), 10) == at(3, 4)
 
 
-def test_what_waits_is_told_by_class() -> None:
+def test_backlog_is_reported_per_class() -> None:
     assert count_backlog(at(5, 9), memory((0, 20), (0, 9))) == {("s", "0"): 15, ("s", "1"): 0}
 
 
@@ -101,7 +101,7 @@ held = st.tuples(st.integers(0, 50), st.integers(0, 50)).map(lambda pair: (min(p
 
 
 @given(st.lists(st.tuples(st.integers(0, 50), held), min_size=1, max_size=4), st.data())
-def test_batch_after_batch_reads_or_loses_each_message_once(
+def test_batches_read_or_lose_each_message_once(
     classes: list[tuple[int, tuple[int, int]]], data: st.DataObject
 ) -> None:
     memories = memory(*(pair for _, pair in classes))
@@ -133,7 +133,7 @@ def test_batch_after_batch_reads_or_loses_each_message_once(
     st.integers(1, 40),
     st.one_of(st.none(), st.integers(1, 12)),
 )
-def test_tasks_are_the_ranges_cut(counts: list[int], most: int, at_least: int | None) -> None:
+def test_tasks_partition_the_ranges(counts: list[int], most: int, at_least: int | None) -> None:
     whole = [MessageRange("s", "m", str(n), 7, 7 + count) for n, count in enumerate(counts)]
     tasks = split_ranges(whole, max_messages=most, min_ranges=at_least)
     assert all(0 < task.count <= most for task in tasks)
@@ -145,6 +145,6 @@ def test_tasks_are_the_ranges_cut(counts: list[int], most: int, at_least: int | 
         assert len(tasks) >= min(at_least, sum(counts))
 
 
-def test_a_loss_of_known_size_counts() -> None:
+def test_loss_of_known_size_is_counted() -> None:
     assert LostRange("s", "7", 3, 10, "why").count == 7
     assert LostRange("s", "7", 3, None, "why").count == 0

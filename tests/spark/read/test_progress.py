@@ -39,7 +39,7 @@ def test_lag_accepts_all_progress_formats(convert: Any, offsets: Any) -> None:
     assert lag(convert(said)) == WAITING
 
 
-def test_what_is_not_said_is_not_told() -> None:
+def test_missing_progress_fields_are_omitted() -> None:
     assert lag(None) == {}
     assert lag(progress(dump_offsets(END), None)) == {}
     assert lag(progress(None, dump_offsets(HEADS)))["a:1"] == {"7": 8, "orders": 9, "new": 4}
@@ -47,7 +47,7 @@ def test_what_is_not_said_is_not_told() -> None:
     assert lag(progress({"logOffset": 3}, "3")) == {}
 
 
-def test_two_sources_of_one_class_are_as_far_as_the_slower_one() -> None:
+def test_class_progress_is_that_of_the_slower_source() -> None:
     one, other = (dump_offsets({"a:1": ServerOffsets("m", {"7": n})}) for n in (3, 6))
     heads = dump_offsets({"a:1": ServerOffsets("m", {"7": 8})})
     both = progress(one, heads)["sources"] + progress(other, heads)["sources"]
@@ -55,6 +55,6 @@ def test_two_sources_of_one_class_are_as_far_as_the_slower_one() -> None:
 
 
 @pytest.mark.parametrize("bad", [7, "x", {}, "[]"])
-def test_what_is_no_progress_is_refused(bad: object) -> None:
+def test_invalid_progress_is_rejected(bad: object) -> None:
     with pytest.raises(ValueError, match="expected the progress of a streaming query"):
         lag(bad)

@@ -18,16 +18,18 @@ from tests.spark.competing_consumer import take
 
 
 @pytest.fixture
-def door(tmp_path: Path) -> Iterator[BusServer]:
+def stateless_server(tmp_path: Path) -> Iterator[BusServer]:
     with nats_server(tmp_path) as nats, bus_server(cluster=options(nats.url)) as server:
         yield server
 
 
 @pytest.mark.parametrize("name", ["", "query"])
-def test_durable_retains_only_messages_from_its_position(door: BusServer, name: str) -> None:
+def test_durable_retains_only_messages_from_its_position(
+    stateless_server: BusServer, name: str
+) -> None:
     with (
-        simplebus.connect_blocking(door.address, name="p") as bus,
-        BusReader(door.address, timeout=60) as source,
+        simplebus.connect_blocking(stateless_server.address, name="p") as bus,
+        BusReader(stateless_server.address, timeout=60) as source,
     ):
 
         def held() -> ClassExtent:

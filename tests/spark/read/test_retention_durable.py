@@ -15,14 +15,14 @@ from tests.spark.competing_consumer import take
 
 @pytest.fixture
 def source(server: BusServer) -> BusReader:
-    """Ten messages of class 1 lie there, and nobody else needs them."""
+    """Reader of ten messages of class 1 that no other subscription needs."""
     with simplebus.connect_blocking(server.address) as bus:
         bus.publish_many([b"%d" % n for n in range(10)], class_id=1)
     return BusReader(server.address, timeout=60)
 
 
 def publish_and_take(server: BusServer, count: int) -> None:
-    """Messages that everybody but the pin is done with."""
+    """Publish messages and acknowledge them for every subscription but the durable."""
     with simplebus.connect_blocking(server.address) as bus, bus.subscribe(1, start="new") as some:
         bus.publish_many([b"x"] * count, class_id=1)
         take(some, count)
@@ -50,9 +50,7 @@ def test_durable_retains_only_messages_from_its_position(
         until(lambda: floor(server) == 15)
 
 
-def test_a_pin_with_a_name_stays_when_the_query_is_gone(
-    server: BusServer, source: BusReader
-) -> None:
+def test_named_durable_stays_after_the_query(server: BusServer, source: BusReader) -> None:
     with source as bus:
         RetentionDurable(bus, "query").retain_from("1", 4)
     with simplebus.connect_blocking(server.address) as other, other.subscribe(1) as waiting:
@@ -65,14 +63,14 @@ def test_a_pin_with_a_name_stays_when_the_query_is_gone(
     assert floor(server) == 4
 
 
-def test_a_pin_without_a_name_goes_with_the_query(server: BusServer, source: BusReader) -> None:
+def test_unnamed_durable_ends_with_the_query(server: BusServer, source: BusReader) -> None:
     with source as bus:
         RetentionDurable(bus, "").retain_from("1", 4)
         assert len(server.statistics().subscriptions) == 1
     until(lambda: not server.statistics().subscriptions)
 
 
-def test_what_a_name_stands_for_is_forgotten(server: BusServer, source: BusReader) -> None:
+def test_named_durable_is_forgotten(server: BusServer, source: BusReader) -> None:
     with source as bus:
         RetentionDurable(bus, "query").retain_from("1", 4)
     with BusReader(server.address, timeout=60) as bus:
@@ -82,7 +80,7 @@ def test_what_a_name_stands_for_is_forgotten(server: BusServer, source: BusReade
         assert not server.statistics().subscriptions
 
 
-def test_a_pin_is_taken_again_after_a_lost_connection(server: BusServer, source: BusReader) -> None:
+def test_durable_is_resumed_after_lost_connection(server: BusServer, source: BusReader) -> None:
     with source as bus:
         pin = RetentionDurable(bus, "query")
         pin.retain_from("1", 4)

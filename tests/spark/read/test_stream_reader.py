@@ -39,7 +39,7 @@ def run(one: SimulatedQuery, **options: object) -> list[int]:
 
 
 def run_all(one: SimulatedQuery, **options: object) -> list[tuple[str, str, int]]:
-    """The same with servers and classes, batch by batch in order."""
+    """Run the query. Returns server, class and offset of its rows, batch by batch."""
     before = len(one.rows)
     usual, one.options = one.options, one.options | {n: str(v) for n, v in options.items()}
     try:
@@ -50,18 +50,18 @@ def run_all(one: SimulatedQuery, **options: object) -> list[tuple[str, str, int]
     return sorted((row["server"], row["topic"], row["offset"]) for row in one.rows[before:])
 
 
-def said_by(one: SimulatedQuery) -> dict[str, Any]:
+def query_identity(one: SimulatedQuery) -> dict[str, Any]:
     """Return the query identity recorded in the last offsets of the query."""
     found: dict[str, Any] = json.loads(one.ends[-1])["query"]
     return found
 
 
 class CrashError(Exception):
-    """The driver dies here."""
+    """Simulated crash of the driver."""
 
 
 def crash_at(one: SimulatedQuery, point: str) -> None:
-    """Have a query that runs die in its next batch."""
+    """Crash a running query in its next batch."""
 
     with pytest.raises(CrashError):
         one.run(once(point, crash))
@@ -77,22 +77,22 @@ def durables(server: BusServer, class_id: int = 1) -> dict[str, int]:
     return {s.durable: s.floor for s in server.statistics(class_id).subscriptions if s.durable}
 
 
-def test_a_query_keeps_its_place_at_the_bus_under_a_name_that_its_checkpoint_knows(
+def test_query_durable_name_is_in_its_checkpoint(
     server: BusServer,
 ) -> None:
     publish(server, 5)
     one, other = query(server, startingOffsets="earliest"), query(server)
     assert run(one) == [0, 1, 2, 3, 4]
     assert run(other) == []
-    said = said_by(one)
+    said = query_identity(one)
     assert durables(server) == {
         said["durable"]: 5,
-        said_by(other)["durable"]: 5,
+        query_identity(other)["durable"]: 5,
     }
     publish(server, 3)
     until(lambda: server.statistics().ring.floor == 5)  # What lay there was for who came first.
     assert run(one) == run(other) == [5, 6, 7]
-    assert said_by(one) == said
+    assert query_identity(one) == said
     assert set(durables(server).values()) == {8}
     assert server.statistics().ring.floor == 8
 
@@ -100,7 +100,7 @@ def test_a_query_keeps_its_place_at_the_bus_under_a_name_that_its_checkpoint_kno
 @pytest.mark.parametrize("crash", ["ended", "planned", "read"])
 @pytest.mark.parametrize("starting", ["latest", "earliest"])
 @pytest.mark.parametrize("durable", [None, "mine"])
-def test_a_first_batch_that_is_repeated_begins_where_it_began(
+def test_repeated_first_batch_begins_at_the_same_offset(
     server: BusServer, crash: str, starting: str, durable: str | None
 ) -> None:
     publish(server, 5)
@@ -116,7 +116,7 @@ def test_a_first_batch_that_is_repeated_begins_where_it_began(
     assert len(durables(server)) == 1
 
 
-def test_a_query_that_found_nothing_yet_still_knows_where_it_began(server: BusServer) -> None:
+def test_empty_query_keeps_its_start_offset(server: BusServer) -> None:
     publish(server, 5)
     one = query(server)
     assert run(one) == []
@@ -127,24 +127,24 @@ def test_a_query_that_found_nothing_yet_still_knows_where_it_began(server: BusSe
     assert len(one.ends) == 2  # What is there is told once.
 
 
-def test_a_query_may_have_nothing_kept(server: BusServer) -> None:
+def test_query_without_durable_retains_nothing(server: BusServer) -> None:
     publish(server, 5)
     one = query(server, startingOffsets="earliest", durable="None")
     assert len(run(one)) == 5
     until(lambda: not server.statistics().subscriptions)
-    assert "durable" not in said_by(one)
+    assert "durable" not in query_identity(one)
     publish(server, 2)
     assert run(one) == [5, 6]
 
 
-def test_what_is_kept_for_a_query_that_never_comes_again_is_let_go_of_one_day(
+def test_durable_of_abandoned_query_expires(
     server: BusServer,
 ) -> None:
     publish(server, 5)
     for options, seconds in (({}, 7 * 86_400), ({"durableIdle": "90s"}, 90)):
         one = query(server, **options)
         run(one)
-        name = said_by(one)["durable"]
+        name = query_identity(one)["durable"]
         [kept] = server.ask(
             lambda up, name=name: [
                 position.idle_seconds
@@ -155,7 +155,7 @@ def test_what_is_kept_for_a_query_that_never_comes_again_is_let_go_of_one_day(
         assert kept == seconds
 
 
-def test_another_name_takes_the_place_of_the_one_before(server: BusServer) -> None:
+def test_new_durable_name_replaces_the_previous_one(server: BusServer) -> None:
     publish(server, 5)
     one = query(server, startingOffsets="earliest")
     run(one)
@@ -165,10 +165,10 @@ def test_another_name_takes_the_place_of_the_one_before(server: BusServer) -> No
     run(one, durable="none")
     assert durables(server) == {}
     run(one)
-    assert durables(server) == {said_by(one)["durable"]: 5}
+    assert durables(server) == {query_identity(one)["durable"]: 5}
 
 
-def test_what_is_not_read_any_more_is_let_go_of(server: BusServer) -> None:
+def test_durable_of_removed_class_is_forgotten(server: BusServer) -> None:
     with bus_server() as gone:
         for class_id in (1, 2):
             publish(server, 5, class_id)
@@ -179,7 +179,7 @@ def test_what_is_not_read_any_more_is_let_go_of(server: BusServer) -> None:
         publish(server, 1)
         found = run_all(one, servers=server.address, subscribe="1")
         assert found == [(place(server), "1", 5)]
-        assert durables(server, 1) == {said_by(one)["durable"]: 6}
+        assert durables(server, 1) == {query_identity(one)["durable"]: 6}
         assert not durables(server, 2)
         assert not durables(gone, 1)
         assert not durables(gone, 2)
@@ -188,7 +188,7 @@ def test_what_is_not_read_any_more_is_let_go_of(server: BusServer) -> None:
         assert set(offsets[place(server)]) == {"1", ""}
 
 
-def test_what_is_added_begins_with_the_earliest_that_is_there(server: BusServer) -> None:
+def test_added_class_begins_at_earliest(server: BusServer) -> None:
     publish(server, 3)
     one = query(server)
     assert run(one) == []
@@ -203,14 +203,14 @@ def test_what_is_added_begins_with_the_earliest_that_is_there(server: BusServer)
         )
 
 
-def test_a_class_that_comes_later_is_read_from_its_first_message(server: BusServer) -> None:
+def test_new_class_is_read_from_its_first_message(server: BusServer) -> None:
     one = query(server, subscribe="orders")
     one.catch_up()
     publish(server, 3, "orders")
     assert run(one) == [0, 1, 2]
 
 
-def test_a_checkpoint_of_before_there_were_names_is_gone_on_from(server: BusServer) -> None:
+def test_checkpoint_without_name_is_resumed(server: BusServer) -> None:
     publish(server, 5)
     one = query(server, startingOffsets="earliest")
     run(one)
@@ -220,13 +220,13 @@ def test_a_checkpoint_of_before_there_were_names_is_gone_on_from(server: BusServ
     publish(server, 2)
     crash_at(one, "planned")
     assert run(one) == [5, 6]
-    assert said_by(one)["durable"] in durables(server)
+    assert query_identity(one)["durable"] in durables(server)
 
 
 # Where to begin ----------------------------------------------------------------------------------
 
 
-def test_a_query_begins_at_a_time(server: BusServer) -> None:
+def test_query_begins_at_a_time(server: BusServer) -> None:
     publish(server, 3)
     one = query(server, startingTimestamp=1000, startingOffsets="latest")
     assert run(one) == [0, 1, 2]
@@ -250,7 +250,7 @@ def test_a_query_begins_at_a_time(server: BusServer) -> None:
         ({"startingOffsets": {"orders": 0, "1": 0}}, "class orders at"),
     ],
 )
-def test_what_is_wrong_with_the_beginning_is_told(
+def test_invalid_start_is_reported(
     server: BusServer, options: dict[str, dict[str, int]], sentence: str
 ) -> None:
     publish(server, 5)
@@ -270,7 +270,7 @@ def test_missing_class_fails_and_is_not_created(server: BusServer) -> None:
 
 
 @pytest.mark.parametrize("strict", [True, False])
-def test_offsets_before_the_floor_are_a_loss(strict: bool) -> None:
+def test_offsets_below_first_message_are_a_loss(strict: bool) -> None:
     with bus_server(Settings(keep=Retention(messages=2))) as server:
         publish(server, 5)
         consume_messages(server, 5)
@@ -283,7 +283,7 @@ def test_offsets_before_the_floor_are_a_loss(strict: bool) -> None:
             assert run(one) == [3, 4]
 
 
-def test_a_batch_waits_for_enough_but_not_for_ever(
+def test_batch_waits_for_minimum_or_timeout(
     server: BusServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = [100.0]
@@ -302,7 +302,7 @@ def test_a_batch_waits_for_enough_but_not_for_ever(
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_whatever_happens_when_each_message_since_the_beginning_comes_once(seed: int) -> None:
+def test_each_message_is_read_once_under_faults(seed: int) -> None:
     chance = random.Random(seed)
     with bus_server() as server:
         publish(server, 3)

@@ -10,7 +10,7 @@ from simplebus.spark.source import BatchReader
 from simplebus.testing.server import BusServer
 
 
-def test_a_class_that_holds_nothing_is_read_to_its_end(server: BusServer) -> None:
+def test_empty_class_is_read_to_its_end(server: BusServer) -> None:
     with simplebus.connect_blocking(server.address) as bus:
         bus.fetch("empty")
     options = {"servers": server.address, "subscribe": "empty"}

@@ -37,7 +37,7 @@ def quantile_one_by_one(values: list[int], share: float) -> int:
 
 
 def one_by_one(rows: list[Row], subscriber: int) -> dict[str, Any]:
-    """The slow truth: every message of every range."""
+    """Return the figures message by message, as the oracle."""
     times: dict[str, dict[int, list[int]]] = {kind: defaultdict(list) for kind in KINDS}
     ends, begins = [], []
     for kind, whose, at, first, last in rows:
@@ -104,7 +104,7 @@ def any_row() -> st.SearchStrategy[Row]:
 
 
 @given(st.lists(any_row(), max_size=25))
-def test_figures_are_what_counting_message_by_message_finds(rows: list[Row]) -> None:
+def test_figures_agree_with_message_by_message_oracle(rows: list[Row]) -> None:
     given = rows_of(*rows)
     given.check("a test")
     for subscriber in (0, 1):
@@ -123,7 +123,7 @@ def test_figures_are_what_counting_message_by_message_finds(rows: list[Row]) -> 
             assert latencies == expected["by_step"].get(step, [NEVER] * len(SHARES))
 
 
-def test_a_redelivery_a_duplicate_and_a_loss_are_told_apart() -> None:
+def test_redelivery_duplicate_and_loss_are_distinguished() -> None:
     rows = rows_of(
         ("sent", None, 0, 0, 10),
         ("confirmed", None, 2_000_000_000, 0, 10),
@@ -141,7 +141,7 @@ def test_a_redelivery_a_duplicate_and_a_loss_are_told_apart() -> None:
     assert two.acked == 0
 
 
-def test_clocks_that_are_apart_show_in_every_step() -> None:
+def test_clock_differences_appear_in_every_step() -> None:
     key = {"scenario": "s", "variant": "v", "round": 1, "process": "p", "class": "c"}
     rows = [
         {**key, "kind": "sent", "at": 100, "first": 0, "last": 1},
@@ -153,19 +153,19 @@ def test_clocks_that_are_apart_show_in_every_step() -> None:
     assert [row["p50_us"] for row in found] == [-0.05, *[None] * 5, -0.05, *[None] * 5]
 
 
-def test_a_million_messages_are_no_more_work_than_ten() -> None:
+def test_work_does_not_grow_with_range_length() -> None:
     rows = rows_of(("sent", None, 0, 0, 10**12), ("delivered", 0, 7, 0, 10**12))
     assert run_figures(rows, 0).latencies_ns == (7,) * len(SHARES)
     assert run_steps(rows, 0, step_ns=5).delivered.tolist() == [0, 10**12]
 
 
-def test_nothing_at_all_has_no_figures() -> None:
+def test_empty_trace_has_no_figures() -> None:
     found = run_figures(rows_of(), 0)
     assert (found.sent, found.seconds, found.rate, found.latencies_ns) == (0, 0.0, 0.0, None)
     assert run_steps(rows_of(), 0, step_ns=STEP_NS).sent.size == 0
 
 
-def test_a_run_of_too_many_steps_is_refused() -> None:
+def test_too_many_steps_are_rejected() -> None:
     rows = rows_of(("sent", None, STEPS_MAX * STEP_NS, 0, 1))
     with pytest.raises(TraceError, match=r"has 1,000,001 steps .* choose longer ones"):
         run_steps(rows, 0, step_ns=STEP_NS)
@@ -175,9 +175,7 @@ def test_a_run_of_too_many_steps_is_refused() -> None:
     st.lists(st.tuples(st.integers(0, 3), st.integers(0, 9), st.integers(1, 5)), max_size=30),
     st.sampled_from([0.0, 0.25, 0.5, 0.99, 1.0]),
 )
-def test_quantiles_weigh_as_if_each_value_were_repeated(
-    some: list[tuple[int, int, int]], share: float
-) -> None:
+def test_quantiles_are_weighted_by_count(some: list[tuple[int, int, int]], share: float) -> None:
     repeated = defaultdict(list)
     for group, value, weight in some:
         repeated[group] += [value] * weight
@@ -189,7 +187,7 @@ def test_quantiles_weigh_as_if_each_value_were_repeated(
 
 
 @given(st.lists(st.integers(0, 40)))
-def test_numbers_become_ranges_that_hold_them_as_often(numbers: list[int]) -> None:
+def test_ranges_contain_each_number_as_often(numbers: list[int]) -> None:
     begins, ends = consecutive_ranges(np.array(sorted(numbers), np.int64))
     held = [n for b, e in zip(begins.tolist(), ends.tolist(), strict=True) for n in range(b, e)]
     assert sorted(held) == sorted(numbers)
@@ -204,14 +202,14 @@ def test_numbers_become_ranges_that_hold_them_as_often(numbers: list[int]) -> No
         (("acked", None, 0, 0, 1), "a subscriber"),
     ],
 )
-def test_a_row_that_makes_no_sense_is_quoted(row: Row, expected: str) -> None:
+def test_invalid_row_is_quoted(row: Row, expected: str) -> None:
     with pytest.raises(TraceError) as caught:
         rows_of(("sent", None, 0, 0, 1), row).check("run 3 of nats")
     assert str(caught.value).endswith(f"expected {expected}")
     assert f"run 3 of nats has a row {row[0]!r} at {row[2]} ns" in str(caught.value)
 
 
-def test_an_unknown_kind_is_quoted() -> None:
+def test_unknown_kind_is_quoted() -> None:
     rows = TraceRows(
         ("lost",), np.zeros(1, np.int64), (), np.full(1, -1), TimedRanges.of([0], [0], [1])
     )
@@ -219,7 +217,7 @@ def test_an_unknown_kind_is_quoted() -> None:
         rows.check("a test")
 
 
-def test_other_columns_are_no_trace() -> None:
+def test_other_columns_are_rejected() -> None:
     check_columns({**COLUMNS, "more": "string"}, where="here")
     without = {name: kind for name, kind in COLUMNS.items() if name != "at"}
     with pytest.raises(TraceError, match=r"file:/x is not a trace: it has no column 'at', only"):

@@ -29,7 +29,7 @@ def row(**said: Any) -> dict[str, Any]:
 
 
 def rows_of(scenario: str) -> list[dict[str, Any]]:
-    """Runs of STEPS steps, the last of which did not last; the middle step had nothing to tell."""
+    """Return runs of STEPS steps; the last one failed and the middle one has no figures."""
     found = []
     for variant, rates in RATES.items():
         for turn, rate in enumerate(rates):
@@ -59,7 +59,7 @@ RUN = {
 }
 
 
-def test_what_is_told_are_medians_and_what_went_wrong_is_summed() -> None:
+def test_table_has_medians_and_sums_of_failures() -> None:
     order = ["flow-16/nats core", "flow-16/simplebus"]
     found = summarize(ROWS, order)
     assert [f"{one.key['scenario']}/{one.key['variant']}" for one in found] == [
@@ -72,7 +72,7 @@ def test_what_is_told_are_medians_and_what_went_wrong_is_summed() -> None:
     assert one.latencies_us["p50_us"] == RoundSpread(1000.0, 900.0, 1200.0)
 
 
-def test_the_rate_of_a_round_is_that_of_its_slowest_subscribers_over_all_classes() -> None:
+def test_rate_is_that_of_the_slowest_subscriber() -> None:
     of = {"span": "run", "scenario": "s", "variant": "v", "round": 0}
     rates = [("1", "a", 5.0), ("1", "b", 3.0), ("2", "a", 4.0)]
     rows = [row(**of, subscriber=who, rate=rate, **{"class": c}) for c, who, rate in rates]
@@ -81,7 +81,7 @@ def test_the_rate_of_a_round_is_that_of_its_slowest_subscribers_over_all_classes
     assert median_round({0: 5.0, 1: 9.0}) == 0
 
 
-def test_a_run_of_loads_is_drawn_as_bars_costs_and_series() -> None:
+def test_load_run_is_drawn_as_bars_and_series() -> None:
     shown = build_chart(ROWS, RUN, "traces")
     assert list(shown.groups) == ["16 B", "128 B"]
     assert [(bar.name, bar.is_acknowledged, bar.value) for bar in shown.groups["16 B"]] == [
@@ -103,7 +103,7 @@ def test_a_run_of_loads_is_drawn_as_bars_costs_and_series() -> None:
     assert (shown.footer[-1], shown.command) == (RUN["command"], RUN["command"])
 
 
-def test_any_other_trace_is_drawn_as_series_of_the_largest() -> None:
+def test_other_traces_are_drawn_as_series() -> None:
     rows = [
         row(span="run", scenario="s", variant="v", round=0, subscriber="x", delivered=n, rate=1.0)
         | {"class": str(n)}
@@ -114,7 +114,7 @@ def test_any_other_trace_is_drawn_as_series_of_the_largest() -> None:
     assert (shown.groups, shown.subtitle, shown.command) == ({}, "mine", "")
 
 
-def test_an_archive_falls_to_nothing_where_nothing_came() -> None:
+def test_archive_rate_is_zero_without_messages() -> None:
     place = {"scenario": "a", "server": "h:1", "memory": "m", "class": "1"}
     rows = [row(span="run", delivered=40, rate=4.0, p50_us=9e9, p99_us=9e9, **place)] + [
         row(span="step", begin_s=float(at), seconds=10.0, delivered=10, p50_us=1.0, **place)
@@ -127,7 +127,7 @@ def test_an_archive_falls_to_nothing_where_nothing_came() -> None:
     assert (run.name, run.note) == ("class 1", "p50 2.5 h, p99 2.5 h")
 
 
-def test_everything_that_is_shown_is_drawn() -> None:
+def test_all_panels_are_drawn() -> None:
     from simplebus.spark.jobs.report.chart import DPI, WIDTH_IN, build_figure, draw_chart
 
     shown = build_chart(ROWS, RUN, "traces")
@@ -161,7 +161,7 @@ def test_everything_that_is_shown_is_drawn() -> None:
     assert draw_chart(alone)
 
 
-def test_the_table_has_a_row_for_each_and_counts_what_went_wrong(
+def test_table_has_a_row_per_variant_with_failures(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     command._print_tables(summarize(ROWS))
@@ -176,7 +176,7 @@ def test_the_table_has_a_row_for_each_and_counts_what_went_wrong(
     ("value", "text"),
     [(4_312_000, "4.31 M"), (811_900, "812 k"), (27.46, "27.5"), (0.0932, "0.0932")],
 )
-def test_numbers_have_three_digits_that_matter(value: float, text: str) -> None:
+def test_numbers_have_three_significant_digits(value: float, text: str) -> None:
     assert format_number(value) == text
 
 
@@ -184,6 +184,6 @@ def test_numbers_have_three_digits_that_matter(value: float, text: str) -> None:
     ("us", "text"),
     [(85.4, "85.4 us"), (1_300, "1.3 ms"), (1e8, "100 s"), (9e9, "2.5 h"), (0, "0 us")],
 )
-def test_times_have_the_unit_that_fits(us: float, text: str) -> None:
+def test_times_have_suitable_units(us: float, text: str) -> None:
     assert format_time(us) == text
     assert format_time(us, among=1e6).endswith(" s") or us > 1e6

@@ -45,7 +45,7 @@ def write_trace(place: Path) -> None:
 
 
 def write_archive(place: Path) -> None:
-    """Class 7: numbers 3 to 102 but 10 to 14, 50 twice; another memory has 0 to 9."""
+    """Write numbers 3 to 102 of class 7 without 10 to 14 and with 50 twice."""
     numbers = [n for n in range(3, 103) if not 10 <= n < 15]
     rows = [("m", n) for n in [*numbers, 50]] + [("n", n) for n in range(10)]
     times = [BEGIN + timedelta(seconds=n) for _, n in rows]
@@ -72,9 +72,7 @@ def rows_of(found: Any) -> list[dict[str, Any]]:
     return [row.asDict() for row in found.collect()]
 
 
-def test_a_trace_and_an_archive_are_reported_of_with_what_went_wrong(
-    spark: Any, tmp_path: Path
-) -> None:
+def test_report_includes_losses_and_duplicates(spark: Any, tmp_path: Path) -> None:
     for name, write in (("trace", write_trace), ("archive", write_archive)):
         (tmp_path / name).mkdir()
         write(tmp_path / name)
