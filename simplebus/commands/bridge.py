@@ -30,7 +30,7 @@ HELP = (
     "A message is acknowledged at the source when the target has confirmed it. Between two buses "
     "each message is stored once at the target, in order, even after failures. While the target is "
     "down, the source keeps the messages. A message is not copied to a bus that it has passed "
-    "already. A file has more settings: see the README."
+    "already. A file has more settings: see protocol/reference/configuration.md."
 )
 
 
