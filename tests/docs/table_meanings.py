@@ -55,7 +55,7 @@ TABLES: dict[str, list[tuple[str, str, type[msgspec.Struct], str, str]]] = {
             max_classes | classes | Classes that the user may create; 0 sets no limit. Left out: a quarter of all for a user with permissions.
             max_durables | durables | Durables and groups in all classes together. Left out: a quarter of those of one class for a user with permissions.
             permissions | - | See `[users.permissions]`. Without the table, the user may do everything.
-            nats | - | See `[users.nats]`. Without the table, the user may use every subject that is not bound to a class.
+            nats | - | See `[users.nats]`. Without the table, a user whose `permissions` restrict classes may use only `_INBOX.>` of the subjects that are not bound to a class.
             """,
             "-",
         ),
