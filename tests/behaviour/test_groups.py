@@ -23,7 +23,7 @@ from tests.behaviour.wire_peer_v2 import (
 
 
 def join_members(bus: BrokerHarness, count: int, **options: object) -> list[Version2Peer]:
-    """Return `count` members, each with a session of its own, as subscription 5."""
+    """Return `count` members, each with its own session, as subscription 5."""
     members = [connect_version2(bus, subscribe(1, 5, group="g", **options)) for _ in range(count)]
     for member in members:
         member.receive_replies()

@@ -29,7 +29,7 @@ from tests.models.key_order_model import KeyOrderModel, encode_with_key
 
 
 def join_members(bus: BrokerHarness, count: int, **options: object) -> list[Version2Peer]:
-    """Return `count` members, each with a session of its own, as subscription 5."""
+    """Return `count` members, each with its own session, as subscription 5."""
     members = [
         connect_version2(bus, subscribe(1, 5, group="g", by_key=True, **options))
         for _ in range(count)

@@ -123,7 +123,7 @@ class WirePeer:
         """Received bytes of an incomplete frame."""
 
     def send(self, *said: bytes) -> None:
-        """Send bytes. Each argument arrives in a read of its own, or in several."""
+        """Send bytes. Each argument arrives in its own read, or in several."""
         broker, buffer = self.bus.broker, self.bus.buffer
         for data in said:
             for at in range(0, len(data), len(buffer.writable)):

@@ -1,4 +1,4 @@
-"""Bridges that form a ring: each bus gets a message once, whatever fails meanwhile."""
+"""Bridges in a ring: each bus receives a message once, also under faults."""
 
 from __future__ import annotations
 

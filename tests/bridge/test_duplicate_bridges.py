@@ -27,7 +27,7 @@ from tests.bridge.nats_copiers import (
     wait_until,
 )
 from tests.bridge.target.test_stateless_server import read_all
-from tests.jetstream.stateless_servers import address, door, options
+from tests.jetstream.stateless_servers import address, options, stateless_server
 
 
 async def test_takeover_continues_after_previous_copier(
@@ -79,7 +79,7 @@ async def test_one_of_two_bridges_to_stateless_server_copies(
 ) -> None:
     monkeypatch.setattr("simplebus.bridge.copier.YIELD_TO_OTHER_BRIDGE_MAX_SECONDS", 3600.0)
     monkeypatch.setattr("simplebus.bridge.copier._TAKEN_OVER_AGAIN_SECONDS", 60.0)
-    async with connect(nats) as connection, door(options(nats.url)) as one:
+    async with connect(nats) as connection, stateless_server(options(nats.url)) as one:
         bridge = BridgeSettings(
             "twins", nats.url, address(one), (CopiedClass("a", channels=("twins",)),)
         )

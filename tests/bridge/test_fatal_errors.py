@@ -41,11 +41,14 @@ async def test_old_stateless_server_is_fatal_for_its_copier_only(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     with trio.fail_after(PATIENCE_SECONDS):
-        async with server_without_last_values(monkeypatch, "cluster old") as door, serving() as up:
+        async with (
+            server_without_last_values(monkeypatch, "cluster old") as stateless_server,
+            serving() as up,
+        ):
             here = f"simplebus://{up.addresses[0]}"
             copiers = create_copiers(
                 [
-                    BridgeSettings("bad", here, door, (CopiedClass("a"),)),
+                    BridgeSettings("bad", here, stateless_server, (CopiedClass("a"),)),
                     BridgeSettings("good", here, here, (CopiedClass("a", target_class="b"),)),
                 ]
             )
@@ -98,9 +101,12 @@ async def test_command_exits_with_config_status_on_fatal_error(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with trio.fail_after(PATIENCE_SECONDS):
-        async with server_without_last_values(monkeypatch, "cluster old") as door, serving() as up:
+        async with (
+            server_without_last_values(monkeypatch, "cluster old") as stateless_server,
+            serving() as up,
+        ):
             with running_program(
-                "bridge", "--from", str(up.addresses[0]), "--to", door, "a"
+                "bridge", "--from", str(up.addresses[0]), "--to", stateless_server, "a"
             ) as bridge:
                 status, _, said = await trio.to_thread.run_sync(bridge.wait)
     assert status == 78

@@ -83,10 +83,16 @@ async def test_kills_keep_messages_once_in_order(tmp_path: Path) -> None:
     ports = free_ports(2)
     source, target = (f"{HOST}:{port}" for port in ports)
     logs = [tmp_path / "near.log", tmp_path / "far.log", tmp_path / "bridge.log"]
-    doors = ("--host", HOST, "--no-nats", "--no-http")
+    stateless_servers = ("--host", HOST, "--no-nats", "--no-http")
     programs = [
         RestartableProgram(
-            log, "serve", *doors, "--port", str(port), "--data-dir", str(tmp_path / str(port))
+            log,
+            "serve",
+            *stateless_servers,
+            "--port",
+            str(port),
+            "--data-dir",
+            str(tmp_path / str(port)),
         )
         for log, port in zip(logs, ports, strict=False)
     ]

@@ -1,4 +1,4 @@
-"""Fake servers and a faulty proxy, each with threads of its own.
+"""Fake servers and a faulty proxy, each with its own threads.
 
 A test gives the unusual replies; everything else is answered as a server would.
 """

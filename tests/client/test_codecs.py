@@ -324,7 +324,7 @@ def test_decoder_is_built_once() -> None:
     assert codec.prepare() is codec.prepare()
 
 
-# What is refused, and how.
+# Refusals.
 
 
 @every_kind

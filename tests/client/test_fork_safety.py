@@ -74,7 +74,7 @@ async def test_async_bus(connect):
         await bus.publish(b"before", class_id=3)
 
         def alone(call):
-            """Run what is async in a loop of the child's own."""
+            """Run async code in an event loop of the child."""
             def run():
                 import asyncio
                 asyncio.events._set_running_loop(None)

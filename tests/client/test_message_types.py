@@ -73,7 +73,7 @@ def registry() -> Registry:
     return Registry()
 
 
-# Binding, and finding what is bound.
+# Bindings and their lookup.
 
 
 def test_finds_binding_by_type_id_and_name(registry: Registry) -> None:

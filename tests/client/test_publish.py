@@ -229,7 +229,7 @@ def test_publish_nowait_by_name_works_after_the_class_id_is_known(
         assert bus.publish_nowait(b"x", class_id="tests.other") == 0
 
 
-# What is said about messages ---------------------------------------------------------------------
+# Message fields -----------------------------------------------------------------------------------
 
 
 def test_options_arrive_with_the_message(run: Run, server: BusServer) -> None:

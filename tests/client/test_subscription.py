@@ -237,7 +237,7 @@ def test_manual_nack_and_working(run: Run, clockless_server: BusServer) -> None:
     run(main)
 
 
-# What the bus is asked for -----------------------------------------------------------------------
+# Requests to the server ---------------------------------------------------------------------------
 
 
 def test_group_shares_messages_and_durable_keeps_its_position(run: Run, server: BusServer) -> None:

@@ -37,7 +37,7 @@ def test_no_waiting_cycles() -> None:
 
 @given(st.lists(st.tuples(WAITERS, st.lists(WAITERS, min_size=1, max_size=3)), max_size=12))
 def test_some_waiter_can_always_proceed(steps: list[tuple[int, list[int]]]) -> None:
-    """Removes waiters that wait for nobody, one after the other, until none is left."""
+    """Remove waiters that wait for no other, one by one, until none is left."""
     waiters = [CallbackWaiter() for _ in range(5)]
     granted: dict[int, set[int]] = {}
     with ExitStack() as stack:

@@ -1,4 +1,4 @@
-"""Health values of modules: requests never block, whatever `health` does."""
+"""Health values of modules: requests never block, even if `health` does."""
 
 from __future__ import annotations
 

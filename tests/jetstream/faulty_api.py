@@ -11,7 +11,7 @@ from simplebus.core.errors import BusConnectionError
 from simplebus.net.nats_connection import NatsConnection
 
 Meddler = Callable[[str], BaseException | None]
-"""Called with the subject of each request: what is raised instead of it."""
+"""Called with the subject of each request; may raise an error instead of a reply."""
 
 
 @contextmanager
@@ -35,7 +35,7 @@ def asked_in_vain(link: NatsConnection, meddle: Meddler) -> Iterator[Counter[str
 
 @contextmanager
 def answers_lost(link: NatsConnection, begin: str, count: int = 1) -> Iterator[Counter[str]]:
-    """The first so many answers to requests that begin so are not heard."""
+    """Lose the first `count` replies to requests whose subject has this prefix."""
     ask, lost = link.api_request, Counter[str]()
 
     async def meddled(subject: str, *more: Any, **options: Any) -> dict[str, Any]:

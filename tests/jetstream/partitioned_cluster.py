@@ -16,7 +16,7 @@ _READ_BYTES = 65_536
 
 
 class Way:
-    """From one server to another: a port of which each connection leads to another port."""
+    """Proxy of the connections from one server to another."""
 
     def __init__(self, target: int) -> None:
         self._target = target
@@ -24,7 +24,7 @@ class Way:
         self._scopes: set[trio.CancelScope] = set()
 
     def cut(self) -> None:
-        """Connections end, and no others are made."""
+        """Close all connections and refuse new ones."""
         self._is_cut = True
         for scope in self._scopes:
             scope.cancel()
@@ -33,7 +33,7 @@ class Way:
         self._is_cut = False
 
     async def carry(self, stream: trio.SocketStream) -> None:
-        """One connection."""
+        """Relay one connection."""
         with trio.CancelScope() as scope, suppress(OSError, trio.BrokenResourceError):
             if self._is_cut:
                 return
@@ -56,7 +56,7 @@ async def _pass_on(here: trio.SocketStream, to: trio.SocketStream, scope: trio.C
     scope.cancel()
 
 
-class Parted:
+class PartitionedCluster:
     """Cluster of nats-servers whose connections to each other can be cut."""
 
     def __init__(self, servers: list[NatsServer], ways: dict[tuple[int, int], Way]) -> None:
@@ -75,26 +75,28 @@ class Parted:
 
 
 @asynccontextmanager
-async def parted_cluster(folder: Path, size: int = 3) -> AsyncIterator[Parted]:
-    """It runs as long as the block lasts."""
+async def partitioned_cluster(folder: Path, size: int = 3) -> AsyncIterator[PartitionedCluster]:
+    """Run a cluster for the duration of a block."""
     clients, routes = free_ports(size), free_ports(size)
     ends = list(permutations(range(size), 2))
-    doors = dict(zip(ends, free_ports(len(ends)), strict=True))
+    stateless_servers = dict(zip(ends, free_ports(len(ends)), strict=True))
     ways = {(one, other): Way(routes[other]) for one, other in ends}
     servers = []
     for number in range(size):
-        known = ", ".join(f'"nats://{HOST}:{doors[end]}"' for end in ends if end[0] == number)
+        known = ", ".join(
+            f'"nats://{HOST}:{stateless_servers[end]}"' for end in ends if end[0] == number
+        )
         # Where others could find it directly, nobody listens.
         more = f'listen: "{HOST}:{routes[number]}", advertise: "{HOST}:1", no_advertise: true'
         more = f"cluster {{ name: c, {more}, routes: [{known}] }}"
         servers.append(NatsServer(folder, f"n{number}", clients[number], more))
     async with trio.open_nursery() as nursery:
         for end, way in ways.items():
-            await nursery.start(_listen, way, doors[end])
+            await nursery.start(_listen, way, stateless_servers[end])
         try:
             for server in servers:
                 server.start()
-            yield Parted(servers, ways)
+            yield PartitionedCluster(servers, ways)
         finally:
             for server in servers:
                 server.kill()

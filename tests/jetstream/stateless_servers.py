@@ -30,7 +30,7 @@ def options(*urls: str, prefix: str = "", **more: Any) -> JetStreamOptions:
 
 
 @asynccontextmanager
-async def door(
+async def stateless_server(
     cluster: JetStreamOptions, settings: Settings | None = None, **more: Any
 ) -> AsyncIterator[RunningServer]:
     async with serving(settings, cluster=cluster, **more) as up:
@@ -47,8 +47,8 @@ async def two_servers(
 ) -> AsyncIterator[tuple[RunningServer, RunningServer, Bus, Bus]]:
     """Run two servers with one JetStream cluster, and a client of each."""
     async with (
-        door(cluster) as first,
-        door(cluster) as second,
+        stateless_server(cluster) as first,
+        stateless_server(cluster) as second,
         connect(address(first)) as first_bus,
         connect(address(second)) as second_bus,
     ):

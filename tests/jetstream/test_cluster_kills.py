@@ -17,7 +17,7 @@ from simplebus.core.errors import BusConnectionError
 from simplebus.nats.client.jetstream_codec import JetStreamError
 from simplebus.net.nats_connection import NatsConnection
 from tests.jetstream.nats_servers import cluster
-from tests.jetstream.stateless_servers import address, door, options
+from tests.jetstream.stateless_servers import address, options, stateless_server
 from tests.net.test_nats_connection import linked
 from tests.support.programs import Program, running_program
 
@@ -26,8 +26,8 @@ CLASS = 7
 STREAM = "simplebus_7"
 
 
-class Door:
-    """A door in a process of its own, on a port that stays."""
+class FakeServer:
+    """Stateless server in its own process, on a fixed port."""
 
     def __init__(self, urls: list[str], *arguments: str) -> None:
         self.port = free_port()
@@ -50,8 +50,8 @@ class Door:
 
 
 @contextlib.contextmanager
-def doors(urls: list[str], count: int) -> Iterator[list[Door]]:
-    made = [Door(urls) for _ in range(count)]
+def stateless_servers(urls: list[str], count: int) -> Iterator[list[FakeServer]]:
+    made = [FakeServer(urls) for _ in range(count)]
     try:
         for each in made:
             each.start()
@@ -62,7 +62,7 @@ def doors(urls: list[str], count: int) -> Iterator[list[Door]]:
 
 
 class Traffic:
-    """A publisher, and members of a durable group; each knows all doors."""
+    """A publisher, and members of a durable group; each knows all servers."""
 
     def __init__(self, addresses: list[str]) -> None:
         self.addresses = addresses
@@ -113,8 +113,8 @@ class Traffic:
 async def test_kills_never_lose_confirmed_messages(
     tmp_path: Path,
 ) -> None:
-    with cluster(tmp_path) as servers, doors([s.url for s in servers], 2) as both:
-        traffic = Traffic([door.address for door in both])
+    with cluster(tmp_path) as servers, stateless_servers([s.url for s in servers], 2) as both:
+        traffic = Traffic([stateless_server.address for stateless_server in both])
         with trio.fail_after(PATIENCE_SECONDS):
             async with trio.open_nursery() as nursery:
                 await nursery.start(traffic.consume)
@@ -157,8 +157,11 @@ async def test_rolling_restart_never_loses_confirmed_messages(
     tmp_path: Path,
 ) -> None:
     """Each is left the time to have what the others have: else two would be away at once."""
-    with cluster(tmp_path) as servers, doors([s.url for s in servers], 1) as (door,):
-        traffic, urls = Traffic([door.address]), [s.url for s in servers]
+    with (
+        cluster(tmp_path) as servers,
+        stateless_servers([s.url for s in servers], 1) as (stateless_server,),
+    ):
+        traffic, urls = Traffic([stateless_server.address]), [s.url for s in servers]
         with trio.fail_after(PATIENCE_SECONDS):
             async with linked(*urls) as (link, _), trio.open_nursery() as nursery:
                 await nursery.start(traffic.consume)
@@ -185,7 +188,7 @@ async def test_streams_and_consumers_have_configured_replicas(
         engine = options(*urls, replicas=3)
         stream = engine.names.stream_name(CLASS)
         async with (
-            door(engine) as up,
+            stateless_server(engine) as up,
             simplebus.connect(address(up)) as bus,
             bus.subscribe(CLASS, durable="d"),
             linked(*urls) as (link, _),

@@ -48,7 +48,7 @@ NOT_RUN = {PAUSES, SEQUENCES}
 """Those would wait for a message until their patience ends, or are kept now and then, by chance."""
 
 
-class TestDoorUnderTrio(BusConformance):
+class TestStatelessServerUnderTrio(BusConformance):
     @pytest.fixture(autouse=True)
     def _server(self, jetstream_server: NatsServer) -> None:
         self.url = jetstream_server.url
@@ -71,7 +71,7 @@ for _name, _row in NOT_PROMISED.items():
     _own = FunctionType(_test.__code__, _test.__globals__, _name, closure=_test.__closure__)
     _own.__kwdefaults__, _own.__defaults__ = _test.__kwdefaults__, _test.__defaults__
     _own.__dict__.update(_test.__dict__, pytestmark=list(getattr(_test, "pytestmark", [])))
-    setattr(TestDoorUnderTrio, _name, _mark(_own))
+    setattr(TestStatelessServerUnderTrio, _name, _mark(_own))
 
 
 def test_page_lists_every_skipped_conformance_test() -> None:

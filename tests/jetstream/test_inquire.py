@@ -19,8 +19,8 @@ from tests.jetstream.stateless_servers import (
     PATIENCE_SECONDS,
     address,
     cluster_of,
-    door,
     options,
+    stateless_server,
     two_servers,
     until,
 )
@@ -50,7 +50,7 @@ async def test_every_server_reports_unclaimed_backlog(
     cluster = options(jetstream_server.url, max_bytes=100 * 1024)
     async with two_servers(cluster) as (_, other, publisher, reader):
         await publisher.publish_many(NUMBERED, class_id=7)
-        await reader.fetch(7)  # A door tells of classes that it knows.
+        await reader.fetch(7)  # A stateless server tells of classes that it knows.
         for bus in publisher, reader:
             said = await bus.explain(7)
             assert (said.stored, said.backlog, said.floor, said.head) == (5, 5, 0, 5)
@@ -102,7 +102,7 @@ async def test_disconnected_durable_is_not_unclaimed_backlog(
 
 async def test_counts_dead_letters_in_their_stream(jetstream_server: NatsServer) -> None:
     cluster = options(jetstream_server.url)
-    async with door(cluster) as up, simplebus.connect(address(up)) as bus:
+    async with stateless_server(cluster) as up, simplebus.connect(address(up)) as bus:
         with trio.fail_after(PATIENCE_SECONDS):
             async with bus.subscribe(7, group="g") as messages:
                 await bus.publish_many(NUMBERED[:2], class_id=7)
@@ -114,7 +114,10 @@ async def test_counts_dead_letters_in_their_stream(jetstream_server: NatsServer)
 async def test_reports_unknown_counts_as_unknown(
     jetstream_server: NatsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with door(options(jetstream_server.url)) as up, simplebus.connect(address(up)) as bus:
+    async with (
+        stateless_server(options(jetstream_server.url)) as up,
+        simplebus.connect(address(up)) as bus,
+    ):
         await bus.publish_many(NUMBERED, class_id=7)
         link = cluster_of(up).link
         with asked_in_vain(link, lambda subject: BusConnectionError("no leader")):
@@ -134,7 +137,7 @@ async def test_errors_while_counting_do_not_end_server(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """An answer of no letters where another door should answer; and a fault of the door's own."""
+    """An empty reply of another stateless server, and an error in this one."""
     cluster = options(jetstream_server.url)
     async with (
         two_servers(cluster) as (up, elsewhere, bus, other),

@@ -18,8 +18,8 @@ from tests.jetstream.stateless_servers import (
     PATIENCE_SECONDS,
     address,
     cluster_of,
-    door,
     options,
+    stateless_server,
     until,
 )
 
@@ -40,7 +40,7 @@ async def test_delivers_messages_confirmed_after_restore(
         # Without its PubAck a message that is on its way to who is gone comes again after so long.
         cluster = replace(options(server.url, ack_wait_seconds=2.0), storage="file")
         async with (
-            door(cluster) as up,
+            stateless_server(cluster) as up,
             simplebus.connect(address(up)) as bus,
             bus.subscribe(1) as plain,
             bus.subscribe(1, durable="d") as durable,

@@ -12,12 +12,12 @@ import simplebus
 from simplebus.core.protocol.envelope_batch import Envelope, encode
 from simplebus.jetstream import stream_clock
 from simplebus.jetstream.stream_clock import ANSWER_VALID_SECONDS, RECENT_SECONDS, StreamClock
-from tests.jetstream.consume.test_feed import ENVELOPE, Door, message
+from tests.jetstream.consume.test_feed import ENVELOPE, FakeServer, message
 from tests.jetstream.nats_servers import NatsServer
-from tests.jetstream.stateless_servers import PATIENCE_SECONDS, address, door, options
+from tests.jetstream.stateless_servers import PATIENCE_SECONDS, address, options, stateless_server
 
 NOW = 2_000_000.0
-"""By the door's clock."""
+"""Time by the server's clock."""
 
 
 def said_at(time: float) -> dict[str, str]:
@@ -82,43 +82,43 @@ def envelope(sequence: int, *, stored: float, **times: int) -> bytes:
 
 
 def test_timed_messages_wait_for_stream_time() -> None:
-    door = Door()
-    clock, here = door.feed.cls.clock, door.broker.clock
+    stateless_server = FakeServer()
+    clock, here = stateless_server.feed.cls.clock, stateless_server.broker.clock
     here.now = NOW  # And it is an hour earlier to the stream.
     fresh, old = (NOW - 3600 - age for age in (0, 31))
-    door.take(
+    stateless_server.take(
         message(1),
         envelope(2, stored=fresh, expires_ms=30_000),
         envelope(3, stored=old, expires_ms=30_000),
         message(4),
     )
-    assert door.taken() == [(0, b"1")]
-    door.ack(0, 1)
-    assert not door.feed.is_busy  # Its subscriber has nothing of it,
-    assert not door.feed.has_all({})  # and yet not all has come.
+    assert stateless_server.taken() == [(0, b"1")]
+    stateless_server.ack(0, 1)
+    assert not stateless_server.feed.is_busy  # Its subscriber has nothing of it,
+    assert not stateless_server.feed.has_all({})  # and yet not all has come.
     assert clock.begin_query()
     clock.finish_query(NOW, NOW, said_at(NOW - 3600))
-    door.feed.fill()
-    door.broker.subscription_manager.notify_position(door.feed.position)
-    assert [payload for _, payload in door.taken()] == [b"2", b"4"]
+    stateless_server.feed.fill()
+    stateless_server.broker.subscription_manager.notify_position(stateless_server.feed.position)
+    assert [payload for _, payload in stateless_server.taken()] == [b"2", b"4"]
     here.now += 5
-    door.take(envelope(5, stored=fresh + 5, not_before_ms=10_000))
-    assert door.taken() == []
+    stateless_server.take(envelope(5, stored=fresh + 5, not_before_ms=10_000))
+    assert stateless_server.taken() == []
     here.now += 10
-    door.broker.run_due_wakeups()
-    assert [payload for _, payload in door.taken()] == [b"5"]
+    stateless_server.broker.run_due_wakeups()
+    assert [payload for _, payload in stateless_server.taken()] == [b"5"]
     assert not clock.needs_answer
 
 
 async def test_delivers_waiting_messages_after_time_query(
     jetstream_server: NatsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nothing else happens at the door."""
+    """The server is otherwise idle."""
     monkeypatch.setattr(stream_clock, "RECENT_SECONDS", -1.0)  # Each message is to be asked for.
     payloads = [b"%d" % number for number in range(500)]
     with trio.fail_after(PATIENCE_SECONDS):
         async with (
-            door(options(jetstream_server.url)) as up,
+            stateless_server(options(jetstream_server.url)) as up,
             simplebus.connect(address(up)) as bus,
         ):
             await bus.publish_many(payloads, class_id=1, expires=3600)

@@ -20,8 +20,8 @@ from tests.jetstream.stateless_servers import (
     PATIENCE_SECONDS,
     address,
     cluster_of,
-    door,
     options,
+    stateless_server,
     two_servers,
     until,
 )
@@ -39,7 +39,7 @@ async def test_confirms_when_cluster_has_stored_in_memory(
 ) -> None:
     cluster, confirmed = options(jetstream_server.url), trio.Event()
     assert cluster.storage == "memory"
-    async with door(cluster) as up, simplebus.connect(address(up)) as bus:
+    async with stateless_server(cluster) as up, simplebus.connect(address(up)) as bus:
         await bus.publish(b"the stream is there", class_id=7)
 
         async def publish() -> None:
@@ -87,7 +87,7 @@ async def test_cut_connection_keeps_order_without_duplicates(
 ) -> None:
     """Its subscriber may see again what it had: its sequences begin anew."""
     async with (
-        door(options(jetstream_server.url)) as up,
+        stateless_server(options(jetstream_server.url)) as up,
         simplebus.connect(address(up)) as bus,
         bus.subscribe(1) as messages,
     ):
@@ -109,7 +109,7 @@ async def test_version_1_receives_backlog_and_returns_unacked(
     jetstream_server: NatsServer,
 ) -> None:
     cluster = options(jetstream_server.url)
-    async with door(cluster) as one, door(cluster) as other:
+    async with stateless_server(cluster) as one, stateless_server(cluster) as other:
         first, second = (
             await running_server.connect(one, [3]),
             await running_server.connect(other, [3]),
@@ -132,8 +132,8 @@ async def test_seek_starts_durable_at_requested_position(
     cluster = options(jetstream_server.url)
     keeps: dict[str, Any] = {"durable": "keeps all", "auto_ack": False}
     async with (
-        door(cluster) as one,
-        door(cluster) as other,
+        stateless_server(cluster) as one,
+        stateless_server(cluster) as other,
         simplebus.connect(address(one)) as bus,
         bus.subscribe(7, **keeps) as kept,
     ):
@@ -199,7 +199,7 @@ async def test_redelivers_messages_of_closed_session_at_another_server(
     jetstream_server: NatsServer,
 ) -> None:
     cluster = options(jetstream_server.url)
-    async with door(cluster) as one, door(cluster) as other:
+    async with stateless_server(cluster) as one, stateless_server(cluster) as other:
         async with simplebus.connect(address(one)) as bus:
             await bus.publish_many([b"0", b"1", b"2"], class_id=7)
             async with bus.subscribe(7, durable="d", auto_ack=False) as messages:
@@ -227,7 +227,7 @@ async def test_held_messages_stay_with_their_server(
         await bus.publish_many([b"0", b"1"], class_id=7)
         got = await messages.take(2, 0.5) + await far_messages.take(2, 0.5)
         assert sorted(message.payload for message in got) == [b"0", b"1"]
-        # The cluster waits for a second. Without a word from the door it would send them again.
+        # The cluster waits for a second, then redelivers unless the server extended the time.
         again = await messages.take(1, 0.7) + await far_messages.take(1, 0.7)
         assert again == []
         assert sum(f.statistics().fetched_count for f in feeds_of(one) + feeds_of(other)) == 2
@@ -243,7 +243,7 @@ async def test_fixed_instance_never_reuses_message_numbers(
 ) -> None:
     cluster = options(jetstream_server.url)
     payloads = [b"%d" % life for life in range(6)]
-    async with door(cluster) as one, door(cluster) as other:
+    async with stateless_server(cluster) as one, stateless_server(cluster) as other:
         for life, payload in enumerate(payloads):
             url = address(other) if life % 2 else address(one)
             await trio.to_thread.run_sync(publish_in_one_life, url, payload)
@@ -273,7 +273,10 @@ async def test_dead_letter_is_readable_at_another_server(jetstream_server: NatsS
 
 @pytest.mark.parametrize("step", [-3600.0, 3600.0])
 async def test_message_expires_by_stream_clock(jetstream_server: NatsServer, step: float) -> None:
-    async with door(options(jetstream_server.url)) as up, simplebus.connect(address(up)) as bus:
+    async with (
+        stateless_server(options(jetstream_server.url)) as up,
+        simplebus.connect(address(up)) as bus,
+    ):
         up.server._clock_offset += step  # Of the two clocks one is set.
         async with bus.subscribe(7, durable="d") as messages:
             for payload, seconds in ((b"at once", 0.0), (b"soon", 30.0), (b"later", 4000.0)):
@@ -286,12 +289,12 @@ async def test_message_expires_by_stream_clock(jetstream_server: NatsServer, ste
 
 async def test_class_names_are_known_at_every_server(jetstream_server: NatsServer) -> None:
     cluster = options(jetstream_server.url)
-    async with door(cluster) as one, door(cluster) as other:
+    async with stateless_server(cluster) as one, stateless_server(cluster) as other:
         one.server.broker.store.class_registry.declare_classes([simplebus_class("orders", 12)])
         await until(lambda: other.server.broker.store.class_id_by_name.get("orders") == 12)
         async with simplebus.connect(address(one)) as bus:
             await bus.publish(b"x", class_id=12)
-        async with door(cluster) as late:
+        async with stateless_server(cluster) as late:
             assert late.server.broker.store.class_id_by_name == {"orders": 12}
 
 
@@ -305,7 +308,7 @@ async def test_nats_clients_publish_and_ack_at_stateless_server(
     jetstream_server: NatsServer,
 ) -> None:
     cluster = options(jetstream_server.url)
-    async with door(cluster, nats_port=0) as one, door(cluster) as other:
+    async with stateless_server(cluster, nats_port=0) as one, stateless_server(cluster) as other:
         one.server.broker.store.class_registry.bind_subject("orders.>", 5)
         peer = await connect_nats_peer(one, headers=True)
         await peer.send(b"PUB orders.eu 5\r\nhello\r\n")
@@ -337,7 +340,10 @@ async def test_nats_clients_publish_and_ack_at_stateless_server(
 async def test_refuses_unsupported_requests(
     jetstream_server: NatsServer, wish: dict[str, object], why: str
 ) -> None:
-    async with door(options(jetstream_server.url)) as up, simplebus.connect(address(up)) as bus:
+    async with (
+        stateless_server(options(jetstream_server.url)) as up,
+        simplebus.connect(address(up)) as bus,
+    ):
         with pytest.raises(RefusedError, match=f"--engine does not support {why}"):
             async with bus.subscribe(7, **wish):  # type: ignore[arg-type]
                 pass
@@ -361,7 +367,7 @@ async def test_refuses_durable_with_other_channels(jetstream_server: NatsServer)
 async def test_skips_foreign_messages_in_stream(jetstream_server: NatsServer) -> None:
     cluster = options(jetstream_server.url)
     async with (
-        door(cluster) as up,
+        stateless_server(cluster) as up,
         simplebus.connect(address(up)) as bus,
         bus.subscribe(7, durable="d") as messages,
     ):

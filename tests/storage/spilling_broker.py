@@ -40,7 +40,7 @@ class SpilledBus(KeptBus):
         self.skips_checks = True  # Each `sync` checks the bus.
 
     def bring(self) -> None:
-        """Have everything read that is asked for, until nothing is."""
+        """Serve read requests until none are left."""
         spilling = self.broker.spill_manager
         assert spilling is not None
         while True:
@@ -52,7 +52,7 @@ class SpilledBus(KeptBus):
                 self.answer(read)
 
     def answer(self, read: SpillRead) -> None:
-        """Read what is asked for."""
+        """Serve one read request."""
         assert self.broker.spill_manager is not None
         self.reads += 1
         try:

@@ -28,7 +28,7 @@ from tests.storage.test_journal import confirms, next_number, payloads
 
 
 class Disk:
-    """Fails at the calls that it is told."""
+    """Disk that fails at given calls."""
 
     def __init__(self) -> None:
         self.calls = 0

@@ -23,7 +23,7 @@ from tests.storage.journaled_broker import START, KeptBus
 
 @pytest.fixture
 def low(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Values are stored anew as soon as 300 bytes between them are nobody's."""
+    """Compact as soon as 300 bytes between values are not needed."""
     monkeypatch.setattr(last_values, "COMPACTION_BYTES_MIN", 300)
 
 

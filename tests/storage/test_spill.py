@@ -185,7 +185,7 @@ def test_closing_lagging_subscription_frees_memory(tmp_path: Path) -> None:
     assert not bus.broker.spill_manager.readers  # type: ignore[union-attr]
 
 
-# What is late ------------------------------------------------------------------------------------
+# Delayed messages ---------------------------------------------------------------------------------
 
 
 def test_delayed_message_blocks_nothing(tmp_path: Path) -> None:

@@ -260,7 +260,7 @@ def test_keeps_messages_after_several_damaged_segments(tmp_path: Path) -> None:
 def test_messages_after_unseen_damage_survive_restart(
     tmp_path: Path,
 ) -> None:
-    """A power cut has damaged what is not looked at when the bus comes back, and the end, too."""
+    """A power cut damages the end and a part that recovery does not read."""
     bus = SpilledBus(tmp_path, segment_bytes=600)
     fill(bus, connect_version2(bus), 320)
     bus.close()
@@ -287,7 +287,7 @@ def test_messages_after_unseen_damage_survive_restart(
 
 
 def test_truncated_record_is_skipped_once(tmp_path: Path) -> None:
-    """Its header is whole: what is looked for lies behind the end of the file."""
+    """The header is intact; the record continues beyond the end of the file."""
     bus = SpilledBus(tmp_path)
     connect_version2(bus, subscribe(1, 5, durable="d"))
     fill(bus, connect_version2(bus, name="till"), 200)
@@ -302,7 +302,7 @@ def test_truncated_record_is_skipped_once(tmp_path: Path) -> None:
 
 
 def test_ignored_files_stay_ignored(tmp_path: Path) -> None:
-    """Behind damage lies what nobody was told of since: its sequences are to be given out again."""
+    """Records after damage were never confirmed: their sequences are reused."""
     bus = SpilledBus(tmp_path)
     fill(bus, connect_version2(bus), 320)
     bus.crash()

@@ -136,7 +136,7 @@ class Life:
             side.publish(contents)
 
     def one(self) -> str | None:
-        """Somebody who is there."""
+        """Return a connected subscriber."""
         return self.random.choice([*self.sides[0].readers, None])
 
     def hear(self) -> None:

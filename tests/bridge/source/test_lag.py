@@ -27,7 +27,7 @@ from tests.bridge.memory_buses import (
 )
 from tests.bridge.nats_copiers import connect, copying, create_stream, wait_until
 from tests.jetstream.nats_servers import NatsServer
-from tests.jetstream.stateless_servers import address, door, options
+from tests.jetstream.stateless_servers import address, options, stateless_server
 from tests.support.running_server import serving
 
 ROOM = 10
@@ -318,11 +318,11 @@ async def test_copies_to_and_from_stateless_servers(nats: NatsServer) -> None:
         target_bus = create_copier("to", address(up), f"simplebus://{HOST}:{port}", "a")
         async with copying(target_bus):
             await wait_until(lambda: read_lag(target_bus) == 10)
-            async with door(cluster, port=port):
+            async with stateless_server(cluster, port=port):
                 await wait_copied(target_bus, 10)
             await bus.publish_many(numbered_payloads(10, 14), class_id="a")
             await wait_until(lambda: read_lag(target_bus) == 4)
-    async with door(cluster) as source, simplebus.connect(address(source)) as bus:
+    async with stateless_server(cluster) as source, simplebus.connect(address(source)) as bus:
         back = create_copier("from", address(source), f"simplebus://{HOST}:{port}", "a")
         async with copying(back):
             await wait_until(lambda: read_lag(back) == 10)

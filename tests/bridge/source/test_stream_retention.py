@@ -64,7 +64,7 @@ async def count_consumers(connection: BridgeNatsConnection, name: str) -> int:
 
 
 async def wait_consumer_created(connection: BridgeNatsConnection, name: str) -> None:
-    """Wait until the copier has its consumer: earlier messages are kept for nobody."""
+    """Wait until the copier has its consumer; the stream does not keep earlier messages."""
     while not await count_consumers(connection, name):
         await connection.round_trip()
 

@@ -21,7 +21,7 @@ from simplebus.memory.bus import MemoryBus
 from tests.bridge import memory_buses
 from tests.bridge.memory_buses import numbered_payloads, payloads
 from tests.jetstream.nats_servers import NatsServer
-from tests.jetstream.stateless_servers import address, door, options
+from tests.jetstream.stateless_servers import address, options, stateless_server
 from tests.support.running_server import serving
 
 PATIENCE_SECONDS = 120.0
@@ -37,7 +37,9 @@ async def target_address(kind: Any, nats: NatsServer) -> AsyncIterator[str]:
     if kind is target_nats.NatsTarget:
         yield nats.url
     else:
-        target_context = serving() if kind is bus_module.BusTarget else door(options(nats.url))
+        target_context = (
+            serving() if kind is bus_module.BusTarget else stateless_server(options(nats.url))
+        )
         async with target_context as up:
             yield address(up)
 
@@ -49,7 +51,7 @@ async def target_address(kind: Any, nats: NatsServer) -> AsyncIterator[str]:
         (bus_module.StatelessServerTarget, bus_module._BATCHES_MAX),
         (target_nats.NatsTarget, target_nats._BATCHES_MAX),
     ],
-    ids=["bus", "door", "nats"],
+    ids=["bus", "stateless server", "nats"],
 )
 async def test_batches_in_flight_are_bounded(
     kind: Any, most: int, nats: NatsServer, monkeypatch: pytest.MonkeyPatch

@@ -1,4 +1,4 @@
-"""Copying into a stream with fast batches: once and in order, whatever happens to its leader.
+"""Copying into a stream with fast batches: once and in order across leader changes.
 
 The tests use a model of a stream that changes its leader, and real servers. The model's leader
 stores accepted messages later, in order, and replies then. It knows their message ids, and

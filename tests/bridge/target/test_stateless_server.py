@@ -29,7 +29,7 @@ from tests.bridge.memory_buses import endpoint_of, numbered_payloads
 from tests.bridge.nats_copiers import connect, running_bridges
 from tests.bridge.test_processes import RestartableProgram, wait_listening
 from tests.jetstream.nats_servers import NatsServer, nats_server
-from tests.jetstream.stateless_servers import address, door, options
+from tests.jetstream.stateless_servers import address, options, stateless_server
 from tests.support.running_server import serving
 
 PATIENCE_SECONDS = 120.0
@@ -51,8 +51,8 @@ async def test_copies_to_stateless_server_once_in_order(nats: NatsServer) -> Non
     with trio.fail_after(PATIENCE_SECONDS):
         async with (
             serving() as up,
-            door(cluster) as one,
-            door(cluster) as other,
+            stateless_server(cluster) as one,
+            stateless_server(cluster) as other,
             simplebus.connect(f"simplebus://{up.addresses[0]}") as source_address,
             simplebus.connect(address(other)) as target_address,
         ):
@@ -91,7 +91,7 @@ async def test_stateless_server_refusal_becomes_dead_letter_at_source(nats: Nats
     with trio.fail_after(PATIENCE_SECONDS):
         async with (
             serving() as up,
-            door(options(nats.url), users=users) as one,
+            stateless_server(options(nats.url), users=users) as one,
             simplebus.connect(f"simplebus://{up.addresses[0]}") as source_address,
             simplebus.connect(address(one), access=Access(token="all")) as target_address,
         ):
@@ -122,8 +122,8 @@ async def test_cluster_messages_do_not_return(nats: NatsServer) -> None:
         async with (
             serving() as a,
             serving() as b,
-            door(cluster) as one,
-            door(cluster) as other,
+            stateless_server(cluster) as one,
+            stateless_server(cluster) as other,
             contextlib.AsyncExitStack() as stack,
         ):
             urls = [address(up) for up in (a, b, one, other)]
@@ -178,7 +178,7 @@ async def test_detects_restored_source(nats: NatsServer, tmp_path: Path) -> None
     parts = [(0, 10), (10, 20), (1000, 1015)]
     with trio.fail_after(PATIENCE_SECONDS):
         async with (
-            door(options(nats.url)) as one,
+            stateless_server(options(nats.url)) as one,
             simplebus.connect(address(one)) as target_address,
         ):
             target_settings = TargetSettings(name="b", record_channel="b", class_="a")
@@ -208,7 +208,7 @@ async def test_copies_nats_to_stateless_server(nats: NatsServer, stream: str) ->
     connected, and none of them is dropped as a duplicate of an earlier one.
     """
     subject = f"words{stream}"
-    async with connect(nats) as connection, door(options(nats.url)) as one:
+    async with connect(nats) as connection, stateless_server(options(nats.url)) as one:
         if stream:
             config = {"name": stream, "subjects": [subject], "storage": "memory"}
             await connection.nats.api_request(f"STREAM.CREATE.{stream}", config)

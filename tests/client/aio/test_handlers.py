@@ -298,7 +298,7 @@ def test_request_can_be_answered_manually(run: Run, server: BusServer) -> None:
 
 
 def test_reply_outside_the_reply_class_raises(run: Run, server: BusServer) -> None:
-    """Whoever asks names the place; who answers may publish where others may not."""
+    """The requester names the reply channel; the responder has permissions of its own there."""
 
     async def main() -> None:
         async with (

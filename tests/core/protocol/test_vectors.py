@@ -156,7 +156,7 @@ def test_stream_vectors_for_any_chunking(vector: Vector) -> None:
         assert ([parse_frame(frame) for frame in whole], leftover) == expected
 
 
-# What is refused ---------------------------------------------------------------------------------
+# Refusals -----------------------------------------------------------------------------------------
 
 
 def vector_limits(vector: Vector) -> Limits:

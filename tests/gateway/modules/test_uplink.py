@@ -1,4 +1,4 @@
-"""Messages of an uplink reach another bus, whatever is unavailable meanwhile."""
+"""Messages of an uplink reach another bus across outages."""
 
 from __future__ import annotations
 

@@ -29,8 +29,8 @@ from tests.jetstream.stateless_servers import (
     PATIENCE_SECONDS,
     address,
     cluster_of,
-    door,
     options,
+    stateless_server,
     until,
 )
 from tests.support import running_server
@@ -86,7 +86,7 @@ class Names(dict[str, int]):
         return ([], ["bus_7"]) if self.asked <= self.untold else ([(7, "orders")] * self.untold, [])
 
     async def learn(self) -> None:
-        """Nobody is there to be asked."""
+        """No server replies."""
         [inbox] = [each for each in self.sids if each.startswith("_INBOX")]
         self.naming.handle_messages(self.sids[inbox], arrived(NOBODY))
         await self.naming.load(self.classes)
@@ -144,10 +144,10 @@ async def test_query_is_answered_with_all_names_and_an_end() -> None:
 async def test_waits_a_limited_time_for_stream_leaders(
     untold: int, names: dict[str, int], autojump_clock: trio.testing.MockClock
 ) -> None:
-    door = Names()
-    door.untold = untold
-    await door.learn()
-    assert door == names
+    stateless_server = Names()
+    stateless_server.untold = untold
+    await stateless_server.learn()
+    assert stateless_server == names
     assert trio.current_time() <= LEADER_WAIT_SECONDS + 1
 
 
@@ -226,9 +226,9 @@ async def test_starting_server_learns_names_from_peers(
     jetstream_server: NatsServer,
 ) -> None:
     cluster = options(jetstream_server.url)
-    async with door(cluster) as up:
+    async with stateless_server(cluster) as up:
         await name_orders(up)
-        async with door(cluster) as late, simplebus.connect(address(late)) as bus:
+        async with stateless_server(cluster) as late, simplebus.connect(address(late)) as bus:
             await bus.publish(b"one", class_id="orders")
             await until(lambda: 7 in cluster_of(late).publisher.open_classes)
             streams = await cluster_of(up).consumers.list_classes()
@@ -239,7 +239,7 @@ async def test_late_class_name_survives_all_servers(
     jetstream_server: NatsServer,
 ) -> None:
     cluster = options(jetstream_server.url)
-    async with door(cluster) as up, simplebus.connect(address(up)) as bus:
+    async with stateless_server(cluster) as up, simplebus.connect(address(up)) as bus:
         await bus.publish(b"one", class_id=7)
         positions = cluster_of(up).consumers
         assert await positions.list_classes() == ([(7, "")], [])
@@ -249,7 +249,7 @@ async def test_late_class_name_survives_all_servers(
             while await positions.list_classes() != ([(7, "orders")], []):  # noqa: ASYNC110
                 await trio.sleep(0.01)
     async with (
-        door(cluster) as up,
+        stateless_server(cluster) as up,
         simplebus.connect(address(up)) as bus,
         bus.subscribe("orders", start="earliest") as messages,
     ):
@@ -260,7 +260,7 @@ async def test_late_class_name_survives_all_servers(
 async def test_reads_name_from_foreign_stream_description(jetstream_server: NatsServer) -> None:
     cluster = options(jetstream_server.url)
     stream = {"name": cluster.names.stream_name(7), "subjects": [cluster.names.class_subject(7)]}
-    async with door(cluster) as up, simplebus.connect(address(up)) as bus:
+    async with stateless_server(cluster) as up, simplebus.connect(address(up)) as bus:
         body = {**stream, "description": "orders"}
         await cluster_of(up).link.api_request(f"STREAM.CREATE.{stream['name']}", body)
         await bus.publish(b"one", class_id=7)

@@ -16,13 +16,13 @@ from simplebus.core.errors import BusConnectionError
 from simplebus.jetstream.cluster import failover
 from simplebus.nats.client.jetstream_codec import JetStreamError
 from simplebus.net.nats_connection import NatsAddress, NatsConnection
-from tests.jetstream.partitioned_cluster import Parted, parted_cluster
+from tests.jetstream.partitioned_cluster import PartitionedCluster, partitioned_cluster
 from tests.jetstream.stateless_servers import (
     PATIENCE_SECONDS,
     address,
     cluster_of,
-    door,
     options,
+    stateless_server,
     until,
 )
 
@@ -74,7 +74,7 @@ class Case:
         return self.elsewhere
 
     async def run(self, seconds: float) -> None:
-        """Follow it for so long."""
+        """Observe the connection for a number of seconds."""
         with trio.move_on_after(seconds):
             await failover.follow_jetstream(self.link, options("a"), lambda: self.signs)  # type: ignore[arg-type]
 
@@ -161,7 +161,7 @@ def _in_order_and_soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(failover, "SILENCE_SECONDS", 2.0)
 
 
-async def ready(cluster: Parted) -> None:
+async def ready(cluster: PartitionedCluster) -> None:
     """Wait until it has a leader."""
     link = NatsConnection(list(options(cluster.servers[-1].url).servers), lambda event: None)
     async with trio.open_nursery() as nursery:
@@ -177,12 +177,15 @@ async def test_leaves_server_cut_off_from_cluster(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with trio.fail_after(2 * PATIENCE_SECONDS):
-        async with parted_cluster(tmp_path) as cluster:
+        async with partitioned_cluster(tmp_path) as cluster:
             await ready(cluster)
             engine = options(
                 *(server.url for server in cluster.servers), replicas=3, ack_wait_seconds=5.0
             )
-            async with door(engine) as up, simplebus.connect(address(up), name="pub") as bus:
+            async with (
+                stateless_server(engine) as up,
+                simplebus.connect(address(up), name="pub") as bus,
+            ):
                 link = cluster_of(up).link
                 at_first = link.server
                 assert cluster.servers[0].url.endswith(at_first)
@@ -204,11 +207,14 @@ async def test_leaves_server_cut_off_from_cluster(
 @pytest.mark.usefixtures("soon")
 async def test_starts_at_server_with_working_jetstream(tmp_path: Path) -> None:
     with trio.fail_after(2 * PATIENCE_SECONDS):
-        async with parted_cluster(tmp_path) as cluster:
+        async with partitioned_cluster(tmp_path) as cluster:
             await ready(cluster)
             engine = options(*(server.url for server in cluster.servers), replicas=3)
             cluster.cut_off(0)
-            async with door(engine) as up, simplebus.connect(address(up), name="pub") as bus:
+            async with (
+                stateless_server(engine) as up,
+                simplebus.connect(address(up), name="pub") as bus,
+            ):
                 await bus.publish(b"one", class_id=7)
 
 
@@ -217,10 +223,13 @@ async def test_stays_without_quorum_and_resumes_with_it(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with trio.fail_after(2 * PATIENCE_SECONDS):
-        async with parted_cluster(tmp_path) as cluster:
+        async with partitioned_cluster(tmp_path) as cluster:
             await ready(cluster)
             engine = options(*(server.url for server in cluster.servers), replicas=3)
-            async with door(engine) as up, simplebus.connect(address(up), name="pub") as bus:
+            async with (
+                stateless_server(engine) as up,
+                simplebus.connect(address(up), name="pub") as bus,
+            ):
                 link = cluster_of(up).link
                 await bus.publish(b"one", class_id=7)
                 for number in range(3):

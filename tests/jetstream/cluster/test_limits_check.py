@@ -25,8 +25,8 @@ from tests.jetstream.stateless_servers import (
     PATIENCE_SECONDS,
     address,
     cluster_of,
-    door,
     options,
+    stateless_server,
     until,
 )
 
@@ -36,7 +36,7 @@ LONGEST_NAME = "\U0001f680" * NAME_CHARACTERS_MAX
 async def test_stores_longest_frame_with_longest_name(tmp_path: Path) -> None:
     with nats_server(tmp_path, "max_payload: 65536") as server:
         async with (
-            door(options(server.url)) as up,
+            stateless_server(options(server.url)) as up,
             simplebus.connect(address(up), name=LONGEST_NAME) as bus,
         ):
             longest = bus.connection.core.accepted_frame_bytes_max - FRAME_BYTES_MIN
@@ -59,7 +59,7 @@ async def test_skips_nats_server_with_smaller_payload(
         had = config.read_text()
         cluster = replace(options(server.url), storage="file")
         async with (
-            door(cluster) as up,
+            stateless_server(cluster) as up,
             simplebus.connect(address(up), name="one") as bus,
             trio.open_nursery() as nursery,
         ):
@@ -96,7 +96,7 @@ async def test_oversized_foreign_message_blocks_nothing(tmp_path: Path) -> None:
     with nats_server(tmp_path, "max_payload: 16MB") as server:
         cluster = options(server.url)
         async with (
-            door(cluster) as up,
+            stateless_server(cluster) as up,
             simplebus.connect(address(up)) as bus,
             bus.subscribe(1, durable="d") as messages,
         ):
@@ -132,8 +132,8 @@ async def test_refuses_memory_stream_with_file_storage(
     other = replace(cluster, storage="file")
     stream = cluster.names.stream_name(1)
     why = rf"the stream {stream} stores messages in memory, but --engine-storage is file"
-    async with door(other) as before, simplebus.connect(address(before)) as bus:
-        async with door(cluster) as up, simplebus.connect(address(up)) as there:
+    async with stateless_server(other) as before, simplebus.connect(address(before)) as bus:
+        async with stateless_server(cluster) as up, simplebus.connect(address(up)) as there:
             await there.publish(b"kept", class_id=1)
         with pytest.raises(UnusableClusterError, match=why):
             await check_cluster(Settings(), other)
@@ -156,7 +156,7 @@ async def test_upgrades_streams_and_never_downgrades(
     for seconds, bytes_max in wishes:
         wished = replace(cluster, duplicate_seconds=seconds, max_bytes=bytes_max)
         await check_cluster(Settings(), wished)
-        async with door(wished) as up, simplebus.connect(address(up)) as bus:
+        async with stateless_server(wished) as up, simplebus.connect(address(up)) as bus:
             await bus.publish(b"x", class_id=1)
             configs = [
                 (await cluster_of(up).link.api_request(f"STREAM.INFO.{name}"))["config"]
@@ -169,7 +169,7 @@ async def test_upgrades_streams_and_never_downgrades(
     )
     caplog.clear()
     wished = replace(cluster, replicas=3)
-    async with door(wished) as up, simplebus.connect(address(up)) as bus:
+    async with stateless_server(wished) as up, simplebus.connect(address(up)) as bus:
         await bus.publish(b"x", class_id=1)
     assert "(num_replicas from 1 to 3)" in caplog.text
 
@@ -233,7 +233,7 @@ async def test_running_server_restores_identity(
     monkeypatch.setattr(cluster_id, "_CHECK_SECONDS", 0.01)
     cluster = options(jetstream_server.url)
     name = cluster.names.identity_stream_name
-    async with door(cluster) as up:
+    async with stateless_server(cluster) as up:
         link = cluster_of(up).link
         before = up.server.broker.subscription_manager.identity
         with trio.fail_after(PATIENCE_SECONDS):
@@ -247,6 +247,6 @@ async def test_running_server_restores_identity(
                 try:
                     await link.api_request(f"STREAM.DELETE.{name}")
                     await link.api_request(f"STREAM.CREATE.{name}", body)
-                except JetStreamError:  # The door was first.
+                except JetStreamError:  # The stateless server was first.
                     continue
                 await trio.sleep(0.05)

@@ -17,7 +17,7 @@ from simplebus.jetstream.consume.catch_up import (
 )
 from simplebus.jetstream.names import JetStreamNames
 from simplebus.nats.client.jetstream_codec import JetStreamError
-from tests.jetstream.consume.test_feed import Door, message
+from tests.jetstream.consume.test_feed import FakeServer, message
 
 
 class FakeLink:
@@ -42,26 +42,26 @@ class FakeLink:
 
 
 class Case:
-    """A feed before such a cluster, and whether it was told."""
+    """Feed of a scripted cluster; records whether it was notified."""
 
     def __init__(self, *, is_ack_all: bool) -> None:
-        self.door = Door()
+        self.server = FakeServer()
         self.link = FakeLink()
         if is_ack_all:
-            self.door.feed.ack_all = AckAllConsumer()
+            self.server.feed.ack_all = AckAllConsumer()
         self.told_at: float | None = None
 
     def tell(self) -> None:
         self.told_at = trio.current_time()
 
     async def wait(self) -> None:
-        await notify_when_caught_up(self.link, JetStreamNames(), "c", self.door.feed, self.tell)  # type: ignore[arg-type]
+        await notify_when_caught_up(self.link, JetStreamNames(), "c", self.server.feed, self.tell)  # type: ignore[arg-type]
 
     def take(self, *numbers: int) -> None:
-        """These come and are acknowledged."""
-        self.door.take(*(message(number) for number in numbers))
-        self.door.taken()
-        self.door.ack(0, self.door.feed.position.ring.head)
+        """Receive these messages and acknowledge them."""
+        self.server.take(*(message(number) for number in numbers))
+        self.server.taken()
+        self.server.ack(0, self.server.feed.position.ring.head)
 
 
 @pytest.mark.parametrize("is_ack_all", [True, False])
@@ -92,7 +92,7 @@ async def test_waits_only_a_moment_for_shared_consumer(autojump_clock: MockClock
 
 async def test_does_not_wait_for_messages_delivered_before(autojump_clock: MockClock) -> None:
     case = Case(is_ack_all=False)
-    case.link.sent = case.door.feed.delivered_to_others = 3
+    case.link.sent = case.server.feed.delivered_to_others = 3
     await case.wait()
     assert case.told_at == 0.0
 
@@ -106,8 +106,8 @@ async def test_empty_stream_is_caught_up(autojump_clock: MockClock) -> None:
 
 async def test_notifies_at_once_while_subscriber_has_messages(autojump_clock: MockClock) -> None:
     case = Case(is_ack_all=True)
-    case.door.take(message(1))
-    case.door.taken()
+    case.server.take(message(1))
+    case.server.taken()
     await case.wait()
     assert case.told_at == 0.0
 

@@ -26,8 +26,8 @@ from tests.jetstream.stateless_servers import (
     PATIENCE_SECONDS,
     address,
     cluster_of,
-    door,
     options,
+    stateless_server,
     until,
     wait_until_idle,
 )
@@ -86,7 +86,7 @@ async def test_cancels_queued_jobs_of_closed_position() -> None:
 
 async def test_subscriptions_during_outage_leave_no_jobs(tmp_path: Path) -> None:
     with nats_server(tmp_path) as server:
-        async with door(replace(options(server.url), storage="file")) as up:
+        async with stateless_server(replace(options(server.url), storage="file")) as up:
             cluster = cluster_of(up)
             async with simplebus.connect(address(up), name="one") as bus:
                 with trio.fail_after(PATIENCE_SECONDS):
@@ -108,7 +108,7 @@ async def test_subscriptions_during_outage_leave_no_jobs(tmp_path: Path) -> None
 
 
 def test_publishing_waits_only_for_earlier_positions() -> None:
-    """Whoever comes and goes all the time holds up nobody for longer than what he was before."""
+    """A client that reconnects constantly delays others no longer than its first connection."""
     stream = Stream()
     stream.publisher.open_classes.add(7)
     stream.publisher.append_batch(WriteBatch(1, [entry(frame(b"1", 0))]))
@@ -146,7 +146,10 @@ def test_start_after_next_message_begins_with_it(sequence: int) -> None:
 async def test_start_far_ahead_begins_with_new_messages(
     jetstream_server: NatsServer, start: Start
 ) -> None:
-    async with door(options(jetstream_server.url)) as up, simplebus.connect(address(up)) as bus:
+    async with (
+        stateless_server(options(jetstream_server.url)) as up,
+        simplebus.connect(address(up)) as bus,
+    ):
         await bus.publish(b"old", class_id=7)
         async with bus.subscribe(7, durable="d", start=start) as messages:
             await bus.publish(b"new", class_id=7)
@@ -157,7 +160,10 @@ async def test_start_far_ahead_begins_with_new_messages(
 async def test_refused_consumer_is_reported_and_blocks_no_one(
     jetstream_server: NatsServer,
 ) -> None:
-    async with door(options(jetstream_server.url)) as up, simplebus.connect(address(up)) as bus:
+    async with (
+        stateless_server(options(jetstream_server.url)) as up,
+        simplebus.connect(address(up)) as bus,
+    ):
         await bus.publish(b"", class_id=7)
         meddle = lambda subject: NO_MORE if subject.startswith("CONSUMER.CREATE") else None  # noqa: E731
         with trio.fail_after(PATIENCE_SECONDS), asked_in_vain(cluster_of(up).link, meddle):
@@ -171,7 +177,7 @@ async def test_retried_opening_blocks_neither_publishers_nor_closing(
     jetstream_server: NatsServer,
 ) -> None:
     async with (
-        door(options(jetstream_server.url)) as up,
+        stateless_server(options(jetstream_server.url)) as up,
         simplebus.connect(address(up)) as bus,
         simplebus.connect(address(up)) as other,
     ):
@@ -203,8 +209,11 @@ async def test_retried_opening_blocks_neither_publishers_nor_closing(
 async def test_uses_consumer_whose_creation_was_not_confirmed(
     jetstream_server: NatsServer, begin: str
 ) -> None:
-    """The first one of all takes over what waits, and gets it whatever answer is lost."""
-    async with door(options(jetstream_server.url)) as up, simplebus.connect(address(up)) as bus:
+    """The first subscription receives the backlog, whichever reply is lost."""
+    async with (
+        stateless_server(options(jetstream_server.url)) as up,
+        simplebus.connect(address(up)) as bus,
+    ):
         await bus.publish(b"waits", class_id=7)
         with answers_lost(cluster_of(up).link, begin) as lost:
             async with bus.subscribe(7) as messages:
@@ -218,7 +227,7 @@ async def test_closing_during_creation_leaves_no_consumer(
     jetstream_server: NatsServer,
 ) -> None:
     async with (
-        door(options(jetstream_server.url)) as up,
+        stateless_server(options(jetstream_server.url)) as up,
         simplebus.connect(address(up)) as bus,
         bus.subscribe(7),
     ):
@@ -242,7 +251,10 @@ async def test_released_messages_survive_lost_answers(
     jetstream_server: NatsServer,
 ) -> None:
     """Retry the release of a consumer while its API requests fail."""
-    async with door(options(jetstream_server.url)) as up, simplebus.connect(address(up)) as bus:
+    async with (
+        stateless_server(options(jetstream_server.url)) as up,
+        simplebus.connect(address(up)) as bus,
+    ):
         link, names = cluster_of(up).link, list[str]()
         await bus.publish_many([b"%d" % number for number in range(5)], class_id=7)
 
@@ -270,7 +282,10 @@ async def test_released_messages_survive_lost_answers(
 async def test_deletion_is_retried_unless_consumer_is_used_again(
     jetstream_server: NatsServer,
 ) -> None:
-    async with door(options(jetstream_server.url)) as up, simplebus.connect(address(up)) as bus:
+    async with (
+        stateless_server(options(jetstream_server.url)) as up,
+        simplebus.connect(address(up)) as bus,
+    ):
         cluster, is_there = cluster_of(up), False
         link, failing = cluster.link, [True]
         delete = f"CONSUMER.DELETE.{cluster.options.names.stream_name(7)}.d-d"
@@ -297,7 +312,10 @@ async def test_deletion_is_retried_unless_consumer_is_used_again(
 async def test_silent_server_counts_as_alive_and_is_asked_once(
     jetstream_server: NatsServer,
 ) -> None:
-    async with door(options(jetstream_server.url)) as up, simplebus.connect(address(up)) as bus:
+    async with (
+        stateless_server(options(jetstream_server.url)) as up,
+        simplebus.connect(address(up)) as bus,
+    ):
         cluster, asked = cluster_of(up), list[str]()
         await bus.publish(b"", class_id=7)
         name = "p-frozen-1"
@@ -334,7 +352,7 @@ async def test_departed_server_is_detected_despite_passive_listener(
     Otherwise, the consumers of a dead server would stay unowned while that subscription exists.
     """
     async with (
-        door(options(jetstream_server.url)) as up,
+        stateless_server(options(jetstream_server.url)) as up,
         linked(jetstream_server.url) as (listener, _),
         simplebus.connect(address(up)) as bus,
     ):
@@ -370,7 +388,7 @@ async def test_unexpected_error_in_a_job_ends_only_that_job(
 
     async def job(number: int) -> None:
         if number == 1:
-            raise ValueError("a fault of the door's own")
+            raise ValueError("a fault of the server")
         done.append(number)
 
     async with trio.open_nursery() as nursery:
@@ -381,13 +399,16 @@ async def test_unexpected_error_in_a_job_ends_only_that_job(
         await told.wait()
     assert done == [0, 2]
     assert jobs.is_empty
-    assert "a fault of the door's own" in caplog.text
+    assert "a fault of the server" in caplog.text
 
 
 async def test_unexpected_error_while_closing_blocks_no_publisher(
     jetstream_server: NatsServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with door(options(jetstream_server.url)) as up, simplebus.connect(address(up)) as bus:
+    async with (
+        stateless_server(options(jetstream_server.url)) as up,
+        simplebus.connect(address(up)) as bus,
+    ):
         cluster = cluster_of(up)
         find = cluster.consumers.open
 
@@ -397,7 +418,7 @@ async def test_unexpected_error_while_closing_blocks_no_publisher(
             return found
 
         async def close(*_: Any, **__: Any) -> None:
-            raise ValueError("a fault of the door's own")
+            raise ValueError("a fault of the server")
 
         monkeypatch.setattr(cluster.consumers, "open", open_late)
         monkeypatch.setattr(cluster.consumers, "close", close)
@@ -407,7 +428,7 @@ async def test_unexpected_error_while_closing_blocks_no_publisher(
                 await until(lambda: bool(cluster.feeds))
                 nursery.cancel_scope.cancel()
             await bus.publish(b"", class_id=7)
-        assert "a fault of the door's own" in caplog.text
+        assert "a fault of the server" in caplog.text
 
 
 @pytest.mark.parametrize("group", [None, "g"])
@@ -416,7 +437,7 @@ async def test_closing_without_connection_logs_no_error(
 ) -> None:
     """Close a subscription while the server is trying to replace its lost consumer."""
     with nats_server(tmp_path) as server:
-        async with door(options(server.url)) as up:
+        async with stateless_server(options(server.url)) as up:
             cluster = cluster_of(up)
             with trio.fail_after(PATIENCE_SECONDS):
                 async with (
@@ -437,8 +458,11 @@ async def test_closing_without_connection_logs_no_error(
 async def test_retries_replacement_after_unexpected_error(
     jetstream_server: NatsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    faults = [ValueError("a fault of the door's own")] * 2
-    async with door(options(jetstream_server.url)) as up, simplebus.connect(address(up)) as bus:
+    faults = [ValueError("a fault of the server")] * 2
+    async with (
+        stateless_server(options(jetstream_server.url)) as up,
+        simplebus.connect(address(up)) as bus,
+    ):
         cluster = cluster_of(up)
         renew = cluster.consumers.replace
 

@@ -16,8 +16,8 @@ from tests.jetstream.stateless_servers import (
     PATIENCE_SECONDS,
     address,
     cluster_of,
-    door,
     options,
+    stateless_server,
     until,
 )
 
@@ -30,7 +30,7 @@ async def test_recreates_deleted_streams_and_consumers(
     jetstream_server: NatsServer, caplog: pytest.LogCaptureFixture, what: str, kind: dict[str, Any]
 ) -> None:
     async with (
-        door(options(jetstream_server.url)) as up,
+        stateless_server(options(jetstream_server.url)) as up,
         simplebus.connect(address(up)) as bus,
         bus.subscribe(1, **kind) as messages,
     ):
@@ -63,7 +63,7 @@ async def test_delivers_messages_confirmed_while_consumer_was_missing(
     jetstream_server: NatsServer, monkeypatch: pytest.MonkeyPatch, kind: dict[str, Any]
 ) -> None:
     async with (
-        door(options(jetstream_server.url)) as up,
+        stateless_server(options(jetstream_server.url)) as up,
         simplebus.connect(address(up)) as bus,
     ):
         cluster = cluster_of(up)
@@ -101,10 +101,10 @@ async def test_delivers_messages_confirmed_while_consumer_was_missing(
 async def test_recreated_consumer_delivers_delayed_messages(
     jetstream_server: NatsServer,
 ) -> None:
-    """It was given back with a pause: nobody at the door has it."""
+    """The message was returned with a delay: no subscriber of the stateless server has it."""
     durable = {"durable": "d"}
     async with (
-        door(options(jetstream_server.url)) as up,
+        stateless_server(options(jetstream_server.url)) as up,
         simplebus.connect(address(up)) as bus,
     ):
         cluster = cluster_of(up)
@@ -129,9 +129,9 @@ async def test_recreated_consumer_delivers_delayed_messages(
 async def test_missing_consumer_causes_no_load_if_stream_cannot_be_created(
     jetstream_server: NatsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is asked for a few times in a second, and had again when that is possible."""
+    """The consumer is requested a few times per second, and recreated when possible."""
     async with (
-        door(options(jetstream_server.url)) as up,
+        stateless_server(options(jetstream_server.url)) as up,
         simplebus.connect(address(up)) as bus,
         bus.subscribe(1, durable="d") as messages,
     ):
@@ -160,7 +160,7 @@ async def test_retries_refusing_consumer_with_delay(
     jetstream_server: NatsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with (
-        door(options(jetstream_server.url)) as up,
+        stateless_server(options(jetstream_server.url)) as up,
         simplebus.connect(address(up)) as bus,
         bus.subscribe(1, durable="d") as messages,
     ):
@@ -181,7 +181,10 @@ async def test_retries_refusing_consumer_with_delay(
         monkeypatch.setattr(cluster, "_tick", beating)
         with trio.fail_after(PATIENCE_SECONDS):
             info = await cluster.link.api_request(f"CONSUMER.INFO.{name}")
-            for longest in (1_000_000_000, 0):  # Of a request; a door's takes longer.
+            for longest in (
+                1_000_000_000,
+                0,
+            ):  # Of a request; one of a stateless server takes longer.
                 body = {
                     "stream_name": info["stream_name"],
                     "config": {**info["config"], "max_expires": longest},

@@ -17,7 +17,7 @@ from simplebus.server.run import RunningServer
 from tests.behaviour.wire_peer_v2 import connect_request, subscribe
 from tests.core.authorization.users import create_user
 from tests.jetstream.nats_servers import NatsServer
-from tests.jetstream.stateless_servers import address, cluster_of, door, options, until
+from tests.jetstream.stateless_servers import address, cluster_of, options, stateless_server, until
 from tests.support import running_server
 
 USERS = Users(
@@ -32,9 +32,12 @@ USERS = Users(
 
 
 @contextlib.asynccontextmanager
-async def two_doors(server: NatsServer) -> AsyncIterator[list[RunningServer]]:
+async def two_servers_with_users(server: NatsServer) -> AsyncIterator[list[RunningServer]]:
     cluster = options(server.url)
-    async with door(cluster, users=USERS) as one, door(cluster, users=USERS) as other:
+    async with (
+        stateless_server(cluster, users=USERS) as one,
+        stateless_server(cluster, users=USERS) as other,
+    ):
         yield [one, other]
 
 
@@ -55,32 +58,36 @@ async def takes_up(up: RunningServer, who: str, *, forget: bool = False, **what:
 async def test_durable_belongs_to_its_creator_at_every_server(
     jetstream_server: NatsServer, first: int
 ) -> None:
-    async with two_doors(jetstream_server) as doors:
-        assert await takes_up(doors[first], "ada", durable="d") == ""
-        for up in doors:
+    async with two_servers_with_users(jetstream_server) as stateless_servers:
+        assert await takes_up(stateless_servers[first], "ada", durable="d") == ""
+        for up in stateless_servers:
             refusal = await takes_up(up, "bob", durable="d")
             assert "the durable 'd': it belongs to another user" in refusal
             assert await takes_up(up, "ada", durable="d") == ""
             assert await takes_up(up, "keeper", durable="d") == ""
-        assert await takes_up(doors[0], "ada", durable="d", forget=True) == ""
-        assert await takes_up(doors[1], "bob", durable="d") == ""
-        assert "it belongs to another user" in await takes_up(doors[0], "ada", durable="d")
+        assert await takes_up(stateless_servers[0], "ada", durable="d", forget=True) == ""
+        assert await takes_up(stateless_servers[1], "bob", durable="d") == ""
+        assert "it belongs to another user" in await takes_up(
+            stateless_servers[0], "ada", durable="d"
+        )
 
 
 async def test_group_requires_the_visibility_of_its_creator(
     jetstream_server: NatsServer,
 ) -> None:
-    async with two_doors(jetstream_server) as doors:
-        assert await takes_up(doors[0], "ada", group="g") == ""
-        assert await takes_up(doors[1], "bob", group="g") == ""
-        assert "messages that this user may not see" in await takes_up(doors[1], "eu", group="g")
+    async with two_servers_with_users(jetstream_server) as stateless_servers:
+        assert await takes_up(stateless_servers[0], "ada", group="g") == ""
+        assert await takes_up(stateless_servers[1], "bob", group="g") == ""
+        assert "messages that this user may not see" in await takes_up(
+            stateless_servers[1], "eu", group="g"
+        )
 
 
 async def test_refuses_seek_of_another_users_durable(jetstream_server: NatsServer) -> None:
-    async with two_doors(jetstream_server) as doors:
-        assert await takes_up(doors[0], "ada", durable="d") == ""
+    async with two_servers_with_users(jetstream_server) as stateless_servers:
+        assert await takes_up(stateless_servers[0], "ada", durable="d") == ""
         for who in ("bob", "ada", "keeper"):
-            peer = await running_server.connect(doors[1])
+            peer = await running_server.connect(stateless_servers[1])
             await peer.send(connect_request(1, auth={"token": who}))
             assert (await peer.read_frame())[0] == frames.CONNECT
             await peer.send(subscribe(1, 1, durable="d", start="earliest", seek=True))
@@ -88,4 +95,11 @@ async def test_refuses_seek_of_another_users_durable(jetstream_server: NatsServe
             assert (b"may not move or remove" in told) == (who == "bob")
             assert (told[0] == frames.SUBSCRIBE) == (who != "bob")
             await peer.stream.aclose()
-            await until(lambda: not (cluster_of(doors[1]).feeds or cluster_of(doors[1]).is_busy))
+            await until(
+                lambda: (
+                    not (
+                        cluster_of(stateless_servers[1]).feeds
+                        or cluster_of(stateless_servers[1]).is_busy
+                    )
+                )
+            )

@@ -9,14 +9,14 @@ from simplebus.core.errors import RefusedError
 from simplebus.jetstream.consume.durable_check import DurableCheck
 from simplebus.nats.client.jetstream_codec import JetStreamError
 from simplebus.server.run import RunningServer
-from tests.jetstream.consume.test_durable_owners import two_doors
+from tests.jetstream.consume.test_durable_owners import two_servers_with_users
 from tests.jetstream.faulty_api import asked_in_vain
 from tests.jetstream.nats_servers import NatsServer
 from tests.jetstream.stateless_servers import (
     address,
     cluster_of,
-    door,
     options,
+    stateless_server,
     two_servers,
     wait_until_idle,
 )
@@ -54,7 +54,7 @@ async def test_delivery_policy_applies_while_durable_is_used(
 async def test_user_without_right_gets_the_creators_policy(
     jetstream_server: NatsServer,
 ) -> None:
-    async with two_doors(jetstream_server) as (one, other):
+    async with two_servers_with_users(jetstream_server) as (one, other):
         for up, who, asked, found in (
             (one, "ada", FIRST, (7, 3, (1, 2))),
             (other, "bob", OTHER, (7, 3, (1, 2))),
@@ -110,7 +110,7 @@ async def test_concurrent_creation_with_other_channels_is_refused_once(
 @pytest.mark.parametrize("said", ["", "{", "[]", '{"ack":-1}', '{"ack":1,"deliveries":1e9}'])
 async def test_ignores_invalid_policy_metadata(jetstream_server: NatsServer, said: str) -> None:
     async with (
-        door(options(jetstream_server.url)) as up,
+        stateless_server(options(jetstream_server.url)) as up,
         simplebus.connect(address(up)) as bus,
         bus.subscribe(1, durable="d", **FIRST),
     ):

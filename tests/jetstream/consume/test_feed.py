@@ -26,15 +26,15 @@ from simplebus.nats.client.parser import ClientParser
 ENVELOPE = b"NATS/1.0\r\nSimplebus-Type: 5\r\n\r\n"
 
 
-class Door:
-    """A broker with one class, one version 1 session that has subscribed to it, and its feed."""
+class FakeServer:
+    """Broker with one class, a subscribed version 1 session, and its consumer feed."""
 
     def __init__(self) -> None:
         self.broker = Broker(Settings(), commit_log=CommitLog(Durability.OS))
         self.feeds: list[ConsumerFeed] = []
         self.ended: list[bool] = []
         self.written: list[bytes] = []
-        """What was said of messages whose subscription had ended."""
+        """Replies for messages whose subscription had ended."""
         assert self.broker.commit_log is not None
         self.commit_log = self.broker.commit_log
         self.burials: DeadLetterTracker[ConsumerFeed] = DeadLetterTracker(
@@ -75,7 +75,7 @@ class Door:
         self.broker.receive(self.session, self._buffer, len(data))
 
     def take(self, *messages: bytes) -> bytes:
-        """These come from the consumer. Returns what is said of them at once."""
+        """Receive messages from the consumer. Returns the immediate replies."""
         said = self.feed.receive(arrived(*messages))
         self.broker.subscription_manager.notify_position(self.feed.position)
         return said
@@ -93,7 +93,7 @@ class Door:
         return got
 
     def store(self) -> None:
-        """All that was accepted reaches the cluster."""
+        """Store all accepted messages in the cluster."""
         lot = self.commit_log.pop_write_batch()
         assert lot is not None
         self.commit_log.mark_durable(lot.number)
@@ -136,204 +136,204 @@ def sequence_of(messages: ReceivedMessages, row: int) -> int:
 
 
 def test_delivers_received_messages_and_returns_acks() -> None:
-    door = Door()
-    assert door.take(*(message(n) for n in (5, 6, 9))) == b""
-    assert door.taken() == [(0, b"5"), (1, b"6"), (2, b"9")]
-    assert door.acked() == []
-    door.ack(1, 2)
-    assert door.acked() == [6]
-    assert door.acked() == []
-    door.ack(0, 1)
-    assert door.acked() == [5]
-    assert door.feed.position.ring.floor == 2
-    assert [sequence_of(m, 0) for m in door.feed.unacked_messages()] == [9]
+    server = FakeServer()
+    assert server.take(*(message(n) for n in (5, 6, 9))) == b""
+    assert server.taken() == [(0, b"5"), (1, b"6"), (2, b"9")]
+    assert server.acked() == []
+    server.ack(1, 2)
+    assert server.acked() == [6]
+    assert server.acked() == []
+    server.ack(0, 1)
+    assert server.acked() == [5]
+    assert server.feed.position.ring.floor == 2
+    assert [sequence_of(m, 0) for m in server.feed.unacked_messages()] == [9]
 
 
 def test_drops_redelivery_of_message_in_ring() -> None:
-    door = Door()
-    door.take(message(5), message(6))
-    door.taken()
-    assert door.take(message(6, attempt=2, tail="7")) == b""
-    assert door.taken() == []
-    assert door.feed.statistics().repeated_count == 1
-    door.ack(0, 2)
-    replies = [m.reply(row) for m in door.feed.pop_acked() for row in range(m.count)]
+    server = FakeServer()
+    server.take(message(5), message(6))
+    server.taken()
+    assert server.take(message(6, attempt=2, tail="7")) == b""
+    assert server.taken() == []
+    assert server.feed.statistics().repeated_count == 1
+    server.ack(0, 2)
+    replies = [m.reply(row) for m in server.feed.pop_acked() for row in range(m.count)]
     assert replies[0].endswith(b".5.5.1000000000.0")
     assert replies[1].startswith(b"$JS.ACK.S.c.2.6.")  # By its latest subject.
 
 
 def test_drops_many_redeliveries_with_one_copy() -> None:
-    door, count = Door(), 500
-    door.take(*(message(n, bytes(1000)) for n in range(1, count + 1)))
-    door.taken()
-    before = sum(len(messages.raw) for messages in door.feed.unacked_messages())
+    server, count = FakeServer(), 500
+    server.take(*(message(n, bytes(1000)) for n in range(1, count + 1)))
+    server.taken()
+    before = sum(len(messages.raw) for messages in server.feed.unacked_messages())
     numbers = random.Random(1).sample(range(1, count + 1), count)
-    door.take(*(message(n, b"x", attempt=2, tail="7") for n in numbers))
-    [messages] = door.feed.unacked_messages()
+    server.take(*(message(n, b"x", attempt=2, tail="7") for n in numbers))
+    [messages] = server.feed.unacked_messages()
     replies = [messages.reply(row) for row in range(count)]
     assert [int(reply.split(b".")[5]) for reply in replies] == list(range(1, count + 1))
     assert all(reply.startswith(b"$JS.ACK.S.c.2.") for reply in replies)
     assert len(messages.raw) < before + sum(map(len, replies)) + 100
-    assert door.feed.statistics().repeated_count == count
+    assert server.feed.statistics().repeated_count == count
 
 
 def test_acks_redelivery_of_acked_message_again() -> None:
-    door = Door()
-    door.take(message(5), message(6))
-    door.taken()
-    door.ack(0, 2)
-    assert door.acked() == [5, 6]
-    said = door.take(message(5, attempt=2), message(7))
+    server = FakeServer()
+    server.take(message(5), message(6))
+    server.taken()
+    server.ack(0, 2)
+    assert server.acked() == [5, 6]
+    said = server.take(message(5, attempt=2), message(7))
     assert said.startswith(b"PUB $JS.ACK.S.c.2.5.5.")
     assert said.endswith(b" 4\r\n+ACK\r\n")
-    assert door.taken() == [(2, b"7")]
+    assert server.taken() == [(2, b"7")]
 
 
 def test_drops_repeats_that_a_server_reports_as_new() -> None:
-    door = Door()
-    door.take(*(message(n) for n in (5, 6, 7)))
-    door.taken()
-    door.ack(0, 2)
-    assert door.acked() == [5, 6]
-    said = door.take(*(message(n, tail="9") for n in (5, 6, 7, 8)))
+    server = FakeServer()
+    server.take(*(message(n) for n in (5, 6, 7)))
+    server.taken()
+    server.ack(0, 2)
+    assert server.acked() == [5, 6]
+    said = server.take(*(message(n, tail="9") for n in (5, 6, 7, 8)))
     assert said.count(b"+ACK") == 2
-    assert door.taken() == [(3, b"8")]
-    door.feed.acked_sequences.raise_floor(
+    assert server.taken() == [(3, b"8")]
+    server.feed.acked_sequences.raise_floor(
         8
     )  # So the consumer says: nothing else is acked_sequences of it.
-    assert door.take(message(7, tail="10")).startswith(b"PUB $JS.ACK.S.c.1.7.7.")
-    assert door.taken() == []
+    assert server.take(message(7, tail="10")).startswith(b"PUB $JS.ACK.S.c.1.7.7.")
+    assert server.taken() == []
 
 
 @pytest.mark.parametrize("attempt", [1, 2])
 def test_drops_repeats_within_one_read(attempt: int) -> None:
-    """A door that was held up for longer than the ack wait reads both together."""
-    door = Door()
+    """A server that was blocked for longer than the ack wait reads both deliveries together."""
+    server = FakeServer()
     again = (message(n, attempt=attempt, tail="9") for n in (5, 6))
-    door.take(*(message(n) for n in (5, 6, 7)), *again)
-    assert [payload for _, payload in door.taken()][:2] == [b"5", b"6"]
-    door.broker.subscription_manager.notify_position(door.feed.position)
-    assert door.feed.position.ring.head == 3
-    assert door.feed.statistics().repeated_count == 2
-    door.ack(0, 3)
-    replies = [m.reply(row) for m in door.feed.pop_acked() for row in range(m.count)]
+    server.take(*(message(n) for n in (5, 6, 7)), *again)
+    assert [payload for _, payload in server.taken()][:2] == [b"5", b"6"]
+    server.broker.subscription_manager.notify_position(server.feed.position)
+    assert server.feed.position.ring.head == 3
+    assert server.feed.statistics().repeated_count == 2
+    server.ack(0, 3)
+    replies = [m.reply(row) for m in server.feed.pop_acked() for row in range(m.count)]
     assert [reply.endswith(b".9") for reply in replies] == [True, True, False]  # By its latest.
 
 
 def test_marks_late_message_as_redelivered() -> None:
-    door = Door()
-    door.take(message(8))
-    door.taken()
-    door.take(message(5))
-    assert door.taken() == [(1, b"5")]
-    assert door.feed.position.list_attempts() == [(1, 2, 2)]
+    server = FakeServer()
+    server.take(message(8))
+    server.taken()
+    server.take(message(5))
+    assert server.taken() == [(1, b"5")]
+    assert server.feed.position.list_attempts() == [(1, 2, 2)]
 
 
 def test_recreated_consumer_starts_at_first_unacked_message() -> None:
-    door = Door()
-    door.feed.acked_sequences.raise_floor(3)
-    door.take(message(5), message(6))
-    door.taken()
-    door.ack(0, 2)
-    assert door.acked() == [5, 6]
-    assert door.feed.restart_sequence == 3
-    door.feed.replace_consumer(OpenedConsumer("d", True))
-    door.take(*(message(n) for n in (3, 4, 5, 6, 7)))
-    assert door.taken() == [(2, b"3"), (3, b"4"), (4, b"7")]
+    server = FakeServer()
+    server.feed.acked_sequences.raise_floor(3)
+    server.take(message(5), message(6))
+    server.taken()
+    server.ack(0, 2)
+    assert server.acked() == [5, 6]
+    assert server.feed.restart_sequence == 3
+    server.feed.replace_consumer(OpenedConsumer("d", True))
+    server.take(*(message(n) for n in (3, 4, 5, 6, 7)))
+    assert server.taken() == [(2, b"3"), (3, b"4"), (4, b"7")]
 
 
 @pytest.mark.parametrize("is_ack_all", [False, True])
 def test_forgets_sequences_of_rolled_back_stream(
     is_ack_all: bool,
 ) -> None:
-    door = Door()
-    door.feed.ack_all = AckAllConsumer() if is_ack_all else None
-    door.take(*(message(n) for n in (1, 2, 3, 4)))
-    door.taken()
-    door.ack(0, 4)
-    assert 4 in door.acked()
+    server = FakeServer()
+    server.feed.ack_all = AckAllConsumer() if is_ack_all else None
+    server.take(*(message(n) for n in (1, 2, 3, 4)))
+    server.taken()
+    server.ack(0, 4)
+    assert 4 in server.acked()
     anew = [message(n, b"other %d" % n, stored=9_000_000_000) for n in (1, 2, 3)]
     if is_ack_all:
-        door.feed.ack_all = AckAllConsumer()
-    assert door.take(*anew) == b""
-    assert (door.taken(), door.feed.is_broken) == ([], True)
-    assert door.take(*anew) == b""
-    door.feed.replace_consumer(OpenedConsumer("d", True, is_ack_all, is_new_stream=True))
-    assert not door.feed.is_broken
-    door.take(*anew)
-    assert door.taken() == [(n + 3, b"other %d" % n) for n in (1, 2, 3)]
+        server.feed.ack_all = AckAllConsumer()
+    assert server.take(*anew) == b""
+    assert (server.taken(), server.feed.is_broken) == ([], True)
+    assert server.take(*anew) == b""
+    server.feed.replace_consumer(OpenedConsumer("d", True, is_ack_all, is_new_stream=True))
+    assert not server.feed.is_broken
+    server.take(*anew)
+    assert server.taken() == [(n + 3, b"other %d" % n) for n in (1, 2, 3)]
 
 
 def test_message_of_another_server_counts_as_redelivery() -> None:
-    door = Door()
-    door.take(message(8), message(5, attempt=3), message(6, attempt=3))
-    position = door.feed.position
-    assert door.taken() == [(0, b"5"), (1, b"6"), (2, b"8")]
+    server = FakeServer()
+    server.take(message(8), message(5, attempt=3), message(6, attempt=3))
+    position = server.feed.position
+    assert server.taken() == [(0, b"5"), (1, b"6"), (2, b"8")]
     assert position.redelivered_count == 2
     assert position.list_attempts() == [(0, 2, 3)]
-    door.ack(0, 3)
-    assert door.acked() == [5, 6, 8]
+    server.ack(0, 3)
+    assert server.acked() == [5, 6, 8]
 
 
 def test_message_with_max_deliveries_is_dead_lettered_and_acked() -> None:
-    door = Door()
-    door.take(message(5, attempt=17))
-    assert door.taken() == []
-    assert door.broker.classes[door.broker.store.class_id_by_name["dead.7"]].ring.head == 1
-    assert door.acked() == []  # It is not stored yet.
-    door.store()
-    assert door.burials.write_stored_acks() == {door.feed}
-    assert door.acked() == [5]
-    assert door.burials.write_stored_acks() == set()
+    server = FakeServer()
+    server.take(message(5, attempt=17))
+    assert server.taken() == []
+    assert server.broker.classes[server.broker.store.class_id_by_name["dead.7"]].ring.head == 1
+    assert server.acked() == []  # It is not stored yet.
+    server.store()
+    assert server.burials.write_stored_acks() == {server.feed}
+    assert server.acked() == [5]
+    assert server.burials.write_stored_acks() == set()
 
 
 def test_only_dead_lettered_messages_wait_for_their_letter() -> None:
-    door = Door()
-    door.take(message(5), message(6, attempt=17), message(7))
-    assert [payload for _, payload in door.taken()] == [b"5"]
-    door.broker.subscription_manager.notify_position(door.feed.position)
-    assert [payload for _, payload in door.taken()] == [b"7"]
-    door.ack(0, 3)
-    assert door.acked() == [5, 7]
-    assert [sequence_of(m, 0) for m in door.feed.unacked_messages()] == [
+    server = FakeServer()
+    server.take(message(5), message(6, attempt=17), message(7))
+    assert [payload for _, payload in server.taken()] == [b"5"]
+    server.broker.subscription_manager.notify_position(server.feed.position)
+    assert [payload for _, payload in server.taken()] == [b"7"]
+    server.ack(0, 3)
+    assert server.acked() == [5, 7]
+    assert [sequence_of(m, 0) for m in server.feed.unacked_messages()] == [
         6
     ]  # It is said to be in work.
-    assert door.take(message(6, attempt=18, tail="7")) == b""  # Nor is it acknowledged now.
-    assert door.taken() == []
-    door.store()
-    door.burials.update_feed(door.feed)
-    (said,) = door.feed.pop_acked()
+    assert server.take(message(6, attempt=18, tail="7")) == b""  # Nor is it acknowledged now.
+    assert server.taken() == []
+    server.store()
+    server.burials.update_feed(server.feed)
+    (said,) = server.feed.pop_acked()
     assert said.reply(0).startswith(b"$JS.ACK.S.c.18.6.")  # By its latest subject.
-    assert door.feed.unacked_messages() == []
+    assert server.feed.unacked_messages() == []
 
 
 def test_ack_all_waits_at_pending_dead_letter() -> None:
-    door = Door()
-    door.feed.ack_all = AckAllConsumer()
-    door.take(message(1), message(2), message(3, attempt=17), message(4))
-    assert [payload for _, payload in door.taken()] == [b"1", b"2"]
-    door.broker.subscription_manager.notify_position(door.feed.position)
-    assert [payload for _, payload in door.taken()] == [b"4"]
-    door.ack(0, 4)
-    assert door.acked() == [2]
-    assert door.feed.restart_sequence == 3  # From there on another consumer is to send it again.
-    door.store()
-    assert door.acked() == [4]
-    assert door.feed.restart_sequence == 5
+    server = FakeServer()
+    server.feed.ack_all = AckAllConsumer()
+    server.take(message(1), message(2), message(3, attempt=17), message(4))
+    assert [payload for _, payload in server.taken()] == [b"1", b"2"]
+    server.broker.subscription_manager.notify_position(server.feed.position)
+    assert [payload for _, payload in server.taken()] == [b"4"]
+    server.ack(0, 4)
+    assert server.acked() == [2]
+    assert server.feed.restart_sequence == 3  # From there on another consumer is to send it again.
+    server.store()
+    assert server.acked() == [4]
+    assert server.feed.restart_sequence == 5
 
 
 @pytest.mark.parametrize("is_stored", [False, True])
 def test_closing_keeps_pending_dead_letters_unacked(is_stored: bool) -> None:
-    door = Door()
-    door.feed.ack_all = AckAllConsumer()
-    door.take(message(1), message(2, attempt=17), message(3), message(4))
-    door.taken()
-    door.broker.subscription_manager.notify_position(door.feed.position)
-    door.taken()
-    door.ack(0, 1)
-    door.ack(2, 3)
-    assert door.acked() == [1]
-    owed = door.feed.unacked_on_exit([(3, 4, 2.0)])
+    server = FakeServer()
+    server.feed.ack_all = AckAllConsumer()
+    server.take(message(1), message(2, attempt=17), message(3), message(4))
+    server.taken()
+    server.broker.subscription_manager.notify_position(server.feed.position)
+    server.taken()
+    server.ack(0, 1)
+    server.ack(2, 3)
+    assert server.acked() == [1]
+    owed = server.feed.unacked_on_exit([(3, 4, 2.0)])
     assert owed is not None
     owed = owed.resolve_dead_letters(is_stored)
     assert owed is not None
@@ -342,43 +342,43 @@ def test_closing_keeps_pending_dead_letters_unacked(is_stored: bool) -> None:
 
 
 def test_closing_returns_undelivered_messages() -> None:
-    door = Door()
-    door.feed.ack_all = AckAllConsumer()
-    door.take(message(1), message(2), message(3))
-    door.taken()
-    door.ack(0, 1)
-    assert door.acked() == [1]
-    door.take(message(4), message(5))  # Nobody asks the outbox for these any more.
-    assert door.feed.position.window.cursor < door.feed.position.ring.head
-    owed = door.feed.unacked_on_exit([])
+    server = FakeServer()
+    server.feed.ack_all = AckAllConsumer()
+    server.take(message(1), message(2), message(3))
+    server.taken()
+    server.ack(0, 1)
+    assert server.acked() == [1]
+    server.take(message(4), message(5))  # Nobody asks the outbox for these any more.
+    assert server.feed.position.window.cursor < server.feed.position.ring.head
+    owed = server.feed.unacked_on_exit([])
     assert owed is not None
     assert owed.sequences.tolist() == [2, 3, 4, 5]
     assert owed.delays.tolist() == [0.0] * 4
 
 
 def test_closing_returns_nothing_if_all_is_dead_lettered() -> None:
-    door = Door()
-    door.feed.ack_all = AckAllConsumer()
-    door.take(message(1, attempt=17))
-    door.taken()
-    owed = door.feed.unacked_on_exit([])
+    server = FakeServer()
+    server.feed.ack_all = AckAllConsumer()
+    server.take(message(1, attempt=17))
+    server.taken()
+    owed = server.feed.unacked_on_exit([])
     assert owed is not None
     assert owed.resolve_dead_letters(is_stored=True) is None
 
 
 def test_closed_feed_acks_when_dead_letter_is_stored() -> None:
-    door = Door()
-    door.take(message(5), message(6, attempt=17))
-    door.taken()
-    door.ack(0, 1)
-    assert door.acked() == [5]
-    door.burials.end_feed(door.feed)
-    assert door.feed.messages_to_return([]) == []
-    assert door.burials.write_stored_acks() == set()
-    assert door.written == []
-    door.store()
-    door.burials.write_stored_acks()
-    assert door.written == [b"PUB $JS.ACK.S.c.17.6.6.1000000000.0 4\r\n+ACK\r\n"]
+    server = FakeServer()
+    server.take(message(5), message(6, attempt=17))
+    server.taken()
+    server.ack(0, 1)
+    assert server.acked() == [5]
+    server.burials.end_feed(server.feed)
+    assert server.feed.messages_to_return([]) == []
+    assert server.burials.write_stored_acks() == set()
+    assert server.written == []
+    server.store()
+    server.burials.write_stored_acks()
+    assert server.written == [b"PUB $JS.ACK.S.c.17.6.6.1000000000.0 4\r\n+ACK\r\n"]
 
 
 @given(st.integers(0, 10**6))
@@ -405,9 +405,9 @@ def test_pending_dead_letters_match_model(seed: int) -> None:
 
 
 def test_terminates_invalid_messages() -> None:
-    door = Door()
+    server = FakeServer()
     good = encode(Envelope(channel="a"), b"x")
-    said = door.take(
+    said = server.take(
         message(1, b"a<\r\n>b"),
         message(2, b"\xff", head=ENVELOPE),
         message(3, good, head=ENVELOPE),
@@ -416,43 +416,43 @@ def test_terminates_invalid_messages() -> None:
         b"MSG s 2 elsewhere 1\r\nx\r\n",
     )
     assert said.count(b" 5\r\n+TERM\r\n") == 3
-    assert [payload for _, payload in door.taken()] == [b"x", b"5"]
-    assert door.feed.statistics().invalid_count == 4
+    assert [payload for _, payload in server.taken()] == [b"x", b"5"]
+    assert server.feed.statistics().invalid_count == 4
 
 
 def test_returns_messages_with_their_backoff() -> None:
-    door = Door()
-    door.take(*(message(n) for n in range(1, 5)))
-    door.taken()
-    door.ack(1, 2)
-    door.acked()
-    given = door.feed.messages_to_return([(2, 3, 1.5)])
+    server = FakeServer()
+    server.take(*(message(n) for n in range(1, 5)))
+    server.taken()
+    server.ack(1, 2)
+    server.acked()
+    given = server.feed.messages_to_return([(2, 3, 1.5)])
     found = {sequence_of(m, row): pause for m, pause in given for row in range(m.count)}
     assert found == {1: 0.0, 3: 1.5, 4: 0.0}
-    door.broker.close_session(door.session)
-    assert door.ended == [False]
+    server.broker.close_session(server.session)
+    assert server.ended == [False]
 
 
 def test_requests_only_what_fits() -> None:
-    door = Door()
-    feed = door.feed
+    server = FakeServer()
+    feed = server.feed
     assert feed.request_size() == FETCH_MESSAGES_MAX
     feed.requested_count = feed.request_size()
     assert feed.request_size() == 0
-    door.take(*(message(n) for n in range(1, 101)))
+    server.take(*(message(n) for n in range(1, 101)))
     assert feed.requested_count == FETCH_MESSAGES_MAX - 100
     assert feed.request_size() == 0  # These are not acknowledged.
-    door.taken()
-    door.ack(0, 100)
+    server.taken()
+    server.ack(0, 100)
     feed.requested_count = 0
     assert feed.request_size() == FETCH_MESSAGES_MAX
 
 
 @given(st.integers(0, 10**6))
 def test_each_message_is_delivered_and_acked_once(seed: int) -> None:
-    """Against a set of what was acknowledged: whatever comes when and how often."""
+    """Compare with a set of acknowledged messages, for any order and repetition."""
     chance = random.Random(seed)
-    door = Door()
+    server = FakeServer()
     following, sent, done, said = 1, dict[int, int](), set[int](), set[int]()
     attempts = dict[int, int]()
     for _ in range(30):
@@ -460,41 +460,41 @@ def test_each_message_is_delivered_and_acked_once(seed: int) -> None:
             case 0:
                 some = range(following, following + chance.randrange(1, 40))
                 following = some.stop
-                door.take(*(message(n) for n in some))
+                server.take(*(message(n) for n in some))
                 attempts.update(dict.fromkeys(some, 1))
             case 1 if following > 1:
                 again = sorted({chance.randrange(1, following) for _ in range(3)})
                 for sequence in again:
                     attempts[sequence] += 1
-                door.take(*(message(n, attempt=attempts[n]) for n in again))
+                server.take(*(message(n, attempt=attempts[n]) for n in again))
             case 2:
-                for number, payload in door.taken():
+                for number, payload in server.taken():
                     assert number not in sent
                     sent[number] = int(payload)
             case _ if sent:
                 first = chance.randrange(0, max(sent) + 1)
                 last = min(max(sent) + 1, first + chance.randrange(1, 9))
-                door.ack(first, last)
+                server.ack(first, last)
                 done |= {sent[number] for number in range(first, last) if number in sent}
-        fresh = door.acked()
+        fresh = server.acked()
         assert not said & set(fresh)
         said |= set(fresh)
         assert said == done
-        assert not door.feed.position.check_invariants()
+        assert not server.feed.position.check_invariants()
     assert len(set(sent.values())) == len(sent)
-    left = {sequence_of(m, row) for m in door.feed.unacked_messages() for row in range(m.count)}
+    left = {sequence_of(m, row) for m in server.feed.unacked_messages() for row in range(m.count)}
     assert left == set(range(1, following)) - done
 
 
 @pytest.mark.parametrize("count", [1, 40])
 def test_full_ring_accepts_the_rest_later(count: int) -> None:
-    door = Door()
-    door.feed.position.ring.messages_max = 16
-    door.take(*(message(n) for n in range(1, count + 1)))
-    assert len(door.taken()) == min(count, 16)
-    assert door.feed.request_size() == (0 if count > 16 else 16 - count + FETCH_MESSAGES_MAX - 16)
-    door.ack(0, 16)
-    assert door.acked() == list(range(1, min(count, 16) + 1))
-    assert door.feed.fill() == b""
-    door.broker.subscription_manager.notify_position(door.feed.position)
-    assert len(door.taken()) == max(0, min(count - 16, 16))
+    server = FakeServer()
+    server.feed.position.ring.messages_max = 16
+    server.take(*(message(n) for n in range(1, count + 1)))
+    assert len(server.taken()) == min(count, 16)
+    assert server.feed.request_size() == (0 if count > 16 else 16 - count + FETCH_MESSAGES_MAX - 16)
+    server.ack(0, 16)
+    assert server.acked() == list(range(1, min(count, 16) + 1))
+    assert server.feed.fill() == b""
+    server.broker.subscription_manager.notify_position(server.feed.position)
+    assert len(server.taken()) == max(0, min(count - 16, 16))

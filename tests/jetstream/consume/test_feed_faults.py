@@ -20,7 +20,7 @@ from simplebus.nats.client import jetstream_codec
 from simplebus.nats.limits import NatsLimits
 from simplebus.nats.protocol.events import Pub
 from simplebus.nats.protocol.line_parser import LineParser
-from tests.jetstream.consume.test_feed import Door, message
+from tests.jetstream.consume.test_feed import FakeServer, message
 
 WILD_TURNS, CALM_TURNS = 60, 200
 
@@ -30,17 +30,17 @@ class State:
     """State of a simulated JetStream consumer."""
 
     next: int
-    """The message of the stream that it sends next."""
+    """Stream sequence of the next message to send."""
     floor: int
-    """All before it is acknowledged."""
+    """All messages below this sequence are acknowledged."""
     count: int = 0
-    """How many messages it has sent."""
+    """Number of messages sent."""
     floor_count: int = 0
-    """How many it had with the last one that is acknowledged with all before it."""
+    """Number of deliveries up to the last message below `floor`."""
     pending: dict[int, int] = field(default_factory=dict)
-    """How often each was sent that is not acknowledged."""
+    """Number of deliveries of each unacknowledged message."""
     again: deque[int] = field(default_factory=deque)
-    """What is to be sent again."""
+    """Messages to be redelivered."""
 
 
 class Consumer:
@@ -52,7 +52,7 @@ class Consumer:
         self.state = State(start, start)
         self.wanted = 0
         self.kept = deepcopy(self.state)
-        """What it knows still if its server is killed."""
+        """State that survives a kill of the server."""
 
     def send(self, most: int) -> list[bytes]:
         """Return up to `most` of the requested messages, as far as the stream has them."""
@@ -91,8 +91,8 @@ class Consumer:
                 del state.pending[each]
 
 
-class Fed(Door):
-    """A door whose position has such a consumer, behind a connection."""
+class Fed(FakeServer):
+    """Stateless server whose position has a simulated consumer behind a connection."""
 
     def __init__(self, chance: random.Random, *, is_ack_all: bool) -> None:
         super().__init__()
@@ -101,16 +101,16 @@ class Fed(Door):
         self.stream: list[int] = []
         self.last = chance.randrange(5)
         self.start = self.last + 1
-        """From where on its consumer was made."""
+        """Start sequence of its consumer."""
         self.consumer: Consumer | None = Consumer(self.stream, self.start, is_ack_all=is_ack_all)
         self.coming: list[bytes] = []
-        """What it has sent that has not come."""
+        """Messages sent by the consumer that have not arrived."""
         self.releasing: list[bytes] = []
-        """What was said to it that has not come there."""
+        """Replies to the consumer that have not arrived."""
         self.sent: dict[int, int] = {}
-        """Messages of the stream that the subscriber was sent, by their numbers."""
+        """Stream sequences of the delivered messages, by message id."""
         self.done: set[int] = set()
-        """Which of them it has acknowledged."""
+        """Message ids that the subscriber has acknowledged."""
         self.feed.open(OpenedConsumer("c", False, is_ack_all, floor=self.start))
 
     def publish(self, count: int) -> None:
@@ -130,7 +130,7 @@ class Fed(Door):
         self.broker.subscription_manager.notify_position(feed.position)
 
     def hear(self, most: int) -> None:
-        """The consumer hears so much."""
+        """Deliver up to `most` replies to the consumer."""
         some, self.releasing = self.releasing[:most], self.releasing[most:]
         for subject, word in read(b"".join(some)):
             if self.consumer is None:
@@ -151,7 +151,7 @@ class Fed(Door):
             self.releasing.append(self.take(*some))
 
     def renew(self) -> None:
-        """Have another consumer, if that is needed: as positions do."""
+        """Create another consumer if needed, as positions do."""
         feed, consumer = self.feed, self.consumer
         if consumer is not None and not feed.is_broken:
             feed.requested_count = 0
@@ -168,7 +168,7 @@ class Fed(Door):
         feed.replace_consumer(OpenedConsumer("c", True, self.is_ack_all))
 
     def lose(self) -> None:
-        """The connection is lost, and another one made."""
+        """Lose the connection and open another one."""
         self.hear(self.chance.randrange(len(self.releasing) + 1))
         self.releasing.clear()
         self.coming.clear()
@@ -179,7 +179,7 @@ class Fed(Door):
             self.feed.ack_all.has_gap = True
 
     def subscriber(self) -> None:
-        """It is sent what there is."""
+        """Send the pending messages to the subscriber."""
         for number, payload in self.taken():
             assert number not in self.sent
             assert int(payload) not in self.sent.values(), "twice"
@@ -198,7 +198,7 @@ class Fed(Door):
 
 
 def read(raw: bytes) -> list[tuple[bytes, bytes]]:
-    """Subjects and words."""
+    """Return the subject and the content of each reply."""
     reader, at, found, buffer = LineParser(NatsLimits()), 0, [], bytearray(raw)
     while at < len(raw):
         at = reader.parse_command(buffer, at, len(raw))
@@ -213,18 +213,18 @@ def read(raw: bytes) -> list[tuple[bytes, bytes]]:
 @given(st.integers(0, 10**6), st.booleans())
 def test_faults_never_lose_or_duplicate_messages(seed: int, is_ack_all: bool) -> None:
     chance = random.Random(seed)
-    door = Fed(chance, is_ack_all=is_ack_all)
+    stateless_server = Fed(chance, is_ack_all=is_ack_all)
     if chance.random() < 0.5:
-        door.feed.position.ring.messages_max = 16
+        stateless_server.feed.position.ring.messages_max = 16
     for turn in range(WILD_TURNS + CALM_TURNS):
         is_wild = turn < WILD_TURNS
         if is_wild and chance.random() < 0.3:
-            door.publish(chance.choice([1, 3, 30]))
-        door.serve()
-        door.hear(chance.choice([0, 1, 3, 1000]))
-        consumer = door.consumer
+            stateless_server.publish(chance.choice([1, 3, 30]))
+        stateless_server.serve()
+        stateless_server.hear(chance.choice([0, 1, 3, 1000]))
+        consumer = stateless_server.consumer
         if consumer is not None:
-            door.coming += consumer.send(chance.choice([0, 1, 7, 1000]))
+            stateless_server.coming += consumer.send(chance.choice([0, 1, 7, 1000]))
             if chance.random() < 0.1:  # The ack wait is over.
                 late = [each for each in consumer.state.pending if chance.random() < 0.5]
                 consumer.state.again.extend(late)
@@ -233,19 +233,21 @@ def test_faults_never_lose_or_duplicate_messages(seed: int, is_ack_all: bool) ->
             if is_wild and chance.random() < 0.05:
                 consumer.state = deepcopy(consumer.kept)
         if not is_ack_all and chance.random() < 0.2:
-            chance.shuffle(door.coming)
-        door.come(chance.choice([0, 1, 7, 1000]))
-        door.subscriber()
+            chance.shuffle(stateless_server.coming)
+        stateless_server.come(chance.choice([0, 1, 7, 1000]))
+        stateless_server.subscriber()
         if chance.random() < 0.4 or not is_wild:
-            door.acknowledge()
+            stateless_server.acknowledge()
         if is_wild and chance.random() < 0.03:
-            door.lose()
+            stateless_server.lose()
         if is_wild and chance.random() < 0.03:
-            door.consumer = None
-        if (door.feed.is_broken or door.consumer is None or not is_wild) and chance.random() < 0.3:
-            door.renew()
-        door.feed.position.check_invariants()
-        if not is_wild and door.done == set(door.stream):
+            stateless_server.consumer = None
+        if (
+            stateless_server.feed.is_broken or stateless_server.consumer is None or not is_wild
+        ) and chance.random() < 0.3:
+            stateless_server.renew()
+        stateless_server.feed.position.check_invariants()
+        if not is_wild and stateless_server.done == set(stateless_server.stream):
             break
-    assert door.done == set(door.stream), "it hangs"
-    assert len(door.sent) == len(door.stream)
+    assert stateless_server.done == set(stateless_server.stream), "it hangs"
+    assert len(stateless_server.sent) == len(stateless_server.stream)

@@ -28,8 +28,8 @@ from tests.jetstream.stateless_servers import (
     PATIENCE_SECONDS,
     address,
     cluster_of,
-    door,
     options,
+    stateless_server,
     wait_until_idle,
 )
 from tests.support import running_server
@@ -48,7 +48,11 @@ async def test_returned_messages_come_first_after_purge(
     jetstream_server: NatsServer, wish: dict[str, str], is_elsewhere: bool
 ) -> None:
     cluster = options(jetstream_server.url, ack_wait_seconds=ACK_WAIT_SECONDS)
-    async with door(cluster) as up, door(cluster) as other, simplebus.connect(address(up)) as bus:
+    async with (
+        stateless_server(cluster) as up,
+        stateless_server(cluster) as other,
+        simplebus.connect(address(up)) as bus,
+    ):
         async with (
             simplebus.connect(address(up)) as first,
             first.subscribe(7, auto_ack=False, **wish) as messages,
@@ -72,7 +76,7 @@ async def test_returns_messages_sent_to_departed_request(
     jetstream_server: NatsServer,
 ) -> None:
     cluster = options(jetstream_server.url, ack_wait_seconds=ACK_WAIT_SECONDS)
-    async with door(cluster) as up, simplebus.connect(address(up)) as bus:
+    async with stateless_server(cluster) as up, simplebus.connect(address(up)) as bus:
         async with (
             simplebus.connect(address(up)) as first,
             first.subscribe(7, auto_ack=False, durable="d", max_in_flight=2) as messages,
@@ -94,7 +98,7 @@ async def test_returns_messages_sent_to_departed_request(
 
 
 class FakeLink:
-    """Writes down what a consumer is told that has sent messages 1 to `sent`."""
+    """Records the replies to a consumer that has sent messages 1 to `sent`."""
 
     def __init__(self, sent: int, *, waiting: int = 0) -> None:
         self.core = self
@@ -153,8 +157,8 @@ async def test_messages_of_dead_server_come_first(
     jetstream_server: NatsServer,
 ) -> None:
     cluster = options(jetstream_server.url, ack_wait_seconds=ACK_WAIT_SECONDS)
-    async with door(cluster) as up, simplebus.connect(address(up)) as publisher:
-        async with door(cluster) as dies:
+    async with stateless_server(cluster) as up, simplebus.connect(address(up)) as publisher:
+        async with stateless_server(cluster) as dies:
             peer = await running_server.connect(dies)
             await peer.send(connect_request(7) + subscribe(7, 1, durable="d"))
             for expected in (frames.CONNECT, frames.SUBSCRIBE):

@@ -23,8 +23,8 @@ from tests.jetstream.stateless_servers import (
     PATIENCE_SECONDS,
     address,
     cluster_of,
-    door,
     options,
+    stateless_server,
     two_servers,
     until,
 )
@@ -60,7 +60,7 @@ def test_answers_wait_while_a_consumer_is_released() -> None:
     with releasing.releasing(one):
         assert releasing.answer(b"7", 0.0) == WAIT
         assert releasing.answer(b"8", 0.0) == b""
-        assert releasing.answer(b"", 0.0) == b""  # Whether this door is there.
+        assert releasing.answer(b"", 0.0) == b""  # Whether this stateless server is there.
     assert not releasing.is_offered(one, 0.0)
     assert releasing.answer(b"7", 0.0) == RELEASED + b" p-one"
 
@@ -77,9 +77,9 @@ def test_answers_other_queries_with_nothing(asked: bytes) -> None:
 async def test_unreleased_messages_go_to_the_next_subscriber(
     jetstream_server: NatsServer, at_which: str
 ) -> None:
-    """The cluster answers nothing about what is to be left, and the door tries on."""
+    """The cluster does not reply to the release request, and the stateless server retries."""
     cluster = options(jetstream_server.url)
-    async with door(cluster) as one, door(cluster) as other:
+    async with stateless_server(cluster) as one, stateless_server(cluster) as other:
         left = cluster_of(one)
         names: set[str] = set()
 
@@ -107,7 +107,7 @@ async def test_unreleased_messages_go_to_the_next_subscriber(
 
 
 async def quiet(*up: RunningServer) -> None:
-    """All that was asked for is done, and nobody is there."""
+    """All requests are done, and no subscriber is connected."""
     await until(lambda: not any(cluster_of(each).is_busy or cluster_of(each).feeds for each in up))
 
 
@@ -195,7 +195,7 @@ async def test_deletes_consumer_of_failed_attempt(
 async def test_closing_ends_if_nothing_is_left_to_release(
     jetstream_server: NatsServer, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Somebody else has taken over what it had claimed, when it can be asked again."""
+    """Another server has taken over the claimed position before the next request."""
     for module in handover, close:
         monkeypatch.setattr(module, "TAKEOVER_SECONDS", 0.5)
     cluster = options(jetstream_server.url)

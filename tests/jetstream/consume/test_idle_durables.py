@@ -11,10 +11,16 @@ from simplebus.jetstream.backend import JetStreamBackend
 from simplebus.nats.client import jetstream_codec
 from simplebus.nats.client.jetstream_codec import JetStreamError
 from tests.jetstream.nats_servers import NatsServer
-from tests.jetstream.stateless_servers import PATIENCE_SECONDS, address, cluster_of, door, options
+from tests.jetstream.stateless_servers import (
+    PATIENCE_SECONDS,
+    address,
+    cluster_of,
+    options,
+    stateless_server,
+)
 
 IDLE_SECONDS = 1.5
-"""Longer than a busy machine keeps a door from asking for more."""
+"""Longer than a busy machine keeps a stateless server from asking for more."""
 
 
 async def kept_for(cluster: JetStreamBackend) -> float | None:
@@ -31,7 +37,10 @@ async def kept_for(cluster: JetStreamBackend) -> float | None:
 
 
 async def test_subscriber_sets_idle_time_of_durable(jetstream_server: NatsServer) -> None:
-    async with door(options(jetstream_server.url)) as up, simplebus.connect(address(up)) as bus:
+    async with (
+        stateless_server(options(jetstream_server.url)) as up,
+        simplebus.connect(address(up)) as bus,
+    ):
         found: list[float | None] = []
         for seconds in (None, 3600.0, 7200.0, None, 0.5):
             async with bus.subscribe(7, durable="d", durable_seconds=seconds):
@@ -43,7 +52,10 @@ async def test_unused_durable_expires_and_used_one_stays(
     jetstream_server: NatsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(api, "DURABLE_IDLE_MIN_SECONDS", IDLE_SECONDS)
-    async with door(options(jetstream_server.url)) as up, simplebus.connect(address(up)) as bus:
+    async with (
+        stateless_server(options(jetstream_server.url)) as up,
+        simplebus.connect(address(up)) as bus,
+    ):
         with trio.fail_after(PATIENCE_SECONDS):
             async with bus.subscribe(7, durable="d", durable_seconds=IDLE_SECONDS) as messages:
                 for number in range(5):

@@ -13,7 +13,13 @@ from simplebus.jetstream.consume.consumers import ConsumerManager
 from simplebus.jetstream.consume.feed import OpenedConsumer
 from simplebus.jetstream.consume.give_back import ExpectedRedeliveries
 from tests.jetstream.nats_servers import NatsServer
-from tests.jetstream.stateless_servers import PATIENCE_SECONDS, cluster_of, door, options, until
+from tests.jetstream.stateless_servers import (
+    PATIENCE_SECONDS,
+    cluster_of,
+    options,
+    stateless_server,
+    until,
+)
 from tests.support import running_server
 
 
@@ -23,7 +29,7 @@ async def test_returned_messages_arrive_despite_trim(
     """A server that removes messages forgets what was to be sent again behind them."""
     again = ConsumerManager._resume
     cluster = options(jetstream_server.url, ack_wait_seconds=10 * PATIENCE_SECONDS)
-    async with door(cluster) as one, door(cluster) as other:
+    async with stateless_server(cluster) as one, stateless_server(cluster) as other:
         first, second = (
             await running_server.connect(one, [3]),
             await running_server.connect(other, [3]),

@@ -452,7 +452,7 @@ def test_repeats_unanswered_checks() -> None:
 
 
 def test_does_not_repeat_unsent_checks() -> None:
-    """A connection that is slow for what is to be sent would never come to an end of questions."""
+    """A connection too slow for its messages would otherwise send queries without end."""
     stream = opened()
     expected = stream.put(1, 100)
     stream.publisher.publish_ready(0.0)
@@ -628,7 +628,7 @@ async def test_server_stores_repeated_named_batch_once(
         config = {"name": "TWICE", "subjects": ["twice"], "storage": "memory"}
         await link.api_request("STREAM.CREATE.TWICE", {**config, "allow_batched": True})
         publishers: dict[int, StreamPublisher] = {}
-        for run, some in zip("rs", both, strict=True):  # As two doors have them.
+        for run, some in zip("rs", both, strict=True):  # As two stateless servers have them.
             publisher = StreamPublisher(
                 link.core,
                 subject=lambda class_id: "twice",

@@ -65,7 +65,7 @@ class SlowStream(ChainStream):
         return is_quiet and not (self.written or self.answers)
 
     def cut(self, chance: random.Random, now: float) -> None:
-        """The connection is lost, and another one made."""
+        """Lose the connection and open another one."""
         self.core.end_connection()
         self.work(chance.randrange(len(self.written) + 1), now)
         self.written.clear()

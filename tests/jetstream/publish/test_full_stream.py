@@ -18,8 +18,8 @@ from tests.jetstream.stateless_servers import (
     PATIENCE_SECONDS,
     address,
     cluster_of,
-    door,
     options,
+    stateless_server,
     until,
 )
 
@@ -40,7 +40,7 @@ async def test_foreign_stream_on_subject_blocks_only_its_class(
     jetstream_server: NatsServer,
 ) -> None:
     cluster = options(jetstream_server.url)
-    async with door(cluster) as up:
+    async with stateless_server(cluster) as up:
         link, publisher = cluster_of(up).link, cluster_of(up).publisher
         other = f"other_{cluster.names.prefix}"
         body = {"name": other, "subjects": [cluster.names.class_subject(FULL)], "storage": "memory"}
@@ -61,7 +61,7 @@ async def test_full_stream_blocks_only_its_class(
     jetstream_server: NatsServer,
 ) -> None:
     cluster = options(jetstream_server.url, max_bytes=100 * 1024)
-    async with door(cluster) as up:
+    async with stateless_server(cluster) as up:
         publisher = cluster_of(up).publisher
         async with (
             two_clients(up) as (one, two),
@@ -86,7 +86,7 @@ async def test_pauses_publishers_of_full_class(
     monkeypatch.setattr(class_queue, "PENDING_BYTES_MAX", 50_000)
     cluster = options(jetstream_server.url, max_bytes=100 * 1024)
     payloads = [b"%d" % number + bytes(1000) for number in range(240)]
-    async with door(cluster) as up:
+    async with stateless_server(cluster) as up:
         ring_of = cluster_of(up)._broker.classes
         async with (
             two_clients(up) as (one, two),
@@ -114,7 +114,7 @@ async def test_full_class_can_be_fetched_and_purged(
 ) -> None:
     cluster = options(jetstream_server.url, max_bytes=48 * 1024)
     payloads = [b"%03d" % number + bytes(1200) for number in range(60)]
-    async with door(cluster) as up:
+    async with stateless_server(cluster) as up:
         publisher = cluster_of(up).publisher
         async with (
             two_clients(up) as (one, two),
@@ -136,7 +136,7 @@ async def test_full_dead_letter_class_blocks_only_its_messages(
     jetstream_server: NatsServer,
 ) -> None:
     cluster = options(jetstream_server.url, max_bytes=48 * 1024)
-    async with door(cluster) as up:
+    async with stateless_server(cluster) as up:
         here = cluster_of(up)
         async with simplebus.connect(address(up), name="one") as bus:
             with trio.fail_after(PATIENCE_SECONDS):

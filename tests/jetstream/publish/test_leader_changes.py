@@ -42,7 +42,7 @@ class Taken:
 
 
 class Led(ChainStream):
-    """The streams of two classes, and what is on its way to and from their leaders."""
+    """Streams of two classes, and the messages in flight to and from their leaders."""
 
     def __init__(self, chance: random.Random) -> None:
         super().__init__()
@@ -64,7 +64,7 @@ class Led(ChainStream):
         self.absent: set[str] = set()
         """Subjects of streams without a leader."""
         self.log: dict[str, list[int]] = {subject: [] for subject in self.taken}
-        """What is stored, in each stream."""
+        """Stored messages of each stream."""
         self.sequence = 0
 
     def happens(self, chance: float) -> bool:
@@ -171,7 +171,7 @@ class Led(ChainStream):
             self.say(one.reply, b'{"type":"ack","seq":%d,"msgs":7}' % one.far)
 
     def lose_leader(self, subject: str) -> None:
-        """Nobody leads it for a while. What it has of the rest the next one stores."""
+        """Remove the leader. The next leader stores the remaining messages that it has."""
         taken, self.open = (
             self.taken[subject],
             {c: n for c, n in self.open.items() if c[0] != subject},
@@ -192,7 +192,7 @@ class Led(ChainStream):
         return self.answer(some, now) if some else None
 
     def cut(self, now: float) -> None:
-        """The connection is lost, and another one made. What is taken is answered to that."""
+        """Lose the connection and open another one, which gets the pending replies."""
         self.core.end_connection()
         self.work(self.chance.randrange(len(self.written) + 1))
         self.written.clear()

@@ -21,8 +21,8 @@ from tests.jetstream.stateless_servers import (
     PATIENCE_SECONDS,
     address,
     cluster_of,
-    door,
     options,
+    stateless_server,
     until,
 )
 from tests.net.test_nats_connection import linked
@@ -69,7 +69,7 @@ async def test_inquiry_shows_refusal_reason(
     monkeypatch.setattr(refusals, "RECOVERED_SECONDS", 0.3)
     cluster = options(jetstream_server.url, max_bytes=48 * 1024)
     async with (
-        door(cluster, http_port=0) as up,
+        stateless_server(cluster, http_port=0) as up,
         simplebus.connect(address(up), name="one") as one,
         simplebus.connect(address(up), name="two") as two,
         trio.open_nursery() as nursery,
@@ -105,7 +105,7 @@ async def test_stream_without_acks_counts_as_refusing(
     monkeypatch.setattr(stream_publisher, "PATIENCE_SECONDS", 0.3)
     cluster = options(jetstream_server.url)
     async with (
-        door(cluster) as up,
+        stateless_server(cluster) as up,
         simplebus.connect(address(up)) as bus,
         simplebus.connect(address(up)) as other,
         linked(jetstream_server.url) as (link, _),
@@ -135,7 +135,7 @@ async def test_uncreatable_stream_counts_as_refusing(
     jetstream_server: NatsServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     cluster = options(jetstream_server.url)
-    async with door(cluster) as up, simplebus.connect(address(up)) as bus:
+    async with stateless_server(cluster) as up, simplebus.connect(address(up)) as bus:
         ask = cluster_of(up).link.api_request
         body = {"name": f"other_{cluster.names.prefix}", "storage": "memory"}
         await ask(
@@ -164,7 +164,7 @@ async def test_inquiry_about_missing_stream_is_answered(
 ) -> None:
     cluster = options(jetstream_server.url)
     async with (
-        door(cluster) as up,
+        stateless_server(cluster) as up,
         simplebus.connect(address(up)) as bus,
         simplebus.connect(address(up)) as other,
         trio.open_nursery() as nursery,

@@ -36,7 +36,7 @@ from simplebus.nats.protocol.line_parser import LineParser
 
 FULL = b'{"error":{"code":503,"err_code":10077,"description":"full"}}'
 TURNS_MAX = 2 * PUBLISHERS_MAX
-"""More than all need that are here, whatever is lost on the way."""
+"""More rounds than any of these tests needs, with any losses."""
 
 
 def turns() -> Iterator[None]:

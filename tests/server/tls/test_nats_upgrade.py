@@ -53,7 +53,7 @@ async def tls_server(
 
 
 async def publish_to_itself(peer: NatsPeer, payload: bytes = b"secret") -> None:
-    """Publish to itself, whatever the size."""
+    """Publish a message of any size to itself."""
     await peer.send(b"SUB a 1\r\n")
     await peer.flush()
     async with trio.open_nursery() as nursery:
