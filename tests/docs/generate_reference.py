@@ -242,7 +242,8 @@ variables that set them. Every command has `--help`, which prints the same.
 
 An option on the command line overrides its variable, and a variable overrides the configuration
 file. Errors are one sentence on standard error; [errors](errors.md#exit-statuses) lists the exit
-statuses.
+statuses. `simplebus --install-completion` installs completion of commands, options and values for
+bash, zsh and fish.
 """
 
 
@@ -286,7 +287,7 @@ def render_commands() -> str:
 # Configuration -----------------------------------------------------------------------------------
 
 _COLUMNS = ("key", "type", "default", "unit", "meaning")
-_SECTIONS = (("serve", ""), ("tls", "tls"), ("nats", "nats"), ("nats.tls", "nats.tls"))
+_SECTIONS = ("serve", "tls", "nats", "nats.tls")
 _RATES = {
     "max_connection_rate": "connections per second",
     "max_message_rate": "messages per second",
@@ -433,7 +434,7 @@ def render_configuration() -> str:
     """Return the page of all settings."""
     lines = _CONFIGURATION_INTRODUCTION.format(note=GENERATED_NOTE).split("\n")
     parameters = serve_parameters()
-    for section, _ in _SECTIONS:
+    for section in _SECTIONS:
         members = [each for each in parameters if setting_location(each)[0] == section]
         lines += [f"## The table [{section}]", ""]
         if section != "serve":
