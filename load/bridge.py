@@ -108,7 +108,7 @@ def _stored_to_nats(
 
 
 def _heard(subscriber: Generator) -> float:
-    """Its rate, when it has all."""
+    """Return the rate at the target after its last message."""
     heard = subscriber.result()
     rate: float = heard["messages"] / heard["seconds"]
     return rate

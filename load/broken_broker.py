@@ -39,7 +39,7 @@ CHANNEL = "load.broken_broker"
 CREDIT_BYTES = 1_000
 TIMEOUT_S = 60
 BY_THE_CLOCK = {"silence", "leave unconfirmed"}
-"""Faults that nothing else tells of."""
+"""Faults that only a timeout detects."""
 SILENCE_S = (3, 30)
 """For these; the second one where a busy machine has done too little in the first."""
 ACK_MODES = ("ranges", "single", "random")
@@ -58,7 +58,7 @@ FAULTS = {
     "silence": f" s: {STRICKEN} of {COUNT} messages verified",
     "invent": "came after the last",
 }
-"""Each fault, and what the generator must say of it."""
+"""Error that the generator must report for each fault."""
 
 FAULTS_OF_2 = FAULTS | {
     "mark again": f"message number {STRICKEN} came for the first time",
@@ -69,10 +69,10 @@ FAULTS_OF_2 = FAULTS | {
     "leave unconfirmed": f"{STRICKEN} confirmed",
     "confirm unsent": "came as confirmed",
 }
-"""The same for version 2: Deliver, Confirm and Error can be wrong too."""
+"""Errors for version 2, with faulty Deliver, Confirm and Error frames."""
 
 TO_PUBLISHER = {"refuse", "leave unconfirmed", "confirm unsent"}
-"""Of these the publisher is to complain; of all others the subscriber."""
+"""Faults that the publisher must detect; the subscriber detects the others."""
 
 
 def faults(version: int) -> dict[str, str]:
@@ -85,7 +85,7 @@ def frame(kind: bytes, key: int, number: int, last: int, content: bytes) -> byte
 
 @dataclass
 class FaultyBroker:
-    """Speaks version 1 to one publisher and one subscriber, with one fault."""
+    """Broker for one version 1 publisher and one subscriber, with one fault."""
 
     fault: str = ""
     acked: dict[int, int] = field(default_factory=dict)  # Id to how often it was acknowledged.
@@ -131,7 +131,7 @@ class FaultyBroker:
             peer.sendall(frame(b"1", ECHO, number, 0, content))
 
     def take(self, peer: socket.socket, kind: bytes, number: int, content: bytes) -> None:
-        """A message: it goes to the subscriber, unless this is the one."""
+        """Deliver a message, unless the fault drops this one."""
         assert self.subscriber is not None
         n = self.published
         self.published += 1
@@ -147,7 +147,7 @@ class FaultyBroker:
             self.subscriber.sendall(frame(kind, CLASS, message_id + 1, timer, content))
 
     def timer_of(self, n: int) -> int:
-        """The last field of message n's header, and of an ack that names it."""
+        """Return the last header field of message n and of its ack."""
         return n // PER_TICK
 
     def _note_ack(self, content: bytes, timer: int) -> None:
@@ -187,7 +187,7 @@ class FaultyBroker:
 
 @dataclass
 class FaultyBroker2(FaultyBroker):
-    """The same in version 2. It confirms as late as the publisher's credit allows."""
+    """Broker for version 2. It confirms as late as the publisher's credit allows."""
 
     misnumbered: int = 0  # Messages that carried another number than the next one.
     overdrawn: int = 0  # Messages beyond the credit.
@@ -309,14 +309,14 @@ def check_honest(acks: str, version: int = 1) -> None:
 
 
 def check_repeat(version: int = 1) -> None:
-    """A message that comes again is not an error; it is counted and acknowledged again."""
+    """Check that a duplicate is counted and acknowledged again, without an error."""
     broker, duplicates = try_fault("repeat", version=version)
     if duplicates != 1 or sum(broker.acked.values()) != COUNT + 1:
         raise LoadError(f"{duplicates} duplicates were counted, expected 1")
 
 
 def check_fault(fault: str, version: int = 1) -> str:
-    """The sentence with which the generator noticed; LoadError when it did not."""
+    """Return the error that the generator reported. Raises LoadError if it reported none."""
     expected = faults(version)[fault]
     for timeout_s in SILENCE_S if fault in BY_THE_CLOCK else (TIMEOUT_S,):
         try:

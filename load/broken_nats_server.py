@@ -37,13 +37,13 @@ FAULTS = {
     "silence": f"timed out after {SILENCE_S[0]} s: {STRICKEN} of {COUNT} messages verified",
     "invent": f"message number {COUNT} came as",
 }
-"""Each fault, and what the generator must say of it."""
+"""Error that the generator must report for each fault."""
 
 _PUB = re.compile(rb"PUB (\S+) (\d+)\r\n")
 
 
 class FaultyServer:
-    """Takes one subscriber and one publisher, with one fault."""
+    """Server for one subscriber and one publisher, with one fault."""
 
     def __init__(self, fault: str = "") -> None:
         self.fault = fault
@@ -70,7 +70,7 @@ class FaultyServer:
                 data = self._hear(peer, data + some)
 
     def _hear(self, peer: socket.socket, data: bytes) -> bytes:
-        """Obey what is whole; returns the rest."""
+        """Process the complete commands. Returns the remaining bytes."""
         while (end := data.find(b"\r\n") + 2) >= 2:
             if message := _PUB.match(data):
                 size = int(message[2])
@@ -121,7 +121,7 @@ def _written(subject: bytes, payload: bytes) -> bytes:
 
 
 def run(fault: str, shape: str) -> None:
-    """A run against such a server. Raises LoadError with the generator's sentence."""
+    """Run a generator against a faulty server. Raises LoadError with the generator's error."""
     server = FaultyServer(fault)
     timeout_s = SILENCE_S[0] if fault == "silence" else TIMEOUT_S
     common = {"timeout_s": timeout_s, "count": COUNT, "classes": 1, **SHAPES[shape]}
@@ -136,7 +136,7 @@ def run(fault: str, shape: str) -> None:
 
 
 def check_fault(fault: str, shape: str) -> str:
-    """The sentence with which the generator noticed; LoadError when it did not."""
+    """Return the error that the generator reported. Raises LoadError if it reported none."""
     try:
         run(fault, shape)
     except LoadError as noticed:

@@ -123,8 +123,8 @@ def _start_simplebus_nats(directory: Path, server_args: Sequence[str]) -> tuple[
 
 
 def _start_with_all_listeners(directory: Path, server_args: Sequence[str]) -> tuple[Process, int]:
-    doors = ("--port", "0", "--nats-port", "0", "--http-port", "0")
-    process = Process("simplebus", [*SERVE, *doors, *server_args], directory=REPOSITORY)
+    listeners = ("--port", "0", "--nats-port", "0", "--http-port", "0")
+    process = Process("simplebus", [*SERVE, *listeners, *server_args], directory=REPOSITORY)
     return process, _port_of(process, "simplebus ready", rf"tcp={re.escape(HOST)}:(\d+)")
 
 

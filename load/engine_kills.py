@@ -1,4 +1,4 @@
-"""Kills servers of a JetStream cluster and stateless servers under load: are messages kept?
+"""Kills servers of a JetStream cluster under load, and checks that confirmed messages are kept.
 
     python load/run.py engine-kills [--quick]
 
@@ -76,7 +76,7 @@ def run(run_options: RunOptions) -> list[Row]:
 
 
 class _KillableServer:
-    """A nats-server or a stateless server, restarted at the same port."""
+    """Nats-server or stateless server that is restarted at the same port."""
 
     def __init__(
         self, name: str, command: list[str], ready: str, *, health: str = "", nats: str = ""
@@ -201,7 +201,7 @@ class _ClusterKillRun:
                     pass
         crews = [DeliveryRecord(class_id, is_ordered=False) for class_id in (*CLASSES, NATS_CLASS)]
         self._seen += crews
-        urls = [door.nats for door in self._stateless_servers]
+        urls = [server.nats for server in self._stateless_servers]
         with NatsClients(urls, self._sent, NATS_CLASS, crews) as clients:
             await self._work(late, clients)
         return self._rows(late)
@@ -221,9 +221,13 @@ class _ClusterKillRun:
                 publishers.start_soon(self._publish_version1)
                 for _ in range(self._rounds):
                     await self._kill("a server killed", self._chance.choice(self._servers))
-                    await self._kill("a door killed", self._chance.choice(self._stateless_servers))
+                    await self._kill(
+                        "a stateless server killed", self._chance.choice(self._stateless_servers)
+                    )
                     await self._restart_in_turn("servers restarted in turn", self._servers)
-                    await self._restart_in_turn("doors restarted in turn", self._stateless_servers)
+                    await self._restart_in_turn(
+                        "stateless servers restarted in turn", self._stateless_servers
+                    )
                     clients.check()
                 self._is_over = clients.is_stopping = True
             for each in late:
@@ -235,7 +239,7 @@ class _ClusterKillRun:
     @asynccontextmanager
     async def _bus(self, name: str, which: int) -> AsyncIterator[Bus]:
         """Connect to one stateless server, or to the other one if that is down."""
-        addresses = [door.name for door in self._stateless_servers]
+        addresses = [server.name for server in self._stateless_servers]
         if which % 2:
             addresses.reverse()
         async with simplebus.connect(addresses, name=name, reconnect=RECOVERY_TIMEOUT_S) as bus:

@@ -47,7 +47,9 @@ class NatsClients:
     def __enter__(self) -> Self:
         self._thread.start()
         if not self._started.wait(START_TIMEOUT_S) or self._failed:
-            raise LoadError(f"NATS clients did not begin: {self._failed or 'no door lets them in'}")
+            raise LoadError(
+                f"NATS clients did not begin: {self._failed or 'no server accepts them'}"
+            )
         return self
 
     def __exit__(self, *_: object) -> None:

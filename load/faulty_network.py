@@ -38,7 +38,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def missing_requirement() -> str:
-    """Return what is missing for network namespaces; empty if nothing is."""
+    """Return the missing requirement of network namespaces; empty if all are met."""
     if os.geteuid() != 0:
         return "to be root"
     absent = [name for name in ("ip", "nsenter") if shutil.which(name) is None]
@@ -107,7 +107,7 @@ class FaultyLink:
 
     def __init__(self, source: Network, target: Network, *, seed: int = 0) -> None:
         self.delay_s = self.jitter_s = 0.0
-        """One-way delay, and its random addition; it reorders packets."""
+        """One-way delay and its random addition, which reorders packets."""
         self.loss = 0.0
         """Fraction of lost packets."""
         self.is_cut = False

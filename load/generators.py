@@ -22,24 +22,23 @@ BUILD = Path(__file__).resolve().parent / ".build"
 FLAGS = ("-O2", "-march=native", "-std=gnu11", "-Wall", "-Wextra")
 _OPENSSL = "apt-get install libssl-dev, or dnf install openssl-devel"
 _PACKAGES = {"openssl/ssl.h": _OPENSSL, "-lssl": _OPENSSL, "-lcrypto": _OPENSSL}
-"""What a compiler says that lacks something, and how that is had."""
+"""Compiler errors about missing packages, and how to install them."""
 READY_S = 20.0
 GRACE_S = 10.0  # Beyond the generator's own time limit, which says more.
 
 
 def program() -> Path:
-    """The compiled generator. A changed source or flag compiles a new one."""
+    """Return the compiled generator. A changed source or flag compiles a new one."""
     return _built("generator", SOURCES, FLAGS)
 
 
 def disk() -> Path:
-    """A library that, preloaded, makes a disk slower, or keeps what a power cut would leave of it:
-    see disk/sync.c."""
+    """Return a preloadable library that slows disk syncs or simulates power cuts: disk/sync.c."""
     return _built("disk", DISK, (*FLAGS, "-shared", "-fPIC"))
 
 
 def tls() -> Path:
-    """A library that, preloaded, makes a generator speak TLS: see tls/shim.c."""
+    """Return a preloadable library that gives a generator TLS: tls/shim.c."""
     libraries = ("-Wl,--no-as-needed", "-lssl", "-lcrypto", "-ldl")
     return _built("tls", TLS, (*FLAGS, "-shared", "-fPIC", *libraries))
 
@@ -76,7 +75,7 @@ def _compile(sources: list[Path], flags: tuple[str, ...], target: Path) -> None:
 
 
 class Generator(Process):
-    """One running generator."""
+    """Running generator."""
 
     def __init__(self, mode: str, protocol: str, port: int, *, timeout_s: int, **options: object):
         command: list[str | Path] = [program(), mode, protocol, "--port", str(port)]

@@ -90,7 +90,7 @@ class RunResult:
 
     @property
     def unreported_losses(self) -> int:
-        """Lost messages whose own publisher was not told."""
+        """Lost messages that were not reported to their publisher."""
         lost = Counter[str]()
         for (name, _), count in self.lost.items():
             lost[name] += count

@@ -37,15 +37,15 @@ class Flow:
     binding: str = ""
     """Version 2: the subscribers' pattern of channels."""
     subjects: int = 0
-    """NATS: each message's subject is one of so many, at random, and subscribers take all."""
+    """NATS: number of random subjects; subscribers receive all of them. 0 for one subject."""
     pace: int = 0
-    """Messages a second, evenly; 0 for as many as it takes."""
+    """Messages per second at an even pace; 0 for no limit."""
     name: str = ""
-    """Version 2: the publisher's; JetStream: what its messages' ids begin with."""
+    """Version 2: publisher name; JetStream: prefix of the message ids."""
     storage: str = "memory"
-    """JetStream: where its stream is, "memory" or "file"."""
+    """JetStream: storage of its stream, "memory" or "file"."""
     retention: str = "limits"
-    """JetStream: "interest" to have removed what is acknowledged; else its stream keeps all."""
+    """JetStream: "interest" removes acknowledged messages; "limits" keeps all."""
 
     def shape(self) -> dict[str, object]:
         """Return the generator options that publisher and subscribers share."""
@@ -73,9 +73,9 @@ class RunOptions:
     quick: bool = False
     server_args: tuple[str, ...] = ()
     seed: int = 0
-    """Of what is random; 0 for any."""
+    """Seed of random decisions; 0 for a random seed."""
     minutes: float = 0.0
-    """How long a soak takes; 0 for as long as is usual."""
+    """Duration of a soak; 0 for its default."""
 
 
 @dataclass(frozen=True)
@@ -110,8 +110,7 @@ def measure(
     count: int,
     tracer: Tracer | None = None,
 ) -> Sample:
-    """One measurement of `count` messages, written down by a `tracer`. Raises LoadError when it
-    cannot be believed."""
+    """Measure `count` messages, recorded by a `tracer`. Raises LoadError if verification fails."""
     broker.process.reset_peak_memory()
     if isinstance(work, RoundTrips):
         return _round_trips(broker, protocol, work, count=count, tracer=tracer)
@@ -168,20 +167,20 @@ def _flow(
         cpu_before = broker.process.cpu_s()
         options = {**common, "pace": flow.pace, **_traced(tracer, "publisher", None)}
         publisher = stack.enter_context(Generator("publish", protocol, broker.port, **options))
-        heard = [subscriber.result() for subscriber in subscribers]
+        received = [subscriber.result() for subscriber in subscribers]
         sent = publisher.result()
         cpu_s = broker.process.cpu_s() - cpu_before
-    settled = max(result["settled"] for result in heard)
+    settled = max(result["settled"] for result in received)
     seconds = max(settled, sent["confirmed"]) - sent["started"]
     return Sample(
         messages=count,
         seconds=seconds,
         rate=count / seconds,
-        subscriber_rate=min(result["messages"] / result["seconds"] for result in heard),
+        subscriber_rate=min(result["messages"] / result["seconds"] for result in received),
         cpu_us=cpu_s / count * 1e6,
         peak_bytes=broker.process.peak_memory_bytes(),
-        duplicates=sum(result["duplicates"] for result in heard),
-        messages_per_ack=count / max(heard[0]["acks"], 1) if heard[0]["acks"] else 0.0,
+        duplicates=sum(result["duplicates"] for result in received),
+        messages_per_ack=count / max(received[0]["acks"], 1) if received[0]["acks"] else 0.0,
     )
 
 

@@ -38,24 +38,24 @@ SCRAPE_PERCENT, PAGE_PERCENT = 1.0, 2.0
 METRICS, FACTS = "/metrics", "/facts?since={next}"
 SPENT = re.compile(r"^simplebus_http_answers_seconds_total (\S+)$", re.MULTILINE)
 SLICE_S = 1.0
-POLL_INTERVAL_S = 0.55  # Between two looks: longer than one is as good as new.
+POLL_INTERVAL_S = 0.55  # Between two polls: longer than the server caches a result.
 TURNS, QUICK_TURNS = 12, 4  # Of a round.
-SPARE = 1.7  # The flow is to last longer than its slices.
+SPARE = 1.7  # Factor by which the flow is longer than its slices.
 
 
 def run(run_options: RunOptions) -> list[Row]:
     """Return the rows of the scenario."""
     count = COUNT // (QUICK_PART if run_options.quick else 1)
-    doors: dict[str, list[Sample]] = {"closed": [], "open": []}
+    samples: dict[str, list[Sample]] = {"closed": [], "open": []}
     with (
         _server_with_http("--no-http", *run_options.server_args) as (closed, _),
         _server_with_http("--http-port", "0", *run_options.server_args) as (opened, address),
     ):
         _fill(opened.port)
         for _ in range(run_options.rounds):
-            doors["closed"].append(measure(closed, "simplebus", FLOW, count=count))
-            doors["open"].append(measure(opened, "simplebus", FLOW, count=count))
-        rate = max(sample.rate for sample in doors["open"])
+            samples["closed"].append(measure(closed, "simplebus", FLOW, count=count))
+            samples["open"].append(measure(opened, "simplebus", FLOW, count=count))
+        rate = max(sample.rate for sample in samples["open"])
         per_round, polls = (QUICK_TURNS, QUICK_LOOKS) if run_options.quick else (TURNS, LOOKS)
         turns = _slices(opened, address, per_round * run_options.rounds, rate)
         scrape = [
@@ -87,11 +87,11 @@ def run(run_options: RunOptions) -> list[Row]:
     def cost(title: str, values: list[float], wish: float) -> Row:
         return Row("monitor", title, values, "%", wish, less_is_better=True)
 
-    pairs = list(zip(doors["open"], doors["closed"], strict=True))
+    pairs = list(zip(samples["open"], samples["closed"], strict=True))
     return [
         Row(
             "monitor",
-            "rate, the door open, against closed",
+            "rate, HTTP listener open, against closed",
             [a.rate / b.rate for a, b in pairs],
             "x",
         ),
@@ -121,7 +121,7 @@ def _slices(broker: Broker, address: str, count: int, rate: float) -> list[dict[
     with simplebus.connect_blocking(f"simplebus://{HOST}:{broker.port}", name="load") as bus:
 
         def accepted() -> int:
-            """Return the number of accepted messages, asked over a connection without polls."""
+            """Return the number of accepted messages, read over a separate connection."""
             return bus.explain(FLOW.classes[0]).head
 
         for _ in range(2 * count):
@@ -163,7 +163,7 @@ class _BackgroundFlow:
 
 @contextmanager
 def _running_flow(broker: Broker, count: int) -> Iterator[_BackgroundFlow]:
-    """Run a flow during the block; it has ended and is verified after the block."""
+    """Run a flow during the block. At its end the flow is complete and verified."""
     flow = _BackgroundFlow(broker, count)
     try:
         yield flow

@@ -23,7 +23,7 @@ from load.processes import LoadError
 from load.report import Row
 from load.subscription_matching import METERS_A_SITE, NAMES, literal_pattern, mixed_pattern
 
-DOORS = {"simplebus-nats": "simplebus", "nats": "nats-server"}
+SERVERS = {"simplebus-nats": "simplebus", "nats": "nats-server"}
 CONNECT = b'CONNECT {"verbose":false,"pedantic":false,"lang":"load","protocol":1}\r\nPING\r\n'
 FIRST = 50  # Connections: what the first ones load is no connection's own.
 COUNTS = (10, 1_000, 100_000, 1_000_000)
@@ -37,7 +37,7 @@ DELIVERY = re.compile(rb"MSG (\S+) (\d+) 0\r\n\r\n")
 
 def servers() -> dict[str, str]:
     """Return the available servers by kind."""
-    return {kind: name for kind, name in DOORS.items() if is_available(kind)}
+    return {kind: name for kind, name in SERVERS.items() if is_available(kind)}
 
 
 class Client:

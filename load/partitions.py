@@ -103,7 +103,7 @@ KINDS = tuple(
 
 
 @dataclass
-class RunResult:
+class BridgeRunResult:
     """Result of one run."""
 
     sent: PublishedMessages = field(default_factory=PublishedMessages)
@@ -152,7 +152,7 @@ def run(run_options: RunOptions) -> list[Row]:
     return rows
 
 
-def _rows(kind: PartitionScenario, found: RunResult) -> list[Row]:
+def _rows(kind: PartitionScenario, found: BridgeRunResult) -> list[Row]:
     def row(title: str, values: list[float], unit: str = "", wish: float | None = None) -> Row:
         title = f"{kind.title}: {title}"
         return Row("partitions", title, values, unit, wish, None, less_is_better=True)
@@ -171,7 +171,7 @@ def _rows(kind: PartitionScenario, found: RunResult) -> list[Row]:
     ]
 
 
-def run_rounds(kind: PartitionScenario, rounds: int, seed: int = 0) -> RunResult:
+def run_rounds(kind: PartitionScenario, rounds: int, seed: int = 0) -> BridgeRunResult:
     """Run `rounds` rounds of all events of a scenario."""
     with (
         quick_reconnects(),
@@ -239,7 +239,7 @@ class _PartitionRun:
         directory: Path,
         stack: ExitStack,
     ) -> None:
-        self.found = RunResult()
+        self.found = BridgeRunResult()
         self._kind, self._source, self._target, self._line = kind, source, target, line
         self._chance = Random(kind.name)
         self._mended_at = 0.0
@@ -284,7 +284,7 @@ class _PartitionRun:
         command = [sys.executable, "-m", "simplebus", "bridge", str(file), "--log-level", "info"]
         return _RestartableProgram(network, command, "copying from sequence")
 
-    # What happens --------------------------------------------------------------------------------
+    # Events ---------------------------------------------------------------------------------------
 
     def through(self, rounds: int) -> None:
         """Raises LoadError where somebody fails, or something does not come."""

@@ -52,7 +52,7 @@ def core_cost(run_options: RunOptions) -> list[Row]:
                 title = f"core's time, batches of {batch}, {name}"
                 if has_denied:
                     title += ", and some is denied"
-                # Then messages are looked at, as for who subscribes to some channels only.
+                # Messages are then filtered, as for subscriptions with channels.
                 wish = None if has_denied and "channel" in name else 1.05
                 rows.append(Row("permissions", title, ratios, "x", wish, less_is_better=True))
     return rows
@@ -102,7 +102,7 @@ class _PermissionCase:
         self._stored = 0
         """Messages in the class."""
         self._published = 0
-        """Those of the publisher."""
+        """Messages of the publisher."""
         if self.has_denied:
             self._send(self._connect(None), _messages(0, 1, DENIED))
             self._stored = 1

@@ -1,4 +1,4 @@
-"""Free ports for programs that are restarted at the same port, or whose port must be known before.
+"""Free ports for programs that restart at the same port or need it in advance.
 
 Ports are handed out in turn through a file shared by all runs of this user, so that none is reused
 soon. They are outside the range of ephemeral ports.

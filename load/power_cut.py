@@ -1,4 +1,4 @@
-"""Power cuts of a directory: unsynced data is lost, as far as a disk might lose it.
+"""Power cuts of a directory: unsynced data is lost, in whole or in part.
 
 Data that a process in `environment` has synced is kept byte for byte. Other data is kept, lost or
 torn at random, repeatably by a seed. The process must be dead when the power is cut.
@@ -31,7 +31,7 @@ class PowerCutDirectory:
 
     @classmethod
     def of(cls, directory: Path) -> PowerCutDirectory:
-        """Its shadow lies beside it, on the same disk."""
+        """Create the copy of synced data beside the directory, on the same disk."""
         whole = directory.resolve()
         return cls(whole, whole.with_name(whole.name + ".shadow"))
 

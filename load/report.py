@@ -26,7 +26,7 @@ CORES_WANTED = 3  # Publisher, broker and subscriber, each with its own.
 
 @dataclass(frozen=True)
 class Target:
-    """Wanted value of a quantity of one variant, or of its ratio to another variant in the same
+    """Target value of a quantity of one variant, or of its ratio to another variant in the same
     round.
     """
 
@@ -42,7 +42,7 @@ class Target:
 
 @dataclass(frozen=True)
 class Row:
-    """Measured and wanted value of one claim."""
+    """Measured and target value of one claim."""
 
     scenario: str
     title: str
@@ -73,7 +73,7 @@ class Row:
 
 @dataclass
 class Report:
-    """Everything a run found."""
+    """Results of a run."""
 
     command: str
     versions: dict[str, str]

@@ -39,7 +39,7 @@ WIDTH = 110  # Of the tables, where there is no terminal to ask.
 
 
 class Runner:
-    """Runs the rounds of one scenario after the other."""
+    """Runs the rounds of each scenario in order."""
 
     def __init__(
         self, report: Report, progress: Progress, run_options: RunOptions, traces: Path | None

@@ -1,4 +1,4 @@
-"""Table of scenarios: variants, what they are compared with, and the wanted values.
+"""Table of scenarios: variants, comparisons and target values.
 
 Every target compares within one round, so that a noisy machine affects both sides.
 """
@@ -127,7 +127,7 @@ def _one_to_one(size_bytes: int, at_least: float, reach: float) -> Scenario:
 
 
 def _journal(size_bytes: int) -> Scenario:
-    """Compare durability levels of confirms. Each variant has the acks that suit it best."""
+    """Compare durability levels of confirms. Each variant has its fastest kind of acks."""
     flow = Flow(size_bytes=size_bytes)
     files = replace(flow, ack_every=500, storage="file")
     title = f"{size_bytes} B, confirmed"
@@ -174,29 +174,33 @@ def _engine(size_bytes: int) -> Scenario:
     flow = Flow(size_bytes=size_bytes, storage="file")
     at_once, known = replace(flow, ack_every=500), replace(flow, name="load")
     removed = replace(at_once, retention="interest")
-    title = f"{size_bytes} B, a door before JetStream against it alone"
+    title = f"{size_bytes} B, a stateless server before JetStream, against JetStream alone"
     return Scenario(
         f"engine-{size_bytes}",
         f"{size_bytes} B, one publisher, one subscriber, messages kept by JetStream in a file",
         (
-            Variant("door", "simplebus-engine", "simplebus-2", flow),
+            Variant("stateless server", "simplebus-engine", "simplebus-2", flow),
             Variant("JetStream, each acked", "nats", "nats-jetstream", flow),
             Variant("JetStream, acks of 500", "nats", "nats-jetstream", at_once),
             Variant("JetStream, acks of 500, removed", "nats", "nats-jetstream", removed),
-            Variant("door, with ids", "simplebus-engine", "simplebus-2", known),
+            Variant("stateless server, with ids", "simplebus-engine", "simplebus-2", known),
             Variant("JetStream, with ids", "nats", "nats-jetstream", known),
         ),
         (
-            Target(f"{title}, each acked", "door", "JetStream, each acked", 0.8, None),
-            Target(f"{title}, acks of 500", "door", "JetStream, acks of 500", 0.8, None),
+            Target(f"{title}, each acked", "stateless server", "JetStream, each acked", 0.8, None),
             Target(
-                f"{title}, which removes what is acknowledged",
-                "door",
+                f"{title}, acks of 500", "stateless server", "JetStream, acks of 500", 0.8, None
+            ),
+            Target(
+                f"{title}, which removes acknowledged messages",
+                "stateless server",
                 "JetStream, acks of 500, removed",
                 None,
                 None,
             ),
-            Target(f"{title}, with ids", "door, with ids", "JetStream, with ids", 0.8, None),
+            Target(
+                f"{title}, with ids", "stateless server, with ids", "JetStream, with ids", 0.8, None
+            ),
         ),
     )
 
@@ -335,18 +339,18 @@ SCENARIOS = (
     _journal(128),
     _engine(16),
     _engine(128),
-    Scenario("journal-latency", "how long a confirm takes", special=durability.latency),
-    Scenario("backlog", "messages that nobody acknowledges", special=durability.backlog),
-    Scenario("kills", "servers that are killed under load", special=kills.run, is_long=True),
+    Scenario("journal-latency", "time of a confirm", special=durability.latency),
+    Scenario("backlog", "unacknowledged messages", special=durability.backlog),
+    Scenario("kills", "servers killed under load", special=kills.run, is_long=True),
     Scenario(
         "engine-kills",
-        "a JetStream cluster and its doors, killed under load",
+        "a JetStream cluster and its stateless servers, killed under load",
         special=engine_kills.run,
         is_long=True,
     ),
     Scenario(
         "partitions",
-        "bridges over a bad line that is cut, and killed ends",
+        "bridges over a lossy network with outages and killed servers",
         special=partitions.run,
         is_long=True,
     ),

@@ -194,7 +194,7 @@ def _jet_each(environment: SdkEnvironment, count: int) -> float:
         return _rate(count, subscriber, lambda: Program("sdk_peer", job))
 
 
-# What is wanted ----------------------------------------------------------------------------------
+# Targets ------------------------------------------------------------------------------------------
 
 PUBLISHES, PUBLISHES_STRUCTS = "a loop that publishes", "a loop that publishes structs"
 RECEIVES, RECEIVES_STRUCTS = "a loop that receives", "a loop that receives structs"

@@ -1,4 +1,4 @@
-"""Programs of the SDK comparison for nats-py, core and JetStream, in the fastest form it offers.
+"""Programs of the SDK comparison for nats-py, core and JetStream, in its fastest form.
 
     python -m load.sdk_peer JOB
 
@@ -69,7 +69,7 @@ async def jet_publish_each(client: Client, job: Job) -> Found:
 
 
 class Receiver:
-    """Compares what comes with what must come next; with `acks`, acknowledges each."""
+    """Verify that messages arrive in order; with `acks`, acknowledge each."""
 
     def __init__(self, job: Job, *, acks: bool = False) -> None:
         self.done = asyncio.Event()
@@ -138,7 +138,7 @@ async def ask(client: Client, job: Job) -> Found:
 
 
 async def answer(client: Client, job: Job) -> Found:
-    """Until it is stopped."""
+    """Reply to requests until the process is stopped."""
 
     async def reply(message: Msg) -> None:
         await message.respond(message.data)

@@ -35,7 +35,7 @@ KINDS = 4_096
 
 @simplebus.message(class_id=TYPED_CLASS)
 class Reading(msgspec.Struct):
-    """A message as a program has it."""
+    """Typed message of the comparison."""
 
     meter: int
     place: str
@@ -58,7 +58,7 @@ def encoded_readings(job: Job) -> Iterator[bytes]:
 
 
 async def publish(bus: simplebus.Bus, job: Job) -> Found:
-    """A plain loop; all confirms are waited for at its end."""
+    """Publish in a loop and wait for all confirms at its end."""
     payloads = job.payloads()
     started = now()
     for payload in payloads:
@@ -68,7 +68,7 @@ async def publish(bus: simplebus.Bus, job: Job) -> Found:
 
 
 async def publish_each(bus: simplebus.Bus, job: Job) -> Found:
-    """The next one is published when the one before is confirmed."""
+    """Publish each message after the confirm of the previous one."""
     payloads = job.payloads()
     started = now()
     for payload in payloads:
@@ -159,7 +159,7 @@ async def settled(bus: simplebus.Bus) -> Found:
 
 
 async def ask(bus: simplebus.Bus, job: Job) -> Found:
-    """One request in flight."""
+    """Send requests with one in flight."""
     seconds = []
     for payload in job.payloads():
         begun = now()
@@ -171,7 +171,7 @@ async def ask(bus: simplebus.Bus, job: Job) -> Found:
 
 
 async def answer(bus: simplebus.Bus, job: Job) -> Found:
-    """Until it is stopped."""
+    """Reply to requests until the process is stopped."""
 
     async def reply(message: simplebus.Message[bytes]) -> bytes:
         return message.payload

@@ -1,4 +1,4 @@
-"""Random work for minutes or hours, with rings that grow and shrink: does memory stay flat?
+"""Random load for minutes or hours, with rings that grow and shrink; memory must stay constant.
 
     python load/run.py soak [--minutes N] [--seed N]
 

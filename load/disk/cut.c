@@ -1,4 +1,4 @@
-/* What a power cut would leave of a directory, kept beside it while it is written.
+/* Copy of a directory as a power cut would leave it, kept beside it while it is written.
  *
  * A file keeps what was in it when it was synced last, and a folder the names that were in it when
  * it was synced last: nothing else survives. The directory itself does, with whatever it held when
@@ -31,9 +31,9 @@ enum { FILES_MAX = 4096, KEY_BYTES = 48, COPY_BYTES = 1 << 16 };
 
 typedef struct {
     char key[KEY_BYTES];
-    off_t first, last; /* What is in doubt. */
+    off_t first, last; /* Range that may be lost. */
     int is_known;      /* Whether the shadow holds the rest of it. */
-    off_t first_asked, last_asked; /* What the sync under way is to make safe. */
+    off_t first_asked, last_asked; /* Range that the current sync makes safe. */
 } dirty_file;
 
 static char directory[PATH_MAX], shadow[PATH_MAX];
@@ -55,7 +55,7 @@ static int write_whole(int file, const char *data, size_t size, off_t at) {
     return 0;
 }
 
-/* The key of what is at a path below an open folder, of the folder itself for "". 0, or -1. */
+/* Key of the file at a path below an open folder; of the folder itself for "". 0, or -1. */
 static int key_at(int folder, const char *path, char *key) {
     struct statx found;
     unsigned wanted = STATX_INO | STATX_BTIME;
@@ -116,7 +116,7 @@ static void copy(const char *key, int file, off_t first, off_t last) {
     snprintf(path, sizeof path, "%s/files/%s", shadow, key);
     int target = open(path, O_WRONLY | O_CREAT | O_CLOEXEC, 0600);
     if (target < 0 || fstat(file, &found)) fail("cannot write", path);
-    /* What may be opened for writing only is read by another way. */
+    /* A file opened for writing only is read by a second descriptor. */
     char link[64];
     snprintf(link, sizeof link, "/proc/self/fd/%d", file);
     int source = open(link, O_RDONLY | O_CLOEXEC);
@@ -186,7 +186,7 @@ void cut_after_sync(int file) {
     }
 }
 
-/* What was there before is safe. */
+/* Earlier content is safe. */
 static int seed(const char *path, const struct stat *found, int kind, struct FTW *where) {
     (void)where;
     if (kind == FTW_D) list(path + strlen(directory), path);

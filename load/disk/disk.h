@@ -1,4 +1,4 @@
-/* What the files of this library share. Its law is in sync.c. */
+/* Shared by the files of this library. The rules are in sync.c. */
 #ifndef DISK_H
 #define DISK_H
 
@@ -6,7 +6,7 @@
 #include <stddef.h>
 #include <sys/types.h>
 
-/* In front of a sync of this file, or folder: what is in it is what will be safe. */
+/* Called before a sync of this file or folder: its present content will be safe. */
 void cut_before_sync(int file);
 /* Behind one that went well. */
 void cut_after_sync(int file);

@@ -50,7 +50,7 @@ ssize_t pwrite(int file, const void *data, size_t size, off_t at) {
     return pwrite64(file, data, size, at);
 }
 
-/* The kernel takes the offset in two halves; on 64 bits the second one is nothing. */
+/* The kernel expects the offset in two halves; on 64 bits the second one is 0. */
 ssize_t pwritev64(int file, const struct iovec *pieces, int count, off64_t at) {
     return written(file, syscall(SYS_pwritev, file, pieces, count, at, 0), at);
 }

@@ -1,4 +1,4 @@
-/* Messages without a number: each must be, byte for byte, the one that comes next.
+/* Messages without a number: each must equal the next expected one, byte for byte.
  *
  * Rule 1: the expected bytes are made before the clock starts, and compared by the stretch.
  * Rule 2: what differs is refused as soon as it differs, not when its end has come.
@@ -7,7 +7,7 @@
 
 #include <string.h>
 
-/* Of the pieces from `first` on, how many lie within so many bytes. */
+/* Number of pieces from `first` on that fit into a number of bytes. */
 static size_t pieces_within(const Pieces *pieces, size_t first, size_t size) {
     size_t low = first, high = pieces->count, end = pieces->offset[first] + size;
     while (low < high) {
@@ -18,8 +18,8 @@ static size_t pieces_within(const Pieces *pieces, size_t first, size_t size) {
     return low - first;
 }
 
-/* Takes what is as expected up to the block's end, all at once; 0 when anything is not, or there is
- * no whole message. */
+/* Consumes all expected messages up to the end of the block at once; 0 if one deviates or no
+ * message is complete. */
 static size_t take_stretch(Peer *peer, const uint8_t *data, size_t size) {
     const Pieces *expected = &peer->expected;
     size_t first = peer->verified % expected->count;
@@ -32,7 +32,7 @@ static size_t take_stretch(Peer *peer, const uint8_t *data, size_t size) {
     return taken;
 }
 
-/* Takes the whole messages at the front that are as expected. `deviates`: the next bytes are not. */
+/* Consumes the complete messages that are as expected. `deviates`: the next bytes are not. */
 size_t take_expected(Peer *peer, const uint8_t *data, size_t size, bool *deviates) {
     const Pieces *expected = &peer->expected;
     size_t at = 0, taken;
@@ -43,7 +43,7 @@ size_t take_expected(Peer *peer, const uint8_t *data, size_t size, bool *deviate
         size_t need = piece_size(expected, i), have = size - at < need ? size - at : need;
         *deviates = memcmp(data + at, piece(expected, i), have) != 0;
         if (*deviates || have < need) break;
-        if (all_heard(peer))
+        if (all_received(peer))
             fail(EXIT_DEVIATION, "a message %s came after the last", shown(data + at, need));
         at += need;
         peer->verified += 1;
@@ -58,7 +58,7 @@ void fail_expected(const Peer *peer, const uint8_t *data, size_t size) {
          shown(piece(&peer->expected, i), need));
 }
 
-size_t hear_expected(Peer *peer, const uint8_t *data, size_t size) {
+size_t handle_expected(Peer *peer, const uint8_t *data, size_t size) {
     bool deviates;
     size_t taken = take_expected(peer, data, size, &deviates);
     if (deviates) fail_expected(peer, data + taken, size - taken);

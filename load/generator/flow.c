@@ -32,7 +32,7 @@ static void encode_block(Pieces *wire, const Peer *peer) {
     }
 }
 
-static void hear(Peer *peer, size_t (*listener)(Peer *, const uint8_t *, size_t)) {
+static void handle_input(Peer *peer, size_t (*listener)(Peer *, const uint8_t *, size_t)) {
     Bytes *in = &peer->in;
     in->start += listener(peer, in->data + in->start, in->end - in->start);
 }
@@ -124,9 +124,9 @@ static void note_confirmed(const Peer *peer) {
     trace_flow(peer->options, CONFIRMED, clock_ns(), peer->confirmed);
 }
 
-static void hear_replies(Peer *peer, bool all_sent) {
+static void handle_replies(Peer *peer, bool all_sent) {
     ptrdiff_t got;
-    while ((got = receive_some(peer, false)) > 0) hear(peer, peer->protocol->hear_reply);
+    while ((got = receive_some(peer, false)) > 0) handle_input(peer, peer->protocol->handle_reply);
     if (got < 0) return note_confirmed(peer);
     if (!all_sent || !peer->protocol->eof_confirms)
         fail(EXIT_CONNECTION, "the broker closed the publisher's connection, %llu confirmed",
@@ -147,7 +147,7 @@ static uint64_t publish_once(Peer *peer, Pieces *wire, uint64_t sent) {
     peer->sent = whole_before(wire, sent + took);
     trace_flow(peer->options, SENT, begun, peer->sent);
     if (sent + took == end) send_some(peer);
-    hear_replies(peer, false);
+    handle_replies(peer, false);
     size_t answers_left = peer->out.end - peer->out.start;
     if (took == 0 && peer->confirmed == confirmed && answers_left == answers)
         wait_until_ready(peer, sent < end || answers > 0, peer->options->pace > 0 ? PACE_MS : -1);
@@ -167,11 +167,11 @@ void run_publish(const Options *options, const Protocol *protocol) {
     peer.begun = clock_ns();
     while (sent < total) sent += publish_once(&peer, &wire, sent);
     double last_sent = clock_s();
-    protocol->farewell(&peer);
+    protocol->finish(&peer);
     while (peer.confirmed < options->count) {
         send_some(&peer);
         wait_until_ready(&peer, peer.out.start < peer.out.end, -1);
-        hear_replies(&peer, true);
+        handle_replies(&peer, true);
     }
     printf("{\"mode\": \"publish\", \"protocol\": \"%s\", \"messages\": %llu, \"bytes\": %llu, "
            "\"started\": %.6f, \"sent\": %.6f, \"confirmed\": %.6f}\n",
@@ -186,7 +186,7 @@ typedef struct {
     uint64_t reads, bytes;
 } Timeline;
 
-/* What was acknowledged counts when the socket has taken it; whether it has. */
+/* Counts acks when the socket has accepted them. Returns true if it has. */
 static bool send_acks(Peer *peer) {
     bool has_acks = peer->out.end > peer->out.start, sent = send_some(peer);
     if (has_acks && sent) trace_progress(peer, ACKED, clock_ns());
@@ -210,22 +210,22 @@ static void subscribe_once(Peer *peer, Timeline *timeline) {
     if (timeline->reads++ == 0) timeline->first = clock_s();
     timeline->bytes += (uint64_t)got;
     uint64_t before = peer->verified;
-    hear(peer, protocol->hear_message);
+    handle_input(peer, protocol->handle_message);
     uint64_t now = clock_ns();
     if (peer->verified > before) timeline->last = (double)now * 1e-9;
     trace_progress(peer, DELIVERED, now);
     protocol->settle(peer, false);
 }
 
-/* The last acks leave, then the connection is closed in order: what still comes is looked at too. */
+/* Sends the last acks and closes the connection; data that still arrives is verified, too. */
 static void subscribe_end(Peer *peer) {
     peer->protocol->settle(peer, true);
     while (!send_acks(peer)) {
         wait_until_ready(peer, true, -1);
-        if (receive_some(peer, false) > 0) hear(peer, peer->protocol->hear_message);
+        if (receive_some(peer, false) > 0) handle_input(peer, peer->protocol->handle_message);
     }
     shutdown(peer->socket, SHUT_WR);
-    while (receive_some(peer, true) > 0) hear(peer, peer->protocol->hear_message);
+    while (receive_some(peer, true) > 0) handle_input(peer, peer->protocol->handle_message);
     close(peer->socket);
 }
 
@@ -240,7 +240,7 @@ static void print_subscribed(const Peer *peer, const Timeline *timeline) {
            timeline->first, timeline->last, timeline->settled);
 }
 
-static void say_ready(void) {
+static void report_ready(void) {
     printf("ready\n");
     fflush(stdout);
 }
@@ -252,11 +252,11 @@ void run_subscribe(const Options *options, const Protocol *protocol) {
     block_build(&block, options);
     peer_start(&peer, options, protocol, &block);
     protocol->open(&peer, SUBSCRIBER);
-    say_ready();
+    report_ready();
     timeline.first = clock_s();
-    hear(&peer, protocol->hear_message); /* What came right behind the handshake. */
+    handle_input(&peer, protocol->handle_message); /* Data that arrived with the handshake. */
     trace_progress(&peer, DELIVERED, clock_ns());
-    while (!all_heard(&peer)) subscribe_once(&peer, &timeline);
+    while (!all_received(&peer)) subscribe_once(&peer, &timeline);
     subscribe_end(&peer);
     uint64_t settled = clock_ns(); /* The broker closed after it read to the end: the acks are in. */
     timeline.settled = (double)settled * 1e-9;
@@ -280,7 +280,7 @@ void run_latency(const Options *options, const Protocol *protocol) {
     encode_block(&wire, &publisher);
     protocol->open(&subscriber, SUBSCRIBER);
     protocol->open(&publisher, PUBLISHER);
-    say_ready();
+    report_ready();
 
     double *trips = allocate(options->count * sizeof *trips);
     for (uint64_t n = 0; n < options->count; n++) {
@@ -293,7 +293,7 @@ void run_latency(const Options *options, const Protocol *protocol) {
             if (receive_some(&subscriber, true) == 0)
                 fail(EXIT_CONNECTION, "the broker closed the connection at message %llu",
                      (unsigned long long)n);
-            hear(&subscriber, protocol->hear_message);
+            handle_input(&subscriber, protocol->handle_message);
         }
         uint64_t now = clock_ns();
         trips[n] = (double)(now - begun) * 1e-9;
@@ -302,7 +302,7 @@ void run_latency(const Options *options, const Protocol *protocol) {
         protocol->settle(&subscriber, n + 1 == options->count);
         while (!send_acks(&subscriber)) /* The ack leaves before the next message does. */
             wait_until_ready(&subscriber, true, -1);
-        hear_replies(&publisher, false);
+        handle_replies(&publisher, false);
         send_all(&publisher);
     }
     subscribe_end(&subscriber);
@@ -318,7 +318,7 @@ void run_latency(const Options *options, const Protocol *protocol) {
 
 /* ---- confirm ---- */
 
-/* From a message's sending to its confirmation, one message at a time; nobody subscribes. */
+/* Time from sending to confirm, one message at a time, without subscribers. */
 void run_confirm(const Options *options, const Protocol *protocol) {
     static Pieces block, wire;
     static Peer publisher;
@@ -337,7 +337,7 @@ void run_confirm(const Options *options, const Protocol *protocol) {
             if (receive_some(&publisher, true) == 0)
                 fail(EXIT_CONNECTION, "the broker closed the connection, %llu confirmed",
                      (unsigned long long)n);
-            hear(&publisher, protocol->hear_reply);
+            handle_input(&publisher, protocol->handle_reply);
         }
         waits[n] = (double)(clock_ns() - begun) * 1e-9;
     }

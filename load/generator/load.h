@@ -1,4 +1,4 @@
-/* What every file of the load generator shares: the options, the block, a connection, a protocol.
+/* Shared by all files of the load generator: options, block, connection, protocol.
  *
  * Rule 1: nothing here knows a wire format; a format lives in its own file, behind `Protocol`.
  * Rule 2: nothing here decides what is measured; that is flow.c alone, the same for every protocol.
@@ -19,7 +19,7 @@ enum {
     CLASSES_MAX = 16,
     READ_BYTES = 1 << 18,       /* Asked for by one read. */
     WRITE_BYTES = 1 << 18,      /* Offered by one write. */
-    PACE_MS = 1,                /* A paced publisher looks so often what is due. */
+    PACE_MS = 1,                /* Interval at which a paced publisher checks for due messages. */
     HELD_FLUSH_MS = 100,        /* Acks held for shuffling leave when nothing has come for so long. */
 };
 
@@ -39,12 +39,12 @@ typedef struct {
     uint64_t seed;
     unsigned classes[CLASSES_MAX];
     size_t class_count;
-    unsigned subjects;     /* NATS: each message's subject is one of so many, at random; 0 = of its class. */
+    unsigned subjects;     /* NATS: number of random subjects; 0 = the subject of the class. */
     unsigned echo_class;   /* A class of this subscriber alone, to know it is subscribed; 0 = do not. */
     AckMode acks;
     size_t shuffle;        /* Window of ACK_RANDOM, in messages. */
-    uint64_t ack_every;    /* JetStream: one ack for so many messages; 1 = each. */
-    uint64_t pace;         /* Publisher: messages a second, evenly; 0 = as fast as it goes. */
+    uint64_t ack_every;    /* JetStream: messages per ack. */
+    uint64_t pace;         /* Publisher: messages per second at an even pace; 0 = no limit. */
     uint64_t window;       /* JetStream: unconfirmed messages a publisher may have out. */
     const char *deliver;   /* JetStream: the push consumer's deliver subject. */
     const char *channel;   /* simplebus-2: messages are Envelopes with this channel; NULL = plain. */
@@ -71,12 +71,12 @@ typedef struct {
 
 typedef struct Protocol Protocol;
 
-/* One connection and what it has seen. */
+/* Connection and its counters. */
 typedef struct {
     const Options *options;
     const Protocol *protocol;
     const Pieces *block;   /* The payloads. */
-    Pieces expected;       /* What a subscriber compares with, made by the protocol from the block. */
+    Pieces expected;       /* Expected bytes of a subscriber, made by the protocol from the block. */
     int socket;
     Bytes in, out;
     uint64_t verified;     /* Messages that came once, in order, byte for byte as published. */
@@ -85,27 +85,27 @@ typedef struct {
     uint64_t numbered;     /* messages marked with a number, */
     uint64_t sent;         /* whole ones that the socket has taken, */
     uint64_t confirmed;    /* and those that the broker has confirmed. */
-    uint64_t credit_bytes; /* Publisher: what may be sent and not confirmed; 0 = everything. */
+    uint64_t credit_bytes; /* Publisher: limit of unconfirmed bytes; 0 = none. */
     uint64_t acks;         /* Ack frames or commands written, */
     uint64_t acked;        /* and the messages that they acknowledge, for `progress` NULL. */
     void *state;           /* The protocol's own. */
 } Peer;
 
 /* Whether every message is verified: nothing new may come. */
-static inline bool all_heard(const Peer *peer) { return peer->verified >= peer->options->count; }
+static inline bool all_received(const Peer *peer) { return peer->verified >= peer->options->count; }
 
-/* A wire format. `hear_*` take whole units from the front of the data and return the bytes taken. */
+/* A wire format. `handle_*` consume complete units from the front of the data and return the bytes. */
 struct Protocol {
     const char *name;
     void (*encode)(Bytes *out, const Options *options, size_t index, const uint8_t *payload,
                    size_t size);
     void (*open)(Peer *peer, Role role);
     void (*number)(const Peer *peer, uint8_t *frame, uint64_t n); /* Marks message n; NULL = no. */
-    size_t (*hear_reply)(Peer *peer, const uint8_t *data, size_t size);
-    size_t (*hear_message)(Peer *peer, const uint8_t *data, size_t size);
+    size_t (*handle_reply)(Peer *peer, const uint8_t *data, size_t size);
+    size_t (*handle_message)(Peer *peer, const uint8_t *data, size_t size);
     void (*settle)(Peer *peer, bool last);  /* Queues the acks that are due; all of them if `last`. */
     bool (*holds)(const Peer *peer);        /* Whether acks wait for more messages; NULL = never. */
-    void (*farewell)(Peer *peer);           /* Publisher, all sent: ask for the last confirmation. */
+    void (*finish)(Peer *peer);           /* Publisher, all sent: ask for the last confirmation. */
     uint64_t (*progress)(const Peer *peer, TraceKind kind, size_t index); /* Messages of a class
                                                DELIVERED or ACKED; NULL = they come in flow order. */
     bool windowed;                          /* The publisher keeps to options->window. */
@@ -129,7 +129,7 @@ uint64_t clock_ns(void);
 double clock_s(void);
 const char *shown(const uint8_t *data, size_t size); /* Bytes as printable text, for a sentence. */
 void deadline_start(double seconds);
-int deadline_ms(int at_most); /* What is left, for poll(); fails when nothing is. -1 = no cap. */
+int deadline_ms(int at_most); /* Remaining time for poll(); fails if none is left. -1 = no cap. */
 void *allocate(size_t bytes);
 void bytes_reserve(Bytes *bytes, size_t more);
 void bytes_append(Bytes *bytes, const void *data, size_t size);
@@ -156,10 +156,10 @@ void trace_progress(const Peer *peer, TraceKind kind, uint64_t at); /* DELIVERED
 void trace_again(const Options *options, size_t index, uint64_t n); /* Message n of the class came again. */
 void trace_end(const Options *options);
 
-/* expect.c: for protocols whose messages carry no number of ours. */
+/* expect.c: for protocols whose messages have no message number. */
 size_t take_expected(Peer *peer, const uint8_t *data, size_t size, bool *deviates);
 _Noreturn void fail_expected(const Peer *peer, const uint8_t *data, size_t size);
-size_t hear_expected(Peer *peer, const uint8_t *data, size_t size);
+size_t handle_expected(Peer *peer, const uint8_t *data, size_t size);
 
 /* version1.c */
 void run_probe(const Options *options);

@@ -18,7 +18,7 @@ static void put_connect(Peer *peer) {
                  peer->options->header || peer->options->name ? "true" : "false");
 }
 
-/* Sends what is queued and a PING, and reads until its PONG: all before it has been obeyed. */
+/* Sends queued data and a PING, and reads until the PONG: all earlier commands are processed. */
 static void settle_handshake(Peer *peer) {
     Bytes line = {0};
     bytes_append(&peer->out, "PING\r\n", 6);
@@ -33,8 +33,8 @@ static void settle_handshake(Peer *peer) {
     free(line.data);
 }
 
-/* Takes one line that is not a message; 0 when it is not whole yet. Sets `pong` when it is one. */
-static size_t hear_line(Peer *peer, const uint8_t *data, size_t size, bool *pong) {
+/* Consumes one line that is not a message; 0 if it is incomplete. Sets `pong` for a PONG. */
+static size_t handle_line(Peer *peer, const uint8_t *data, size_t size, bool *pong) {
     const uint8_t *end = memchr(data, '\n', size);
     if (!end) return 0;
     size_t taken = (size_t)(end - data) + 1;
@@ -50,8 +50,8 @@ static size_t hear_line(Peer *peer, const uint8_t *data, size_t size, bool *pong
 
 /* ---- core ---- */
 
-/* A message. Its subject is its class's, or one of many, drawn as `draws` says next; behind it stands
- * `more`. With a header, H is before the verb. */
+/* Appends a message. Its subject is that of its class, or the next random one of `draws`, followed
+ * by `more`. With a header, the verb begins with H. */
 static void put_message(Bytes *out, const Options *options, const char *verb, size_t index,
                         const char *more, uint64_t *draws, const uint8_t *payload, size_t size) {
     const char *header = options->header, *value = header ? strchr(header, '=') : NULL;
@@ -104,38 +104,38 @@ static void open_peer(Peer *peer, Role role) {
     settle_handshake(peer);
 }
 
-static size_t hear_reply(Peer *peer, const uint8_t *data, size_t size) {
+static size_t handle_reply(Peer *peer, const uint8_t *data, size_t size) {
     size_t at = 0, taken;
     bool pong = false;
-    while ((taken = hear_line(peer, data + at, size - at, &pong)) > 0) at += taken;
+    while ((taken = handle_line(peer, data + at, size - at, &pong)) > 0) at += taken;
     if (pong) peer->confirmed = peer->options->count;
     return at;
 }
 
-static size_t hear_message(Peer *peer, const uint8_t *data, size_t size) {
+static size_t handle_message(Peer *peer, const uint8_t *data, size_t size) {
     size_t at = 0, taken;
     bool deviates, pong;
     for (;; at += taken) {
         at += take_expected(peer, data + at, size - at, &deviates);
         if (!deviates) return at;
         if (data[at] == 'M' || data[at] == 'H') fail_expected(peer, data + at, size - at);
-        taken = hear_line(peer, data + at, size - at, &pong);
+        taken = handle_line(peer, data + at, size - at, &pong);
         if (taken == 0) return at;
     }
 }
 
 static void settle(Peer *peer, bool last) { (void)peer, (void)last; }
 
-static void farewell(Peer *peer) { bytes_append(&peer->out, "PING\r\n", 6); }
+static void finish(Peer *peer) { bytes_append(&peer->out, "PING\r\n", 6); }
 
 const Protocol nats_protocol = {
     .name = "nats",
     .encode = encode,
     .open = open_peer,
-    .hear_reply = hear_reply,
-    .hear_message = hear_message,
+    .handle_reply = handle_reply,
+    .handle_message = handle_message,
     .settle = settle,
-    .farewell = farewell,
+    .finish = finish,
 };
 
 /* ---- JetStream ---- */
@@ -223,7 +223,7 @@ static Message parse_message(const uint8_t *data, size_t size) {
     return message;
 }
 
-static size_t jet_hear_reply(Peer *peer, const uint8_t *data, size_t size) {
+static size_t jet_handle_reply(Peer *peer, const uint8_t *data, size_t size) {
     size_t at = 0;
     bool pong;
     while (at < size) {
@@ -237,7 +237,7 @@ static size_t jet_hear_reply(Peer *peer, const uint8_t *data, size_t size) {
                      (unsigned long long)peer->confirmed, shown(message.payload, message.size));
             peer->confirmed += 1;
         } else {
-            taken = hear_line(peer, data + at, size - at, &pong);
+            taken = handle_line(peer, data + at, size - at, &pong);
             if (taken == 0) break;
         }
         at += taken;
@@ -278,13 +278,13 @@ static void note_again(Peer *peer, uint64_t n) {
     trace_again(peer->options, n % stride, n / stride);
 }
 
-static size_t jet_hear_message(Peer *peer, const uint8_t *data, size_t size) {
+static size_t jet_handle_message(Peer *peer, const uint8_t *data, size_t size) {
     JetState *state = peer->state;
     size_t at = 0, taken;
     bool pong;
     for (; at < size; at += taken) {
         if (data[at] != 'M' && data[at] != 'H') {
-            taken = hear_line(peer, data + at, size - at, &pong);
+            taken = handle_line(peer, data + at, size - at, &pong);
             if (taken == 0) break;
             continue;
         }
@@ -296,7 +296,7 @@ static size_t jet_hear_message(Peer *peer, const uint8_t *data, size_t size) {
                  (unsigned long long)peer->verified, shown(data + at, taken));
         uint64_t n = jet_number(&message, 5) - 1, expected_n = peer->verified;
         size_t i = n % peer->block->count;
-        if (n > expected_n || (n == expected_n && all_heard(peer)))
+        if (n > expected_n || (n == expected_n && all_received(peer)))
             fail(EXIT_DEVIATION, "message number %llu has sequence %llu, expected %llu: a gap",
                  (unsigned long long)expected_n, (unsigned long long)n + 1,
                  (unsigned long long)expected_n + 1);
@@ -317,16 +317,16 @@ static size_t jet_hear_message(Peer *peer, const uint8_t *data, size_t size) {
     return at;
 }
 
-static void jet_farewell(Peer *peer) { (void)peer; }
+static void jet_finish(Peer *peer) { (void)peer; }
 
 const Protocol jetstream_protocol = {
     .name = "nats-jetstream",
     .encode = jet_encode,
     .number = jet_number_frame,
     .open = jet_open,
-    .hear_reply = jet_hear_reply,
-    .hear_message = jet_hear_message,
+    .handle_reply = jet_handle_reply,
+    .handle_message = jet_handle_message,
     .settle = jet_settle,
-    .farewell = jet_farewell,
+    .finish = jet_finish,
     .windowed = true,
 };

@@ -129,7 +129,7 @@ int connect_to(const Options *options) {
     return handle;
 }
 
-/* Who writes may hear of the end before who reads: a broken pipe and a reset are closed connections. */
+/* A write may fail before a read sees the end: a broken pipe and a reset are closed connections. */
 static _Noreturn void fail_broken(const Peer *peer) {
     unsigned long long verified = peer->verified, count = peer->options->count;
     if (errno == EPIPE || errno == ECONNRESET)
@@ -151,7 +151,7 @@ ptrdiff_t receive_some(Peer *peer, bool block) {
         if (errno == EINTR) continue;
         if (errno != EAGAIN && errno != EWOULDBLOCK) fail_broken(peer);
         if (!block) return -1;
-        wait_until_ready(peer, false, 0); /* The receive timeout: says the sentence. */
+        wait_until_ready(peer, false, 0); /* The receive timeout: reports the error. */
     }
 }
 

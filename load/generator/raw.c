@@ -18,22 +18,22 @@ static void open_peer(Peer *peer, Role role) {
     peer->expected = *peer->block;
 }
 
-static size_t hear_reply(Peer *peer, const uint8_t *data, size_t size) {
+static size_t handle_reply(Peer *peer, const uint8_t *data, size_t size) {
     (void)peer, (void)data;
     return size;
 }
 
 static void settle(Peer *peer, bool last) { (void)peer, (void)last; }
 
-static void farewell(Peer *peer) { shutdown(peer->socket, SHUT_WR); }
+static void finish(Peer *peer) { shutdown(peer->socket, SHUT_WR); }
 
 const Protocol raw_protocol = {
     .name = "raw",
     .encode = encode,
     .open = open_peer,
-    .hear_reply = hear_reply,
-    .hear_message = hear_expected,
+    .handle_reply = handle_reply,
+    .handle_message = handle_expected,
     .settle = settle,
-    .farewell = farewell,
+    .finish = finish,
     .eof_confirms = true,
 };

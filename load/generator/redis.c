@@ -66,7 +66,7 @@ static void ask(Peer *peer, Bytes *answer) { /* One command, one line back. */
         fail(EXIT_DEVIATION, "redis answered %s", shown(answer->data, answer->end));
 }
 
-static void no_farewell(Peer *peer) { (void)peer; }
+static void finish_nothing(Peer *peer) { (void)peer; }
 
 /* ---- publish and subscribe ---- */
 
@@ -100,7 +100,7 @@ static void open_peer(Peer *peer, Role role) {
     free(answer.data);
 }
 
-static size_t hear_reply(Peer *peer, const uint8_t *data, size_t size) {
+static size_t handle_reply(Peer *peer, const uint8_t *data, size_t size) {
     size_t at = 0;
     for (Line line; (line = parse_line(data + at, size - at)).taken > 0; at += line.taken) {
         if (line.kind != ':' || line.value < 1)
@@ -117,10 +117,10 @@ const Protocol redis_protocol = {
     .name = "redis",
     .encode = encode,
     .open = open_peer,
-    .hear_reply = hear_reply,
-    .hear_message = hear_expected,
+    .handle_reply = handle_reply,
+    .handle_message = handle_expected,
     .settle = settle,
-    .farewell = no_farewell,
+    .finish = finish_nothing,
 };
 
 /* ---- streams ---- */
@@ -182,7 +182,7 @@ static void stream_open(Peer *peer, Role role) {
     free(answer.data);
 }
 
-static size_t stream_hear_reply(Peer *peer, const uint8_t *data, size_t size) {
+static size_t stream_handle_reply(Peer *peer, const uint8_t *data, size_t size) {
     size_t at = 0;
     for (Bulk id; (id = parse_bulk(data + at, size - at)).taken > 0; at += id.taken)
         peer->confirmed += 1;
@@ -190,7 +190,7 @@ static size_t stream_hear_reply(Peer *peer, const uint8_t *data, size_t size) {
 }
 
 /* One entry: `*2`, its id, `*2`, "d", the payload. Returns the bytes taken, 0: not whole yet. */
-static size_t hear_entry(Peer *peer, const uint8_t *data, size_t size) {
+static size_t handle_entry(Peer *peer, const uint8_t *data, size_t size) {
     StreamState *state = peer->state;
     Line pair = parse_line(data, size);
     if (pair.taken == 0) return 0;
@@ -208,7 +208,7 @@ static size_t hear_entry(Peer *peer, const uint8_t *data, size_t size) {
     Bulk payload = parse_bulk(data + at, size - at);
     if (payload.taken == 0) return 0;
     size_t i = peer->verified % peer->block->count;
-    if (all_heard(peer)) fail(EXIT_DEVIATION, "a message came after the last");
+    if (all_received(peer)) fail(EXIT_DEVIATION, "a message came after the last");
     if (payload.size != piece_size(peer->block, i) ||
         memcmp(payload.data, piece(peer->block, i), payload.size) != 0)
         fail(EXIT_DEVIATION, "message number %llu came as %s, expected %s",
@@ -221,7 +221,7 @@ static size_t hear_entry(Peer *peer, const uint8_t *data, size_t size) {
 }
 
 /* The front of a reply: `*-1` or `*1 *2 $key *n`. Returns the bytes taken, 0: not whole yet. */
-static size_t hear_front(Peer *peer, const uint8_t *data, size_t size) {
+static size_t handle_front(Peer *peer, const uint8_t *data, size_t size) {
     StreamState *state = peer->state;
     Line outer = parse_line(data, size);
     if (outer.taken == 0) return 0;
@@ -248,16 +248,16 @@ static size_t hear_front(Peer *peer, const uint8_t *data, size_t size) {
     return at + entries.taken;
 }
 
-static size_t stream_hear_message(Peer *peer, const uint8_t *data, size_t size) {
+static size_t stream_handle_message(Peer *peer, const uint8_t *data, size_t size) {
     StreamState *state = peer->state;
     size_t at = 0, taken;
     for (; at < size; at += taken) {
         if (state->entries == 0) {
-            taken = hear_front(peer, data + at, size - at);
+            taken = handle_front(peer, data + at, size - at);
             if (taken == 0) break;
             continue;
         }
-        taken = hear_entry(peer, data + at, size - at);
+        taken = handle_entry(peer, data + at, size - at);
         if (taken == 0) break;
         if (--state->entries == 0) state->reading = false;
     }
@@ -286,8 +286,8 @@ const Protocol redis_stream_protocol = {
     .name = "redis-stream",
     .encode = stream_encode,
     .open = stream_open,
-    .hear_reply = stream_hear_reply,
-    .hear_message = stream_hear_message,
+    .handle_reply = stream_handle_reply,
+    .handle_message = stream_handle_message,
     .settle = stream_settle,
-    .farewell = no_farewell,
+    .finish = finish_nothing,
 };

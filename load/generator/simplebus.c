@@ -112,7 +112,7 @@ void settle(Peer *peer, bool last) {
     if (last) release_held(peer, state);
 }
 
-/* Nothing that came is left to be acknowledged behind settle(), but what waits to be shuffled. */
+/* After settle() all received messages are acknowledged, except those to be shuffled. */
 uint64_t progress(const Peer *peer, TraceKind kind, size_t index) {
     const ClassState *class = &((const State *)peer->state)->classes[index];
     if (kind == DELIVERED) return class->count;
@@ -122,7 +122,7 @@ uint64_t progress(const Peer *peer, TraceKind kind, size_t index) {
 
 bool holds(const Peer *peer) { return ((const State *)peer->state)->held_count > 0; }
 
-/* ---- hearing ---- */
+/* ---- received data ---- */
 
 size_t whole_frame(const uint8_t *data, size_t size) {
     if (size < HEADER + DELIMITER) return 0;
@@ -155,7 +155,7 @@ static uint64_t number_of(const Peer *peer, ClassState *class, unsigned class_id
         class->next_id = id;
     }
     uint64_t behind = (class->next_id - id) & (IDS - 1);
-    if (behind == 0 && all_heard(peer))
+    if (behind == 0 && all_received(peer))
         fail(EXIT_DEVIATION, "class %u: a message %u came after the last, which was number %llu",
              class_id, id, (unsigned long long)class->count);
     if (behind > class->count)
@@ -164,7 +164,7 @@ static uint64_t number_of(const Peer *peer, ClassState *class, unsigned class_id
     return class->count - behind;
 }
 
-/* Version 2: whether what was said of the messages behind it fits this one. */
+/* Version 2: true if the last Deliver frame matches this message. */
 static void check_feed(const State *state, unsigned class_id, uint64_t n, bool again) {
     if (class_id != state->fed_class)
         fail(EXIT_DEVIATION, "message number %llu is of class %u, and Deliver said class %u",
@@ -182,7 +182,7 @@ static _Noreturn void fail_content(const uint8_t *data, size_t size, unsigned cl
          shown(data + HEADER, (whole ? whole : size) - HEADER), shown(expected, expected_size));
 }
 
-size_t hear_message(Peer *peer, const uint8_t *data, size_t size) {
+size_t handle_message(Peer *peer, const uint8_t *data, size_t size) {
     State *state = peer->state;
     const Pieces *expected = &peer->expected;
     size_t at = 0, stride = peer->options->class_count;
@@ -191,7 +191,7 @@ size_t hear_message(Peer *peer, const uint8_t *data, size_t size) {
         if (frame[0] != state->type) {
             size_t whole = whole_frame(frame, size - at);
             if (whole == 0) break;
-            at += state->hear_other(peer, frame, whole);
+            at += state->handle_other(peer, frame, whole);
             continue;
         }
         unsigned class_id = read_u16(frame + 1);
@@ -201,7 +201,7 @@ size_t hear_message(Peer *peer, const uint8_t *data, size_t size) {
             fail(EXIT_DEVIATION, "after %llu messages one of class %u came, which nobody asked for",
                  (unsigned long long)peer->verified, class_id);
         ClassState *class = &state->classes[index];
-        bool new = class->started && id == class->next_id && !all_heard(peer);
+        bool new = class->started && id == class->next_id && !all_received(peer);
         uint64_t n = new ? class->count : number_of(peer, class, class_id, id);
         size_t i = new ? class->frame : (n * stride + index) % expected->count;
         size_t need = HEADER + piece_size(expected, i), have = size - at < need ? size - at : need;

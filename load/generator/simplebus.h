@@ -1,4 +1,4 @@
-/* simplebus on the wire: what both versions of its protocol share.
+/* simplebus on the wire: shared by both versions of its protocol.
  *
  *     type    class      message id   timer index   content   delimiter
  *     1 byte  u16 BE     i32 BE       u16 BE        ...       < CR LF >
@@ -23,13 +23,13 @@ typedef struct {
 } Run;
 
 typedef struct {
-    unsigned ack_key; /* What an ack names: the class, or the subscription's number. */
+    unsigned ack_key; /* Key of an ack: the class, or the subscription number. */
     bool started;     /* Whether a first message has fixed where the ids begin. */
     uint32_t next_id; /* The id the next new message must have. */
     uint64_t count;   /* New messages verified, */
     uint64_t released; /* and ACK_RANDOM: those of them that are not held any more. */
     size_t frame;     /* Their content: the block's frame of the next one. */
-    Run run;          /* What came since the last ack of a range. */
+    Run run;          /* Messages received since the last range ack. */
 } ClassState;
 
 typedef struct {
@@ -42,9 +42,9 @@ typedef struct {
     uint8_t index_of[1 << 16]; /* Class id to index; NO_CLASS = not ours. */
     ClassState classes[CLASSES_MAX];
     uint8_t type;              /* Of the frames that carry messages. */
-    size_t (*hear_other)(Peer *peer, const uint8_t *frame, size_t whole); /* A frame of another. */
-    bool is_fed;               /* Version 2: frames say whose the messages behind them are. */
-    unsigned fed_class;        /* What the last of them said. */
+    size_t (*handle_other)(Peer *peer, const uint8_t *frame, size_t whole); /* A frame of another. */
+    bool is_fed;               /* Version 2: Deliver frames name the class of the messages after them. */
+    unsigned fed_class;        /* Class of the last Deliver frame. */
     unsigned attempt;
     size_t granted;            /* Version 2: subscriptions that were answered. */
     uint32_t first_number;     /* Version 2: of the publisher's first message. */
@@ -65,9 +65,9 @@ size_t whole_frame(const uint8_t *data, size_t size); /* At the front; 0 = its e
 const uint8_t *next_frame(Peer *peer, size_t *size);  /* Handshakes; valid until the next read. */
 _Noreturn void fail_type(const Peer *peer, const uint8_t *frame);
 
-/* The same for both versions, once their state says what is different. */
-void expect_content(Peer *peer, const void *before, size_t size); /* What precedes each payload. */
-size_t hear_message(Peer *peer, const uint8_t *data, size_t size);
+/* Shared by both versions; their state holds the differences. */
+void expect_content(Peer *peer, const void *before, size_t size); /* Bytes before each payload. */
+size_t handle_message(Peer *peer, const uint8_t *data, size_t size);
 void settle(Peer *peer, bool last);
 bool holds(const Peer *peer);
 uint64_t progress(const Peer *peer, TraceKind kind, size_t index);

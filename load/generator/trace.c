@@ -26,7 +26,7 @@ _Static_assert(sizeof(Record) == 32, "the file's layout");
 
 static Record *records; /* NULL: nothing is traced. */
 static size_t used, room;
-static bool open_again; /* Whether the last record may take in what comes again behind it. */
+static bool open_again; /* True if the last record may be extended by a duplicate after it. */
 static uint64_t seen[REDELIVERED + 1][CLASSES_MAX]; /* Of each kind: messages up to here are noted. */
 
 void trace_start(const Options *options) {

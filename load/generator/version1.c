@@ -1,4 +1,4 @@
-/* simplebus, protocol version 1: who opens a connection names classes; the rest is understood.
+/* simplebus, protocol version 1: Connect names classes; nothing else is negotiated.
  *
  * Rule 1: version 1 answers neither Subscribe nor a message. That a subscription is there is shown
  * by a message to a class of our own, that all was taken by the broker's orderly close.
@@ -15,12 +15,12 @@ static void encode(Bytes *out, const Options *options, size_t index, const uint8
     put_frame(out, '1', options->classes[index], 0, 0, payload, size);
 }
 
-static size_t hear_other(Peer *peer, const uint8_t *frame, size_t whole) {
+static size_t handle_other(Peer *peer, const uint8_t *frame, size_t whole) {
     if (frame[0] != '0') fail_type(peer, frame); /* A heartbeat. */
     return whole;
 }
 
-static size_t hear_reply(Peer *peer, const uint8_t *data, size_t size) {
+static size_t handle_reply(Peer *peer, const uint8_t *data, size_t size) {
     (void)peer;
     size_t whole, at = 0;
     while ((whole = whole_frame(data + at, size - at)) > 0) {
@@ -31,7 +31,7 @@ static size_t hear_reply(Peer *peer, const uint8_t *data, size_t size) {
     return at;
 }
 
-static void say_connect(Peer *peer, const Options *options, unsigned extra_class) {
+static void send_connect(Peer *peer, const Options *options, unsigned extra_class) {
     Bytes list = {0};
     for (size_t i = 0; i < options->class_count; i++)
         bytes_format(&list, "%s%u", i ? "," : "[", options->classes[i]);
@@ -47,7 +47,7 @@ static void say_connect(Peer *peer, const Options *options, unsigned extra_class
     free(list.data);
 }
 
-static void hear_own_echo(Peer *peer, unsigned class_id) {
+static void handle_own_echo(Peer *peer, unsigned class_id) {
     put_frame(&peer->out, '2', class_id, 0, 0, "", 0);
     put_frame(&peer->out, '1', class_id, 0, 0, "subscribed?", 11);
     send_all(peer);
@@ -64,28 +64,28 @@ static void hear_own_echo(Peer *peer, unsigned class_id) {
 static void open_peer(Peer *peer, Role role) {
     const Options *options = peer->options;
     State *state = peer->state = new_state(options, '1');
-    state->hear_other = hear_other;
-    say_connect(peer, options, role == SUBSCRIBER ? options->echo_class : 0);
+    state->handle_other = handle_other;
+    send_connect(peer, options, role == SUBSCRIBER ? options->echo_class : 0);
     if (role == PUBLISHER) return;
     expect_content(peer, NULL, 0);
     for (size_t i = 0; i < options->class_count; i++)
         put_frame(&peer->out, '2', options->classes[i], 0, 0, "", 0);
     send_all(peer);
-    if (options->echo_class) hear_own_echo(peer, options->echo_class);
+    if (options->echo_class) handle_own_echo(peer, options->echo_class);
 }
 
-static void farewell(Peer *peer) { shutdown(peer->socket, SHUT_WR); }
+static void finish(Peer *peer) { shutdown(peer->socket, SHUT_WR); }
 
 const Protocol simplebus_protocol = {
     .name = "simplebus",
     .encode = encode,
     .open = open_peer,
-    .hear_reply = hear_reply,
-    .hear_message = hear_message,
+    .handle_reply = handle_reply,
+    .handle_message = handle_message,
     .settle = settle,
     .holds = holds,
     .progress = progress,
-    .farewell = farewell,
+    .finish = finish,
     .eof_confirms = true,
 };
 
@@ -93,7 +93,7 @@ const Protocol simplebus_protocol = {
 void run_probe(const Options *options) {
     static Peer peer;
     peer = (Peer){.options = options, .protocol = &simplebus_protocol, .socket = connect_to(options)};
-    say_connect(&peer, options, 0);
+    send_connect(&peer, options, 0);
     for (size_t i = 0; i < options->class_count; i++) {
         unsigned class_id = options->classes[i];
         put_frame(&peer.out, '2', class_id, 0, 0, "", 0);

@@ -24,7 +24,7 @@ static void put_text(Bytes *out, const char *text, size_t size) {
     bytes_append(out, text, size);
 }
 
-/* What precedes the payload in an Envelope; nothing in a Message. */
+/* Fields before the payload of an Envelope; none in a Message. */
 static void put_head(Bytes *out, const Options *options) {
     if (!is_envelope(options)) return;
     const char *header = options->header, *value = header ? strchr(header, '=') : NULL;
@@ -61,10 +61,10 @@ static _Noreturn void fail_error(const uint8_t *frame, size_t whole) {
          shown(frame + HEADER, whole - HEADER - DELIMITER));
 }
 
-/* ---- hearing ---- */
+/* ---- received data ---- */
 
 /* A Confirm is cumulative: everything below this number is stored. */
-static void hear_confirm(Peer *peer, const uint8_t *frame) {
+static void handle_confirm(Peer *peer, const uint8_t *frame) {
     const State *state = peer->state;
     uint64_t more = (read_u32(frame + 3) - state->first_number - peer->confirmed) & (IDS - 1);
     if (more > peer->sent - peer->confirmed)
@@ -74,12 +74,12 @@ static void hear_confirm(Peer *peer, const uint8_t *frame) {
     peer->confirmed += more;
 }
 
-static size_t hear_reply(Peer *peer, const uint8_t *data, size_t size) {
+static size_t handle_reply(Peer *peer, const uint8_t *data, size_t size) {
     size_t whole, at = 0;
     while ((whole = whole_frame(data + at, size - at)) > 0) {
         const uint8_t *frame = data + at;
         if (frame[0] == 'E') fail_error(frame, whole);
-        if (frame[0] == '6') hear_confirm(peer, frame);
+        if (frame[0] == '6') handle_confirm(peer, frame);
         else if (frame[0] != '0')
             fail(EXIT_DEVIATION, "the publisher was sent %s, expected Confirms", shown(frame, whole));
         at += whole;
@@ -87,7 +87,7 @@ static size_t hear_reply(Peer *peer, const uint8_t *data, size_t size) {
     return at;
 }
 
-static void hear_deliver(Peer *peer, const uint8_t *frame, size_t whole) {
+static void handle_deliver(Peer *peer, const uint8_t *frame, size_t whole) {
     State *state = peer->state;
     unsigned class_id = read_u16(frame + 1), subscription = read_u16(frame + 7);
     size_t index = state->index_of[class_id];
@@ -99,9 +99,9 @@ static void hear_deliver(Peer *peer, const uint8_t *frame, size_t whole) {
     state->attempt = read_u32(frame + 3);
 }
 
-static size_t hear_other(Peer *peer, const uint8_t *frame, size_t whole) {
+static size_t handle_other(Peer *peer, const uint8_t *frame, size_t whole) {
     State *state = peer->state;
-    if (frame[0] == '7') hear_deliver(peer, frame, whole);
+    if (frame[0] == '7') handle_deliver(peer, frame, whole);
     else if (frame[0] == '2') state->granted += 1;
     else if (frame[0] == 'E') fail_error(frame, whole);
     else if (frame[0] != '0') fail_type(peer, frame);
@@ -120,7 +120,7 @@ static uint64_t reply_number(const uint8_t *reply, size_t size, const char *key)
     return value;
 }
 
-static void say_connect(Peer *peer, const Options *options, Role role) {
+static void send_connect(Peer *peer, const Options *options, Role role) {
     Bytes object = {0};
     bytes_format(&object, "{\"version\":2,\"client\":\"load\",");
     if (options->name && role == PUBLISHER) bytes_format(&object, "\"name\":\"%s\",", options->name);
@@ -157,11 +157,11 @@ static void subscribe(Peer *peer, size_t index) {
 static void open_peer(Peer *peer, Role role) {
     const Options *options = peer->options;
     State *state = peer->state = new_state(options, is_envelope(options) ? '5' : '1');
-    state->hear_other = hear_other;
-    say_connect(peer, options, role);
+    state->handle_other = handle_other;
+    send_connect(peer, options, role);
     if (role == PUBLISHER) return;
     state->is_fed = true;
-    state->fed_class = UINT32_MAX; /* None: a message before the first Deliver is nobody's. */
+    state->fed_class = UINT32_MAX; /* None: a message before the first Deliver belongs to no subscription. */
     Bytes before = {0};
     put_head(&before, options);
     expect_content(peer, before.data, before.end);
@@ -170,23 +170,23 @@ static void open_peer(Peer *peer, Role role) {
     send_all(peer);
     while (state->granted < options->class_count) { /* Messages may come between the answers. */
         Bytes *in = &peer->in;
-        in->start += hear_message(peer, in->data + in->start, in->end - in->start);
+        in->start += handle_message(peer, in->data + in->start, in->end - in->start);
         if (state->granted < options->class_count && receive_some(peer, true) == 0)
             fail(EXIT_CONNECTION, "the broker closed the connection during the handshake");
     }
 }
 
-static void farewell(Peer *peer) { (void)peer; } /* The last Confirm comes by itself. */
+static void finish(Peer *peer) { (void)peer; } /* The last Confirm arrives without a request. */
 
 const Protocol version2_protocol = {
     .name = "simplebus-2",
     .encode = encode,
     .open = open_peer,
     .number = number,
-    .hear_reply = hear_reply,
-    .hear_message = hear_message,
+    .handle_reply = handle_reply,
+    .handle_message = handle_message,
     .settle = settle,
     .holds = holds,
     .progress = progress,
-    .farewell = farewell,
+    .finish = finish,
 };

@@ -71,7 +71,7 @@ def all_but_a_mask(mix: MixedBatch, sid: bytes) -> Written:
 
 
 def words_gathered(mix: MixedBatch, sid: bytes) -> Written:
-    """Eight bytes at a time from where they were; those that a seam crosses once more."""
+    """Copy eight bytes at a time; words that span two messages are copied again."""
     data, word = stamped(mix), np.frombuffer(b" " + sid, np.uint8)
     seams = mix.subject_ends + np.arange(mix.count) * word.size
     size = data.size + mix.count * word.size

@@ -19,7 +19,7 @@ enum { WRITE_MAX = 1 << 16, BUFFER = 1 << 18, PATIENCE_MS = 60000 };
 
 static SSL *tls;
 static int handle = -1;
-static bool unread; /* Whether there may be more to read though nothing comes from the network. */
+static bool unread; /* True if decrypted data may be pending while the socket has none. */
 
 #define REAL(name) ((typeof(&name))dlsym(RTLD_NEXT, #name))
 
@@ -52,7 +52,7 @@ int connect(int fd, const struct sockaddr *address, socklen_t size) {
     return done;
 }
 
-/* What SSL says, as the system would: -1 with errno, or 0 at the end. */
+/* Result of SSL as of a system call: -1 with errno, or 0 at the end. */
 static ssize_t said(int result) {
     switch (SSL_get_error(tls, result)) {
     case SSL_ERROR_WANT_READ:
